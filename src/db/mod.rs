@@ -1,0 +1,379 @@
+//! The pool of sessions, and what a session adds to a client: statements that are prepared once.
+//!
+//! The only room, with those beneath it, that knows SQL. Nothing here knows HTTP.
+
+pub mod migrate;
+pub mod scratch;
+pub mod target;
+pub mod tls;
+pub mod users;
+pub mod watchdog;
+
+use crate::error::{self, Error};
+use bytes::BytesMut;
+use postgres::{
+    Client, Config, Row, Statement,
+    config::TargetSessionAttrs,
+    types::{ToSql, Type},
+};
+use r2d2::{ManageConnection, PooledConnection};
+use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use target::Target;
+use watchdog::{ConnectError, Watch, Watchdog};
+
+/// How much of the database a pool may use, and how long its users wait.
+#[derive(Debug, Clone, Copy)]
+pub struct PoolLimits {
+    /// Connections at the most.
+    pub size: u32,
+    /// How long a caller waits for a free one.
+    pub acquire_timeout: Duration,
+    /// How long the database works on one statement, or waits for a lock, before it gives up.
+    pub statement_timeout: Duration,
+    /// Whether sessions may keep prepared statements and settings between statements.
+    pub prepared: bool,
+}
+
+/// A pool of sessions; clones share it.
+#[derive(Clone)]
+pub struct Pool {
+    pool: r2d2::Pool<Manager>,
+    acquire_timeout: Duration,
+    answer_timeout: Duration,
+    shared: Arc<Shared>,
+}
+
+/// What is known of the database, by those who use it and those who connect to it.
+#[derive(Default)]
+struct Shared {
+    /// Sessions opened before the last seen break of a connection are not trusted any more.
+    epoch: AtomicU64,
+    /// Since when no connection could be opened.
+    outage: Mutex<Option<Instant>>,
+}
+
+impl Shared {
+    fn outage(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.outage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pool {
+    /// A pool that opens its connections in the background: this does not block and does not fail.
+    pub fn new(target: &Target, tls: tls::Connector, watchdog: Watchdog, limits: PoolLimits) -> Pool {
+        /// r2d2 waits at most half of this between its tries to connect, so the pool is back this soon
+        /// after the database is.
+        const RETRY_WITHIN: Duration = Duration::from_secs(1);
+        /// The database ends a statement by itself at the statement time-out; one that does not even say
+        /// so is not waited for any longer than this.
+        const SLACK: Duration = Duration::from_secs(1);
+        let shared = Arc::new(Shared::default());
+        let manager = Manager {
+            config: target.config.clone(),
+            tls,
+            watchdog,
+            set_up: match limits.prepared {
+                true => set_up(limits.statement_timeout),
+                false => String::new(),
+            },
+            prepared: limits.prepared,
+            shared: shared.clone(),
+        };
+        // r2d2's default of three threads is for pools that reconnect in bulk.
+        let threads = ScheduledThreadPool::builder()
+            .num_threads(1)
+            .thread_name_pattern("pool-{}")
+            // r2d2 looks for idle connections every 30 s; the thread would wait for the next time.
+            .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled)
+            .build();
+        let pool = r2d2::Pool::builder()
+            .max_size(limits.size)
+            .test_on_check_out(false)
+            .connection_timeout(RETRY_WITHIN)
+            .thread_pool(Arc::new(threads))
+            .error_handler(Box::new(LogConnectError))
+            .build_unchecked(manager);
+        Pool {
+            pool,
+            acquire_timeout: limits.acquire_timeout,
+            answer_timeout: limits.statement_timeout + SLACK,
+            shared,
+        }
+    }
+
+    /// Runs a read. When the connection turns out to be broken it is run once more, on a fresh one.
+    ///
+    /// Blocks for a free connection up to the acquire time-out, then [`Error::Unavailable`]; and for an
+    /// answer up to the statement time-out and a second, then [`Error::Unavailable`] too.
+    pub fn read<T>(&self, mut work: impl FnMut(&mut Session) -> Result<T, Error>) -> Result<T, Error> {
+        let mut session = self.session()?;
+        match self.run(&mut session, &mut work) {
+            Err(Failure::Broken { .. }) => {
+                drop(session);
+                Ok(self.run(&mut *self.session()?, &mut work)?)
+            }
+            result => Ok(result?),
+        }
+    }
+
+    /// Runs a write. It is run once more only where it certainly did not reach the server: had the
+    /// connection broken after that, nobody could tell whether it was done.
+    ///
+    /// Blocks as [`Pool::read`] does.
+    pub fn write<T>(&self, mut work: impl FnMut(&mut Session) -> Result<T, Error>) -> Result<T, Error> {
+        let mut session = loop {
+            let mut session = self.session()?;
+            // The server says nothing unasked but that it ends the session.
+            if session.watch.is_quiet() {
+                break session;
+            }
+            self.distrust(&mut session);
+        };
+        match self.run(&mut session, &mut work) {
+            Err(Failure::Broken { sent: false, .. }) => {
+                drop(session);
+                Ok(self.run(&mut *self.session()?, &mut work)?)
+            }
+            result => Ok(result?),
+        }
+    }
+
+    fn run<T>(
+        &self,
+        session: &mut Session,
+        work: &mut impl FnMut(&mut Session) -> Result<T, Error>,
+    ) -> Result<T, Failure> {
+        session.sent = false;
+        session.watch.begin(self.answer_timeout);
+        let result = work(session);
+        session.watch.end();
+        let error = match result {
+            Ok(value) => return Ok(value),
+            Err(error) => error,
+        };
+        let broken = session.stale || session.client.is_closed();
+        if broken {
+            self.distrust(session);
+        }
+        if session.watch.expired() {
+            let what = "the database fell silent, and its connection was closed";
+            return Err(Failure::Final(Error::Unavailable(what.into())));
+        }
+        let sent = session.sent;
+        Err(match broken {
+            true => Failure::Broken { error, sent },
+            false => Failure::Final(error),
+        })
+    }
+
+    /// This session is replaced, and those of its age as well.
+    fn distrust(&self, session: &mut Session) {
+        session.stale = true;
+        let next = session.epoch + 1;
+        self.shared.epoch.fetch_max(next, Ordering::Relaxed);
+    }
+
+    fn session(&self) -> Result<PooledConnection<Manager>, Error> {
+        let mut deadline = None;
+        loop {
+            let mut session = match self.pool.try_get() {
+                Some(session) => session,
+                None => {
+                    let deadline = *deadline.get_or_insert_with(|| self.acquire_deadline());
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    self.pool.get_timeout(left).map_err(|error| {
+                        let what = format!("no database connection became free: {error}");
+                        Error::Unavailable(what.into())
+                    })?
+                }
+            };
+            if session.epoch == self.shared.epoch.load(Ordering::Relaxed) {
+                return Ok(session);
+            }
+            session.stale = true;
+        }
+    }
+
+    /// A short outage is waited out; once one has lasted that long, nobody waits for its end.
+    fn acquire_deadline(&self) -> Instant {
+        let now = Instant::now();
+        let outage = match self.pool.state().connections {
+            0 => *self.shared.outage(),
+            _ => None,
+        };
+        outage.unwrap_or(now) + self.acquire_timeout
+    }
+}
+
+/// Why work on a session failed.
+enum Failure {
+    /// The connection is gone, and whether a statement had been sent on it.
+    Broken { error: Error, sent: bool },
+    /// Trying again brings nothing.
+    Final(Error),
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Error {
+        match failure {
+            Failure::Broken { error, .. } | Failure::Final(error) => error,
+        }
+    }
+}
+
+/// One connection, with the statements that were prepared on it.
+pub struct Session {
+    // Before the statements: a statement whose client lives sends a message when it is dropped.
+    client: Client,
+    /// A handful, so a scan beats a hash. `None` where the next statement may meet another server process.
+    statements: Option<Vec<(&'static str, Statement)>>,
+    watch: Arc<Watch>,
+    epoch: u64,
+    stale: bool,
+    /// Whether a statement that may have done something has left since the session was taken.
+    sent: bool,
+    wants_primary: bool,
+}
+
+impl Session {
+    /// All rows of a statement, which is prepared on its first use. Blocks for one round trip.
+    pub fn query(&mut self, sql: &'static str, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Error> {
+        let statement = self.statement(sql)?;
+        self.sent = true;
+        let result = match statement {
+            Some(statement) => self.client.query(&statement, params),
+            None => self.client.query_typed(sql, &typed(params)),
+        };
+        result.map_err(|error| self.failed(sql, &error))
+    }
+
+    /// How many rows a statement touched. Blocks for one round trip.
+    pub fn execute(&mut self, sql: &'static str, params: &[&(dyn ToSql + Sync)]) -> Result<u64, Error> {
+        let statement = self.statement(sql)?;
+        self.sent = true;
+        let result = match statement {
+            Some(statement) => self.client.execute(&statement, params),
+            None => self.client.execute_typed(sql, &typed(params)),
+        };
+        result.map_err(|error| self.failed(sql, &error))
+    }
+
+    fn statement(&mut self, sql: &'static str) -> Result<Option<Statement>, Error> {
+        let Some(statements) = &mut self.statements else {
+            return Ok(None);
+        };
+        if let Some((_, statement)) = statements.iter().find(|(known, _)| *known == sql) {
+            return Ok(Some(statement.clone()));
+        }
+        match self.client.prepare(sql) {
+            Ok(statement) => {
+                statements.push((sql, statement.clone()));
+                Ok(Some(statement))
+            }
+            Err(error) => Err(self.failed(sql, &error)),
+        }
+    }
+
+    fn failed(&mut self, sql: &'static str, error: &postgres::Error) -> Error {
+        if self.wants_primary && error::is_read_only(error) {
+            // Another host is the primary by now; nothing was done here.
+            (self.stale, self.sent) = (true, false);
+        }
+        Error::from_query(sql, error)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.watch.forget();
+    }
+}
+
+/// Opens sessions, and tells r2d2 which are to be replaced.
+struct Manager {
+    config: Config,
+    tls: tls::Connector,
+    watchdog: Watchdog,
+    set_up: String,
+    prepared: bool,
+    shared: Arc<Shared>,
+}
+
+impl Manager {
+    fn open(&self) -> Result<Session, ConnectError> {
+        // Read first: a break that is seen while this connects makes the new session suspect too.
+        let epoch = self.shared.epoch.load(Ordering::Relaxed);
+        let (client, watch) = self.watchdog.connect(&self.config, &self.tls, &self.set_up)?;
+        Ok(Session {
+            client,
+            statements: self.prepared.then(Vec::new),
+            watch,
+            epoch,
+            stale: false,
+            sent: false,
+            wants_primary: self.config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite,
+        })
+    }
+}
+
+impl ManageConnection for Manager {
+    type Connection = Session;
+    type Error = ConnectError;
+
+    fn connect(&self) -> Result<Session, ConnectError> {
+        let opened = self.open();
+        let mut outage = self.shared.outage();
+        *outage = match opened {
+            Ok(_) => None,
+            Err(_) => outage.or_else(|| Some(Instant::now())),
+        };
+        drop(outage);
+        opened
+    }
+
+    /// Never asked: a check at each checkout would cost a round trip.
+    fn is_valid(&self, _: &mut Session) -> Result<(), ConnectError> {
+        Ok(())
+    }
+
+    fn has_broken(&self, session: &mut Session) -> bool {
+        session.stale || session.client.is_closed()
+    }
+}
+
+#[derive(Debug)]
+struct LogConnectError;
+
+impl r2d2::HandleError<ConnectError> for LogConnectError {
+    fn handle_error(&self, error: ConnectError) {
+        log::warn!("cannot connect to the database: {error}");
+    }
+}
+
+/// What every session is set to. Pages want the last two: the planner takes one for dearer than it is where a
+/// table has no statistics yet, and compiling the query then took 93 ms for a page of half a millisecond; and
+/// planning it anew for each call took longer than running it.
+fn set_up(statement_timeout: Duration) -> String {
+    let milliseconds = statement_timeout.as_millis().max(1);
+    format!(
+        "set statement_timeout = {milliseconds}; set lock_timeout = {milliseconds}; \
+         set jit = off; set plan_cache_mode = force_generic_plan"
+    )
+}
+
+/// The parameters of a statement that is not prepared, whose types nobody has told: the first that fits.
+fn typed<'a>(params: &[&'a (dyn ToSql + Sync)]) -> Vec<(&'a (dyn ToSql + Sync), Type)> {
+    const TYPES: [Type; 5] = [Type::INT8, Type::TEXT, Type::BOOL, Type::INT8_ARRAY, Type::TEXT_ARRAY];
+    let type_of = |param: &(dyn ToSql + Sync)| {
+        let fits = |ty: &Type| param.to_sql_checked(ty, &mut BytesMut::new()).is_ok();
+        TYPES.into_iter().find(fits).unwrap_or(Type::UNKNOWN)
+    };
+    params.iter().map(|param| (*param, type_of(*param))).collect()
+}

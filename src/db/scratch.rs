@@ -1,0 +1,208 @@
+//! Databases to be thrown away, in a cluster that all of a user's processes share while they want one.
+//!
+//! Each is a clone of a template that was migrated once, and is dropped with its value. What a killed process
+//! leaves is dropped by the next one, or goes with the cluster, some seconds after its last user.
+
+use super::migrate::{fingerprint, migrate};
+use crate::{
+    blocking::outside_of_runtimes,
+    config::{Config, Database},
+    embedded::{Options, Shared},
+    error::explain,
+    server::StartError,
+};
+use postgres::{Client, NoTls};
+use std::{
+    env,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+
+/// Of the cluster's directory and everything in it: another one for each version that is not compatible.
+const FORMAT: u32 = 1;
+
+/// Test runners start as many processes as there are cores, each with some servers and their pools.
+const MAX_CONNECTIONS: u32 = 1000;
+
+/// Bytes, for a cluster of 60 MB, some 8 MB a database, and PostgreSQL's own log of changes.
+const PLENTY: u64 = 2 << 30;
+
+/// Any number will do; held while a template is made.
+const TEMPLATE_LOCK: i64 = 0x0075_7365_7264;
+
+/// Databases whose owner, the session that created them, has ended. Its number may be ours by now.
+const LEFTOVERS: &str = r"
+    select datname from pg_database
+    where datname ~ '^userd_scratch_\d+_\d+$' and split_part(datname, '_', 3)::int not in
+        (select pid from pg_stat_activity where datname = 'postgres' and pid <> pg_backend_pid())";
+
+/// This process's share. In a static, since it is to last as long as the process, and no longer.
+static OWNER: Mutex<Option<Owner>> = Mutex::new(None);
+
+/// A migrated database of its own, dropped with this value. In a private cluster, made from PostgreSQL's server
+/// programs (version 13 or newer) on this machine, that all of a user's processes share while they want one.
+///
+/// ```
+/// use userd::{App, Request, ScratchDatabase};
+///
+/// let database = ScratchDatabase::create()?;
+/// let app = App::open(&database.config())?;
+/// assert_eq!(app.handle(&Request::get("/users")).status, 200);
+/// # Ok::<(), userd::StartError>(())
+/// ```
+#[derive(Debug)]
+pub struct ScratchDatabase {
+    name: String,
+    url: String,
+}
+
+impl ScratchDatabase {
+    /// A database with the built-in migrations applied.
+    ///
+    /// Blocks: some 20 ms, about a second where the cluster has to be started first, and up to a minute when
+    /// the machine is that slow. May be called from within an async runtime, whose thread it blocks as well.
+    ///
+    /// # Errors
+    /// [`StartError::Cluster`]: one line that says what to do where PostgreSQL is missing or does not start.
+    pub fn create() -> Result<ScratchDatabase, StartError> {
+        ScratchDatabase::with_migrations(None)
+    }
+
+    /// The same, with the migrations of a directory, as `migrations_dir` has it in [`Config`].
+    pub fn with_migrations(dir: Option<&Path>) -> Result<ScratchDatabase, StartError> {
+        let create = || {
+            let mut guard = OWNER.lock().unwrap_or_else(PoisonError::into_inner);
+            if guard.as_ref().is_some_and(|owner| owner.client.is_closed()) {
+                *guard = None;
+            }
+            let owner = match &mut *guard {
+                Some(owner) => owner,
+                None => guard.insert(Owner::join()?),
+            };
+            owner.create(dir)
+        };
+        outside_of_runtimes(create).map_err(StartError::Cluster)
+    }
+
+    /// `postgresql://…`, as psql, libpq and the `postgres` crate take it. No password, no TLS.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Settings for a [`Server`](crate::Server) or an [`App`](crate::App) on it: the defaults, with two workers
+    /// and two connections, since tests run many servers and ask each of them little.
+    pub fn config(&self) -> Config {
+        Config {
+            database: Database::Url(self.url.as_str().into()),
+            db_pool_size: 2,
+            workers: 2,
+            ..Config::default()
+        }
+    }
+}
+
+impl Drop for ScratchDatabase {
+    fn drop(&mut self) {
+        outside_of_runtimes(|| {
+            let mut guard = OWNER.lock().unwrap_or_else(PoisonError::into_inner);
+            let sql = format!("drop database if exists {} with (force)", self.name);
+            if let Some(Err(error)) = guard.as_mut().map(|owner| owner.client.batch_execute(&sql)) {
+                log::warn!("cannot drop {}: {}", self.name, explain(&error));
+            }
+        });
+    }
+}
+
+struct Owner {
+    shared: Shared,
+    /// Its end says that nobody owns our databases any more.
+    client: Client,
+    session: i32,
+    count: u32,
+    /// Templates known to be complete.
+    templates: Vec<String>,
+}
+
+impl Owner {
+    fn join() -> Result<Owner, String> {
+        let options =
+            Options { durable: false, max_connections: MAX_CONNECTIONS, ..Options::new(directory()) };
+        let shared = Shared::join(&options).map_err(|error| error.to_string())?;
+        Owner::connect(shared).map_err(|error| {
+            format!("the cluster in {} does not answer: {}", options.dir.display(), explain(&error))
+        })
+    }
+
+    fn connect(shared: Shared) -> Result<Owner, postgres::Error> {
+        let mut client = Client::connect(&shared.connection_string("postgres"), NoTls)?;
+        for row in client.query(LEFTOVERS, &[])? {
+            let name: &str = row.get(0);
+            log::info!("dropping {name}, which a killed process left behind");
+            client.batch_execute(&format!("drop database if exists {name} with (force)"))?;
+        }
+        let session = client.query_one("select pg_backend_pid()", &[])?.get(0);
+        Ok(Owner { shared, client, session, count: 0, templates: Vec::new() })
+    }
+
+    fn create(&mut self, migrations: Option<&Path>) -> Result<ScratchDatabase, String> {
+        let template = format!("userd_template_{:016x}", fingerprint(migrations)?);
+        if !self.templates.contains(&template) {
+            self.make_template(&template, migrations)?;
+            self.templates.push(template.clone());
+        }
+        let name = format!("userd_scratch_{}_{}", self.session, self.count);
+        self.count += 1;
+        self.run(&format!("create database {name} template {template}"))?;
+        let url = self.url(&name);
+        Ok(ScratchDatabase { name, url })
+    }
+
+    /// Only a finished one is marked as a template; nobody can connect to it, so that it is free to be cloned.
+    fn make_template(&mut self, name: &str, migrations: Option<&Path>) -> Result<(), String> {
+        self.run(&format!("select pg_advisory_lock({TEMPLATE_LOCK})"))?;
+        let made =
+            self.client.query_opt("select from pg_database where datname = $1 and datistemplate", &[&name]);
+        if made.map_err(|error| explain(&error))?.is_none() {
+            self.run(&format!("drop database if exists {name} with (force)"))?;
+            self.run(&format!("create database {name}"))?;
+            let connection = self.shared.connection_string(name);
+            let connect = || Client::connect(&connection, NoTls).map_err(|error| explain(&error));
+            migrate(&mut connect()?, &mut connect()?, migrations)?;
+            self.run(&format!("alter database {name} with is_template true allow_connections false"))?;
+        }
+        self.run(&format!("select pg_advisory_unlock({TEMPLATE_LOCK})"))
+    }
+
+    fn run(&mut self, sql: &str) -> Result<(), String> {
+        self.client.batch_execute(sql).map_err(|error| explain(&error))
+    }
+
+    /// Host and port as a URL has them: the socket's directory is percent-encoded.
+    fn url(&self, database: &str) -> String {
+        let mut host = String::new();
+        for byte in self.shared.socket_dir().bytes() {
+            match byte {
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => {
+                    host.push(byte.into());
+                }
+                _ => host.push_str(&format!("%{byte:02X}")),
+            }
+        }
+        format!("postgresql://postgres@{host}:5432/{database}")
+    }
+}
+
+/// The cluster's place, of one user only. In memory where there is plenty: to create a database is to create
+/// 300 files, 12 ms there and up to 180 ms on a disk's file system.
+fn directory() -> PathBuf {
+    let name = format!("userd-scratch-{}-{FORMAT}", nix::unistd::Uid::effective());
+    let memory = Path::new("/dev/shm");
+    let plenty = || {
+        let found = nix::sys::statvfs::statvfs(memory);
+        found.is_ok_and(|found| found.blocks_available() * found.fragment_size() >= PLENTY)
+    };
+    match memory.join(&name) {
+        dir if dir.exists() || plenty() => dir,
+        _ => env::temp_dir().join(name),
+    }
+}

@@ -1,0 +1,208 @@
+//! What each name in a libpq connection string means here: what goes into `postgres::Config`, what
+//! into TLS settings, what makes no difference and what is refused. An error names the parameter and
+//! quotes no value. Opens nothing; looks whether Debian's socket directory is there.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use postgres::Config;
+use postgres::config::SslMode;
+
+use super::conninfo;
+use crate::db::tls::{TlsSettings, Verify};
+
+/// The parameters of a connection string, each once, the last one given.
+pub struct Parameters(BTreeMap<String, String>);
+
+impl Parameters {
+    /// Parses `text`; an error if a parameter is unknown or cannot be honoured.
+    pub fn new(text: &str) -> Result<Parameters, String> {
+        let listed = |list: &str, name: &str| list.split(' ').any(|listed| listed == name);
+        let harmless = |name: &str| HARMLESS.iter().find(|(harmless, _)| *harmless == name);
+        let mut all: BTreeMap<String, String> = BTreeMap::new();
+        all.extend(conninfo::parse(text, &|name| {
+            harmless(name).is_some() || [OWN, SHARED, REFUSED].iter().any(|list| listed(list, name))
+        })?);
+        // As in libpq, an empty value is as good as none, but not where one of a few words is due.
+        let words = "channel_binding load_balance_hosts sslmode sslnegotiation target_session_attrs";
+        all.retain(|name, value| !value.is_empty() || listed(words, name));
+        for (name, value) in &all {
+            let honoured = match harmless(name) {
+                Some((_, values)) => values.is_empty() || values.contains(&value.as_str()),
+                None => !listed(REFUSED, name),
+            };
+            if !honoured {
+                return Err(format!("{name}, or the value given for it, is not supported"));
+            }
+        }
+        Ok(Parameters(all))
+    }
+
+    /// The value of `name`, unless it is missing or empty.
+    pub fn take(&mut self, name: &str) -> Option<String> {
+        self.0.remove(name)
+    }
+
+    /// A configuration with everything but user, password, database and hosts.
+    pub fn config(&mut self) -> Result<Config, String> {
+        if let Some("primary" | "standby" | "prefer-standby") =
+            self.0.get("target_session_attrs").map(String::as_str)
+        {
+            return Err("target_session_attrs can be any, read-write or read-only, no other".into());
+        }
+        let mut text = String::new();
+        for name in SHARED.split(' ') {
+            if let Some(value) = self.take(name) {
+                let quoted = value.replace('\\', r"\\").replace('\'', r"\'");
+                text += &format!("{name}='{quoted}' ");
+            }
+        }
+        let mut config = text.parse::<Config>().map_err(|error| {
+            // "invalid value for option `…`": it names the parameter and quotes no value.
+            error.source().map_or_else(|| error.to_string(), ToString::to_string)
+        })?;
+        if let Some(name) = self.take("fallback_application_name")
+            && config.get_application_name().is_none()
+        {
+            config.application_name(&name);
+        }
+        if let Some(retries) = self.number("keepalives_count")? {
+            config.keepalives_retries(retries);
+        }
+        // Milliseconds in libpq, which `postgres::Config` would read as seconds.
+        if let Some(milliseconds) = self.number("tcp_user_timeout")?.filter(|&ms| ms > 0) {
+            config.tcp_user_timeout(Duration::from_millis(milliseconds.into()));
+        }
+        Ok(config)
+    }
+
+    fn number(&mut self, name: &str) -> Result<Option<u32>, String> {
+        let number = self.take(name).map(|value| value.trim().parse());
+        number.transpose().map_err(|_| format!("{name} is not a whole number"))
+    }
+
+    /// Adds host, hostaddr and port, one of each for a server.
+    pub fn add_hosts(&mut self, config: &mut Config) -> Result<(), String> {
+        let [hosts, addresses, ports] = ["host", "hostaddr", "port"].map(|name| self.take(name));
+        let [hosts, addresses, ports] = [&hosts, &addresses, &ports]
+            .map(|list| -> Vec<&str> { list.iter().flat_map(|list| list.split(',')).collect() });
+        let servers = hosts.len().max(addresses.len()).max(1);
+        if !hosts.is_empty() && !addresses.is_empty() && hosts.len() != addresses.len() {
+            return Err("host and hostaddr have different numbers of entries".into());
+        }
+        if ports.len() > 1 && ports.len() != servers {
+            return Err("host and port have different numbers of entries".into());
+        }
+        for at in 0..servers {
+            match (entry(&hosts, at), entry(&addresses, at)) {
+                (Some(host), _) if host.starts_with('@') => {
+                    return Err("abstract Unix sockets are not supported".into());
+                }
+                (Some(host), None) if addresses.is_empty() => config.host(host),
+                (None, None) if addresses.is_empty() => config.host_path(socket_directory()),
+                // With an address the host is but a name to verify: the address, if there is no other.
+                (host, address) => {
+                    let address = address.or(host).unwrap_or_default();
+                    let number: IpAddr = address.parse().map_err(|_| "hostaddr is not an IP address")?;
+                    match host.unwrap_or(address) {
+                        path if path.starts_with('/') => {
+                            return Err("hostaddr does not go with a Unix socket".into());
+                        }
+                        name => config.host(name).hostaddr(number),
+                    }
+                }
+            };
+            // A single port serves every server.
+            let port = match entry(&ports, if ports.len() == 1 { 0 } else { at }) {
+                Some(port) => port.trim().parse().ok().filter(|&port| port > 0),
+                None => Some(DEFAULT_PORT),
+            };
+            config.port(port.ok_or("port is not a number from 1 to 65535")?);
+        }
+        Ok(())
+    }
+
+    /// Whether and how TLS is spoken over TCP; `None` for not at all.
+    pub fn tls(&mut self) -> Result<Option<(SslMode, TlsSettings)>, String> {
+        let roots = self.take("sslrootcert");
+        let system = roots.as_deref() == Some("system");
+        let default = if system { "verify-full" } else { "prefer" };
+        let mode = self.take("sslmode").unwrap_or_else(|| default.into());
+        if system && mode != "verify-full" {
+            return Err("sslrootcert=system needs sslmode=verify-full".into());
+        }
+        let (mode, verify) = match mode.as_str() {
+            "disable" => return Ok(None),
+            // `allow` would speak TLS only where plain text is refused: this is never less safe.
+            "allow" | "prefer" => (SslMode::Prefer, Verify::Nothing),
+            "require" => (SslMode::Require, Verify::Nothing),
+            "verify-ca" => (SslMode::Require, Verify::Chain),
+            "verify-full" => (SslMode::Require, Verify::ChainAndName),
+            _ => {
+                let modes = "disable, allow, prefer, require, verify-ca or verify-full";
+                return Err(format!("sslmode is not one of {modes}"));
+            }
+        };
+        let roots = roots.filter(|_| !system).map(PathBuf::from);
+        let verify = match (verify, &roots) {
+            (Verify::Nothing, Some(_)) => Verify::Chain,
+            // Anybody can have a certificate for some name signed by a public authority.
+            (Verify::Chain, None) => return Err("sslmode=verify-ca needs sslrootcert".into()),
+            (verify, _) => verify,
+        };
+        let client = match (self.take("sslcert"), self.take("sslkey")) {
+            (Some(certificate), Some(key)) => Some((certificate.into(), key.into())),
+            (None, None) => None,
+            _ => return Err("sslcert and sslkey need each other".into()),
+        };
+        Ok(Some((mode, TlsSettings { verify, roots, client })))
+    }
+}
+
+/// The entry at `at`, unless it is missing or empty.
+fn entry<'a>(list: &[&'a str], at: usize) -> Option<&'a str> {
+    list.get(at).copied().filter(|entry| !entry.is_empty())
+}
+
+/// Where libpq looks for a Unix socket when no host is named: Debian's directory, or upstream's where
+/// there is none such.
+pub fn socket_directory() -> &'static Path {
+    let directory = Path::new("/var/run/postgresql");
+    if directory.is_dir() { directory } else { Path::new("/tmp") }
+}
+
+const DEFAULT_PORT: u16 = 5432;
+
+/// Known to libpq and given a meaning by this room.
+const OWN: &str = "dbname fallback_application_name host hostaddr keepalives_count password port \
+    sslcert sslkey sslmode sslrootcert tcp_user_timeout user";
+
+/// Known to libpq and to `postgres::Config`, with one meaning.
+const SHARED: &str = "application_name channel_binding connect_timeout keepalives keepalives_idle \
+    keepalives_interval load_balance_hosts options sslnegotiation target_session_attrs";
+
+/// Known to libpq, and refused: to drop one silently would drop what somebody relies on.
+const REFUSED: &str = "oauth_client_id oauth_client_secret oauth_issuer oauth_scope passfile \
+    require_auth requirepeer scram_client_key scram_server_key service servicefile sslcrl sslcrldir \
+    sslkeylogfile sslpassword";
+
+/// Known to libpq, and without effect here for these values (for any, where none is listed): there is
+/// no GSSAPI, no TLS compression and nothing older than TLS 1.2, and the service speaks UTF-8.
+const HARMLESS: [(&str, &[&str]); 13] = [
+    ("client_encoding", &[]),
+    ("gssdelegation", &[]),
+    ("gssencmode", &["disable", "prefer"]),
+    ("gsslib", &[]),
+    ("krbsrvname", &[]),
+    ("max_protocol_version", &["3.0", "latest"]),
+    ("min_protocol_version", &["3.0"]),
+    ("replication", &["false", "off", "no", "0"]),
+    ("ssl_max_protocol_version", &["TLSv1.3"]),
+    ("ssl_min_protocol_version", &["TLSv1", "TLSv1.1", "TLSv1.2"]),
+    ("sslcertmode", &["allow"]),
+    ("sslcompression", &[]),
+    ("sslsni", &["1"]),
+];

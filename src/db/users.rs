@@ -1,0 +1,276 @@
+//! Every statement on users, and how a row becomes a [`User`].
+
+use super::{Pool, Session};
+use crate::{
+    error::Error,
+    pagination::{Page, PageRequest},
+    password::PasswordHash,
+    relation::{Load, Relation},
+    user::{Credential, Timestamp, User},
+};
+use postgres::{
+    Row,
+    types::{FromSql, Type},
+};
+use std::{collections::HashMap, sync::Arc};
+
+const FIND: &str = "select id, name, email, created_at, updated_at from users where id = $1";
+
+const FIND_MANY: &str = "select id, name, email, created_at, updated_at from users where id = any($1)";
+
+const FIND_CREDENTIAL: &str = "select password_hash from credentials where user_id = $1";
+
+const FIND_BY_EMAIL: &str = "\
+    select id, name, email, created_at, updated_at, password_hash \
+    from users left join credentials on user_id = id \
+    where lower(email) = lower($1)";
+
+/// Any pages with their exact total, in time that grows neither with the users nor with the page number.
+const PAGES: &str = include_str!("pages.sql");
+
+const CREATE: &str = "\
+    insert into users (name, email) values ($1, $2) \
+    returning id, name, email, created_at, updated_at";
+
+/// In order of the addresses, so that two such statements that share some wait for each other in one
+/// direction only; of equal addresses the first wins.
+const CREATE_MANY: &str = "\
+    insert into users (name, email) \
+    select name, email from unnest($1::text[], $2::text[]) with ordinality as new (name, email, place) \
+    order by lower(email), place \
+    on conflict do nothing \
+    returning id, name, email, created_at, updated_at";
+
+const CREATE_WITH_PASSWORD: &str = "\
+    with created as ( \
+        insert into users (name, email) values ($1, $2) \
+        returning id, name, email, created_at, updated_at \
+    ), credential as ( \
+        insert into credentials (user_id, password_hash) select id, $3 from created \
+    ) \
+    select id, name, email, created_at, updated_at from created";
+
+/// No row when there is no such user, and none when nothing changes: then nothing is written.
+const UPDATE: &str = "\
+    with target as ( \
+        select id from users where id = $1 for update \
+    ), credential_set as ( \
+        insert into credentials (user_id, password_hash) \
+        select id, $4 from target where $4::text is not null \
+        on conflict (user_id) do update set password_hash = excluded.password_hash \
+        returning user_id \
+    ), credential_removed as ( \
+        delete from credentials using target where user_id = target.id and $5 \
+        returning user_id \
+    ) \
+    update users \
+    set name = coalesce($2, name), email = coalesce($3, email), updated_at = now() \
+    where id = $1 and ( \
+        name <> coalesce($2, name) or email <> coalesce($3, email) \
+        or exists (select from credential_set) or exists (select from credential_removed) \
+    ) \
+    returning id, name, email, created_at, updated_at";
+
+const DELETE: &str = "delete from users where id = $1";
+
+/// The users of one database; clones share it.
+#[derive(Clone)]
+pub struct Users {
+    pool: Pool,
+    lazy: Option<Arc<dyn Load<Credential>>>,
+}
+
+/// What an update does to the password.
+#[derive(Debug, Clone)]
+pub enum PasswordChange {
+    /// Leaves it.
+    Keep,
+    /// Takes it away.
+    Remove,
+    /// Replaces it.
+    Set(PasswordHash),
+}
+
+impl Users {
+    /// The users behind a pool. `lazy_loading`: whether a relation that was not loaded is loaded on access.
+    pub fn new(pool: Pool, lazy_loading: bool) -> Users {
+        let lazy = lazy_loading.then(|| Arc::new(Credentials(pool.clone())) as Arc<dyn Load<_>>);
+        Users { pool, lazy }
+    }
+
+    /// The user with this id. One round trip; errors: [`Error::NotFound`], those of the database.
+    pub fn find(&self, id: i64) -> Result<User, Error> {
+        let rows = self.pool.read(|session| session.query(FIND, &[&id]))?;
+        self.user(rows.first().ok_or(Error::NotFound)?)
+    }
+
+    /// Those of these users that there are, by id. One round trip.
+    pub fn find_many(&self, ids: &[i64]) -> Result<Vec<User>, Error> {
+        let rows = self.pool.read(|session| session.query(FIND_MANY, &[&ids]))?;
+        let mut users = Vec::with_capacity(rows.len());
+        for row in &rows {
+            users.push(self.user(row)?);
+        }
+        users.sort_unstable_by_key(|user| user.id);
+        Ok(users)
+    }
+
+    /// The user with this address, in whatever case, together with its credential.
+    pub fn find_by_email_with_credential(&self, email: &str) -> Result<User, Error> {
+        let rows = self.pool.read(|session| session.query(FIND_BY_EMAIL, &[&email]))?;
+        let row = rows.first().ok_or(Error::NotFound)?;
+        let hash: Option<String> = column(row, 5)?;
+        Ok(User { credential: Relation::loaded("credential", hash.map(credential)), ..self.user(row)? })
+    }
+
+    /// One page of all users, by id, with the exact total. One round trip.
+    pub fn list(&self, request: PageRequest) -> Result<Page, Error> {
+        let page = self.list_many(&[request])?.pop();
+        page.ok_or_else(|| Error::Internal("a page is missing".into()))
+    }
+
+    /// Several pages, each as [`Users::list`] has it, from one snapshot. One round trip.
+    pub fn list_many(&self, requests: &[PageRequest]) -> Result<Vec<Page>, Error> {
+        let offsets: Vec<i64> = requests.iter().map(|request| request.offset()).collect();
+        let limits: Vec<i64> = requests.iter().map(|request| request.per_page.into()).collect();
+        let rows = self.pool.read(|session| session.query(PAGES, &[&offsets, &limits]))?;
+        let mut rows = rows.iter().peekable();
+        let mut pages = Vec::with_capacity(requests.len());
+        for (ordinal, request) in (1_i64..).zip(requests) {
+            let (mut total, mut users) = (0, Vec::new());
+            while let Some(row) = rows.peek() {
+                if column::<i64>(row, 0)? != ordinal {
+                    break;
+                }
+                total = column(row, 1)?;
+                // The one row of an empty page holds the total alone.
+                if column::<Option<i64>>(row, 2)?.is_some() {
+                    users.push(self.user_at(row, 2)?);
+                }
+                rows.next();
+            }
+            pages.push(Page::new(*request, total, users));
+        }
+        Ok(pages)
+    }
+
+    /// Stores a user, and its password's hash with it. One round trip; [`Error::AlreadyExists`] when the
+    /// address is taken.
+    pub fn create(&self, name: &str, email: &str, password: Option<&PasswordHash>) -> Result<User, Error> {
+        let rows = self.pool.write(|session| match password {
+            None => session.query(CREATE, &[&name, &email]),
+            Some(hash) => session.query(CREATE_WITH_PASSWORD, &[&name, &email, &hash.as_phc()]),
+        })?;
+        let created = rows.first();
+        self.user(created.ok_or_else(|| Error::Internal("an insert returned no row".into()))?)
+    }
+
+    /// Stores users (name and address) in one statement and one commit, each with the outcome that it would
+    /// have had alone. One round trip; where a value spoils the statement for all, one more for each.
+    pub fn create_many(&self, new: &[(&str, &str)]) -> Vec<Result<User, Error>> {
+        let alone = |(name, email): &(&str, &str)| self.create(name, email, None);
+        if new.len() < 2 {
+            return new.iter().map(alone).collect();
+        }
+        let (names, emails): (Vec<&str>, Vec<&str>) = new.iter().copied().unzip();
+        let create = |session: &mut Session| session.query(CREATE_MANY, &[&names, &emails]);
+        let rows = match self.pool.write(create) {
+            Ok(rows) => rows,
+            Err(Error::Database { own_fault: true, .. }) => return new.iter().map(alone).collect(),
+            Err(error) => return new.iter().map(|_| Err(error.clone())).collect(),
+        };
+        let mut created = HashMap::with_capacity(rows.len());
+        for row in &rows {
+            match self.user(row) {
+                Ok(user) => created.insert(user.email.clone(), user),
+                Err(error) => return new.iter().map(|_| Err(error.clone())).collect(),
+            };
+        }
+        // Taken out, so that an equal address further on finds it gone.
+        let outcome = |email: &&str| created.remove(*email).ok_or(Error::AlreadyExists);
+        emails.iter().map(outcome).collect()
+    }
+
+    /// Changes what is given and returns the user as it then is; where nothing changes, nothing is written.
+    /// One round trip, two where nothing changed. [`Error::NotFound`], [`Error::AlreadyExists`].
+    pub fn update(
+        &self,
+        id: i64,
+        name: Option<&str>,
+        email: Option<&str>,
+        password: &PasswordChange,
+    ) -> Result<User, Error> {
+        let (hash, remove) = match password {
+            PasswordChange::Keep => (None, false),
+            PasswordChange::Remove => (None, true),
+            PasswordChange::Set(hash) => (Some(hash.as_phc()), false),
+        };
+        let update = |session: &mut Session| session.query(UPDATE, &[&id, &name, &email, &hash, &remove]);
+        match self.pool.write(update)?.first() {
+            Some(row) => self.user(row),
+            None => self.find(id),
+        }
+    }
+
+    /// Removes a user and its credential. One round trip; [`Error::NotFound`].
+    pub fn delete(&self, id: i64) -> Result<(), Error> {
+        match self.pool.write(|session| session.execute(DELETE, &[&id]))? {
+            0 => Err(Error::NotFound),
+            _ => Ok(()),
+        }
+    }
+
+    fn user(&self, row: &Row) -> Result<User, Error> {
+        self.user_at(row, 0)
+    }
+
+    fn user_at(&self, row: &Row, at: usize) -> Result<User, Error> {
+        let id = column(row, at)?;
+        Ok(User {
+            id,
+            name: column(row, at + 1)?,
+            email: column(row, at + 2)?,
+            created_at: column(row, at + 3)?,
+            updated_at: column(row, at + 4)?,
+            credential: match &self.lazy {
+                Some(loader) => Relation::lazy("credential", loader.clone(), id),
+                None => Relation::prevented("credential"),
+            },
+        })
+    }
+}
+
+/// Loads a credential on access.
+struct Credentials(Pool);
+
+impl Load<Credential> for Credentials {
+    fn load(&self, owner: i64) -> Result<Option<Credential>, Error> {
+        let rows = self.0.read(|session| session.query(FIND_CREDENTIAL, &[&owner]))?;
+        let hash: Option<String> = rows.first().map(|row| column(row, 0)).transpose()?;
+        Ok(hash.map(credential))
+    }
+}
+
+fn credential(hash: String) -> Credential {
+    Credential { password_hash: PasswordHash::from_phc(hash) }
+}
+
+fn column<'a, T: FromSql<'a>>(row: &'a Row, at: usize) -> Result<T, Error> {
+    row.try_get(at).map_err(|error| Error::from_query("", &error))
+}
+
+impl FromSql<'_> for Timestamp {
+    /// PostgreSQL sends microseconds since 2000-01-01T00:00:00Z.
+    fn from_sql(_: &Type, raw: &[u8]) -> Result<Timestamp, Box<dyn std::error::Error + Sync + Send>> {
+        const EPOCH: i64 = 946_684_800_000_000;
+        let micros = i64::from_be_bytes(raw.try_into()?);
+        let since_1970 = micros.checked_add(EPOCH);
+        since_1970
+            .and_then(Timestamp::from_unix_micros)
+            .ok_or_else(|| "a timestamp outside the years 1 to 9999".into())
+    }
+
+    fn accepts(ty: &Type) -> bool {
+        *ty == Type::TIMESTAMPTZ
+    }
+}

@@ -1,0 +1,176 @@
+//! The body of a request on its way in: counted, or in chunks.
+//!
+//! Owns the decoding of chunks (RFC 9112, 7). Extensions and trailers are checked, bounded and dropped.
+
+use super::framing::{Step, Traits, forbidden, is_text};
+use crate::{config::Limits, error::Error};
+use std::io::Write;
+
+/// A chunk-size line with its extensions; a size needs 16 digits at most.
+const MAX_CHUNK_LINE: usize = 256;
+
+/// A body on its way in.
+pub struct Body {
+    head: Vec<u8>,
+    body: Vec<u8>,
+    traits: Traits,
+    next: Next,
+    chunked: bool,
+    extension_bytes: usize,
+    trailer_bytes: usize,
+    trailer_fields: usize,
+}
+
+enum Next {
+    /// Bytes of the body, or of one chunk.
+    Data(usize),
+    /// The line end behind a chunk.
+    DataEnd,
+    /// The line with a chunk's size.
+    Size,
+    Trailer,
+}
+
+impl Body {
+    /// A body of `length` bytes, for a head in the form that is passed on.
+    pub fn counted(head: Vec<u8>, traits: Traits, length: usize) -> Body {
+        Body {
+            head,
+            body: Vec::new(),
+            traits,
+            next: Next::Data(length),
+            chunked: false,
+            extension_bytes: 0,
+            trailer_bytes: 0,
+            trailer_fields: 0,
+        }
+    }
+
+    /// A body in chunks.
+    pub fn chunked(head: Vec<u8>, traits: Traits) -> Body {
+        Body { next: Next::Size, chunked: true, ..Body::counted(head, traits, 0) }
+    }
+
+    /// Reads on, like [`super::framing::Framing::advance`]; `used` grows by what was used.
+    pub fn advance(
+        &mut self,
+        bytes: &[u8],
+        used: &mut usize,
+        limits: &Limits,
+        out: &mut Vec<u8>,
+    ) -> Result<Step, Error> {
+        loop {
+            let rest = &bytes[*used..];
+            match self.next {
+                Next::Data(left) => {
+                    let count = left.min(rest.len());
+                    self.body.extend_from_slice(&rest[..count]);
+                    *used += count;
+                    if count < left {
+                        self.next = Next::Data(left - count);
+                        return Ok(Step::More);
+                    }
+                    if !self.chunked {
+                        return Ok(self.whole(out));
+                    }
+                    self.next = Next::DataEnd;
+                }
+                Next::DataEnd => {
+                    let Some(line) = line(rest, 0, Error::BadRequest("a chunk is too long"))? else {
+                        return Ok(Step::More);
+                    };
+                    debug_assert!(line.is_empty());
+                    *used += 2;
+                    self.next = Next::Size;
+                }
+                Next::Size => {
+                    let too_long = Error::BadRequest("a chunk's size line is too long");
+                    let Some(line) = line(rest, MAX_CHUNK_LINE, too_long)? else {
+                        return Ok(Step::More);
+                    };
+                    *used += line.len() + 2;
+                    let (size, extension_bytes) = chunk_size(line)?;
+                    self.extension_bytes += extension_bytes;
+                    if self.extension_bytes > limits.max_head_bytes {
+                        return Err(Error::BadRequest("the chunk extensions are too long"));
+                    }
+                    if size > (limits.max_body_bytes - self.body.len()) as u64 {
+                        return Err(Error::ContentTooLarge);
+                    }
+                    self.next = match size {
+                        0 => Next::Trailer,
+                        size => Next::Data(size as usize),
+                    };
+                }
+                Next::Trailer => {
+                    let left = limits.max_head_bytes - self.trailer_bytes;
+                    let Some(line) = line(rest, left, Error::HeadTooLarge)? else {
+                        return Ok(Step::More);
+                    };
+                    *used += line.len() + 2;
+                    if line.is_empty() {
+                        return Ok(self.whole(out));
+                    }
+                    self.trailer_bytes += line.len();
+                    self.trailer_fields += 1;
+                    if self.trailer_fields > limits.max_header_fields {
+                        return Err(Error::HeadTooLarge);
+                    }
+                    let name = line.split(|&byte| byte == b':').next().unwrap_or_default();
+                    let well_formed = name.len() < line.len() && !name.is_empty();
+                    if !well_formed || !name.iter().copied().all(is_token) {
+                        return Err(Error::BadRequest("a trailer field is malformed"));
+                    }
+                }
+            }
+        }
+    }
+
+    fn whole(&self, out: &mut Vec<u8>) -> Step {
+        out.extend_from_slice(&self.head);
+        write(&self.body, out);
+        Step::Whole(self.traits)
+    }
+}
+
+/// Ends a head with the length of its body, and appends that.
+pub fn write(body: &[u8], out: &mut Vec<u8>) {
+    if !body.is_empty() {
+        let length = body.len();
+        write!(out, "Content-Length: {length}\r\n").expect("writing to memory does not fail");
+    }
+    out.extend_from_slice(b"\r\n");
+    out.extend_from_slice(body);
+}
+
+/// The next line, without its end, if it is there; `most` is its longest length.
+fn line(bytes: &[u8], most: usize, too_long: Error) -> Result<Option<&[u8]>, Error> {
+    let end = bytes.iter().position(|&byte| !is_text(byte));
+    let end = end.unwrap_or(bytes.len());
+    if end > most {
+        return Err(too_long);
+    }
+    match (bytes.get(end), bytes.get(end + 1)) {
+        (None, _) | (Some(b'\r'), None) => Ok(None),
+        (Some(b'\r'), Some(b'\n')) => Ok(Some(&bytes[..end])),
+        (Some(&byte), _) => Err(forbidden(byte)),
+    }
+}
+
+/// The size in a chunk's first line, and the bytes of its extensions.
+fn chunk_size(line: &[u8]) -> Result<(u64, usize), Error> {
+    let malformed = || Error::BadRequest("a chunk's size is malformed");
+    let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit());
+    let (digits, extensions) = line.split_at(digits.count());
+    let begins = extensions.trim_ascii_start().first();
+    if digits.is_empty() || !(extensions.is_empty() || begins == Some(&b';')) {
+        return Err(malformed());
+    }
+    let digits = std::str::from_utf8(digits).map_err(|_| malformed())?;
+    let size = u64::from_str_radix(digits, 16).map_err(|_| Error::ContentTooLarge)?;
+    Ok((size, extensions.len()))
+}
+
+fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
+}

@@ -1,0 +1,159 @@
+//! The door: the only code that touches clients' sockets.
+//!
+//! One thread runs a readiness loop. It admits connections, reads one *whole* request from each within limits
+//! and deadlines, and passes it to tiny_http over one private stream; the worker that gets it there sends its
+//! answer straight to the client's [`seat`]. A slow, idle, hostile or absent client costs a few hundred bytes
+//! and never a thread.
+//!
+//! [`listener`] is what is listened on, `event_loop` the thread, `connection` one client's state, [`framing`]
+//! (with `head` and `body`) which bytes are a request, [`seat`] the way of an answer. None of them knows routes,
+//! workers or databases, and of tiny_http only that it takes the requests.
+
+mod body;
+mod connection;
+mod event_loop;
+pub mod framing;
+mod head;
+pub mod listener;
+pub mod seat;
+
+pub use listener::Listener;
+pub use seat::{Seat, Seats};
+
+use crate::config::Limits;
+use event_loop::{Room, TURNED_AWAY, WAKER};
+use mio::{Poll, Waker};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use seat::Shared;
+use std::{
+    fs, io,
+    os::unix::net::UnixStream,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, atomic::Ordering},
+    thread,
+};
+
+/// Descriptors that are left to the rest of the process, beside those that are open at the start.
+const SPARE_DESCRIPTORS: u64 = 64;
+
+/// A running door. Dropping it ends it at once; see [`Door::stop`] for the polite way.
+pub struct Door {
+    shared: Arc<Shared>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+/// Starts the end of a [`Door`] from anywhere.
+#[derive(Clone)]
+pub struct Stopper(Arc<Shared>);
+
+impl Door {
+    /// Opens the door: from now on clients are let in. Requests are written to `private`, whose other end
+    /// must be a tiny_http server's that has no other client; answers come through the [`Seats`].
+    ///
+    /// If that stream breaks, everything is answered 503 and `on_broken` is called, once, on the door's
+    /// thread: nothing can be served any more. Raises the process's limit of descriptors to
+    /// `limits.max_connections`, and where that is refused takes fewer clients, with a warning.
+    pub fn open(
+        listener: Listener,
+        limits: &Limits,
+        private: UnixStream,
+        on_broken: impl FnOnce() + Send + 'static,
+    ) -> io::Result<(Door, Seats)> {
+        let mut limits = limits.clone();
+        limits.max_connections = connections_possible(limits.max_connections)?;
+        let poll = Poll::new()?;
+        let waker = Waker::new(poll.registry(), WAKER)?;
+        let places = limits.max_connections + TURNED_AWAY;
+        let shared = Arc::new(Shared::new(limits, places, waker));
+        let mut room = Room::new(poll, Arc::clone(&shared), listener, private)?;
+        let thread = thread::Builder::new().name("door".to_owned()).spawn(move || {
+            let mut on_broken = Some(on_broken);
+            let on_broken = &mut || {
+                if let Some(on_broken) = on_broken.take() {
+                    on_broken();
+                }
+            };
+            let end = catch_unwind(AssertUnwindSafe(|| room.run(on_broken)));
+            room.clear();
+            match end {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    room.shared.pipe.break_down(&error);
+                    on_broken();
+                }
+                Err(_) => {
+                    let error = io::Error::other("the door's thread panicked");
+                    room.shared.pipe.break_down(&error);
+                    on_broken();
+                }
+            }
+        })?;
+        let door = Door { shared: Arc::clone(&shared), thread: Some(thread) };
+        Ok((door, Seats(shared)))
+    }
+
+    /// A handle for those who do not own the door, a signal handler's thread for one.
+    pub fn stopper(&self) -> Stopper {
+        Stopper(Arc::clone(&self.shared))
+    }
+
+    /// Drains and ends the door: nobody is let in any more, requests that have begun to arrive are still
+    /// answered, with `Connection: close`. Blocks until that is done, `Limits::stop_timeout` at most
+    /// (what is in work then is answered 503), or until [`Stopper::abort`].
+    pub fn stop(mut self) {
+        self.stopper().drain();
+        self.join();
+    }
+
+    fn join(&mut self) {
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("the door's thread panicked at its end");
+        }
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.stopper().abort();
+        self.join();
+    }
+}
+
+impl Stopper {
+    /// Starts draining, as [`Door::stop`] does, and returns at once. Doing it again changes nothing.
+    pub fn drain(&self) {
+        self.0.stopping.store(true, Ordering::SeqCst);
+        self.0.wake();
+    }
+
+    /// Ends the door now: what is in work is answered 503. Returns at once.
+    pub fn abort(&self) {
+        self.0.aborted.store(true, Ordering::SeqCst);
+        self.drain();
+    }
+}
+
+/// How many clients the process has descriptors for, after trying to get as many as are wanted.
+fn connections_possible(wanted: usize) -> io::Result<usize> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let open = fs::read_dir("/proc/self/fd").map_or(SPARE_DESCRIPTORS, |open| open.count() as u64);
+    let others = open + SPARE_DESCRIPTORS + TURNED_AWAY as u64;
+    let needed = wanted as u64 + others;
+    if soft >= needed {
+        return Ok(wanted);
+    }
+    // Root may raise the hard limit as well; everyone else may only go up to it.
+    let attempts = [(needed, hard.max(needed)), (hard.min(needed), hard)];
+    let raised =
+        attempts.into_iter().find(|&(soft, hard)| setrlimit(Resource::RLIMIT_NOFILE, soft, hard).is_ok());
+    let got = raised.map_or(soft, |(soft, _)| soft);
+    if got >= needed {
+        return Ok(wanted);
+    }
+    let possible = usize::try_from(got.saturating_sub(others)).unwrap_or(usize::MAX);
+    let possible = possible.clamp(1, wanted);
+    log::warn!("the limit of {got} open descriptors leaves room for {possible} connections, not {wanted}");
+    Ok(possible)
+}

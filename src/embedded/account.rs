@@ -1,0 +1,114 @@
+//! Whom PostgreSQL runs as: never root, which it refuses. Owns what that account may enter and what
+//! belongs to it. Knows nothing of clusters.
+
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, fchown, lchown};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use nix::libc::O_NOFOLLOW;
+use nix::unistd::{Gid, Uid, User};
+
+use super::ClusterError;
+
+#[derive(Debug)]
+pub(super) struct Account {
+    uid: u32,
+    gid: u32,
+    /// We are root and act for this account.
+    switch: bool,
+}
+
+impl Account {
+    /// The current user, or `postgres` when that is root.
+    pub fn find() -> Result<Account, ClusterError> {
+        let (uid, gid) = (Uid::effective(), Gid::effective());
+        let (uid, gid, switch) = match uid.is_root().then(|| User::from_name("postgres")) {
+            None => (uid, gid, false),
+            Some(Ok(Some(user))) => (user.uid, user.gid, true),
+            Some(_) => {
+                return Err(ClusterError::new(
+                    "PostgreSQL refuses to run as root, and there is no user postgres to run it: \
+                     create one (useradd --system postgres), or start userd as another user",
+                ));
+            }
+        };
+        let (uid, gid) = (uid.as_raw(), gid.as_raw());
+        Ok(Account { uid, gid, switch })
+    }
+
+    /// Makes `command` run as this account.
+    pub fn apply(&self, command: &mut Command) {
+        if self.switch {
+            command.uid(self.uid).gid(self.gid);
+        }
+    }
+
+    /// That the account can get to `dir`, which root would not notice.
+    pub fn check_way(&self, dir: &Path) -> Result<(), ClusterError> {
+        for ancestor in dir.ancestors().filter(|_| self.switch) {
+            let metadata = fs::metadata(ancestor).map_err(ClusterError::io("read", ancestor))?;
+            let bit = match (metadata.uid() == self.uid, metadata.gid() == self.gid) {
+                (true, _) => 0o100,
+                (_, true) => 0o010,
+                _ => 0o001,
+            };
+            if metadata.mode() & bit == 0 {
+                return Err(ClusterError::new(format!(
+                    "PostgreSQL runs as user {}, who may not enter {}: choose another directory, \
+                     or chmod a+x this one",
+                    name(self.uid),
+                    ancestor.display()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// That `path` is the account's.
+    pub fn check_owner(&self, path: &Path, metadata: &Metadata) -> Result<(), ClusterError> {
+        if metadata.uid() == self.uid {
+            return Ok(());
+        }
+        let (path, own, owner) = (path.display(), name(self.uid), name(metadata.uid()));
+        Err(ClusterError::new(format!(
+            "{path} belongs to user {owner}, and PostgreSQL would run as {own}: \
+             start userd as {owner}, or choose another directory"
+        )))
+    }
+
+    /// Makes a directory that only the account can enter.
+    pub fn create_dir(&self, dir: &Path) -> io::Result<()> {
+        DirBuilder::new().mode(0o700).create(dir)?;
+        self.take_over(dir, 0)
+    }
+
+    /// Gives the account what belongs to root, and to nobody else (`owner`).
+    pub fn take_over(&self, dir: &Path, owner: u32) -> io::Result<()> {
+        match self.switch && owner == 0 {
+            true => lchown(dir, Some(self.uid), Some(self.gid)),
+            false => Ok(()),
+        }
+    }
+
+    /// A file of the account's to append to, made if missing; close-on-exec, as all of std's are. No
+    /// symbolic link is followed: who may write to the directory must not lead root elsewhere.
+    pub fn open(&self, path: &Path) -> io::Result<File> {
+        let mut options = OpenOptions::new();
+        options.read(true).append(true).create(true).mode(0o600);
+        let file = options.custom_flags(O_NOFOLLOW).open(path)?;
+        if self.switch {
+            fchown(&file, Some(self.uid), Some(self.gid))?;
+        }
+        Ok(file)
+    }
+}
+
+fn name(uid: u32) -> String {
+    match User::from_uid(Uid::from_raw(uid)) {
+        Ok(Some(user)) => user.name,
+        _ => uid.to_string(),
+    }
+}

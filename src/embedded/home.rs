@@ -1,0 +1,353 @@
+//! The cluster's directory: made, checked, locked; its log; its socket's place. Every program of
+//! PostgreSQL is run through [`Home::command`]. Knows nothing of running servers.
+
+use std::fs::{File, Metadata, Permissions, TryLockError};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{self, Path, PathBuf};
+use std::process::{self, Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{env, fs, thread};
+
+use super::account::Account;
+use super::leftovers::alive;
+use super::{ClusterError, POLL, programs};
+
+/// Never listened on: it names the socket's file.
+pub(super) const PORT: &str = "5432";
+const SOCKET: &str = ".s.PGSQL.5432";
+const SOCKET_LOCK: &str = ".s.PGSQL.5432.lock";
+/// How directories for sockets alone are named.
+const SOCKET_DIR: &str = "userd-socket-";
+const THROWAWAY: &str = "throwaway";
+/// The pipe that everyone who uses a shared cluster holds open; under its other names nobody can join.
+pub(super) const USERS: &str = "users";
+pub(super) const USERS_NEW: &str = "users.new";
+const OURS: [&str; 11] = [
+    "pgdata.new",
+    "postgres.log",
+    "postgres.log.old",
+    "lock",
+    THROWAWAY,
+    USERS,
+    USERS_NEW,
+    "users.closed",
+    SOCKET,
+    SOCKET_LOCK,
+    "lost+found",
+];
+/// `sun_path` without its final NUL.
+const SOCKET_PATH_MAX: usize = if cfg!(target_os = "linux") { 107 } else { 103 };
+/// What of our environment PostgreSQL gets: no PG*, no LC_*, no secrets of userd's.
+const ENVIRONMENT: [&str; 6] = ["PATH", "TZ", "TZDIR", "LD_LIBRARY_PATH", "LOCPATH", "LOCALE_ARCHIVE"];
+const LOG_MAX_BYTES: u64 = 8 << 20;
+/// For what a killed userd leaves: its `initdb`, or its watcher, which hold the lock until they end.
+pub(super) const LOCK_WAIT: Duration = Duration::from_secs(30);
+/// For a watcher that removes the directory just now; one that cannot be made at all looks alike.
+const REMAKE_WAIT: Duration = Duration::from_secs(1);
+const REMOVE_WAIT: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+pub(super) struct Home {
+    dir: PathBuf,
+    account: Account,
+    lock: File,
+    socket_dir: String,
+    socket_is_elsewhere: bool,
+}
+
+impl Home {
+    /// The directory, ours alone until dropped; made when missing. Waits so long for what a killed userd
+    /// left there; the error says whether it is `busy`.
+    pub fn open(dir: &Path, wait: Duration) -> Result<Home, ClusterError> {
+        let account = Account::find()?;
+        let (dir, lock) = lock(dir, &account, wait)?;
+        let (socket_dir, socket_is_elsewhere) = match socket_fits(&dir) {
+            Some(dir) => (dir, false),
+            None => (temporary_socket_dir(&account)?, true),
+        };
+        Ok(Home { dir, account, lock, socket_dir, socket_is_elsewhere })
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub fn pgdata(&self) -> PathBuf {
+        self.dir.join("pgdata")
+    }
+
+    pub fn unfinished_pgdata(&self) -> PathBuf {
+        self.dir.join("pgdata.new")
+    }
+
+    pub fn log_path(&self) -> PathBuf {
+        self.dir.join("postgres.log")
+    }
+
+    /// The directory itself, unless its name is too long or has signs that no client takes.
+    pub fn socket_dir(&self) -> &str {
+        &self.socket_dir
+    }
+
+    /// The socket's directory, if it is not the cluster's.
+    pub fn other_socket_dir(&self) -> Option<&str> {
+        self.socket_is_elsewhere.then_some(&self.socket_dir)
+    }
+
+    /// A second handle of the lock, which holds it as long as any of them is open.
+    pub fn lock_handle(&self) -> Result<Stdio, ClusterError> {
+        self.lock.try_clone().map(Stdio::from).map_err(ClusterError::io("share the lock of", &self.dir))
+    }
+
+    /// Keeps durable and throwaway clusters apart: the one must not be deleted, the other not trusted.
+    pub fn claim(&self, durable: bool) -> Result<(), ClusterError> {
+        let (dir, marker) = (self.dir.display(), self.dir.join(THROWAWAY));
+        match (durable, marker.exists(), self.pgdata().exists()) {
+            (true, true, _) => Err(ClusterError::new(format!(
+                "{dir} holds a throwaway cluster that a test left behind: remove it"
+            ))),
+            (false, false, true) => Err(ClusterError::new(format!(
+                "{dir} holds a cluster, and a throwaway one would delete it: choose another directory"
+            ))),
+            (true, false, _) => Ok(()),
+            (false, ..) => {
+                self.account.open(&marker).map_err(ClusterError::io("write", &marker))?;
+                self.remove(&self.pgdata())
+            }
+        }
+    }
+
+    /// The version that made the cluster here; `None` when there is none yet.
+    pub fn cluster_major(&self) -> Result<Option<u32>, ClusterError> {
+        let pgdata = self.pgdata();
+        let metadata = match fs::metadata(&pgdata) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            metadata => metadata.map_err(ClusterError::io("read", &pgdata))?,
+        };
+        self.account.check_owner(&pgdata, &metadata)?;
+        let file = pgdata.join("PG_VERSION");
+        let text = fs::read_to_string(&file).map_err(ClusterError::io("read", &file))?;
+        let bad = || ClusterError::new(format!("{} holds no version", file.display()));
+        programs::number(&text).ok_or_else(bad).map(Some)
+    }
+
+    /// PostgreSQL's `program`, to be run as the right user, in a process group of its own, its errors
+    /// going to the log.
+    pub fn command(&self, program: &Path) -> Result<Command, ClusterError> {
+        let path = self.log_path();
+        if self.log_length() > LOG_MAX_BYTES {
+            let old = path.with_extension("log.old");
+            fs::rename(&path, &old).map_err(ClusterError::io("rename to", &old))?;
+        }
+        let log = self.account.open(&path).map_err(ClusterError::io("open", &path))?;
+        let mut command = Command::new(program);
+        command.env_clear().envs(ENVIRONMENT.iter().filter_map(|name| Some((name, env::var_os(name)?))));
+        command.current_dir(&self.dir).process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        self.account.apply(&mut command);
+        Ok(command)
+    }
+
+    pub fn log_length(&self) -> u64 {
+        fs::metadata(self.log_path()).map_or(0, |metadata| metadata.len())
+    }
+
+    /// The line of the log, from byte `since` on, that best tells why a program ended.
+    pub fn last_word(&self, since: u64) -> String {
+        let read = || -> io::Result<String> {
+            let mut file = File::open(self.log_path())?;
+            let end = file.metadata()?.len();
+            let since = if since > end { 0 } else { since };
+            file.seek(SeekFrom::Start(since.max(end.saturating_sub(16 << 10))))?;
+            let mut bytes = Vec::new();
+            file.take(16 << 10).read_to_end(&mut bytes)?;
+            Ok(String::from_utf8_lossy(&bytes).into_owned())
+        };
+        let text = read().unwrap_or_default();
+        let mut lines = text.lines().rev().filter(|line| !line.trim().is_empty());
+        let last = lines.clone().next().unwrap_or("it said nothing");
+        let tells = |line: &&str| ["FATAL:", "PANIC:", "error:"].iter().any(|sign| line.contains(sign));
+        lines.find(tells).unwrap_or(last).trim().to_owned()
+    }
+
+    /// Makes a rename within the directory outlast a power failure.
+    pub fn sync(&self) -> Result<(), ClusterError> {
+        File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(ClusterError::io("sync", &self.dir))
+    }
+
+    pub fn remove_unfinished(&self) -> Result<(), ClusterError> {
+        self.remove(&self.unfinished_pgdata())
+    }
+
+    /// Removes the socket files of a server that is gone. A leftover `.lock` whose process id belongs
+    /// to another process by now would keep the next server from starting.
+    pub fn remove_sockets(&self, dir: &Path) {
+        for name in [SOCKET, SOCKET_LOCK] {
+            let _ = fs::remove_file(dir.join(name));
+        }
+        // The directory itself only if it is one of temporary_socket_dir().
+        let name = dir.file_name().unwrap_or_default().to_string_lossy();
+        if dir != self.dir && name.starts_with(SOCKET_DIR) {
+            let _ = fs::remove_dir(dir);
+        }
+    }
+
+    /// Removes a tree, several times if a program that is just ending still writes to it.
+    fn remove(&self, tree: &Path) -> Result<(), ClusterError> {
+        let deadline = Instant::now() + REMOVE_WAIT;
+        loop {
+            match fs::remove_dir_all(tree) {
+                Ok(()) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                Err(error) if Instant::now() >= deadline => {
+                    return Err(ClusterError::io("remove", tree)(error));
+                }
+                Err(_) => thread::sleep(POLL),
+            }
+        }
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        if self.socket_is_elsewhere {
+            self.remove_sockets(Path::new(&self.socket_dir));
+        }
+    }
+}
+
+/// The directory under its real name, and the lock on it.
+fn lock(dir: &Path, account: &Account, wait: Duration) -> Result<(PathBuf, File), ClusterError> {
+    let deadline = Instant::now() + wait;
+    let remade = Instant::now() + REMAKE_WAIT;
+    let open = || -> Result<(PathBuf, File), ClusterError> {
+        let dir = make(dir, account)?;
+        let path = dir.join("lock");
+        let file = account.open(&path);
+        Ok((dir, file.map_err(ClusterError::io("open", &path))?))
+    };
+    let failed = ClusterError::io("lock", dir);
+    loop {
+        let (real, mut file) = match open() {
+            // The watcher of a throwaway cluster removes it just now: make it again.
+            Err(error) if error.not_found && Instant::now() < remade => {
+                thread::sleep(POLL);
+                continue;
+            }
+            opened => opened?,
+        };
+        match file.try_lock() {
+            Ok(()) => {
+                let inode = |metadata: Metadata| (metadata.dev(), metadata.ino());
+                let ours = file.metadata().map(inode).map_err(&failed)?;
+                // Unless the file was removed before it was locked.
+                if fs::symlink_metadata(real.join("lock")).is_ok_and(|there| inode(there) == ours) {
+                    let written = file.set_len(0).and_then(|()| writeln!(file, "{}", process::id()));
+                    written.map_err(&failed)?;
+                    return Ok((real, file));
+                }
+            }
+            Err(TryLockError::WouldBlock) => {
+                let mut text = String::new();
+                let _ = file.read_to_string(&mut text);
+                let holder = text.trim();
+                // A child that this process starts just now has the file open until it runs its program.
+                let forked = holder == process::id().to_string() && Instant::now() < remade;
+                if (holder.parse().is_ok_and(alive) && !forked) || Instant::now() >= deadline {
+                    return Err(ClusterError::busy(format!(
+                        "{} is in use by another userd (process {holder})",
+                        dir.display()
+                    )));
+                }
+            }
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+        }
+        thread::sleep(POLL);
+    }
+}
+
+/// The directory under its real name: there, of mode 0700, the account's, and not somebody's files.
+fn make(dir: &Path, account: &Account) -> Result<PathBuf, ClusterError> {
+    let dir = path::absolute(dir).map_err(ClusterError::io("use", dir))?;
+    if dir.to_string_lossy().contains(char::is_control) {
+        let text = format!("{dir:?} has a control character in its name: choose another directory");
+        return Err(ClusterError::new(text));
+    }
+    match fs::metadata(&dir) {
+        Ok(metadata) if metadata.is_dir() => {}
+        Ok(_) => {
+            let text = format!("{} is not a directory: choose another name", dir.display());
+            return Err(ClusterError::new(text));
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            if dir.is_symlink() {
+                let text = format!("{} is a symbolic link to nothing: remove it", dir.display());
+                return Err(ClusterError::new(text));
+            }
+            let parent = dir.parent().unwrap_or(&dir);
+            fs::create_dir_all(parent).map_err(ClusterError::io("create", parent))?;
+            let parent = fs::canonicalize(parent).map_err(ClusterError::io("read", parent))?;
+            account.check_way(&parent)?;
+            match account.create_dir(&dir) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                created => created.map_err(ClusterError::io("create", &dir))?,
+            }
+            // So that it outlasts a power failure; who may write there may not be allowed to read.
+            let _ = File::open(&parent).and_then(|parent| parent.sync_all());
+        }
+        Err(error) => return Err(ClusterError::io("read", &dir)(error)),
+    }
+    let dir = fs::canonicalize(&dir).map_err(ClusterError::io("read", &dir))?;
+    account.check_way(dir.parent().unwrap_or(&dir))?;
+
+    let entries = fs::read_dir(&dir).map_err(ClusterError::io("read", &dir))?;
+    let names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();
+    let foreign = names.iter().find(|name| !OURS.iter().any(|ours| *name == ours));
+    if let Some(foreign) = foreign
+        && !names.iter().any(|name| name == "pgdata")
+    {
+        return Err(ClusterError::new(format!(
+            "{} is neither empty nor a cluster of userd's (it has {foreign:?}): \
+             choose another directory",
+            dir.display()
+        )));
+    }
+    let read = || fs::metadata(&dir).map_err(ClusterError::io("read", &dir));
+    let take = account.take_over(&dir, read()?.uid());
+    take.map_err(ClusterError::io("change the owner of", &dir))?;
+    let metadata = read()?;
+    account.check_owner(&dir, &metadata)?;
+    if metadata.mode() & 0o777 != 0o700 {
+        let private = Permissions::from_mode(0o700);
+        fs::set_permissions(&dir, private).map_err(ClusterError::io("make private", &dir))?;
+    }
+    Ok(dir)
+}
+
+/// A socket's path is short, and a comma separates hosts in a connection string.
+fn socket_fits(dir: &Path) -> Option<String> {
+    let dir = dir.to_str().filter(|dir| dir.len() + 1 + SOCKET.len() <= SOCKET_PATH_MAX)?;
+    (!dir.contains(',')).then(|| dir.to_owned())
+}
+
+fn temporary_socket_dir(account: &Account) -> Result<String, ClusterError> {
+    for base in [env::temp_dir(), PathBuf::from("/tmp")] {
+        for number in 0..1000 {
+            let dir = base.join(format!("{SOCKET_DIR}{}-{number}", process::id()));
+            let Some(text) = socket_fits(&dir) else {
+                break;
+            };
+            match account.create_dir(&dir) {
+                Ok(()) => return Ok(text),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(_) => break,
+            }
+        }
+    }
+    Err(ClusterError::new(
+        "PostgreSQL's socket has no place: the directory's name is too long or has a comma, \
+         and nothing can be made in /tmp; choose a shorter name",
+    ))
+}

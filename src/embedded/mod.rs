@@ -1,0 +1,391 @@
+//! A private PostgreSQL cluster, run from the server programs that this machine already has.
+//!
+//! Owns: one directory and the server process in it, from `initdb` to the last signal. Must not know:
+//! HTTP, tables, pools, the command line, who installs the logger.
+//!
+//! The directory: `pgdata` (the cluster), `postgres.log` (what the server says), `lock` (held by the
+//! one userd that runs), the server's Unix socket. The server listens nowhere else, and only the
+//! account that runs it can enter the directory; so there are no passwords. It is in a process group
+//! of its own: Ctrl-C reaches userd alone, which drains first and stops the server then.
+
+mod account;
+mod error;
+mod home;
+mod leftovers;
+mod programs;
+mod shared;
+mod throwaway;
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::process::{Child, ExitStatus};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use home::{Home, LOCK_WAIT, PORT};
+use leftovers::PidFile;
+use programs::Programs;
+use throwaway::Watcher;
+
+pub use error::ClusterError;
+pub(crate) use shared::Shared;
+
+/// How long a start may take by default: recovery after a crash replays the log, `initdb` syncs files.
+pub const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a fast shutdown may take by default, before the server is told to stop at once.
+pub const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// After SIGQUIT the server itself kills what doesn't end within 5 s.
+const QUIT_WAIT: Duration = Duration::from_secs(6);
+const KILL_WAIT: Duration = Duration::from_secs(2);
+const POLL: Duration = Duration::from_millis(5);
+/// Between connections to a server that says it is ready: each refusal is a line in its log.
+const CONNECT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What kind of cluster, and where.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where the cluster lives; created (mode 0700) when missing. One userd at a time.
+    pub dir: PathBuf,
+    /// `false`: a throwaway cluster for tests. Nothing is synced to disk, and server and directory are
+    /// gone as soon as the `Cluster` is dropped or this process ends, however it ends.
+    pub durable: bool,
+    /// The server's `max_connections`, at least 1.
+    pub max_connections: u32,
+    /// Bound on [`Cluster::start`], see there.
+    pub start_timeout: Duration,
+    /// Bound on a fast shutdown, see [`Cluster::stop`].
+    pub stop_timeout: Duration,
+}
+
+impl Options {
+    /// A durable cluster in `dir` with 100 connections and the default time-outs.
+    pub fn new(dir: impl Into<PathBuf>) -> Options {
+        Options {
+            dir: dir.into(),
+            durable: true,
+            max_connections: 100,
+            start_timeout: START_TIMEOUT,
+            stop_timeout: STOP_TIMEOUT,
+        }
+    }
+}
+
+/// A running server. Dropping it stops the server as [`Cluster::stop`] does.
+///
+/// If this process is killed, a durable cluster's server stays; the next start stops it and goes on.
+#[derive(Debug)]
+pub struct Cluster {
+    server: Child,
+    stopped: bool,
+    stop_timeout: Duration,
+    // The order of these two matters: the directory is removed while its lock is still held.
+    watcher: Option<Watcher>,
+    home: Home,
+}
+
+impl Cluster {
+    /// A cluster that accepts connections, made first if the directory has none. A server that a killed
+    /// userd left behind is stopped. PostgreSQL runs as the current user, or as `postgres` under root.
+    ///
+    /// Blocks for up to `start_timeout`, plus what stopping a server left behind takes, and up to
+    /// 30 s for the remains of a userd that was killed a moment ago. After an error nothing is running.
+    ///
+    /// # Errors
+    /// One line saying what to do: PostgreSQL, its right version or the `postgres` user missing; the
+    /// directory unusable, not ours, or in use; `initdb` or the server failing, with its last word.
+    pub fn start(options: &Options) -> Result<Cluster, ClusterError> {
+        Cluster::start_in(Home::open(&options.dir, LOCK_WAIT)?, options, |home| match options.durable {
+            true => Ok(None),
+            false => Watcher::spawn(home).map(Some),
+        })
+    }
+
+    fn start_in(
+        home: Home,
+        options: &Options,
+        spawn_watcher: impl FnOnce(&Home) -> Result<Option<Watcher>, ClusterError>,
+    ) -> Result<Cluster, ClusterError> {
+        let pgdata = home.pgdata();
+        leftovers::clear(&home, options.stop_timeout)?;
+        home.claim(options.durable)?;
+        let mut watcher = spawn_watcher(&home)?;
+        let programs = Programs::find(home.cluster_major()?)?;
+        let deadline = Instant::now() + options.start_timeout;
+        if !pgdata.exists() {
+            let major = programs.major;
+            log::info!("making a PostgreSQL {major} cluster in {}", pgdata.display());
+            let made = initialize(&home, &programs, &mut watcher, options.durable, deadline);
+            if let Some(watcher) = &mut watcher {
+                watcher.forget();
+            }
+            made?;
+        }
+        let mut said = home.log_length();
+        let mut cluster = Cluster {
+            server: launch(&home, &programs, &mut watcher, options)?,
+            stopped: false,
+            stop_timeout: options.stop_timeout,
+            watcher,
+            home,
+        };
+        while let Err(error) = cluster.wait_until_ready(said, deadline) {
+            // Sessions outlive a postmaster that was killed until they notice, and the server starts
+            // only when they are gone. It has no code for this, only this text (`lc_messages=C`).
+            let sessions_left = error.message.contains("pre-existing shared memory block");
+            if !sessions_left || Instant::now() >= deadline {
+                return Err(error);
+            }
+            leftovers::end_sessions(&cluster.home)?;
+            thread::sleep(CONNECT_PAUSE);
+            said = cluster.home.log_length();
+            cluster.server = launch(&cluster.home, &programs, &mut cluster.watcher, options)?;
+        }
+        log::info!(
+            "PostgreSQL {} (process {}) serves {}, socket in {}",
+            programs.major,
+            cluster.pid(),
+            pgdata.display(),
+            cluster.home.socket_dir()
+        );
+        Ok(cluster)
+    }
+
+    /// What psql and the `postgres` crate need to connect to `database` as the superuser `postgres`:
+    /// `host='/dir' port=5432 user=postgres dbname='…'`. The database `postgres` is always there.
+    pub fn connection_string(&self, database: &str) -> String {
+        connection_string(self.home.socket_dir(), database)
+    }
+
+    /// The server's process id.
+    pub fn pid(&self) -> u32 {
+        self.server.id()
+    }
+
+    /// One line that says how the server ended, where it did so by itself. Does not block.
+    pub fn ended(&mut self) -> Option<String> {
+        let status = exit_status(&mut self.server).ok()??;
+        let (pid, log) = (self.pid(), self.home.log_path());
+        Some(format!("PostgreSQL (process {pid}) has ended ({status}); see {}", log.display()))
+    }
+
+    /// Ends every session and stops the server; a throwaway cluster's directory is removed.
+    ///
+    /// Blocks for a fast shutdown of up to `stop_timeout`, then an immediate one (6 s), then SIGKILL
+    /// (2 s). What was committed is safe in every case. A throwaway cluster is stopped at once.
+    ///
+    /// # Errors
+    /// The server's process outlived even SIGKILL.
+    pub fn stop(mut self) -> Result<(), ClusterError> {
+        self.shut_down()
+    }
+
+    fn shut_down(&mut self) -> Result<(), ClusterError> {
+        if std::mem::replace(&mut self.stopped, true) {
+            return Ok(());
+        }
+        let fast = (Signal::SIGINT, self.stop_timeout);
+        let gentle = self.watcher.is_none().then_some(fast);
+        let pid = self.pid();
+        // An error means that somebody else reaped the child: it is gone all the same.
+        let server = &mut self.server;
+        if !end(pid.cast_signed(), gentle, || !matches!(server.try_wait(), Ok(None))) {
+            let text = format!("PostgreSQL (process {pid}) could not be stopped, not even by SIGKILL");
+            return Err(ClusterError::new(text));
+        }
+        if let Some(watcher) = &mut self.watcher {
+            watcher.forget();
+        }
+        log::info!("PostgreSQL (process {pid}) has stopped");
+        Ok(())
+    }
+
+    fn wait_until_ready(&mut self, said: u64, deadline: Instant) -> Result<(), ClusterError> {
+        let pgdata = self.home.pgdata();
+        let mut refusal = None;
+        loop {
+            if let Some(status) = exit_status(&mut self.server)? {
+                return Err(failed("PostgreSQL", status, &self.home, said));
+            }
+            // Asked before it says "ready", the server would log a refusal each time.
+            let ready = |file: PidFile| file.ready && file.pid.cast_unsigned() == self.pid();
+            let mut pause = POLL;
+            if PidFile::read(&pgdata).is_some_and(ready) {
+                match answers(self.connection_string("postgres"), deadline) {
+                    Ok(()) => return Ok(()),
+                    Err(error) => refusal = Some(error),
+                }
+                pause = CONNECT_PAUSE;
+            }
+            if Instant::now() >= deadline {
+                let log = self.home.log_path();
+                let last = refusal.unwrap_or_else(|| self.home.last_word(said));
+                return Err(ClusterError::new(format!(
+                    "PostgreSQL was not ready in time: {last}; see {}",
+                    log.display()
+                )));
+            }
+            thread::sleep(pause);
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if let Err(error) = self.shut_down() {
+            log::warn!("{error}");
+        }
+    }
+}
+
+/// `DIR/pgdata`, complete or not there at all: made as `pgdata.new` and renamed.
+fn initialize(
+    home: &Home,
+    programs: &Programs,
+    watcher: &mut Option<Watcher>,
+    durable: bool,
+    deadline: Instant,
+) -> Result<(), ClusterError> {
+    let new = home.unfinished_pgdata();
+    let run = |locale: &str, watcher: &mut Option<Watcher>| {
+        home.remove_unfinished()?;
+        let said = home.log_length();
+        let mut command = home.command(&programs.initdb)?;
+        command.arg("-D").arg(&new).args(["-U", "postgres", "--auth=trust", "-E", "UTF8", locale]);
+        command.args((!durable).then_some("--no-sync"));
+        // initdb keeps the lock: if userd is killed, the next one waits until initdb has ended.
+        command.stdin(home.lock_handle()?);
+        let mut child = command.spawn().map_err(ClusterError::io("run", &programs.initdb))?;
+        watch(watcher, &child);
+        loop {
+            match exit_status(&mut child)? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => return Err(failed("initdb", status, home, said)),
+                None if Instant::now() >= deadline => {
+                    // The whole group: initdb runs the server as its child.
+                    let _ = kill(Pid::from_raw(-child.id().cast_signed()), Signal::SIGKILL);
+                    let _ = child.wait();
+                    return Err(ClusterError::new("initdb did not end in time; is the disk very slow?"));
+                }
+                None => thread::sleep(POLL),
+            }
+        }
+    };
+    // C.UTF-8 knows upper and lower case of every letter; C, which every system has, of a-z only.
+    match run("--locale=C.UTF-8", watcher) {
+        Err(error) if Instant::now() < deadline => {
+            log::warn!("{error}; trying without a locale");
+            run("--no-locale", watcher)?;
+        }
+        made => made?,
+    }
+    let pgdata = home.pgdata();
+    fs::rename(&new, &pgdata).map_err(ClusterError::io("rename to", &pgdata))?;
+    home.sync()
+}
+
+/// The server, started; not yet ready.
+fn launch(
+    home: &Home,
+    programs: &Programs,
+    watcher: &mut Option<Watcher>,
+    options: &Options,
+) -> Result<Child, ClusterError> {
+    let mut socket_dir = OsString::from("unix_socket_directories=\"");
+    socket_dir.push(home.socket_dir().replace('"', "\"\""));
+    socket_dir.push("\"");
+    let connections = format!("max_connections={}", options.max_connections);
+    let mut settings = vec![
+        socket_dir.as_os_str(),
+        OsStr::new(&connections),
+        OsStr::new("listen_addresses="),
+        OsStr::new("unix_socket_permissions=0700"),
+        OsStr::new("superuser_reserved_connections=0"), // everybody is superuser here
+        OsStr::new("lc_messages=C"),
+        // No values of users' records in the log: userd reports what goes wrong.
+        OsStr::new("log_error_verbosity=terse"),
+        OsStr::new("log_min_error_statement=panic"),
+    ];
+    if !options.durable {
+        let throwaway = [
+            "fsync=off",
+            "synchronous_commit=off",
+            "full_page_writes=off",
+            // In the directory: a server that is killed would leave what it has in /dev/shm there.
+            "dynamic_shared_memory_type=mmap",
+        ];
+        settings.extend(throwaway.map(OsStr::new));
+    }
+    let mut command = home.command(&programs.postgres)?;
+    command.arg("-D").arg(home.pgdata()).args(["-p", PORT]);
+    for setting in settings {
+        command.arg("-c").arg(setting);
+    }
+    let server = command.spawn().map_err(ClusterError::io("run", &programs.postgres))?;
+    watch(watcher, &server);
+    Ok(server)
+}
+
+fn watch(watcher: &mut Option<Watcher>, child: &Child) {
+    if let Some(watcher) = watcher {
+        watcher.watch(child.id());
+    }
+}
+
+fn exit_status(child: &mut Child) -> Result<Option<ExitStatus>, ClusterError> {
+    child.try_wait().map_err(|error| ClusterError::new(format!("cannot wait for PostgreSQL: {error}")))
+}
+
+fn failed(program: &str, status: ExitStatus, home: &Home, said: u64) -> ClusterError {
+    let (last, log) = (home.last_word(said), home.log_path());
+    ClusterError::new(format!("{program} failed ({status}): {last}; see {}", log.display()))
+}
+
+/// Whether a query is answered. On a thread, since a hung server would hold the client for ever.
+fn answers(connection_string: String, deadline: Instant) -> Result<(), String> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let answer = postgres::Client::connect(&connection_string, postgres::NoTls)
+            .and_then(|mut client| client.simple_query("select 1"));
+        let _ = sender.send(answer.map(drop).map_err(|error| match error.as_db_error() {
+            Some(error) => error.message().to_owned(),
+            None => error.to_string(),
+        }));
+    });
+    let left = deadline.saturating_duration_since(Instant::now());
+    receiver.recv_timeout(left).unwrap_or_else(|_| Err("a connection was not answered".to_owned()))
+}
+
+/// Ends a postmaster: the gentle signal first, if any, then an immediate shutdown, then SIGKILL.
+fn end(pid: i32, gentle: Option<(Signal, Duration)>, mut gone: impl FnMut() -> bool) -> bool {
+    let harder = [(Signal::SIGQUIT, QUIT_WAIT), (Signal::SIGKILL, KILL_WAIT)];
+    for (signal, wait) in gentle.into_iter().chain(harder) {
+        if gone() {
+            return true;
+        }
+        let _ = kill(Pid::from_raw(pid), signal);
+        let deadline = Instant::now() + wait;
+        while Instant::now() < deadline {
+            if gone() {
+                return true;
+            }
+            thread::sleep(POLL);
+        }
+        log::warn!("PostgreSQL (process {pid}) is still there {wait:?} after {signal}");
+    }
+    gone()
+}
+
+fn connection_string(socket_dir: &str, database: &str) -> String {
+    let (host, database) = (quote(socket_dir), quote(database));
+    format!("host={host} port={PORT} user=postgres dbname={database}")
+}
+
+/// A value of libpq's keyword/value connection strings.
+fn quote(value: &str) -> String {
+    format!("'{}'", value.replace('\\', "\\\\").replace('\'', "\\'"))
+}

@@ -1,0 +1,129 @@
+//! The end of a throwaway cluster, also when this process is killed: a shell waits for the end of a
+//! pipe that only its users hold, stops the server and removes the directory. Knows pids and paths only.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+use super::home::Home;
+use super::{ClusterError, POLL};
+
+/// Longer than the script's own bounds, of 10 s each for the server and the directory.
+const WATCHER_WAIT: Duration = Duration::from_secs(25);
+
+/// Lines on stdin name the process group to end, the last one counts; then come the directories.
+/// `postmaster.pid` is the server's last act: an ended process that nobody reaps still has its number.
+/// The directory leaves its name in one step: whoever comes then makes it anew, and loses nothing of it. `pgdata`
+/// goes first, so that no half a cluster is ever without its mark.
+///
+/// A shared cluster has its pipe in the directory, under the name `users`, and is kept for 10 s after its last
+/// user, since the next one is often a process that is just being started. Who holds the pipe when its name
+/// has gone came in time: then it is given its name again. Who comes later finds nothing to join.
+const SCRIPT: &str = r#"
+trap '' HUP INT QUIT TERM
+group=
+idle=0
+listen() { while read -r line; do group=$line idle=0; done; }
+listen
+while [ -p "$1/users" ]; do
+    if [ $idle -lt 40 ]; then
+        sleep 0.25
+        idle=$((idle + 1))
+        listen
+    else
+        mv "$1/users" "$1/users.closed" || break
+        if read -r line; then
+            group=$line
+            mv "$1/users.closed" "$1/users"
+            idle=0
+            listen
+        fi
+    fi
+done
+tries=0
+if [ -n "$group" ] && kill -s QUIT -- "-$group"; then
+    while [ -e "$1/pgdata/postmaster.pid" ] && kill -s 0 -- "-$group" && [ $tries -lt 500 ]; do
+        tries=$((tries + 1))
+        if [ $tries -eq 350 ]; then kill -s KILL -- "-$group"; fi
+        sleep 0.02
+    done
+fi
+ended=$1.$$
+mv -- "$1" "$ended" || ended=$1
+shift
+tries=0
+until rm -rf -- "$ended/pgdata" "$ended/pgdata.new" && rm -rf -- "$ended" "$@"; do
+    tries=$((tries + 1))
+    if [ $tries -ge 500 ]; then exit 1; fi
+    sleep 0.02
+done
+"#;
+
+/// Dropping it removes the directory and waits for that.
+#[derive(Debug)]
+pub(super) struct Watcher {
+    shell: Child,
+    pipe: Option<File>,
+    dir: PathBuf,
+}
+
+impl Watcher {
+    /// The shell holds the directory's lock until it has ended, and nothing else of ours: not the
+    /// terminal's process group, output or directory.
+    pub fn spawn(home: &Home) -> Result<Watcher, ClusterError> {
+        Watcher::spawn_on(home, Stdio::piped(), None)
+    }
+
+    /// The same, of users who hold `pipe`'s other end; `ours` is the first of them.
+    pub fn spawn_on(home: &Home, pipe: Stdio, ours: Option<File>) -> Result<Watcher, ClusterError> {
+        let dir = home.dir().to_owned();
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", SCRIPT, "userd-watcher"]).arg(&dir).args(home.other_socket_dir());
+        command.current_dir("/").process_group(0);
+        command.stdin(pipe).stdout(home.lock_handle()?).stderr(Stdio::null());
+        let spawned = command.spawn();
+        let mut shell = spawned.map_err(|error| ClusterError::new(format!("cannot run /bin/sh: {error}")))?;
+        let pipe = ours.or_else(|| Some(File::from(OwnedFd::from(shell.stdin.take()?))));
+        Ok(Watcher { shell, pipe, dir })
+    }
+
+    /// From now on `leader`'s process group is what to end.
+    pub fn watch(&mut self, leader: u32) {
+        self.tell(&format!("{leader}\n"));
+    }
+
+    /// Nothing to end any more: the process id may become another's.
+    pub fn forget(&mut self) {
+        self.tell("\n");
+    }
+
+    fn tell(&mut self, line: &str) {
+        let told = self.pipe.as_mut().map(|pipe| pipe.write_all(line.as_bytes()));
+        if let Some(Err(error)) = told {
+            log::warn!("the watcher of {} is gone: {error}", self.dir.display());
+        }
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.pipe = None;
+        let deadline = Instant::now() + WATCHER_WAIT;
+        while matches!(self.shell.try_wait(), Ok(None)) && Instant::now() < deadline {
+            thread::sleep(POLL);
+        }
+        let cleared = matches!(self.shell.try_wait(), Ok(Some(status)) if status.success());
+        // Only if the watcher itself was killed: another may have made the directory anew by now.
+        if !cleared
+            && self.dir.exists()
+            && let Err(error) = fs::remove_dir_all(&self.dir)
+        {
+            log::warn!("cannot remove {}: {error}", self.dir.display());
+        }
+    }
+}

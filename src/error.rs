@@ -1,0 +1,301 @@
+//! What can go wrong with a request, and the ONE table that says how it is answered.
+//!
+//! Owns every status and text of a refusal, and what a SQLSTATE means. Knows nothing of sockets, SQL
+//! texts' contents or JSON Schema. The answer never holds what the database said; [`Error::log`] does.
+
+use serde::Serialize;
+use std::{borrow::Cow, fmt};
+
+/// One thing that is wrong with a body or a query string.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Violation {
+    /// Where: a JSON pointer into the body (`/email`), or the name of a query parameter.
+    pub path: String,
+    /// The rule that does not hold, in the words of JSON Schema (`required`, `format`, …).
+    pub keyword: String,
+    /// For a person. Never repeats the offending value, which may be a password.
+    pub message: String,
+}
+
+/// Why a request is not answered with success.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Error {
+    /// No such route or no such record.
+    NotFound,
+    /// The path exists, the method does not; holds the value of `Allow`.
+    MethodNotAllowed(&'static str),
+    /// The body sets fields that may not be mass assigned; holds their names.
+    MassAssignment(Vec<String>),
+    /// The body is not JSON, or not an object; holds what is wrong.
+    InvalidJson(String),
+    /// The body fails its JSON Schema before the handler (declarative variant).
+    Invalid(Vec<Violation>),
+    /// The body fails inside the handler (parser variant, and the values of a PUT).
+    Unprocessable(Vec<Violation>),
+    /// The query string asks for something that cannot be.
+    InvalidQuery(Vec<Violation>),
+    /// A media type that is certainly not JSON.
+    UnsupportedMediaType,
+    /// E-mail and password do not belong together, or there is no such user.
+    InvalidCredentials,
+    /// `API_TOKEN` is set and the request does not carry it.
+    Unauthorized,
+    /// A browser sent an unsafe request from another site.
+    CrossOrigin,
+    /// A unique violation (SQLSTATE 23505).
+    AlreadyExists,
+    /// Any other error of a query or a connection.
+    Database {
+        /// The statement, without its parameters; empty when there was none yet.
+        sql: Cow<'static, str>,
+        /// What the database or the connection said.
+        message: String,
+        /// Whether it was about this statement's own values, so that others may fare better.
+        own_fault: bool,
+    },
+    /// Something did not become free, or did not finish, in time; holds what.
+    Unavailable(Cow<'static, str>),
+    /// A relation that was not loaded was accessed while that is prevented; holds its name.
+    LazyLoadingViolation(&'static str),
+    /// A panic, or an invariant that does not hold; holds what is known of it.
+    Internal(String),
+    /// The bytes are not the HTTP that is served here; holds the rule that they break.
+    BadRequest(&'static str),
+    /// The head or the body did not arrive in time.
+    RequestTimeout,
+    /// The body is longer than allowed.
+    ContentTooLarge,
+    /// The request line is longer than allowed.
+    UriTooLong,
+    /// `Expect` asks for something other than `100-continue`.
+    ExpectationFailed,
+    /// The header fields are longer, or more, than allowed.
+    HeadTooLarge,
+    /// An HTTP version that is not served here.
+    VersionNotSupported,
+}
+
+impl Error {
+    /// What a failed statement means, by its SQLSTATE. `sql` is the statement's text.
+    pub fn from_query(sql: impl Into<Cow<'static, str>>, error: &postgres::Error) -> Error {
+        match error.code().map(postgres::error::SqlState::code) {
+            Some("23505") => Error::AlreadyExists,
+            Some("57014") => Error::Unavailable("the database cancelled a statement".into()),
+            code => Error::Database {
+                sql: sql.into(),
+                message: explain(error),
+                // Data exceptions, integrity violations, rollbacks such as of deadlocks, raised errors.
+                own_fault: code
+                    .is_some_and(|code| ["22", "23", "40", "P0"].iter().any(|class| code.starts_with(class))),
+            },
+        }
+    }
+
+    /// The answer: status, body, and a header where the status wants one. This is the table.
+    pub fn answer(&self) -> Answer {
+        let fixed = |status, text| Answer::new(status, Body::text(text));
+        match self {
+            Error::NotFound => fixed(404, "Not found"),
+            Error::MethodNotAllowed(allow) => fixed(405, "Method not allowed").with("Allow", allow),
+            Error::MassAssignment(fields) => Answer::new(422, Body::text(mass_assignment(fields))),
+            Error::InvalidJson(problem) => Answer::new(400, Body::text("Invalid JSON").message(problem)),
+            Error::Invalid(violations) => {
+                Answer::new(400, Body::text("Validation failed").errors(violations))
+            }
+            Error::Unprocessable(violations) => Answer::new(422, Body::default().errors(violations)),
+            Error::InvalidQuery(violations) => {
+                Answer::new(400, Body::text("Invalid query").errors(violations))
+            }
+            Error::UnsupportedMediaType => fixed(415, "Unsupported media type"),
+            Error::InvalidCredentials => fixed(401, "Invalid credentials"),
+            Error::Unauthorized => fixed(401, "Unauthorized").with("WWW-Authenticate", "Bearer"),
+            Error::CrossOrigin => fixed(403, "Cross-origin request refused"),
+            Error::AlreadyExists => fixed(409, "Already exists"),
+            Error::Database { .. } => fixed(500, "Database error"),
+            Error::Unavailable(_) => fixed(503, "Service unavailable").with("Retry-After", "1"),
+            Error::LazyLoadingViolation(_) | Error::Internal(_) => fixed(500, "Internal server error"),
+            Error::BadRequest(rule) => Answer::new(400, Body::text("Bad request").message(rule)),
+            Error::RequestTimeout => fixed(408, "Request timeout"),
+            Error::ContentTooLarge => fixed(413, "Content too large"),
+            Error::UriTooLong => fixed(414, "URI too long"),
+            Error::ExpectationFailed => fixed(417, "Expectation failed"),
+            Error::HeadTooLarge => fixed(431, "Request header fields too large"),
+            Error::VersionNotSupported => fixed(505, "HTTP version not supported"),
+        }
+    }
+
+    /// Logs what the client is not told: the SQL and the database's message, the panic, what was late.
+    /// Errors that are the client's own are silent here; the access line shows their status.
+    pub fn log(&self) {
+        match self {
+            Error::Database { sql, message, .. } if sql.is_empty() => {
+                log::error!("database error: {message}");
+            }
+            Error::Database { sql, message, .. } => {
+                log::error!("database error: {message}; SQL: {sql}");
+            }
+            Error::LazyLoadingViolation(_) | Error::Internal(_) => log::error!("{self}"),
+            Error::Unavailable(_) => log::warn!("{self}"),
+            _ => {}
+        }
+    }
+}
+
+/// How an [`Error`] is answered.
+#[derive(Debug)]
+pub struct Answer {
+    /// The HTTP status.
+    pub status: u16,
+    /// The JSON body.
+    pub body: Body,
+    /// One more header, where the status wants it.
+    pub header: Option<(&'static str, &'static str)>,
+}
+
+impl Answer {
+    fn new(status: u16, body: Body) -> Answer {
+        let header = None;
+        Answer { status, body, header }
+    }
+
+    fn with(mut self, name: &'static str, value: &'static str) -> Answer {
+        self.header = Some((name, value));
+        self
+    }
+}
+
+/// The body of a refusal: `error`, and where they help `message` and `errors`.
+#[derive(Debug, Default, Serialize)]
+pub struct Body {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<Cow<'static, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    errors: Option<Vec<Violation>>,
+}
+
+impl Body {
+    fn text(error: impl Into<Cow<'static, str>>) -> Body {
+        Body { error: Some(error.into()), ..Body::default() }
+    }
+
+    fn message(self, message: &str) -> Body {
+        Body { message: Some(message.to_owned()), ..self }
+    }
+
+    fn errors(self, violations: &[Violation]) -> Body {
+        Body { errors: Some(violations.to_vec()), ..self }
+    }
+}
+
+fn mass_assignment(fields: &[String]) -> String {
+    /// Enough to find the mistake; a body of thousands of fields is not repeated.
+    const NAMED: usize = 10;
+    let named: Vec<String> = fields
+        .iter()
+        .take(NAMED)
+        .map(|field| format!("\"{}\"", field.chars().take(64).collect::<String>()))
+        .collect();
+    let more = match fields.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        n => format!(" and {n} more"),
+    };
+    format!("These fields may not be mass assigned: {}{more}", named.join(", "))
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::LazyLoadingViolation(relation) => {
+                write!(f, "lazy loading violation: relation {relation} was accessed before it was loaded")
+            }
+            Error::Internal(what) => write!(f, "internal error: {what}"),
+            Error::Unavailable(what) => write!(f, "unavailable: {what}"),
+            Error::Database { message, .. } => write!(f, "database error: {message}"),
+            other => {
+                let answer = other.answer();
+                f.write_str(answer.body.error.as_deref().unwrap_or("Validation failed"))
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// One line that says why the database refused: its severity, message and SQLSTATE, or the chain of causes
+/// of a broken connection. The DETAIL is left out on purpose: it quotes whole rows.
+pub fn explain(error: &postgres::Error) -> String {
+    let line = match error.as_db_error() {
+        Some(db) => format!("{}: {} ({})", db.severity(), db.message(), db.code().code()),
+        None => {
+            let mut line = error.to_string();
+            let mut cause = std::error::Error::source(error);
+            while let Some(inner) = cause {
+                let text = inner.to_string();
+                if !line.ends_with(&text) {
+                    line = format!("{line}: {text}");
+                }
+                cause = inner.source();
+            }
+            line
+        }
+    };
+    line.replace(['\n', '\r'], " ")
+}
+
+/// Whether waiting cannot mend a refused connection: wrong credentials (SQLSTATE class 28) and a missing
+/// database (3D) stay so.
+pub fn is_final(error: &postgres::Error) -> bool {
+    let code = error.code().map(postgres::error::SqlState::code);
+    code.is_some_and(|code| code.starts_with("28") || code.starts_with("3D"))
+}
+
+/// Whether a change was refused because this server takes none (SQLSTATE 25006), as a standby does.
+pub fn is_read_only(error: &postgres::Error) -> bool {
+    error.code().map(postgres::error::SqlState::code) == Some("25006")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_the_contract() {
+        let rows: &[(Error, u16, &str)] = &[
+            (Error::NotFound, 404, r#"{"error":"Not found"}"#),
+            (Error::AlreadyExists, 409, r#"{"error":"Already exists"}"#),
+            (
+                Error::Database { sql: "select secret".into(), message: "whatever".into(), own_fault: false },
+                500,
+                r#"{"error":"Database error"}"#,
+            ),
+            (Error::LazyLoadingViolation("credential"), 500, r#"{"error":"Internal server error"}"#),
+            (Error::Internal("panic".into()), 500, r#"{"error":"Internal server error"}"#),
+            (
+                Error::MassAssignment(vec!["id".into(), "a\"b".into()]),
+                422,
+                r#"{"error":"These fields may not be mass assigned: \"id\", \"a\"b\""}"#,
+            ),
+            (Error::Unprocessable(vec![]), 422, r#"{"errors":[]}"#),
+        ];
+        for (error, status, body) in rows {
+            let answer = error.answer();
+            assert_eq!(answer.status, *status);
+            let text = serde_json::to_string(&answer.body).unwrap();
+            if matches!(error, Error::MassAssignment(_)) {
+                assert!(text.contains("id") && text.contains("mass assigned"));
+            } else {
+                assert_eq!(&text, body);
+            }
+        }
+    }
+
+    #[test]
+    fn a_body_of_many_fields_is_not_repeated() {
+        let fields: Vec<String> = (0..5000).map(|i| format!("field{i}")).collect();
+        let text = mass_assignment(&fields);
+        assert!(text.len() < 400 && text.ends_with("and 4990 more"), "{text}");
+    }
+}

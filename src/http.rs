@@ -1,0 +1,388 @@
+//! Requests and responses as values: methods, header look-up, query strings, JSON bodies.
+//!
+//! Knows no socket and no tiny_http; a [`Response`] is rendered into bytes here, and sent elsewhere.
+
+use crate::error::Error;
+use serde::Serialize;
+use serde_json::Value;
+use std::{borrow::Cow, fmt, sync::Mutex, time::SystemTime};
+
+/// The methods that routes are told apart by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Method {
+    Get,
+    Head,
+    Post,
+    Put,
+    Delete,
+    Options,
+    /// Any other; there is no route for it.
+    Other,
+}
+
+impl From<&str> for Method {
+    /// Method names are case-sensitive (RFC 9110, 9.1).
+    fn from(name: &str) -> Method {
+        match name {
+            "GET" => Method::Get,
+            "HEAD" => Method::Head,
+            "POST" => Method::Post,
+            "PUT" => Method::Put,
+            "DELETE" => Method::Delete,
+            "OPTIONS" => Method::Options,
+            _ => Method::Other,
+        }
+    }
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Method::Get => "GET",
+            Method::Head => "HEAD",
+            Method::Post => "POST",
+            Method::Put => "PUT",
+            Method::Delete => "DELETE",
+            Method::Options => "OPTIONS",
+            Method::Other => "OTHER",
+        })
+    }
+}
+
+/// A whole request: the body has arrived, framing and limits are behind it.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The method.
+    pub method: Method,
+    /// Path and query as they were sent, percent-encoded: `/users?page=2`.
+    pub target: String,
+    /// Field names and values, in their order.
+    pub headers: Vec<(String, String)>,
+    /// The body, decoded from its framing.
+    pub body: Vec<u8>,
+}
+
+impl Request {
+    /// `GET` of a target: `Request::get("/users?page=2")`.
+    pub fn get(target: impl Into<String>) -> Request {
+        Request::new(Method::Get, target, "")
+    }
+
+    /// `POST` of a JSON body:
+    ///
+    /// ```
+    /// # use userd::Request;
+    /// use serde_json::json;
+    ///
+    /// let request = Request::post("/users", &json!({"name": "Ada", "email": "ada@example.com"}));
+    /// ```
+    pub fn post(target: impl Into<String>, body: &Value) -> Request {
+        Request::new(Method::Post, target, body.to_string())
+    }
+
+    /// `PUT` of a JSON body.
+    pub fn put(target: impl Into<String>, body: &Value) -> Request {
+        Request::new(Method::Put, target, body.to_string())
+    }
+
+    /// `DELETE` of a target.
+    pub fn delete(target: impl Into<String>) -> Request {
+        Request::new(Method::Delete, target, "")
+    }
+
+    /// The same request with one more header: `.with("Authorization", "Bearer …")`.
+    pub fn with(mut self, name: impl Into<String>, value: impl Into<String>) -> Request {
+        self.headers.push((name.into(), value.into()));
+        self
+    }
+
+    /// A request without headers, of any method and with any body.
+    pub fn new(method: impl Into<Method>, target: impl Into<String>, body: impl Into<Vec<u8>>) -> Request {
+        Request { method: method.into(), target: target.into(), headers: Vec::new(), body: body.into() }
+    }
+
+    /// The value of the first field of that name, whatever its case.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let mut fields = self.headers.iter();
+        let found = fields.find(|(field, _)| field.eq_ignore_ascii_case(name));
+        found.map(|(_, value)| value.as_str())
+    }
+
+    /// The path, without the query.
+    pub fn path(&self) -> &str {
+        self.target.split('?').next().unwrap_or_default()
+    }
+
+    /// The parameters of the query string, decoded, in their order.
+    pub fn query(&self) -> impl Iterator<Item = (Cow<'_, str>, Cow<'_, str>)> {
+        let query = self.target.split_once('?').map_or("", |(_, query)| query);
+        query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            (form_decode(name), form_decode(value))
+        })
+    }
+}
+
+/// How the connection goes on after a response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Persistence {
+    /// It stays open, which HTTP/1.1 takes for granted.
+    KeepAlive,
+    /// It stays open for an HTTP/1.0 client that asked for it, and has to be told.
+    KeepAliveHttp10,
+    /// It is closed after this response.
+    Close,
+}
+
+/// An answer: status, headers, body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Response {
+    /// The HTTP status.
+    pub status: u16,
+    /// Headers beside `Content-Type`, `Content-Length`, `Date` and `Connection`, which rendering adds.
+    pub headers: Vec<(&'static str, Cow<'static, str>)>,
+    /// The body: one line of JSON with a newline at its end, or empty.
+    pub body: Vec<u8>,
+}
+
+impl Response {
+    /// A body of one line of JSON.
+    #[doc(hidden)]
+    pub fn json(status: u16, value: &impl Serialize) -> Response {
+        let mut body = Vec::with_capacity(256);
+        serde_json::to_writer(&mut body, value).expect("our own types have string keys only");
+        body.push(b'\n');
+        Response { status, headers: Vec::new(), body }
+    }
+
+    /// 204, without a body.
+    #[doc(hidden)]
+    pub fn no_content() -> Response {
+        Response { status: 204, headers: Vec::new(), body: Vec::new() }
+    }
+
+    /// The body as JSON; `Null` where it is empty, as after a `DELETE`. For tests: every body that is served
+    /// here is JSON.
+    pub fn value(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_default()
+    }
+
+    /// The value of the first header of that name, whatever its case. `Content-Type`, `Content-Length`, `Date`
+    /// and `Connection` are not among them: they are added on the way out.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let mut headers = self.headers.iter();
+        let found = headers.find(|(header, _)| header.eq_ignore_ascii_case(name));
+        found.map(|(_, value)| value.as_ref())
+    }
+
+    /// The same response with one more header.
+    pub(crate) fn with(mut self, name: &'static str, value: impl Into<Cow<'static, str>>) -> Response {
+        self.headers.push((name, value.into()));
+        self
+    }
+
+    /// The bytes on the wire. `head_only` leaves the body out and keeps its length, as HEAD wants it.
+    #[doc(hidden)]
+    pub fn render(&self, persistence: Persistence, head_only: bool) -> Vec<u8> {
+        let mut out = Vec::with_capacity(192 + self.body.len());
+        out.extend_from_slice(b"HTTP/1.1 ");
+        push_number(&mut out, usize::from(self.status));
+        out.push(b' ');
+        out.extend_from_slice(reason(self.status).as_bytes());
+        out.extend_from_slice(b"\r\nDate: ");
+        push_date(&mut out);
+        if self.status != 204 {
+            out.extend_from_slice(b"\r\nContent-Type: application/json\r\nContent-Length: ");
+            push_number(&mut out, self.body.len());
+        }
+        for (name, value) in &self.headers {
+            out.extend_from_slice(b"\r\n");
+            out.extend_from_slice(name.as_bytes());
+            out.extend_from_slice(b": ");
+            out.extend_from_slice(value.as_bytes());
+        }
+        out.extend_from_slice(match persistence {
+            Persistence::KeepAlive => b"\r\n\r\n",
+            Persistence::KeepAliveHttp10 => b"\r\nConnection: keep-alive\r\n\r\n",
+            Persistence::Close => b"\r\nConnection: close\r\n\r\n".as_slice(),
+        });
+        if !head_only {
+            out.extend_from_slice(&self.body);
+        }
+        out
+    }
+}
+
+impl From<&Error> for Response {
+    fn from(error: &Error) -> Response {
+        let answer = error.answer();
+        let response = Response::json(answer.status, &answer.body);
+        match answer.header {
+            Some((name, value)) => response.with(name, value),
+            None => response,
+        }
+    }
+}
+
+/// Percent-decoding; `None` where an escape is cut short, not hexadecimal, or the result not UTF-8.
+pub fn percent_decode(text: &str) -> Option<Cow<'_, str>> {
+    if !text.contains('%') {
+        return Some(Cow::Borrowed(text));
+    }
+    let mut out = Vec::with_capacity(text.len());
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        if byte == b'%' {
+            let mut digit = || char::from(bytes.next()?).to_digit(16);
+            out.push((digit()? * 16 + digit()?) as u8);
+        } else {
+            out.push(byte);
+        }
+    }
+    String::from_utf8(out).ok().map(Cow::Owned)
+}
+
+/// As forms encode: `+` is a space. What does not decode is taken as it stands.
+fn form_decode(text: &str) -> Cow<'_, str> {
+    if text.contains('+') {
+        let spaced = text.replace('+', " ");
+        return Cow::Owned(match percent_decode(&spaced) {
+            Some(decoded) => decoded.into_owned(),
+            None => spaced,
+        });
+    }
+    percent_decode(text).unwrap_or(Cow::Borrowed(text))
+}
+
+fn push_number(out: &mut Vec<u8>, number: usize) {
+    let mut digits = [0; 20];
+    let mut at = digits.len();
+    let mut rest = number;
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    out.extend_from_slice(&digits[at..]);
+}
+
+/// Formatting a date costs more than the rest of a head, so it is done once a second.
+fn push_date(out: &mut Vec<u8>) {
+    static DATE: Mutex<(u64, String)> = Mutex::new((0, String::new()));
+    let now = SystemTime::now();
+    let second = now.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let mut date = DATE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if date.0 != second {
+        *date = (second, httpdate::fmt_http_date(now));
+    }
+    out.extend_from_slice(date.1.as_bytes());
+}
+
+fn reason(status: u16) -> &'static str {
+    match status {
+        200 => "OK",
+        201 => "Created",
+        204 => "No Content",
+        400 => "Bad Request",
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        404 => "Not Found",
+        405 => "Method Not Allowed",
+        408 => "Request Timeout",
+        409 => "Conflict",
+        413 => "Content Too Large",
+        414 => "URI Too Long",
+        415 => "Unsupported Media Type",
+        417 => "Expectation Failed",
+        422 => "Unprocessable Content",
+        431 => "Request Header Fields Too Large",
+        500 => "Internal Server Error",
+        503 => "Service Unavailable",
+        505 => "HTTP Version Not Supported",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rendering() {
+        let response = Response::json(200, &serde_json::json!({"a": 1}));
+        let text = String::from_utf8(response.render(Persistence::KeepAlive, false)).unwrap();
+        assert!(text.starts_with("HTTP/1.1 200 OK\r\nDate: "), "{text}");
+        assert!(
+            text.ends_with("Content-Type: application/json\r\nContent-Length: 8\r\n\r\n{\"a\":1}\n"),
+            "{text}"
+        );
+        let head = String::from_utf8(response.render(Persistence::Close, true)).unwrap();
+        assert!(head.ends_with("Content-Length: 8\r\nConnection: close\r\n\r\n"), "{head}");
+        let empty = Response::no_content().render(Persistence::KeepAliveHttp10, false);
+        let empty = String::from_utf8(empty).unwrap();
+        assert!(!empty.contains("Content-"), "{empty}");
+        assert!(empty.ends_with("\r\nConnection: keep-alive\r\n\r\n"), "{empty}");
+    }
+
+    #[test]
+    fn every_refusal_has_a_reason_phrase() {
+        let errors = [
+            Error::NotFound,
+            Error::MethodNotAllowed("GET"),
+            Error::MassAssignment(vec![]),
+            Error::UnsupportedMediaType,
+            Error::Unauthorized,
+            Error::CrossOrigin,
+            Error::AlreadyExists,
+            Error::Unavailable("".into()),
+            Error::BadRequest("rule"),
+            Error::RequestTimeout,
+            Error::ContentTooLarge,
+            Error::UriTooLong,
+            Error::ExpectationFailed,
+            Error::HeadTooLarge,
+            Error::VersionNotSupported,
+        ];
+        for error in errors {
+            assert_ne!(reason(Response::from(&error).status), "", "{error:?}");
+        }
+    }
+
+    #[test]
+    fn queries() {
+        let request = Request::new("GET", "/users?page=2&&perPage=%31%35&x&y=a+b&z=%zz", "");
+        let pairs: Vec<_> = request.query().map(|(k, v)| format!("{k}={v}")).collect();
+        assert_eq!(pairs, ["page=2", "perPage=15", "x=", "y=a b", "z=%zz"]);
+        assert_eq!(request.path(), "/users");
+    }
+
+    #[test]
+    fn percent_decoding() {
+        let rows = [
+            ("abc", Some("abc")),
+            ("%34%32", Some("42")),
+            ("%4", None),
+            ("%", None),
+            ("%+1", None),
+            ("%zz", None),
+            ("%ff", None),
+            ("%c3%a9", Some("é")),
+        ];
+        for (text, expected) in rows {
+            assert_eq!(percent_decode(text).as_deref(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn numbers() {
+        for number in [0, 7, 10, 204, usize::MAX] {
+            let mut out = Vec::new();
+            push_number(&mut out, number);
+            assert_eq!(out, number.to_string().as_bytes());
+        }
+    }
+}

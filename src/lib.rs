@@ -1,0 +1,115 @@
+//! A user-management HTTP service over PostgreSQL, to be started inside another program: synchronous, without
+//! an async runtime to bring along, on a port of its own, gone when it is dropped.
+//!
+//! # In a test
+//!
+//! [`testing::TestServer`] is a running service from nothing: the machine needs PostgreSQL's programs (on
+//! Debian: `apt-get install postgresql`), and nothing has to run, be configured or be cleaned up.
+//!
+//! ```
+//! use userd::testing::TestServer;
+//!
+//! let server = TestServer::start();
+//! server.seed(20);
+//! let ada = server.user("Ada Lovelace", "ada@example.com");
+//!
+//! let page: serde_json::Value = ureq::get(server.url("/users?perPage=5")).call()?.body_mut().read_json()?;
+//! assert_eq!((&page["total"], page["data"].as_array().map(Vec::len)), (&21.into(), Some(5)));
+//! let url = server.url(&format!("/users/{}", ada.id));
+//! assert_eq!(ureq::delete(url).call()?.status(), 204);
+//! # Ok::<(), ureq::Error>(())
+//! ```
+//!
+//! The first one on a machine takes less than a second, each further one some 30 ms, in threads as in processes
+//! (`cargo nextest`). [`TestServer::with`](testing::TestServer::with) changes settings.
+//!
+//! # Without a socket
+//!
+//! [`App`] is the same service as a function from a [`Request`] to a [`Response`]: same checks, same
+//! statements, same answers.
+//!
+//! ```
+//! use serde_json::json;
+//! use userd::{App, Request, ScratchDatabase};
+//!
+//! let database = ScratchDatabase::create()?;
+//! let app = App::open(&database.config())?;
+//!
+//! let answer = app.handle(&Request::post("/users", &json!({"name": "Ada"})));
+//! assert_eq!(answer.status, 400);
+//! assert_eq!(answer.value()["error"], "Validation failed");
+//! # Ok::<(), userd::StartError>(())
+//! ```
+//!
+//! # In a program
+//!
+//! [`Server::start`] takes a [`Config`], whose default is a free port of the loopback:
+//!
+//! ```
+//! use userd::{Config, Database, Server};
+//! # let scratch = userd::ScratchDatabase::create()?;
+//! # let database_url = scratch.url();
+//!
+//! let server = Server::start(Config {
+//!     database: Database::Url(database_url.into()),
+//!     api_token: Some("only with this".into()),
+//!     workers: 4,
+//!     ..Config::default()
+//! })?;
+//! println!("serving {}", server.base_url()); // http://127.0.0.1:41234
+//! server.stop(); // answers what is in work, and frees the port
+//! # Ok::<(), userd::StartError>(())
+//! ```
+//!
+//! # What to rely on
+//!
+//! - Nothing is global: no environment is read, no logger installed, no signal handled, and nothing exits the
+//!   process. Several servers run side by side, each with settings of its own. Lines for a log go to the [`log`]
+//!   crate's facade under the target `userd`, never with a password, a token or a body in them.
+//! - Everything blocks, and every wait has a bound that a setting names: [`Config`] and [`Limits`]. All of it may
+//!   be called from plain threads, from another runtime's blocking section, and even from its tasks, whose
+//!   thread it then holds up.
+//! - What can go wrong is a value: a [`StartError`] before the service runs, a status in its answers after that.
+//! - Stopping, or dropping, gives back the port, the threads, the connections and the files.
+//!
+//! # Features
+//!
+//! `testing` (on by default) is the module [`testing`]. It brings no dependency, and nothing of it gets into a
+//! program that does not use it.
+#![warn(missing_docs)]
+
+mod access;
+mod blocking;
+#[doc(hidden)]
+pub mod config;
+#[doc(hidden)]
+pub mod db;
+#[doc(hidden)]
+pub mod door;
+pub mod embedded;
+#[doc(hidden)]
+pub mod error;
+mod handlers;
+#[doc(hidden)]
+pub mod http;
+#[doc(hidden)]
+pub mod pagination;
+#[doc(hidden)]
+pub mod password;
+mod relation;
+mod router;
+#[doc(hidden)]
+pub mod server;
+#[cfg(feature = "testing")]
+pub mod testing;
+#[doc(hidden)]
+pub mod user;
+mod validation;
+mod workers;
+
+pub use config::{Config, ConfigError, Database, Limits, Schema, Secret, Validation};
+pub use db::scratch::ScratchDatabase;
+pub use handlers::App;
+pub use http::{Method, Request, Response};
+pub use server::{Server, StartError};
+pub use user::{Timestamp, User};

@@ -1,0 +1,127 @@
+//! Method and path to a route. Pure.
+
+use crate::{
+    error::Error,
+    http::{Method, percent_decode},
+};
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Route {
+    /// `GET /users`
+    List,
+    /// `POST /users`
+    Create,
+    /// `GET /users/:id`; the id as [`parse_id`] reads it.
+    Find(Option<i64>),
+    /// `PUT /users/:id`
+    Update(Option<i64>),
+    /// `DELETE /users/:id`
+    Delete(Option<i64>),
+    /// `POST /users/authenticate`
+    Authenticate,
+    /// `OPTIONS` of a path that exists; holds the value of `Allow`.
+    Options(&'static str),
+}
+
+const USERS: &str = "GET, HEAD, POST, OPTIONS";
+const USER: &str = "GET, HEAD, PUT, DELETE, OPTIONS";
+const AUTHENTICATE: &str = "POST, OPTIONS";
+/// The answer to `OPTIONS *`, which asks about the server as a whole.
+const SERVER: &str = "GET, HEAD, POST, PUT, DELETE, OPTIONS";
+
+/// The route, else [`Error::NotFound`] or [`Error::MethodNotAllowed`]. HEAD goes wherever GET goes.
+pub fn route(method: Method, path: &str) -> Result<Route, Error> {
+    use Method::{Delete, Get, Head, Options, Post, Put};
+    if path == "*" && method == Options {
+        return Ok(Route::Options(SERVER));
+    }
+    let mut segments = path.strip_prefix('/').ok_or(Error::NotFound)?.split('/');
+    let (first, second, more) = (segments.next(), segments.next(), segments.next());
+    let is_users = first.and_then(percent_decode).is_some_and(|text| text == "users");
+    if !is_users || more.is_some() {
+        return Err(Error::NotFound);
+    }
+    let Some(segment) = second else {
+        return match method {
+            Get | Head => Ok(Route::List),
+            Post => Ok(Route::Create),
+            Options => Ok(Route::Options(USERS)),
+            _ => Err(Error::MethodNotAllowed(USERS)),
+        };
+    };
+    let Some(segment) = percent_decode(segment).filter(|text| !text.is_empty()) else {
+        return Err(Error::NotFound);
+    };
+    if segment == "authenticate" {
+        return match method {
+            Post => Ok(Route::Authenticate),
+            Options => Ok(Route::Options(AUTHENTICATE)),
+            _ => Err(Error::MethodNotAllowed(AUTHENTICATE)),
+        };
+    }
+    let id = parse_id(&segment);
+    match method {
+        Get | Head => Ok(Route::Find(id)),
+        Put => Ok(Route::Update(id)),
+        Delete => Ok(Route::Delete(id)),
+        Options => Ok(Route::Options(USER)),
+        _ => Err(Error::MethodNotAllowed(USER)),
+    }
+}
+
+/// The id, where the text is the canonical decimal of a positive bigint; no other text names a user.
+fn parse_id(text: &str) -> Option<i64> {
+    let canonical = text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0');
+    text.parse().ok().filter(|_| canonical)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn routes() {
+        let rows = [
+            ("GET", "/users", Ok(Route::List)),
+            ("HEAD", "/users", Ok(Route::List)),
+            ("POST", "/users", Ok(Route::Create)),
+            ("GET", "/%75sers", Ok(Route::List)),
+            ("GET", "/users/42", Ok(Route::Find(Some(42)))),
+            ("GET", "/users/%34%32", Ok(Route::Find(Some(42)))),
+            ("PUT", "/users/9223372036854775807", Ok(Route::Update(Some(i64::MAX)))),
+            ("DELETE", "/users/9223372036854775808", Ok(Route::Delete(None))),
+            ("GET", "/users/0", Ok(Route::Find(None))),
+            ("GET", "/users/-1", Ok(Route::Find(None))),
+            ("GET", "/users/+1", Ok(Route::Find(None))),
+            ("GET", "/users/007", Ok(Route::Find(None))),
+            ("GET", "/users/abc", Ok(Route::Find(None))),
+            ("GET", "/users/%31%00", Ok(Route::Find(None))),
+            ("GET", "/users/1%2F2", Ok(Route::Find(None))),
+            ("POST", "/users/authenticate", Ok(Route::Authenticate)),
+            ("OPTIONS", "/users", Ok(Route::Options(USERS))),
+            ("OPTIONS", "/users/1", Ok(Route::Options(USER))),
+            ("OPTIONS", "*", Ok(Route::Options(SERVER))),
+            ("GET", "/users/authenticate", Err(405)),
+            ("PATCH", "/users", Err(405)),
+            ("DELETE", "/users", Err(405)),
+            ("POST", "/users/1", Err(405)),
+            ("get", "/users", Err(405)),
+            ("GET", "/users/", Err(404)),
+            ("GET", "/users/1/", Err(404)),
+            ("GET", "/users/1/x", Err(404)),
+            ("GET", "/users/%", Err(404)),
+            ("GET", "/users/%ff", Err(404)),
+            ("GET", "/", Err(404)),
+            ("GET", "//users", Err(404)),
+            ("GET", "/Users", Err(404)),
+            ("GET", "*", Err(404)),
+            ("GET", "", Err(404)),
+            ("OPTIONS", "/other", Err(404)),
+        ];
+        for (method, path, expected) in rows {
+            let found = route(method.into(), path).map_err(|error| error.answer().status);
+            assert_eq!(found, expected, "{method} {path}");
+        }
+    }
+}

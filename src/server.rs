@@ -1,0 +1,296 @@
+//! Wires the stages together and stops them in order.
+
+use crate::{
+    blocking::outside_of_runtimes,
+    config::{Config, ConfigError},
+    db::{
+        Pool, PoolLimits,
+        migrate::migrate,
+        target::Target,
+        tls::{self, Connector},
+        users::Users,
+        watchdog::{CONNECT_TIMEOUT, Watchdog},
+    },
+    door::{Door, Listener},
+    handlers::App,
+    workers::Workers,
+};
+use nix::sys::socket::{Shutdown, shutdown};
+use std::{
+    fmt, fs, io,
+    net::SocketAddr,
+    os::{
+        fd::AsRawFd,
+        unix::{
+            fs::DirBuilderExt,
+            net::{UnixListener, UnixStream},
+        },
+    },
+    process,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// A running service: a port, some threads, a pool of connections. Stops when it is dropped.
+pub struct Server {
+    app: Arc<App>,
+    base_url: String,
+    addr: Option<SocketAddr>,
+    /// Behind a lock for the sake of `Sync` alone.
+    stages: Mutex<Option<Stages>>,
+    stop_timeout: Duration,
+}
+
+struct Stages {
+    door: Door,
+    workers: Workers,
+    _private: PrivateSocket,
+}
+
+/// Why a server did not start. Each is one clear line, and nothing is left running.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum StartError {
+    /// A setting that cannot be used.
+    Config(ConfigError),
+    /// No connection to the database within `db_connect_timeout`, or one that no waiting would mend.
+    Database(String),
+    /// No database to be thrown away: PostgreSQL's programs are missing, or its cluster does not start. Only
+    /// of [`testing`](crate::testing).
+    Cluster(String),
+    /// A migration that could not be applied; nothing of it was.
+    Migration(String),
+    /// The address cannot be listened on.
+    Listen(String, io::Error),
+    /// The system refused a thread or a socket of our own.
+    System(io::Error),
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StartError::Config(error) => error.fmt(f),
+            StartError::Database(line) => write!(f, "cannot connect to the database: {line}"),
+            StartError::Cluster(line) => f.write_str(line),
+            StartError::Migration(line) => write!(f, "cannot migrate the database: {line}"),
+            StartError::Listen(address, error) => write!(f, "cannot listen on {address}: {error}"),
+            StartError::System(error) => write!(f, "cannot start: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for StartError {}
+
+impl From<ConfigError> for StartError {
+    fn from(error: ConfigError) -> StartError {
+        StartError::Config(error)
+    }
+}
+
+impl Server {
+    /// Connects to the database, migrates it, and only then listens.
+    ///
+    /// Blocks until the service answers: up to `db_connect_timeout` for the database, and as long as its
+    /// migrations take. May be called from within an async runtime, whose thread it blocks as well.
+    ///
+    /// # Errors
+    /// Each is one line, and nothing is left running after it.
+    pub fn start(config: Config) -> Result<Server, StartError> {
+        Server::start_watched(config, || {})
+    }
+
+    /// As [`Server::start`]; `on_broken` is called, once and on a thread of the server's, when the way
+    /// between its stages breaks and everything is answered 503 from then on. That takes a defect; a
+    /// process should end then and be started anew.
+    pub fn start_watched(
+        config: Config,
+        on_broken: impl FnOnce() + Send + 'static,
+    ) -> Result<Server, StartError> {
+        let app = Arc::new(App::open(&config)?);
+        let listener = listener(&config)?;
+        let (base_url, addr) = (listener.to_string(), listener.local_addr());
+        let exposed = addr.is_some_and(|addr| !addr.ip().is_loopback());
+        let stages = || {
+            let (private, http, stream) = PrivateSocket::connect()?;
+            let (door, seats) = Door::open(listener, &config.limits, stream, on_broken)?;
+            let workers = Workers::start(http, seats, app.clone(), config.workers)?;
+            Ok((private, door, workers))
+        };
+        let (private, door, workers) = stages().map_err(StartError::System)?;
+        if exposed && config.api_token.is_none() {
+            log::warn!("{base_url} may be reached by others, and API_TOKEN is not set");
+        }
+        Ok(Server {
+            app,
+            base_url,
+            addr,
+            stages: Mutex::new(Some(Stages { door, workers, _private: private })),
+            stop_timeout: config.limits.stop_timeout,
+        })
+    }
+
+    /// Where it listens, without a slash at its end: `http://127.0.0.1:41234`, or `unix:/path`.
+    pub fn base_url(&self) -> &str {
+        &self.base_url
+    }
+
+    /// The TCP address it listens on; `None` for a Unix socket.
+    pub fn addr(&self) -> Option<SocketAddr> {
+        self.addr
+    }
+
+    /// The service itself, to be asked without a socket: with the same database and the same settings.
+    pub fn app(&self) -> &App {
+        &self.app
+    }
+
+    /// Stops: takes no new connections, answers what is in work, frees the port. Blocks for at most
+    /// `stop_timeout` (10 s), without anything in work for about a millisecond. Dropping does the same.
+    pub fn stop(mut self) {
+        self.shut_down();
+    }
+
+    fn shut_down(&mut self) {
+        let stages = self.stages.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(stages) = stages.take() {
+            stages.door.stop();
+            stages.workers.stop(self.stop_timeout);
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shut_down();
+    }
+}
+
+/// The listening end of the way between door and tiny_http, kept to end tiny_http's accept thread by.
+struct PrivateSocket(UnixListener);
+
+impl PrivateSocket {
+    /// tiny_http, and the one stream that it will ever serve: over a socket in a directory that only the owner
+    /// can enter. Both are gone again when this returns, so nothing can be left behind.
+    fn connect() -> io::Result<(PrivateSocket, tiny_http::Server, UnixStream)> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let (process, number) = (process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let dir = std::env::temp_dir().join(format!("userd-{process}-{number}"));
+        // Left by a process of the same number that was killed in here.
+        let _ = fs::remove_dir_all(&dir);
+        fs::DirBuilder::new().mode(0o700).create(&dir)?;
+        let path = dir.join("http");
+        let connect = || {
+            let listener = UnixListener::bind(&path)?;
+            let private = PrivateSocket(listener.try_clone()?);
+            let stream = UnixStream::connect(&path)?;
+            let http = tiny_http::Server::from_listener(listener, None).map_err(io::Error::other)?;
+            Ok((private, http, stream))
+        };
+        let connected = connect();
+        fs::remove_dir_all(&dir)?;
+        connected
+    }
+}
+
+impl Drop for PrivateSocket {
+    fn drop(&mut self) {
+        // tiny_http's own way, connecting to the path once more, finds the path gone.
+        let _ = shutdown(self.0.as_raw_fd(), Shutdown::Both);
+    }
+}
+
+fn listener(config: &Config) -> Result<Listener, StartError> {
+    let (name, listener) = match &config.socket {
+        Some(socket) => {
+            ("the socket that was passed".to_owned(), socket.try_clone().and_then(Listener::from_fd))
+        }
+        None if config.host.starts_with("unix:") => (config.host.clone(), Listener::bind(&config.host, 0)),
+        None => (format!("{}:{}", config.host, config.port), Listener::bind(&config.host, config.port)),
+    };
+    listener.map_err(|error| StartError::Listen(name, error))
+}
+
+fn target(config: &Config) -> Result<Target, ConfigError> {
+    use crate::{config::Database, db::target::Settings};
+    let (variable, target) = match &config.database {
+        Database::Url(url) => ("DATABASE_URL", Target::parse(url.expose(), config.os_user.as_deref())),
+        Database::Parts { host, port, name, user, password, ssl } => (
+            if config.db_ssl_ca.is_some() { "DB_SSL_CA" } else { "DB_HOST" },
+            Target::from_settings(Settings {
+                host,
+                port: *port,
+                name,
+                user,
+                password: password.expose(),
+                ssl: *ssl,
+                ssl_ca: config.db_ssl_ca.as_deref(),
+            }),
+        ),
+    };
+    let mut target = target.map_err(|error| ConfigError { variable, problem: error.to_string() })?;
+    if target.config.get_application_name().is_none() {
+        target.config.application_name("userd");
+    }
+    if target.config.get_connect_timeout().is_none() {
+        let timeout = CONNECT_TIMEOUT.min(config.db_connect_timeout);
+        target.config.connect_timeout(timeout);
+    }
+    Ok(target)
+}
+
+impl App {
+    /// The service without a server: connects to the database and migrates it. `host`, `port` and `workers`
+    /// mean nothing here.
+    ///
+    /// Blocks for up to `db_connect_timeout`, and as long as the migrations take; may be called from within
+    /// an async runtime, whose thread it blocks as well. After an error nothing is left running.
+    pub fn open(config: &Config) -> Result<App, StartError> {
+        outside_of_runtimes(|| {
+            let target = target(config)?;
+            let tls = tls::connector(target.tls.as_ref())
+                .map_err(|error| StartError::Database(error.to_string()))?;
+            log::info!("connecting to {target}");
+            let watchdog = Watchdog::start().map_err(StartError::System)?;
+            let timeout = config.db_connect_timeout;
+            let mut client = connect(&watchdog, &target, &tls, timeout)?;
+            let mut locker = connect(&watchdog, &target, &tls, timeout)?;
+            migrate(&mut client, &mut locker, config.migrations_dir.as_deref())
+                .map_err(StartError::Migration)?;
+            drop((client, locker));
+            let limits = PoolLimits {
+                size: config.db_pool_size,
+                acquire_timeout: config.db_acquire_timeout,
+                statement_timeout: config.limits.request_timeout,
+                prepared: config.db_prepared,
+            };
+            let users = Users::new(Pool::new(&target, tls, watchdog, limits), config.production);
+            Ok(App::new(users, config))
+        })
+    }
+}
+
+/// Tries until the time is up, a log line a try. A refusal that waiting does not mend ends it at once.
+fn connect(
+    watchdog: &Watchdog,
+    target: &Target,
+    tls: &Connector,
+    timeout: Duration,
+) -> Result<postgres::Client, StartError> {
+    const PAUSE: Duration = Duration::from_millis(500);
+    let deadline = Instant::now() + timeout;
+    loop {
+        let error = match watchdog.connect(&target.config, tls, "") {
+            Ok((client, _)) => return Ok(client),
+            Err(error) => error,
+        };
+        if error.is_final() || Instant::now() + PAUSE > deadline {
+            return Err(StartError::Database(error.to_string()));
+        }
+        log::warn!("cannot connect to the database yet: {error}");
+        thread::sleep(PAUSE);
+    }
+}

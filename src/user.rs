@@ -1,0 +1,250 @@
+//! The user record, what creates and changes one, and the guard of mass assignment.
+//!
+//! Knows neither SQL nor HTTP; values come as JSON objects and leave as JSON.
+
+use crate::{
+    config::Secret,
+    error::{Error, Violation},
+    password::PasswordHash,
+    relation::Relation,
+};
+use serde::{Serialize, Serializer};
+use serde_json::{Map, Value};
+use std::fmt;
+
+/// The fields that a body may set.
+pub const FILLABLE: [&str; 3] = ["name", "email", "password"];
+
+/// Characters of the longest e-mail address, as the column has it.
+pub const EMAIL_MAX: usize = 254;
+
+/// A stored user. As JSON: `id` (a string), `name`, `email`, `createdAt`, `updatedAt`, and nothing else.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct User {
+    /// The identifier; positive.
+    #[serde(serialize_with = "as_string")]
+    pub id: i64,
+    /// The name, as given.
+    pub name: String,
+    /// The address, as given; unique whatever its case.
+    pub email: String,
+    /// When the record was created.
+    pub created_at: Timestamp,
+    /// When anything of it last changed.
+    pub updated_at: Timestamp,
+    /// What the user proves itself with. No read or list fetches it.
+    #[serde(skip)]
+    #[doc(hidden)]
+    pub credential: Relation<Credential>,
+}
+
+/// The secret half of a user, in a table of its own.
+#[derive(Debug)]
+pub struct Credential {
+    /// The hash of the password.
+    pub password_hash: PasswordHash,
+}
+
+/// What a user is created from.
+#[derive(Debug)]
+pub struct NewUser {
+    /// The name.
+    pub name: String,
+    /// The address.
+    pub email: String,
+    /// The password in clear, to be hashed.
+    pub password: Option<Secret>,
+}
+
+/// What a PUT changes; `None` leaves the field as it is.
+#[derive(Debug, Default)]
+pub struct UserChanges {
+    /// A new name.
+    pub name: Option<String>,
+    /// A new address.
+    pub email: Option<String>,
+    /// `Some(None)` removes the password.
+    pub password: Option<Option<Secret>>,
+}
+
+/// Refuses fields that may not be mass assigned, known or unknown, by name.
+pub fn guard(body: &Map<String, Value>) -> Result<(), Error> {
+    let foreign = body.keys().filter(|key| !FILLABLE.contains(&key.as_str()));
+    let foreign: Vec<String> = foreign.cloned().collect();
+    if foreign.is_empty() { Ok(()) } else { Err(Error::MassAssignment(foreign)) }
+}
+
+impl NewUser {
+    /// From a body that the create schema and [`guard`] have passed.
+    pub fn from_body(mut body: Map<String, Value>) -> Result<NewUser, Error> {
+        guard(&body)?;
+        let mut text = |key| match body.remove(key) {
+            Some(Value::String(text)) => Some(text),
+            _ => None,
+        };
+        match (text("name"), text("email")) {
+            (Some(name), Some(email)) => {
+                Ok(NewUser { name, email, password: text("password").map(Secret::from) })
+            }
+            _ => Err(Error::Internal("the create schema let a body through".into())),
+        }
+    }
+}
+
+impl UserChanges {
+    /// From the body of a PUT: the guard, then each value must be one that its column can hold.
+    pub fn from_body(body: Map<String, Value>) -> Result<UserChanges, Error> {
+        guard(&body)?;
+        let mut changes = UserChanges::default();
+        let mut violations = Vec::new();
+        for (key, value) in body {
+            let text = match value {
+                Value::Null if key == "password" => {
+                    changes.password = Some(None);
+                    continue;
+                }
+                Value::String(text) => text,
+                _ => {
+                    violations.push(violation(&key, "type", "must be a string"));
+                    continue;
+                }
+            };
+            if text.contains('\0') {
+                violations.push(violation(&key, "pattern", "must not contain NUL (U+0000)"));
+            } else if key == "email" && text.chars().count() > EMAIL_MAX {
+                let message = format!("must be at most {EMAIL_MAX} characters");
+                violations.push(violation(&key, "maxLength", &message));
+            } else {
+                match key.as_str() {
+                    "name" => changes.name = Some(text),
+                    "email" => changes.email = Some(text),
+                    _ => changes.password = Some(Some(text.into())),
+                }
+            }
+        }
+        if violations.is_empty() { Ok(changes) } else { Err(Error::Unprocessable(violations)) }
+    }
+}
+
+fn violation(key: &str, keyword: &str, message: &str) -> Violation {
+    Violation { path: format!("/{key}"), keyword: keyword.to_owned(), message: message.to_owned() }
+}
+
+fn as_string<S: Serializer>(id: &i64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(id)
+}
+
+/// A moment: microseconds since 1970-01-01T00:00:00Z. As text: RFC 3339 in UTC with microseconds and `Z`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Timestamp(i64);
+
+impl Timestamp {
+    /// The moment so many microseconds after 1970-01-01T00:00:00Z, or `None` outside the years 1 to 9999,
+    /// which RFC 3339 cannot write.
+    pub fn from_unix_micros(micros: i64) -> Option<Timestamp> {
+        const YEAR_1: i64 = -62_135_596_800_000_000;
+        const YEAR_10000: i64 = 253_402_300_800_000_000;
+        (YEAR_1..YEAR_10000).contains(&micros).then_some(Timestamp(micros))
+    }
+
+    /// Microseconds since 1970-01-01T00:00:00Z.
+    pub fn unix_micros(self) -> i64 {
+        self.0
+    }
+
+    fn to_rfc3339(self) -> [u8; 27] {
+        let moment = time::OffsetDateTime::from_unix_timestamp(self.0.div_euclid(1_000_000));
+        let moment = moment.expect("the years 1 to 9999 are within its range");
+        let mut text = *b"0000-00-00T00:00:00.000000Z";
+        put(&mut text[0..4], moment.year() as u32);
+        put(&mut text[5..7], u8::from(moment.month()).into());
+        put(&mut text[8..10], moment.day().into());
+        put(&mut text[11..13], moment.hour().into());
+        put(&mut text[14..16], moment.minute().into());
+        put(&mut text[17..19], moment.second().into());
+        put(&mut text[20..26], self.0.rem_euclid(1_000_000) as u32);
+        text
+    }
+}
+
+/// Decimal digits of fixed width.
+fn put(digits: &mut [u8], mut number: u32) {
+    for digit in digits.iter_mut().rev() {
+        *digit = b'0' + (number % 10) as u8;
+        number /= 10;
+    }
+}
+
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(str::from_utf8(&self.to_rfc3339()).expect("ASCII"))
+    }
+}
+
+impl Serialize for Timestamp {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(str::from_utf8(&self.to_rfc3339()).expect("ASCII"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn object(value: Value) -> Map<String, Value> {
+        match value {
+            Value::Object(map) => map,
+            _ => panic!("an object was meant"),
+        }
+    }
+
+    #[test]
+    fn timestamps() {
+        let rows = [
+            (0, "1970-01-01T00:00:00.000000Z"),
+            (1, "1970-01-01T00:00:00.000001Z"),
+            (-1, "1969-12-31T23:59:59.999999Z"),
+            (951_782_400_000_000, "2000-02-29T00:00:00.000000Z"),
+            (253_402_300_799_999_999, "9999-12-31T23:59:59.999999Z"),
+            (-62_135_596_800_000_000, "0001-01-01T00:00:00.000000Z"),
+        ];
+        for (micros, text) in rows {
+            assert_eq!(Timestamp::from_unix_micros(micros).unwrap().to_string(), text);
+        }
+        for micros in [i64::MIN, i64::MAX, 253_402_300_800_000_000] {
+            assert_eq!(Timestamp::from_unix_micros(micros), None);
+        }
+    }
+
+    #[test]
+    fn changes() {
+        let changes = UserChanges::from_body(object(json!({"name": "", "password": null})));
+        let changes = changes.unwrap();
+        assert_eq!(changes.name.as_deref(), Some(""));
+        assert!(changes.email.is_none() && changes.password == Some(None));
+        let rows = [
+            (json!({"name": 1}), "/name", "type"),
+            (json!({"name": null}), "/name", "type"),
+            (json!({"email": "a\0b"}), "/email", "pattern"),
+            (json!({"email": "x".repeat(255)}), "/email", "maxLength"),
+            (json!({"password": ["secret"]}), "/password", "type"),
+        ];
+        for (body, path, keyword) in rows {
+            match UserChanges::from_body(object(body)) {
+                Err(Error::Unprocessable(violations)) => {
+                    assert_eq!(violations[0].path, path);
+                    assert_eq!(violations[0].keyword, keyword);
+                    assert!(!violations[0].message.contains("secret"));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(UserChanges::from_body(object(json!({"email": "é".repeat(254)}))).is_ok());
+        assert!(matches!(
+            UserChanges::from_body(object(json!({"name": 1, "isAdmin": true}))),
+            Err(Error::MassAssignment(fields)) if fields == ["isAdmin"]
+        ));
+    }
+}

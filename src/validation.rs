@@ -1,0 +1,179 @@
+//! The JSON Schemas of `schemas/`, compiled with this crate, and what a violation looks like.
+//!
+//! Knows which variant is in use, and so with which of the two errors a bad body is refused.
+
+use crate::{
+    config::{self, Schema},
+    error::{Error, Violation},
+};
+use jsonschema::{ErrorIterator, ValidationError, error::ValidationErrorKind};
+use serde_json::{Map, Value};
+
+/// Makes a type's `is_valid` and `iter_errors` from a schema, as this crate is built.
+#[rustfmt::skip]
+macro_rules! schema {
+    ($name:ident, $path:literal) => {
+        #[jsonschema::validator(
+            path = $path,
+            methods = { validate = false },
+            validate_formats = true,
+            // An address without a dot in its domain is refused.
+            email_options = { required_tld = true },
+            // The default engine backtracks; this one is linear in the body.
+            pattern_options = { engine = regex },
+        )]
+        struct $name;
+    };
+}
+
+schema!(CreateBasic, "schemas/create-user.basic.json");
+schema!(CreateStrict, "schemas/create-user.strict.json");
+schema!(Authenticate, "schemas/authenticate.json");
+
+/// Which schema a body of POST /users is held against, and the variant of the contract.
+#[derive(Clone, Copy, Debug)]
+pub struct Validation {
+    schema: Schema,
+    mode: config::Validation,
+}
+
+impl Validation {
+    /// Validation by the settings `SCHEMA` and `VALIDATION`.
+    pub fn new(schema: Schema, mode: config::Validation) -> Validation {
+        Validation { schema, mode }
+    }
+
+    /// Checks the body of POST /users against the create schema.
+    pub fn create(self, body: Map<String, Value>) -> Result<Map<String, Value>, Error> {
+        match self.schema {
+            Schema::Basic => self.check(body, CreateBasic::is_valid, CreateBasic::iter_errors),
+            Schema::Strict => self.check(body, CreateStrict::is_valid, CreateStrict::iter_errors),
+        }
+    }
+
+    /// Checks the body of POST /users/authenticate.
+    pub fn authenticate(self, body: Map<String, Value>) -> Result<Map<String, Value>, Error> {
+        self.check(body, Authenticate::is_valid, Authenticate::iter_errors)
+    }
+
+    fn check(
+        self,
+        body: Map<String, Value>,
+        is_valid: fn(&Value) -> bool,
+        errors: fn(&Value) -> ErrorIterator<'_>,
+    ) -> Result<Map<String, Value>, Error> {
+        let body = Value::Object(body);
+        if is_valid(&body) {
+            match body {
+                Value::Object(map) => return Ok(map),
+                _ => unreachable!("it was made an object four lines above"),
+            }
+        }
+        let violations = errors(&body).map(violation).collect();
+        Err(match self.mode {
+            config::Validation::Declarative => Error::Invalid(violations),
+            config::Validation::Parser => Error::Unprocessable(violations),
+        })
+    }
+}
+
+/// The body as a JSON object; duplicate keys: the last one counts.
+pub fn object(body: &[u8]) -> Result<Map<String, Value>, Error> {
+    match serde_json::from_slice(body) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(_) => Err(Error::InvalidJson("the body must be a JSON object".to_owned())),
+        Err(_) if body.is_empty() => Err(Error::InvalidJson("the body is empty".to_owned())),
+        Err(error) => Err(Error::InvalidJson(error.to_string())),
+    }
+}
+
+fn violation(error: ValidationError<'_>) -> Violation {
+    let path = error.instance_path().as_str();
+    let (path, message) = match error.kind() {
+        ValidationErrorKind::Required { property } => {
+            let name = property.as_str().unwrap_or_default();
+            (format!("{path}/{name}"), "is required".to_owned())
+        }
+        // The patterns of schemas/ say one thing each, and it is this.
+        ValidationErrorKind::Pattern { .. } => (path.to_owned(), "must not contain NUL (U+0000)".to_owned()),
+        ValidationErrorKind::Format { .. } => (path.to_owned(), "value is not an e-mail address".to_owned()),
+        // Masked, because the value may be a password.
+        _ => (path.to_owned(), error.masked().to_string()),
+    };
+    Violation { path, keyword: error.kind().keyword().to_owned(), message }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn judge(schema: Schema, body: Value) -> Vec<String> {
+        let validation = Validation::new(schema, config::Validation::Declarative);
+        let body = object(body.to_string().as_bytes()).unwrap();
+        match validation.create(body) {
+            Ok(_) => vec![],
+            Err(Error::Invalid(violations)) => {
+                violations.into_iter().map(|v| format!("{} {}: {}", v.path, v.keyword, v.message)).collect()
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn addresses() {
+        let rows = [
+            ("ada@example.com", true),
+            ("a.b+c@sub.example.org", true),
+            ("A@B.CO", true),
+            ("missing@domain", false),
+            ("no-at", false),
+            ("@example.com", false),
+            ("a@", false),
+            ("a b@example.com", false),
+            ("a@exam ple.com", false),
+            ("", false),
+            ("a@b@example.com", false),
+            ("a\u{0}@example.com", false),
+            ("a@example..com", false),
+        ];
+        for (email, valid) in rows {
+            let found = judge(Schema::Basic, json!({"name": "n", "email": email}));
+            assert_eq!(found.is_empty(), valid, "{email:?}: {found:?}");
+        }
+        let long = format!("{}@{}.example.com", "l".repeat(64), "d".repeat(200));
+        assert!(!judge(Schema::Basic, json!({"name": "n", "email": long})).is_empty());
+    }
+
+    #[test]
+    fn the_two_schemas() {
+        let both = json!({"name": "", "email": "a@b.co"});
+        assert_eq!(judge(Schema::Basic, both.clone()), Vec::<String>::new());
+        let strict = judge(Schema::Strict, both);
+        assert_eq!(strict.len(), 2, "{strict:?}");
+        assert!(strict.contains(&"/password required: is required".to_owned()), "{strict:?}");
+        let passes = json!({"name": "n", "email": "a@b.co", "password": "12345678", "more": 1});
+        assert_eq!(judge(Schema::Strict, passes), Vec::<String>::new());
+    }
+
+    #[test]
+    fn messages_never_repeat_a_password() {
+        for password in [json!("hunter2"), json!("hunter2\u{0}hunter2"), json!(["hunter2"])] {
+            let body = json!({"name": "n", "email": "a@b.co", "password": password});
+            let found = judge(Schema::Basic, body);
+            assert!(!found.is_empty());
+            assert!(!found.concat().contains("hunter2"), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn bodies_that_are_no_objects() {
+        for body in ["", " ", "{", "[]", "1", "null", "\"x\"", "{\"a\":1}x", "{'a':1}", "\u{feff}{}"] {
+            assert!(matches!(object(body.as_bytes()), Err(Error::InvalidJson(_))), "{body}");
+        }
+        assert!(object(b"{\"name\":\"\xff\"}").is_err());
+        assert!(object("[".repeat(100_000).as_bytes()).is_err());
+        let last = object(br#"{"name":"a","name":"b"}"#).unwrap();
+        assert_eq!(last["name"], "b");
+    }
+}

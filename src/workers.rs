@@ -1,0 +1,311 @@
+//! The fixed pool: takes requests from tiny_http, has them answered, writes one log line each.
+//!
+//! The highest room that knows tiny_http's types; everything it calls sees [`Request`] and [`Response`].
+//! One worker at a time waits for requests; when it has some it goes to work on a run of those that can be
+//! answered together, and the next idle worker waits in its place, unless reads are in work: whoever
+//! ends those fetches what has come meanwhile. Nothing ever waits for company: a run is
+//! what has come while others were in work. Requests that hash a password go through a lane of their own,
+//! so that dear work never stalls cheap reads.
+
+use crate::{
+    door::seat::{Seat, Seats},
+    error::Error,
+    handlers::{App, Kind},
+    http::{Request, Response},
+};
+use std::{
+    collections::VecDeque,
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+/// Password hashing keeps a core busy: one lane for every two cores leaves the others to reads.
+const CORES_PER_HASHING_LANE: usize = 2;
+
+/// While a run of reads is in work, new requests are fetched when it ends, so that they make one run instead of
+/// many: two cores answered more reads in one run at a time than in two, with a tenth of the p99. After this
+/// long, which a database further away may take, they are fetched all the same, and start a run of their own.
+const PATIENCE: Duration = Duration::from_millis(1);
+
+/// Of a worker, in bytes. Only what is used becomes memory: 48 KiB at most under load of every kind.
+const STACK: usize = 512 << 10;
+
+/// How many runs of a kind are in work at once, how many when requests have waited for [`PATIENCE`], and how many
+/// requests are in one.
+fn bounds(kind: Kind) -> (usize, usize, usize) {
+    match kind {
+        Kind::Find => (1, 4, 64),
+        Kind::List => (2, 4, 16),
+        Kind::Create => (1, 4, 64),
+        Kind::Hash | Kind::Alone => (usize::MAX, usize::MAX, 1),
+    }
+}
+
+/// The threads that answer requests.
+pub struct Workers {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    ended: mpsc::Receiver<()>,
+}
+
+struct Shared {
+    server: tiny_http::Server,
+    seats: Seats,
+    app: Arc<App>,
+    queues: Mutex<Queues>,
+    changed: Condvar,
+    hash: mpsc::Sender<Option<Job>>,
+}
+
+/// A request in work.
+struct Job {
+    request: Request,
+    seat: Seat,
+    received: Instant,
+}
+
+impl Workers {
+    /// Starts `count` workers and the hashing lanes. Errors: the system has no more threads.
+    pub fn start(
+        server: tiny_http::Server,
+        seats: Seats,
+        app: Arc<App>,
+        count: usize,
+    ) -> io::Result<Workers> {
+        let (hash, to_hash) = mpsc::channel();
+        let shared =
+            Arc::new(Shared { server, seats, app, queues: Mutex::default(), changed: Condvar::new(), hash });
+        let (end, ended) = mpsc::channel();
+        let threads = Vec::new();
+        let mut workers = Workers { shared, threads, ended };
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let lanes = (cores / CORES_PER_HASHING_LANE).max(1);
+        let to_hash = Arc::new(Mutex::new(to_hash));
+        for n in 0..lanes {
+            let to_hash = to_hash.clone();
+            workers.spawn(&format!("hasher-{n}"), &end, move |shared| shared.hash(&to_hash))?;
+        }
+        for n in 0..count {
+            workers.spawn(&format!("worker-{n}"), &end, |shared| shared.work())?;
+        }
+        Ok(workers)
+    }
+
+    /// Ends the threads once they have answered what was queued, and waits for them up to `timeout`. Those
+    /// that are stuck for longer are left behind.
+    pub fn stop(self, timeout: Duration) {
+        let deadline = Instant::now() + timeout;
+        self.shared.queues().stopping = true;
+        self.shared.changed.notify_all();
+        self.shared.server.unblock();
+        for _ in &self.threads {
+            // Each lane ends at one of these; the workers do not take them.
+            let _ = self.shared.hash.send(None);
+        }
+        for _ in &self.threads {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if self.ended.recv_timeout(left).is_err() {
+                log::warn!("left a worker behind that did not finish in time");
+                return;
+            }
+        }
+        for thread in self.threads {
+            // It has said that it ended; a panic in it was logged where it was caught.
+            let _ = thread.join();
+        }
+    }
+
+    fn spawn(
+        &mut self,
+        name: &str,
+        end: &mpsc::Sender<()>,
+        body: impl FnOnce(&Shared) + Send + 'static,
+    ) -> io::Result<()> {
+        let (shared, end) = (self.shared.clone(), end.clone());
+        let thread = thread::Builder::new().name(name.to_owned()).stack_size(STACK).spawn(move || {
+            body(&shared);
+            drop(shared);
+            let _ = end.send(());
+        })?;
+        self.threads.push(thread);
+        Ok(())
+    }
+}
+
+/// What waits for a worker, by kind.
+#[derive(Default)]
+struct Queues {
+    waiting: [VecDeque<Job>; Kind::ALL.len()],
+    runs: [usize; Kind::ALL.len()],
+    /// Whether a worker waits for requests.
+    fetching: bool,
+    /// Whether one looks for them every [`PATIENCE`], because reads in work end with fetching them.
+    standing_by: bool,
+    stopping: bool,
+}
+
+impl Queues {
+    /// The kind whose oldest request has waited longest, of those that may have one more run.
+    fn next(&self) -> Option<Kind> {
+        let oldest = |kind: Kind| {
+            let received = self.waiting[kind as usize].front()?.received;
+            let (runs, patient_runs, _) = bounds(kind);
+            let running = self.runs[kind as usize];
+            let open = running < runs || (running < patient_runs && received.elapsed() >= PATIENCE);
+            open.then_some((received, kind))
+        };
+        let candidates = Kind::ALL.into_iter().filter_map(oldest);
+        candidates.min_by_key(|(received, _)| *received).map(|(_, kind)| kind)
+    }
+
+    fn take(&mut self) -> Option<(Kind, Vec<Job>)> {
+        let kind = self.next()?;
+        self.runs[kind as usize] += 1;
+        let waiting = &mut self.waiting[kind as usize];
+        let run = waiting.drain(..bounds(kind).2.min(waiting.len())).collect();
+        Some((kind, run))
+    }
+
+    fn add(&mut self, jobs: Vec<(Kind, Job)>) {
+        for (kind, job) in jobs {
+            self.waiting[kind as usize].push_back(job);
+        }
+    }
+
+    /// Whether an idle worker has something to do: a run, or waiting for requests.
+    fn wants_another(&self) -> bool {
+        let somebody_looks = self.fetching || (self.standing_by && self.reads());
+        !somebody_looks || self.next().is_some()
+    }
+
+    /// Whether a run of reads is in work, whose end brings a worker that fetches.
+    fn reads(&self) -> bool {
+        self.runs[Kind::Find as usize] + self.runs[Kind::List as usize] > 0
+    }
+}
+
+impl Shared {
+    fn queues(&self) -> MutexGuard<'_, Queues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        let mut queues = self.queues();
+        loop {
+            if let Some((kind, run)) = queues.take() {
+                if queues.wants_another() {
+                    self.changed.notify_one();
+                }
+                drop(queues);
+                self.serve(kind, run);
+                queues = self.queues();
+                queues.runs[kind as usize] -= 1;
+            } else if queues.stopping {
+                // Who stood by may have taken the sign that was meant for who waits.
+                self.server.unblock();
+                return;
+            } else if queues.fetching || (queues.standing_by && queues.reads()) {
+                queues = self.changed.wait(queues).unwrap_or_else(PoisonError::into_inner);
+            } else if queues.reads() {
+                queues.standing_by = true;
+                let waited = self.changed.wait_timeout(queues, PATIENCE);
+                queues = waited.unwrap_or_else(PoisonError::into_inner).0;
+                queues.standing_by = false;
+                // Without waiting for more, and without the lock: a reader that ends fetches too.
+                drop(queues);
+                let fetched = self.fetch(self.server.try_recv().ok().flatten());
+                queues = self.queues();
+                queues.add(fetched);
+            } else {
+                queues.fetching = true;
+                drop(queues);
+                let fetched = self.fetch(self.server.recv().ok());
+                queues = self.queues();
+                queues.fetching = false;
+                queues.add(fetched);
+            }
+        }
+    }
+
+    /// The first request, if there is one, and all that are there behind it.
+    fn fetch(&self, first: Option<tiny_http::Request>) -> Vec<(Kind, Job)> {
+        let mut fetched = Vec::new();
+        let mut next = first;
+        let received = Instant::now();
+        while let Some(incoming) = next {
+            if let Some((seat, request)) = self.accept(incoming) {
+                let job = Job { request, seat, received };
+                match self.app.kind(&job.request) {
+                    // The lanes outlive the workers, and their end of the queue with them.
+                    Kind::Hash => drop(self.hash.send(Some(job))),
+                    kind => fetched.push((kind, job)),
+                }
+            }
+            next = self.server.try_recv().ok().flatten();
+        }
+        fetched
+    }
+
+    /// The request and where its answer goes; `None` where nobody waits for one any more.
+    fn accept(&self, mut incoming: tiny_http::Request) -> Option<(Seat, Request)> {
+        let (target, seat) = incoming.url().rsplit_once('#').unwrap_or_default();
+        let seat = self.seats.claim(seat);
+        let headers = incoming.headers().iter();
+        let mut request = Request {
+            method: incoming.method().as_str().into(),
+            target: target.to_owned(),
+            headers: headers.map(|header| (header.field.to_string(), header.value.to_string())).collect(),
+            body: Vec::new(),
+        };
+        // The door sends whole requests over a stream of our own, so nothing is waited for; and what is not
+        // read here, tiny_http would drain.
+        let body = incoming.as_reader().read_to_end(&mut request.body);
+        // Dropped unused: the answer goes to the seat.
+        drop(incoming.into_writer());
+        seat.filter(|_| body.is_ok()).map(|seat| (seat, request))
+    }
+
+    fn hash(&self, jobs: &Mutex<mpsc::Receiver<Option<Job>>>) {
+        loop {
+            // The lock is held while waiting, and only then.
+            let next = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            let Ok(Some(job)) = next else { return };
+            self.serve(Kind::Hash, vec![job]);
+        }
+    }
+
+    fn serve(&self, kind: Kind, mut run: Vec<Job>) {
+        // Whoever was told 503 meanwhile has given it up, or asks anew: what is late is not done any more.
+        // Reads by id are not worth the look.
+        if kind != Kind::Find {
+            run.retain(|job| !self.seats.abandoned(job.seat));
+        }
+        if run.is_empty() {
+            return;
+        }
+        let requests: Vec<&Request> = run.iter().map(|job| &job.request).collect();
+        let handled = catch_unwind(AssertUnwindSafe(|| self.app.handle_run(kind, &requests)));
+        let responses = handled.unwrap_or_else(|panic| {
+            let error = Error::Internal(format!("panic: {}", panic_text(&*panic)));
+            error.log();
+            vec![Response::from(&error); run.len()]
+        });
+        for (job, response) in run.iter().zip(&responses) {
+            let sent = self.seats.answer(job.seat, response);
+            let (method, path, status) = (job.request.method, job.request.path(), response.status);
+            let milliseconds = job.received.elapsed().as_secs_f64() * 1000.0;
+            match sent {
+                Some(bytes) => log::info!("{method} {path} {status} {milliseconds:.1}ms {bytes}B"),
+                None => log::info!("{method} {path} {status} {milliseconds:.1}ms not awaited"),
+            }
+        }
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("of an unknown kind")
+}

@@ -1,0 +1,465 @@
+//! The private cluster: made, kept, shared by nobody, picked up after a crash. Runs as root and as any user.
+//! The test binary starts itself as the process to be
+//! killed (`helper`), so it can be copied anywhere and run by another account.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{env, fs, thread};
+
+use crate::support::pause;
+
+use postgres::{Client, NoTls};
+use userd::embedded::{Cluster, Options};
+
+fn is_root() -> bool {
+    nix::unistd::Uid::effective().is_root()
+}
+
+/// A directory to be removed at the end, which any account may enter.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Scratch {
+        let dir = env::temp_dir().join(format!("own-{}-{name}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        fs::set_permissions(&dir, PermissionsExt::from_mode(0o755)).unwrap();
+        Scratch(dir)
+    }
+    fn options(&self, name: &str) -> Options {
+        Options { max_connections: 10, ..Options::new(self.0.join(name)) }
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+}
+
+fn throwaway(options: Options) -> Options {
+    Options { durable: false, ..options }
+}
+
+fn client(cluster: &Cluster) -> Client {
+    Client::connect(&cluster.connection_string("postgres"), NoTls).unwrap()
+}
+
+fn write(client: &mut Client) {
+    client.batch_execute("create table if not exists t(v int); insert into t values (1)").unwrap();
+}
+
+fn count(cluster: &Cluster) -> i64 {
+    client(cluster).query_one("select count(*) from t", &[]).unwrap().get(0)
+}
+
+fn start(options: &Options) -> Cluster {
+    Cluster::start(options).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn refused(options: &Options) -> String {
+    let error = match Cluster::start(options) {
+        Ok(_) => panic!("started"),
+        Err(error) => error.to_string(),
+    };
+    println!("  refused: {error}");
+    assert!(!error.contains('\n'));
+    error
+}
+
+fn alive(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit(") ").next().unwrap_or("");
+    !state.is_empty() && !state.starts_with(['Z', 'X'])
+}
+
+fn until(what: &str, seconds: u64, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(seconds);
+    while !condition() {
+        assert!(Instant::now() < deadline, "waited for: {what}");
+        pause(Duration::from_millis(10));
+    }
+}
+
+fn kill(pid: u32, signal: &str) {
+    let status = Command::new("kill").args(["-s", signal, &pid.to_string()]).status();
+    assert!(status.unwrap().success());
+}
+
+/// Every process whose arguments or working directory name the path.
+fn processes_about(path: &Path) -> Vec<String> {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let about = |dir: PathBuf| {
+        let line = fs::read(dir.join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        let cwd = fs::read_link(dir.join("cwd")).unwrap_or_default();
+        let ours = path.to_str().unwrap();
+        (line.contains(ours) || cwd.starts_with(path)).then_some(format!("{dir:?} {line}"))
+    };
+    entries.filter_map(|entry| about(entry.path())).collect()
+}
+
+/// The postmaster's child that works on a query.
+fn session_of(postmaster: u32) -> Option<u32> {
+    let arguments = ["--ppid", &postmaster.to_string(), "-o", "pid=,args="];
+    let children = Command::new("ps").args(arguments).output().unwrap();
+    let children = String::from_utf8(children.stdout).unwrap();
+    let line = children.lines().find(|line| line.contains("SELECT"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+fn watcher_of(options: &Options) -> u32 {
+    let processes = processes_about(&options.dir);
+    let line = processes.iter().find(|line| line.contains("userd-watcher"));
+    let pid = line.expect("a watcher").trim_start_matches("\"/proc/");
+    pid.split('"').next().unwrap().parse().unwrap()
+}
+
+/// Another process with a cluster in `options.dir`, once it is ready, and its postmaster's pid.
+fn helper(options: &Options, and_then: &str) -> (Child, u32) {
+    let mut child = spawn_helper(options, and_then);
+    let output = BufReader::new(child.stdout.take().unwrap());
+    let mut lines = output.lines().map(Result::unwrap);
+    let pid = lines.find_map(|line| Some(line.split_once("ready ")?.1.parse().unwrap()));
+    (child, pid.expect("a helper that is ready"))
+}
+
+fn spawn_helper(options: &Options, and_then: &str) -> Child {
+    Command::new(env::current_exe().unwrap())
+        .args(["--exact", "cluster::the_helper", "--nocapture"])
+        .env("HELPER_DIR", &options.dir)
+        .env("HELPER_DURABLE", options.durable.to_string())
+        .env("HELPER_THEN", and_then)
+        .envs([("PGDATA", "/nowhere"), ("PGPORT", "1"), ("PGOPTIONS", "-c x=y"), ("LC_ALL", "xx_XX")])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Not a test: the other process, started by the tests of this file with `HELPER_DIR` set.
+#[test]
+fn the_helper() {
+    let Some(dir) = env::var_os("HELPER_DIR") else {
+        return;
+    };
+    let options = Options {
+        durable: env::var("HELPER_DURABLE").unwrap() == "true",
+        max_connections: 10,
+        ..Options::new(dir)
+    };
+    let cluster = Cluster::start(&options).unwrap_or_else(|_| std::process::exit(1));
+    write(&mut client(&cluster));
+    println!("ready {}", cluster.pid());
+    match env::var("HELPER_THEN").unwrap().as_str() {
+        "exit" => std::process::exit(0),
+        "query" => {
+            let _ = client(&cluster).batch_execute("select count(*) from generate_series(1, 1e11::bigint) g");
+        }
+        _ => thread::park_timeout(Duration::from_secs(60)),
+    }
+    unreachable!("this process was to be killed");
+}
+
+#[test]
+fn a_second_start_keeps_the_data() {
+    let scratch = Scratch::new("second");
+    let options = scratch.options("a/b/data");
+    let began = Instant::now();
+    let cluster = start(&options);
+    println!("durable: initdb and start {:?}", began.elapsed());
+    write(&mut client(&cluster));
+    let info: String = client(&cluster)
+        .query_one(
+            "select current_setting('server_encoding') || lower('Ä') || current_setting('max_connections')",
+            &[],
+        )
+        .unwrap()
+        .get(0);
+    assert_eq!(info, "UTF8ä10");
+    let mode = |name: &str| fs::metadata(options.dir.join(name)).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(""), mode("lock"), mode("postgres.log")), (0o700, 0o600, 0o600));
+    let pid = cluster.pid();
+    let began = Instant::now();
+    cluster.stop().unwrap();
+    println!("durable: stop {:?}", began.elapsed());
+    assert!(!alive(pid));
+    let began = Instant::now();
+    let cluster = start(&options);
+    println!("durable: start {:?}", began.elapsed());
+    assert_eq!(count(&cluster), 1);
+    drop(cluster);
+    assert_eq!(processes_about(&scratch.0), [""; 0]);
+}
+
+#[test]
+fn one_userd_a_directory() {
+    let scratch = Scratch::new("one");
+    let options = scratch.options("data");
+    let cluster = start(&options);
+    let began = Instant::now();
+    assert!(refused(&options).contains(&format!("in use by another userd (process {})", std::process::id())));
+    let mut other = spawn_helper(&options, "");
+    assert!(!other.wait().unwrap().success());
+    // At once, and not after the wait for what a killed userd leaves.
+    assert!(began.elapsed() < Duration::from_secs(20));
+    drop(cluster);
+    let (mut other, _) = helper(&options, "");
+    assert!(refused(&options).contains(&format!("(process {})", other.id())));
+    other.kill().unwrap();
+    other.wait().unwrap();
+    start(&options);
+}
+
+#[test]
+fn many_starts_at_once() {
+    let scratch = Scratch::new("many");
+    let options = scratch.options("data");
+    thread::scope(|scope| {
+        let starts: Vec<_> = (0..6).map(|_| scope.spawn(|| Cluster::start(&options))).collect();
+        let started: Vec<_> = starts.into_iter().map(|start| start.join().unwrap()).collect();
+        assert_eq!(started.iter().filter(|result| result.is_ok()).count(), 1);
+    });
+}
+
+#[test]
+fn a_killed_userd_is_followed_by_the_next() {
+    let scratch = Scratch::new("killed");
+    let options = scratch.options("data");
+    let (mut userd, postmaster) = helper(&options, "");
+    userd.kill().unwrap();
+    userd.wait().unwrap();
+    assert!(alive(postmaster));
+    let cluster = start(&options);
+    assert!(!alive(postmaster));
+    assert_eq!(count(&cluster), 1);
+}
+
+#[test]
+fn a_killed_server_with_a_session_at_work() {
+    let scratch = Scratch::new("shm");
+    let options = scratch.options("data");
+    let (mut userd, postmaster) = helper(&options, "query");
+    let session = || session_of(postmaster);
+    until("the query to run", 10, || session().is_some());
+    let session = session().unwrap();
+    userd.kill().unwrap();
+    userd.wait().unwrap();
+    kill(postmaster, "KILL");
+    until("the postmaster to be dead", 5, || !alive(postmaster));
+    assert!(alive(session));
+    let began = Instant::now();
+    let cluster = start(&options);
+    println!("after a crash with a session left: start {:?}", began.elapsed());
+    assert_eq!(count(&cluster), 1);
+    // The server is killed under our feet: dropping is quick and without a fuss.
+    kill(cluster.pid(), "KILL");
+    drop(cluster);
+    assert_eq!(count(&start(&options)), 1);
+}
+
+#[test]
+fn stale_pid_files() {
+    let scratch = Scratch::new("stale");
+    let options = scratch.options("data");
+    write(&mut client(&start(&options)));
+    let mut stranger = Command::new("sleep").arg("100").current_dir("/").spawn().unwrap();
+    let file = options.dir.join("pgdata/postmaster.pid");
+    let socket_lock = options.dir.join(".s.PGSQL.5432.lock");
+    for content in [
+        format!("{}\n{}\n", stranger.id(), file.display()),
+        String::new(),
+        "1\n".into(),
+        "999999999\n".into(),
+    ] {
+        fs::write(&file, &content).unwrap();
+        fs::write(&socket_lock, &content).unwrap();
+        assert_eq!(count(&start(&options)), 1, "{content:?}");
+        assert!(stranger.try_wait().unwrap().is_none());
+    }
+    stranger.kill().unwrap();
+    stranger.wait().unwrap();
+}
+
+#[test]
+fn an_interrupted_initdb_is_repeated() {
+    let scratch = Scratch::new("initdb");
+    let options = scratch.options("data");
+    let new = options.dir.join("pgdata.new");
+    for wait in [0, 100, 300] {
+        let mut userd = spawn_helper(&options, "");
+        until("initdb", 10, || new.join("base").exists());
+        pause(Duration::from_millis(wait));
+        userd.kill().unwrap();
+        userd.wait().unwrap();
+        assert!(!options.dir.join("pgdata").exists());
+    }
+    start(&options).stop().unwrap();
+    assert!(!new.exists());
+    fs::create_dir_all(new.join("base")).unwrap();
+    start(&options);
+}
+
+#[test]
+fn names_of_any_kind() {
+    let scratch = Scratch::new("names");
+    let deep = "deep/".repeat(30);
+    for name in ["it's \"quoted\" \\ $(touch x) `y`", " space ", "a,b", "ünïcode", "-D", &deep] {
+        let durable = scratch.options(name);
+        for options in [throwaway(durable.clone()), durable] {
+            let cluster = start(&options);
+            write(&mut client(&cluster));
+            let psql = Command::new("psql")
+                .args([&cluster.connection_string("postgres"), "-Atc", "select v from t"])
+                .output()
+                .unwrap();
+            assert_eq!(String::from_utf8_lossy(&psql.stdout), "1\n", "{psql:?}");
+            drop(cluster);
+            assert_eq!(options.dir.exists(), options.durable, "{options:?}");
+            assert_eq!(processes_about(&scratch.0), [""; 0]);
+        }
+    }
+    assert!(refused(&scratch.options("new\nline")).contains("control character"));
+}
+
+#[test]
+fn a_socket_elsewhere_is_removed_after_a_crash() {
+    let scratch = Scratch::new("elsewhere");
+    let options = scratch.options(&"deep/".repeat(30));
+    let (mut userd, postmaster) = helper(&options, "");
+    userd.kill().unwrap();
+    let left = env::temp_dir().join(format!("userd-socket-{}-0", userd.id()));
+    userd.wait().unwrap();
+    kill(postmaster, "KILL");
+    assert!(left.exists());
+    start(&options);
+    assert!(!left.exists());
+}
+
+#[test]
+fn unusable_directories() {
+    let scratch = Scratch::new("unusable");
+    let dir = |name: &str, mode: u32| {
+        let dir = scratch.0.join(name);
+        fs::create_dir(&dir).unwrap();
+        fs::set_permissions(&dir, PermissionsExt::from_mode(mode)).unwrap();
+        dir
+    };
+    fs::write(scratch.0.join("file"), "").unwrap();
+    assert!(refused(&scratch.options("file")).contains("not a directory"));
+    assert!(refused(&scratch.options("file/below")).contains("cannot"));
+    fs::write(dir("foreign", 0o755).join("letter.txt"), "").unwrap();
+    assert!(refused(&scratch.options("foreign")).contains("letter.txt"));
+    assert_eq!(fs::read_dir(scratch.0.join("foreign")).unwrap().count(), 1);
+    dir("closed", if is_root() { 0o700 } else { 0o500 });
+    let error = refused(&scratch.options("closed/data"));
+    assert!(
+        error.contains(if is_root() { "may not enter" } else { "cannot create" }) && error.contains("closed")
+    );
+    assert!(!scratch.0.join("closed/data").exists());
+    std::os::unix::fs::symlink("/nowhere/at/all", scratch.0.join("dangling")).unwrap();
+    refused(&scratch.options("dangling"));
+    if !is_root() {
+        assert!(refused(&Options::new("/etc/ssl/private/x")).contains("Permission denied"));
+        assert!(refused(&Options::new("/var/cache")).contains("another directory"));
+    }
+    dir("empty", 0o755);
+    start(&scratch.options("empty"));
+    fs::write(scratch.0.join("empty/pgdata/PG_VERSION"), "9.6\n").unwrap();
+    let error = refused(&scratch.options("empty"));
+    assert!(error.contains("needs PostgreSQL 9,") && error.contains("is installed"), "{error}");
+    assert!(refused(&throwaway(scratch.options("empty"))).contains("would delete it"));
+    if is_root() {
+        std::os::unix::fs::chown(scratch.0.join("empty/pgdata"), Some(65534), None).unwrap();
+        assert!(refused(&scratch.options("empty")).contains("belongs to user nobody"));
+    }
+}
+
+#[test]
+fn a_server_that_fails_says_why() {
+    let scratch = Scratch::new("fails");
+    let options = scratch.options("data");
+    start(&options);
+    let conf = options.dir.join("pgdata/postgresql.conf");
+    let text = fs::read_to_string(&conf).unwrap();
+    fs::write(&conf, format!("{text}\nshared_buffers = rubbish\n")).unwrap();
+    let began = Instant::now();
+    assert!(refused(&options).contains("FATAL"));
+    // At once, and not after the wait for what a killed userd leaves.
+    assert!(began.elapsed() < Duration::from_secs(20));
+    fs::write(&conf, text).unwrap();
+    // A log that has grown is put aside.
+    let log = fs::File::options().write(true).open(options.dir.join("postgres.log")).unwrap();
+    log.set_len(9 << 20).unwrap();
+    start(&options);
+    assert!(options.dir.join("postgres.log.old").metadata().unwrap().len() == 9 << 20);
+    assert!(options.dir.join("postgres.log").metadata().unwrap().len() < 10_000);
+    // No time at all: an error, and nothing left running.
+    let hurried = Options { start_timeout: Duration::ZERO, ..options };
+    assert!(refused(&hurried).contains("in time"));
+    let fresh = Options { dir: scratch.0.join("fresh"), ..hurried };
+    assert!(refused(&fresh).contains("in time"));
+    // The initdb that was ended holds the lock until it is gone.
+    until("a refusal for the time", 15, || refused(&throwaway(fresh.clone())).contains("in time"));
+    let gone = || !fresh.dir.exists() && processes_about(&scratch.0).is_empty();
+    until("nothing left", 15, gone);
+}
+
+#[test]
+fn a_throwaway_cluster_leaves_nothing() {
+    let scratch = Scratch::new("throwaway");
+    let options = throwaway(scratch.options("data"));
+    let gone = || !options.dir.exists() && processes_about(&scratch.0).is_empty();
+    let began = Instant::now();
+    let cluster = start(&options);
+    println!("throwaway: initdb and start {:?}", began.elapsed());
+    write(&mut client(&cluster));
+    let began = Instant::now();
+    cluster.stop().unwrap();
+    println!("throwaway: stop {:?}", began.elapsed());
+    assert!(gone());
+    // The terminal's signals, and a postmaster that was killed, are nothing to the watcher.
+    let cluster = start(&options);
+    let watcher = watcher_of(&options);
+    for signal in ["HUP", "INT", "QUIT", "TERM"] {
+        kill(watcher, signal);
+    }
+    write(&mut client(&cluster));
+    kill(cluster.pid(), "KILL");
+    drop(cluster);
+    until("nothing left", 5, gone);
+    // Killed, or ended without Drop.
+    for then in ["", "exit", "query"] {
+        let (mut userd, postmaster) = helper(&options, then);
+        if then != "exit" {
+            userd.kill().unwrap();
+        }
+        userd.wait().unwrap();
+        let began = Instant::now();
+        until("nothing left", 15, gone);
+        println!("throwaway, {then:?}: gone after {:?}", began.elapsed());
+        assert!(!alive(postmaster));
+    }
+    // Killed somewhere in its start, and the next one follows at once.
+    for wait in [0, 1, 5, 20, 50, 200, 400, 600, 800] {
+        let mut userd = spawn_helper(&options, "");
+        pause(Duration::from_millis(wait));
+        userd.kill().unwrap();
+        userd.wait().unwrap();
+        if wait >= 50 {
+            start(&options);
+            assert!(gone());
+        }
+    }
+    // The watcher itself was killed with us: the next one clears up; a durable one doesn't trust it.
+    let (mut userd, postmaster) = helper(&options, "");
+    kill(watcher_of(&options), "KILL");
+    userd.kill().unwrap();
+    userd.wait().unwrap();
+    assert!(refused(&Options { durable: true, ..options.clone() }).contains("throwaway cluster"));
+    drop(start(&options));
+    assert!(gone() && !alive(postmaster));
+}

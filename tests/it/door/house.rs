@@ -1,0 +1,352 @@
+//! A door with a real tiny_http behind it and plain workers, and raw sockets to knock with.
+//!
+//! The workers echo what reached them as JSON. `/hold` waits until [`House::release`], `/big/N` answers N
+//! bytes, `/empty` 204.
+#![allow(dead_code)]
+
+pub use crate::support::pause;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use serde_json::{Value, json};
+use std::{
+    io::{self, Read, Write},
+    net::{Shutdown, SocketAddr, TcpStream},
+    os::unix::{
+        fs::{DirBuilderExt, PermissionsExt},
+        net::{UnixListener, UnixStream},
+    },
+    path::PathBuf,
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+use userd::{
+    config::Limits,
+    door::{Door, Listener, Seats, Stopper},
+    http::Response,
+};
+
+/// No test waits longer for anything.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub struct House {
+    pub address: Option<SocketAddr>,
+    pub name: String,
+    pub door: Option<Door>,
+    pub stopper: Stopper,
+    pub seats: Seats,
+    pub gate: Arc<Gate>,
+    tiny: Option<Arc<tiny_http::Server>>,
+    workers: Vec<thread::JoinHandle<()>>,
+    directory: PathBuf,
+}
+
+/// What `/hold` waits for, and what the workers have seen.
+#[derive(Default)]
+pub struct Gate {
+    open: Mutex<bool>,
+    changed: Condvar,
+    pub seen: AtomicUsize,
+    pub late: AtomicUsize,
+    pub answered: AtomicUsize,
+    pub broken: AtomicUsize,
+}
+
+impl House {
+    pub fn new() -> House {
+        House::with(|_| {})
+    }
+
+    /// With other limits than the default ones.
+    pub fn with(change: impl FnOnce(&mut Limits)) -> House {
+        let mut limits = Limits::default();
+        change(&mut limits);
+        House::start(Listener::bind("127.0.0.1", 0).unwrap(), &limits, 4)
+    }
+
+    pub fn start(listener: Listener, limits: &Limits, workers: usize) -> House {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        raise_the_limit_of_descriptors();
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let directory = std::env::temp_dir().join(format!("door-{}-{count}", std::process::id()));
+        std::fs::DirBuilder::new().mode(0o700).create(&directory).unwrap();
+        assert_eq!(directory.metadata().unwrap().permissions().mode() & 0o777, 0o700);
+        let path = directory.join("s");
+        let tiny = tiny_http::Server::from_listener(UnixListener::bind(&path).unwrap(), None);
+        let tiny = Arc::new(tiny.unwrap());
+        let private = UnixStream::connect(&path).unwrap();
+        let gate = Arc::new(Gate::default());
+        let address = listener.local_addr();
+        let name = listener.to_string();
+        let broken = Arc::clone(&gate);
+        let (door, seats) = Door::open(listener, limits, private, move || {
+            broken.broken.fetch_add(1, Ordering::SeqCst);
+        })
+        .unwrap();
+        let stopper = door.stopper();
+        let workers = (0..workers)
+            .map(|_| {
+                let (tiny, seats, gate) = (Arc::clone(&tiny), seats.clone(), Arc::clone(&gate));
+                thread::spawn(move || {
+                    while let Ok(request) = tiny.recv() {
+                        serve(request, &seats, &gate);
+                    }
+                })
+            })
+            .collect();
+        House { address, name, door: Some(door), stopper, seats, gate, tiny: Some(tiny), workers, directory }
+    }
+
+    pub fn connect(&self) -> Client<TcpStream> {
+        let address = self.address.expect("a TCP listener");
+        let stream = until(|| TcpStream::connect(address).ok());
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        Client::new(stream)
+    }
+
+    pub fn release(&self) {
+        *self.gate.open.lock().unwrap() = true;
+        self.gate.changed.notify_all();
+    }
+
+    pub fn stop(mut self) {
+        self.finish();
+    }
+
+    fn finish(&mut self) {
+        self.release();
+        if let Some(door) = self.door.take() {
+            door.stop();
+        }
+        if let Some(tiny) = self.tiny.take() {
+            for _ in &self.workers {
+                tiny.unblock();
+            }
+            for worker in self.workers.drain(..) {
+                worker.join().unwrap();
+            }
+            drop(tiny);
+            std::fs::remove_dir_all(&self.directory).unwrap();
+        }
+    }
+}
+
+/// Both ends of every connection are in this process, which usually has 1024.
+fn raise_the_limit_of_descriptors() {
+    const ENOUGH: u64 = 8192;
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    if soft < ENOUGH.min(hard) {
+        setrlimit(Resource::RLIMIT_NOFILE, ENOUGH.min(hard), hard).unwrap();
+    }
+}
+
+impl Drop for House {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            self.finish();
+        }
+    }
+}
+
+fn serve(mut request: tiny_http::Request, seats: &Seats, gate: &Gate) {
+    gate.seen.fetch_add(1, Ordering::SeqCst);
+    let mut body = Vec::new();
+    if request.body_length().unwrap_or(0) > 0 {
+        request.as_reader().read_to_end(&mut body).unwrap();
+    }
+    let (target, seat) = request.url().rsplit_once('#').expect("every request has a seat");
+    let (target, seat) = (target.to_owned(), seats.claim(seat));
+    let method = request.method().to_string();
+    let headers: Vec<(String, String)> =
+        request.headers().iter().map(|header| (header.field.to_string(), header.value.to_string())).collect();
+    drop(request.into_writer());
+    let Some(seat) = seat else {
+        gate.late.fetch_add(1, Ordering::SeqCst);
+        return;
+    };
+    let response = if target == "/hold" {
+        let mut open = gate.open.lock().unwrap();
+        while !*open {
+            open = gate.changed.wait(open).unwrap();
+        }
+        Response::json(200, &json!({"held": true}))
+    } else if let Some(length) = target.strip_prefix("/big/") {
+        Response { status: 200, headers: Vec::new(), body: vec![b'x'; length.parse().unwrap()] }
+    } else if target == "/empty" {
+        Response::no_content()
+    } else if target == "/canned" {
+        Response::json(200, &json!({"id": "42", "name": "Ada Lovelace", "email": "ada@example.com"}))
+    } else {
+        let body = String::from_utf8_lossy(&body);
+        Response::json(200, &json!({"method": method, "target": target, "headers": headers, "body": body}))
+    };
+    match seats.answer(seat, &response) {
+        Some(_) => gate.answered.fetch_add(1, Ordering::SeqCst),
+        None => gate.late.fetch_add(1, Ordering::SeqCst),
+    };
+}
+
+/// One connection, spoken to in raw bytes.
+pub struct Client<S> {
+    pub stream: S,
+    pending: Vec<u8>,
+}
+
+/// An answer, with its invariants checked.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+}
+
+impl Answer {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let mut fields = self.headers.iter();
+        let found = fields.find(|(field, _)| field.eq_ignore_ascii_case(name));
+        found.map(|(_, value)| value.as_str())
+    }
+
+    pub fn closes(&self) -> bool {
+        self.header("connection") == Some("close")
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap()
+    }
+}
+
+impl<S: Read + Write> Client<S> {
+    pub fn new(stream: S) -> Client<S> {
+        Client { stream, pending: Vec::new() }
+    }
+
+    /// Sends; a server that has closed by then is not a failure of the test.
+    pub fn send(&mut self, bytes: impl AsRef<[u8]>) -> &mut Self {
+        let _ = self.stream.write_all(bytes.as_ref());
+        self
+    }
+
+    /// The next answer, interim ones included.
+    pub fn answer(&mut self) -> Answer {
+        self.try_answer(false).expect("an answer, not the end")
+    }
+
+    pub fn head_answer(&mut self) -> Answer {
+        self.try_answer(true).expect("an answer, not the end")
+    }
+
+    /// The next answer, or `None` when the connection ends before its first byte.
+    pub fn try_answer(&mut self, head_only: bool) -> Option<Answer> {
+        let end = loop {
+            if let Some(at) = self.pending.windows(4).position(|w| w == b"\r\n\r\n") {
+                break at + 4;
+            }
+            if !self.more() {
+                assert_eq!(String::from_utf8_lossy(&self.pending), "", "cut short");
+                return None;
+            }
+        };
+        let head = String::from_utf8(self.pending.drain(..end).collect()).unwrap();
+        let mut lines = head.trim_end().split("\r\n");
+        let status = lines.next().unwrap();
+        assert!(status.starts_with("HTTP/1.1 "), "{status}");
+        let status: u16 = status[9..12].parse().unwrap();
+        let headers: Vec<(String, String)> = lines
+            .map(|line| line.split_once(": ").expect("a field"))
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect();
+        let mut answer = Answer { status, headers, body: Vec::new() };
+        if status == 100 {
+            return Some(answer);
+        }
+        assert!(answer.header("date").is_some(), "{head}");
+        let length = match answer.header("content-length") {
+            Some(length) => length.parse().unwrap(),
+            None => 0,
+        };
+        if status == 204 {
+            assert_eq!(answer.header("content-length"), None);
+        } else {
+            assert_eq!(answer.header("content-type"), Some("application/json"));
+            assert!(answer.header("content-length").is_some(), "{head}");
+        }
+        if !head_only {
+            while self.pending.len() < length {
+                assert!(self.more(), "the body was cut short");
+            }
+            answer.body = self.pending.drain(..length).collect();
+        }
+        if status >= 400 && !head_only {
+            assert!(answer.json()["error"].is_string(), "{answer:?}");
+        }
+        Some(answer)
+    }
+
+    /// Whether the connection has ended, cleanly or not, without another byte.
+    pub fn ends(&mut self) -> bool {
+        self.pending.is_empty() && !self.more()
+    }
+
+    fn more(&mut self) -> bool {
+        let mut bytes = [0; 16 * 1024];
+        loop {
+            match self.stream.read(&mut bytes) {
+                Ok(0) => return false,
+                Ok(count) => {
+                    self.pending.extend_from_slice(&bytes[..count]);
+                    return true;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    panic!("nothing came within {PATIENCE:?}");
+                }
+                Err(_) => return false,
+            }
+        }
+    }
+}
+
+impl Client<TcpStream> {
+    pub fn finish(&mut self) -> &mut Self {
+        self.stream.shutdown(Shutdown::Write).unwrap();
+        self
+    }
+}
+
+/// Tries until there is something, for [`PATIENCE`] at most.
+pub fn until<T>(mut probe: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = probe() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "nothing came of it");
+        pause(Duration::from_millis(2));
+    }
+}
+
+pub fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Names of this process's threads.
+pub fn threads() -> Vec<String> {
+    std::fs::read_dir("/proc/self/task")
+        .unwrap()
+        .flatten()
+        .filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok())
+        .map(|name| name.trim().to_owned())
+        .collect()
+}
+
+pub fn memory_kib(pid: u32) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let number = line.unwrap().split_whitespace().nth(1).unwrap();
+    number.parse().unwrap()
+}

@@ -1,0 +1,199 @@
+//! The library, as those meet it who start the service in their own process.
+
+use crate::support::{Answer, Client, Database, OTHER_PASSWORD, PASSWORD, Service, check};
+use serde_json::json;
+use std::net::TcpStream;
+use userd::{
+    config::Config,
+    error::Error,
+    http::Request,
+    password,
+    server::{Server, StartError},
+    user::User,
+};
+
+const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
+const ADA_1: &str = r#"{"id":"1","name":"Ada","email":"ada@example.com",<times>}"#;
+
+/// A service with Ada, who has a password, and Bob, who has none.
+fn ada_and_bob(production: bool) -> Service {
+    let service = Service::with(|config| config.production = production);
+    let users = service.server.app().users();
+    let hash = password::hash(&PASSWORD.into()).unwrap();
+    users.create("Ada", "ada@example.com", Some(&hash)).unwrap();
+    users.create("Bob", "bob@example.com", None).unwrap();
+    service
+}
+
+// Lazy loading
+
+#[test]
+fn outside_production_a_lazy_load_is_a_violation() {
+    let service = ada_and_bob(false);
+    let users = service.server.app().users();
+    let page = userd::pagination::PageRequest { page: 1, per_page: 15 };
+    let mut unloaded: Vec<User> = users.list(page).unwrap().data;
+    unloaded.push(users.find(1).unwrap());
+    unloaded.push(users.create("Eve", "eve@example.com", None).unwrap());
+    unloaded.push(users.update(2, Some("Robert"), None, &userd::db::users::PasswordChange::Keep).unwrap());
+    assert_eq!(unloaded.len(), 5);
+    for user in unloaded {
+        assert!(!user.credential.is_loaded());
+        for _ in 0..2 {
+            let violation = user.credential.get().unwrap_err();
+            assert!(matches!(violation, Error::LazyLoadingViolation("credential")), "{violation:?}");
+        }
+    }
+}
+
+#[test]
+fn in_production_a_lazy_load_is_a_query() {
+    let service = ada_and_bob(true);
+    let users = service.server.app().users();
+    let (ada, bob) = (users.find(1).unwrap(), users.find(2).unwrap());
+    assert!(!ada.credential.is_loaded() && !bob.credential.is_loaded());
+    let credential = ada.credential.get().unwrap().expect("Ada has a password");
+    assert!(password::verify(&PASSWORD.into(), Some(&credential.password_hash)));
+    assert!(!password::verify(&OTHER_PASSWORD.into(), Some(&credential.password_hash)));
+    assert!(bob.credential.get().unwrap().is_none());
+    // Once loaded, it is kept; what is not loaded yet asks the database, and has its errors.
+    let another = users.find(1).unwrap();
+    service.database.run("drop table credentials");
+    assert!(ada.credential.get().unwrap().is_some() && bob.credential.get().unwrap().is_none());
+    assert!(matches!(another.credential.get(), Err(Error::Database { .. })));
+}
+
+#[test]
+fn an_eager_load_is_never_a_violation() {
+    for production in [true, false] {
+        let service = ada_and_bob(production);
+        let users = service.server.app().users();
+        for (email, has_password) in [("ADA@example.com", true), ("bob@example.com", false)] {
+            let user = users.find_by_email_with_credential(email).unwrap();
+            assert!(user.credential.is_loaded());
+            assert_eq!(user.credential.get().unwrap().is_some(), has_password, "{email}");
+        }
+        let credentials = json!({"email": "ada@example.com", "password": PASSWORD}).to_string();
+        check(&mut service.client(), &format!("POST /users/authenticate {credentials} => 200 {ADA_1}"));
+    }
+}
+
+#[test]
+fn node_env_is_production_for_exactly_that_text() {
+    let rows = [
+        (None, false),
+        (Some("production"), true),
+        (Some("Production"), false),
+        (Some("production "), false),
+        (Some("test"), false),
+    ];
+    for (value, expected) in rows {
+        let lookup = |name: &str| value.filter(|_| name == "NODE_ENV").map(Into::into);
+        assert_eq!(Config::from_vars(lookup).unwrap().production, expected, "{value:?}");
+    }
+}
+
+// Servers in this process
+
+#[test]
+fn the_default_is_a_free_port_on_loopback() {
+    let config = Config::default();
+    assert_eq!((config.host.as_str(), config.port), ("127.0.0.1", 0));
+    let addr = Service::start().server.addr().unwrap();
+    assert!(addr.ip().is_loopback() && addr.port() > 0, "{addr}");
+}
+
+#[test]
+fn several_servers_side_by_side() {
+    let services: Vec<Service> = (0..4).map(|_| Service::start()).collect();
+    for (n, service) in services.iter().enumerate() {
+        for user in 0..=n {
+            let body = json!({"name": "n", "email": format!("{user}@example.com")}).to_string();
+            assert_eq!(service.client().post("/users", body).status, 201);
+        }
+    }
+    for (n, service) in services.iter().enumerate() {
+        assert_eq!(service.client().get("/users").json()["total"], n + 1);
+    }
+    // Two on one database see the same.
+    let database = &services[3].database;
+    let twin = Server::start(database.config()).unwrap();
+    assert_eq!(Client::new(twin.base_url()).get("/users").json()["total"], 4);
+    // Ending one ends no other.
+    twin.stop();
+    assert_eq!(services[3].client().get("/users").json()["total"], 4);
+}
+
+#[test]
+fn a_stopped_server_frees_its_port() {
+    let database = Database::create();
+    let start = |port| Server::start(Config { port, ..database.config() });
+    let server = start(0).unwrap();
+    let addr = server.addr().unwrap();
+    assert_eq!(server.base_url(), format!("http://{addr}"));
+    assert_eq!(Client::new(server.base_url()).post("/users", ADA).status, 201);
+    assert!(matches!(start(addr.port()), Err(StartError::Listen(address, _)) if address == addr.to_string()));
+    server.stop();
+    assert!(TcpStream::connect(addr).is_err(), "it still listens");
+    let server = start(addr.port()).unwrap();
+    check(&mut Client::new(server.base_url()), &format!("GET /users/1 => 200 {ADA_1}"));
+    drop(server);
+    assert!(TcpStream::connect(addr).is_err(), "it still listens");
+}
+
+#[test]
+fn what_keeps_a_server_from_starting() {
+    let missing = Server::start(Database::unmade().config());
+    assert!(matches!(missing, Err(StartError::Database(line)) if line.contains("does not exist")));
+    let database = Database::empty();
+    let unreadable = Config { migrations_dir: Some("/nowhere/at/all".into()), ..database.config() };
+    assert!(matches!(Server::start(unreadable), Err(StartError::Migration(_))));
+    let unusable =
+        Config { database: userd::config::Database::Url("mysql://localhost".into()), ..database.config() };
+    assert!(
+        matches!(Server::start(unusable), Err(StartError::Config(error)) if error.variable == "DATABASE_URL")
+    );
+}
+
+#[test]
+fn asked_without_a_socket_the_service_answers_the_same() {
+    let service = ada_and_bob(false);
+    let mut client = service.client();
+    let credentials = json!({"email": "ada@example.com", "password": PASSWORD}).to_string();
+    let requests = [
+        ("GET", "/users", ""),
+        ("GET", "/users?page=2&perPage=1", ""),
+        ("GET", "/users?page=0", ""),
+        ("GET", "/users/1", ""),
+        ("GET", "/users/%31", ""),
+        ("GET", "/users/3", ""),
+        ("GET", "/nowhere", ""),
+        ("PATCH", "/users", ""),
+        ("OPTIONS", "/users/1", ""),
+        ("POST", "/users", "{"),
+        ("POST", "/users", r#"{"name":"Bob"}"#),
+        ("POST", "/users", r#"{"name":"Bob","email":"BOB@example.com"}"#),
+        ("PUT", "/users/1", r#"{"name":"Ada"}"#),
+        ("PUT", "/users/1", r#"{"id":"7"}"#),
+        ("PUT", "/users/1", r#"{"email":"bob@example.com"}"#),
+        ("DELETE", "/users/3", ""),
+        ("POST", "/users/authenticate", &credentials),
+    ];
+    for (method, target, body) in requests {
+        let response = service.server.app().handle(&Request::new(method, target, body));
+        let answer = client.request(method, target, &[], body);
+        assert_eq!(response.status, answer.status, "{method} {target}");
+        assert_eq!(String::from_utf8(response.body).unwrap(), answer.body, "{method} {target}");
+        for (name, value) in response.headers {
+            assert_eq!(answer.header(name), Some(&*value), "{method} {target}");
+        }
+    }
+    // And what one way writes the other reads.
+    let response = service.server.app().handle(&Request::new(
+        "POST",
+        "/users",
+        r#"{"name":"Eve","email":"eve@example.com"}"#,
+    ));
+    let created: Answer = client.get(&response.headers[0].1);
+    assert_eq!((response.status, String::from_utf8(response.body).unwrap()), (201, created.body));
+}

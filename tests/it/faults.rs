@@ -1,0 +1,764 @@
+//! Whatever breaks beneath it: nothing acknowledged is lost, everybody is answered, and it works again by itself.
+
+use crate::support::{
+    Audit, Books, Caller, Client, DATABASE_PASSWORD, Database, LONG, Load, OTHER_PASSWORD, Own, PASSWORD,
+    Process, Proxy, Service, TOKEN, TempDir, Weather, assert_no_secret, children, eventually, pause, running,
+    users,
+};
+use nix::sys::signal::Signal;
+use serde_json::json;
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    sync::{Arc, Mutex},
+    thread,
+    time::{Duration, Instant},
+};
+use userd::db::watchdog::CONNECT_TIMEOUT;
+
+/// How long after the database is back the first success comes, for every client.
+const BACK_WITHIN: Duration = Duration::from_secs(1);
+/// What a busy machine may add to any time.
+const BUSY: Duration = Duration::from_secs(8);
+/// `REQUEST_TIMEOUT` where a test waits for it.
+const DEADLINE: Duration = Duration::from_secs(1);
+
+/// `userd` on a database of its own.
+fn userd(url: &str, variables: &[(&str, &str)]) -> Process {
+    let ours = [("DATABASE_URL", url), ("HOST", "127.0.0.1"), ("PORT", "0"), ("LOG_LEVEL", "warn")];
+    Process::start(&[], &[&ours, variables].concat())
+}
+
+fn shared(url: String) -> Arc<Mutex<String>> {
+    Arc::new(Mutex::new(url))
+}
+
+/// Prints a row of the table that the issue asks for: `cargo test faults -- --nocapture | grep '^| '`.
+fn report(fault: &str, rounds: usize, audit: &Audit, outage: Duration) {
+    let (acknowledged, open) = (audit.acknowledged, audit.open);
+    let (lost, unexpected) = (audit.lost.len(), audit.unexpected.len());
+    println!(
+        "| {fault} | {rounds} | {acknowledged} | {open} | {lost} | {unexpected} | {} ms |",
+        outage.as_millis()
+    );
+    assert_eq!((audit.lost.as_slice(), audit.unexpected.as_slice()), (&[][..], &[][..]), "{fault}");
+    assert!(acknowledged > 10 * rounds, "{fault}: the load was no load");
+}
+
+/// No answer took longer than the request deadline, whatever it was.
+fn assert_prompt(books: &Books, deadline: Duration) {
+    let slowest = books.events.iter().flatten().map(|event| event.took).max();
+    assert!(slowest < Some(deadline + BUSY), "an answer took {slowest:?}");
+}
+
+// Acknowledged writes
+
+#[test]
+fn acknowledged_writes_outlive_the_database() {
+    const ROUNDS: usize = 20;
+    let mut postgres = Own::start();
+    let mut process = userd(&postgres.url(), &[]);
+    let url = process.wait_for_url();
+    let load = Load::start("kill", 4, &shared(url.clone()), LONG);
+    let mut caller = Caller::new(&url, LONG);
+    let mut backs = Vec::new();
+    for round in 0..ROUNDS {
+        pause(Duration::from_millis(300));
+        match round % 4 {
+            3 => postgres.stop(),
+            _ => postgres.kill(),
+        }
+        // Long enough for clients to meet it; twice so long that nobody waits for its end any more.
+        pause(Duration::from_millis(if round % 10 == 4 { 4000 } else { 50 }));
+        postgres.restart();
+        backs.push(Instant::now());
+        eventually(BACK_WITHIN + BUSY, "it serves", || {
+            matches!(caller.call("GET", "/users", ""), Ok((200, _)))
+        });
+    }
+    pause(BACK_WITHIN);
+    let books = load.stop();
+    assert_prompt(&books, Duration::from_secs(10));
+    let audit = books.audit(&postgres.users());
+    let outage = backs.iter().map(|back| books.longest_outage(*back)).max().unwrap();
+    report("PostgreSQL killed and restarted", ROUNDS, &audit, outage);
+    assert!(outage < BACK_WITHIN + BUSY, "{outage:?}");
+    let log = process.stderr();
+    assert_no_secret(&log);
+    assert!(log.contains("cannot connect to the database: "), "{log}");
+}
+
+#[test]
+fn acknowledged_writes_outlive_userd() {
+    const ROUNDS: usize = 20;
+    let postgres = Own::start();
+    let mut process = userd(&postgres.url(), &[]);
+    let url = shared(process.wait_for_url());
+    let load = Load::start("kill", 4, &url, LONG);
+    let mut backs = Vec::new();
+    for _ in 0..ROUNDS {
+        pause(Duration::from_millis(300));
+        process.signal(Signal::SIGKILL);
+        assert_eq!(process.wait(LONG), -9);
+        process = userd(&postgres.url(), &[]);
+        let new = process.wait_for_url();
+        *url.lock().unwrap() = new;
+        backs.push(Instant::now());
+    }
+    pause(BACK_WITHIN);
+    let books = load.stop();
+    let audit = books.audit(&postgres.users());
+    let outage = backs.iter().map(|back| books.longest_outage(*back)).max().unwrap();
+    report("userd killed and restarted", ROUNDS, &audit, outage);
+    assert!(outage < BACK_WITHIN + BUSY, "{outage:?}");
+}
+
+// Restarts
+
+/// Nobody asked while it was away; nobody is to know.
+#[test]
+fn a_restart_that_nobody_met_costs_no_error() {
+    let mut postgres = Own::start();
+    let mut process = userd(&postgres.url(), &[]);
+    let url = process.wait_for_url();
+    let mut caller = Caller::new(&url, LONG);
+    for round in 0..3 {
+        for n in 0..8 {
+            let body = json!({"name": "n", "email": format!("{round}-{n}@example.com")}).to_string();
+            assert_eq!(caller.call("POST", "/users", &body).unwrap().0, 201, "{}", process.stderr());
+            // Prepared before the restart: what is prepared after it is known not to have been sent.
+            let (user, change) = (format!("/users/{}", n + 1), format!(r#"{{"name":"{round}"}}"#));
+            assert_eq!(caller.call("PUT", &user, &change).unwrap().0, 200);
+            assert_eq!(caller.call("GET", &user, "").unwrap().0, 200);
+        }
+        match round {
+            0 => postgres.stop(),
+            _ => postgres.kill(),
+        }
+        postgres.restart();
+        // At once, on all sessions: first the writes, in the next round the reads.
+        let clients = (0..8).map(|n| {
+            let mut caller = Caller::new(&url, LONG);
+            thread::spawn(move || match round {
+                1 => caller.call("GET", &format!("/users/{}", n + 1), "").unwrap().0,
+                _ => caller.call("PUT", &format!("/users/{}", n + 1), r#"{"name":"m"}"#).unwrap().0,
+            })
+        });
+        let clients: Vec<_> = clients.collect();
+        for client in clients {
+            assert_eq!(client.join().unwrap(), 200, "round {round}: {}", process.stderr());
+        }
+    }
+}
+
+/// While it is away, answers are prompt; once it has been away for a while, immediate.
+#[test]
+fn answers_while_the_database_is_away() {
+    let mut postgres = Own::start();
+    let mut process = userd(&postgres.url(), &[("DB_ACQUIRE_TIMEOUT", "1")]);
+    let url = process.wait_for_url();
+    let load = Load::start("away", 12, &shared(url.clone()), LONG);
+    pause(Duration::from_millis(300));
+    postgres.stop();
+    pause(Duration::from_secs(2));
+    let mut caller = Caller::new(&url, LONG);
+    for (method, target, body, expected) in [
+        ("GET", "/users/1", "", 503),
+        ("GET", "/users", "", 503),
+        ("PUT", "/users/1", r#"{"name":"n"}"#, 503),
+        ("DELETE", "/users/1", "", 503),
+        ("POST", "/users", r#"{"name":"n","email":"n@example.com"}"#, 503),
+        ("POST", "/users/authenticate", r#"{"email":"n@example.com","password":"correct horse"}"#, 503),
+        ("POST", "/users", "{}", 400),
+        ("GET", "/", "", 404),
+    ] {
+        let start = Instant::now();
+        let (status, body) = caller.call(method, target, body).unwrap();
+        assert_eq!(status, expected, "{method} {target}: {body}");
+        assert!(start.elapsed() < BUSY, "{method} {target} took {:?}", start.elapsed());
+    }
+    postgres.restart();
+    let back = Instant::now();
+    eventually(BACK_WITHIN + BUSY, "it serves", || matches!(caller.call("GET", "/users", ""), Ok((200, _))));
+    // From the first success on, nobody meets what is left of the outage.
+    let first = Instant::now();
+    pause(BACK_WITHIN);
+    let books = load.stop();
+    assert_prompt(&books, Duration::from_secs(10));
+    for event in books.events.iter().flatten().filter(|event| event.sent > first) {
+        assert!(event.succeeded(), "{event:?}");
+    }
+    report("PostgreSQL stopped for 2 s", 1, &books.audit(&postgres.users()), books.longest_outage(back));
+}
+
+// Hangs
+
+/// A service that gives up soon, and a way to it that may be broken.
+struct Fragile {
+    postgres: Own,
+    proxy: Proxy,
+    process: Process,
+    url: String,
+    size: (usize, usize),
+    sessions: usize,
+    back_within: Duration,
+}
+
+impl Fragile {
+    /// Through the proxy, or straight to the Unix socket.
+    fn start(through_proxy: bool) -> Fragile {
+        let postgres = Own::start();
+        let proxy = Proxy::start(&postgres.socket());
+        let (port, direct) = (proxy.port(), postgres.url());
+        let database = match through_proxy {
+            true => {
+                format!("host=127.0.0.1 port={port} user=postgres dbname=postgres sslmode=disable")
+            }
+            false => direct,
+        };
+        let mut process = userd(&database, &[("REQUEST_TIMEOUT", "1"), ("DB_ACQUIRE_TIMEOUT", "1")]);
+        let url = process.wait_for_url();
+        let body = r#"{"name":"Ada","email":"ada@example.com"}"#;
+        assert_eq!(Caller::new(&url, LONG).call("POST", "/users", body).unwrap().0, 201);
+        let mut fragile = Fragile {
+            postgres,
+            proxy,
+            process,
+            url,
+            size: (0, 0),
+            sessions: 8,
+            back_within: 2 * BACK_WITHIN,
+        };
+        eventually(LONG, "the pool is full", || fragile.count_sessions() == fragile.sessions);
+        fragile.size = fragile.process.size();
+        fragile
+    }
+
+    fn count_sessions(&self) -> usize {
+        let sql = "select count(*) from pg_stat_activity where application_name = 'userd'";
+        let count: i64 = self.postgres.client().query_one(sql, &[]).unwrap().get(0);
+        count as usize
+    }
+
+    /// Threads, descriptors and sessions are as many as before.
+    fn assert_as_before(&self) {
+        eventually(LONG, "as many sessions as before", || self.count_sessions() == self.sessions);
+        // The connections of clients that have left are closed soon after, and tiny_http's idle threads end.
+        let (threads, descriptors) = self.size;
+        let mut found = (0, 0);
+        let deadline = Instant::now() + LONG;
+        while found.0 == 0 || found.0 > threads || found.1 > descriptors {
+            assert!(Instant::now() < deadline, "threads and descriptors: {found:?}, not {:?}", self.size);
+            pause(Duration::from_millis(5));
+            found = self.process.size();
+        }
+    }
+
+    /// Rounds of a fault under load: everybody is answered in time, and everybody is served soon after it.
+    fn rounds(&self, fault: &str, rounds: usize, time: Duration, mut set: impl FnMut(&Fragile, bool)) {
+        let (mut longest, mut total) = (Duration::ZERO, Audit::default());
+        for round in 0..rounds {
+            let name = format!("{fault}-{round}").replace(|sign: char| !sign.is_ascii_alphanumeric(), "-");
+            let load = Load::start(&name, 12, &shared(self.url.clone()), LONG);
+            pause(Duration::from_millis(300));
+            set(self, true);
+            let start = Instant::now();
+            let mut caller = Caller::new(&self.url, LONG);
+            while start.elapsed() < time {
+                // It never depends on the database, so it is answered while any worker is free, else by the door.
+                let asked = Instant::now();
+                let (status, _) = caller.call("GET", "/", "").unwrap();
+                assert!(status == 404 || status == 503, "{status}");
+                assert!(asked.elapsed() < DEADLINE + BUSY, "{fault}: / took {:?}", asked.elapsed());
+                pause(Duration::from_millis(50));
+            }
+            set(self, false);
+            let back = Instant::now();
+            eventually(self.back_within + BUSY, "it serves", || {
+                matches!(caller.call("GET", "/users/1", ""), Ok((200, _)))
+            });
+            pause(BACK_WITHIN);
+            let books = load.stop();
+            drop(caller);
+            assert_prompt(&books, DEADLINE);
+            let outage = books.longest_outage(back);
+            assert!(outage < self.back_within + BUSY, "{fault}: {outage:?}");
+            longest = longest.max(outage);
+            self.assert_as_before();
+            let mut users = self.postgres.users();
+            users.retain(|email, _| books.possible.contains_key(email));
+            total.add(books.audit(&users));
+        }
+        report(fault, rounds, &total, longest);
+        assert_no_secret(&self.process.stderr());
+    }
+}
+
+/// Past the request deadline, and past the point where the workers that hang are freed.
+const HANG: Duration = Duration::from_millis(3500);
+
+#[test]
+fn a_server_that_is_stopped() {
+    let fragile = Fragile::start(false);
+    fragile.rounds("PostgreSQL stopped by SIGSTOP", 3, HANG, |fragile, broken| {
+        fragile.postgres.signal(if broken { Signal::SIGSTOP } else { Signal::SIGCONT });
+    });
+    let log = fragile.process.stderr();
+    assert!(log.contains("the database fell silent"), "nobody was freed: {log}");
+}
+
+/// One session alone: the others go on, and it is replaced.
+#[test]
+fn a_session_that_is_stopped() {
+    let fragile = Fragile::start(false);
+    let session: i32 = {
+        // The one used last, which is the one that is used next.
+        let mut caller = Caller::new(&fragile.url, LONG);
+        assert_eq!(caller.call("GET", "/users", "").unwrap().0, 200);
+        let sql = "select pid from pg_stat_activity where application_name = 'userd' \
+            order by state_change desc limit 1";
+        fragile.postgres.client().query_one(sql, &[]).unwrap().get(0)
+    };
+    let send = |signal| nix::sys::signal::kill(nix::unistd::Pid::from_raw(session), signal).unwrap();
+    send(Signal::SIGSTOP);
+    let load = Load::start("one", 8, &shared(fragile.url.clone()), LONG);
+    eventually(LONG, "it is replaced", || fragile.process.stderr().contains("the database fell silent"));
+    pause(BACK_WITHIN);
+    let books = load.stop();
+    assert_prompt(&books, DEADLINE);
+    let failures = books.events.iter().flatten().filter(|event| !event.succeeded()).count();
+    assert!(failures < 20, "{failures} failures");
+    send(Signal::SIGCONT);
+    fragile.assert_as_before();
+}
+
+#[test]
+fn a_network_that_stalls() {
+    let fragile = Fragile::start(true);
+    fragile.rounds("network stalled", 2, HANG, |fragile, broken| {
+        fragile.proxy.set(if broken { Weather::Stalled } else { Weather::Fair });
+    });
+}
+
+#[test]
+fn a_network_that_loses_what_is_sent() {
+    let mut fragile = Fragile::start(true);
+    // Whoever was connecting meanwhile waits in vain for the connect time-out.
+    fragile.back_within += CONNECT_TIMEOUT;
+    fragile.rounds("network silent, connections lost", 2, HANG, |fragile, broken| {
+        fragile.proxy.set(if broken { Weather::Lost } else { Weather::Fair });
+    });
+    fragile.rounds("answers cut off in the middle", 2, HANG, |fragile, broken| {
+        fragile.proxy.set(if broken { Weather::LostAfter(7) } else { Weather::Fair });
+    });
+}
+
+#[test]
+fn a_network_that_cuts_resets_and_delays() {
+    let fragile = Fragile::start(true);
+    let moment = Duration::from_millis(300);
+    fragile.rounds("connections cut", 5, moment, |fragile, _| fragile.proxy.cut());
+    fragile.rounds("connections reset", 5, moment, |fragile, _| fragile.proxy.reset());
+    fragile.rounds("network slow by 300 ms", 1, Duration::from_secs(2), |fragile, broken| {
+        let slow = Weather::Slow(Duration::from_millis(300));
+        fragile.proxy.set(if broken { slow } else { Weather::Fair });
+    });
+}
+
+/// A change whose client was told 503 while it waited for a worker is not made after that.
+#[test]
+fn changes_that_were_given_up_are_not_made() {
+    let database = Database::create();
+    let mut process = Process::on(&database, &[("REQUEST_TIMEOUT", "1"), ("WORKERS", "1")]);
+    let url = process.wait_for_url();
+    let mut caller = Caller::new(&url, LONG);
+    for n in 0..8 {
+        let body = json!({"name": "before", "email": format!("{n}@example.com")}).to_string();
+        assert_eq!(caller.call("POST", "/users", &body).unwrap().0, 201);
+    }
+    let mut other = database.client();
+    let mut transaction = other.transaction().unwrap();
+    transaction.batch_execute("lock table users").unwrap();
+    let clients = (1..9).map(|id| {
+        let mut caller = Caller::new(&url, LONG);
+        thread::spawn(move || caller.call("PUT", &format!("/users/{id}"), r#"{"name":"after"}"#).unwrap())
+    });
+    let clients: Vec<_> = clients.collect();
+    for client in clients {
+        assert_eq!(client.join().unwrap(), (503, json!({"error": "Service unavailable"})));
+    }
+    transaction.rollback().unwrap();
+    // Behind all others in the one worker's queue.
+    assert_eq!(caller.call("DELETE", "/users/99", "").unwrap().0, 404);
+    // The one in work when time was up, and one that was begun at the same moment.
+    let made = database.value("select count(*) from users where name = 'after'");
+    assert!(made.parse::<u32>().unwrap() <= 2, "{made} changes were made after they were given up");
+}
+
+// Secrets
+
+/// Passwords, hashes and tokens while everything fails, with all that the log can say. (The log of every other
+/// process of the tests is read for them as well, when it ends.)
+#[test]
+fn secrets_are_kept_whatever_breaks() {
+    let postgres = Own::start();
+    let proxy = Proxy::start(&postgres.socket());
+    let url = format!(
+        "postgres://postgres:{DATABASE_PASSWORD}@127.0.0.1:{}/postgres?sslmode=disable",
+        proxy.port()
+    );
+    let token = [("API_TOKEN", TOKEN), ("LOG_LEVEL", "trace"), ("DB_ACQUIRE_TIMEOUT", "0.3")];
+    let mut process = userd(&url, &token);
+    let mut client = Client::new(&process.wait_for_url());
+    let bearer = format!("Bearer {TOKEN}");
+    let wrong = format!("Bearer {TOKEN}-");
+    let create =
+        |n: u32| json!({"name": "n", "email": format!("{n}@example.com"), "password": PASSWORD}).to_string();
+    let change = json!({"password": OTHER_PASSWORD}).to_string();
+    let credentials = json!({"email": "0@example.com", "password": OTHER_PASSWORD}).to_string();
+    let mut ask = |n: u32| {
+        for token in [&bearer, &wrong] {
+            let headers = [("Authorization", token.as_str())];
+            client.request("POST", "/users", &headers, create(n));
+            client.request("POST", "/users", &headers, format!("{{\"password\": \"{PASSWORD}\""));
+            client.request("PUT", "/users/1", &headers, &change);
+            client.request("POST", "/users/authenticate", &headers, &credentials);
+            client.request("GET", "/users/1", &headers, "");
+            client.request("GET", &format!("/users?page=0&token={TOKEN}"), &headers, "");
+        }
+    };
+    ask(0);
+    postgres.run("alter table credentials add check (length(password_hash) < 5) not valid");
+    ask(1);
+    postgres.run("alter table credentials rename to gone");
+    ask(2);
+    proxy.cut();
+    ask(3);
+    proxy.set(Weather::Stalled);
+    proxy.cut();
+    ask(4);
+    let log = process.stderr();
+    assert!(log.contains("(23514)") && log.contains("insert into credentials"), "{log}");
+    assert_no_secret(&log);
+    assert_no_secret(&process.stdout());
+}
+
+// What the database may answer
+
+/// Raises the SQLSTATE that a new address begins with.
+const RAISE: &str = "
+    create function raise() returns trigger language plpgsql as $$ begin
+        raise exception using errcode = upper(split_part(new.email, '@', 1)), message = 'raised by the tests';
+    end $$;
+    create trigger raise before insert on users for each row when (new.email like '%@raise.example') execute function raise()";
+
+/// The error that a session of ours is refused with, when all that it can see is what it is told.
+#[test]
+fn errors_of_the_database() {
+    let database = Database::create();
+    database.run(RAISE);
+    let mut process = Process::on(&database, &[("DB_POOL_SIZE", "1")]);
+    let mut caller = Caller::new(&process.wait_for_url(), LONG);
+    let body = |email: &str| json!({"name": "n", "email": email}).to_string();
+    assert_eq!(caller.call("POST", "/users", &body("n@example.com")).unwrap().0, 201);
+    let session = || {
+        let sql = "select min(pid) from pg_stat_activity where application_name = 'userd' and datname = current_database()";
+        database.value(sql)
+    };
+    let before = session();
+    // Disk full, out of memory, read-only, serialization failure, deadlock, no privilege, lock not available,
+    // a broken index; and a statement that was cancelled.
+    for (code, status) in [
+        ("53100", 500),
+        ("53200", 500),
+        ("25006", 500),
+        ("40001", 500),
+        ("40P01", 500),
+        ("42501", 500),
+        ("55P03", 500),
+        ("XX002", 500),
+        ("57014", 503),
+        ("23505", 409),
+    ] {
+        let answer = caller.call("POST", "/users", &body(&format!("{code}@raise.example"))).unwrap();
+        let text = match status {
+            409 => "Already exists",
+            503 => "Service unavailable",
+            _ => "Database error",
+        };
+        assert_eq!(answer, (status, json!({"error": text})), "{code}");
+        assert_eq!(caller.call("GET", "/users/1", "").unwrap().0, 200, "after {code}");
+        if status == 500 {
+            // Its reader may be behind.
+            eventually(LONG, &format!("{code} is logged"), || {
+                let log = process.stderr();
+                let mut lines = log.lines();
+                lines.any(|line| line.contains(&format!("({code}); SQL: insert into users")))
+            });
+        }
+    }
+    assert_eq!(session(), before, "the connection was usable all the time");
+    assert!(!process.stderr().contains("@raise."), "the log tells values: {}", process.stderr());
+}
+
+#[test]
+fn a_database_that_takes_no_changes() {
+    let postgres = Own::start();
+    let mut process = userd(&postgres.url(), &[]);
+    let mut caller = Caller::new(&process.wait_for_url(), LONG);
+    let body = r#"{"name":"Ada","email":"ada@example.com"}"#;
+    assert_eq!(caller.call("POST", "/users", body).unwrap().0, 201);
+    let set = |value: &str| {
+        let mut client = postgres.client();
+        for sql in [
+            "set default_transaction_read_only = off",
+            &format!("alter system set default_transaction_read_only = {value}"),
+            "select pg_reload_conf()",
+        ] {
+            client.batch_execute(sql).unwrap();
+        }
+    };
+    set("on");
+    eventually(LONG, "changes are refused", || {
+        caller.call("PUT", "/users/1", r#"{"name":"a"}"#).unwrap()
+            == (500, json!({"error": "Database error"}))
+            || caller.call("PUT", "/users/1", r#"{"name":"b"}"#).unwrap().0 == 500
+    });
+    assert_eq!(caller.call("GET", "/users/1", "").unwrap().0, 200);
+    process.logs("(25006)");
+    set("off");
+    eventually(BACK_WITHIN + BUSY, "changes are taken", || {
+        matches!(caller.call("PUT", "/users/1", r#"{"name":"c"}"#).unwrap(), (200, _))
+    });
+}
+
+/// A role with room for two sessions, and then for none.
+#[test]
+fn too_many_connections() {
+    let postgres = Own::start();
+    postgres.run("create role app login connection limit 2");
+    postgres.run("create database app owner app");
+    let url = postgres.url().replace("user=postgres", "user=app").replace("dbname='postgres'", "dbname=app");
+    let mut process = userd(&url, &[("DB_ACQUIRE_TIMEOUT", "0.5")]);
+    let url = process.wait_for_url();
+    let load = Load::start("crowd", 12, &shared(url.clone()), LONG);
+    pause(BACK_WITHIN);
+    process.logs("(53300)");
+    let books = load.stop();
+    assert!(books.events.iter().flatten().all(|event| event.succeeded()), "two sessions are enough");
+
+    postgres.run("alter role app connection limit 0");
+    postgres.run("select pg_terminate_backend(pid) from pg_stat_activity where usename = 'app'");
+    let mut caller = Caller::new(&url, LONG);
+    eventually(LONG, "nobody is served", || caller.call("GET", "/users", "").unwrap().0 == 503);
+    postgres.run("alter role app connection limit 2");
+    eventually(BACK_WITHIN + BUSY, "it serves", || caller.call("GET", "/users", "").unwrap().0 == 200);
+}
+
+#[test]
+fn deadlocks_and_conflicts_with_others() {
+    let database = Database::create();
+    let name = database.name();
+    // Looked for once a wait, after this long: the other side has to wait as well by then.
+    database.run(&format!("alter database {name} set deadlock_timeout = '2s'"));
+    let mut process = Process::on(&database, &[]);
+    let url = process.wait_for_url();
+    let mut caller = Caller::new(&url, LONG);
+    for name in ["a", "b"] {
+        let body = json!({"name": name, "email": format!("{name}@example.com")}).to_string();
+        assert_eq!(caller.call("POST", "/users", &body).unwrap().0, 201);
+    }
+    let put = |body: &'static str| {
+        let mut caller = Caller::new(&url, LONG);
+        thread::spawn(move || caller.call("PUT", "/users/1", body).unwrap())
+    };
+    let waits = || {
+        let sql = "select count(*) from pg_stat_activity where datname = current_database() \
+            and application_name = 'userd' and wait_event_type = 'Lock'";
+        eventually(LONG, "the change waits", || database.value(sql) == "1");
+    };
+    let failed = (500, json!({"error": "Database error"}));
+
+    // It holds user 1 and waits for the address; we hold the address and wait for user 1.
+    let mut other = database.client();
+    other.batch_execute("set deadlock_timeout = '1h'").unwrap();
+    let mut transaction = other.transaction().unwrap();
+    transaction.batch_execute("insert into users (name, email) values ('c', 'c@example.com')").unwrap();
+    let answer = put(r#"{"email":"c@example.com"}"#);
+    waits();
+    transaction.batch_execute("update users set name = 'd' where id = 1").unwrap();
+    transaction.commit().unwrap();
+    assert_eq!(answer.join().unwrap(), failed);
+    process.logs("(40P01)");
+
+    // Its snapshot is older than our change.
+    database.run(&format!("alter database {name} set default_transaction_isolation = 'repeatable read'"));
+    let mut process = Process::on(&database, &[]);
+    let mut caller = Caller::new(&process.wait_for_url(), LONG);
+    let url = process.wait_for_url();
+    let mut transaction = other.transaction().unwrap();
+    transaction.batch_execute("update users set name = 'e' where id = 1").unwrap();
+    let mut late = Caller::new(&url, LONG);
+    let answer = thread::spawn(move || late.call("PUT", "/users/1", r#"{"name":"f"}"#).unwrap());
+    waits();
+    transaction.commit().unwrap();
+    assert_eq!(answer.join().unwrap(), failed);
+    process.logs("(40001)");
+    assert_eq!(caller.call("PUT", "/users/1", r#"{"name":"f"}"#).unwrap().0, 200);
+}
+
+// Panics
+
+/// Panics on purpose where a line to be logged holds this: the one way into a handler that is open to a test.
+const PANIC: &str = "panic, please";
+
+struct PanickingLogger;
+
+impl log::Log for PanickingLogger {
+    fn enabled(&self, _: &log::Metadata) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record) {
+        let line = record.args().to_string();
+        // The panic's own text is logged as well.
+        assert!(!line.contains(PANIC), "as it was told");
+    }
+
+    fn flush(&self) {}
+}
+
+#[test]
+fn a_handler_that_panics() {
+    log::set_logger(&PanickingLogger).expect("no other test sets a logger");
+    log::set_max_level(log::LevelFilter::Error);
+    let service = Service::start();
+    service.database.run(&RAISE.replace("raised by the tests", PANIC));
+    let mut caller = Caller::new(service.server.base_url(), LONG);
+    let body = r#"{"name":"n","email":"XX000@raise.example"}"#;
+    // More often than there are workers.
+    for n in 0..20 {
+        let answer = caller.call("POST", "/users", body).unwrap();
+        assert_eq!(answer, (500, json!({"error": "Internal server error"})));
+        let good = json!({"name": "n", "email": format!("{n}@example.com")}).to_string();
+        assert_eq!(caller.call("POST", "/users", &good).unwrap().0, 201);
+    }
+    service.server.stop();
+}
+
+// Start-up
+
+#[test]
+fn many_replicas_on_an_empty_database() {
+    let database = Database::empty();
+    let replica = |_| Process::on(&database, &[("DB_POOL_SIZE", "1")]);
+    let mut replicas: Vec<Process> = (0..20).map(replica).collect();
+    for replica in &mut replicas {
+        let mut caller = Caller::new(&replica.wait_for_url(), LONG);
+        assert_eq!(caller.call("GET", "/users", "").unwrap().0, 200);
+    }
+    let logs: String = replicas.iter().map(Process::stderr).collect();
+    let applied = logs.matches("applied migration").count();
+    assert_eq!(database.value("select count(*) from refinery_schema_history"), applied.to_string(), "{logs}");
+    assert!(applied > 0);
+}
+
+// The private cluster
+
+/// `userd --embedded` with its directory.
+struct Embedded {
+    process: Process,
+    dir: TempDir,
+}
+
+impl Embedded {
+    fn start(dir: TempDir) -> Embedded {
+        let argument = format!("--embedded={}", dir.path().join("data").display());
+        let variables = [("HOST", "127.0.0.1"), ("PORT", "0"), ("LOG_LEVEL", "warn")];
+        let process = Process::start(&[&argument], &variables);
+        Embedded { process, dir }
+    }
+
+    fn first() -> Embedded {
+        let dir = TempDir::new();
+        fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        Embedded::start(dir)
+    }
+
+    fn server(&self) -> u32 {
+        let file = fs::read_to_string(self.dir.path().join("data/pgdata/postmaster.pid")).unwrap();
+        file.lines().next().unwrap().parse().unwrap()
+    }
+
+    fn client(&self) -> postgres::Client {
+        let host = self.dir.path().join("data");
+        let url = format!("host='{}' user=postgres dbname=postgres", host.display());
+        postgres::Client::connect(&url, postgres::NoTls).expect("the cluster takes connections")
+    }
+}
+
+#[test]
+fn the_private_cluster_outlives_its_userd() {
+    const ROUNDS: usize = 3;
+    let mut embedded = Embedded::first();
+    let url = shared(embedded.process.wait_for_url());
+    let load = Load::start("embedded", 4, &url, LONG);
+    let mut outage = Duration::ZERO;
+    for _ in 0..ROUNDS {
+        pause(Duration::from_millis(500));
+        embedded.process.signal(Signal::SIGKILL);
+        assert_eq!(embedded.process.wait(LONG), -9);
+        let start = Instant::now();
+        embedded = Embedded::start(embedded.dir);
+        let new = embedded.process.wait_for_url();
+        *url.lock().unwrap() = new;
+        outage = outage.max(start.elapsed());
+    }
+    pause(BACK_WITHIN);
+    let books = load.stop();
+    let audit = books.audit(&users(&mut embedded.client()));
+    report("userd --embedded killed and restarted", ROUNDS, &audit, outage);
+    let server = embedded.server();
+    let processes = children(server);
+    embedded.process.signal(Signal::SIGTERM);
+    assert_eq!(embedded.process.wait(LONG), 0);
+    assert!(!running(server) && !processes.into_iter().any(running), "PostgreSQL is left behind");
+}
+
+#[test]
+fn the_private_cluster_loses_a_session_or_all_of_itself() {
+    let mut embedded = Embedded::first();
+    let load = Load::start("embedded", 4, &shared(embedded.process.wait_for_url()), LONG);
+    pause(Duration::from_millis(300));
+    let send = |process: u32| {
+        let process = nix::unistd::Pid::from_raw(process.cast_signed());
+        nix::sys::signal::kill(process, Signal::SIGKILL).unwrap();
+    };
+    // One session: the server ends all others too, recovers and goes on.
+    let server = embedded.server();
+    let sql = "select pid from pg_stat_activity where application_name = 'userd' limit 1";
+    let session: i32 = embedded.client().query_one(sql, &[]).unwrap().get(0);
+    send(session.cast_unsigned());
+    let killed = Instant::now();
+    pause(2 * BACK_WITHIN);
+    let books = load.stop();
+    let outage = books.longest_outage(killed + Duration::from_millis(1));
+    report("one session killed", 1, &books.audit(&users(&mut embedded.client())), outage);
+    assert!(outage < 2 * BACK_WITHIN + BUSY, "{outage:?}");
+    assert_eq!(embedded.server(), server);
+
+    // The server itself: userd says so and ends, and leaves nothing behind.
+    let processes = children(server);
+    send(server);
+    assert_eq!(embedded.process.wait(LONG), 1);
+    let log = embedded.process.stderr();
+    let last = log.lines().last().unwrap_or_default();
+    assert!(last.starts_with("userd: PostgreSQL (process ") && last.contains("has ended"), "{log}");
+    eventually(LONG, "nothing is left running", || !processes.iter().any(|process| running(*process)));
+    let before = books.possible;
+    let mut again = Embedded::start(embedded.dir);
+    again.process.wait_for_url();
+    let found = users(&mut again.client());
+    let audit = Books { possible: before, ..Books::default() }.audit(&found);
+    assert_eq!((audit.lost.len(), audit.unexpected.len()), (0, 0));
+}

@@ -1,0 +1,662 @@
+//! The command: its arguments and variables, how it starts, what it logs, how it ends.
+
+use crate::support::{
+    Client, DATABASE_PASSWORD, Database, LONG, PASSWORD, Process, Relay, Service, TOKEN, TempDir,
+    assert_no_secret, check, eventually, free_port,
+};
+use nix::sys::signal::Signal;
+use serde_json::json;
+use std::{
+    fs,
+    io::Read,
+    net::TcpListener,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::Path,
+    time::{Duration, Instant},
+};
+use userd::config::VARIABLES;
+
+const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
+const ADA_1: &str = r#"{"id":"1","name":"Ada","email":"ada@example.com",<times>}"#;
+
+/// What is to be done at once, on a busy machine.
+const SOON: Duration = Duration::from_secs(10);
+
+/// The line that says why it ended: the last one. What comes before it is the log's.
+#[track_caller]
+fn complaint(process: &mut Process, expected: i32) -> String {
+    let status = process.wait(LONG);
+    let (stdout, stderr) = (process.stdout(), process.stderr());
+    assert_eq!((status, stdout.as_str()), (expected, ""), "{stderr}");
+    assert_no_secret(&stderr);
+    let (last, before) = {
+        let mut lines: Vec<&str> = stderr.lines().collect();
+        (lines.pop().unwrap_or_default(), lines)
+    };
+    let last = last.strip_prefix("userd: ").unwrap_or_else(|| panic!("no last line: {stderr}"));
+    for line in before {
+        assert!(line.contains("[INFO]") || line.contains("[WARN]"), "one line says why: {stderr}");
+    }
+    last.to_owned()
+}
+
+// Arguments and variables
+
+#[test]
+fn help_and_version() {
+    for argument in ["--help", "-h"] {
+        let mut process = Process::start(&[argument], &[]);
+        assert_eq!((process.wait(LONG), process.stderr().as_str()), (0, ""));
+        let help = process.stdout();
+        assert!(help.contains("usage: userd [--embedded[=DIR]"), "{help}");
+        for (name, default, meaning) in VARIABLES {
+            let found = help.lines().find(|line| line.split_whitespace().next() == Some(name));
+            let line = found.unwrap_or_else(|| panic!("{name} is not in {help}"));
+            assert!(line.contains(default) && line.contains(meaning), "{line}");
+        }
+    }
+    for argument in ["--version", "-V"] {
+        let mut process = Process::start(&[argument], &[("PORT", "abc")]);
+        assert_eq!(process.wait(LONG), 0);
+        assert_eq!(process.stdout(), concat!("userd ", env!("CARGO_PKG_VERSION"), "\n"));
+    }
+}
+
+#[test]
+fn the_readme_tells_of_every_variable() {
+    let readme = include_str!("../../README.md");
+    for (name, default, _) in VARIABLES {
+        let row = format!("| `{name}` |");
+        let found = readme.lines().find(|line| line.starts_with(&row));
+        let line = found.unwrap_or_else(|| panic!("{name} is not in the README's table"));
+        assert!(line.contains(default), "{name}'s default is {default}: {line}");
+    }
+}
+
+#[test]
+fn arguments_that_are_none() {
+    let all: [&[&str]; 8] = [
+        &["--verbose"],
+        &["serve"],
+        &[""],
+        &["--embedded="],
+        &["--port"],
+        &["--embedded=/nowhere", "more"],
+        &["--", "--help"],
+        &["--ephemeral"],
+    ];
+    for arguments in all {
+        let mut process = Process::start(arguments, &[]);
+        let line = complaint(&mut process, 2);
+        assert_eq!(process.stderr().lines().count(), 1, "{line}");
+    }
+    let line = complaint(&mut Process::start(&["--verbose"], &[]), 2);
+    assert!(line.contains("--verbose") && line.contains("--help"), "{line}");
+}
+
+#[test]
+fn variables_that_cannot_be_used() {
+    let url = |text: &str| text.replace("SECRET", DATABASE_PASSWORD);
+    let nowhere = "/nowhere/at/all";
+    let rows = [
+        ("PORT", "abc".to_owned()),
+        ("PORT", "65536".to_owned()),
+        ("DB_PORT", "x".to_owned()),
+        ("DB_PORT", "0".to_owned()),
+        ("DB_POOL_SIZE", "0".to_owned()),
+        ("WORKERS", "many".to_owned()),
+        ("SCHEMA", "loose".to_owned()),
+        ("VALIDATION", "Parser".to_owned()),
+        ("LOG_LEVEL", "loud".to_owned()),
+        ("REQUEST_TIMEOUT", "-1".to_owned()),
+        ("MAX_PER_PAGE", "0".to_owned()),
+        ("API_TOKEN", format!("{TOKEN} {TOKEN}")),
+        ("API_TOKEN_FILE", nowhere.to_owned()),
+        ("DATABASE_URL", url("mysql://ada:SECRET@localhost/app")),
+        ("DATABASE_URL", url("postgres://ada:SECRET@localhost:port/app")),
+        ("DATABASE_URL", url("postgres://ada:SECRET@localhost:99999/app")),
+        ("DATABASE_URL", url("postgres://ada:%zzSECRET@localhost/app")),
+        ("DATABASE_URL", url("postgres://ada:SECRET@localhost/app?sslmode=maybe")),
+        ("DATABASE_URL", url("postgres://ada:SECRET@localhost/app?nonsense=SECRET")),
+        ("DATABASE_URL", url("postgres://ada:SEC@RET/SECRET@localhost/app")),
+        ("DATABASE_URL", url("SECRET")),
+        ("DATABASE_URL", url("host=localhost password='SECRET")),
+    ];
+    for (name, value) in rows {
+        let mut process = Process::start(&[], &[(name, &value)]);
+        let line = complaint(&mut process, 2);
+        assert!(line.starts_with(&format!("{name}: ")), "{name}={value}: {line}");
+        assert_eq!(process.stderr().lines().count(), 1, "{name}={value}: {line}");
+    }
+    let both = [("API_TOKEN", TOKEN), ("API_TOKEN_FILE", nowhere)];
+    let line = complaint(&mut Process::start(&[], &both), 2);
+    assert!(line.starts_with("API_TOKEN_FILE: "), "{line}");
+}
+
+#[test]
+fn a_url_goes_before_the_parts() {
+    let parts = [
+        ("DB_HOST", "127.0.0.1"),
+        ("DB_PORT", "1"),
+        ("DB_NAME", "nowhere"),
+        ("DB_USER", "nobody"),
+        ("DB_PASS", DATABASE_PASSWORD),
+        ("DB_SSL", "true"),
+    ];
+    let database = Database::create();
+    let mut process = Process::on(&database, &parts);
+    check(&mut process.client(), &format!("POST /users {ADA} => 201 {ADA_1}"));
+    assert_no_secret(&process.stderr());
+    process.logs(database.name());
+}
+
+#[test]
+fn the_parts_are_enough() {
+    let database = Database::create();
+    let dir = database.socket_dir();
+    let mut variables =
+        vec![("HOST", "127.0.0.1"), ("PORT", "0"), ("DB_HOST", &dir), ("DB_NAME", database.name())];
+    variables.push(("DB_PASS", DATABASE_PASSWORD));
+    let mut process = Process::start(&[], &variables);
+    check(&mut process.client(), &format!("POST /users {ADA} => 201 {ADA_1}"));
+    assert_eq!(database.value("select count(*) from users"), "1");
+    assert_no_secret(&process.stderr());
+}
+
+#[test]
+fn tls_is_asked_for_by_exactly_true() {
+    const TLS: u32 = 80_877_103;
+    const NO_TLS: u32 = 3 << 16;
+    let rows = [
+        (Some("true"), TLS),
+        (Some("TRUE"), NO_TLS),
+        (Some("True"), NO_TLS),
+        (Some("1"), NO_TLS),
+        (Some("yes"), NO_TLS),
+        (Some(" true"), NO_TLS),
+        (Some("true "), NO_TLS),
+        (Some("false"), NO_TLS),
+        (Some(""), NO_TLS),
+        (None, NO_TLS),
+    ];
+    for (value, expected) in rows {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port().to_string();
+        let mut variables =
+            vec![("DB_HOST", "127.0.0.1"), ("DB_PORT", &port), ("DB_PASS", DATABASE_PASSWORD)];
+        variables.push(("DB_CONNECT_TIMEOUT", "0.1"));
+        variables.extend(value.map(|value| ("DB_SSL", value)));
+        let mut process = Process::start(&[], &variables);
+        let (mut client, _) = listener.accept().unwrap();
+        client.set_read_timeout(Some(LONG)).unwrap();
+        // A length, and then the protocol's version or the code that asks for TLS.
+        let mut start = [0; 8];
+        client.read_exact(&mut start).unwrap();
+        let code = u32::from_be_bytes(start[4..].try_into().unwrap());
+        assert_eq!(code, expected, "DB_SSL={value:?}");
+        drop((client, listener));
+        complaint(&mut process, 1);
+    }
+}
+
+// Start-up
+
+#[test]
+fn a_database_that_stays_away() {
+    let port = free_port();
+    let url = format!("postgres://ada:{DATABASE_PASSWORD}@127.0.0.1:{port}/app");
+    let start = Instant::now();
+    let mut process =
+        Process::start(&[], &[("DATABASE_URL", &url), ("DB_CONNECT_TIMEOUT", "1.2"), ("PORT", "0")]);
+    let line = complaint(&mut process, 1);
+    let took = start.elapsed();
+    assert!(took > Duration::from_millis(700) && took < SOON, "{took:?}");
+    assert!(line.starts_with("cannot connect to the database: "), "{line}");
+    let tries = process.stderr().matches("cannot connect to the database yet: ").count();
+    assert!((2..6).contains(&tries), "a line a try: {}", process.stderr());
+}
+
+#[test]
+fn a_database_that_never_answers() {
+    // Connections are taken, by the system, and nothing is ever said.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let url = format!("postgres://ada:{DATABASE_PASSWORD}@127.0.0.1:{port}/app");
+    let variables = [("DATABASE_URL", url.as_str()), ("DB_CONNECT_TIMEOUT", "1")];
+    let mut process = Process::start(&[], &variables);
+    process.wait(SOON);
+    let line = complaint(&mut process, 1);
+    assert!(line.starts_with("cannot connect to the database: "), "{line}");
+}
+
+#[test]
+fn a_database_that_comes_later() {
+    let database = Database::create();
+    let relay = Relay::shut(&database);
+    let port = relay.port().to_string();
+    let parts = [("DB_HOST", "127.0.0.1"), ("DB_PORT", &port), ("DB_NAME", database.name())];
+    let mut process = Process::start(&[], &[&parts[..], &[("HOST", "127.0.0.1"), ("PORT", "0")]].concat());
+    eventually(LONG, "a try is logged", || process.stderr().contains("cannot connect to the database yet"));
+    assert_eq!(process.stdout(), "");
+    relay.open();
+    check(&mut process.client(), &format!("POST /users {ADA} => 201 {ADA_1}"));
+}
+
+#[test]
+fn a_database_that_goes_and_comes_back() {
+    let database = Database::create();
+    let relay = Relay::shut(&database);
+    relay.open();
+    let port = relay.port().to_string();
+    let mut process = Process::start(
+        &[],
+        &[
+            ("DB_HOST", "127.0.0.1"),
+            ("DB_PORT", &port),
+            ("DB_NAME", database.name()),
+            ("DB_ACQUIRE_TIMEOUT", "0.3"),
+            ("HOST", "127.0.0.1"),
+            ("PORT", "0"),
+        ],
+    );
+    let mut client = process.client();
+    check(&mut client, &format!("POST /users {ADA} => 201 {ADA_1}"));
+    for _ in 0..2 {
+        relay.cut();
+        check(&mut client, r#"GET /users/1 => 503 {"error":"Service unavailable"}"#);
+        relay.open();
+        eventually(LONG, "it is back", || client.get("/users/1").status == 200);
+    }
+}
+
+#[test]
+fn what_waiting_does_not_mend() {
+    let database = Database::create();
+    let socket_dir = database.socket_dir();
+    let unmade = Database::unmade();
+    let rows = [
+        (("DB_NAME", unmade.name()), ["does not exist", unmade.name()]),
+        (("DB_USER", "nobody-at-all"), ["does not exist", "nobody-at-all"]),
+    ];
+    for (variable, texts) in rows {
+        let start = Instant::now();
+        let variables = [("DB_HOST", socket_dir.as_str()), ("DB_NAME", database.name()), variable];
+        let mut process = Process::start(&[], &variables);
+        let line = complaint(&mut process, 1);
+        assert!(start.elapsed() < SOON, "{line}");
+        assert!(texts.iter().all(|text| line.contains(text)), "{line}");
+        assert!(!process.stderr().contains("yet"), "{}", process.stderr());
+    }
+}
+
+#[test]
+fn an_address_that_is_taken() {
+    let service = Service::start();
+    let address = service.server.addr().unwrap();
+    let database = Database::create();
+    let line = complaint(&mut Process::on(&database, &[("PORT", &address.port().to_string())]), 1);
+    assert!(line.contains(&address.to_string()), "{line}");
+    let line = complaint(&mut Process::on(&database, &[("HOST", "192.0.2.1"), ("PORT", "3000")]), 1);
+    assert!(line.contains("192.0.2.1:3000"), "{line}");
+}
+
+#[test]
+fn listening_beyond_loopback_without_a_token_is_warned_of() {
+    let database = Database::create();
+    let dir = TempDir::new();
+    dir.write("token", &format!("{TOKEN}\n"));
+    let file = dir.path().join("token");
+    let file = file.to_str().unwrap();
+    // Variables, whether a warning is due, and the answer to a request without a token.
+    type Variables<'a> = &'a [(&'a str, &'a str)];
+    let rows: [(Variables, bool, u16); 4] = [
+        (&[("HOST", "0.0.0.0")], true, 200),
+        (&[("HOST", "127.0.0.1")], false, 200),
+        (&[("HOST", "0.0.0.0"), ("API_TOKEN", TOKEN)], false, 401),
+        (&[("HOST", "0.0.0.0"), ("API_TOKEN_FILE", file)], false, 401),
+    ];
+    for (variables, warns, status) in rows {
+        let mut process = Process::on(&database, variables);
+        let url = process.wait_for_url().replace("0.0.0.0", "127.0.0.1");
+        assert_eq!(Client::new(&url).get("/users").status, status, "{variables:?}");
+        let bearer = format!("Bearer {TOKEN}");
+        let with_token = Client::new(&url).request("GET", "/users", &[("Authorization", &bearer)], "");
+        assert_eq!(with_token.status, 200, "{variables:?}");
+        process.signal(Signal::SIGTERM);
+        assert_eq!(process.wait(LONG), 0);
+        let warned =
+            process.stderr().lines().any(|line| line.contains("[WARN]") && line.contains("API_TOKEN"));
+        assert_eq!(warned, warns, "{variables:?}: {}", process.stderr());
+        assert_no_secret(&process.stderr());
+    }
+}
+
+#[test]
+fn a_unix_socket() {
+    let database = Database::create();
+    let dir = TempDir::new();
+    let path = dir.path().join("userd.sock");
+    let host = format!("unix:{}", path.to_str().unwrap());
+    let mut process = Process::on(&database, &[("HOST", &host)]);
+    assert_eq!(process.wait_for_url(), host);
+    check(&mut process.client(), &format!("POST /users {ADA} => 201 {ADA_1}"));
+    // Another one does not take it away.
+    let line = complaint(&mut Process::on(&database, &[("HOST", &host)]), 1);
+    assert!(line.contains(path.to_str().unwrap()), "{line}");
+    check(&mut process.client(), &format!("GET /users/1 => 200 {ADA_1}"));
+    // A killed one leaves it behind, and that is no obstacle.
+    process.signal(Signal::SIGKILL);
+    assert_eq!(process.wait(LONG), -9);
+    let mut process = Process::on(&database, &[("HOST", &host)]);
+    check(&mut process.client(), &format!("GET /users/1 => 200 {ADA_1}"));
+    process.signal(Signal::SIGTERM);
+    assert_eq!(process.wait(LONG), 0);
+    assert!(!path.exists(), "the socket is left behind");
+}
+
+// Migrations
+
+const MIGRATIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/migrations");
+
+fn history(database: &Database) -> String {
+    database.value(
+        "select coalesce(string_agg(version::text, ',' order by version), '') from refinery_schema_history",
+    )
+}
+
+/// The versions of our own migrations, as `history` has them.
+fn versions() -> String {
+    let files =
+        fs::read_dir(MIGRATIONS).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
+    let version = |name: String| name[1..name.find("__").unwrap()].parse::<u32>().unwrap();
+    let mut versions: Vec<u32> = files.map(version).collect();
+    versions.sort_unstable();
+    versions.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+}
+
+#[test]
+fn migrations_from_a_directory() {
+    for variables in [&[("MIGRATIONS_DIR", MIGRATIONS)][..], &[]] {
+        let database = Database::empty();
+        let mut process = Process::on(&database, variables);
+        check(&mut process.client(), &format!("POST /users {ADA} => 201 {ADA_1}"));
+        assert_eq!(history(&database), versions());
+        // They are applied once.
+        let mut again = Process::on(&database, &[]);
+        check(&mut again.client(), &format!("GET /users/1 => 200 {ADA_1}"));
+        assert!(!again.stderr().contains("applied migration"), "{}", again.stderr());
+    }
+}
+
+#[test]
+fn directories_without_migrations() {
+    let database = Database::empty();
+    let dir = TempDir::new();
+    dir.write("readme.txt", "none here");
+    for path in ["/nowhere/at/all", dir.path().to_str().unwrap(), "/etc/passwd"] {
+        let line = complaint(&mut Process::on(&database, &[("MIGRATIONS_DIR", path)]), 1);
+        assert!(line.contains("migrat") && line.contains(path), "{line}");
+    }
+    assert_eq!(database.value("select to_regclass('users')"), "null");
+}
+
+#[test]
+fn a_failing_migration_leaves_nothing_half_applied() {
+    let database = Database::empty();
+    let dir = TempDir::new();
+    dir.write("V1__first.sql", "create table first (n int);");
+    dir.write(
+        "V2__second.sql",
+        "create table second (n int); insert into second values (1); select * from missing;",
+    );
+    dir.write("V3__third.sql", "create table third (n int);");
+    let mut process = Process::on(&database, &[("MIGRATIONS_DIR", dir.path().to_str().unwrap())]);
+    let line = complaint(&mut process, 1);
+    assert!(line.starts_with("cannot migrate the database: "), "{line}");
+    assert!(line.contains(r#"relation "missing" does not exist"#), "{line}");
+    for table in ["second", "third"] {
+        assert_eq!(database.value(&format!("select to_regclass('{table}')")), "null", "{table}");
+    }
+    // What was applied is in the history, and the other way round.
+    let first = database.value("select to_regclass('first') is not null");
+    let recorded = match database.value("select to_regclass('refinery_schema_history') is not null").as_str()
+    {
+        "true" => history(&database),
+        _ => String::new(),
+    };
+    assert_eq!(recorded, if first == "true" { "1" } else { "" });
+    // Once it is mended, all are applied.
+    dir.write("V2__second.sql", "create table second (n int);");
+    let mut process = Process::on(&database, &[("MIGRATIONS_DIR", dir.path().to_str().unwrap())]);
+    process.wait_for_url();
+    assert_eq!(history(&database), "1,2,3");
+}
+
+#[test]
+fn a_history_that_diverges() {
+    let rows = [
+        "update refinery_schema_history set checksum = '1' where version = 1",
+        "insert into refinery_schema_history (version, name, applied_on, checksum) values (99, 'unknown', '2020-01-01T00:00:00Z', '1')",
+    ];
+    for change in rows {
+        let database = Database::create();
+        database.run(change);
+        let line = complaint(&mut Process::on(&database, &[]), 1);
+        assert!(line.starts_with("cannot migrate the database: "), "{line}");
+    }
+}
+
+#[test]
+fn replicas_that_start_together() {
+    let database = Database::empty();
+    let mut replicas: Vec<Process> = (0..4).map(|_| Process::on(&database, &[])).collect();
+    for (n, replica) in replicas.iter_mut().enumerate() {
+        let body = json!({"name": "n", "email": format!("{n}@example.com")}).to_string();
+        assert_eq!(replica.client().post("/users", body).status, 201);
+    }
+    assert_eq!(history(&database), versions());
+    let logs: String = replicas.iter().map(Process::stderr).collect();
+    assert_eq!(logs.matches("applied migration").count(), versions().split(',').count(), "{logs}");
+}
+
+// The log
+
+/// Method, path, status, duration and size, of the requests in the log.
+fn requests(log: &str) -> Vec<[String; 5]> {
+    let lines = log.lines().filter(|line| line.contains("[INFO]") && line.ends_with('B'));
+    let parts = |line: &str| {
+        let mut parts: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        parts.split_off(parts.len() - 5).try_into().unwrap()
+    };
+    lines.map(parts).collect()
+}
+
+#[test]
+fn one_line_a_request() {
+    let database = Database::create();
+    let mut process = Process::on(&database, &[]);
+    let mut client = process.client();
+    let create = json!({"name": "Ada", "email": "ada@example.com", "password": PASSWORD}).to_string();
+    let credentials = json!({"email": "ada@example.com", "password": PASSWORD}).to_string();
+    let asked = [
+        ("POST", "/users", create.as_str(), "/users"),
+        ("POST", "/users", "{", "/users"),
+        ("GET", "/users?page=1&email=ada@example.com", "", "/users"),
+        ("GET", "/users/1?token=t0ken-0f-the-tests", "", "/users/1"),
+        ("PUT", "/users/1", create.as_str(), "/users/1"),
+        ("POST", "/users/authenticate", credentials.as_str(), "/users/authenticate"),
+        ("PATCH", "/users/1", "", "/users/1"),
+        ("GET", "/a%20b?c", "", "/a%20b"),
+        ("OPTIONS", "/users", "", "/users"),
+        ("DELETE", "/users/1", "", "/users/1"),
+    ];
+    for (n, (method, target, body, path)) in asked.into_iter().enumerate() {
+        let answer = client.request(method, target, &[], body);
+        eventually(LONG, "it is logged", || requests(&process.stderr()).len() > n);
+        let [logged_method, logged_path, status, duration, size] = &requests(&process.stderr())[n];
+        // Methods that are not served have no name of their own.
+        assert!(logged_method == method || method == "PATCH", "{logged_method} {target}");
+        assert_eq!(logged_path, path, "{target}");
+        assert_eq!(*status, answer.status.to_string(), "{target}");
+        let millis = duration.strip_suffix("ms").and_then(|number| number.parse::<f64>().ok());
+        assert!(millis.is_some_and(|millis| millis < 20_000.0), "{duration}");
+        assert_eq!(*size, format!("{}B", answer.size), "{target}");
+    }
+    assert_no_secret(&process.stderr());
+    for private in ["example.com", "Ada", "page=1", "?"] {
+        assert!(!process.stderr().contains(private), "{private}: {}", process.stderr());
+    }
+    process.signal(Signal::SIGTERM);
+    assert_eq!(process.wait(LONG), 0);
+    assert_eq!(process.stdout().lines().count(), 1, "the address is all that goes to standard output");
+}
+
+#[test]
+fn log_levels() {
+    let database = Database::create();
+    for (level, requests_logged, errors_logged) in
+        [("info", 1, 1), ("warn", 0, 1), ("error", 0, 1), ("off", 0, 0)]
+    {
+        let mut process = Process::on(&database, &[("LOG_LEVEL", level)]);
+        let mut client = process.client();
+        assert_eq!(client.get("/users").status, 200);
+        database.run("alter table users rename to lost");
+        let status = client.get("/users/1").status;
+        database.run("alter table lost rename to users");
+        assert_eq!(status, 500);
+        process.signal(Signal::SIGTERM);
+        assert_eq!(process.wait(LONG), 0);
+        let log = process.stderr();
+        assert_eq!(log.matches("GET /users 200").count(), requests_logged, "{level}: {log}");
+        assert_eq!(log.matches("[ERROR]").count(), errors_logged, "{level}: {log}");
+        assert!(level != "off" || log.is_empty(), "{log}");
+    }
+}
+
+// The end
+
+#[test]
+fn a_signal_lets_work_be_finished() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let database = Database::create();
+        let mut process = Process::on(&database, &[]);
+        let (mut client, mut idle) = (process.client(), process.client());
+        check(&mut idle, &format!("POST /users {ADA} => 201 {ADA_1}"));
+        let mut sql = database.client();
+        let mut lock = sql.transaction().unwrap();
+        lock.batch_execute("lock table users").unwrap();
+        client.send_request("GET", "/users/1", &[], "");
+        eventually(LONG, "the request is in work", || waiting(&database) == 1);
+        process.signal(signal);
+        eventually(LONG, "it stops", || process.stderr().contains("stopping"));
+        lock.rollback().unwrap();
+        let answer = client.answer("GET");
+        assert_eq!((answer.status, answer.header("Connection")), (200, Some("close")), "{signal}");
+        assert_eq!(answer.id(), "1");
+        assert_eq!(process.wait(SOON), 0, "{signal}");
+        assert_eq!(process.left_behind(), Vec::<String>::new(), "{signal}");
+    }
+}
+
+/// How many statements wait for a lock.
+fn waiting(database: &Database) -> u32 {
+    let sql = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
+    database.value(sql).parse().unwrap()
+}
+
+#[test]
+fn a_second_signal_ends_at_once() {
+    let database = Database::create();
+    let mut process = Process::on(&database, &[]);
+    let mut client = process.client();
+    client.post("/users", ADA);
+    let mut sql = database.client();
+    let mut lock = sql.transaction().unwrap();
+    lock.batch_execute("lock table users").unwrap();
+    client.send_request("GET", "/users/1", &[], "");
+    eventually(LONG, "the request is in work", || waiting(&database) == 1);
+    process.signal(Signal::SIGTERM);
+    eventually(LONG, "it stops", || process.stderr().contains("stopping"));
+    process.signal(Signal::SIGTERM);
+    assert_eq!(process.wait(SOON), 128 + 15);
+}
+
+#[test]
+fn a_signal_before_there_is_work() {
+    let port = free_port();
+    let url = format!("postgres://ada@127.0.0.1:{port}/app");
+    let mut process = Process::start(&[], &[("DATABASE_URL", &url), ("DB_CONNECT_TIMEOUT", "60")]);
+    eventually(LONG, "a try is logged", || process.stderr().contains("cannot connect to the database yet"));
+    process.signal(Signal::SIGTERM);
+    assert_eq!(process.wait(SOON), 128 + 15);
+}
+
+// A database of its own
+
+#[test]
+fn an_embedded_database() {
+    let dir = TempDir::new();
+    // PostgreSQL's account has to get to it.
+    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let data = dir.path().join("data");
+    let argument = format!("--embedded={}", data.display());
+    // The variables of another database mean nothing then.
+    let variables = [("HOST", "127.0.0.1"), ("PORT", "0"), ("DB_HOST", "192.0.2.1")];
+    let start = || Process::start(&[&argument], &variables);
+    let create = json!({"name": "Ada", "email": "ada@example.com", "password": PASSWORD}).to_string();
+    let credentials = json!({"email": "ada@example.com", "password": PASSWORD}).to_string();
+
+    let mut first = start();
+    check(&mut first.client(), &format!("POST /users {create} => 201 {ADA_1}"));
+    let server = postmaster(&data);
+    assert!(is_alive(server));
+
+    let line = complaint(&mut start(), 1);
+    assert!(line.contains(data.to_str().unwrap()) && line.contains("in use"), "{line}");
+    check(&mut first.client(), &format!("GET /users/1 => 200 {ADA_1}"));
+
+    first.signal(Signal::SIGTERM);
+    assert_eq!(first.wait(LONG), 0, "{}", first.stderr());
+    assert!(!is_alive(server), "PostgreSQL is left behind");
+
+    let mut second = start();
+    check(&mut second.client(), &format!("POST /users/authenticate {credentials} => 200 {ADA_1}"));
+    let left_behind = postmaster(&data);
+    second.signal(Signal::SIGKILL);
+    assert_eq!(second.wait(LONG), -9);
+
+    let mut third = start();
+    check(&mut third.client(), &format!("GET /users/1 => 200 {ADA_1}"));
+    let server = postmaster(&data);
+    assert_ne!(server, left_behind);
+    third.signal(Signal::SIGINT);
+    assert_eq!(third.wait(LONG), 0, "{}", third.stderr());
+    assert!(!is_alive(server) && !is_alive(left_behind), "PostgreSQL is left behind");
+    assert_no_secret(&third.stderr());
+}
+
+#[test]
+fn directories_that_no_database_can_live_in() {
+    let dir = TempDir::new();
+    dir.write("file", "");
+    let dangling = dir.path().join("dangling");
+    symlink(dir.path().join("unmounted"), &dangling).unwrap();
+    for path in [dir.path().join("file"), "/proc/userd".into(), dangling] {
+        let path = path.to_str().unwrap();
+        let mut process = Process::start(&[&format!("--embedded={path}")], &[("PORT", "0")]);
+        process.wait(SOON);
+        let line = complaint(&mut process, 1);
+        assert!(line.contains(path), "{line}");
+    }
+}
+
+fn postmaster(data: &Path) -> u32 {
+    let file = fs::read_to_string(data.join("pgdata/postmaster.pid")).unwrap();
+    file.lines().next().unwrap().parse().unwrap()
+}
+
+/// Whether there is such a process that has not ended. One that has may wait for somebody to ask how.
+fn is_alive(process: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().is_some_and(|state| !state.is_empty() && !state.starts_with('Z'))
+}

@@ -1,0 +1,127 @@
+//! One throwaway PostgreSQL for the whole test process, and a fresh database in it for each test.
+
+use super::{LONG, eventually};
+use postgres::{Client, NoTls, config::Host, error::SqlState};
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicU32, Ordering},
+};
+use userd::{
+    config::{Config, Database as Target},
+    embedded::{Cluster, Options},
+    server::Server,
+};
+
+/// Started when first asked for. It is never dropped: its watcher ends it with this process.
+fn cluster() -> &'static Cluster {
+    static CLUSTER: OnceLock<Result<Cluster, String>> = OnceLock::new();
+    let cluster = CLUSTER.get_or_init(|| {
+        let dir = std::env::temp_dir().join(format!("userd-it-{}-cluster", std::process::id()));
+        let options = Options { durable: false, max_connections: 300, ..Options::new(dir) };
+        Cluster::start(&options).map_err(|error| error.to_string())
+    });
+    match cluster {
+        Ok(cluster) => cluster,
+        Err(error) => panic!("the tests need a PostgreSQL server of their own: {error}"),
+    }
+}
+
+/// A database, dropped with whatever is connected to it.
+pub struct Database {
+    name: String,
+}
+
+impl Database {
+    /// With the tables of a service that has started once, and no rows.
+    pub fn create() -> Database {
+        static TEMPLATE: OnceLock<Database> = OnceLock::new();
+        let template = TEMPLATE.get_or_init(|| {
+            let template = Database::empty();
+            let server = Server::start(template.config());
+            server.expect("a server migrates an empty database").stop();
+            template
+        });
+        let database = Database::unmade();
+        let sql = format!("create database {} template {}", database.name, template.name);
+        // The sessions of the server that made the template may take a moment to end.
+        eventually(LONG, "the template is free", || match admin(&sql) {
+            Err(error) if error.code() == Some(&SqlState::OBJECT_IN_USE) => false,
+            created => created.map(|()| true).expect("a template can be cloned"),
+        });
+        database
+    }
+
+    /// Without any tables.
+    pub fn empty() -> Database {
+        let database = Database::unmade();
+        admin(&format!("create database {}", database.name)).expect("a database can be created");
+        database
+    }
+
+    /// A name only: there is no such database.
+    pub fn unmade() -> Database {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("it_{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        Database { name }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What `DATABASE_URL` takes.
+    pub fn url(&self) -> String {
+        cluster().connection_string(&self.name)
+    }
+
+    /// The directory of the cluster's socket, which `DB_HOST` takes.
+    pub fn socket_dir(&self) -> String {
+        let config: postgres::Config = self.url().parse().expect("our own connection string");
+        match config.get_hosts() {
+            [Host::Unix(dir)] => dir.to_str().expect("a path of ours").to_owned(),
+            hosts => panic!("the cluster listens on one socket only, not {hosts:?}"),
+        }
+    }
+
+    /// The settings of a server on it.
+    pub fn config(&self) -> Config {
+        Config {
+            database: Target::Url(self.url().into()),
+            // Enough for every test, and quicker to open than the default.
+            db_pool_size: 4,
+            ..Config::default()
+        }
+    }
+
+    /// A session, to look behind the service's back.
+    pub fn client(&self) -> Client {
+        Client::connect(&self.url(), NoTls).expect("the cluster takes connections")
+    }
+
+    /// One value of the one row that the query answers, as text.
+    pub fn value(&self, sql: &str) -> String {
+        let mut client = self.client();
+        let row = client.query_one(&format!("select ({sql})::text"), &[]);
+        let value: Option<String> = row.unwrap_or_else(|error| panic!("{sql}: {error:?}")).get(0);
+        value.unwrap_or_else(|| "null".to_owned())
+    }
+
+    /// Runs statements.
+    pub fn run(&self, sql: &str) {
+        let done = self.client().batch_execute(sql);
+        done.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        // Whatever is left goes with the cluster.
+        let _ = admin(&format!("drop database if exists {} with (force)", self.name));
+    }
+}
+
+fn admin(sql: &str) -> Result<(), postgres::Error> {
+    let url = cluster().connection_string("postgres");
+    Client::connect(&url, NoTls)?.batch_execute(sql)
+}

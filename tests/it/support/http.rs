@@ -1,0 +1,235 @@
+//! An HTTP/1.1 client of one connection, which holds every answer against what all answers promise; and tables
+//! of requests and answers.
+
+use super::{LONG, assert_no_secret};
+use serde_json::Value;
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    os::unix::net::UnixStream,
+};
+
+/// An answer that has kept the promises of all answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: Vec<(String, String)>,
+    pub body: String,
+    /// All its bytes, those of its head included.
+    pub size: usize,
+}
+
+impl Answer {
+    /// The value of the one field of that name.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let named = |(field, _): &&(String, String)| field.eq_ignore_ascii_case(name);
+        let mut fields = self.headers.iter().filter(named);
+        let found = fields.next().map(|(_, value)| value.as_str());
+        assert!(fields.next().is_none(), "{name} is there twice: {self:?}");
+        found
+    }
+
+    /// The body.
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// The `id` in the body.
+    pub fn id(&self) -> String {
+        let id = self.json()["id"].as_str().map(str::to_owned);
+        id.unwrap_or_else(|| panic!("no id: {self:?}"))
+    }
+
+    /// What every answer promises, whatever was asked.
+    fn keep_promises(&self, method: &str) {
+        assert_no_secret(&format!("{self:?}"));
+        if self.status < 200 {
+            return;
+        }
+        let date = self.header("Date").map(httpdate::parse_http_date);
+        assert!(matches!(date, Some(Ok(_))), "no date: {self:?}");
+        if self.status == 204 {
+            // RFC 9110, 8.6.
+            assert_eq!(self.header("Content-Length"), None, "{self:?}");
+            assert_eq!(self.body, "", "{self:?}");
+            return;
+        }
+        assert_eq!(self.header("Content-Type"), Some("application/json"), "{self:?}");
+        if method == "HEAD" {
+            assert_eq!(self.body, "", "{self:?}");
+            return;
+        }
+        let length = self.body.len().to_string();
+        assert_eq!(self.header("Content-Length"), Some(length.as_str()), "{self:?}");
+        assert_eq!(self.body.find('\n'), Some(self.body.len() - 1), "one line: {self:?}");
+        let body = self.json();
+        let is_refusal = body.get("error").is_some() || body.get("errors").is_some();
+        assert_eq!(is_refusal, self.status >= 400, "{self:?}");
+    }
+}
+
+/// A client that keeps its connection as long as the service does.
+pub struct Client {
+    base_url: String,
+    stream: Option<BufReader<Box<dyn Stream>>>,
+}
+
+trait Stream: Read + Write + Send {}
+
+impl<T: Read + Write + Send> Stream for T {}
+
+impl Client {
+    /// For the service at `http://host:port` or `unix:/path`. Connects when first used.
+    pub fn new(base_url: &str) -> Client {
+        Client { base_url: base_url.to_owned(), stream: None }
+    }
+
+    /// Sends a request and reads its answer.
+    pub fn request(
+        &mut self,
+        method: &str,
+        target: &str,
+        headers: &[(&str, &str)],
+        body: impl AsRef<[u8]>,
+    ) -> Answer {
+        self.send_request(method, target, headers, body);
+        self.answer(method)
+    }
+
+    /// Sends a request, whose answer is still to be read.
+    pub fn send_request(
+        &mut self,
+        method: &str,
+        target: &str,
+        headers: &[(&str, &str)],
+        body: impl AsRef<[u8]>,
+    ) {
+        let body = body.as_ref();
+        let host = self.base_url.strip_prefix("http://").unwrap_or("localhost");
+        let mut message = format!("{method} {target} HTTP/1.1\r\nHost: {host}\r\n");
+        for (name, value) in headers {
+            message += &format!("{name}: {value}\r\n");
+        }
+        if !body.is_empty() || ["POST", "PUT"].contains(&method) {
+            message += &format!("Content-Length: {}\r\n", body.len());
+        }
+        self.send(&[message.as_bytes(), b"\r\n", body].concat());
+    }
+
+    /// Sends bytes as they are.
+    pub fn send(&mut self, bytes: &[u8]) {
+        let stream = self.stream.get_or_insert_with(|| BufReader::new(connect(&self.base_url)));
+        stream.get_mut().write_all(bytes).expect("the service reads");
+    }
+
+    /// Reads the answer to a request with that method.
+    pub fn answer(&mut self, method: &str) -> Answer {
+        let stream = self.stream.as_mut().expect("something was sent");
+        let mut size = 0;
+        let mut line = || {
+            let mut line = String::new();
+            size += stream.read_line(&mut line).expect("an answer within the time");
+            let text = line.strip_suffix("\r\n");
+            text.unwrap_or_else(|| panic!("cut short: {line:?}")).to_owned()
+        };
+        let status_line = line();
+        let status = status_line.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3));
+        let status = status.and_then(|digits| digits.parse().ok());
+        let status = status.unwrap_or_else(|| panic!("a status line: {status_line:?}"));
+        let mut headers = Vec::new();
+        loop {
+            let field = line();
+            match field.split_once(": ") {
+                Some((name, value)) => headers.push((name.to_owned(), value.to_owned())),
+                None if field.is_empty() => break,
+                None => panic!("a header field: {field:?}"),
+            }
+        }
+        let mut answer = Answer { status, headers, body: String::new(), size };
+        let length = answer.header("Content-Length").map(|length| length.parse());
+        let bodiless = method == "HEAD" || status == 204 || status < 200;
+        let length = if bodiless { 0 } else { length.unwrap_or(Ok(0)).expect("a length") };
+        let mut body = vec![0; length];
+        stream.read_exact(&mut body).expect("a whole body");
+        answer.body = String::from_utf8(body).expect("UTF-8");
+        answer.size += length;
+        if answer.header("Connection") == Some("close") {
+            self.stream = None;
+        }
+        answer.keep_promises(method);
+        answer
+    }
+
+    pub fn get(&mut self, target: &str) -> Answer {
+        self.request("GET", target, &[], "")
+    }
+
+    pub fn post(&mut self, target: &str, body: impl AsRef<[u8]>) -> Answer {
+        self.request("POST", target, &[], body)
+    }
+
+    pub fn put(&mut self, target: &str, body: impl AsRef<[u8]>) -> Answer {
+        self.request("PUT", target, &[], body)
+    }
+
+    pub fn delete(&mut self, target: &str) -> Answer {
+        self.request("DELETE", target, &[], "")
+    }
+}
+
+fn connect(base_url: &str) -> Box<dyn Stream> {
+    const LISTENS: &str = "the service listens";
+    const CONNECTED: &str = "a connected socket";
+    if let Some(path) = base_url.strip_prefix("unix:") {
+        let stream = UnixStream::connect(path).expect(LISTENS);
+        stream.set_read_timeout(Some(LONG)).expect(CONNECTED);
+        return Box::new(stream);
+    }
+    let address = base_url.strip_prefix("http://").expect("a base URL");
+    let stream = TcpStream::connect(address).expect(LISTENS);
+    stream.set_read_timeout(Some(LONG)).expect(CONNECTED);
+    stream.set_nodelay(true).expect(CONNECTED);
+    Box::new(stream)
+}
+
+/// Sends requests in their order, a line each, and panics with all that were answered otherwise:
+///
+/// `METHOD TARGET BODY => STATUS BODY`, where either body may be missing. In the expected one `<times>`
+/// stands for `createdAt` and `updatedAt` with any timestamps.
+#[track_caller]
+pub fn check(client: &mut Client, rows: &str) {
+    let mut surprises = String::new();
+    for row in rows.lines().map(str::trim).filter(|row| !row.is_empty()) {
+        let parts = row.split_once(" =>").and_then(|(request, expected)| {
+            let (method, rest) = request.trim().split_once(' ')?;
+            let (target, body) = rest.trim().split_once(' ').unwrap_or((rest.trim(), ""));
+            Some((method, target, body.trim(), expected.trim()))
+        });
+        let (method, target, body, expected) = parts.unwrap_or_else(|| panic!("a row: {row}"));
+        let answer = client.request(method, target, &[], body);
+        let found = format!("{} {}", answer.status, masked(&answer.body));
+        if found.trim_end() != expected {
+            let row: String = row.chars().take(1000).collect();
+            surprises += &format!("\n{row}\n  but found {found}\n");
+        }
+    }
+    assert!(surprises.is_empty(), "{surprises}");
+}
+
+/// The text without its end of line, and with `<times>` for the timestamps of users.
+pub fn masked(text: &str) -> String {
+    let parts: Vec<&str> = text.trim_end().split('"').collect();
+    let mask = |part: &&str| if is_timestamp(part) { "<time>" } else { part }.to_owned();
+    let masked = parts.iter().map(mask).collect::<Vec<_>>().join("\"");
+    masked.replace(r#""createdAt":"<time>","updatedAt":"<time>""#, "<times>")
+}
+
+/// Whether it reads `2025-01-31T12:34:56.123456Z`.
+pub fn is_timestamp(text: &str) -> bool {
+    const FORM: &[u8] = b"0000-00-00T00:00:00.000000Z";
+    let fits = |(byte, form): (u8, &u8)| match form {
+        b'0' => byte.is_ascii_digit(),
+        sign => byte == *sign,
+    };
+    text.len() == FORM.len() && text.bytes().zip(FORM).all(fits)
+}

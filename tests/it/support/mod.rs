@@ -1,0 +1,108 @@
+//! What the tests stand on: a throwaway cluster and databases in it, services and processes over them, and a
+//! client that is never satisfied with a status alone.
+//!
+//! Knows nothing of what is tested. The only place that sleeps.
+
+mod database;
+mod http;
+mod load;
+mod own;
+mod proxy;
+mod relay;
+mod service;
+pub mod tls_servers;
+
+pub use database::Database;
+pub use http::{Answer, Client, check, is_timestamp, masked};
+pub use load::{Audit, Books, Caller, Event, Load};
+pub use own::{Daemon, Own, children, running, users};
+pub use proxy::{Proxy, Weather};
+pub use relay::Relay;
+pub use service::{Process, Service};
+
+use std::{
+    fs,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU32, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Longer than anything takes on a busy machine; whoever waits this long waits for ever.
+pub const LONG: Duration = Duration::from_secs(20);
+
+/// What users prove themselves with in these tests.
+pub const PASSWORD: &str = "correct horse";
+/// Another one.
+pub const OTHER_PASSWORD: &str = "battery staple";
+/// What `API_TOKEN` is set to.
+pub const TOKEN: &str = "t0ken-0f-the-tests";
+/// A database's password.
+pub const DATABASE_PASSWORD: &str = "pa55-of-the-database";
+
+/// No answer, no log line and no output ever holds one of these.
+pub const SECRETS: [&str; 5] = [PASSWORD, OTHER_PASSWORD, TOKEN, DATABASE_PASSWORD, "$argon2"];
+
+/// Panics where `text` holds a secret.
+pub fn assert_no_secret(text: &str) {
+    for secret in SECRETS {
+        assert!(!text.contains(secret), "{secret:?} was told: {text}");
+    }
+}
+
+/// Polls until the condition holds; panics, saying `what`, where it does not within the time.
+pub fn eventually(within: Duration, what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + within;
+    while !condition() {
+        assert!(Instant::now() < deadline, "not within {within:?}: {what}");
+        pause(Duration::from_millis(5));
+    }
+}
+
+/// Lets time pass: between two polls, or to reach another moment of somebody else's work.
+pub fn pause(time: Duration) {
+    thread::sleep(time);
+}
+
+/// A port that nobody listens on, and that nobody is handed who asks the system for a free one.
+pub fn free_port() -> u16 {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    // Below the range of the ports that the system hands out; where another process looks is not where we do.
+    let start = std::process::id() * 64;
+    loop {
+        let next = start.wrapping_add(COUNT.fetch_add(1, Ordering::Relaxed));
+        let port = 10_000 + u16::try_from(next % 20_000).expect("a remainder");
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// A fresh directory, removed when dropped. Others may enter it, as PostgreSQL's account has to.
+pub struct TempDir(PathBuf);
+
+impl TempDir {
+    pub fn new() -> TempDir {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let (process, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let dir = std::env::temp_dir().join(format!("userd-it-{process}-{count}"));
+        fs::create_dir(&dir).expect("the temporary directory can be written to");
+        TempDir(dir)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Writes a file into it.
+    pub fn write(&self, name: &str, text: &str) {
+        fs::write(self.0.join(name), text).expect("a fresh directory can be written to");
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

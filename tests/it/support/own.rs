@@ -1,0 +1,242 @@
+//! A PostgreSQL of one test's own, to be killed, stopped and started again.
+
+use super::{LONG, TempDir, eventually, pause};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use postgres::{Client, NoTls};
+use std::{
+    collections::HashMap,
+    fs,
+    os::unix::{
+        fs::{MetadataExt, PermissionsExt, chown},
+        process::CommandExt,
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+use userd::embedded::{Cluster, Options};
+
+/// A durable cluster in a directory that goes with it.
+pub struct Own {
+    // Stopped before its directory goes.
+    cluster: Option<Cluster>,
+    options: Options,
+    _dir: TempDir,
+}
+
+impl Own {
+    pub fn start() -> Own {
+        let dir = TempDir::new();
+        let others_may_enter = PermissionsExt::from_mode(0o755);
+        fs::set_permissions(dir.path(), others_may_enter).expect("a fresh directory");
+        let options = Options::new(dir.path().join("data"));
+        let mut own = Own { cluster: None, options, _dir: dir };
+        own.restart();
+        // Processes are killed here, not the machine: what they have written stays. And a start after a crash
+        // would sync every file.
+        own.run("alter system set fsync = off");
+        own.run("select pg_reload_conf()");
+        own
+    }
+
+    /// Starts it, again if it ran before.
+    pub fn restart(&mut self) {
+        self.cluster = None;
+        let cluster = Cluster::start(&self.options);
+        self.cluster = Some(cluster.expect("the tests need a PostgreSQL server of their own"));
+    }
+
+    /// Ends it in good order: sessions are told.
+    pub fn stop(&mut self) {
+        let cluster = self.cluster.take().expect("it runs");
+        cluster.stop().expect("it can be stopped");
+    }
+
+    /// Kills the server and all of its sessions at once.
+    pub fn kill(&mut self) {
+        let processes = self.processes();
+        self.signal(Signal::SIGKILL);
+        eventually(LONG, "the killed are gone", || processes.iter().all(|process| !running(*process)));
+    }
+
+    /// Sends a signal to the server and all of its sessions.
+    pub fn signal(&self, signal: Signal) {
+        for process in self.processes() {
+            let _ = kill(Pid::from_raw(process.cast_signed()), signal);
+        }
+    }
+
+    /// The server's process first, then its sessions and its helpers.
+    pub fn processes(&self) -> Vec<u32> {
+        let server = self.server();
+        let mut processes = vec![server];
+        processes.extend(children(server));
+        processes
+    }
+
+    pub fn server(&self) -> u32 {
+        self.cluster.as_ref().expect("it runs").pid()
+    }
+
+    /// What `DATABASE_URL` takes.
+    pub fn url(&self) -> String {
+        self.cluster.as_ref().expect("it runs").connection_string("postgres")
+    }
+
+    /// The directory of its socket.
+    pub fn socket_dir(&self) -> PathBuf {
+        let socket = self.socket();
+        socket.parent().expect("a file in a directory").to_owned()
+    }
+
+    /// A standby of it that follows, on a Unix socket in a directory of its own.
+    pub fn standby(&self) -> Standby {
+        Standby::start(self)
+    }
+
+    /// The file of its socket.
+    pub fn socket(&self) -> PathBuf {
+        let config: postgres::Config = self.url().parse().expect("our own connection string");
+        match config.get_hosts() {
+            [postgres::config::Host::Unix(dir)] => dir.join(".s.PGSQL.5432"),
+            hosts => panic!("the cluster listens on one socket only, not {hosts:?}"),
+        }
+    }
+
+    /// A session, to look behind the service's back.
+    pub fn client(&self) -> Client {
+        Client::connect(&self.url(), NoTls).expect("the cluster takes connections")
+    }
+
+    /// Runs statements.
+    pub fn run(&self, sql: &str) {
+        let done = self.client().batch_execute(sql);
+        done.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    }
+
+    /// Names by address.
+    pub fn users(&self) -> HashMap<String, String> {
+        users(&mut self.client())
+    }
+}
+
+/// Names by address.
+pub fn users(client: &mut Client) -> HashMap<String, String> {
+    let rows = client.query("select email, name from users", &[]).expect("there is a table");
+    rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+}
+
+/// The processes that this one has started and that are still there.
+pub fn children(process: u32) -> Vec<u32> {
+    let file = format!("/proc/{process}/task/{process}/children");
+    let text = fs::read_to_string(file).unwrap_or_default();
+    text.split_whitespace().filter_map(|number| number.parse().ok()).collect()
+}
+
+/// Whether there is such a process, and it has not ended yet.
+pub fn running(process: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next());
+    state.is_some_and(|state| state != 'Z')
+}
+
+/// A streaming standby, which may be promoted.
+pub struct Standby {
+    _server: Daemon,
+    // Removed when the server is gone.
+    dir: TempDir,
+}
+
+impl Standby {
+    fn start(primary: &Own) -> Standby {
+        let dir = TempDir::new();
+        // Whoever runs the primary runs the standby: PostgreSQL refuses to run as root.
+        let owner = fs::metadata(primary.options.dir.join("pgdata")).expect("a cluster has its files");
+        let (uid, gid) = (owner.uid(), owner.gid());
+        chown(dir.path(), Some(uid), Some(gid)).expect("a fresh directory");
+        let data = dir.path().join("standby");
+        let run = |program: &str| {
+            let mut command = Command::new(program_of_postgres(program));
+            command.env_clear().env("LC_ALL", "C").current_dir("/");
+            command.uid(uid).gid(gid).stdin(Stdio::null()).stdout(Stdio::null());
+            command
+        };
+        let copied = run("pg_basebackup")
+            .args(["-U", "postgres", "-X", "stream", "-c", "fast", "-R", "-h"])
+            .arg(primary.socket_dir())
+            .arg("-D")
+            .arg(&data)
+            .status();
+        assert!(copied.expect("PostgreSQL's programs").success());
+        let log = fs::File::create(dir.path().join("log")).expect("a fresh directory");
+        let server = run("postgres")
+            .arg("-D")
+            .arg(&data)
+            .args(["-c", "listen_addresses=", "-c", "max_connections=100", "-k"])
+            .arg(dir.path())
+            .stderr(log)
+            .spawn();
+        let standby =
+            Standby { _server: Daemon::new(server.expect("PostgreSQL's programs"), Signal::SIGQUIT), dir };
+        eventually(LONG, "the standby takes connections", || Client::connect(&standby.url(), NoTls).is_ok());
+        standby
+    }
+
+    pub fn socket_dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Whether what the primary has written by now is to be seen here.
+    pub fn has_replayed(&self, primary: &Own) -> bool {
+        let row = primary.client().query_one("select pg_current_wal_lsn()::text", &[]);
+        let written: String = row.expect("a primary").get(0);
+        let sql = "select pg_last_wal_replay_lsn() >= $1::text::pg_lsn";
+        self.client().query_one(sql, &[&written]).expect("a standby").get(0)
+    }
+
+    /// What `DATABASE_URL` takes.
+    pub fn url(&self) -> String {
+        format!("host='{}' user=postgres dbname=postgres", self.dir.path().display())
+    }
+
+    /// A session, to look behind the service's back.
+    pub fn client(&self) -> Client {
+        Client::connect(&self.url(), NoTls).expect("the standby takes connections")
+    }
+}
+
+/// Another's program, ended with this signal when dropped.
+pub struct Daemon {
+    child: Child,
+    end: Signal,
+}
+
+impl Daemon {
+    pub fn new(child: Child, end: Signal) -> Daemon {
+        Daemon { child, end }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = kill(Pid::from_raw(self.child.id().cast_signed()), self.end);
+        let deadline = Instant::now() + LONG;
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+            pause(Duration::from_millis(5));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Where Debian keeps the server's programs, off the PATH; the newest version.
+fn program_of_postgres(name: &str) -> PathBuf {
+    let versions = fs::read_dir("/usr/lib/postgresql").expect("apt-get install postgresql");
+    let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse::<u32>().ok();
+    let newest = versions.filter_map(|entry| number(entry.ok()?)).max();
+    let newest = newest.expect("apt-get install postgresql");
+    PathBuf::from(format!("/usr/lib/postgresql/{newest}/bin/{name}"))
+}

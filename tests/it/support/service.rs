@@ -1,0 +1,192 @@
+//! The service, in this process and as a process of its own.
+
+use super::{Client, Database, LONG, TempDir, assert_no_secret, eventually, pause};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use std::{
+    fs,
+    io::Read,
+    os::unix::process::ExitStatusExt,
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{Arc, Mutex},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+use userd::{config::Config, server::Server};
+
+/// A server in this process, on a free port and a database of its own.
+pub struct Service {
+    pub server: Server,
+    pub database: Database,
+}
+
+impl Service {
+    /// With the default settings.
+    pub fn start() -> Service {
+        Service::with(|_| ())
+    }
+
+    /// With some settings changed.
+    pub fn with(change: impl FnOnce(&mut Config)) -> Service {
+        let database = Database::create();
+        let mut config = database.config();
+        change(&mut config);
+        let server = Server::start(config).expect("a server starts");
+        Service { server, database }
+    }
+
+    /// A client of its own connection.
+    pub fn client(&self) -> Client {
+        Client::new(self.server.base_url())
+    }
+}
+
+/// `userd` itself, killed when dropped.
+pub struct Process {
+    child: Child,
+    stdout: Output,
+    stderr: Output,
+    temp_dir: TempDir,
+}
+
+impl Process {
+    /// With these arguments and variables, and no others but a `TMPDIR` of its own.
+    pub fn start(arguments: &[&str], variables: &[(&str, &str)]) -> Process {
+        let temp_dir = TempDir::new();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_userd"))
+            .args(arguments)
+            .env_clear()
+            .env("TMPDIR", temp_dir.path())
+            .envs(variables.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("cargo has built it");
+        let stdout = Output::read(child.stdout.take().expect("it is piped"));
+        let stderr = Output::read(child.stderr.take().expect("it is piped"));
+        Process { child, stdout, stderr, temp_dir }
+    }
+
+    /// On this database and a free port; `variables` are set after that.
+    pub fn on(database: &Database, variables: &[(&str, &str)]) -> Process {
+        let url = database.url();
+        let ours = [("DATABASE_URL", url.as_str()), ("HOST", "127.0.0.1"), ("PORT", "0")];
+        Process::start(&[], &[&ours, variables].concat())
+    }
+
+    /// Where it says that it listens.
+    pub fn wait_for_url(&mut self) -> String {
+        let mut url = None;
+        eventually(LONG, "it listens", || {
+            let ended = self.child.try_wait().expect("it is our child");
+            let stdout = self.stdout();
+            let mut lines = stdout.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
+            url = lines.find_map(|line| line.strip_prefix("listening on ").map(str::to_owned));
+            assert!(ended.is_none() || url.is_some(), "it ended: {}", self.stderr());
+            url.is_some()
+        });
+        url.expect("it was waited for")
+    }
+
+    /// A client of its own connection, once it listens.
+    pub fn client(&mut self) -> Client {
+        Client::new(&self.wait_for_url())
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How many threads it has, and how many descriptors.
+    pub fn size(&self) -> (usize, usize) {
+        let count =
+            |what| std::fs::read_dir(format!("/proc/{}/{what}", self.id())).map_or(0, Iterator::count);
+        (count("task"), count("fd"))
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.id().cast_signed()), signal).expect("it has not been waited for");
+    }
+
+    /// How it ended, with all that it wrote read: its exit code, or the number of the signal, negative. Panics
+    /// where it does not end within the time.
+    pub fn wait(&mut self, within: Duration) -> i32 {
+        let mut status = None;
+        eventually(within, "the process ends", || {
+            status = self.child.try_wait().expect("it is our child");
+            status.is_some()
+        });
+        for output in [&mut self.stdout, &mut self.stderr] {
+            eventually(LONG, "its output ends", || output.reader.is_finished());
+        }
+        let status: ExitStatus = status.expect("it was waited for");
+        status.code().unwrap_or_else(|| -status.signal().unwrap_or_default())
+    }
+
+    /// The names in its temporary directory.
+    pub fn left_behind(&self) -> Vec<String> {
+        let files = fs::read_dir(self.temp_dir.path()).expect("it is ours");
+        files.map(|file| file.expect("it is ours").file_name().to_string_lossy().into_owned()).collect()
+    }
+
+    /// What it has written to standard output so far.
+    pub fn stdout(&self) -> String {
+        self.stdout.text()
+    }
+
+    /// What it has written to standard error so far.
+    pub fn stderr(&self) -> String {
+        self.stderr.text()
+    }
+
+    /// Waits until that is in the log, which a thread of the process writes and one of ours reads.
+    pub fn logs(&self, text: &str) {
+        eventually(LONG, text, || self.stderr().contains(text));
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        const STOP: Duration = Duration::from_secs(3);
+        // Asked first, so that it takes a private cluster along.
+        let _ = kill(Pid::from_raw(self.id().cast_signed()), Signal::SIGTERM);
+        let deadline = Instant::now() + STOP;
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+            pause(Duration::from_millis(5));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        // Whatever the test was about.
+        if !thread::panicking() {
+            assert_no_secret(&self.stderr());
+            assert_no_secret(&self.stdout());
+        }
+    }
+}
+
+/// What a process writes, read by a thread so that it never has to wait for us.
+struct Output {
+    text: Arc<Mutex<Vec<u8>>>,
+    reader: JoinHandle<()>,
+}
+
+impl Output {
+    fn read(mut pipe: impl Read + Send + 'static) -> Output {
+        let text = Arc::new(Mutex::new(Vec::new()));
+        let shared = text.clone();
+        let reader = thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(length @ 1..) = pipe.read(&mut buffer) {
+                shared.lock().unwrap().extend_from_slice(&buffer[..length]);
+            }
+        });
+        Output { text, reader }
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.text.lock().unwrap()).into_owned()
+    }
+}

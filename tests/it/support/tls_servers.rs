@@ -1,0 +1,238 @@
+//! A throw-away PostgreSQL with TLS, and certificates for it.
+
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{fs, process};
+
+use super::{free_port, pause};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd};
+
+/// Where Debian keeps the server programs, off the PATH; the newest version.
+fn program(name: &str) -> PathBuf {
+    let versions = fs::read_dir("/usr/lib/postgresql").expect("apt-get install postgresql");
+    let newest = versions
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok()?.parse::<u32>().ok())
+        .max()
+        .expect("apt-get install postgresql");
+    PathBuf::from(format!("/usr/lib/postgresql/{newest}/bin/{name}"))
+}
+
+/// A directory that goes when dropped.
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Scratch {
+        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("userd-tls-{}-{n}", process::id()));
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        Scratch(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Certificates and keys as PEM files.
+pub struct Pki(Scratch);
+
+impl Pki {
+    pub fn new() -> Pki {
+        let pki = Pki(Scratch::new());
+        let authority = |name: &str| {
+            let mut params = CertificateParams::new([]).unwrap();
+            params.distinguished_name.push(DnType::CommonName, name);
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+            pki.write(name, &ca.pem(), &ca.key().serialize_pem());
+            ca
+        };
+        let (ca, other) = (authority("ca"), authority("other-ca"));
+        fs::write(pki.path("both.crt"), other.pem() + &ca.pem()).unwrap();
+
+        let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
+        let params = |names: &[String]| {
+            let mut params = CertificateParams::new(names).unwrap();
+            params.distinguished_name.push(DnType::CommonName, "localhost");
+            params
+        };
+        let issue =
+            |name: &str, params: CertificateParams, key: KeyPair, ca: &CertifiedIssuer<'_, KeyPair>| {
+                let certificate = params.signed_by(&key, ca).unwrap();
+                pki.write(name, &certificate.pem(), &key.serialize_pem());
+            };
+        let key = || KeyPair::generate().unwrap();
+        issue("good", params(&names), key(), &ca);
+        issue("cn-only", params(&[]), key(), &ca);
+        let mut expired = params(&names);
+        (expired.not_before, expired.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(2021, 1, 1));
+        issue("expired", expired, key(), &ca);
+        let mut future = params(&names);
+        (future.not_before, future.not_after) = (date_time_ymd(2090, 1, 1), date_time_ymd(2091, 1, 1));
+        issue("future", future, key(), &ca);
+
+        let mut middle = params(&[]);
+        middle.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        middle.distinguished_name.push(DnType::CommonName, "middle");
+        let middle = CertifiedIssuer::signed_by(middle, key(), &ca).unwrap();
+        issue("chain", params(&names), key(), &middle);
+        let chain = fs::read_to_string(pki.path("chain.crt")).unwrap() + &middle.pem();
+        fs::write(pki.path("chain.crt"), chain).unwrap();
+
+        let mut client = params(&[]);
+        client.distinguished_name.push(DnType::CommonName, "u");
+        issue("other-client", client.clone(), key(), &other);
+        issue("client", client, key(), &ca);
+
+        pki.openssl("req -new -x509 -days 30 -nodes -newkey rsa:2048 -keyout self-signed.key -out self-signed.crt -subj /CN=localhost -addext subjectAltName=DNS:localhost");
+        pki.openssl("req -new -x509 -days 30 -nodes -newkey ed25519 -keyout ed25519.key -out ed25519.crt -subj /CN=localhost -addext subjectAltName=DNS:localhost");
+        pki.openssl("req -new -nodes -newkey rsa:2048 -keyout version-1.key -out v1.csr -subj /CN=localhost");
+        pki.openssl(
+            "x509 -req -in v1.csr -days 30 -CA ca.crt -CAkey ca.key -CAcreateserial -out version-1.crt",
+        );
+        pki.openssl("req -new -key client.key -out client.csr -subj /CN=u");
+        pki.openssl(
+            "x509 -req -in client.csr -days 30 -CA ca.crt -CAkey ca.key -CAcreateserial -out client-v1.crt",
+        );
+        pki
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        if name.is_empty() { self.0.0.clone() } else { self.0.0.join(name) }
+    }
+
+    /// Certificate and key files.
+    pub fn server(&self, name: &str) -> (PathBuf, PathBuf) {
+        (self.path(&format!("{name}.crt")), self.path(&format!("{name}.key")))
+    }
+
+    fn write(&self, name: &str, certificate: &str, key: &str) {
+        let (crt_file, key_file) = self.server(name);
+        fs::write(crt_file, certificate).unwrap();
+        fs::write(key_file, key).unwrap();
+    }
+
+    fn openssl(&self, arguments: &str) {
+        let arguments = arguments.split(' ');
+        let output = Command::new("openssl").args(arguments).current_dir(&self.0.0).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+/// Data directories to start servers on; user `u`, password `secret`.
+pub struct Cluster {
+    scratch: Scratch,
+    user: Option<nix::unistd::User>,
+}
+
+impl Cluster {
+    pub fn new() -> Cluster {
+        let root = nix::unistd::geteuid().is_root();
+        let user = root.then(|| nix::unistd::User::from_name("postgres").unwrap().unwrap());
+        let cluster = Cluster { scratch: Scratch::new(), user };
+        cluster.give(&cluster.scratch.0);
+        let password = cluster.scratch.0.join("password");
+        fs::write(&password, "secret").unwrap();
+        let output = cluster
+            .command("initdb")
+            .args(["--username=u", "--auth=scram-sha-256", "--no-sync", "--encoding=UTF8", "--pwfile"])
+            .args([password.as_os_str(), "-D".as_ref(), cluster.data().as_os_str()])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        cluster.allow("host all all all scram-sha-256");
+        cluster
+    }
+
+    /// Replaces what pg_hba.conf says of TCP connections.
+    pub fn allow(&self, access: &str) {
+        let text = format!("local all all scram-sha-256\n{access}\n");
+        fs::write(self.data().join("pg_hba.conf"), text).unwrap();
+    }
+
+    pub fn socket_directory(&self) -> String {
+        self.scratch.0.display().to_string()
+    }
+
+    /// Starts it with this certificate and key, or without TLS, and more lines of configuration.
+    pub fn start(&self, certificate: Option<(PathBuf, PathBuf)>, more: &str) -> Server {
+        let port = free_port();
+        let mut conf = format!(
+            "fsync = off\nport = {port}\nlisten_addresses = 'localhost'\nunix_socket_directories = '{}'\nlog_min_messages = fatal\n",
+            self.scratch.0.display()
+        );
+        if let Some((crt, key)) = certificate {
+            for (from, to) in [(crt, "server.crt"), (key, "server.key")] {
+                let to = self.data().join(to);
+                let _ = fs::remove_file(&to);
+                fs::copy(from, &to).unwrap();
+                self.give(&to);
+                fs::set_permissions(&to, fs::Permissions::from_mode(0o600)).unwrap();
+            }
+            conf += "ssl = on\n";
+        }
+        conf += more;
+        fs::write(self.data().join("postgresql.auto.conf"), conf).unwrap();
+        let log = fs::File::create(self.scratch.0.join("log")).unwrap();
+        let child = self
+            .command("postgres")
+            .arg("-D")
+            .arg(self.data())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let mut server = Server { child, port };
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let ready = self.data().join("postmaster.pid");
+        while !fs::read_to_string(&ready).is_ok_and(|pid| pid.contains("ready")) {
+            let log = || fs::read_to_string(self.scratch.0.join("log")).unwrap();
+            assert!(server.child.try_wait().unwrap().is_none(), "{}", log());
+            assert!(Instant::now() < deadline, "{}", log());
+            pause(Duration::from_millis(20));
+        }
+        server
+    }
+
+    fn data(&self) -> PathBuf {
+        self.scratch.0.join("data")
+    }
+
+    fn command(&self, name: &str) -> Command {
+        let mut command = Command::new(program(name));
+        command.env_clear().env("PATH", "/usr/bin:/bin").env("LC_ALL", "C").current_dir("/");
+        if let Some(user) = &self.user {
+            command.uid(user.uid.as_raw()).gid(user.gid.as_raw());
+        }
+        command
+    }
+
+    fn give(&self, path: &Path) {
+        if let Some(user) = &self.user {
+            chown(path, Some(user.uid.as_raw()), Some(user.gid.as_raw())).unwrap();
+        }
+    }
+}
+
+/// A running server; stopped when dropped.
+pub struct Server {
+    child: Child,
+    pub port: u16,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // SIGQUIT: at once, children included.
+        let pid = nix::unistd::Pid::from_raw(self.child.id().cast_signed());
+        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGQUIT);
+        let _ = self.child.wait();
+    }
+}
