@@ -2,6 +2,7 @@
 
 mod house;
 
+use crate::support::MISSED;
 use house::*;
 use socket2::SockRef;
 use std::{
@@ -996,14 +997,15 @@ fn again_and_again(times: usize) {
         let all = std::fs::read_dir(std::env::temp_dir()).unwrap().flatten();
         all.filter(|file| file.file_name().to_string_lossy().starts_with(&own)).count()
     };
-    until(|| (threads().len() <= 3).then_some(()));
+    until(|| (threads().len() <= 3 + MISSED).then_some(()));
     let before = (descriptors(), files());
     for i in 0..times {
         once(i % 4 != 0);
-        assert!(!threads().iter().any(|name| name == "door"), "the door's own thread is gone at once");
+        // Joined, though the system may list it for a moment more.
+        until(|| threads().iter().all(|name| name != "door").then_some(()));
     }
     assert_eq!(files(), before.1);
     // tiny_http's idle threads end by themselves, five seconds later.
     until(|| (descriptors() <= before.0).then_some(()));
-    until(|| (threads().len() <= 3).then_some(()));
+    until(|| (threads().len() <= 3 + MISSED).then_some(()));
 }

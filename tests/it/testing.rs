@@ -3,7 +3,7 @@
 //! What counts a process's threads and files, or kills one, does so in a process of its own: this binary, run
 //! as `the_helper`.
 
-use crate::support::{Client, LONG, eventually};
+use crate::support::{Client, LONG, MISSED, eventually};
 use serde_json::json;
 use std::{
     env, fs,
@@ -274,9 +274,6 @@ fn leak() {
             }
         }
     }
-    // One of the threads that tiny_http starts with may miss the end of a server that lives for a moment only: it
-    // is woken without the lock that it is about to wait with. Anything of ours would be left 200 times.
-    const MISSED: usize = 2;
     eventually(LONG, "all threads and descriptors are given back", || {
         let now = settled();
         now.0 <= before.0 + MISSED && now.1 <= before.1
