@@ -1,11 +1,15 @@
-//! Argon2id: hash and verify, nothing else.
-//!
-//! Each call takes some ten milliseconds of a core and 19 MiB; how many run at once is bounded by the lane
-//! that `workers` sends them through.
+//! Argon2id: hash, verify, and how many do so at once.
 
 use crate::{config::Secret, error::Error};
 use argon2::{Argon2, PasswordHasher, PasswordVerifier, password_hash::phc::PasswordHash as Phc};
-use std::fmt;
+use std::{
+    fmt,
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+};
+
+/// A hash keeps a core busy: one for every two cores at once leaves the others to reads.
+const CORES_PER_HASH: usize = 2;
 
 /// A PHC string (`$argon2id$v=19$m=19456,t=2,p=1$…`). Never printed.
 #[derive(Clone, PartialEq, Eq)]
@@ -26,6 +30,40 @@ impl PasswordHash {
 impl fmt::Debug for PasswordHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("PasswordHash(…)")
+    }
+}
+
+/// Where hashes wait for their turn: each takes some ten milliseconds of a core, and 19 MiB.
+pub struct Turns {
+    free: Mutex<usize>,
+    freed: Condvar,
+}
+
+impl Default for Turns {
+    fn default() -> Turns {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        Turns { free: Mutex::new((cores / CORES_PER_HASH).max(1)), freed: Condvar::new() }
+    }
+}
+
+impl Turns {
+    /// Does the work of one hash. Blocks until it has its turn, and for the work.
+    pub fn take<T>(&self, work: impl FnOnce() -> T) -> T {
+        struct Turn<'a>(&'a Turns);
+        impl Drop for Turn<'_> {
+            fn drop(&mut self) {
+                *self.0.free() += 1;
+                self.0.freed.notify_one();
+            }
+        }
+        let waited = self.freed.wait_while(self.free(), |free| *free == 0);
+        *waited.unwrap_or_else(PoisonError::into_inner) -= 1;
+        let _turn = Turn(self);
+        work()
+    }
+
+    fn free(&self) -> MutexGuard<'_, usize> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

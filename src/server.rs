@@ -17,7 +17,8 @@ use crate::{
 };
 use nix::sys::socket::{Shutdown, shutdown};
 use std::{
-    fmt, fs, io,
+    fmt, fs,
+    io::{self, ErrorKind},
     net::SocketAddr,
     os::{
         fd::AsRawFd,
@@ -34,6 +35,9 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+
+/// What workers get at a stop whose time the door has used up: they are stuck, or as good as done.
+const LAST_WORK: Duration = Duration::from_millis(300);
 
 /// A running service: a port, some threads, a pool of connections. Stops when it is dropped.
 pub struct Server {
@@ -157,8 +161,10 @@ impl Server {
     fn shut_down(&mut self) {
         let stages = self.stages.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(stages) = stages.take() {
+            let deadline = Instant::now() + self.stop_timeout;
             stages.door.stop();
-            stages.workers.stop(self.stop_timeout);
+            let left = deadline.saturating_duration_since(Instant::now());
+            stages.workers.stop(left.max(LAST_WORK));
         }
     }
 }
@@ -176,12 +182,20 @@ impl PrivateSocket {
     /// tiny_http, and the one stream that it will ever serve: over a socket in a directory that only the owner
     /// can enter. Both are gone again when this returns, so nothing can be left behind.
     fn connect() -> io::Result<(PrivateSocket, tiny_http::Server, UnixStream)> {
+        const ATTEMPTS: u32 = 1000;
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let (process, number) = (process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let dir = std::env::temp_dir().join(format!("userd-{process}-{number}"));
-        // Left by a process of the same number that was killed in here.
-        let _ = fs::remove_dir_all(&dir);
-        fs::DirBuilder::new().mode(0o700).create(&dir)?;
+        let mut attempts = 0..ATTEMPTS;
+        let dir = loop {
+            let (process, number) = (process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+            let dir = std::env::temp_dir().join(format!("userd-{process}-{number}"));
+            // Left by a process of the same number that was killed in here; unless it is another user's.
+            let _ = fs::remove_dir_all(&dir);
+            match fs::DirBuilder::new().mode(0o700).create(&dir) {
+                Ok(()) => break dir,
+                Err(error) if error.kind() == ErrorKind::AlreadyExists && attempts.next().is_some() => {}
+                Err(error) => return Err(error),
+            }
+        };
         let path = dir.join("http");
         let connect = || {
             let listener = UnixListener::bind(&path)?;

@@ -4,8 +4,8 @@
 //! One worker at a time waits for requests; when it has some it goes to work on a run of those that can be
 //! answered together, and the next idle worker waits in its place, unless reads are in work: whoever
 //! ends those fetches what has come meanwhile. Nothing ever waits for company: a run is
-//! what has come while others were in work. Requests that hash a password go through a lane of their own,
-//! so that dear work never stalls cheap reads.
+//! what has come while others were in work. Requests that hash a password have threads of their own, so that
+//! dear work never stalls cheap reads.
 
 use crate::{
     door::seat::{Seat, Seats},
@@ -22,27 +22,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Password hashing keeps a core busy: one lane for every two cores leaves the others to reads.
-const CORES_PER_HASHING_LANE: usize = 2;
-
 /// While a run of reads is in work, new requests are fetched when it ends, so that they make one run instead of
 /// many: two cores answered more reads in one run at a time than in two, with a tenth of the p99. After this
-/// long, which a database further away may take, they are fetched all the same, and start a run of their own.
+/// long, which a database further away may take, they are fetched all the same, and start a run of their own;
+/// creates that have waited for so long, too.
 const PATIENCE: Duration = Duration::from_millis(1);
 
 /// Of a worker, in bytes. Only what is used becomes memory: 48 KiB at most under load of every kind.
 const STACK: usize = 512 << 10;
 
-/// How many runs of a kind are in work at once, how many when requests have waited for [`PATIENCE`], and how many
-/// requests are in one.
-fn bounds(kind: Kind) -> (usize, usize, usize) {
-    match kind {
-        Kind::Find => (1, 4, 64),
-        Kind::List => (2, 4, 16),
-        Kind::Create => (1, 4, 64),
-        Kind::Hash | Kind::Alone => (usize::MAX, usize::MAX, 1),
-    }
-}
+/// Requests that wait before the first look at whether somebody still waits for them.
+const FEW: usize = 64;
 
 /// The threads that answer requests.
 pub struct Workers {
@@ -57,7 +47,8 @@ struct Shared {
     app: Arc<App>,
     queues: Mutex<Queues>,
     changed: Condvar,
-    hash: mpsc::Sender<Option<Job>>,
+    /// The same for the threads that hash.
+    hash: Condvar,
 }
 
 /// A request in work.
@@ -68,25 +59,24 @@ struct Job {
 }
 
 impl Workers {
-    /// Starts `count` workers and the hashing lanes. Errors: the system has no more threads.
+    /// Starts `count` workers, and beside them those that hash. Errors: the system has no more threads.
     pub fn start(
         server: tiny_http::Server,
         seats: Seats,
         app: Arc<App>,
         count: usize,
     ) -> io::Result<Workers> {
-        let (hash, to_hash) = mpsc::channel();
-        let shared =
-            Arc::new(Shared { server, seats, app, queues: Mutex::default(), changed: Condvar::new(), hash });
+        // What is done one by one may wait for a lock that somebody holds in the database. All of it together
+        // takes fewer workers, and fewer connections of a pool as large, than there are.
+        let (alone, hashing) = ((count / 2).max(1), (count / 2).saturating_sub(1).max(1));
+        let queues = Mutex::new(Queues { alone, ..Queues::default() });
+        let (changed, hash) = (Condvar::new(), Condvar::new());
+        let shared = Arc::new(Shared { server, seats, app, queues, changed, hash });
         let (end, ended) = mpsc::channel();
         let threads = Vec::new();
         let mut workers = Workers { shared, threads, ended };
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        let lanes = (cores / CORES_PER_HASHING_LANE).max(1);
-        let to_hash = Arc::new(Mutex::new(to_hash));
-        for n in 0..lanes {
-            let to_hash = to_hash.clone();
-            workers.spawn(&format!("hasher-{n}"), &end, move |shared| shared.hash(&to_hash))?;
+        for n in 0..hashing {
+            workers.spawn(&format!("hasher-{n}"), &end, |shared| shared.hash())?;
         }
         for n in 0..count {
             workers.spawn(&format!("worker-{n}"), &end, |shared| shared.work())?;
@@ -100,11 +90,8 @@ impl Workers {
         let deadline = Instant::now() + timeout;
         self.shared.queues().stopping = true;
         self.shared.changed.notify_all();
+        self.shared.hash.notify_all();
         self.shared.server.unblock();
-        for _ in &self.threads {
-            // Each lane ends at one of these; the workers do not take them.
-            let _ = self.shared.hash.send(None);
-        }
         for _ in &self.threads {
             let left = deadline.saturating_duration_since(Instant::now());
             if self.ended.recv_timeout(left).is_err() {
@@ -139,7 +126,11 @@ impl Workers {
 #[derive(Default)]
 struct Queues {
     waiting: [VecDeque<Job>; Kind::ALL.len()],
+    /// How many wait before those are dropped that nobody waits for.
+    most: [usize; Kind::ALL.len()],
     runs: [usize; Kind::ALL.len()],
+    /// How many of those that are done one by one may be in work.
+    alone: usize,
     /// Whether a worker waits for requests.
     fetching: bool,
     /// Whether one looks for them every [`PATIENCE`], because reads in work end with fetching them.
@@ -148,11 +139,24 @@ struct Queues {
 }
 
 impl Queues {
+    /// How many runs of a kind the workers have in work at once, how many when requests have waited for
+    /// [`PATIENCE`], and how many requests are in one.
+    fn bounds(&self, kind: Kind) -> (usize, usize, usize) {
+        match kind {
+            Kind::Find => (1, 4, 64),
+            Kind::List => (2, 4, 16),
+            Kind::Create => (1, 4, 64),
+            Kind::Alone => (self.alone, self.alone, 1),
+            // Others do that.
+            Kind::Hash => (0, 0, 1),
+        }
+    }
+
     /// The kind whose oldest request has waited longest, of those that may have one more run.
     fn next(&self) -> Option<Kind> {
         let oldest = |kind: Kind| {
             let received = self.waiting[kind as usize].front()?.received;
-            let (runs, patient_runs, _) = bounds(kind);
+            let (runs, patient_runs, _) = self.bounds(kind);
             let running = self.runs[kind as usize];
             let open = running < runs || (running < patient_runs && received.elapsed() >= PATIENCE);
             open.then_some((received, kind))
@@ -161,17 +165,33 @@ impl Queues {
         candidates.min_by_key(|(received, _)| *received).map(|(_, kind)| kind)
     }
 
+    /// How long until something that waits may have one run more although others of its kind are in work.
+    fn patience(&self) -> Option<Duration> {
+        let left = |kind: Kind| {
+            let received = self.waiting[kind as usize].front()?.received;
+            let may = self.runs[kind as usize] < self.bounds(kind).1;
+            may.then(|| PATIENCE.saturating_sub(received.elapsed()))
+        };
+        Kind::ALL.into_iter().filter_map(left).min()
+    }
+
     fn take(&mut self) -> Option<(Kind, Vec<Job>)> {
         let kind = self.next()?;
         self.runs[kind as usize] += 1;
+        let most = self.bounds(kind).2;
         let waiting = &mut self.waiting[kind as usize];
-        let run = waiting.drain(..bounds(kind).2.min(waiting.len())).collect();
+        let run = waiting.drain(..most.min(waiting.len())).collect();
         Some((kind, run))
     }
 
-    fn add(&mut self, jobs: Vec<(Kind, Job)>) {
-        for (kind, job) in jobs {
-            self.waiting[kind as usize].push_back(job);
+    /// One request more. Whenever so many wait that they have doubled, those are dropped that nobody waits for any
+    /// more: clients who give up and come back, again and again, would let the queue grow without end.
+    fn add(&mut self, kind: Kind, job: Job, seats: &Seats) {
+        let (waiting, most) = (&mut self.waiting[kind as usize], &mut self.most[kind as usize]);
+        waiting.push_back(job);
+        if waiting.len() > *most {
+            waiting.retain(|job| !seats.abandoned(job.seat));
+            *most = FEW.max(2 * waiting.len());
         }
     }
 
@@ -217,15 +237,17 @@ impl Shared {
                 // Without waiting for more, and without the lock: a reader that ends fetches too.
                 drop(queues);
                 let fetched = self.fetch(self.server.try_recv().ok().flatten());
-                queues = self.queues();
-                queues.add(fetched);
+                queues = self.add(fetched);
             } else {
                 queues.fetching = true;
+                let patience = queues.patience();
                 drop(queues);
-                let fetched = self.fetch(self.server.recv().ok());
-                queues = self.queues();
+                let fetched = self.fetch(match patience {
+                    None => self.server.recv().ok(),
+                    Some(time) => self.server.recv_timeout(time).ok().flatten(),
+                });
+                queues = self.add(fetched);
                 queues.fetching = false;
-                queues.add(fetched);
             }
         }
     }
@@ -238,15 +260,22 @@ impl Shared {
         while let Some(incoming) = next {
             if let Some((seat, request)) = self.accept(incoming) {
                 let job = Job { request, seat, received };
-                match self.app.kind(&job.request) {
-                    // The lanes outlive the workers, and their end of the queue with them.
-                    Kind::Hash => drop(self.hash.send(Some(job))),
-                    kind => fetched.push((kind, job)),
-                }
+                fetched.push((self.app.kind(&job.request), job));
             }
             next = self.server.try_recv().ok().flatten();
         }
         fetched
+    }
+
+    fn add(&self, fetched: Vec<(Kind, Job)>) -> MutexGuard<'_, Queues> {
+        let mut queues = self.queues();
+        for (kind, job) in fetched {
+            queues.add(kind, job, &self.seats);
+            if kind == Kind::Hash {
+                self.hash.notify_one();
+            }
+        }
+        queues
     }
 
     /// The request and where its answer goes; `None` where nobody waits for one any more.
@@ -268,12 +297,18 @@ impl Shared {
         seat.filter(|_| body.is_ok()).map(|seat| (seat, request))
     }
 
-    fn hash(&self, jobs: &Mutex<mpsc::Receiver<Option<Job>>>) {
+    fn hash(&self) {
+        let mut queues = self.queues();
         loop {
-            // The lock is held while waiting, and only then.
-            let next = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
-            let Ok(Some(job)) = next else { return };
-            self.serve(Kind::Hash, vec![job]);
+            if let Some(job) = queues.waiting[Kind::Hash as usize].pop_front() {
+                drop(queues);
+                self.serve(Kind::Hash, vec![job]);
+                queues = self.queues();
+            } else if queues.stopping {
+                return;
+            } else {
+                queues = self.hash.wait(queues).unwrap_or_else(PoisonError::into_inner);
+            }
         }
     }
 

@@ -281,6 +281,10 @@ impl Connection {
         loop {
             let start = turn.batch.len();
             let fresh = &bytes[used..];
+            // Known before the head is whole, so that a refusal of it heeds that too.
+            if self.framing.stage(0) != Stage::Body {
+                self.head_only = fresh.starts_with(b"HEAD ");
+            }
             let (count, step) = self.framing.advance(fresh, turn.limits, seat, turn.batch);
             used += count;
             match step {
@@ -313,7 +317,6 @@ impl Connection {
                     return used;
                 }
                 Step::Refused(error) => {
-                    self.head_only = false;
                     self.refuse(&error, turn);
                     return bytes.len();
                 }
