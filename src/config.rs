@@ -2,7 +2,9 @@
 //!
 //! Knows nothing of the other rooms and reads no environment: the command passes a look-up in.
 
-use std::{ffi::OsString, fmt, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    ffi::OsString, fmt, ops::RangeInclusive, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration,
+};
 
 /// The settings of one server. `Config::default()` is the contract's defaults on loopback and a free port,
 /// which suits embedding; [`Config::from_vars`] reads the variables that the command is set by.
@@ -172,14 +174,18 @@ impl std::error::Error for ConfigError {}
 
 /// Name, default and meaning of every variable, in the order of `userd --help` and the README.
 pub const VARIABLES: &[(&str, &str, &str)] = &[
-    ("DATABASE_URL", "", "Connection string as libpq takes it; used instead of the DB_* variables"),
+    ("DATABASE_URL", "", "Connection string as libpq takes it; used instead of the seven below"),
     ("DB_HOST", "localhost", "Database host, or the directory of a Unix socket"),
     ("DB_PORT", "5432", "Database port"),
     ("DB_NAME", "myapp", "Database name"),
     ("DB_USER", "postgres", "Database user"),
     ("DB_PASS", "", "Database password"),
-    ("DB_SSL", "", "TLS to the database, on only when exactly `true`"),
-    ("DB_SSL_CA", "", "PEM file of the authorities that TLS trusts instead of the system's"),
+    (
+        "DB_SSL",
+        "",
+        "TLS to the database, on only when exactly `true`; certificate and host name are verified",
+    ),
+    ("DB_SSL_CA", "", "PEM file of the authorities that DB_SSL trusts instead of the system's"),
     ("DB_POOL_SIZE", "8", "Most connections to the database"),
     ("DB_CONNECT_TIMEOUT", "10", "Seconds that start-up waits for the database"),
     ("DB_ACQUIRE_TIMEOUT", "3", "Seconds that a request waits for a free connection"),
@@ -190,9 +196,13 @@ pub const VARIABLES: &[(&str, &str, &str)] = &[
     ("WORKERS", "8", "Threads that answer requests"),
     ("SCHEMA", "basic", "Create schema: `basic`, or `strict` (password required)"),
     ("VALIDATION", "declarative", "`declarative` (invalid bodies get 400) or `parser` (422)"),
-    ("MAX_PER_PAGE", "1000", "Largest `perPage`"),
+    ("MAX_PER_PAGE", "1000", "Largest `perPage`; the default, 15, is no larger"),
     ("MAX_BODY_BYTES", "65536", "Largest body, in bytes"),
-    ("MAX_CONNECTIONS", "1024", "Client connections at once"),
+    (
+        "MAX_CONNECTIONS",
+        "1024",
+        "Client connections at once; beyond it the oldest idle one makes room, or 503",
+    ),
     ("HEAD_TIMEOUT", "5", "Seconds for a request's head, from its first byte"),
     ("BODY_TIMEOUT", "15", "Seconds for a request's body"),
     ("IDLE_TIMEOUT", "60", "Seconds that an idle connection is kept"),
@@ -231,6 +241,39 @@ impl Default for Config {
 }
 
 impl Config {
+    /// Whether the numbers and durations are within the bounds that their variables have. An error names the first
+    /// that is not, by its variable.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let numbers = [
+            ("DB_POOL_SIZE", u64::from(self.db_pool_size)),
+            ("WORKERS", self.workers as u64),
+            ("MAX_PER_PAGE", self.max_per_page.into()),
+            ("MAX_CONNECTIONS", self.limits.max_connections as u64),
+            ("MAX_BODY_BYTES", self.limits.max_body_bytes as u64),
+        ];
+        for (variable, number) in numbers {
+            if !bounds(variable).contains(&number) {
+                return Err(no_number(variable, number));
+            }
+        }
+        let times = [
+            ("DB_CONNECT_TIMEOUT", self.db_connect_timeout),
+            ("DB_ACQUIRE_TIMEOUT", self.db_acquire_timeout),
+            ("HEAD_TIMEOUT", self.limits.head_timeout),
+            ("BODY_TIMEOUT", self.limits.body_timeout),
+            ("IDLE_TIMEOUT", self.limits.idle_timeout),
+            ("WRITE_TIMEOUT", self.limits.write_timeout),
+            ("REQUEST_TIMEOUT", self.limits.request_timeout),
+            ("STOP_TIMEOUT", self.limits.stop_timeout),
+        ];
+        for (variable, time) in times {
+            if !SECONDS.contains(&time.as_secs_f64()) {
+                return Err(no_seconds(variable, time.as_secs_f64()));
+            }
+        }
+        Ok(())
+    }
+
     /// Reads every variable but `LOG_LEVEL` (see [`log_level`]). One that is empty counts as unset.
     ///
     /// Errors name the variable. Blocks only to read the file that `API_TOKEN_FILE` names.
@@ -240,7 +283,7 @@ impl Config {
             Some(url) => Database::Url(url.into()),
             None => Database::Parts {
                 host: vars.text_or_default("DB_HOST")?,
-                port: vars.number("DB_PORT", 1, u16::MAX.into())? as u16,
+                port: vars.number("DB_PORT")? as u16,
                 name: vars.text_or_default("DB_NAME")?,
                 user: vars.text_or_default("DB_USER")?,
                 password: vars.text_or_default("DB_PASS")?.into(),
@@ -248,8 +291,8 @@ impl Config {
             },
         };
         let limits = Limits {
-            max_connections: vars.number("MAX_CONNECTIONS", 1, 1 << 20)? as usize,
-            max_body_bytes: vars.number("MAX_BODY_BYTES", 1, 1 << 30)? as usize,
+            max_connections: vars.number("MAX_CONNECTIONS")? as usize,
+            max_body_bytes: vars.number("MAX_BODY_BYTES")? as usize,
             head_timeout: vars.seconds("HEAD_TIMEOUT")?,
             body_timeout: vars.seconds("BODY_TIMEOUT")?,
             idle_timeout: vars.seconds("IDLE_TIMEOUT")?,
@@ -261,22 +304,22 @@ impl Config {
         Ok(Config {
             database,
             db_ssl_ca: vars.text("DB_SSL_CA")?.map(PathBuf::from),
-            db_pool_size: vars.number("DB_POOL_SIZE", 1, 1000)? as u32,
+            db_pool_size: vars.number("DB_POOL_SIZE")? as u32,
             db_connect_timeout: vars.seconds("DB_CONNECT_TIMEOUT")?,
             db_acquire_timeout: vars.seconds("DB_ACQUIRE_TIMEOUT")?,
             db_prepared: vars.choice("DB_PREPARED", &[("true", true), ("false", false)])?,
             os_user: None,
             host: vars.text_or_default("HOST")?,
-            port: vars.number("PORT", 0, u16::MAX.into())? as u16,
+            port: vars.number("PORT")? as u16,
             socket: None,
             production: vars.text("NODE_ENV")?.as_deref() == Some("production"),
-            workers: vars.number("WORKERS", 1, 1000)? as usize,
+            workers: vars.number("WORKERS")? as usize,
             schema: vars.choice("SCHEMA", &[("basic", Schema::Basic), ("strict", Schema::Strict)])?,
             validation: vars.choice(
                 "VALIDATION",
                 &[("declarative", Validation::Declarative), ("parser", Validation::Parser)],
             )?,
-            max_per_page: vars.number("MAX_PER_PAGE", 1, 1_000_000)? as u32,
+            max_per_page: vars.number("MAX_PER_PAGE")? as u32,
             migrations_dir: vars.text("MIGRATIONS_DIR")?.map(PathBuf::from),
             api_token: vars.api_token()?,
             limits,
@@ -298,6 +341,30 @@ pub fn log_level(lookup: impl Fn(&str) -> Option<OsString>) -> Result<log::Level
             ("trace", log::LevelFilter::Trace),
         ],
     )
+}
+
+/// Up to a day; beyond it a deadline is none, and sums with "now" stay far from overflow.
+const SECONDS: RangeInclusive<f64> = 0.001..=86_400.0;
+
+fn bounds(variable: &str) -> RangeInclusive<u64> {
+    match variable {
+        "PORT" => 0..=65_535,
+        "DB_PORT" => 1..=65_535,
+        "MAX_PER_PAGE" => 1..=1_000_000,
+        "MAX_CONNECTIONS" => 1..=1 << 20,
+        "MAX_BODY_BYTES" => 1..=1 << 30,
+        _ => 1..=1000,
+    }
+}
+
+fn no_number(variable: &'static str, found: impl fmt::Debug) -> ConfigError {
+    let (min, max) = bounds(variable).into_inner();
+    problem(variable, format!("must be a whole number from {min} to {max}, not {found:?}"))
+}
+
+fn no_seconds(variable: &'static str, found: impl fmt::Debug) -> ConfigError {
+    let (min, max) = SECONDS.into_inner();
+    problem(variable, format!("must be a number of seconds from {min} to {max}, not {found:?}"))
 }
 
 struct Vars<'a> {
@@ -324,26 +391,21 @@ impl Vars<'_> {
         Ok(self.text(variable)?.unwrap_or_else(default))
     }
 
-    fn number(&self, variable: &'static str, min: u64, max: u64) -> Result<u64, ConfigError> {
+    fn number(&self, variable: &'static str) -> Result<u64, ConfigError> {
         let text = self.text_or_default(variable)?;
         let digits = text.bytes().all(|byte| byte.is_ascii_digit());
         match text.parse() {
-            Ok(number) if digits && (min..=max).contains(&number) => Ok(number),
-            _ => Err(problem(variable, format!("must be a whole number from {min} to {max}, not {text:?}"))),
+            Ok(number) if digits && bounds(variable).contains(&number) => Ok(number),
+            _ => Err(no_number(variable, &text)),
         }
     }
 
     fn seconds(&self, variable: &'static str) -> Result<Duration, ConfigError> {
-        /// A day; beyond it a deadline is none, and sums with "now" stay far from overflow.
-        const MOST: f64 = 86_400.0;
         let text = self.text_or_default(variable)?;
         let plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
         match text.parse::<f64>() {
-            Ok(seconds) if plain && (0.001..=MOST).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
-            _ => Err(problem(
-                variable,
-                format!("must be a number of seconds from 0.001 to {MOST}, not {text:?}"),
-            )),
+            Ok(seconds) if plain && SECONDS.contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+            _ => Err(no_seconds(variable, &text)),
         }
     }
 

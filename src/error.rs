@@ -54,6 +54,8 @@ pub enum Error {
         /// Whether it was about this statement's own values, so that others may fare better.
         own_fault: bool,
     },
+    /// A lock that others hold was not released in time (SQLSTATE 55P03).
+    Locked,
     /// Something did not become free, or did not finish, in time; holds what.
     Unavailable(Cow<'static, str>),
     /// A relation that was not loaded was accessed while that is prevented; holds its name.
@@ -81,6 +83,7 @@ impl Error {
     pub fn from_query(sql: impl Into<Cow<'static, str>>, error: &postgres::Error) -> Error {
         match error.code().map(postgres::error::SqlState::code) {
             Some("23505") => Error::AlreadyExists,
+            Some("55P03") => Error::Locked,
             Some("57014") => Error::Unavailable("the database cancelled a statement".into()),
             code => Error::Database {
                 sql: sql.into(),
@@ -113,7 +116,9 @@ impl Error {
             Error::CrossOrigin => fixed(403, "Cross-origin request refused"),
             Error::AlreadyExists => fixed(409, "Already exists"),
             Error::Database { .. } => fixed(500, "Database error"),
-            Error::Unavailable(_) => fixed(503, "Service unavailable").with("Retry-After", "1"),
+            Error::Locked | Error::Unavailable(_) => {
+                fixed(503, "Service unavailable").with("Retry-After", "1")
+            }
             Error::LazyLoadingViolation(_) | Error::Internal(_) => fixed(500, "Internal server error"),
             Error::BadRequest(rule) => Answer::new(400, Body::text("Bad request").message(rule)),
             Error::RequestTimeout => fixed(408, "Request timeout"),
@@ -133,10 +138,13 @@ impl Error {
                 log::error!("database error: {message}");
             }
             Error::Database { sql, message, .. } => {
+                // One line, without comments.
+                let lines = sql.lines().map(|line| line.split("--").next().unwrap_or_default().trim());
+                let sql = lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
                 log::error!("database error: {message}; SQL: {sql}");
             }
             Error::LazyLoadingViolation(_) | Error::Internal(_) => log::error!("{self}"),
-            Error::Unavailable(_) => log::warn!("{self}"),
+            Error::Locked | Error::Unavailable(_) => log::warn!("{self}"),
             _ => {}
         }
     }
@@ -212,8 +220,10 @@ impl fmt::Display for Error {
                 write!(f, "lazy loading violation: relation {relation} was accessed before it was loaded")
             }
             Error::Internal(what) => write!(f, "internal error: {what}"),
+            Error::Locked => f.write_str("unavailable: a lock in the database was not released in time"),
             Error::Unavailable(what) => write!(f, "unavailable: {what}"),
             Error::Database { message, .. } => write!(f, "database error: {message}"),
+            Error::BadRequest(rule) => write!(f, "bad request: {rule}"),
             other => {
                 let answer = other.answer();
                 f.write_str(answer.body.error.as_deref().unwrap_or("Validation failed"))
@@ -250,6 +260,21 @@ pub fn explain(error: &postgres::Error) -> String {
 pub fn is_final(error: &postgres::Error) -> bool {
     let code = error.code().map(postgres::error::SqlState::code);
     code.is_some_and(|code| code.starts_with("28") || code.starts_with("3D"))
+}
+
+/// Whether a prepared statement does not fit the tables any more, or is gone (SQLSTATE 26000): another session
+/// fares better.
+pub fn is_outdated(error: &postgres::Error) -> bool {
+    // Its SQLSTATE, 0A000, is that of many other refusals.
+    let cached_plan = error.as_db_error().and_then(|db| db.routine()) == Some("RevalidateCachedQuery");
+    cached_plan || error.code().map(postgres::error::SqlState::code) == Some("26000")
+}
+
+/// Whether a statement was given up for the sake of others: a deadlock (SQLSTATE 40P01), or a transaction that does
+/// not fit in a row with them (40001).
+pub fn is_rolled_back(error: &postgres::Error) -> bool {
+    let code = error.code().map(postgres::error::SqlState::code);
+    matches!(code, Some("40P01" | "40001"))
 }
 
 /// Whether a change was refused because this server takes none (SQLSTATE 25006), as a standby does.

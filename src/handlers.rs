@@ -77,20 +77,21 @@ impl App {
         }
     }
 
-    /// Answers requests of one kind, each as [`App::handle`] would, with fewer queries.
-    pub(crate) fn handle_run(&self, kind: Kind, requests: &[&Request]) -> Vec<Response> {
+    /// Answers requests of one kind, each as [`App::handle`] would, with fewer queries. `None` for one that would
+    /// keep the others waiting: it is to be handled alone.
+    pub(crate) fn handle_run(&self, kind: Kind, requests: &[&Request]) -> Vec<Option<Response>> {
         match (kind, requests) {
-            (_, [request]) => vec![self.handle(request)],
+            (Kind::Create, _) => {
+                let new = |request: &Request| self.new_user(request);
+                self.together(requests, new, |new| self.create_together(&new))
+            }
+            (_, [request]) => vec![Some(self.handle(request))],
             (Kind::Find, _) => self.together(requests, find_id, |ids| self.find_together(&ids)),
             (Kind::List, _) => {
                 let page = |request: &Request| PageRequest::from_query(request, self.max_per_page);
                 self.together(requests, page, |pages| self.list_together(&pages))
             }
-            (Kind::Create, _) => {
-                let new = |request: &Request| self.new_user(request);
-                self.together(requests, new, |new| self.create_together(&new))
-            }
-            _ => requests.iter().map(|request| self.handle(request)).collect(),
+            _ => requests.iter().map(|request| Some(self.handle(request))).collect(),
         }
     }
 
@@ -100,8 +101,8 @@ impl App {
         &self,
         requests: &[&Request],
         read: impl Fn(&Request) -> Result<T, Error>,
-        run: impl FnOnce(Vec<T>) -> Vec<Response>,
-    ) -> Vec<Response> {
+        run: impl FnOnce(Vec<T>) -> Vec<Option<Response>>,
+    ) -> Vec<Option<Response>> {
         let mut admitted = Vec::with_capacity(requests.len());
         let mut refusals = Vec::with_capacity(requests.len());
         for request in requests {
@@ -114,9 +115,9 @@ impl App {
             }
         }
         let mut answers = run(admitted).into_iter();
-        let all = refusals.into_iter().map(|refusal| {
-            let response = refusal.or_else(|| answers.next());
-            response.expect("a run answers each of its requests")
+        let all = refusals.into_iter().map(|refusal| match refusal {
+            Some(refusal) => Some(refusal),
+            None => answers.next().expect("a run has an outcome for each of its requests"),
         });
         all.collect()
     }
@@ -146,10 +147,10 @@ impl App {
         Ok(Response::json(200, &self.users.list(page)?))
     }
 
-    fn list_together(&self, requests: &[PageRequest]) -> Vec<Response> {
+    fn list_together(&self, requests: &[PageRequest]) -> Vec<Option<Response>> {
         match self.users.list_many(requests) {
-            Ok(pages) => pages.iter().map(|page| Response::json(200, page)).collect(),
-            Err(error) => vec![answer(Err(error)); requests.len()],
+            Ok(pages) => pages.iter().map(|page| Some(Response::json(200, page))).collect(),
+            Err(error) => vec![Some(answer(Err(error))); requests.len()],
         }
     }
 
@@ -158,14 +159,14 @@ impl App {
         Ok(Response::json(200, &user))
     }
 
-    fn find_together(&self, ids: &[i64]) -> Vec<Response> {
+    fn find_together(&self, ids: &[i64]) -> Vec<Option<Response>> {
         let users = match self.users.find_many(ids) {
             Ok(users) => users,
-            Err(error) => return vec![answer(Err(error)); ids.len()],
+            Err(error) => return vec![Some(answer(Err(error))); ids.len()],
         };
         let one = |id: &i64| match users.binary_search_by_key(id, |user| user.id) {
-            Ok(at) => Response::json(200, &users[at]),
-            Err(_) => answer(Err(Error::NotFound)),
+            Ok(at) => Some(Response::json(200, &users[at])),
+            Err(_) => Some(answer(Err(Error::NotFound))),
         };
         ids.iter().map(one).collect()
     }
@@ -178,10 +179,14 @@ impl App {
     }
 
     /// Of users without a password: those with one are [`Kind::Hash`].
-    fn create_together(&self, new: &[NewUser]) -> Vec<Response> {
+    fn create_together(&self, new: &[NewUser]) -> Vec<Option<Response>> {
         let values: Vec<_> = new.iter().map(|new| (&*new.name, &*new.email)).collect();
         let outcomes = self.users.create_many(&values).into_iter();
-        outcomes.map(|outcome| answer(outcome.map(|user| created(&user)))).collect()
+        let outcomes = outcomes.map(|outcome| match outcome {
+            Err(Error::Locked) => None,
+            outcome => Some(answer(outcome.map(|user| created(&user)))),
+        });
+        outcomes.collect()
     }
 
     fn new_user(&self, request: &Request) -> Result<NewUser, Error> {

@@ -63,11 +63,12 @@
 //!
 //! # What to rely on
 //!
-//! - Nothing is global: no environment is read, no logger installed, no signal handled, and nothing exits the
+//! - No setting comes from the environment, no logger is installed, no signal handled, and nothing exits the
 //!   process. Several servers run side by side, each with settings of its own. Lines for a log go to the [`log`]
-//!   crate's facade under the target `userd`, never with a password, a token or a body in them.
-//! - Everything blocks, and every wait has a bound that a setting names: [`Config`] and [`Limits`]. All of it may
-//!   be called from plain threads, from another runtime's blocking section, and even from its tasks, whose
+//!   crate's facade under the target `userd`, never with a password, a token or a body in them. One thing is the
+//!   process's: its limit of open descriptors is raised to what `max_connections` needs.
+//! - Everything blocks, and every wait has a bound that a setting names: [`Config`] and [`Limits`]; only
+//!   migrations take as long as they take. All of it may be called from plain threads, from another runtime's blocking section, and even from its tasks, whose
 //!   thread it then holds up.
 //! - What can go wrong is a value: a [`StartError`] before the service runs, a status in its answers after that.
 //! - Stopping, or dropping, gives back the port, the threads, the connections and the files.

@@ -5,7 +5,7 @@ use crate::{
     config::{Config, ConfigError},
     db::{
         Pool, PoolLimits,
-        migrate::migrate,
+        migrate::Migrations,
         target::Target,
         tls::{self, Connector},
         users::Users,
@@ -15,23 +15,20 @@ use crate::{
     handlers::App,
     workers::Workers,
 };
-use nix::sys::socket::{Shutdown, shutdown};
+use nix::{
+    sys::socket::{Shutdown, shutdown},
+    unistd::mkdtemp,
+};
 use std::{
-    fmt, fs,
-    io::{self, ErrorKind},
+    fmt, fs, io,
     net::SocketAddr,
     os::{
         fd::AsRawFd,
-        unix::{
-            fs::DirBuilderExt,
-            net::{UnixListener, UnixStream},
-        },
+        unix::net::{UnixListener, UnixStream},
     },
+    path::Path,
     process,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -64,7 +61,7 @@ pub enum StartError {
     /// No connection to the database within `db_connect_timeout`, or one that no waiting would mend.
     Database(String),
     /// No database to be thrown away: PostgreSQL's programs are missing, or its cluster does not start. Only
-    /// of [`testing`](crate::testing).
+    /// of [`ScratchDatabase`](crate::ScratchDatabase) and what stands on it.
     Cluster(String),
     /// A migration that could not be applied; nothing of it was.
     Migration(String),
@@ -182,20 +179,10 @@ impl PrivateSocket {
     /// tiny_http, and the one stream that it will ever serve: over a socket in a directory that only the owner
     /// can enter. Both are gone again when this returns, so nothing can be left behind.
     fn connect() -> io::Result<(PrivateSocket, tiny_http::Server, UnixStream)> {
-        const ATTEMPTS: u32 = 1000;
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let mut attempts = 0..ATTEMPTS;
-        let dir = loop {
-            let (process, number) = (process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-            let dir = std::env::temp_dir().join(format!("userd-{process}-{number}"));
-            // Left by a process of the same number that was killed in here; unless it is another user's.
-            let _ = fs::remove_dir_all(&dir);
-            match fs::DirBuilder::new().mode(0o700).create(&dir) {
-                Ok(()) => break dir,
-                Err(error) if error.kind() == ErrorKind::AlreadyExists && attempts.next().is_some() => {}
-                Err(error) => return Err(error),
-            }
-        };
+        let temporary = std::env::temp_dir();
+        // The path of a socket has a hundred bytes, and build tools have long temporary directories.
+        let temporary = if temporary.as_os_str().len() > 64 { Path::new("/tmp") } else { &temporary };
+        let dir = mkdtemp(&temporary.join(format!("userd-{}-XXXXXX", process::id())))?;
         let path = dir.join("http");
         let connect = || {
             let listener = UnixListener::bind(&path)?;
@@ -260,21 +247,30 @@ impl App {
     /// The service without a server: connects to the database and migrates it. `host`, `port` and `workers`
     /// mean nothing here.
     ///
-    /// Blocks for up to `db_connect_timeout`, and as long as the migrations take; may be called from within
+    /// Blocks for up to `db_connect_timeout`, as long as the migrations take, and up to ten minutes while another
+    /// replica migrates; may be called from within
     /// an async runtime, whose thread it blocks as well. After an error nothing is left running.
     pub fn open(config: &Config) -> Result<App, StartError> {
         outside_of_runtimes(|| {
+            config.check()?;
             let target = target(config)?;
             let tls = tls::connector(target.tls.as_ref())
                 .map_err(|error| StartError::Database(error.to_string()))?;
+            let migrations = Migrations::load(config.migrations_dir.as_deref())?;
             log::info!("connecting to {target}");
             let watchdog = Watchdog::start().map_err(StartError::System)?;
             let timeout = config.db_connect_timeout;
-            let mut client = connect(&watchdog, &target, &tls, timeout)?;
-            let mut locker = connect(&watchdog, &target, &tls, timeout)?;
-            migrate(&mut client, &mut locker, config.migrations_dir.as_deref())
-                .map_err(StartError::Migration)?;
-            drop((client, locker));
+            // Migrations take as long as they take, whatever bounds the role has for the statements of a service.
+            let set_up = match config.db_prepared {
+                true => "set statement_timeout = 0; set lock_timeout = 0",
+                false => "",
+            };
+            let connect = || connect(&watchdog, &target, &tls, set_up, timeout);
+            let mut client = connect()?;
+            if !migrations.are_applied(&mut client) {
+                migrations.apply(&mut client, &mut connect()?).map_err(StartError::Migration)?;
+            }
+            drop(client);
             let limits = PoolLimits {
                 size: config.db_pool_size,
                 acquire_timeout: config.db_acquire_timeout,
@@ -292,12 +288,13 @@ fn connect(
     watchdog: &Watchdog,
     target: &Target,
     tls: &Connector,
+    set_up: &str,
     timeout: Duration,
 ) -> Result<postgres::Client, StartError> {
     const PAUSE: Duration = Duration::from_millis(500);
     let deadline = Instant::now() + timeout;
     loop {
-        let error = match watchdog.connect(&target.config, tls, "") {
+        let error = match watchdog.connect(&target.config, tls, set_up) {
             Ok((client, _)) => return Ok(client),
             Err(error) => error,
         };

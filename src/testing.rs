@@ -12,7 +12,8 @@
 //! The machine needs PostgreSQL's server programs, version 13 or newer (on Debian: `apt-get install
 //! postgresql`), and nothing has to run or be set up. As root, PostgreSQL runs as the user `postgres`.
 //!
-//! The first server starts a private cluster in the temporary directory, about a second. All processes of the
+//! The first server starts a private cluster, in memory (`/dev/shm`) where 2 GiB are free there, else in the
+//! temporary directory: about a second. All processes of the
 //! same user share it, so a process a test (`cargo nextest`) is as good as a thread a test; every server
 //! after the first takes some hundredths of a second, for its database is a clone of one that has been
 //! migrated already. The cluster is gone ten seconds after the last process that used it.
@@ -65,7 +66,7 @@ impl TestServer {
         }
     }
 
-    /// The same, with errors as values. Blocks for less than 100 ms, about a second where this is the
+    /// The same, with errors as values. The database stays the server's own, whatever the change says. Blocks for less than 100 ms, about a second where this is the
     /// machine's first, and no longer than a minute.
     ///
     /// # Errors
@@ -77,8 +78,8 @@ impl TestServer {
         change(&mut config);
         if config.migrations_dir.is_some() {
             database = ScratchDatabase::with_migrations(config.migrations_dir.as_deref())?;
-            config.database = database.config().database;
         }
+        config.database = database.config().database;
         let server = Server::start(config)?;
         Ok(TestServer { server, database })
     }

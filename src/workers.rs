@@ -66,8 +66,8 @@ impl Workers {
         app: Arc<App>,
         count: usize,
     ) -> io::Result<Workers> {
-        // What is done one by one may wait for a lock that somebody holds in the database. All of it together
-        // takes fewer workers, and fewer connections of a pool as large, than there are.
+        // What is done one by one may have to wait for a lock that somebody holds in the database. All of it
+        // together takes fewer threads than there are workers, and so fewer connections than a pool as large has.
         let (alone, hashing) = ((count / 2).max(1), (count / 2).saturating_sub(1).max(1));
         let queues = Mutex::new(Queues { alone, ..Queues::default() });
         let (changed, hash) = (Condvar::new(), Condvar::new());
@@ -220,9 +220,12 @@ impl Shared {
                     self.changed.notify_one();
                 }
                 drop(queues);
-                self.serve(kind, run);
+                let apart = self.serve(kind, run);
                 queues = self.queues();
                 queues.runs[kind as usize] -= 1;
+                for job in apart {
+                    queues.add(Kind::Alone, job, &self.seats);
+                }
             } else if queues.stopping {
                 // Who stood by may have taken the sign that was meant for who waits.
                 self.server.unblock();
@@ -312,24 +315,30 @@ impl Shared {
         }
     }
 
-    fn serve(&self, kind: Kind, mut run: Vec<Job>) {
+    /// Answers a run; returns those of it that are to be handled alone.
+    fn serve(&self, kind: Kind, mut run: Vec<Job>) -> Vec<Job> {
         // Whoever was told 503 meanwhile has given it up, or asks anew: what is late is not done any more.
         // Reads by id are not worth the look.
         if kind != Kind::Find {
             run.retain(|job| !self.seats.abandoned(job.seat));
         }
+        let mut apart = Vec::new();
         if run.is_empty() {
-            return;
+            return apart;
         }
         let requests: Vec<&Request> = run.iter().map(|job| &job.request).collect();
         let handled = catch_unwind(AssertUnwindSafe(|| self.app.handle_run(kind, &requests)));
         let responses = handled.unwrap_or_else(|panic| {
             let error = Error::Internal(format!("panic: {}", panic_text(&*panic)));
             error.log();
-            vec![Response::from(&error); run.len()]
+            vec![Some(Response::from(&error)); run.len()]
         });
-        for (job, response) in run.iter().zip(&responses) {
-            let sent = self.seats.answer(job.seat, response);
+        for (job, response) in run.into_iter().zip(responses) {
+            let Some(response) = response else {
+                apart.push(job);
+                continue;
+            };
+            let sent = self.seats.answer(job.seat, &response);
             let (method, path, status) = (job.request.method, job.request.path(), response.status);
             let milliseconds = job.received.elapsed().as_secs_f64() * 1000.0;
             match sent {
@@ -337,6 +346,7 @@ impl Shared {
                 None => log::info!("{method} {path} {status} {milliseconds:.1}ms not awaited"),
             }
         }
+        apart
     }
 }
 

@@ -1,9 +1,10 @@
 //! Brings the schema up to date: refinery's migrations, one replica at a time, nothing half applied.
 
-use crate::error::explain;
+use crate::{config::ConfigError, error::explain};
 use postgres::{Client, types::Type};
 use refinery::Runner;
 use std::{
+    collections::HashSet,
     hash::{DefaultHasher, Hash, Hasher},
     path::Path,
     thread,
@@ -20,45 +21,60 @@ const LOCK: i64 = 0x0075_7365_7264;
 /// How long a replica waits while another one migrates.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Applies what is missing: the built-in migrations, or those of `dir`.
-///
-/// refinery takes no lock of its own, so a transaction of `locker` holds one meanwhile: not the session, which a
-/// pooler may lend to others. And refinery commits a migration apart from its history row unless told to group
-/// them: all that is missing is applied in one transaction.
-/// Blocks while another replica migrates, and as long as the migrations take. The error is one line.
-pub fn migrate(client: &mut Client, locker: &mut Client, dir: Option<&Path>) -> Result<(), String> {
-    let runner = runner(dir)?;
-    lock(locker)?;
-    let report = runner.set_grouped(true).run(client).map_err(describe)?;
-    for migration in report.applied_migrations() {
-        log::info!("applied migration {migration}");
-    }
-    // It locks nothing else, so its end is the unlocking.
-    locker.batch_execute("rollback").map_err(|error| explain(&error))
-}
+/// What a database has to have gone through.
+pub struct Migrations(Runner);
 
-/// A number that changes with any of the migrations that [`migrate`] would apply.
-pub fn fingerprint(dir: Option<&Path>) -> Result<u64, String> {
-    let mut hasher = DefaultHasher::new();
-    for migration in runner(dir)?.get_migrations() {
-        (migration.version(), migration.checksum()).hash(&mut hasher);
+impl Migrations {
+    /// The built-in ones, or those of `dir`. Errors name the variable that it is set by.
+    pub fn load(dir: Option<&Path>) -> Result<Migrations, ConfigError> {
+        let Some(dir) = dir else {
+            return Ok(Migrations(embedded::migrations::runner()));
+        };
+        let problem = |problem: String| ConfigError { variable: "MIGRATIONS_DIR", problem };
+        let found = refinery::load_sql_migrations(dir).map_err(|error| problem(describe(error)))?;
+        if found.is_empty() {
+            return Err(problem(format!("{} holds no migrations (V1__name.sql, …)", dir.display())));
+        }
+        Ok(Migrations(Runner::new(&found)))
     }
-    Ok(hasher.finish())
-}
 
-fn runner(dir: Option<&Path>) -> Result<Runner, String> {
-    Ok(match dir {
-        None => embedded::migrations::runner(),
-        Some(dir) => Runner::new(&load(dir)?),
-    })
-}
-
-fn load(dir: &Path) -> Result<Vec<refinery::Migration>, String> {
-    let found = refinery::load_sql_migrations(dir).map_err(describe)?;
-    if found.is_empty() {
-        return Err(format!("{} holds no migrations (V1__name.sql, …)", dir.display()));
+    /// A number that changes with any of them.
+    pub fn fingerprint(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for migration in self.0.get_migrations() {
+            (migration.version(), migration.checksum()).hash(&mut hasher);
+        }
+        hasher.finish()
     }
-    Ok(found)
+
+    /// Whether the database has these and no others. Asks without writing anything, as a role or a standby that must
+    /// not write can; one round trip.
+    pub fn are_applied(&self, client: &mut Client) -> bool {
+        const ASK: &str = "select version::bigint, checksum::text from refinery_schema_history";
+        let Ok(rows) = client.query_typed(ASK, &[]) else {
+            return false;
+        };
+        let applied: HashSet<(i64, String)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+        let ours = self.0.get_migrations().iter();
+        applied == ours.map(|one| (one.version().into(), one.checksum().to_string())).collect()
+    }
+
+    /// Applies what is missing.
+    ///
+    /// refinery takes no lock of its own, so a transaction of `locker` holds one meanwhile: not the session, which a
+    /// pooler may lend to others. And refinery commits a migration apart from its history row unless told to group
+    /// them: all that is missing is applied in one transaction.
+    /// Blocks while another replica migrates, up to ten minutes, and as long as the migrations take. The error is
+    /// one line.
+    pub fn apply(self, client: &mut Client, locker: &mut Client) -> Result<(), String> {
+        lock(locker)?;
+        let report = self.0.set_grouped(true).run(client).map_err(describe)?;
+        for migration in report.applied_migrations() {
+            log::info!("applied migration {migration}");
+        }
+        // It locks nothing else, so its end is the unlocking.
+        locker.batch_execute("rollback").map_err(|error| explain(&error))
+    }
 }
 
 /// Leaves a transaction open that holds the lock. None is open while it waits: behind a pooler that would keep
@@ -69,7 +85,8 @@ fn lock(locker: &mut Client) -> Result<(), String> {
     let mut told = false;
     loop {
         let mut attempt = || {
-            locker.batch_execute("begin")?;
+            // The role may have bounds for the transactions of a service; this one waits for migrations.
+            locker.batch_execute("begin; set local idle_in_transaction_session_timeout = 0")?;
             let row = locker.query_typed_one(TRY, &[(&LOCK, Type::INT8)])?;
             let locked: bool = row.get(0);
             if !locked {

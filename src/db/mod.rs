@@ -108,49 +108,63 @@ impl Pool {
         }
     }
 
-    /// Runs a read. When the connection turns out to be broken it is run once more, on a fresh one.
+    /// Runs a read. It is run once more, on a fresh connection where this one turns out to be broken, or where the
+    /// database gave it up for the sake of others.
     ///
     /// Blocks for a free connection up to the acquire time-out, then [`Error::Unavailable`]; and for an
     /// answer up to the statement time-out and a second, then [`Error::Unavailable`] too.
     pub fn read<T>(&self, mut work: impl FnMut(&mut Session) -> Result<T, Error>) -> Result<T, Error> {
         let mut session = self.session()?;
-        match self.run(&mut session, &mut work) {
-            Err(Failure::Broken { .. }) => {
+        match self.run(&mut session, &mut work, true) {
+            Err(Failure::Again(_)) => {
                 drop(session);
-                Ok(self.run(&mut *self.session()?, &mut work)?)
+                Ok(self.run(&mut *self.session()?, &mut work, true)?)
             }
             result => Ok(result?),
         }
     }
 
-    /// Runs a write. It is run once more only where it certainly did not reach the server: had the
-    /// connection broken after that, nobody could tell whether it was done.
+    /// Runs a write. It is run once more only where it was certainly not done: it did not reach the server, or the
+    /// server said so. Had the connection broken after it was sent, nobody could tell.
     ///
     /// Blocks as [`Pool::read`] does.
     pub fn write<T>(&self, mut work: impl FnMut(&mut Session) -> Result<T, Error>) -> Result<T, Error> {
         let mut session = loop {
             let mut session = self.session()?;
             // The server says nothing unasked but that it ends the session.
-            if session.watch.is_quiet() {
+            if self.settle(&mut session) && session.watch.is_quiet() {
                 break session;
             }
             self.distrust(&mut session);
         };
-        match self.run(&mut session, &mut work) {
-            Err(Failure::Broken { sent: false, .. }) => {
+        match self.run(&mut session, &mut work, false) {
+            Err(Failure::Again(_)) => {
                 drop(session);
-                Ok(self.run(&mut *self.session()?, &mut work)?)
+                Ok(self.run(&mut *self.session()?, &mut work, false)?)
             }
             result => Ok(result?),
         }
+    }
+
+    /// Reads what the server still had to say after an error: the client does not wait for it. Returns whether the
+    /// session is there to be used.
+    fn settle(&self, session: &mut Session) -> bool {
+        if !std::mem::take(&mut session.unsettled) {
+            return true;
+        }
+        session.watch.begin(self.answer_timeout);
+        let settled = session.client.batch_execute("");
+        session.watch.end();
+        settled.is_ok()
     }
 
     fn run<T>(
         &self,
         session: &mut Session,
         work: &mut impl FnMut(&mut Session) -> Result<T, Error>,
+        read: bool,
     ) -> Result<T, Failure> {
-        session.sent = false;
+        (session.sent, session.undone) = (false, false);
         session.watch.begin(self.answer_timeout);
         let result = work(session);
         session.watch.end();
@@ -166,9 +180,8 @@ impl Pool {
             let what = "the database fell silent, and its connection was closed";
             return Err(Failure::Final(Error::Unavailable(what.into())));
         }
-        let sent = session.sent;
-        Err(match broken {
-            true => Failure::Broken { error, sent },
+        Err(match session.undone || (broken && (read || !session.sent)) {
+            true => Failure::Again(error),
             false => Failure::Final(error),
         })
     }
@@ -214,16 +227,16 @@ impl Pool {
 
 /// Why work on a session failed.
 enum Failure {
-    /// The connection is gone, and whether a statement had been sent on it.
-    Broken { error: Error, sent: bool },
-    /// Trying again brings nothing.
+    /// Nothing was changed, and trying again may bring success.
+    Again(Error),
+    /// Trying again brings nothing, or too much.
     Final(Error),
 }
 
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Error {
         match failure {
-            Failure::Broken { error, .. } | Failure::Final(error) => error,
+            Failure::Again(error) | Failure::Final(error) => error,
         }
     }
 }
@@ -239,6 +252,10 @@ pub struct Session {
     stale: bool,
     /// Whether a statement that may have done something has left since the session was taken.
     sent: bool,
+    /// Whether the server refused one for a reason that may be gone when it is sent again.
+    undone: bool,
+    /// Whether the server may have more to say about an error.
+    unsettled: bool,
     wants_primary: bool,
 }
 
@@ -282,10 +299,11 @@ impl Session {
     }
 
     fn failed(&mut self, sql: &'static str, error: &postgres::Error) -> Error {
-        if self.wants_primary && error::is_read_only(error) {
-            // Another host is the primary by now; nothing was done here.
-            (self.stale, self.sent) = (true, false);
-        }
+        self.unsettled = true;
+        // Another host is the primary by now; or what was prepared here fits the tables no more.
+        let stale = (self.wants_primary && error::is_read_only(error)) || error::is_outdated(error);
+        self.stale |= stale;
+        self.undone = stale || error::is_rolled_back(error);
         Error::from_query(sql, error)
     }
 }
@@ -318,6 +336,8 @@ impl Manager {
             epoch,
             stale: false,
             sent: false,
+            undone: false,
+            unsettled: false,
             wants_primary: self.config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite,
         })
     }
@@ -357,13 +377,15 @@ impl r2d2::HandleError<ConnectError> for LogConnectError {
     }
 }
 
-/// What every session is set to. Pages want the last two: the planner takes one for dearer than it is where a
+/// What every session is set to. Statements are written for read committed, whatever the role's default is: each
+/// is a transaction. Pages want the last two: the planner takes one for dearer than it is where a
 /// table has no statistics yet, and compiling the query then took 93 ms for a page of half a millisecond; and
 /// planning it anew for each call took longer than running it.
 fn set_up(statement_timeout: Duration) -> String {
     let milliseconds = statement_timeout.as_millis().max(1);
     format!(
         "set statement_timeout = {milliseconds}; set lock_timeout = {milliseconds}; \
+         set default_transaction_isolation = 'read committed'; \
          set jit = off; set plan_cache_mode = force_generic_plan"
     )
 }

@@ -3,7 +3,7 @@
 //! Each is a clone of a template that was migrated once, and is dropped with its value. What a killed process
 //! leaves is dropped by the next one, or goes with the cluster, some seconds after its last user.
 
-use super::migrate::{fingerprint, migrate};
+use super::migrate::Migrations;
 use crate::{
     blocking::outside_of_runtimes,
     config::{Config, Database},
@@ -145,7 +145,8 @@ impl Owner {
     }
 
     fn create(&mut self, migrations: Option<&Path>) -> Result<ScratchDatabase, String> {
-        let template = format!("userd_template_{:016x}", fingerprint(migrations)?);
+        let migrations = Migrations::load(migrations).map_err(|error| error.to_string())?;
+        let template = format!("userd_template_{:016x}", migrations.fingerprint());
         if !self.templates.contains(&template) {
             self.make_template(&template, migrations)?;
             self.templates.push(template.clone());
@@ -158,8 +159,14 @@ impl Owner {
     }
 
     /// Only a finished one is marked as a template; nobody can connect to it, so that it is free to be cloned.
-    fn make_template(&mut self, name: &str, migrations: Option<&Path>) -> Result<(), String> {
+    fn make_template(&mut self, name: &str, migrations: Migrations) -> Result<(), String> {
         self.run(&format!("select pg_advisory_lock({TEMPLATE_LOCK})"))?;
+        let made = self.make_template_locked(name, migrations);
+        self.run(&format!("select pg_advisory_unlock({TEMPLATE_LOCK})"))?;
+        made
+    }
+
+    fn make_template_locked(&mut self, name: &str, migrations: Migrations) -> Result<(), String> {
         let made =
             self.client.query_opt("select from pg_database where datname = $1 and datistemplate", &[&name]);
         if made.map_err(|error| explain(&error))?.is_none() {
@@ -167,10 +174,10 @@ impl Owner {
             self.run(&format!("create database {name}"))?;
             let connection = self.shared.connection_string(name);
             let connect = || Client::connect(&connection, NoTls).map_err(|error| explain(&error));
-            migrate(&mut connect()?, &mut connect()?, migrations)?;
+            migrations.apply(&mut connect()?, &mut connect()?)?;
             self.run(&format!("alter database {name} with is_template true allow_connections false"))?;
         }
-        self.run(&format!("select pg_advisory_unlock({TEMPLATE_LOCK})"))
+        Ok(())
     }
 
     fn run(&mut self, sql: &str) -> Result<(), String> {

@@ -33,10 +33,12 @@ const CREATE: &str = "\
     returning id, name, email, created_at, updated_at";
 
 /// In order of the addresses, so that two such statements that share some wait for each other in one
-/// direction only; of equal addresses the first wins.
+/// direction only; of equal addresses the first wins. An address that somebody else has stored and not committed
+/// yet is not waited for as long as others may have to wait: all of these wait with it.
 const CREATE_MANY: &str = "\
     insert into users (name, email) \
-    select name, email from unnest($1::text[], $2::text[]) with ordinality as new (name, email, place) \
+    select name, email from set_config('lock_timeout', '200ms', true), \
+    unnest($1::text[], $2::text[]) with ordinality as new (name, email, place) \
     order by lower(email), place \
     on conflict do nothing \
     returning id, name, email, created_at, updated_at";
@@ -64,7 +66,7 @@ const UPDATE: &str = "\
         returning user_id \
     ) \
     update users \
-    set name = coalesce($2, name), email = coalesce($3, email), updated_at = now() \
+    set name = coalesce($2, name), email = coalesce($3, email), updated_at = greatest(now(), updated_at) \
     where id = $1 and ( \
         name <> coalesce($2, name) or email <> coalesce($3, email) \
         or exists (select from credential_set) or exists (select from credential_removed) \
@@ -166,29 +168,45 @@ impl Users {
     }
 
     /// Stores users (name and address) in one statement and one commit, each with the outcome that it would
-    /// have had alone. One round trip; where a value spoils the statement for all, one more for each.
+    /// have had alone; but [`Error::Locked`], within a second, where it would have to wait for somebody who has
+    /// stored the address and not committed yet. One round trip; where one of them spoils the statement for all, one
+    /// more for each.
     pub fn create_many(&self, new: &[(&str, &str)]) -> Vec<Result<User, Error>> {
-        let alone = |(name, email): &(&str, &str)| self.create(name, email, None);
-        if new.len() < 2 {
-            return new.iter().map(alone).collect();
+        /// So many are waited for; what comes behind them is left undone.
+        const MOST_LOCKED: usize = 3;
+        let error = match self.create_at_once(new) {
+            Ok(outcomes) => return outcomes,
+            Err(error) => error,
+        };
+        let may_be_of_one =
+            matches!(error, Error::Database { own_fault: true, .. } | Error::AlreadyExists | Error::Locked);
+        if new.len() < 2 || !may_be_of_one {
+            return new.iter().map(|_| Err(error.clone())).collect();
         }
+        let mut locked = 0;
+        let mut alone = |new: &(&str, &str)| {
+            if locked == MOST_LOCKED {
+                return Err(Error::Locked);
+            }
+            let outcome = self.create_at_once(&[*new]).and_then(|mut outcomes| outcomes.remove(0));
+            locked += usize::from(matches!(outcome, Err(Error::Locked)));
+            outcome
+        };
+        new.iter().map(&mut alone).collect()
+    }
+
+    fn create_at_once(&self, new: &[(&str, &str)]) -> Result<Vec<Result<User, Error>>, Error> {
         let (names, emails): (Vec<&str>, Vec<&str>) = new.iter().copied().unzip();
         let create = |session: &mut Session| session.query(CREATE_MANY, &[&names, &emails]);
-        let rows = match self.pool.write(create) {
-            Ok(rows) => rows,
-            Err(Error::Database { own_fault: true, .. }) => return new.iter().map(alone).collect(),
-            Err(error) => return new.iter().map(|_| Err(error.clone())).collect(),
-        };
+        let rows = self.pool.write(create)?;
         let mut created = HashMap::with_capacity(rows.len());
         for row in &rows {
-            match self.user(row) {
-                Ok(user) => created.insert(user.email.clone(), user),
-                Err(error) => return new.iter().map(|_| Err(error.clone())).collect(),
-            };
+            let user = self.user(row)?;
+            created.insert(user.email.clone(), user);
         }
         // Taken out, so that an equal address further on finds it gone.
         let outcome = |email: &&str| created.remove(*email).ok_or(Error::AlreadyExists);
-        emails.iter().map(outcome).collect()
+        Ok(emails.iter().map(outcome).collect())
     }
 
     /// Changes what is given and returns the user as it then is; where nothing changes, nothing is written.

@@ -147,7 +147,9 @@ fn what_keeps_a_server_from_starting() {
     assert!(matches!(missing, Err(StartError::Database(line)) if line.contains("does not exist")));
     let database = Database::empty();
     let unreadable = Config { migrations_dir: Some("/nowhere/at/all".into()), ..database.config() };
-    assert!(matches!(Server::start(unreadable), Err(StartError::Migration(_))));
+    assert!(
+        matches!(Server::start(unreadable), Err(StartError::Config(error)) if error.variable == "MIGRATIONS_DIR")
+    );
     let unusable =
         Config { database: userd::config::Database::Url("mysql://localhost".into()), ..database.config() };
     assert!(

@@ -1,8 +1,9 @@
 //! The service as its users meet it: real processes, real sockets, a real PostgreSQL.
 //!
 //! `contract` is what it answers, `door` what it withstands, `pages` what it counts, `faults` what breaks
-//! beneath it, `machines` several of it among others' programs, `lifecycle` the command and its process,
-//! `embedding` the library, `testing` and `harness` what tests of others stand on; `cluster` the private PostgreSQL, `tls` the way to others.
+//! beneath it, `neighbours` who else works there, `machines` several of it among others' programs, `lifecycle` the
+//! command and its process, `embedding` the library, `testing` and `harness` what tests of others stand on; `cluster`
+//! the private PostgreSQL, `tls` the way to others.
 
 mod cluster;
 mod contract;
@@ -12,6 +13,7 @@ mod faults;
 mod harness;
 mod lifecycle;
 mod machines;
+mod neighbours;
 mod pages;
 mod support;
 mod testing;

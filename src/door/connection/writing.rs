@@ -26,7 +26,7 @@ impl Connection {
     pub fn refuse(&mut self, error: &Error, turn: &Turn) {
         match error {
             Error::Unavailable(why) => turn.pipe.unavailable.warn(turn.now, why),
-            error => log::debug!("a request was refused: {error:?}"),
+            error => log::info!("refused: {error}"),
         }
         self.generation = self.generation.wrapping_add(1);
         self.output = Response::from(error).render(Persistence::Close, self.head_only);

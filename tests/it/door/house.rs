@@ -4,7 +4,7 @@
 //! bytes, `/empty` 204.
 #![allow(dead_code)]
 
-pub use crate::support::pause;
+pub use crate::support::{memory_kib, pause};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use std::{
@@ -342,11 +342,4 @@ pub fn threads() -> Vec<String> {
         .filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok())
         .map(|name| name.trim().to_owned())
         .collect()
-}
-
-pub fn memory_kib(pid: u32) -> usize {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
-    let number = line.unwrap().split_whitespace().nth(1).unwrap();
-    number.parse().unwrap()
 }

@@ -15,7 +15,7 @@ pub mod tls_servers;
 pub use database::Database;
 pub use http::{Answer, Client, check, is_timestamp, masked};
 pub use load::{Audit, Books, Caller, Event, Load};
-pub use own::{Daemon, Own, children, running, users};
+pub use own::{Daemon, Own, children, memory_kib, running, users};
 pub use proxy::{Proxy, Weather};
 pub use relay::Relay;
 pub use service::{Process, Service};

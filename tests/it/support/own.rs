@@ -143,6 +143,14 @@ pub fn running(process: u32) -> bool {
     state.is_some_and(|state| state != 'Z')
 }
 
+/// How much of a process is in memory.
+pub fn memory_kib(process: u32) -> usize {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let number = line.and_then(|line| line.split_whitespace().nth(1)).expect("a number of KiB");
+    number.parse().expect("a number of KiB")
+}
+
 /// A streaming standby, which may be promoted.
 pub struct Standby {
     _server: Daemon,

@@ -1,0 +1,209 @@
+//! Others at work in the same database: their locks, their settings for a role, the tables that they change. What
+//! they hold up is held up; nothing else is.
+
+use crate::support::{
+    Caller, Database, LONG, PASSWORD, Process, Service, TempDir, eventually, memory_kib, pause,
+};
+use serde_json::json;
+use socket2::SockRef;
+use std::{
+    io::Write,
+    net::TcpStream,
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+use userd::Server;
+
+/// Longer than any of these tests: whoever waits for a lock waits until it is released.
+const AGES: Duration = Duration::from_secs(100);
+
+fn patient() -> Service {
+    Service::with(|config| {
+        config.limits.request_timeout = AGES;
+        config.db_pool_size = 8;
+    })
+}
+
+fn post(name: &str) -> String {
+    json!({"name": name, "email": format!("{name}@example.com")}).to_string()
+}
+
+/// A request of somebody who waits for the answer: its status.
+fn asks(url: &str, method: &'static str, target: &'static str, body: String) -> JoinHandle<u16> {
+    let mut caller = Caller::new(url, AGES);
+    thread::spawn(move || caller.call(method, target, &body).expect("an answer").0)
+}
+
+/// As many sessions of ours wait for locks.
+fn waiting(database: &Database, count: usize) {
+    let sql = "select count(*) from pg_stat_activity where datname = current_database() \
+        and application_name = 'userd' and wait_event_type = 'Lock'";
+    eventually(LONG, "they wait", || database.value(sql) == count.to_string());
+}
+
+#[test]
+fn an_address_that_is_not_committed_yet() {
+    let service = patient();
+    let url = service.server.base_url();
+    let mut other = service.database.client();
+    let mut transaction = other.transaction().unwrap();
+    transaction.batch_execute("insert into users (name, email) values ('n', 'locked@example.com')").unwrap();
+    let first = asks(url, "POST", "/users", post("locked"));
+    waiting(&service.database, 1);
+    // Together with others, so that some are in one run with it.
+    let together: Vec<_> = (0..40).map(|n| asks(url, "POST", "/users", post(&format!("free-{n}")))).collect();
+    let contended: Vec<_> = (0..4).map(|_| asks(url, "POST", "/users", post("LOCKED"))).collect();
+    for free in together {
+        assert_eq!(free.join().unwrap(), 201);
+    }
+    // Nothing new comes that would have them looked at.
+    assert_eq!(asks(url, "POST", "/users", post("one-more")).join().unwrap(), 201);
+    assert_eq!(asks(url, "GET", "/users/99", String::new()).join().unwrap(), 404);
+    assert!(!first.is_finished(), "nobody knows yet");
+    transaction.rollback().unwrap();
+    let all = contended.into_iter().chain([first]).map(|contended| contended.join().unwrap());
+    let mut all: Vec<u16> = all.collect();
+    all.sort_unstable();
+    assert_eq!(all, [201, 409, 409, 409, 409]);
+    assert_eq!(service.database.value("select count(*) from users"), "42");
+}
+
+#[test]
+fn a_row_that_is_locked() {
+    let service = patient();
+    let url = service.server.base_url();
+    let ada = json!({"name": "Ada", "email": "ada@example.com", "password": PASSWORD}).to_string();
+    for body in [post("bob"), ada.clone()] {
+        assert_eq!(asks(url, "POST", "/users", body).join().unwrap(), 201);
+    }
+    let mut other = service.database.client();
+    let mut transaction = other.transaction().unwrap();
+    transaction.batch_execute("select from users where id = 1 for update").unwrap();
+    let password = json!({"password": PASSWORD}).to_string();
+    let mut held = vec![asks(url, "PUT", "/users/1", password)];
+    held.extend((0..12).map(|n| asks(url, "PUT", "/users/1", json!({"name": n.to_string()}).to_string())));
+    waiting(&service.database, 5);
+    assert_eq!(asks(url, "GET", "/users/1", String::new()).join().unwrap(), 200);
+    assert_eq!(asks(url, "GET", "/users", String::new()).join().unwrap(), 200);
+    assert_eq!(asks(url, "POST", "/users", post("eve")).join().unwrap(), 201);
+    let login = json!({"email": "ada@example.com", "password": PASSWORD}).to_string();
+    assert_eq!(asks(url, "POST", "/users/authenticate", login).join().unwrap(), 200);
+    assert!(held.iter().all(|held| !held.is_finished()));
+    transaction.rollback().unwrap();
+    assert!(held.into_iter().all(|held| held.join().unwrap() == 200));
+}
+
+/// Clients that send and are gone, while all that could serve them waits for somebody's lock.
+#[test]
+fn what_nobody_waits_for_is_not_kept() {
+    const BODY: usize = 60_000;
+    const COUNT: usize = 4000;
+    let database = Database::create();
+    let mut process = Process::on(&database, &[("REQUEST_TIMEOUT", "100"), ("MAX_CONNECTIONS", "64")]);
+    let url = process.wait_for_url();
+    assert_eq!(asks(&url, "POST", "/users", post("bob")).join().unwrap(), 201);
+    let mut other = database.client();
+    let mut transaction = other.transaction().unwrap();
+    transaction.batch_execute("select from users where id = 1 for update").unwrap();
+    let password = || json!({"password": PASSWORD}).to_string();
+    let held: Vec<_> = (0..8).map(|_| asks(&url, "PUT", "/users/1", password())).collect();
+    waiting(&database, 3);
+    let before = memory_kib(process.id());
+    let body = format!(r#"{{"email":"{}","password":"x"}}"#, "x".repeat(BODY));
+    let request = format!(
+        "POST /users/authenticate HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    for _ in 0..COUNT {
+        let mut client = TcpStream::connect(url.trim_start_matches("http://")).unwrap();
+        client.write_all(request.as_bytes()).unwrap();
+        // Read by the time that it is sent, most often; then it ends with a reset.
+        pause(Duration::from_micros(200));
+        SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
+    }
+    let grown = memory_kib(process.id()).saturating_sub(before);
+    println!("{grown} KiB more after {COUNT} requests of {BODY} bytes");
+    assert!(grown < 60 * 1024, "{grown} KiB");
+    transaction.rollback().unwrap();
+    assert!(held.into_iter().all(|held| held.join().unwrap() == 200));
+    assert_eq!(asks(&url, "GET", "/users/1", String::new()).join().unwrap(), 200);
+}
+
+/// A refusal of the database's costs no session.
+#[test]
+fn refused_changes_keep_their_sessions() {
+    let service = patient();
+    let url = service.server.base_url();
+    let mut caller = Caller::new(url, LONG);
+    for name in ["ada", "bob"] {
+        assert_eq!(caller.call("POST", "/users", &post(name)).unwrap().0, 201);
+    }
+    let sessions = "select string_agg(pid::text, ',' order by pid) from pg_stat_activity \
+        where datname = current_database() and application_name = 'userd'";
+    let count = "select count(*) from pg_stat_activity where datname = current_database() \
+        and application_name = 'userd'";
+    eventually(LONG, "the pool is full", || service.database.value(count) == "8");
+    let before = service.database.value(sessions);
+    let clients = (0..4).map(|_| {
+        let mut caller = Caller::new(url, LONG);
+        thread::spawn(move || {
+            for _ in 0..50 {
+                let taken = r#"{"email":"BOB@example.com"}"#;
+                assert_eq!(caller.call("PUT", "/users/1", taken).unwrap().0, 409);
+                assert_eq!(caller.call("POST", "/users", &post("ada")).unwrap().0, 409);
+            }
+        })
+    });
+    let clients: Vec<_> = clients.collect();
+    clients.into_iter().for_each(|client| client.join().unwrap());
+    assert_eq!(service.database.value(sessions), before);
+}
+
+/// What was prepared before does not fit the table any more.
+#[test]
+fn a_table_that_is_altered_meanwhile() {
+    let service = patient();
+    let mut caller = Caller::new(service.server.base_url(), LONG);
+    let mut all = |n: u32| {
+        assert_eq!(caller.call("POST", "/users", &post(&format!("user-{n}"))).unwrap().0, 201);
+        let name = json!({"name": n.to_string()}).to_string();
+        for (method, target, body) in
+            [("GET", "/users/1", ""), ("GET", "/users", ""), ("PUT", "/users/1", &*name)]
+        {
+            assert_eq!(caller.call(method, target, body).unwrap().0, 200, "{method} {target}");
+        }
+    };
+    for n in 0..3 {
+        all(n);
+    }
+    service.database.run("alter table users alter column email type varchar(300)");
+    for n in 3..9 {
+        all(n);
+    }
+}
+
+/// The bounds that a role has for statements are not for migrations.
+#[test]
+fn a_role_with_short_time_outs() {
+    let database = Database::empty();
+    let name = database.name();
+    let dir = TempDir::new();
+    dir.write("V1__slow.sql", "select pg_sleep(1); create table slow (n int);");
+    database.run(&format!("alter database {name} set statement_timeout = '300ms'"));
+    database.run(&format!("alter database {name} set idle_in_transaction_session_timeout = '300ms'"));
+    let mut process = Process::on(&database, &[("MIGRATIONS_DIR", dir.path().to_str().unwrap())]);
+    process.wait_for_url();
+    assert_eq!(database.value("select to_regclass('slow')"), "slow");
+}
+
+/// A replica that reads only, such as one on a standby, needs nothing but what it reads.
+#[test]
+fn a_database_that_is_up_to_date_is_only_read() {
+    let database = Database::create();
+    database.run("insert into users (name, email) values ('Ada', 'ada@example.com')");
+    database.run(&format!("alter database {} set default_transaction_read_only = on", database.name()));
+    let server = Server::start(database.config()).expect("nothing is to be migrated");
+    let mut caller = Caller::new(server.base_url(), LONG);
+    assert_eq!(caller.call("GET", "/users/1", "").unwrap().0, 200);
+    assert_eq!(caller.call("POST", "/users", &post("bob")).unwrap().0, 500);
+}
