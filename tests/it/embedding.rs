@@ -2,7 +2,7 @@
 
 use crate::support::{Answer, Client, Database, OTHER_PASSWORD, PASSWORD, Service, check};
 use serde_json::json;
-use std::net::TcpStream;
+use std::{net::TcpStream, time::Duration};
 use userd::{
     config::Config,
     error::Error,
@@ -155,6 +155,22 @@ fn what_keeps_a_server_from_starting() {
     assert!(
         matches!(Server::start(unusable), Err(StartError::Config(error)) if error.variable == "DATABASE_URL")
     );
+    // Settings that a variable could not have are refused by its name.
+    type Change = fn(&mut Config);
+    let rows: [(&str, Change); 6] = [
+        ("DB_POOL_SIZE", |config| config.db_pool_size = 0),
+        ("WORKERS", |config| config.workers = 0),
+        ("MAX_CONNECTIONS", |config| config.limits.max_connections = 0),
+        ("DB_ACQUIRE_TIMEOUT", |config| config.db_acquire_timeout = Duration::MAX),
+        ("IDLE_TIMEOUT", |config| config.limits.idle_timeout = Duration::MAX),
+        ("REQUEST_TIMEOUT", |config| config.limits.request_timeout = Duration::ZERO),
+    ];
+    for (variable, change) in rows {
+        let mut config = database.config();
+        change(&mut config);
+        let error = Server::start(config).err().expect(variable);
+        assert!(matches!(error, StartError::Config(error) if error.variable == variable), "{variable}");
+    }
 }
 
 #[test]

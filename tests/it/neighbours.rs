@@ -10,7 +10,7 @@ use std::{
     io::Write,
     net::TcpStream,
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use userd::Server;
 
@@ -134,6 +134,26 @@ fn what_nobody_waits_for_is_not_kept() {
     transaction.rollback().unwrap();
     assert!(held.into_iter().all(|held| held.join().unwrap() == 200));
     assert_eq!(asks(&url, "GET", "/users/1", String::new()).join().unwrap(), 200);
+}
+
+/// The door and the workers share the time that a stop has.
+#[test]
+fn a_stop_that_waits_for_a_lock() {
+    const TIME: Duration = Duration::from_secs(4);
+    let service = Service::with(|config| {
+        config.limits.request_timeout = AGES;
+        config.limits.stop_timeout = TIME;
+    });
+    let mut other = service.database.client();
+    let mut transaction = other.transaction().unwrap();
+    transaction.batch_execute("lock table users").unwrap();
+    let stuck = asks(service.server.base_url(), "GET", "/users/1", String::new());
+    waiting(&service.database, 1);
+    let start = Instant::now();
+    service.server.stop();
+    let took = start.elapsed();
+    assert!(took >= TIME && took < TIME * 2, "{took:?}");
+    assert_eq!(stuck.join().unwrap(), 503);
 }
 
 /// A refusal of the database's costs no session.
