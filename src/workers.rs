@@ -237,10 +237,13 @@ impl Shared {
                 let waited = self.changed.wait_timeout(queues, PATIENCE);
                 queues = waited.unwrap_or_else(PoisonError::into_inner).0;
                 queues.standing_by = false;
-                // Without waiting for more, and without the lock: a reader that ends fetches too.
-                drop(queues);
-                let fetched = self.fetch(self.server.try_recv().ok().flatten());
-                queues = self.add(fetched);
+                if !queues.fetching {
+                    queues.fetching = true;
+                    drop(queues);
+                    let fetched = self.fetch(self.server.try_recv().ok().flatten());
+                    queues = self.add(fetched);
+                    queues.fetching = false;
+                }
             } else {
                 queues.fetching = true;
                 let patience = queues.patience();
