@@ -16,6 +16,15 @@
 -- that lock alone, to the end of its transaction. Locks are only ever tried: whoever does not get
 -- one records the change instead, or leaves the block open for the next to close. So no insert or
 -- delete is meant to wait or fail because of the counts, in long and serializable transactions too.
+--
+-- One statement can change users several times (in its WITH, by MERGE, by triggers): whoever closes a
+-- block may count changes of its own transaction whose page_track has yet to run, and would record them
+-- again. So it notes in page_held that it holds the block's lock alone. From then on its transaction
+-- records, for all blocks of that lock, only what is missing (page_settle): that is its own alone, as
+-- nobody else can close them, nor change users in them without recording it.
+--
+-- Changes that run no triggers (session_replication_role, disabled triggers) are not counted, and a
+-- data-only dump brings counts of its own: select page_recount() afterwards.
 
 lock table users in share row exclusive mode;  -- nobody writes between the first count and the triggers
 
@@ -30,6 +39,13 @@ create table page_open (
     block bigint not null     -- twice is as good as once: a unique index would make writers wait
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
+-- The locks of blocks, and which transaction last held each alone: it cannot cheaply ask what it holds.
+create table page_held (
+    lock   int not null,
+    holder bigint not null    -- txid_current()
+);
+create index page_held_holder on page_held (holder);
+
 -- Replaces the rows of one block by their sum; rows somebody else is folding are left to them.
 create function page_fold(l int, b bigint) returns void language plpgsql as $$
 begin
@@ -40,11 +56,24 @@ begin
     insert into page_counts select l, b, sum(n) from gone having sum(n) <> 0;
 end $$;
 
+-- Records what is missing of block b. For who holds its lock; alone, where it is open.
+create function page_settle(b bigint) returns void language plpgsql as $$
+begin
+    insert into page_counts  -- one snapshot for both sums
+        select l, b >> bits, missing
+        from (select (select count(*) from users where id between b << 9 and b << 9 | 511)
+                   - (select coalesce(sum(n), 0) from page_counts where level = 1 and block = b) as missing) m,
+             (values (1, 0), (2, 4), (3, 8)) v (l, bits)
+        where missing <> 0;
+    if found then
+        perform page_fold(2, b >> 4), page_fold(3, b >> 8);
+    end if;
+end $$;
+
 -- Called when inserts reach block b: opens it and the two after it, closes those behind.
 create function page_roll(users_oid oid, b bigint) returns void language plpgsql as $$
 declare
     x bigint;
-    missing int;
 begin
     -- One at a time; and only where users end, not where somebody fills in old ids.
     if not pg_try_advisory_xact_lock(users_oid::int, -1 - (b & 255)::int)
@@ -57,14 +86,12 @@ begin
     for x in select distinct block from page_open where block not between b and b + 2
              and (block < b or (select count(*) > 16 from page_open)) loop
         continue when not pg_try_advisory_xact_lock(users_oid::int, (x & 255)::int);
-        -- A statement after the lock sees all that was committed before it. One snapshot for both sums.
-        select (select count(*) from users where id between x << 9 and x << 9 | 511)
-             - (select coalesce(sum(n), 0) from page_counts where level = 1 and block = x) into missing;
-        delete from page_open where block = x;
-        if missing <> 0 then
-            insert into page_counts values (1, x, missing), (2, x >> 4, missing), (3, x >> 8, missing);
-            perform page_fold(2, x >> 4), page_fold(3, x >> 8);
+        if not exists (select from page_held where lock = x & 255 and holder = txid_current()) then
+            delete from page_held where lock = x & 255;
+            insert into page_held values (x & 255, txid_current());
         end if;
+        perform page_settle(x);  -- a statement after the lock sees all that was committed before it
+        delete from page_open where block = x;
     end loop;
 end $$;
 
@@ -76,6 +103,7 @@ declare
     first bigint;
     last bigint;
     opened bigint[] := '{}';
+    held int[] := '{}';
     l int;
     b bigint;
 begin
@@ -90,9 +118,19 @@ begin
         opened := array(select block from page_open where block between first and last + 2);
     end if;
     if not (first = any (opened) and last = any (opened)) then
+        if current then  -- a lock that is ours is ours again; a note from a restored dump is not enough
+            held := array(select lock from page_held where holder = txid_current()
+                          and pg_try_advisory_xact_lock_shared(tg_relid::int, lock));
+        end if;
         insert into page_counts
             select v.l, id >> v.bits, sign * count(*) from changed, (values (1, 9), (2, 13), (3, 17)) v (l, bits)
-            where id >> 9 <> all (opened) group by 1, 2;
+            where id >> 9 <> all (opened) and id >> 9 & 255 <> all (held) group by 1, 2;
+        if held <> '{}' then
+            for b in select distinct id >> 9 from changed
+                     where id >> 9 <> all (opened) and id >> 9 & 255 = any (held) loop
+                perform page_settle(b);
+            end loop;
+        end if;
         if current then  -- about every 32nd row is followed by a fold
             for l, b in select v.l, id >> v.bits from changed, (values (1, 9), (2, 13), (3, 17)) v (l, bits)
                         where id >> 9 <> all (opened) group by 1, 2 having random() < 1 / 32.0 loop
@@ -106,6 +144,12 @@ begin
     return null;
 end $$;
 
+-- Records all users, where nothing is recorded.
+create function page_count() returns void language sql as $$
+    insert into page_counts
+        select l, id >> bits, count(*) from users, (values (1, 9), (2, 13), (3, 17)) v (l, bits) group by 1, 2
+$$;
+
 create function page_clear() returns trigger language plpgsql security definer as $$
 begin  -- TRUNCATE is alone on users until its end
     if current_setting('transaction_isolation') = 'read committed' then
@@ -114,7 +158,23 @@ begin  -- TRUNCATE is alone on users until its end
     else
         truncate page_counts, page_open;  -- an older snapshot would not see every row to delete
     end if;
+    perform page_count();  -- other triggers may have inserted users since
     return null;
+end $$;
+
+-- Counts all users anew, whatever was recorded. For the owner: others have no right to it. Writers wait for
+-- the end of its transaction, readers do not.
+create function page_recount() returns void language plpgsql as $$
+begin
+    if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
+        raise exception 'page_recount() may see an old snapshot: call it in a read committed transaction'
+            using errcode = 'invalid_transaction_state';
+    end if;
+    -- Keeps writers out, and is refused amid a statement that has yet to record what it changes.
+    alter table users enable trigger page_insert;
+    delete from page_counts;
+    delete from page_open;
+    perform page_count();
 end $$;
 
 create function page_refuse() returns trigger language plpgsql as $$
@@ -122,16 +182,18 @@ begin
     raise exception 'the id of a user cannot be changed' using errcode = 'integrity_constraint_violation';
 end $$;
 
--- The functions run with the owner's rights, so that writing needs no rights but those on users; they
--- must then not find anything a writer could have put in the way.
+-- The triggers run with the owner's rights, so that writing needs no rights but those on users; they
+-- must then not find anything a writer could have put in the way, nor serve as triggers elsewhere (whether
+-- a function may be executed is asked when a trigger is made of it, not when it runs).
 do $$
-declare f text;
+declare f regprocedure;
 begin
-    foreach f in array array['page_track()', 'page_clear()'] loop
+    foreach f in array array['page_track()', 'page_clear()', 'page_recount()']::regprocedure[] loop
         execute format('alter function %s set search_path = %I, pg_temp', f, current_schema());
     end loop;
 end $$;
-revoke execute on function page_fold(int, bigint), page_roll(oid, bigint) from public;
+revoke execute on function page_fold(int, bigint), page_settle(bigint), page_roll(oid, bigint), page_track(),
+    page_count(), page_clear(), page_recount(), page_refuse() from public;
 
 create trigger page_insert after insert on users
     referencing new table as changed for each statement execute function page_track();
@@ -142,5 +204,4 @@ create trigger page_truncate after truncate on users
 create trigger page_update after update on users
     for each row when (old.id <> new.id) execute function page_refuse();
 
-insert into page_counts
-    select l, id >> bits, count(*) from users, (values (1, 9), (2, 13), (3, 17)) v (l, bits) group by 1, 2;
+select page_count();

@@ -1,7 +1,7 @@
 //! The counts behind pages: the same as counting, whoever writes, and however.
 
 use crate::support::{Database, Service};
-use postgres::{Client, IsolationLevel};
+use postgres::{Client, IsolationLevel, error::SqlState};
 use serde_json::Value;
 use std::{
     io::Write,
@@ -28,7 +28,7 @@ fn change(client: &mut Client, dice: &mut Dice) -> Result<(), postgres::Error> {
     let some_id = "(select id from users offset floor(random() * 2000) limit 1)";
     let insert = "insert into users (name, email) select 'n', gen_random_uuid() || '@example.com'";
     let mut transaction = client.transaction()?;
-    match dice.roll(9) {
+    match dice.roll(10) {
         0 => transaction.batch_execute(insert)?,
         1 => transaction.batch_execute(&format!("{insert} from generate_series(1, 40)"))?,
         2 => transaction.batch_execute(
@@ -61,6 +61,10 @@ fn change(client: &mut Client, dice: &mut Dice) -> Result<(), postgres::Error> {
                 &[&(id as i64)],
             )?;
         }
+        8 => transaction.batch_execute(&format!(
+            "with gone as (delete from users where id = any(array(select id from users order by id desc limit 40))) \
+             {insert} from generate_series(1, 200)"
+        ))?,
         _ => transaction.batch_execute(
             "update users set name = name || '.' where id in (select id from users limit 3)",
         )?,
@@ -158,6 +162,195 @@ fn every_page_is_right(service: &Service) {
         }
     }
     assert_eq!(found, expected);
+}
+
+/// Runs each line on a database of its own, and after each looks whether the counts are right.
+fn counts_survive(statements: &str) {
+    let database = Database::create();
+    let (mut client, mut dice) = (database.client(), Dice(7));
+    for statement in with_inserts(statements).lines().map(str::trim) {
+        client.batch_execute(statement).unwrap_or_else(|error| panic!("{statement}: {error:?}"));
+        compare(&mut client, &mut dice);
+    }
+}
+
+/// `ADD(n)` inserts n users.
+fn with_inserts(statements: &str) -> String {
+    const ADD: &str = "insert into users (name, email) select 'n', gen_random_uuid() || '@example.com' \
+                       from generate_series(1, ";
+    statements.replace("ADD(", ADD)
+}
+
+#[test]
+fn one_statement_may_change_users_several_times() {
+    // Each reaches a new block of 512, where the one behind is counted, amid a change of that one.
+    counts_survive(
+        "ADD(511)
+         with gone as (delete from users where id = 5) ADD(1)
+         with gone as (delete from users where id = 512) ADD(1)
+         with gone as (delete from users where id > 500 returning id), new as (ADD(1) returning id) table gone
+         with one as (ADD(300)), two as (ADD(300)), gone as (delete from users where id between 90 and 99) ADD(1)
+         begin; ADD(500); with gone as (delete from users where id < 600) ADD(600); commit
+         begin; ADD(600); with gone as (delete from users where id < 900) ADD(600); ADD(1); delete from users where id < 1500; commit
+         begin; savepoint s; with gone as (delete from users where id < 1600) ADD(600); rollback to s; with gone as (delete from users where id < 1700) ADD(600); commit
+         begin; ADD(1); savepoint s; with gone as (delete from users where id < 1800) ADD(600); rollback; ADD(1)
+         begin isolation level repeatable read; with gone as (delete from users where id < 1900) ADD(600); commit
+         with gone as (delete from users where id % 7 = 0) ADD(2000)
+         with gone as (delete from users where id % 5 = 0) delete from users where id % 11 = 0
+         do $$ begin with gone as (delete from users where id % 3 = 0) ADD(600); raise division_by_zero; exception when others then end $$
+         with gone as (delete from users where false) insert into users (name, email) select name, email from users on conflict do nothing
+         with gone as (delete from users) ADD(600)
+         with gone as (delete from users) ADD(1)",
+    );
+}
+
+#[test]
+fn triggers_may_change_users_amid_changes_of_users() {
+    let nested = |trigger: &str, body: &str| {
+        let end = if trigger.starts_with("before") { "new" } else { "null" };
+        format!(
+            "create function f() returns trigger language plpgsql as $$ begin if pg_trigger_depth() = 1 then {body}; end if; return {end}; end $$
+             create trigger a_nested {trigger} execute function f()
+             ADD(510)
+             ADD(1)
+             ADD(1)
+             ADD(1)
+             ADD(700)
+             begin; ADD(600); delete from users where id % 3 = 0; ADD(600); commit
+             begin; savepoint s; ADD(600); rollback to s; ADD(600); commit
+             delete from users where id % 7 = 0
+             truncate users cascade
+             ADD(1)"
+        )
+    };
+    for (trigger, body) in [
+        ("after insert on users for each row", "ADD(1)"),
+        ("before insert on users for each row", "ADD(1)"),
+        ("after insert on users for each statement", "ADD(600)"),
+        ("before insert on users for each statement", "ADD(600)"),
+        ("after insert on users for each row", "delete from users where id = new.id - 512"),
+        ("after delete on users for each row", "ADD(2)"),
+        ("after delete on users for each statement", "ADD(600)"),
+        ("before truncate on users for each statement", "ADD(600)"),
+        ("after truncate on users for each statement", "ADD(600)"),
+    ] {
+        counts_survive(&nested(trigger, body));
+    }
+}
+
+#[test]
+fn cascades_and_merges_change_users_too() {
+    counts_survive(
+        "create table orgs (id int primary key)
+         insert into orgs select generate_series(1, 9)
+         alter table users add org int default 9 references orgs on delete cascade
+         ADD(511)
+         update users set org = 1 + id % 9
+         with gone as (delete from orgs where id = 1) ADD(1)
+         with gone as (delete from orgs where id < 4) ADD(600)
+         update users set org = 4 + id % 6
+         with new as (ADD(600)) delete from orgs where id < 6",
+    );
+    let version = Database::empty().value("current_setting('server_version_num')");
+    if version.parse::<u32>().expect("a number") < 150_000 {
+        return; // knows no MERGE
+    }
+    let merge = "merge into users u using generate_series(FROM) i on u.id = i \
+                 when matched then delete \
+                 when not matched then insert (name, email) values ('n', gen_random_uuid() || '@example.com')";
+    let merge = |from: &str| merge.replace("FROM", from);
+    counts_survive(&format!(
+        "ADD(511)
+         {}
+         {}
+         {}
+         {}",
+        merge("511, 512"),
+        merge("100, 1200"),
+        merge("1, 3000"),
+        merge("0, -1"),
+    ));
+}
+
+#[test]
+fn nobody_needs_more_rights_than_those_on_users_nor_gets_at_the_counts() {
+    let database = Database::create();
+    let (mut client, mut dice) = (database.client(), Dice(7));
+    let (writer, nobody) = (format!("{}_writer", database.name()), format!("{}_nobody", database.name()));
+    let grants = format!(
+        "create role {writer}; create role {nobody}; \
+         grant insert, delete, truncate, select on users to {writer}; grant truncate on credentials to {writer}"
+    );
+    client.batch_execute(&grants).expect("roles");
+    let writes = "ADD(1100) | ADD(1) | delete from users where id between 400 and 700 \
+                  | with gone as (delete from users where id > 900) ADD(600) | truncate users, credentials | ADD(3)";
+    for statement in with_inserts(writes).split(" | ") {
+        let as_writer = format!("set role {writer}; {statement}; reset role");
+        client.batch_execute(&as_writer).unwrap_or_else(|error| panic!("{statement}: {error:?}"));
+        compare(&mut client, &mut dice);
+    }
+
+    let functions = "select proname || '(' || coalesce((select string_agg('null', ',') \
+                     from generate_series(1, pronargs)), '') || ')', prorettype = 'trigger'::regtype \
+                     from pg_proc where proname like 'page\\_%' order by 1";
+    let functions = client.query(functions, &[]).expect("functions");
+    assert!(functions.len() > 5, "{functions:?}");
+    for role in [&writer, &nobody] {
+        for function in &functions {
+            let (call, is_trigger): (String, bool) = (function.get(0), function.get(1));
+            let attempt = match is_trigger {
+                false => format!("set local role {role}; select {call}"),
+                true => format!(
+                    "set local role {role}; create temp table changed_ids (id bigint); \
+                     create trigger t after insert on changed_ids \
+                     referencing new table as changed for each statement execute function {call}"
+                ),
+            };
+            let mut transaction = client.transaction().expect("a transaction");
+            let error = transaction.batch_execute(&attempt).expect_err(&attempt);
+            assert_eq!(error.code(), Some(&SqlState::INSUFFICIENT_PRIVILEGE), "{attempt}: {error:?}");
+        }
+    }
+    compare(&mut client, &mut dice);
+    client
+        .batch_execute(&format!("drop owned by {writer}, {nobody}; drop role {writer}, {nobody}"))
+        .expect("they own nothing");
+}
+
+#[test]
+fn a_recount_repairs_whatever_the_counts_have_become() {
+    let database = Database::create();
+    let (mut client, mut dice) = (database.client(), Dice(7));
+    for broken in [
+        "update page_counts set n = n + 3",
+        "delete from page_counts where level = 2",
+        "insert into page_counts select * from page_counts",
+        "insert into page_open select generate_series(0, 9)",
+        "truncate page_open",
+        "truncate page_counts, page_open, page_held",
+        "set session_replication_role = replica; delete from users where id % 3 = 0; reset session_replication_role",
+        "begin; delete from users where id % 7 = 0; update page_counts set n = 0; commit",
+    ] {
+        let statements = format!("ADD(700); {broken}; select page_recount()");
+        client
+            .batch_execute(&with_inserts(&statements))
+            .unwrap_or_else(|error| panic!("{broken}: {error:?}"));
+        compare(&mut client, &mut dice);
+        client
+            .batch_execute(&with_inserts("ADD(700); delete from users where id % 11 = 0"))
+            .expect("changes");
+        compare(&mut client, &mut dice);
+    }
+    // Where it could not be right, it is refused.
+    for (refused, code) in [
+        ("begin isolation level repeatable read; select page_recount()", SqlState::INVALID_TRANSACTION_STATE),
+        ("with new as (ADD(600)) select page_recount()", SqlState::OBJECT_IN_USE),
+    ] {
+        let error = client.batch_execute(&with_inserts(refused)).expect_err(refused);
+        assert_eq!(error.code(), Some(&code), "{error:?}");
+        client.batch_execute("rollback").expect("a rollback");
+        compare(&mut client, &mut dice);
+    }
 }
 
 #[test]
