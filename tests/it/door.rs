@@ -190,6 +190,29 @@ fn persistence_and_head() {
 }
 
 #[test]
+fn refusals_of_head_requests_have_no_body() {
+    let house = House::with(|limits| limits.body_timeout = SHORT);
+    let rows = [
+        ("Content-Length: 99999999\r\n", 413),
+        ("Expect: x\r\n", 417),
+        ("Host: b\r\n", 400),
+        ("Content-Length: 3\r\n", 408),
+    ];
+    for (field, status) in rows {
+        let mut client = house.connect();
+        let answer =
+            client.send(GET.replace("GET", "HEAD").replace("Host", &format!("{field}Host"))).head_answer();
+        assert_eq!(answer.status, status, "{field}");
+        assert!(client.ends(), "{field}");
+    }
+    // What the last request was says nothing of the next.
+    let house = House::with(|limits| limits.head_timeout = SHORT);
+    let mut client = house.connect();
+    assert_eq!(client.send(GET.replace("GET", "HEAD")).head_answer().status, 200);
+    assert_eq!(client.send("GET /use").answer().json()["error"], "Request timeout");
+}
+
+#[test]
 fn the_end_of_sending_is_not_the_end_of_listening() {
     let house = House::new();
     // Together with the request, and while it is in work.
