@@ -1,6 +1,6 @@
 //! The command as harnesses in other languages use it: the examples, as real processes.
 
-use crate::support::{Client, Database, LONG, Process, TempDir, eventually};
+use crate::support::{Client, Database, LONG, Process, TempDir, eventually, has_ipv6};
 use std::{
     io::{BufRead, BufReader},
     net::TcpListener,
@@ -63,9 +63,11 @@ fn it_ends_with_its_parent_only_if_told() {
     drop(with.stdin.take());
     ends(with);
 
-    let (mut without, url) = ephemeral(&["--host=::1"]);
+    let (argument, address) =
+        if has_ipv6() { ("--host=::1", "http://[::1]:") } else { ("--host=127.0.0.2", "http://127.0.0.2:") };
+    let (mut without, url) = ephemeral(&[argument]);
     drop(without.stdin.take());
-    assert!(url.starts_with("http://[::1]:"), "{url}");
+    assert!(url.starts_with(address), "{url}");
     assert_eq!(Client::new(&url).get("/users").status, 200);
     let pid = nix::unistd::Pid::from_raw(without.id().cast_signed());
     nix::sys::signal::kill(pid, nix::sys::signal::SIGTERM).unwrap();
