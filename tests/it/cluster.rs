@@ -289,6 +289,10 @@ fn an_interrupted_initdb_is_repeated() {
         pause(Duration::from_millis(wait));
         userd.kill().unwrap();
         userd.wait().unwrap();
+        if wait > 0 && options.dir.join("pgdata").exists() {
+            println!("initdb takes less than {wait} ms here");
+            break;
+        }
         assert!(!options.dir.join("pgdata").exists());
     }
     start(&options).stop().unwrap();
