@@ -33,8 +33,8 @@ use std::{
 /// Longer than anything takes on a busy machine; whoever waits this long waits for ever.
 pub const LONG: Duration = Duration::from_secs(20);
 
-/// The same where a cluster is made first, and every file of it is synced.
-pub const LONG_WITH_INITDB: Duration = Duration::from_secs(60);
+/// The same where a cluster is made or recovered first, and every file of it is synced.
+pub const LONG_ON_DISK: Duration = Duration::from_secs(60);
 /// What a busy machine may add to any time.
 pub const BUSY: Duration = Duration::from_secs(8);
 
