@@ -3,7 +3,7 @@
 use crate::support::{
     Audit, BUSY, Books, Caller, Client, DATABASE_PASSWORD, Database, LONG, LONG_ON_DISK, Load,
     OTHER_PASSWORD, Own, PASSWORD, Process, Proxy, Service, TOKEN, TempDir, Weather, assert_no_secret,
-    children, eventually, pause, running, users,
+    children, eventually, free_port, pause, running, users,
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -90,7 +90,9 @@ fn acknowledged_writes_outlive_the_database() {
 fn acknowledged_writes_outlive_userd() {
     const ROUNDS: usize = 20;
     let postgres = Own::start();
-    let mut process = userd(&postgres.url(), &[]);
+    // Clients go on asking at the old address: nobody else is to be there.
+    let start = || userd(&postgres.url(), &[("PORT", &free_port().to_string())]);
+    let mut process = start();
     let url = shared(process.wait_for_url());
     let load = Load::start("kill", 4, &url, LONG);
     let mut backs = Vec::new();
@@ -98,7 +100,7 @@ fn acknowledged_writes_outlive_userd() {
         pause(Duration::from_millis(300));
         process.signal(Signal::SIGKILL);
         assert_eq!(process.wait(LONG), -9);
-        process = userd(&postgres.url(), &[]);
+        process = start();
         let new = process.wait_for_url();
         *url.lock().unwrap() = new;
         backs.push(Instant::now());
@@ -679,7 +681,9 @@ struct Embedded {
 impl Embedded {
     fn start(dir: TempDir) -> Embedded {
         let argument = format!("--embedded={}", dir.path().join("data").display());
-        let variables = [("HOST", "127.0.0.1"), ("PORT", "0"), ("LOG_LEVEL", "warn")];
+        // Clients go on asking at the old address: nobody else is to be there.
+        let port = free_port().to_string();
+        let variables = [("HOST", "127.0.0.1"), ("PORT", port.as_str()), ("LOG_LEVEL", "warn")];
         let mut process = Process::start(&[&argument], &variables);
         process.wait_for_url_within(LONG_ON_DISK);
         Embedded { process, dir }
@@ -688,7 +692,12 @@ impl Embedded {
     fn first() -> Embedded {
         let dir = TempDir::new();
         fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
-        Embedded::start(dir)
+        let embedded = Embedded::start(dir);
+        // As `Own` does: what is killed here is not the machine, and a start after a crash would sync every file.
+        for sql in ["alter system set fsync = off", "select pg_reload_conf()"] {
+            embedded.client().batch_execute(sql).unwrap();
+        }
+        embedded
     }
 
     fn server(&self) -> u32 {
