@@ -896,17 +896,22 @@ fn hashing_does_not_hold_up_reads() {
     client.post("/users", ADA);
     let credentials = json!({"email": "ada@example.com", "password": PASSWORD}).to_string();
     let mut others: Vec<_> = (0..HASHES).map(|_| service.client()).collect();
-    let start = Instant::now();
-    for other in &mut others {
-        other.send_request("POST", "/users/authenticate", &[], &credentials);
-    }
-    assert_eq!(client.get("/users/1").status, 200);
-    let read = start.elapsed();
-    for other in &mut others {
-        assert_eq!(other.answer("POST").status, 401);
-    }
-    let all = start.elapsed();
-    assert!(read < all / 2, "a read took {read:?} of the {all:?} that {HASHES} hashes take");
+    let mut round = || {
+        let start = Instant::now();
+        for other in &mut others {
+            other.send_request("POST", "/users/authenticate", &[], &credentials);
+        }
+        assert_eq!(client.get("/users/1").status, 200);
+        let read = start.elapsed();
+        for other in &mut others {
+            assert_eq!(other.answer("POST").status, 401);
+        }
+        (read, start.elapsed())
+    };
+    // The best of several: a machine that is busy for a moment holds up a read too.
+    let rounds: Vec<_> = (0..3).map(|_| round()).collect();
+    let free = rounds.iter().any(|(read, all)| *read < *all / 2);
+    assert!(free, "reads, and the {HASHES} hashes that were asked for before them, took {rounds:?}");
 }
 
 // Rows that others wrote

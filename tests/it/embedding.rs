@@ -1,6 +1,6 @@
 //! The library, as those meet it who start the service in their own process.
 
-use crate::support::{Answer, Client, Database, OTHER_PASSWORD, PASSWORD, Service, check};
+use crate::support::{Answer, Client, Database, OTHER_PASSWORD, PASSWORD, Service, check, free_port};
 use serde_json::json;
 use std::{net::TcpStream, time::Duration};
 use userd::{
@@ -128,14 +128,17 @@ fn several_servers_side_by_side() {
 fn a_stopped_server_frees_its_port() {
     let database = Database::create();
     let start = |port| Server::start(Config { port, ..database.config() });
-    let server = start(0).unwrap();
+    // Nobody else is handed it once it is free.
+    let port = free_port();
+    let server = start(port).unwrap();
     let addr = server.addr().unwrap();
+    assert_eq!(addr.port(), port);
     assert_eq!(server.base_url(), format!("http://{addr}"));
     assert_eq!(Client::new(server.base_url()).post("/users", ADA).status, 201);
-    assert!(matches!(start(addr.port()), Err(StartError::Listen(address, _)) if address == addr.to_string()));
+    assert!(matches!(start(port), Err(StartError::Listen(address, _)) if address == addr.to_string()));
     server.stop();
     assert!(TcpStream::connect(addr).is_err(), "it still listens");
-    let server = start(addr.port()).unwrap();
+    let server = start(port).unwrap();
     check(&mut Client::new(server.base_url()), &format!("GET /users/1 => 200 {ADA_1}"));
     drop(server);
     assert!(TcpStream::connect(addr).is_err(), "it still listens");

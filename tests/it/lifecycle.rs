@@ -1,8 +1,8 @@
 //! The command: its arguments and variables, how it starts, what it logs, how it ends.
 
 use crate::support::{
-    Client, DATABASE_PASSWORD, Database, LONG, PASSWORD, Process, Relay, Service, TOKEN, TempDir,
-    assert_no_secret, check, eventually, free_port,
+    Client, DATABASE_PASSWORD, Database, LONG, LONG_ON_DISK, PASSWORD, Process, Relay, Service, TOKEN,
+    TempDir, assert_no_secret, check, eventually, free_port,
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -179,14 +179,19 @@ fn tls_is_asked_for_by_exactly_true() {
         (Some(""), NO_TLS),
         (None, NO_TLS),
     ];
-    for (value, expected) in rows {
+    let started = rows.into_iter().map(|(value, expected)| {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port().to_string();
         let mut variables =
             vec![("DB_HOST", "127.0.0.1"), ("DB_PORT", &port), ("DB_PASS", DATABASE_PASSWORD)];
-        variables.push(("DB_CONNECT_TIMEOUT", "0.1"));
+        variables.push(("DB_CONNECT_TIMEOUT", "2"));
         variables.extend(value.map(|value| ("DB_SSL", value)));
-        let mut process = Process::start(&[], &variables);
+        let process = Process::start(&[], &variables);
+        (value, expected, listener, process)
+    });
+    // All at once: each of them tries again for as long as it may.
+    let mut ended = Vec::new();
+    for (value, expected, listener, process) in started.collect::<Vec<_>>() {
         let (mut client, _) = listener.accept().unwrap();
         client.set_read_timeout(Some(LONG)).unwrap();
         // A length, and then the protocol's version or the code that asks for TLS.
@@ -194,9 +199,9 @@ fn tls_is_asked_for_by_exactly_true() {
         client.read_exact(&mut start).unwrap();
         let code = u32::from_be_bytes(start[4..].try_into().unwrap());
         assert_eq!(code, expected, "DB_SSL={value:?}");
-        drop((client, listener));
-        complaint(&mut process, 1);
+        ended.push(process);
     }
+    ended.iter_mut().for_each(|process| drop(complaint(process, 1)));
 }
 
 // Start-up
@@ -207,13 +212,13 @@ fn a_database_that_stays_away() {
     let url = format!("postgres://ada:{DATABASE_PASSWORD}@127.0.0.1:{port}/app");
     let start = Instant::now();
     let mut process =
-        Process::start(&[], &[("DATABASE_URL", &url), ("DB_CONNECT_TIMEOUT", "1.2"), ("PORT", "0")]);
+        Process::start(&[], &[("DATABASE_URL", &url), ("DB_CONNECT_TIMEOUT", "3"), ("PORT", "0")]);
     let line = complaint(&mut process, 1);
-    let took = start.elapsed();
-    assert!(took > Duration::from_millis(700) && took < SOON, "{took:?}");
+    // Half a second before the end at most, the pause between two tries.
+    assert!(start.elapsed() > Duration::from_millis(2500), "{:?}", start.elapsed());
     assert!(line.starts_with("cannot connect to the database: "), "{line}");
     let tries = process.stderr().matches("cannot connect to the database yet: ").count();
-    assert!((2..6).contains(&tries), "a line a try: {}", process.stderr());
+    assert!((2..9).contains(&tries), "a line a try: {}", process.stderr());
 }
 
 #[test]
@@ -254,7 +259,7 @@ fn a_database_that_goes_and_comes_back() {
             ("DB_HOST", "127.0.0.1"),
             ("DB_PORT", &port),
             ("DB_NAME", database.name()),
-            ("DB_ACQUIRE_TIMEOUT", "0.3"),
+            ("DB_ACQUIRE_TIMEOUT", "1"),
             ("HOST", "127.0.0.1"),
             ("PORT", "0"),
         ],
@@ -455,8 +460,12 @@ fn replicas_that_start_together() {
         assert_eq!(replica.client().post("/users", body).status, 201);
     }
     assert_eq!(history(&database), versions());
-    let logs: String = replicas.iter().map(Process::stderr).collect();
-    assert_eq!(logs.matches("applied migration").count(), versions().split(',').count(), "{logs}");
+    let logged = || {
+        replicas.iter().map(|replica| replica.stderr().matches("applied migration").count()).sum::<usize>()
+    };
+    let applied = versions().split(',').count();
+    eventually(LONG, "each is logged", || logged() >= applied);
+    assert_eq!(logged(), applied, "each is applied once");
 }
 
 // The log
@@ -607,6 +616,7 @@ fn an_embedded_database() {
     let credentials = json!({"email": "ada@example.com", "password": PASSWORD}).to_string();
 
     let mut first = start();
+    first.wait_for_url_within(LONG_ON_DISK);
     check(&mut first.client(), &format!("POST /users {create} => 201 {ADA_1}"));
     let server = postmaster(&data);
     assert!(is_alive(server));
@@ -626,6 +636,7 @@ fn an_embedded_database() {
     assert_eq!(second.wait(LONG), -9);
 
     let mut third = start();
+    third.wait_for_url_within(LONG_ON_DISK);
     check(&mut third.client(), &format!("GET /users/1 => 200 {ADA_1}"));
     let server = postmaster(&data);
     assert_ne!(server, left_behind);

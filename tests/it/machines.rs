@@ -2,8 +2,8 @@
 //! README's "More than one machine".
 
 use crate::support::{
-    Caller, Daemon, Event, LONG, Load, Own, Process, TempDir, assert_no_secret, eventually, free_port, pause,
-    users,
+    BUSY, Caller, Daemon, Event, LONG, Load, Own, Process, TempDir, assert_no_secret, eventually, free_port,
+    pause, users,
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -125,13 +125,14 @@ fn replicas_behind_haproxy_and_a_standby_that_is_promoted() {
         let mut caller = Caller::new(&format!("http://127.0.0.1:{port}"), LONG);
         let body = json!({"name": "after", "email": format!("after-{port}@example.com")}).to_string();
         let mut last = 0;
-        eventually(FAILOVER.saturating_sub(start.elapsed()), "it serves", || {
+        eventually((FAILOVER + BUSY).saturating_sub(start.elapsed()), "it serves", || {
             last = caller.call("POST", "/users", &body).map_or(0, |(status, _)| status);
             last == 201
         });
     }
     let promoted = start.elapsed();
     pause(Duration::from_secs(1));
+    load.all_succeed_after(start + promoted);
     let books = load.stop();
     let mut found = users(&mut standby.client());
     found.retain(|email, _| !email.starts_with("after-"));
@@ -251,6 +252,7 @@ fn replicas_behind_pgbouncer() {
     pause(Duration::from_secs(2));
     let found = postgres.users();
     for load in loads {
+        load.all_succeed_after(back);
         let books = load.stop();
         let failed = |event: &&Event| !event.succeeded() && event.sent + event.took < fault;
         assert_eq!(books.events.iter().flatten().find(failed).map(|event| event.status), None);

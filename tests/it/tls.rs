@@ -320,10 +320,10 @@ fn the_service_over_tls() {
     let cluster = Cluster::new();
     let ca = pki.path("ca.crt").display().to_string();
     let other_ca = pki.path("other-ca.crt").display().to_string();
-    for (certificate, ca, expected) in [
-        ("good", &ca, None),
-        ("good", &other_ca, Some("it is not signed by a trusted authority")),
-        ("expired", &ca, Some("it has expired")),
+    for (certificate, ca, timeout, expected) in [
+        ("good", &ca, "10", None),
+        ("good", &other_ca, "2", Some("it is not signed by a trusted authority")),
+        ("expired", &ca, "2", Some("it has expired")),
     ] {
         let server = cluster.start(Some(pki.server(certificate)), "");
         let port = server.port.to_string();
@@ -337,7 +337,8 @@ fn the_service_over_tls() {
                 ("DB_NAME", "postgres"),
                 ("DB_SSL", "true"),
                 ("DB_SSL_CA", ca),
-                ("DB_CONNECT_TIMEOUT", "0.4"),
+                ("DB_CONNECT_TIMEOUT", timeout),
+                ("DB_POOL_SIZE", "2"),
                 ("REQUEST_TIMEOUT", "1"),
                 ("HOST", "127.0.0.1"),
                 ("PORT", "0"),
@@ -348,8 +349,13 @@ fn the_service_over_tls() {
             let mut sql = sql(&cluster, server.port);
             let ask = "select ssl, pid from pg_stat_ssl join pg_stat_activity using (pid) \
                 where application_name = 'userd'";
-            assert_eq!(caller.call("GET", "/users", "").unwrap().0, 200);
-            let sessions = sql.query(ask, &[]).unwrap();
+            eventually(LONG, "it serves", || caller.call("GET", "/users", "").unwrap().0 == 200);
+            // None comes later, so that every request meets one of them.
+            let mut sessions = Vec::new();
+            eventually(LONG, "the pool is full", || {
+                sessions = sql.query(ask, &[]).unwrap();
+                sessions.len() == 2
+            });
             let all = |signal| {
                 for session in &sessions {
                     let pid = nix::unistd::Pid::from_raw(session.get(1));

@@ -49,6 +49,8 @@ pub struct Gate {
     open: Mutex<bool>,
     changed: Condvar,
     pub seen: AtomicUsize,
+    /// Those that wait for the gate, or did.
+    pub held: AtomicUsize,
     pub late: AtomicUsize,
     pub answered: AtomicUsize,
     pub broken: AtomicUsize,
@@ -100,12 +102,11 @@ impl House {
     }
 
     pub fn connect(&self) -> Client<TcpStream> {
-        let address = self.address.expect("a TCP listener");
-        let stream = until(|| TcpStream::connect(address).ok());
-        stream.set_nodelay(true).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
-        Client::new(stream)
+        connect(self.address.expect("a TCP listener"))
+    }
+
+    pub fn barrier(&self) {
+        barrier(self.address.expect("a TCP listener"));
     }
 
     pub fn release(&self) {
@@ -135,8 +136,24 @@ impl House {
     }
 }
 
+/// Returns when the door has dealt with all that was sent before: it hears of what it can read in the order in which
+/// that came, and this is a request that it answers itself. Takes a place for as long.
+pub fn barrier(address: SocketAddr) {
+    let mut client = connect(address);
+    assert_eq!(client.send("malformed\r\n\r\n").answer().status, 400);
+    assert!(client.ends());
+}
+
+fn connect(address: SocketAddr) -> Client<TcpStream> {
+    let stream = until(|| TcpStream::connect(address).ok());
+    stream.set_nodelay(true).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    Client::new(stream)
+}
+
 /// Both ends of every connection are in this process, which usually has 1024.
-fn raise_the_limit_of_descriptors() {
+pub fn raise_the_limit_of_descriptors() {
     const ENOUGH: u64 = 8192;
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     if soft < ENOUGH.min(hard) {
@@ -169,6 +186,7 @@ fn serve(mut request: tiny_http::Request, seats: &Seats, gate: &Gate) {
         return;
     };
     let response = if target == "/hold" {
+        gate.held.fetch_add(1, Ordering::SeqCst);
         let mut open = gate.open.lock().unwrap();
         while !*open {
             open = gate.changed.wait(open).unwrap();

@@ -1,6 +1,6 @@
 //! Clients that go on whatever breaks, and the books they keep: what was acknowledged, what may have happened.
 
-use super::{assert_no_secret, pause};
+use super::{LONG, assert_no_secret, eventually, pause};
 use serde_json::{Value, json};
 use std::{
     collections::HashMap,
@@ -173,6 +173,8 @@ impl Books {
 /// Clients at work, until told to stop.
 pub struct Load {
     stop: Arc<AtomicBool>,
+    /// When each client had its last success.
+    successes: Vec<Arc<Mutex<Option<Instant>>>>,
     clients: Vec<JoinHandle<Notes>>,
 }
 
@@ -180,12 +182,20 @@ impl Load {
     /// `count` clients of the service whose base URL is in `url`, which may change. Addresses have the `name` in them.
     pub fn start(name: &str, count: usize, url: &Arc<Mutex<String>>, patience: Duration) -> Load {
         let stop = Arc::new(AtomicBool::new(false));
-        let client = |n| {
+        let successes: Vec<Arc<Mutex<_>>> = (0..count).map(|_| Arc::default()).collect();
+        let client = |(n, success): (usize, &Arc<_>)| {
             let (stop, url, name) = (stop.clone(), url.clone(), format!("{name}-{n}"));
-            thread::spawn(move || Client::new(name, url, patience).work(&stop))
+            let client = Client::new(name, url, patience, Arc::clone(success));
+            thread::spawn(move || client.work(&stop))
         };
-        let clients = (0..count).map(client).collect();
-        Load { stop, clients }
+        let clients = successes.iter().enumerate().map(client).collect();
+        Load { stop, successes, clients }
+    }
+
+    /// Waits until every client has had a success after this moment.
+    pub fn all_succeed_after(&self, moment: Instant) {
+        let succeeded = |success: &Arc<Mutex<Option<Instant>>>| *success.lock().unwrap() > Some(moment);
+        eventually(LONG, "every client succeeds", || self.successes.iter().all(succeeded));
     }
 
     pub fn stop(self) -> Books {
@@ -204,6 +214,7 @@ struct Client {
     name: String,
     url: Arc<Mutex<String>>,
     patience: Duration,
+    success: Arc<Mutex<Option<Instant>>>,
     caller: Option<(String, Caller)>,
     events: Vec<Event>,
     possible: HashMap<String, Possible>,
@@ -212,11 +223,17 @@ struct Client {
 }
 
 impl Client {
-    fn new(name: String, url: Arc<Mutex<String>>, patience: Duration) -> Client {
+    fn new(
+        name: String,
+        url: Arc<Mutex<String>>,
+        patience: Duration,
+        success: Arc<Mutex<Option<Instant>>>,
+    ) -> Client {
         Client {
             name,
             url,
             patience,
+            success,
             caller: None,
             events: Vec::new(),
             possible: HashMap::new(),
@@ -297,6 +314,9 @@ impl Client {
         let answer = caller.call(method, target, body).ok();
         let event = Event { sent, took: sent.elapsed(), status: answer.as_ref().map(|(status, _)| *status) };
         self.events.push(event);
+        if event.succeeded() {
+            *self.success.lock().unwrap() = Some(event.sent + event.took);
+        }
         let Some(answer) = answer else {
             pause(AFTER_FAILURE);
             return None;

@@ -20,6 +20,7 @@ pub use proxy::{Proxy, Weather};
 pub use relay::Relay;
 pub use service::{Process, Service};
 
+use nix::sys::stat::{Mode, umask};
 use std::{
     fs,
     net::TcpListener,
@@ -31,6 +32,11 @@ use std::{
 
 /// Longer than anything takes on a busy machine; whoever waits this long waits for ever.
 pub const LONG: Duration = Duration::from_secs(20);
+
+/// The same where a cluster is made or recovered first, and every file of it is synced.
+pub const LONG_ON_DISK: Duration = Duration::from_secs(60);
+/// What a busy machine may add to any time.
+pub const BUSY: Duration = Duration::from_secs(8);
 
 /// What users prove themselves with in these tests.
 pub const PASSWORD: &str = "correct horse";
@@ -70,6 +76,15 @@ pub fn pause(time: Duration) {
 /// would be left 200 times.
 pub const MISSED: usize = 2;
 
+/// Whether this machine has IPv6; says so if not.
+pub fn has_ipv6() -> bool {
+    let bound = TcpListener::bind("[::1]:0");
+    if let Err(error) = &bound {
+        println!("without IPv6: {error}");
+    }
+    bound.is_ok()
+}
+
 /// A port that nobody listens on, and that nobody is handed who asks the system for a free one.
 pub fn free_port() -> u16 {
     static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -84,11 +99,17 @@ pub fn free_port() -> u16 {
     }
 }
 
+/// PostgreSQL's account has to read what the tests write, whatever whoever runs them keeps from others.
+pub fn others_may_read() {
+    umask(Mode::from_bits_truncate(0o022));
+}
+
 /// A fresh directory, removed when dropped. Others may enter it, as PostgreSQL's account has to.
 pub struct TempDir(PathBuf);
 
 impl TempDir {
     pub fn new() -> TempDir {
+        others_may_read();
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let (process, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let dir = std::env::temp_dir().join(format!("userd-it-{process}-{count}"));

@@ -79,8 +79,12 @@ impl Process {
 
     /// Where it says that it listens.
     pub fn wait_for_url(&mut self) -> String {
+        self.wait_for_url_within(LONG)
+    }
+
+    pub fn wait_for_url_within(&mut self, time: Duration) -> String {
         let mut url = None;
-        eventually(LONG, "it listens", || {
+        eventually(time, "it listens", || {
             let ended = self.child.try_wait().expect("it is our child");
             let stdout = self.stdout();
             let mut lines = stdout.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
