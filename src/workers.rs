@@ -28,6 +28,10 @@ use std::{
 /// creates that have waited for so long, too.
 const PATIENCE: Duration = Duration::from_millis(1);
 
+/// How long what waits behind others of its kind goes unnoticed where nothing new comes. Longer than a commit takes:
+/// two small runs of creates at once are slower than one after the other.
+const UNNOTICED: Duration = Duration::from_millis(20);
+
 /// Of a worker, in bytes. Only what is used becomes memory: 48 KiB at most under load of every kind.
 const STACK: usize = 512 << 10;
 
@@ -165,12 +169,12 @@ impl Queues {
         candidates.min_by_key(|(received, _)| *received).map(|(_, kind)| kind)
     }
 
-    /// How long until something that waits may have one run more although others of its kind are in work.
+    /// How long until something is to be looked at that may have one run more although others of its kind are in work.
     fn patience(&self) -> Option<Duration> {
         let left = |kind: Kind| {
             let received = self.waiting[kind as usize].front()?.received;
             let may = self.runs[kind as usize] < self.bounds(kind).1;
-            may.then(|| PATIENCE.saturating_sub(received.elapsed()))
+            may.then(|| UNNOTICED.saturating_sub(received.elapsed()))
         };
         Kind::ALL.into_iter().filter_map(left).min()
     }
@@ -214,6 +218,7 @@ impl Shared {
 
     fn work(&self) {
         let mut queues = self.queues();
+        let mut found = false;
         loop {
             if let Some((kind, run)) = queues.take() {
                 if queues.wants_another() {
@@ -231,19 +236,21 @@ impl Shared {
                 self.server.unblock();
                 return;
             } else if queues.fetching || (queues.standing_by && queues.reads()) {
-                queues = self.changed.wait(queues).unwrap_or_else(PoisonError::into_inner);
+                // Who fetches began before this was found, and may not look at it in time.
+                let time = if found { UNNOTICED } else { Duration::MAX };
+                found = false;
+                let waited = self.changed.wait_timeout(queues, time);
+                queues = waited.unwrap_or_else(PoisonError::into_inner).0;
             } else if queues.reads() {
                 queues.standing_by = true;
                 let waited = self.changed.wait_timeout(queues, PATIENCE);
                 queues = waited.unwrap_or_else(PoisonError::into_inner).0;
                 queues.standing_by = false;
-                if !queues.fetching {
-                    queues.fetching = true;
-                    drop(queues);
-                    let fetched = self.fetch(self.server.try_recv().ok().flatten());
-                    queues = self.add(fetched);
-                    queues.fetching = false;
-                }
+                // Without waiting for more, and without the lock: a reader that ends fetches too.
+                drop(queues);
+                let fetched = self.fetch(self.server.try_recv().ok().flatten());
+                found = !fetched.is_empty();
+                queues = self.add(fetched);
             } else {
                 queues.fetching = true;
                 let patience = queues.patience();
