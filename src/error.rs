@@ -51,11 +51,9 @@ pub enum Error {
         sql: Cow<'static, str>,
         /// What the database or the connection said.
         message: String,
-        /// Whether it was about this statement's own values, so that others may fare better.
-        own_fault: bool,
+        /// Who fares better.
+        cause: Cause,
     },
-    /// A lock that others hold was not released in time (SQLSTATE 55P03).
-    Locked,
     /// Something did not become free, or did not finish, in time; holds what.
     Unavailable(Cow<'static, str>),
     /// A relation that was not loaded was accessed while that is prevented; holds its name.
@@ -83,14 +81,11 @@ impl Error {
     pub fn from_query(sql: impl Into<Cow<'static, str>>, error: &postgres::Error) -> Error {
         match error.code().map(postgres::error::SqlState::code) {
             Some("23505") => Error::AlreadyExists,
-            Some("55P03") => Error::Locked,
             Some("57014") => Error::Unavailable("the database cancelled a statement".into()),
             code => Error::Database {
                 sql: sql.into(),
                 message: explain(error),
-                // Data exceptions, integrity violations, rollbacks such as of deadlocks, raised errors.
-                own_fault: code
-                    .is_some_and(|code| ["22", "23", "40", "P0"].iter().any(|class| code.starts_with(class))),
+                cause: Cause::of(code.unwrap_or_default()),
             },
         }
     }
@@ -116,9 +111,7 @@ impl Error {
             Error::CrossOrigin => fixed(403, "Cross-origin request refused"),
             Error::AlreadyExists => fixed(409, "Already exists"),
             Error::Database { .. } => fixed(500, "Database error"),
-            Error::Locked | Error::Unavailable(_) => {
-                fixed(503, "Service unavailable").with("Retry-After", "1")
-            }
+            Error::Unavailable(_) => fixed(503, "Service unavailable").with("Retry-After", "1"),
             Error::LazyLoadingViolation(_) | Error::Internal(_) => fixed(500, "Internal server error"),
             Error::BadRequest(rule) => Answer::new(400, Body::text("Bad request").message(rule)),
             Error::RequestTimeout => fixed(408, "Request timeout"),
@@ -144,8 +137,31 @@ impl Error {
                 log::error!("database error: {message}; SQL: {sql}");
             }
             Error::LazyLoadingViolation(_) | Error::Internal(_) => log::error!("{self}"),
-            Error::Locked | Error::Unavailable(_) => log::warn!("{self}"),
+            Error::Unavailable(_) => log::warn!("{self}"),
             _ => {}
+        }
+    }
+}
+
+/// What the database refused a statement for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// Its own values: others may fare better.
+    Values,
+    /// A lock that somebody else held for too long: others may fare better, and so may it.
+    Lock,
+    /// Anything else.
+    Other,
+}
+
+impl Cause {
+    fn of(code: &str) -> Cause {
+        // Data exceptions, integrity violations, rollbacks such as of deadlocks, raised errors.
+        const OF_VALUES: [&str; 4] = ["22", "23", "40", "P0"];
+        match code {
+            "55P03" => Cause::Lock,
+            code if OF_VALUES.iter().any(|class| code.starts_with(class)) => Cause::Values,
+            _ => Cause::Other,
         }
     }
 }
@@ -220,7 +236,6 @@ impl fmt::Display for Error {
                 write!(f, "lazy loading violation: relation {relation} was accessed before it was loaded")
             }
             Error::Internal(what) => write!(f, "internal error: {what}"),
-            Error::Locked => f.write_str("unavailable: a lock in the database was not released in time"),
             Error::Unavailable(what) => write!(f, "unavailable: {what}"),
             Error::Database { message, .. } => write!(f, "database error: {message}"),
             Error::BadRequest(rule) => write!(f, "bad request: {rule}"),
@@ -292,7 +307,11 @@ mod tests {
             (Error::NotFound, 404, r#"{"error":"Not found"}"#),
             (Error::AlreadyExists, 409, r#"{"error":"Already exists"}"#),
             (
-                Error::Database { sql: "select secret".into(), message: "whatever".into(), own_fault: false },
+                Error::Database {
+                    sql: "select secret".into(),
+                    message: "whatever".into(),
+                    cause: Cause::Other,
+                },
                 500,
                 r#"{"error":"Database error"}"#,
             ),

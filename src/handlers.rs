@@ -7,7 +7,7 @@ use crate::{
     blocking::{DropOutside, outside_of_runtimes},
     config::{Config, Secret},
     db::users::{PasswordChange, Users},
-    error::Error,
+    error::{Cause, Error},
     http::{Request, Response},
     pagination::PageRequest,
     password::{self, PasswordHash, Turns},
@@ -183,7 +183,7 @@ impl App {
         let values: Vec<_> = new.iter().map(|new| (&*new.name, &*new.email)).collect();
         let outcomes = self.users.create_many(&values).into_iter();
         let outcomes = outcomes.map(|outcome| match outcome {
-            Err(Error::Locked) => None,
+            Err(Error::Database { cause: Cause::Lock, .. }) => None,
             outcome => Some(answer(outcome.map(|user| created(&user)))),
         });
         outcomes.collect()

@@ -2,7 +2,7 @@
 
 use super::{Pool, Session};
 use crate::{
-    error::Error,
+    error::{Cause, Error},
     pagination::{Page, PageRequest},
     password::PasswordHash,
     relation::{Load, Relation},
@@ -168,7 +168,7 @@ impl Users {
     }
 
     /// Stores users (name and address) in one statement and one commit, each with the outcome that it would
-    /// have had alone; but [`Error::Locked`], within a second, where it would have to wait for somebody who has
+    /// have had alone; but an error with [`Cause::Lock`], within a second, where it would have to wait for somebody who has
     /// stored the address and not committed yet. One round trip; where one of them spoils the statement for all, one
     /// more for each.
     pub fn create_many(&self, new: &[(&str, &str)]) -> Vec<Result<User, Error>> {
@@ -178,18 +178,20 @@ impl Users {
             Ok(outcomes) => return outcomes,
             Err(error) => error,
         };
-        let may_be_of_one =
-            matches!(error, Error::Database { own_fault: true, .. } | Error::AlreadyExists | Error::Locked);
-        if new.len() < 2 || !may_be_of_one {
+        let of_one = matches!(error, Error::AlreadyExists)
+            || matches!(error, Error::Database { cause: Cause::Values | Cause::Lock, .. });
+        if new.len() < 2 || !of_one {
             return new.iter().map(|_| Err(error.clone())).collect();
         }
-        let mut locked = 0;
+        let mut locked = Vec::new();
         let mut alone = |new: &(&str, &str)| {
-            if locked == MOST_LOCKED {
-                return Err(Error::Locked);
+            if let Some(error) = locked.get(MOST_LOCKED - 1) {
+                return Err(Error::clone(error));
             }
             let outcome = self.create_at_once(&[*new]).and_then(|mut outcomes| outcomes.remove(0));
-            locked += usize::from(matches!(outcome, Err(Error::Locked)));
+            if let Err(error @ Error::Database { cause: Cause::Lock, .. }) = &outcome {
+                locked.push(error.clone());
+            }
             outcome
         };
         new.iter().map(&mut alone).collect()

@@ -144,7 +144,7 @@ fn what_is_wrong_is_a_value() {
             config.database = Database::Url("postgresql://someone@/x?host=/nowhere".into());
             config.db_connect_timeout = Duration::from_millis(500);
         }),
-        ("cannot migrate the database: ", |config| config.migrations_dir = Some("/nowhere".into())),
+        ("MIGRATIONS_DIR: ", |config| config.migrations_dir = Some("/nowhere".into())),
         ("cannot listen on unix:/nowhere/socket: ", |config| config.host = "unix:/nowhere/socket".to_owned()),
         ("cannot listen on 127.0.0.1:", |_| ()),
     ];
