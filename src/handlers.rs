@@ -60,8 +60,8 @@ impl App {
     /// Answers a request; what goes wrong is an answer too, and is logged where the client is not told.
     ///
     /// Blocks for the database, up to `db_acquire_timeout` for a connection and `request_timeout` for each of its
-    /// statements, and where a password is involved for its turn to be hashed and that work, some 20 ms. What only a server can
-    /// refuse (its [`Limits`](crate::Limits)) is not refused here.
+    /// statements, and where a password is involved for its turn to be hashed and for that work, some 20 ms. What only
+    /// a server can refuse (its [`Limits`](crate::Limits)) is not refused here.
     pub fn handle(&self, request: &Request) -> Response {
         outside_of_runtimes(|| answer(self.dispatch(request)))
     }
