@@ -37,7 +37,7 @@ const CREATE: &str = "\
 /// yet is not waited for as long as others may have to wait: all of these wait with it.
 const CREATE_MANY: &str = "\
     insert into users (name, email) \
-    select name, email from set_config('lock_timeout', '200ms', true), \
+    select name, email from set_config('lock_timeout', $3, true), \
     unnest($1::text[], $2::text[]) with ordinality as new (name, email, place) \
     order by lower(email), place \
     on conflict do nothing \
@@ -168,13 +168,13 @@ impl Users {
     }
 
     /// Stores users (name and address) in one statement and one commit, each with the outcome that it would
-    /// have had alone; but an error with [`Cause::Lock`], within a second, where it would have to wait for somebody who has
-    /// stored the address and not committed yet. One round trip; where one of them spoils the statement for all, one
-    /// more for each.
+    /// have had alone; but an error with [`Cause::Lock`] where it would have to wait for somebody who has stored the
+    /// address and not committed yet. One round trip; where one of them spoils the statement for all, one more for
+    /// each.
     pub fn create_many(&self, new: &[(&str, &str)]) -> Vec<Result<User, Error>> {
-        /// So many are waited for; what comes behind them is left undone.
-        const MOST_LOCKED: usize = 3;
-        let error = match self.create_at_once(new) {
+        /// How long all wait for such a commit, and then each for its own: together little more than a second.
+        const WAITS: [&str; 2] = ["200ms", "20ms"];
+        let error = match self.create_at_once(new, WAITS[0]) {
             Ok(outcomes) => return outcomes,
             Err(error) => error,
         };
@@ -183,23 +183,13 @@ impl Users {
         if new.len() < 2 || !of_one {
             return new.iter().map(|_| Err(error.clone())).collect();
         }
-        let mut locked = Vec::new();
-        let mut alone = |new: &(&str, &str)| {
-            if let Some(error) = locked.get(MOST_LOCKED - 1) {
-                return Err(Error::clone(error));
-            }
-            let outcome = self.create_at_once(&[*new]).and_then(|mut outcomes| outcomes.remove(0));
-            if let Err(error @ Error::Database { cause: Cause::Lock, .. }) = &outcome {
-                locked.push(error.clone());
-            }
-            outcome
-        };
-        new.iter().map(&mut alone).collect()
+        let alone = |new: &(&str, &str)| self.create_at_once(&[*new], WAITS[1])?.remove(0);
+        new.iter().map(alone).collect()
     }
 
-    fn create_at_once(&self, new: &[(&str, &str)]) -> Result<Vec<Result<User, Error>>, Error> {
+    fn create_at_once(&self, new: &[(&str, &str)], wait: &str) -> Result<Vec<Result<User, Error>>, Error> {
         let (names, emails): (Vec<&str>, Vec<&str>) = new.iter().copied().unzip();
-        let create = |session: &mut Session| session.query(CREATE_MANY, &[&names, &emails]);
+        let create = |session: &mut Session| session.query(CREATE_MANY, &[&names, &emails, &wait]);
         let rows = self.pool.write(create)?;
         let mut created = HashMap::with_capacity(rows.len());
         for row in &rows {
