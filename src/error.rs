@@ -79,7 +79,7 @@ pub enum Error {
 impl Error {
     /// What a failed statement means, by its SQLSTATE. `sql` is the statement's text.
     pub fn from_query(sql: impl Into<Cow<'static, str>>, error: &postgres::Error) -> Error {
-        match error.code().map(postgres::error::SqlState::code) {
+        match sqlstate(error) {
             Some("23505") => Error::AlreadyExists,
             Some("57014") => Error::Unavailable("the database cancelled a statement".into()),
             code => Error::Database {
@@ -270,11 +270,14 @@ pub fn explain(error: &postgres::Error) -> String {
     line.replace(['\n', '\r'], " ")
 }
 
+fn sqlstate(error: &postgres::Error) -> Option<&str> {
+    error.code().map(postgres::error::SqlState::code)
+}
+
 /// Whether waiting cannot mend a refused connection: wrong credentials (SQLSTATE class 28) and a missing
 /// database (3D) stay so.
 pub fn is_final(error: &postgres::Error) -> bool {
-    let code = error.code().map(postgres::error::SqlState::code);
-    code.is_some_and(|code| code.starts_with("28") || code.starts_with("3D"))
+    sqlstate(error).is_some_and(|code| code.starts_with("28") || code.starts_with("3D"))
 }
 
 /// Whether a prepared statement does not fit the tables any more, or is gone (SQLSTATE 26000): another session
@@ -282,19 +285,18 @@ pub fn is_final(error: &postgres::Error) -> bool {
 pub fn is_outdated(error: &postgres::Error) -> bool {
     // Its SQLSTATE, 0A000, is that of many other refusals.
     let cached_plan = error.as_db_error().and_then(|db| db.routine()) == Some("RevalidateCachedQuery");
-    cached_plan || error.code().map(postgres::error::SqlState::code) == Some("26000")
+    cached_plan || sqlstate(error) == Some("26000")
 }
 
 /// Whether a statement was given up for the sake of others: a deadlock (SQLSTATE 40P01), or a transaction that does
 /// not fit in a row with them (40001).
 pub fn is_rolled_back(error: &postgres::Error) -> bool {
-    let code = error.code().map(postgres::error::SqlState::code);
-    matches!(code, Some("40P01" | "40001"))
+    matches!(sqlstate(error), Some("40P01" | "40001"))
 }
 
 /// Whether a change was refused because this server takes none (SQLSTATE 25006), as a standby does.
 pub fn is_read_only(error: &postgres::Error) -> bool {
-    error.code().map(postgres::error::SqlState::code) == Some("25006")
+    sqlstate(error) == Some("25006")
 }
 
 #[cfg(test)]

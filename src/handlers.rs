@@ -97,11 +97,11 @@ impl App {
 
     /// Answers those that are not admitted, or do not read, one by one and the others together, each in its
     /// place.
-    fn together<T>(
+    fn together<T, R: Into<Option<Response>>>(
         &self,
         requests: &[&Request],
         read: impl Fn(&Request) -> Result<T, Error>,
-        run: impl FnOnce(Vec<T>) -> Vec<Option<Response>>,
+        run: impl FnOnce(Vec<T>) -> Vec<R>,
     ) -> Vec<Option<Response>> {
         let mut admitted = Vec::with_capacity(requests.len());
         let mut refusals = Vec::with_capacity(requests.len());
@@ -117,7 +117,7 @@ impl App {
         let mut answers = run(admitted).into_iter();
         let all = refusals.into_iter().map(|refusal| match refusal {
             Some(refusal) => Some(refusal),
-            None => answers.next().expect("a run has an outcome for each of its requests"),
+            None => answers.next().expect("a run has an outcome for each of its requests").into(),
         });
         all.collect()
     }
@@ -147,10 +147,10 @@ impl App {
         Ok(Response::json(200, &self.users.list(page)?))
     }
 
-    fn list_together(&self, requests: &[PageRequest]) -> Vec<Option<Response>> {
+    fn list_together(&self, requests: &[PageRequest]) -> Vec<Response> {
         match self.users.list_many(requests) {
-            Ok(pages) => pages.iter().map(|page| Some(Response::json(200, page))).collect(),
-            Err(error) => vec![Some(answer(Err(error))); requests.len()],
+            Ok(pages) => pages.iter().map(|page| Response::json(200, page)).collect(),
+            Err(error) => vec![answer(Err(error)); requests.len()],
         }
     }
 
@@ -159,14 +159,14 @@ impl App {
         Ok(Response::json(200, &user))
     }
 
-    fn find_together(&self, ids: &[i64]) -> Vec<Option<Response>> {
+    fn find_together(&self, ids: &[i64]) -> Vec<Response> {
         let users = match self.users.find_many(ids) {
             Ok(users) => users,
-            Err(error) => return vec![Some(answer(Err(error))); ids.len()],
+            Err(error) => return vec![answer(Err(error)); ids.len()],
         };
         let one = |id: &i64| match users.binary_search_by_key(id, |user| user.id) {
-            Ok(at) => Some(Response::json(200, &users[at])),
-            Err(_) => Some(answer(Err(Error::NotFound))),
+            Ok(at) => Response::json(200, &users[at]),
+            Err(_) => answer(Err(Error::NotFound)),
         };
         ids.iter().map(one).collect()
     }

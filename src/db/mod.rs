@@ -113,34 +113,36 @@ impl Pool {
     ///
     /// Blocks for a free connection up to the acquire time-out, then [`Error::Unavailable`]; and for an
     /// answer up to the statement time-out and a second, then [`Error::Unavailable`] too.
-    pub fn read<T>(&self, mut work: impl FnMut(&mut Session) -> Result<T, Error>) -> Result<T, Error> {
-        let mut session = self.session()?;
-        match self.run(&mut session, &mut work, true) {
-            Err(Failure::Again(_)) => {
-                drop(session);
-                Ok(self.run(&mut *self.session()?, &mut work, true)?)
-            }
-            result => Ok(result?),
-        }
+    pub fn read<T>(&self, work: impl FnMut(&mut Session) -> Result<T, Error>) -> Result<T, Error> {
+        self.run_again(self.session()?, work, true)
     }
 
     /// Runs a write. It is run once more only where it was certainly not done: it did not reach the server, or the
     /// server said so. Had the connection broken after it was sent, nobody could tell.
     ///
     /// Blocks as [`Pool::read`] does.
-    pub fn write<T>(&self, mut work: impl FnMut(&mut Session) -> Result<T, Error>) -> Result<T, Error> {
-        let mut session = loop {
+    pub fn write<T>(&self, work: impl FnMut(&mut Session) -> Result<T, Error>) -> Result<T, Error> {
+        loop {
             let mut session = self.session()?;
             // The server says nothing unasked but that it ends the session.
             if self.settle(&mut session) && session.watch.is_quiet() {
-                break session;
+                return self.run_again(session, work, false);
             }
             self.distrust(&mut session);
-        };
-        match self.run(&mut session, &mut work, false) {
+        }
+    }
+
+    /// Once more at the most.
+    fn run_again<T>(
+        &self,
+        mut session: PooledConnection<Manager>,
+        mut work: impl FnMut(&mut Session) -> Result<T, Error>,
+        read: bool,
+    ) -> Result<T, Error> {
+        match self.run(&mut session, &mut work, read) {
             Err(Failure::Again(_)) => {
                 drop(session);
-                Ok(self.run(&mut *self.session()?, &mut work, false)?)
+                Ok(self.run(&mut *self.session()?, &mut work, read)?)
             }
             result => Ok(result?),
         }

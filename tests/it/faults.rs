@@ -576,18 +576,13 @@ fn deadlocks_and_conflicts_with_others() {
         let mut caller = Caller::new(&url, LONG);
         thread::spawn(move || caller.call("PUT", "/users/1", body).unwrap())
     };
-    let waits = || {
-        let sql = "select count(*) from pg_stat_activity where datname = current_database() \
-            and application_name = 'userd' and wait_event_type = 'Lock'";
-        eventually(LONG, "the change waits", || database.value(sql) == "1");
-    };
     // It holds user 1 and waits for the address; we hold the address and wait for user 1.
     let mut other = database.client();
     other.batch_execute("set deadlock_timeout = '1h'").unwrap();
     let mut transaction = other.transaction().unwrap();
     transaction.batch_execute("insert into users (name, email) values ('c', 'c@example.com')").unwrap();
     let answer = put(r#"{"email":"c@example.com"}"#);
-    waits();
+    database.waits_for_locks(1);
     transaction.batch_execute("update users set name = 'd' where id = 1").unwrap();
     transaction.commit().unwrap();
     // It was the one to give up, and has tried once more.
@@ -601,7 +596,7 @@ fn deadlocks_and_conflicts_with_others() {
     transaction.batch_execute("update users set name = 'e' where id = 1").unwrap();
     let mut late = Caller::new(&url, LONG);
     let answer = thread::spawn(move || late.call("PUT", "/users/1", r#"{"name":"f"}"#).unwrap());
-    waits();
+    database.waits_for_locks(1);
     transaction.commit().unwrap();
     assert_eq!(answer.join().unwrap().0, 200);
 }

@@ -41,13 +41,6 @@ fn full(service: &Service) {
     eventually(LONG, "the pool is full", || service.database.value(sql) == "8");
 }
 
-/// As many sessions of ours wait for locks.
-fn waiting(database: &Database, count: usize) {
-    let sql = "select count(*) from pg_stat_activity where datname = current_database() \
-        and application_name = 'userd' and wait_event_type = 'Lock'";
-    eventually(LONG, "they wait", || database.value(sql) == count.to_string());
-}
-
 #[test]
 fn an_address_that_is_not_committed_yet() {
     let service = patient();
@@ -56,7 +49,7 @@ fn an_address_that_is_not_committed_yet() {
     let mut transaction = other.transaction().unwrap();
     transaction.batch_execute("insert into users (name, email) values ('n', 'locked@example.com')").unwrap();
     let first = asks(url, "POST", "/users", post("locked"));
-    waiting(&service.database, 1);
+    service.database.waits_for_locks(1);
     // Together with others, so that some are in one run with it.
     let together: Vec<_> = (0..40).map(|n| asks(url, "POST", "/users", post(&format!("free-{n}")))).collect();
     let contended: Vec<_> = (0..4).map(|_| asks(url, "POST", "/users", post("LOCKED"))).collect();
@@ -89,7 +82,7 @@ fn a_row_that_is_locked() {
     let password = json!({"password": PASSWORD}).to_string();
     let mut held = vec![asks(url, "PUT", "/users/1", password)];
     held.extend((0..12).map(|n| asks(url, "PUT", "/users/1", json!({"name": n.to_string()}).to_string())));
-    waiting(&service.database, 5);
+    service.database.waits_for_locks(5);
     assert_eq!(asks(url, "GET", "/users/1", String::new()).join().unwrap(), 200);
     assert_eq!(asks(url, "GET", "/users", String::new()).join().unwrap(), 200);
     assert_eq!(asks(url, "POST", "/users", post("eve")).join().unwrap(), 201);
@@ -114,7 +107,7 @@ fn what_nobody_waits_for_is_not_kept() {
     transaction.batch_execute("select from users where id = 1 for update").unwrap();
     let password = || json!({"password": PASSWORD}).to_string();
     let held: Vec<_> = (0..8).map(|_| asks(&url, "PUT", "/users/1", password())).collect();
-    waiting(&database, 3);
+    database.waits_for_locks(3);
     let before = memory_kib(process.id());
     let body = format!(r#"{{"email":"{}","password":"x"}}"#, "x".repeat(BODY));
     let request = format!(
@@ -148,7 +141,7 @@ fn a_stop_that_waits_for_a_lock() {
     let mut transaction = other.transaction().unwrap();
     transaction.batch_execute("lock table users").unwrap();
     let stuck = asks(service.server.base_url(), "GET", "/users/1", String::new());
-    waiting(&service.database, 1);
+    service.database.waits_for_locks(1);
     let start = Instant::now();
     service.server.stop();
     let took = start.elapsed();

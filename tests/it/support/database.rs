@@ -94,6 +94,13 @@ impl Database {
         }
     }
 
+    /// Returns when as many of the service's sessions wait for locks.
+    pub fn waits_for_locks(&self, count: usize) {
+        let sql = "select count(*) from pg_stat_activity where datname = current_database() \
+            and application_name = 'userd' and wait_event_type = 'Lock'";
+        eventually(LONG, "they wait for locks", || self.value(sql) == count.to_string());
+    }
+
     /// A session, to look behind the service's back.
     pub fn client(&self) -> Client {
         Client::connect(&self.url(), NoTls).expect("the cluster takes connections")
