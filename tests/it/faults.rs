@@ -565,27 +565,36 @@ fn deadlocks_and_conflicts_with_others() {
     let name = database.name();
     // Looked for once a wait, after this long: the other side has to wait as well by then.
     database.run(&format!("alter database {name} set deadlock_timeout = '4s'"));
-    let mut process = Process::on(&database, &[]);
+    // So that it may try whatever the order in which both are woken.
+    let mut process = Process::on(&database, &[("REQUEST_TIMEOUT", "60")]);
     let url = process.wait_for_url();
     let mut caller = Caller::new(&url, LONG);
     for name in ["a", "b"] {
         let body = json!({"name": name, "email": format!("{name}@example.com")}).to_string();
         assert_eq!(caller.call("POST", "/users", &body).unwrap().0, 201);
     }
-    let put = |body: &'static str| {
-        let mut caller = Caller::new(&url, LONG);
-        thread::spawn(move || caller.call("PUT", "/users/1", body).unwrap())
-    };
-    // It holds user 1 and waits for the address; we hold the address and wait for user 1.
     let mut other = database.client();
     other.batch_execute("set deadlock_timeout = '1h'").unwrap();
     let mut transaction = other.transaction().unwrap();
-    transaction.batch_execute("insert into users (name, email) values ('c', 'c@example.com')").unwrap();
-    let answer = put(r#"{"email":"c@example.com"}"#);
-    database.waits_for_locks(1);
-    transaction.batch_execute("update users set name = 'd' where id = 1").unwrap();
+    transaction
+        .batch_execute("insert into users (name, email) values ('c', 'c@example.com'); savepoint s")
+        .unwrap();
+    let answer =
+        thread::spawn(move || caller.call("PUT", "/users/1", r#"{"email":"c@example.com"}"#).unwrap());
+    // More than once it holds user 1 and waits for the address, while we hold the address and wait for user 1.
+    for _ in 0..2 {
+        transaction.batch_execute("rollback to s").unwrap();
+        eventually(LONG, "it holds user 1", || {
+            let free =
+                transaction.query("select 1 from users where id = 1 for update skip locked", &[]).unwrap();
+            transaction.batch_execute("rollback to s").unwrap();
+            free.is_empty()
+        });
+        database.waits_for_locks(1);
+        transaction.batch_execute("update users set name = 'd' where id = 1").unwrap();
+    }
     transaction.commit().unwrap();
-    // It was the one to give up, and has tried once more.
+    // It was the one to give up, each time, and has tried again.
     assert_eq!(answer.join().unwrap(), (409, json!({"error": "Already exists"})));
 
     // Its snapshot would be older than our change.
