@@ -7,7 +7,7 @@ use house::*;
 use socket2::SockRef;
 use std::{
     io::{BufRead, BufReader, Read, Write},
-    net::TcpStream,
+    net::{Shutdown, TcpStream},
     os::unix::{fs::PermissionsExt, net::UnixStream},
     process::{Child, ChildStdout, Command, Stdio},
     sync::atomic::Ordering,
@@ -818,7 +818,10 @@ fn unix_sockets_and_their_files() {
     house.stop();
     assert!(!path.exists(), "removed at stop");
     // Stale: replaced.
-    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let stale = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    // Closing it leaves it to a process that another test starts just now.
+    SockRef::from(&stale).shutdown(Shutdown::Both).unwrap();
+    drop(stale);
     assert!(path.exists());
     let listener = Listener::bind(&host, 0).unwrap();
     // Not ours any more: left alone.

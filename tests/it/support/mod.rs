@@ -21,9 +21,10 @@ pub use relay::Relay;
 pub use service::{Process, Service};
 
 use nix::sys::stat::{Mode, umask};
+use socket2::{Domain, Socket, Type};
 use std::{
     fs,
-    net::TcpListener,
+    net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
     thread,
@@ -93,7 +94,10 @@ pub fn free_port() -> u16 {
     loop {
         let next = start.wrapping_add(COUNT.fetch_add(1, Ordering::Relaxed));
         let port = 10_000 + u16::try_from(next % 20_000).expect("a remainder");
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+        // Not listened on: a process that another test starts just now has a copy of the socket for a moment.
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        socket.set_reuse_address(true).expect("an option of every socket");
+        if socket.bind(&SocketAddr::from(([127, 0, 0, 1], port)).into()).is_ok() {
             return port;
         }
     }
