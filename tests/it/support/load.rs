@@ -78,6 +78,9 @@ impl Caller {
         assert_no_secret(&text);
         let status = head.first().and_then(|line| line.get(9..12)?.parse().ok());
         let status = status.unwrap_or_else(|| panic!("a status line: {head:?}"));
+        if matches!(status, 502..=504) && text.starts_with("<html>") {
+            return Err(io::Error::other("a proxy has no answer of the service's"));
+        }
         let body = match text.as_str() {
             "" => Value::Null,
             text => serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}")),
