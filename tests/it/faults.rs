@@ -20,6 +20,8 @@ use userd::db::watchdog::CONNECT_TIMEOUT;
 const BACK_WITHIN: Duration = Duration::from_secs(1);
 /// `REQUEST_TIMEOUT` where a test waits for it.
 const DEADLINE: Duration = Duration::from_secs(1);
+/// Users that are created before a fault. A few of them are in doubt again when it comes, one for each client.
+const ENOUGH: usize = 50;
 
 /// `userd` on a database of its own.
 fn userd(url: &str, variables: &[(&str, &str)]) -> Process {
@@ -40,7 +42,7 @@ fn report(fault: &str, rounds: usize, audit: &Audit, outage: Duration) {
         outage.as_millis()
     );
     assert_eq!((audit.lost.as_slice(), audit.unexpected.as_slice()), (&[][..], &[][..]), "{fault}");
-    assert!(acknowledged > 10 * rounds, "{fault}: the load was no load");
+    assert!(acknowledged > ENOUGH / 2 * rounds, "{fault}: the load was no load");
 }
 
 /// No answer took longer than the request deadline, whatever it was.
@@ -61,7 +63,7 @@ fn acknowledged_writes_outlive_the_database() {
     let mut caller = Caller::new(&url, LONG);
     let mut backs = Vec::new();
     for round in 0..ROUNDS {
-        pause(Duration::from_millis(300));
+        load.creates(ENOUGH);
         match round % 4 {
             3 => postgres.stop(),
             _ => postgres.kill(),
@@ -97,7 +99,7 @@ fn acknowledged_writes_outlive_userd() {
     let load = Load::start("kill", 4, &url, LONG);
     let mut backs = Vec::new();
     for _ in 0..ROUNDS {
-        pause(Duration::from_millis(300));
+        load.creates(ENOUGH);
         process.signal(Signal::SIGKILL);
         assert_eq!(process.wait(LONG), -9);
         process = start();
@@ -159,7 +161,7 @@ fn answers_while_the_database_is_away() {
     let mut process = userd(&postgres.url(), &[("DB_ACQUIRE_TIMEOUT", "1")]);
     let url = process.wait_for_url();
     let load = Load::start("away", 12, &shared(url.clone()), LONG);
-    pause(Duration::from_millis(300));
+    load.creates(ENOUGH);
     postgres.stop();
     pause(Duration::from_secs(2));
     let mut caller = Caller::new(&url, LONG);
@@ -262,7 +264,7 @@ impl Fragile {
         for round in 0..rounds {
             let name = format!("{fault}-{round}").replace(|sign: char| !sign.is_ascii_alphanumeric(), "-");
             let load = Load::start(&name, 12, &shared(self.url.clone()), LONG);
-            pause(Duration::from_millis(300));
+            load.creates(ENOUGH);
             set(self, true);
             let start = Instant::now();
             let mut caller = Caller::new(&self.url, LONG);
@@ -719,7 +721,7 @@ fn the_private_cluster_outlives_its_userd() {
     let load = Load::start("embedded", 4, &url, LONG);
     let mut outage = Duration::ZERO;
     for _ in 0..ROUNDS {
-        pause(Duration::from_millis(500));
+        load.creates(ENOUGH);
         embedded.process.signal(Signal::SIGKILL);
         assert_eq!(embedded.process.wait(LONG), -9);
         let start = Instant::now();
@@ -743,7 +745,7 @@ fn the_private_cluster_outlives_its_userd() {
 fn the_private_cluster_loses_a_session_or_all_of_itself() {
     let mut embedded = Embedded::first();
     let load = Load::start("embedded", 4, &shared(embedded.process.wait_for_url()), LONG);
-    pause(Duration::from_millis(300));
+    load.creates(ENOUGH);
     let send = |process: u32| {
         let process = nix::unistd::Pid::from_raw(process.cast_signed());
         nix::sys::signal::kill(process, Signal::SIGKILL).unwrap();

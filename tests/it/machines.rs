@@ -107,7 +107,7 @@ fn replicas_behind_haproxy_and_a_standby_that_is_promoted() {
     let mut caller = Caller::new(&base_url, LONG);
     eventually(LONG, "haproxy knows them", || matches!(caller.call("GET", "/users", ""), Ok((200, _))));
     let load = Load::start("many", 6, &Arc::new(Mutex::new(base_url.clone())), LONG);
-    pause(Duration::from_millis(500));
+    load.creates(100);
 
     replicas[0].signal(Signal::SIGKILL);
     assert_eq!(replicas[0].wait(LONG), -9);
@@ -244,7 +244,9 @@ fn replicas_behind_pgbouncer() {
         let name = url.rsplit(':').next().unwrap();
         Load::start(name, 12, &Arc::new(Mutex::new(url.clone())), LONG)
     });
-    pause(Duration::from_secs(2));
+    for load in &loads {
+        load.creates(100);
+    }
     let fault = Instant::now();
     drop(pgbouncer);
     let _pgbouncer = start();

@@ -8,7 +8,7 @@ use std::{
     net::{SocketAddr, TcpStream},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -178,6 +178,7 @@ pub struct Load {
     stop: Arc<AtomicBool>,
     /// When each client had its last success.
     successes: Vec<Arc<Mutex<Option<Instant>>>>,
+    created: Arc<AtomicUsize>,
     clients: Vec<JoinHandle<Notes>>,
 }
 
@@ -186,13 +187,20 @@ impl Load {
     pub fn start(name: &str, count: usize, url: &Arc<Mutex<String>>, patience: Duration) -> Load {
         let stop = Arc::new(AtomicBool::new(false));
         let successes: Vec<Arc<Mutex<_>>> = (0..count).map(|_| Arc::default()).collect();
+        let created = Arc::new(AtomicUsize::new(0));
         let client = |(n, success): (usize, &Arc<_>)| {
             let (stop, url, name) = (stop.clone(), url.clone(), format!("{name}-{n}"));
-            let client = Client::new(name, url, patience, Arc::clone(success));
+            let client = Client::new(name, url, patience, Arc::clone(success), created.clone());
             thread::spawn(move || client.work(&stop))
         };
         let clients = successes.iter().enumerate().map(client).collect();
-        Load { stop, successes, clients }
+        Load { stop, successes, created, clients }
+    }
+
+    /// Waits until as many more users were created: enough for a fault to meet a load, on any machine.
+    pub fn creates(&self, count: usize) {
+        let before = self.created.load(Ordering::SeqCst);
+        eventually(LONG, "users are created", || self.created.load(Ordering::SeqCst) >= before + count);
     }
 
     /// Waits until every client has had a success after this moment.
@@ -218,6 +226,7 @@ struct Client {
     url: Arc<Mutex<String>>,
     patience: Duration,
     success: Arc<Mutex<Option<Instant>>>,
+    created: Arc<AtomicUsize>,
     caller: Option<(String, Caller)>,
     events: Vec<Event>,
     possible: HashMap<String, Possible>,
@@ -231,12 +240,14 @@ impl Client {
         url: Arc<Mutex<String>>,
         patience: Duration,
         success: Arc<Mutex<Option<Instant>>>,
+        created: Arc<AtomicUsize>,
     ) -> Client {
         Client {
             name,
             url,
             patience,
             success,
+            created,
             caller: None,
             events: Vec::new(),
             possible: HashMap::new(),
@@ -267,6 +278,7 @@ impl Client {
         let body = json!({"name": name, "email": email}).to_string();
         if let Some((201, user)) = self.call("POST", "/users", &body, &[201]) {
             self.possible.insert(email.clone(), vec![Some(name)]);
+            self.created.fetch_add(1, Ordering::SeqCst);
             self.sure.push((user["id"].as_str().expect("an id").to_owned(), email));
         }
     }
