@@ -336,7 +336,9 @@ fn a_flood_does_not_starve_others() {
 
 #[test]
 fn large_answers_to_slow_readers_hold_no_worker() {
-    let house = House::start(Listener::bind("127.0.0.1", 0).unwrap(), &Limits::default(), 1);
+    // The last of them waits for all others to be read.
+    let limits = Limits { write_timeout: 3 * PATIENCE, ..Limits::default() };
+    let house = House::start(Listener::bind("127.0.0.1", 0).unwrap(), &limits, 1);
     let mut slow: Vec<_> = (0..10).map(|_| house.connect()).collect();
     for client in &mut slow {
         client.send(format!("GET /big/8000000 HTTP/1.1\r\nHost: a\r\n\r\n{GET}"));

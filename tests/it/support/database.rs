@@ -17,7 +17,8 @@ fn cluster() -> &'static Cluster {
     static CLUSTER: OnceLock<Result<Cluster, String>> = OnceLock::new();
     let cluster = CLUSTER.get_or_init(|| {
         let dir = std::env::temp_dir().join(format!("userd-it-{}-cluster", std::process::id()));
-        let options = Options { durable: false, max_connections: 300, ..Options::new(dir) };
+        // For as many tests at once as there are cores, each with a service or some.
+        let options = Options { durable: false, max_connections: 1000, ..Options::new(dir) };
         Cluster::start(&options).map_err(|error| error.to_string())
     });
     match cluster {

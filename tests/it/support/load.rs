@@ -37,14 +37,19 @@ impl Caller {
         answer
     }
 
-    fn exchange(&mut self, method: &str, target: &str, body: &str) -> io::Result<(u16, Value)> {
+    /// A connection, the last one if it was left open. An error means that nothing was sent.
+    fn connect(&mut self) -> io::Result<&mut BufReader<TcpStream>> {
         if self.stream.is_none() {
             let stream = TcpStream::connect_timeout(&self.address, self.patience)?;
             stream.set_nodelay(true)?;
             stream.set_read_timeout(Some(self.patience))?;
             self.stream = Some(BufReader::new(stream));
         }
-        let stream = self.stream.as_mut().expect("connected above");
+        Ok(self.stream.as_mut().expect("connected above"))
+    }
+
+    fn exchange(&mut self, method: &str, target: &str, body: &str) -> io::Result<(u16, Value)> {
+        let stream = self.connect()?;
         let length = body.len();
         write!(
             stream.get_mut(),
@@ -258,6 +263,9 @@ impl Client {
     fn work(mut self, stop: &AtomicBool) -> Notes {
         let mut turn = 0;
         while !stop.load(Ordering::SeqCst) {
+            if !self.connects() {
+                continue;
+            }
             turn += 1;
             match turn % 6 {
                 0..3 => self.create(turn),
@@ -317,16 +325,30 @@ impl Client {
         }
     }
 
-    /// The answer, if it is a success. Whatever is no success has to be a failure of the database's or none at all.
-    fn call(&mut self, method: &str, target: &str, body: &str, success: &[u16]) -> Option<(u16, Value)> {
+    /// Whether there is somebody to ask: without, nothing may have happened to any user.
+    fn connects(&mut self) -> bool {
+        let sent = Instant::now();
+        let connected = self.caller().connect().is_ok();
+        if !connected {
+            self.events.push(Event { sent, took: sent.elapsed(), status: None });
+            pause(AFTER_FAILURE);
+        }
+        connected
+    }
+
+    fn caller(&mut self) -> &mut Caller {
         let url = self.url.lock().unwrap().clone();
         if self.caller.as_ref().is_none_or(|(old, _)| *old != url) {
             let caller = Caller::new(&url, self.patience);
             self.caller = Some((url, caller));
         }
-        let (_, caller) = self.caller.as_mut().expect("made above");
+        &mut self.caller.as_mut().expect("made above").1
+    }
+
+    /// The answer, if it is a success. Whatever is no success has to be a failure of the database's or none at all.
+    fn call(&mut self, method: &str, target: &str, body: &str, success: &[u16]) -> Option<(u16, Value)> {
         let sent = Instant::now();
-        let answer = caller.call(method, target, body).ok();
+        let answer = self.caller().call(method, target, body).ok();
         let event = Event { sent, took: sent.elapsed(), status: answer.as_ref().map(|(status, _)| *status) };
         self.events.push(event);
         if event.succeeded() {
