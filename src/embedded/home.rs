@@ -215,6 +215,9 @@ impl Drop for Home {
         if self.socket_is_elsewhere {
             self.remove_sockets(Path::new(&self.socket_dir));
         }
+        // Whoever comes waits for those who have the lock still: an initdb that was killed with its children left,
+        // or a process that another thread starts just now, which holds all of our files until it runs its program.
+        let _ = self.lock.set_len(0);
     }
 }
 
@@ -253,13 +256,12 @@ fn lock(dir: &Path, account: &Account, wait: Duration) -> Result<(PathBuf, File)
                 let mut text = String::new();
                 let _ = file.read_to_string(&mut text);
                 let holder = text.trim();
-                // A child that this process starts just now has the file open until it runs its program.
-                let forked = holder == process::id().to_string() && Instant::now() < remade;
-                if (holder.parse().is_ok_and(alive) && !forked) || Instant::now() >= deadline {
-                    return Err(ClusterError::busy(format!(
-                        "{} is in use by another userd (process {holder})",
-                        dir.display()
-                    )));
+                if holder.parse().is_ok_and(alive) || Instant::now() >= deadline {
+                    let by = match holder {
+                        "" => "what another userd has left running".to_owned(),
+                        holder => format!("another userd (process {holder})"),
+                    };
+                    return Err(ClusterError::busy(format!("{} is in use by {by}", dir.display())));
                 }
             }
             Err(TryLockError::Error(error)) => return Err(failed(error)),

@@ -208,6 +208,22 @@ fn one_userd_a_directory() {
     start(&options);
 }
 
+/// In a process that is just being started, say, which has a copy of every file of ours for a moment.
+#[test]
+fn a_lock_that_outlives_its_holder_is_waited_for() {
+    let scratch = Scratch::new("copy");
+    let options = scratch.options("data");
+    drop(start(&options));
+    let copy = fs::File::open(options.dir.join("lock")).unwrap();
+    copy.lock().unwrap();
+    thread::scope(|scope| {
+        let next = scope.spawn(|| start(&options));
+        pause(Duration::from_millis(1500));
+        drop(copy);
+        next.join().unwrap();
+    });
+}
+
 #[test]
 fn many_starts_at_once() {
     let scratch = Scratch::new("many");
