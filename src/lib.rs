@@ -79,38 +79,29 @@
 //! program that does not use it.
 #![warn(missing_docs)]
 
-mod access;
-mod blocking;
+#[doc(hidden)]
+pub mod app;
 #[doc(hidden)]
 pub mod config;
 #[doc(hidden)]
 pub mod db;
 #[doc(hidden)]
-pub mod door;
-pub mod embedded;
-#[doc(hidden)]
 pub mod error;
-mod handlers;
+#[doc(hidden)]
+pub mod frontend;
 #[doc(hidden)]
 pub mod http;
-#[doc(hidden)]
-pub mod pagination;
-#[doc(hidden)]
-pub mod password;
-mod relation;
-mod router;
+mod scratch;
 #[doc(hidden)]
 pub mod server;
-#[cfg(feature = "testing")]
-pub mod testing;
 #[doc(hidden)]
-pub mod user;
-mod validation;
-mod workers;
+pub mod users;
 
+pub use app::App;
 pub use config::{Config, ConfigError, Database, Limits, Schema, Secret, Validation};
-pub use db::scratch::ScratchDatabase;
-pub use handlers::App;
 pub use http::{Method, Request, Response};
+#[cfg(feature = "testing")]
+pub use scratch::testing;
+pub use scratch::{cluster as embedded, database::ScratchDatabase};
 pub use server::{Server, StartError};
-pub use user::{Timestamp, User};
+pub use users::user::{Timestamp, User};

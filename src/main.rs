@@ -2,12 +2,11 @@
 //!
 //! All that touches the process as a whole is here; the library never reads the environment or exits.
 
-mod log_writer;
+mod command_line;
 
-use healthcheck::healthcheck;
+use command_line::{healthcheck::healthcheck, log_writer::LogWriter};
 use listenfd::ListenFd;
 use log::LevelFilter;
-use log_writer::LogWriter;
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
     iterator::Signals,
@@ -33,8 +32,6 @@ use userd::{
     config::{self, VARIABLES},
     embedded::{Cluster, Options},
 };
-
-mod healthcheck;
 
 /// 73,100 users read a second instead of 64,800 with glibc's (32 connections, in one run), for 3 MiB more.
 #[global_allocator]

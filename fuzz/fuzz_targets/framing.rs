@@ -7,7 +7,7 @@
 use libfuzzer_sys::fuzz_target;
 use userd::{
     config::Limits,
-    door::framing::{Framing, Step},
+    frontend::http1::framing::{Framing, Step},
 };
 
 fuzz_target!(|data: &[u8]| {

@@ -3,10 +3,12 @@
 use super::{Pool, Session};
 use crate::{
     error::{Cause, Error},
-    pagination::{Page, PageRequest},
-    password::PasswordHash,
-    relation::{Load, Relation},
-    user::{Credential, Timestamp, User},
+    users::{
+        pagination::{Page, PageRequest},
+        password::PasswordHash,
+        relation::{Load, Relation},
+        user::{Credential, Timestamp, User},
+    },
 };
 use postgres::{
     Row,

@@ -7,9 +7,8 @@ use userd::{
     config::Config,
     error::Error,
     http::Request,
-    password,
     server::{Server, StartError},
-    user::User,
+    users::{password, user::User},
 };
 
 const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
@@ -31,7 +30,7 @@ fn ada_and_bob(production: bool) -> Service {
 fn outside_production_a_lazy_load_is_a_violation() {
     let service = ada_and_bob(false);
     let users = service.server.app().users();
-    let page = userd::pagination::PageRequest { page: 1, per_page: 15 };
+    let page = userd::users::pagination::PageRequest { page: 1, per_page: 15 };
     let mut unloaded: Vec<User> = users.list(page).unwrap().data;
     unloaded.push(users.find(1).unwrap());
     unloaded.push(users.create("Eve", "eve@example.com", None).unwrap());

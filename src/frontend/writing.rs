@@ -1,9 +1,11 @@
 //! The other direction: answers, refusals, and the end of a connection.
 
-use super::{Connection, Next, Phase, Then, Turn};
+use super::{
+    connection::{Connection, Next, Phase, Then, Turn},
+    http1::framing::Framing,
+};
 use crate::{
     config::Limits,
-    door::framing::Framing,
     error::Error,
     http::{Persistence, Response},
 };

@@ -1,7 +1,6 @@
 //! Who may come in, and who has to make room.
 
-use super::Room;
-use crate::door::{connection::Next, listener::Stream};
+use super::{connection::Next, event_loop::Room, listener::Stream};
 use mio::{Interest, Token};
 use std::{
     io::{self, ErrorKind},

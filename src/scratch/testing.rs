@@ -21,9 +21,8 @@
 use crate::{
     App, ScratchDatabase,
     config::{Config, Secret},
-    password,
     server::{Server, StartError},
-    user::User,
+    users::{password, user::User},
 };
 use postgres::{Client, NoTls};
 use std::net::SocketAddr;
@@ -126,7 +125,7 @@ impl TestServer {
             let mut client = Client::connect(self.database_url(), NoTls)?;
             client.query(SEED, &[&i64::from(n)])
         };
-        let rows = crate::blocking::outside_of_runtimes(seed);
+        let rows = crate::db::blocking::outside_of_runtimes(seed);
         let rows = rows.unwrap_or_else(|error| panic!("cannot seed: {}", crate::error::explain(&error)));
         rows.iter().map(|row| row.get(0)).collect()
     }
@@ -158,7 +157,7 @@ impl TestServer {
             let hash = password.as_ref().map(password::hash).transpose()?;
             self.app().users().create(name, email, hash.as_ref())
         };
-        crate::blocking::outside_of_runtimes(create)
+        crate::db::blocking::outside_of_runtimes(create)
             .unwrap_or_else(|error| panic!("cannot create the user {email}: {error:?}"))
     }
 }

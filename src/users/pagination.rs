@@ -3,7 +3,7 @@
 use crate::{
     error::{Error, Violation},
     http::Request,
-    user::User,
+    users::user::User,
 };
 use serde::Serialize;
 

@@ -8,9 +8,9 @@
 //! dear work never stalls cheap reads.
 
 use crate::{
-    door::seat::{Seat, Seats},
+    app::{App, handlers::Kind},
     error::Error,
-    handlers::{App, Kind},
+    frontend::{Responder, Slot},
     http::{Request, Response},
 };
 use std::{
@@ -47,7 +47,7 @@ pub struct Workers {
 
 struct Shared {
     server: tiny_http::Server,
-    seats: Seats,
+    responder: Responder,
     app: Arc<App>,
     queues: Mutex<Queues>,
     changed: Condvar,
@@ -58,7 +58,7 @@ struct Shared {
 /// A request in work.
 struct Job {
     request: Request,
-    seat: Seat,
+    slot: Slot,
     received: Instant,
 }
 
@@ -66,7 +66,7 @@ impl Workers {
     /// Starts `count` workers, and beside them those that hash. Errors: the system has no more threads.
     pub fn start(
         server: tiny_http::Server,
-        seats: Seats,
+        responder: Responder,
         app: Arc<App>,
         count: usize,
     ) -> io::Result<Workers> {
@@ -75,7 +75,7 @@ impl Workers {
         let (alone, hashing) = ((count / 2).max(1), (count / 2).saturating_sub(1).max(1));
         let queues = Mutex::new(Queues { alone, ..Queues::default() });
         let (changed, hash) = (Condvar::new(), Condvar::new());
-        let shared = Arc::new(Shared { server, seats, app, queues, changed, hash });
+        let shared = Arc::new(Shared { server, responder, app, queues, changed, hash });
         let (end, ended) = mpsc::channel();
         let threads = Vec::new();
         let mut workers = Workers { shared, threads, ended };
@@ -190,11 +190,11 @@ impl Queues {
 
     /// One request more. Whenever so many wait that they have doubled, those are dropped that nobody waits for any
     /// more: clients who give up and come back, again and again, would let the queue grow without end.
-    fn add(&mut self, kind: Kind, job: Job, seats: &Seats) {
+    fn add(&mut self, kind: Kind, job: Job, responder: &Responder) {
         let (waiting, most) = (&mut self.waiting[kind as usize], &mut self.most[kind as usize]);
         waiting.push_back(job);
         if waiting.len() > *most {
-            waiting.retain(|job| !seats.abandoned(job.seat));
+            waiting.retain(|job| !responder.abandoned(job.slot));
             *most = FEW.max(2 * waiting.len());
         }
     }
@@ -229,7 +229,7 @@ impl Shared {
                 queues = self.queues();
                 queues.runs[kind as usize] -= 1;
                 for job in apart {
-                    queues.add(Kind::Alone, job, &self.seats);
+                    queues.add(Kind::Alone, job, &self.responder);
                 }
             } else if queues.stopping {
                 // Who stood by may have taken the sign that was meant for who waits.
@@ -271,8 +271,8 @@ impl Shared {
         let mut next = first;
         let received = Instant::now();
         while let Some(incoming) = next {
-            if let Some((seat, request)) = self.accept(incoming) {
-                let job = Job { request, seat, received };
+            if let Some((slot, request)) = self.accept(incoming) {
+                let job = Job { request, slot, received };
                 fetched.push((self.app.kind(&job.request), job));
             }
             next = self.server.try_recv().ok().flatten();
@@ -283,7 +283,7 @@ impl Shared {
     fn add(&self, fetched: Vec<(Kind, Job)>) -> MutexGuard<'_, Queues> {
         let mut queues = self.queues();
         for (kind, job) in fetched {
-            queues.add(kind, job, &self.seats);
+            queues.add(kind, job, &self.responder);
             if kind == Kind::Hash {
                 self.hash.notify_one();
             }
@@ -292,9 +292,9 @@ impl Shared {
     }
 
     /// The request and where its answer goes; `None` where nobody waits for one any more.
-    fn accept(&self, mut incoming: tiny_http::Request) -> Option<(Seat, Request)> {
-        let (target, seat) = incoming.url().rsplit_once('#').unwrap_or_default();
-        let seat = self.seats.claim(seat);
+    fn accept(&self, mut incoming: tiny_http::Request) -> Option<(Slot, Request)> {
+        let (target, slot) = incoming.url().rsplit_once('#').unwrap_or_default();
+        let slot = self.responder.claim(slot);
         let headers = incoming.headers().iter();
         let mut request = Request {
             method: incoming.method().as_str().into(),
@@ -305,9 +305,9 @@ impl Shared {
         // The door sends whole requests over a stream of our own, so nothing is waited for; and what is not
         // read here, tiny_http would drain.
         let body = incoming.as_reader().read_to_end(&mut request.body);
-        // Dropped unused: the answer goes to the seat.
+        // Dropped unused: the answer goes to the slot.
         drop(incoming.into_writer());
-        seat.filter(|_| body.is_ok()).map(|seat| (seat, request))
+        slot.filter(|_| body.is_ok()).map(|slot| (slot, request))
     }
 
     fn hash(&self) {
@@ -330,7 +330,7 @@ impl Shared {
         // Whoever was told 503 meanwhile has given it up, or asks anew: what is late is not done any more.
         // Reads by id are not worth the look.
         if kind != Kind::Find {
-            run.retain(|job| !self.seats.abandoned(job.seat));
+            run.retain(|job| !self.responder.abandoned(job.slot));
         }
         let mut apart = Vec::new();
         if run.is_empty() {
@@ -348,7 +348,7 @@ impl Shared {
                 apart.push(job);
                 continue;
             };
-            let sent = self.seats.answer(job.seat, &response);
+            let sent = self.responder.answer(job.slot, &response);
             let (method, path, status) = (job.request.method, job.request.path(), response.status);
             let milliseconds = job.received.elapsed().as_secs_f64() * 1000.0;
             match sent {

@@ -3,17 +3,23 @@
 //! Knows no socket: [`App::handle`] is a function from a request to a response.
 
 use crate::{
-    access::Access,
-    blocking::{DropOutside, outside_of_runtimes},
+    app::{
+        access::Access,
+        router::{Route, route},
+        validation::{Validation, object},
+    },
     config::{Config, Secret},
-    db::users::{PasswordChange, Users},
+    db::{
+        blocking::{DropOutside, outside_of_runtimes},
+        users::{PasswordChange, Users},
+    },
     error::{Cause, Error},
     http::{Request, Response},
-    pagination::PageRequest,
-    password::{self, PasswordHash, Turns},
-    router::{Route, route},
-    user::{NewUser, User, UserChanges},
-    validation::{Validation, object},
+    users::{
+        pagination::PageRequest,
+        password::{self, PasswordHash, Turns},
+        user::{NewUser, User, UserChanges},
+    },
 };
 
 /// The service without a server: a function from a request to a response. Shared by reference between threads.

@@ -3,11 +3,10 @@
 //! Each is a clone of a template that was migrated once, and is dropped with its value. What a killed process
 //! leaves is dropped by the next one, or goes with the cluster, some seconds after its last user.
 
-use super::migrate::Migrations;
+use super::cluster::{Options, Shared};
 use crate::{
-    blocking::outside_of_runtimes,
     config::{Config, Database},
-    embedded::{Options, Shared},
+    db::{blocking::outside_of_runtimes, migrate::Migrations},
     error::explain,
     server::StartError,
 };

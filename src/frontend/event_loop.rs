@@ -3,14 +3,11 @@
 //! Owns the set of connections and the stream to tiny_http. What is done with one connection's bytes is in
 //! [`super::connection`]; nothing here looks at them.
 
-mod admission;
-
-pub use admission::TURNED_AWAY;
-
 use super::{
     Listener,
-    connection::{self, Connection, Next, Turn},
-    seat::Shared,
+    connection::{Connection, Next, Turn},
+    responder::Shared,
+    writing::linger_time,
 };
 use crate::error::Error;
 use mio::{Events, Interest, Poll, Token, net};
@@ -37,34 +34,34 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(20);
 
 /// The loop's own things.
 pub struct Room {
-    poll: Poll,
+    pub(super) poll: Poll,
     pub shared: Arc<Shared>,
-    listener: Option<Listener>,
-    private: net::UnixStream,
-    private_awaits_writable: bool,
+    pub(super) listener: Option<Listener>,
+    pub(super) private: net::UnixStream,
+    pub(super) private_awaits_writable: bool,
     /// Whole requests for tiny_http; the first `batch_sent` bytes are gone already.
-    batch: Vec<u8>,
-    batch_sent: usize,
-    scratch: Box<[u8]>,
+    pub(super) batch: Vec<u8>,
+    pub(super) batch_sent: usize,
+    pub(super) scratch: Box<[u8]>,
     /// Clients that have a place.
-    open: usize,
+    pub(super) open: usize,
     /// Clients that are being told that there is none.
-    turned_away: usize,
-    free: Vec<u32>,
+    pub(super) turned_away: usize,
+    pub(super) free: Vec<u32>,
     /// Places that were ever used.
-    used: u32,
+    pub(super) used: u32,
     /// Connections that wanted to go on in the next turn.
-    again: Vec<u32>,
-    calls: Vec<u32>,
+    pub(super) again: Vec<u32>,
+    pub(super) calls: Vec<u32>,
     /// There may be somebody to accept, from then on.
-    accept_at: Option<Instant>,
+    pub(super) accept_at: Option<Instant>,
     /// The oldest idle connections, youngest first, with the deadline that each had.
-    idle: Vec<(Instant, u32)>,
+    pub(super) idle: Vec<(Instant, u32)>,
     /// No search for them before that.
-    idle_search_at: Option<Instant>,
-    sweep_at: Option<Instant>,
+    pub(super) idle_search_at: Option<Instant>,
+    pub(super) sweep_at: Option<Instant>,
     /// When a stop has to be over.
-    stop_at: Option<Instant>,
+    pub(super) stop_at: Option<Instant>,
 }
 
 impl Room {
@@ -156,7 +153,12 @@ impl Room {
     }
 
     /// Gives one connection its turn, and does what it asks for then.
-    fn turn(&mut self, slot: u32, now: Instant, work: impl FnOnce(&mut Connection, &mut Turn) -> Next) {
+    pub(super) fn turn(
+        &mut self,
+        slot: u32,
+        now: Instant,
+        work: impl FnOnce(&mut Connection, &mut Turn) -> Next,
+    ) {
         let shared = &*self.shared;
         let Some(mut connection) = shared.places.get(slot) else {
             return;
@@ -240,7 +242,7 @@ impl Room {
         self.sweep_at = (self.open + self.turned_away > 0).then(|| next.max(now + SWEEP_PAUSE));
     }
 
-    fn shortest_deadline(&self) -> Duration {
+    pub(super) fn shortest_deadline(&self) -> Duration {
         let limits = &self.shared.limits;
         let all = [
             limits.head_timeout,
@@ -248,7 +250,7 @@ impl Room {
             limits.idle_timeout,
             limits.write_timeout,
             limits.request_timeout,
-            connection::linger_time(self.stop_at.is_some()),
+            linger_time(self.stop_at.is_some()),
         ];
         all.into_iter().min().expect("there are some")
     }

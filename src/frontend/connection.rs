@@ -4,14 +4,10 @@
 //! connections. The loop and the workers both come here, one at a time (the lock is the seat's): a worker to
 //! answer, the loop for all else. Nothing here blocks.
 
-mod writing;
-
-pub use writing::linger_time;
-
 use super::{
-    framing::{Framing, Stage, Step},
+    http1::framing::{Framing, Stage, Step},
     listener::Stream,
-    seat::{Pipe, Seat},
+    responder::{Pipe, Slot},
 };
 use crate::{config::Limits, error::Error, http::Persistence};
 use mio::Registry;
@@ -55,33 +51,33 @@ pub enum Next {
 /// One place for a client, taken or free.
 #[derive(Default)]
 pub struct Connection {
-    stream: Option<Stream>,
-    phase: Phase,
+    pub(super) stream: Option<Stream>,
+    pub(super) phase: Phase,
     /// When the phase ends badly. Of no meaning while `stream` is none.
-    deadline: Option<Instant>,
+    pub(super) deadline: Option<Instant>,
     /// Counts requests, so that a late answer finds out that it is late. Never goes back.
-    generation: u32,
+    pub(super) generation: u32,
     /// The socket may hold bytes, or an end, that were not read.
-    readable: bool,
+    pub(super) readable: bool,
     /// The end was seen coming; a short read is not the last one then.
-    ended: bool,
+    pub(super) ended: bool,
     /// Registered for writability too.
-    awaits_writable: bool,
+    pub(super) awaits_writable: bool,
     /// Let in only to be told that there is no place.
-    turned_away: bool,
-    head_only: bool,
-    persistence: Option<Persistence>,
-    framing: Framing,
+    pub(super) turned_away: bool,
+    pub(super) head_only: bool,
+    pub(super) persistence: Option<Persistence>,
+    pub(super) framing: Framing,
     /// Bytes that were read and not used, from `at` on.
-    input: Vec<u8>,
-    at: usize,
+    pub(super) input: Vec<u8>,
+    pub(super) at: usize,
     /// Bytes that were rendered and not sent, from `sent` on.
-    output: Vec<u8>,
-    sent: usize,
+    pub(super) output: Vec<u8>,
+    pub(super) sent: usize,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+pub(super) enum Phase {
     /// Between requests; bytes of the next one may lie in `input`.
     #[default]
     Idle,
@@ -97,7 +93,7 @@ enum Phase {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Then {
+pub(super) enum Then {
     Idle,
     Close,
     Linger,
@@ -247,7 +243,7 @@ impl Connection {
 
     /// Reads once. With edge triggering the socket has to be read until it is known to be empty; a short
     /// read says so as well as a failing one, unless the end has already been announced.
-    fn receive(&mut self, scratch: &mut [u8]) -> io::Result<usize> {
+    pub(super) fn receive(&mut self, scratch: &mut [u8]) -> io::Result<usize> {
         let stream = self.stream.as_mut().expect("only open connections read");
         loop {
             let result = stream.read(scratch);
@@ -276,7 +272,7 @@ impl Connection {
 
     /// Shows bytes to the framing; returns how many were used.
     fn take(&mut self, bytes: &[u8], slot: u32, turn: &mut Turn) -> usize {
-        let seat = Seat::new(slot, self.generation);
+        let seat = Slot::new(slot, self.generation);
         let mut used = 0;
         loop {
             let start = turn.batch.len();

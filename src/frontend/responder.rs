@@ -20,21 +20,21 @@ use std::{
 /// Which client waits for a request's answer, and for which of its requests: the fragment of
 /// the target that tiny_http gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Seat {
+pub struct Slot {
     slot: u32,
     generation: u32,
 }
 
 /// The way for answers; one for all workers.
 #[derive(Clone)]
-pub struct Seats(pub(super) Arc<Shared>);
+pub struct Responder(pub(super) Arc<Shared>);
 
-impl Seats {
+impl Responder {
     /// The seat in a request's fragment. To be called exactly once for every request that tiny_http
     /// hands out, as soon as it does: this is how the door knows how many are on their way.
     ///
     /// `None` when nobody waits for the answer any more; such a request is to be dropped.
-    pub fn claim(&self, fragment: &str) -> Option<Seat> {
+    pub fn claim(&self, fragment: &str) -> Option<Slot> {
         self.0.pipe.leave();
         let seat = fragment.parse().ok()?;
         (!self.abandoned(seat)).then_some(seat)
@@ -44,7 +44,7 @@ impl Seats {
     /// door has answered 503 by then, or the client is gone).
     ///
     /// Never blocks: what the client's socket does not take at once is sent by the loop.
-    pub fn answer(&self, seat: Seat, response: &Response) -> Option<usize> {
+    pub fn answer(&self, seat: Slot, response: &Response) -> Option<usize> {
         let shared = &*self.0;
         let mut connection = shared.places.get(seat.slot)?;
         if !connection.awaits(seat.generation) {
@@ -60,7 +60,7 @@ impl Seats {
     }
 
     /// Whether nobody waits for the answer any more, so that work on it would be in vain. Cheap.
-    pub fn abandoned(&self, seat: Seat) -> bool {
+    pub fn abandoned(&self, seat: Slot) -> bool {
         match self.0.places.get(seat.slot) {
             Some(connection) => !connection.awaits(seat.generation),
             None => true,
@@ -68,25 +68,25 @@ impl Seats {
     }
 }
 
-impl Seat {
-    pub(super) fn new(slot: u32, generation: u32) -> Seat {
-        Seat { slot, generation }
+impl Slot {
+    pub(super) fn new(slot: u32, generation: u32) -> Slot {
+        Slot { slot, generation }
     }
 }
 
-impl fmt::Display for Seat {
+impl fmt::Display for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}.{:x}", self.slot, self.generation)
     }
 }
 
-impl FromStr for Seat {
+impl FromStr for Slot {
     type Err = ();
 
-    fn from_str(text: &str) -> Result<Seat, ()> {
+    fn from_str(text: &str) -> Result<Slot, ()> {
         let (slot, generation) = text.split_once('.').ok_or(())?;
         let number = |text| u32::from_str_radix(text, 16).map_err(|_| ());
-        Ok(Seat::new(number(slot)?, number(generation)?))
+        Ok(Slot::new(number(slot)?, number(generation)?))
     }
 }
 
@@ -239,12 +239,12 @@ mod tests {
 
     #[test]
     fn seats_as_text() {
-        for seat in [Seat::new(0, 0), Seat::new(31, 4096), Seat::new(u32::MAX, u32::MAX)] {
+        for seat in [Slot::new(0, 0), Slot::new(31, 4096), Slot::new(u32::MAX, u32::MAX)] {
             assert_eq!(seat.to_string().parse(), Ok(seat));
         }
-        assert_eq!(Seat::new(31, 4096).to_string(), "1f.1000");
+        assert_eq!(Slot::new(31, 4096).to_string(), "1f.1000");
         for text in ["", ".", "1", "1.", ".1", "1.g", "100000000.0", "1.1.1", "-1.0"] {
-            assert_eq!(text.parse::<Seat>(), Err(()), "{text}");
+            assert_eq!(text.parse::<Slot>(), Err(()), "{text}");
         }
     }
 

@@ -9,22 +9,23 @@
 //! (with `head` and `body`) which bytes are a request, [`seat`] the way of an answer. None of them knows routes,
 //! workers or databases, and of tiny_http only that it takes the requests.
 
-mod body;
+mod admission;
 mod connection;
 mod event_loop;
-pub mod framing;
-mod head;
+pub mod http1;
 pub mod listener;
-pub mod seat;
+pub mod responder;
+mod writing;
 
 pub use listener::Listener;
-pub use seat::{Seat, Seats};
+pub use responder::{Responder, Slot};
 
 use crate::config::Limits;
-use event_loop::{Room, TURNED_AWAY, WAKER};
+use admission::TURNED_AWAY;
+use event_loop::{Room, WAKER};
 use mio::{Poll, Waker};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use seat::Shared;
+use responder::Shared;
 use std::{
     fs, io,
     os::unix::net::UnixStream,
@@ -36,19 +37,19 @@ use std::{
 /// Descriptors that are left to the rest of the process, beside those that are open at the start.
 const SPARE_DESCRIPTORS: u64 = 64;
 
-/// A running door. Dropping it ends it at once; see [`Door::stop`] for the polite way.
-pub struct Door {
+/// A running door. Dropping it ends it at once; see [`Frontend::stop`] for the polite way.
+pub struct Frontend {
     shared: Arc<Shared>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
-/// Starts the end of a [`Door`] from anywhere.
+/// Starts the end of a [`Frontend`] from anywhere.
 #[derive(Clone)]
 pub struct Stopper(Arc<Shared>);
 
-impl Door {
+impl Frontend {
     /// Opens the door: from now on clients are let in. Requests are written to `private`, whose other end
-    /// must be a tiny_http server's that has no other client; answers come through the [`Seats`].
+    /// must be a tiny_http server's that has no other client; answers come through the [`Responder`].
     ///
     /// If that stream breaks, everything is answered 503 and `on_broken` is called, once, on the door's
     /// thread: nothing can be served any more. Raises the process's limit of descriptors to
@@ -58,7 +59,7 @@ impl Door {
         limits: &Limits,
         private: UnixStream,
         on_broken: impl FnOnce() + Send + 'static,
-    ) -> io::Result<(Door, Seats)> {
+    ) -> io::Result<(Frontend, Responder)> {
         let mut limits = limits.clone();
         limits.max_connections = connections_possible(limits.max_connections)?;
         let poll = Poll::new()?;
@@ -88,8 +89,8 @@ impl Door {
                 }
             }
         })?;
-        let door = Door { shared: Arc::clone(&shared), thread: Some(thread) };
-        Ok((door, Seats(shared)))
+        let door = Frontend { shared: Arc::clone(&shared), thread: Some(thread) };
+        Ok((door, Responder(shared)))
     }
 
     /// A handle for those who do not own the door, a signal handler's thread for one.
@@ -114,7 +115,7 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for Frontend {
     fn drop(&mut self) {
         self.stopper().abort();
         self.join();
@@ -122,7 +123,7 @@ impl Drop for Door {
 }
 
 impl Stopper {
-    /// Starts draining, as [`Door::stop`] does, and returns at once. Doing it again changes nothing.
+    /// Starts draining, as [`Frontend::stop`] does, and returns at once. Doing it again changes nothing.
     pub fn drain(&self) {
         self.0.stopping.store(true, Ordering::SeqCst);
         self.0.wake();

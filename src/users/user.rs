@@ -5,8 +5,7 @@
 use crate::{
     config::Secret,
     error::{Error, Violation},
-    password::PasswordHash,
-    relation::Relation,
+    users::{password::PasswordHash, relation::Relation},
 };
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};

@@ -24,7 +24,7 @@ use std::{
 };
 use userd::{
     config::Limits,
-    door::{Door, Listener, Seats, Stopper},
+    frontend::{Frontend, Listener, Responder, Stopper},
     http::Response,
 };
 
@@ -34,9 +34,9 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 pub struct House {
     pub address: Option<SocketAddr>,
     pub name: String,
-    pub door: Option<Door>,
+    pub door: Option<Frontend>,
     pub stopper: Stopper,
-    pub seats: Seats,
+    pub responder: Responder,
     pub gate: Arc<Gate>,
     tiny: Option<Arc<tiny_http::Server>>,
     workers: Vec<thread::JoinHandle<()>>,
@@ -83,22 +83,32 @@ impl House {
         let address = listener.local_addr();
         let name = listener.to_string();
         let broken = Arc::clone(&gate);
-        let (door, seats) = Door::open(listener, limits, private, move || {
+        let (door, responder) = Frontend::open(listener, limits, private, move || {
             broken.broken.fetch_add(1, Ordering::SeqCst);
         })
         .unwrap();
         let stopper = door.stopper();
         let workers = (0..workers)
             .map(|_| {
-                let (tiny, seats, gate) = (Arc::clone(&tiny), seats.clone(), Arc::clone(&gate));
+                let (tiny, responder, gate) = (Arc::clone(&tiny), responder.clone(), Arc::clone(&gate));
                 thread::spawn(move || {
                     while let Ok(request) = tiny.recv() {
-                        serve(request, &seats, &gate);
+                        serve(request, &responder, &gate);
                     }
                 })
             })
             .collect();
-        House { address, name, door: Some(door), stopper, seats, gate, tiny: Some(tiny), workers, directory }
+        House {
+            address,
+            name,
+            door: Some(door),
+            stopper,
+            responder,
+            gate,
+            tiny: Some(tiny),
+            workers,
+            directory,
+        }
     }
 
     pub fn connect(&self) -> Client<TcpStream> {
@@ -169,14 +179,14 @@ impl Drop for House {
     }
 }
 
-fn serve(mut request: tiny_http::Request, seats: &Seats, gate: &Gate) {
+fn serve(mut request: tiny_http::Request, responder: &Responder, gate: &Gate) {
     gate.seen.fetch_add(1, Ordering::SeqCst);
     let mut body = Vec::new();
     if request.body_length().unwrap_or(0) > 0 {
         request.as_reader().read_to_end(&mut body).unwrap();
     }
     let (target, seat) = request.url().rsplit_once('#').expect("every request has a seat");
-    let (target, seat) = (target.to_owned(), seats.claim(seat));
+    let (target, seat) = (target.to_owned(), responder.claim(seat));
     let method = request.method().to_string();
     let headers: Vec<(String, String)> =
         request.headers().iter().map(|header| (header.field.to_string(), header.value.to_string())).collect();
@@ -202,7 +212,7 @@ fn serve(mut request: tiny_http::Request, seats: &Seats, gate: &Gate) {
         let body = String::from_utf8_lossy(&body);
         Response::json(200, &json!({"method": method, "target": target, "headers": headers, "body": body}))
     };
-    match seats.answer(seat, &response) {
+    match responder.answer(seat, &response) {
         Some(_) => gate.answered.fetch_add(1, Ordering::SeqCst),
         None => gate.late.fetch_add(1, Ordering::SeqCst),
     };

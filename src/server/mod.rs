@@ -1,19 +1,20 @@
 //! Wires the stages together and stops them in order.
 
+mod workers;
+
 use crate::{
-    blocking::outside_of_runtimes,
+    app::App,
     config::{Config, ConfigError},
     db::{
         Pool, PoolLimits,
+        blocking::outside_of_runtimes,
         migrate::Migrations,
         target::Target,
         tls::{self, Connector},
         users::Users,
         watchdog::{CONNECT_TIMEOUT, Watchdog},
     },
-    door::{Door, Listener},
-    handlers::App,
-    workers::Workers,
+    frontend::{Frontend, Listener},
 };
 use nix::{
     sys::socket::{Shutdown, shutdown},
@@ -32,6 +33,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use workers::Workers;
 
 /// What workers get at a stop whose time the door has used up: they are stuck, or as good as done.
 const LAST_WORK: Duration = Duration::from_millis(300);
@@ -47,7 +49,7 @@ pub struct Server {
 }
 
 struct Stages {
-    door: Door,
+    door: Frontend,
     workers: Workers,
     _private: PrivateSocket,
 }
@@ -117,8 +119,8 @@ impl Server {
         let exposed = addr.is_some_and(|addr| !addr.ip().is_loopback());
         let stages = || {
             let (private, http, stream) = PrivateSocket::connect()?;
-            let (door, seats) = Door::open(listener, &config.limits, stream, on_broken)?;
-            let workers = Workers::start(http, seats, app.clone(), config.workers)?;
+            let (door, responder) = Frontend::open(listener, &config.limits, stream, on_broken)?;
+            let workers = Workers::start(http, responder, app.clone(), config.workers)?;
             Ok((private, door, workers))
         };
         let (private, door, workers) = stages().map_err(StartError::System)?;

@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use userd::{config::Limits, door::Listener};
+use userd::{config::Limits, frontend::Listener};
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
 const HOLD: &str = "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n";
@@ -669,7 +669,7 @@ fn a_broken_private_stream_is_reported_and_answered_503() {
     let address = listener.local_addr().unwrap();
     let broken = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&broken);
-    let (door, _seats) = userd::door::Door::open(listener, &Limits::default(), ours, move || {
+    let (door, _responder) = userd::frontend::Frontend::open(listener, &Limits::default(), ours, move || {
         count.fetch_add(1, Ordering::SeqCst);
     })
     .unwrap();
