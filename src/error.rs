@@ -56,6 +56,8 @@ pub enum Error {
     },
     /// Something did not become free, or did not finish, in time; holds what.
     Unavailable(Cow<'static, str>),
+    /// Another session holds a lock that is needed. Nothing was changed; the same may succeed later.
+    Contended,
     /// A relation that was not loaded was accessed while that is prevented; holds its name.
     LazyLoadingViolation(&'static str),
     /// A panic, or an invariant that does not hold; holds what is known of it.
@@ -111,7 +113,9 @@ impl Error {
             Error::CrossOrigin => fixed(403, "Cross-origin request refused"),
             Error::AlreadyExists => fixed(409, "Already exists"),
             Error::Database { .. } => fixed(500, "Database error"),
-            Error::Unavailable(_) => fixed(503, "Service unavailable").with("Retry-After", "1"),
+            Error::Unavailable(_) | Error::Contended => {
+                fixed(503, "Service unavailable").with("Retry-After", "1")
+            }
             Error::LazyLoadingViolation(_) | Error::Internal(_) => fixed(500, "Internal server error"),
             Error::BadRequest(rule) => Answer::new(400, Body::text("Bad request").message(rule)),
             Error::RequestTimeout => fixed(408, "Request timeout"),

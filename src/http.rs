@@ -214,6 +214,14 @@ impl Response {
     }
 }
 
+impl Error {
+    /// The answer, logged where the client is not told what went wrong.
+    pub(crate) fn into_response(self) -> Response {
+        self.log();
+        Response::from(&self)
+    }
+}
+
 impl From<&Error> for Response {
     fn from(error: &Error) -> Response {
         let answer = error.answer();

@@ -1,11 +1,108 @@
-//! The service without a socket: a [`Request`](crate::Request) in, a [`Response`](crate::Response) out.
+//! The service without a socket: a [`Request`] in, a [`Response`] out.
 //!
-//! `router` and `access` say what a request asks for and whether it may, `validation` what its body must be, `handlers`
-//! what is done. Knows users and the database behind them; no socket, no thread.
+//! A request is judged once: [`App::judge`] makes it a typed [`Command`] or answers it, without the database. `router`,
+//! `access` and `validation` are what it is judged by, `handlers` what a command does. Knows users and the database
+//! behind them; no socket, no thread, no queue.
 
-pub(crate) mod access;
-pub(crate) mod handlers;
-pub(crate) mod router;
-pub(crate) mod validation;
+mod access;
+mod command;
+mod handlers;
+mod router;
+mod validation;
 
-pub use handlers::App;
+pub(crate) use command::{Command, Lane, Step};
+
+use crate::{
+    config::Config,
+    db::{
+        blocking::{DropOutside, outside_of_runtimes},
+        users::Users,
+    },
+    error::Error,
+    http::{Request, Response},
+    users::password::Turns,
+};
+use command::Judge;
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+/// The service without a server: a function from a request to a response. Shared by reference between threads.
+pub struct App {
+    users: DropOutside<Users>,
+    judge: Judge,
+    /// How many passwords are hashed at once, whoever asks.
+    hashing: Turns,
+    request_timeout: Duration,
+}
+
+impl App {
+    /// The service over these users, as the settings have it.
+    pub(crate) fn new(users: Users, config: &Config) -> App {
+        App {
+            users: DropOutside::new(users),
+            judge: Judge::new(config),
+            hashing: Turns::default(),
+            request_timeout: config.limits.request_timeout,
+        }
+    }
+
+    /// Answers a request; what goes wrong is an answer too, and is logged where the client is not told.
+    ///
+    /// Blocks for the database, up to `db_acquire_timeout` for a connection and `request_timeout` for each of its
+    /// statements, and where a password is involved until it may be hashed and for that work, some 20 ms. What only
+    /// a server can refuse (its [`Limits`](crate::Limits)) is not refused here.
+    pub fn handle(&self, request: &Request) -> Response {
+        let command = match self.judge(request) {
+            Ok(command) => command,
+            Err(refusal) => return refusal,
+        };
+        outside_of_runtimes(|| self.run(command))
+    }
+
+    /// What a request asks for, or its answer where that needs no database. Blocks for nothing.
+    pub(crate) fn judge(&self, request: &Request) -> Result<Command, Response> {
+        self.judge.command(request).map_err(|refusal| refusal.into_response())
+    }
+
+    /// Does the next step of commands of one lane, with as few statements as they allow; in their order.
+    pub(crate) fn execute(&self, lane: Lane, commands: Vec<Command>) -> Vec<Step> {
+        handlers::execute(self, lane, commands)
+    }
+
+    /// How many passwords are hashed at once.
+    pub(crate) fn hashes_at_once(&self) -> usize {
+        self.hashing.count()
+    }
+
+    /// The users themselves, for what HTTP does not offer.
+    #[doc(hidden)]
+    pub fn users(&self) -> &Users {
+        &self.users
+    }
+
+    /// All steps of one command. What contends with other sessions is run again until its time is up.
+    fn run(&self, mut command: Command) -> Response {
+        let give_up = Instant::now() + self.request_timeout;
+        let mut pause = Duration::from_millis(10);
+        loop {
+            command = match self.execute(command.lane(), vec![command]).pop() {
+                Some(Step::Done(response)) => return response,
+                Some(Step::Next(command)) => command,
+                Some(Step::Contended(command)) if Instant::now() + pause < give_up => {
+                    thread::sleep(pause);
+                    pause = (2 * pause).min(Duration::from_millis(200));
+                    command
+                }
+                Some(Step::Contended(_)) => return contended_for_too_long(),
+                None => return Error::Internal("a command has no outcome".to_owned()).into_response(),
+            };
+        }
+    }
+}
+
+/// The answer to a command whose lock was not granted until its time was up.
+pub(crate) fn contended_for_too_long() -> Response {
+    Error::Unavailable("a lock was not granted in time".into()).into_response()
+}

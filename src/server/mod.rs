@@ -1,5 +1,6 @@
 //! Wires the stages together and stops them in order.
 
+mod scheduler;
 mod workers;
 
 use crate::{
@@ -120,7 +121,14 @@ impl Server {
         let stages = || {
             let (private, http, stream) = PrivateSocket::connect()?;
             let (door, responder) = Frontend::open(listener, &config.limits, stream, on_broken)?;
-            let workers = Workers::start(http, responder, app.clone(), config.workers)?;
+            let workers = Workers::start(
+                http,
+                responder,
+                app.clone(),
+                config.workers,
+                config.db_pool_size as usize,
+                config.limits.request_timeout,
+            )?;
             Ok((private, door, workers))
         };
         let (private, door, workers) = stages().map_err(StartError::System)?;

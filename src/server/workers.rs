@@ -1,123 +1,170 @@
-//! The fixed pool: takes requests from tiny_http, has them answered, writes one log line each.
+//! The fixed pool of workers: they receive requests from tiny_http, have them judged, and execute what the scheduler
+//! says; one log line a request.
 //!
-//! The highest room that knows tiny_http's types; everything it calls sees [`Request`] and [`Response`].
-//! One worker at a time waits for requests; when it has some it goes to work on a run of those that can be
-//! answered together, and the next idle worker waits in its place, unless reads are in work: whoever
-//! ends those fetches what has come meanwhile. Nothing ever waits for company: a run is
-//! what has come while others were in work. Requests that hash a password have threads of their own, so that
-//! dear work never stalls cheap reads.
+//! The highest module that knows tiny_http's types; everything it calls sees [`Request`] and [`Response`].
+//!
+//! Idle workers block in tiny_http's queue, which wakes one of them for a request: that worker executes it itself, so a
+//! lone request takes no hand-over more. While short batches are in flight the idle ones leave that queue and wait
+//! ([`Scheduler::ends_soon`]): the worker whose batch ends receives whatever has come meanwhile as one batch. There is
+//! one worker more than may execute statements, so that one is always left to receive, judge and refuse. Passwords are
+//! hashed by threads of their own, because each takes a core for some 20 ms.
 
+use super::scheduler::{Batch, Capacity, Item, Keys, Next, Scheduler};
 use crate::{
-    app::{App, handlers::Kind},
+    app::{self, App, Command, Step},
     error::Error,
     frontend::{Responder, Slot},
-    http::{Request, Response},
+    http::{Method, Request, Response},
 };
 use std::{
-    collections::VecDeque,
-    io,
+    any::Any,
+    hash::{DefaultHasher, Hash, Hasher},
+    io, mem,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
-/// While a run of reads is in work, new requests are fetched when it ends, so that they make one run instead of
-/// many: two cores answered more reads in one run at a time than in two, with a tenth of the p99. After this
-/// long, which a database further away may take, they are fetched all the same, and start a run of their own;
-/// creates that have waited for so long, too.
-const PATIENCE: Duration = Duration::from_millis(1);
-
-/// How long what waits behind others of its kind goes unnoticed where nothing new comes. Longer than a commit takes:
-/// two small runs of creates at once are slower than one after the other.
-const UNNOTICED: Duration = Duration::from_millis(20);
+/// How often one idle worker looks after a short batch in flight, in case that it takes longer than expected.
+const TICK: Duration = Duration::from_millis(1);
 
 /// Of a worker, in bytes. Only what is used becomes memory: 48 KiB at most under load of every kind.
 const STACK: usize = 512 << 10;
 
-/// Requests that wait before the first look at whether somebody still waits for them.
+/// Requests, and bytes of their bodies, that are judged before they are queued: others may execute them then.
+const RECEIVE_REQUESTS: usize = 256;
+const RECEIVE_BYTES: usize = 256 << 10;
+
+/// Commands queued before the first look at whether clients still wait for them.
 const FEW: usize = 64;
 
-/// The threads that answer requests.
+/// How long threads that were not stopped in order get to end.
+const LAST_WORK: Duration = Duration::from_millis(300);
+
+/// The threads that answer requests. Dropping it stops them.
 pub struct Workers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    end: mpsc::Sender<()>,
     ended: mpsc::Receiver<()>,
 }
 
 struct Shared {
     server: tiny_http::Server,
+    /// How many workers were told to leave tiny_http's queue and have not yet.
+    unblocks: AtomicUsize,
     responder: Responder,
     app: Arc<App>,
-    queues: Mutex<Queues>,
-    changed: Condvar,
+    state: Mutex<State>,
+    /// Workers that do not wait in tiny_http's queue.
+    parked: Condvar,
     /// The same for the threads that hash.
     hash: Condvar,
 }
 
+struct State {
+    scheduler: Scheduler<Job>,
+    /// Workers in tiny_http's queue.
+    receiving: usize,
+    /// Workers that are parked.
+    parked: usize,
+    /// Whether one of them looks every [`TICK`].
+    ticking: bool,
+    /// When a worker in tiny_http's queue leaves it by itself, because something is due then.
+    wakes_at: Option<Instant>,
+    /// How many commands may be queued before those are dropped that no client waits for.
+    most_queued: usize,
+    stopping: bool,
+}
+
 /// A request in work.
 struct Job {
-    request: Request,
+    /// `None` while it is executed.
+    command: Option<Command>,
     slot: Slot,
     received: Instant,
+    method: Method,
+    path: String,
 }
 
 impl Workers {
-    /// Starts `count` workers, and beside them those that hash. Errors: the system has no more threads.
+    /// Starts the threads: one more than `workers`, at most as many of them executing statements as there are
+    /// `sessions`, and those that hash. Errors: the system has no more threads; those that were started are ended.
     pub fn start(
         server: tiny_http::Server,
         responder: Responder,
         app: Arc<App>,
-        count: usize,
+        workers: usize,
+        sessions: usize,
+        retry_for: Duration,
     ) -> io::Result<Workers> {
-        // What is done one by one may have to wait for a lock that somebody holds in the database. All of it
-        // together takes fewer threads than there are workers, and so fewer connections than a pool as large has.
-        let (alone, hashing) = ((count / 2).max(1), (count / 2).saturating_sub(1).max(1));
-        let queues = Mutex::new(Queues { alone, ..Queues::default() });
-        let (changed, hash) = (Condvar::new(), Condvar::new());
-        let shared = Arc::new(Shared { server, responder, app, queues, changed, hash });
+        let capacity =
+            Capacity { statements: workers.min(sessions), hashes: app.hashes_at_once(), retry_for };
+        let state = State {
+            scheduler: Scheduler::new(capacity, Instant::now()),
+            receiving: 0,
+            parked: 0,
+            ticking: false,
+            wakes_at: None,
+            most_queued: FEW,
+            stopping: false,
+        };
+        let shared = Arc::new(Shared {
+            server,
+            unblocks: AtomicUsize::new(0),
+            responder,
+            app,
+            state: Mutex::new(state),
+            parked: Condvar::new(),
+            hash: Condvar::new(),
+        });
         let (end, ended) = mpsc::channel();
-        let threads = Vec::new();
-        let mut workers = Workers { shared, threads, ended };
-        for n in 0..hashing {
-            workers.spawn(&format!("hasher-{n}"), &end, |shared| shared.hash())?;
+        let mut workers_started = Workers { shared, threads: Vec::new(), end, ended };
+        for n in 0..capacity.hashes {
+            workers_started.spawn(&format!("hasher-{n}"), Shared::hash)?;
         }
-        for n in 0..count {
-            workers.spawn(&format!("worker-{n}"), &end, |shared| shared.work())?;
+        for n in 0..=capacity.statements {
+            workers_started.spawn(&format!("worker-{n}"), Shared::work)?;
         }
-        Ok(workers)
+        Ok(workers_started)
     }
 
     /// Ends the threads once they have answered what was queued, and waits for them up to `timeout`. Those
     /// that are stuck for longer are left behind.
-    pub fn stop(self, timeout: Duration) {
+    pub fn stop(mut self, timeout: Duration) {
+        self.end(timeout);
+    }
+
+    fn end(&mut self, timeout: Duration) {
         let deadline = Instant::now() + timeout;
-        self.shared.queues().stopping = true;
-        self.shared.changed.notify_all();
-        self.shared.hash.notify_all();
-        self.shared.server.unblock();
-        for _ in &self.threads {
+        self.shared.state().stopping = true;
+        self.shared.wake_all();
+        let threads = mem::take(&mut self.threads);
+        for _ in &threads {
             let left = deadline.saturating_duration_since(Instant::now());
             if self.ended.recv_timeout(left).is_err() {
                 log::warn!("left a worker behind that did not finish in time");
                 return;
             }
         }
-        for thread in self.threads {
-            // It has said that it ended; a panic in it was logged where it was caught.
+        for thread in threads {
+            // It has reported its end; a panic in it was logged where it was caught.
             let _ = thread.join();
         }
     }
 
-    fn spawn(
-        &mut self,
-        name: &str,
-        end: &mpsc::Sender<()>,
-        body: impl FnOnce(&Shared) + Send + 'static,
-    ) -> io::Result<()> {
-        let (shared, end) = (self.shared.clone(), end.clone());
+    /// Starts a thread. A panic in its loop is logged, and the loop is entered again.
+    fn spawn(&mut self, name: &str, body: fn(&Shared)) -> io::Result<()> {
+        let (shared, end) = (self.shared.clone(), self.end.clone());
         let thread = thread::Builder::new().name(name.to_owned()).stack_size(STACK).spawn(move || {
-            body(&shared);
+            while let Err(panic) = catch_unwind(AssertUnwindSafe(|| body(&shared))) {
+                log_panic(&*panic);
+            }
             drop(shared);
             let _ = end.send(());
         })?;
@@ -126,172 +173,183 @@ impl Workers {
     }
 }
 
-/// What waits for a worker, by kind.
-#[derive(Default)]
-struct Queues {
-    waiting: [VecDeque<Job>; Kind::ALL.len()],
-    /// How many wait before those are dropped that nobody waits for.
-    most: [usize; Kind::ALL.len()],
-    runs: [usize; Kind::ALL.len()],
-    /// How many of those that are done one by one may be in work.
-    alone: usize,
-    /// Whether a worker waits for requests.
-    fetching: bool,
-    /// Whether one looks for them every [`PATIENCE`], because reads in work end with fetching them.
-    standing_by: bool,
-    stopping: bool,
-}
-
-impl Queues {
-    /// How many runs of a kind the workers have in work at once, how many when requests have waited for
-    /// [`PATIENCE`], and how many requests are in one.
-    fn bounds(&self, kind: Kind) -> (usize, usize, usize) {
-        match kind {
-            Kind::Find => (1, 4, 64),
-            Kind::List => (2, 4, 16),
-            Kind::Create => (1, 4, 64),
-            Kind::Alone => (self.alone, self.alone, 1),
-            // Others do that.
-            Kind::Hash => (0, 0, 1),
+impl Drop for Workers {
+    fn drop(&mut self) {
+        if !self.threads.is_empty() {
+            self.end(LAST_WORK);
         }
-    }
-
-    /// The kind whose oldest request has waited longest, of those that may have one more run.
-    fn next(&self) -> Option<Kind> {
-        let oldest = |kind: Kind| {
-            let received = self.waiting[kind as usize].front()?.received;
-            let (runs, patient_runs, _) = self.bounds(kind);
-            let running = self.runs[kind as usize];
-            let open = running < runs || (running < patient_runs && received.elapsed() >= PATIENCE);
-            open.then_some((received, kind))
-        };
-        let candidates = Kind::ALL.into_iter().filter_map(oldest);
-        candidates.min_by_key(|(received, _)| *received).map(|(_, kind)| kind)
-    }
-
-    /// How long until something is to be looked at that may have one run more although others of its kind are in work.
-    fn patience(&self) -> Option<Duration> {
-        let left = |kind: Kind| {
-            let received = self.waiting[kind as usize].front()?.received;
-            let may = self.runs[kind as usize] < self.bounds(kind).1;
-            may.then(|| UNNOTICED.saturating_sub(received.elapsed()))
-        };
-        Kind::ALL.into_iter().filter_map(left).min()
-    }
-
-    fn take(&mut self) -> Option<(Kind, Vec<Job>)> {
-        let kind = self.next()?;
-        self.runs[kind as usize] += 1;
-        let most = self.bounds(kind).2;
-        let waiting = &mut self.waiting[kind as usize];
-        let run = waiting.drain(..most.min(waiting.len())).collect();
-        Some((kind, run))
-    }
-
-    /// One request more. Whenever so many wait that they have doubled, those are dropped that nobody waits for any
-    /// more: clients who give up and come back, again and again, would let the queue grow without end.
-    fn add(&mut self, kind: Kind, job: Job, responder: &Responder) {
-        let (waiting, most) = (&mut self.waiting[kind as usize], &mut self.most[kind as usize]);
-        waiting.push_back(job);
-        if waiting.len() > *most {
-            waiting.retain(|job| !responder.abandoned(job.slot));
-            *most = FEW.max(2 * waiting.len());
-        }
-    }
-
-    /// Whether an idle worker has something to do: a run, or waiting for requests.
-    fn wants_another(&self) -> bool {
-        let somebody_looks = self.fetching || (self.standing_by && self.reads());
-        !somebody_looks || self.next().is_some()
-    }
-
-    /// Whether a run of reads is in work, whose end brings a worker that fetches.
-    fn reads(&self) -> bool {
-        self.runs[Kind::Find as usize] + self.runs[Kind::List as usize] > 0
     }
 }
 
 impl Shared {
-    fn queues(&self) -> MutexGuard<'_, Queues> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn work(&self) {
-        let mut queues = self.queues();
-        let mut found = false;
+        let mut state = self.state();
         loop {
-            if let Some((kind, run)) = queues.take() {
-                if queues.wants_another() {
-                    self.changed.notify_one();
+            let now = Instant::now();
+            match state.scheduler.next(now) {
+                Next::Run(batch) => {
+                    self.wake_for_the_rest(&mut state, now);
+                    drop(state);
+                    state = self.execute(batch);
                 }
-                drop(queues);
-                let apart = self.serve(kind, run);
-                queues = self.queues();
-                queues.runs[kind as usize] -= 1;
-                for job in apart {
-                    queues.add(Kind::Alone, job, &self.responder);
+                Next::Wait(_) if state.stopping && state.scheduler.is_idle() => {
+                    drop(state);
+                    return self.wake_all();
                 }
-            } else if queues.stopping {
-                // Who stood by may have taken the sign that was meant for who waits.
-                self.server.unblock();
-                return;
-            } else if queues.fetching || (queues.standing_by && queues.reads()) {
-                // Who fetches began before this was found, and may not look at it in time.
-                let time = if found { UNNOTICED } else { Duration::MAX };
-                found = false;
-                let waited = self.changed.wait_timeout(queues, time);
-                queues = waited.unwrap_or_else(PoisonError::into_inner).0;
-            } else if queues.reads() {
-                queues.standing_by = true;
-                let waited = self.changed.wait_timeout(queues, PATIENCE);
-                queues = waited.unwrap_or_else(PoisonError::into_inner).0;
-                queues.standing_by = false;
-                // Without waiting for more, and without the lock: a reader that ends fetches too.
-                drop(queues);
-                let fetched = self.fetch(self.server.try_recv().ok().flatten());
-                found = !fetched.is_empty();
-                queues = self.add(fetched);
-            } else {
-                queues.fetching = true;
-                let patience = queues.patience();
-                drop(queues);
-                let fetched = self.fetch(match patience {
-                    None => self.server.recv().ok(),
-                    Some(time) => self.server.recv_timeout(time).ok().flatten(),
-                });
-                queues = self.add(fetched);
-                queues.fetching = false;
+                Next::Wait(_) if state.stopping => state = self.park(state, None),
+                Next::Wait(_) if state.scheduler.ends_soon() => {
+                    state = match state.ticking {
+                        true => self.park(state, None),
+                        false => self.tick(state),
+                    };
+                }
+                Next::Wait(at) => state = self.receive(state, at),
             }
         }
     }
 
-    /// The first request, if there is one, and all that are there behind it.
-    fn fetch(&self, first: Option<tiny_http::Request>) -> Vec<(Kind, Job)> {
-        let mut fetched = Vec::new();
+    fn hash(&self) {
+        let mut state = self.state();
+        loop {
+            if let Some(batch) = state.scheduler.next_hash(Instant::now()) {
+                drop(state);
+                state = self.execute(batch);
+                let now = Instant::now();
+                if state.scheduler.is_ready(now) {
+                    self.wake_one(&mut state);
+                }
+            } else if state.stopping && state.scheduler.is_idle() {
+                drop(state);
+                return self.wake_all();
+            } else {
+                state = self.hash.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+
+    /// Before a worker executes a batch: another one is woken where there is a second batch, or nobody to receive.
+    fn wake_for_the_rest(&self, state: &mut State, now: Instant) {
+        let nobody_receives = state.receiving == 0 && !state.scheduler.ends_soon();
+        if nobody_receives || state.scheduler.is_ready(now) {
+            self.wake_one(state);
+        }
+    }
+
+    /// Wakes an idle worker, if there is one.
+    fn wake_one(&self, state: &mut State) {
+        if state.parked > 0 {
+            self.parked.notify_one();
+        } else if state.receiving > 0 {
+            self.unblocks.fetch_add(1, Ordering::Relaxed);
+            self.server.unblock();
+        }
+    }
+
+    fn wake_all(&self) {
+        let receiving = self.state().receiving;
+        self.parked.notify_all();
+        self.hash.notify_all();
+        for _ in 0..receiving {
+            self.server.unblock();
+        }
+    }
+
+    /// Waits until it is woken, or for a time.
+    fn park<'a>(&self, mut state: MutexGuard<'a, State>, time: Option<Duration>) -> MutexGuard<'a, State> {
+        state.parked += 1;
+        let mut state = match time {
+            None => self.parked.wait(state).unwrap_or_else(PoisonError::into_inner),
+            Some(time) => self.parked.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0,
+        };
+        state.parked -= 1;
+        state
+    }
+
+    /// Waits for a short batch to end, and receives what has come where it has not ended in time.
+    fn tick<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        state.ticking = true;
+        let mut state = self.park(state, Some(TICK));
+        state.ticking = false;
+        if !state.scheduler.ends_soon() {
+            return state;
+        }
+        drop(state);
+        let judged = self.judge(self.try_receive());
+        self.push(self.state(), judged)
+    }
+
+    /// Waits for requests, at most until `at`, and queues them.
+    fn receive<'a>(&'a self, mut state: MutexGuard<'a, State>, at: Option<Instant>) -> MutexGuard<'a, State> {
+        // One worker leaves the queue by itself when something is due.
+        let at = at.filter(|at| state.wakes_at.is_none_or(|earlier| *at < earlier));
+        if at.is_some() {
+            state.wakes_at = at;
+        }
+        state.receiving += 1;
+        drop(state);
+        let first = match at {
+            None => self.server.recv().ok(),
+            Some(at) => {
+                let time = at.saturating_duration_since(Instant::now());
+                self.server.recv_timeout(time).ok().flatten()
+            }
+        };
+        let judged = self.judge(first.or_else(|| self.try_receive()));
+        let mut state = self.state();
+        state.receiving -= 1;
+        if at.is_some() && state.wakes_at == at {
+            state.wakes_at = None;
+        }
+        self.push(state, judged)
+    }
+
+    /// A request that is there. tiny_http answers a worker that was told to leave its queue as if it were empty.
+    fn try_receive(&self) -> Option<tiny_http::Request> {
+        loop {
+            let found = self.server.try_recv().ok().flatten();
+            let less = |count: usize| count.checked_sub(1);
+            if found.is_some()
+                || self.unblocks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_err()
+            {
+                return found;
+            }
+        }
+    }
+
+    /// Judges a request, and those that are there behind it; answers those that need no database.
+    fn judge(&self, first: Option<tiny_http::Request>) -> Vec<Job> {
+        let mut judged = Vec::new();
+        let mut bytes = 0;
         let mut next = first;
         let received = Instant::now();
         while let Some(incoming) = next {
             if let Some((slot, request)) = self.accept(incoming) {
-                let job = Job { request, slot, received };
-                fetched.push((self.app.kind(&job.request), job));
+                bytes += request.body.len();
+                let (method, path) = (request.method, request.path().to_owned());
+                let command = catch_unwind(AssertUnwindSafe(|| self.app.judge(&request)));
+                let command = command.unwrap_or_else(|panic| Err(log_panic(&*panic)));
+                let mut job = Job { command: None, slot, received, method, path };
+                match command {
+                    Ok(command) => {
+                        job.command = Some(command);
+                        judged.push(job);
+                    }
+                    Err(refusal) => self.answer(&job, &refusal),
+                }
             }
-            next = self.server.try_recv().ok().flatten();
+            if judged.len() >= RECEIVE_REQUESTS || bytes >= RECEIVE_BYTES {
+                break;
+            }
+            next = self.try_receive();
         }
-        fetched
+        judged
     }
 
-    fn add(&self, fetched: Vec<(Kind, Job)>) -> MutexGuard<'_, Queues> {
-        let mut queues = self.queues();
-        for (kind, job) in fetched {
-            queues.add(kind, job, &self.responder);
-            if kind == Kind::Hash {
-                self.hash.notify_one();
-            }
-        }
-        queues
-    }
-
-    /// The request and where its answer goes; `None` where nobody waits for one any more.
+    /// The request and where its answer goes; `None` where no client waits for one any more.
     fn accept(&self, mut incoming: tiny_http::Request) -> Option<(Slot, Request)> {
         let (target, slot) = incoming.url().rsplit_once('#').unwrap_or_default();
         let slot = self.responder.claim(slot);
@@ -302,7 +360,7 @@ impl Shared {
             headers: headers.map(|header| (header.field.to_string(), header.value.to_string())).collect(),
             body: Vec::new(),
         };
-        // The door sends whole requests over a stream of our own, so nothing is waited for; and what is not
+        // The frontend sends whole requests over a stream of our own, so this does not block; and what is not
         // read here, tiny_http would drain.
         let body = incoming.as_reader().read_to_end(&mut request.body);
         // Dropped unused: the answer goes to the slot.
@@ -310,57 +368,129 @@ impl Shared {
         slot.filter(|_| body.is_ok()).map(|slot| (slot, request))
     }
 
-    fn hash(&self) {
-        let mut queues = self.queues();
-        loop {
-            if let Some(job) = queues.waiting[Kind::Hash as usize].pop_front() {
-                drop(queues);
-                self.serve(Kind::Hash, vec![job]);
-                queues = self.queues();
-            } else if queues.stopping {
-                return;
-            } else {
-                queues = self.hash.wait(queues).unwrap_or_else(PoisonError::into_inner);
-            }
+    fn push<'a>(&'a self, mut state: MutexGuard<'a, State>, judged: Vec<Job>) -> MutexGuard<'a, State> {
+        let mut refused = Vec::new();
+        let now = Instant::now();
+        for job in judged {
+            let Some(command) = &job.command else { continue };
+            let keys = Keys {
+                row: command.changes_user(),
+                account: command.account().map(account_number),
+                hashes: command.hashes(),
+            };
+            let lane = command.lane();
+            refused.extend(state.scheduler.push(job, lane, keys, now).err());
         }
+        // Clients who give up and come back, again and again, would let the queue grow without end.
+        if state.scheduler.len() > state.most_queued {
+            state.scheduler.retain(|job| !self.responder.abandoned(job.slot));
+            state.most_queued = FEW.max(2 * state.scheduler.len());
+        }
+        if state.scheduler.hash_is_ready() {
+            self.hash.notify_one();
+        }
+        if refused.is_empty() {
+            return state;
+        }
+        drop(state);
+        let busy = Error::Unavailable("too many passwords wait to be hashed".into()).into_response();
+        for job in refused {
+            self.answer(&job, &busy);
+        }
+        self.state()
     }
 
-    /// Answers a run; returns those of it that are to be handled alone.
-    fn serve(&self, kind: Kind, mut run: Vec<Job>) -> Vec<Job> {
-        // Whoever was told 503 meanwhile has given it up, or asks anew: what is late is not done any more.
+    /// Executes a batch and answers what is done; what is not is queued for its next step.
+    fn execute(&self, batch: Batch<Job>) -> MutexGuard<'_, State> {
+        let Batch { lane, mut items, token } = batch;
+        let mut ended = Vec::new();
+        // A client that was told 503 meanwhile has given the request up, or sends it anew: what is late is not executed.
         // Reads by id are not worth the look.
-        if kind != Kind::Find {
-            run.retain(|job| !self.responder.abandoned(job.slot));
+        if lane != app::Lane::Find {
+            let (awaited, abandoned) =
+                items.into_iter().partition(|item| !self.responder.abandoned(item.work.slot));
+            items = awaited;
+            ended = abandoned;
         }
-        let mut apart = Vec::new();
-        if run.is_empty() {
-            return apart;
-        }
-        let requests: Vec<&Request> = run.iter().map(|job| &job.request).collect();
-        let handled = catch_unwind(AssertUnwindSafe(|| self.app.handle_run(kind, &requests)));
-        let responses = handled.unwrap_or_else(|panic| {
-            let error = Error::Internal(format!("panic: {}", panic_text(&*panic)));
-            error.log();
-            vec![Some(Response::from(&error)); run.len()]
-        });
-        for (job, response) in run.into_iter().zip(responses) {
-            let Some(response) = response else {
-                apart.push(job);
-                continue;
-            };
-            let sent = self.responder.answer(job.slot, &response);
-            let (method, path, status) = (job.request.method, job.request.path(), response.status);
-            let milliseconds = job.received.elapsed().as_secs_f64() * 1000.0;
-            match sent {
-                Some(bytes) => log::info!("{method} {path} {status} {milliseconds:.1}ms {bytes}B"),
-                None => log::info!("{method} {path} {status} {milliseconds:.1}ms not awaited"),
+        let commands: Vec<Command> = items.iter_mut().filter_map(|item| item.work.command.take()).collect();
+        let steps = match commands.is_empty() {
+            true => Vec::new(),
+            false => self.steps(lane, commands),
+        };
+        let mut unfinished: Vec<(Item<Job>, bool)> = Vec::new();
+        let mut contended = false;
+        for (mut item, step) in items.into_iter().zip(steps) {
+            match step {
+                Step::Done(response) => {
+                    self.answer(&item.work, &response);
+                    ended.push(item);
+                }
+                Step::Next(command) => {
+                    item.work.command = Some(command);
+                    unfinished.push((item, false));
+                }
+                Step::Contended(command) => {
+                    contended = true;
+                    item.work.command = Some(command);
+                    unfinished.push((item, true));
+                }
             }
         }
-        apart
+        let now = Instant::now();
+        let mut given_up = Vec::new();
+        let mut state = self.state();
+        state.scheduler.finished(token, contended, now);
+        for item in &ended {
+            state.scheduler.done(item);
+        }
+        for (item, contended) in unfinished {
+            if contended {
+                given_up.extend(state.scheduler.push_again(item, now).err());
+            } else if let Some(lane) = item.work.command.as_ref().map(Command::lane) {
+                state.scheduler.push_next(item, lane);
+            }
+        }
+        if state.scheduler.hash_is_ready() {
+            self.hash.notify_one();
+        }
+        for item in given_up {
+            self.answer(&item.work, &app::contended_for_too_long());
+            state.scheduler.done(&item);
+        }
+        state
+    }
+
+    /// What comes of commands; a panic is an answer to each.
+    fn steps(&self, lane: app::Lane, commands: Vec<Command>) -> Vec<Step> {
+        let count = commands.len();
+        let executed = catch_unwind(AssertUnwindSafe(|| self.app.execute(lane, commands)));
+        executed.unwrap_or_else(|panic| {
+            let response = log_panic(&*panic);
+            (0..count).map(|_| Step::Done(response.clone())).collect()
+        })
+    }
+
+    fn answer(&self, job: &Job, response: &Response) {
+        let sent = self.responder.answer(job.slot, response);
+        let Job { method, path, .. } = job;
+        let (status, milliseconds) = (response.status, job.received.elapsed().as_secs_f64() * 1000.0);
+        match sent {
+            Some(bytes) => log::info!("{method} {path} {status} {milliseconds:.1}ms {bytes}B"),
+            None => log::info!("{method} {path} {status} {milliseconds:.1}ms not awaited"),
+        }
     }
 }
 
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+/// Logs a panic; its answer.
+fn log_panic(panic: &(dyn Any + Send)) -> Response {
     let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("of an unknown kind")
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    Error::Internal(format!("panic: {}", text.unwrap_or("of an unknown kind"))).into_response()
+}
+
+/// Upper half of the numbers: see [`Scheduler`]'s queue of hashes. Addresses are equal whatever their case.
+fn account_number(email: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    email.to_lowercase().hash(&mut hasher);
+    hasher.finish() | 1 << 63
 }

@@ -33,8 +33,18 @@ impl fmt::Debug for PasswordHash {
     }
 }
 
+/// A password that is to be stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Password {
+    /// As the client sent it, yet to be hashed.
+    Clear(Secret),
+    /// Hashed, ready to be stored.
+    Hashed(PasswordHash),
+}
+
 /// Where hashes wait for their turn: each takes some ten milliseconds of a core, and 19 MiB.
 pub struct Turns {
+    count: usize,
     free: Mutex<usize>,
     freed: Condvar,
 }
@@ -42,11 +52,17 @@ pub struct Turns {
 impl Default for Turns {
     fn default() -> Turns {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        Turns { free: Mutex::new((cores / CORES_PER_HASH).max(1)), freed: Condvar::new() }
+        let count = (cores / CORES_PER_HASH).max(1);
+        Turns { count, free: Mutex::new(count), freed: Condvar::new() }
     }
 }
 
 impl Turns {
+    /// How many at once.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
     /// Does the work of one hash. Blocks until it has its turn, and for the work.
     pub fn take<T>(&self, work: impl FnOnce() -> T) -> T {
         struct Turn<'a>(&'a Turns);

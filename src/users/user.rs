@@ -3,9 +3,11 @@
 //! Knows neither SQL nor HTTP; values come as JSON objects and leave as JSON.
 
 use crate::{
-    config::Secret,
     error::{Error, Violation},
-    users::{password::PasswordHash, relation::Relation},
+    users::{
+        password::{Password, PasswordHash},
+        relation::Relation,
+    },
 };
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -52,8 +54,8 @@ pub struct NewUser {
     pub name: String,
     /// The address.
     pub email: String,
-    /// The password in clear, to be hashed.
-    pub password: Option<Secret>,
+    /// The password.
+    pub password: Option<Password>,
 }
 
 /// What a PUT changes; `None` leaves the field as it is.
@@ -64,7 +66,7 @@ pub struct UserChanges {
     /// A new address.
     pub email: Option<String>,
     /// `Some(None)` removes the password.
-    pub password: Option<Option<Secret>>,
+    pub password: Option<Option<Password>>,
 }
 
 /// Refuses fields that may not be mass assigned, known or unknown, by name.
@@ -83,9 +85,7 @@ impl NewUser {
             _ => None,
         };
         match (text("name"), text("email")) {
-            (Some(name), Some(email)) => {
-                Ok(NewUser { name, email, password: text("password").map(Secret::from) })
-            }
+            (Some(name), Some(email)) => Ok(NewUser { name, email, password: text("password").map(clear) }),
             _ => Err(Error::Internal("the create schema let a body through".into())),
         }
     }
@@ -118,12 +118,16 @@ impl UserChanges {
                 match key.as_str() {
                     "name" => changes.name = Some(text),
                     "email" => changes.email = Some(text),
-                    _ => changes.password = Some(Some(text.into())),
+                    _ => changes.password = Some(Some(clear(text))),
                 }
             }
         }
         if violations.is_empty() { Ok(changes) } else { Err(Error::Unprocessable(violations)) }
     }
+}
+
+fn clear(password: String) -> Password {
+    Password::Clear(password.into())
 }
 
 fn violation(key: &str, keyword: &str, message: &str) -> Violation {

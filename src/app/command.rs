@@ -1,0 +1,276 @@
+//! What a request asks for, as a value: everything that needs no database is judged here, once, before any queue.
+//!
+//! Owns the order of the checks: path, method, access, media type, JSON, schema, mass assignment, page parameters.
+//! Knows no SQL, no socket and no thread.
+
+use super::{
+    access::Access,
+    router::{Route, route},
+    validation::{Validation, object},
+};
+use crate::{
+    config::{Config, Secret},
+    error::Error,
+    http::{Request, Response},
+    users::{
+        pagination::PageRequest,
+        password::Password,
+        user::{NewUser, User, UserChanges},
+    },
+};
+
+/// A request that was found to be in order, and how far it has come.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// `GET /users/:id`
+    Find(i64),
+    /// `PUT /users/:id` with a body that is refused: a missing user answers 404 all the same.
+    RefuseUpdate(i64, Error),
+    /// `GET /users`
+    List(PageRequest),
+    /// `POST /users`
+    Create(NewUser),
+    /// `PUT /users/:id`
+    Update {
+        /// The user.
+        id: i64,
+        /// What changes.
+        changes: UserChanges,
+        /// Whether the user was there when it was looked up. A password is not hashed before.
+        found: bool,
+    },
+    /// `DELETE /users/:id`
+    Delete(i64),
+    /// `POST /users/authenticate`, before the user is looked up.
+    Authenticate(Login),
+    /// The same afterwards: `None` where no user has that address.
+    Verify(Login, Option<Box<User>>),
+}
+
+/// An e-mail address and the password that is to be checked.
+#[derive(Debug)]
+pub(crate) struct Login {
+    pub email: String,
+    pub password: Secret,
+}
+
+/// What the next step of a command needs. Commands of one lane are executed together, and wait for their own kind only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Lane {
+    /// Reads by id: one query for all.
+    Find,
+    /// Pages: one query for several.
+    List,
+    /// A read by e-mail address, unbatched.
+    Lookup,
+    /// Creates: one statement and one commit for all.
+    Create,
+    /// A change of one user, unbatched.
+    Change,
+    /// A password to hash or to check: a core for some 20 ms, and no session.
+    Hash,
+}
+
+impl Lane {
+    /// Each of them, in the order of their numbers (`lane as usize`).
+    pub const ALL: [Lane; 6] = [Lane::Find, Lane::List, Lane::Lookup, Lane::Create, Lane::Change, Lane::Hash];
+
+    /// Whether its statements change users: these may meet locks that reads do not.
+    pub fn writes(self) -> bool {
+        matches!(self, Lane::Create | Lane::Change)
+    }
+}
+
+/// What came of a step.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// The answer.
+    Done(Response),
+    /// The command has come further, and goes on in the lane that it now has.
+    Next(Command),
+    /// Another session holds a lock that it needs. Nothing was changed; it may be executed again, later.
+    Contended(Command),
+}
+
+impl Command {
+    /// What its next step needs.
+    pub fn lane(&self) -> Lane {
+        match self {
+            Command::Find(_) | Command::RefuseUpdate(..) => Lane::Find,
+            Command::List(_) => Lane::List,
+            Command::Create(new) => match &new.password {
+                None => Lane::Create,
+                Some(Password::Clear(_)) => Lane::Hash,
+                Some(Password::Hashed(_)) => Lane::Change,
+            },
+            Command::Update { changes, found, .. } => match (&changes.password, found) {
+                (Some(Some(Password::Clear(_))), false) => Lane::Find,
+                (Some(Some(Password::Clear(_))), true) => Lane::Hash,
+                _ => Lane::Change,
+            },
+            Command::Delete(_) => Lane::Change,
+            Command::Authenticate(_) => Lane::Lookup,
+            Command::Verify(..) => Lane::Hash,
+        }
+    }
+
+    /// The user that it changes. Changes of one user are executed in the order of their arrival.
+    pub fn changes_user(&self) -> Option<i64> {
+        match self {
+            Command::Update { id, .. } | Command::Delete(id) => Some(*id),
+            _ => None,
+        }
+    }
+
+    /// Whether a password will be hashed or checked before it is done.
+    pub fn hashes(&self) -> bool {
+        match self {
+            Command::Authenticate(_) | Command::Verify(..) => true,
+            Command::Create(NewUser { password: Some(Password::Clear(_)), .. }) => true,
+            Command::Update { changes, .. } => matches!(changes.password, Some(Some(Password::Clear(_)))),
+            _ => false,
+        }
+    }
+
+    /// The account whose password it checks.
+    pub fn account(&self) -> Option<&str> {
+        match self {
+            Command::Authenticate(login) | Command::Verify(login, _) => Some(&login.email),
+            _ => None,
+        }
+    }
+}
+
+/// The rules that requests are judged by.
+pub(super) struct Judge {
+    validation: Validation,
+    access: Access,
+    max_per_page: u32,
+}
+
+impl Judge {
+    pub fn new(config: &Config) -> Judge {
+        Judge {
+            validation: Validation::new(config.schema, config.validation),
+            access: Access::new(config.api_token.as_ref()),
+            max_per_page: config.max_per_page,
+        }
+    }
+
+    /// The command, or why there is none.
+    pub fn command(&self, request: &Request) -> Result<Command, Refusal> {
+        let route = route(request.method, request.path())?;
+        self.access.check(request)?;
+        Ok(match route {
+            Route::Options(allow) => return Err(Refusal::Options(allow)),
+            Route::List => Command::List(PageRequest::from_query(request, self.max_per_page)?),
+            Route::Find(id) => Command::Find(id.ok_or(Error::NotFound)?),
+            Route::Delete(id) => Command::Delete(id.ok_or(Error::NotFound)?),
+            Route::Create => Command::Create(NewUser::from_body(self.validation.create(json(request)?)?)?),
+            Route::Update(id) => {
+                let id = id.ok_or(Error::NotFound)?;
+                match json(request).and_then(UserChanges::from_body) {
+                    Ok(changes) => Command::Update { id, changes, found: false },
+                    Err(refusal) => Command::RefuseUpdate(id, refusal),
+                }
+            }
+            Route::Authenticate => {
+                let body = self.validation.authenticate(json(request)?)?;
+                let text = |key: &str| body.get(key).and_then(|value| value.as_str()).unwrap_or_default();
+                let login = Login { email: text("email").to_owned(), password: text("password").into() };
+                Command::Authenticate(login)
+            }
+        })
+    }
+}
+
+/// An answer that needs no database.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    /// `OPTIONS`, which is no error; the value of `Allow`.
+    Options(&'static str),
+    Error(Error),
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Refusal {
+        Refusal::Error(error)
+    }
+}
+
+impl Refusal {
+    pub fn into_response(self) -> Response {
+        match self {
+            Refusal::Options(allow) => Response::no_content().with("Allow", allow),
+            Refusal::Error(error) => error.into_response(),
+        }
+    }
+}
+
+/// Bodies are JSON whatever their Content-Type says, as curl's is a form's, except uploads.
+fn json(request: &Request) -> Result<serde_json::Map<String, serde_json::Value>, Error> {
+    let media_type = request.header("content-type").unwrap_or_default();
+    let upload = media_type.get(..10).is_some_and(|start| start.eq_ignore_ascii_case("multipart/"));
+    if upload {
+        return Err(Error::UnsupportedMediaType);
+    }
+    object(&request.body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::Method;
+    use serde_json::json;
+
+    fn judge(method: &str, target: &str, body: &str) -> Result<Command, u16> {
+        let judge = Judge::new(&Config::default());
+        let request = Request::new(Method::from(method), target, body);
+        judge.command(&request).map_err(|refusal| refusal.into_response().status)
+    }
+
+    #[test]
+    fn lanes() {
+        let new = |password| json!({"name": "A", "email": "a@b.co", "password": password}).to_string();
+        let rows = [
+            ("GET", "/users/1", String::new(), Ok(Lane::Find)),
+            ("HEAD", "/users/1", String::new(), Ok(Lane::Find)),
+            ("GET", "/users?page=2", String::new(), Ok(Lane::List)),
+            ("POST", "/users", r#"{"name":"A","email":"a@b.co"}"#.to_owned(), Ok(Lane::Create)),
+            ("POST", "/users", new("long enough"), Ok(Lane::Hash)),
+            ("POST", "/users", new("long enough").replace("password", "passw\\u006frd"), Ok(Lane::Hash)),
+            ("PUT", "/users/1", r#"{"name":"forgot her \"password\""}"#.to_owned(), Ok(Lane::Change)),
+            ("PUT", "/users/1", r#"{"password":null}"#.to_owned(), Ok(Lane::Change)),
+            // The user is looked up before its password is hashed, or its body refused.
+            ("PUT", "/users/1", r#"{"password":"long enough"}"#.to_owned(), Ok(Lane::Find)),
+            ("PUT", "/users/1", r#"{"name":1}"#.to_owned(), Ok(Lane::Find)),
+            ("PUT", "/users/1", "{".to_owned(), Ok(Lane::Find)),
+            ("DELETE", "/users/1", String::new(), Ok(Lane::Change)),
+            (
+                "POST",
+                "/users/authenticate",
+                r#"{"email":"a@b.co","password":"x"}"#.to_owned(),
+                Ok(Lane::Lookup),
+            ),
+            ("OPTIONS", "/users", String::new(), Err(204)),
+            ("GET", "/users/x", String::new(), Err(404)),
+            ("PUT", "/users/0", "{".to_owned(), Err(404)),
+            ("DELETE", "/users", String::new(), Err(405)),
+            ("GET", "/users?page=0", String::new(), Err(400)),
+            ("POST", "/users", "{".to_owned(), Err(400)),
+            ("POST", "/users", r#"{"name":"A"}"#.to_owned(), Err(400)),
+            ("POST", "/users", r#"{"name":"A","email":"a@b.co","id":"1"}"#.to_owned(), Err(422)),
+        ];
+        for (method, target, body, expected) in rows {
+            let found = judge(method, target, &body).map(|command| command.lane());
+            assert_eq!(found, expected, "{method} {target} {body}");
+        }
+    }
+
+    #[test]
+    fn uploads_are_not_json() {
+        let request = Request::post("/users", &json!({})).with("Content-Type", "Multipart/form-data; x");
+        let refusal = Judge::new(&Config::default()).command(&request).unwrap_err();
+        assert_eq!(refusal.into_response().status, 415);
+    }
+}

@@ -1,0 +1,558 @@
+//! Which commands run next, how many together, and how many batches at once. A pure value: no thread, no lock, no
+//! clock of its own; the workers are the thin shell around it.
+//!
+//! What it guarantees, with any number of writes waiting for any lock:
+//! - a read finds a worker and a session that writes cannot take, where there are two or more of both;
+//! - a change of a row that no session holds is executed: what met a lock is retried later, on a bounded share of the
+//!   sessions, and changes of one row queue behind each other and not beside each other;
+//! - a create is executed: changes cannot take every session that writes may have, nor creates those of changes.
+//!
+//! Nothing waits for a batch to fill: a batch is what came while earlier ones were in flight. How many may be in flight
+//! is learned from the shortest batches of the last second ([`Pace`]).
+
+use crate::app::Lane;
+use std::{
+    collections::{HashMap, VecDeque},
+    mem,
+    time::{Duration, Instant},
+};
+
+const LANES: usize = Lane::ALL.len();
+
+/// Commands in one batch, at most, by lane. 64 reads or creates are where a statement's fixed cost no longer shows; a
+/// page is a thousand rows.
+const fn batch_limit(lane: Lane) -> usize {
+    match lane {
+        Lane::Find | Lane::Create => 64,
+        Lane::List => 16,
+        Lane::Lookup | Lane::Change | Lane::Hash => 1,
+    }
+}
+
+/// What would wait longer than this for a hash is refused at once.
+const HASH_WAIT: Duration = Duration::from_secs(2);
+
+/// Pauses before what met a lock is executed again; the last one repeats.
+const RETRY_PAUSES: [Duration; 4] = [
+    Duration::from_millis(10),
+    Duration::from_millis(20),
+    Duration::from_millis(50),
+    Duration::from_millis(100),
+];
+
+/// What may be in use at once.
+#[derive(Debug, Clone, Copy)]
+pub struct Capacity {
+    /// Batches of statements: the smaller of the numbers of workers and of database sessions.
+    pub statements: usize,
+    /// Hashes.
+    pub hashes: usize,
+    /// How long a command is retried from its arrival on.
+    pub retry_for: Duration,
+}
+
+/// How a command is queued.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Keys {
+    /// The row that it changes.
+    pub row: Option<i64>,
+    /// The account whose password it checks, as a number: hashes take turns by account.
+    pub account: Option<u64>,
+    /// Whether it will hash, in this lane or in a later one.
+    pub hashes: bool,
+}
+
+/// A command in a queue or in flight.
+#[derive(Debug)]
+pub struct Item<T> {
+    /// The command itself.
+    pub work: T,
+    lane: Lane,
+    keys: Keys,
+    arrived: Instant,
+    /// How often it has met a lock.
+    retries: usize,
+}
+
+/// Commands to be executed together; see [`Scheduler::finished`].
+#[derive(Debug)]
+pub struct Batch<T> {
+    /// Their lane.
+    pub lane: Lane,
+    /// The commands, in the order of their arrival.
+    pub items: Vec<Item<T>>,
+    /// What its end is reported with.
+    pub token: Token,
+}
+
+/// What the scheduler has to know of a batch when it has finished.
+#[derive(Debug, Clone, Copy)]
+pub struct Token {
+    lane: Lane,
+    started: Instant,
+    /// Of commands that have met a lock before.
+    retry: bool,
+}
+
+/// What is to be done now.
+#[derive(Debug)]
+pub enum Next<T> {
+    /// Execute this.
+    Run(Batch<T>),
+    /// Nothing before that time, unless something is pushed or finishes.
+    Wait(Option<Instant>),
+}
+
+/// Queues, and what is in flight.
+pub struct Scheduler<T> {
+    capacity: Capacity,
+    lanes: [Queue<T>; LANES],
+    /// What met a lock, by the time when it is executed again.
+    retries: Vec<(Instant, Item<T>)>,
+    retries_in_flight: usize,
+    /// Rows with a change queued for execution, in flight or to be retried, and the changes behind it.
+    rows: HashMap<i64, VecDeque<Item<T>>>,
+    hashes: HashQueue<T>,
+    /// Commands in any of these queues.
+    queued: usize,
+}
+
+struct Queue<T> {
+    waiting: VecDeque<Item<T>>,
+    in_flight: usize,
+    pace: Pace,
+    /// Not before that time: the table itself is locked, or the batch before this one has just been answered.
+    not_before: Option<Instant>,
+}
+
+impl<T> Scheduler<T> {
+    /// Nothing queued.
+    pub fn new(capacity: Capacity, now: Instant) -> Scheduler<T> {
+        let queue =
+            || Queue { waiting: VecDeque::new(), in_flight: 0, pace: Pace::new(now), not_before: None };
+        Scheduler {
+            capacity,
+            lanes: std::array::from_fn(|_| queue()),
+            retries: Vec::new(),
+            retries_in_flight: 0,
+            rows: HashMap::new(),
+            hashes: HashQueue::default(),
+            queued: 0,
+        }
+    }
+
+    /// Queues a command; gives it back where its hash would have to wait for too long.
+    pub fn push(&mut self, work: T, lane: Lane, keys: Keys, now: Instant) -> Result<(), T> {
+        if keys.hashes && !self.hashes.admit(keys.account, self.capacity.hashes) {
+            return Err(work);
+        }
+        self.queue(Item { work, lane, keys, arrived: now, retries: 0 });
+        Ok(())
+    }
+
+    /// Queues a command of a batch that was executed for its next step.
+    pub fn push_next(&mut self, mut item: Item<T>, lane: Lane) {
+        if item.lane == Lane::Hash && mem::take(&mut item.keys.hashes) {
+            self.hashes.leave(item.keys.account);
+        }
+        item.lane = lane;
+        self.queue(item);
+    }
+
+    /// Queues a command that met a lock, to be executed again after a pause; gives it back where its time is up.
+    pub fn push_again(&mut self, mut item: Item<T>, now: Instant) -> Result<(), Item<T>> {
+        let due = now + RETRY_PAUSES[item.retries.min(RETRY_PAUSES.len() - 1)];
+        if due > item.arrived + self.capacity.retry_for {
+            return Err(item);
+        }
+        item.retries += 1;
+        if item.lane.writes() {
+            self.retries.push((due, item));
+            self.queued += 1;
+        } else {
+            // Only a lock on the table makes a read wait, and makes all of the lane wait.
+            let queue = &mut self.lanes[item.lane as usize];
+            queue.not_before = Some(due);
+            queue.waiting.push_front(item);
+            self.queued += 1;
+        }
+        Ok(())
+    }
+
+    /// The end of a command that was answered, or that no client waits for. The next change of its row may go on.
+    pub fn done(&mut self, item: &Item<T>) {
+        if item.keys.hashes {
+            self.hashes.leave(item.keys.account);
+        }
+        if let Some(row) = item.keys.row.filter(|_| item.lane == Lane::Change)
+            && let Some(behind) = self.rows.get_mut(&row)
+        {
+            match behind.pop_front() {
+                Some(next) => {
+                    let waiting = &mut self.lanes[Lane::Change as usize].waiting;
+                    let at = waiting.partition_point(|queued| queued.arrived <= next.arrived);
+                    waiting.insert(at, next);
+                }
+                None => drop(self.rows.remove(&row)),
+            }
+        }
+    }
+
+    /// The end of a batch; `contended` where it met a lock, so that its time says nothing. Each of its commands is
+    /// then [done](Scheduler::done), or queued again.
+    pub fn finished(&mut self, token: Token, contended: bool, now: Instant) {
+        let Token { lane, started, retry } = token;
+        let queue = &mut self.lanes[lane as usize];
+        queue.in_flight -= 1;
+        self.retries_in_flight -= usize::from(retry);
+        let took = now.saturating_duration_since(started);
+        match lane {
+            Lane::Hash => self.hashes.learn(took),
+            _ if contended => {}
+            _ => queue.pace.learn(took, now),
+        }
+    }
+
+    /// The password to hash or check now.
+    pub fn next_hash(&mut self, now: Instant) -> Option<Batch<T>> {
+        if self.in_flight(Lane::Hash) >= self.capacity.hashes {
+            return None;
+        }
+        let item = self.hashes.pop()?;
+        Some(self.start(Lane::Hash, vec![item], false, now))
+    }
+
+    /// The statement to execute now: of the lanes that may have one more batch in flight, the one whose oldest command
+    /// has waited for longest.
+    pub fn next(&mut self, now: Instant) -> Next<T> {
+        if let Some(batch) = self.retry(now) {
+            return Next::Run(batch);
+        }
+        let Some(lane) = self.ready_lane(now) else {
+            return Next::Wait(self.next_time(now));
+        };
+        let waiting = &mut self.lanes[lane as usize].waiting;
+        let count = waiting.len().min(batch_limit(lane));
+        let items = waiting.drain(..count).collect();
+        Next::Run(self.start(lane, items, false, now))
+    }
+
+    /// Whether [`Scheduler::next`] has something to execute now.
+    pub fn is_ready(&self, now: Instant) -> bool {
+        self.ready_lane(now).is_some()
+            || (self.may_retry() && self.retries.iter().any(|(due, _)| *due <= now))
+    }
+
+    /// Whether [`Scheduler::next_hash`] has.
+    pub fn hash_is_ready(&self) -> bool {
+        self.hashes.queued > 0 && self.in_flight(Lane::Hash) < self.capacity.hashes
+    }
+
+    /// Whether the next end of a batch comes so soon that whatever arrives meanwhile had better wait for it, to be
+    /// fetched and executed together.
+    pub fn ends_soon(&self) -> bool {
+        let soon = |lane: Lane| {
+            let queue = &self.lanes[lane as usize];
+            queue.in_flight > 0 && queue.in_flight >= queue.pace.batches() && queue.pace.is_short()
+        };
+        [Lane::Find, Lane::List].into_iter().any(soon)
+    }
+
+    /// Whether nothing is queued and nothing in flight.
+    pub fn is_idle(&self) -> bool {
+        self.queued == 0 && self.lanes.iter().all(|queue| queue.in_flight == 0)
+    }
+
+    /// How many commands are queued.
+    pub fn len(&self) -> usize {
+        self.queued
+    }
+
+    /// Drops the queued commands that no client waits for any more.
+    pub fn retain(&mut self, mut awaited: impl FnMut(&T) -> bool) {
+        let mut dropped = Vec::new();
+        for queue in &mut self.lanes {
+            for item in mem::take(&mut queue.waiting) {
+                match awaited(&item.work) {
+                    true => queue.waiting.push_back(item),
+                    false => dropped.push(item),
+                }
+            }
+        }
+        let retries = mem::take(&mut self.retries);
+        let (kept, ended): (Vec<_>, Vec<_>) = retries.into_iter().partition(|(_, item)| awaited(&item.work));
+        self.retries = kept;
+        dropped.extend(ended.into_iter().map(|(_, item)| item));
+        dropped.extend(self.hashes.take_unless(&mut awaited));
+        for behind in self.rows.values_mut() {
+            let before = behind.len();
+            behind.retain(|item| awaited(&item.work));
+            self.queued -= before - behind.len();
+        }
+        self.queued -= dropped.len();
+        for item in &dropped {
+            self.done(item);
+        }
+    }
+
+    fn queue(&mut self, item: Item<T>) {
+        let Item { lane, keys, .. } = item;
+        self.queued += 1;
+        if lane == Lane::Hash {
+            return self.hashes.push(item);
+        }
+        if let Some(row) = keys.row.filter(|_| lane == Lane::Change) {
+            match self.rows.get_mut(&row) {
+                Some(behind) => return behind.push_back(item),
+                None => drop(self.rows.insert(row, VecDeque::new())),
+            }
+        }
+        self.lanes[lane as usize].waiting.push_back(item);
+    }
+
+    fn start(&mut self, lane: Lane, items: Vec<Item<T>>, retry: bool, now: Instant) -> Batch<T> {
+        self.lanes[lane as usize].in_flight += 1;
+        self.retries_in_flight += usize::from(retry);
+        self.queued -= items.len();
+        let token = Token { lane, started: now, retry };
+        Batch { lane, items, token }
+    }
+
+    /// The oldest command that is to be executed again by now, unbatched.
+    fn retry(&mut self, now: Instant) -> Option<Batch<T>> {
+        let due = self.retries.iter().enumerate().filter(|(_, (due, _))| *due <= now);
+        let (at, _) = due.min_by_key(|(_, (due, _))| *due)?;
+        if !self.may_retry() {
+            return None;
+        }
+        let (_, item) = self.retries.swap_remove(at);
+        Some(self.start(item.lane, vec![item], true, now))
+    }
+
+    fn ready_lane(&self, now: Instant) -> Option<Lane> {
+        let oldest = |lane: Lane| {
+            let queue = &self.lanes[lane as usize];
+            let arrived = queue.waiting.front()?.arrived;
+            let ready = queue.not_before.is_none_or(|at| at <= now) && self.may_start(lane);
+            ready.then_some((arrived, lane))
+        };
+        let ready = Lane::ALL.into_iter().filter_map(oldest);
+        ready.min_by_key(|(arrived, _)| *arrived).map(|(_, lane)| lane)
+    }
+
+    fn in_flight(&self, lane: Lane) -> usize {
+        self.lanes[lane as usize].in_flight
+    }
+
+    /// Batches of statements that writes may have in flight: a read always has one more, if there are two.
+    fn write_capacity(&self) -> usize {
+        (self.capacity.statements - 1).max(1)
+    }
+
+    fn writes(&self) -> usize {
+        self.in_flight(Lane::Create) + self.in_flight(Lane::Change)
+    }
+
+    fn statements(&self) -> usize {
+        self.writes()
+            + [Lane::Find, Lane::List, Lane::Lookup].map(|lane| self.in_flight(lane)).iter().sum::<usize>()
+    }
+
+    fn may_write(&self) -> bool {
+        self.statements() < self.capacity.statements && self.writes() < self.write_capacity()
+    }
+
+    /// Half of what writes may have, so that new ones are executed beside those that meet locks.
+    fn may_retry(&self) -> bool {
+        self.may_write() && self.retries_in_flight < (self.write_capacity() / 2).max(1)
+    }
+
+    fn may_start(&self, lane: Lane) -> bool {
+        let in_flight = self.in_flight(lane);
+        // One of those that write is left to the other kind of write.
+        let share = (self.write_capacity() - 1).max(1);
+        match lane {
+            Lane::Hash => false,
+            Lane::Change => self.may_write() && in_flight < share,
+            Lane::Create => {
+                self.may_write() && in_flight < share.min(self.lanes[lane as usize].pace.batches())
+            }
+            Lane::Find | Lane::List | Lane::Lookup => {
+                let paced = self.lanes[lane as usize].pace.batches();
+                self.statements() < self.capacity.statements && in_flight < paced
+            }
+        }
+    }
+
+    /// When something becomes ready without anything being pushed or finished.
+    fn next_time(&self, now: Instant) -> Option<Instant> {
+        let retries = self.retries.iter().map(|(due, _)| *due).filter(|_| self.may_retry());
+        let queues = Lane::ALL.into_iter().filter_map(|lane| {
+            let queue = &self.lanes[lane as usize];
+            let at = queue.not_before.filter(|at| *at > now && !queue.waiting.is_empty())?;
+            self.may_start(lane).then_some(at)
+        });
+        retries.chain(queues).min()
+    }
+}
+
+/// How many batches of a lane are worth having in flight.
+///
+/// A batch costs this machine processor time, and the time between is waiting: for the network, for a commit. Where a
+/// batch is mostly processor time, one in flight is best, because two share the same cores and are half as full. Where
+/// it is mostly waiting, as many pay as fit into one waiting. The shortest batch of the last half second tells which,
+/// and no contention for the cores, which lengthens all others, is mistaken for waiting.
+#[derive(Debug)]
+struct Pace {
+    /// The shortest of the current window and of the one before.
+    shortest: [Duration; 2],
+    window: Instant,
+}
+
+/// A window of [`Pace`]; a change of the database shows after two at the latest.
+const WINDOW: Duration = Duration::from_millis(400);
+
+/// What a batch costs in processor time, here and in a database on the same machine, hand-overs between threads included:
+/// a lone read takes 60 to 120 µs. A batch that takes no longer has no waiting in it.
+const BATCH_COST: Duration = Duration::from_micros(100);
+
+/// Below this, whatever arrives waits for the end of a batch in flight instead of waking another worker.
+const SHORT: Duration = Duration::from_micros(300);
+
+impl Pace {
+    fn new(now: Instant) -> Pace {
+        Pace { shortest: [Duration::MAX; 2], window: now }
+    }
+
+    fn learn(&mut self, took: Duration, now: Instant) {
+        if now > self.window + WINDOW {
+            self.shortest = [Duration::MAX, self.shortest[0]];
+            self.window = now;
+        }
+        self.shortest[0] = self.shortest[0].min(took);
+    }
+
+    fn shortest(&self) -> Duration {
+        self.shortest[0].min(self.shortest[1])
+    }
+
+    fn batches(&self) -> usize {
+        match self.shortest() {
+            Duration::MAX => 2,
+            shortest => {
+                let waiting = shortest.saturating_sub(2 * BATCH_COST);
+                1 + (waiting.as_nanos() / BATCH_COST.as_nanos()) as usize
+            }
+        }
+    }
+
+    fn is_short(&self) -> bool {
+        self.shortest() < SHORT
+    }
+}
+
+/// Commands that wait for a hash. Accounts take turns, so that one that is guessed at holds up no other's login.
+struct HashQueue<T> {
+    queues: HashMap<u64, VecDeque<Item<T>>>,
+    /// Accounts with something queued, the next one first.
+    turns: VecDeque<u64>,
+    queued: usize,
+    /// Admitted and not done, by account; those before their look-up, and those in flight, included.
+    admitted: HashMap<u64, usize>,
+    all_admitted: usize,
+    anonymous_admitted: usize,
+    /// For those without an account: a number each.
+    anonymous: u64,
+    /// How long one hash takes, in the mean of the last ones.
+    takes: Duration,
+}
+
+impl<T> Default for HashQueue<T> {
+    fn default() -> Self {
+        HashQueue {
+            queues: HashMap::new(),
+            turns: VecDeque::new(),
+            queued: 0,
+            admitted: HashMap::new(),
+            all_admitted: 0,
+            anonymous_admitted: 0,
+            anonymous: 0,
+            // The work of OWASP's parameters on a core of 2023; learned from the first hash on.
+            takes: Duration::from_millis(20),
+        }
+    }
+}
+
+impl<T> HashQueue<T> {
+    /// Whether one more would be hashed in time: behind all others, or in its turn among the accounts.
+    fn admit(&mut self, account: Option<u64>, at_once: usize) -> bool {
+        let same = account.and_then(|account| self.admitted.get(&account)).copied().unwrap_or(0);
+        let others = self.admitted.len() + self.anonymous_admitted;
+        let before = self.all_admitted.min(others * (same + 1));
+        let wait = self.takes * u32::try_from(before).unwrap_or(u32::MAX) / at_once as u32;
+        if wait > HASH_WAIT {
+            return false;
+        }
+        self.all_admitted += 1;
+        match account {
+            Some(account) => *self.admitted.entry(account).or_default() += 1,
+            None => self.anonymous_admitted += 1,
+        }
+        true
+    }
+
+    fn leave(&mut self, account: Option<u64>) {
+        self.all_admitted -= 1;
+        self.anonymous_admitted -= usize::from(account.is_none());
+        if let Some(account) = account
+            && let Some(count) = self.admitted.get_mut(&account)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.admitted.remove(&account);
+            }
+        }
+    }
+
+    fn push(&mut self, item: Item<T>) {
+        let account = item.keys.account.unwrap_or_else(|| {
+            self.anonymous += 1;
+            // Accounts have the upper half of the numbers.
+            self.anonymous & (u64::MAX >> 1)
+        });
+        let queue = self.queues.entry(account).or_default();
+        if queue.is_empty() {
+            self.turns.push_back(account);
+        }
+        queue.push_back(item);
+        self.queued += 1;
+    }
+
+    fn pop(&mut self) -> Option<Item<T>> {
+        let account = self.turns.pop_front()?;
+        let queue = self.queues.get_mut(&account)?;
+        let item = queue.pop_front();
+        match queue.is_empty() {
+            true => drop(self.queues.remove(&account)),
+            false => self.turns.push_back(account),
+        }
+        self.queued -= usize::from(item.is_some());
+        item
+    }
+
+    fn take_unless(&mut self, awaited: &mut impl FnMut(&T) -> bool) -> Vec<Item<T>> {
+        let mut dropped = Vec::new();
+        let all: Vec<Item<T>> = std::iter::from_fn(|| self.pop()).collect();
+        for item in all {
+            match awaited(&item.work) {
+                true => self.push(item),
+                false => dropped.push(item),
+            }
+        }
+        dropped
+    }
+
+    fn learn(&mut self, took: Duration) {
+        self.takes = (self.takes * 7 + took) / 8;
+    }
+}
