@@ -11,9 +11,10 @@ use crate::{
     config::{Config, Secret},
     db::{
         blocking::{DropOutside, outside_of_runtimes},
+        retry_contended,
         users::{PasswordChange, Users},
     },
-    error::{Cause, Error},
+    error::Error,
     http::{Request, Response},
     users::{
         pagination::PageRequest,
@@ -21,6 +22,7 @@ use crate::{
         user::{NewUser, User, UserChanges},
     },
 };
+use std::time::{Duration, Instant};
 
 /// The service without a server: a function from a request to a response. Shared by reference between threads.
 pub struct App {
@@ -29,6 +31,7 @@ pub struct App {
     access: Access,
     max_per_page: u32,
     hashing: Turns,
+    request_timeout: Duration,
 }
 
 /// Which requests are answered together.
@@ -60,6 +63,7 @@ impl App {
             access: Access::new(config.api_token.as_ref()),
             max_per_page: config.max_per_page,
             hashing: Turns::default(),
+            request_timeout: config.limits.request_timeout,
         }
     }
 
@@ -69,7 +73,8 @@ impl App {
     /// statements, and where a password is involved for its turn to be hashed and for that work, some 20 ms. What only
     /// a server can refuse (its [`Limits`](crate::Limits)) is not refused here.
     pub fn handle(&self, request: &Request) -> Response {
-        outside_of_runtimes(|| answer(self.dispatch(request)))
+        let deadline = Instant::now() + self.request_timeout;
+        outside_of_runtimes(|| answer(retry_contended(deadline, || self.dispatch(request))))
     }
 
     /// With which others a request may be answered.
@@ -83,31 +88,32 @@ impl App {
         }
     }
 
-    /// Answers requests of one kind, each as [`App::handle`] would, with fewer queries. `None` for one that would
-    /// keep the others waiting: it is to be handled alone.
+    /// Answers requests of one kind, each as [`App::handle`] would, with fewer queries. `None` for one that is
+    /// contended: it is to be tried again later, unbatched.
     pub(crate) fn handle_run(&self, kind: Kind, requests: &[&Request]) -> Vec<Option<Response>> {
         match (kind, requests) {
             (Kind::Create, _) => {
                 let new = |request: &Request| self.new_user(request);
                 self.together(requests, new, |new| self.create_together(&new))
             }
-            (_, [request]) => vec![Some(self.handle(request))],
+            (Kind::Hash, _) => requests.iter().map(|request| Some(self.handle(request))).collect(),
+            (_, [request]) => vec![attempted(self.dispatch(request))],
             (Kind::Find, _) => self.together(requests, find_id, |ids| self.find_together(&ids)),
             (Kind::List, _) => {
                 let page = |request: &Request| PageRequest::from_query(request, self.max_per_page);
                 self.together(requests, page, |pages| self.list_together(&pages))
             }
-            _ => requests.iter().map(|request| Some(self.handle(request))).collect(),
+            (Kind::Alone, _) => requests.iter().map(|request| attempted(self.dispatch(request))).collect(),
         }
     }
 
     /// Answers those that are not admitted, or do not read, one by one and the others together, each in its
     /// place.
-    fn together<T, R: Into<Option<Response>>>(
+    fn together<T>(
         &self,
         requests: &[&Request],
         read: impl Fn(&Request) -> Result<T, Error>,
-        run: impl FnOnce(Vec<T>) -> Vec<R>,
+        run: impl FnOnce(Vec<T>) -> Vec<Option<Response>>,
     ) -> Vec<Option<Response>> {
         let mut admitted = Vec::with_capacity(requests.len());
         let mut refusals = Vec::with_capacity(requests.len());
@@ -123,7 +129,7 @@ impl App {
         let mut answers = run(admitted).into_iter();
         let all = refusals.into_iter().map(|refusal| match refusal {
             Some(refusal) => Some(refusal),
-            None => answers.next().expect("a run has an outcome for each of its requests").into(),
+            None => answers.next().expect("a run has an outcome for each of its requests"),
         });
         all.collect()
     }
@@ -153,10 +159,10 @@ impl App {
         Ok(Response::json(200, &self.users.list(page)?))
     }
 
-    fn list_together(&self, requests: &[PageRequest]) -> Vec<Response> {
+    fn list_together(&self, requests: &[PageRequest]) -> Vec<Option<Response>> {
         match self.users.list_many(requests) {
-            Ok(pages) => pages.iter().map(|page| Response::json(200, page)).collect(),
-            Err(error) => vec![answer(Err(error)); requests.len()],
+            Ok(pages) => pages.iter().map(|page| Some(Response::json(200, page))).collect(),
+            Err(error) => vec![attempted(Err(error)); requests.len()],
         }
     }
 
@@ -165,14 +171,14 @@ impl App {
         Ok(Response::json(200, &user))
     }
 
-    fn find_together(&self, ids: &[i64]) -> Vec<Response> {
+    fn find_together(&self, ids: &[i64]) -> Vec<Option<Response>> {
         let users = match self.users.find_many(ids) {
             Ok(users) => users,
-            Err(error) => return vec![answer(Err(error)); ids.len()],
+            Err(error) => return vec![attempted(Err(error)); ids.len()],
         };
         let one = |id: &i64| match users.binary_search_by_key(id, |user| user.id) {
-            Ok(at) => Response::json(200, &users[at]),
-            Err(_) => answer(Err(Error::NotFound)),
+            Ok(at) => Some(Response::json(200, &users[at])),
+            Err(_) => Some(answer(Err(Error::NotFound))),
         };
         ids.iter().map(one).collect()
     }
@@ -188,11 +194,7 @@ impl App {
     fn create_together(&self, new: &[NewUser]) -> Vec<Option<Response>> {
         let values: Vec<_> = new.iter().map(|new| (&*new.name, &*new.email)).collect();
         let outcomes = self.users.create_many(&values).into_iter();
-        let outcomes = outcomes.map(|outcome| match outcome {
-            Err(Error::Database { cause: Cause::Lock, .. }) => None,
-            outcome => Some(answer(outcome.map(|user| created(&user)))),
-        });
-        outcomes.collect()
+        outcomes.map(|outcome| attempted(outcome.map(|user| created(&user)))).collect()
     }
 
     fn new_user(&self, request: &Request) -> Result<NewUser, Error> {
@@ -255,6 +257,14 @@ fn answer(result: Result<Response, Error>) -> Response {
         error.log();
         Response::from(&error)
     })
+}
+
+/// `None` where another attempt may succeed.
+fn attempted(result: Result<Response, Error>) -> Option<Response> {
+    match result {
+        Err(Error::Contended) => None,
+        result => Some(answer(result)),
+    }
 }
 
 fn find_id(request: &Request) -> Result<i64, Error> {

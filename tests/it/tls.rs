@@ -11,9 +11,9 @@ use nix::sys::signal::Signal;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use userd::db::explain;
 use userd::db::target::{Settings, Target};
 use userd::db::tls::connector;
-use userd::error::explain;
 
 /// "tls" or "plain" when connected, else the one-line explanation.
 fn connect(target: &Target) -> String {
