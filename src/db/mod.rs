@@ -7,6 +7,8 @@ pub mod migrate;
 mod pool;
 mod retry;
 mod session;
+#[cfg(test)]
+mod silent;
 mod sqlstate;
 pub mod target;
 pub mod tls;

@@ -262,3 +262,50 @@ fn set_up(limits: &PoolLimits) -> String {
          set jit = off; set plan_cache_mode = force_generic_plan"
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::db::silent::{LONG, Until, server, watchdog};
+    use std::{sync::mpsc, thread};
+
+    fn pool(until: Until, statement_timeout: Duration) -> Pool {
+        let (watchdog, tls) = watchdog();
+        let limits = PoolLimits {
+            size: 1,
+            acquire_timeout: LONG,
+            statement_timeout,
+            lock_timeout: LOCK_TIMEOUT,
+            prepared: false,
+        };
+        Pool::new(&server(until), tls, watchdog, limits)
+    }
+
+    /// What `work` returns; it does not block for long.
+    fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+        let (done, outcome) = mpsc::channel();
+        thread::spawn(move || done.send(work()));
+        outcome.recv_timeout(LONG).expect("it ends in time")
+    }
+
+    #[test]
+    fn a_silent_server_blocks_neither_statements_nor_the_closing_of_sessions() {
+        let outcome = in_time(|| {
+            let pool = pool(Until::Refused, LONG);
+            let outcome = pool.write("select", &[]);
+            drop(pool);
+            outcome
+        });
+        assert!(matches!(outcome, Err(Error::Database { code, .. }) if code == "XX000"));
+
+        for read in [true, false] {
+            let outcome = in_time(move || {
+                let pool = pool(Until::Set, Duration::from_millis(100));
+                let outcome = pool.execute("select", &[], read);
+                drop(pool);
+                outcome
+            });
+            assert!(matches!(outcome, Err(Error::Unavailable(_))), "{outcome:?}");
+        }
+    }
+}

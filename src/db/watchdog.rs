@@ -386,3 +386,58 @@ fn has_named_peer(fd: RawFd) -> bool {
         None => matches!(peer.family(), Some(AddressFamily::Inet | AddressFamily::Inet6)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::db::silent::{LONG, Until, server, watchdog};
+    use std::{
+        net::{TcpListener, TcpStream},
+        time::Instant,
+    };
+
+    /// Polls until the thread sleeps.
+    fn asleep(watchdog: &Watchdog) {
+        let deadline = Instant::now() + LONG;
+        while watchdog.0.0.activity.load(Ordering::Relaxed) != ASLEEP {
+            assert!(Instant::now() < deadline, "the thread still looks at the watches");
+            thread::sleep(TICK / 10);
+        }
+    }
+
+    #[test]
+    fn the_thread_sleeps_until_a_wait_begins() {
+        let (watchdog, tls) = watchdog();
+        let target = server(Until::Accepted);
+        for _ in 0..2 {
+            asleep(&watchdog);
+            let refused = watchdog.connect(&target.config, &tls, "").err();
+            assert!(matches!(refused, Some(ConnectError::Silent)), "{refused:?}");
+        }
+        // It ends from its sleep, too.
+        asleep(&watchdog);
+        let watches = Arc::downgrade(&watchdog.0.0);
+        drop(watchdog);
+        let deadline = Instant::now() + LONG;
+        while watches.strong_count() > 0 {
+            assert!(Instant::now() < deadline, "the thread is left");
+            thread::sleep(TICK / 10);
+        }
+    }
+
+    /// The number of a closed socket is soon another one's.
+    #[test]
+    fn a_watch_is_of_one_socket_whatever_its_client_closes() {
+        let (watchdog, tls) = watchdog();
+        let connection = watchdog.connect(&server(Until::Set).config, &tls, "").unwrap();
+        assert!(connection.watch().is_quiet());
+        let watch = connection.watch.clone();
+        let before = watch.socket().as_ref().map(|socket| socket.as_raw_fd());
+        drop(connection);
+        let others: Vec<_> = (0..64).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        assert!(others.iter().all(|other| Some(other.as_raw_fd()) != before), "it is ours until the end");
+        watch.shut_down();
+        assert!(!watch.is_quiet());
+        assert!(others.iter().all(|other| TcpStream::connect(other.local_addr().unwrap()).is_ok()));
+    }
+}
