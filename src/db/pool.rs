@@ -39,8 +39,7 @@ pub struct PoolLimits {
     pub prepared: bool,
 }
 
-/// A pool of sessions; clones share it.
-#[derive(Clone)]
+/// A pool of sessions.
 pub struct Pool {
     pool: r2d2::Pool<Manager>,
     limits: PoolLimits,

@@ -1,6 +1,6 @@
 //! Every statement on users, and how a row becomes a [`User`].
 
-use super::{Pool, session::Param, sqlstate};
+use super::{Pool, blocking::outside_of_runtimes, session::Param, sqlstate};
 use crate::{
     error::Error,
     users::{
@@ -14,7 +14,10 @@ use postgres::{
     Row,
     types::{FromSql, Type},
 };
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+};
 
 const FIND: &str = "select id, name, email, created_at, updated_at from users where id = $1";
 
@@ -78,7 +81,7 @@ const DELETE: &str = "delete from users where id = $1 returning id";
 /// The users of one database; clones share it.
 #[derive(Clone)]
 pub struct Users {
-    pool: Pool,
+    pool: Arc<Pool>,
     lazy: Option<Arc<dyn Load<Credential>>>,
 }
 
@@ -96,7 +99,8 @@ pub enum PasswordChange {
 impl Users {
     /// The users behind a pool. `lazy_loading`: whether a relation that was not loaded is loaded on access.
     pub fn new(pool: Pool, lazy_loading: bool) -> Users {
-        let lazy = lazy_loading.then(|| Arc::new(Credentials(pool.clone())) as Arc<dyn Load<_>>);
+        let pool = Arc::new(pool);
+        let lazy = lazy_loading.then(|| Arc::new(Credentials(Arc::downgrade(&pool))) as Arc<dyn Load<_>>);
         Users { pool, lazy }
     }
 
@@ -264,14 +268,18 @@ impl Users {
     }
 }
 
-/// Loads a credential on access.
-struct Credentials(Pool);
+/// Loads a credential on access. A user may outlive its service and be dropped anywhere, so it keeps no pool.
+struct Credentials(Weak<Pool>);
 
 impl Load<Credential> for Credentials {
     fn load(&self, owner: i64) -> Result<Option<Credential>, Error> {
-        let rows = self.0.read(FIND_CREDENTIAL, &[(&owner, Type::INT8)])?;
-        let hash: Option<String> = rows.first().map(|row| column(row, 0)).transpose()?;
-        Ok(hash.map(credential))
+        outside_of_runtimes(|| {
+            let pool =
+                self.0.upgrade().ok_or_else(|| Error::Unavailable("the service has stopped".into()))?;
+            let rows = pool.read(FIND_CREDENTIAL, &[(&owner, Type::INT8)])?;
+            let hash: Option<String> = rows.first().map(|row| column(row, 0)).transpose()?;
+            Ok(hash.map(credential))
+        })
     }
 }
 
@@ -296,5 +304,103 @@ impl FromSql<'_> for Timestamp {
 
     fn accepts(ty: &Type) -> bool {
         *ty == Type::TIMESTAMPTZ
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{App, Config, ScratchDatabase, db::silent::LONG, users::password};
+    use std::{
+        thread,
+        time::{Duration, Instant},
+    };
+
+    const PASSWORD: &str = "correct horse";
+
+    /// A service with Ada, who has a password, and Bob, who has none.
+    fn ada_and_bob(production: bool) -> (ScratchDatabase, App) {
+        let database = ScratchDatabase::create().unwrap();
+        let app = App::open(&Config { production, db_pool_size: 2, ..database.config() }).unwrap();
+        let hash = password::hash(&PASSWORD.into()).unwrap();
+        app.users().create("Ada", "ada@example.com", Some(&hash)).unwrap();
+        app.users().create("Bob", "bob@example.com", None).unwrap();
+        (database, app)
+    }
+
+    fn sql(database: &ScratchDatabase) -> postgres::Client {
+        postgres::Client::connect(database.url(), postgres::NoTls).unwrap()
+    }
+
+    #[test]
+    fn outside_production_a_lazy_load_is_a_violation() {
+        let (_database, app) = ada_and_bob(false);
+        let users = app.users();
+        let mut unloaded = users.list(PageRequest { page: 1, per_page: 15 }).unwrap().data;
+        unloaded.push(users.find(1).unwrap());
+        unloaded.push(users.create("Eve", "eve@example.com", None).unwrap());
+        unloaded.push(users.update(2, Some("Robert"), None, &PasswordChange::Keep).unwrap());
+        assert_eq!(unloaded.len(), 5);
+        for user in unloaded {
+            assert!(!user.credential.is_loaded());
+            for _ in 0..2 {
+                let violation = user.credential.get().unwrap_err();
+                assert!(matches!(violation, Error::LazyLoadingViolation("credential")), "{violation:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn in_production_a_lazy_load_is_a_query() {
+        let (database, app) = ada_and_bob(true);
+        let users = app.users();
+        let (ada, bob) = (users.find(1).unwrap(), users.find(2).unwrap());
+        assert!(!ada.credential.is_loaded() && !bob.credential.is_loaded());
+        let credential = ada.credential.get().unwrap().expect("Ada has a password");
+        assert!(password::verify(&PASSWORD.into(), Some(&credential.password_hash)));
+        assert!(!password::verify(&"battery staple".into(), Some(&credential.password_hash)));
+        assert!(bob.credential.get().unwrap().is_none());
+        // Once loaded, it is kept; what is not loaded yet asks the database, and has its errors.
+        let another = users.find(1).unwrap();
+        sql(&database).batch_execute("drop table credentials").unwrap();
+        assert!(ada.credential.get().unwrap().is_some() && bob.credential.get().unwrap().is_none());
+        assert!(matches!(another.credential.get(), Err(Error::Database { .. })));
+    }
+
+    #[test]
+    fn an_eager_load_is_never_a_violation() {
+        for production in [true, false] {
+            let (_database, app) = ada_and_bob(production);
+            for (email, has_password) in [("ADA@example.com", true), ("bob@example.com", false)] {
+                let user = app.users().find_by_email_with_credential(email).unwrap();
+                assert!(user.credential.is_loaded());
+                assert_eq!(user.credential.get().unwrap().is_some(), has_password, "{email}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_user_may_outlive_its_service_and_be_dropped_in_an_async_task() {
+        let (database, app) = ada_and_bob(true);
+        let (ada, bob) = (app.users().find(1).unwrap(), app.users().find(2).unwrap());
+        let mut sql = sql(&database);
+        let mut sessions = || -> i64 {
+            let count = "select count(*) from pg_stat_activity \
+                where datname = current_database() and application_name = 'userd'";
+            sql.query_one(count, &[]).unwrap().get(0)
+        };
+        assert!(sessions() > 0);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async { assert!(ada.credential.get().unwrap().is_some()) });
+        drop(app);
+        let deadline = Instant::now() + LONG;
+        while sessions() > 0 {
+            assert!(Instant::now() < deadline, "a user keeps {} sessions", sessions());
+            thread::sleep(Duration::from_millis(5));
+        }
+        runtime.block_on(async {
+            assert!(matches!(bob.credential.get(), Err(Error::Unavailable(_))));
+            drop((ada, bob));
+        });
     }
 }

@@ -14,10 +14,11 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use userd::db::watchdog::CONNECT_TIMEOUT;
 
 /// How long after the database is back the first success comes, for every client.
 const BACK_WITHIN: Duration = Duration::from_secs(1);
+/// How long one address of a database may take to be connected to.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// `REQUEST_TIMEOUT` where a test waits for it.
 const DEADLINE: Duration = Duration::from_secs(1);
 /// Users that are created before a fault.
