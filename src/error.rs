@@ -1,7 +1,7 @@
 //! What can go wrong with a request, and the ONE table that says how it is answered.
 //!
-//! Owns every status and text of a refusal, and what a SQLSTATE means. Knows nothing of sockets, SQL
-//! texts' contents or JSON Schema. The answer never holds what the database said; [`Error::log`] does.
+//! Owns every status and text of a refusal. Knows nothing of sockets, of the database's client and its SQLSTATEs, or of
+//! JSON Schema. The answer never holds what the database said; [`Error::log`] does.
 
 use serde::Serialize;
 use std::{borrow::Cow, fmt};
@@ -48,16 +48,17 @@ pub enum Error {
     /// Any other error of a query or a connection.
     Database {
         /// The statement, without its parameters; empty when there was none yet.
-        sql: Cow<'static, str>,
+        sql: &'static str,
         /// What the database or the connection said.
         message: String,
-        /// Who fares better.
-        cause: Cause,
+        /// The SQLSTATE; empty where the connection broke.
+        code: String,
     },
+    /// A lock was not granted, or a concurrent transaction took precedence. Nothing was changed: the same may succeed
+    /// later.
+    Contended,
     /// Something did not become free, or did not finish, in time; holds what.
     Unavailable(Cow<'static, str>),
-    /// Another session holds a lock that is needed. Nothing was changed; the same may succeed later.
-    Contended,
     /// A relation that was not loaded was accessed while that is prevented; holds its name.
     LazyLoadingViolation(&'static str),
     /// A panic, or an invariant that does not hold; holds what is known of it.
@@ -79,19 +80,6 @@ pub enum Error {
 }
 
 impl Error {
-    /// What a failed statement means, by its SQLSTATE. `sql` is the statement's text.
-    pub fn from_query(sql: impl Into<Cow<'static, str>>, error: &postgres::Error) -> Error {
-        match sqlstate(error) {
-            Some("23505") => Error::AlreadyExists,
-            Some("57014") => Error::Unavailable("the database cancelled a statement".into()),
-            code => Error::Database {
-                sql: sql.into(),
-                message: explain(error),
-                cause: Cause::of(code.unwrap_or_default()),
-            },
-        }
-    }
-
     /// The answer: status, body, and a header where the status wants one. This is the table.
     pub fn answer(&self) -> Answer {
         let fixed = |status, text| Answer::new(status, Body::text(text));
@@ -131,7 +119,7 @@ impl Error {
     /// Errors that are the client's own are silent here; the access line shows their status.
     pub fn log(&self) {
         match self {
-            Error::Database { sql, message, .. } if sql.is_empty() => {
+            Error::Database { sql: "", message, .. } => {
                 log::error!("database error: {message}");
             }
             Error::Database { sql, message, .. } => {
@@ -141,31 +129,8 @@ impl Error {
                 log::error!("database error: {message}; SQL: {sql}");
             }
             Error::LazyLoadingViolation(_) | Error::Internal(_) => log::error!("{self}"),
-            Error::Unavailable(_) => log::warn!("{self}"),
+            Error::Unavailable(_) | Error::Contended => log::warn!("{self}"),
             _ => {}
-        }
-    }
-}
-
-/// What the database refused a statement for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cause {
-    /// Its own values: others may fare better.
-    Values,
-    /// A lock that somebody else held for too long: others may fare better, and so may it.
-    Lock,
-    /// Anything else.
-    Other,
-}
-
-impl Cause {
-    fn of(code: &str) -> Cause {
-        // Data exceptions, integrity violations, rollbacks such as of deadlocks, raised errors.
-        const OF_VALUES: [&str; 4] = ["22", "23", "40", "P0"];
-        match code {
-            "55P03" => Cause::Lock,
-            code if OF_VALUES.iter().any(|class| code.starts_with(class)) => Cause::Values,
-            _ => Cause::Other,
         }
     }
 }
@@ -241,6 +206,9 @@ impl fmt::Display for Error {
             }
             Error::Internal(what) => write!(f, "internal error: {what}"),
             Error::Unavailable(what) => write!(f, "unavailable: {what}"),
+            Error::Contended => {
+                f.write_str("unavailable: locks or concurrent transactions blocked a statement")
+            }
             Error::Database { message, .. } => write!(f, "database error: {message}"),
             Error::BadRequest(rule) => write!(f, "bad request: {rule}"),
             other => {
@@ -253,56 +221,6 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// One line that says why the database refused: its severity, message and SQLSTATE, or the chain of causes
-/// of a broken connection. The DETAIL is left out on purpose: it quotes whole rows.
-pub fn explain(error: &postgres::Error) -> String {
-    let line = match error.as_db_error() {
-        Some(db) => format!("{}: {} ({})", db.severity(), db.message(), db.code().code()),
-        None => {
-            let mut line = error.to_string();
-            let mut cause = std::error::Error::source(error);
-            while let Some(inner) = cause {
-                let text = inner.to_string();
-                if !line.ends_with(&text) {
-                    line = format!("{line}: {text}");
-                }
-                cause = inner.source();
-            }
-            line
-        }
-    };
-    line.replace(['\n', '\r'], " ")
-}
-
-fn sqlstate(error: &postgres::Error) -> Option<&str> {
-    error.code().map(postgres::error::SqlState::code)
-}
-
-/// Whether waiting cannot mend a refused connection: wrong credentials (SQLSTATE class 28) and a missing
-/// database (3D) stay so.
-pub fn is_final(error: &postgres::Error) -> bool {
-    sqlstate(error).is_some_and(|code| code.starts_with("28") || code.starts_with("3D"))
-}
-
-/// Whether a prepared statement does not fit the tables any more, or is gone (SQLSTATE 26000): another session
-/// fares better.
-pub fn is_outdated(error: &postgres::Error) -> bool {
-    // Its SQLSTATE, 0A000, is that of many other refusals.
-    let cached_plan = error.as_db_error().and_then(|db| db.routine()) == Some("RevalidateCachedQuery");
-    cached_plan || sqlstate(error) == Some("26000")
-}
-
-/// Whether a statement was given up for the sake of others: a deadlock (SQLSTATE 40P01), or a transaction that does
-/// not fit in a row with them (40001).
-pub fn is_rolled_back(error: &postgres::Error) -> bool {
-    matches!(sqlstate(error), Some("40P01" | "40001"))
-}
-
-/// Whether a change was refused because this server takes none (SQLSTATE 25006), as a standby does.
-pub fn is_read_only(error: &postgres::Error) -> bool {
-    sqlstate(error) == Some("25006")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -313,14 +231,11 @@ mod tests {
             (Error::NotFound, 404, r#"{"error":"Not found"}"#),
             (Error::AlreadyExists, 409, r#"{"error":"Already exists"}"#),
             (
-                Error::Database {
-                    sql: "select secret".into(),
-                    message: "whatever".into(),
-                    cause: Cause::Other,
-                },
+                Error::Database { sql: "select secret", message: "whatever".into(), code: String::new() },
                 500,
                 r#"{"error":"Database error"}"#,
             ),
+            (Error::Contended, 503, r#"{"error":"Service unavailable"}"#),
             (Error::LazyLoadingViolation("credential"), 500, r#"{"error":"Internal server error"}"#),
             (Error::Internal("panic".into()), 500, r#"{"error":"Internal server error"}"#),
             (

@@ -83,8 +83,7 @@
 pub mod app;
 #[doc(hidden)]
 pub mod config;
-#[doc(hidden)]
-pub mod db;
+mod db;
 #[doc(hidden)]
 pub mod error;
 #[doc(hidden)]

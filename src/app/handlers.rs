@@ -31,9 +31,7 @@ pub(super) fn execute(app: &App, lane: Lane, commands: Vec<Command>) -> Vec<Step
 /// The end of a command, unless it is to be executed again.
 fn outcome(command: Command, result: Result<Response, Error>) -> Step {
     match result {
-        Err(Error::Contended | Error::Database { cause: crate::error::Cause::Lock, .. }) => {
-            Step::Contended(command)
-        }
+        Err(Error::Contended) => Step::Contended(command),
         result => Step::Done(result.unwrap_or_else(Error::into_response)),
     }
 }

@@ -1,6 +1,7 @@
 //! Brings the schema up to date: refinery's migrations, one replica at a time, nothing half applied.
 
-use crate::{config::ConfigError, error::explain};
+use super::explain;
+use crate::config::ConfigError;
 use postgres::{Client, types::Type};
 use refinery::Runner;
 use std::{

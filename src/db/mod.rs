@@ -5,11 +5,16 @@
 pub(crate) mod blocking;
 pub mod migrate;
 mod pool;
+mod retry;
 mod session;
+#[cfg(test)]
+mod silent;
+mod sqlstate;
 pub mod target;
 pub mod tls;
 pub mod users;
 pub mod watchdog;
 
-pub use pool::{Pool, PoolLimits};
-pub use session::Session;
+pub use pool::{LOCK_TIMEOUT, Pool, PoolLimits};
+pub(crate) use retry::Backoff;
+pub use sqlstate::explain;

@@ -1,15 +1,14 @@
-//! The pool of sessions: who may use one, how it is opened, and when work is run again on another.
-//!
-//! The only room, with those beneath it, that knows SQL. Nothing here knows HTTP.
+//! The pool of sessions: how a session is taken, opened and replaced, and when a statement is executed again.
 
 use super::{
-    session::Session,
+    retry::Backoff,
+    session::{Failure, Param, Session},
     target::Target,
     tls,
     watchdog::{ConnectError, Watchdog},
 };
 use crate::error::Error;
-use postgres::{Config, config::TargetSessionAttrs};
+use postgres::{Config, Row, config::TargetSessionAttrs};
 use r2d2::{ManageConnection, PooledConnection};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 use std::{
@@ -17,9 +16,12 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    thread,
     time::{Duration, Instant},
 };
+
+/// How long a statement waits for a lock before it is given up and executed again later: no statement that another
+/// client's lock blocks keeps a session for longer. Many times what a commit takes, and short beside a request.
+pub const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// How much of the database a pool may use, and how long its users wait.
 #[derive(Debug, Clone, Copy)]
@@ -28,33 +30,34 @@ pub struct PoolLimits {
     pub size: u32,
     /// How long a caller waits for a free one.
     pub acquire_timeout: Duration,
-    /// How long the database works on one statement, or waits for a lock, before it gives up.
+    /// How long the database works on one statement before it gives up; and for how long a read is executed again
+    /// where its session breaks.
     pub statement_timeout: Duration,
+    /// How long a statement waits for a lock before it ends with [`Error::Contended`].
+    pub lock_timeout: Duration,
     /// Whether sessions may keep prepared statements and settings between statements.
     pub prepared: bool,
 }
 
-/// A pool of sessions; clones share it.
-#[derive(Clone)]
+/// A pool of sessions.
 pub struct Pool {
     pool: r2d2::Pool<Manager>,
-    acquire_timeout: Duration,
-    answer_timeout: Duration,
-    shared: Arc<Shared>,
+    limits: PoolLimits,
+    outages: Arc<Outages>,
 }
 
-/// What is known of the database, by those who use it and those who connect to it.
+/// What the pool's users and its connecting thread know of the database.
 #[derive(Default)]
-struct Shared {
+struct Outages {
     /// Sessions opened before the last seen break of a connection are not trusted any more.
     epoch: AtomicU64,
     /// Since when no connection could be opened.
-    outage: Mutex<Option<Instant>>,
+    since: Mutex<Option<Instant>>,
 }
 
-impl Shared {
-    fn outage(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.outage.lock().unwrap_or_else(PoisonError::into_inner)
+impl Outages {
+    fn since(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.since.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -64,20 +67,21 @@ impl Pool {
         /// r2d2 waits at most half of this between its tries to connect, so the pool is back this soon
         /// after the database is.
         const RETRY_WITHIN: Duration = Duration::from_secs(1);
-        /// The database ends a statement by itself at the statement time-out; one that does not even say
-        /// so is not waited for any longer than this.
+        /// The database ends a statement by itself at the statement time-out. Without any answer, a session waits
+        /// for this much longer.
         const SLACK: Duration = Duration::from_secs(1);
-        let shared = Arc::new(Shared::default());
+        let outages = Arc::new(Outages::default());
         let manager = Manager {
             config: target.config.clone(),
             tls,
             watchdog,
             set_up: match limits.prepared {
-                true => set_up(limits.statement_timeout),
+                true => set_up(&limits),
                 false => String::new(),
             },
             prepared: limits.prepared,
-            shared: shared.clone(),
+            answer_timeout: limits.statement_timeout + SLACK,
+            outages: outages.clone(),
         };
         // r2d2's default of three threads is for pools that reconnect in bulk.
         let threads = ScheduledThreadPool::builder()
@@ -93,119 +97,68 @@ impl Pool {
             .thread_pool(Arc::new(threads))
             .error_handler(Box::new(LogConnectError))
             .build_unchecked(manager);
-        Pool {
-            pool,
-            acquire_timeout: limits.acquire_timeout,
-            answer_timeout: limits.statement_timeout + SLACK,
-            shared,
-        }
+        Pool { pool, limits, outages }
     }
 
-    /// Runs a read. It is run once more, on a fresh connection, where this one turns out to be broken; and up to three
-    /// times, after pauses of 620 ms together, where the database gave it up for the sake of others.
+    /// The rows of a read. Where its session breaks it is executed again on a new one, until the statement time-out
+    /// has passed.
     ///
-    /// Blocks for a free connection up to the acquire time-out, then [`Error::Unavailable`]; and for an
-    /// answer up to the statement time-out and a second, then [`Error::Unavailable`] too.
-    pub fn read<T>(&self, work: impl FnMut(&mut Session) -> Result<T, Error>) -> Result<T, Error> {
-        self.run_again(self.session()?, work, true)
+    /// Blocks for a free connection up to the acquire time-out, then [`Error::Unavailable`]; and for an answer up to
+    /// the statement time-out and a second, then [`Error::Unavailable`] too. [`Error::Contended`] where a lock was not
+    /// granted within the lock time-out.
+    pub(super) fn read(&self, sql: &'static str, params: &[Param]) -> Result<Vec<Row>, Error> {
+        self.execute(sql, params, true)
     }
 
-    /// Runs a write. It is run again, as a read is, only where it was certainly not done: it did not reach the server,
-    /// or the server said so. Had the connection broken after it was sent, nobody could tell.
+    /// The rows that a write returns. It is executed again, as a read is, only where the server has certainly not
+    /// executed it. Had the connection broken after it was sent, that would be unknown.
     ///
     /// Blocks as [`Pool::read`] does.
-    pub fn write<T>(&self, work: impl FnMut(&mut Session) -> Result<T, Error>) -> Result<T, Error> {
+    pub(super) fn write(&self, sql: &'static str, params: &[Param]) -> Result<Vec<Row>, Error> {
+        self.execute(sql, params, false)
+    }
+
+    fn execute(&self, sql: &'static str, params: &[Param], read: bool) -> Result<Vec<Row>, Error> {
+        /// While a database ends every session that it accepts, each attempt costs it a new one.
+        const FIRST_PAUSE: Duration = Duration::from_millis(1);
+        const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+        let deadline = Instant::now() + self.limits.statement_timeout;
+        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE, deadline);
+        let mut was_stale = false;
         loop {
             let mut session = self.session()?;
-            // The server says nothing unasked but that it ends the session.
-            if self.settle(&mut session) && session.watch.is_quiet() {
-                return self.run_again(session, work, false);
-            }
-            self.distrust(&mut session);
-        }
-    }
-
-    /// Once more at the most, but a few times where others came first.
-    fn run_again<T>(
-        &self,
-        mut session: PooledConnection<Manager>,
-        mut work: impl FnMut(&mut Session) -> Result<T, Error>,
-        read: bool,
-    ) -> Result<T, Error> {
-        /// For the others to take what was given up for them: at once, it would often be taken back before they
-        /// wake, and they would stand in each other's way again (3 of 25 times on a busy machine).
-        const PAUSES: [Duration; 3] =
-            [Duration::from_millis(20), Duration::from_millis(100), Duration::from_millis(500)];
-        let give_up = Instant::now() + self.answer_timeout;
-        let mut pauses = PAUSES.into_iter();
-        let mut again = true;
-        loop {
-            let failure = match self.run(&mut session, &mut work, read) {
-                Ok(value) => return Ok(value),
+            let outcome = match read || session.is_quiet() {
+                true => session.query(sql, params),
+                false => Err(Failure::ended()),
+            };
+            let failure = match outcome {
+                Ok(rows) => return Ok(rows),
                 Err(failure) => failure,
             };
-            drop(session);
-            match (failure, pauses.next()) {
-                (Failure::Again(_), _) if again => again = false,
-                (Failure::RolledBack(_), Some(pause)) if Instant::now() < give_up => thread::sleep(pause),
-                (failure, _) => return Err(failure.into()),
+            if matches!(failure, Failure::Broken { .. } | Failure::Stale(_)) {
+                self.distrust(&session);
             }
-            session = self.session()?;
+            drop(session);
+            match failure {
+                Failure::Broken { sent, .. } if (read || !sent) && backoff.pause() => {}
+                Failure::Stale(_) if !was_stale => was_stale = true,
+                Failure::Contended => return Err(Error::Contended),
+                Failure::Broken { error, .. } | Failure::Stale(error) | Failure::Final(error) => {
+                    return Err(error);
+                }
+            }
         }
     }
 
-    /// Reads what the server still had to say after an error: the client does not wait for it. Returns whether the
-    /// session is there to be used.
-    fn settle(&self, session: &mut Session) -> bool {
-        if !std::mem::take(&mut session.unsettled) {
-            return true;
-        }
-        session.watch.begin(self.answer_timeout);
-        let settled = session.client.batch_execute("");
-        session.watch.end();
-        settled.is_ok()
-    }
-
-    fn run<T>(
-        &self,
-        session: &mut Session,
-        work: &mut impl FnMut(&mut Session) -> Result<T, Error>,
-        read: bool,
-    ) -> Result<T, Failure> {
-        (session.sent, session.undone) = (false, false);
-        session.watch.begin(self.answer_timeout);
-        let result = work(session);
-        session.watch.end();
-        let error = match result {
-            Ok(value) => return Ok(value),
-            Err(error) => error,
-        };
-        let broken = session.stale || session.client.is_closed();
-        if broken {
-            self.distrust(session);
-        }
-        if session.watch.expired() {
-            let what = "the database fell silent, and its connection was closed";
-            return Err(Failure::Final(Error::Unavailable(what.into())));
-        }
-        Err(match broken {
-            true if session.undone || read || !session.sent => Failure::Again(error),
-            false if session.undone => Failure::RolledBack(error),
-            _ => Failure::Final(error),
-        })
-    }
-
-    /// This session is replaced, and those of its age as well.
-    fn distrust(&self, session: &mut Session) {
-        session.stale = true;
-        let next = session.epoch + 1;
-        self.shared.epoch.fetch_max(next, Ordering::Relaxed);
+    /// Has this session replaced, and all that are as old.
+    fn distrust(&self, session: &Session) {
+        self.outages.epoch.fetch_max(session.epoch + 1, Ordering::Relaxed);
     }
 
     fn session(&self) -> Result<PooledConnection<Manager>, Error> {
         let mut deadline = None;
         loop {
-            let mut session = match self.pool.try_get() {
+            let session = match self.pool.try_get() {
                 Some(session) => session,
                 None => {
                     let deadline = *deadline.get_or_insert_with(|| self.acquire_deadline());
@@ -216,39 +169,20 @@ impl Pool {
                     })?
                 }
             };
-            if session.epoch == self.shared.epoch.load(Ordering::Relaxed) {
+            if session.epoch == self.outages.epoch.load(Ordering::Relaxed) {
                 return Ok(session);
             }
-            session.stale = true;
         }
     }
 
-    /// A short outage is waited out; once one has lasted that long, nobody waits for its end.
+    /// A short outage is waited out; once one has lasted for the acquire time-out, requests fail at once.
     fn acquire_deadline(&self) -> Instant {
         let now = Instant::now();
         let outage = match self.pool.state().connections {
-            0 => *self.shared.outage(),
+            0 => *self.outages.since(),
             _ => None,
         };
-        outage.unwrap_or(now) + self.acquire_timeout
-    }
-}
-
-/// Why work on a session failed.
-enum Failure {
-    /// Nothing was changed, and trying again on another session may bring success.
-    Again(Error),
-    /// Nothing was changed for the sake of others, and trying again after them may bring success.
-    RolledBack(Error),
-    /// Trying again brings nothing, or too much.
-    Final(Error),
-}
-
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Error {
-        match failure {
-            Failure::Again(error) | Failure::RolledBack(error) | Failure::Final(error) => error,
-        }
+        outage.unwrap_or(now) + self.limits.acquire_timeout
     }
 }
 
@@ -259,23 +193,20 @@ struct Manager {
     watchdog: Watchdog,
     set_up: String,
     prepared: bool,
-    shared: Arc<Shared>,
+    answer_timeout: Duration,
+    outages: Arc<Outages>,
 }
 
 impl Manager {
     fn open(&self) -> Result<Session, ConnectError> {
         // Read first: a break that is seen while this connects makes the new session suspect too.
-        let epoch = self.shared.epoch.load(Ordering::Relaxed);
-        let (client, watch) = self.watchdog.connect(&self.config, &self.tls, &self.set_up)?;
+        let epoch = self.outages.epoch.load(Ordering::Relaxed);
+        let connection = self.watchdog.connect(&self.config, &self.tls, &self.set_up)?;
         Ok(Session {
-            client,
+            connection,
             statements: self.prepared.then(Vec::new),
-            watch,
+            answer_timeout: self.answer_timeout,
             epoch,
-            stale: false,
-            sent: false,
-            undone: false,
-            unsettled: false,
             wants_primary: self.config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite,
         })
     }
@@ -287,12 +218,12 @@ impl ManageConnection for Manager {
 
     fn connect(&self) -> Result<Session, ConnectError> {
         let opened = self.open();
-        let mut outage = self.shared.outage();
-        *outage = match opened {
+        let mut since = self.outages.since();
+        *since = match opened {
             Ok(_) => None,
-            Err(_) => outage.or_else(|| Some(Instant::now())),
+            Err(_) => since.or_else(|| Some(Instant::now())),
         };
-        drop(outage);
+        drop(since);
         opened
     }
 
@@ -302,7 +233,7 @@ impl ManageConnection for Manager {
     }
 
     fn has_broken(&self, session: &mut Session) -> bool {
-        session.stale || session.client.is_closed()
+        session.epoch != self.outages.epoch.load(Ordering::Relaxed) || session.connection.is_closed()
     }
 }
 
@@ -316,14 +247,64 @@ impl r2d2::HandleError<ConnectError> for LogConnectError {
 }
 
 /// What every session is set to. Statements are written for read committed, whatever the role's default is: each
-/// is a transaction. Pages want the last two: the planner takes one for dearer than it is where a
+/// is a transaction. The time-out for locks is set here, not in a statement: a statement locks its tables before it can
+/// set anything. Pages want the last two: the planner takes one for more expensive than it is where a
 /// table has no statistics yet, and compiling the query then took 93 ms for a page of half a millisecond; and
 /// planning it anew for each call took longer than running it.
-fn set_up(statement_timeout: Duration) -> String {
-    let milliseconds = statement_timeout.as_millis().max(1);
+fn set_up(limits: &PoolLimits) -> String {
+    let milliseconds = |time: Duration| time.as_millis().max(1);
+    let statement = milliseconds(limits.statement_timeout);
+    let lock = milliseconds(limits.lock_timeout);
     format!(
-        "set statement_timeout = {milliseconds}; set lock_timeout = {milliseconds}; \
+        "set statement_timeout = {statement}; set lock_timeout = {lock}; \
          set default_transaction_isolation = 'read committed'; \
          set jit = off; set plan_cache_mode = force_generic_plan"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::db::silent::{LONG, Until, server, watchdog};
+    use std::{sync::mpsc, thread};
+
+    fn pool(until: Until, statement_timeout: Duration) -> Pool {
+        let (watchdog, tls) = watchdog();
+        let limits = PoolLimits {
+            size: 1,
+            acquire_timeout: LONG,
+            statement_timeout,
+            lock_timeout: LOCK_TIMEOUT,
+            prepared: false,
+        };
+        Pool::new(&server(until), tls, watchdog, limits)
+    }
+
+    /// What `work` returns; it does not block for long.
+    fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+        let (done, outcome) = mpsc::channel();
+        thread::spawn(move || done.send(work()));
+        outcome.recv_timeout(LONG).expect("it ends in time")
+    }
+
+    #[test]
+    fn a_silent_server_blocks_neither_statements_nor_the_closing_of_sessions() {
+        let outcome = in_time(|| {
+            let pool = pool(Until::Refused, LONG);
+            let outcome = pool.write("select", &[]);
+            drop(pool);
+            outcome
+        });
+        assert!(matches!(outcome, Err(Error::Database { code, .. }) if code == "XX000"));
+
+        for read in [true, false] {
+            let outcome = in_time(move || {
+                let pool = pool(Until::Set, Duration::from_millis(100));
+                let outcome = pool.execute("select", &[], read);
+                drop(pool);
+                outcome
+            });
+            assert!(matches!(outcome, Err(Error::Unavailable(_))), "{outcome:?}");
+        }
+    }
 }

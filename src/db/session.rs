@@ -1,93 +1,129 @@
-//! What a session adds to a client: statements that are prepared once, and what a failed one means for it.
+//! One connection with the statements that were prepared on it, and what a failed statement means for both.
 
-use super::watchdog::Watch;
-use crate::error::{self, Error};
-use bytes::BytesMut;
+use super::{
+    sqlstate::{Meaning, condition},
+    watchdog::Connection,
+};
+use crate::error::Error;
 use postgres::{
-    Client, Row, Statement,
+    Row, Statement,
     types::{ToSql, Type},
 };
-use std::sync::Arc;
+use std::time::Duration;
 
-/// One connection, with the statements that were prepared on it.
-pub struct Session {
+/// A parameter and its type.
+pub type Param<'a> = (&'a (dyn ToSql + Sync), Type);
+
+/// One connection, and the statements that were prepared on it.
+pub(super) struct Session {
     // Before the statements: a statement whose client lives sends a message when it is dropped.
-    pub(super) client: Client,
+    pub(super) connection: Connection,
     /// A handful, so a scan beats a hash. `None` where the next statement may meet another server process.
     pub(super) statements: Option<Vec<(&'static str, Statement)>>,
-    pub(super) watch: Arc<Watch>,
+    /// How long one statement is waited for.
+    pub(super) answer_timeout: Duration,
+    /// The pool's epoch when the connection was opened.
     pub(super) epoch: u64,
-    pub(super) stale: bool,
-    /// Whether a statement that may have done something has left since the session was taken.
-    pub(super) sent: bool,
-    /// Whether the server refused one for a reason that may be gone when it is sent again.
-    pub(super) undone: bool,
-    /// Whether the server may have more to say about an error.
-    pub(super) unsettled: bool,
+    /// Whether the connection string asks for a server that takes changes.
     pub(super) wants_primary: bool,
 }
 
+/// Why a statement has no result.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The connection is gone. Where the statement was `sent`, the server may have executed it.
+    Broken {
+        /// Whether the statement itself, not only its preparation, was given to the connection.
+        sent: bool,
+        /// What a caller is told that does not execute it again.
+        error: Error,
+    },
+    /// The server refused the statement for what the session is: prepared before a table changed, or connected to what
+    /// is a standby now. Nothing was changed; a new session may succeed.
+    Stale(Error),
+    /// The statement met a lock or a concurrent transaction. Nothing was changed; it may succeed later, on any session.
+    Contended,
+    /// The statement's own error. Nothing was changed; repeating it brings the same.
+    Final(Error),
+}
+
+impl Failure {
+    /// The server has ended the session before anything was sent.
+    pub(super) fn ended() -> Failure {
+        Failure::Broken { sent: false, error: Error::Unavailable("the database ended a session".into()) }
+    }
+}
+
 impl Session {
-    /// All rows of a statement, which is prepared on its first use. Blocks for one round trip.
-    pub fn query(&mut self, sql: &'static str, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Error> {
-        let statement = self.statement(sql)?;
-        self.sent = true;
-        let result = match statement {
-            Some(statement) => self.client.query(&statement, params),
-            None => self.client.query_typed(sql, &typed(params)),
-        };
-        result.map_err(|error| self.failed(sql, &error))
+    /// All rows of a statement, which is prepared on its first use. Blocks for one round trip, two the first time and
+    /// after an error, and for `answer_timeout` at the most.
+    pub(super) fn query(&mut self, sql: &'static str, params: &[Param]) -> Result<Vec<Row>, Failure> {
+        self.connection.watch().begin(self.answer_timeout);
+        let mut sent = false;
+        let result = self.execute(sql, params, &mut sent);
+        let outcome = result.map_err(|error| self.failure(sql, sent, &error));
+        self.connection.watch().end();
+        outcome
     }
 
-    /// How many rows a statement touched. Blocks for one round trip.
-    pub fn execute(&mut self, sql: &'static str, params: &[&(dyn ToSql + Sync)]) -> Result<u64, Error> {
-        let statement = self.statement(sql)?;
-        self.sent = true;
-        let result = match statement {
-            Some(statement) => self.client.execute(&statement, params),
-            None => self.client.execute_typed(sql, &typed(params)),
-        };
-        result.map_err(|error| self.failed(sql, &error))
+    /// Whether the server has sent nothing unasked: it does so to end the session. One system call.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.connection.watch().is_quiet()
     }
 
-    fn statement(&mut self, sql: &'static str) -> Result<Option<Statement>, Error> {
+    fn execute(
+        &mut self,
+        sql: &'static str,
+        params: &[Param],
+        sent: &mut bool,
+    ) -> Result<Vec<Row>, postgres::Error> {
         let Some(statements) = &mut self.statements else {
-            return Ok(None);
+            *sent = true;
+            return self.connection.query_typed(sql, params);
         };
-        if let Some((_, statement)) = statements.iter().find(|(known, _)| *known == sql) {
-            return Ok(Some(statement.clone()));
-        }
-        match self.client.prepare(sql) {
-            Ok(statement) => {
-                statements.push((sql, statement.clone()));
-                Ok(Some(statement))
+        let at = match statements.iter().position(|(known, _)| *known == sql) {
+            Some(at) => at,
+            None => {
+                let types: Vec<Type> = params.iter().map(|(_, ty)| ty.clone()).collect();
+                let statement = self.connection.prepare_typed(sql, &types)?;
+                statements.push((sql, statement));
+                statements.len() - 1
             }
-            Err(error) => Err(self.failed(sql, &error)),
+        };
+        let values: Vec<_> = params.iter().map(|(value, _)| *value).collect();
+        *sent = true;
+        self.connection.query(&statements[at].1, &values)
+    }
+
+    fn failure(&mut self, sql: &'static str, sent: bool, error: &postgres::Error) -> Failure {
+        if self.connection.watch().expired() {
+            let error = Error::Unavailable("the database fell silent, and its connection was closed".into());
+            return Failure::Broken { sent, error };
+        }
+        let meaning = Meaning::of(error);
+        if meaning == Meaning::Broken || self.connection.is_closed() {
+            self.connection.watch().shut_down();
+            return Failure::Broken { sent, error: condition(sql, error) };
+        }
+        self.settle();
+        match meaning {
+            Meaning::Contended => {
+                log::debug!("contended: {}", super::explain(error));
+                Failure::Contended
+            }
+            Meaning::Outdated => Failure::Stale(condition(sql, error)),
+            Meaning::ReadOnly if self.wants_primary => Failure::Stale(condition(sql, error)),
+            _ => Failure::Final(condition(sql, error)),
         }
     }
 
-    fn failed(&mut self, sql: &'static str, error: &postgres::Error) -> Error {
-        self.unsettled = true;
-        // Another host is the primary by now; or what was prepared here fits the tables no more.
-        let stale = (self.wants_primary && error::is_read_only(error)) || error::is_outdated(error);
-        self.stale |= stale;
-        self.undone = stale || error::is_rolled_back(error);
-        Error::from_query(sql, error)
+    /// Reads what the server still has to say after an error, for which the client does not wait. Otherwise
+    /// [`Session::is_quiet`] would take it for the session's end.
+    fn settle(&mut self) {
+        /// The server has answered already; only the end of that answer is missing.
+        const TIMEOUT: Duration = Duration::from_secs(1);
+        self.connection.watch().begin(TIMEOUT);
+        // The statement's error stands, whatever becomes of the session: a closed one is replaced.
+        let _ = self.connection.batch_execute("");
     }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        self.watch.forget();
-    }
-}
-
-/// The parameters of a statement that is not prepared, whose types nobody has told: the first that fits.
-fn typed<'a>(params: &[&'a (dyn ToSql + Sync)]) -> Vec<(&'a (dyn ToSql + Sync), Type)> {
-    const TYPES: [Type; 5] = [Type::INT8, Type::TEXT, Type::BOOL, Type::INT8_ARRAY, Type::TEXT_ARRAY];
-    let type_of = |param: &(dyn ToSql + Sync)| {
-        let fits = |ty: &Type| param.to_sql_checked(ty, &mut BytesMut::new()).is_ok();
-        TYPES.into_iter().find(fits).unwrap_or(Type::UNKNOWN)
-    };
-    params.iter().map(|param| (*param, type_of(*param))).collect()
 }

@@ -1,8 +1,8 @@
 //! Every statement on users, and how a row becomes a [`User`].
 
-use super::{Pool, Session};
+use super::{Pool, blocking::outside_of_runtimes, session::Param, sqlstate};
 use crate::{
-    error::{Cause, Error},
+    error::Error,
     users::{
         pagination::{Page, PageRequest},
         password::PasswordHash,
@@ -14,7 +14,10 @@ use postgres::{
     Row,
     types::{FromSql, Type},
 };
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+};
 
 const FIND: &str = "select id, name, email, created_at, updated_at from users where id = $1";
 
@@ -35,12 +38,10 @@ const CREATE: &str = "\
     returning id, name, email, created_at, updated_at";
 
 /// In order of the addresses, so that two such statements that share some wait for each other in one
-/// direction only; of equal addresses the first wins. An address that somebody else has stored and not committed
-/// yet is not waited for as long as others may have to wait: all of these wait with it.
+/// direction only; of equal addresses the first wins.
 const CREATE_MANY: &str = "\
     insert into users (name, email) \
-    select name, email from set_config('lock_timeout', $3, true), \
-    unnest($1::text[], $2::text[]) with ordinality as new (name, email, place) \
+    select name, email from unnest($1::text[], $2::text[]) with ordinality as new (name, email, place) \
     order by lower(email), place \
     on conflict do nothing \
     returning id, name, email, created_at, updated_at";
@@ -75,12 +76,12 @@ const UPDATE: &str = "\
     ) \
     returning id, name, email, created_at, updated_at";
 
-const DELETE: &str = "delete from users where id = $1";
+const DELETE: &str = "delete from users where id = $1 returning id";
 
 /// The users of one database; clones share it.
 #[derive(Clone)]
 pub struct Users {
-    pool: Pool,
+    pool: Arc<Pool>,
     lazy: Option<Arc<dyn Load<Credential>>>,
 }
 
@@ -98,19 +99,20 @@ pub enum PasswordChange {
 impl Users {
     /// The users behind a pool. `lazy_loading`: whether a relation that was not loaded is loaded on access.
     pub fn new(pool: Pool, lazy_loading: bool) -> Users {
-        let lazy = lazy_loading.then(|| Arc::new(Credentials(pool.clone())) as Arc<dyn Load<_>>);
+        let pool = Arc::new(pool);
+        let lazy = lazy_loading.then(|| Arc::new(Credentials(Arc::downgrade(&pool))) as Arc<dyn Load<_>>);
         Users { pool, lazy }
     }
 
     /// The user with this id. One round trip; errors: [`Error::NotFound`], those of the database.
     pub fn find(&self, id: i64) -> Result<User, Error> {
-        let rows = self.pool.read(|session| session.query(FIND, &[&id]))?;
+        let rows = self.pool.read(FIND, &[(&id, Type::INT8)])?;
         self.user(rows.first().ok_or(Error::NotFound)?)
     }
 
     /// Those of these users that there are, by id. One round trip.
     pub fn find_many(&self, ids: &[i64]) -> Result<Vec<User>, Error> {
-        let rows = self.pool.read(|session| session.query(FIND_MANY, &[&ids]))?;
+        let rows = self.pool.read(FIND_MANY, &[(&ids, Type::INT8_ARRAY)])?;
         let mut users = Vec::with_capacity(rows.len());
         for row in &rows {
             users.push(self.user(row)?);
@@ -121,7 +123,7 @@ impl Users {
 
     /// The user with this address, in whatever case, together with its credential.
     pub fn find_by_email_with_credential(&self, email: &str) -> Result<User, Error> {
-        let rows = self.pool.read(|session| session.query(FIND_BY_EMAIL, &[&email]))?;
+        let rows = self.pool.read(FIND_BY_EMAIL, &[(&email, Type::TEXT)])?;
         let row = rows.first().ok_or(Error::NotFound)?;
         let hash: Option<String> = column(row, 5)?;
         Ok(User { credential: Relation::loaded("credential", hash.map(credential)), ..self.user(row)? })
@@ -137,7 +139,7 @@ impl Users {
     pub fn list_many(&self, requests: &[PageRequest]) -> Result<Vec<Page>, Error> {
         let offsets: Vec<i64> = requests.iter().map(|request| request.offset()).collect();
         let limits: Vec<i64> = requests.iter().map(|request| request.per_page.into()).collect();
-        let rows = self.pool.read(|session| session.query(PAGES, &[&offsets, &limits]))?;
+        let rows = self.pool.read(PAGES, &[(&offsets, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY)])?;
         let mut rows = rows.iter().peekable();
         let mut pages = Vec::with_capacity(requests.len());
         for (ordinal, request) in (1_i64..).zip(requests) {
@@ -161,38 +163,48 @@ impl Users {
     /// Stores a user, and its password's hash with it. One round trip; [`Error::AlreadyExists`] when the
     /// address is taken.
     pub fn create(&self, name: &str, email: &str, password: Option<&PasswordHash>) -> Result<User, Error> {
-        let rows = self.pool.write(|session| match password {
-            None => session.query(CREATE, &[&name, &email]),
-            Some(hash) => session.query(CREATE_WITH_PASSWORD, &[&name, &email, &hash.as_phc()]),
-        })?;
+        let (name, email) = ((&name as _, Type::TEXT), (&email as _, Type::TEXT));
+        let rows = match password {
+            None => self.pool.write(CREATE, &[name, email])?,
+            Some(hash) => {
+                self.pool.write(CREATE_WITH_PASSWORD, &[name, email, (&hash.as_phc(), Type::TEXT)])?
+            }
+        };
         let created = rows.first();
         self.user(created.ok_or_else(|| Error::Internal("an insert returned no row".into()))?)
     }
 
     /// Stores users (name and address) in one statement and one commit, each with the outcome that it would
-    /// have had alone; but an error with [`Cause::Lock`] where it would have to wait for somebody who has stored the
-    /// address and not committed yet. One round trip; where one of them spoils the statement for all, one more for
-    /// each.
+    /// have had unbatched. One round trip. Where the database refuses the batch for some of them, one more for each;
+    /// those that meet a lock, and those that were not tried for too many that do, end with [`Error::Contended`].
     pub fn create_many(&self, new: &[(&str, &str)]) -> Vec<Result<User, Error>> {
-        /// How long all wait for such a commit, and then each for its own: together little more than a second.
-        const WAITS: [&str; 2] = ["200ms", "20ms"];
-        let error = match self.create_at_once(new, WAITS[0]) {
+        /// The batch and two of its users. An address that another transaction has stored and not committed yet blocks
+        /// its own user alone; a lock of the table blocks all of them, each for the whole of `lock_timeout`.
+        const REFUSALS: usize = 3;
+        let error = match self.create_batch(new) {
             Ok(outcomes) => return outcomes,
             Err(error) => error,
         };
-        let of_one = matches!(error, Error::AlreadyExists)
-            || matches!(error, Error::Database { cause: Cause::Values | Cause::Lock, .. });
-        if new.len() < 2 || !of_one {
+        let contended = matches!(error, Error::Contended);
+        if new.len() < 2 || !(contended || sqlstate::is_of_rows(&error)) {
             return new.iter().map(|_| Err(error.clone())).collect();
         }
-        let alone = |new: &(&str, &str)| self.create_at_once(&[*new], WAITS[1])?.remove(0);
-        new.iter().map(alone).collect()
+        let mut refusals = usize::from(contended);
+        let unbatched = |user: &(&str, &str)| {
+            if refusals == REFUSALS {
+                return Err(Error::Contended);
+            }
+            let outcome = self.create_batch(&[*user]).and_then(|mut outcomes| outcomes.remove(0));
+            refusals += usize::from(matches!(outcome, Err(Error::Contended)));
+            outcome
+        };
+        new.iter().map(unbatched).collect()
     }
 
-    fn create_at_once(&self, new: &[(&str, &str)], wait: &str) -> Result<Vec<Result<User, Error>>, Error> {
+    fn create_batch(&self, new: &[(&str, &str)]) -> Result<Vec<Result<User, Error>>, Error> {
         let (names, emails): (Vec<&str>, Vec<&str>) = new.iter().copied().unzip();
-        let create = |session: &mut Session| session.query(CREATE_MANY, &[&names, &emails, &wait]);
-        let rows = self.pool.write(create)?;
+        let rows =
+            self.pool.write(CREATE_MANY, &[(&names, Type::TEXT_ARRAY), (&emails, Type::TEXT_ARRAY)])?;
         let mut created = HashMap::with_capacity(rows.len());
         for row in &rows {
             let user = self.user(row)?;
@@ -217,8 +229,14 @@ impl Users {
             PasswordChange::Remove => (None, true),
             PasswordChange::Set(hash) => (Some(hash.as_phc()), false),
         };
-        let update = |session: &mut Session| session.query(UPDATE, &[&id, &name, &email, &hash, &remove]);
-        match self.pool.write(update)?.first() {
+        let params: [Param; 5] = [
+            (&id, Type::INT8),
+            (&name, Type::TEXT),
+            (&email, Type::TEXT),
+            (&hash, Type::TEXT),
+            (&remove, Type::BOOL),
+        ];
+        match self.pool.write(UPDATE, &params)?.first() {
             Some(row) => self.user(row),
             None => self.find(id),
         }
@@ -226,10 +244,8 @@ impl Users {
 
     /// Removes a user and its credential. One round trip; [`Error::NotFound`].
     pub fn delete(&self, id: i64) -> Result<(), Error> {
-        match self.pool.write(|session| session.execute(DELETE, &[&id]))? {
-            0 => Err(Error::NotFound),
-            _ => Ok(()),
-        }
+        let deleted = self.pool.write(DELETE, &[(&id, Type::INT8)])?;
+        deleted.first().map(drop).ok_or(Error::NotFound)
     }
 
     fn user(&self, row: &Row) -> Result<User, Error> {
@@ -252,14 +268,18 @@ impl Users {
     }
 }
 
-/// Loads a credential on access.
-struct Credentials(Pool);
+/// Loads a credential on access. A user may outlive its service and be dropped anywhere, so it keeps no pool.
+struct Credentials(Weak<Pool>);
 
 impl Load<Credential> for Credentials {
     fn load(&self, owner: i64) -> Result<Option<Credential>, Error> {
-        let rows = self.0.read(|session| session.query(FIND_CREDENTIAL, &[&owner]))?;
-        let hash: Option<String> = rows.first().map(|row| column(row, 0)).transpose()?;
-        Ok(hash.map(credential))
+        outside_of_runtimes(|| {
+            let pool =
+                self.0.upgrade().ok_or_else(|| Error::Unavailable("the service has stopped".into()))?;
+            let rows = pool.read(FIND_CREDENTIAL, &[(&owner, Type::INT8)])?;
+            let hash: Option<String> = rows.first().map(|row| column(row, 0)).transpose()?;
+            Ok(hash.map(credential))
+        })
     }
 }
 
@@ -268,7 +288,7 @@ fn credential(hash: String) -> Credential {
 }
 
 fn column<'a, T: FromSql<'a>>(row: &'a Row, at: usize) -> Result<T, Error> {
-    row.try_get(at).map_err(|error| Error::from_query("", &error))
+    row.try_get(at).map_err(|error| sqlstate::condition("", &error))
 }
 
 impl FromSql<'_> for Timestamp {
@@ -284,5 +304,103 @@ impl FromSql<'_> for Timestamp {
 
     fn accepts(ty: &Type) -> bool {
         *ty == Type::TIMESTAMPTZ
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{App, Config, ScratchDatabase, db::silent::LONG, users::password};
+    use std::{
+        thread,
+        time::{Duration, Instant},
+    };
+
+    const PASSWORD: &str = "correct horse";
+
+    /// A service with Ada, who has a password, and Bob, who has none.
+    fn ada_and_bob(production: bool) -> (ScratchDatabase, App) {
+        let database = ScratchDatabase::create().unwrap();
+        let app = App::open(&Config { production, db_pool_size: 2, ..database.config() }).unwrap();
+        let hash = password::hash(&PASSWORD.into()).unwrap();
+        app.users().create("Ada", "ada@example.com", Some(&hash)).unwrap();
+        app.users().create("Bob", "bob@example.com", None).unwrap();
+        (database, app)
+    }
+
+    fn sql(database: &ScratchDatabase) -> postgres::Client {
+        postgres::Client::connect(database.url(), postgres::NoTls).unwrap()
+    }
+
+    #[test]
+    fn outside_production_a_lazy_load_is_a_violation() {
+        let (_database, app) = ada_and_bob(false);
+        let users = app.users();
+        let mut unloaded = users.list(PageRequest { page: 1, per_page: 15 }).unwrap().data;
+        unloaded.push(users.find(1).unwrap());
+        unloaded.push(users.create("Eve", "eve@example.com", None).unwrap());
+        unloaded.push(users.update(2, Some("Robert"), None, &PasswordChange::Keep).unwrap());
+        assert_eq!(unloaded.len(), 5);
+        for user in unloaded {
+            assert!(!user.credential.is_loaded());
+            for _ in 0..2 {
+                let violation = user.credential.get().unwrap_err();
+                assert!(matches!(violation, Error::LazyLoadingViolation("credential")), "{violation:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn in_production_a_lazy_load_is_a_query() {
+        let (database, app) = ada_and_bob(true);
+        let users = app.users();
+        let (ada, bob) = (users.find(1).unwrap(), users.find(2).unwrap());
+        assert!(!ada.credential.is_loaded() && !bob.credential.is_loaded());
+        let credential = ada.credential.get().unwrap().expect("Ada has a password");
+        assert!(password::verify(&PASSWORD.into(), Some(&credential.password_hash)));
+        assert!(!password::verify(&"battery staple".into(), Some(&credential.password_hash)));
+        assert!(bob.credential.get().unwrap().is_none());
+        // Once loaded, it is kept; what is not loaded yet asks the database, and has its errors.
+        let another = users.find(1).unwrap();
+        sql(&database).batch_execute("drop table credentials").unwrap();
+        assert!(ada.credential.get().unwrap().is_some() && bob.credential.get().unwrap().is_none());
+        assert!(matches!(another.credential.get(), Err(Error::Database { .. })));
+    }
+
+    #[test]
+    fn an_eager_load_is_never_a_violation() {
+        for production in [true, false] {
+            let (_database, app) = ada_and_bob(production);
+            for (email, has_password) in [("ADA@example.com", true), ("bob@example.com", false)] {
+                let user = app.users().find_by_email_with_credential(email).unwrap();
+                assert!(user.credential.is_loaded());
+                assert_eq!(user.credential.get().unwrap().is_some(), has_password, "{email}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_user_may_outlive_its_service_and_be_dropped_in_an_async_task() {
+        let (database, app) = ada_and_bob(true);
+        let (ada, bob) = (app.users().find(1).unwrap(), app.users().find(2).unwrap());
+        let mut sql = sql(&database);
+        let mut sessions = || -> i64 {
+            let count = "select count(*) from pg_stat_activity \
+                where datname = current_database() and application_name = 'userd'";
+            sql.query_one(count, &[]).unwrap().get(0)
+        };
+        assert!(sessions() > 0);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async { assert!(ada.credential.get().unwrap().is_some()) });
+        drop(app);
+        let deadline = Instant::now() + LONG;
+        while sessions() > 0 {
+            assert!(Instant::now() < deadline, "a user keeps {} sessions", sessions());
+            thread::sleep(Duration::from_millis(5));
+        }
+        runtime.block_on(async {
+            assert!(matches!(bob.credential.get(), Err(Error::Unavailable(_))));
+            drop((ada, bob));
+        });
     }
 }

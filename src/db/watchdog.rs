@@ -1,11 +1,14 @@
-//! Bounds every wait for the database: whoever waits for a server that has fallen silent is freed by shutting
-//! the socket down under them, and then sees an ordinary broken connection.
+//! Bounds every wait for the database: a thread that waits for a silent server is freed by shutting the socket down
+//! under it, and then sees an ordinary broken connection.
 //!
-//! `postgres` has no such bound: its `connect_timeout` ends with the TCP connect, a query waits for ever, and
-//! the socket is out of reach in a runtime that it keeps to itself. Owns finding that socket. Knows no SQL.
+//! `postgres` has no such bound: its `connect_timeout` ends with the TCP connect, a query and the closing of a
+//! connection wait for ever, and the socket is out of reach in a runtime of its own. Owns finding that socket. Knows no
+//! SQL.
 
-use super::tls::{self, Connector};
-use crate::error::{self, explain};
+use super::{
+    sqlstate::{self, explain},
+    tls::{self, Connector},
+};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, Shutdown, SockaddrLike, SockaddrStorage, getpeername, recv, shutdown,
 };
@@ -14,66 +17,118 @@ use r2d2::ManageConnection;
 use r2d2_postgres::PostgresConnectionManager;
 use std::{
     fmt, fs, io,
-    os::{
-        fd::{AsRawFd, RawFd},
-        unix::fs::MetadataExt,
-    },
+    ops::{Deref, DerefMut},
+    os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence},
     },
-    thread,
+    thread::{self, Thread},
     time::Duration,
 };
 
-/// How often it looks, and how late it may be.
+/// How often the thread looks at the watches, and how late it may be.
 const TICK: Duration = Duration::from_millis(100);
+
+/// The thread sleeps until the next wait begins once this many ticks have passed without one.
+const QUIET_TICKS: u32 = 10;
 
 /// How long one address may take to be connected to, where the connection string does not say.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// One thread that looks after all connections of a pool; it ends soon after the last clone is dropped.
-#[derive(Clone)]
-pub struct Watchdog(Arc<Kennel>);
+/// How long closing a connection may take.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-#[derive(Default)]
-struct Kennel {
-    /// Time as it is told here: looking at it costs a request no system call.
-    ticks: Arc<AtomicU64>,
-    watches: Mutex<Vec<Weak<Watch>>>,
+/// One thread that watches all connections of a pool; it ends soon after the last clone is dropped.
+#[derive(Clone)]
+pub struct Watchdog(Arc<Running>);
+
+struct Running(Arc<Watches>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.ended.store(true, Ordering::Relaxed);
+        self.0.wake();
+    }
 }
 
-/// Whoever waits on one connection, and until when.
-pub struct Watch {
-    ticks: Arc<AtomicU64>,
-    /// In ticks; `NEVER` while nobody waits.
+struct Watches {
+    /// Time in ticks while the thread is awake: reading it costs a request no system call.
+    ticks: AtomicU64,
+    /// One of `QUIET`, `IN_USE`, `ASLEEP`.
+    activity: AtomicU8,
+    ended: AtomicBool,
+    /// Set by the thread itself, before it first sleeps.
+    thread: OnceLock<Thread>,
+    all: Mutex<Vec<Weak<Watch>>>,
+    unbounded: Once,
+}
+
+/// No wait has begun since the last tick.
+const QUIET: u8 = 0;
+/// A wait has begun since the last tick.
+const IN_USE: u8 = 1;
+/// The thread sleeps until a wait begins.
+const ASLEEP: u8 = 2;
+
+/// Bounds the waits of one connection.
+pub(super) struct Watch {
+    watches: Arc<Watches>,
+    /// In ticks; `NEVER` while no thread waits.
     until: AtomicU64,
     expired: AtomicBool,
-    socket: Mutex<Option<Found>>,
+    /// A descriptor of our own of the connection's socket, so that it is that socket whatever the client closes.
+    socket: Mutex<Option<OwnedFd>>,
 }
 
 const NEVER: u64 = u64::MAX;
 
-/// A descriptor, and what tells whether it is still the same socket's.
-#[derive(Clone, Copy)]
-struct Found {
-    fd: RawFd,
-    inode: u64,
+/// A client whose waits are bounded where its [`Watch`] is told, and whose closing always is.
+pub struct Connection {
+    client: Client,
+    watch: Arc<Watch>,
+}
+
+impl Connection {
+    pub(super) fn watch(&self) -> &Watch {
+        &self.watch
+    }
+}
+
+impl Deref for Connection {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl DerefMut for Connection {
+    fn deref_mut(&mut self) -> &mut Client {
+        &mut self.client
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // The client is dropped after this, and the watch after the client.
+        self.watch.begin(CLOSE_TIMEOUT);
+    }
 }
 
 /// Why there is no connection.
 #[derive(Debug)]
 pub enum ConnectError {
-    /// The way to the server, or the server, refused.
+    /// The network, or the server, refused.
     Refused(postgres::Error),
-    /// Somebody took the connection and did not answer in time.
+    /// A server accepted the connection and did not answer in time.
     Silent,
 }
 
 impl ConnectError {
     /// Whether waiting cannot mend it.
     pub fn is_final(&self) -> bool {
-        matches!(self, ConnectError::Refused(error) if error::is_final(error))
+        matches!(self, ConnectError::Refused(error) if sqlstate::is_final(error))
     }
 }
 
@@ -91,129 +146,183 @@ impl std::error::Error for ConnectError {}
 impl Watchdog {
     /// Starts the thread. Errors: the system has no more of them.
     pub fn start() -> io::Result<Watchdog> {
-        let kennel = Arc::new(Kennel::default());
-        let watched = Arc::downgrade(&kennel);
-        thread::Builder::new().name("watchdog".to_owned()).spawn(move || {
-            while let Some(kennel) = watched.upgrade() {
-                kennel.look();
-                drop(kennel);
-                thread::sleep(TICK);
-            }
-        })?;
-        Ok(Watchdog(kennel))
+        let watches = Arc::new(Watches {
+            ticks: AtomicU64::new(0),
+            activity: AtomicU8::new(QUIET),
+            ended: AtomicBool::new(false),
+            thread: OnceLock::new(),
+            all: Mutex::default(),
+            unbounded: Once::new(),
+        });
+        let running = Running(watches.clone());
+        thread::Builder::new().name("watchdog".to_owned()).spawn(move || watches.run())?;
+        Ok(Watchdog(Arc::new(running)))
     }
 
-    /// A connection on which `set_up` was run, and the watch over it. Blocks for the connect time-out of `config`
-    /// with each address, as long again for its greetings, and once more for `set_up`.
+    /// A connection on which `set_up` was run. Blocks for the connect time-out of `config` with each address, as long
+    /// again for the server's greeting, and once more for `set_up`.
     pub fn connect(
         &self,
         config: &Config,
         tls: &Connector,
         set_up: &str,
-    ) -> Result<(Client, Arc<Watch>), ConnectError> {
-        let watch = Arc::new(Watch {
-            ticks: self.0.ticks.clone(),
-            until: AtomicU64::new(NEVER),
-            expired: AtomicBool::new(false),
-            socket: Mutex::new(None),
-        });
-        let mut watches = self.0.watches();
-        watches.retain(|watch| watch.strong_count() > 0);
-        watches.push(Arc::downgrade(&watch));
-        drop(watches);
+    ) -> Result<Connection, ConnectError> {
+        let watch = self.0.0.add();
         let limit = config.get_connect_timeout().copied();
         let limit = limit.unwrap_or(CONNECT_TIMEOUT);
         let watched = Watched { tls: tls.clone(), watch: watch.clone(), limit };
         let manager = PostgresConnectionManager::new(config.clone(), watched);
-        let connected = manager.connect().and_then(|mut client| {
+        let connected = manager.connect().and_then(|client| {
+            let mut connection = Connection { client, watch: watch.clone() };
             watch.begin(limit);
-            client.batch_execute(set_up).map(|()| client)
+            connection.batch_execute(set_up).map(|()| connection)
         });
         watch.end();
-        match connected {
-            Ok(client) => Ok((client, watch)),
-            Err(error) => {
-                watch.forget();
-                Err(match watch.expired() {
-                    true => ConnectError::Silent,
-                    false => ConnectError::Refused(error),
-                })
-            }
-        }
+        connected.map_err(|error| match watch.expired() {
+            true => ConnectError::Silent,
+            false => ConnectError::Refused(error),
+        })
     }
 }
 
-impl Kennel {
-    fn watches(&self) -> MutexGuard<'_, Vec<Weak<Watch>>> {
-        self.watches.lock().unwrap_or_else(PoisonError::into_inner)
+impl Watches {
+    fn all(&self) -> MutexGuard<'_, Vec<Weak<Watch>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn look(&self) {
+    fn add(self: &Arc<Watches>) -> Arc<Watch> {
+        let watch = Arc::new(Watch {
+            watches: self.clone(),
+            until: AtomicU64::new(NEVER),
+            expired: AtomicBool::new(false),
+            socket: Mutex::new(None),
+        });
+        let mut all = self.all();
+        all.retain(|watch| watch.strong_count() > 0);
+        all.push(Arc::downgrade(&watch));
+        watch
+    }
+
+    fn run(&self) {
+        self.thread.get_or_init(thread::current);
+        let mut quiet = 0;
+        while !self.ended.load(Ordering::Relaxed) {
+            thread::sleep(TICK);
+            let waits = self.look();
+            let in_use = self.activity.swap(QUIET, Ordering::Relaxed) == IN_USE;
+            quiet = if waits || in_use { 0 } else { quiet + 1 };
+            if quiet == QUIET_TICKS {
+                quiet = 0;
+                self.sleep();
+            }
+        }
+    }
+
+    /// Ends the waits whose time is up. Whether there are others.
+    fn look(&self) -> bool {
         let now = self.ticks.fetch_add(1, Ordering::Relaxed) + 1;
-        for watch in self.watches().iter().filter_map(Weak::upgrade) {
+        let mut waits = false;
+        for watch in self.all().iter().filter_map(Weak::upgrade) {
             let until = watch.until.load(Ordering::Relaxed);
             if until <= now {
                 watch.expire(until);
+            } else {
+                waits |= until != NEVER;
             }
         }
+        waits
+    }
+
+    /// Blocks until a wait begins. Of this and [`Watches::note`] at least one sees what the other has stored before its
+    /// fence: either the thread sees the wait and stays awake, or the waiting thread sees that it has to wake it.
+    fn sleep(&self) {
+        let relaxed = Ordering::Relaxed;
+        if self.activity.compare_exchange(QUIET, ASLEEP, relaxed, relaxed).is_err() {
+            return;
+        }
+        fence(Ordering::SeqCst);
+        let waits = |watch: Arc<Watch>| watch.until.load(relaxed) != NEVER;
+        if self.all().iter().filter_map(Weak::upgrade).any(waits) {
+            self.activity.store(IN_USE, relaxed);
+        }
+        while self.activity.load(relaxed) == ASLEEP && !self.ended.load(relaxed) {
+            thread::park();
+        }
+    }
+
+    /// A wait has begun.
+    fn note(&self) {
+        fence(Ordering::SeqCst);
+        // Read first: while the thread is awake, requests only share this.
+        if self.activity.load(Ordering::Relaxed) != IN_USE
+            && self.activity.swap(IN_USE, Ordering::Relaxed) == ASLEEP
+        {
+            self.wake();
+        }
+    }
+
+    fn wake(&self) {
+        if let Some(thread) = self.thread.get() {
+            thread.unpark();
+        }
+    }
+
+    fn warn_of_unbounded_waits(&self) {
+        self.unbounded.call_once(|| {
+            log::warn!(
+                "cannot find a database connection's socket in /proc/self/fdinfo: \
+                 waits for a silent database server have no bound"
+            );
+        });
     }
 }
 
 impl Watch {
-    /// From now on somebody waits, for `limit` at the most.
-    pub fn begin(&self, limit: Duration) {
+    /// A wait begins, which may take `limit`.
+    pub(super) fn begin(&self, limit: Duration) {
         let ticks = limit.as_millis() / TICK.as_millis() + 1;
-        let until = self.ticks.load(Ordering::Relaxed) + ticks as u64;
+        let until = self.watches.ticks.load(Ordering::Relaxed) + ticks as u64;
         self.until.store(until, Ordering::Relaxed);
+        self.watches.note();
     }
 
-    /// Nobody waits any more.
-    pub fn end(&self) {
+    /// The wait is over.
+    pub(super) fn end(&self) {
         self.until.store(NEVER, Ordering::Relaxed);
     }
 
     /// Whether a wait was ended, and the connection with it.
-    pub fn expired(&self) -> bool {
+    pub(super) fn expired(&self) -> bool {
         self.expired.load(Ordering::Relaxed)
     }
 
-    /// Whether the server has sent nothing unasked, such as its farewell. One system call, which never blocks.
-    pub fn is_quiet(&self) -> bool {
+    /// Whether the server has sent nothing unasked. One system call, which never blocks.
+    pub(super) fn is_quiet(&self) -> bool {
         let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
-        match *self.socket() {
-            Some(Found { fd, .. }) => recv(fd, &mut [0], flags) == Err(nix::Error::EAGAIN),
+        match &*self.socket() {
+            Some(socket) => recv(socket.as_raw_fd(), &mut [0], flags) == Err(nix::Error::EAGAIN),
             None => true,
         }
     }
 
-    /// To be called before the connection is closed: the number may be another's then.
-    pub fn forget(&self) {
-        *self.socket() = None;
+    /// Ends the connection: no operation on it blocks any more.
+    pub(super) fn shut_down(&self) {
+        if let Some(socket) = &*self.socket() {
+            // It may be closed already.
+            let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
+        }
     }
 
-    fn socket(&self) -> MutexGuard<'_, Option<Found>> {
+    fn socket(&self) -> MutexGuard<'_, Option<OwnedFd>> {
         self.socket.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn expire(&self, until: u64) {
-        let socket = self.socket();
         let (relaxed, never) = (Ordering::Relaxed, NEVER);
-        let still = self.until.compare_exchange(until, never, relaxed, relaxed);
-        // A connect that fails closes its socket before anybody can say so.
-        if still.is_ok()
-            && let Some(found) = *socket
-            && Found::at(found.fd).is_some_and(|now| now.inode == found.inode)
-        {
-            self.expired.store(true, Ordering::Relaxed);
-            let _ = shutdown(found.fd, Shutdown::Both);
+        if self.until.compare_exchange(until, never, relaxed, relaxed).is_ok() {
+            self.expired.store(true, relaxed);
+            self.shut_down();
         }
-    }
-}
-
-impl Found {
-    fn at(fd: RawFd) -> Option<Found> {
-        let inode = fs::metadata(format!("/proc/self/fd/{fd}")).ok()?.ino();
-        Some(Found { fd, inode })
     }
 }
 
@@ -232,18 +341,22 @@ impl MakeTlsConnect<Socket> for Watched {
 
     // Called for every address, right after its TCP or Unix connect, whether TLS is on or off.
     fn make_tls_connect(&mut self, host: &str) -> io::Result<tls::Handshake> {
-        *self.watch.socket() = connected_socket().and_then(Found::at);
+        let socket = connected_socket();
+        if socket.is_none() {
+            self.watch.watches.warn_of_unbounded_waits();
+        }
+        *self.watch.socket() = socket;
         self.watch.begin(self.limit);
         self.tls.make_tls_connect(host)
     }
 }
 
-/// The socket that the runtime of this thread has just connected to a server. `None` where there is no Linux
-/// /proc; nothing is bounded then.
+/// A descriptor of the socket that the runtime of this thread has just connected to a server. `None` where there is no
+/// Linux /proc, or no descriptor left.
 ///
-/// A runtime has an epoll instance of its own. It is found by a socket that we give it, and has one other
+/// A runtime has an epoll instance of its own. It is found by a socket that we register with it, and has one other
 /// whose peer has a name.
-fn connected_socket() -> Option<RawFd> {
+fn connected_socket() -> Option<OwnedFd> {
     let (marker, _other) = tokio::net::UnixStream::pair().ok()?;
     let registered_with = |text: String| -> Vec<RawFd> {
         let fd = |line: &str| {
@@ -253,12 +366,15 @@ fn connected_socket() -> Option<RawFd> {
         text.lines().filter_map(fd).collect()
     };
     let descriptors = fs::read_dir("/proc/self/fdinfo").ok()?;
-    descriptors
+    let found = descriptors
         .filter_map(|entry| fs::read_to_string(entry.ok()?.path()).ok())
         .map(registered_with)
         .find(|registered| registered.contains(&marker.as_raw_fd()))?
         .into_iter()
-        .find(|fd| has_named_peer(*fd))
+        .find(|fd| has_named_peer(*fd))?;
+    // SAFETY: the runtime of this thread owns it and is in the middle of connecting with it, so it stays open here.
+    let socket = unsafe { BorrowedFd::borrow_raw(found) };
+    socket.try_clone_to_owned().ok()
 }
 
 fn has_named_peer(fd: RawFd) -> bool {
@@ -268,5 +384,60 @@ fn has_named_peer(fd: RawFd) -> bool {
     match peer.as_unix_addr() {
         Some(unix) => unix.path().is_some(),
         None => matches!(peer.family(), Some(AddressFamily::Inet | AddressFamily::Inet6)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::db::silent::{LONG, Until, server, watchdog};
+    use std::{
+        net::{TcpListener, TcpStream},
+        time::Instant,
+    };
+
+    /// Polls until the thread sleeps.
+    fn asleep(watchdog: &Watchdog) {
+        let deadline = Instant::now() + LONG;
+        while watchdog.0.0.activity.load(Ordering::Relaxed) != ASLEEP {
+            assert!(Instant::now() < deadline, "the thread still looks at the watches");
+            thread::sleep(TICK / 10);
+        }
+    }
+
+    #[test]
+    fn the_thread_sleeps_until_a_wait_begins() {
+        let (watchdog, tls) = watchdog();
+        let target = server(Until::Accepted);
+        for _ in 0..2 {
+            asleep(&watchdog);
+            let refused = watchdog.connect(&target.config, &tls, "").err();
+            assert!(matches!(refused, Some(ConnectError::Silent)), "{refused:?}");
+        }
+        // It ends from its sleep, too.
+        asleep(&watchdog);
+        let watches = Arc::downgrade(&watchdog.0.0);
+        drop(watchdog);
+        let deadline = Instant::now() + LONG;
+        while watches.strong_count() > 0 {
+            assert!(Instant::now() < deadline, "the thread is left");
+            thread::sleep(TICK / 10);
+        }
+    }
+
+    /// The number of a closed socket is soon another one's.
+    #[test]
+    fn a_watch_is_of_one_socket_whatever_its_client_closes() {
+        let (watchdog, tls) = watchdog();
+        let connection = watchdog.connect(&server(Until::Set).config, &tls, "").unwrap();
+        assert!(connection.watch().is_quiet());
+        let watch = connection.watch.clone();
+        let before = watch.socket().as_ref().map(|socket| socket.as_raw_fd());
+        drop(connection);
+        let others: Vec<_> = (0..64).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        assert!(others.iter().all(|other| Some(other.as_raw_fd()) != before), "it is ours until the end");
+        watch.shut_down();
+        assert!(!watch.is_quiet());
+        assert!(others.iter().all(|other| TcpStream::connect(other.local_addr().unwrap()).is_ok()));
     }
 }

@@ -6,8 +6,7 @@
 use super::cluster::{Options, Shared};
 use crate::{
     config::{Config, Database},
-    db::{blocking::outside_of_runtimes, migrate::Migrations},
-    error::explain,
+    db::{blocking::outside_of_runtimes, explain, migrate::Migrations},
     server::StartError,
 };
 use postgres::{Client, NoTls};

@@ -126,7 +126,7 @@ impl TestServer {
             client.query(SEED, &[&i64::from(n)])
         };
         let rows = crate::db::blocking::outside_of_runtimes(seed);
-        let rows = rows.unwrap_or_else(|error| panic!("cannot seed: {}", crate::error::explain(&error)));
+        let rows = rows.unwrap_or_else(|error| panic!("cannot seed: {}", crate::db::explain(&error)));
         rows.iter().map(|row| row.get(0)).collect()
     }
 

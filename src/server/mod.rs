@@ -7,13 +7,13 @@ use crate::{
     app::App,
     config::{Config, ConfigError},
     db::{
-        Pool, PoolLimits,
+        LOCK_TIMEOUT, Pool, PoolLimits,
         blocking::outside_of_runtimes,
         migrate::Migrations,
         target::Target,
         tls::{self, Connector},
         users::Users,
-        watchdog::{CONNECT_TIMEOUT, Watchdog},
+        watchdog::{CONNECT_TIMEOUT, Connection, Watchdog},
     },
     frontend::{Frontend, Listener},
 };
@@ -278,13 +278,14 @@ impl App {
             let connect = || connect(&watchdog, &target, &tls, set_up, timeout);
             let mut client = connect()?;
             if !migrations.are_applied(&mut client) {
-                migrations.apply(&mut client, &mut connect()?).map_err(StartError::Migration)?;
+                migrations.apply(&mut client, &mut *connect()?).map_err(StartError::Migration)?;
             }
             drop(client);
             let limits = PoolLimits {
                 size: config.db_pool_size,
                 acquire_timeout: config.db_acquire_timeout,
                 statement_timeout: config.limits.request_timeout,
+                lock_timeout: LOCK_TIMEOUT,
                 prepared: config.db_prepared,
             };
             let users = Users::new(Pool::new(&target, tls, watchdog, limits), config.production);
@@ -300,12 +301,12 @@ fn connect(
     tls: &Connector,
     set_up: &str,
     timeout: Duration,
-) -> Result<postgres::Client, StartError> {
+) -> Result<Connection, StartError> {
     const PAUSE: Duration = Duration::from_millis(500);
     let deadline = Instant::now() + timeout;
     loop {
         let error = match watchdog.connect(&target.config, tls, set_up) {
-            Ok((client, _)) => return Ok(client),
+            Ok(connection) => return Ok(connection),
             Err(error) => error,
         };
         if error.is_final() || Instant::now() + PAUSE > deadline {

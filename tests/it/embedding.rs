@@ -1,79 +1,26 @@
 //! The library, as those meet it who start the service in their own process.
 
-use crate::support::{Answer, Client, Database, OTHER_PASSWORD, PASSWORD, Service, check, free_port};
+use crate::support::{Answer, Client, Database, PASSWORD, Service, check, free_port};
 use serde_json::json;
 use std::{net::TcpStream, time::Duration};
 use userd::{
     config::Config,
-    error::Error,
     http::Request,
     server::{Server, StartError},
-    users::{password, user::User},
 };
 
 const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
 const ADA_1: &str = r#"{"id":"1","name":"Ada","email":"ada@example.com",<times>}"#;
 
-/// A service with Ada, who has a password, and Bob, who has none.
-fn ada_and_bob(production: bool) -> Service {
-    let service = Service::with(|config| config.production = production);
-    let users = service.server.app().users();
-    let hash = password::hash(&PASSWORD.into()).unwrap();
-    users.create("Ada", "ada@example.com", Some(&hash)).unwrap();
-    users.create("Bob", "bob@example.com", None).unwrap();
-    service
-}
-
-// Lazy loading
-
 #[test]
-fn outside_production_a_lazy_load_is_a_violation() {
-    let service = ada_and_bob(false);
-    let users = service.server.app().users();
-    let page = userd::users::pagination::PageRequest { page: 1, per_page: 15 };
-    let mut unloaded: Vec<User> = users.list(page).unwrap().data;
-    unloaded.push(users.find(1).unwrap());
-    unloaded.push(users.create("Eve", "eve@example.com", None).unwrap());
-    unloaded.push(users.update(2, Some("Robert"), None, &userd::db::users::PasswordChange::Keep).unwrap());
-    assert_eq!(unloaded.len(), 5);
-    for user in unloaded {
-        assert!(!user.credential.is_loaded());
-        for _ in 0..2 {
-            let violation = user.credential.get().unwrap_err();
-            assert!(matches!(violation, Error::LazyLoadingViolation("credential")), "{violation:?}");
-        }
-    }
-}
-
-#[test]
-fn in_production_a_lazy_load_is_a_query() {
-    let service = ada_and_bob(true);
-    let users = service.server.app().users();
-    let (ada, bob) = (users.find(1).unwrap(), users.find(2).unwrap());
-    assert!(!ada.credential.is_loaded() && !bob.credential.is_loaded());
-    let credential = ada.credential.get().unwrap().expect("Ada has a password");
-    assert!(password::verify(&PASSWORD.into(), Some(&credential.password_hash)));
-    assert!(!password::verify(&OTHER_PASSWORD.into(), Some(&credential.password_hash)));
-    assert!(bob.credential.get().unwrap().is_none());
-    // Once loaded, it is kept; what is not loaded yet asks the database, and has its errors.
-    let another = users.find(1).unwrap();
-    service.database.run("drop table credentials");
-    assert!(ada.credential.get().unwrap().is_some() && bob.credential.get().unwrap().is_none());
-    assert!(matches!(another.credential.get(), Err(Error::Database { .. })));
-}
-
-#[test]
-fn an_eager_load_is_never_a_violation() {
+fn a_login_is_the_same_wherever_lazy_loading_is_prevented() {
     for production in [true, false] {
-        let service = ada_and_bob(production);
-        let users = service.server.app().users();
-        for (email, has_password) in [("ADA@example.com", true), ("bob@example.com", false)] {
-            let user = users.find_by_email_with_credential(email).unwrap();
-            assert!(user.credential.is_loaded());
-            assert_eq!(user.credential.get().unwrap().is_some(), has_password, "{email}");
-        }
+        let service = Service::with(|config| config.production = production);
+        let ada = json!({"name": "Ada", "email": "ada@example.com", "password": PASSWORD}).to_string();
         let credentials = json!({"email": "ada@example.com", "password": PASSWORD}).to_string();
-        check(&mut service.client(), &format!("POST /users/authenticate {credentials} => 200 {ADA_1}"));
+        let mut client = service.client();
+        check(&mut client, &format!("POST /users {ada} => 201 {ADA_1}"));
+        check(&mut client, &format!("POST /users/authenticate {credentials} => 200 {ADA_1}"));
     }
 }
 
@@ -177,8 +124,13 @@ fn what_keeps_a_server_from_starting() {
 
 #[test]
 fn asked_without_a_socket_the_service_answers_the_same() {
-    let service = ada_and_bob(false);
+    let service = Service::start();
     let mut client = service.client();
+    let ada = json!({"name": "Ada", "email": "ada@example.com", "password": PASSWORD}).to_string();
+    let bob = r#"{"name":"Bob","email":"bob@example.com"}"#;
+    for body in [ada.as_str(), bob] {
+        assert_eq!(client.post("/users", body).status, 201);
+    }
     let credentials = json!({"email": "ada@example.com", "password": PASSWORD}).to_string();
     let requests = [
         ("GET", "/users", ""),

@@ -1,7 +1,7 @@
 //! The service as its users meet it: real processes, real sockets, a real PostgreSQL.
 //!
 //! `contract` is what it answers, `frontend` what it withstands, `pages` what it counts, `faults` what breaks
-//! beneath it, `neighbours` who else works there, `machines` several of it among others' programs, `lifecycle` the
+//! beneath it, `sessions` how it uses its sessions of the database, `neighbours` who else works there, `machines` several of it among others' programs, `lifecycle` the
 //! command and its process, `embedding` the library, `testing` and `harness` what tests of others stand on; `cluster`
 //! the private PostgreSQL, `tls` the way to others.
 
@@ -15,6 +15,7 @@ mod lifecycle;
 mod machines;
 mod neighbours;
 mod pages;
+mod sessions;
 mod support;
 mod testing;
 mod tls;

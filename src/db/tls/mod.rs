@@ -4,6 +4,8 @@
 //! configuration.
 
 mod certificate;
+#[cfg(test)]
+mod tests;
 mod verifier;
 
 use std::path::{Path, PathBuf};

@@ -1,11 +1,12 @@
 //! What the tests stand on: a throwaway cluster and databases in it, services and processes over them, and a
 //! client that is never satisfied with a status alone.
 //!
-//! Knows nothing of what is tested. The only place that sleeps.
+//! Knows nothing of what is tested. The only place that sleeps (`machine::pause`).
 
 mod database;
 mod http;
 mod load;
+mod machine;
 mod own;
 mod proxy;
 mod relay;
@@ -15,19 +16,17 @@ pub mod tls_servers;
 pub use database::Database;
 pub use http::{Answer, Client, check, is_timestamp, masked};
 pub use load::{Audit, Books, Caller, Event, Load};
+pub use machine::{free_port, others_may_read, pause};
 pub use own::{Daemon, Own, children, memory_kib, running, users};
 pub use proxy::{Proxy, Weather};
 pub use relay::Relay;
 pub use service::{Process, Service};
 
-use nix::sys::stat::{Mode, umask};
-use socket2::{Domain, Socket, Type};
 use std::{
     fs,
-    net::{SocketAddr, TcpListener},
+    net::TcpListener,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
-    thread,
     time::{Duration, Instant},
 };
 
@@ -67,11 +66,6 @@ pub fn eventually(within: Duration, what: &str, mut condition: impl FnMut() -> b
     }
 }
 
-/// Lets time pass: between two polls, or to reach another moment of somebody else's work.
-pub fn pause(time: Duration) {
-    thread::sleep(time);
-}
-
 /// How many threads of tiny_http may be left by 200 starts. One that it starts with may miss the end of a server
 /// that lives for a moment only: it is woken without the lock that it is about to wait with. Anything of ours
 /// would be left 200 times.
@@ -84,28 +78,6 @@ pub fn has_ipv6() -> bool {
         println!("without IPv6: {error}");
     }
     bound.is_ok()
-}
-
-/// A port that nobody listens on, and that nobody is handed who asks the system for a free one.
-pub fn free_port() -> u16 {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    // Below the range of the ports that the system hands out; where another process looks is not where we do.
-    let start = std::process::id() * 64;
-    loop {
-        let next = start.wrapping_add(COUNT.fetch_add(1, Ordering::Relaxed));
-        let port = 10_000 + u16::try_from(next % 20_000).expect("a remainder");
-        // Not listened on: a process that another test starts just now has a copy of the socket for a moment.
-        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
-        socket.set_reuse_address(true).expect("an option of every socket");
-        if socket.bind(&SocketAddr::from(([127, 0, 0, 1], port)).into()).is_ok() {
-            return port;
-        }
-    }
-}
-
-/// PostgreSQL's account has to read what the tests write, whatever whoever runs them keeps from others.
-pub fn others_may_read() {
-    umask(Mode::from_bits_truncate(0o022));
 }
 
 /// A fresh directory, removed when dropped. Others may enter it, as PostgreSQL's account has to.

@@ -1,0 +1,100 @@
+//! What an error of the PostgreSQL client means. The only module that compares SQLSTATEs.
+//!
+//! Knows nothing of sessions and statuses.
+
+use crate::error::Error;
+use postgres::error::{DbError, Severity};
+
+/// What a failed statement says about the session, and about executing it again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Meaning {
+    /// The server ends the session, or has lost what belongs to it.
+    Broken,
+    /// A prepared statement does not fit the tables any more, or is gone: a new session can prepare it.
+    Outdated,
+    /// This server takes no changes, as a standby does.
+    ReadOnly,
+    /// A lock was not granted within `lock_timeout`, or the transaction lost against a concurrent one (a deadlock,
+    /// a serialization failure). Nothing was changed.
+    Contended,
+    /// Anything else: the statement's own error.
+    Statement,
+}
+
+impl Meaning {
+    pub(super) fn of(error: &postgres::Error) -> Meaning {
+        let Some(error) = error.as_db_error() else {
+            return Meaning::Statement;
+        };
+        // The SQLSTATE of a plan that does not fit, 0A000, is that of many other refusals.
+        if error.routine() == Some("RevalidateCachedQuery") {
+            return Meaning::Outdated;
+        }
+        match error.code().code() {
+            _ if is_fatal(error) => Meaning::Broken,
+            // The server shuts down, crashed, starts, has dropped the database, or ends idle sessions.
+            "57P01" | "57P02" | "57P03" | "57P04" | "57P05" => Meaning::Broken,
+            code if code.starts_with("08") => Meaning::Broken,
+            "26000" => Meaning::Outdated,
+            "25006" => Meaning::ReadOnly,
+            "55P03" | "40P01" | "40001" => Meaning::Contended,
+            _ => Meaning::Statement,
+        }
+    }
+}
+
+fn is_fatal(error: &DbError) -> bool {
+    matches!(error.parsed_severity(), Some(Severity::Fatal | Severity::Panic))
+}
+
+/// The condition that a failed statement is answered with. `sql` is its text, or empty.
+pub(super) fn condition(sql: &'static str, error: &postgres::Error) -> Error {
+    match code(error) {
+        "23505" => Error::AlreadyExists,
+        "57014" => Error::Unavailable("the database cancelled a statement".into()),
+        code => Error::Database { sql, message: explain(error), code: code.to_owned() },
+    }
+}
+
+/// Whether the rows of a statement may have caused its refusal, so that some of them may be accepted without the
+/// others: data exceptions, integrity violations, errors that triggers raise.
+pub(super) fn is_of_rows(error: &Error) -> bool {
+    match error {
+        Error::AlreadyExists => true,
+        Error::Database { code, .. } => ["22", "23", "P0"].iter().any(|class| code.starts_with(class)),
+        _ => false,
+    }
+}
+
+/// Whether waiting cannot mend a refused connection: wrong credentials (SQLSTATE class 28) and a missing
+/// database (3D) stay so.
+pub(super) fn is_final(error: &postgres::Error) -> bool {
+    let code = code(error);
+    code.starts_with("28") || code.starts_with("3D")
+}
+
+/// One line that says why the database refused: its severity, message and SQLSTATE, or the chain of causes
+/// of a broken connection. The DETAIL is left out on purpose: it quotes whole rows.
+pub fn explain(error: &postgres::Error) -> String {
+    let line = match error.as_db_error() {
+        Some(db) => format!("{}: {} ({})", db.severity(), db.message(), db.code().code()),
+        None => {
+            let mut line = error.to_string();
+            let mut cause = std::error::Error::source(error);
+            while let Some(inner) = cause {
+                let text = inner.to_string();
+                if !line.ends_with(&text) {
+                    line = format!("{line}: {text}");
+                }
+                cause = inner.source();
+            }
+            line
+        }
+    };
+    line.replace(['\n', '\r'], " ")
+}
+
+/// Empty where the error is not the server's.
+fn code(error: &postgres::Error) -> &str {
+    error.code().map(postgres::error::SqlState::code).unwrap_or_default()
+}

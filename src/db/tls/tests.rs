@@ -1,0 +1,319 @@
+//! TLS against real servers: a private PostgreSQL for each certificate, each on a free port.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::thread;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+
+use super::connector;
+use crate::db::explain;
+use crate::db::target::{Settings, Target};
+use tls_servers::{Cluster, Pki};
+
+// Shared with the tests of the command over TLS.
+#[path = "../../../tests/it/support/machine.rs"]
+mod machine;
+#[path = "../../../tests/it/support/tls_servers.rs"]
+mod tls_servers;
+use machine::{free_port, others_may_read, pause};
+
+/// "tls" or "plain" when connected, else the one-line explanation.
+fn connect(target: &Target) -> String {
+    let connector = match connector(target.tls.as_ref()) {
+        Ok(connector) => connector,
+        Err(error) => return format!("connector: {error}"),
+    };
+    // The type that the service uses, for every mode.
+    let manager = r2d2_postgres::PostgresConnectionManager::new(target.config.clone(), connector);
+    match r2d2::ManageConnection::connect(&manager) {
+        Ok(mut client) => {
+            let sql = "select ssl, repeat('x', 100000) from pg_stat_ssl \
+                where pid = pg_backend_pid()";
+            let row = client.query_one(sql, &[]).unwrap();
+            assert_eq!(row.get::<_, &str>(1).len(), 100_000);
+            if row.get(0) { "tls" } else { "plain" }.into()
+        }
+        Err(error) => {
+            let line = explain(&error);
+            assert!(!line.contains("secret") && !line.contains('\n'), "{line}");
+            line
+        }
+    }
+}
+
+fn parse_and_connect(text: &str) -> String {
+    match Target::parse(text, None) {
+        Ok(target) => connect(&target),
+        Err(error) => format!("target: {error}"),
+    }
+}
+
+/// Checks rows of `host | parameters | outcome`, as keywords and as URL. In them `$` is the directory
+/// of certificates, `TLS!` a failed handshake, `REFUSED` a refused server certificate.
+fn table(port: u16, pki: &Pki, rows: &str) {
+    let rows = rows
+        .replace('$', pki.path("").to_str().unwrap())
+        .replace("REFUSED", "TLS! the server's certificate was refused:")
+        .replace("TLS!", "error performing TLS handshake:");
+    for row in rows.lines().map(str::trim).filter(|row| !row.is_empty()) {
+        let mut cells = row.split('|').map(str::trim);
+        let [host, parameters, expected] = [(); 3].map(|()| cells.next().unwrap());
+        let text = format!("host={host} port={port} user=u password=secret dbname=postgres {parameters}");
+        assert_eq!(parse_and_connect(&text), expected, "{row}");
+        let (host, parameters) = (host.replace('/', "%2F"), parameters.replace(' ', "&"));
+        let url = format!("postgres://u:secret@{host}:{port}/postgres?{parameters}");
+        assert_eq!(parse_and_connect(&url), expected, "{url}");
+    }
+}
+
+#[test]
+fn server_certificates() {
+    let pki = Pki::new();
+    let cluster = Cluster::new();
+    let with = |name: &str, rows: &str| {
+        let server = cluster.start(Some(pki.server(name)), "");
+        table(server.port, &pki, &rows.replace("SOCKET", &cluster.socket_directory()));
+    };
+
+    with(
+        "good",
+        r#"
+        127.0.0.1 | | tls
+        127.0.0.1 | sslmode=disable | plain
+        127.0.0.1 | sslmode=allow | tls
+        127.0.0.1 | sslmode=prefer | tls
+        127.0.0.1 | sslmode=require | tls
+        127.0.0.1 | sslmode=require sslrootcert=$/ca.crt | tls
+        127.0.0.1 | sslmode=verify-ca sslrootcert=$/ca.crt | tls
+        127.0.0.1 | sslmode=verify-full sslrootcert=$/ca.crt | tls
+        localhost | sslmode=verify-full sslrootcert=$/ca.crt | tls
+        localhost | sslmode=verify-full sslrootcert=$/both.crt | tls
+        localhost | hostaddr=127.0.0.1 sslmode=verify-full sslrootcert=$/ca.crt | tls
+        localhost | sslmode=verify-full sslrootcert=$/good.crt | tls
+
+        x.example | hostaddr=127.0.0.1 sslmode=require | tls
+        x.example | hostaddr=127.0.0.1 sslmode=verify-ca sslrootcert=$/ca.crt | tls
+        x.example | hostaddr=127.0.0.1 sslmode=verify-full sslrootcert=$/ca.crt | REFUSED it is for DnsName("localhost") or IpAddress(127.0.0.1), not for "x.example"
+        un_der    | hostaddr=127.0.0.1 sslmode=require | tls
+        no~name   | hostaddr=127.0.0.1 sslmode=require | tls
+        no~name   | hostaddr=127.0.0.1 sslmode=verify-full sslrootcert=$/ca.crt | REFUSED the host's name is none that it could hold
+
+        127.0.0.1 | sslmode=prefer sslrootcert=$/other-ca.crt | REFUSED it is not signed by a trusted authority
+        127.0.0.1 | sslmode=require sslrootcert=$/other-ca.crt | REFUSED it is not signed by a trusted authority
+        127.0.0.1 | sslmode=verify-ca sslrootcert=$/other-ca.crt | REFUSED it is not signed by a trusted authority
+        localhost | sslmode=verify-full sslrootcert=$/other-ca.crt | REFUSED it is not signed by a trusted authority
+        localhost | sslmode=verify-full | REFUSED it is not signed by a trusted authority
+        localhost | sslrootcert=system | REFUSED it is not signed by a trusted authority
+
+        127.0.0.1 | sslmode=require channel_binding=require | tls
+        127.0.0.1 | sslmode=require channel_binding=disable | tls
+        127.0.0.1 | sslmode=disable channel_binding=require | authentication error: server did not use channel binding
+
+        127.0.0.1 | sslmode=require password=wrongsecret | FATAL: password authentication failed for user "u" (28P01)
+        127.0.0.1 | sslmode=require dbname=none | FATAL: database "none" does not exist (3D000)
+
+        SOCKET | | plain
+        SOCKET | sslmode=verify-full | plain
+        SOCKET | sslmode=require sslrootcert=$/ca.crt | plain
+
+        127.0.0.1 | sslmode=require sslrootcert=$/none.crt | connector: $/none.crt cannot be read: No such file or directory (os error 2)
+        127.0.0.1 | sslmode=require sslrootcert=$/ca.key | connector: $/ca.key holds no PEM certificate
+    "#,
+    );
+    with(
+        "chain",
+        "
+        localhost | sslmode=verify-full sslrootcert=$/ca.crt | tls
+        localhost | sslmode=require channel_binding=require | tls
+    ",
+    );
+    with(
+        "expired",
+        "
+        localhost | sslmode=require | tls
+        localhost | sslmode=verify-full sslrootcert=$/ca.crt | REFUSED it has expired
+        localhost | sslmode=verify-ca sslrootcert=$/ca.crt | REFUSED it has expired
+        localhost | sslmode=verify-ca sslrootcert=$/expired.crt | REFUSED it has expired
+    ",
+    );
+    with(
+        "future",
+        "
+        localhost | sslmode=verify-ca sslrootcert=$/ca.crt | REFUSED it is not valid yet
+        localhost | sslmode=verify-ca sslrootcert=$/future.crt | REFUSED it is not valid yet
+    ",
+    );
+    with("cn-only", "
+        localhost | sslmode=verify-ca sslrootcert=$/ca.crt | tls
+        localhost | sslmode=verify-full sslrootcert=$/ca.crt | REFUSED it has no subjectAltName, and its CN does not count
+    ");
+    with(
+        "ed25519",
+        "
+        localhost | sslmode=verify-full sslrootcert=$/ed25519.crt | tls
+    ",
+    );
+    // `openssl req -x509`, as PostgreSQL's manual has it: self-signed, marked as an authority.
+    with(
+        "self-signed",
+        r#"
+        localhost | sslmode=require | tls
+        localhost | sslmode=require channel_binding=require | tls
+        localhost | sslmode=verify-ca sslrootcert=$/self-signed.crt | tls
+        localhost | sslmode=verify-full sslrootcert=$/self-signed.crt | tls
+        x.example | hostaddr=127.0.0.1 sslmode=verify-ca sslrootcert=$/self-signed.crt | tls
+        x.example | hostaddr=127.0.0.1 sslmode=verify-full sslrootcert=$/self-signed.crt | REFUSED it is for DnsName("localhost"), not for "x.example"
+        localhost | sslmode=verify-ca sslrootcert=$/ca.crt | REFUSED it signed itself, and is not among the trusted ones
+        localhost | sslmode=verify-full | REFUSED it signed itself, and is not among the trusted ones
+    "#,
+    );
+    // A signing request without extensions, as in the manual: version 1 until OpenSSL 3.2.
+    with("version-1", "
+        localhost | | tls
+        localhost | sslmode=require channel_binding=require | tls
+        localhost | sslmode=verify-ca sslrootcert=$/version-1.crt | tls
+        localhost | sslmode=verify-full sslrootcert=$/version-1.crt | REFUSED it is of X.509 version 1; make it again with a subjectAltName
+        localhost | sslmode=verify-ca sslrootcert=$/ca.crt | REFUSED it is of X.509 version 1; make it again with a subjectAltName
+    ");
+}
+
+#[test]
+fn older_tls_and_none() {
+    let pki = Pki::new();
+    let cluster = Cluster::new();
+
+    let tls_1_2 = "ssl_max_protocol_version = 'TLSv1.2'";
+    let server = cluster.start(Some(pki.server("good")), tls_1_2);
+    table(
+        server.port,
+        &pki,
+        "
+        localhost | sslmode=verify-full sslrootcert=$/ca.crt channel_binding=require | tls
+    ",
+    );
+    drop(server);
+    let server = cluster.start(Some(pki.server("version-1")), tls_1_2);
+    table(
+        server.port,
+        &pki,
+        "
+        localhost | sslmode=require | REFUSED it is of X.509 version 1; make it again with a subjectAltName
+    ",
+    );
+    drop(server);
+
+    let server = cluster.start(None, "");
+    table(
+        server.port,
+        &pki,
+        "
+        127.0.0.1 | | plain
+        127.0.0.1 | sslmode=prefer sslrootcert=$/ca.crt | plain
+        127.0.0.1 | sslmode=require | TLS! server does not support TLS
+        127.0.0.1 | sslmode=verify-full | TLS! server does not support TLS
+    ",
+    );
+    let port = server.port;
+    drop(server);
+    table(
+        port,
+        &pki,
+        "
+        127.0.0.1 | | error connecting to server: Connection refused (os error 111)
+    ",
+    );
+}
+
+#[test]
+fn client_certificates() {
+    let pki = Pki::new();
+    let cluster = Cluster::new();
+    let ca = format!("ssl_ca_file = '{}'", pki.path("ca.crt").display());
+    cluster.allow("hostssl all u all cert");
+    let server = cluster.start(Some(pki.server("good")), &ca);
+    table(server.port, &pki, "
+        localhost | sslmode=require sslcert=$/client.crt sslkey=$/client.key | tls
+        localhost | sslmode=require sslcert=$/client-v1.crt sslkey=$/client.key | tls
+        localhost | sslmode=verify-full sslrootcert=$/ca.crt sslcert=$/client.crt sslkey=$/client.key | tls
+        localhost | sslmode=require | FATAL: connection requires a valid client certificate (28000)
+        localhost | sslmode=require sslcert=$/client.crt sslkey=$/ca.key | connector: $/ca.key is not the key of $/client.crt
+        localhost | sslmode=require sslcert=$/client.crt sslkey=$/ca.crt | connector: $/ca.crt holds no unencrypted PEM private key
+    ");
+    // The server may have closed before its alert is read, so only that it fails is certain.
+    let line = parse_and_connect(&format!(
+        "host=localhost port={} user=u sslmode=require sslcert={1}/other-client.crt \
+         sslkey={1}/other-client.key",
+        server.port,
+        pki.path("").display(),
+    ));
+    assert!(line.starts_with("error communicating with the server: "), "{line}");
+}
+
+#[test]
+fn single_settings() {
+    let pki = Pki::new();
+    let cluster = Cluster::new();
+    let server = cluster.start(Some(pki.server("good")), "");
+    let (ca, other, socket) = (pki.path("ca.crt"), pki.path("other-ca.crt"), cluster.socket_directory());
+    let settings = Settings {
+        host: "localhost",
+        port: server.port,
+        name: "postgres",
+        user: "u",
+        password: "secret",
+        ssl: true,
+        ssl_ca: Some(&ca),
+    };
+    for (settings, expected) in [
+        (settings, "tls"),
+        (Settings { host: "127.0.0.1", ..settings }, "tls"),
+        (Settings { ssl: false, ssl_ca: None, ..settings }, "plain"),
+        (Settings { host: &socket, ..settings }, "plain"),
+        (
+            Settings { ssl_ca: Some(&other), ..settings },
+            "error performing TLS handshake: the server's certificate was refused: \
+             it is not signed by a trusted authority",
+        ),
+        (Settings { password: "", ..settings }, "invalid configuration: password missing"),
+    ] {
+        assert_eq!(connect(&Target::from_settings(settings).unwrap()), expected);
+    }
+}
+
+/// A server that shows a certificate without owning its key is refused even where the certificate
+/// itself is not looked at.
+#[test]
+fn stolen_certificates() {
+    let pki = Pki::new();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    for (certificate, key, version) in [
+        ("good", "expired", &rustls::version::TLS13),
+        ("good", "expired", &rustls::version::TLS12),
+        ("version-1", "self-signed", &rustls::version::TLS13),
+    ] {
+        let chain = vec![CertificateDer::from_pem_file(pki.server(certificate).0).unwrap()];
+        let key = PrivateKeyDer::from_pem_file(pki.server(key).1).unwrap();
+        let key = provider.key_provider.load_private_key(key).unwrap();
+        let config = rustls::ServerConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[version])
+            .unwrap()
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(SingleCertAndKey::from(CertifiedKey::new(chain, key))));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = thread::spawn(move || {
+            let (mut socket, _) = listener.accept().unwrap();
+            socket.read_exact(&mut [0; 8]).unwrap();
+            socket.write_all(b"S").unwrap();
+            let mut tls = rustls::ServerConnection::new(Arc::new(config)).unwrap();
+            tls.complete_io(&mut socket).is_err()
+        });
+        let line = parse_and_connect(&format!("host=127.0.0.1 port={port} user=u sslmode=require"));
+        assert!(line.ends_with("a signature by its key or its authority is wrong"), "{line}");
+        server.join().unwrap();
+    }
+}

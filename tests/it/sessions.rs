@@ -1,0 +1,93 @@
+//! Sessions of the database: what ends them, and for how long a request keeps one.
+
+use crate::support::{Caller, LONG, Service, eventually, pause};
+use serde_json::json;
+use std::{
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+const USER: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
+
+#[test]
+fn reads_outlive_their_sessions() {
+    const READERS: usize = 6;
+    /// How often all sessions are ended.
+    const ROUNDS: usize = 200;
+    let service = Service::start();
+    let url = service.server.base_url();
+    assert_eq!(Caller::new(url, LONG).call("POST", "/users", USER).unwrap().0, 201);
+    let (ended, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let mut killed = 0;
+    thread::scope(|scope| {
+        for _ in 0..READERS {
+            scope.spawn(|| {
+                let mut caller = Caller::new(url, LONG);
+                while !ended.load(Ordering::Relaxed) {
+                    for target in ["/users/1", "/users"] {
+                        let (status, body) = caller.call("GET", target, "").unwrap();
+                        assert_eq!(status, 200, "{target}: {body}");
+                        answered.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+        let mut admin = service.database.client();
+        for _ in 0..ROUNDS {
+            // So that each round ends sessions in use.
+            let before = answered.load(Ordering::Relaxed);
+            eventually(LONG, "reads are answered", || {
+                ended.load(Ordering::Relaxed) || answered.load(Ordering::Relaxed) >= before + READERS
+            });
+            let sql = "select pg_terminate_backend(pid) from pg_stat_activity \
+                where datname = current_database() and application_name = 'userd'";
+            killed += admin.query(sql, &[]).unwrap().len();
+        }
+        ended.store(true, Ordering::Relaxed);
+    });
+    assert!(killed >= ROUNDS, "{killed} sessions were ended");
+    assert_eq!(Caller::new(url, LONG).call("GET", "/users/1", "").unwrap().1["name"], "Ada");
+}
+
+/// Whatever is locked, no statement of the service waits for it for long: its session is free for others.
+#[test]
+fn no_session_waits_for_a_lock_for_long() {
+    let service = Service::with(|config| config.limits.request_timeout = LONG);
+    let url = service.server.base_url();
+    assert_eq!(Caller::new(url, LONG).call("POST", "/users", USER).unwrap().0, 201);
+    for lock in ["select from users where id = 1 for update", "lock table users in share mode"] {
+        let mut neighbour = service.database.client();
+        let mut transaction = neighbour.transaction().unwrap();
+        transaction.batch_execute(lock).unwrap();
+        let name = json!({"name": lock}).to_string();
+        thread::scope(|scope| {
+            let changes: Vec<_> = (0..4)
+                .map(|_| scope.spawn(|| Caller::new(url, LONG).call("PUT", "/users/1", &name).unwrap().0))
+                .collect();
+            eventually(LONG, "a change meets the lock", || waiting(&service, "0s") > 0);
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_secs(3) {
+                // Ten times as long as a statement waits.
+                assert_eq!(waiting(&service, "1s"), 0, "{lock}");
+                pause(Duration::from_millis(50));
+            }
+            assert!(changes.iter().all(|change| !change.is_finished()), "{lock}");
+            transaction.rollback().unwrap();
+            for change in changes {
+                assert_eq!(change.join().unwrap(), 200, "{lock}");
+            }
+        });
+        assert_eq!(Caller::new(url, LONG).call("GET", "/users/1", "").unwrap().1["name"], lock);
+    }
+}
+
+/// How many statements of the service have waited for a lock for longer.
+fn waiting(service: &Service, longer_than: &str) -> i64 {
+    let sql = format!(
+        "select count(*) from pg_stat_activity where datname = current_database() \
+         and application_name = 'userd' and wait_event_type = 'Lock' \
+         and clock_timestamp() - query_start > '{longer_than}'"
+    );
+    service.database.client().query_one(&sql, &[]).unwrap().get(0)
+}
