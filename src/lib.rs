@@ -81,7 +81,6 @@
 
 #[doc(hidden)]
 pub mod app;
-#[doc(hidden)]
 pub mod config;
 #[doc(hidden)]
 pub mod db;
