@@ -17,7 +17,7 @@ use crate::{
     http::{Request, Response},
     users::{
         pagination::PageRequest,
-        password::{self, PasswordHash, Turns},
+        password::{Hasher, PasswordHash, Turns},
         user::{NewUser, User, UserChanges},
     },
 };
@@ -28,6 +28,7 @@ pub struct App {
     validation: Validation,
     access: Access,
     max_per_page: u32,
+    hasher: Hasher,
     hashing: Turns,
 }
 
@@ -59,6 +60,7 @@ impl App {
             validation: Validation::new(config.schema, config.validation),
             access: Access::new(config.api_token.as_ref()),
             max_per_page: config.max_per_page,
+            hasher: Hasher::new(config.password_hashing),
             hashing: Turns::default(),
         }
     }
@@ -226,7 +228,7 @@ impl App {
     }
 
     fn hash(&self, clear: &Secret) -> Result<PasswordHash, Error> {
-        self.hashing.take(|| password::hash(clear))
+        self.hashing.take(|| self.hasher.hash(clear))
     }
 
     fn authenticate(&self, request: &Request) -> Result<Response, Error> {
@@ -242,7 +244,7 @@ impl App {
             None => None,
         };
         let hash = credential.map(|credential| &credential.password_hash);
-        let matches = self.hashing.take(|| password::verify(&Secret::from(text("password")), hash));
+        let matches = self.hashing.take(|| self.hasher.verify(&Secret::from(text("password")), hash));
         match user {
             Some(user) if matches => Ok(Response::json(200, &user)),
             _ => Err(Error::InvalidCredentials),

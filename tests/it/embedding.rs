@@ -4,11 +4,11 @@ use crate::support::{Answer, Client, Database, OTHER_PASSWORD, PASSWORD, Service
 use serde_json::json;
 use std::{net::TcpStream, time::Duration};
 use userd::{
-    config::Config,
+    config::{Config, PasswordHashing},
     error::Error,
     http::Request,
     server::{Server, StartError},
-    users::{password, user::User},
+    users::{password::Hasher, user::User},
 };
 
 const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
@@ -18,7 +18,7 @@ const ADA_1: &str = r#"{"id":"1","name":"Ada","email":"ada@example.com",<times>}
 fn ada_and_bob(production: bool) -> Service {
     let service = Service::with(|config| config.production = production);
     let users = service.server.app().users();
-    let hash = password::hash(&PASSWORD.into()).unwrap();
+    let hash = Hasher::new(PasswordHashing::Owasp).hash(&PASSWORD.into()).unwrap();
     users.create("Ada", "ada@example.com", Some(&hash)).unwrap();
     users.create("Bob", "bob@example.com", None).unwrap();
     service
@@ -52,8 +52,9 @@ fn in_production_a_lazy_load_is_a_query() {
     let (ada, bob) = (users.find(1).unwrap(), users.find(2).unwrap());
     assert!(!ada.credential.is_loaded() && !bob.credential.is_loaded());
     let credential = ada.credential.get().unwrap().expect("Ada has a password");
-    assert!(password::verify(&PASSWORD.into(), Some(&credential.password_hash)));
-    assert!(!password::verify(&OTHER_PASSWORD.into(), Some(&credential.password_hash)));
+    let hasher = Hasher::new(PasswordHashing::Owasp);
+    assert!(hasher.verify(&PASSWORD.into(), Some(&credential.password_hash)));
+    assert!(!hasher.verify(&OTHER_PASSWORD.into(), Some(&credential.password_hash)));
     assert!(bob.credential.get().unwrap().is_none());
     // Once loaded, it is kept; what is not loaded yet asks the database, and has its errors.
     let another = users.find(1).unwrap();
