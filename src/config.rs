@@ -1,13 +1,13 @@
-//! Every setting: its variable's name, default, meaning and check.
+//! Every setting: its field and default here, its variable, bounds and help in [`SETTINGS`].
 //!
-//! Knows nothing of the other rooms and reads no environment: the command passes a look-up in.
+//! Knows no other module and reads no environment: the command passes a look-up in.
 
-mod variables;
+mod settings;
+mod value;
 
-pub use variables::{VARIABLES, log_level};
+pub use settings::{SETTINGS, Setting};
 
 use std::{ffi::OsString, fmt, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
-use variables::{SECONDS, Vars, bounds, no_number, no_seconds};
 
 /// The settings of one server. `Config::default()` is the contract's defaults on loopback and a free port,
 /// which suits embedding; [`Config::from_vars`] reads the variables that the command is set by.
@@ -47,6 +47,8 @@ pub struct Config {
     pub migrations_dir: Option<PathBuf>,
     /// The bearer token that `/users` asks for.
     pub api_token: Option<Secret>,
+    /// What it costs to hash a password. No variable sets it.
+    pub password_hashing: PasswordHashing,
     /// What clients may use up.
     pub limits: Limits,
 }
@@ -158,6 +160,16 @@ pub enum Validation {
     Parser,
 }
 
+/// What it costs to hash a password with Argon2id, and so to guess one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PasswordHashing {
+    /// What OWASP recommends: 19 MiB and two passes, some 20 ms where the crate `argon2` is optimized.
+    Owasp,
+    /// The least that Argon2id allows: 8 KiB and one pass. A stolen hash is guessed some thousand times faster, so
+    /// only for passwords that protect nothing: those of tests.
+    LeastCostForTests,
+}
+
 /// A variable that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
@@ -195,95 +207,59 @@ impl Default for Limits {
 
 impl Default for Config {
     fn default() -> Config {
-        let variables = Config::from_vars(|_| None).expect("the defaults pass their own checks");
-        Config { host: "127.0.0.1".to_owned(), port: 0, ..variables }
+        Config {
+            database: Database::Parts {
+                host: "localhost".to_owned(),
+                port: 5432,
+                name: "myapp".to_owned(),
+                user: "postgres".to_owned(),
+                password: Secret::default(),
+                ssl: false,
+            },
+            db_ssl_ca: None,
+            db_pool_size: 8,
+            db_connect_timeout: Duration::from_secs(10),
+            db_acquire_timeout: Duration::from_secs(3),
+            db_prepared: true,
+            os_user: None,
+            host: "127.0.0.1".to_owned(),
+            port: 0,
+            socket: None,
+            production: false,
+            workers: 8,
+            schema: Schema::Basic,
+            validation: Validation::Declarative,
+            max_per_page: 1000,
+            migrations_dir: None,
+            api_token: None,
+            password_hashing: PasswordHashing::Owasp,
+            limits: Limits::default(),
+        }
     }
 }
 
 impl Config {
+    /// The defaults of the command: the contract's port, on every address.
+    fn of_the_command() -> Config {
+        Config { host: "0.0.0.0".to_owned(), port: 3000, ..Config::default() }
+    }
+
+    /// Reads every variable of [`SETTINGS`] that sets a field. One that is empty counts as unset.
+    ///
+    /// Blocks only to read the files that the `…_FILE` variables name.
+    ///
+    /// # Errors
+    /// The first variable, in the table's order, that cannot be used.
+    pub fn from_vars(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Config, ConfigError> {
+        let mut config = Config::of_the_command();
+        settings::apply(&mut config, &lookup)?;
+        Ok(config)
+    }
+
     /// Whether the numbers and durations are within the bounds that their variables have. An error names the first
     /// that is not, by its variable.
     pub fn check(&self) -> Result<(), ConfigError> {
-        let numbers = [
-            ("DB_POOL_SIZE", u64::from(self.db_pool_size)),
-            ("WORKERS", self.workers as u64),
-            ("MAX_PER_PAGE", self.max_per_page.into()),
-            ("MAX_CONNECTIONS", self.limits.max_connections as u64),
-            ("MAX_BODY_BYTES", self.limits.max_body_bytes as u64),
-        ];
-        for (variable, number) in numbers {
-            if !bounds(variable).contains(&number) {
-                return Err(no_number(variable, number));
-            }
-        }
-        let times = [
-            ("DB_CONNECT_TIMEOUT", self.db_connect_timeout),
-            ("DB_ACQUIRE_TIMEOUT", self.db_acquire_timeout),
-            ("HEAD_TIMEOUT", self.limits.head_timeout),
-            ("BODY_TIMEOUT", self.limits.body_timeout),
-            ("IDLE_TIMEOUT", self.limits.idle_timeout),
-            ("WRITE_TIMEOUT", self.limits.write_timeout),
-            ("REQUEST_TIMEOUT", self.limits.request_timeout),
-            ("STOP_TIMEOUT", self.limits.stop_timeout),
-        ];
-        for (variable, time) in times {
-            if !SECONDS.contains(&time.as_secs_f64()) {
-                return Err(no_seconds(variable, time.as_secs_f64()));
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads every variable but `LOG_LEVEL` (see [`log_level`]). One that is empty counts as unset.
-    ///
-    /// Errors name the variable. Blocks only to read the file that `API_TOKEN_FILE` names.
-    pub fn from_vars(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Config, ConfigError> {
-        let vars = Vars { lookup: &lookup };
-        let database = match vars.text("DATABASE_URL")? {
-            Some(url) => Database::Url(url.into()),
-            None => Database::Parts {
-                host: vars.text_or_default("DB_HOST")?,
-                port: vars.number("DB_PORT")? as u16,
-                name: vars.text_or_default("DB_NAME")?,
-                user: vars.text_or_default("DB_USER")?,
-                password: vars.text_or_default("DB_PASS")?.into(),
-                ssl: vars.text("DB_SSL")?.as_deref() == Some("true"),
-            },
-        };
-        let limits = Limits {
-            max_connections: vars.number("MAX_CONNECTIONS")? as usize,
-            max_body_bytes: vars.number("MAX_BODY_BYTES")? as usize,
-            head_timeout: vars.seconds("HEAD_TIMEOUT")?,
-            body_timeout: vars.seconds("BODY_TIMEOUT")?,
-            idle_timeout: vars.seconds("IDLE_TIMEOUT")?,
-            write_timeout: vars.seconds("WRITE_TIMEOUT")?,
-            request_timeout: vars.seconds("REQUEST_TIMEOUT")?,
-            stop_timeout: vars.seconds("STOP_TIMEOUT")?,
-            ..Limits::default()
-        };
-        Ok(Config {
-            database,
-            db_ssl_ca: vars.text("DB_SSL_CA")?.map(PathBuf::from),
-            db_pool_size: vars.number("DB_POOL_SIZE")? as u32,
-            db_connect_timeout: vars.seconds("DB_CONNECT_TIMEOUT")?,
-            db_acquire_timeout: vars.seconds("DB_ACQUIRE_TIMEOUT")?,
-            db_prepared: vars.choice("DB_PREPARED", &[("true", true), ("false", false)])?,
-            os_user: None,
-            host: vars.text_or_default("HOST")?,
-            port: vars.number("PORT")? as u16,
-            socket: None,
-            production: vars.text("NODE_ENV")?.as_deref() == Some("production"),
-            workers: vars.number("WORKERS")? as usize,
-            schema: vars.choice("SCHEMA", &[("basic", Schema::Basic), ("strict", Schema::Strict)])?,
-            validation: vars.choice(
-                "VALIDATION",
-                &[("declarative", Validation::Declarative), ("parser", Validation::Parser)],
-            )?,
-            max_per_page: vars.number("MAX_PER_PAGE")? as u32,
-            migrations_dir: vars.text("MIGRATIONS_DIR")?.map(PathBuf::from),
-            api_token: vars.api_token()?,
-            limits,
-        })
+        settings::check(self)
     }
 }
 
@@ -308,12 +284,6 @@ mod tests {
         assert_eq!((user.as_str(), password.expose(), ssl), ("postgres", "", false));
         assert_eq!((config.host.as_str(), config.port), ("0.0.0.0", 3000));
         assert!(!config.production);
-    }
-
-    #[test]
-    fn limits_agree_with_the_table() {
-        let (a, b) = (from(&[]).unwrap().limits, Limits::default());
-        assert_eq!(format!("{a:?}"), format!("{b:?}"));
     }
 
     #[test]
@@ -360,6 +330,9 @@ mod tests {
             ("MAX_PER_PAGE", "0"),
             ("API_TOKEN", "a b"),
             ("API_TOKEN_FILE", "/nowhere/at/all"),
+            ("API_TOKEN_FILE", "/dev/null"),
+            ("DATABASE_URL_FILE", "/dev/null"),
+            ("DB_PASS_FILE", "/nowhere/at/all"),
         ];
         for (variable, value) in rows {
             let error = from(&[(variable, value)]).unwrap_err();
@@ -368,15 +341,43 @@ mod tests {
     }
 
     #[test]
+    fn bounds_of_a_configuration_are_those_of_its_variables() {
+        type Change = fn(&mut Config);
+        let changes: [(&str, Change); 4] = [
+            ("WORKERS", |config| config.workers = 0),
+            ("MAX_PER_PAGE", |config| config.max_per_page = 1_000_001),
+            ("STOP_TIMEOUT", |config| config.limits.stop_timeout = Duration::ZERO),
+            ("DB_PORT", |config| match &mut config.database {
+                Database::Parts { port, .. } => *port = 0,
+                Database::Url(_) => unreachable!(),
+            }),
+        ];
+        for (variable, change) in changes {
+            let mut config = Config::default();
+            change(&mut config);
+            assert_eq!(config.check().unwrap_err().variable, variable);
+        }
+    }
+
+    #[test]
+    fn secrets_come_from_files_as_well() {
+        let path = std::env::temp_dir().join(format!("userd-secret-{}", std::process::id()));
+        std::fs::write(&path, "hunter2\n").unwrap();
+        let file = path.to_str().unwrap();
+        let config = from(&[("DB_PASS_FILE", file), ("API_TOKEN_FILE", file)]).unwrap();
+        let Database::Parts { password, .. } = &config.database else { panic!("no URL was given") };
+        assert_eq!((password.expose(), config.api_token.unwrap().expose()), ("hunter2", "hunter2"));
+        let config = from(&[("DATABASE_URL_FILE", file), ("DB_PASS_FILE", "/nowhere")]).unwrap();
+        assert!(matches!(&config.database, Database::Url(url) if url.expose() == "hunter2"));
+        let error = from(&[("DB_PASS_FILE", file), ("DB_PASS", "x")]).unwrap_err();
+        assert_eq!(error.variable, "DB_PASS_FILE");
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
     fn empty_is_unset() {
         let config = from(&[("PORT", ""), ("DATABASE_URL", ""), ("HOST", "")]).unwrap();
         assert_eq!((config.host.as_str(), config.port), ("0.0.0.0", 3000));
         assert!(matches!(config.database, Database::Parts { .. }));
-    }
-
-    #[test]
-    fn log_levels() {
-        assert_eq!(log_level(|_| None), Ok(log::LevelFilter::Info));
-        assert_eq!(log_level(|_| Some("loud".into())).unwrap_err().variable, "LOG_LEVEL");
     }
 }

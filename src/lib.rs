@@ -75,13 +75,17 @@
 //!
 //! # Features
 //!
-//! `testing` (on by default) is the module [`testing`]. It brings no dependency, and nothing of it gets into a
-//! program that does not use it.
+//! All are on by default. A program that embeds the service needs at most two of them:
+//! `userd = { default-features = false, features = ["testing"] }`.
+//!
+//! - `testing`: the module [`testing`]. It brings no dependency, and nothing of it gets into a program that does not
+//!   use it.
+//! - `tls`: TLS to the database. Without it, a setting that requires TLS is refused at start.
+//! - `command`: the binary `userd`. The library is the same without it.
 #![warn(missing_docs)]
 
 #[doc(hidden)]
 pub mod app;
-#[doc(hidden)]
 pub mod config;
 mod db;
 #[doc(hidden)]
@@ -97,7 +101,7 @@ pub mod server;
 pub mod users;
 
 pub use app::App;
-pub use config::{Config, ConfigError, Database, Limits, Schema, Secret, Validation};
+pub use config::{Config, ConfigError, Database, Limits, PasswordHashing, Schema, Secret, Validation};
 pub use http::{Method, Request, Response};
 #[cfg(feature = "testing")]
 pub use scratch::testing;

@@ -29,7 +29,7 @@ use std::{
 };
 use userd::{
     Config, Database, ScratchDatabase, Server, StartError,
-    config::{self, VARIABLES},
+    config::{ConfigError, SETTINGS},
     embedded::{Cluster, Options},
 };
 
@@ -77,7 +77,7 @@ fn serve(options: Serve) -> Result<(), Failure> {
     let mut config = Config::from_vars(variables).map_err(usage)?;
     config.os_user = os_user();
     config.socket = passed_socket()?;
-    let level = config::log_level(variables).map_err(usage)?;
+    let level = log_level(variables).map_err(usage)?;
     log_to_stderr(level).map_err(failure)?;
     let ending = Ending::watch(options.dir.is_none()).map_err(failure)?;
     if options.with_parent {
@@ -328,9 +328,12 @@ fn help() -> String {
          \n\
          Environment variables, with their defaults:\n",
     );
-    for (name, default, meaning) in VARIABLES {
-        let default = if default.is_empty() { "-" } else { default };
-        text.push_str(&format!("  {name:<19} {default:<12} {meaning}\n"));
+    for setting in SETTINGS {
+        let default = match setting.default() {
+            default if default.is_empty() => "-".to_owned(),
+            default => default,
+        };
+        text.push_str(&format!("  {:<19} {default:<12} {}\n", setting.variable, setting.help));
     }
     text.push_str("\nSIGTERM or Ctrl-C: answers what is in work, then ends; a second one ends at once.\n");
     text
@@ -341,6 +344,19 @@ fn print(text: &str) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
+}
+
+fn log_level(variables: impl Fn(&str) -> Option<OsString>) -> Result<LevelFilter, ConfigError> {
+    const VARIABLE: &str = "LOG_LEVEL";
+    let level = variables(VARIABLE).filter(|level| !level.is_empty());
+    let level = level.unwrap_or_else(|| "info".into());
+    let levels = LevelFilter::iter().map(|level| level.as_str().to_ascii_lowercase());
+    let known: Vec<String> = levels.collect();
+    let found = level.to_str().filter(|text| known.iter().any(|known| known == text));
+    found.and_then(|text| text.parse().ok()).ok_or_else(|| ConfigError {
+        variable: VARIABLE,
+        problem: format!("must be one of {}, not {level:?}", known.join(", ")),
+    })
 }
 
 /// Lines of userd's own only: others log statements with their parameters, passwords among them.

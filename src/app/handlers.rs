@@ -11,7 +11,7 @@ use crate::{
     error::Error,
     http::Response,
     users::{
-        password::{self, Password, PasswordHash},
+        password::{Password, PasswordHash},
         user::{NewUser, User, UserChanges},
     },
 };
@@ -144,7 +144,7 @@ fn hash(app: &App, mut command: Command) -> Step {
         other => unreachable!("{:?} is not a command of this lane", other.lane()),
     };
     if let Some(Password::Clear(clear)) = password {
-        match app.hashing.take(|| password::hash(clear)) {
+        match app.hashing.take(|| app.hasher.hash(clear)) {
             Ok(hash) => *password = Some(Password::Hashed(hash)),
             Err(error) => return Step::Done(error.into_response()),
         }
@@ -163,7 +163,7 @@ fn verify(app: &App, command: Command) -> Step {
         };
         let hash = credential.map(|credential| &credential.password_hash);
         let Login { password, .. } = &login;
-        let matches = app.hashing.take(|| password::verify(password, hash));
+        let matches = app.hashing.take(|| app.hasher.verify(password, hash));
         match &user {
             Some(user) if matches => Ok(Response::json(200, user)),
             _ => Err(Error::InvalidCredentials),

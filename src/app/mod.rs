@@ -21,7 +21,7 @@ use crate::{
     },
     error::Error,
     http::{Request, Response},
-    users::password::Turns,
+    users::password::{Hasher, Turns},
 };
 use command::Judge;
 use std::time::{Duration, Instant};
@@ -30,7 +30,8 @@ use std::time::{Duration, Instant};
 pub struct App {
     users: DropOutside<Users>,
     judge: Judge,
-    /// How many passwords are hashed at once, whoever asks.
+    hasher: Hasher,
+    /// How many passwords are hashed at once, over all callers.
     hashing: Turns,
     request_timeout: Duration,
 }
@@ -41,6 +42,7 @@ impl App {
         App {
             users: DropOutside::new(users),
             judge: Judge::new(config),
+            hasher: Hasher::new(config.password_hashing),
             hashing: Turns::default(),
             request_timeout: config.limits.request_timeout,
         }

@@ -310,7 +310,9 @@ impl FromSql<'_> for Timestamp {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{App, Config, ScratchDatabase, db::silent::LONG, users::password};
+    use crate::{
+        App, Config, ScratchDatabase, config::PasswordHashing, db::silent::LONG, users::password::Hasher,
+    };
     use std::{
         thread,
         time::{Duration, Instant},
@@ -322,7 +324,7 @@ mod tests {
     fn ada_and_bob(production: bool) -> (ScratchDatabase, App) {
         let database = ScratchDatabase::create().unwrap();
         let app = App::open(&Config { production, db_pool_size: 2, ..database.config() }).unwrap();
-        let hash = password::hash(&PASSWORD.into()).unwrap();
+        let hash = Hasher::new(PasswordHashing::Owasp).hash(&PASSWORD.into()).unwrap();
         app.users().create("Ada", "ada@example.com", Some(&hash)).unwrap();
         app.users().create("Bob", "bob@example.com", None).unwrap();
         (database, app)
@@ -357,8 +359,13 @@ mod tests {
         let (ada, bob) = (users.find(1).unwrap(), users.find(2).unwrap());
         assert!(!ada.credential.is_loaded() && !bob.credential.is_loaded());
         let credential = ada.credential.get().unwrap().expect("Ada has a password");
-        assert!(password::verify(&PASSWORD.into(), Some(&credential.password_hash)));
-        assert!(!password::verify(&"battery staple".into(), Some(&credential.password_hash)));
+        assert!(
+            Hasher::new(PasswordHashing::Owasp).verify(&PASSWORD.into(), Some(&credential.password_hash))
+        );
+        assert!(
+            !Hasher::new(PasswordHashing::Owasp)
+                .verify(&"battery staple".into(), Some(&credential.password_hash))
+        );
         assert!(bob.credential.get().unwrap().is_none());
         // Once loaded, it is kept; what is not loaded yet asks the database, and has its errors.
         let another = users.find(1).unwrap();

@@ -20,22 +20,24 @@
 
 use crate::{
     App, ScratchDatabase,
-    config::{Config, Secret},
+    config::{Config, PasswordHashing, Secret},
     server::{Server, StartError},
-    users::{password, user::User},
+    users::{password::Hasher, user::User},
 };
 use postgres::{Client, NoTls};
 use std::net::SocketAddr;
 
 /// A running server on a free port of the loopback, with a database of its own. Both go with this value.
 pub struct TestServer {
-    // In this order: a database is dropped when nobody uses it any more.
+    // In this order: the database is dropped after the server has stopped.
     server: Server,
     database: ScratchDatabase,
+    hasher: Hasher,
 }
 
 impl TestServer {
-    /// A server with the default settings. Blocks until it answers.
+    /// A server with the default settings, but for `password_hashing`: the least cost, since an unoptimized
+    /// build takes most of a second for a hash of the default cost. Blocks until it answers.
     ///
     /// # Panics
     /// Where [`TestServer::try_with`] has an error: that is a failure of the test, in one clear line.
@@ -74,13 +76,15 @@ impl TestServer {
     pub fn try_with(change: impl FnOnce(&mut Config)) -> Result<TestServer, StartError> {
         let mut database = ScratchDatabase::create()?;
         let mut config = database.config();
+        config.password_hashing = PasswordHashing::LeastCostForTests;
         change(&mut config);
         if config.migrations_dir.is_some() {
             database = ScratchDatabase::with_migrations(config.migrations_dir.as_deref())?;
         }
         config.database = database.config().database;
+        let hasher = Hasher::new(config.password_hashing);
         let server = Server::start(config)?;
-        Ok(TestServer { server, database })
+        Ok(TestServer { server, database, hasher })
     }
 
     /// Where it listens, without a slash at its end: `http://127.0.0.1:41234`.
@@ -139,7 +143,8 @@ impl TestServer {
         self.create(name, email, None)
     }
 
-    /// Creates a user with a password and returns it. Blocks for one hash as well, some 20 ms.
+    /// Creates a user with a password and returns it. Blocks for one hash as well: less than a millisecond, or some
+    /// 20 ms with [`PasswordHashing::Owasp`](crate::PasswordHashing).
     ///
     /// # Panics
     /// As [`TestServer::user`].
@@ -154,7 +159,7 @@ impl TestServer {
     #[track_caller]
     fn create(&self, name: &str, email: &str, password: Option<Secret>) -> User {
         let create = || {
-            let hash = password.as_ref().map(password::hash).transpose()?;
+            let hash = password.as_ref().map(|clear| self.hasher.hash(clear)).transpose()?;
             self.app().users().create(name, email, hash.as_ref())
         };
         crate::db::blocking::outside_of_runtimes(create)

@@ -230,7 +230,11 @@ fn target(config: &Config) -> Result<Target, ConfigError> {
     let (variable, target) = match &config.database {
         Database::Url(url) => ("DATABASE_URL", Target::parse(url.expose(), config.os_user.as_deref())),
         Database::Parts { host, port, name, user, password, ssl } => (
-            if config.db_ssl_ca.is_some() { "DB_SSL_CA" } else { "DB_HOST" },
+            match (host.is_empty(), *ssl) {
+                (true, _) => "DB_HOST",
+                (false, true) => "DB_SSL",
+                (false, false) => "DB_SSL_CA",
+            },
             Target::from_settings(Settings {
                 host,
                 port: *port,

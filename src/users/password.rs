@@ -1,7 +1,11 @@
-//! Argon2id: hash, verify, and how many do so at once.
+//! Argon2id: hash, verify, and how many threads do so at once.
 
-use crate::{config::Secret, error::Error};
-use argon2::{Argon2, PasswordHasher, PasswordVerifier, password_hash::phc::PasswordHash as Phc};
+use crate::{
+    config::{PasswordHashing, Secret},
+    error::Error,
+};
+use argon2::password_hash::phc::PasswordHash as Phc;
+use argon2::{Algorithm, Argon2, Params, PasswordHasher, PasswordVerifier, Version};
 use std::{
     fmt,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
@@ -42,7 +46,7 @@ pub enum Password {
     Hashed(PasswordHash),
 }
 
-/// Where hashes wait for their turn: each takes some ten milliseconds of a core, and 19 MiB.
+/// Bounds how many hashes are computed at once: each takes some ten milliseconds of a core, and 19 MiB.
 pub struct Turns {
     count: usize,
     free: Mutex<usize>,
@@ -83,55 +87,96 @@ impl Turns {
     }
 }
 
-/// Hashes with a fresh salt, by OWASP's parameters, which are the crate's defaults: m=19456 KiB, t=2, p=1.
-/// Blocks for the work of one hash. Errors only when the system has no randomness or memory.
-pub fn hash(password: &Secret) -> Result<PasswordHash, Error> {
-    let hash: Phc = Argon2::default()
-        .hash_password(password.expose().as_bytes())
-        .map_err(|error| Error::Internal(format!("hashing a password: {error}")))?;
-    Ok(PasswordHash(hash.to_string()))
+/// Hashes and checks passwords at one cost.
+#[derive(Clone, Debug)]
+pub struct Hasher {
+    argon2: Argon2<'static>,
+    /// The hash of no password, at the same cost: what a password is checked against where a user has none.
+    unknown: PasswordHash,
 }
 
-/// Whether the password is the one that was hashed. Without a hash it is not, after the same work, so that
-/// the time tells nobody which users exist or have a password. Blocks for the work of one hash.
-pub fn verify(password: &Secret, hash: Option<&PasswordHash>) -> bool {
-    /// A hash of nothing that anybody knows, with the parameters of [`hash`].
-    const NOBODY: &str = "$argon2id$v=19$m=19456,t=2,p=1$bm9ib2R5IGtub3dzIGl0$\
-                          AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
-    let text = hash.map_or(NOBODY, PasswordHash::as_phc);
-    let matches = Phc::new(text).is_ok_and(|hash| {
-        let password = password.expose().as_bytes();
-        Argon2::default().verify_password(password, &hash).is_ok()
-    });
-    matches && hash.is_some()
+impl Hasher {
+    /// A hasher of this cost.
+    pub fn new(cost: PasswordHashing) -> Hasher {
+        let (memory, passes, lanes) = match cost {
+            PasswordHashing::Owasp => (19_456, 2, 1),
+            PasswordHashing::LeastCostForTests => (Params::MIN_M_COST, Params::MIN_T_COST, 1),
+        };
+        let params = Params::new(memory, passes, lanes, None).expect("the costs are within Argon2's bounds");
+        let unknown = format!(
+            "$argon2id$v=19$m={memory},t={passes},p={lanes}$bm9ib2R5IGtub3dzIGl0$\
+             AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
+        );
+        Hasher {
+            argon2: Argon2::new(Algorithm::Argon2id, Version::V0x13, params),
+            unknown: PasswordHash(unknown),
+        }
+    }
+
+    /// Hashes with a fresh salt. Blocks for the work of one hash. Errors only when the system has no randomness or
+    /// memory.
+    pub fn hash(&self, password: &Secret) -> Result<PasswordHash, Error> {
+        let hash: Phc = self
+            .argon2
+            .hash_password(password.expose().as_bytes())
+            .map_err(|error| Error::Internal(format!("hashing a password: {error}")))?;
+        Ok(PasswordHash(hash.to_string()))
+    }
+
+    /// Whether the password is the one that was hashed, at whatever cost. Without a hash it is not, after the work
+    /// of this hasher's cost, so that the time does not tell which users exist or have a password. Blocks for the
+    /// work of one hash.
+    pub fn verify(&self, password: &Secret, hash: Option<&PasswordHash>) -> bool {
+        let text = hash.unwrap_or(&self.unknown).as_phc();
+        let matches = Phc::new(text).is_ok_and(|hash| {
+            let password = password.expose().as_bytes();
+            self.argon2.verify_password(password, &hash).is_ok()
+        });
+        matches && hash.is_some()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn cost(hash: &PasswordHash) -> (u32, u32, u32) {
+        let params = Params::try_from(&Phc::new(hash.as_phc()).unwrap()).unwrap();
+        (params.m_cost(), params.t_cost(), params.p_cost())
+    }
+
     #[test]
     fn round_trip() {
-        let hashed = hash(&"correct horse".into()).unwrap();
-        assert!(hashed.as_phc().starts_with("$argon2id$v=19$m=19456,t=2,p=1$"));
-        assert!(verify(&"correct horse".into(), Some(&hashed)));
-        assert!(!verify(&"correct horsf".into(), Some(&hashed)));
-        assert!(!verify(&"".into(), None));
-        assert_ne!(hash(&"correct horse".into()).unwrap(), hashed, "salted");
-        assert_eq!(format!("{hashed:?}"), "PasswordHash(…)");
+        let owasp = Hasher::new(PasswordHashing::Owasp);
+        let least = Hasher::new(PasswordHashing::LeastCostForTests);
+        for (hasher, other) in [(&owasp, &least), (&least, &owasp)] {
+            let hashed = hasher.hash(&"correct horse".into()).unwrap();
+            // The cost is the hash's own.
+            assert!(hasher.verify(&"correct horse".into(), Some(&hashed)));
+            assert!(other.verify(&"correct horse".into(), Some(&hashed)));
+            assert!(!hasher.verify(&"correct horsf".into(), Some(&hashed)));
+            assert!(!hasher.verify(&"".into(), None));
+            assert_ne!(hasher.hash(&"correct horse".into()).unwrap(), hashed, "salted");
+            assert_eq!(format!("{hashed:?}"), "PasswordHash(…)");
+        }
     }
 
     #[test]
     fn a_damaged_hash_matches_nothing() {
-        assert!(!verify(&"x".into(), Some(&PasswordHash::from_phc("x".into()))));
+        let hasher = Hasher::new(PasswordHashing::LeastCostForTests);
+        assert!(!hasher.verify(&"x".into(), Some(&PasswordHash::from_phc("x".into()))));
     }
 
     #[test]
-    fn nobody_costs_as_much_as_somebody() {
-        // Were the constant malformed, unknown users would be answered at once.
-        let nobody = "$argon2id$v=19$m=19456,t=2,p=1$bm9ib2R5IGtub3dzIGl0$\
-                      AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
-        let params = argon2::Params::try_from(&Phc::new(nobody).unwrap()).unwrap();
-        assert_eq!((params.m_cost(), params.t_cost(), params.p_cost()), (19456, 2, 1));
+    fn unknown_users_cost_as_much_as_known_ones() {
+        let rows =
+            [(PasswordHashing::Owasp, (19_456, 2, 1)), (PasswordHashing::LeastCostForTests, (8, 1, 1))];
+        for (setting, expected) in rows {
+            let hasher = Hasher::new(setting);
+            // Were the text malformed, unknown users would be answered at once.
+            assert_eq!(cost(&hasher.unknown), expected);
+            assert_eq!(cost(&hasher.hash(&"x".into()).unwrap()), expected);
+        }
+        assert_eq!(crate::Config::default().password_hashing, PasswordHashing::Owasp);
     }
 }

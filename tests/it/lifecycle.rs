@@ -14,7 +14,7 @@ use std::{
     path::Path,
     time::{Duration, Instant},
 };
-use userd::config::VARIABLES;
+use userd::config::{SETTINGS, Setting};
 
 const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
 const ADA_1: &str = r#"{"id":"1","name":"Ada","email":"ada@example.com",<times>}"#;
@@ -49,10 +49,11 @@ fn help_and_version() {
         assert_eq!((process.wait(LONG), process.stderr().as_str()), (0, ""));
         let help = process.stdout();
         assert!(help.contains("usage: userd [--embedded[=DIR]"), "{help}");
-        for (name, default, meaning) in VARIABLES {
+        for setting in SETTINGS {
+            let name = setting.variable;
             let found = help.lines().find(|line| line.split_whitespace().next() == Some(name));
             let line = found.unwrap_or_else(|| panic!("{name} is not in {help}"));
-            assert!(line.contains(default) && line.contains(meaning), "{line}");
+            assert!(line.contains(&setting.default()) && line.ends_with(setting.help), "{line}");
         }
     }
     for argument in ["--version", "-V"] {
@@ -63,14 +64,17 @@ fn help_and_version() {
 }
 
 #[test]
-fn the_readme_tells_of_every_variable() {
+fn the_readme_has_the_table_of_settings() {
     let readme = include_str!("../../README.md");
-    for (name, default, _) in VARIABLES {
-        let row = format!("| `{name}` |");
-        let found = readme.lines().find(|line| line.starts_with(&row));
-        let line = found.unwrap_or_else(|| panic!("{name} is not in the README's table"));
-        assert!(line.contains(default), "{name}'s default is {default}: {line}");
-    }
+    let after = readme.split_once("| Variable | Default | Meaning |\n|---|---|---|\n").unwrap().1;
+    let rows: Vec<&str> = after.lines().take_while(|line| line.starts_with('|')).collect();
+    let row = |setting: &Setting| {
+        let default = setting.default();
+        let default = if default.is_empty() { String::new() } else { format!("`{default}` ") };
+        format!("| `{}` | {default}| {} |", setting.variable, setting.help)
+    };
+    let expected: Vec<String> = SETTINGS.iter().map(row).collect();
+    assert_eq!(rows, expected);
 }
 
 #[test]

@@ -100,6 +100,11 @@ impl Target {
         let unix = |host: &Host| matches!(host, Host::Unix(_));
         let (mode, tls) = match tls {
             Some(_) if config.get_hosts().iter().all(unix) => (SslMode::Disable, None),
+            // As libpq does that was built without TLS: `prefer` is plain text, and `require` fails.
+            Some((SslMode::Require, _)) if cfg!(not(feature = "tls")) => {
+                return Err("TLS is required, and userd was built without it (feature `tls`)".into());
+            }
+            Some(_) if cfg!(not(feature = "tls")) => (SslMode::Disable, None),
             // One `ssl_mode` serves all hosts, and `Require` refuses Unix sockets.
             Some((SslMode::Require, _)) if config.get_hosts().iter().any(unix) => {
                 return Err("TLS cannot be required when some hosts are Unix sockets".into());
@@ -161,7 +166,24 @@ impl From<String> for TargetError {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "tls")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_tls_it_is_refused_where_it_is_required() {
+        for mode in ["require", "verify-full"] {
+            let error = Target::parse(&format!("host=h user=u sslmode={mode}"), None).unwrap_err();
+            assert!(error.to_string().contains("feature `tls`"), "{error}");
+        }
+        for mode in ["prefer", "disable"] {
+            let target = Target::parse(&format!("host=h user=u sslmode={mode}"), None).unwrap();
+            assert!(target.to_string().ends_with(", no TLS"), "{target}");
+        }
+    }
+}
+
+#[cfg(all(test, feature = "tls"))]
 mod tests {
     use super::*;
     use std::time::Duration;

@@ -17,18 +17,8 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{DigitallySignedStruct, Error, OtherError, RootCertStore, SignatureScheme};
 
+use super::Verify;
 use super::certificate::Certificate;
-
-/// What of a server's certificate is checked. That the server owns its key always is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verify {
-    /// Nothing: encrypted, but to whoever answers.
-    Nothing,
-    /// Its dates, and that a trusted authority signed it or that it is itself a trusted certificate.
-    Chain,
-    /// The same, and that it names the host connected to.
-    ChainAndName,
-}
 
 /// The name to connect by when the host is not a name that a certificate can hold: an address, for
 /// which rustls tells the server no name. `Verify::ChainAndName` never accepts it.

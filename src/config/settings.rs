@@ -1,0 +1,224 @@
+//! The one table of settings: variable, field, bounds and help. The default is the field's, in
+//! [`Config::default`] and `Config::of_the_command`.
+//!
+//! To add a setting: a field with its default, a row here, and the same row in the README. Reading the variable, its
+//! check, `userd --help` and the test that compares the README follow from the row.
+
+use super::{
+    Config, ConfigError, Database,
+    value::{Bounds, Value, problem},
+};
+use Bounds::{Any, Token, Whole};
+use std::ffi::OsString;
+
+/// One variable that the command reads. The table is [`SETTINGS`].
+#[derive(Debug)]
+pub struct Setting {
+    /// The variable's name.
+    pub variable: &'static str,
+    /// What it means, in a line.
+    pub help: &'static str,
+    kind: Kind,
+}
+
+const SECONDS: Bounds = Bounds::SECONDS;
+
+/// A field of a configuration; `None` where the configuration has no such field.
+type Field = fn(&mut Config) -> Option<&mut dyn Value>;
+
+#[derive(Debug)]
+enum Kind {
+    /// It sets this field.
+    Field(Field, Bounds),
+    /// It names a file that holds the value of another variable.
+    FileOf(&'static str),
+    /// The command reads it by itself; this is the default.
+    Command(&'static str),
+}
+
+const fn field(variable: &'static str, field: Field, bounds: Bounds, help: &'static str) -> Setting {
+    Setting { variable, help, kind: Kind::Field(field, bounds) }
+}
+
+const fn file(variable: &'static str, of: &'static str, help: &'static str) -> Setting {
+    Setting { variable, help, kind: Kind::FileOf(of) }
+}
+
+const fn command(variable: &'static str, default: &'static str, help: &'static str) -> Setting {
+    Setting { variable, help, kind: Kind::Command(default) }
+}
+
+/// A field of [`Config`].
+macro_rules! at {
+    ($($field:ident).+) => {
+        |config| Some(&mut config.$($field).+)
+    };
+}
+
+/// A field of [`Database::Parts`]: there is none where a connection string was given.
+macro_rules! part {
+    ($field:ident) => {
+        |config| match &mut config.database {
+            Database::Parts { $field, .. } => Some($field),
+            Database::Url(_) => None,
+        }
+    };
+}
+
+/// Every variable, in the order of `userd --help` and of the README. A row applies after those above it.
+#[rustfmt::skip]
+pub const SETTINGS: &[Setting] = &[
+    field("DATABASE_URL", |config| Some(&mut config.database), Any,
+        "Connection string as libpq takes it; used instead of `DB_HOST` to `DB_SSL_CA`"),
+    file("DATABASE_URL_FILE", "DATABASE_URL", "File that holds the connection string"),
+    field("DB_HOST", part!(host), Any, "Database host, or the directory of a Unix socket"),
+    field("DB_PORT", part!(port), Whole(1, 65_535), "Database port"),
+    field("DB_NAME", part!(name), Any, "Database name"),
+    field("DB_USER", part!(user), Any, "Database user"),
+    field("DB_PASS", part!(password), Any, "Database password"),
+    file("DB_PASS_FILE", "DB_PASS", "File that holds the database password"),
+    field("DB_SSL", part!(ssl), Bounds::Exactly("true"),
+        "TLS to the database, on only when exactly `true`; certificate and host name are verified"),
+    field("DB_SSL_CA", at!(db_ssl_ca), Any,
+        "PEM file of the authorities that `DB_SSL` trusts instead of the system's"),
+    field("DB_POOL_SIZE", at!(db_pool_size), Whole(1, 1000), "Most connections to the database"),
+    field("DB_CONNECT_TIMEOUT", at!(db_connect_timeout), SECONDS, "Seconds that start-up waits for the database"),
+    field("DB_ACQUIRE_TIMEOUT", at!(db_acquire_timeout), SECONDS,
+        "Seconds that a request waits for a free connection"),
+    field("DB_PREPARED", at!(db_prepared), Any,
+        "`false` behind a pooler in transaction mode: sessions hold no state"),
+    field("HOST", at!(host), Any, "Address to listen on; `unix:/path` for a Unix socket"),
+    field("PORT", at!(port), Whole(0, 65_535), "Port to listen on; 0 takes a free one and prints it"),
+    field("NODE_ENV", at!(production), Bounds::Exactly("production"),
+        "`production` turns off lazy-loading prevention"),
+    field("WORKERS", at!(workers), Whole(1, 1000), "Threads that answer requests"),
+    field("SCHEMA", at!(schema), Any, "Create schema: `basic`, or `strict` (password required)"),
+    field("VALIDATION", at!(validation), Any, "`declarative` (invalid bodies get 400) or `parser` (422)"),
+    field("MAX_PER_PAGE", at!(max_per_page), Whole(1, 1_000_000),
+        "Largest `perPage`; the default, 15, is no larger"),
+    field("MAX_BODY_BYTES", at!(limits.max_body_bytes), Whole(1, 1 << 30), "Largest body, in bytes"),
+    field("MAX_CONNECTIONS", at!(limits.max_connections), Whole(1, 1 << 20),
+        "Client connections at once; beyond it the oldest idle one is closed, or 503"),
+    field("HEAD_TIMEOUT", at!(limits.head_timeout), SECONDS, "Seconds for a request's head, from its first byte"),
+    field("BODY_TIMEOUT", at!(limits.body_timeout), SECONDS, "Seconds for a request's body"),
+    field("IDLE_TIMEOUT", at!(limits.idle_timeout), SECONDS, "Seconds that an idle connection is kept"),
+    field("WRITE_TIMEOUT", at!(limits.write_timeout), SECONDS, "Seconds for the client to take its answer"),
+    field("REQUEST_TIMEOUT", at!(limits.request_timeout), SECONDS,
+        "Seconds from a whole request to its answer, else 503"),
+    field("STOP_TIMEOUT", at!(limits.stop_timeout), SECONDS, "Seconds that a stop waits for requests in flight"),
+    field("API_TOKEN", at!(api_token), Token, "Bearer token that `/users` asks for"),
+    file("API_TOKEN_FILE", "API_TOKEN", "File that holds the token"),
+    field("MIGRATIONS_DIR", at!(migrations_dir), Any, "Directory of migrations instead of the built-in ones"),
+    command("LOG_LEVEL", "info", "`off`, `error`, `warn`, `info`, `debug` or `trace`"),
+];
+
+impl Setting {
+    /// The default as the variable's text; empty for none.
+    pub fn default(&self) -> String {
+        match self.kind {
+            Kind::Field(_, Bounds::Exactly(_)) => String::new(),
+            Kind::Field(field, _) => {
+                field(&mut Config::of_the_command()).map_or_else(String::new, |value| value.text())
+            }
+            Kind::FileOf(_) => String::new(),
+            Kind::Command(default) => default.to_owned(),
+        }
+    }
+}
+
+/// Sets the fields of `config` that `lookup` has a value for. A variable that is empty counts as unset.
+pub(super) fn apply(
+    config: &mut Config,
+    lookup: &dyn Fn(&str) -> Option<OsString>,
+) -> Result<(), ConfigError> {
+    for setting in SETTINGS {
+        let Kind::Field(field, bounds) = &setting.kind else {
+            continue;
+        };
+        // A part of the database's address means nothing where there is a connection string.
+        let Some(value) = field(config) else {
+            continue;
+        };
+        let Some((variable, text)) = text(setting.variable, lookup)? else {
+            continue;
+        };
+        value.set(&text, bounds).map_err(|line| problem(variable, line))?;
+    }
+    Ok(())
+}
+
+/// Whether the numbers and durations of `config` are within their bounds.
+pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
+    let mut config = config.clone();
+    for setting in SETTINGS {
+        if let Kind::Field(field, bounds) = &setting.kind
+            && let Some(value) = field(&mut config)
+        {
+            value.check(bounds).map_err(|line| problem(setting.variable, line))?;
+        }
+    }
+    Ok(())
+}
+
+/// The text of a variable, or of the file that its `…_FILE` names, with the variable to blame for it.
+fn text(
+    variable: &'static str,
+    lookup: &dyn Fn(&str) -> Option<OsString>,
+) -> Result<Option<(&'static str, String)>, ConfigError> {
+    let read = |variable: &'static str| match lookup(variable).map(OsString::into_string) {
+        None => Ok(None),
+        Some(Ok(text)) => Ok(Some(text).filter(|text| !text.is_empty())),
+        Some(Err(_)) => Err(problem(variable, "is not UTF-8")),
+    };
+    let value = read(variable)?;
+    let is_file = |setting: &&Setting| matches!(setting.kind, Kind::FileOf(of) if of == variable);
+    let Some(file) = SETTINGS.iter().find(is_file).map(|setting| setting.variable) else {
+        return Ok(value.map(|text| (variable, text)));
+    };
+    let Some(path) = read(file)? else {
+        return Ok(value.map(|text| (variable, text)));
+    };
+    if value.is_some() {
+        return Err(problem(file, format!("cannot be set together with {variable}")));
+    }
+    let content = std::fs::read_to_string(&path)
+        .map_err(|error| problem(file, format!("cannot read {path:?}: {error}")))?;
+    let line = content.trim_end_matches(['\r', '\n']);
+    match line.is_empty() {
+        true => Err(problem(file, format!("{path:?} is empty"))),
+        false => Ok(Some((file, line.to_owned()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_default_passes_its_own_check() {
+        for setting in SETTINGS {
+            let default = setting.default();
+            let lookup = |name: &str| {
+                let given = name == setting.variable && !default.is_empty();
+                given.then(|| default.clone().into())
+            };
+            let mut config = Config::of_the_command();
+            apply(&mut config, &lookup).unwrap();
+            let before = format!("{:?}", Config::of_the_command());
+            assert_eq!(format!("{config:?}"), before, "{}={default}", setting.variable);
+        }
+        check(&Config::default()).unwrap();
+    }
+
+    #[test]
+    fn a_file_is_for_a_variable_of_the_table() {
+        for setting in SETTINGS {
+            let same = SETTINGS.iter().filter(|other| other.variable == setting.variable);
+            assert_eq!(same.count(), 1, "{}", setting.variable);
+            if let Kind::FileOf(of) = setting.kind {
+                assert_eq!(setting.variable, format!("{of}_FILE"));
+                assert!(SETTINGS.iter().any(|other| other.variable == of));
+            }
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! How the text of a variable becomes the value of a field, and which values a field may have.
+
+use super::{ConfigError, Database, Schema, Secret, Validation};
+use std::{fmt, path::PathBuf, time::Duration};
+
+/// Which values a field may have.
+#[derive(Debug)]
+pub(super) enum Bounds {
+    /// Any that its type can hold.
+    Any,
+    /// A whole number, both ends included.
+    Whole(u64, u64),
+    /// A number of seconds, both ends included.
+    Seconds(f64, f64),
+    /// On for exactly this text, off for any other.
+    Exactly(&'static str),
+    /// Printable ASCII without spaces.
+    Token,
+}
+
+impl Bounds {
+    /// Up to a day: the sum of a deadline and the present time stays far from overflow.
+    pub const SECONDS: Bounds = Bounds::Seconds(0.001, 86_400.0);
+}
+
+/// A field's type: how it is read, shown and checked. An error is what follows the variable's name in a line, and
+/// never a secret's text.
+pub(super) trait Value {
+    /// Reads the text of a variable, which is not empty.
+    fn set(&mut self, text: &str, bounds: &Bounds) -> Result<(), String>;
+
+    /// The value as a variable has it; empty for none, and for a secret.
+    fn text(&self) -> String;
+
+    /// Whether the value is within the bounds.
+    fn check(&self, _bounds: &Bounds) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+pub(super) fn problem(variable: &'static str, problem: impl Into<String>) -> ConfigError {
+    ConfigError { variable, problem: problem.into() }
+}
+
+fn whole(number: u64, bounds: &Bounds, found: impl fmt::Debug) -> Result<(), String> {
+    match *bounds {
+        Bounds::Whole(min, max) if !(min..=max).contains(&number) => {
+            Err(format!("must be a whole number from {min} to {max}, not {found:?}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Numbers are ASCII digits alone: no sign, no exponent, no space.
+macro_rules! number {
+    ($type:ty) => {
+        impl Value for $type {
+            fn set(&mut self, text: &str, bounds: &Bounds) -> Result<(), String> {
+                let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+                let number = text.parse().ok().filter(|_| digits);
+                whole(number.unwrap_or(u64::MAX), bounds, text)?;
+                *self = number
+                    .and_then(|number| number.try_into().ok())
+                    .ok_or_else(|| format!("must be a whole number, not {text:?}"))?;
+                Ok(())
+            }
+
+            fn text(&self) -> String {
+                self.to_string()
+            }
+
+            fn check(&self, bounds: &Bounds) -> Result<(), String> {
+                whole(u64::try_from(*self).unwrap_or(u64::MAX), bounds, self)
+            }
+        }
+    };
+}
+
+number!(u16);
+number!(u32);
+number!(u64);
+number!(usize);
+
+fn seconds(number: f64, bounds: &Bounds, found: impl fmt::Debug) -> Result<(), String> {
+    match *bounds {
+        Bounds::Seconds(min, max) if !(min..=max).contains(&number) => {
+            Err(format!("must be a number of seconds from {min} to {max}, not {found:?}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl Value for Duration {
+    fn set(&mut self, text: &str, bounds: &Bounds) -> Result<(), String> {
+        let plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+        let number = text.parse().ok().filter(|_| plain).unwrap_or(f64::NAN);
+        seconds(number, bounds, text)?;
+        *self = Duration::try_from_secs_f64(number).map_err(|error| error.to_string())?;
+        Ok(())
+    }
+
+    fn text(&self) -> String {
+        self.as_secs_f64().to_string()
+    }
+
+    fn check(&self, bounds: &Bounds) -> Result<(), String> {
+        seconds(self.as_secs_f64(), bounds, self.as_secs_f64())
+    }
+}
+
+impl Value for String {
+    fn set(&mut self, text: &str, _: &Bounds) -> Result<(), String> {
+        text.clone_into(self);
+        Ok(())
+    }
+
+    fn text(&self) -> String {
+        self.clone()
+    }
+}
+
+impl Value for Option<PathBuf> {
+    fn set(&mut self, text: &str, _: &Bounds) -> Result<(), String> {
+        *self = Some(PathBuf::from(text));
+        Ok(())
+    }
+
+    fn text(&self) -> String {
+        self.as_ref().map_or_else(String::new, |path| path.display().to_string())
+    }
+}
+
+impl Value for Secret {
+    fn set(&mut self, text: &str, bounds: &Bounds) -> Result<(), String> {
+        if matches!(bounds, Bounds::Token) && !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err("must be printable ASCII without spaces".to_owned());
+        }
+        *self = text.into();
+        Ok(())
+    }
+
+    fn text(&self) -> String {
+        String::new()
+    }
+}
+
+impl Value for Option<Secret> {
+    fn set(&mut self, text: &str, bounds: &Bounds) -> Result<(), String> {
+        self.insert(Secret::default()).set(text, bounds)
+    }
+
+    fn text(&self) -> String {
+        String::new()
+    }
+}
+
+/// A connection string.
+impl Value for Database {
+    fn set(&mut self, text: &str, _: &Bounds) -> Result<(), String> {
+        *self = Database::Url(text.into());
+        Ok(())
+    }
+
+    fn text(&self) -> String {
+        String::new()
+    }
+}
+
+/// Finds the name of a choice.
+fn choose<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<T, String> {
+    let found = choices.iter().find(|(name, _)| *name == text);
+    found.map(|(_, value)| *value).ok_or_else(|| {
+        let names: Vec<_> = choices.iter().map(|(name, _)| *name).collect();
+        format!("must be one of {}, not {text:?}", names.join(", "))
+    })
+}
+
+fn chosen<T: PartialEq>(value: &T, choices: &[(&str, T)]) -> String {
+    let found = choices.iter().find(|(_, choice)| choice == value);
+    found.expect("every value has a name").0.to_owned()
+}
+
+/// A type with a few values, each with a name.
+macro_rules! choice {
+    ($type:ty, $choices:expr) => {
+        impl Value for $type {
+            fn set(&mut self, text: &str, _: &Bounds) -> Result<(), String> {
+                *self = choose(text, &$choices)?;
+                Ok(())
+            }
+
+            fn text(&self) -> String {
+                chosen(self, &$choices)
+            }
+        }
+    };
+}
+
+choice!(Schema, [("basic", Schema::Basic), ("strict", Schema::Strict)]);
+choice!(Validation, [("declarative", Validation::Declarative), ("parser", Validation::Parser)]);
+
+/// `true` or `false`; with [`Bounds::Exactly`], on for one text.
+impl Value for bool {
+    fn set(&mut self, text: &str, bounds: &Bounds) -> Result<(), String> {
+        *self = match bounds {
+            Bounds::Exactly(on) => text == *on,
+            _ => choose(text, &[("true", true), ("false", false)])?,
+        };
+        Ok(())
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}
