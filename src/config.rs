@@ -2,8 +2,10 @@
 //!
 //! Knows nothing of the other rooms and reads no environment: the command passes a look-up in.
 
+mod networks;
 mod variables;
 
+pub use networks::{TrustedProxies, counted_as};
 pub use variables::{VARIABLES, log_level};
 
 use std::{ffi::OsString, fmt, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
@@ -47,6 +49,8 @@ pub struct Config {
     pub migrations_dir: Option<PathBuf>,
     /// The bearer token that `/users` asks for.
     pub api_token: Option<Secret>,
+    /// Further host names under which browsers may call the service without a token.
+    pub allowed_hosts: Vec<String>,
     /// What clients may use up.
     pub limits: Limits,
 }
@@ -76,6 +80,9 @@ pub struct Limits {
     pub request_timeout: Duration,
     /// A stop, until everything in work is answered.
     pub stop_timeout: Duration,
+    /// Peers that speak for many clients: their connections are never closed to make room, and what they say in
+    /// `X-Forwarded-For` or `Forwarded` is believed.
+    pub trusted_proxies: TrustedProxies,
 }
 
 /// Which database to use.
@@ -189,6 +196,7 @@ impl Default for Limits {
             write_timeout: Duration::from_secs(15),
             request_timeout: Duration::from_secs(10),
             stop_timeout: Duration::from_secs(10),
+            trusted_proxies: TrustedProxies::default(),
         }
     }
 }
@@ -259,6 +267,7 @@ impl Config {
             write_timeout: vars.seconds("WRITE_TIMEOUT")?,
             request_timeout: vars.seconds("REQUEST_TIMEOUT")?,
             stop_timeout: vars.seconds("STOP_TIMEOUT")?,
+            trusted_proxies: vars.trusted_proxies()?,
             ..Limits::default()
         };
         Ok(Config {
@@ -282,6 +291,7 @@ impl Config {
             max_per_page: vars.number("MAX_PER_PAGE")? as u32,
             migrations_dir: vars.text("MIGRATIONS_DIR")?.map(PathBuf::from),
             api_token: vars.api_token()?,
+            allowed_hosts: vars.allowed_hosts()?,
             limits,
         })
     }
@@ -358,6 +368,9 @@ mod tests {
             ("REQUEST_TIMEOUT", "inf"),
             ("REQUEST_TIMEOUT", "0"),
             ("MAX_PER_PAGE", "0"),
+            ("TRUSTED_PROXIES", "10.0.0.0/33"),
+            ("ALLOWED_HOSTS", "http://a"),
+            ("ALLOWED_HOSTS", "a:80"),
             ("API_TOKEN", "a b"),
             ("API_TOKEN_FILE", "/nowhere/at/all"),
         ];
@@ -365,6 +378,15 @@ mod tests {
             let error = from(&[(variable, value)]).unwrap_err();
             assert_eq!(error.variable, variable, "{variable}={value}");
         }
+    }
+
+    #[test]
+    fn lists() {
+        let config =
+            from(&[("TRUSTED_PROXIES", "127.0.0.1, unix"), ("ALLOWED_HOSTS", "a.example, B.example")]);
+        let config = config.unwrap();
+        assert!(config.limits.trusted_proxies.contains(None));
+        assert_eq!(config.allowed_hosts, ["a.example", "B.example"]);
     }
 
     #[test]

@@ -86,8 +86,7 @@ pub mod config;
 mod db;
 #[doc(hidden)]
 pub mod error;
-#[doc(hidden)]
-pub mod frontend;
+mod frontend;
 #[doc(hidden)]
 pub mod http;
 mod scratch;

@@ -1,6 +1,6 @@
 //! The table of variables, and how the text of each is read.
 
-use super::{ConfigError, Secret};
+use super::{ConfigError, Secret, TrustedProxies};
 use std::{ffi::OsString, fmt, ops::RangeInclusive, time::Duration};
 
 /// Name, default and meaning of every variable, in the order of `userd --help` and the README.
@@ -32,7 +32,12 @@ pub const VARIABLES: &[(&str, &str, &str)] = &[
     (
         "MAX_CONNECTIONS",
         "1024",
-        "Client connections at once; beyond it the oldest idle one makes room, or 503",
+        "Client connections at once; beyond it the peer that holds the most makes room, or 503",
+    ),
+    (
+        "TRUSTED_PROXIES",
+        "",
+        "Addresses and networks (and `unix`) whose `X-Forwarded-For` or `Forwarded` is believed",
     ),
     ("HEAD_TIMEOUT", "5", "Seconds for a request's head, from its first byte"),
     ("BODY_TIMEOUT", "15", "Seconds for a request's body"),
@@ -42,6 +47,7 @@ pub const VARIABLES: &[(&str, &str, &str)] = &[
     ("STOP_TIMEOUT", "10", "Seconds that a stop waits for what is in work"),
     ("API_TOKEN", "", "Bearer token that /users asks for"),
     ("API_TOKEN_FILE", "", "File that holds the token"),
+    ("ALLOWED_HOSTS", "", "Further host names under which browsers may call without a token"),
     ("MIGRATIONS_DIR", "", "Directory of migrations instead of the built-in ones"),
     ("LOG_LEVEL", "info", "`off`, `error`, `warn`, `info`, `debug` or `trace`"),
 ];
@@ -138,6 +144,25 @@ impl Vars<'_> {
                 Err(problem(variable, format!("must be one of {names}, not {text:?}")))
             }
         }
+    }
+
+    pub fn trusted_proxies(&self) -> Result<TrustedProxies, ConfigError> {
+        const VARIABLE: &str = "TRUSTED_PROXIES";
+        let text = self.text(VARIABLE)?.unwrap_or_default();
+        let wrong = |entry| problem(VARIABLE, format!("{entry:?} is not an address, a network or `unix`"));
+        text.parse().map_err(wrong)
+    }
+
+    pub fn allowed_hosts(&self) -> Result<Vec<String>, ConfigError> {
+        const VARIABLE: &str = "ALLOWED_HOSTS";
+        let text = self.text(VARIABLE)?.unwrap_or_default();
+        let names = text.split([',', ' ']).filter(|name| !name.is_empty());
+        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        let checked = names.map(|name| match name.bytes().all(is_name) {
+            true => Ok(name.to_owned()),
+            false => Err(problem(VARIABLE, format!("{name:?} is not a host name"))),
+        });
+        checked.collect()
     }
 
     pub fn api_token(&self) -> Result<Option<Secret>, ConfigError> {

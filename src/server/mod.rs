@@ -36,7 +36,7 @@ use std::{
 };
 use workers::Workers;
 
-/// What workers get at a stop whose time the door has used up: they are stuck, or as good as done.
+/// What workers get at a stop whose time the frontend has used up: they are stuck, or as good as done.
 const LAST_WORK: Duration = Duration::from_millis(300);
 
 /// A running service: a port, some threads, a pool of connections. Stops when it is dropped.
@@ -50,7 +50,7 @@ pub struct Server {
 }
 
 struct Stages {
-    door: Frontend,
+    frontend: Frontend,
     workers: Workers,
     _private: PrivateSocket,
 }
@@ -120,7 +120,7 @@ impl Server {
         let exposed = addr.is_some_and(|addr| !addr.ip().is_loopback());
         let stages = || {
             let (private, http, stream) = PrivateSocket::connect()?;
-            let (door, responder) = Frontend::open(listener, &config.limits, stream, on_broken)?;
+            let (frontend, responder) = Frontend::open(listener, &config.limits, stream, on_broken)?;
             let workers = Workers::start(
                 http,
                 responder,
@@ -129,9 +129,9 @@ impl Server {
                 config.db_pool_size as usize,
                 config.limits.request_timeout,
             )?;
-            Ok((private, door, workers))
+            Ok((private, frontend, workers))
         };
-        let (private, door, workers) = stages().map_err(StartError::System)?;
+        let (private, frontend, workers) = stages().map_err(StartError::System)?;
         if exposed && config.api_token.is_none() {
             log::warn!("{base_url} may be reached by others, and API_TOKEN is not set");
         }
@@ -139,7 +139,7 @@ impl Server {
             app,
             base_url,
             addr,
-            stages: Mutex::new(Some(Stages { door, workers, _private: private })),
+            stages: Mutex::new(Some(Stages { frontend, workers, _private: private })),
             stop_timeout: config.limits.stop_timeout,
         })
     }
@@ -169,7 +169,7 @@ impl Server {
         let stages = self.stages.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(stages) = stages.take() {
             let deadline = Instant::now() + self.stop_timeout;
-            stages.door.stop();
+            stages.frontend.stop();
             let left = deadline.saturating_duration_since(Instant::now());
             stages.workers.stop(left.max(LAST_WORK));
         }
@@ -182,7 +182,7 @@ impl Drop for Server {
     }
 }
 
-/// The listening end of the way between door and tiny_http, kept to end tiny_http's accept thread by.
+/// The listening end of the way between frontend and tiny_http, kept to end tiny_http's accept thread by.
 struct PrivateSocket(UnixListener);
 
 impl PrivateSocket {
