@@ -2,9 +2,11 @@
 //!
 //! Knows no other module and reads no environment: the command passes a look-up in.
 
+mod networks;
 mod settings;
 mod value;
 
+pub use networks::{TrustedProxies, counted_as};
 pub use settings::{SETTINGS, Setting};
 
 use std::{ffi::OsString, fmt, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
@@ -49,6 +51,8 @@ pub struct Config {
     pub api_token: Option<Secret>,
     /// What it costs to hash a password. No variable sets it.
     pub password_hashing: PasswordHashing,
+    /// Further host names under which browsers may call the service without a token.
+    pub allowed_hosts: Vec<String>,
     /// What clients may use up.
     pub limits: Limits,
 }
@@ -78,6 +82,9 @@ pub struct Limits {
     pub request_timeout: Duration,
     /// A stop, until everything in work is answered.
     pub stop_timeout: Duration,
+    /// Peers that speak for many clients: their connections are never closed to make room, and what they say in
+    /// `X-Forwarded-For` or `Forwarded` is believed.
+    pub trusted_proxies: TrustedProxies,
 }
 
 /// Which database to use.
@@ -201,6 +208,7 @@ impl Default for Limits {
             write_timeout: Duration::from_secs(15),
             request_timeout: Duration::from_secs(10),
             stop_timeout: Duration::from_secs(10),
+            trusted_proxies: TrustedProxies::default(),
         }
     }
 }
@@ -233,6 +241,7 @@ impl Default for Config {
             migrations_dir: None,
             api_token: None,
             password_hashing: PasswordHashing::Owasp,
+            allowed_hosts: Vec::new(),
             limits: Limits::default(),
         }
     }
@@ -328,6 +337,9 @@ mod tests {
             ("REQUEST_TIMEOUT", "inf"),
             ("REQUEST_TIMEOUT", "0"),
             ("MAX_PER_PAGE", "0"),
+            ("TRUSTED_PROXIES", "10.0.0.0/33"),
+            ("ALLOWED_HOSTS", "http://a"),
+            ("ALLOWED_HOSTS", "a:80"),
             ("API_TOKEN", "a b"),
             ("API_TOKEN_FILE", "/nowhere/at/all"),
             ("API_TOKEN_FILE", "/dev/null"),
@@ -372,6 +384,15 @@ mod tests {
         let error = from(&[("DB_PASS_FILE", file), ("DB_PASS", "x")]).unwrap_err();
         assert_eq!(error.variable, "DB_PASS_FILE");
         std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn lists() {
+        let config =
+            from(&[("TRUSTED_PROXIES", "127.0.0.1, unix"), ("ALLOWED_HOSTS", "a.example, B.example")]);
+        let config = config.unwrap();
+        assert!(config.limits.trusted_proxies.contains(None));
+        assert_eq!(config.allowed_hosts, ["a.example", "B.example"]);
     }
 
     #[test]

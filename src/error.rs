@@ -43,6 +43,8 @@ pub enum Error {
     Unauthorized,
     /// A browser sent an unsafe request from another site.
     CrossOrigin,
+    /// A browser sent a request under a host name that is not this service's.
+    HostNotAllowed,
     /// A unique violation (SQLSTATE 23505).
     AlreadyExists,
     /// Any other error of a query or a connection.
@@ -77,6 +79,8 @@ pub enum Error {
     HeadTooLarge,
     /// An HTTP version that is not served here.
     VersionNotSupported,
+    /// A method or a transfer coding that is not served on any path; holds which.
+    NotImplemented(&'static str),
 }
 
 impl Error {
@@ -96,9 +100,17 @@ impl Error {
                 Answer::new(400, Body::text("Invalid query").errors(violations))
             }
             Error::UnsupportedMediaType => fixed(415, "Unsupported media type"),
-            Error::InvalidCredentials => fixed(401, "Invalid credentials"),
+            // A 401 has to name a scheme (RFC 9110, 15.5.2). This one is private: browsers ask for a password by
+            // themselves where they know the scheme.
+            Error::InvalidCredentials => {
+                fixed(401, "Invalid credentials").with("WWW-Authenticate", "Userd-Password")
+            }
             Error::Unauthorized => fixed(401, "Unauthorized").with("WWW-Authenticate", "Bearer"),
             Error::CrossOrigin => fixed(403, "Cross-origin request refused"),
+            Error::HostNotAllowed => Answer::new(
+                403,
+                Body::text("Host not allowed").message("ALLOWED_HOSTS does not name this host"),
+            ),
             Error::AlreadyExists => fixed(409, "Already exists"),
             Error::Database { .. } => fixed(500, "Database error"),
             Error::Unavailable(_) | Error::Contended => {
@@ -112,6 +124,7 @@ impl Error {
             Error::ExpectationFailed => fixed(417, "Expectation failed"),
             Error::HeadTooLarge => fixed(431, "Request header fields too large"),
             Error::VersionNotSupported => fixed(505, "HTTP version not supported"),
+            Error::NotImplemented(what) => Answer::new(501, Body::text("Not implemented").message(what)),
         }
     }
 
@@ -211,6 +224,7 @@ impl fmt::Display for Error {
             }
             Error::Database { message, .. } => write!(f, "database error: {message}"),
             Error::BadRequest(rule) => write!(f, "bad request: {rule}"),
+            Error::NotImplemented(what) => write!(f, "not implemented: {what}"),
             other => {
                 let answer = other.answer();
                 f.write_str(answer.body.error.as_deref().unwrap_or("Validation failed"))

@@ -5,7 +5,7 @@
 use crate::error::Error;
 use serde::Serialize;
 use serde_json::Value;
-use std::{borrow::Cow, fmt, sync::Mutex, time::SystemTime};
+use std::{borrow::Cow, fmt, net::IpAddr, sync::Mutex, time::SystemTime};
 
 /// The methods that routes are told apart by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,8 +50,8 @@ impl fmt::Display for Method {
     }
 }
 
-/// A whole request: the body has arrived, framing and limits are behind it.
-#[derive(Debug, Clone)]
+/// A complete request: the body has arrived, framing and limits are behind it.
+#[derive(Clone)]
 pub struct Request {
     /// The method.
     pub method: Method,
@@ -61,6 +61,21 @@ pub struct Request {
     pub headers: Vec<(String, String)>,
     /// The body, decoded from its framing.
     pub body: Vec<u8>,
+    /// The client's address, behind a trusted proxy too. `None` on a Unix socket, and without a socket.
+    pub peer: Option<IpAddr>,
+}
+
+/// Neither the values of the fields, of which one may be a token, nor the body, which may hold a password.
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request")
+            .field("method", &self.method)
+            .field("target", &self.target)
+            .field("headers", &self.headers.iter().map(|(name, _)| name).collect::<Vec<_>>())
+            .field("body", &format_args!("{} bytes", self.body.len()))
+            .field("peer", &self.peer)
+            .finish()
+    }
 }
 
 impl Request {
@@ -99,7 +114,13 @@ impl Request {
 
     /// A request without headers, of any method and with any body.
     pub fn new(method: impl Into<Method>, target: impl Into<String>, body: impl Into<Vec<u8>>) -> Request {
-        Request { method: method.into(), target: target.into(), headers: Vec::new(), body: body.into() }
+        Request {
+            method: method.into(),
+            target: target.into(),
+            headers: Vec::new(),
+            body: body.into(),
+            peer: None,
+        }
     }
 
     /// The value of the first field of that name, whatever its case.
@@ -117,10 +138,7 @@ impl Request {
     /// The parameters of the query string, decoded, in their order.
     pub fn query(&self) -> impl Iterator<Item = (Cow<'_, str>, Cow<'_, str>)> {
         let query = self.target.split_once('?').map_or("", |(_, query)| query);
-        query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            (form_decode(name), form_decode(value))
-        })
+        form_urlencoded::parse(query.as_bytes())
     }
 }
 
@@ -186,15 +204,16 @@ impl Response {
     #[doc(hidden)]
     pub fn render(&self, persistence: Persistence, head_only: bool) -> Vec<u8> {
         let mut out = Vec::with_capacity(192 + self.body.len());
+        let mut number = itoa::Buffer::new();
         out.extend_from_slice(b"HTTP/1.1 ");
-        push_number(&mut out, usize::from(self.status));
+        out.extend_from_slice(number.format(self.status).as_bytes());
         out.push(b' ');
         out.extend_from_slice(reason(self.status).as_bytes());
         out.extend_from_slice(b"\r\nDate: ");
         push_date(&mut out);
         if self.status != 204 {
             out.extend_from_slice(b"\r\nContent-Type: application/json\r\nContent-Length: ");
-            push_number(&mut out, self.body.len());
+            out.extend_from_slice(number.format(self.body.len()).as_bytes());
         }
         for (name, value) in &self.headers {
             out.extend_from_slice(b"\r\n");
@@ -235,47 +254,11 @@ impl From<&Error> for Response {
 
 /// Percent-decoding; `None` where an escape is cut short, not hexadecimal, or the result not UTF-8.
 pub fn percent_decode(text: &str) -> Option<Cow<'_, str>> {
-    if !text.contains('%') {
-        return Some(Cow::Borrowed(text));
+    let is_escape = |rest: &str| rest.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
+    if !text.split('%').skip(1).all(is_escape) {
+        return None;
     }
-    let mut out = Vec::with_capacity(text.len());
-    let mut bytes = text.bytes();
-    while let Some(byte) = bytes.next() {
-        if byte == b'%' {
-            let mut digit = || char::from(bytes.next()?).to_digit(16);
-            out.push((digit()? * 16 + digit()?) as u8);
-        } else {
-            out.push(byte);
-        }
-    }
-    String::from_utf8(out).ok().map(Cow::Owned)
-}
-
-/// As forms encode: `+` is a space. What does not decode is taken as it stands.
-fn form_decode(text: &str) -> Cow<'_, str> {
-    if text.contains('+') {
-        let spaced = text.replace('+', " ");
-        return Cow::Owned(match percent_decode(&spaced) {
-            Some(decoded) => decoded.into_owned(),
-            None => spaced,
-        });
-    }
-    percent_decode(text).unwrap_or(Cow::Borrowed(text))
-}
-
-fn push_number(out: &mut Vec<u8>, number: usize) {
-    let mut digits = [0; 20];
-    let mut at = digits.len();
-    let mut rest = number;
-    loop {
-        at -= 1;
-        digits[at] = b'0' + (rest % 10) as u8;
-        rest /= 10;
-        if rest == 0 {
-            break;
-        }
-    }
-    out.extend_from_slice(&digits[at..]);
+    percent_encoding::percent_decode_str(text).decode_utf8().ok()
 }
 
 /// Formatting a date costs more than the rest of a head, so it is done once a second.
@@ -309,6 +292,7 @@ fn reason(status: u16) -> &'static str {
         422 => "Unprocessable Content",
         431 => "Request Header Fields Too Large",
         500 => "Internal Server Error",
+        501 => "Not Implemented",
         503 => "Service Unavailable",
         505 => "HTTP Version Not Supported",
         _ => "",
@@ -345,6 +329,7 @@ mod tests {
             Error::UnsupportedMediaType,
             Error::Unauthorized,
             Error::CrossOrigin,
+            Error::HostNotAllowed,
             Error::AlreadyExists,
             Error::Unavailable("".into()),
             Error::BadRequest("rule"),
@@ -354,6 +339,7 @@ mod tests {
             Error::ExpectationFailed,
             Error::HeadTooLarge,
             Error::VersionNotSupported,
+            Error::NotImplemented("rule"),
         ];
         for error in errors {
             assert_ne!(reason(Response::from(&error).status), "", "{error:?}");
@@ -379,6 +365,10 @@ mod tests {
             ("%zz", None),
             ("%ff", None),
             ("%c3%a9", Some("é")),
+            ("%2531", Some("%31")),
+            ("a%", None),
+            ("%4%31", None),
+            ("%é", None),
         ];
         for (text, expected) in rows {
             assert_eq!(percent_decode(text).as_deref(), expected, "{text}");
@@ -386,11 +376,10 @@ mod tests {
     }
 
     #[test]
-    fn numbers() {
-        for number in [0, 7, 10, 204, usize::MAX] {
-            let mut out = Vec::new();
-            push_number(&mut out, number);
-            assert_eq!(out, number.to_string().as_bytes());
-        }
+    fn requests_are_shown_without_secrets() {
+        let request = Request::post("/users/authenticate", &serde_json::json!({"password": "hunter2"}));
+        let shown = format!("{:?}", request.with("Authorization", "Bearer t0ken"));
+        assert!(shown.contains("Authorization") && shown.contains("22 bytes"), "{shown}");
+        assert!(!shown.contains("hunter2") && !shown.contains("t0ken"), "{shown}");
     }
 }

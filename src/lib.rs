@@ -90,8 +90,12 @@ pub mod config;
 mod db;
 #[doc(hidden)]
 pub mod error;
-#[doc(hidden)]
-pub mod frontend;
+mod frontend;
+/// What the fuzz target drives; only there when cargo-fuzz builds the crate.
+#[cfg(fuzzing)]
+pub mod fuzzing {
+    pub use crate::frontend::http1::framing::{Framing, Step, Traits};
+}
 #[doc(hidden)]
 pub mod http;
 mod scratch;
@@ -101,7 +105,9 @@ pub mod server;
 pub mod users;
 
 pub use app::App;
-pub use config::{Config, ConfigError, Database, Limits, PasswordHashing, Schema, Secret, Validation};
+pub use config::{
+    Config, ConfigError, Database, Limits, PasswordHashing, Schema, Secret, TrustedProxies, Validation,
+};
 pub use http::{Method, Request, Response};
 #[cfg(feature = "testing")]
 pub use scratch::testing;

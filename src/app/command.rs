@@ -152,7 +152,7 @@ impl Judge {
     pub fn new(config: &Config) -> Judge {
         Judge {
             validation: Validation::new(config.schema, config.validation),
-            access: Access::new(config.api_token.as_ref()),
+            access: Access::new(config),
             max_per_page: config.max_per_page,
         }
     }

@@ -1,6 +1,6 @@
 //! How the text of a variable becomes the value of a field, and which values a field may have.
 
-use super::{ConfigError, Database, Schema, Secret, Validation};
+use super::{ConfigError, Database, Schema, Secret, TrustedProxies, Validation};
 use std::{fmt, path::PathBuf, time::Duration};
 
 /// Which values a field may have.
@@ -163,6 +163,37 @@ impl Value for Database {
 
     fn text(&self) -> String {
         String::new()
+    }
+}
+
+/// A list, separated by commas or spaces.
+impl Value for TrustedProxies {
+    fn set(&mut self, text: &str, _: &Bounds) -> Result<(), String> {
+        let wrong = |entry| format!("{entry:?} is not an address, a network or `unix`");
+        *self = text.parse().map_err(wrong)?;
+        Ok(())
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}
+
+/// A list of host names, separated by commas or spaces.
+impl Value for Vec<String> {
+    fn set(&mut self, text: &str, _: &Bounds) -> Result<(), String> {
+        let names = text.split([',', ' ']).filter(|name| !name.is_empty());
+        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        let checked = names.map(|name| match name.bytes().all(is_name) {
+            true => Ok(name.to_owned()),
+            false => Err(format!("{name:?} is not a host name")),
+        });
+        *self = checked.collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    fn text(&self) -> String {
+        self.join(",")
     }
 }
 

@@ -1,43 +1,70 @@
-//! Who may come in, and who has to make room.
+//! Which clients are let in, and which connections are closed to make room for them.
+//!
+//! When all connections are taken, room is made at the cost of the peer that holds the most. A client that is turned
+//! away is told so, and read from for a while so that it can read that: such connections are `surplus`, beside those
+//! that count, and the oldest of them is closed when there are too many.
 
-use super::{connection::Next, event_loop::Room, listener::Stream};
+use super::{
+    connection::{Action, Expendable},
+    event_loop::EventLoop,
+    listener::Stream,
+    peers::{Peer, may_displace},
+    responder::Slot,
+};
 use mio::{Interest, Token};
 use std::{
     io::{self, ErrorKind},
+    net::IpAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-/// Connections accepted in one turn; reading goes on in between.
-const ACCEPTS_PER_TURN: usize = 64;
-/// Clients beyond the cap that are told so at once; the next ones just see their connection close.
-pub const TURNED_AWAY: usize = 64;
+/// Connections accepted in one iteration; reading goes on in between.
+const ACCEPTS_PER_ITERATION: usize = 64;
+/// Clients beyond the capacity that are being told so. Each costs a descriptor and some 200 bytes.
+pub const MAX_SURPLUS: usize = 256;
 /// How long accepting pauses when the system has nothing left to accept with.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long no idle connection is looked for again when there was none, for each connection to look at.
-const SEARCH_PAUSE: Duration = Duration::from_nanos(500);
+/// Connections found by one search for room.
+const CANDIDATES: usize = 64;
+/// How long there is no further search after one in vain, for each connection that it looks at.
+const SEARCH_PAUSE: Duration = Duration::from_micros(1);
 
-impl Room {
-    /// Lets in who waits, up to a number.
+/// Connections that may make room, best first.
+#[derive(Default)]
+pub struct Candidates {
+    found: Vec<Candidate>,
+    /// No search before that for a newcomer that may displace idle connections only, and for others.
+    pause_until: [Option<Instant>; 2],
+}
+
+struct Candidate {
+    index: u32,
+    peer: Peer,
+    state: (Expendable, Instant),
+}
+
+impl EventLoop {
+    /// Accepts clients that are waiting, up to a number.
     pub(super) fn accept(&mut self, now: Instant) {
         self.accept_at = Some(now);
-        for _ in 0..ACCEPTS_PER_TURN {
+        for _ in 0..ACCEPTS_PER_ITERATION {
             let Some(listener) = &self.listener else {
                 self.accept_at = None;
                 return;
             };
             match listener.accept() {
-                Ok(stream) => self.admit(stream, now),
+                Ok((stream, address)) => self.admit(stream, address, now),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     self.accept_at = None;
                     return;
                 }
                 Err(error) if is_of_one_client(&error) => {}
-                // Out of descriptors or memory, most likely: somebody has to go, or time has to pass.
+                // Out of descriptors or memory, most likely: a connection has to go, or time has to pass.
                 Err(error) => {
-                    let warned = &self.shared.pipe.unavailable;
-                    warned.warn(now, &format!("no connection can be accepted: {error}"));
-                    if !self.make_room(now) {
+                    let why = format!("no connection can be accepted: {error}");
+                    self.shared.unavailable.warn(now, &why);
+                    if !self.close_oldest_surplus(now) && !self.make_room(None, now) {
                         self.accept_at = Some(now + ACCEPT_PAUSE);
                         return;
                     }
@@ -46,80 +73,114 @@ impl Room {
         }
     }
 
-    /// Gives a client a place, or tells it that there is none.
-    fn admit(&mut self, mut stream: Stream, now: Instant) {
-        let most = self.shared.limits.max_connections;
-        let full = self.open >= most && !self.make_room(now);
-        if full && self.turned_away >= TURNED_AWAY {
-            let warned = &self.shared.pipe.unavailable;
-            return warned.warn(now, "too many connections");
+    /// Gives a client a slot, if only to tell it that there is no capacity.
+    fn admit(&mut self, mut stream: Stream, address: Option<IpAddr>, now: Instant) {
+        let shared = Arc::clone(&self.shared);
+        let peer = Peer::new(address, &shared.limits.trusted_proxies);
+        // At most one connection becomes surplus below.
+        while self.surplus.len() >= MAX_SURPLUS {
+            self.close_oldest_surplus(now);
         }
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.shared.places.make(self.used);
+        let full = self.admitted >= shared.limits.max_connections && !self.make_room(Some(peer), now);
+        let index = self.free.pop().unwrap_or_else(|| {
+            shared.slots.allocate(self.used);
             self.used += 1;
             self.used - 1
         });
-        let token = Token(slot as usize);
+        let token = Token(index as usize);
         let registry = self.poll.registry();
         if let Err(error) = registry.register(stream.source(), token, Interest::READABLE) {
-            self.free.push(slot);
-            let warned = &self.shared.pipe.unavailable;
-            return warned.warn(now, &format!("a connection cannot be watched: {error}"));
+            self.free.push(index);
+            return shared.unavailable.warn(now, &format!("a connection cannot be watched: {error}"));
         }
-        self.open += 1;
+        self.admitted += 1;
+        self.peers.add(peer);
         self.sweep_at.get_or_insert(now + self.shortest_deadline());
-        let shared = Arc::clone(&self.shared);
-        let mut place = shared.places.get(slot).expect("its place was just made");
-        place.open(stream, now, &shared.limits);
-        drop(place);
+        shared.slots.get(index).expect("it was just allocated").open(stream, peer, now);
         if full {
-            self.open -= 1;
-            self.turned_away += 1;
-            self.turn(slot, now, |connection, turn| {
-                connection.turn_away(turn);
-                connection.advance(slot, turn)
-            });
+            self.call(index, now, |connection, context| connection.turn_away(index, context));
         }
     }
 
-    /// Closes the connection that has been idle for longest, if there is one.
-    fn make_room(&mut self, now: Instant) -> bool {
-        let open = self.open;
-        if self.idle.is_empty() {
-            self.find_idle(now);
-        }
-        while let Some((until, slot)) = self.idle.pop() {
-            self.turn(slot, now, |connection, turn| {
-                match connection.spare_until() == Some(until) {
-                    true => connection.close_if_idle(slot, turn),
-                    // It has been busy since.
-                    false => Next::Wait,
-                }
+    /// Closes a connection for a newcomer's sake, if there is one that may be. Without a newcomer only idle ones are.
+    fn make_room(&mut self, newcomer: Option<Peer>, now: Instant) -> bool {
+        let before = self.admitted;
+        while let Some(Candidate { index, state, .. }) = self.candidate(newcomer, now) {
+            self.call(index, now, |connection, context| match connection.expendable() == Some(state) {
+                true => connection.make_way(index, context),
+                // It has moved on since it was found.
+                false => Action::Wait,
             });
-            if self.open < open {
+            if self.admitted < before {
                 return true;
             }
         }
         false
     }
 
-    /// Looking for idle connections costs a look at all of them, so it is done for many at once, and when
-    /// there were none it is not done again before a multiple of that time has passed.
-    fn find_idle(&mut self, now: Instant) {
-        if self.idle_search_at.is_some_and(|at| now < at) {
-            return;
+    /// The connection whose peer holds the most, and of its connections the idle ones first, then incomplete requests,
+    /// then answers that do not move, the oldest first.
+    fn candidate(&mut self, newcomer: Option<Peer>, now: Instant) -> Option<Candidate> {
+        let held_by_newcomer = newcomer.map(|peer| self.peers.of(peer));
+        let peers = &self.peers;
+        let may_go = |candidate: &Candidate| {
+            let held = peers.of(candidate.peer);
+            match held_by_newcomer {
+                None => candidate.state.0 == Expendable::Idle,
+                Some(newcomer) => {
+                    may_displace(newcomer, held)
+                        || (candidate.state.0 == Expendable::Idle && newcomer <= held)
+                }
+            }
+        };
+        let at = self.candidates.found.iter().position(may_go);
+        if let Some(at) = at {
+            return Some(self.candidates.found.remove(at));
         }
-        const FOUND: usize = 64;
-        for slot in 0..self.used {
-            let connection = self.shared.places.get(slot);
-            let spare = connection.and_then(|connection| connection.spare_until());
-            self.idle.extend(spare.map(|until| (until, slot)));
+        // A search costs a look at all connections. It finds many at once, and is not repeated for a while if it was
+        // in vain.
+        let most = peers.most()?.1;
+        let displaces = held_by_newcomer.is_some_and(|newcomer| may_displace(newcomer, most));
+        let pause_until = &mut self.candidates.pause_until[usize::from(displaces)];
+        if pause_until.is_some_and(|until| now < until) {
+            return None;
         }
-        self.idle.sort_unstable();
-        self.idle.truncate(FOUND);
-        self.idle.reverse();
-        let pause = SEARCH_PAUSE * self.used;
-        self.idle_search_at = self.idle.is_empty().then(|| now + pause);
+        let mut found = Vec::new();
+        for index in 0..self.used {
+            let entry = self.shared.slots.get(index);
+            let connection = entry.as_ref().and_then(|entry| entry.connection.as_ref());
+            if let Some((connection, state)) = connection.and_then(|it| Some((it, it.expendable()?))) {
+                let candidate = Candidate { index, peer: connection.peer(), state };
+                if may_go(&candidate) {
+                    found.push((usize::MAX - peers.of(candidate.peer), candidate));
+                }
+            }
+        }
+        found.sort_unstable_by_key(|(rank, candidate)| (*rank, candidate.state));
+        found.truncate(CANDIDATES);
+        self.candidates.found = found.into_iter().map(|(_, candidate)| candidate).collect();
+        if self.candidates.found.is_empty() {
+            *pause_until = Some(now + SEARCH_PAUSE * self.used);
+            return None;
+        }
+        Some(self.candidates.found.remove(0))
+    }
+
+    /// Closes the connection that has been surplus for longest, unless it has ended by itself.
+    fn close_oldest_surplus(&mut self, now: Instant) -> bool {
+        let Some(Slot { index, generation, .. }) = self.surplus.pop_front() else {
+            return false;
+        };
+        self.call(index, now, |connection, context| {
+            if !connection.is_surplus() || connection.generation() != generation {
+                return Action::Wait;
+            }
+            // Unread bytes would reset the connection, and the reset overtakes the answer.
+            connection.note_readable(false);
+            connection.advance(index, context);
+            Action::Close
+        });
+        true
     }
 }
 

@@ -1,157 +1,201 @@
-//! One client: its socket, what was read of its request, what it has not taken of its answer.
+//! One client: its socket, and how far its request or its answer has come.
 //!
-//! Owns the states of a connection and every read and write on its socket. Knows nothing of the other
-//! connections. The loop and the workers both come here, one at a time (the lock is the seat's): a worker to
-//! answer, the loop for all else. Nothing here blocks.
+//! Owns the states of a connection and every read on its socket; `writing` has the other direction. Knows nothing of
+//! other connections. The event loop and the workers both call in here, one at a time (the lock is the slot's): a
+//! worker to answer, the event loop for all else. Nothing here blocks.
 
 use super::{
-    http1::framing::{Framing, Stage, Step},
+    http1::framing::{Framing, Step, Traits},
     listener::Stream,
-    responder::{Pipe, Slot},
+    peers::Peer,
+    responder::Slot,
+    slots::SharedState,
+    writing::{Answer, linger_time},
 };
 use crate::{config::Limits, error::Error, http::Persistence};
 use mio::Registry;
 use std::{
     io::{self, ErrorKind, Read},
     mem,
+    net::IpAddr,
     time::Instant,
 };
 
-/// Reads, and the like, that a connection gets in a turn of the loop; then it is the others' turn.
-const STEPS_PER_TURN: usize = 8;
-/// What the loop lends a connection for one turn.
-pub struct Turn<'a> {
-    /// The time, taken once a turn.
+/// Reads and writes that a connection gets in one iteration of the event loop, before others get theirs.
+const STEPS_PER_ITERATION: usize = 8;
+
+/// What the event loop lends a connection for one iteration.
+pub struct Context<'a> {
+    /// The time, read once an iteration.
     pub now: Instant,
-    /// What clients may use up.
-    pub limits: &'a Limits,
+    /// Limits, and the number of requests in flight.
+    pub shared: &'a SharedState,
     /// Where sockets are registered.
     pub registry: &'a Registry,
-    /// Bytes land here first, so that a connection needs a buffer only for what is incomplete.
+    /// What is read goes here first, so that a connection needs a buffer only for what is incomplete.
     pub scratch: &'a mut [u8],
-    /// Whole requests, on their way to tiny_http.
-    pub batch: &'a mut Vec<u8>,
-    /// How many requests are on the way to the workers, and may be.
-    pub pipe: &'a Pipe,
-    /// No request that has not begun is waited for.
+    /// Complete requests for tiny_http, written once an iteration.
+    pub outgoing: &'a mut Vec<u8>,
+    /// No request is waited for that has not begun to arrive.
     pub stopping: bool,
 }
 
-/// What the loop does with a connection after its turn.
+/// What the event loop does with a connection after having called it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Next {
+pub enum Action {
     /// Wait for an event or a worker.
     Wait,
-    /// Come back in the next turn.
-    Again,
-    /// Give its place away.
+    /// Call it again in the next iteration.
+    Requeue,
+    /// Close it.
     Close,
 }
 
-/// One place for a client, taken or free.
-#[derive(Default)]
+/// A client's connection.
 pub struct Connection {
-    pub(super) stream: Option<Stream>,
-    pub(super) phase: Phase,
-    /// When the phase ends badly. Of no meaning while `stream` is none.
-    pub(super) deadline: Option<Instant>,
-    /// Counts requests, so that a late answer finds out that it is late. Never goes back.
+    pub(super) stream: Stream,
+    pub(super) peer: Peer,
+    /// Counts requests, so that a late answer is recognized as late.
     pub(super) generation: u32,
     /// The socket may hold bytes, or an end, that were not read.
     pub(super) readable: bool,
-    /// The end was seen coming; a short read is not the last one then.
-    pub(super) ended: bool,
+    /// The client's end of sending was seen; a short read is not the last one then.
+    ended: bool,
     /// Registered for writability too.
     pub(super) awaits_writable: bool,
-    /// Let in only to be told that there is no place.
-    pub(super) turned_away: bool,
-    pub(super) head_only: bool,
-    pub(super) persistence: Option<Persistence>,
-    pub(super) framing: Framing,
-    /// Bytes that were read and not used, from `at` on.
-    pub(super) input: Vec<u8>,
-    pub(super) at: usize,
-    /// Bytes that were rendered and not sent, from `sent` on.
-    pub(super) output: Vec<u8>,
-    pub(super) sent: usize,
+    /// Beyond the capacity: it is only told so.
+    pub(super) surplus: bool,
+    pub(super) state: State,
 }
 
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Phase {
-    /// Between requests; bytes of the next one may lie in `input`.
-    #[default]
-    Idle,
-    Head,
-    Body,
-    /// With the workers.
-    Working,
-    Writing(Then),
-    /// The last answer is out.
+/// What a connection is doing. `since` is when it began to: deadlines count from there, and no byte moves them.
+pub(super) enum State {
+    /// Between requests; the beginning of the next one may have been read with the last.
+    Idle { since: Instant, input: Input },
+    /// A head is arriving.
+    Head { since: Instant, framing: Framing, input: Input },
+    /// A body is arriving.
+    Body { since: Instant, framing: Framing, input: Input },
+    /// The request is with the workers; `input` is what was read beyond it.
+    Working { since: Instant, request: InWork, input: Input },
+    /// The socket did not take all of an answer.
+    Writing { since: Instant, answer: Answer },
+    /// The last answer is sent.
     Closing,
-    /// Closed for writing; this many bytes more are read and thrown away.
-    Lingering(usize),
+    /// Shut down for writing; up to `left` bytes more are read and thrown away.
+    Lingering { until: Instant, left: usize },
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Then {
+/// What has to be known of a request to answer it.
+pub(super) struct InWork {
+    pub head_only: bool,
+    pub persistence: Persistence,
+    pub client: Option<IpAddr>,
+}
+
+/// Bytes that were read; the first `used` of them are done with.
+#[derive(Default)]
+pub(super) struct Input {
+    bytes: Vec<u8>,
+    used: usize,
+}
+
+impl Input {
+    fn unused(&self) -> &[u8] {
+        &self.bytes[self.used..]
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.unused().is_empty()
+    }
+}
+
+/// Why a connection may be closed to make room for another, best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Expendable {
+    /// Nothing is lost.
     Idle,
-    Close,
-    Linger,
+    /// The request is incomplete.
+    Incomplete,
+    /// The client does not take its answer.
+    Stalled,
 }
 
 impl Connection {
-    /// Takes a client in.
-    pub fn open(&mut self, stream: Stream, now: Instant, limits: &Limits) {
-        *self = Connection {
-            stream: Some(stream),
-            generation: self.generation,
-            deadline: Some(now + limits.idle_timeout),
-            ..Connection::default()
-        };
+    /// A client that has just connected.
+    pub fn new(stream: Stream, peer: Peer, generation: u32, now: Instant) -> Connection {
+        Connection {
+            stream,
+            peer,
+            generation,
+            readable: false,
+            ended: false,
+            awaits_writable: false,
+            surplus: false,
+            state: State::Idle { since: now, input: Input::default() },
+        }
     }
 
-    /// Closes the socket and gives all memory back.
-    pub fn close(&mut self) {
-        *self = Connection { generation: self.generation.wrapping_add(1), ..Connection::default() };
+    /// The other end.
+    pub fn peer(&self) -> Peer {
+        self.peer
     }
 
-    /// Whether there is a client.
-    pub fn is_open(&self) -> bool {
-        self.stream.is_some()
+    /// Of the request that is being received, in work, or answered last.
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// The address of the client whose request is in work, behind a trusted proxy too.
+    pub fn client(&self) -> Option<IpAddr> {
+        match &self.state {
+            State::Working { request, .. } => request.client,
+            _ => self.peer.address,
+        }
     }
 
     /// Whether the workers have a request of it.
     pub fn is_working(&self) -> bool {
-        self.is_open() && self.phase == Phase::Working
+        matches!(self.state, State::Working { .. })
     }
 
-    /// Whether this very request still waits for its answer.
+    /// Whether that very request still waits for its answer.
     pub fn awaits(&self, generation: u32) -> bool {
         self.generation == generation && self.is_working()
     }
 
-    /// When it would be closed anyway, if nothing is lost by closing it now, and a place is won.
-    pub fn spare_until(&self) -> Option<Instant> {
-        match self.phase {
-            Phase::Idle | Phase::Lingering(_) if self.is_open() && !self.turned_away => self.deadline,
-            _ => None,
+    /// Whether it was let in only to be told that there is no capacity.
+    pub fn is_surplus(&self) -> bool {
+        self.surplus
+    }
+
+    /// Whether it may be closed to make room, and since when it has been like that.
+    pub fn expendable(&self) -> Option<(Expendable, Instant)> {
+        if self.surplus || self.peer.trusted {
+            return None;
+        }
+        match &self.state {
+            State::Idle { since, .. } | State::Lingering { until: since, .. } => {
+                Some((Expendable::Idle, *since))
+            }
+            State::Head { since, .. } | State::Body { since, .. } => Some((Expendable::Incomplete, *since)),
+            State::Writing { answer, .. } => Some((Expendable::Stalled, answer.moved)),
+            State::Working { .. } | State::Closing => None,
         }
     }
 
-    /// Whether it was let in only to be told that there is no place.
-    pub fn is_turned_away(&self) -> bool {
-        self.turned_away
-    }
-
-    /// Tells the client that there is no place.
-    pub fn turn_away(&mut self, turn: &Turn) {
-        self.turned_away = true;
-        self.refuse(&Error::Unavailable("too many connections".into()), turn);
-    }
-
-    /// When something has to happen.
-    pub fn deadline(&self) -> Option<Instant> {
-        self.deadline.filter(|_| self.is_open())
+    /// When [`Connection::expire`] is due.
+    pub fn deadline(&self, limits: &Limits) -> Option<Instant> {
+        match &self.state {
+            State::Idle { since, .. } => Some(*since + limits.idle_timeout),
+            State::Head { since, .. } => Some(*since + limits.head_timeout),
+            State::Body { since, .. } => Some(*since + limits.body_timeout),
+            State::Working { since, .. } => Some(*since + limits.request_timeout),
+            State::Writing { since, .. } => Some(*since + limits.write_timeout),
+            State::Lingering { until, .. } => Some(*until),
+            // The event loop was told to close it.
+            State::Closing => None,
+        }
     }
 
     /// The socket may have something to read; `ended` when its end was seen.
@@ -161,92 +205,118 @@ impl Connection {
     }
 
     /// Does all that can be done without waiting.
-    pub fn advance(&mut self, slot: u32, turn: &mut Turn) -> Next {
-        for _ in 0..STEPS_PER_TURN {
-            let next = match self.phase {
-                _ if !self.is_open() => Some(Next::Wait),
-                Phase::Working => Some(Next::Wait),
-                Phase::Idle | Phase::Head | Phase::Body => self.read(slot, turn),
-                Phase::Writing(then) => self.write(slot, then, turn),
-                // Without unread bytes the socket closes in peace.
-                Phase::Closing if self.readable || !self.input.is_empty() => self.linger(turn),
-                Phase::Closing => Some(Next::Close),
-                Phase::Lingering(left) => self.discard(left, turn),
+    pub fn advance(&mut self, index: u32, context: &mut Context) -> Action {
+        for _ in 0..STEPS_PER_ITERATION {
+            let action = match &self.state {
+                State::Working { .. } => Some(Action::Wait),
+                State::Idle { .. } | State::Head { .. } | State::Body { .. } => self.read(index, context),
+                State::Writing { .. } => self.write(index, context),
+                // Without unread bytes, closing the socket does not reset the connection.
+                State::Closing if self.readable => self.linger(context),
+                State::Closing => Some(Action::Close),
+                State::Lingering { .. } => self.discard(context),
             };
-            if let Some(next) = next {
-                return next;
+            if let Some(action) = action {
+                return action;
             }
         }
-        match self.phase {
-            Phase::Working => Next::Wait,
-            _ => Next::Again,
+        match self.is_working() {
+            true => Action::Wait,
+            false => Action::Requeue,
         }
     }
 
     /// Ends what has taken too long. Only to be called when the deadline has passed.
-    pub fn expire(&mut self, slot: u32, turn: &mut Turn) -> Next {
-        match self.phase {
-            Phase::Head | Phase::Body => self.refuse(&Error::RequestTimeout, turn),
-            Phase::Working => {
-                let error = Error::Unavailable("a request was not answered in time".into());
-                self.refuse(&error, turn);
+    pub fn expire(&mut self, index: u32, context: &mut Context) -> Action {
+        match &self.state {
+            State::Head { .. } | State::Body { .. } => self.refuse(&Error::RequestTimeout, context),
+            State::Working { .. } => {
+                self.refuse(&Error::Unavailable("a request was not answered in time".into()), context);
             }
-            Phase::Idle => return self.close_if_idle(slot, turn),
-            _ => return Next::Close,
+            State::Idle { .. } => return self.close_if_idle(index, context),
+            State::Writing { answer, .. } => {
+                answer.log_cut_off(self.peer, "within WRITE_TIMEOUT");
+                return Action::Close;
+            }
+            State::Closing | State::Lingering { .. } => return Action::Close,
         }
-        self.advance(slot, turn)
+        self.advance(index, context)
     }
 
-    /// Looks for a request once more, and has the connection closed if there is none. Only to be called
-    /// when there was none, or the last one was refused.
-    pub fn close_if_idle(&mut self, slot: u32, turn: &mut Turn) -> Next {
-        if self.phase != Phase::Idle {
-            return Next::Close;
+    /// Ends it for the sake of another client, unless it has just begun a request. Only to be called when it is
+    /// expendable. A client that waits for an answer is told 503.
+    pub fn make_way(&mut self, index: u32, context: &mut Context) -> Action {
+        match &self.state {
+            State::Idle { .. } => return self.close_if_idle(index, context),
+            State::Head { .. } | State::Body { .. } => {
+                self.surplus = true;
+                self.refuse(&Error::Unavailable("too many connections".into()), context);
+            }
+            State::Writing { answer, .. } => {
+                answer.log_cut_off(self.peer, "before other clients needed the connection");
+                return Action::Close;
+            }
+            _ => return Action::Close,
         }
+        self.advance(index, context)
+    }
+
+    /// Tells a client that there is no capacity.
+    pub fn turn_away(&mut self, index: u32, context: &mut Context) -> Action {
+        self.surplus = true;
+        self.refuse(&Error::Unavailable("too many connections".into()), context);
+        self.advance(index, context)
+    }
+
+    /// Looks for a request once more, and has the connection closed if there is none.
+    fn close_if_idle(&mut self, index: u32, context: &mut Context) -> Action {
         self.readable = true;
-        match self.advance(slot, turn) {
-            Next::Wait if self.phase == Phase::Idle => Next::Close,
-            next => next,
+        match self.advance(index, context) {
+            Action::Wait if matches!(self.state, State::Idle { .. }) => Action::Close,
+            action => action,
         }
     }
 
-    fn read(&mut self, slot: u32, turn: &mut Turn) -> Option<Next> {
-        if self.phase == Phase::Idle && !self.input.is_empty() {
-            self.take_input(slot, turn);
+    /// Hurries a client that is only read from so that it can read why it was refused.
+    pub fn hurry(&mut self, now: Instant) {
+        if let State::Lingering { until, .. } = &mut self.state {
+            *until = (*until).min(now + linger_time(true));
+        }
+    }
+
+    fn read(&mut self, index: u32, context: &mut Context) -> Option<Action> {
+        if let State::Idle { input, .. } = &mut self.state
+            && !input.is_empty()
+        {
+            let input = mem::take(input);
+            self.parse(Framing::default(), input, index, context);
             return None;
         }
         if !self.readable {
-            return Some(match (self.phase, turn.stopping) {
-                (Phase::Idle, true) => Next::Close,
-                _ => Next::Wait,
+            return Some(match &self.state {
+                State::Idle { .. } if context.stopping => Action::Close,
+                _ => Action::Wait,
             });
         }
-        let scratch = mem::take(&mut turn.scratch);
-        let count = match self.receive(scratch) {
-            Ok(0) => Some(Next::Close),
-            Ok(count) if self.input.is_empty() => {
-                let used = self.take(&scratch[..count], slot, turn);
-                self.input.extend_from_slice(&scratch[used..count]);
-                None
-            }
+        let scratch = mem::take(&mut context.scratch);
+        let action = match self.receive(scratch) {
+            Ok(0) => Some(Action::Close),
             Ok(count) => {
-                self.input.extend_from_slice(&scratch[..count]);
-                self.take_input(slot, turn);
+                self.take_in(&scratch[..count], index, context);
                 None
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
-            Err(_) => Some(Next::Close),
+            Err(_) => Some(Action::Close),
         };
-        turn.scratch = scratch;
-        count
+        context.scratch = scratch;
+        action
     }
 
-    /// Reads once. With edge triggering the socket has to be read until it is known to be empty; a short
-    /// read says so as well as a failing one, unless the end has already been announced.
+    /// Reads once. With edge triggering the socket has to be read until it is known to be empty; a short read says so
+    /// as well as a failing one, unless the end has already been announced.
     pub(super) fn receive(&mut self, scratch: &mut [u8]) -> io::Result<usize> {
-        let stream = self.stream.as_mut().expect("only open connections read");
         loop {
-            let result = stream.read(scratch);
+            let result = self.stream.read(scratch);
             match &result {
                 Ok(count) => self.readable = *count == scratch.len() || self.ended,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
@@ -256,83 +326,121 @@ impl Connection {
         }
     }
 
-    fn take_input(&mut self, slot: u32, turn: &mut Turn) {
-        let input = mem::take(&mut self.input);
-        let at = mem::take(&mut self.at);
-        let used = at + self.take(&input[at..], slot, turn);
-        if used < input.len() && self.is_open() && !matches!(self.phase, Phase::Writing(_)) {
-            self.input = input;
-            self.at = used;
-            // Not at every request of a pipelined batch: that would be quadratic.
-            if self.phase != Phase::Working {
-                self.input.drain(..mem::take(&mut self.at));
+    /// Takes bytes that were just read.
+    fn take_in(&mut self, fresh: &[u8], index: u32, context: &mut Context) {
+        let (mut framing, mut input) = match &mut self.state {
+            State::Head { framing, input, .. } | State::Body { framing, input, .. } => {
+                (mem::take(framing), mem::take(input))
             }
+            _ => (Framing::default(), Input::default()),
+        };
+        if !input.is_empty() {
+            input.bytes.extend_from_slice(fresh);
+            return self.parse(framing, input, index, context);
         }
+        // A request that arrives in one piece needs no buffer.
+        let (used, step) = self.frame(&mut framing, fresh, index, context);
+        let input = Input { bytes: fresh[used..].to_vec(), used: 0 };
+        self.settle(step, framing, input, context);
     }
 
-    /// Shows bytes to the framing; returns how many were used.
-    fn take(&mut self, bytes: &[u8], slot: u32, turn: &mut Turn) -> usize {
-        let seat = Slot::new(slot, self.generation);
+    fn parse(&mut self, mut framing: Framing, mut input: Input, index: u32, context: &mut Context) {
+        let (used, step) = self.frame(&mut framing, input.unused(), index, context);
+        input.used += used;
+        self.settle(step, framing, input, context);
+    }
+
+    /// Shows bytes to the framing until they make a request, or do not suffice. Returns how many were used.
+    fn frame(
+        &mut self,
+        framing: &mut Framing,
+        bytes: &[u8],
+        index: u32,
+        context: &mut Context,
+    ) -> (usize, Parsed) {
+        let slot = Slot::new(index, self.generation);
+        let shared = context.shared;
         let mut used = 0;
         loop {
-            let start = turn.batch.len();
-            let fresh = &bytes[used..];
-            // Known before the head is whole, so that a refusal of it heeds that too.
-            if self.framing.stage(0) != Stage::Body {
-                self.head_only = fresh.starts_with(b"HEAD ");
-            }
-            let (count, step) = self.framing.advance(fresh, turn.limits, seat, turn.batch);
+            let start = context.outgoing.len();
+            let (count, step) = framing.advance(&bytes[used..], &shared.limits, slot, context.outgoing);
             used += count;
-            match step {
-                Step::More => {
-                    let phase = match self.framing.stage(bytes.len() - used) {
-                        Stage::Start => Phase::Idle,
-                        Stage::Head => Phase::Head,
-                        Stage::Body => Phase::Body,
-                    };
-                    self.enter(phase, turn);
-                    return used;
-                }
+            let parsed = match step {
+                Step::Head => Parsed::Head,
+                Step::Body => Parsed::Body,
                 Step::Continue => {
                     // If so little does not fit, the client has not read earlier answers; it gets no more.
                     let interim = b"HTTP/1.1 100 Continue\r\n\r\n";
-                    if !matches!(self.send(interim), Ok(sent) if sent == interim.len()) {
-                        self.give_up();
-                        return bytes.len();
+                    if matches!(self.send(interim), Ok(sent) if sent == interim.len()) {
+                        continue;
                     }
+                    Parsed::Abandoned
                 }
-                Step::Whole(traits) => {
-                    self.head_only = traits.head_only;
-                    self.persistence = Some(traits.persistence);
-                    self.enter(Phase::Working, turn);
-                    if let Err(why) = turn.pipe.enter() {
-                        turn.batch.truncate(start);
-                        self.refuse(&Error::Unavailable(why.into()), turn);
-                        return bytes.len();
+                Step::Complete(traits) => match shared.in_flight.add() {
+                    Ok(()) => Parsed::Complete(traits),
+                    Err(why) => {
+                        context.outgoing.truncate(start);
+                        Parsed::Refused(Error::Unavailable(why.into()), traits.head_only)
                     }
-                    return used;
-                }
-                Step::Refused(error) => {
-                    self.refuse(&error, turn);
-                    return bytes.len();
-                }
-            }
+                },
+                Step::Refused { error, head_only } => Parsed::Refused(error, head_only),
+            };
+            return (used, parsed);
         }
     }
 
-    /// A deadline is absolute: staying in a phase does not move it.
-    fn enter(&mut self, phase: Phase, turn: &Turn) {
-        if self.phase != phase {
-            self.phase = phase;
-            self.deadline = Some(
-                turn.now
-                    + match phase {
-                        Phase::Head => turn.limits.head_timeout,
-                        Phase::Body => turn.limits.body_timeout,
-                        Phase::Working => turn.limits.request_timeout,
-                        _ => turn.limits.idle_timeout,
-                    },
-            );
+    /// Enters the state that follows from what was parsed. A state that it is in already keeps its deadline.
+    fn settle(&mut self, parsed: Parsed, framing: Framing, mut input: Input, context: &Context) {
+        let now = context.now;
+        match parsed {
+            // Moving the rest to the front at every request of many would be quadratic, so that waits.
+            Parsed::Complete(_) => {}
+            _ => drop(input.bytes.drain(..mem::take(&mut input.used))),
+        }
+        if input.is_empty() {
+            input = Input::default();
+        }
+        self.state = match (parsed, &self.state) {
+            (Parsed::Head, &State::Head { since, .. }) => State::Head { since, framing, input },
+            (Parsed::Head, _) => State::Head { since: now, framing, input },
+            (Parsed::Body, &State::Body { since, .. }) => State::Body { since, framing, input },
+            (Parsed::Body, _) => State::Body { since: now, framing, input },
+            (Parsed::Complete(traits), _) => {
+                let named = traits.client.filter(|_| self.peer.trusted);
+                let request = InWork {
+                    head_only: traits.head_only,
+                    persistence: traits.persistence,
+                    client: named.or(self.peer.address),
+                };
+                State::Working { since: now, request, input }
+            }
+            (Parsed::Refused(error, head_only), _) => {
+                return self.refuse_as(&error, head_only, context);
+            }
+            (Parsed::Abandoned, _) => return self.give_up(),
+        };
+    }
+}
+
+/// What bytes turned out to be.
+enum Parsed {
+    Head,
+    Body,
+    Complete(Traits),
+    Refused(Error, bool),
+    /// The client does not read: nothing is worth sending or reading.
+    Abandoned,
+}
+
+impl State {
+    /// Whether what is answered now is a HEAD request, as far as can be told.
+    pub fn head_only(&self) -> bool {
+        match self {
+            State::Head { framing, input, .. } | State::Body { framing, input, .. } => {
+                framing.head_only(input.unused())
+            }
+            State::Working { request, .. } => request.head_only,
+            _ => false,
         }
     }
 }

@@ -1,17 +1,21 @@
-//! The readiness loop: who may come in, whose turn it is, and whose time is up.
+//! The readiness loop: which connection is called when, and whose time is up.
 //!
 //! Owns the set of connections and the stream to tiny_http. What is done with one connection's bytes is in
 //! [`super::connection`]; nothing here looks at them.
 
 use super::{
     Listener,
-    connection::{Connection, Next, Turn},
-    responder::Shared,
+    admission::Candidates,
+    connection::{Action, Connection, Context},
+    peers::PeerCounts,
+    responder::Slot,
+    slots::SharedState,
     writing::linger_time,
 };
 use crate::error::Error;
 use mio::{Events, Interest, Poll, Token, net};
 use std::{
+    collections::VecDeque,
     io::{self, ErrorKind, Read, Write},
     mem,
     os::unix::net::UnixStream,
@@ -20,81 +24,80 @@ use std::{
 };
 
 const LISTENER: Token = Token(usize::MAX);
-/// Whoever opens the loop makes its waker with this.
+/// The token of the waker that [`EventLoop::new`] gets.
 pub const WAKER: Token = Token(usize::MAX - 1);
 const PRIVATE: Token = Token(usize::MAX - 2);
-/// Events taken in one turn.
+/// Events taken in one iteration.
 const EVENTS: usize = 1024;
-/// What one read takes at most; it bounds what a pipelining client makes the door keep.
+/// What one read takes at most; it bounds what a pipelining client makes the frontend keep.
 const SCRATCH_BYTES: usize = 16 * 1024;
-/// Turns of accepting before the listener closes, which would reset those who wait in its backlog.
-const TURNS_OF_THE_LAST: usize = 64;
+/// Iterations of accepting before the listener closes, which resets connections that are still in its backlog.
+const LAST_ACCEPTS: usize = 64;
 /// Looking at every connection's deadline is cheap, but not free.
 const SWEEP_PAUSE: Duration = Duration::from_millis(20);
 
-/// The loop's own things.
-pub struct Room {
+/// The state of the frontend's thread.
+pub struct EventLoop {
     pub(super) poll: Poll,
-    pub shared: Arc<Shared>,
+    pub shared: Arc<SharedState>,
     pub(super) listener: Option<Listener>,
-    pub(super) private: net::UnixStream,
-    pub(super) private_awaits_writable: bool,
-    /// Whole requests for tiny_http; the first `batch_sent` bytes are gone already.
-    pub(super) batch: Vec<u8>,
-    pub(super) batch_sent: usize,
-    pub(super) scratch: Box<[u8]>,
-    /// Clients that have a place.
-    pub(super) open: usize,
-    /// Clients that are being told that there is none.
-    pub(super) turned_away: usize,
+    private: net::UnixStream,
+    private_awaits_writable: bool,
+    /// Complete requests for tiny_http; the first `outgoing_sent` bytes are gone already.
+    outgoing: Vec<u8>,
+    outgoing_sent: usize,
+    scratch: Box<[u8]>,
+    /// Connections that count, up to `max_connections`.
+    pub(super) admitted: usize,
+    /// The same by peer.
+    pub(super) peers: PeerCounts,
+    /// Connections beyond the capacity that are being told so, the oldest first; some have ended.
+    pub(super) surplus: VecDeque<Slot>,
+    pub(super) candidates: Candidates,
     pub(super) free: Vec<u32>,
-    /// Places that were ever used.
+    /// Slots that were ever used.
     pub(super) used: u32,
-    /// Connections that wanted to go on in the next turn.
-    pub(super) again: Vec<u32>,
-    pub(super) calls: Vec<u32>,
-    /// There may be somebody to accept, from then on.
+    /// Connections that asked to be called again in the next iteration.
+    requeued: Vec<u32>,
+    scheduled: Vec<u32>,
+    /// There may be a client to accept, from then on.
     pub(super) accept_at: Option<Instant>,
-    /// The oldest idle connections, youngest first, with the deadline that each had.
-    pub(super) idle: Vec<(Instant, u32)>,
-    /// No search for them before that.
-    pub(super) idle_search_at: Option<Instant>,
     pub(super) sweep_at: Option<Instant>,
     /// When a stop has to be over.
-    pub(super) stop_at: Option<Instant>,
+    stop_at: Option<Instant>,
 }
 
-impl Room {
+impl EventLoop {
     /// Registers what the loop listens to.
     pub fn new(
         poll: Poll,
-        shared: Arc<Shared>,
+        shared: Arc<SharedState>,
         mut listener: Listener,
         private: UnixStream,
-    ) -> io::Result<Room> {
+    ) -> io::Result<EventLoop> {
         private.set_nonblocking(true)?;
         let mut private = net::UnixStream::from_std(private);
         let registry = poll.registry();
         registry.register(listener.source(), LISTENER, Interest::READABLE)?;
         registry.register(&mut private, PRIVATE, Interest::READABLE)?;
-        Ok(Room {
+        Ok(EventLoop {
             poll,
             shared,
             listener: Some(listener),
             private,
             private_awaits_writable: false,
-            batch: Vec::new(),
-            batch_sent: 0,
+            outgoing: Vec::new(),
+            outgoing_sent: 0,
             scratch: vec![0; SCRATCH_BYTES].into(),
-            open: 0,
-            turned_away: 0,
+            admitted: 0,
+            peers: PeerCounts::default(),
+            surplus: VecDeque::new(),
+            candidates: Candidates::default(),
             free: Vec::new(),
             used: 0,
-            again: Vec::new(),
-            calls: Vec::new(),
+            requeued: Vec::new(),
+            scheduled: Vec::new(),
             accept_at: None,
-            idle: Vec::new(),
-            idle_search_at: None,
             sweep_at: None,
             stop_at: None,
         })
@@ -104,25 +107,25 @@ impl Room {
     pub fn run(&mut self, on_broken: &mut dyn FnMut()) -> io::Result<()> {
         let mut events = Events::with_capacity(EVENTS);
         loop {
-            match self.poll.poll(&mut events, self.patience()) {
+            match self.poll.poll(&mut events, self.timeout()) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 result => result?,
             }
             let now = Instant::now();
             let mut private = Ok(());
             // An event may have named one of them a second time.
-            let mut again = mem::take(&mut self.again);
-            again.sort_unstable();
-            again.dedup();
-            for slot in again {
-                self.advance(slot, now);
+            let mut requeued = mem::take(&mut self.requeued);
+            requeued.sort_unstable();
+            requeued.dedup();
+            for index in requeued {
+                self.advance(index, now);
             }
             for event in &events {
                 match event.token() {
                     LISTENER => self.accept_at = Some(self.accept_at.unwrap_or(now)),
-                    WAKER => self.answer_calls(now),
-                    PRIVATE => private = self.listen_to_private(),
-                    Token(slot) => self.hear(slot as u32, event, now),
+                    WAKER => self.advance_scheduled(now),
+                    PRIVATE => private = self.read_private(),
+                    Token(index) => self.handle(index as u32, event, now),
                 }
             }
             // After the reads, which may find idle connections busy.
@@ -142,9 +145,9 @@ impl Room {
         }
     }
 
-    /// How long nothing happens by itself.
-    fn patience(&self) -> Option<Duration> {
-        if !self.again.is_empty() {
+    /// How long to wait for events.
+    fn timeout(&self) -> Option<Duration> {
+        if !self.requeued.is_empty() {
             return Some(Duration::ZERO);
         }
         let times = [self.accept_at, self.sweep_at, self.stop_at];
@@ -152,94 +155,107 @@ impl Room {
         Some(first.saturating_duration_since(Instant::now()))
     }
 
-    /// Gives one connection its turn, and does what it asks for then.
-    pub(super) fn turn(
+    /// Calls one connection, and does what it asks for then.
+    pub(super) fn call(
         &mut self,
-        slot: u32,
+        index: u32,
         now: Instant,
-        work: impl FnOnce(&mut Connection, &mut Turn) -> Next,
+        work: impl FnOnce(&mut Connection, &mut Context) -> Action,
     ) {
         let shared = &*self.shared;
-        let Some(mut connection) = shared.places.get(slot) else {
+        let Some(mut entry) = shared.slots.get(index) else {
             return;
         };
-        if !connection.is_open() {
+        let Some(connection) = &mut entry.connection else {
             return;
-        }
-        let mut turn = Turn {
+        };
+        let was_surplus = connection.is_surplus();
+        let mut context = Context {
             now,
-            limits: &shared.limits,
+            shared,
             registry: self.poll.registry(),
             scratch: &mut self.scratch,
-            batch: &mut self.batch,
-            pipe: &shared.pipe,
+            outgoing: &mut self.outgoing,
             stopping: self.stop_at.is_some(),
         };
-        match work(&mut connection, &mut turn) {
-            Next::Wait => {}
-            Next::Again => self.again.push(slot),
-            Next::Close => {
-                match connection.is_turned_away() {
-                    true => self.turned_away -= 1,
-                    false => self.open -= 1,
-                }
-                connection.close();
-                self.free.push(slot);
+        let action = work(connection, &mut context);
+        let is_surplus = connection.is_surplus();
+        if !was_surplus && (is_surplus || action == Action::Close) {
+            self.admitted -= 1;
+            self.peers.remove(connection.peer());
+        }
+        if is_surplus && !was_surplus {
+            self.surplus.push_back(Slot::new(index, connection.generation()));
+        }
+        match action {
+            Action::Wait => {}
+            Action::Requeue => self.requeued.push(index),
+            Action::Close => {
+                entry.close();
+                self.free.push(index);
             }
         }
     }
 
-    fn advance(&mut self, slot: u32, now: Instant) {
-        self.turn(slot, now, |connection, turn| connection.advance(slot, turn));
+    fn advance(&mut self, index: u32, now: Instant) {
+        self.call(index, now, |connection, context| connection.advance(index, context));
     }
 
-    fn hear(&mut self, slot: u32, event: &mio::event::Event, now: Instant) {
-        self.turn(slot, now, |connection, turn| {
-            // A reset: nobody can take the answer, so work that has not begun is spared. (The end of sending
+    fn handle(&mut self, index: u32, event: &mio::event::Event, now: Instant) {
+        self.call(index, now, |connection, context| {
+            // A reset: the client cannot take the answer, so work that has not begun is spared. (The end of sending
             // alone says nothing of the kind.)
             if event.is_error() && connection.is_working() {
-                return Next::Close;
+                return Action::Close;
             }
             if event.is_readable() || event.is_read_closed() || event.is_error() {
                 connection.note_readable(event.is_read_closed() || event.is_error());
             }
-            connection.advance(slot, turn)
+            connection.advance(index, context)
         });
     }
 
-    fn answer_calls(&mut self, now: Instant) {
-        let mut calls = mem::take(&mut self.calls);
-        self.shared.take_calls(&mut calls);
-        for slot in calls.drain(..) {
-            self.advance(slot, now);
+    fn advance_scheduled(&mut self, now: Instant) {
+        let mut scheduled = mem::take(&mut self.scheduled);
+        self.shared.take_scheduled(&mut scheduled);
+        for index in scheduled.drain(..) {
+            self.advance(index, now);
         }
-        self.calls = calls;
+        self.scheduled = scheduled;
     }
 
     /// Ends what has taken too long.
     ///
-    /// The next sweep is when the first deadline seen passes, or when the first one that is yet to be set
-    /// could: none of those is closer than the shortest time that anything is given.
+    /// The next sweep is when the first deadline seen passes, or when the first one that is yet to be set could: none
+    /// of those is closer than the shortest time that anything is given.
     fn sweep(&mut self, now: Instant) {
         let mut next = now + self.shortest_deadline();
-        for slot in 0..self.used {
-            let connection = self.shared.places.get(slot);
-            let Some(at) = connection.and_then(|connection| connection.deadline()) else {
+        for index in 0..self.used {
+            let limits = &self.shared.limits;
+            let entry = self.shared.slots.get(index);
+            let connection = entry.as_ref().and_then(|entry| entry.connection.as_ref());
+            let Some(at) = connection.and_then(|connection| connection.deadline(limits)) else {
                 continue;
             };
+            drop(entry);
             if at <= now {
-                self.turn(slot, now, |connection, turn| {
+                self.call(index, now, |connection, context| {
                     // It may have been answered in between.
-                    match connection.deadline().is_some_and(|at| at <= now) {
-                        true => connection.expire(slot, turn),
-                        false => Next::Wait,
+                    match connection.deadline(&context.shared.limits).is_some_and(|at| at <= now) {
+                        true => connection.expire(index, context),
+                        false => Action::Wait,
                     }
                 });
             } else {
                 next = next.min(at);
             }
         }
-        self.sweep_at = (self.open + self.turned_away > 0).then(|| next.max(now + SWEEP_PAUSE));
+        self.sweep_at = (!self.is_empty()).then(|| next.max(now + SWEEP_PAUSE));
+    }
+
+    /// Whether there is no connection.
+    fn is_empty(&self) -> bool {
+        self.free.len() == self.used as usize
     }
 
     pub(super) fn shortest_deadline(&self) -> Duration {
@@ -255,18 +271,18 @@ impl Room {
         all.into_iter().min().expect("there are some")
     }
 
-    /// Sends the requests of this turn to tiny_http with one write.
+    /// Sends the requests of this iteration to tiny_http with one write.
     fn flush(&mut self) -> io::Result<()> {
-        while self.batch_sent < self.batch.len() {
-            match self.private.write(&self.batch[self.batch_sent..]) {
+        while self.outgoing_sent < self.outgoing.len() {
+            match self.private.write(&self.outgoing[self.outgoing_sent..]) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Ok(count) => self.batch_sent += count,
+                Ok(count) => self.outgoing_sent += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
-        let done = self.batch_sent == self.batch.len();
+        let done = self.outgoing_sent == self.outgoing.len();
         if self.private_awaits_writable == done {
             self.private_awaits_writable = !done;
             let interest = match done {
@@ -277,16 +293,16 @@ impl Room {
             registry.reregister(&mut self.private, PRIVATE, interest)?;
         }
         // Half of it, so that each byte is moved once at most.
-        if self.batch_sent > self.batch.len() / 2 {
-            self.batch.drain(..mem::take(&mut self.batch_sent));
-            self.batch.shrink_to(1 << 20);
+        if self.outgoing_sent > self.outgoing.len() / 2 {
+            self.outgoing.drain(..mem::take(&mut self.outgoing_sent));
+            self.outgoing.shrink_to(1 << 20);
         }
         Ok(())
     }
 
-    /// tiny_http has nothing to say here, except that it is gone. (A request that a worker dropped makes it
-    /// write an answer, which must not fill the stream.)
-    fn listen_to_private(&mut self) -> io::Result<()> {
+    /// tiny_http has nothing to say here, except that it is gone. (A request that a worker dropped makes it write an
+    /// answer, which must not fill the stream.)
+    fn read_private(&mut self) -> io::Result<()> {
         loop {
             match self.private.read(&mut self.scratch) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
@@ -299,28 +315,28 @@ impl Room {
     }
 
     fn break_down(&mut self, error: &io::Error, now: Instant) {
-        self.shared.pipe.break_down(error);
-        self.batch = Vec::new();
-        self.batch_sent = 0;
-        for slot in 0..self.used {
-            self.turn(slot, now, |connection, turn| {
+        self.shared.in_flight.break_down(error);
+        self.outgoing = Vec::new();
+        self.outgoing_sent = 0;
+        for index in 0..self.used {
+            self.call(index, now, |connection, context| {
                 if connection.is_working() {
-                    let why = "the way to the workers is broken";
-                    connection.refuse(&Error::Unavailable(why.into()), turn);
+                    let why = "the stream to tiny_http is broken";
+                    connection.refuse(&Error::Unavailable(why.into()), context);
                 }
-                connection.advance(slot, turn)
+                connection.advance(index, context)
             });
         }
     }
 
-    /// Whether it is over.
+    /// Whether the stop is over.
     fn stop(&mut self, now: Instant) -> bool {
         if !self.shared.stopping.load(Ordering::SeqCst) {
             return false;
         }
         if self.stop_at.is_none() {
-            // Who has been connected to the listener before this moment was let in.
-            for _ in 0..TURNS_OF_THE_LAST {
+            // Clients whose connection was complete before this moment are let in.
+            for _ in 0..LAST_ACCEPTS {
                 self.accept(now);
                 if self.accept_at != Some(now) {
                     break;
@@ -329,29 +345,29 @@ impl Room {
             self.listener = None;
             self.accept_at = None;
             self.stop_at = Some(now + self.shared.limits.stop_timeout);
-            for slot in 0..self.used {
-                self.turn(slot, now, |connection, turn| {
+            for index in 0..self.used {
+                self.call(index, now, |connection, context| {
                     connection.hurry(now);
                     connection.note_readable(false);
-                    connection.advance(slot, turn)
+                    connection.advance(index, context)
                 });
             }
-            // What came in with the last reads; a failure shows itself in the next turn.
+            // What arrived with the last reads; a failure shows itself in the next iteration.
             let _ = self.flush();
             self.sweep_at = Some(now + SWEEP_PAUSE);
         }
         let late = self.stop_at.is_some_and(|at| at <= now);
-        self.open + self.turned_away == 0 || late || self.shared.aborted.load(Ordering::SeqCst)
+        self.is_empty() || late || self.shared.aborted.load(Ordering::SeqCst)
     }
 
-    /// Leaves nothing open. The places outlive the loop in the workers' hands.
+    /// Leaves nothing open. The slots outlive the loop: workers hold them.
     pub fn clear(&mut self) {
         self.listener = None;
         let now = Instant::now();
-        for slot in 0..self.used {
-            self.turn(slot, now, |connection, turn| {
-                connection.cut_off(turn);
-                Next::Close
+        for index in 0..self.used {
+            self.call(index, now, |connection, context| {
+                connection.cut_off(context);
+                Action::Close
             });
         }
     }

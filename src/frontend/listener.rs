@@ -7,7 +7,7 @@ use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use std::{
     fmt, fs,
     io::{self, Read, Write},
-    net::{Shutdown, SocketAddr, ToSocketAddrs},
+    net::{IpAddr, Shutdown, SocketAddr, ToSocketAddrs},
     os::{
         fd::OwnedFd,
         unix::fs::{FileTypeExt, MetadataExt},
@@ -25,11 +25,11 @@ pub struct Listener {
     origin: Origin,
 }
 
-/// Who listens on the socket.
+/// Where the socket comes from.
 enum Origin {
-    /// We alone; on a Unix socket, through this file.
-    Ours(Option<File>),
-    /// A supervisor as well, which goes on when we stop.
+    /// Bound here; a Unix socket with this file.
+    Bound(Option<File>),
+    /// Passed by a supervisor, which goes on listening when this process stops.
     Passed,
 }
 
@@ -41,7 +41,7 @@ enum Kind {
 impl Listener {
     /// Listens on `host`, an address, a name, or `unix:/path`; `::` takes IPv4 as well. Port 0 is a free one.
     ///
-    /// A Unix socket's file that nobody listens on is replaced; one that is in use, or a file of another
+    /// A Unix socket's file without a listener is replaced; one that is in use, or a file of another
     /// kind, is an error. Blocks for as long as looking a host name up takes.
     pub fn bind(host: &str, port: u16) -> io::Result<Listener> {
         if let Some(path) = host.strip_prefix("unix:") {
@@ -56,7 +56,7 @@ impl Listener {
                 break;
             }
         }
-        Listener::new(result?, Origin::Ours(None))
+        Listener::new(result?, Origin::Bound(None))
     }
 
     /// Listens on a socket that is bound already, as systemd passes one in `LISTEN_FDS`. If it is a Unix
@@ -80,11 +80,14 @@ impl Listener {
         }
     }
 
-    /// The next client; `WouldBlock` when there is none.
-    pub(super) fn accept(&self) -> io::Result<Stream> {
+    /// The next client, and its address unless it came over a Unix socket; `WouldBlock` when there is none.
+    pub(super) fn accept(&self) -> io::Result<(Stream, Option<IpAddr>)> {
         match &self.socket {
-            Kind::Tcp(listener) => listener.accept().map(|(stream, _)| Stream::Tcp(stream)),
-            Kind::Unix(listener) => listener.accept().map(|(stream, _)| Stream::Unix(stream)),
+            Kind::Tcp(listener) => {
+                let (stream, address) = listener.accept()?;
+                Ok((Stream::Tcp(stream), Some(address.ip())))
+            }
+            Kind::Unix(listener) => Ok((Stream::Unix(listener.accept()?.0), None)),
         }
     }
 
@@ -208,10 +211,10 @@ fn bind_unix(path: &Path) -> io::Result<Listener> {
     socket.bind(&address)?;
     let file = File::new(path)?;
     socket.listen(BACKLOG)?;
-    Listener::new(socket, Origin::Ours(Some(file)))
+    Listener::new(socket, Origin::Bound(Some(file)))
 }
 
-/// Whether somebody listens there. Does not wait for them: a full backlog is a yes.
+/// Whether a process listens there. Does not wait for it: a full backlog is a yes.
 fn in_use(address: &SockAddr) -> io::Result<bool> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
@@ -249,7 +252,7 @@ impl Drop for File {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Origin::Ours(file) = &mut self.origin {
+        if let Origin::Bound(file) = &mut self.origin {
             // Before the socket is closed: a server that starts now would take the file for a stale one.
             *file = None;
             // To close it is not enough: a process that another thread starts holds a copy until it runs its
@@ -271,7 +274,7 @@ mod tests {
         let listener = Listener::bind("127.0.0.1", 0).unwrap();
         let address = listener.local_addr().unwrap();
         let _client = std::net::TcpStream::connect(address).unwrap();
-        match listener.accept().unwrap() {
+        match listener.accept().unwrap().0 {
             Stream::Tcp(stream) => assert!(stream.nodelay().unwrap()),
             Stream::Unix(_) => unreachable!(),
         }

@@ -1,31 +1,35 @@
-//! The door: the only code that touches clients' sockets.
+//! The frontend: the only code that touches clients' sockets.
 //!
-//! One thread runs a readiness loop. It admits connections, reads one *whole* request from each within limits
-//! and deadlines, and passes it to tiny_http over one private stream; the worker that gets it there sends its
-//! answer straight to the client's [`seat`]. A slow, idle, hostile or absent client costs a few hundred bytes
+//! One thread runs a readiness loop. It admits connections, reads one *complete* request from each within limits and
+//! deadlines, and passes it to tiny_http over one private stream; the worker that gets it there sends its answer
+//! straight to the client through the [`Responder`]. A slow, idle, hostile or absent client costs a few hundred bytes
 //! and never a thread.
 //!
-//! [`listener`] is what is listened on, `event_loop` the thread, `connection` one client's state, [`framing`]
-//! (with `head` and `body`) which bytes are a request, [`seat`] the way of an answer. None of them knows routes,
-//! workers or databases, and of tiny_http only that it takes the requests.
+//! `listener` is what is listened on, `event_loop` the thread, `admission` and `peers` which clients are let in,
+//! `connection` and `writing` one client's state, `http1` which bytes are a request, `slots` and `responder` the way of
+//! an answer. None of them knows routes, workers or databases, and of tiny_http only that it takes the requests.
 
 mod admission;
 mod connection;
 mod event_loop;
-pub mod http1;
-pub mod listener;
-pub mod responder;
+pub(crate) mod http1;
+mod listener;
+mod peers;
+mod responder;
+mod slots;
+#[cfg(test)]
+mod tests;
 mod writing;
 
 pub use listener::Listener;
 pub use responder::{Responder, Slot};
 
 use crate::config::Limits;
-use admission::TURNED_AWAY;
-use event_loop::{Room, WAKER};
+use admission::MAX_SURPLUS;
+use event_loop::{EventLoop, WAKER};
 use mio::{Poll, Waker};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use responder::Shared;
+use slots::SharedState;
 use std::{
     fs, io,
     os::unix::net::UnixStream,
@@ -37,22 +41,22 @@ use std::{
 /// Descriptors that are left to the rest of the process, beside those that are open at the start.
 const SPARE_DESCRIPTORS: u64 = 64;
 
-/// A running door. Dropping it ends it at once; see [`Frontend::stop`] for the polite way.
+/// A running frontend. Dropping it ends it at once; [`Frontend::stop`] drains it.
 pub struct Frontend {
-    shared: Arc<Shared>,
+    shared: Arc<SharedState>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
 /// Starts the end of a [`Frontend`] from anywhere.
 #[derive(Clone)]
-pub struct Stopper(Arc<Shared>);
+pub struct Stopper(Arc<SharedState>);
 
 impl Frontend {
-    /// Opens the door: from now on clients are let in. Requests are written to `private`, whose other end
+    /// Starts the frontend: from now on clients are let in. Requests are written to `private`, whose other end
     /// must be a tiny_http server's that has no other client; answers come through the [`Responder`].
     ///
-    /// If that stream breaks, everything is answered 503 and `on_broken` is called, once, on the door's
-    /// thread: nothing can be served any more. Raises the process's limit of descriptors to
+    /// If that stream breaks, everything is answered 503 and `on_broken` is called, once, on the
+    /// frontend's thread: nothing can be served any more. Raises the process's limit of descriptors to
     /// `limits.max_connections`, and where that is refused takes fewer clients, with a warning.
     pub fn open(
         listener: Listener,
@@ -64,41 +68,41 @@ impl Frontend {
         limits.max_connections = connections_possible(limits.max_connections)?;
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
-        let places = limits.max_connections + TURNED_AWAY;
-        let shared = Arc::new(Shared::new(limits, places, waker));
-        let mut room = Room::new(poll, Arc::clone(&shared), listener, private)?;
-        let thread = thread::Builder::new().name("door".to_owned()).spawn(move || {
+        let slots = limits.max_connections + MAX_SURPLUS;
+        let shared = Arc::new(SharedState::new(limits, slots, waker));
+        let mut event_loop = EventLoop::new(poll, Arc::clone(&shared), listener, private)?;
+        let thread = thread::Builder::new().name("frontend".to_owned()).spawn(move || {
             let mut on_broken = Some(on_broken);
             let on_broken = &mut || {
                 if let Some(on_broken) = on_broken.take() {
                     on_broken();
                 }
             };
-            let end = catch_unwind(AssertUnwindSafe(|| room.run(on_broken)));
-            room.clear();
+            let end = catch_unwind(AssertUnwindSafe(|| event_loop.run(on_broken)));
+            event_loop.clear();
             match end {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => {
-                    room.shared.pipe.break_down(&error);
+                    event_loop.shared.in_flight.break_down(&error);
                     on_broken();
                 }
                 Err(_) => {
-                    let error = io::Error::other("the door's thread panicked");
-                    room.shared.pipe.break_down(&error);
+                    let error = io::Error::other("the frontend's thread panicked");
+                    event_loop.shared.in_flight.break_down(&error);
                     on_broken();
                 }
             }
         })?;
-        let door = Frontend { shared: Arc::clone(&shared), thread: Some(thread) };
-        Ok((door, Responder(shared)))
+        let frontend = Frontend { shared: Arc::clone(&shared), thread: Some(thread) };
+        Ok((frontend, Responder(shared)))
     }
 
-    /// A handle for those who do not own the door, a signal handler's thread for one.
+    /// A handle for code that does not own the frontend, a signal handler's thread for one.
     pub fn stopper(&self) -> Stopper {
         Stopper(Arc::clone(&self.shared))
     }
 
-    /// Drains and ends the door: nobody is let in any more, requests that have begun to arrive are still
+    /// Drains and ends the frontend: no client is let in any more, requests that have begun to arrive are still
     /// answered, with `Connection: close`. Blocks until that is done, `Limits::stop_timeout` at most
     /// (what is in work then is answered 503), or until [`Stopper::abort`].
     pub fn stop(mut self) {
@@ -110,7 +114,7 @@ impl Frontend {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            log::error!("the door's thread panicked at its end");
+            log::error!("the frontend's thread panicked at its end");
         }
     }
 }
@@ -129,7 +133,7 @@ impl Stopper {
         self.0.wake();
     }
 
-    /// Ends the door now: what is in work is answered 503. Returns at once.
+    /// Ends the frontend now: what is in work is answered 503. Returns at once.
     pub fn abort(&self) {
         self.0.aborted.store(true, Ordering::SeqCst);
         self.drain();
@@ -140,12 +144,12 @@ impl Stopper {
 fn connections_possible(wanted: usize) -> io::Result<usize> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     let open = fs::read_dir("/proc/self/fd").map_or(SPARE_DESCRIPTORS, |open| open.count() as u64);
-    let others = open + SPARE_DESCRIPTORS + TURNED_AWAY as u64;
+    let others = open + SPARE_DESCRIPTORS + MAX_SURPLUS as u64;
     let needed = wanted as u64 + others;
     if soft >= needed {
         return Ok(wanted);
     }
-    // Root may raise the hard limit as well; everyone else may only go up to it.
+    // Root may raise the hard limit as well; other users may only go up to it.
     let attempts = [(needed, hard.max(needed)), (hard.min(needed), hard)];
     let raised =
         attempts.into_iter().find(|&(soft, hard)| setrlimit(Resource::RLIMIT_NOFILE, soft, hard).is_ok());
@@ -155,6 +159,6 @@ fn connections_possible(wanted: usize) -> io::Result<usize> {
     }
     let possible = usize::try_from(got.saturating_sub(others)).unwrap_or(usize::MAX);
     let possible = possible.clamp(1, wanted);
-    log::warn!("the limit of {got} open descriptors leaves room for {possible} connections, not {wanted}");
+    log::warn!("the limit of {got} open descriptors suffices for {possible} connections, not {wanted}");
     Ok(possible)
 }

@@ -1,11 +1,11 @@
-//! The other direction: answers, refusals, and the end of a connection.
+//! The other direction of a connection: answers, refusals, and its end.
 
 use super::{
-    connection::{Connection, Next, Phase, Then, Turn},
-    http1::framing::Framing,
+    connection::{Action, Connection, Context, Input, State},
+    peers::Peer,
+    responder::Delivery,
 };
 use crate::{
-    config::Limits,
     error::Error,
     http::{Persistence, Response},
 };
@@ -16,112 +16,136 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long, and for how much, a refused client is listened to so that it can read why: closing a socket
-/// with unread bytes in it resets the connection, and the reset overtakes the answer.
+/// How long, and for how much, a refused client is read from so that it can read why: closing a socket with unread
+/// bytes in it resets the connection, and the reset overtakes the answer.
 const LINGER_TIME: Duration = Duration::from_secs(2);
 const LINGER_BYTES: usize = 8 << 20;
 /// The same while stopping.
 const LINGER_TIME_STOPPING: Duration = Duration::from_millis(300);
 
+/// An answer that the socket did not take at once.
+pub(super) struct Answer {
+    bytes: Vec<u8>,
+    sent: usize,
+    /// When the socket last took some of it.
+    pub moved: Instant,
+    /// What was read beyond the request, if the connection stays open.
+    keep: Option<Input>,
+}
+
+impl Answer {
+    /// Says that the client did not get all of it.
+    pub fn log_cut_off(&self, peer: Peer, when: &str) {
+        let (sent, length) = (self.sent, self.bytes.len());
+        log::info!("cut off: {peer} took {sent} of the {length} bytes of an answer {when}");
+    }
+}
+
 impl Connection {
     /// Answers with a refusal, after which the connection ends.
-    pub fn refuse(&mut self, error: &Error, turn: &Turn) {
-        match error {
-            Error::Unavailable(why) => turn.pipe.unavailable.warn(turn.now, why),
-            error => log::info!("refused: {error}"),
-        }
-        self.generation = self.generation.wrapping_add(1);
-        self.output = Response::from(error).render(Persistence::Close, self.head_only);
-        self.sent = 0;
-        self.input = Vec::new();
-        self.at = 0;
-        self.framing = Framing::default();
-        self.phase = Phase::Writing(Then::Linger);
-        self.deadline = Some(turn.now + turn.limits.write_timeout);
+    pub fn refuse(&mut self, error: &Error, context: &Context) {
+        self.refuse_as(error, self.state.head_only(), context);
     }
 
-    /// Sends a worker's answer, as much of it as the socket takes. Returns its length, and whether the loop
-    /// has to look after this connection now.
-    pub fn answer(&mut self, response: &Response, limits: &Limits, stopping: bool) -> (usize, bool) {
-        let persistence = match self.persistence {
-            Some(persistence) if !stopping => persistence,
-            _ => Persistence::Close,
+    pub(super) fn refuse_as(&mut self, error: &Error, head_only: bool, context: &Context) {
+        match error {
+            Error::Unavailable(why) => context.shared.unavailable.warn(context.now, why),
+            error => log::info!("refused: {error} (from {})", self.peer),
+        }
+        self.generation = self.generation.wrapping_add(1);
+        let bytes = Response::from(error).render(Persistence::Close, head_only);
+        let answer = Answer { bytes, sent: 0, moved: context.now, keep: None };
+        self.state = State::Writing { since: context.now, answer };
+        // More of the request may come.
+        self.readable = true;
+    }
+
+    /// Sends a worker's answer, as much of it as the socket takes. Returns how much that was, and whether the event loop
+    /// has to advance this connection now. Only to be called when a request is in work.
+    pub fn answer(&mut self, response: &Response, stopping: bool) -> (Delivery, bool) {
+        let State::Working { request, input, .. } = mem::replace(&mut self.state, State::Closing) else {
+            unreachable!("the caller has made sure that a request is in work");
         };
-        let then = match persistence {
-            Persistence::Close => Then::Close,
-            _ => Then::Idle,
-        };
-        let bytes = response.render(persistence, self.head_only);
+        let persistence = if stopping { Persistence::Close } else { request.persistence };
+        let bytes = response.render(persistence, request.head_only);
         let length = bytes.len();
         self.generation = self.generation.wrapping_add(1);
-        let now = Instant::now();
-        match self.send(&bytes) {
-            Ok(sent) if sent == length => self.written(then, now, limits),
-            Ok(sent) => {
-                self.output = bytes;
-                self.sent = sent;
-                self.phase = Phase::Writing(then);
-                self.deadline = Some(now + limits.write_timeout);
+        let keep = match persistence {
+            Persistence::Close => {
+                self.readable |= !input.is_empty();
+                None
             }
-            Err(_) => self.give_up(),
-        }
-        let more = self.phase != Phase::Idle || self.readable || !self.input.is_empty();
-        (length, more || stopping)
+            _ => Some(input),
+        };
+        let now = Instant::now();
+        let taken = match self.send(&bytes) {
+            Ok(sent) if sent == length => {
+                self.sent(keep, now);
+                sent
+            }
+            Ok(sent) => {
+                self.state = State::Writing { since: now, answer: Answer { bytes, sent, moved: now, keep } };
+                sent
+            }
+            Err(_) => {
+                self.give_up();
+                0
+            }
+        };
+        let idle = matches!(&self.state, State::Idle { input, .. } if input.is_empty());
+        (Delivery { taken, length }, stopping || self.readable || !idle)
     }
 
     /// Answers 503 if a request is in work, as far as the socket takes it. To be closed afterwards.
-    pub fn cut_off(&mut self, turn: &Turn) {
-        if self.phase == Phase::Working {
-            self.refuse(&Error::Unavailable("the server stopped".into()), turn);
-            let output = mem::take(&mut self.output);
-            // Nothing can be done for a client that does not take it now.
-            let _ = self.send(&output);
+    pub fn cut_off(&mut self, context: &Context) {
+        if self.is_working() {
+            self.refuse(&Error::Unavailable("the server stopped".into()), context);
+            if let State::Writing { answer, .. } = mem::replace(&mut self.state, State::Closing) {
+                // Nothing can be done for a client that does not take it now.
+                let _ = self.send(&answer.bytes);
+            }
         }
     }
 
-    /// Hurries a client that is only listened to out of politeness.
-    pub fn hurry(&mut self, now: Instant) {
-        if let (Phase::Lingering(_), Some(deadline)) = (self.phase, self.deadline) {
-            self.deadline = Some(deadline.min(now + LINGER_TIME_STOPPING));
-        }
-    }
-
-    pub(super) fn write(&mut self, slot: u32, then: Then, turn: &mut Turn) -> Option<Next> {
-        let output = mem::take(&mut self.output);
-        let Ok(count) = self.send(&output[self.sent..]) else {
-            return Some(Next::Close);
+    pub(super) fn write(&mut self, index: u32, context: &mut Context) -> Option<Action> {
+        let State::Writing { since, mut answer } = mem::replace(&mut self.state, State::Closing) else {
+            return None;
         };
-        self.sent += count;
-        let done = self.sent == output.len();
+        let Ok(count) = self.send(&answer.bytes[answer.sent..]) else {
+            return Some(Action::Close);
+        };
+        if count > 0 {
+            answer.sent += count;
+            answer.moved = context.now;
+        }
+        let done = answer.sent == answer.bytes.len();
         if self.awaits_writable == done {
-            // The worker's one write is nearly always enough, so writability is asked for only when it was
-            // not: a Unix socket would report it after every answer.
+            // One write is nearly always enough, so writability is asked for only when it was not: a Unix socket would
+            // report it after every answer.
             self.awaits_writable = !done;
             let interest = match done {
                 true => Interest::READABLE,
                 false => Interest::READABLE | Interest::WRITABLE,
             };
-            let stream = self.stream.as_mut().expect("only open connections write");
-            let token = Token(slot as usize);
-            if stream.source().reregister(turn.registry, token, interest).is_err() {
-                return Some(Next::Close);
+            let token = Token(index as usize);
+            if self.stream.source().reregister(context.registry, token, interest).is_err() {
+                return Some(Action::Close);
             }
             // Registering anew reports what is there already, so nothing is missed.
         }
         if !done {
-            self.output = output;
-            return Some(Next::Wait);
+            self.state = State::Writing { since, answer };
+            return Some(Action::Wait);
         }
-        self.written(then, turn.now, turn.limits);
+        self.sent(answer.keep, context.now);
         None
     }
 
     /// Sends until the socket takes no more.
     pub(super) fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let stream = self.stream.as_mut().expect("only open connections write");
         let mut sent = 0;
         while sent < bytes.len() {
-            match stream.write(&bytes[sent..]) {
+            match self.stream.write(&bytes[sent..]) {
                 Ok(count) => sent += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -131,56 +155,49 @@ impl Connection {
         Ok(sent)
     }
 
-    fn written(&mut self, then: Then, now: Instant, limits: &Limits) {
-        self.sent = 0;
-        self.phase = match then {
-            Then::Idle => Phase::Idle,
-            Then::Close => Phase::Closing,
-            Then::Linger => {
-                self.readable = true;
-                Phase::Closing
-            }
+    /// An answer is out.
+    fn sent(&mut self, keep: Option<Input>, now: Instant) {
+        self.state = match keep {
+            Some(input) => State::Idle { since: now, input },
+            None => State::Closing,
         };
-        self.deadline = Some(now + limits.idle_timeout);
     }
 
-    /// The client does not listen any more: nothing is worth sending or reading.
+    /// The client does not read any more: nothing is worth sending or reading.
     pub(super) fn give_up(&mut self) {
-        self.phase = Phase::Closing;
+        self.state = State::Closing;
         self.readable = false;
-        self.input = Vec::new();
-        self.at = 0;
     }
 
-    pub(super) fn linger(&mut self, turn: &Turn) -> Option<Next> {
-        let stream = self.stream.as_mut().expect("only open connections linger");
-        if stream.finish().is_err() {
-            return Some(Next::Close);
+    pub(super) fn linger(&mut self, context: &Context) -> Option<Action> {
+        if self.stream.finish().is_err() {
+            return Some(Action::Close);
         }
-        self.input = Vec::new();
-        self.at = 0;
-        self.readable = true;
-        self.phase = Phase::Lingering(LINGER_BYTES);
-        self.deadline = Some(turn.now + linger_time(turn.stopping));
+        let until = context.now + linger_time(context.stopping);
+        self.state = State::Lingering { until, left: LINGER_BYTES };
         None
     }
 
-    pub(super) fn discard(&mut self, left: usize, turn: &mut Turn) -> Option<Next> {
+    pub(super) fn discard(&mut self, context: &mut Context) -> Option<Action> {
         if !self.readable {
-            return Some(Next::Wait);
+            return Some(Action::Wait);
         }
-        match self.receive(turn.scratch) {
-            Ok(count) if count > 0 && count < left => {
-                self.phase = Phase::Lingering(left - count);
+        let result = self.receive(context.scratch);
+        let State::Lingering { left, .. } = &mut self.state else {
+            return None;
+        };
+        match result {
+            Ok(count) if count > 0 && count < *left => {
+                *left -= count;
                 None
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
-            _ => Some(Next::Close),
+            _ => Some(Action::Close),
         }
     }
 }
 
-/// How long a refused client is listened to.
+/// How long a refused client is read from.
 pub fn linger_time(stopping: bool) -> Duration {
     match stopping {
         true => LINGER_TIME_STOPPING,

@@ -359,6 +359,7 @@ impl Shared {
             target: target.to_owned(),
             headers: headers.map(|header| (header.field.to_string(), header.value.to_string())).collect(),
             body: Vec::new(),
+            peer: slot.and_then(|slot| slot.peer()),
         };
         // The frontend sends whole requests over a stream of our own, so this does not block; and what is not
         // read here, tiny_http would drain.
@@ -475,7 +476,7 @@ impl Shared {
         let Job { method, path, .. } = job;
         let (status, milliseconds) = (response.status, job.received.elapsed().as_secs_f64() * 1000.0);
         match sent {
-            Some(bytes) => log::info!("{method} {path} {status} {milliseconds:.1}ms {bytes}B"),
+            Some(delivery) => log::info!("{method} {path} {status} {milliseconds:.1}ms {delivery}"),
             None => log::info!("{method} {path} {status} {milliseconds:.1}ms not awaited"),
         }
     }

@@ -10,8 +10,8 @@ use serde::Serialize;
 /// A page number and a page size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageRequest {
-    /// From 1. A number beyond 128 bits counts as the largest.
-    pub page: u128,
+    /// From 1 to 2^63 - 1.
+    pub page: i64,
     /// From 1.
     pub per_page: u32,
 }
@@ -22,7 +22,7 @@ impl PageRequest {
     /// [`Error::InvalidQuery`].
     pub fn from_query(request: &Request, max_per_page: u32) -> Result<PageRequest, Error> {
         let mut violations = Vec::new();
-        let page = parameter(request, "page", u128::MAX, &mut violations);
+        let page = parameter(request, "page", i64::MAX, &mut violations);
         let per_page = parameter(request, "perPage", max_per_page.into(), &mut violations);
         if !violations.is_empty() {
             return Err(Error::InvalidQuery(violations));
@@ -35,8 +35,7 @@ impl PageRequest {
 
     /// How many users come before the page; as many as there can be where it lies beyond them.
     pub fn offset(self) -> i64 {
-        let offset = (self.page - 1).saturating_mul(self.per_page.into());
-        i64::try_from(offset).unwrap_or(i64::MAX)
+        (self.page - 1).saturating_mul(self.per_page.into())
     }
 }
 
@@ -51,7 +50,7 @@ pub struct Page {
     /// The page size asked for.
     pub per_page: u32,
     /// The page number asked for.
-    pub current_page: u128,
+    pub current_page: i64,
     /// The last page that is not empty; 1 when all are.
     pub last_page: i64,
     /// The position of the page's first user, from 1; 0 when the page is empty.
@@ -80,12 +79,12 @@ impl Page {
             last_page: last_page.max(1),
             from,
             to,
-            has_more_pages: i128::from(last_page) > i128::try_from(request.page).unwrap_or(i128::MAX),
+            has_more_pages: last_page > request.page,
         }
     }
 }
 
-fn parameter(request: &Request, name: &str, max: u128, violations: &mut Vec<Violation>) -> Option<u128> {
+fn parameter(request: &Request, name: &str, max: i64, violations: &mut Vec<Violation>) -> Option<i64> {
     let mut refuse = |keyword: &str, message: String| {
         violations.push(Violation { path: name.to_owned(), keyword: keyword.to_owned(), message });
         None
@@ -98,10 +97,11 @@ fn parameter(request: &Request, name: &str, max: u128, violations: &mut Vec<Viol
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return refuse("type", "must be a whole number of at least 1".to_owned());
     }
-    match text.parse().unwrap_or(u128::MAX) {
-        0 => refuse("minimum", "must be a whole number of at least 1".to_owned()),
-        number if number > max => refuse("maximum", format!("must be at most {max}")),
-        number => Some(number),
+    // Digits only, so what does not fit is too large.
+    match text.parse().ok() {
+        Some(0) => refuse("minimum", "must be a whole number of at least 1".to_owned()),
+        Some(number) if number <= max => Some(number),
+        _ => refuse("maximum", format!("must be at most {max}")),
     }
 }
 
@@ -121,13 +121,13 @@ mod tests {
             ("perPage=1000&page=007", 7, 1000),
             ("page=%32", 2, 15),
             ("x=1&x=2&per_page=3", 1, 15),
-            ("page=999999999999999999999999999999", 999_999_999_999_999_999_999_999_999_999, 15),
+            ("page=9223372036854775807", i64::MAX, 15),
         ];
         for (query, page, per_page) in rows {
             assert_eq!(parse(query).unwrap(), PageRequest { page, per_page }, "{query}");
         }
-        let beyond = parse(&format!("page={}", "9".repeat(60))).unwrap();
-        assert_eq!((beyond.page, beyond.offset()), (u128::MAX, i64::MAX));
+        assert_eq!(parse("page=9223372036854775807").unwrap().offset(), i64::MAX);
+        assert_eq!(parse("page=3&perPage=7").unwrap().offset(), 14);
     }
 
     #[test]
@@ -143,6 +143,8 @@ mod tests {
             ("page=+1", "type"),
             ("page=%201", "type"),
             ("page=1&page=2", "maxItems"),
+            ("page=9223372036854775808", "maximum"),
+            ("page=999999999999999999999999999999", "maximum"),
             ("perPage=1001", "maximum"),
             ("perPage=999999999999999999999999999999", "maximum"),
             ("page=%D9%A1", "type"),
@@ -163,7 +165,7 @@ mod tests {
             serde_json::to_string(&page).unwrap(),
             r#"{"data":[],"total":0,"perPage":15,"currentPage":1,"lastPage":1,"from":0,"to":0,"hasMorePages":false}"#
         );
-        let far = Page::new(parse("page=999999999999999999999999999999").unwrap(), 31, vec![]);
+        let far = Page::new(parse("page=9223372036854775807").unwrap(), 31, vec![]);
         assert_eq!((far.last_page, far.has_more_pages), (3, false));
     }
 }

@@ -667,7 +667,8 @@ fn what_pages_cannot_be() {
     let (page, per_page) = (type_of("page"), type_of("perPage"));
     let many = ("perPage", "maximum", "must be at most 20");
     let twice = |name| (name, "maxItems", "must be given once");
-    let rows: [(&str, Violations); 27] = [
+    let far = ("page", "maximum", "must be at most 9223372036854775807");
+    let rows: [(&str, Violations); 29] = [
         ("page=0", &[("page", "minimum", whole)]),
         ("page=00", &[("page", "minimum", whole)]),
         ("page=-1", &[page]),
@@ -684,6 +685,8 @@ fn what_pages_cannot_be() {
         ("page=%D9%A1", &[page]),
         ("page=", &[page]),
         ("page", &[page]),
+        ("page=9223372036854775808", &[far]),
+        ("page=999999999999999999999999999999", &[far]),
         ("page=1&page=1", &[twice("page")]),
         ("page=1&p%61ge=2", &[twice("page")]),
         ("perPage=0", &[("perPage", "minimum", whole)]),
@@ -713,7 +716,6 @@ fn pages_that_can_be() {
     let mut client = service.client();
     client.post("/users", ADA);
     let max = "9223372036854775807";
-    let (beyond, far) = ("9223372036854775808", "999999999999999999999999999999");
     // The query, and what of it counts. All users are on the first page.
     let rows = [
         ("", "1", 15),
@@ -727,8 +729,6 @@ fn pages_that_can_be() {
         ("?&&page=2&", "2", 15),
         ("?per_page=3&PAGE=9&sort=x&page%20=4", "1", 15),
         (&format!("?page={max}&perPage=20"), max, 20),
-        (&format!("?page={beyond}"), beyond, 15),
-        (&format!("?page={far}"), far, 15),
     ];
     for (query, page, per_page) in rows {
         let (data, ends) = if page == "1" { (ADA_1, 1) } else { ("", 0) };

@@ -1,15 +1,15 @@
 //! The service as its users meet it: real processes, real sockets, a real PostgreSQL.
 //!
-//! `contract` is what it answers, `frontend` what it withstands, `pages` what it counts, `faults` what breaks
-//! beneath it, `sessions` how it uses its sessions of the database, `neighbours` who else works there, `machines` several of it among others' programs, `lifecycle` the
-//! command and its process, `embedding` the library, `testing` and `harness` what tests of others stand on; `cluster`
-//! the private PostgreSQL, `tls` the way to others.
+//! `contract` is what it answers, `clients` what it withstands, `pages` what it counts, `faults` what breaks beneath it,
+//! `sessions` how it uses its sessions of the database, `neighbours` other users of that database, `machines` several
+//! services among other programs, `lifecycle` the command and its process, `embedding` the library, `testing` and
+//! `harness` what users' tests stand on; `cluster` the private PostgreSQL, `tls` encrypted connections to it.
 
+mod clients;
 mod cluster;
 mod contract;
 mod embedding;
 mod faults;
-mod frontend;
 mod harness;
 mod lifecycle;
 mod machines;

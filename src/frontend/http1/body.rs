@@ -2,7 +2,10 @@
 //!
 //! Owns the decoding of chunks (RFC 9112, 7). Extensions and trailers are checked, bounded and dropped.
 
-use super::framing::{Step, Traits, forbidden, is_text};
+use super::{
+    framing::{Step, Traits, forbidden, is_text},
+    request_line::is_token,
+};
 use crate::{config::Limits, error::Error};
 use std::io::Write;
 
@@ -14,14 +17,15 @@ pub struct Body {
     head: Vec<u8>,
     body: Vec<u8>,
     traits: Traits,
-    next: Next,
+    next: Part,
     chunked: bool,
     extension_bytes: usize,
     trailer_bytes: usize,
     trailer_fields: usize,
 }
 
-enum Next {
+/// What comes next.
+enum Part {
     /// Bytes of the body, or of one chunk.
     Data(usize),
     /// The line end behind a chunk.
@@ -38,7 +42,7 @@ impl Body {
             head,
             body: Vec::new(),
             traits,
-            next: Next::Data(length),
+            next: Part::Data(length),
             chunked: false,
             extension_bytes: 0,
             trailer_bytes: 0,
@@ -48,7 +52,12 @@ impl Body {
 
     /// A body in chunks.
     pub fn chunked(head: Vec<u8>, traits: Traits) -> Body {
-        Body { next: Next::Size, chunked: true, ..Body::counted(head, traits, 0) }
+        Body { next: Part::Size, chunked: true, ..Body::counted(head, traits, 0) }
+    }
+
+    /// Whether it belongs to a HEAD request.
+    pub fn head_only(&self) -> bool {
+        self.traits.head_only
     }
 
     /// Reads on, like [`super::framing::Framing::advance`]; `used` grows by what was used.
@@ -62,31 +71,31 @@ impl Body {
         loop {
             let rest = &bytes[*used..];
             match self.next {
-                Next::Data(left) => {
+                Part::Data(left) => {
                     let count = left.min(rest.len());
                     self.body.extend_from_slice(&rest[..count]);
                     *used += count;
                     if count < left {
-                        self.next = Next::Data(left - count);
-                        return Ok(Step::More);
+                        self.next = Part::Data(left - count);
+                        return Ok(Step::Body);
                     }
                     if !self.chunked {
-                        return Ok(self.whole(out));
+                        return Ok(self.complete(out));
                     }
-                    self.next = Next::DataEnd;
+                    self.next = Part::DataEnd;
                 }
-                Next::DataEnd => {
+                Part::DataEnd => {
                     let Some(line) = line(rest, 0, Error::BadRequest("a chunk is too long"))? else {
-                        return Ok(Step::More);
+                        return Ok(Step::Body);
                     };
                     debug_assert!(line.is_empty());
                     *used += 2;
-                    self.next = Next::Size;
+                    self.next = Part::Size;
                 }
-                Next::Size => {
+                Part::Size => {
                     let too_long = Error::BadRequest("a chunk's size line is too long");
                     let Some(line) = line(rest, MAX_CHUNK_LINE, too_long)? else {
-                        return Ok(Step::More);
+                        return Ok(Step::Body);
                     };
                     *used += line.len() + 2;
                     let (size, extension_bytes) = chunk_size(line)?;
@@ -98,18 +107,18 @@ impl Body {
                         return Err(Error::ContentTooLarge);
                     }
                     self.next = match size {
-                        0 => Next::Trailer,
-                        size => Next::Data(size as usize),
+                        0 => Part::Trailer,
+                        size => Part::Data(size as usize),
                     };
                 }
-                Next::Trailer => {
+                Part::Trailer => {
                     let left = limits.max_head_bytes - self.trailer_bytes;
                     let Some(line) = line(rest, left, Error::HeadTooLarge)? else {
-                        return Ok(Step::More);
+                        return Ok(Step::Body);
                     };
                     *used += line.len() + 2;
                     if line.is_empty() {
-                        return Ok(self.whole(out));
+                        return Ok(self.complete(out));
                     }
                     self.trailer_bytes += line.len();
                     self.trailer_fields += 1;
@@ -126,10 +135,10 @@ impl Body {
         }
     }
 
-    fn whole(&self, out: &mut Vec<u8>) -> Step {
+    fn complete(&self, out: &mut Vec<u8>) -> Step {
         out.extend_from_slice(&self.head);
         write(&self.body, out);
-        Step::Whole(self.traits)
+        Step::Complete(self.traits)
     }
 }
 
@@ -162,15 +171,107 @@ fn chunk_size(line: &[u8]) -> Result<(u64, usize), Error> {
     let malformed = || Error::BadRequest("a chunk's size is malformed");
     let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit());
     let (digits, extensions) = line.split_at(digits.count());
-    let begins = extensions.trim_ascii_start().first();
-    if digits.is_empty() || !(extensions.is_empty() || begins == Some(&b';')) {
+    if digits.is_empty() {
         return Err(malformed());
+    }
+    if !are_extensions(extensions) {
+        return Err(Error::BadRequest("a chunk extension is malformed"));
     }
     let digits = std::str::from_utf8(digits).map_err(|_| malformed())?;
     let size = u64::from_str_radix(digits, 16).map_err(|_| Error::ContentTooLarge)?;
     Ok((size, extensions.len()))
 }
 
-fn is_token(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
+/// Whether these are chunk extensions (RFC 9112, 7.1.1): each is a semicolon, a name, and perhaps `=` and a token or a
+/// quoted string, with blanks before each of these parts.
+fn are_extensions(mut rest: &[u8]) -> bool {
+    while !rest.is_empty() {
+        let Some(name) = after(rest, b';').and_then(token) else {
+            return false;
+        };
+        rest = match after(name, b'=') {
+            None => name,
+            Some(value) => match token(value).or_else(|| quoted_string(value)) {
+                Some(rest) => rest,
+                None => return false,
+            },
+        };
+    }
+    true
+}
+
+/// What comes after a delimiter and the blanks around it.
+fn after(bytes: &[u8], delimiter: u8) -> Option<&[u8]> {
+    let blanks = |bytes: &[u8]| bytes.iter().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
+    let rest = bytes[blanks(bytes)..].strip_prefix(&[delimiter])?;
+    Some(&rest[blanks(rest)..])
+}
+
+/// What comes after a token.
+fn token(bytes: &[u8]) -> Option<&[u8]> {
+    let length = bytes.iter().take_while(|&&byte| is_token(byte)).count();
+    (length > 0).then(|| &bytes[length..])
+}
+
+/// What comes after a quoted string. The line holds no control bytes, so any byte but quote and backslash is itself.
+fn quoted_string(bytes: &[u8]) -> Option<&[u8]> {
+    let mut rest = bytes.strip_prefix(b"\"")?;
+    loop {
+        rest = match rest {
+            [b'"', rest @ ..] => return Some(rest),
+            [b'\\', _, rest @ ..] | [_, rest @ ..] => rest,
+            [] => return None,
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extensions() {
+        let valid = [
+            "",
+            ";a",
+            "; a",
+            " ;a",
+            "\t;\ta",
+            ";a=b",
+            ";a = b",
+            ";a;b",
+            ";a=b ; c=\"d\";e",
+            ";a=\"\"",
+            ";a=\"b;c=\\\"d\\\\\"",
+            ";a=\"\u{e9}\t\"",
+        ];
+        for text in valid {
+            assert!(are_extensions(text.as_bytes()), "{text}");
+        }
+        let malformed = [
+            " ",
+            ";",
+            ";;",
+            ";a;",
+            ";a=",
+            ";=b",
+            ";a=\"b",
+            ";a=\"b\\",
+            ";a=\"b\\\"",
+            ";a=\"b\"c",
+            ";a b",
+            ";a ",
+            ";a=b c",
+            ";a=b=c",
+            ";a\u{e9}",
+            "a",
+            ";\"a\"",
+            ";a=\"b\" ",
+            ";a,b",
+            ",a",
+        ];
+        for text in malformed {
+            assert!(!are_extensions(text.as_bytes()), "{text}");
+        }
+    }
 }

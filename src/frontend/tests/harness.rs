@@ -1,12 +1,16 @@
-//! A door with a real tiny_http behind it and plain workers, and raw sockets to knock with.
+//! A frontend with a real tiny_http behind it and plain workers, and clients that send raw bytes.
 //!
-//! The workers echo what reached them as JSON. `/hold` waits until [`House::release`], `/big/N` answers N
+//! The workers echo what reached them as JSON. `/hold` waits until [`Harness::release`], `/big/N` answers N
 //! bytes, `/empty` 204.
-#![allow(dead_code)]
 
-pub use crate::support::{memory_kib, pause};
+use crate::{
+    config::Limits,
+    frontend::{Frontend, Listener, Responder, Stopper},
+    http::Response,
+};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::{Value, json};
+use socket2::{Domain, Socket, Type};
 use std::{
     io::{self, Read, Write},
     net::{Shutdown, SocketAddr, TcpStream},
@@ -22,21 +26,15 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use userd::{
-    config::Limits,
-    frontend::{Frontend, Listener, Responder, Stopper},
-    http::Response,
-};
 
 /// No test waits longer for anything.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
-pub struct House {
+pub struct Harness {
     pub address: Option<SocketAddr>,
     pub name: String,
-    pub door: Option<Frontend>,
+    pub frontend: Option<Frontend>,
     pub stopper: Stopper,
-    pub responder: Responder,
     pub gate: Arc<Gate>,
     tiny: Option<Arc<tiny_http::Server>>,
     workers: Vec<thread::JoinHandle<()>>,
@@ -56,23 +54,23 @@ pub struct Gate {
     pub broken: AtomicUsize,
 }
 
-impl House {
-    pub fn new() -> House {
-        House::with(|_| {})
+impl Harness {
+    pub fn new() -> Harness {
+        Harness::with(|_| {})
     }
 
     /// With other limits than the default ones.
-    pub fn with(change: impl FnOnce(&mut Limits)) -> House {
+    pub fn with(change: impl FnOnce(&mut Limits)) -> Harness {
         let mut limits = Limits::default();
         change(&mut limits);
-        House::start(Listener::bind("127.0.0.1", 0).unwrap(), &limits, 4)
+        Harness::start(Listener::bind("127.0.0.1", 0).unwrap(), &limits, 4)
     }
 
-    pub fn start(listener: Listener, limits: &Limits, workers: usize) -> House {
+    pub fn start(listener: Listener, limits: &Limits, workers: usize) -> Harness {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         raise_the_limit_of_descriptors();
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let directory = std::env::temp_dir().join(format!("door-{}-{count}", std::process::id()));
+        let directory = std::env::temp_dir().join(format!("userd-frontend-{}-{count}", std::process::id()));
         std::fs::DirBuilder::new().mode(0o700).create(&directory).unwrap();
         assert_eq!(directory.metadata().unwrap().permissions().mode() & 0o777, 0o700);
         let path = directory.join("s");
@@ -83,11 +81,11 @@ impl House {
         let address = listener.local_addr();
         let name = listener.to_string();
         let broken = Arc::clone(&gate);
-        let (door, responder) = Frontend::open(listener, limits, private, move || {
+        let (frontend, responder) = Frontend::open(listener, limits, private, move || {
             broken.broken.fetch_add(1, Ordering::SeqCst);
         })
         .unwrap();
-        let stopper = door.stopper();
+        let stopper = frontend.stopper();
         let workers = (0..workers)
             .map(|_| {
                 let (tiny, responder, gate) = (Arc::clone(&tiny), responder.clone(), Arc::clone(&gate));
@@ -98,12 +96,11 @@ impl House {
                 })
             })
             .collect();
-        House {
+        Harness {
             address,
             name,
-            door: Some(door),
+            frontend: Some(frontend),
             stopper,
-            responder,
             gate,
             tiny: Some(tiny),
             workers,
@@ -119,6 +116,11 @@ impl House {
         barrier(self.address.expect("a TCP listener"));
     }
 
+    /// The same with a connection of another address.
+    pub fn barrier_from(&self, host: u8) {
+        barrier_of(connect_from(host, self.address.expect("a TCP listener")).unwrap());
+    }
+
     pub fn release(&self) {
         *self.gate.open.lock().unwrap() = true;
         self.gate.changed.notify_all();
@@ -130,8 +132,8 @@ impl House {
 
     fn finish(&mut self) {
         self.release();
-        if let Some(door) = self.door.take() {
-            door.stop();
+        if let Some(frontend) = self.frontend.take() {
+            frontend.stop();
         }
         if let Some(tiny) = self.tiny.take() {
             for _ in &self.workers {
@@ -146,23 +148,41 @@ impl House {
     }
 }
 
-/// Returns when the door has dealt with all that was sent before: it hears of what it can read in the order in which
-/// that came, and this is a request that it answers itself. Takes a place for as long.
+/// Returns when the frontend has dealt with all that was sent before: events are reported in the order in which they
+/// came, and this is a request that the frontend answers itself. Takes a connection for as long.
 pub fn barrier(address: SocketAddr) {
-    let mut client = connect(address);
-    assert_eq!(client.send("malformed\r\n\r\n").answer().status, 400);
+    barrier_of(connect(address));
+}
+
+fn barrier_of(mut client: Client<TcpStream>) {
+    // Or 503, when all connections are taken.
+    assert!([400, 503].contains(&client.send("malformed\r\n\r\n").answer().status));
     assert!(client.ends());
 }
 
+/// A client with an address of its own: all of 127.0.0.0/8 is the loopback.
+pub fn connect_from(host: u8, address: SocketAddr) -> io::Result<Client<TcpStream>> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    socket.bind(&SocketAddr::from(([127, 0, 0, host], 0)).into())?;
+    // What the kernels of both sides hold of an answer that is not read shrinks with these: about 100 kB then.
+    socket.set_recv_buffer_size(4096)?;
+    socket.set_tcp_mss(536)?;
+    socket.connect(&address.into())?;
+    Ok(client(socket.into()))
+}
+
 fn connect(address: SocketAddr) -> Client<TcpStream> {
-    let stream = until(|| TcpStream::connect(address).ok());
+    client(until(|| TcpStream::connect(address).ok()))
+}
+
+fn client(stream: TcpStream) -> Client<TcpStream> {
     stream.set_nodelay(true).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream.set_write_timeout(Some(TIMEOUT)).unwrap();
     Client::new(stream)
 }
 
-/// Both ends of every connection are in this process, which usually has 1024.
+/// Both ends of every connection are in this process, whose limit usually is 1024.
 pub fn raise_the_limit_of_descriptors() {
     const ENOUGH: u64 = 8192;
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
@@ -171,7 +191,7 @@ pub fn raise_the_limit_of_descriptors() {
     }
 }
 
-impl Drop for House {
+impl Drop for Harness {
     fn drop(&mut self) {
         if !thread::panicking() {
             self.finish();
@@ -185,13 +205,13 @@ fn serve(mut request: tiny_http::Request, responder: &Responder, gate: &Gate) {
     if request.body_length().unwrap_or(0) > 0 {
         request.as_reader().read_to_end(&mut body).unwrap();
     }
-    let (target, seat) = request.url().rsplit_once('#').expect("every request has a seat");
-    let (target, seat) = (target.to_owned(), responder.claim(seat));
+    let (target, slot) = request.url().rsplit_once('#').expect("every request has a slot");
+    let (target, slot) = (target.to_owned(), responder.claim(slot));
     let method = request.method().to_string();
     let headers: Vec<(String, String)> =
         request.headers().iter().map(|header| (header.field.to_string(), header.value.to_string())).collect();
     drop(request.into_writer());
-    let Some(seat) = seat else {
+    let Some(slot) = slot else {
         gate.late.fetch_add(1, Ordering::SeqCst);
         return;
     };
@@ -204,6 +224,8 @@ fn serve(mut request: tiny_http::Request, responder: &Responder, gate: &Gate) {
         Response::json(200, &json!({"held": true}))
     } else if let Some(length) = target.strip_prefix("/big/") {
         Response { status: 200, headers: Vec::new(), body: vec![b'x'; length.parse().unwrap()] }
+    } else if target == "/peer" {
+        Response::json(200, &json!({"peer": slot.peer()}))
     } else if target == "/empty" {
         Response::no_content()
     } else if target == "/canned" {
@@ -212,7 +234,7 @@ fn serve(mut request: tiny_http::Request, responder: &Responder, gate: &Gate) {
         let body = String::from_utf8_lossy(&body);
         Response::json(200, &json!({"method": method, "target": target, "headers": headers, "body": body}))
     };
-    match responder.answer(seat, &response) {
+    match responder.answer(slot, &response) {
         Some(_) => gate.answered.fetch_add(1, Ordering::SeqCst),
         None => gate.late.fetch_add(1, Ordering::SeqCst),
     };
@@ -331,7 +353,7 @@ impl<S: Read + Write> Client<S> {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    panic!("nothing came within {PATIENCE:?}");
+                    panic!("nothing came within {TIMEOUT:?}");
                 }
                 Err(_) => return false,
             }
@@ -346,9 +368,9 @@ impl Client<TcpStream> {
     }
 }
 
-/// Tries until there is something, for [`PATIENCE`] at most.
+/// Tries until there is something, for [`TIMEOUT`] at most.
 pub fn until<T>(mut probe: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         if let Some(found) = probe() {
             return found;
@@ -370,4 +392,44 @@ pub fn threads() -> Vec<String> {
         .filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok())
         .map(|name| name.trim().to_owned())
         .collect()
+}
+
+/// Lets time pass, to reach another moment of the server's work.
+pub fn pause(time: Duration) {
+    thread::sleep(time);
+}
+
+/// How many threads of tiny_http may be left by 200 starts. A thread that it starts with may miss the end of a server
+/// that lives for a moment only: it is woken without the lock that it is about to wait with. Any thread of this crate
+/// would be left 200 times.
+pub const MISSED: usize = 2;
+
+/// Whether this machine has IPv6.
+pub fn has_ipv6() -> bool {
+    std::net::TcpListener::bind("[::1]:0").is_ok()
+}
+
+/// A port without a listener, outside of the range from which the system hands out ports.
+pub fn free_port() -> u16 {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    // Other processes that run these tests begin elsewhere.
+    let start = std::process::id() as usize * 64;
+    loop {
+        let next = start + COUNT.fetch_add(1, Ordering::Relaxed);
+        let port = 10_000 + u16::try_from(next % 20_000).expect("a remainder");
+        // Bound, but not listened on: a process that another test starts just now has a copy of it for a moment.
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        socket.set_reuse_address(true).expect("an option of every socket");
+        if socket.bind(&SocketAddr::from(([127, 0, 0, 1], port)).into()).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// Resident memory of a process.
+pub fn memory_kib(process: u32) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let number = line.and_then(|line| line.split_whitespace().nth(1)).expect("a number of KiB");
+    number.parse().expect("a number of KiB")
 }

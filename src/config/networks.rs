@@ -1,0 +1,126 @@
+//! Addresses of peers: which are trusted, and which count as one.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv6Addr},
+    str::FromStr,
+};
+
+/// The proxies whose word about their clients is believed: addresses, networks, and `unix` for every peer on a Unix
+/// socket. Parsed from a list, separated by commas or spaces: `127.0.0.1, 10.0.0.0/8, unix`. Empty by default.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TrustedProxies {
+    networks: Vec<(IpAddr, u8)>,
+    unix: bool,
+}
+
+impl TrustedProxies {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.networks.is_empty() && !self.unix
+    }
+
+    /// Whether this peer is one of them; `None` is a peer on a Unix socket.
+    pub fn contains(&self, peer: Option<IpAddr>) -> bool {
+        match peer {
+            None => self.unix,
+            Some(peer) => self.networks.iter().any(|&(network, bits)| {
+                network.is_ipv4() == peer.is_ipv4() && prefix(network, bits) == prefix(peer, bits)
+            }),
+        }
+    }
+}
+
+impl FromStr for TrustedProxies {
+    /// The entry that is neither an address nor a network.
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<TrustedProxies, String> {
+        let mut trusted = TrustedProxies::default();
+        for entry in text.split([',', ' ']).filter(|entry| !entry.is_empty()) {
+            if entry == "unix" {
+                trusted.unix = true;
+                continue;
+            }
+            let (address, bits) = match entry.split_once('/') {
+                Some((address, bits)) => (address, Some(bits)),
+                None => (entry, None),
+            };
+            let address = address.parse::<IpAddr>().map_err(|_| entry.to_owned())?;
+            let most = if address.is_ipv4() { 32 } else { 128 };
+            let bits = bits.map_or(Ok(most), str::parse).ok().filter(|bits| *bits <= most);
+            trusted.networks.push((address, bits.ok_or_else(|| entry.to_owned())?));
+        }
+        Ok(trusted)
+    }
+}
+
+impl fmt::Display for TrustedProxies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let networks = self.networks.iter().map(|(address, bits)| format!("{address}/{bits}"));
+        let all: Vec<_> = networks.chain(self.unix.then(|| "unix".to_owned())).collect();
+        f.write_str(&all.join(","))
+    }
+}
+
+/// The address by which a peer is counted: an IPv6 peer usually has a whole /64 to itself.
+pub fn counted_as(peer: IpAddr) -> IpAddr {
+    prefix(peer, 64)
+}
+
+/// The address with all but its first bits cleared; an IPv4 address has 32 of them.
+fn prefix(address: IpAddr, bits: u8) -> IpAddr {
+    match address {
+        IpAddr::V4(address) => {
+            let mask = u32::MAX.checked_shl(32_u32.saturating_sub(bits.into())).unwrap_or(0);
+            IpAddr::V4((address.to_bits() & mask).into())
+        }
+        IpAddr::V6(address) => {
+            let mask = u128::MAX.checked_shl(128_u32.saturating_sub(bits.into())).unwrap_or(0);
+            IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & mask))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trusted_proxies() {
+        let trusted: TrustedProxies = "127.0.0.1, 10.0.0.0/8 2001:db8::/33,0.0.0.0/32,unix".parse().unwrap();
+        let rows = [
+            ("127.0.0.1", true),
+            ("127.0.0.2", false),
+            ("10.255.0.1", true),
+            ("11.0.0.1", false),
+            ("2001:db8:7fff::1", true),
+            ("2001:db8:8000::1", false),
+            ("::1", false),
+        ];
+        for (address, expected) in rows {
+            assert_eq!(trusted.contains(Some(address.parse().unwrap())), expected, "{address}");
+        }
+        assert!(trusted.contains(None));
+        let none = TrustedProxies::default();
+        assert!(none.is_empty() && !none.contains(None) && !none.contains(Some([127, 0, 0, 1].into())));
+        let all: TrustedProxies = "0.0.0.0/0".parse().unwrap();
+        assert!(all.contains(Some([1, 2, 3, 4].into())) && !all.contains(None));
+        for text in ["x", "10.0.0.0/33", "10.0.0.0/", "10.0.0/8", "::/129", "10.0.0.1:80", "unix:/x", "/8"] {
+            assert_eq!(text.parse::<TrustedProxies>(), Err(text.to_owned()));
+        }
+        assert_eq!(trusted.to_string().parse(), Ok(trusted));
+    }
+
+    #[test]
+    fn peers_are_counted_by_address_or_network() {
+        let rows = [
+            ("127.0.0.2", "127.0.0.2"),
+            ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+            ("2001:db8:1:3:3:4:5:6", "2001:db8:1:3::"),
+        ];
+        for (peer, expected) in rows {
+            assert_eq!(counted_as(peer.parse().unwrap()), expected.parse::<IpAddr>().unwrap());
+        }
+    }
+}

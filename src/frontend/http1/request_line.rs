@@ -1,0 +1,266 @@
+//! The request line: method, target and version, and the grammar of `host:port`.
+//!
+//! Owns the rules of RFC 9112, 2.3 and 3. The line is judged as soon as it is complete: a client that sends
+//! something else than HTTP is told so without another byte.
+
+use crate::error::Error;
+use memchr::memchr;
+use std::{net::Ipv6Addr, ops::Range};
+
+const MAX_METHOD_BYTES: usize = 32;
+
+/// A well-formed request line, as positions in the bytes that it was parsed from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestLine {
+    method: Range<usize>,
+    /// Path and query.
+    target: Range<usize>,
+    /// Precedes the target: absolute-form may leave out the slash, or all of it (`*` for OPTIONS).
+    prefix: &'static [u8],
+    /// From an absolute-form target; replaces the Host field.
+    authority: Option<Range<usize>>,
+    /// HTTP/1.0. Every higher minor version is treated as 1.1 (RFC 9110, 2.5).
+    pub http10: bool,
+}
+
+impl RequestLine {
+    /// Parses the line, without its end.
+    pub fn parse(line: &[u8]) -> Result<RequestLine, Error> {
+        let malformed = Error::BadRequest("the request line is malformed");
+        let (Some(first), Some(last)) = (memchr(b' ', line), memchr::memrchr(b' ', line)) else {
+            return Err(malformed);
+        };
+        let method = &line[..first];
+        if first >= last || method.is_empty() || !method.iter().copied().all(is_token) {
+            return Err(malformed);
+        }
+        let http10 = match &line[last + 1..] {
+            b"HTTP/1.1" => false,
+            b"HTTP/1.0" => true,
+            [b'H', b'T', b'T', b'P', b'/', major, b'.', minor]
+                if major.is_ascii_digit() && minor.is_ascii_digit() =>
+            {
+                if *major != b'1' {
+                    return Err(Error::VersionNotSupported);
+                }
+                false
+            }
+            _ => return Err(malformed),
+        };
+        if method.len() > MAX_METHOD_BYTES {
+            return Err(Error::NotImplemented("the method is longer than any that is served"));
+        }
+        let target = first + 1..last;
+        let (authority, prefix, target) = split_target(line, method, target)?;
+        Ok(RequestLine { method: 0..first, target, prefix, authority, http10 })
+    }
+
+    /// The method; `head` is what the line is the beginning of.
+    pub fn method<'a>(&self, head: &'a [u8]) -> &'a [u8] {
+        &head[self.method.clone()]
+    }
+
+    /// The authority of an absolute-form target.
+    pub fn authority<'a>(&self, head: &'a [u8]) -> Option<&'a [u8]> {
+        self.authority.clone().map(|authority| &head[authority])
+    }
+
+    /// Appends method and target in origin-form, without the space behind them.
+    pub fn write(&self, head: &[u8], out: &mut Vec<u8>) {
+        out.extend_from_slice(self.method(head));
+        out.push(b' ');
+        out.extend_from_slice(self.prefix);
+        out.extend_from_slice(&head[self.target.clone()]);
+    }
+}
+
+type Target = (Option<Range<usize>>, &'static [u8], Range<usize>);
+
+/// Authority, what is missing before the path, and path with query (RFC 9112, 3.2).
+fn split_target(line: &[u8], method: &[u8], range: Range<usize>) -> Result<Target, Error> {
+    let malformed = Error::BadRequest("the request target is malformed");
+    let target = &line[range.clone()];
+    // No target has a fragment, and clients disagree on whether `\` is a slash.
+    let allowed = |byte: &u8| byte.is_ascii_graphic() && !matches!(byte, b'#' | b'\\');
+    if !target.iter().all(allowed) {
+        return Err(malformed);
+    }
+    if target.starts_with(b"/") || (target == b"*" && method == b"OPTIONS") {
+        return Ok((None, b"", range));
+    }
+    if method == b"CONNECT" && has_port(target) && is_authority(target) {
+        return Ok((None, b"", range));
+    }
+    let scheme = [b"http://".as_slice(), b"https://"].into_iter();
+    let mut scheme = scheme.filter(|scheme| {
+        target.split_at_checked(scheme.len()).is_some_and(|(start, _)| start.eq_ignore_ascii_case(scheme))
+    });
+    let Some(scheme) = scheme.next() else {
+        return Err(malformed);
+    };
+    let start = range.start + scheme.len();
+    let path = line[start..range.end].iter().position(|byte| matches!(byte, b'/' | b'?'));
+    let path = path.map_or(range.end, |length| start + length);
+    let authority = &line[start..path];
+    if authority.is_empty() || !is_authority(authority) {
+        return Err(malformed);
+    }
+    let prefix: &[u8] = match line[path..range.end].first() {
+        None if method == b"OPTIONS" => b"*",
+        Some(b'/') => b"",
+        _ => b"/",
+    };
+    Ok((Some(start..path), prefix, path..range.end))
+}
+
+/// Whether this is `host`, `host:` or `host:port` (RFC 9110, 4.2 and RFC 3986, 3.2), or nothing at all, which a
+/// Host field may hold. User information has no place in HTTP, and a port without a host names nothing.
+pub fn is_authority(text: &[u8]) -> bool {
+    if text.is_empty() {
+        return true;
+    }
+    let (host, port) = match text.strip_prefix(b"[") {
+        Some(rest) => {
+            let Some(end) = memchr(b']', rest) else {
+                return false;
+            };
+            // An IPvFuture has never been assigned.
+            let address = std::str::from_utf8(&rest[..end]).ok();
+            if address.is_none_or(|text| text.parse::<Ipv6Addr>().is_err()) {
+                return false;
+            }
+            (b"[]".as_slice(), &rest[end + 1..])
+        }
+        None => text.split_at(memchr(b':', text).unwrap_or(text.len())),
+    };
+    let is_port = match port.split_first() {
+        None => true,
+        Some((b':', digits)) => digits.iter().all(u8::is_ascii_digit),
+        Some(_) => false,
+    };
+    is_port && !host.is_empty() && (host == b"[]" || is_name(host))
+}
+
+fn has_port(authority: &[u8]) -> bool {
+    let port = authority.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
+    port > 0 && authority.len().checked_sub(port + 1).is_some_and(|at| at > 0 && authority[at] == b':')
+}
+
+/// A registered name, or an IPv4 address: unreserved characters, sub-delimiters, and escapes.
+fn is_name(text: &[u8]) -> bool {
+    let mut bytes = text.iter();
+    while let Some(&byte) = bytes.next() {
+        let fits = match byte {
+            b'%' => (0..2).all(|_| bytes.next().is_some_and(u8::is_ascii_hexdigit)),
+            byte => byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=".contains(&byte),
+        };
+        if !fits {
+            return false;
+        }
+    }
+    true
+}
+
+/// The bytes of methods, field names and codings (RFC 9110, 5.6.2).
+pub fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn authorities() {
+        let valid = [
+            "",
+            "a",
+            "a:1",
+            "a:",
+            "a.b:80",
+            "127.0.0.1:8080",
+            "[::1]",
+            "[::1]:80",
+            "[::ffff:1.2.3.4]",
+            "%41b",
+            "a_b~!$&'()*+,;=",
+        ];
+        for text in valid {
+            assert!(is_authority(text.as_bytes()), "{text}");
+        }
+        let malformed = [
+            "[",
+            "[]",
+            "[::1",
+            "::1",
+            "[::1]x",
+            "[::1]:x",
+            "[g::1]",
+            "[1.2.3.4]",
+            "[fe80::1%25eth0]",
+            "[v1.a]",
+            "a:b",
+            "a:1:2",
+            ":",
+            ":80",
+            "%zz",
+            "%4",
+            "%",
+            "a b",
+            "a/b",
+            "a@b",
+            "a,b:c",
+            "\u{e9}",
+            "a\\b",
+            "a#b",
+            "a?b",
+            "a:-1",
+            "a:+1",
+        ];
+        for text in malformed {
+            assert!(!is_authority(text.as_bytes()), "{text}");
+        }
+    }
+
+    #[test]
+    fn request_lines() {
+        let rows: &[(&str, Result<&str, u16>)] = &[
+            ("GET / HTTP/1.1", Ok("GET /")),
+            ("GET /a?b HTTP/1.9", Ok("GET /a?b")),
+            ("GET http://h HTTP/1.1", Ok("GET /")),
+            ("GET HTTP://h?q HTTP/1.1", Ok("GET /?q")),
+            ("GET http://h:1/x HTTP/1.0", Ok("GET /x")),
+            ("OPTIONS * HTTP/1.1", Ok("OPTIONS *")),
+            ("OPTIONS http://h HTTP/1.1", Ok("OPTIONS *")),
+            ("CONNECT h:1 HTTP/1.1", Ok("CONNECT h:1")),
+            ("CONNECT [::1]:1 HTTP/1.1", Ok("CONNECT [::1]:1")),
+            ("CONNECT h HTTP/1.1", Err(400)),
+            ("CONNECT :1 HTTP/1.1", Err(400)),
+            ("CONNECT h: HTTP/1.1", Err(400)),
+            ("", Err(400)),
+            ("GET", Err(400)),
+            ("GET /", Err(400)),
+            ("GET / ", Err(400)),
+            ("GET  / HTTP/1.1", Err(400)),
+            (" / HTTP/1.1", Err(400)),
+            ("GET /a#b HTTP/1.1", Err(400)),
+            ("GET /a\\b HTTP/1.1", Err(400)),
+            ("GET http:///x HTTP/1.1", Err(400)),
+            ("GET http://a:b/ HTTP/1.1", Err(400)),
+            ("GET / HTTP/2.0", Err(505)),
+            ("GET / HTTP/0.9", Err(505)),
+            ("GET / HTTP/1.10", Err(400)),
+            ("A23456789012345678901234567890123 / HTTP/1.1", Err(501)),
+            ("A2345678901234567890123456789012 / HTTP/1.1", Ok("A2345678901234567890123456789012 /")),
+        ];
+        for (line, expected) in rows {
+            let found = RequestLine::parse(line.as_bytes()).map(|parsed| {
+                let mut out = Vec::new();
+                parsed.write(line.as_bytes(), &mut out);
+                String::from_utf8(out).unwrap()
+            });
+            let found = found.map_err(|error| error.answer().status);
+            assert_eq!(found.as_deref().map_err(|status| *status), *expected, "{line}");
+        }
+    }
+}

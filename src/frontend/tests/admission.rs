@@ -1,0 +1,215 @@
+//! Many clients of one address, and some of another.
+
+use super::*;
+use crate::config::TrustedProxies;
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize},
+    },
+    thread,
+};
+
+/// The address that takes what there is, and another.
+const GREEDY: u8 = 2;
+const OTHER: u8 = 3;
+
+/// Clients of one address, each opened again as soon as it ends, until this is dropped.
+struct Flood {
+    stop: Arc<AtomicBool>,
+    /// How often one was opened.
+    opened: Arc<AtomicUsize>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Flood {
+    fn start(address: SocketAddr, count: usize, bytes: &str) -> Flood {
+        let (stop, opened) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let (stopped, counter, bytes) = (Arc::clone(&stop), Arc::clone(&opened), bytes.to_owned());
+        let open = move || {
+            let client = connect_from(GREEDY, address).ok()?;
+            let mut stream = client.stream;
+            let _ = stream.write_all(bytes.as_bytes());
+            counter.fetch_add(1, Ordering::SeqCst);
+            Some(stream)
+        };
+        let thread = thread::spawn(move || {
+            let mut streams: Vec<Option<TcpStream>> = (0..count).map(|_| None).collect();
+            while !stopped.load(Ordering::SeqCst) {
+                for stream in &mut streams {
+                    // What was answered is never read, only looked at.
+                    let ended = stream.as_ref().is_none_or(has_ended);
+                    if ended {
+                        *stream = open();
+                    }
+                }
+            }
+        });
+        Flood { stop, opened, thread: Some(thread) }
+    }
+}
+
+/// Whether the server has closed the connection or refused it.
+fn has_ended(stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    let mut start = [0; 12];
+    let ended = match stream.peek(&mut start) {
+        Ok(0) => true,
+        Ok(count) => start[..count].starts_with(b"HTTP/1.1 4") || start[..count].starts_with(b"HTTP/1.1 5"),
+        Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
+    };
+    stream.set_nonblocking(false).unwrap();
+    ended
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        let _ = self.thread.take().unwrap().join();
+    }
+}
+
+/// 80 of 80 requests of another address are answered, whatever one address does with more connections than there are.
+fn others_are_answered(count: usize, bytes: &str) {
+    let harness = Harness::new();
+    let address = harness.address.unwrap();
+    let flood = Flood::start(address, count, bytes);
+    until(|| (flood.opened.load(Ordering::SeqCst) >= count).then_some(()));
+    for round in 0..80 {
+        let mut client = connect_from(OTHER, address).unwrap();
+        let answer = client.send(GET).answer();
+        assert_eq!(answer.status, 200, "{round} of {bytes:.40}");
+    }
+    drop(flood);
+    assert_eq!(harness.connect().send(GET).answer().status, 200);
+}
+
+#[test]
+fn idle_connections_of_one_address_shut_out_no_other() {
+    others_are_answered(1100, "");
+}
+
+#[test]
+fn single_bytes_of_one_address_shut_out_no_other() {
+    others_are_answered(1100, "G");
+}
+
+#[test]
+fn half_heads_of_one_address_shut_out_no_other() {
+    others_are_answered(1500, "GET / HTTP/1.1\r\nHost: a");
+}
+
+#[test]
+fn half_bodies_of_one_address_shut_out_no_other() {
+    others_are_answered(1500, &(post(1000) + "half"));
+}
+
+#[test]
+fn answers_of_one_address_that_are_not_read_shut_out_no_other() {
+    // More than the kernels hold of it, which is 90 kB.
+    others_are_answered(1100, "GET /big/120000 HTTP/1.1\r\nHost: a\r\n\r\n");
+}
+
+/// Connects `count` clients of an address, and sends the same on each.
+fn clients(harness: &Harness, host: u8, count: usize, bytes: &str) -> Vec<Client<TcpStream>> {
+    let open = |_| {
+        let mut client = connect_from(host, harness.address.unwrap()).unwrap();
+        client.send(bytes);
+        client
+    };
+    (0..count).map(open).collect()
+}
+
+#[test]
+fn a_peer_makes_room_only_until_it_holds_no_more_than_others() {
+    let harness = Harness::with(|limits| limits.max_connections = 6);
+    let mut greedy = clients(&harness, GREEDY, 6, "GET / HT");
+    harness.barrier();
+    // The oldest of the greedy one's go first, and are told so.
+    let mut others = clients(&harness, OTHER, 3, "GET / HT");
+    for client in &mut greedy[..3] {
+        assert_eq!(client.answer().status, 503);
+        assert!(client.ends());
+    }
+    // Now both hold the same, so neither makes room for the other, nor for itself.
+    for host in [OTHER, GREEDY] {
+        let mut client = connect_from(host, harness.address.unwrap()).unwrap();
+        assert_eq!(client.send(GET).answer().status, 503);
+        assert!(client.ends());
+    }
+    for client in greedy[3..].iter_mut().chain(&mut others) {
+        assert_eq!(client.send("TP/1.1\r\nHost: a\r\n\r\n").answer().status, 200);
+    }
+    // A third one does get its share.
+    let mut third = connect_from(4, harness.address.unwrap()).unwrap();
+    assert_eq!(third.send(GET).answer().status, 200);
+}
+
+#[test]
+fn idle_connections_go_before_incomplete_requests_and_those_before_stalled_answers() {
+    let harness = Harness::with(|limits| limits.max_connections = 6);
+    let big = "GET /big/1000000 HTTP/1.1\r\nHost: a\r\n\r\n";
+    let mut stalled = clients(&harness, GREEDY, 2, big);
+    until(|| (harness.gate.answered.load(Ordering::SeqCst) == 2).then_some(()));
+    let mut half = clients(&harness, GREEDY, 2, "GET / HT");
+    let mut idle = clients(&harness, GREEDY, 2, GET);
+    for client in &mut idle {
+        assert_eq!(client.answer().status, 200);
+    }
+    let mut others = Vec::new();
+    let mut other = || {
+        let mut client = connect_from(OTHER + others.len() as u8, harness.address.unwrap()).unwrap();
+        assert_eq!(client.send(GET).answer().status, 200);
+        others.push(client);
+    };
+    other();
+    assert!(idle[0].ends());
+    other();
+    assert!(idle[1].ends());
+    other();
+    assert_eq!(half[0].answer().status, 503);
+    other();
+    assert_eq!(half[1].answer().status, 503);
+    other();
+    // The first stalled answer is cut off; the second one arrives when it is read.
+    let mut bytes = Vec::new();
+    let _ = stalled[0].stream.read_to_end(&mut bytes);
+    assert!(bytes.len() < 1_000_000, "{}", bytes.len());
+    assert_eq!(stalled[1].answer().body.len(), 1_000_000);
+}
+
+#[test]
+fn connections_of_trusted_proxies_make_no_room() {
+    let proxies: TrustedProxies = format!("127.0.0.{GREEDY}").parse().unwrap();
+    let harness = Harness::with(|limits| {
+        limits.max_connections = 4;
+        limits.trusted_proxies = proxies;
+    });
+    let mut proxy = clients(&harness, GREEDY, 3, GET);
+    for client in &mut proxy {
+        assert_eq!(client.answer().status, 200);
+    }
+    let mut one = clients(&harness, OTHER, 1, "GET / HT");
+    harness.barrier_from(GREEDY);
+    // Another client finds no room: one connection is all that the only peer holds that might make some.
+    let mut two = connect_from(OTHER + 1, harness.address.unwrap()).unwrap();
+    assert_eq!(two.send(GET).answer().status, 503);
+    for client in &mut proxy {
+        assert_eq!(client.send(GET).answer().status, 200);
+    }
+    assert_eq!(one[0].send("TP/1.1\r\nHost: a\r\n\r\n").answer().status, 200);
+}
+
+#[test]
+fn the_client_s_address_reaches_the_workers() {
+    let harness = Harness::with(|limits| limits.trusted_proxies = "127.0.0.2".parse().unwrap());
+    let request = "GET /peer HTTP/1.1\r\nHost: a\r\nX-Forwarded-For: 6.6.6.6, 192.0.2.7\r\n\r\n";
+    let peer_of = |host, request: &str| {
+        let mut client = connect_from(host, harness.address.unwrap()).unwrap();
+        client.send(request).answer().json()["peer"].as_str().map(str::to_owned)
+    };
+    assert_eq!(peer_of(GREEDY, request).as_deref(), Some("192.0.2.7"));
+    assert_eq!(peer_of(OTHER, request).as_deref(), Some("127.0.0.3"), "not a proxy that is trusted");
+    assert_eq!(peer_of(GREEDY, "GET /peer HTTP/1.1\r\nHost: a\r\n\r\n").as_deref(), Some("127.0.0.2"));
+}
