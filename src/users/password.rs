@@ -77,7 +77,8 @@ pub fn hash(password: &Secret) -> Result<PasswordHash, Error> {
 }
 
 /// Whether the password is the one that was hashed. Without a hash it is not, after the same work, so that
-/// the time tells nobody which users exist or have a password. Blocks for the work of one hash.
+/// the time tells nobody which users exist or have a password. Nor is an empty one, whatever was hashed. Blocks for the
+/// work of one hash.
 pub fn verify(password: &Secret, hash: Option<&PasswordHash>) -> bool {
     /// A hash of nothing that anybody knows, with the parameters of [`hash`].
     const NOBODY: &str = "$argon2id$v=19$m=19456,t=2,p=1$bm9ib2R5IGtub3dzIGl0$\
@@ -87,7 +88,7 @@ pub fn verify(password: &Secret, hash: Option<&PasswordHash>) -> bool {
         let password = password.expose().as_bytes();
         Argon2::default().verify_password(password, &hash).is_ok()
     });
-    matches && hash.is_some()
+    matches && hash.is_some() && !password.expose().is_empty()
 }
 
 #[cfg(test)]
@@ -101,6 +102,7 @@ mod tests {
         assert!(verify(&"correct horse".into(), Some(&hashed)));
         assert!(!verify(&"correct horsf".into(), Some(&hashed)));
         assert!(!verify(&"".into(), None));
+        assert!(!verify(&"".into(), Some(&hash(&"".into()).unwrap())));
         assert_ne!(hash(&"correct horse".into()).unwrap(), hashed, "salted");
         assert_eq!(format!("{hashed:?}"), "PasswordHash(…)");
     }
