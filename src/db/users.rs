@@ -14,10 +14,7 @@ use postgres::{
     Row,
     types::{FromSql, Type},
 };
-use std::{
-    collections::HashMap,
-    sync::{Arc, Weak},
-};
+use std::sync::{Arc, Weak};
 
 const FIND: &str = "select id, name, email, created_at, updated_at from users where id = $1";
 
@@ -37,14 +34,15 @@ const CREATE: &str = "\
     insert into users (name, email) values ($1, $2) \
     returning id, name, email, created_at, updated_at";
 
-/// In order of the addresses, so that two such statements that share some wait for each other in one
-/// direction only; of equal addresses the first wins.
+/// Each row comes with its position in the arrays. It cannot be told by its values, which a trigger may change, and
+/// `returning` sees nothing of `given`. But an insert reads, stores and returns one row before it reads the next: the
+/// setting that reading a row writes is the one that `returning` finds.
 const CREATE_MANY: &str = "\
     insert into users (name, email) \
-    select name, email from unnest($1::text[], $2::text[]) with ordinality as new (name, email, place) \
-    order by lower(email), place \
+    select name, email from unnest($1::text[], $2::text[]) with ordinality as given (name, email, position) \
+    where set_config('userd.position', position::text, true) <> '' \
     on conflict do nothing \
-    returning id, name, email, created_at, updated_at";
+    returning id, name, email, created_at, updated_at, current_setting('userd.position')::bigint";
 
 const CREATE_WITH_PASSWORD: &str = "\
     with created as ( \
@@ -55,26 +53,49 @@ const CREATE_WITH_PASSWORD: &str = "\
     ) \
     select id, name, email, created_at, updated_at from created";
 
-/// No row when there is no such user, and none when nothing changes: then nothing is written.
+/// No row when there is no such user; else the user as it is after the change, and whether the statement was overtaken:
+/// then it has changed nothing.
+///
+/// Everything is compared with the locked row, which another transaction may have changed after this statement took
+/// its snapshot. The joins have both changes of the credential made before the update, for which they count.
+///
+/// Overtaken: a deletion finds only what the snapshot has, so it misses a credential that another transaction has
+/// inserted meanwhile. That transaction has changed the user, too, whose row is then another one than the snapshot's.
+/// (`on conflict` has no such gap.)
 const UPDATE: &str = "\
-    with target as ( \
-        select id from users where id = $1 for update \
+    with target as materialized ( \
+        select id, name, email, created_at, updated_at, \
+            ctid <> (select ctid from users where id = $1) as moved \
+        from users where id = $1 for no key update \
     ), credential_set as ( \
         insert into credentials (user_id, password_hash) \
         select id, $4 from target where $4::text is not null \
         on conflict (user_id) do update set password_hash = excluded.password_hash \
         returning user_id \
     ), credential_removed as ( \
-        delete from credentials using target where user_id = target.id and $5 \
-        returning user_id \
+        delete from credentials using target where credentials.user_id = target.id and $5 \
+        returning credentials.user_id \
+    ), change as materialized ( \
+        select target.*, \
+            $5 and moved and credential_removed.user_id is null as overtaken, \
+            credential_set.user_id is not null or credential_removed.user_id is not null \
+                or target.name <> coalesce($2, target.name) \
+                or target.email <> coalesce($3, target.email) as changed \
+        from target \
+            left join credential_set on credential_set.user_id = target.id \
+            left join credential_removed on credential_removed.user_id = target.id \
+    ), updated as ( \
+        update users \
+        set name = coalesce($2, change.name), email = coalesce($3, change.email), \
+            updated_at = least(greatest(now(), change.updated_at + interval '1 microsecond'), \
+                timestamptz '9999-12-31T23:59:59.999999Z') \
+        from change where users.id = change.id and changed and not overtaken \
+        returning users.id, users.name, users.email, users.created_at, users.updated_at \
     ) \
-    update users \
-    set name = coalesce($2, name), email = coalesce($3, email), updated_at = greatest(now(), updated_at) \
-    where id = $1 and ( \
-        name <> coalesce($2, name) or email <> coalesce($3, email) \
-        or exists (select from credential_set) or exists (select from credential_removed) \
-    ) \
-    returning id, name, email, created_at, updated_at";
+    select id, name, email, created_at, updated_at, false as overtaken from updated \
+    union all \
+    select id, name, email, created_at, updated_at, overtaken from change \
+    where not exists (select from updated)";
 
 const DELETE: &str = "delete from users where id = $1 returning id";
 
@@ -202,21 +223,26 @@ impl Users {
     }
 
     fn create_batch(&self, new: &[(&str, &str)]) -> Result<Vec<Result<User, Error>>, Error> {
-        let (names, emails): (Vec<&str>, Vec<&str>) = new.iter().copied().unzip();
+        // In order of the addresses, so that two such statements that share some wait for each other in one direction
+        // only; of equal addresses the first wins.
+        let mut order: Vec<usize> = (0..new.len()).collect();
+        order.sort_by_cached_key(|index| new[*index].1.to_lowercase());
+        let (names, emails): (Vec<&str>, Vec<&str>) = order.iter().map(|index| new[*index]).unzip();
         let rows =
             self.pool.write(CREATE_MANY, &[(&names, Type::TEXT_ARRAY), (&emails, Type::TEXT_ARRAY)])?;
-        let mut created = HashMap::with_capacity(rows.len());
+        let mut outcomes: Vec<_> = new.iter().map(|_| Err(Error::AlreadyExists)).collect();
         for row in &rows {
-            let user = self.user(row)?;
-            created.insert(user.email.clone(), user);
+            let position: i64 = column(row, 5)?;
+            let index = usize::try_from(position - 1).ok().and_then(|position| order.get(position));
+            outcomes[*index.ok_or_else(|| Error::Internal("a created row has no position".into()))?] =
+                self.user(row);
         }
-        // Taken out, so that an equal address further on finds it gone.
-        let outcome = |email: &&str| created.remove(*email).ok_or(Error::AlreadyExists);
-        Ok(emails.iter().map(outcome).collect())
+        Ok(outcomes)
     }
 
     /// Changes what is given and returns the user as it then is; where nothing changes, nothing is written.
-    /// One round trip, two where nothing changed. [`Error::NotFound`], [`Error::AlreadyExists`].
+    /// One round trip. [`Error::NotFound`], [`Error::AlreadyExists`]; [`Error::Contended`] as well where a password is
+    /// removed that another transaction may just have set.
     pub fn update(
         &self,
         id: i64,
@@ -236,9 +262,11 @@ impl Users {
             (&hash, Type::TEXT),
             (&remove, Type::BOOL),
         ];
-        match self.pool.write(UPDATE, &params)?.first() {
-            Some(row) => self.user(row),
-            None => self.find(id),
+        let rows = self.pool.write(UPDATE, &params)?;
+        let row = rows.first().ok_or(Error::NotFound)?;
+        match column::<bool>(row, 5)? {
+            true => Err(Error::Contended),
+            false => self.user(row),
         }
     }
 

@@ -123,7 +123,7 @@ impl Hasher {
         Ok(PasswordHash(hash.to_string()))
     }
 
-    /// Whether the password is the one that was hashed, at whatever cost. Without a hash it is not, after the work
+    /// Whether the password is the one that was hashed, at whatever cost; never where it is empty. Without a hash it is not, after the work
     /// of this hasher's cost, so that the time does not tell which users exist or have a password. Blocks for the
     /// work of one hash.
     pub fn verify(&self, password: &Secret, hash: Option<&PasswordHash>) -> bool {
@@ -132,7 +132,7 @@ impl Hasher {
             let password = password.expose().as_bytes();
             self.argon2.verify_password(password, &hash).is_ok()
         });
-        matches && hash.is_some()
+        matches && hash.is_some() && !password.expose().is_empty()
     }
 }
 
@@ -156,6 +156,7 @@ mod tests {
             assert!(other.verify(&"correct horse".into(), Some(&hashed)));
             assert!(!hasher.verify(&"correct horsf".into(), Some(&hashed)));
             assert!(!hasher.verify(&"".into(), None));
+            assert!(!hasher.verify(&"".into(), Some(&hasher.hash(&"".into()).unwrap())));
             assert_ne!(hasher.hash(&"correct horse".into()).unwrap(), hashed, "salted");
             assert_eq!(format!("{hashed:?}"), "PasswordHash(…)");
         }

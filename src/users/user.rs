@@ -19,6 +19,9 @@ pub const FILLABLE: [&str; 3] = ["name", "email", "password"];
 /// Characters of the longest e-mail address, as the column has it.
 pub const EMAIL_MAX: usize = 254;
 
+/// Characters of the shortest password, as the create schemas have it.
+pub const PASSWORD_MIN: usize = 8;
+
 /// A stored user. As JSON: `id` (a string), `name`, `email`, `createdAt`, `updatedAt`, and nothing else.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -92,7 +95,8 @@ impl NewUser {
 }
 
 impl UserChanges {
-    /// From the body of a PUT: the guard, then each value must be one that its column can hold.
+    /// From the body of a PUT: the guard, then each value must be one that its column can hold, and a password one that
+    /// a user could be created with.
     pub fn from_body(body: Map<String, Value>) -> Result<UserChanges, Error> {
         guard(&body)?;
         let mut changes = UserChanges::default();
@@ -114,6 +118,9 @@ impl UserChanges {
             } else if key == "email" && text.chars().count() > EMAIL_MAX {
                 let message = format!("must be at most {EMAIL_MAX} characters");
                 violations.push(violation(&key, "maxLength", &message));
+            } else if key == "password" && text.chars().count() < PASSWORD_MIN {
+                let message = format!("must be at least {PASSWORD_MIN} characters");
+                violations.push(violation(&key, "minLength", &message));
             } else {
                 match key.as_str() {
                     "name" => changes.name = Some(text),
@@ -233,6 +240,9 @@ mod tests {
             (json!({"email": "a\0b"}), "/email", "pattern"),
             (json!({"email": "x".repeat(255)}), "/email", "maxLength"),
             (json!({"password": ["secret"]}), "/password", "type"),
+            (json!({"password": ""}), "/password", "minLength"),
+            (json!({"password": "ééééééé"}), "/password", "minLength"),
+            (json!({"password": "secret\0secret"}), "/password", "pattern"),
         ];
         for (body, path, keyword) in rows {
             match UserChanges::from_body(object(body)) {
@@ -245,6 +255,7 @@ mod tests {
             }
         }
         assert!(UserChanges::from_body(object(json!({"email": "é".repeat(254)}))).is_ok());
+        assert!(UserChanges::from_body(object(json!({"password": "éééééééé"}))).is_ok());
         assert!(matches!(
             UserChanges::from_body(object(json!({"name": 1, "isAdmin": true}))),
             Err(Error::MassAssignment(fields)) if fields == ["isAdmin"]

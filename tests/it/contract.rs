@@ -820,28 +820,71 @@ fn a_put_sets_keeps_and_removes_the_password() {
     client.post("/users", r#"{"name":"Bob","email":"bob@example.com"}"#);
     let longest = "🔑".repeat(10_000);
     let set = |password: &str| json!({"password": password}).to_string();
-    // No length is asked of it. What is refused leaves it as it was.
+    // What is refused leaves it as it was, and so do the other fields.
     let rows = [
         (set(OTHER_PASSWORD), 200, Some(OTHER_PASSWORD)),
         (r#"{"name":"Ada L."}"#.to_owned(), 200, Some(OTHER_PASSWORD)),
         (r#"{"password":null}"#.to_owned(), 200, None),
-        (r#"{"passw\u006frd":"x"}"#.to_owned(), 200, Some("x")),
-        (set(""), 200, Some("")),
+        (r#"{"passw\u006frd":"12345678"}"#.to_owned(), 200, Some("12345678")),
+        (r#"{"password":"correct horse","name":"Ada"}"#.to_owned(), 200, Some(PASSWORD)),
+        (r#"{"password":null,"email":"ADA@example.com"}"#.to_owned(), 200, None),
+        (r#"{"password":"12345678","email":"ada@example.com"}"#.to_owned(), 200, Some("12345678")),
         (set(&longest), 200, Some(&longest)),
-        (r#"{"password":"x","email":"BOB@example.com"}"#.to_owned(), 409, Some(&longest)),
-        (r#"{"password":"x","name":7}"#.to_owned(), 422, Some(&longest)),
+        (r#"{"password":"12345678","email":"BOB@example.com"}"#.to_owned(), 409, Some(&longest)),
+        (r#"{"password":"12345678","name":7}"#.to_owned(), 422, Some(&longest)),
         (r#"{"password":null,"isAdmin":true}"#.to_owned(), 422, Some(&longest)),
+        (set(""), 422, Some(&longest)),
+        (set("1234567"), 422, Some(&longest)),
+        (r#"{"password":"12345678\u0000"}"#.to_owned(), 422, Some(&longest)),
     ];
     for (body, status, now) in rows {
         let shown: String = body.chars().take(60).collect();
         assert_eq!(client.put("/users/1", body).status, status, "{shown}");
-        for password in [OTHER_PASSWORD, PASSWORD, "x", "", &longest[4..], &longest] {
+        for password in [OTHER_PASSWORD, PASSWORD, "12345678", "", &longest[4..], &longest] {
             let credentials = json!({"email": "ada@example.com", "password": password}).to_string();
             let answer = client.post("/users/authenticate", credentials);
             let expected = if now == Some(password) { 200 } else { 401 };
             assert_eq!(answer.status, expected, "{shown}, then {password:.20}");
         }
     }
+}
+
+#[test]
+fn the_password_of_a_put_is_one_that_a_user_could_be_created_with() {
+    const SHORT: (&str, &str, &str) = ("/password", "minLength", "must be at least 8 characters");
+    let rows = [
+        (r#"{"password":""}"#, SHORT),
+        (r#"{"password":"1234567"}"#, SHORT),
+        // Characters count, not bytes.
+        (r#"{"password":"ééééééé","name":"A"}"#, SHORT),
+        (r#"{"password":"12345678\u0000"}"#, ("/password", "pattern", NUL)),
+    ];
+    for validation in [Validation::Declarative, Validation::Parser] {
+        let service = Service::with(|config| config.validation = validation);
+        let mut client = service.client();
+        client.post("/users", ADA);
+        for (body, violation) in rows {
+            let refusal = unprocessable(&[violation]);
+            check(&mut client, &format!("PUT /users/1 {body} => {refusal}"));
+        }
+        check(&mut client, &format!("GET /users/1 => 200 {ADA_1}"));
+        assert_eq!(service.database.value("select count(*) from credentials"), "0");
+    }
+}
+
+#[test]
+fn an_empty_password_opens_nothing_whatever_is_stored() {
+    let service = Service::start();
+    service.database.run("insert into users (name, email) values ('Ada', 'ada@example.com')");
+    let empty = userd::users::password::Hasher::new(userd::PasswordHashing::LeastCostForTests)
+        .hash(&"".into())
+        .expect("a hash");
+    let store = "insert into credentials (user_id, password_hash) values (1, $1)";
+    service.database.client().execute(store, &[&empty.as_phc()]).expect("a credential");
+    check(
+        &mut service.client(),
+        r#"POST /users/authenticate {"email":"ada@example.com","password":""} => 401 {"error":"Invalid credentials"}"#,
+    );
 }
 
 #[test]

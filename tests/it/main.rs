@@ -1,10 +1,12 @@
 //! The service as its users meet it: real processes, real sockets, a real PostgreSQL.
 //!
-//! `contract` is what it answers, `clients` what it withstands, `pages` what it counts, `faults` what breaks beneath it,
-//! `sessions` how it uses its sessions of the database, `neighbours` other users of that database, `machines` several
-//! services among other programs, `lifecycle` the command and its process, `embedding` the library, `testing` and
-//! `harness` what users' tests stand on; `cluster` the private PostgreSQL, `tls` encrypted connections to it.
+//! `contract` is what it answers, `changes` what a change leaves behind, `model` both for any history, `clients` what it
+//! withstands, `pages` what it counts, `faults` what breaks beneath it, `sessions` how it uses its sessions of the
+//! database, `neighbours` other users of that database, `machines` several services among other programs, `lifecycle` the
+//! command and its process, `embedding` the library, `testing` and `harness` what users' tests stand on; `cluster` the
+//! private PostgreSQL, `tls` encrypted connections to it.
 
+mod changes;
 mod clients;
 mod cluster;
 mod contract;
@@ -13,6 +15,7 @@ mod faults;
 mod harness;
 mod lifecycle;
 mod machines;
+mod model;
 mod neighbours;
 mod pages;
 mod sessions;

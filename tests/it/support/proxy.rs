@@ -28,6 +28,8 @@ pub enum Weather {
     Lost,
     /// This many bytes of the server's next words pass, and the rest of them is lost for good.
     LostAfter(usize),
+    /// This many bytes of what one side says next pass, and then their connection is closed.
+    CutAfter { from_server: bool, bytes: usize },
 }
 
 /// Leads whoever connects to the server.
@@ -129,7 +131,7 @@ fn join(client: TcpStream, server: UnixStream, shared: &Arc<Mutex<Shared>>) {
 
 fn carry(mut from: impl Read, mut to: impl Write, shared: &Mutex<Shared>, from_server: bool) {
     let mut buffer = [0; 4096];
-    let mut lost = false;
+    let (mut lost, mut cut) = (false, false);
     while let Ok(length @ 1..) = from.read(&mut buffer) {
         let bytes = loop {
             let weather = shared.lock().unwrap().weather;
@@ -145,11 +147,15 @@ fn carry(mut from: impl Read, mut to: impl Write, shared: &Mutex<Shared>, from_s
                 }
                 Weather::Lost => 0,
                 Weather::LostAfter(bytes) if from_server => bytes.min(length),
-                Weather::Fair | Weather::LostAfter(_) => length,
+                Weather::CutAfter { from_server: cut_side, bytes } if from_server == cut_side => {
+                    cut = true;
+                    bytes.min(length)
+                }
+                Weather::Fair | Weather::LostAfter(_) | Weather::CutAfter { .. } => length,
             };
         };
         lost |= bytes < length;
-        if to.write_all(&buffer[..bytes]).is_err() {
+        if to.write_all(&buffer[..bytes]).is_err() || cut {
             return;
         }
     }

@@ -1,0 +1,398 @@
+//! Clients that work at once on few users, and what breaks meanwhile: each user's history must be one that the model
+//! has, too.
+//!
+//! Users are kept in groups, each with addresses of its own, so that what happens in one is no matter of the others.
+
+use super::{
+    exchange::{Cut, Outcome, exchange},
+    explore,
+    history::address,
+    linearizable::{Call, check},
+    rules::Rules,
+    state::{Action, Answer, Body},
+};
+use crate::support::{Client, Database, LONG, Process, Proxy, Weather, eventually, free_port, pause};
+use nix::sys::signal::Signal;
+use proptest::{array::uniform8, collection::vec, option::weighted, prelude::*};
+use serde_json::Value;
+use std::{
+    path::Path,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+use userd::server::Server;
+
+const GROUPS: usize = 3;
+const ADDRESSES: usize = 2;
+const PASSWORDS: [&str; 2] = ["first password", "second password"];
+
+/// What a client does, to a user that is known when it does it.
+#[derive(Debug, Clone)]
+enum Step {
+    Create { address: usize, password: Option<usize> },
+    Get(usize),
+    Put { user: usize, rename: bool, address: Option<usize>, password: Option<Option<usize>> },
+    Delete(usize),
+    Authenticate { address: usize, password: usize },
+    List,
+}
+
+#[derive(Debug, Clone)]
+struct Turn {
+    group: usize,
+    step: Step,
+    cut: Option<Cut>,
+}
+
+/// The turns of each client, and what decides on faults.
+#[derive(Debug, Clone)]
+struct Plan {
+    clients: [Vec<Turn>; 8],
+    seed: u64,
+}
+
+fn plan(cuts: bool) -> impl Strategy<Value = Plan> {
+    let password = || 0..PASSWORDS.len();
+    let step = prop_oneof![
+        4 => (0..6_usize, weighted(0.1, password()))
+            .prop_map(|(address, password)| Step::Create { address, password }),
+        4 => (0..3_usize).prop_map(Step::Get),
+        6 => (0..3_usize, any::<bool>(), weighted(0.25, 0..6_usize), weighted(0.2, proptest::option::of(password())))
+            .prop_map(|(user, rename, address, password)| Step::Put { user, rename, address, password }),
+        2 => (0..3_usize).prop_map(Step::Delete),
+        1 => (0..6_usize, password())
+            .prop_map(|(address, password)| Step::Authenticate { address, password }),
+        1 => Just(Step::List),
+    ];
+    let cut = prop_oneof![(0..100_usize).prop_map(Cut::Request), (0..400_usize).prop_map(Cut::Answer),];
+    let turn = (0..GROUPS, step, weighted(if cuts { 0.1 } else { 0.0 }, cut));
+    let turn = turn.prop_map(|(group, step, cut)| Turn { group, step, cut });
+    let plan = (uniform8(vec(turn, 8..=10)), any::<u64>());
+    plan.prop_map(|(clients, seed)| Plan { clients, seed })
+}
+
+/// What happens to the service while its clients work.
+type Fault<'a> = &'a (dyn Fn(&mut Dice) + Sync);
+
+/// A small generator (xorshift64).
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % sides
+    }
+}
+
+/// How many calls were made, and how many of them were not answered.
+#[derive(Default)]
+struct Figures {
+    calls: AtomicUsize,
+    open: AtomicUsize,
+}
+
+/// A history of eight clients of the services at these addresses, which must all be there in the end.
+struct History<'a> {
+    addresses: &'a [String],
+    number: usize,
+    /// Ids that are known, by group.
+    known: [Mutex<Vec<String>>; GROUPS],
+    calls: [Mutex<Vec<Call>>; GROUPS],
+    figures: &'a Figures,
+}
+
+impl<'a> History<'a> {
+    fn new(addresses: &'a [String], figures: &'a Figures) -> History<'a> {
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        History { addresses, number, known: Default::default(), calls: Default::default(), figures }
+    }
+
+    /// An address of a group, in some spelling. Of this history alone: what a dead service has left to its database may
+    /// still be done in the next one.
+    fn email(&self, group: usize, address_and_spelling: usize) -> String {
+        let (number, spelling) = (address_and_spelling % ADDRESSES, address_and_spelling / ADDRESSES);
+        address((self.number * GROUPS + group) * ADDRESSES + number, spelling)
+    }
+
+    fn emails(&self, group: usize) -> Vec<String> {
+        (0..ADDRESSES).map(|number| self.email(group, number)).collect()
+    }
+
+    fn run(&self, plan: &Plan, fault: Option<Fault>) -> Result<(), String> {
+        let at_work = AtomicBool::new(true);
+        thread::scope(|scope| {
+            let faults = scope.spawn(|| {
+                let mut dice = Dice(plan.seed | 1);
+                while let Some(fault) = fault
+                    && at_work.load(Ordering::SeqCst)
+                {
+                    pause(Duration::from_millis(5 + dice.roll(40)));
+                    fault(&mut dice);
+                }
+            });
+            let mut clients = Vec::new();
+            for (client, turns) in plan.clients.iter().enumerate() {
+                clients.push(scope.spawn(move || {
+                    for (number, turn) in turns.iter().enumerate() {
+                        self.turn(client, number, turn);
+                    }
+                }));
+            }
+            let results: Vec<_> = clients.into_iter().map(|client| client.join()).collect();
+            at_work.store(false, Ordering::SeqCst);
+            faults.join().expect("faults are made");
+            results.into_iter().try_for_each(|result| result.map_err(|_| "a client failed".to_owned()))
+        })?;
+        self.look_around();
+        for calls in &self.calls {
+            let calls = calls.lock().unwrap();
+            check(Rules::default(), &calls)?;
+        }
+        Ok(())
+    }
+
+    fn turn(&self, client: usize, number: usize, turn: &Turn) {
+        let group = turn.group;
+        let id = |back: usize| {
+            let known = self.known[group].lock().unwrap();
+            known.iter().rev().nth(back.min(known.len().saturating_sub(1))).cloned()
+        };
+        // Each change of a name is one of its own.
+        let name = Value::from(format!("{client}.{number}"));
+        let create = |address: usize, password: Option<usize>| {
+            let mut body = Body::from_iter([
+                ("name".to_owned(), name.clone()),
+                ("email".to_owned(), self.email(group, address).into()),
+            ]);
+            body.extend(password.map(|password| ("password".to_owned(), PASSWORDS[password].into())));
+            Action::Create(body)
+        };
+        let action = match &turn.step {
+            Step::Create { address, password } => create(*address, *password),
+            Step::List => Action::Some(Vec::new()),
+            Step::Authenticate { address, password } => Action::Authenticate {
+                email: self.email(group, *address),
+                password: PASSWORDS[*password].to_owned(),
+            },
+            Step::Get(user) | Step::Delete(user) | Step::Put { user, .. } => match (id(*user), &turn.step) {
+                (None, _) => create(*user, None),
+                (Some(id), Step::Get(_)) => Action::Get(id),
+                (Some(id), Step::Put { rename, address, password, .. }) => {
+                    let mut body = Body::new();
+                    if *rename {
+                        body.insert("name".to_owned(), name);
+                    }
+                    body.extend(
+                        address.map(|address| ("email".to_owned(), self.email(group, address).into())),
+                    );
+                    body.extend(password.map(|password| {
+                        (
+                            "password".to_owned(),
+                            password.map_or(Value::Null, |number| PASSWORDS[number].into()),
+                        )
+                    }));
+                    Action::Put(id, body)
+                }
+                (Some(id), _) => Action::Delete(id),
+            },
+        };
+        self.call(client, number, group, action, turn.cut);
+    }
+
+    fn call(&self, client: usize, number: usize, group: usize, action: Action, cut: Option<Cut>) {
+        let address = &self.addresses[(client + number) % self.addresses.len()];
+        let (sent, outcome) = exchange(address, &action, cut);
+        self.figures.calls.fetch_add(1, Ordering::Relaxed);
+        let answer = match outcome {
+            Outcome::Answered(answer, end) => Some((answer, end)),
+            Outcome::Void => return,
+            Outcome::Open => {
+                self.figures.open.fetch_add(1, Ordering::Relaxed);
+                if !action.changes() {
+                    return;
+                }
+                None
+            }
+        };
+        if let Some((Answer { status: 200 | 201, body }, _)) = &answer
+            && let Some(id) = body["id"].as_str()
+        {
+            let mut known = self.known[group].lock().unwrap();
+            if !known.iter().any(|other| other == id) {
+                known.push(id.to_owned());
+            }
+        }
+        // A list tells of all groups.
+        let groups = if let Action::Some(_) = action { 0..GROUPS } else { group..group + 1 };
+        for group in groups {
+            let action = match &action {
+                Action::Some(_) => Action::Some(self.emails(group)),
+                action => action.clone(),
+            };
+            let call = Call { client, action, sent, answer: answer.clone() };
+            self.calls[group].lock().unwrap().push(call);
+        }
+    }
+
+    /// All that can be seen, when nothing breaks any more.
+    fn look_around(&self) {
+        const OBSERVER: usize = 8;
+        eventually(LONG, "it serves", || {
+            self.addresses.iter().all(|address| {
+                matches!(exchange(address, &Action::Some(Vec::new()), None).1, Outcome::Answered(..))
+            })
+        });
+        let mut client = Client::new(&format!("http://{}", self.addresses[0]));
+        let list = client.get("/users?perPage=1000").json();
+        assert_eq!(list["total"], list["data"].as_array().map(Vec::len).unwrap_or_default(), "{list}");
+        for group in 0..GROUPS {
+            self.call(OBSERVER, 0, group, Action::Some(Vec::new()), None);
+            let known = self.known[group].lock().unwrap().clone();
+            for id in known {
+                self.call(OBSERVER, 0, group, Action::Get(id), None);
+            }
+            for email in self.emails(group) {
+                let is_there = list["data"].as_array().into_iter().flatten().any(|user| {
+                    user["email"].as_str().is_some_and(|other| other.eq_ignore_ascii_case(&email))
+                });
+                for password in PASSWORDS.iter().filter(|_| is_there) {
+                    let (email, password) = (email.clone(), (*password).to_owned());
+                    self.call(OBSERVER, 0, group, Action::Authenticate { email, password }, None);
+                }
+            }
+        }
+    }
+}
+
+/// Removes what a history has left: pages hold a thousand users at the most.
+fn clear(database: &Database) {
+    database.run("delete from users");
+}
+
+fn explore_concurrent(
+    what: &str,
+    cuts: bool,
+    database: &Database,
+    addresses: &[String],
+    fault: Option<Fault>,
+    heal: &dyn Fn(),
+) {
+    let figures = Figures::default();
+    explore(what, &plan(cuts), false, |plan| {
+        let result = History::new(addresses, &figures).run(&plan, fault);
+        heal();
+        clear(database);
+        result
+    });
+    let (calls, open) = (figures.calls.into_inner(), figures.open.into_inner());
+    println!("{what}: {calls} requests, {open} of them without an answer");
+}
+
+fn host(url: &str) -> String {
+    url.strip_prefix("http://").expect("a base URL").to_owned()
+}
+
+#[test]
+fn concurrent_histories_of_three_replicas() {
+    let database = Database::create();
+    let servers = [(); 3].map(|()| Server::start(database.config()).expect("a server starts"));
+    let addresses = servers.each_ref().map(|server| host(server.base_url()));
+    explore_concurrent("three replicas at once", true, &database, &addresses, None, &|| ());
+}
+
+/// The service as a process, with a proxy on its way to the database.
+struct Breakable {
+    database: Database,
+    proxy: Proxy,
+    process: Mutex<Process>,
+    address: String,
+}
+
+impl Breakable {
+    fn start() -> Breakable {
+        let database = Database::create();
+        let proxy = Proxy::start(&Path::new(&database.socket_dir()).join(".s.PGSQL.5432"));
+        let port = free_port();
+        let process = Breakable::spawn(&database, &proxy, port);
+        let address = format!("127.0.0.1:{port}");
+        Breakable { database, proxy, process: Mutex::new(process), address }
+    }
+
+    fn spawn(database: &Database, proxy: &Proxy, port: u16) -> Process {
+        let parsed: postgres::Config = database.url().parse().expect("our own connection string");
+        let user = parsed.get_user().expect("it names one");
+        let url = format!(
+            "host=127.0.0.1 port={} user={user} dbname={} sslmode=disable",
+            proxy.port(),
+            database.name()
+        );
+        let port = port.to_string();
+        let variables = [
+            ("DATABASE_URL", url.as_str()),
+            ("HOST", "127.0.0.1"),
+            ("PORT", &port),
+            ("DB_POOL_SIZE", "4"),
+            ("LOG_LEVEL", "warn"),
+        ];
+        let mut process = Process::start(&[], &variables);
+        process.wait_for_url();
+        process
+    }
+
+    fn port(&self) -> u16 {
+        self.address.rsplit(':').next().and_then(|port| port.parse().ok()).expect("an address")
+    }
+
+    fn explore(&self, what: &str, fault: Fault) {
+        let addresses = [self.address.clone()];
+        let heal = || self.proxy.set(Weather::Fair);
+        explore_concurrent(what, true, &self.database, &addresses, Some(fault), &heal);
+    }
+}
+
+#[test]
+fn concurrent_histories_with_cut_connections() {
+    let service = Breakable::start();
+    service.explore("connections cut", &|dice| match dice.roll(4) {
+        0 => service.proxy.cut(),
+        1 => service.proxy.reset(),
+        _ => {
+            let (from_server, bytes) = (dice.roll(2) == 0, dice.roll(300) as usize);
+            service.proxy.set(Weather::CutAfter { from_server, bytes });
+            pause(Duration::from_millis(2 + dice.roll(10)));
+            service.proxy.set(Weather::Fair);
+        }
+    });
+}
+
+#[test]
+fn concurrent_histories_with_terminated_sessions() {
+    let service = Breakable::start();
+    let admin = Mutex::new(service.database.client());
+    service.explore("sessions terminated", &|dice| {
+        let terminate = "select pg_terminate_backend(pid) from (select pid from pg_stat_activity \
+            where datname = current_database() and application_name = 'userd' order by random() limit $1) chosen";
+        let count = 1 + dice.roll(3).cast_signed();
+        admin.lock().unwrap().execute(terminate, &[&count]).expect("our own sessions");
+    });
+}
+
+#[test]
+fn concurrent_histories_of_a_service_that_is_killed() {
+    let service = Breakable::start();
+    service.explore("service killed", &|dice| {
+        // Long enough for something to be done in between.
+        pause(Duration::from_millis(50 + dice.roll(200)));
+        let mut process = service.process.lock().unwrap();
+        process.signal(Signal::SIGKILL);
+        assert_eq!(process.wait(LONG), -9);
+        *process = Breakable::spawn(&service.database, &service.proxy, service.port());
+    });
+}

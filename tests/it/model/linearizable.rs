@@ -1,0 +1,185 @@
+//! Whether the answers that concurrent clients got are those of some order of their requests, in which each request
+//! takes effect at one moment between being sent and being answered. One that was not answered takes effect at any
+//! moment after it was sent, or never.
+//!
+//! The search is Wing and Gong's, and does not visit a state twice with the same requests done (Lowe).
+
+use super::{
+    rules::Rules,
+    state::{Action, Answer, State},
+};
+use std::{collections::HashSet, time::Instant};
+
+/// A request as its client saw it.
+#[derive(Debug, Clone)]
+pub struct Call {
+    pub client: usize,
+    pub action: Action,
+    pub sent: Instant,
+    /// The answer, and when it had arrived.
+    pub answer: Option<(Answer, Instant)>,
+}
+
+/// Which calls took effect, a bit each.
+type Done = u128;
+
+struct Search<'a> {
+    rules: Rules,
+    calls: &'a [Call],
+    visited: HashSet<(Done, State)>,
+    order: Vec<usize>,
+    longest: Vec<usize>,
+}
+
+/// The error tells of the calls, and how far an order of them could be found.
+pub fn check(rules: Rules, calls: &[Call]) -> Result<(), String> {
+    assert!(calls.len() <= Done::BITS as usize, "{} calls are too many", calls.len());
+    let mut search = Search { rules, calls, visited: HashSet::new(), order: Vec::new(), longest: Vec::new() };
+    match search.completes(0, &State::default()) {
+        true => Ok(()),
+        false => Err(search.report()),
+    }
+}
+
+impl Search<'_> {
+    fn completes(&mut self, done: Done, state: &State) -> bool {
+        let open: Vec<usize> = (0..self.calls.len()).filter(|index| done >> index & 1 == 0).collect();
+        let ends = open.iter().filter_map(|index| Some(self.calls[*index].answer.as_ref()?.1));
+        // What was sent after another call's answer comes after that call.
+        let Some(first_end) = ends.min() else {
+            return true;
+        };
+        if !self.visited.insert((done, state.clone())) {
+            return false;
+        }
+        for index in open {
+            let call = &self.calls[index];
+            if call.sent > first_end {
+                continue;
+            }
+            let answer = call.answer.as_ref().map(|(answer, _)| answer);
+            let Some(next) = state.step(self.rules, &call.action, answer) else {
+                continue;
+            };
+            // To have had no effect and to have taken none are the same.
+            if answer.is_none() && next == *state {
+                continue;
+            }
+            self.order.push(index);
+            if self.order.len() > self.longest.len() {
+                self.longest.clone_from(&self.order);
+            }
+            if self.completes(done | 1 << index, &next) {
+                return true;
+            }
+            self.order.pop();
+        }
+        false
+    }
+
+    fn report(&self) -> String {
+        let start = self.calls.iter().map(|call| call.sent).min().expect("there are calls");
+        let mut report = "no order of these calls explains their answers (microseconds):".to_owned();
+        for (index, call) in self.calls.iter().enumerate() {
+            let (method, target, body) = call.action.request();
+            let since = |moment: Instant| moment.duration_since(start).as_micros();
+            let answer = match &call.answer {
+                Some((answer, end)) => format!("{} {} at {}", answer.status, answer.body, since(*end)),
+                None => "no answer".to_owned(),
+            };
+            let (client, sent) = (call.client, since(call.sent));
+            report +=
+                &format!("\n  {index}: client {client} at {sent}: {method} {target} {body} => {answer}");
+        }
+        report + &format!("\n  the longest order: {:?}", self.longest)
+    }
+}
+
+/// The checker itself: were it to allow everything, nothing would ever fail.
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+    use std::time::Duration;
+
+    fn user(name: &str, micros: u32) -> Value {
+        json!({
+            "id": "1", "name": name, "email": "a@example.com",
+            "createdAt": "2025-01-01T00:00:00.000000Z", "updatedAt": format!("2025-01-01T00:00:00.{micros:06}Z"),
+        })
+    }
+
+    fn body(value: Value) -> super::super::state::Body {
+        value.as_object().expect("an object").clone()
+    }
+
+    /// A request, the millisecond at which it was sent, and its answer with another one.
+    type Row = (Action, u64, Option<(u64, u16, Value)>);
+
+    fn calls(rows: Vec<Row>) -> Vec<Call> {
+        let start = Instant::now();
+        let at = |milliseconds| start + Duration::from_millis(milliseconds);
+        let call = |(client, (action, sent, answer)): (usize, Row)| Call {
+            client,
+            action,
+            sent: at(sent),
+            answer: answer.map(|(end, status, body)| (Answer { status, body }, at(end))),
+        };
+        rows.into_iter().enumerate().map(call).collect()
+    }
+
+    #[test]
+    fn orders_that_there_are_and_are_not() {
+        let create = || {
+            let body = body(json!({"name": "A", "email": "a@example.com"}));
+            (Action::Create(body), 0, Some((10, 201, user("A", 0))))
+        };
+        let get = |name: &str, micros, sent, end| {
+            (Action::Get("1".into()), sent, Some((end, 200, user(name, micros))))
+        };
+        let put = |name: &str, micros, sent, end| {
+            let put = Action::Put("1".into(), body(json!({"name": name})));
+            (put, sent, Some((end, 200, user(name, micros))))
+        };
+        let unanswered =
+            |name: &str, sent| (Action::Put("1".into(), body(json!({"name": name}))), sent, None);
+        let rows = [
+            // One after the other.
+            (vec![create(), put("B", 1, 20, 30), get("B", 1, 40, 50)], true),
+            // A read that is behind the times.
+            (vec![create(), put("B", 1, 20, 30), get("A", 0, 40, 50)], false),
+            // At the same time as the change: either.
+            (vec![create(), put("B", 1, 20, 50), get("A", 0, 30, 40)], true),
+            (vec![create(), put("B", 1, 20, 50), get("B", 1, 30, 40)], true),
+            // But not first the new one and then the old one.
+            (vec![create(), put("B", 1, 20, 90), get("B", 1, 30, 40), get("A", 0, 50, 60)], false),
+            // An unanswered change may happen late, or never, but not twice, nor before it is sent.
+            (vec![create(), unanswered("B", 20), get("A", 0, 30, 40), get("B", 1, 50, 60)], true),
+            (vec![create(), unanswered("B", 20), get("A", 0, 30, 40)], true),
+            (
+                vec![
+                    create(),
+                    unanswered("B", 20),
+                    get("B", 1, 30, 40),
+                    put("C", 2, 50, 60),
+                    get("B", 3, 70, 80),
+                ],
+                false,
+            ),
+            (vec![create(), get("B", 1, 20, 30), unanswered("B", 40)], false),
+            // A change of which the time does not tell.
+            (vec![create(), put("B", 0, 20, 30)], false),
+            (
+                vec![
+                    create(),
+                    (Action::Delete("1".into()), 20, Some((30, 404, json!({"error": "Not found"})))),
+                ],
+                false,
+            ),
+        ];
+        for (number, (rows, expected)) in rows.into_iter().enumerate() {
+            let found = check(Rules::default(), &calls(rows));
+            assert_eq!(found.is_ok(), expected, "row {number}: {found:?}");
+        }
+    }
+}

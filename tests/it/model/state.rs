@@ -1,0 +1,324 @@
+//! The contract as a value: which users there are, and whether an answer to a request is one that this value allows.
+//!
+//! Knows nothing of how requests are sent. What no client can know (an id that was never answered) stays open until an
+//! answer tells it.
+
+use super::rules::Rules;
+use crate::support::is_timestamp;
+use serde_json::{Map, Value, json};
+
+pub type Body = Map<String, Value>;
+
+/// A request, with its values as they are sent.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    Create(Body),
+    /// The last segment of its path.
+    Get(String),
+    List {
+        page: usize,
+        per_page: usize,
+    },
+    /// All users whose addresses are among these, from one page.
+    Some(Vec<String>),
+    Put(String, Body),
+    Delete(String),
+    Authenticate {
+        email: String,
+        password: String,
+    },
+}
+
+impl Action {
+    /// Method, target and body.
+    pub fn request(&self) -> (&'static str, String, String) {
+        let empty = String::new;
+        let text = |body: &Body| Value::from(body.clone()).to_string();
+        match self {
+            Action::Create(body) => ("POST", "/users".into(), text(body)),
+            Action::Get(id) => ("GET", format!("/users/{id}"), empty()),
+            Action::List { page, per_page } => {
+                ("GET", format!("/users?page={page}&perPage={per_page}"), empty())
+            }
+            Action::Some(_) => ("GET", "/users?perPage=1000".into(), empty()),
+            Action::Put(id, body) => ("PUT", format!("/users/{id}"), text(body)),
+            Action::Delete(id) => ("DELETE", format!("/users/{id}"), empty()),
+            Action::Authenticate { email, password } => (
+                "POST",
+                "/users/authenticate".into(),
+                json!({"email": email, "password": password}).to_string(),
+            ),
+        }
+    }
+
+    /// Whether it may change anything.
+    pub fn changes(&self) -> bool {
+        matches!(self, Action::Create(_) | Action::Put(..) | Action::Delete(_))
+    }
+}
+
+/// What came back. No body: null.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer {
+    pub status: u16,
+    pub body: Value,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Moment {
+    Exactly(String),
+    /// Later than this one, which may be empty.
+    After(String),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct User {
+    /// Not known where the create was not answered.
+    pub id: Option<i64>,
+    pub name: String,
+    pub email: String,
+    pub password: Option<String>,
+    created_at: Option<String>,
+    updated_at: Moment,
+}
+
+/// All users, in no particular order.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct State {
+    pub users: Vec<User>,
+}
+
+/// A user as it is answered.
+struct Seen<'a> {
+    id: i64,
+    name: &'a str,
+    email: &'a str,
+    created_at: &'a str,
+    updated_at: &'a str,
+}
+
+impl<'a> Seen<'a> {
+    fn read(body: &'a Value) -> Option<Seen<'a>> {
+        let text = |key| body.get(key).and_then(Value::as_str);
+        let moment = |key| text(key).filter(|text| is_timestamp(text));
+        let seen = Seen {
+            id: text("id").and_then(canonical)?,
+            name: text("name")?,
+            email: text("email")?,
+            created_at: moment("createdAt")?,
+            updated_at: moment("updatedAt")?,
+        };
+        (body.as_object()?.len() == 5 && seen.created_at <= seen.updated_at).then_some(seen)
+    }
+}
+
+/// The id that a segment of a path names, percent-decoded.
+fn canonical(segment: &str) -> Option<i64> {
+    let decoded = userd::http::percent_decode(segment)?;
+    let id: i64 = decoded.parse().ok()?;
+    (id > 0 && id.to_string() == decoded).then_some(id)
+}
+
+impl User {
+    /// With what an answer tells about it, or `None` where it tells of another user or state.
+    fn seen(&self, seen: &Seen) -> Option<User> {
+        let fits = self.id.is_none_or(|id| id == seen.id)
+            && self.name == seen.name
+            && self.email == seen.email
+            && self.created_at.as_ref().is_none_or(|moment| moment == seen.created_at)
+            && match &self.updated_at {
+                Moment::Exactly(moment) => moment == seen.updated_at,
+                Moment::After(moment) => seen.updated_at > moment.as_str(),
+            };
+        fits.then(|| User {
+            id: Some(seen.id),
+            created_at: Some(seen.created_at.to_owned()),
+            updated_at: Moment::Exactly(seen.updated_at.to_owned()),
+            ..self.clone()
+        })
+    }
+
+    /// As it is answered; `None` while something of it is not known.
+    pub fn json(&self) -> Option<Value> {
+        let Moment::Exactly(updated_at) = &self.updated_at else {
+            return None;
+        };
+        Some(json!({
+            "id": self.id?.to_string(), "name": self.name, "email": self.email,
+            "createdAt": self.created_at.as_ref()?, "updatedAt": updated_at,
+        }))
+    }
+}
+
+fn same_address(a: &str, b: &str) -> bool {
+    a.to_lowercase() == b.to_lowercase()
+}
+
+impl State {
+    /// The state after a request that this state is asked for, or `None` where it does not allow the answer. Without an
+    /// answer: the state after the request, whatever would have been answered.
+    pub fn step(&self, rules: Rules, action: &Action, answer: Option<&Answer>) -> Option<State> {
+        let unchanged = |is_allowed: bool| is_allowed.then(|| self.clone());
+        let refused = |status, text: &str| match answer {
+            None => true,
+            Some(answer) => answer.status == status && answer.body == json!({"error": text}),
+        };
+        let not_found = || unchanged(refused(404, "Not found"));
+        match action {
+            Action::Create(body) => {
+                if let Some(refusal) = rules.refuses_create(body) {
+                    return unchanged(answer.is_none_or(|answer| refusal.allows(answer)));
+                }
+                let text = |key: &str| body.get(key).and_then(Value::as_str).map(str::to_owned);
+                let email = text("email")?;
+                if self.users.iter().any(|user| same_address(&user.email, &email)) {
+                    return unchanged(refused(409, "Already exists"));
+                }
+                let user = User {
+                    id: None,
+                    name: text("name")?,
+                    email,
+                    password: text("password"),
+                    created_at: None,
+                    updated_at: Moment::After(String::new()),
+                };
+                let is_new = |seen: &Seen| {
+                    seen.created_at == seen.updated_at
+                        && self.users.iter().all(|user| user.id != Some(seen.id))
+                };
+                match answer {
+                    None => Some(self.with(None, user)),
+                    Some(answer) if answer.status == 201 => {
+                        let seen = Seen::read(&answer.body).filter(is_new)?;
+                        Some(self.with(None, user.seen(&seen)?))
+                    }
+                    Some(_) => None,
+                }
+            }
+            Action::Get(id) => match answer {
+                Some(answer) if answer.status == 200 => {
+                    let seen = Seen::read(&answer.body).filter(|seen| canonical(id) == Some(seen.id))?;
+                    self.with_seen(&seen)
+                }
+                _ if self.find(id).is_none() => not_found(),
+                _ => unchanged(answer.is_none()),
+            },
+            Action::List { page, per_page } => {
+                let page = self.page(*page, *per_page);
+                let is_page = |answer: &Answer| answer.status == 200 && Some(&answer.body) == page.as_ref();
+                unchanged(answer.is_none_or(is_page))
+            }
+            Action::Some(addresses) => {
+                let Some(answer) = answer else {
+                    return unchanged(true);
+                };
+                let data = answer.body["data"].as_array().filter(|_| answer.status == 200)?;
+                let all: Vec<_> = data.iter().map(Seen::read).collect::<Option<_>>()?;
+                let ours = |seen: &&Seen| addresses.iter().any(|address| same_address(address, seen.email));
+                let ours: Vec<_> = all.iter().filter(ours).collect();
+                let mut state = self.clone();
+                for seen in &ours {
+                    state = state.with_seen(seen)?;
+                }
+                (ours.len() == state.users.len()).then_some(state)
+            }
+            Action::Put(id, body) => {
+                let Some(index) = self.find(id) else {
+                    return not_found();
+                };
+                if let Some(refusal) = rules.refuses_put(body) {
+                    return unchanged(answer.is_none_or(|answer| refusal.allows(answer)));
+                }
+                let old = &self.users[index];
+                let mut user = old.clone();
+                let text = |key: &str| body.get(key).and_then(Value::as_str).map(str::to_owned);
+                user.name = text("name").unwrap_or(user.name);
+                user.email = text("email").unwrap_or(user.email);
+                if body.contains_key("password") {
+                    user.password = text("password");
+                }
+                let mut others = self.users.iter().enumerate().filter(|(other, _)| *other != index);
+                if others.any(|(_, other)| same_address(&other.email, &user.email)) {
+                    return unchanged(refused(409, "Already exists"));
+                }
+                if user != *old || text("password").is_some() {
+                    let (Moment::Exactly(before) | Moment::After(before)) = &old.updated_at;
+                    user.updated_at = Moment::After(before.clone());
+                }
+                match answer {
+                    None => Some(self.with(Some(index), user)),
+                    Some(answer) if answer.status == 200 => {
+                        Some(self.with(Some(index), user.seen(&Seen::read(&answer.body)?)?))
+                    }
+                    Some(_) => None,
+                }
+            }
+            Action::Delete(id) => {
+                let Some(index) = self.find(id) else {
+                    return not_found();
+                };
+                let mut state = self.clone();
+                state.users.remove(index);
+                let is_deleted = |answer: &Answer| answer.status == 204 && answer.body.is_null();
+                answer.is_none_or(is_deleted).then_some(state)
+            }
+            Action::Authenticate { email, password } => {
+                let user = self.users.iter().find(|user| same_address(&user.email, email));
+                let user = user.filter(|user| user.password.as_ref() == Some(password));
+                match (user, answer) {
+                    (None, _) => unchanged(refused(401, "Invalid credentials")),
+                    (Some(_), None) => unchanged(true),
+                    (Some(user), Some(answer)) if answer.status == 200 => {
+                        let seen = Seen::read(&answer.body).filter(|seen| seen.email == user.email)?;
+                        self.with_seen(&seen)
+                    }
+                    (Some(_), Some(_)) => None,
+                }
+            }
+        }
+    }
+
+    /// The user whose id this segment of a path names.
+    fn find(&self, segment: &str) -> Option<usize> {
+        let id = canonical(segment)?;
+        self.users.iter().position(|user| user.id == Some(id))
+    }
+
+    /// With this user in the place of another one, or as one more.
+    fn with(&self, index: Option<usize>, user: User) -> State {
+        let mut state = self.clone();
+        match index {
+            Some(index) => state.users[index] = user,
+            None => state.users.push(user),
+        }
+        // Equal states are equal values, whatever led to them.
+        state.users.sort_unstable();
+        state
+    }
+
+    /// With what an answer tells about one of the users.
+    fn with_seen(&self, seen: &Seen) -> Option<State> {
+        let index = self.users.iter().position(|user| same_address(&user.email, seen.email))?;
+        // An id has one user.
+        let others = self.users.iter().enumerate().filter(|(other, _)| *other != index);
+        if others.into_iter().any(|(_, other)| other.id == Some(seen.id)) {
+            return None;
+        }
+        Some(self.with(Some(index), self.users[index].seen(seen)?))
+    }
+
+    /// A page as it is answered, where everything is known.
+    fn page(&self, page: usize, per_page: usize) -> Option<Value> {
+        let mut users: Vec<_> = self.users.iter().collect();
+        users.sort_by_key(|user| user.id);
+        let total = users.len();
+        let (start, end) = (((page - 1) * per_page).min(total), (page * per_page).min(total));
+        let data: Vec<_> = users[start..end].iter().map(|user| user.json()).collect::<Option<_>>()?;
+        let (from, to) = if start < end { (start + 1, end) } else { (0, 0) };
+        let last_page = total.div_ceil(per_page).max(1);
+        Some(json!({
+            "data": data, "total": total, "perPage": per_page, "currentPage": page, "lastPage": last_page,
+            "from": from, "to": to, "hasMorePages": page < last_page,
+        }))
+    }
+}
