@@ -51,6 +51,8 @@ pub struct Config {
     pub api_token: Option<Secret>,
     /// What it costs to hash a password. No variable sets it.
     pub password_hashing: PasswordHashing,
+    /// Wrong passwords that one peer may send for one e-mail address in a minute; 0 for any number.
+    pub auth_attempts: u32,
     /// Further host names under which browsers may call the service without a token.
     pub allowed_hosts: Vec<String>,
     /// What clients may use up.
@@ -241,6 +243,7 @@ impl Default for Config {
             migrations_dir: None,
             api_token: None,
             password_hashing: PasswordHashing::Owasp,
+            auth_attempts: 10,
             allowed_hosts: Vec::new(),
             limits: Limits::default(),
         }

@@ -75,6 +75,11 @@ pub enum Error {
     UriTooLong,
     /// `Expect` asks for something other than `100-continue`.
     ExpectationFailed,
+    /// A peer has guessed at an account too often; holds the seconds after which it may try again.
+    TooManyAttempts {
+        /// Seconds.
+        retry_after: u64,
+    },
     /// The header fields are longer, or more, than allowed.
     HeadTooLarge,
     /// An HTTP version that is not served here.
@@ -89,7 +94,7 @@ impl Error {
         let fixed = |status, text| Answer::new(status, Body::text(text));
         match self {
             Error::NotFound => fixed(404, "Not found"),
-            Error::MethodNotAllowed(allow) => fixed(405, "Method not allowed").with("Allow", allow),
+            Error::MethodNotAllowed(allow) => fixed(405, "Method not allowed").with("Allow", *allow),
             Error::MassAssignment(fields) => Answer::new(422, Body::text(mass_assignment(fields))),
             Error::InvalidJson(problem) => Answer::new(400, Body::text("Invalid JSON").message(problem)),
             Error::Invalid(violations) => {
@@ -104,6 +109,9 @@ impl Error {
             // themselves where they know the scheme.
             Error::InvalidCredentials => {
                 fixed(401, "Invalid credentials").with("WWW-Authenticate", "Userd-Password")
+            }
+            Error::TooManyAttempts { retry_after } => {
+                fixed(429, "Too many attempts").with("Retry-After", retry_after.to_string())
             }
             Error::Unauthorized => fixed(401, "Unauthorized").with("WWW-Authenticate", "Bearer"),
             Error::CrossOrigin => fixed(403, "Cross-origin request refused"),
@@ -156,7 +164,7 @@ pub struct Answer {
     /// The JSON body.
     pub body: Body,
     /// One more header, where the status wants it.
-    pub header: Option<(&'static str, &'static str)>,
+    pub header: Option<(&'static str, Cow<'static, str>)>,
 }
 
 impl Answer {
@@ -165,8 +173,8 @@ impl Answer {
         Answer { status, body, header }
     }
 
-    fn with(mut self, name: &'static str, value: &'static str) -> Answer {
-        self.header = Some((name, value));
+    fn with(mut self, name: &'static str, value: impl Into<Cow<'static, str>>) -> Answer {
+        self.header = Some((name, value.into()));
         self
     }
 }

@@ -6,6 +6,7 @@
 use super::{
     access::Access,
     router::{Route, route},
+    throttle::{Attempt, Throttle},
     validation::{Validation, object},
 };
 use crate::{
@@ -18,6 +19,7 @@ use crate::{
         user::{NewUser, User, UserChanges},
     },
 };
+use std::{sync::Arc, time::Instant};
 
 /// A request that was found to be in order, and how far it has come.
 #[derive(Debug)]
@@ -52,6 +54,7 @@ pub(crate) enum Command {
 pub(crate) struct Login {
     pub email: String,
     pub password: Secret,
+    pub attempt: Attempt,
 }
 
 /// What the next step of a command needs. Commands of one lane are executed together, and wait for their own kind only.
@@ -145,6 +148,7 @@ impl Command {
 pub(super) struct Judge {
     validation: Validation,
     access: Access,
+    throttle: Arc<Throttle>,
     max_per_page: u32,
 }
 
@@ -153,6 +157,7 @@ impl Judge {
         Judge {
             validation: Validation::new(config.schema, config.validation),
             access: Access::new(config),
+            throttle: Throttle::new(config.auth_attempts),
             max_per_page: config.max_per_page,
         }
     }
@@ -177,8 +182,9 @@ impl Judge {
             Route::Authenticate => {
                 let body = self.validation.authenticate(json(request)?)?;
                 let text = |key: &str| body.get(key).and_then(|value| value.as_str()).unwrap_or_default();
-                let login = Login { email: text("email").to_owned(), password: text("password").into() };
-                Command::Authenticate(login)
+                let attempt = self.throttle.admit(text("email"), request.peer, Instant::now())?;
+                let (email, password) = (text("email").to_owned(), text("password").into());
+                Command::Authenticate(Login { email, password, attempt })
             }
         })
     }

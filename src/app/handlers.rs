@@ -156,17 +156,20 @@ fn verify(app: &App, command: Command) -> Step {
     let Command::Verify(login, user) = command else {
         unreachable!("{:?} is not a command of this lane", command.lane());
     };
+    let Login { password, attempt, .. } = login;
     let verified = || {
         let credential = match &user {
             Some(user) => user.credential.get()?,
             None => None,
         };
         let hash = credential.map(|credential| &credential.password_hash);
-        let Login { password, .. } = &login;
-        let matches = app.hashing.take(|| app.hasher.verify(password, hash));
+        let matches = app.hashing.take(|| app.hasher.verify(&password, hash));
         match &user {
             Some(user) if matches => Ok(Response::json(200, user)),
-            _ => Err(Error::InvalidCredentials),
+            _ => {
+                attempt.wrong();
+                Err(Error::InvalidCredentials)
+            }
         }
     };
     Step::Done(verified().unwrap_or_else(Error::into_response))

@@ -8,6 +8,7 @@ mod access;
 mod command;
 mod handlers;
 mod router;
+mod throttle;
 mod validation;
 
 pub(crate) use command::{Command, Lane, Step};

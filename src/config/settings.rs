@@ -110,6 +110,8 @@ pub const SETTINGS: &[Setting] = &[
     field("STOP_TIMEOUT", at!(limits.stop_timeout), SECONDS, "Seconds that a stop waits for requests in flight"),
     field("API_TOKEN", at!(api_token), Token, "Bearer token that `/users` asks for"),
     file("API_TOKEN_FILE", "API_TOKEN", "File that holds the token"),
+    field("AUTH_ATTEMPTS", at!(auth_attempts), Whole(0, 1_000_000),
+        "Wrong passwords a minute from one peer for one e-mail address; 0 for any number"),
     field("ALLOWED_HOSTS", at!(allowed_hosts), Any,
         "Further host names under which browsers may call without a token"),
     field("MIGRATIONS_DIR", at!(migrations_dir), Any, "Directory of migrations instead of the built-in ones"),

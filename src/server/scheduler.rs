@@ -10,7 +10,16 @@
 //! Nothing waits for a batch to fill: a batch is what came while earlier ones were in flight. How many may be in flight
 //! is learned from the shortest batches of the last second ([`Pace`]).
 
+mod hash_queue;
+mod pace;
+#[cfg(test)]
+mod simulation;
+#[cfg(test)]
+mod tests;
+
 use crate::app::Lane;
+use hash_queue::HashQueue;
+use pace::Pace;
 use std::{
     collections::{HashMap, VecDeque},
     mem,
@@ -28,9 +37,6 @@ const fn batch_limit(lane: Lane) -> usize {
         Lane::Lookup | Lane::Change | Lane::Hash => 1,
     }
 }
-
-/// What would wait longer than this for a hash is refused at once.
-const HASH_WAIT: Duration = Duration::from_secs(2);
 
 /// Pauses before what met a lock is executed again; the last one repeats.
 const RETRY_PAUSES: [Duration; 4] = [
@@ -393,166 +399,5 @@ impl<T> Scheduler<T> {
             self.may_start(lane).then_some(at)
         });
         retries.chain(queues).min()
-    }
-}
-
-/// How many batches of a lane are worth having in flight.
-///
-/// A batch costs this machine processor time, and the time between is waiting: for the network, for a commit. Where a
-/// batch is mostly processor time, one in flight is best, because two share the same cores and are half as full. Where
-/// it is mostly waiting, as many pay as fit into one waiting. The shortest batch of the last half second tells which,
-/// and no contention for the cores, which lengthens all others, is mistaken for waiting.
-#[derive(Debug)]
-struct Pace {
-    /// The shortest of the current window and of the one before.
-    shortest: [Duration; 2],
-    window: Instant,
-}
-
-/// A window of [`Pace`]; a change of the database shows after two at the latest.
-const WINDOW: Duration = Duration::from_millis(400);
-
-/// What a batch costs in processor time, here and in a database on the same machine, hand-overs between threads included:
-/// a lone read takes 60 to 120 µs. A batch that takes no longer has no waiting in it.
-const BATCH_COST: Duration = Duration::from_micros(100);
-
-/// Below this, whatever arrives waits for the end of a batch in flight instead of waking another worker.
-const SHORT: Duration = Duration::from_micros(300);
-
-impl Pace {
-    fn new(now: Instant) -> Pace {
-        Pace { shortest: [Duration::MAX; 2], window: now }
-    }
-
-    fn learn(&mut self, took: Duration, now: Instant) {
-        if now > self.window + WINDOW {
-            self.shortest = [Duration::MAX, self.shortest[0]];
-            self.window = now;
-        }
-        self.shortest[0] = self.shortest[0].min(took);
-    }
-
-    fn shortest(&self) -> Duration {
-        self.shortest[0].min(self.shortest[1])
-    }
-
-    fn batches(&self) -> usize {
-        match self.shortest() {
-            Duration::MAX => 2,
-            shortest => {
-                let waiting = shortest.saturating_sub(2 * BATCH_COST);
-                1 + (waiting.as_nanos() / BATCH_COST.as_nanos()) as usize
-            }
-        }
-    }
-
-    fn is_short(&self) -> bool {
-        self.shortest() < SHORT
-    }
-}
-
-/// Commands that wait for a hash. Accounts take turns, so that one that is guessed at holds up no other's login.
-struct HashQueue<T> {
-    queues: HashMap<u64, VecDeque<Item<T>>>,
-    /// Accounts with something queued, the next one first.
-    turns: VecDeque<u64>,
-    queued: usize,
-    /// Admitted and not done, by account; those before their look-up, and those in flight, included.
-    admitted: HashMap<u64, usize>,
-    all_admitted: usize,
-    anonymous_admitted: usize,
-    /// For those without an account: a number each.
-    anonymous: u64,
-    /// How long one hash takes, in the mean of the last ones.
-    takes: Duration,
-}
-
-impl<T> Default for HashQueue<T> {
-    fn default() -> Self {
-        HashQueue {
-            queues: HashMap::new(),
-            turns: VecDeque::new(),
-            queued: 0,
-            admitted: HashMap::new(),
-            all_admitted: 0,
-            anonymous_admitted: 0,
-            anonymous: 0,
-            // The work of OWASP's parameters on a core of 2023; learned from the first hash on.
-            takes: Duration::from_millis(20),
-        }
-    }
-}
-
-impl<T> HashQueue<T> {
-    /// Whether one more would be hashed in time: behind all others, or in its turn among the accounts.
-    fn admit(&mut self, account: Option<u64>, at_once: usize) -> bool {
-        let same = account.and_then(|account| self.admitted.get(&account)).copied().unwrap_or(0);
-        let others = self.admitted.len() + self.anonymous_admitted;
-        let before = self.all_admitted.min(others * (same + 1));
-        let wait = self.takes * u32::try_from(before).unwrap_or(u32::MAX) / at_once as u32;
-        if wait > HASH_WAIT {
-            return false;
-        }
-        self.all_admitted += 1;
-        match account {
-            Some(account) => *self.admitted.entry(account).or_default() += 1,
-            None => self.anonymous_admitted += 1,
-        }
-        true
-    }
-
-    fn leave(&mut self, account: Option<u64>) {
-        self.all_admitted -= 1;
-        self.anonymous_admitted -= usize::from(account.is_none());
-        if let Some(account) = account
-            && let Some(count) = self.admitted.get_mut(&account)
-        {
-            *count -= 1;
-            if *count == 0 {
-                self.admitted.remove(&account);
-            }
-        }
-    }
-
-    fn push(&mut self, item: Item<T>) {
-        let account = item.keys.account.unwrap_or_else(|| {
-            self.anonymous += 1;
-            // Accounts have the upper half of the numbers.
-            self.anonymous & (u64::MAX >> 1)
-        });
-        let queue = self.queues.entry(account).or_default();
-        if queue.is_empty() {
-            self.turns.push_back(account);
-        }
-        queue.push_back(item);
-        self.queued += 1;
-    }
-
-    fn pop(&mut self) -> Option<Item<T>> {
-        let account = self.turns.pop_front()?;
-        let queue = self.queues.get_mut(&account)?;
-        let item = queue.pop_front();
-        match queue.is_empty() {
-            true => drop(self.queues.remove(&account)),
-            false => self.turns.push_back(account),
-        }
-        self.queued -= usize::from(item.is_some());
-        item
-    }
-
-    fn take_unless(&mut self, awaited: &mut impl FnMut(&T) -> bool) -> Vec<Item<T>> {
-        let mut dropped = Vec::new();
-        let all: Vec<Item<T>> = std::iter::from_fn(|| self.pop()).collect();
-        for item in all {
-            match awaited(&item.work) {
-                true => self.push(item),
-                false => dropped.push(item),
-            }
-        }
-        dropped
-    }
-
-    fn learn(&mut self, took: Duration) {
-        self.takes = (self.takes * 7 + took) / 8;
     }
 }

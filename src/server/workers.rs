@@ -17,7 +17,6 @@ use crate::{
     http::{Method, Request, Response},
 };
 use std::{
-    any::Any,
     hash::{DefaultHasher, Hash, Hasher},
     io, mem,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -162,9 +161,7 @@ impl Workers {
     fn spawn(&mut self, name: &str, body: fn(&Shared)) -> io::Result<()> {
         let (shared, end) = (self.shared.clone(), self.end.clone());
         let thread = thread::Builder::new().name(name.to_owned()).stack_size(STACK).spawn(move || {
-            while let Err(panic) = catch_unwind(AssertUnwindSafe(|| body(&shared))) {
-                log_panic(&*panic);
-            }
+            while guard(|| body(&shared)).is_err() {}
             drop(shared);
             let _ = end.send(());
         })?;
@@ -327,13 +324,11 @@ impl Shared {
         let mut next = first;
         let received = Instant::now();
         while let Some(incoming) = next {
-            if let Some((slot, request)) = self.accept(incoming) {
+            if let Ok(Some((slot, request))) = guard(|| self.accept(incoming)) {
                 bytes += request.body.len();
                 let (method, path) = (request.method, request.path().to_owned());
-                let command = catch_unwind(AssertUnwindSafe(|| self.app.judge(&request)));
-                let command = command.unwrap_or_else(|panic| Err(log_panic(&*panic)));
                 let mut job = Job { command: None, slot, received, method, path };
-                match command {
+                match guard(|| self.app.judge(&request)).unwrap_or_else(Err) {
                     Ok(command) => {
                         job.command = Some(command);
                         judged.push(job);
@@ -464,15 +459,12 @@ impl Shared {
     /// What comes of commands; a panic is an answer to each.
     fn steps(&self, lane: app::Lane, commands: Vec<Command>) -> Vec<Step> {
         let count = commands.len();
-        let executed = catch_unwind(AssertUnwindSafe(|| self.app.execute(lane, commands)));
-        executed.unwrap_or_else(|panic| {
-            let response = log_panic(&*panic);
-            (0..count).map(|_| Step::Done(response.clone())).collect()
-        })
+        guard(|| self.app.execute(lane, commands))
+            .unwrap_or_else(|response| (0..count).map(|_| Step::Done(response.clone())).collect())
     }
 
     fn answer(&self, job: &Job, response: &Response) {
-        let sent = self.responder.answer(job.slot, response);
+        let sent = guard(|| self.responder.answer(job.slot, response)).unwrap_or(None);
         let Job { method, path, .. } = job;
         let (status, milliseconds) = (response.status, job.received.elapsed().as_secs_f64() * 1000.0);
         match sent {
@@ -482,11 +474,13 @@ impl Shared {
     }
 }
 
-/// Logs a panic; its answer.
-fn log_panic(panic: &(dyn Any + Send)) -> Response {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    Error::Internal(format!("panic: {}", text.unwrap_or("of an unknown kind"))).into_response()
+/// Runs `work`; a panic in it is logged, and is the answer 500.
+fn guard<T>(work: impl FnOnce() -> T) -> Result<T, Response> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
+        let text = panic.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        Error::Internal(format!("panic: {}", text.unwrap_or("of an unknown kind"))).into_response()
+    })
 }
 
 /// Upper half of the numbers: see [`Scheduler`]'s queue of hashes. Addresses are equal whatever their case.

@@ -1,0 +1,77 @@
+//! How many batches of a lane pay at once, learned from how long they take.
+
+use std::time::{Duration, Instant};
+
+/// How many batches of a lane are worth having in flight.
+///
+/// A batch costs this machine processor time, and the time between is waiting: for the network, for a commit. Where a
+/// batch is mostly processor time, one in flight is best, because two share the same cores and are half as full. Where
+/// it is mostly waiting, as many pay as fit into one waiting. The shortest batch of the last half second tells which,
+/// and no contention for the cores, which lengthens all others, is mistaken for waiting.
+#[derive(Debug)]
+pub(super) struct Pace {
+    /// The shortest of the current window and of the one before.
+    shortest: [Duration; 2],
+    window: Instant,
+    #[cfg(test)]
+    fixed: Option<usize>,
+}
+
+/// A window of [`Pace`]; a change of the database shows after two at the latest.
+const WINDOW: Duration = Duration::from_millis(400);
+
+/// What a batch costs in processor time, here and in a database on the same machine, hand-overs between threads included:
+/// a lone read takes 60 to 120 µs. A batch that takes no longer has no waiting in it.
+const BATCH_COST: Duration = Duration::from_micros(100);
+
+/// Below this, whatever arrives waits for the end of a batch in flight instead of waking another worker.
+const SHORT: Duration = Duration::from_micros(300);
+
+impl Pace {
+    pub fn new(now: Instant) -> Pace {
+        Pace {
+            shortest: [Duration::MAX; 2],
+            window: now,
+            #[cfg(test)]
+            fixed: None,
+        }
+    }
+
+    pub fn learn(&mut self, took: Duration, now: Instant) {
+        if now > self.window + WINDOW {
+            self.shortest = [Duration::MAX, self.shortest[0]];
+            self.window = now;
+        }
+        self.shortest[0] = self.shortest[0].min(took);
+    }
+
+    fn shortest(&self) -> Duration {
+        self.shortest[0].min(self.shortest[1])
+    }
+
+    /// Always this many, for comparison.
+    #[cfg(test)]
+    pub fn fix(&mut self, batches: usize) {
+        self.fixed = Some(batches);
+    }
+
+    /// Batches in flight that pay.
+    pub fn batches(&self) -> usize {
+        #[cfg(test)]
+        if let Some(batches) = self.fixed {
+            return batches;
+        }
+        match self.shortest() {
+            Duration::MAX => 2,
+            shortest => {
+                let waiting = shortest.saturating_sub(2 * BATCH_COST);
+                1 + (waiting.as_nanos() / BATCH_COST.as_nanos()) as usize
+            }
+        }
+    }
+
+    /// Whether a batch ends so soon that waking another worker meanwhile does not pay.
+    pub fn is_short(&self) -> bool {
+        self.shortest() < SHORT
+    }
+}
