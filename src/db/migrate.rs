@@ -16,13 +16,13 @@ mod embedded {
     refinery::embed_migrations!("migrations");
 }
 
-/// Any number will do that other users of the database do not lock; this one spells "userd".
+/// The key of the advisory lock: any number that no other program locks; this one spells "userd".
 const LOCK: i64 = 0x0075_7365_7264;
 
 /// How long a replica waits while another one migrates.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// What a database has to have gone through.
+/// The migrations that a database needs.
 pub struct Migrations(Runner);
 
 impl Migrations {
@@ -39,7 +39,7 @@ impl Migrations {
         Ok(Migrations(Runner::new(&found)))
     }
 
-    /// A number that changes with any of them.
+    /// A number that changes with any of the migrations.
     pub fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for migration in self.0.get_migrations() {
@@ -48,8 +48,8 @@ impl Migrations {
         hasher.finish()
     }
 
-    /// Whether the database has these and no others. Asks without writing anything, as a role or a standby that must
-    /// not write can; one round trip.
+    /// Whether exactly these were applied to the database. Only reads, so a role without the right to write, or a
+    /// standby, will do; one round trip.
     pub fn are_applied(&self, client: &mut Client) -> bool {
         const ASK: &str = "select version::bigint, checksum::text from refinery_schema_history";
         let Ok(rows) = client.query_typed(ASK, &[]) else {
@@ -62,8 +62,8 @@ impl Migrations {
 
     /// Applies what is missing.
     ///
-    /// refinery takes no lock of its own, so a transaction of `locker` holds one meanwhile: not the session, which a
-    /// pooler may lend to others. And refinery commits a migration apart from its history row unless told to group
+    /// refinery takes no lock of its own, so a transaction of `locker` holds one meanwhile: not its session, which a
+    /// pooler may lend to other clients. And refinery commits a migration apart from its history row unless told to group
     /// them: all that is missing is applied in one transaction.
     /// Blocks while another replica migrates, up to ten minutes, and as long as the migrations take. The error is
     /// one line.
@@ -73,20 +73,20 @@ impl Migrations {
         for migration in report.applied_migrations() {
             log::info!("applied migration {migration}");
         }
-        // It locks nothing else, so its end is the unlocking.
+        // Ending the transaction releases the lock; it holds no other.
         locker.batch_execute("rollback").map_err(|error| explain(&error))
     }
 }
 
-/// Leaves a transaction open that holds the lock. None is open while it waits: behind a pooler that would keep
-/// others, the lock's holder among them, from the few connections that there are.
+/// Leaves a transaction open that holds the lock. It polls instead of waiting in a transaction: behind a pooler, waiting
+/// transactions could take all connections, and leave none for the lock's holder to migrate with.
 fn lock(locker: &mut Client) -> Result<(), String> {
     const TRY: &str = "select pg_try_advisory_xact_lock($1)";
     let deadline = Instant::now() + LOCK_TIMEOUT;
-    let mut told = false;
+    let mut logged = false;
     loop {
         let mut attempt = || {
-            // The role may have bounds for the transactions of a service; this one waits for migrations.
+            // A role's time-out is meant for the transactions of a service; this one waits for migrations.
             locker.batch_execute("begin; set local idle_in_transaction_session_timeout = 0")?;
             let row = locker.query_typed_one(TRY, &[(&LOCK, Type::INT8)])?;
             let locked: bool = row.get(0);
@@ -101,15 +101,15 @@ fn lock(locker: &mut Client) -> Result<(), String> {
         if Instant::now() > deadline {
             return Err("another session has held the migration lock for too long".to_owned());
         }
-        if !told {
+        if !logged {
             log::info!("waiting for another replica to finish its migrations");
-            told = true;
+            logged = true;
         }
         thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// refinery's own text with the database's beneath it, in one line.
+/// refinery's own text and the database's, in one line.
 fn describe(error: refinery::Error) -> String {
     let mut line = error.to_string();
     let mut cause = std::error::Error::source(&error);

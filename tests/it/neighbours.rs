@@ -82,7 +82,7 @@ fn a_row_that_is_locked() {
     let password = json!({"password": PASSWORD}).to_string();
     let mut held = vec![asks(url, "PUT", "/users/1", password)];
     held.extend((0..12).map(|n| asks(url, "PUT", "/users/1", json!({"name": n.to_string()}).to_string())));
-    service.database.waits_for_locks(5);
+    service.database.waits_for_locks(1);
     assert_eq!(asks(url, "GET", "/users/1", String::new()).join().unwrap(), 200);
     assert_eq!(asks(url, "GET", "/users", String::new()).join().unwrap(), 200);
     assert_eq!(asks(url, "POST", "/users", post("eve")).join().unwrap(), 201);
@@ -107,7 +107,7 @@ fn what_nobody_waits_for_is_not_kept() {
     transaction.batch_execute("select from users where id = 1 for update").unwrap();
     let password = || json!({"password": PASSWORD}).to_string();
     let held: Vec<_> = (0..8).map(|_| asks(&url, "PUT", "/users/1", password())).collect();
-    database.waits_for_locks(3);
+    database.waits_for_locks(1);
     let before = memory_kib(process.id());
     let body = format!(r#"{{"email":"{}","password":"x"}}"#, "x".repeat(BODY));
     let request = format!(

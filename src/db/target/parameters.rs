@@ -176,7 +176,7 @@ pub fn socket_directory() -> &'static Path {
 
 const DEFAULT_PORT: u16 = 5432;
 
-/// Known to libpq and given a meaning by this room.
+/// Known to libpq, and given a meaning here.
 const OWN: &str = "dbname fallback_application_name host hostaddr keepalives_count password port \
     sslcert sslkey sslmode sslrootcert tcp_user_timeout user";
 
@@ -184,7 +184,7 @@ const OWN: &str = "dbname fallback_application_name host hostaddr keepalives_cou
 const SHARED: &str = "application_name channel_binding connect_timeout keepalives keepalives_idle \
     keepalives_interval load_balance_hosts options sslnegotiation target_session_attrs";
 
-/// Known to libpq, and refused: to drop one silently would drop what somebody relies on.
+/// Known to libpq, and refused: ignoring one silently could, for instance, leave a connection less secure than asked for.
 const REFUSED: &str = "oauth_client_id oauth_client_secret oauth_issuer oauth_scope passfile \
     require_auth requirepeer scram_client_key scram_server_key service servicefile sslcrl sslcrldir \
     sslkeylogfile sslpassword";

@@ -45,7 +45,7 @@ impl std::error::Error for TlsError {}
 /// What of a server's certificate is checked. That the server owns its key always is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verify {
-    /// Nothing: encrypted, but to whoever answers.
+    /// Nothing: encrypted, but to any server that answers.
     Nothing,
     /// Its dates, and that a trusted authority signed it or that it is itself a trusted certificate.
     Chain,

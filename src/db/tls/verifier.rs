@@ -124,8 +124,8 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-/// The certificate for webpki, which cannot look at version 1: what OpenSSL made until 3.2 where no
-/// extensions were asked for.
+/// The certificate for webpki, which cannot read version 1. OpenSSL before 3.2 (Debian 12, Ubuntu 24.04) makes such
+/// where no extensions are asked for, as in the example of PostgreSQL's manual.
 fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<ParsedCertificate<'a>, Error> {
     if Certificate::parse(certificate).is_some_and(|fields| fields.is_version_1()) {
         return Err(refusal("it is of X.509 version 1; make it again with a subjectAltName"));
