@@ -2,7 +2,7 @@
 
 use super::explain;
 use crate::config::ConfigError;
-use postgres::{Client, types::Type};
+use postgres::{Client, error::SqlState, types::Type};
 use refinery::Runner;
 use std::{
     collections::HashSet,
@@ -21,6 +21,9 @@ const LOCK: i64 = 0x0075_7365_7264;
 
 /// How long a replica waits while another one migrates.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Between two tries to get the locks that a migration needs.
+const LOCK_PAUSE: Duration = Duration::from_millis(500);
 
 /// The migrations that a database needs.
 pub struct Migrations(Runner);
@@ -48,16 +51,20 @@ impl Migrations {
         hasher.finish()
     }
 
-    /// Whether exactly these were applied to the database. Only reads, so a role without the right to write, or a
-    /// standby, will do; one round trip.
-    pub fn are_applied(&self, client: &mut Client) -> bool {
-        const ASK: &str = "select version::bigint, checksum::text from refinery_schema_history";
+    /// Whether the database has these, and no others but such as are compatible. Asks without writing anything, as a
+    /// role or a standby that must not write can; one round trip. The error is one line: the database has newer ones
+    /// that are not compatible.
+    pub fn are_applied(&self, client: &mut Client) -> Result<bool, String> {
+        const ASK: &str = "select version::bigint, checksum::text, \
+            obj_description('refinery_schema_history'::regclass, 'pg_class') from refinery_schema_history";
         let Ok(rows) = client.query_typed(ASK, &[]) else {
-            return false;
+            return Ok(false);
         };
         let applied: HashSet<(i64, String)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
         let ours = self.0.get_migrations().iter();
-        applied == ours.map(|one| (one.version().into(), one.checksum().to_string())).collect()
+        let ours = ours.map(|one| (one.version().into(), one.checksum().to_string())).collect();
+        let mark: Option<String> = rows.first().and_then(|row| row.get(2));
+        judge(&applied, &ours, mark.as_deref())
     }
 
     /// Applies what is missing.
@@ -69,13 +76,68 @@ impl Migrations {
     /// one line.
     pub fn apply(self, client: &mut Client, locker: &mut Client) -> Result<(), String> {
         lock(locker)?;
-        let report = self.0.set_grouped(true).run(client).map_err(describe)?;
+        let runner = self.0.set_grouped(true);
+        let deadline = Instant::now() + LOCK_TIMEOUT;
+        let report = loop {
+            match runner.run(client) {
+                Ok(report) => break report,
+                // Migrations of tables in use wait for a lock only as long as writers may wait behind them.
+                Err(error) if is_lock_timeout(&error) && Instant::now() < deadline => {
+                    log::info!("a table is locked; the migration is tried again");
+                    thread::sleep(LOCK_PAUSE);
+                }
+                Err(error) => return Err(describe(error)),
+            }
+        };
         for migration in report.applied_migrations() {
             log::info!("applied migration {migration}");
         }
         // Ending the transaction releases the lock; it holds no other.
         locker.batch_execute("rollback").map_err(|error| explain(&error))
     }
+}
+
+/// Whether what was applied will do for a release with our migrations. The last migration says so itself, in a comment:
+/// "migration 4 is compatible with migration 3".
+fn judge(
+    applied: &HashSet<(i64, String)>,
+    ours: &HashSet<(i64, String)>,
+    mark: Option<&str>,
+) -> Result<bool, String> {
+    if !ours.is_subset(applied) {
+        return Ok(false);
+    }
+    let newest = |migrations: &HashSet<(i64, String)>| migrations.iter().map(|(version, _)| *version).max();
+    let (found, known) = (newest(applied).unwrap_or_default(), newest(ours).unwrap_or_default());
+    let others_are_newer = applied.difference(ours).all(|(version, _)| *version > known);
+    let numbers =
+        mark.and_then(|mark| mark.strip_prefix("migration ")?.split_once(" is compatible with migration "));
+    let (last, oldest) = numbers.unwrap_or_default();
+    let compatible = last.parse() == Ok(found) && oldest.parse::<i64>().is_ok_and(|oldest| oldest <= known);
+    match applied.len() == ours.len() {
+        true => Ok(true),
+        // refinery says which one it misses.
+        false if !others_are_newer => Ok(false),
+        false if compatible => {
+            log::info!("a newer userd has migrated the database, to migration {found}, which is compatible");
+            Ok(true)
+        }
+        false => Err(format!(
+            "a newer userd has migrated it, to migration {found}; this one knows those up to {known}, and no later \
+             one says that it is compatible with them"
+        )),
+    }
+}
+
+fn is_lock_timeout(error: &refinery::Error) -> bool {
+    let mut cause = std::error::Error::source(error);
+    while let Some(inner) = cause {
+        if let Some(error) = inner.downcast_ref::<postgres::Error>() {
+            return error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE);
+        }
+        cause = inner.source();
+    }
+    false
 }
 
 /// Leaves a transaction open that holds the lock. It polls instead of waiting in a transaction: behind a pooler, waiting
@@ -124,4 +186,34 @@ fn describe(error: refinery::Error) -> String {
         cause = inner.source();
     }
     line.replace('\n', " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_will_do() {
+        let set = |versions: &[i64]| versions.iter().map(|version| (*version, "x".to_owned())).collect();
+        let mark = |last, oldest| format!("migration {last} is compatible with migration {oldest}");
+        let rows: [(&[i64], Option<String>, Option<bool>); 11] = [
+            (&[1, 2, 3], None, Some(true)),
+            (&[1, 2], None, Some(false)),
+            (&[], None, Some(false)),
+            (&[1, 2, 3, 4], None, None),
+            (&[1, 2, 3, 4], Some(mark(4, 3)), Some(true)),
+            (&[1, 2, 3, 4], Some(mark(4, 4)), None),
+            (&[1, 2, 3, 4, 5], Some(mark(5, 2)), Some(true)),
+            // The last one says nothing.
+            (&[1, 2, 3, 4, 5], Some(mark(4, 3)), None),
+            (&[1, 2, 3, 4], Some("our users".to_owned()), None),
+            // Others, and not after ours.
+            (&[0, 1, 2, 3], Some(mark(3, 2)), Some(false)),
+            (&[1, 2, 4], Some(mark(4, 3)), Some(false)),
+        ];
+        for (applied, mark, expected) in rows {
+            let found = judge(&set(applied), &set(&[1, 2, 3]), mark.as_deref());
+            assert_eq!(found.clone().ok(), expected, "{applied:?} {mark:?}: {found:?}");
+        }
+    }
 }

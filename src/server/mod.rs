@@ -281,7 +281,7 @@ impl App {
             };
             let connect = || connect(&watchdog, &target, &tls, set_up, timeout);
             let mut client = connect()?;
-            if !migrations.are_applied(&mut client) {
+            if !migrations.are_applied(&mut client).map_err(StartError::Migration)? {
                 migrations.apply(&mut client, &mut *connect()?).map_err(StartError::Migration)?;
             }
             drop(client);

@@ -1117,6 +1117,7 @@ fn browsers_that_speak_for_other_sites() {
         &[("Sec-Fetch-Site", "same-origin"), ("Origin", "https://proxied.example")],
         &[("Origin", own)],
     ];
+    assert_eq!(client.get("/users").json()["total"], 1);
     for headers in friends {
         assert_eq!(client.request("PUT", "/users/1", headers, "{}").status, 200, "{headers:?}");
     }

@@ -152,6 +152,11 @@ fn a_restart_that_nobody_met_costs_no_error() {
         for client in clients {
             assert_eq!(client.join().unwrap(), 200, "round {round}: {}", process.stderr());
         }
+        let name = if round == 1 { "1" } else { "m" };
+        for n in 0..8 {
+            let (_, user) = caller.call("GET", &format!("/users/{}", n + 1), "").unwrap();
+            assert_eq!(user["name"], name, "round {round}");
+        }
     }
 }
 
@@ -536,6 +541,7 @@ fn a_database_that_takes_no_changes() {
     eventually(BACK_WITHIN + BUSY, "changes are taken", || {
         matches!(caller.call("PUT", "/users/1", r#"{"name":"c"}"#).unwrap(), (200, _))
     });
+    assert_eq!(caller.call("GET", "/users/1", "").unwrap().1["name"], "c");
 }
 
 /// A role with room for two sessions, and then for none.
@@ -599,6 +605,8 @@ fn deadlocks_and_conflicts_with_others() {
     transaction.commit().unwrap();
     // It was the one to give up, each time, and has tried again.
     assert_eq!(answer.join().unwrap(), (409, json!({"error": "Already exists"})));
+    let found = "select name || ' ' || email from users where id = 1";
+    assert_eq!(database.value(found), "d a@example.com");
 
     // Its snapshot would be older than our change.
     database.run(&format!("alter database {name} set default_transaction_isolation = 'repeatable read'"));
@@ -611,6 +619,7 @@ fn deadlocks_and_conflicts_with_others() {
     database.waits_for_locks(1);
     transaction.commit().unwrap();
     assert_eq!(answer.join().unwrap().0, 200);
+    assert_eq!(database.value(found), "f a@example.com");
 }
 
 // Panics

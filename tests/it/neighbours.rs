@@ -2,7 +2,8 @@
 //! they hold up is held up; nothing else is.
 
 use crate::support::{
-    Caller, Database, LONG, PASSWORD, Process, Service, TempDir, eventually, memory_kib, pause,
+    Caller, Database, LONG, OTHER_PASSWORD, PASSWORD, Process, Service, TempDir, eventually, memory_kib,
+    pause,
 };
 use serde_json::json;
 use socket2::SockRef;
@@ -79,7 +80,7 @@ fn a_row_that_is_locked() {
     let mut other = service.database.client();
     let mut transaction = other.transaction().unwrap();
     transaction.batch_execute("select from users where id = 1 for update").unwrap();
-    let password = json!({"password": PASSWORD}).to_string();
+    let password = json!({"password": OTHER_PASSWORD}).to_string();
     let mut held = vec![asks(url, "PUT", "/users/1", password)];
     held.extend((0..12).map(|n| asks(url, "PUT", "/users/1", json!({"name": n.to_string()}).to_string())));
     service.database.waits_for_locks(1);
@@ -91,6 +92,11 @@ fn a_row_that_is_locked() {
     assert!(held.iter().all(|held| !held.is_finished()));
     transaction.rollback().unwrap();
     assert!(held.into_iter().all(|held| held.join().unwrap() == 200));
+    // All were made, in some order.
+    let name = service.database.value("select name from users where id = 1");
+    assert!(name.parse::<u32>().is_ok_and(|n| n < 12), "{name}");
+    let login = json!({"email": "bob@example.com", "password": OTHER_PASSWORD}).to_string();
+    assert_eq!(asks(url, "POST", "/users/authenticate", login).join().unwrap(), 200);
 }
 
 /// Clients that send and are gone, while all that could serve them waits for somebody's lock.
@@ -175,6 +181,8 @@ fn refused_changes_keep_their_sessions() {
     let clients: Vec<_> = clients.collect();
     clients.into_iter().for_each(|client| client.join().unwrap());
     assert_eq!(service.database.value(sessions), before);
+    let emails = "select string_agg(email, ' ' order by id) from users";
+    assert_eq!(service.database.value(emails), "ada@example.com bob@example.com");
 }
 
 /// What was prepared before does not fit the table any more.
@@ -191,6 +199,7 @@ fn a_table_that_is_altered_meanwhile() {
         {
             assert_eq!(caller.call(method, target, body).unwrap().0, 200, "{method} {target}");
         }
+        assert_eq!(caller.call("GET", "/users/1", "").unwrap().1["name"], n.to_string());
     };
     for n in 0..3 {
         all(n);

@@ -84,7 +84,10 @@ impl Search<'_> {
             let (method, target, body) = call.action.request();
             let since = |moment: Instant| moment.duration_since(start).as_micros();
             let answer = match &call.answer {
-                Some((answer, end)) => format!("{} {} at {}", answer.status, answer.body, since(*end)),
+                // A page tells of all groups.
+                Some((answer, end)) => {
+                    format!("{} {:.300} at {}", answer.status, answer.body.to_string(), since(*end))
+                }
                 None => "no answer".to_owned(),
             };
             let (client, sent) = (call.client, since(call.sent));

@@ -1,0 +1,252 @@
+//! Dumps and what they are restored into: the lines of the README's "Backup and restore", and what it says is refused.
+
+use crate::support::{
+    Client, Database, LONG, LONG_ON_DISK, Own, PASSWORD, Process, Service, TempDir, check, eventually,
+};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use std::{
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+const README: &str = include_str!("../../README.md");
+
+/// The blocks of the chapter, in their order.
+fn blocks() -> Vec<&'static str> {
+    let (_, chapter) = README.split_once("\n## Backup and restore\n").expect("the README has the chapter");
+    let (chapter, _) = chapter.split_once("\n## ").expect("it is not the last one");
+    let blocks = chapter.split("\n```sh\n").skip(1);
+    blocks.map(|block| block.split_once("```").expect("it ends").0).collect()
+}
+
+/// Runs lines in a directory; each must succeed.
+fn shell(dir: &Path, lines: &str) {
+    let output = run(dir, lines);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{lines}: {said}");
+}
+
+fn run(dir: &Path, lines: &str) -> Output {
+    let mut command = Command::new("sh");
+    command.args(["-ec", lines]).current_dir(dir).stdin(Stdio::null());
+    command.output().expect("a shell")
+}
+
+/// `userd` on a cluster of its own.
+fn embedded(dir: &Path) -> Process {
+    let argument = format!("--embedded={}", dir.display());
+    Process::start(&[&argument], &[("HOST", "127.0.0.1"), ("PORT", "0")])
+}
+
+/// Some users, two of them with passwords, and gaps where others were.
+fn fill(client: &mut Client, sql: &mut postgres::Client) {
+    for name in ["ada", "bob"] {
+        let body = json!({"name": name, "email": format!("{name}@example.com"), "password": PASSWORD});
+        assert_eq!(client.post("/users", body.to_string()).status, 201);
+    }
+    sql.batch_execute(
+        "insert into users (name, email) select 'n', n || '@example.com' from generate_series(1, 3000) n;
+         delete from users where id between 700 and 900 or id % 10 = 0",
+    )
+    .expect("users");
+}
+
+/// Every page, as it is answered.
+fn pages(client: &mut Client) -> Vec<Value> {
+    let mut pages = Vec::new();
+    loop {
+        let page = client.get(&format!("/users?perPage=500&page={}", pages.len() + 1)).json();
+        let more = page["hasMorePages"] == true;
+        pages.push(page);
+        if !more {
+            return pages;
+        }
+    }
+}
+
+/// The same users and totals; passwords open their accounts; and it goes on as if nothing had been.
+fn assert_restored(client: &mut Client, expected: &[Value]) {
+    assert_eq!(pages(client), expected);
+    for email in ["ada@example.com", "bob@example.com"] {
+        let credentials = json!({"email": email, "password": PASSWORD}).to_string();
+        assert_eq!(client.post("/users/authenticate", credentials).status, 200, "{email}");
+    }
+    let total = expected[0]["total"].as_u64().expect("a number");
+    let created = client.post("/users", r#"{"name":"new","email":"new@example.com"}"#);
+    assert_eq!(created.status, 201, "{created:?}");
+    assert_eq!(client.delete("/users/1").status, 204);
+    let list = client.get("/users?perPage=1").json();
+    assert_eq!(list["total"], total);
+    let highest = expected.iter().flat_map(|page| page["data"].as_array().expect("users"));
+    let highest = highest.filter_map(|user| user["id"].as_str()?.parse::<i64>().ok()).max();
+    assert!(created.id().parse().ok() > highest, "{created:?}");
+}
+
+#[test]
+fn an_embedded_database() {
+    let dir = TempDir::new();
+    let mut source = embedded(&dir.path().join("userd-data"));
+    let mut client = Client::new(&source.wait_for_url_within(LONG_ON_DISK));
+    let url = format!("host={}/userd-data user=postgres dbname=postgres", dir.path().display());
+    fill(&mut client, &mut postgres::Client::connect(&url, postgres::NoTls).expect("the cluster"));
+    let before = pages(&mut client);
+    shell(dir.path(), blocks()[0]);
+    drop(source);
+
+    let mut restored = embedded(&dir.path().join("restored"));
+    restored.wait_for_url_within(LONG_ON_DISK);
+    shell(dir.path(), blocks()[1]);
+    restored.signal(Signal::SIGTERM);
+    assert_eq!(restored.wait(LONG_ON_DISK), 0);
+    let mut restored = embedded(&dir.path().join("restored"));
+    let mut client = Client::new(&restored.wait_for_url_within(LONG_ON_DISK));
+    assert!(!restored.stderr().contains("applied migration"), "{}", restored.stderr());
+    assert_restored(&mut client, &before);
+}
+
+#[test]
+fn a_server() {
+    let (source, target, dir) = (Own::start(), Own::start(), TempDir::new());
+    for server in [&source, &target] {
+        server.run("create role app login createdb");
+        server.run("create database app owner app");
+    }
+    let url = |server: &Own, database: &str| {
+        format!("host={} user=app dbname={database}", server.socket_dir().display())
+    };
+    let start =
+        |url: &str| Process::start(&[], &[("DATABASE_URL", url), ("HOST", "127.0.0.1"), ("PORT", "0")]);
+    let connect = |url: &str| postgres::Client::connect(url, postgres::NoTls).expect("it takes connections");
+    let ours = |block: &str| {
+        let block = block.replace("10.0.0.21", &source.socket_dir().display().to_string());
+        block.replace("10.0.0.22", &target.socket_dir().display().to_string())
+    };
+
+    let mut process = start(&url(&source, "app"));
+    let mut client = process.client();
+    fill(&mut client, &mut connect(&url(&source, "app")));
+    let before = pages(&mut client);
+    let lines = ours(blocks()[2]);
+    let (lines, last) = lines.trim_end().rsplit_once('\n').expect("several lines");
+    shell(dir.path(), lines);
+    let database_url = last.strip_prefix("DATABASE_URL='").and_then(|rest| rest.strip_suffix("' userd"));
+    let mut restored = start(database_url.expect("the last line starts userd"));
+    assert_restored(&mut restored.client(), &before);
+
+    // Rows alone, into the tables of a userd that runs.
+    let mut other = start(&url(&target, "app"));
+    let mut client = other.client();
+    shell(dir.path(), &ours(blocks()[3]));
+    assert_restored(&mut client, &before);
+}
+
+/// Restored over a userd's tables, by whatever means, it changes nothing: neither users nor credentials, nor numbers.
+#[test]
+fn over_the_tables_of_a_userd_it_is_refused() {
+    let (source, dir) = (Service::start(), TempDir::new());
+    fill(&mut source.client(), &mut source.database.client());
+    let dump = |options: &str, file: &str| {
+        let url = source.database.url();
+        shell(dir.path(), &format!(r#"pg_dump {options} "{url}" > {file}"#));
+    };
+    dump("", "plain.sql");
+    dump("--inserts", "inserts.sql");
+    dump("--data-only", "data.sql");
+    dump("--data-only -t users", "users.sql");
+    dump("-Fc", "archive");
+    for had_users in [false, true] {
+        let running = Service::start();
+        let mut client = running.client();
+        if had_users {
+            // With the ids of others, and no passwords.
+            check(
+                &mut client,
+                r#"
+                POST /users {"name":"Eve","email":"eve@example.com"} => 201 {"id":"1","name":"Eve","email":"eve@example.com",<times>}
+                POST /users {"name":"Zoe","email":"zoe@example.com"} => 201 {"id":"2","name":"Zoe","email":"zoe@example.com",<times>}
+                "#,
+            );
+        }
+        let before = pages(&mut client);
+        let url = running.database.url();
+        for restore in [
+            format!(r#"psql -X -f plain.sql "{url}""#),
+            format!(r#"psql -X -1 -v ON_ERROR_STOP=1 -f plain.sql "{url}""#),
+            format!(r#"psql -X -f inserts.sql "{url}""#),
+            format!(r#"psql -X -f data.sql "{url}""#),
+            format!(r#"psql -X -f users.sql "{url}""#),
+            format!(r#"pg_restore -d "{url}" archive"#),
+            format!(r#"pg_restore --data-only -d "{url}" archive"#),
+        ] {
+            let output = run(dir.path(), &restore);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(!output.status.success(), "{restore}: {said}");
+            assert_eq!(pages(&mut client), before, "{restore}: {said}");
+            assert_eq!(running.database.value("select count(*) from credentials"), "0", "{restore}");
+        }
+        let created = client.post("/users", r#"{"name":"new","email":"new@example.com"}"#);
+        let next = if had_users { "3" } else { "1" };
+        assert_eq!((created.status, created.id().as_str()), (201, next));
+        assert_eq!(client.get("/users").json()["total"], if had_users { 3 } else { 1 });
+    }
+}
+
+/// Sessions that only look a little like a restore's are none.
+#[test]
+fn other_sessions_may_write() {
+    let database = Database::create();
+    for (number, settings) in [
+        "set search_path = ''",
+        "set check_function_bodies = off",
+        "set check_function_bodies = off; set search_path = ''; set userd.restore = on",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let insert = format!("insert into public.users (name, email) values ('n', '{number}@example.com')");
+        database.run(&format!("{settings}; {insert}"));
+    }
+    assert_eq!(database.value("select count(*) from users"), "3");
+}
+
+/// A migration that finds its table in use lets writers pass, and comes again.
+#[test]
+fn a_migration_waits_without_being_in_the_way() {
+    const OURS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/migrations");
+    let (database, dir) = (Database::empty(), TempDir::new());
+    for file in ["V1__users.sql", "V2__page_counts.sql"] {
+        std::fs::copy(Path::new(OURS).join(file), dir.path().join(file)).expect("they are there");
+    }
+    let old = dir.path().to_str().expect("a path of ours");
+    let mut before = Process::on(&database, &[("MIGRATIONS_DIR", old)]);
+    let mut client = before.client();
+    let mut sql = database.client();
+    let mut writer = sql.transaction().expect("a transaction");
+    writer.batch_execute("insert into users (name, email) values ('n', 'n@example.com')").expect("a user");
+
+    let mut after = Process::on(&database, &[]);
+    after.logs("the migration is tried again");
+    assert_eq!(client.post("/users", r#"{"name":"m","email":"m@example.com"}"#).status, 201);
+    writer.commit().expect("a commit");
+    assert_eq!(after.client().get("/users").json()["total"], 2);
+    after.logs("applied migration V3");
+
+    // The old one goes on; and it would be started again if it knew the mark that the new one has left.
+    assert_eq!(client.post("/users", r#"{"name":"o","email":"o@example.com"}"#).status, 201);
+    let mut again = Process::on(&database, &[("MIGRATIONS_DIR", old)]);
+    assert_eq!(again.client().get("/users").json()["total"], 3);
+    again.logs("a newer userd has migrated the database, to migration 3, which is compatible");
+
+    // One that says nothing of older ones.
+    database.run("comment on table refinery_schema_history is null");
+    let mut refused = Process::on(&database, &[("MIGRATIONS_DIR", old)]);
+    assert_eq!(refused.wait(LONG), 1);
+    let line = refused.stderr();
+    let line = line.lines().last().unwrap_or_default();
+    assert!(
+        line.contains("a newer userd has migrated it, to migration 3; this one knows those up to 2"),
+        "{line}"
+    );
+    eventually(LONG, "the others serve", || client.get("/users").status == 200);
+}
