@@ -6,8 +6,8 @@
 //! and never a thread.
 //!
 //! `listener` is what is listened on, `event_loop` the thread, `admission` and `peers` which clients are let in,
-//! `connection` and `writing` one client's state, `http1` which bytes are a request, `slots` and `responder` the way of
-//! an answer. None of them knows routes, workers or databases, and of tiny_http only that it takes the requests.
+//! `connection`, `reading` and `writing` one client's state, `http1` which bytes are a request, `slots` and `responder`
+//! the way of an answer. None of them knows routes, workers or databases, and of tiny_http only that it takes requests.
 
 mod admission;
 mod connection;
@@ -15,6 +15,7 @@ mod event_loop;
 pub(crate) mod http1;
 mod listener;
 mod peers;
+mod reading;
 mod responder;
 mod slots;
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! The other direction of a connection: answers, refusals, and its end.
 
 use super::{
-    connection::{Action, Connection, Context, Input, State},
+    connection::{Action, Connection, Context, State},
     peers::Peer,
+    reading::Input,
     responder::Delivery,
 };
 use crate::{

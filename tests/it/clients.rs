@@ -1,4 +1,4 @@
-//! Clients that no HTTP library is: malformed requests, browsers under foreign names, readers that stop reading.
+//! Clients that are faulty or hostile: malformed requests, browsers under foreign names, answers that are not read.
 
 use crate::support::{Client, Database, Process, Service, check};
 use socket2::{Domain, Socket, Type};

@@ -275,7 +275,7 @@ impl Fragile {
             let start = Instant::now();
             let mut caller = Caller::new(&self.url, LONG);
             while start.elapsed() < time {
-                // It never depends on the database, so it is answered while any worker is free, else by the door.
+                // It never depends on the database, so it is answered while any worker is free, else by the frontend.
                 let asked = Instant::now();
                 let (status, _) = caller.call("GET", "/", "").unwrap();
                 assert!(status == 404 || status == 503, "{status}");

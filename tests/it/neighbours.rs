@@ -135,7 +135,7 @@ fn what_nobody_waits_for_is_not_kept() {
     assert_eq!(asks(&url, "GET", "/users/1", String::new()).join().unwrap(), 200);
 }
 
-/// The door and the workers share the time that a stop has.
+/// The frontend and the workers share the time that a stop has.
 #[test]
 fn a_stop_that_waits_for_a_lock() {
     const TIME: Duration = Duration::from_secs(4);

@@ -1,8 +1,8 @@
 //! Which client a proxy speaks for: `X-Forwarded-For`, and `Forwarded` (RFC 7239).
 //!
-//! Anyone can send these fields. Each proxy appends the address that it was called from, so they are read from the
+//! Any client can send these fields. Each proxy appends the address that it was called from, so they are read from the
 //! right: entries that a trusted proxy appended are true, and the first address that is no trusted proxy's is the
-//! client's. What is left of it is hearsay.
+//! client's. What is left of it may be made up by that client.
 
 use crate::config::TrustedProxies;
 use std::net::{IpAddr, SocketAddr};
