@@ -21,7 +21,9 @@ fuzz_target!(|data: &[u8]| {
     match first >> 6 {
         1 => any_extensions(rest, sizes),
         2 => any_host(rest, sizes),
-        _ => any_stream(rest, sizes),
+        _ => {
+            any_stream(rest, sizes);
+        }
     }
 });
 

@@ -8,9 +8,9 @@ mod connector;
 #[cfg(not(feature = "tls"))]
 #[path = "plain.rs"]
 mod connector;
-#[cfg(feature = "tls")]
 #[cfg(all(test, feature = "tls"))]
 mod tests;
+#[cfg(feature = "tls")]
 mod verifier;
 
 use std::fmt;
