@@ -10,7 +10,7 @@ use super::{
     validation::{Validation, object},
 };
 use crate::{
-    config::{Config, Secret},
+    config::{Config, Secret, counted_as},
     error::Error,
     http::{Request, Response},
     users::{
@@ -182,7 +182,8 @@ impl Judge {
             Route::Authenticate => {
                 let body = self.validation.authenticate(json(request)?)?;
                 let text = |key: &str| body.get(key).and_then(|value| value.as_str()).unwrap_or_default();
-                let attempt = self.throttle.admit(text("email"), request.peer, Instant::now())?;
+                let attempt =
+                    self.throttle.admit(text("email"), request.peer.map(counted_as), Instant::now())?;
                 let (email, password) = (text("email").to_owned(), text("password").into());
                 Command::Authenticate(Login { email, password, attempt })
             }

@@ -30,8 +30,18 @@ const AUTHENTICATE: &str = "POST, OPTIONS";
 /// The answer to `OPTIONS *`, which asks about the server as a whole.
 const SERVER: &str = "GET, HEAD, POST, PUT, DELETE, OPTIONS";
 
-/// The route, else [`Error::NotFound`] or [`Error::MethodNotAllowed`]. HEAD goes wherever GET goes.
+/// The route, else [`Error::NotFound`], [`Error::MethodNotAllowed`], or [`Error::NotImplemented`] where no path has such a
+/// method. HEAD goes wherever GET goes.
 pub fn route(method: Method, path: &str) -> Result<Route, Error> {
+    match find(method, path) {
+        Err(Error::NotFound) if method == Method::Other => {
+            Err(Error::NotImplemented("the method is not served on any path"))
+        }
+        result => result,
+    }
+}
+
+fn find(method: Method, path: &str) -> Result<Route, Error> {
     use Method::{Delete, Get, Head, Options, Post, Put};
     if path == "*" && method == Options {
         return Ok(Route::Options(SERVER));
@@ -118,6 +128,8 @@ mod tests {
             ("GET", "*", Err(404)),
             ("GET", "", Err(404)),
             ("OPTIONS", "/other", Err(404)),
+            ("BREW", "/other", Err(501)),
+            ("CONNECT", "example.com:443", Err(501)),
         ];
         for (method, path, expected) in rows {
             let found = route(method.into(), path).map_err(|error| error.answer().status);

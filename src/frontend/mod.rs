@@ -56,13 +56,14 @@ impl Frontend {
     /// Starts the frontend: from now on clients are let in. Requests are written to `private`, whose other end
     /// must be a tiny_http server's that has no other client; answers come through the [`Responder`].
     ///
-    /// If that stream breaks, everything is answered 503 and `on_broken` is called, once, on the
+    /// `on_start` is called on the frontend's thread. If that stream breaks, everything is answered 503 and `on_broken` is called, once, on the
     /// frontend's thread: nothing can be served any more. Raises the process's limit of descriptors to
     /// `limits.max_connections`, and where that is refused takes fewer clients, with a warning.
     pub fn open(
         listener: Listener,
         limits: &Limits,
         private: UnixStream,
+        on_start: impl FnOnce() + Send + 'static,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> io::Result<(Frontend, Responder)> {
         let mut limits = limits.clone();
@@ -73,6 +74,7 @@ impl Frontend {
         let shared = Arc::new(SharedState::new(limits, slots, waker));
         let mut event_loop = EventLoop::new(poll, Arc::clone(&shared), listener, private)?;
         let thread = thread::Builder::new().name("frontend".to_owned()).spawn(move || {
+            on_start();
             let mut on_broken = Some(on_broken);
             let on_broken = &mut || {
                 if let Some(on_broken) = on_broken.take() {

@@ -1,5 +1,6 @@
 //! Wires the stages together and stops them in order.
 
+mod cores;
 mod scheduler;
 mod workers;
 
@@ -17,10 +18,12 @@ use crate::{
     },
     frontend::{Frontend, Listener},
 };
+use cores::Cores;
 use nix::{
     sys::socket::{Shutdown, shutdown},
     unistd::mkdtemp,
 };
+use scheduler::Capacity;
 use std::{
     fmt, fs, io,
     net::SocketAddr,
@@ -30,7 +33,10 @@ use std::{
     },
     path::Path,
     process,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -119,16 +125,20 @@ impl Server {
         let (base_url, addr) = (listener.to_string(), listener.local_addr());
         let exposed = addr.is_some_and(|addr| !addr.ip().is_loopback());
         let stages = || {
-            let (private, http, stream) = PrivateSocket::connect()?;
-            let (door, responder) = Frontend::open(listener, &config.limits, stream, on_broken)?;
-            let workers = Workers::start(
-                http,
-                responder,
-                app.clone(),
-                config.workers,
-                config.db_pool_size as usize,
-                config.limits.request_timeout,
-            )?;
+            static SERVERS: AtomicU32 = AtomicU32::new(0);
+            let thread = format!("http-{}", SERVERS.fetch_add(1, Ordering::Relaxed));
+            let cores = Arc::new(Cores::new());
+            let (private, http, stream) = PrivateSocket::connect(&thread)?;
+            cores.add_threads_named(thread);
+            let frontend_cores = cores.clone();
+            let on_start = move || frontend_cores.add_this_thread();
+            let (door, responder) = Frontend::open(listener, &config.limits, stream, on_start, on_broken)?;
+            let capacity = Capacity {
+                statements: config.workers.min(config.db_pool_size as usize),
+                hashes: app.hashes_at_once(),
+                retry_for: config.limits.request_timeout,
+            };
+            let workers = Workers::start(http, responder, app.clone(), cores, capacity)?;
             Ok((private, door, workers))
         };
         let (private, door, workers) = stages().map_err(StartError::System)?;
@@ -188,7 +198,9 @@ struct PrivateSocket(UnixListener);
 impl PrivateSocket {
     /// tiny_http, and the one stream that it will ever serve: over a socket in a directory that only the owner
     /// can enter. Both are gone again when this returns, so nothing can be left behind.
-    fn connect() -> io::Result<(PrivateSocket, tiny_http::Server, UnixStream)> {
+    ///
+    /// tiny_http's threads get the name `thread`: they inherit that of the thread that starts them.
+    fn connect(thread: &str) -> io::Result<(PrivateSocket, tiny_http::Server, UnixStream)> {
         let temporary = std::env::temp_dir();
         // The path of a socket has a hundred bytes, and build tools have long temporary directories.
         let temporary = if temporary.as_os_str().len() > 64 { Path::new("/tmp") } else { &temporary };
@@ -198,7 +210,11 @@ impl PrivateSocket {
             let listener = UnixListener::bind(&path)?;
             let private = PrivateSocket(listener.try_clone()?);
             let stream = UnixStream::connect(&path)?;
-            let http = tiny_http::Server::from_listener(listener, None).map_err(io::Error::other)?;
+            let start = || tiny_http::Server::from_listener(listener, None).map_err(io::Error::other);
+            let http = thread::scope(|scope| {
+                let starter = thread::Builder::new().name(thread.to_owned()).spawn_scoped(scope, start)?;
+                starter.join().unwrap_or_else(|_| Err(io::Error::other("tiny_http panicked as it started")))
+            })?;
             Ok((private, http, stream))
         };
         let connected = connect();

@@ -254,14 +254,19 @@ impl<T> Scheduler<T> {
         self.hashes.queued > 0 && self.in_flight(Lane::Hash) < self.capacity.hashes
     }
 
-    /// Whether the next end of a batch comes so soon that whatever arrives meanwhile had better wait for it, to be
-    /// fetched and executed together.
+    /// Whether a batch is in flight that ends so soon that whatever arrives meanwhile had better wait for it, to be
+    /// received and executed together.
     pub fn ends_soon(&self) -> bool {
-        let soon = |lane: Lane| {
-            let queue = &self.lanes[lane as usize];
-            queue.in_flight > 0 && queue.in_flight >= queue.pace.batches() && queue.pace.is_short()
+        let soon = |lane: &Lane| {
+            let queue = &self.lanes[*lane as usize];
+            queue.in_flight > 0 && queue.pace.is_short()
         };
-        [Lane::Find, Lane::List].into_iter().any(soon)
+        [Lane::Find, Lane::List].iter().any(soon)
+    }
+
+    /// Whether reads by id, the most frequent of all, end that soon.
+    pub fn is_short(&self) -> bool {
+        self.lanes[Lane::Find as usize].pace.is_short()
     }
 
     /// Whether nothing is queued and nothing in flight.

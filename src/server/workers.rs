@@ -9,7 +9,10 @@
 //! one worker more than may execute statements, so that one is always left to receive, judge and refuse. Passwords are
 //! hashed by threads of their own, because each takes a core for some 20 ms.
 
-use super::scheduler::{Batch, Capacity, Item, Keys, Next, Scheduler};
+use super::{
+    cores::{Cores, Placement},
+    scheduler::{Batch, Capacity, Item, Keys, Next, Scheduler},
+};
 use crate::{
     app::{self, App, Command, Step},
     error::Error,
@@ -31,6 +34,10 @@ use std::{
 
 /// How often one idle worker looks after a short batch in flight, in case that it takes longer than expected.
 const TICK: Duration = Duration::from_millis(1);
+
+/// Ticks without a batch after which it does not look any more, until it is woken. A client that sends one request
+/// after the other causes no wake-up of it then.
+const QUIET_TICKS: u32 = 20;
 
 /// Of a worker, in bytes. Only what is used becomes memory: 48 KiB at most under load of every kind.
 const STACK: usize = 512 << 10;
@@ -59,6 +66,7 @@ struct Shared {
     unblocks: AtomicUsize,
     responder: Responder,
     app: Arc<App>,
+    cores: Arc<Cores>,
     state: Mutex<State>,
     /// Workers that do not wait in tiny_http's queue.
     parked: Condvar,
@@ -68,6 +76,11 @@ struct Shared {
 
 struct State {
     scheduler: Scheduler<Job>,
+    placement: Placement,
+    /// Commands that are queued or in flight.
+    unanswered: usize,
+    /// How many batches were started.
+    batches: u64,
     /// Workers in tiny_http's queue.
     receiving: usize,
     /// Workers that are parked.
@@ -92,20 +105,21 @@ struct Job {
 }
 
 impl Workers {
-    /// Starts the threads: one more than `workers`, at most as many of them executing statements as there are
-    /// `sessions`, and those that hash. Errors: the system has no more threads; those that were started are ended.
+    /// Starts the threads: one more than may execute statements, and those that hash. Errors: the system has no more
+    /// threads; those that were started are ended.
     pub fn start(
         server: tiny_http::Server,
         responder: Responder,
         app: Arc<App>,
-        workers: usize,
-        sessions: usize,
-        retry_for: Duration,
+        cores: Arc<Cores>,
+        capacity: Capacity,
     ) -> io::Result<Workers> {
-        let capacity =
-            Capacity { statements: workers.min(sessions), hashes: app.hashes_at_once(), retry_for };
+        let now = Instant::now();
         let state = State {
-            scheduler: Scheduler::new(capacity, Instant::now()),
+            scheduler: Scheduler::new(capacity, now),
+            placement: Placement::new(now),
+            unanswered: 0,
+            batches: 0,
             receiving: 0,
             parked: 0,
             ticking: false,
@@ -118,6 +132,7 @@ impl Workers {
             unblocks: AtomicUsize::new(0),
             responder,
             app,
+            cores,
             state: Mutex::new(state),
             parked: Condvar::new(),
             hash: Condvar::new(),
@@ -184,11 +199,13 @@ impl Shared {
     }
 
     fn work(&self) {
+        self.cores.add_this_thread();
         let mut state = self.state();
         loop {
             let now = Instant::now();
             match state.scheduler.next(now) {
                 Next::Run(batch) => {
+                    state.batches += 1;
                     self.wake_for_the_rest(&mut state, now);
                     drop(state);
                     state = self.execute(batch);
@@ -198,7 +215,11 @@ impl Shared {
                     return self.wake_all();
                 }
                 Next::Wait(_) if state.stopping => state = self.park(state, None),
-                Next::Wait(_) if state.scheduler.ends_soon() => {
+                Next::Wait(at) if state.receiving == 0 && !state.scheduler.ends_soon() => {
+                    state = self.receive(state, at);
+                }
+                // Where batches are short, one worker receives, or the one whose batch ends next.
+                Next::Wait(_) if state.scheduler.is_short() => {
                     state = match state.ticking {
                         true => self.park(state, None),
                         false => self.tick(state),
@@ -230,8 +251,8 @@ impl Shared {
 
     /// Before a worker executes a batch: another one is woken where there is a second batch, or nobody to receive.
     fn wake_for_the_rest(&self, state: &mut State, now: Instant) {
-        let nobody_receives = state.receiving == 0 && !state.scheduler.ends_soon();
-        if nobody_receives || state.scheduler.is_ready(now) {
+        let watched = state.receiving > 0 || (state.ticking && state.scheduler.ends_soon());
+        if !watched || state.scheduler.is_ready(now) {
             self.wake_one(state);
         }
     }
@@ -266,17 +287,29 @@ impl Shared {
         state
     }
 
-    /// Waits for a short batch to end, and receives what has come where it has not ended in time.
+    /// Looks after short batches for as long as there are some: where one has not ended in time, it receives what has
+    /// come meanwhile.
     fn tick<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        state.ticking = true;
-        let mut state = self.park(state, Some(TICK));
-        state.ticking = false;
-        if !state.scheduler.ends_soon() {
-            return state;
+        let mut quiet = 0;
+        while quiet < QUIET_TICKS {
+            let before = state.batches;
+            state.ticking = true;
+            state = self.park(state, Some(TICK));
+            state.ticking = false;
+            quiet = if state.batches == before { quiet + 1 } else { 0 };
+            if state.scheduler.is_ready(Instant::now()) || state.stopping {
+                return state;
+            }
+            if state.receiving == 0 && !state.scheduler.ends_soon() {
+                return state;
+            }
+            if state.receiving == 0 && state.batches == before {
+                drop(state);
+                let judged = self.judge(self.try_receive());
+                return self.push(self.state(), judged);
+            }
         }
-        drop(state);
-        let judged = self.judge(self.try_receive());
-        self.push(self.state(), judged)
+        self.park(state, None)
     }
 
     /// Waits for requests, at most until `at`, and queues them.
@@ -375,11 +408,19 @@ impl Shared {
                 hashes: command.hashes(),
             };
             let lane = command.lane();
-            refused.extend(state.scheduler.push(job, lane, keys, now).err());
+            match state.scheduler.push(job, lane, keys, now) {
+                Ok(()) => state.unanswered += 1,
+                Err(job) => refused.push(job),
+            }
+            let overlaps = state.unanswered > 1;
+            let state = &mut *state;
+            self.cores.place(&mut state.placement, overlaps, now);
         }
         // Clients who give up and come back, again and again, would let the queue grow without end.
         if state.scheduler.len() > state.most_queued {
+            let queued = state.scheduler.len();
             state.scheduler.retain(|job| !self.responder.abandoned(job.slot));
+            state.unanswered -= queued - state.scheduler.len();
             state.most_queued = FEW.max(2 * state.scheduler.len());
         }
         if state.scheduler.hash_is_ready() {
@@ -436,6 +477,7 @@ impl Shared {
         let mut given_up = Vec::new();
         let mut state = self.state();
         state.scheduler.finished(token, contended, now);
+        state.unanswered -= ended.len();
         for item in &ended {
             state.scheduler.done(item);
         }
@@ -449,6 +491,7 @@ impl Shared {
         if state.scheduler.hash_is_ready() {
             self.hash.notify_one();
         }
+        state.unanswered -= given_up.len();
         for item in given_up {
             self.answer(&item.work, &app::contended_for_too_long());
             state.scheduler.done(&item);

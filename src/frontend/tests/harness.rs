@@ -81,9 +81,15 @@ impl Harness {
         let address = listener.local_addr();
         let name = listener.to_string();
         let broken = Arc::clone(&gate);
-        let (frontend, responder) = Frontend::open(listener, limits, private, move || {
-            broken.broken.fetch_add(1, Ordering::SeqCst);
-        })
+        let (frontend, responder) = Frontend::open(
+            listener,
+            limits,
+            private,
+            || {},
+            move || {
+                broken.broken.fetch_add(1, Ordering::SeqCst);
+            },
+        )
         .unwrap();
         let stopper = frontend.stopper();
         let workers = (0..workers)

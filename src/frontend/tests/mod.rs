@@ -666,9 +666,15 @@ fn a_broken_private_stream_is_reported_and_answered_503() {
     let address = listener.local_addr().unwrap();
     let broken = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&broken);
-    let (frontend, _responder) = Frontend::open(listener, &Limits::default(), ours, move || {
-        count.fetch_add(1, Ordering::SeqCst);
-    })
+    let (frontend, _responder) = Frontend::open(
+        listener,
+        &Limits::default(),
+        ours,
+        || {},
+        move || {
+            count.fetch_add(1, Ordering::SeqCst);
+        },
+    )
     .unwrap();
     let connect = || {
         let stream = TcpStream::connect(address).unwrap();

@@ -64,7 +64,7 @@ impl Pace {
         match self.shortest() {
             Duration::MAX => 2,
             shortest => {
-                let waiting = shortest.saturating_sub(2 * BATCH_COST);
+                let waiting = shortest.saturating_sub(SHORT);
                 1 + (waiting.as_nanos() / BATCH_COST.as_nanos()) as usize
             }
         }
