@@ -176,8 +176,8 @@ pub fn socket_directory() -> &'static Path {
 
 const DEFAULT_PORT: u16 = 5432;
 
-/// Known to libpq and given a meaning by this room.
-const OWN: &str = "dbname fallback_application_name host hostaddr keepalives_count password port \
+/// Known to libpq and given a meaning by this module.
+const OWN: &str = "dbname fallback_application_name host hostaddr keepalives_count passfile password port \
     sslcert sslkey sslmode sslrootcert tcp_user_timeout user";
 
 /// Known to libpq and to `postgres::Config`, with one meaning.
@@ -185,7 +185,7 @@ const SHARED: &str = "application_name channel_binding connect_timeout keepalive
     keepalives_interval load_balance_hosts options sslnegotiation target_session_attrs";
 
 /// Known to libpq, and refused: to drop one silently would drop what somebody relies on.
-const REFUSED: &str = "oauth_client_id oauth_client_secret oauth_issuer oauth_scope passfile \
+const REFUSED: &str = "oauth_client_id oauth_client_secret oauth_issuer oauth_scope \
     require_auth requirepeer scram_client_key scram_server_key service servicefile sslcrl sslcrldir \
     sslkeylogfile sslpassword";
 
