@@ -3,10 +3,14 @@
 # it ends. USERD names the program.
 set -eu
 
+userd=${USERD:-userd}
+command -v "$userd" >/dev/null || { echo "$userd is not there: set USERD" >&2; exit 1; }
+
 # userd ends when its standard input does, which the script holds as descriptor 3.
 pipes=$(mktemp -d)
+trap 'rm -rf "$pipes"' EXIT
 mkfifo "$pipes/in" "$pipes/out"
-"${USERD:-userd}" --embedded --ephemeral --port 0 --with-parent <"$pipes/in" >"$pipes/out" &
+"$userd" --embedded --ephemeral --port 0 --with-parent <"$pipes/in" >"$pipes/out" &
 exec 3>"$pipes/in"
 read -r _ _ url <"$pipes/out" # listening on http://127.0.0.1:41234
 rm -r "$pipes"

@@ -29,6 +29,11 @@ pub struct Config {
     pub db_prepared: bool,
     /// The operating system's name of the user, which a `DATABASE_URL` without a user means.
     pub os_user: Option<String>,
+    /// The password where the database settings have none, before `pg_pass_file`.
+    pub pg_password: Option<Secret>,
+    /// A file of passwords in libpq's format, for database settings without one. Ignored where it is missing or other
+    /// users can read it.
+    pub pg_pass_file: Option<PathBuf>,
     /// An address, a host name, or `unix:/path`.
     pub host: String,
     /// The TCP port; 0 takes a free one.
@@ -232,6 +237,8 @@ impl Default for Config {
             db_acquire_timeout: Duration::from_secs(3),
             db_prepared: true,
             os_user: None,
+            pg_password: None,
+            pg_pass_file: None,
             host: "127.0.0.1".to_owned(),
             port: 0,
             socket: None,

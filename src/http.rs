@@ -154,7 +154,7 @@ pub enum Persistence {
 }
 
 /// An answer: status, headers, body.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Response {
     /// The HTTP status.
     pub status: u16,
@@ -162,6 +162,17 @@ pub struct Response {
     pub headers: Vec<(&'static str, Cow<'static, str>)>,
     /// The body: one line of JSON with a newline at its end, or empty.
     pub body: Vec<u8>,
+}
+
+/// The body as text, since it is there to be read in a failed test.
+impl fmt::Debug for Response {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Response")
+            .field("status", &self.status)
+            .field("headers", &self.headers)
+            .field("body", &String::from_utf8_lossy(&self.body))
+            .finish()
+    }
 }
 
 impl Response {
@@ -303,6 +314,13 @@ fn reason(status: u16) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_body_is_shown_as_text() {
+        let response = Response::json(200, &serde_json::json!({"name": "Ada"}));
+        let shown = format!("{response:?}");
+        assert!(shown.contains(r#"{\"name\":\"Ada\"}"#), "{shown}");
+    }
 
     #[test]
     fn rendering() {

@@ -112,5 +112,5 @@ pub use http::{Method, Request, Response};
 #[cfg(feature = "testing")]
 pub use scratch::testing;
 pub use scratch::{cluster as embedded, database::ScratchDatabase};
-pub use server::{Server, StartError};
+pub use server::{BoundServer, Server, StartError};
 pub use users::user::{Timestamp, User};

@@ -83,8 +83,18 @@ pub fn object(body: &[u8]) -> Result<Map<String, Value>, Error> {
         Ok(Value::Object(map)) => Ok(map),
         Ok(_) => Err(Error::InvalidJson("the body must be a JSON object".to_owned())),
         Err(_) if body.is_empty() => Err(Error::InvalidJson("the body is empty".to_owned())),
+        Err(_) if is_form(body) => {
+            Err(Error::InvalidJson("this looks like a form; send JSON, as in {\"name\":\"Ada\"}".to_owned()))
+        }
         Err(error) => Err(Error::InvalidJson(error.to_string())),
     }
+}
+
+/// Whether the body begins as a form does: `name=`.
+fn is_form(body: &[u8]) -> bool {
+    let name =
+        body.iter().take_while(|byte| byte.is_ascii_alphanumeric() || b"-_.%+[]".contains(byte)).count();
+    name > 0 && body.get(name) == Some(&b'=')
 }
 
 fn violation(error: ValidationError<'_>) -> Violation {
@@ -96,7 +106,17 @@ fn violation(error: ValidationError<'_>) -> Violation {
         }
         // The patterns of schemas/ say one thing each, and it is this.
         ValidationErrorKind::Pattern { .. } => (path.to_owned(), "must not contain NUL (U+0000)".to_owned()),
-        ValidationErrorKind::Format { .. } => (path.to_owned(), "value is not an e-mail address".to_owned()),
+        ValidationErrorKind::Format { .. } => {
+            let domain =
+                error.instance().as_str().and_then(|text| text.rsplit_once('@')).map(|(_, domain)| domain);
+            let message = match domain {
+                Some(domain) if !domain.is_empty() && !domain.contains('.') => {
+                    "value is not an e-mail address: the domain after the @ needs a dot"
+                }
+                _ => "value is not an e-mail address",
+            };
+            (path.to_owned(), message.to_owned())
+        }
         // Masked, because the value may be a password.
         _ => (path.to_owned(), error.masked().to_string()),
     };
@@ -163,6 +183,21 @@ mod tests {
             let found = judge(Schema::Basic, body);
             assert!(!found.is_empty());
             assert!(!found.concat().contains("hunter2"), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn mistakes_that_are_often_made_are_told() {
+        let message = |body: &str| match object(body.as_bytes()) {
+            Err(Error::InvalidJson(message)) => message,
+            other => panic!("{other:?}"),
+        };
+        assert!(message("name=Ada&email=ada%40example.com").contains("looks like a form"));
+        assert!(!message("=x").contains("form") && !message("{=").contains("form"));
+        let rows = [("ada@localhost", true), ("ada", false), ("ada@", false), ("ada@example..com", false)];
+        for (email, dot) in rows {
+            let found = judge(Schema::Basic, json!({"name": "n", "email": email}));
+            assert_eq!(found[0].ends_with("needs a dot"), dot, "{email}: {found:?}");
         }
     }
 

@@ -1,5 +1,5 @@
-//! `userd healthcheck`: one question to the server that the same variables start. Knows its address, its token,
-//! and enough of HTTP to read a status.
+//! `userd healthcheck`: one request to the server that the same variables start. Knows its address, its token, and
+//! enough of HTTP to read a status.
 
 use std::{
     io::{self, Read, Write},
@@ -9,7 +9,7 @@ use std::{
 };
 use userd::Config;
 
-/// One user of a page: what the workers and the database are both needed for.
+/// A page of one user, which takes a worker and the database.
 const TARGET: &str = "/users?perPage=1";
 
 /// Asks for a page of one user. Blocks for up to twice the `request_timeout`. The error is one line.
@@ -41,7 +41,7 @@ fn unix(path: &str, timeout: Duration) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// A server that listens everywhere (`0.0.0.0`, `::`) is met there as well: the system takes it for itself.
+/// Connecting to `0.0.0.0` or `::`, where a server listens on every address, reaches this machine.
 fn tcp(config: &Config, timeout: Duration) -> io::Result<TcpStream> {
     let host = config.host.trim_start_matches('[').trim_end_matches(']');
     let mut result = Err(io::Error::new(io::ErrorKind::NotFound, "the host name has no address"));
@@ -64,7 +64,7 @@ fn ask(mut stream: impl Read + Write, config: &Config) -> io::Result<String> {
         .map_or_else(String::new, |token| format!("Authorization: Bearer {}\r\n", token.expose()));
     let request = format!("GET {TARGET} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{token}\r\n");
     stream.write_all(request.as_bytes())?;
-    // The status is in the first bytes; more of the answer is nobody's concern.
+    // The status is in the first bytes.
     let mut answer = Vec::new();
     stream.take(64).read_to_end(&mut answer)?;
     Ok(String::from_utf8_lossy(&answer).into_owned())

@@ -1,9 +1,11 @@
-//! Where log lines go: gathered, and written to standard error by a thread of their own.
+//! The log: lines are gathered, and written to standard error by a thread of their own.
 //!
-//! A line a request is many small writes otherwise, on the way of the request. The thread writes at once when
-//! there was nothing before, so a quiet service logs promptly, and what gathers meanwhile goes in one write.
-//! When standard error does not take it, requests go on and lines are dropped, and counted.
+//! Otherwise a line a request would be many small writes, made by the worker. The thread writes at once when the log
+//! was idle, so a quiet service logs promptly; lines that gather during a write go in the next one. When standard
+//! error is stuck, requests go on, and lines are dropped and counted.
 
+use log::LevelFilter;
+use simplelog::{ConfigBuilder, WriteLogger, format_description};
 use std::{
     io::{self, Write},
     mem,
@@ -12,18 +14,35 @@ use std::{
     time::Duration,
 };
 
-/// Between two writes under load: some dozens of lines gather.
+/// Between two writes under load; some dozens of lines gather.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// What may gather while standard error is stuck.
+/// The most bytes that gather while standard error is stuck.
 const MOST_BYTES: usize = 1 << 20;
+
+/// Logs userd's own lines alone: other crates log statements with their parameters, passwords among them. Times are
+/// in UTC with microseconds, all of the same width.
+pub fn log_to_stderr(level: LevelFilter) -> io::Result<()> {
+    let config = ConfigBuilder::new()
+        .set_time_format_custom(format_description!(
+            "[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z"
+        ))
+        .set_target_level(LevelFilter::Off)
+        .set_thread_level(LevelFilter::Off)
+        .set_location_level(LevelFilter::Off)
+        .add_filter_allow_str("userd")
+        .build();
+    // It fails only where a logger is set already, and no other is set before.
+    let _ = WriteLogger::init(level, config, LogWriter::start()?);
+    Ok(())
+}
 
 /// A writer for simplelog.
 #[derive(Default)]
-pub struct LogWriter {
+struct LogWriter {
     shared: Arc<Shared>,
-    /// What there is of the line that is being logged: simplelog writes it in many pieces, under a lock of its
-    /// own.
+    /// The part of the current line that simplelog has written: it writes a line in many pieces, under a lock of
+    /// its own.
     line: Vec<u8>,
 }
 
@@ -38,7 +57,7 @@ struct Gathered {
     lines: Vec<u8>,
     /// How many lines were dropped.
     dropped: usize,
-    /// Whether the thread waits to be told of a line. Telling it is a system call.
+    /// Whether the thread waits for a wake-up. A wake-up is a system call.
     idle: bool,
     /// Whether a write is under way.
     writing: bool,
@@ -46,7 +65,7 @@ struct Gathered {
 
 impl LogWriter {
     /// Starts the thread; it ends with the process. Errors: the system has no more threads.
-    pub fn start() -> io::Result<LogWriter> {
+    fn start() -> io::Result<LogWriter> {
         let writer = LogWriter::default();
         let shared = writer.shared.clone();
         let body = move || {
@@ -80,12 +99,12 @@ impl Write for LogWriter {
         Ok(bytes.len())
     }
 
-    /// Blocks until all that was logged before is written, or for a second where it cannot be.
+    /// Blocks until the lines logged so far are written, at most for a second.
     fn flush(&mut self) -> io::Result<()> {
-        const PATIENCE: Duration = Duration::from_secs(1);
+        const WAIT: Duration = Duration::from_secs(1);
         let pending = |gathered: &mut Gathered| gathered.writing || !gathered.lines.is_empty();
         let gathered = self.shared.gathered();
-        let _ = self.shared.changed.wait_timeout_while(gathered, PATIENCE, pending);
+        let _ = self.shared.changed.wait_timeout_while(gathered, WAIT, pending);
         Ok(())
     }
 }
@@ -110,13 +129,13 @@ impl Shared {
         }
         gathered.writing = true;
         drop(gathered);
-        // Nobody is left to be told of a standard error that is closed.
+        // There is no other place to report that standard error is closed.
         let _ = io::stderr().write_all(&lines);
         lines.clear();
         let mut gathered = self.gathered();
         gathered.writing = false;
         if gathered.lines.is_empty() {
-            // Its room is used again.
+            // Its capacity is used again.
             gathered.lines = lines;
         }
         drop(gathered);

@@ -1,4 +1,62 @@
-//! What the command adds to the library: its log, and the health check.
+//! The command: arguments and environment to a configuration, the log, signals, start, wait, exit code.
 
-pub mod healthcheck;
-pub mod log_writer;
+mod arguments;
+mod ending;
+mod environment;
+mod healthcheck;
+mod log_writer;
+mod serve;
+
+use arguments::Arguments;
+use std::{
+    env,
+    io::{self, Write},
+    process::ExitCode,
+};
+
+/// Does what the arguments say. Blocks until that is done.
+pub fn run() -> ExitCode {
+    let done = match Arguments::parse(env::args_os().skip(1)) {
+        Ok(Arguments::Help) => return print(&arguments::help()),
+        Ok(Arguments::Version) => return print(concat!("userd ", env!("CARGO_PKG_VERSION"), "\n")),
+        Ok(Arguments::Healthcheck(address)) => environment::config(|name| address.variable(name))
+            .map_err(Failure::usage)
+            .and_then(|config| healthcheck::healthcheck(&config).map_err(Failure::runtime)),
+        Ok(Arguments::Serve(serve)) => serve::serve(serve),
+        Err(problem) => Err(Failure::usage(format!("{problem}; `userd --help` lists what there is"))),
+    };
+    log::logger().flush();
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure { code, line }) => {
+            // Standard error may be a terminal that is closed.
+            let _ = writeln!(io::stderr(), "userd: {line}");
+            ExitCode::from(code)
+        }
+    }
+}
+
+/// Why the command ends without success: an exit code, and one line for standard error.
+struct Failure {
+    code: u8,
+    line: String,
+}
+
+impl Failure {
+    /// The command line or a variable cannot be used.
+    fn usage(problem: impl ToString) -> Failure {
+        Failure { code: 2, line: problem.to_string() }
+    }
+
+    /// The service could not start, or could not go on.
+    fn runtime(problem: impl ToString) -> Failure {
+        Failure { code: 1, line: problem.to_string() }
+    }
+}
+
+fn print(text: &str) -> ExitCode {
+    match io::stdout().write_all(text.as_bytes()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}

@@ -3,9 +3,11 @@
 //! Owns the life of a Unix socket's file. Knows nothing of HTTP; the only place where a socket is bound.
 
 use mio::{event::Source, net};
+use nix::unistd::{AccessFlags, Uid, access};
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use std::{
-    fmt, fs,
+    fmt,
+    fs::{self, TryLockError},
     io::{self, Read, Write},
     net::{IpAddr, Shutdown, SocketAddr, ToSocketAddrs},
     os::{
@@ -13,6 +15,8 @@ use std::{
         unix::fs::{FileTypeExt, MetadataExt},
     },
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 /// Connections that the kernel completes before they are accepted. It lowers this to its own bound.
@@ -38,14 +42,27 @@ enum Kind {
     Unix(net::UnixListener),
 }
 
-impl Listener {
-    /// Listens on `host`, an address, a name, or `unix:/path`; `::` takes IPv4 as well. Port 0 is a free one.
+/// An address that can be listened on, and is not yet: clients are refused until [`Bound::listen`].
+pub struct Bound(Kept);
+
+enum Kept {
+    /// Bound, so that no other socket can listen there.
+    Tcp(Socket),
+    /// Bound with the first [`Bound::listen`]: the file of a socket that does not listen looks like a stale one.
+    Unix(PathBuf),
+    Passed(Listener),
+}
+
+impl Bound {
+    /// Binds `host`, an address or a name, or looks whether `unix:/path` can be bound; `::` takes IPv4 as well. Port 0
+    /// is a free one.
     ///
-    /// A Unix socket's file without a listener is replaced; one that is in use, or a file of another
-    /// kind, is an error. Blocks for as long as looking a host name up takes.
-    pub fn bind(host: &str, port: u16) -> io::Result<Listener> {
+    /// A Unix socket's file that no process listens on will be replaced if it belongs to this user; one that is in
+    /// use, or a file of another kind, is an error. Blocks for as long as looking a host name up takes.
+    pub fn new(host: &str, port: u16) -> io::Result<Bound> {
         if let Some(path) = host.strip_prefix("unix:") {
-            return bind_unix(Path::new(path));
+            check_unix(Path::new(path))?;
+            return Ok(Bound(Kept::Unix(path.into())));
         }
         let host = host.strip_prefix('[').unwrap_or(host);
         let host = host.strip_suffix(']').unwrap_or(host);
@@ -56,7 +73,33 @@ impl Listener {
                 break;
             }
         }
-        Listener::new(result?, Origin::Bound(None))
+        result.map(|socket| Bound(Kept::Tcp(socket)))
+    }
+
+    /// As [`Listener::from_fd`]: a supervisor listens there already.
+    pub fn from_fd(fd: OwnedFd) -> io::Result<Bound> {
+        Listener::from_fd(fd).map(|listener| Bound(Kept::Passed(listener)))
+    }
+
+    /// Listens. An error if another process has begun to listen there since. Blocks for up to a second while another
+    /// process of this user takes the same path.
+    pub fn listen(self) -> io::Result<Listener> {
+        match self.0 {
+            Kept::Tcp(socket) => {
+                socket.listen(BACKLOG)?;
+                Listener::new(socket, Origin::Bound(None))
+            }
+            Kept::Unix(path) => listen_unix(&path),
+            Kept::Passed(listener) => Ok(listener),
+        }
+    }
+}
+
+impl Listener {
+    /// Listens on `host` at once: [`Bound::new`] and [`Bound::listen`].
+    #[cfg(test)]
+    pub fn bind(host: &str, port: u16) -> io::Result<Listener> {
+        Bound::new(host, port)?.listen()
     }
 
     /// Listens on a socket that is bound already, as systemd passes one in `LISTEN_FDS`. If it is a Unix
@@ -186,32 +229,67 @@ fn bind_tcp(address: SocketAddr) -> io::Result<Socket> {
     // Connections of an earlier server that are still being forgotten do not hold the port.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
     Ok(socket)
 }
 
-fn bind_unix(path: &Path) -> io::Result<Listener> {
+/// Whether the path can be bound: it is free, or has the file of a socket of this user's that is not in use.
+fn check_unix(path: &Path) -> io::Result<()> {
+    use io::ErrorKind::{AddrInUse, AlreadyExists, InvalidInput, PermissionDenied};
     if path.as_os_str().is_empty() {
         // The system would make a name up.
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path of the socket is empty"));
+        return Err(io::Error::new(InvalidInput, "the path of the socket is empty"));
     }
     let address = SockAddr::unix(path)?;
     match fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => {
-            return Err(io::Error::new(
-                io::ErrorKind::AlreadyExists,
-                "the path is taken by something that is not a socket",
-            ));
+            Err(io::Error::new(AlreadyExists, "the path is taken by something that is not a socket"))
         }
-        Ok(_) if in_use(&address)? => return Err(io::ErrorKind::AddrInUse.into()),
-        Ok(_) => fs::remove_file(path)?,
-        Err(_) => {}
+        Ok(_) if in_use(&address)? => Err(AddrInUse.into()),
+        Ok(found) if found.uid() != Uid::effective().as_raw() => Err(io::Error::new(
+            PermissionDenied,
+            "a socket of another user's is there, which no process listens on",
+        )),
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            access(parent(path), AccessFlags::W_OK).map_err(io::Error::from)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Takes the path: a stale file is removed and the socket listens before another process of this user looks at it.
+fn listen_unix(path: &Path) -> io::Result<Listener> {
+    let _turn = lock(parent(path));
+    check_unix(path)?;
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
     }
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    socket.bind(&address)?;
+    socket.bind(&SockAddr::unix(path)?)?;
     let file = File::new(path)?;
     socket.listen(BACKLOG)?;
     Listener::new(socket, Origin::Bound(Some(file)))
+}
+
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// The lock of a directory, where it can be had: other users can hold that of a directory like /tmp for ever, and
+/// then two starts at the same moment are not kept apart.
+fn lock(dir: &Path) -> Option<fs::File> {
+    const WAIT: Duration = Duration::from_secs(1);
+    const PAUSE: Duration = Duration::from_millis(2);
+    let dir = fs::File::open(dir).ok()?;
+    let deadline = Instant::now() + WAIT;
+    while let Err(TryLockError::WouldBlock) = dir.try_lock() {
+        if Instant::now() >= deadline {
+            return None;
+        }
+        thread::sleep(PAUSE);
+    }
+    Some(dir)
 }
 
 /// Whether a process listens there. Does not wait for it: a full backlog is a yes.
@@ -299,6 +377,38 @@ mod tests {
         let ours = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         drop(Listener::from_fd(ours.try_clone().unwrap().into()).unwrap());
         assert!(std::net::TcpStream::connect(ours.local_addr().unwrap()).is_ok());
+    }
+
+    #[test]
+    fn a_bound_address_is_taken_and_refuses_clients() {
+        let bound = Bound::new("127.0.0.1", 0).unwrap();
+        let Kept::Tcp(socket) = &bound.0 else { unreachable!() };
+        let address = socket.local_addr().unwrap().as_socket().unwrap();
+        assert!(std::net::TcpStream::connect(address).is_err());
+        let listener = bound.listen().unwrap();
+        assert!(std::net::TcpStream::connect(address).is_ok());
+        let error = Bound::new("127.0.0.1", address.port()).err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        drop(listener);
+    }
+
+    /// Many times, since what could go wrong takes two threads at the same few instructions.
+    #[test]
+    fn two_starts_on_a_stale_socket_leave_one_that_can_be_reached() {
+        let dir = std::env::temp_dir().join(format!("userd-stale-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("socket");
+        let host = format!("unix:{}", path.display());
+        for round in 0..200 {
+            drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+            let listeners: Vec<_> = thread::scope(|scope| {
+                let starts: Vec<_> = (0..4).map(|_| scope.spawn(|| Listener::bind(&host, 0))).collect();
+                starts.into_iter().filter_map(|start| start.join().unwrap().ok()).collect()
+            });
+            assert_eq!(listeners.len(), 1, "round {round}");
+            assert!(std::os::unix::net::UnixStream::connect(&path).is_ok(), "round {round}");
+        }
+        fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

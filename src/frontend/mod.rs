@@ -22,7 +22,7 @@ mod slots;
 mod tests;
 mod writing;
 
-pub use listener::Listener;
+pub use listener::{Bound, Listener};
 pub use responder::{Responder, Slot};
 
 use crate::config::Limits;

@@ -3,7 +3,7 @@
 //! Each is a clone of a template that was migrated once, and is dropped with its value. What a killed process
 //! leaves is dropped by the next one, or goes with the cluster, some seconds after its last user.
 
-use super::cluster::{Options, Shared};
+use super::cluster::{self, Options, Shared};
 use crate::{
     config::{Config, Database},
     db::{blocking::outside_of_runtimes, explain, migrate::Migrations},
@@ -11,19 +11,19 @@ use crate::{
 };
 use postgres::{Client, NoTls};
 use std::{
-    env,
+    env, fs,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
 
 /// Of the cluster's directory and everything in it: another one for each version that is not compatible.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// Test runners start as many processes as there are cores, each with some servers and their pools.
 const MAX_CONNECTIONS: u32 = 1000;
 
 /// Bytes, for a cluster of 60 MB, some 8 MB a database, and PostgreSQL's own log of changes.
-const PLENTY: u64 = 2 << 30;
+const SPACE_NEEDED: u64 = 2 << 30;
 
 /// Any number will do; held while a template is made.
 const TEMPLATE_LOCK: i64 = 0x0075_7365_7264;
@@ -197,17 +197,19 @@ impl Owner {
     }
 }
 
-/// The cluster's place, of one user only. In memory where there is plenty: to create a database is to create
-/// 300 files, 12 ms there and up to 180 ms on a disk's file system.
+/// The directory of this user's shared cluster. In memory where 2 GiB are free there: to create a database is to create
+/// 300 files, 12 ms there and up to 180 ms on a disk's file system. A directory that another user has put there first
+/// is passed over.
 fn directory() -> PathBuf {
     let name = format!("userd-scratch-{}-{FORMAT}", nix::unistd::Uid::effective());
     let memory = Path::new("/dev/shm");
-    let plenty = || {
+    let has_space = || {
         let found = nix::sys::statvfs::statvfs(memory);
-        found.is_ok_and(|found| found.blocks_available() * found.fragment_size() >= PLENTY)
+        found.is_ok_and(|found| found.blocks_available() * found.fragment_size() >= SPACE_NEEDED)
     };
     match memory.join(&name) {
-        dir if dir.exists() || plenty() => dir,
+        dir if dir.exists() && cluster::can_share(&dir) => dir,
+        dir if fs::symlink_metadata(&dir).is_err() && has_space() => dir,
         _ => env::temp_dir().join(name),
     }
 }

@@ -16,7 +16,7 @@ use crate::{
         users::Users,
         watchdog::{CONNECT_TIMEOUT, Connection, Watchdog},
     },
-    frontend::{Frontend, Listener},
+    frontend::{Bound, Frontend},
 };
 use cores::Cores;
 use nix::{
@@ -31,7 +31,7 @@ use std::{
         fd::AsRawFd,
         unix::net::{UnixListener, UnixStream},
     },
-    path::Path,
+    path::{Path, PathBuf},
     process,
     sync::{
         Arc, Mutex, PoisonError,
@@ -42,7 +42,7 @@ use std::{
 };
 use workers::Workers;
 
-/// What workers get at a stop whose time the door has used up: they are stuck, or as good as done.
+/// What workers get at a stop whose time the frontend has used up: they are stuck, or as good as done.
 const LAST_WORK: Duration = Duration::from_millis(300);
 
 /// A running service: a port, some threads, a pool of connections. Stops when it is dropped.
@@ -56,7 +56,7 @@ pub struct Server {
 }
 
 struct Stages {
-    door: Frontend,
+    frontend: Frontend,
     workers: Workers,
     _private: PrivateSocket,
 }
@@ -101,27 +101,32 @@ impl From<ConfigError> for StartError {
     }
 }
 
-impl Server {
-    /// Connects to the database, migrates it, and only then listens.
-    ///
-    /// Blocks until the service answers: up to `db_connect_timeout` for the database, and as long as its
-    /// migrations take. May be called from within an async runtime, whose thread it blocks as well.
+/// The address of a server that is yet to start: taken, and not listened on. For a program that has to start a
+/// database first, and wants to know before that whether the address can be had.
+pub struct BoundServer(Bound);
+
+impl BoundServer {
+    /// Binds the address of these settings. Blocks for as long as looking a host name up takes.
     ///
     /// # Errors
-    /// Each is one line, and nothing is left running after it.
-    pub fn start(config: Config) -> Result<Server, StartError> {
-        Server::start_watched(config, || {})
+    /// [`StartError::Config`] and [`StartError::Listen`].
+    pub fn bind(config: &Config) -> Result<BoundServer, StartError> {
+        config.check()?;
+        let bound = match &config.socket {
+            Some(socket) => socket.try_clone().and_then(Bound::from_fd),
+            None => Bound::new(&config.host, config.port),
+        };
+        bound.map(BoundServer).map_err(|error| StartError::Listen(address(config), error))
     }
 
-    /// As [`Server::start`]; `on_broken` is called, once and on a thread of the server's, when the way
-    /// between its stages breaks and everything is answered 503 from then on. That takes a defect; a
-    /// process should end then and be started anew.
-    pub fn start_watched(
+    /// Starts the server on this address, whatever address `config` has now; otherwise as [`Server::start_watched`].
+    pub fn start(
+        self,
         config: Config,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> Result<Server, StartError> {
         let app = Arc::new(App::open(&config)?);
-        let listener = listener(&config)?;
+        let listener = self.0.listen().map_err(|error| StartError::Listen(address(&config), error))?;
         let (base_url, addr) = (listener.to_string(), listener.local_addr());
         let exposed = addr.is_some_and(|addr| !addr.ip().is_loopback());
         let stages = || {
@@ -132,16 +137,16 @@ impl Server {
             cores.add_threads_named(thread);
             let frontend_cores = cores.clone();
             let on_start = move || frontend_cores.add_this_thread();
-            let (door, responder) = Frontend::open(listener, &config.limits, stream, on_start, on_broken)?;
+            let (frontend, responder) = Frontend::open(listener, &config.limits, stream, on_start, on_broken)?;
             let capacity = Capacity {
                 statements: config.workers.min(config.db_pool_size as usize),
                 hashes: app.hashes_at_once(),
                 retry_for: config.limits.request_timeout,
             };
             let workers = Workers::start(http, responder, app.clone(), cores, capacity)?;
-            Ok((private, door, workers))
+            Ok((private, frontend, workers))
         };
-        let (private, door, workers) = stages().map_err(StartError::System)?;
+        let (private, frontend, workers) = stages().map_err(StartError::System)?;
         if exposed && config.api_token.is_none() {
             log::warn!("{base_url} may be reached by others, and API_TOKEN is not set");
         }
@@ -149,9 +154,32 @@ impl Server {
             app,
             base_url,
             addr,
-            stages: Mutex::new(Some(Stages { door, workers, _private: private })),
+            stages: Mutex::new(Some(Stages { frontend, workers, _private: private })),
             stop_timeout: config.limits.stop_timeout,
         })
+    }
+}
+
+impl Server {
+    /// Binds the address, connects to the database, migrates it, and only then listens.
+    ///
+    /// Blocks until the service answers: up to `db_connect_timeout` for the database, and as long as its
+    /// migrations take. May be called from within an async runtime, whose thread it blocks as well.
+    ///
+    /// # Errors
+    /// Each is one line, and nothing is left running after it.
+    pub fn start(config: Config) -> Result<Server, StartError> {
+        BoundServer::bind(&config)?.start(config, || {})
+    }
+
+    /// As [`Server::start`]; `on_broken` is called, once and on a thread of the server's, when the way
+    /// between its stages breaks and everything is answered 503 from then on. That takes a defect; a
+    /// process should end then and be started anew.
+    pub fn start_watched(
+        config: Config,
+        on_broken: impl FnOnce() + Send + 'static,
+    ) -> Result<Server, StartError> {
+        BoundServer::bind(&config)?.start(config, on_broken)
     }
 
     /// Where it listens, without a slash at its end: `http://127.0.0.1:41234`, or `unix:/path`.
@@ -179,7 +207,7 @@ impl Server {
         let stages = self.stages.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(stages) = stages.take() {
             let deadline = Instant::now() + self.stop_timeout;
-            stages.door.stop();
+            stages.frontend.stop();
             let left = deadline.saturating_duration_since(Instant::now());
             stages.workers.stop(left.max(LAST_WORK));
         }
@@ -192,24 +220,46 @@ impl Drop for Server {
     }
 }
 
-/// The listening end of the way between door and tiny_http, kept to end tiny_http's accept thread by.
-struct PrivateSocket(UnixListener);
+/// The listening end of the stream between frontend and tiny_http, kept to end tiny_http's accept thread.
+struct PrivateSocket {
+    listener: UnixListener,
+    /// The directory of the socket's file. Where it is still there, it goes with this value.
+    dir: Option<PathBuf>,
+    /// tiny_http's `Drop` connects to the socket's path and then removes that file. As long as this descriptor is
+    /// open, the path leads into a directory that is gone, where no process can make another file.
+    _open: fs::File,
+}
 
 impl PrivateSocket {
-    /// tiny_http, and the one stream that it will ever serve: over a socket in a directory that only the owner
-    /// can enter. Both are gone again when this returns, so nothing can be left behind.
+    /// tiny_http, and the one stream that it will ever serve: over a socket in a directory that only this user can
+    /// enter. Where there is a /proc, directory and file are gone again when this returns.
     ///
     /// tiny_http's threads get the name `thread`: they inherit that of the thread that starts them.
     fn connect(thread: &str) -> io::Result<(PrivateSocket, tiny_http::Server, UnixStream)> {
         let temporary = std::env::temp_dir();
         // The path of a socket has a hundred bytes, and build tools have long temporary directories.
         let temporary = if temporary.as_os_str().len() > 64 { Path::new("/tmp") } else { &temporary };
-        let dir = mkdtemp(&temporary.join(format!("userd-{}-XXXXXX", process::id())))?;
-        let path = dir.join("http");
+        let failed = |error: io::Error| {
+            let dir = temporary.display();
+            io::Error::new(
+                error.kind(),
+                format!("cannot make a socket in {dir} (TMPDIR names another directory): {error}"),
+            )
+        };
+        let dir =
+            mkdtemp(&temporary.join(format!("userd-{}-XXXXXX", process::id()))).map_err(io::Error::from);
+        let dir = dir.map_err(failed)?;
         let connect = || {
+            let open = fs::File::open(&dir)?;
+            let by_descriptor = Path::new("/proc/self/fd").join(open.as_raw_fd().to_string());
+            let is_there = by_descriptor.is_dir();
+            // The name is used once, even if the descriptor's number is used again.
+            let name = dir.file_name().unwrap_or_default();
+            let path = if is_there { by_descriptor.join(name) } else { dir.join(name) };
             let listener = UnixListener::bind(&path)?;
-            let private = PrivateSocket(listener.try_clone()?);
             let stream = UnixStream::connect(&path)?;
+            let kept = (!is_there).then(|| dir.clone());
+            let private = PrivateSocket { listener: listener.try_clone()?, dir: kept, _open: open };
             let start = || tiny_http::Server::from_listener(listener, None).map_err(io::Error::other);
             let http = thread::scope(|scope| {
                 let starter = thread::Builder::new().name(thread.to_owned()).spawn_scoped(scope, start)?;
@@ -217,8 +267,10 @@ impl PrivateSocket {
             })?;
             Ok((private, http, stream))
         };
-        let connected = connect();
-        fs::remove_dir_all(&dir)?;
+        let connected = connect().map_err(failed);
+        if !matches!(&connected, Ok((PrivateSocket { dir: Some(_), .. }, ..))) {
+            fs::remove_dir_all(&dir)?;
+        }
         connected
     }
 }
@@ -226,23 +278,28 @@ impl PrivateSocket {
 impl Drop for PrivateSocket {
     fn drop(&mut self) {
         // tiny_http's own way, connecting to the path once more, finds the path gone.
-        let _ = shutdown(self.0.as_raw_fd(), Shutdown::Both);
+        let _ = shutdown(self.listener.as_raw_fd(), Shutdown::Both);
+        if let Some(dir) = &self.dir {
+            // It may have been removed by tiny_http's `Drop`, in part.
+            let _ = fs::remove_dir_all(dir);
+        }
     }
 }
 
-fn listener(config: &Config) -> Result<Listener, StartError> {
-    let (name, listener) = match &config.socket {
-        Some(socket) => {
-            ("the socket that was passed".to_owned(), socket.try_clone().and_then(Listener::from_fd))
-        }
-        None if config.host.starts_with("unix:") => (config.host.clone(), Listener::bind(&config.host, 0)),
-        None => (format!("{}:{}", config.host, config.port), Listener::bind(&config.host, config.port)),
-    };
-    listener.map_err(|error| StartError::Listen(name, error))
+/// The address of the settings, for an error about it.
+fn address(config: &Config) -> String {
+    match &config.socket {
+        Some(_) => "the socket that was passed".to_owned(),
+        None if config.host.starts_with("unix:") => config.host.clone(),
+        None => format!("{}:{}", config.host, config.port),
+    }
 }
 
 fn target(config: &Config) -> Result<Target, ConfigError> {
-    use crate::{config::Database, db::target::Settings};
+    use crate::{
+        config::{Database, Secret},
+        db::target::{Settings, TargetError},
+    };
     let (variable, target) = match &config.database {
         Database::Url(url) => ("DATABASE_URL", Target::parse(url.expose(), config.os_user.as_deref())),
         Database::Parts { host, port, name, user, password, ssl } => (
@@ -262,7 +319,11 @@ fn target(config: &Config) -> Result<Target, ConfigError> {
             }),
         ),
     };
-    let mut target = target.map_err(|error| ConfigError { variable, problem: error.to_string() })?;
+    let problem = |variable| move |error: TargetError| ConfigError { variable, problem: error.to_string() };
+    let mut target = target.map_err(problem(variable))?;
+    let password = config.pg_password.as_ref().map(Secret::expose);
+    let found = target.find_password(password, config.pg_pass_file.as_deref());
+    found.map_err(problem("PGPASSFILE"))?;
     if target.config.get_application_name().is_none() {
         target.config.application_name("userd");
     }
@@ -314,7 +375,8 @@ impl App {
     }
 }
 
-/// Tries until the time is up, a log line a try. A refusal that waiting does not mend ends it at once.
+/// Tries until the time is up. A log line says why it waits: at first, when the reason changes, and every few seconds.
+/// A refusal that waiting does not mend ends it at once.
 fn connect(
     watchdog: &Watchdog,
     target: &Target,
@@ -323,16 +385,23 @@ fn connect(
     timeout: Duration,
 ) -> Result<Connection, StartError> {
     const PAUSE: Duration = Duration::from_millis(500);
+    const LINES_APART: Duration = Duration::from_secs(5);
     let deadline = Instant::now() + timeout;
+    let mut logged: Option<(Instant, String)> = None;
     loop {
         let error = match watchdog.connect(&target.config, tls, set_up) {
             Ok(connection) => return Ok(connection),
             Err(error) => error,
         };
+        let reason = error.to_string();
         if error.is_final() || Instant::now() + PAUSE > deadline {
-            return Err(StartError::Database(error.to_string()));
+            return Err(StartError::Database(reason));
         }
-        log::warn!("cannot connect to the database yet: {error}");
+        let is_known = |(at, last): &(Instant, String)| *last == reason && at.elapsed() < LINES_APART;
+        if !logged.as_ref().is_some_and(is_known) {
+            log::warn!("cannot connect to the database yet: {reason}");
+            logged = Some((Instant::now(), reason));
+        }
         thread::sleep(PAUSE);
     }
 }

@@ -1,4 +1,4 @@
-//! The private cluster: made, kept, shared by nobody, picked up after a crash. Runs as root and as any user.
+//! The private cluster: made, kept, used by one process, recovered after a crash. Runs as root and as any user.
 //! The test binary starts itself as the process to be
 //! killed (`helper`), so it can be copied anywhere and run by another account.
 
@@ -47,7 +47,7 @@ impl Drop for Scratch {
     }
 }
 
-fn throwaway(options: Options) -> Options {
+fn temporary(options: Options) -> Options {
     Options { durable: false, ..options }
 }
 
@@ -323,7 +323,7 @@ fn names_of_any_kind() {
     let deep = "deep/".repeat(30);
     for name in ["it's \"quoted\" \\ $(touch x) `y`", " space ", "a,b", "ünïcode", "-D", &deep] {
         let durable = scratch.options(name);
-        for options in [throwaway(durable.clone()), durable] {
+        for options in [temporary(durable.clone()), durable] {
             let cluster = start(&options);
             write(&mut client(&cluster));
             let psql = Command::new("psql")
@@ -385,7 +385,7 @@ fn unusable_directories() {
     fs::write(scratch.0.join("empty/pgdata/PG_VERSION"), "9.6\n").unwrap();
     let error = refused(&scratch.options("empty"));
     assert!(error.contains("needs PostgreSQL 9,") && error.contains("is installed"), "{error}");
-    assert!(refused(&throwaway(scratch.options("empty"))).contains("would delete it"));
+    assert!(refused(&temporary(scratch.options("empty"))).contains("would delete it"));
     if is_root() {
         std::os::unix::fs::chown(scratch.0.join("empty/pgdata"), Some(65534), None).unwrap();
         assert!(refused(&scratch.options("empty")).contains("belongs to user nobody"));
@@ -409,7 +409,7 @@ fn a_server_that_fails_says_why() {
     let log = fs::File::options().write(true).open(options.dir.join("postgres.log")).unwrap();
     log.set_len(9 << 20).unwrap();
     start(&options);
-    assert!(options.dir.join("postgres.log.old").metadata().unwrap().len() == 9 << 20);
+    assert!(options.dir.join("postgres.log.old").metadata().unwrap().len() == 8 << 20);
     assert!(options.dir.join("postgres.log").metadata().unwrap().len() < 10_000);
     // No time at all: an error, and nothing left running.
     let hurried = Options { start_timeout: Duration::ZERO, ..options };
@@ -417,23 +417,23 @@ fn a_server_that_fails_says_why() {
     let fresh = Options { dir: scratch.0.join("fresh"), ..hurried };
     assert!(refused(&fresh).contains("in time"));
     // The initdb that was ended holds the lock until it is gone.
-    eventually(LONG, "a refusal for the time", || refused(&throwaway(fresh.clone())).contains("in time"));
+    eventually(LONG, "a refusal for the time", || refused(&temporary(fresh.clone())).contains("in time"));
     let gone = || !fresh.dir.exists() && processes_about(&scratch.0).is_empty();
     eventually(LONG, "nothing is left", gone);
 }
 
 #[test]
 fn a_throwaway_cluster_leaves_nothing() {
-    let scratch = Scratch::new("throwaway");
-    let options = throwaway(scratch.options("data"));
+    let scratch = Scratch::new("temporary");
+    let options = temporary(scratch.options("data"));
     let gone = || !options.dir.exists() && processes_about(&scratch.0).is_empty();
     let began = Instant::now();
     let cluster = start(&options);
-    println!("throwaway: initdb and start {:?}", began.elapsed());
+    println!("temporary: initdb and start {:?}", began.elapsed());
     write(&mut client(&cluster));
     let began = Instant::now();
     cluster.stop().unwrap();
-    println!("throwaway: stop {:?}", began.elapsed());
+    println!("temporary: stop {:?}", began.elapsed());
     assert!(gone());
     // The terminal's signals, and a postmaster that was killed, are nothing to the watcher.
     let cluster = start(&options);
@@ -454,7 +454,7 @@ fn a_throwaway_cluster_leaves_nothing() {
         userd.wait().unwrap();
         let began = Instant::now();
         eventually(LONG, "nothing is left", gone);
-        println!("throwaway, {then:?}: gone after {:?}", began.elapsed());
+        println!("temporary, {then:?}: gone after {:?}", began.elapsed());
         assert!(!alive(postmaster));
     }
     // Killed somewhere in its start, and the next one follows at once.
@@ -473,7 +473,75 @@ fn a_throwaway_cluster_leaves_nothing() {
     kill(watcher_of(&options), Signal::SIGKILL);
     userd.kill().unwrap();
     userd.wait().unwrap();
-    assert!(refused(&Options { durable: true, ..options.clone() }).contains("throwaway cluster"));
+    assert!(refused(&Options { durable: true, ..options.clone() }).contains("temporary cluster"));
     drop(start(&options));
     assert!(gone() && !alive(postmaster));
+}
+
+/// The account that runs PostgreSQL may write to the directory; root must neither wait for its pipes nor give it files.
+#[test]
+fn files_of_a_directory_are_regular_and_have_one_name() {
+    let scratch = Scratch::new("files");
+    let outside = scratch.0.join("outside");
+    fs::write(&outside, "").unwrap();
+    type Prepare = fn(&Path, &Path);
+    let rows: [Prepare; 2] = [
+        |log, _| nix::unistd::mkfifo(log, nix::sys::stat::Mode::S_IRWXU).unwrap(),
+        |log, outside| fs::hard_link(outside, log).unwrap(),
+    ];
+    for (number, prepare) in rows.into_iter().enumerate() {
+        let options = scratch.options(&number.to_string());
+        fs::create_dir(&options.dir).unwrap();
+        prepare(&options.dir.join("postgres.log"), &outside);
+        let error = refused(&options);
+        assert!(error.contains("not a regular file"), "{error}");
+    }
+    let owner = std::os::unix::fs::MetadataExt::uid(&fs::metadata(&outside).unwrap());
+    assert_eq!(owner, nix::unistd::Uid::effective().as_raw(), "it was given away");
+}
+
+/// Clients of the service cause errors of statements; none of them is a line of PostgreSQL's log, which is bounded
+/// while the server runs.
+#[test]
+fn the_log_of_a_server_stays_small() {
+    let scratch = Scratch::new("log");
+    let options = scratch.options("data");
+    let mut cluster = start(&options);
+    let log = options.dir.join("postgres.log");
+    assert!(client(&cluster).batch_execute("select 1 / 0").is_err());
+    assert!(client(&cluster).batch_execute("do $$ begin raise log 'a line of the log'; end $$").is_ok());
+    let said = || fs::read_to_string(&log).unwrap();
+    eventually(LONG, "the server logs", || said().contains("a line of the log"));
+    assert!(!said().contains("division by zero"), "{}", said());
+
+    let filled = fs::OpenOptions::new().append(true).open(&log).unwrap();
+    filled.set_len(9 << 20).unwrap();
+    assert_eq!(cluster.ended(), None);
+    assert_eq!(fs::metadata(&log).unwrap().len(), 0);
+    assert_eq!(fs::metadata(log.with_extension("log.old")).unwrap().len(), 8 << 20);
+    assert!(client(&cluster).batch_execute("do $$ begin raise log 'another line'; end $$").is_ok());
+    eventually(LONG, "the server goes on logging", || said().contains("another line"));
+    assert!(fs::metadata(&log).unwrap().len() < 1 << 20, "it writes at the end");
+}
+
+/// The file of a data directory names where its sockets are; only directories of ours are cleared.
+#[test]
+fn sockets_of_other_directories_stay() {
+    let scratch = Scratch::new("sockets");
+    let options = scratch.options("data");
+    let (mut userd, postmaster) = helper(&options, "");
+    userd.kill().unwrap();
+    userd.wait().unwrap();
+    kill(postmaster, Signal::SIGKILL);
+    eventually(LONG, "the postmaster is dead", || !alive(postmaster));
+    let other = scratch.0.join("other");
+    fs::create_dir(&other).unwrap();
+    fs::write(other.join(".s.PGSQL.5432"), "").unwrap();
+    let file = options.dir.join("pgdata/postmaster.pid");
+    let text = fs::read_to_string(&file).unwrap();
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines[4] = other.to_str().unwrap();
+    fs::write(&file, lines.join("\n")).unwrap();
+    start(&options);
+    assert!(other.join(".s.PGSQL.5432").exists());
 }

@@ -22,6 +22,7 @@ const ADA_1: &str = r#"{"id":"1","name":"Ada","email":"ada@example.com",<times>}
 const NOT_FOUND: &str = r#"{"error":"Not found"}"#;
 const NUL: &str = "must not contain NUL (U+0000)";
 const NO_EMAIL: &str = "value is not an e-mail address";
+const NO_DOT: &str = "value is not an e-mail address: the domain after the @ needs a dot";
 const NO_STRING: &str = "value is not of type \"string\"";
 
 /// A user as it is answered.
@@ -297,8 +298,8 @@ fn the_four_variants() {
     let rows: [(&str, Violations, Violations); 6] = [
         (
             r#"{"name":"","email":"missing@domain","password":"1234567"}"#,
-            &[("/email", "format", NO_EMAIL), short],
-            &[("/email", "format", NO_EMAIL), no_name, short],
+            &[("/email", "format", NO_DOT), short],
+            &[("/email", "format", NO_DOT), no_name, short],
         ),
         (
             r#"{}"#,
@@ -339,7 +340,7 @@ fn values_that_a_user_cannot_have() {
     let service = Service::start();
     let long = format!("{}@{}.com", "l".repeat(60), ["d"; 4].map(|d| d.repeat(50)).join("."));
     let emails = [
-        ("missing@domain", ("/email", "format", NO_EMAIL)),
+        ("missing@domain", ("/email", "format", NO_DOT)),
         ("no-at", ("/email", "format", NO_EMAIL)),
         ("", ("/email", "format", NO_EMAIL)),
         ("@example.com", ("/email", "format", NO_EMAIL)),

@@ -75,8 +75,45 @@ fn it_ends_with_its_parent_only_if_told() {
 }
 
 #[test]
+fn it_ends_with_the_process_that_it_is_told() {
+    let mut parent = Command::new("sleep").arg("1000").spawn().unwrap();
+    let (child, url) = ephemeral(&[&format!("--with-parent={}", parent.id())]);
+    assert_eq!(Client::new(&url).get("/users").status, 200);
+    parent.kill().unwrap();
+    // It has ended, though its status is read later.
+    ends(child);
+    parent.wait().unwrap();
+}
+
+/// As a background job of a shell is started.
+#[test]
+fn a_parent_that_is_none_is_told() {
+    let line = |argument: &str| {
+        let mut process = Process::start(&["--embedded", "--ephemeral", "--port=0", argument], &[]);
+        assert_eq!(process.wait(LONG), 2, "{}", process.stderr());
+        process.stderr()
+    };
+    let said = line("--with-parent");
+    assert!(said.contains("/dev/null") && said.contains("--with-parent=PID"), "{said}");
+    let said = line("--with-parent=999999999");
+    assert!(said.contains("no such process"), "{said}");
+}
+
+#[test]
+fn the_shell_script_leaves_nothing_without_userd() {
+    let temp = TempDir::new();
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/harness.sh");
+    let mut script = Command::new("sh");
+    script.arg(file).env("USERD", "/nowhere/userd").env("TMPDIR", temp.path()).stderr(Stdio::null());
+    let mut script = script.spawn().unwrap();
+    eventually(LONG, "it gives up", || script.try_wait().unwrap().is_some_and(|status| !status.success()));
+    assert_eq!(temp.path().read_dir().unwrap().count(), 0);
+}
+
+#[test]
 fn arguments_that_make_no_sense_are_refused() {
-    let rows: [&[&str]; 8] = [
+    let rows: [&[&str]; 9] = [
+        &["--with-parent=me"],
         &["--ephemeral"],
         &["--embedded=/tmp/x", "--ephemeral"],
         &["--port"],
@@ -111,6 +148,9 @@ fn a_healthcheck_over_tcp_and_unix_sockets() {
             (asked.wait(LONG), asked.stderr())
         };
         assert_eq!(ask(&[token]), (0, String::new()));
+        let arguments = ["healthcheck", "--host", host, "--port", port];
+        let mut asked = Process::start(&arguments, &[token, ("HOST", "192.0.2.1"), ("PORT", "1")]);
+        assert_eq!((asked.wait(LONG), asked.stderr()), (0, String::new()));
         let (code, said) = ask(&[]);
         assert_eq!(code, 1);
         assert!(said.contains("was answered 401"), "{said}");

@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 use std::{
     fs,
-    io::Read,
+    io::{Read, Write},
     net::TcpListener,
     os::unix::fs::{PermissionsExt, symlink},
     path::Path,
@@ -221,8 +221,9 @@ fn a_database_that_stays_away() {
     // Half a second before the end at most, the pause between two tries.
     assert!(start.elapsed() > Duration::from_millis(2500), "{:?}", start.elapsed());
     assert!(line.starts_with("cannot connect to the database: "), "{line}");
-    let tries = process.stderr().matches("cannot connect to the database yet: ").count();
-    assert!((2..9).contains(&tries), "a line a try: {}", process.stderr());
+    let lines = process.stderr().matches("cannot connect to the database yet: ").count();
+    assert_eq!(lines, 1, "a line a reason: {}", process.stderr());
+    assert!(line.contains("DATABASE_URL") && line.contains("--embedded"), "the remedy: {line}");
 }
 
 #[test]
@@ -307,6 +308,138 @@ fn an_address_that_is_taken() {
     assert!(line.contains(&address.to_string()), "{line}");
     let line = complaint(&mut Process::on(&database, &[("HOST", "192.0.2.1"), ("PORT", "3000")]), 1);
     assert!(line.contains("192.0.2.1:3000"), "{line}");
+}
+
+/// Before a database is waited for or a cluster is made, and without another line in the log.
+#[test]
+fn an_address_that_cannot_be_had_is_told_at_once() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let dir = TempDir::new();
+    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let data = dir.path().join("data");
+    let embedded = format!("--embedded={}", data.display());
+    let nowhere = ("DATABASE_URL", "postgres://ada@127.0.0.1:1/app");
+    let rows: [(&[&str], &str); 4] = [
+        (&["--port", &port], "127.0.0.1"),
+        (&[&embedded, "--port", &port], "127.0.0.1"),
+        (&["--host", "nonsense.invalid"], "nonsense.invalid"),
+        (&["--host", "unix:/nowhere/at/all"], "unix:/nowhere/at/all"),
+    ];
+    for (arguments, text) in rows {
+        let variables = [nowhere, ("DB_CONNECT_TIMEOUT", "60"), ("HOST", "127.0.0.1")];
+        let variables = if arguments.len() == 3 { &variables[1..] } else { &variables };
+        let mut process = Process::start(arguments, variables);
+        let line = complaint(&mut process, 1);
+        assert!(line.starts_with("cannot listen on ") && line.contains(text), "{line}");
+        assert_eq!(process.stderr().lines().count(), 1, "{}", process.stderr());
+    }
+    assert!(!data.exists(), "a cluster was made");
+}
+
+#[test]
+fn variables_without_effect_are_told() {
+    let database = Database::create();
+    let url = database.url();
+    for (value, warned) in [("yes", true), ("TRUE", true), ("false", false), ("", false)] {
+        let dir = database.socket_dir();
+        let variables = [("DB_HOST", dir.as_str()), ("DB_NAME", database.name()), ("DB_SSL", value)];
+        let variables = [&variables[..], &[("HOST", "127.0.0.1"), ("PORT", "0")]].concat();
+        let mut process = Process::start(&[], &variables);
+        process.wait_for_url();
+        let told = process.stderr().lines().any(|line| line.contains("[WARN]") && line.contains("DB_SSL"));
+        assert_eq!(told, warned, "{value:?}: {}", process.stderr());
+    }
+    let variables = [("DATABASE_URL", url.as_str()), ("PORT", "0")];
+    let mut process = Process::start(&["--embedded", "--ephemeral"], &variables);
+    check(&mut process.client(), &format!("POST /users {ADA} => 201 {ADA_1}"));
+    process.logs("[WARN] DATABASE_URL has no effect");
+    assert_eq!(database.value("select count(*) from users"), "0");
+}
+
+/// A server that asks for a password in plain text, says what it was given, and goes.
+fn password_sent(listener: &TcpListener) -> String {
+    let (mut client, _) = listener.accept().unwrap();
+    client.set_read_timeout(Some(LONG)).unwrap();
+    let mut message = |head: usize| {
+        let mut length = vec![0; head];
+        client.read_exact(&mut length).unwrap();
+        let count = u32::from_be_bytes(length[head - 4..].try_into().unwrap()) as usize - 4;
+        let mut body = vec![0; count];
+        client.read_exact(&mut body).unwrap();
+        if head == 4 {
+            client.write_all(&[b'R', 0, 0, 0, 8, 0, 0, 0, 3]).unwrap();
+        }
+        body
+    };
+    message(4);
+    let password = message(5);
+    String::from_utf8(password).unwrap().trim_end_matches('\0').to_owned()
+}
+
+/// As libpq finds it: the connection string's own, `PGPASSWORD`, its `passfile`, `PGPASSFILE`, the home directory's.
+#[test]
+fn passwords_as_libpq_finds_them() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let dir = TempDir::new();
+    let file = |name: &str| {
+        dir.write(name, &format!("127.0.0.1:{port}:app:ada:from {name}\n"));
+        let path = dir.path().join(name);
+        fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (home, set, named) = (dir.path().to_str().unwrap(), file("set"), file("named"));
+    file(".pgpass");
+    dir.write("secret", "from a file\n");
+    let secret = dir.path().join("secret");
+    let (home, set) = (("HOME", home), ("PGPASSFILE", set.as_str()));
+    let password = ("PGPASSWORD", "from PGPASSWORD");
+    let plain = format!("postgres://ada@127.0.0.1:{port}/app?sslmode=disable");
+    let own = format!("postgres://ada:own@127.0.0.1:{port}/app?sslmode=disable");
+    let passfile = format!("{plain}&passfile={named}");
+    let port = port.to_string();
+    let parts = [("DB_HOST", "127.0.0.1"), ("DB_PORT", &port), ("DB_NAME", "app"), ("DB_USER", "ada")];
+    let from_file = [&parts[..], &[("DB_PASS_FILE", secret.to_str().unwrap()), password]].concat();
+    fn url(url: &str) -> (&'static str, &str) {
+        ("DATABASE_URL", url)
+    }
+    type Variables<'a> = &'a [(&'a str, &'a str)];
+    let rows: [(Variables, &str); 6] = [
+        (&[url(&own), password, set, home], "own"),
+        (&[url(&passfile), password, set, home], "from PGPASSWORD"),
+        (&[url(&passfile), set, home], "from named"),
+        (&[url(&plain), set, home], "from set"),
+        (&[url(&plain), home], "from .pgpass"),
+        (&from_file, "from a file"),
+    ];
+    for (variables, expected) in rows {
+        let variables = [variables, &[("PORT", "0"), ("DB_CONNECT_TIMEOUT", "1")]].concat();
+        let mut process = Process::start(&[], &variables);
+        assert_eq!(password_sent(&listener), expected);
+        process.signal(Signal::SIGTERM);
+        process.wait(LONG);
+        assert!(!process.stderr().contains(expected), "{}", process.stderr());
+    }
+}
+
+#[test]
+fn times_in_the_log_have_one_width() {
+    let database = Database::create();
+    let mut process = Process::on(&database, &[]);
+    let mut client = process.client();
+    for _ in 0..200 {
+        client.get("/users/1");
+    }
+    process.signal(Signal::SIGTERM);
+    assert_eq!(process.wait(LONG), 0);
+    let log = process.stderr();
+    assert!(log.lines().count() > 200);
+    for line in log.lines() {
+        let time = line.split(' ').next().unwrap();
+        let digits = time.split_once('.').map(|(_, digits)| digits.len());
+        assert_eq!((time.len(), digits), ("2026-01-31T00:00:00.000000Z".len(), Some(7)), "{line}");
+    }
 }
 
 #[test]
@@ -550,7 +683,7 @@ fn log_levels() {
 
 #[test]
 fn a_signal_lets_work_be_finished() {
-    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
         let database = Database::create();
         let mut process = Process::on(&database, &[]);
         let (mut client, mut idle) = (process.client(), process.client());
@@ -644,10 +777,35 @@ fn an_embedded_database() {
     check(&mut third.client(), &format!("GET /users/1 => 200 {ADA_1}"));
     let server = postmaster(&data);
     assert_ne!(server, left_behind);
-    third.signal(Signal::SIGINT);
+    // The terminal is closed.
+    third.signal(Signal::SIGHUP);
     assert_eq!(third.wait(LONG), 0, "{}", third.stderr());
     assert!(!is_alive(server) && !is_alive(left_behind), "PostgreSQL is left behind");
     assert_no_secret(&third.stderr());
+}
+
+#[test]
+fn an_embedded_database_is_for_this_machine_unless_told_otherwise() {
+    let dir = TempDir::new();
+    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let argument = format!("--embedded={}", dir.path().join("data").display());
+    type Variables<'a> = &'a [(&'a str, &'a str)];
+    let rows: [(&[&str], Variables, &str); 4] = [
+        (&[], &[], "http://127.0.0.1:"),
+        (&[], &[("API_TOKEN", TOKEN)], "http://0.0.0.0:"),
+        (&[], &[("HOST", "0.0.0.0")], "http://0.0.0.0:"),
+        (&["--host=0.0.0.0"], &[], "http://0.0.0.0:"),
+    ];
+    for (arguments, variables, expected) in rows {
+        let arguments = [&[argument.as_str(), "--port=0"], arguments].concat();
+        let mut process = Process::start(&arguments, variables);
+        let url = process.wait_for_url_within(LONG_ON_DISK);
+        assert!(url.starts_with(expected), "{arguments:?} {variables:?}: {url}");
+        process.signal(Signal::SIGTERM);
+        assert_eq!(process.wait(LONG_ON_DISK), 0, "{}", process.stderr());
+        let told = process.stderr().contains("HOST=0.0.0.0");
+        assert_eq!(told, expected.contains("127.0.0.1"), "how to open it: {}", process.stderr());
+    }
 }
 
 #[test]

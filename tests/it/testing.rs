@@ -135,10 +135,10 @@ fn within_an_async_runtime() {
 #[test]
 fn what_is_wrong_is_a_value() {
     let database = ScratchDatabase::create().unwrap();
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = taken.local_addr().unwrap().port();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
     type Change = fn(&mut Config);
-    let rows: [(&str, Change); 5] = [
+    let rows: [(&str, Change); 4] = [
         ("DATABASE_URL: ", |config| config.database = Database::Url("postgresql://[".into())),
         ("cannot connect to the database: ", |config| {
             config.database = Database::Url("postgresql://someone@/x?host=/nowhere".into());
@@ -146,11 +146,14 @@ fn what_is_wrong_is_a_value() {
         }),
         ("MIGRATIONS_DIR: ", |config| config.migrations_dir = Some("/nowhere".into())),
         ("cannot listen on unix:/nowhere/socket: ", |config| config.host = "unix:/nowhere/socket".to_owned()),
-        ("cannot listen on 127.0.0.1:", |_| ()),
     ];
-    for (line, change) in rows {
-        let mut config = Config { port, ..database.config() };
+    let taken = Config { port, ..database.config() };
+    let changed = rows.map(|(line, change)| {
+        let mut config = database.config();
         change(&mut config);
+        (line, config)
+    });
+    for (line, config) in changed.into_iter().chain([("cannot listen on 127.0.0.1:", taken)]) {
         let error = match Server::start(config) {
             Ok(_) => panic!("started instead of {line}"),
             Err(error) => error.to_string(),

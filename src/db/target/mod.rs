@@ -5,10 +5,11 @@
 
 mod conninfo;
 mod parameters;
+mod passfile;
 
 use std::error::Error;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use postgres::Config;
 use postgres::config::{Host, SslMode, SslNegotiation};
@@ -24,6 +25,8 @@ pub struct Target {
     pub config: Config,
     /// How TLS is spoken, for `tls::connector`; `None` where it never is.
     pub tls: Option<TlsSettings>,
+    /// The password file that the connection string names.
+    passfile: Option<PathBuf>,
 }
 
 /// Settings given one by one; `Target::from_settings` says what they mean.
@@ -66,8 +69,23 @@ impl Target {
             config.password(password);
         }
         parameters.add_hosts(&mut config)?;
+        let passfile = parameters.take("passfile").map(PathBuf::from);
         let tls = parameters.tls()?;
-        Target::new(config, tls)
+        Ok(Target { passfile, ..Target::new(config, tls)? })
+    }
+
+    /// Finds a password where the target has none, in libpq's order: this one (`PGPASSWORD`), then a file of
+    /// passwords, which is the connection string's or else `file` (`PGPASSFILE`).
+    ///
+    /// An error if the file cannot be read, or has different passwords for several hosts. Blocks to read it.
+    pub fn find_password(&mut self, password: Option<&str>, file: Option<&Path>) -> Result<(), TargetError> {
+        let file = self.passfile.as_deref().or(file);
+        match (self.config.get_password(), password, file) {
+            (None, Some(password), _) => drop(self.config.password(password)),
+            (None, None, Some(file)) => passfile::add_password(&mut self.config, file)?,
+            _ => {}
+        }
+        Ok(())
     }
 
     /// The target made of single settings.
@@ -116,7 +134,7 @@ impl Target {
         if mode == SslMode::Prefer && config.get_ssl_negotiation() == SslNegotiation::Direct {
             return Err("sslnegotiation=direct needs sslmode=require or stricter".into());
         }
-        Ok(Target { config, tls })
+        Ok(Target { config, tls, passfile: None })
     }
 }
 
@@ -296,7 +314,7 @@ mod tests {
             host=h channel_binding=''       | ! invalid value for option `channel_binding`
             host=h keepalives_count=x       | ! keepalives_count is not a whole number
             host=h target_session_attrs=standby | ! target_session_attrs can be any, read-write or read-only, no other
-            host=h passfile=/x              | ! passfile, or the value given for it, is not supported
+            host=h sslcrl=/x                | ! sslcrl, or the value given for it, is not supported
             host=h service=x                | ! service, or the value given for it, is not supported
             host=h sslcrl=x                 | ! sslcrl, or the value given for it, is not supported
             host=h requirepeer=x            | ! requirepeer, or the value given for it, is not supported

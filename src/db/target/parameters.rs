@@ -177,7 +177,7 @@ pub fn socket_directory() -> &'static Path {
 const DEFAULT_PORT: u16 = 5432;
 
 /// Known to libpq, and given a meaning here.
-const OWN: &str = "dbname fallback_application_name host hostaddr keepalives_count password port \
+const OWN: &str = "dbname fallback_application_name host hostaddr keepalives_count passfile password port \
     sslcert sslkey sslmode sslrootcert tcp_user_timeout user";
 
 /// Known to libpq and to `postgres::Config`, with one meaning.
@@ -185,7 +185,7 @@ const SHARED: &str = "application_name channel_binding connect_timeout keepalive
     keepalives_interval load_balance_hosts options sslnegotiation target_session_attrs";
 
 /// Known to libpq, and refused: ignoring one silently could, for instance, leave a connection less secure than asked for.
-const REFUSED: &str = "oauth_client_id oauth_client_secret oauth_issuer oauth_scope passfile \
+const REFUSED: &str = "oauth_client_id oauth_client_secret oauth_issuer oauth_scope \
     require_auth requirepeer scram_client_key scram_server_key service servicefile sslcrl sslcrldir \
     sslkeylogfile sslpassword";
 

@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use nix::libc::O_NOFOLLOW;
+use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
 use nix::unistd::{Gid, Uid, User};
 
 use super::ClusterError;
@@ -73,10 +73,22 @@ impl Account {
             return Ok(());
         }
         let (path, own, owner) = (path.display(), name(self.uid), name(metadata.uid()));
+        let remedy = match self.switch && metadata.uid() == 0 {
+            true => format!("give it to {own} (chown -R {own} {path})"),
+            false => format!("start userd as {owner}"),
+        };
         Err(ClusterError::new(format!(
             "{path} belongs to user {owner}, and PostgreSQL would run as {own}: \
-             start userd as {owner}, or choose another directory"
+             {remedy}, or choose another directory"
         )))
+    }
+
+    /// Whether `dir` is a directory, no symbolic link, of this account's (or ours, a moment before it is given to the
+    /// account), that no other account can enter.
+    pub fn keeps_private(&self, dir: &Path) -> bool {
+        let own = [self.uid, Uid::effective().as_raw()];
+        fs::symlink_metadata(dir)
+            .is_ok_and(|found| found.is_dir() && own.contains(&found.uid()) && found.mode() & 0o777 == 0o700)
     }
 
     /// Makes a directory that only the account can enter.
@@ -93,12 +105,21 @@ impl Account {
         }
     }
 
-    /// A file of the account's to append to, made if missing; close-on-exec, as all of std's are. No
-    /// symbolic link is followed: who may write to the directory must not lead root elsewhere.
+    /// A file of the account's to append to, made if missing; close-on-exec, as all of std's are. It must be a regular
+    /// file with one name, and no symbolic link is followed: an account that may write to the directory must not make
+    /// root open, or give away, another file.
     pub fn open(&self, path: &Path) -> io::Result<File> {
         let mut options = OpenOptions::new();
         options.read(true).append(true).create(true).mode(0o600);
-        let file = options.custom_flags(O_NOFOLLOW).open(path)?;
+        // A pipe would block until there is a reader.
+        let file = options.custom_flags(O_NOFOLLOW | O_NONBLOCK).open(path)?;
+        let found = file.metadata()?;
+        if !found.is_file() || found.nlink() != 1 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "it is not a regular file with one name",
+            ));
+        }
         if self.switch {
             fchown(&file, Some(self.uid), Some(self.gid))?;
         }

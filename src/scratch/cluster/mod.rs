@@ -3,18 +3,19 @@
 //! Owns: one directory and the server process in it, from `initdb` to the last signal. Must not know:
 //! HTTP, tables, pools, the command line, who installs the logger.
 //!
-//! The directory: `pgdata` (the cluster), `postgres.log` (what the server says), `lock` (held by the
+//! The directory: `pgdata` (the cluster), `postgres.log` (the server's log), `lock` (held by the
 //! one userd that runs), the server's Unix socket. The server listens nowhere else, and only the
 //! account that runs it can enter the directory; so there are no passwords. It is in a process group
 //! of its own: Ctrl-C reaches userd alone, which drains first and stops the server then.
 
 mod account;
+mod directory;
 mod error;
-mod home;
-mod leftovers;
+mod processes;
 mod programs;
+mod recovery;
 mod shared;
-mod throwaway;
+mod watcher;
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -26,22 +27,19 @@ use std::{fs, thread};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use home::{Home, LOCK_WAIT, PORT};
-use leftovers::PidFile;
+use directory::{ClusterDir, LOCK_WAIT, PORT};
+use processes::{PidFile, end};
 use programs::Programs;
-use throwaway::Watcher;
+use watcher::Watcher;
 
 pub use error::ClusterError;
-pub(crate) use shared::Shared;
+pub(crate) use shared::{Shared, can_share};
 
 /// How long a start may take by default: recovery after a crash replays the log, `initdb` syncs files.
 pub const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a fast shutdown may take by default, before the server is told to stop at once.
 pub const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// After SIGQUIT the server itself kills what doesn't end within 5 s.
-const QUIT_WAIT: Duration = Duration::from_secs(6);
-const KILL_WAIT: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(5);
 /// Between connections to a server that says it is ready: each refusal is a line in its log.
 const CONNECT_PAUSE: Duration = Duration::from_millis(100);
@@ -51,7 +49,7 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(100);
 pub struct Options {
     /// Where the cluster lives; created (mode 0700) when missing. One userd at a time.
     pub dir: PathBuf,
-    /// `false`: a throwaway cluster for tests. Nothing is synced to disk, and server and directory are
+    /// `false`: a temporary cluster for tests. Nothing is synced to disk, and server and directory are
     /// gone as soon as the `Cluster` is dropped or this process ends, however it ends.
     pub durable: bool,
     /// The server's `max_connections`, at least 1.
@@ -85,7 +83,7 @@ pub struct Cluster {
     stop_timeout: Duration,
     // The order of these two matters: the directory is removed while its lock is still held.
     watcher: Option<Watcher>,
-    home: Home,
+    directory: ClusterDir,
 }
 
 impl Cluster {
@@ -99,39 +97,41 @@ impl Cluster {
     /// One line saying what to do: PostgreSQL, its right version or the `postgres` user missing; the
     /// directory unusable, not ours, or in use; `initdb` or the server failing, with its last word.
     pub fn start(options: &Options) -> Result<Cluster, ClusterError> {
-        Cluster::start_in(Home::open(&options.dir, LOCK_WAIT)?, options, |home| match options.durable {
-            true => Ok(None),
-            false => Watcher::spawn(home).map(Some),
+        Cluster::start_in(ClusterDir::open(&options.dir, LOCK_WAIT)?, options, |directory| {
+            match options.durable {
+                true => Ok(None),
+                false => Watcher::spawn(directory).map(Some),
+            }
         })
     }
 
     fn start_in(
-        home: Home,
+        directory: ClusterDir,
         options: &Options,
-        spawn_watcher: impl FnOnce(&Home) -> Result<Option<Watcher>, ClusterError>,
+        spawn_watcher: impl FnOnce(&ClusterDir) -> Result<Option<Watcher>, ClusterError>,
     ) -> Result<Cluster, ClusterError> {
-        let pgdata = home.pgdata();
-        leftovers::clear(&home, options.stop_timeout)?;
-        home.claim(options.durable)?;
-        let mut watcher = spawn_watcher(&home)?;
-        let programs = Programs::find(home.cluster_major()?)?;
+        let pgdata = directory.pgdata();
+        recovery::clear(&directory, options.stop_timeout)?;
+        directory.claim(options.durable)?;
+        let mut watcher = spawn_watcher(&directory)?;
+        let programs = Programs::find(directory.cluster_major()?)?;
         let deadline = Instant::now() + options.start_timeout;
         if !pgdata.exists() {
             let major = programs.major;
             log::info!("making a PostgreSQL {major} cluster in {}", pgdata.display());
-            let made = initialize(&home, &programs, &mut watcher, options.durable, deadline);
+            let made = initialize(&directory, &programs, &mut watcher, options.durable, deadline);
             if let Some(watcher) = &mut watcher {
                 watcher.forget();
             }
             made?;
         }
-        let mut said = home.log_length();
+        let mut said = directory.log_length();
         let mut cluster = Cluster {
-            server: launch(&home, &programs, &mut watcher, options)?,
+            server: launch(&directory, &programs, &mut watcher, options)?,
             stopped: false,
             stop_timeout: options.stop_timeout,
             watcher,
-            home,
+            directory,
         };
         while let Err(error) = cluster.wait_until_ready(said, deadline) {
             // Sessions outlive a postmaster that was killed until they notice, and the server starts
@@ -140,17 +140,17 @@ impl Cluster {
             if !sessions_left || Instant::now() >= deadline {
                 return Err(error);
             }
-            leftovers::end_sessions(&cluster.home)?;
+            recovery::end_sessions(&cluster.directory)?;
             thread::sleep(CONNECT_PAUSE);
-            said = cluster.home.log_length();
-            cluster.server = launch(&cluster.home, &programs, &mut cluster.watcher, options)?;
+            said = cluster.directory.log_length();
+            cluster.server = launch(&cluster.directory, &programs, &mut cluster.watcher, options)?;
         }
         log::info!(
             "PostgreSQL {} (process {}) serves {}, socket in {}",
             programs.major,
             cluster.pid(),
             pgdata.display(),
-            cluster.home.socket_dir()
+            cluster.directory.socket_dir()
         );
         Ok(cluster)
     }
@@ -158,7 +158,7 @@ impl Cluster {
     /// What psql and the `postgres` crate need to connect to `database` as the superuser `postgres`:
     /// `host='/dir' port=5432 user=postgres dbname='…'`. The database `postgres` is always there.
     pub fn connection_string(&self, database: &str) -> String {
-        connection_string(self.home.socket_dir(), database)
+        connection_string(self.directory.socket_dir(), database)
     }
 
     /// The server's process id.
@@ -166,17 +166,21 @@ impl Cluster {
         self.server.id()
     }
 
-    /// One line that says how the server ended, where it did so by itself. Does not block.
+    /// Looks after a running server, about once a second: keeps its log within bounds. Returns a line that says how
+    /// the server ended, where it did so by itself. Does not block.
     pub fn ended(&mut self) -> Option<String> {
+        if let Err(error) = self.directory.bound_log() {
+            log::warn!("{error}");
+        }
         let status = exit_status(&mut self.server).ok()??;
-        let (pid, log) = (self.pid(), self.home.log_path());
+        let (pid, log) = (self.pid(), self.directory.log_path());
         Some(format!("PostgreSQL (process {pid}) has ended ({status}); see {}", log.display()))
     }
 
-    /// Ends every session and stops the server; a throwaway cluster's directory is removed.
+    /// Ends every session and stops the server; a temporary cluster's directory is removed.
     ///
     /// Blocks for a fast shutdown of up to `stop_timeout`, then an immediate one (6 s), then SIGKILL
-    /// (2 s). What was committed is safe in every case. A throwaway cluster is stopped at once.
+    /// (2 s). What was committed is safe in every case. A temporary cluster is stopped at once.
     ///
     /// # Errors
     /// The server's process outlived even SIGKILL.
@@ -205,11 +209,11 @@ impl Cluster {
     }
 
     fn wait_until_ready(&mut self, said: u64, deadline: Instant) -> Result<(), ClusterError> {
-        let pgdata = self.home.pgdata();
+        let pgdata = self.directory.pgdata();
         let mut refusal = None;
         loop {
             if let Some(status) = exit_status(&mut self.server)? {
-                return Err(failed("PostgreSQL", status, &self.home, said));
+                return Err(failed("PostgreSQL", status, &self.directory, said));
             }
             // Asked before it says "ready", the server would log a refusal each time.
             let ready = |file: PidFile| file.ready && file.pid.cast_unsigned() == self.pid();
@@ -222,8 +226,8 @@ impl Cluster {
                 pause = CONNECT_PAUSE;
             }
             if Instant::now() >= deadline {
-                let log = self.home.log_path();
-                let last = refusal.unwrap_or_else(|| self.home.last_word(said));
+                let log = self.directory.log_path();
+                let last = refusal.unwrap_or_else(|| self.directory.last_word(said));
                 return Err(ClusterError::new(format!(
                     "PostgreSQL was not ready in time: {last}; see {}",
                     log.display()
@@ -244,27 +248,27 @@ impl Drop for Cluster {
 
 /// `DIR/pgdata`, complete or not there at all: made as `pgdata.new` and renamed.
 fn initialize(
-    home: &Home,
+    directory: &ClusterDir,
     programs: &Programs,
     watcher: &mut Option<Watcher>,
     durable: bool,
     deadline: Instant,
 ) -> Result<(), ClusterError> {
-    let new = home.unfinished_pgdata();
+    let new = directory.unfinished_pgdata();
     let run = |locale: &str, watcher: &mut Option<Watcher>| {
-        home.remove_unfinished()?;
-        let said = home.log_length();
-        let mut command = home.command(&programs.initdb)?;
+        directory.remove_unfinished()?;
+        let said = directory.log_length();
+        let mut command = directory.command(&programs.initdb)?;
         command.arg("-D").arg(&new).args(["-U", "postgres", "--auth=trust", "-E", "UTF8", locale]);
         command.args((!durable).then_some("--no-sync"));
         // initdb keeps the lock: if userd is killed, the next one waits until initdb has ended.
-        command.stdin(home.lock_handle()?);
+        command.stdin(directory.lock_handle()?);
         let mut child = command.spawn().map_err(ClusterError::io("run", &programs.initdb))?;
         watch(watcher, &child);
         loop {
             match exit_status(&mut child)? {
                 Some(status) if status.success() => return Ok(()),
-                Some(status) => return Err(failed("initdb", status, home, said)),
+                Some(status) => return Err(failed("initdb", status, directory, said)),
                 None if Instant::now() >= deadline => {
                     // The whole group: initdb runs the server as its child.
                     let _ = kill(Pid::from_raw(-child.id().cast_signed()), Signal::SIGKILL);
@@ -283,20 +287,20 @@ fn initialize(
         }
         made => made?,
     }
-    let pgdata = home.pgdata();
+    let pgdata = directory.pgdata();
     fs::rename(&new, &pgdata).map_err(ClusterError::io("rename to", &pgdata))?;
-    home.sync()
+    directory.sync()
 }
 
 /// The server, started; not yet ready.
 fn launch(
-    home: &Home,
+    directory: &ClusterDir,
     programs: &Programs,
     watcher: &mut Option<Watcher>,
     options: &Options,
 ) -> Result<Child, ClusterError> {
     let mut socket_dir = OsString::from("unix_socket_directories=\"");
-    socket_dir.push(home.socket_dir().replace('"', "\"\""));
+    socket_dir.push(directory.socket_dir().replace('"', "\"\""));
     socket_dir.push("\"");
     let connections = format!("max_connections={}", options.max_connections);
     let mut settings = vec![
@@ -309,19 +313,21 @@ fn launch(
         // No values of users' records in the log: userd reports what goes wrong.
         OsStr::new("log_error_verbosity=terse"),
         OsStr::new("log_min_error_statement=panic"),
+        // Nor a line for each statement that is refused: clients of the service could fill the disk.
+        OsStr::new("log_min_messages=log"),
     ];
     if !options.durable {
-        let throwaway = [
+        let temporary = [
             "fsync=off",
             "synchronous_commit=off",
             "full_page_writes=off",
             // In the directory: a server that is killed would leave what it has in /dev/shm there.
             "dynamic_shared_memory_type=mmap",
         ];
-        settings.extend(throwaway.map(OsStr::new));
+        settings.extend(temporary.map(OsStr::new));
     }
-    let mut command = home.command(&programs.postgres)?;
-    command.arg("-D").arg(home.pgdata()).args(["-p", PORT]);
+    let mut command = directory.command(&programs.postgres)?;
+    command.arg("-D").arg(directory.pgdata()).args(["-p", PORT]);
     for setting in settings {
         command.arg("-c").arg(setting);
     }
@@ -340,8 +346,9 @@ fn exit_status(child: &mut Child) -> Result<Option<ExitStatus>, ClusterError> {
     child.try_wait().map_err(|error| ClusterError::new(format!("cannot wait for PostgreSQL: {error}")))
 }
 
-fn failed(program: &str, status: ExitStatus, home: &Home, said: u64) -> ClusterError {
-    let (last, log) = (home.last_word(said), home.log_path());
+fn failed(program: &str, status: ExitStatus, directory: &ClusterDir, said: u64) -> ClusterError {
+    let (last, log) = (directory.last_word(said), directory.log_path());
+    let last = directory.space_is_short().unwrap_or(last);
     ClusterError::new(format!("{program} failed ({status}): {last}; see {}", log.display()))
 }
 
@@ -358,26 +365,6 @@ fn answers(connection_string: String, deadline: Instant) -> Result<(), String> {
     });
     let left = deadline.saturating_duration_since(Instant::now());
     receiver.recv_timeout(left).unwrap_or_else(|_| Err("a connection was not answered".to_owned()))
-}
-
-/// Ends a postmaster: the gentle signal first, if any, then an immediate shutdown, then SIGKILL.
-fn end(pid: i32, gentle: Option<(Signal, Duration)>, mut gone: impl FnMut() -> bool) -> bool {
-    let harder = [(Signal::SIGQUIT, QUIT_WAIT), (Signal::SIGKILL, KILL_WAIT)];
-    for (signal, wait) in gentle.into_iter().chain(harder) {
-        if gone() {
-            return true;
-        }
-        let _ = kill(Pid::from_raw(pid), signal);
-        let deadline = Instant::now() + wait;
-        while Instant::now() < deadline {
-            if gone() {
-                return true;
-            }
-            thread::sleep(POLL);
-        }
-        log::warn!("PostgreSQL (process {pid}) is still there {wait:?} after {signal}");
-    }
-    gone()
 }
 
 fn connection_string(socket_dir: &str, database: &str) -> String {

@@ -1,4 +1,4 @@
-//! One throwaway cluster for all processes of a user that want one at the same time, such as the tests of a
+//! One temporary cluster for all processes of a user that want one at the same time, such as the tests of a
 //! run. Whoever comes first starts it; it ends some seconds after the last of them has, however it ended.
 //!
 //! Everyone who uses it holds a named pipe open, whose other end the watcher reads: the kernel counts.
@@ -15,9 +15,10 @@ use std::time::{Duration, Instant};
 use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
 use nix::sys::stat::Mode;
 
-use super::home::{Home, USERS, USERS_NEW};
-use super::leftovers::PidFile;
-use super::throwaway::Watcher;
+use super::account::Account;
+use super::directory::{ClusterDir, USERS, USERS_NEW};
+use super::processes::{PidFile, serves};
+use super::watcher::Watcher;
 use super::{Cluster, ClusterError, Options, POLL, connection_string};
 
 /// A share in the cluster, given back when this process ends: made to be kept in a static.
@@ -46,12 +47,20 @@ impl Shared {
     /// [`Cluster::start`].
     pub fn join(options: &Options) -> Result<Shared, ClusterError> {
         let deadline = Instant::now() + options.start_timeout;
+        let account = Account::find()?;
         loop {
-            if let Some(shared) = Shared::enter(&options.dir) {
+            // Another user can have made the directory, and would get all that is told to its server.
+            if account.keeps_private(&options.dir)
+                && let Some(shared) = Shared::enter(&options.dir)
+            {
                 return Ok(shared);
             }
-            match Home::open(&options.dir, Duration::ZERO) {
-                Ok(home) => return Shared::found(home, options),
+            if fs::symlink_metadata(&options.dir).is_ok_and(|found| found.is_symlink()) {
+                let dir = options.dir.display();
+                return Err(ClusterError::new(format!("{dir} is a symbolic link: remove it")));
+            }
+            match ClusterDir::open(&options.dir, Duration::ZERO) {
+                Ok(directory) => return Shared::found(directory, options),
                 Err(error) if !(error.busy || error.not_found) => return Err(error),
                 Err(error) if Instant::now() >= deadline => return Err(error),
                 Err(_) => thread::sleep(POLL),
@@ -72,7 +81,11 @@ impl Shared {
     /// `None` when there is nothing to join: no cluster, or one that is starting or ending.
     fn enter(dir: &Path) -> Option<Shared> {
         let mut pipe = writer(&dir.join(USERS)).ok()?;
-        let found = PidFile::read(&dir.join("pgdata"))?;
+        let pgdata = dir.join("pgdata");
+        let found = PidFile::read(&pgdata)?;
+        if !serves(found.pid, &pgdata) {
+            return None;
+        }
         writeln!(pipe, "{}", found.pid).ok()?;
         Some(Shared {
             socket_dir: found.socket_dir.to_str()?.to_owned(),
@@ -80,19 +93,24 @@ impl Shared {
         })
     }
 
-    fn found(home: Home, options: &Options) -> Result<Shared, ClusterError> {
-        let (hidden, name) = (home.dir().join(USERS_NEW), home.dir().join(USERS));
-        let cluster = Cluster::start_in(home, options, |home| {
+    fn found(directory: ClusterDir, options: &Options) -> Result<Shared, ClusterError> {
+        let (hidden, name) = (directory.dir().join(USERS_NEW), directory.dir().join(USERS));
+        let cluster = Cluster::start_in(directory, options, |directory| {
             let failed = ClusterError::io("make", &hidden);
             let (reader, writer) = pipe(&hidden, &name).map_err(&failed)?;
-            Watcher::spawn_on(home, Stdio::from(reader), Some(writer)).map(Some)
+            Watcher::spawn_on(directory, Stdio::from(reader), Some(writer)).map(Some)
         })?;
         fs::rename(&hidden, &name).map_err(ClusterError::io("make", &name))?;
         Ok(Shared {
-            socket_dir: cluster.home.socket_dir().to_owned(),
+            socket_dir: cluster.directory.socket_dir().to_owned(),
             _share: Share::Founder { _cluster: ManuallyDrop::new(cluster) },
         })
     }
+}
+
+/// Whether a shared cluster can be in `dir`: a directory of the account that runs PostgreSQL, closed to others.
+pub(crate) fn can_share(dir: &Path) -> bool {
+    Account::find().is_ok_and(|account| account.keeps_private(dir))
 }
 
 /// Both ends of a new named pipe. A reader that blocks can be had only while there is a writer, and a
@@ -120,5 +138,40 @@ fn writer(path: &Path) -> io::Result<File> {
     match file.metadata()?.file_type().is_fifo() {
         true => Ok(file),
         false => Err(io::ErrorKind::InvalidInput.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    /// As another local user would prepare it, to be sent the users of the tests.
+    #[test]
+    fn what_is_not_provably_a_cluster_of_this_account_is_not_joined() {
+        let base = std::env::temp_dir().join(format!("userd-shared-{}", std::process::id()));
+        let (dir, link) = (base.join("dir"), base.join("link"));
+        fs::create_dir_all(dir.join("pgdata")).unwrap();
+        symlink(&dir, &link).unwrap();
+        let mode = |mode| fs::set_permissions(&dir, PermissionsExt::from_mode(mode)).unwrap();
+        mode(0o755);
+        assert!(!can_share(&dir));
+        mode(0o700);
+        assert!(can_share(&dir) && !can_share(&link) && !can_share(&base.join("none")));
+        if nix::unistd::Uid::effective().is_root() {
+            std::os::unix::fs::chown(&dir, Some(65534), None).unwrap();
+            assert!(!can_share(&dir));
+        }
+        let error = Shared::join(&Options::new(&link)).unwrap_err();
+        assert!(error.to_string().contains("symbolic link"), "{error}");
+
+        let (_reader, _writer) = pipe(&dir.join(USERS), &dir.join(USERS_NEW)).unwrap();
+        let us = std::process::id();
+        for pid in [1, us] {
+            let text = format!("{pid}\n{}\n0\n5432\n/tmp\n\n0\nready\n", dir.join("pgdata").display());
+            fs::write(dir.join("pgdata/postmaster.pid"), text).unwrap();
+            assert!(Shared::enter(&dir).is_none(), "process {pid} is no PostgreSQL");
+        }
+        fs::remove_dir_all(&base).unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! The end of a throwaway cluster, also when this process is killed: a shell waits for the end of a
+//! The end of a temporary cluster, also when this process is killed: a shell waits for the end of a
 //! pipe that only its users hold, stops the server and removes the directory. Knows pids and paths only.
 
 use std::fs::File;
@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use super::home::Home;
+use super::directory::ClusterDir;
 use super::{ClusterError, POLL};
 
 /// Longer than the script's own bounds, of 10 s each for the server and the directory.
@@ -28,7 +28,13 @@ const SCRIPT: &str = r#"
 trap '' HUP INT QUIT TERM
 group=
 idle=0
-listen() { while read -r line; do group=$line idle=0; done; }
+# 0 and 1 as a group would be our own, and every process.
+listen() {
+    while read -r line; do
+        case $line in 0|1|*[!0-9]*) continue ;; esac
+        group=$line idle=0
+    done
+}
 listen
 while [ -p "$1/users" ]; do
     if [ $idle -lt 40 ]; then
@@ -75,17 +81,21 @@ pub(super) struct Watcher {
 impl Watcher {
     /// The shell holds the directory's lock until it has ended, and nothing else of ours: not the
     /// terminal's process group, output or directory.
-    pub fn spawn(home: &Home) -> Result<Watcher, ClusterError> {
-        Watcher::spawn_on(home, Stdio::piped(), None)
+    pub fn spawn(directory: &ClusterDir) -> Result<Watcher, ClusterError> {
+        Watcher::spawn_on(directory, Stdio::piped(), None)
     }
 
     /// The same, of users who hold `pipe`'s other end; `ours` is the first of them.
-    pub fn spawn_on(home: &Home, pipe: Stdio, ours: Option<File>) -> Result<Watcher, ClusterError> {
-        let dir = home.dir().to_owned();
+    pub fn spawn_on(
+        directory: &ClusterDir,
+        pipe: Stdio,
+        ours: Option<File>,
+    ) -> Result<Watcher, ClusterError> {
+        let dir = directory.dir().to_owned();
         let mut command = Command::new("/bin/sh");
-        command.args(["-c", SCRIPT, "userd-watcher"]).arg(&dir).args(home.other_socket_dir());
+        command.args(["-c", SCRIPT, "userd-watcher"]).arg(&dir).args(directory.other_socket_dir());
         command.current_dir("/").process_group(0);
-        command.stdin(pipe).stdout(home.lock_handle()?).stderr(Stdio::null());
+        command.stdin(pipe).stdout(directory.lock_handle()?).stderr(Stdio::null());
         let spawned = command.spawn();
         let mut shell = spawned.map_err(|error| ClusterError::new(format!("cannot run /bin/sh: {error}")))?;
         let pipe = ours.or_else(|| Some(File::from(OwnedFd::from(shell.stdin.take()?))));

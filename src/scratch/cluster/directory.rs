@@ -1,5 +1,5 @@
 //! The cluster's directory: made, checked, locked; its log; its socket's place. Every program of
-//! PostgreSQL is run through [`Home::command`]. Knows nothing of running servers.
+//! PostgreSQL is run through [`ClusterDir::command`]. Knows nothing of running servers.
 
 use std::fs::{File, Metadata, Permissions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
 use super::account::Account;
-use super::leftovers::alive;
+use super::processes::alive;
 use super::{ClusterError, POLL, programs};
 
 /// Never listened on: it names the socket's file.
@@ -20,7 +20,7 @@ const SOCKET: &str = ".s.PGSQL.5432";
 const SOCKET_LOCK: &str = ".s.PGSQL.5432.lock";
 /// How directories for sockets alone are named.
 const SOCKET_DIR: &str = "userd-socket-";
-const THROWAWAY: &str = "throwaway";
+const TEMPORARY: &str = "temporary";
 /// The pipe that everyone who uses a shared cluster holds open; under its other names nobody can join.
 pub(super) const USERS: &str = "users";
 pub(super) const USERS_NEW: &str = "users.new";
@@ -29,7 +29,7 @@ const OURS: [&str; 11] = [
     "postgres.log",
     "postgres.log.old",
     "lock",
-    THROWAWAY,
+    TEMPORARY,
     USERS,
     USERS_NEW,
     "users.closed",
@@ -41,7 +41,10 @@ const OURS: [&str; 11] = [
 const SOCKET_PATH_MAX: usize = if cfg!(target_os = "linux") { 107 } else { 103 };
 /// What of our environment PostgreSQL gets: no PG*, no LC_*, no secrets of userd's.
 const ENVIRONMENT: [&str; 6] = ["PATH", "TZ", "TZDIR", "LD_LIBRARY_PATH", "LOCPATH", "LOCALE_ARCHIVE"];
+/// Of `postgres.log`, and of `postgres.log.old` beside it.
 const LOG_MAX_BYTES: u64 = 8 << 20;
+/// What `initdb` and the first segments of the log of changes need, about.
+const SPACE_NEEDED: u64 = 64 << 20;
 /// For what a killed userd leaves: its `initdb`, or its watcher, which hold the lock until they end.
 pub(super) const LOCK_WAIT: Duration = Duration::from_secs(30);
 /// For a watcher that removes the directory just now; one that cannot be made at all looks alike.
@@ -49,7 +52,7 @@ const REMAKE_WAIT: Duration = Duration::from_secs(1);
 const REMOVE_WAIT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
-pub(super) struct Home {
+pub(super) struct ClusterDir {
     dir: PathBuf,
     account: Account,
     lock: File,
@@ -57,17 +60,17 @@ pub(super) struct Home {
     socket_is_elsewhere: bool,
 }
 
-impl Home {
+impl ClusterDir {
     /// The directory, ours alone until dropped; made when missing. Waits so long for what a killed userd
     /// left there; the error says whether it is `busy`.
-    pub fn open(dir: &Path, wait: Duration) -> Result<Home, ClusterError> {
+    pub fn open(dir: &Path, wait: Duration) -> Result<ClusterDir, ClusterError> {
         let account = Account::find()?;
         let (dir, lock) = lock(dir, &account, wait)?;
         let (socket_dir, socket_is_elsewhere) = match socket_fits(&dir) {
             Some(dir) => (dir, false),
             None => (temporary_socket_dir(&account)?, true),
         };
-        Ok(Home { dir, account, lock, socket_dir, socket_is_elsewhere })
+        Ok(ClusterDir { dir, account, lock, socket_dir, socket_is_elsewhere })
     }
 
     pub fn dir(&self) -> &Path {
@@ -101,15 +104,15 @@ impl Home {
         self.lock.try_clone().map(Stdio::from).map_err(ClusterError::io("share the lock of", &self.dir))
     }
 
-    /// Keeps durable and throwaway clusters apart: the one must not be deleted, the other not trusted.
+    /// Keeps durable and temporary clusters apart: the one must not be deleted, the other not trusted.
     pub fn claim(&self, durable: bool) -> Result<(), ClusterError> {
-        let (dir, marker) = (self.dir.display(), self.dir.join(THROWAWAY));
+        let (dir, marker) = (self.dir.display(), self.dir.join(TEMPORARY));
         match (durable, marker.exists(), self.pgdata().exists()) {
             (true, true, _) => Err(ClusterError::new(format!(
-                "{dir} holds a throwaway cluster that a test left behind: remove it"
+                "{dir} holds a temporary cluster that a test left behind: remove it"
             ))),
             (false, false, true) => Err(ClusterError::new(format!(
-                "{dir} holds a cluster, and a throwaway one would delete it: choose another directory"
+                "{dir} holds a cluster, and a temporary one would delete it: choose another directory"
             ))),
             (true, false, _) => Ok(()),
             (false, ..) => {
@@ -136,11 +139,8 @@ impl Home {
     /// PostgreSQL's `program`, to be run as the right user, in a process group of its own, its errors
     /// going to the log.
     pub fn command(&self, program: &Path) -> Result<Command, ClusterError> {
+        self.bound_log()?;
         let path = self.log_path();
-        if self.log_length() > LOG_MAX_BYTES {
-            let old = path.with_extension("log.old");
-            fs::rename(&path, &old).map_err(ClusterError::io("rename to", &old))?;
-        }
         let log = self.account.open(&path).map_err(ClusterError::io("open", &path))?;
         let mut command = Command::new(program);
         command.env_clear().envs(ENVIRONMENT.iter().filter_map(|name| Some((name, env::var_os(name)?))));
@@ -148,6 +148,35 @@ impl Home {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.account.apply(&mut command);
         Ok(command)
+    }
+
+    /// Moves a log that has grown beyond its bound away. The server goes on writing to the same file, so it is copied
+    /// and emptied; what is written meanwhile is lost.
+    pub fn bound_log(&self) -> Result<(), ClusterError> {
+        if self.log_length() <= LOG_MAX_BYTES {
+            return Ok(());
+        }
+        let path = self.log_path();
+        let old_path = path.with_extension("log.old");
+        let mut log = self.account.open(&path).map_err(ClusterError::io("open", &path))?;
+        let old = self.account.open(&old_path).map_err(ClusterError::io("open", &old_path))?;
+        let mut copy = || {
+            old.set_len(0)?;
+            log.seek(SeekFrom::End(-LOG_MAX_BYTES.cast_signed()))?;
+            let copied = io::copy(&mut Read::by_ref(&mut log).take(LOG_MAX_BYTES), &mut &old);
+            // Also where there is no space for the copy: the log must not take more of it.
+            log.set_len(0)?;
+            copied
+        };
+        copy().map(drop).map_err(ClusterError::io("write to", &old_path))
+    }
+
+    /// A line that says so, where a program has failed and hardly any space is left: it could not log the reason.
+    pub fn space_is_short(&self) -> Option<String> {
+        let found = nix::sys::statvfs::statvfs(&self.dir).ok()?;
+        let free = found.blocks_available() * found.fragment_size();
+        let dir = self.dir.display();
+        (free < SPACE_NEEDED).then(|| format!("{dir} is on a disk with {} MiB of free space", free >> 20))
     }
 
     pub fn log_length(&self) -> u64 {
@@ -183,13 +212,18 @@ impl Home {
 
     /// Removes the socket files of a server that is gone. A leftover `.lock` whose process id belongs
     /// to another process by now would keep the next server from starting.
+    ///
+    /// `dir` is what a file says: only the cluster's directory and those of `temporary_socket_dir` are touched.
     pub fn remove_sockets(&self, dir: &Path) {
+        let is_elsewhere = dir != self.dir;
+        let name = dir.file_name().unwrap_or_default().to_string_lossy();
+        if is_elsewhere && !(name.starts_with(SOCKET_DIR) && self.account.keeps_private(dir)) {
+            return;
+        }
         for name in [SOCKET, SOCKET_LOCK] {
             let _ = fs::remove_file(dir.join(name));
         }
-        // The directory itself only if it is one of temporary_socket_dir().
-        let name = dir.file_name().unwrap_or_default().to_string_lossy();
-        if dir != self.dir && name.starts_with(SOCKET_DIR) {
+        if is_elsewhere {
             let _ = fs::remove_dir(dir);
         }
     }
@@ -210,7 +244,7 @@ impl Home {
     }
 }
 
-impl Drop for Home {
+impl Drop for ClusterDir {
     fn drop(&mut self) {
         if self.socket_is_elsewhere {
             self.remove_sockets(Path::new(&self.socket_dir));
@@ -234,7 +268,7 @@ fn lock(dir: &Path, account: &Account, wait: Duration) -> Result<(PathBuf, File)
     let failed = ClusterError::io("lock", dir);
     loop {
         let (real, mut file) = match open() {
-            // The watcher of a throwaway cluster removes it just now: make it again.
+            // The watcher of a temporary cluster removes it just now: make it again.
             Err(error) if error.not_found && Instant::now() < remade => {
                 thread::sleep(POLL);
                 continue;

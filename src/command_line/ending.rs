@@ -1,0 +1,185 @@
+//! What ends the process: signals, the end of its parent, and the end of what it cannot do without.
+
+use super::Failure;
+use nix::{
+    sys::{
+        signal::{Signal, kill},
+        stat::fstat,
+    },
+    unistd::Pid,
+};
+use signal_hook::{
+    consts::{SIGHUP, SIGINT, SIGTERM},
+    iterator::Signals,
+};
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    process,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+use userd::embedded::Cluster;
+
+/// How often the cluster and the parent are looked at.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Why the service ends.
+pub enum End {
+    Asked,
+    Broken,
+    /// The private cluster's server is gone. A supervisor of the process starts both anew.
+    Cluster(String),
+}
+
+/// The process whose end is the end of this one.
+pub enum Parent {
+    /// The one that holds the other end of standard input.
+    StandardInput,
+    /// The one of this number.
+    Process(i32),
+}
+
+/// What ends the process. The first signal lets it finish the requests in flight, the second does not.
+pub struct Ending {
+    ends: mpsc::Receiver<End>,
+    end: mpsc::Sender<End>,
+    /// Whether there is nothing to finish yet, so that the first signal ends it too.
+    idle: Arc<AtomicBool>,
+    /// The private cluster's server, which must not outlive the process.
+    server: Arc<OnceLock<u32>>,
+}
+
+impl Ending {
+    /// Takes SIGTERM, SIGINT and SIGHUP from now on; SIGHUP not where it is ignored, as `nohup` has it.
+    pub fn watch(idle: bool) -> io::Result<Ending> {
+        let (end, ends) = mpsc::channel();
+        let sender = end.clone();
+        let idle = Arc::new(AtomicBool::new(idle));
+        let server = Arc::new(OnceLock::<u32>::new());
+        let mut signals = Signals::new([SIGTERM, SIGINT])?;
+        if !is_ignored(SIGHUP) {
+            signals.add_signal(SIGHUP)?;
+        }
+        let (is_idle, cluster) = (idle.clone(), server.clone());
+        thread::Builder::new().name("signals".to_owned()).spawn(move || {
+            for (before, signal) in signals.forever().enumerate() {
+                if before > 0 || is_idle.load(Ordering::SeqCst) {
+                    if let Some(pid) = cluster.get() {
+                        let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGINT);
+                    }
+                    log::logger().flush();
+                    process::exit(128 + signal);
+                }
+                let _ = sender.send(End::Asked);
+            }
+        })?;
+        Ok(Ending { ends, end, idle, server })
+    }
+
+    /// Ends as with a signal when the parent does.
+    pub fn watch_parent(&self, parent: Parent) -> Result<(), Failure> {
+        let (sender, idle) = (self.end.clone(), self.idle.clone());
+        let ended = move || {
+            if idle.load(Ordering::SeqCst) {
+                log::logger().flush();
+                process::exit(0);
+            }
+            let _ = sender.send(End::Asked);
+        };
+        let thread = thread::Builder::new().name("parent".to_owned());
+        let spawned = match parent {
+            Parent::StandardInput if is_null_device(io::stdin()) => {
+                return Err(Failure::usage(
+                    "--with-parent: standard input is /dev/null, as a shell gives it to a background job, and has \
+                     ended already; give it a pipe, or name the process with --with-parent=PID",
+                ));
+            }
+            Parent::StandardInput => thread.spawn(move || {
+                let _ = io::copy(&mut io::stdin(), &mut io::sink());
+                log::info!("standard input has ended, and this process with it (--with-parent)");
+                ended();
+            }),
+            Parent::Process(pid) => {
+                let Some(start) = start_of(pid) else {
+                    return Err(Failure::usage(format!("--with-parent={pid}: there is no such process")));
+                };
+                thread.spawn(move || {
+                    while start_of(pid) == Some(start) {
+                        thread::sleep(LOOK);
+                    }
+                    log::info!("process {pid} has ended, and this process with it (--with-parent)");
+                    ended();
+                })
+            }
+        };
+        spawned.map(drop).map_err(Failure::runtime)
+    }
+
+    /// To be called when the service is broken.
+    pub fn on_broken(&self) -> impl FnOnce() + Send + 'static {
+        let end = self.end.clone();
+        move || drop(end.send(End::Broken))
+    }
+
+    /// This server of a private cluster is stopped where the process ends at once.
+    pub fn end_with_us(&self, server: u32) {
+        let _ = self.server.set(server);
+    }
+
+    /// From now on there is something to finish.
+    pub fn begin(&self) {
+        self.idle.store(false, Ordering::SeqCst);
+    }
+
+    /// Blocks until the first signal, or until the service is broken, or its cluster has ended.
+    pub fn wait(&self, mut cluster: Option<&mut Cluster>) -> End {
+        loop {
+            let end = match cluster {
+                Some(_) => self.ends.recv_timeout(LOOK).ok(),
+                None => self.ends.recv().ok(),
+            };
+            if let Some(end) = end {
+                return end;
+            }
+            if let Some(line) = cluster.as_mut().and_then(|cluster| cluster.ended()) {
+                return End::Cluster(line);
+            }
+        }
+    }
+}
+
+/// Whether the signal was ignored when the process started. Where there is no Linux /proc it was not.
+fn is_ignored(signal: i32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    ignored.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
+fn is_null_device(file: impl std::os::fd::AsFd) -> bool {
+    match (fstat(file), fs::metadata("/dev/null")) {
+        (Ok(file), Ok(null)) => file.st_rdev == null.rdev() && file.st_rdev != 0,
+        _ => false,
+    }
+}
+
+/// When a process that has not ended was started, in the system's own unit: its number may become another's. Where
+/// there is no Linux /proc, 0 for any process.
+fn start_of(pid: i32) -> Option<u64> {
+    if !fs::exists("/proc/self/stat").unwrap_or_default() {
+        return kill(Pid::from_raw(pid), None).ok().map(|()| 0);
+    }
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in brackets, may hold anything.
+    let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+    match fields.first() {
+        Some(&"Z" | &"X") => None,
+        _ => fields.get(19)?.parse().ok(),
+    }
+}

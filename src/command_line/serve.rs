@@ -1,0 +1,96 @@
+//! Runs the service from its start to the end of the process. The address is bound before a database is started, so
+//! that a port that is taken is told at once.
+
+use super::{
+    Failure,
+    arguments::Serve,
+    ending::{End, Ending},
+    environment::{self, is_set, passed_socket},
+    log_writer,
+};
+use std::{
+    io::{self, Write},
+    path::Path,
+};
+use userd::{
+    BoundServer, Config, Database, ScratchDatabase, StartError,
+    embedded::{Cluster, Options},
+};
+
+/// Runs the service until a signal, or the end of its parent, ends it.
+pub fn serve(arguments: Serve) -> Result<(), Failure> {
+    let mut config = environment::config(|name| arguments.address.variable(name)).map_err(Failure::usage)?;
+    config.socket = passed_socket()?;
+    let host_is_set = arguments.address.variable("HOST").is_some() || is_set("HOST");
+    let private = arguments.embedded() && !host_is_set && config.socket.is_none();
+    // What is tried out is for this machine; a test's database always is.
+    let private = private && (arguments.ephemeral || config.api_token.is_none());
+    if private {
+        config.host = Config::default().host;
+    }
+    let level = environment::log_level().map_err(Failure::usage)?;
+    log_writer::log_to_stderr(level).map_err(Failure::runtime)?;
+    environment::warn_of_ineffective_variables(arguments.embedded());
+    let ending = Ending::watch(arguments.dir.is_none()).map_err(Failure::runtime)?;
+    if let Some(parent) = arguments.parent {
+        ending.watch_parent(parent)?;
+    }
+
+    let bound = BoundServer::bind(&config).map_err(start_error)?;
+    let mut cluster = match &arguments.dir {
+        None => None,
+        Some(dir) => Some(start_cluster(dir, &mut config, &ending)?),
+    };
+    let scratch = match arguments.ephemeral {
+        false => None,
+        true => {
+            let scratch = ScratchDatabase::with_migrations(config.migrations_dir.as_deref());
+            let scratch = scratch.map_err(Failure::runtime)?;
+            config.database = Database::Url(scratch.url().into());
+            Some(scratch)
+        }
+    };
+    let server = bound.start(config, ending.on_broken()).map_err(start_error)?;
+    if private && !arguments.ephemeral {
+        log::info!("only this machine can connect; HOST=0.0.0.0 (better with API_TOKEN) lets others in");
+    }
+    // Before a harness can know that it serves, and sends a signal for it.
+    ending.begin();
+    // A harness may have closed it; the service does not depend on being read.
+    let _ = writeln!(io::stdout(), "listening on {}", server.base_url());
+    let end = ending.wait(cluster.as_mut());
+    log::info!("stopping");
+    server.stop();
+    drop(scratch);
+    if let Some(cluster) = cluster {
+        cluster.stop().map_err(Failure::runtime)?;
+    }
+    log::info!("stopped");
+    match end {
+        End::Asked => Ok(()),
+        End::Broken => Err(Failure::runtime("nothing could be served any more")),
+        End::Cluster(line) => Err(Failure::runtime(line)),
+    }
+}
+
+fn start_cluster(dir: &Path, config: &mut Config, ending: &Ending) -> Result<Cluster, Failure> {
+    let options = Options {
+        // Some beyond the pool's, for migrations and for psql.
+        max_connections: config.db_pool_size + 10,
+        ..Options::new(dir)
+    };
+    let cluster = Cluster::start(&options).map_err(Failure::runtime)?;
+    ending.end_with_us(cluster.pid());
+    config.database = Database::Url(cluster.connection_string("postgres").into());
+    Ok(cluster)
+}
+
+fn start_error(error: StartError) -> Failure {
+    match error {
+        StartError::Config(error) => Failure::usage(error),
+        StartError::Database(_) => Failure::runtime(format!(
+            "{error}; DATABASE_URL names another database, `userd --embedded` runs one of its own"
+        )),
+        error => Failure::runtime(error),
+    }
+}
