@@ -1,20 +1,21 @@
 -- A dump of this schema is restored into an empty database only.
 --
--- Restored over tables that are in use, pg_dump's script fails to create what is there, and goes on: it gives the
--- credentials of its users to other users with the same ids, records their numbers twice, and sets ids back. So the
--- first insert of such a script ends its session. That is told by two settings together, which pg_dump makes and hardly
--- anybody else: nothing is known yet of what the script will do next.
+-- Run on a database that has these tables, psql reports an error for each of the script's CREATE statements and goes
+-- on: the script gives the credentials of its users to other users with the same ids, adds its page counts to those
+-- that the triggers record, and sets the sequence of ids back. So the script's first insert ends its session: an error
+-- alone would not keep psql from the rest. A script of pg_dump or pg_restore is recognized by two settings together,
+-- which other clients hardly make.
 --
--- A restore of data alone into these tables is meant as it is: set userd.restore = on.
+-- A restore of rows alone into these tables is allowed by: set userd.restore = on.
 --
--- In an empty database the script creates the triggers last, when all rows are there.
+-- In an empty database the script creates the triggers last, after all rows.
 
--- Writers do not wait behind this migration for long; who applies it tries again.
+-- Writers wait behind a waiting lock: this one gives up soon, and userd retries the migration.
 set local lock_timeout = '200ms';
 
 create function restore_guard() returns trigger language plpgsql as $$
 begin
-    -- Not in a WHEN of the triggers, which is compiled anew for each statement: that costs three times as much.
+    -- Not in a WHEN of the triggers, which the executor compiles anew for each statement: that costs three times as much.
     if current_setting('check_function_bodies') = 'off' and current_setting('search_path') = ''
        and coalesce(current_setting('userd.restore', true), '') <> 'on' then
         raise warning 'a dump can be restored into an empty database only, and % is there: the session is ended',
@@ -32,5 +33,5 @@ create trigger restore_guard before insert on users for each statement
 create trigger restore_guard before insert on credentials for each statement
     execute function restore_guard();
 
--- For older releases: which one has written this, and which migrations they must know to go on with it.
+-- Read by releases that do not know this migration: they may use the database if they know the second one.
 comment on table refinery_schema_history is 'migration 3 is compatible with migration 2';

@@ -51,9 +51,9 @@ impl Migrations {
         hasher.finish()
     }
 
-    /// Whether the database has these, and no others but such as are compatible. Asks without writing anything, as a
-    /// role or a standby that must not write can; one round trip. The error is one line: the database has newer ones
-    /// that are not compatible.
+    /// Whether these were applied to the database, and no others but newer, compatible ones. Only reads, so a role
+    /// without the right to write, or a standby, will do; one round trip. The error is one line: the database has newer
+    /// ones that are not compatible.
     pub fn are_applied(&self, client: &mut Client) -> Result<bool, String> {
         const ASK: &str = "select version::bigint, checksum::text, \
             obj_description('refinery_schema_history'::regclass, 'pg_class') from refinery_schema_history";
@@ -81,9 +81,9 @@ impl Migrations {
         let report = loop {
             match runner.run(client) {
                 Ok(report) => break report,
-                // Migrations of tables in use wait for a lock only as long as writers may wait behind them.
+                // A migration of a table in use waits for its lock only as long as writers may wait behind it.
                 Err(error) if is_lock_timeout(&error) && Instant::now() < deadline => {
-                    log::info!("a table is locked; the migration is tried again");
+                    log::info!("a table is locked; the migrations are retried");
                     thread::sleep(LOCK_PAUSE);
                 }
                 Err(error) => return Err(describe(error)),
@@ -97,8 +97,8 @@ impl Migrations {
     }
 }
 
-/// Whether what was applied will do for a release with our migrations. The last migration says so itself, in a comment:
-/// "migration 4 is compatible with migration 3".
+/// Whether a release with our migrations can use a database with those that were applied. The last migration says so
+/// itself, in a comment on the history table: "migration 4 is compatible with migration 3".
 fn judge(
     applied: &HashSet<(i64, String)>,
     ours: &HashSet<(i64, String)>,
@@ -109,7 +109,7 @@ fn judge(
     }
     let newest = |migrations: &HashSet<(i64, String)>| migrations.iter().map(|(version, _)| *version).max();
     let (found, known) = (newest(applied).unwrap_or_default(), newest(ours).unwrap_or_default());
-    let others_are_newer = applied.difference(ours).all(|(version, _)| *version > known);
+    let all_others_are_newer = applied.difference(ours).all(|(version, _)| *version > known);
     let numbers =
         mark.and_then(|mark| mark.strip_prefix("migration ")?.split_once(" is compatible with migration "));
     let (last, oldest) = numbers.unwrap_or_default();
@@ -117,7 +117,7 @@ fn judge(
     match applied.len() == ours.len() {
         true => Ok(true),
         // refinery says which one it misses.
-        false if !others_are_newer => Ok(false),
+        false if !all_others_are_newer => Ok(false),
         false if compatible => {
             log::info!("a newer userd has migrated the database, to migration {found}, which is compatible");
             Ok(true)

@@ -141,7 +141,7 @@ fn a_server() {
     assert_restored(&mut client, &before);
 }
 
-/// Restored over a userd's tables, by whatever means, it changes nothing: neither users nor credentials, nor numbers.
+/// No way of restoring over the tables of a userd changes any user, credential, total or next id.
 #[test]
 fn over_the_tables_of_a_userd_it_is_refused() {
     let (source, dir) = (Service::start(), TempDir::new());
@@ -192,7 +192,7 @@ fn over_the_tables_of_a_userd_it_is_refused() {
     }
 }
 
-/// Sessions that only look a little like a restore's are none.
+/// Only both settings of a restore together are refused.
 #[test]
 fn other_sessions_may_write() {
     let database = Database::create();
@@ -210,9 +210,9 @@ fn other_sessions_may_write() {
     assert_eq!(database.value("select count(*) from users"), "3");
 }
 
-/// A migration that finds its table in use lets writers pass, and comes again.
+/// A migration of a table in use does not block its writers, and is retried.
 #[test]
-fn a_migration_waits_without_being_in_the_way() {
+fn a_migration_does_not_block_writers() {
     const OURS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/migrations");
     let (database, dir) = (Database::empty(), TempDir::new());
     for file in ["V1__users.sql", "V2__page_counts.sql"] {
@@ -226,19 +226,19 @@ fn a_migration_waits_without_being_in_the_way() {
     writer.batch_execute("insert into users (name, email) values ('n', 'n@example.com')").expect("a user");
 
     let mut after = Process::on(&database, &[]);
-    after.logs("the migration is tried again");
+    after.logs("the migrations are retried");
     assert_eq!(client.post("/users", r#"{"name":"m","email":"m@example.com"}"#).status, 201);
     writer.commit().expect("a commit");
     assert_eq!(after.client().get("/users").json()["total"], 2);
     after.logs("applied migration V3");
 
-    // The old one goes on; and it would be started again if it knew the mark that the new one has left.
+    // The older release goes on, and can be started again.
     assert_eq!(client.post("/users", r#"{"name":"o","email":"o@example.com"}"#).status, 201);
     let mut again = Process::on(&database, &[("MIGRATIONS_DIR", old)]);
     assert_eq!(again.client().get("/users").json()["total"], 3);
     again.logs("a newer userd has migrated the database, to migration 3, which is compatible");
 
-    // One that says nothing of older ones.
+    // Not where the last migration says nothing about compatibility.
     database.run("comment on table refinery_schema_history is null");
     let mut refused = Process::on(&database, &[("MIGRATIONS_DIR", old)]);
     assert_eq!(refused.wait(LONG), 1);

@@ -170,7 +170,10 @@ fn a_change_that_waited_for_another_one() {
     ];
     let (old, other) = (hash(PASSWORD), hash(OTHER_PASSWORD));
     for prepared in [true, false] {
-        let service = Service::with(|config| config.db_prepared = prepared);
+        let service = Service::with(|config| {
+            config.db_prepared = prepared;
+            config.auth_attempts = 0;
+        });
         let mut client = service.client();
         let mut sql = service.database.client();
         for race in &races {

@@ -814,7 +814,7 @@ fn authentication() {
 
 #[test]
 fn a_put_sets_keeps_and_removes_the_password() {
-    let service = Service::start();
+    let service = Service::with(|config| config.auth_attempts = 0);
     let mut client = service.client();
     let create = json!({"name": "Ada", "email": "ada@example.com", "password": PASSWORD}).to_string();
     client.post("/users", create);
@@ -940,7 +940,10 @@ fn the_time_of_a_refusal_tells_nothing() {
 fn hashing_does_not_hold_up_reads() {
     const HASHES: usize = 24;
     // For all of them, on any machine.
-    let service = Service::with(|config| config.limits.request_timeout = 3 * LONG);
+    let service = Service::with(|config| {
+        config.limits.request_timeout = 3 * LONG;
+        config.auth_attempts = 0;
+    });
     let mut client = service.client();
     client.post("/users", ADA);
     let credentials = json!({"email": "ada@example.com", "password": PASSWORD}).to_string();

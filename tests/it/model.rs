@@ -25,7 +25,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 use userd::{
-    Request,
+    Config, PasswordHashing, Request,
     config::{Schema, Validation},
     server::Server,
 };
@@ -212,9 +212,25 @@ impl<'a> Subject<'a> {
     }
 }
 
-fn over_http(what: &str, change: impl FnOnce(&mut userd::Config)) {
+/// Passwords are quick to hash, and may be guessed at: what a history does with them depends on no other one.
+fn settings(config: &mut Config) {
+    config.password_hashing = PasswordHashing::LeastCostForTests;
+    config.auth_attempts = 0;
+}
+
+/// Servers on one database.
+fn replicas(database: &Database) -> [Server; 3] {
+    [(); 3].map(|()| {
+        let mut config = database.config();
+        settings(&mut config);
+        Server::start(config).expect("a server starts")
+    })
+}
+
+fn over_http(what: &str, change: impl FnOnce(&mut Config)) {
     let mut rules = Rules::default();
     let service = Service::with(|config| {
+        settings(config);
         change(config);
         rules.strict = config.schema == Schema::Strict;
         rules.parser = config.validation == Validation::Parser;
@@ -246,7 +262,7 @@ fn histories_without_prepared_statements() {
 
 #[test]
 fn histories_without_a_socket() {
-    let service = Service::start();
+    let service = Service::with(settings);
     explore("without a socket", &history::history(false), true, |steps| {
         Subject::in_process(&service).run(&steps)
     });
@@ -255,7 +271,7 @@ fn histories_without_a_socket() {
 #[test]
 fn histories_of_three_replicas() {
     let database = Database::create();
-    let servers = [(); 3].map(|()| Server::start(database.config()).expect("a server starts"));
+    let servers = replicas(&database);
     let urls = servers.each_ref().map(Server::base_url);
     explore("three replicas", &history::history(false), true, |steps| {
         Subject::over_http(&database, &urls, Rules::default()).run(&steps)

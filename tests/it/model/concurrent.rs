@@ -8,6 +8,7 @@ use super::{
     explore,
     history::address,
     linearizable::{Call, check},
+    replicas,
     rules::Rules,
     state::{Action, Answer, Body},
 };
@@ -24,7 +25,6 @@ use std::{
     thread,
     time::Duration,
 };
-use userd::server::Server;
 
 const GROUPS: usize = 3;
 const ADDRESSES: usize = 2;
@@ -309,7 +309,7 @@ fn host(url: &str) -> String {
 #[test]
 fn concurrent_histories_of_three_replicas() {
     let database = slow_database();
-    let servers = [(); 3].map(|()| Server::start(database.config()).expect("a server starts"));
+    let servers = replicas(&database);
     let addresses = servers.each_ref().map(|server| host(server.base_url()));
     explore_concurrent("three replicas at once", &database, &addresses, None, &|| ());
 }
@@ -346,6 +346,7 @@ impl Breakable {
             ("HOST", "127.0.0.1"),
             ("PORT", &port),
             ("DB_POOL_SIZE", "4"),
+            ("AUTH_ATTEMPTS", "0"),
             ("LOG_LEVEL", "warn"),
         ];
         let mut process = Process::start(&[], &variables);
