@@ -15,6 +15,8 @@ pub enum Method {
     Head,
     Post,
     Put,
+    /// Known, and served on no path.
+    Patch,
     Delete,
     Options,
     /// Any other; there is no route for it.
@@ -29,6 +31,7 @@ impl From<&str> for Method {
             "HEAD" => Method::Head,
             "POST" => Method::Post,
             "PUT" => Method::Put,
+            "PATCH" => Method::Patch,
             "DELETE" => Method::Delete,
             "OPTIONS" => Method::Options,
             _ => Method::Other,
@@ -43,6 +46,7 @@ impl fmt::Display for Method {
             Method::Head => "HEAD",
             Method::Post => "POST",
             Method::Put => "PUT",
+            Method::Patch => "PATCH",
             Method::Delete => "DELETE",
             Method::Options => "OPTIONS",
             Method::Other => "OTHER",

@@ -128,6 +128,7 @@ mod tests {
             ("GET", "*", Err(404)),
             ("GET", "", Err(404)),
             ("OPTIONS", "/other", Err(404)),
+            ("PATCH", "/other", Err(404)),
             ("BREW", "/other", Err(501)),
             ("CONNECT", "example.com:443", Err(501)),
         ];

@@ -137,7 +137,8 @@ impl BoundServer {
             cores.add_threads_named(thread);
             let frontend_cores = cores.clone();
             let on_start = move || frontend_cores.add_this_thread();
-            let (frontend, responder) = Frontend::open(listener, &config.limits, stream, on_start, on_broken)?;
+            let (frontend, responder) =
+                Frontend::open(listener, &config.limits, stream, on_start, on_broken)?;
             let capacity = Capacity {
                 statements: config.workers.min(config.db_pool_size as usize),
                 hashes: app.hashes_at_once(),
