@@ -115,7 +115,10 @@ pub struct Scheduler<T> {
     lanes: [Queue<T>; LANES],
     /// What met a lock, by the time when it is executed again.
     retries: Vec<(Instant, Item<T>)>,
-    retries_in_flight: usize,
+    /// Batches of those in flight, by lane.
+    retries_in_flight: [usize; LANES],
+    /// Until then what has not met a lock goes first: for as long as the last retry took.
+    fresh_first_until: Instant,
     /// Rows with a change queued for execution, in flight or to be retried, and the changes behind it.
     rows: HashMap<i64, VecDeque<Item<T>>>,
     hashes: HashQueue<T>,
@@ -140,7 +143,8 @@ impl<T> Scheduler<T> {
             capacity,
             lanes: std::array::from_fn(|_| queue()),
             retries: Vec::new(),
-            retries_in_flight: 0,
+            retries_in_flight: [0; LANES],
+            fresh_first_until: now,
             rows: HashMap::new(),
             hashes: HashQueue::default(),
             queued: 0,
@@ -179,7 +183,7 @@ impl<T> Scheduler<T> {
             // Only a lock on the table makes a read wait, and makes all of the lane wait.
             let queue = &mut self.lanes[item.lane as usize];
             queue.not_before = Some(due);
-            queue.waiting.push_front(item);
+            insert_by_arrival(&mut queue.waiting, item);
             self.queued += 1;
         }
         Ok(())
@@ -194,27 +198,26 @@ impl<T> Scheduler<T> {
             && let Some(behind) = self.rows.get_mut(&row)
         {
             match behind.pop_front() {
-                Some(next) => {
-                    let waiting = &mut self.lanes[Lane::Change as usize].waiting;
-                    let at = waiting.partition_point(|queued| queued.arrived <= next.arrived);
-                    waiting.insert(at, next);
-                }
+                Some(next) => insert_by_arrival(&mut self.lanes[Lane::Change as usize].waiting, next),
                 None => drop(self.rows.remove(&row)),
             }
         }
     }
 
-    /// The end of a batch; `contended` where it met a lock, so that its time says nothing. Each of its commands is
-    /// then [done](Scheduler::done), or queued again.
-    pub fn finished(&mut self, token: Token, contended: bool, now: Instant) {
+    /// The end of a batch; `atypical` where its time says nothing of the next one's, because it met a lock, or no
+    /// client waited for it any more. Each of its commands is then [done](Scheduler::done), or queued again.
+    pub fn finished(&mut self, token: Token, atypical: bool, now: Instant) {
         let Token { lane, started, retry } = token;
         let queue = &mut self.lanes[lane as usize];
         queue.in_flight -= 1;
-        self.retries_in_flight -= usize::from(retry);
         let took = now.saturating_duration_since(started);
+        if retry {
+            self.retries_in_flight[lane as usize] -= 1;
+            self.fresh_first_until = now + took;
+        }
         match lane {
+            _ if atypical => {}
             Lane::Hash => self.hashes.learn(took),
-            _ if contended => {}
             _ => queue.pace.learn(took, now),
         }
     }
@@ -229,12 +232,16 @@ impl<T> Scheduler<T> {
     }
 
     /// The statement to execute now: of the lanes that may have one more batch in flight, the one whose oldest command
-    /// has waited for longest.
+    /// has waited for longest. What met a lock goes before, except for as long as the last retry took: where there is
+    /// capacity for one write, retries get half of its time.
     pub fn next(&mut self, now: Instant) -> Next<T> {
-        if let Some(batch) = self.retry(now) {
+        let ready = self.ready_lane(now);
+        if (ready.is_none() || now >= self.fresh_first_until)
+            && let Some(batch) = self.retry(now)
+        {
             return Next::Run(batch);
         }
-        let Some(lane) = self.ready_lane(now) else {
+        let Some(lane) = ready else {
             return Next::Wait(self.next_time(now));
         };
         let waiting = &mut self.lanes[lane as usize].waiting;
@@ -323,7 +330,7 @@ impl<T> Scheduler<T> {
 
     fn start(&mut self, lane: Lane, items: Vec<Item<T>>, retry: bool, now: Instant) -> Batch<T> {
         self.lanes[lane as usize].in_flight += 1;
-        self.retries_in_flight += usize::from(retry);
+        self.retries_in_flight[lane as usize] += usize::from(retry);
         self.queued -= items.len();
         let token = Token { lane, started: now, retry };
         Batch { lane, items, token }
@@ -375,11 +382,13 @@ impl<T> Scheduler<T> {
 
     /// Half of what writes may have, so that new ones are executed beside those that meet locks.
     fn may_retry(&self) -> bool {
-        self.may_write() && self.retries_in_flight < (self.write_capacity() / 2).max(1)
+        let in_flight: usize = self.retries_in_flight.iter().sum();
+        self.may_write() && in_flight < (self.write_capacity() / 2).max(1)
     }
 
     fn may_start(&self, lane: Lane) -> bool {
-        let in_flight = self.in_flight(lane);
+        // Retries have a share of their own, and take nothing of what has not met a lock yet.
+        let in_flight = self.in_flight(lane) - self.retries_in_flight[lane as usize];
         // One of those that write is left to the other kind of write.
         let share = (self.write_capacity() - 1).max(1);
         match lane {
@@ -405,4 +414,10 @@ impl<T> Scheduler<T> {
         });
         retries.chain(queues).min()
     }
+}
+
+/// Behind what arrived before it.
+fn insert_by_arrival<T>(waiting: &mut VecDeque<Item<T>>, item: Item<T>) {
+    let at = waiting.partition_point(|queued| queued.arrived <= item.arrived);
+    waiting.insert(at, item);
 }

@@ -455,7 +455,7 @@ impl Shared {
             false => self.steps(lane, commands),
         };
         let mut unfinished: Vec<(Item<Job>, bool)> = Vec::new();
-        let mut contended = false;
+        let mut atypical = steps.is_empty();
         for (mut item, step) in items.into_iter().zip(steps) {
             match step {
                 Step::Done(response) => {
@@ -467,7 +467,7 @@ impl Shared {
                     unfinished.push((item, false));
                 }
                 Step::Contended(command) => {
-                    contended = true;
+                    atypical = true;
                     item.work.command = Some(command);
                     unfinished.push((item, true));
                 }
@@ -476,7 +476,7 @@ impl Shared {
         let now = Instant::now();
         let mut given_up = Vec::new();
         let mut state = self.state();
-        state.scheduler.finished(token, contended, now);
+        state.scheduler.finished(token, atypical, now);
         state.unanswered -= ended.len();
         for item in &ended {
             state.scheduler.done(item);

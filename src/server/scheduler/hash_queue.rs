@@ -17,7 +17,7 @@ pub(super) struct HashQueue<T> {
     pub queued: usize,
     /// Admitted and not done, by account; those before their look-up, and those in flight, included.
     admitted: HashMap<u64, usize>,
-    all_admitted: usize,
+    pub all_admitted: usize,
     anonymous_admitted: usize,
     /// For those without an account: a number each.
     anonymous: u64,

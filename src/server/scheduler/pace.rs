@@ -21,8 +21,8 @@ pub(super) struct Pace {
 const WINDOW: Duration = Duration::from_millis(400);
 
 /// What a batch costs in processor time, here and in a database on the same machine, hand-overs between threads included:
-/// a lone read takes 60 to 120 µs. A batch that takes no longer has no waiting in it.
-const BATCH_COST: Duration = Duration::from_micros(100);
+/// a lone read takes 60 to 120 µs.
+const BATCH_COST: Duration = Duration::from_micros(80);
 
 /// Below this, whatever arrives waits for the end of a batch in flight instead of waking another worker.
 const SHORT: Duration = Duration::from_micros(300);
@@ -63,10 +63,8 @@ impl Pace {
         }
         match self.shortest() {
             Duration::MAX => 2,
-            shortest => {
-                let waiting = shortest.saturating_sub(SHORT);
-                1 + (waiting.as_nanos() / BATCH_COST.as_nanos()) as usize
-            }
+            shortest if shortest < SHORT => 1,
+            shortest => (shortest.as_nanos() / BATCH_COST.as_nanos()) as usize,
         }
     }
 

@@ -1,1 +1,498 @@
-//! Table tests.
+//! Rules of the scheduler, one by one, and all of them under random load; without a database, a thread or a clock.
+
+use super::*;
+/// A scheduler, the time, and what it has started.
+struct Bench {
+    scheduler: Scheduler<u32>,
+    now: Instant,
+}
+
+impl Bench {
+    fn new(statements: usize) -> Bench {
+        Bench::with(Capacity { statements, hashes: 1, retry_for: Duration::from_secs(10) })
+    }
+
+    fn with(capacity: Capacity) -> Bench {
+        let now = Instant::now();
+        let mut scheduler = Scheduler::new(capacity, now);
+        for lane in &mut scheduler.lanes {
+            lane.pace.fix(usize::MAX);
+        }
+        Bench { scheduler, now }
+    }
+
+    fn pass(&mut self, milliseconds: u64) {
+        self.now += Duration::from_millis(milliseconds);
+    }
+
+    /// Queues a command; the next one arrives a microsecond later.
+    fn push(&mut self, work: u32, lane: Lane) {
+        self.push_with(work, lane, Keys::default()).expect("it hashes nothing");
+    }
+
+    fn push_with(&mut self, work: u32, lane: Lane, keys: Keys) -> Result<(), u32> {
+        self.now += Duration::from_micros(1);
+        self.scheduler.push(work, lane, keys, self.now)
+    }
+
+    fn change(&mut self, work: u32, row: i64) {
+        self.push_with(work, Lane::Change, Keys { row: Some(row), ..Keys::default() }).unwrap();
+    }
+
+    fn hash(&mut self, work: u32, account: Option<u64>) -> Result<(), u32> {
+        self.push_with(work, Lane::Hash, Keys { account, hashes: true, ..Keys::default() })
+    }
+
+    fn next(&mut self) -> Option<Batch<u32>> {
+        let ready = self.scheduler.is_ready(self.now);
+        match self.scheduler.next(self.now) {
+            Next::Run(batch) => {
+                assert!(ready);
+                Some(batch)
+            }
+            Next::Wait(at) => {
+                assert!(!ready);
+                assert!(at.is_none_or(|at| at > self.now), "it would be asked again and again");
+                None
+            }
+        }
+    }
+
+    /// All batches that may start now.
+    fn all(&mut self) -> Vec<Batch<u32>> {
+        std::iter::from_fn(|| self.next()).collect()
+    }
+
+    fn finish(&mut self, batch: Batch<u32>) {
+        self.scheduler.finished(batch.token, false, self.now);
+        for item in &batch.items {
+            self.scheduler.done(item);
+        }
+    }
+
+    /// It met a lock; the commands whose time is up.
+    fn contend(&mut self, batch: Batch<u32>) -> Vec<u32> {
+        self.scheduler.finished(batch.token, true, self.now);
+        let mut given_up = Vec::new();
+        for item in batch.items {
+            if let Err(item) = self.scheduler.push_again(item, self.now) {
+                given_up.push(item.work);
+                self.scheduler.done(&item);
+            }
+        }
+        given_up
+    }
+
+    /// The commands of the next batch, which meets a lock.
+    fn contend_next(&mut self) -> Vec<u32> {
+        let batch = self.next().expect("something is ready");
+        let works = works(&batch);
+        assert!(self.contend(batch).is_empty());
+        works
+    }
+
+    /// The commands of the next batch, which is executed.
+    fn finish_next(&mut self) -> Vec<u32> {
+        let batch = self.next().expect("something is ready");
+        let works = works(&batch);
+        self.finish(batch);
+        works
+    }
+}
+
+fn works(batch: &Batch<u32>) -> Vec<u32> {
+    batch.items.iter().map(|item| item.work).collect()
+}
+
+fn lanes(batches: &[Batch<u32>]) -> Vec<Lane> {
+    batches.iter().map(|batch| batch.lane).collect()
+}
+
+#[test]
+fn batches_have_a_limit() {
+    for (lane, limit) in
+        [(Lane::Find, 64), (Lane::Create, 64), (Lane::List, 16), (Lane::Lookup, 1), (Lane::Change, 1)]
+    {
+        let mut bench = Bench::new(1);
+        (0..100).for_each(|work| bench.push(work, lane));
+        let mut found = Vec::new();
+        for left in (0..100).rev().step_by(limit).map(|last| last + 1) {
+            assert_eq!(bench.scheduler.len(), left as usize, "{lane:?}");
+            let works = bench.finish_next();
+            assert!(works.len() == limit.min(left as usize), "{lane:?}");
+            found.extend(works);
+        }
+        assert_eq!(found, (0..100).collect::<Vec<_>>(), "{lane:?}");
+        assert!(bench.scheduler.is_idle());
+    }
+}
+
+#[test]
+fn the_lane_whose_command_has_waited_longest_is_next() {
+    let order = [Lane::List, Lane::Change, Lane::Find, Lane::Create, Lane::Lookup];
+    for first in 0..order.len() {
+        let mut bench = Bench::new(1);
+        let order: Vec<Lane> = (0..order.len()).map(|n| order[(first + n) % order.len()]).collect();
+        (0..).zip(&order).for_each(|(work, lane)| bench.push(work, *lane));
+        for lane in order {
+            let batch = bench.next().unwrap();
+            assert_eq!(batch.lane, lane);
+            assert!(bench.next().is_none(), "there is one statement");
+            bench.finish(batch);
+        }
+        assert!(bench.scheduler.is_idle());
+    }
+}
+
+#[test]
+fn no_more_batches_of_a_lane_are_in_flight_than_pay() {
+    for (lane, pay) in [(Lane::Find, 1), (Lane::Find, 3), (Lane::List, 2), (Lane::Create, 2)] {
+        let mut bench = Bench::new(8);
+        bench.scheduler.lanes[lane as usize].pace.fix(pay);
+        (0..1000).for_each(|work| bench.push(work, lane));
+        let batches = bench.all();
+        assert_eq!(batches.len(), pay, "{lane:?}");
+        batches.into_iter().for_each(|batch| bench.finish(batch));
+        assert_eq!(bench.all().len(), pay, "{lane:?}");
+    }
+}
+
+#[test]
+fn reads_have_a_statement_that_writes_cannot_take() {
+    for (capacity, expected) in [(1, 1), (2, 1), (3, 2), (8, 7)] {
+        let mut bench = Bench::new(capacity);
+        for work in 0..1000 {
+            bench.push(work, if work % 2 == 0 { Lane::Create } else { Lane::Change });
+        }
+        let mut writes = bench.all();
+        assert_eq!(writes.len(), expected);
+        for lane in [Lane::Find, Lane::List, Lane::Lookup] {
+            bench.push(2000, lane);
+            if capacity == 1 {
+                bench.finish(writes.pop().unwrap());
+                // The oldest first: the writes that came before it have their turn.
+                while bench.finish_next() != [2000] {}
+                bench.push(3000, Lane::Change);
+                writes = bench.all();
+            } else {
+                assert_eq!(bench.finish_next(), [2000], "{capacity}, {lane:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn creates_and_changes_leave_each_other_a_share() {
+    for (many, other) in [(Lane::Create, Lane::Change), (Lane::Change, Lane::Create)] {
+        for (capacity, expected) in [(1, 1), (2, 1), (3, 1), (8, 6)] {
+            let mut bench = Bench::new(capacity);
+            (0..1000).for_each(|work| bench.push(work, many));
+            let mut batches = bench.all();
+            assert_eq!(lanes(&batches), vec![many; expected], "{capacity}");
+            bench.push(2000, other);
+            if capacity < 3 {
+                assert!(bench.next().is_none());
+                // The one before them ends; those that came earlier, at most, go first.
+                bench.finish(batches.remove(0));
+                while bench.finish_next() != [2000] {}
+            } else {
+                assert_eq!(bench.finish_next(), [2000], "{capacity}");
+            }
+        }
+    }
+}
+
+#[test]
+fn changes_of_a_row_follow_each_other() {
+    let mut bench = Bench::new(8);
+    (0..5).for_each(|work| bench.change(work, 1));
+    bench.change(5, 2);
+    let mut both = bench.all();
+    assert_eq!(both.iter().map(works).collect::<Vec<_>>(), [[0], [5]]);
+    assert_eq!(bench.scheduler.len(), 4);
+    // What met a lock stays before what came later.
+    let (first, second) = (both.remove(0), both.remove(0));
+    assert!(bench.contend(first).is_empty());
+    bench.finish(second);
+    assert!(bench.next().is_none());
+    assert_eq!(bench.scheduler.len(), 5);
+    bench.pass(10);
+    for work in 0..5 {
+        let batch = bench.next().unwrap();
+        assert_eq!(works(&batch), [work]);
+        assert!(bench.next().is_none(), "no change of it is beside it");
+        bench.finish(batch);
+    }
+    assert!(bench.scheduler.is_idle());
+    assert!(bench.scheduler.rows.is_empty());
+}
+
+#[test]
+fn what_met_a_lock_is_executed_again_after_pauses() {
+    let mut bench = Bench::new(8);
+    bench.push(0, Lane::Change);
+    assert_eq!(bench.contend_next(), [0]);
+    for pause in [10, 20, 50, 100, 100, 100] {
+        match bench.scheduler.next(bench.now) {
+            Next::Wait(Some(at)) => assert_eq!(at, bench.now + Duration::from_millis(pause)),
+            other => panic!("{other:?}"),
+        }
+        bench.pass(pause - 1);
+        assert!(bench.next().is_none());
+        bench.pass(1);
+        assert_eq!(bench.contend_next(), [0]);
+    }
+    bench.pass(100);
+    assert_eq!(bench.finish_next(), [0]);
+    assert!(bench.scheduler.is_idle());
+}
+
+#[test]
+fn retries_take_half_of_the_writes_at_most() {
+    for (capacity, expected) in [(1, 1), (2, 1), (3, 1), (5, 2), (8, 3)] {
+        for lane in [Lane::Change, Lane::Create] {
+            let mut bench = Bench::new(capacity);
+            for work in 0..20 {
+                bench.push(work, lane);
+                assert_eq!(bench.contend_next(), [work]);
+            }
+            bench.pass(100);
+            let retries = bench.all();
+            assert_eq!(retries.len(), expected, "{capacity}, {lane:?}");
+            assert!(retries.iter().all(|batch| batch.items.len() == 1), "they are unbatched");
+            // Creates and changes that have met no lock go beside them.
+            for other in [Lane::Change, Lane::Create].into_iter().filter(|_| capacity > 2) {
+                bench.push(100, other);
+                assert_eq!(bench.finish_next(), [100], "{capacity}, {other:?} beside {lane:?}");
+            }
+            assert_eq!(bench.scheduler.len(), 20 - expected);
+        }
+    }
+}
+
+/// Any number of locked rows, and each retry waits for its lock as long as a statement may.
+#[test]
+fn one_statement_for_writes_is_not_taken_by_retries() {
+    for statements in [1, 2] {
+        let retry_for = Duration::from_secs(1000);
+        let mut bench = Bench::with(Capacity { statements, hashes: 1, retry_for });
+        for row in 0..50 {
+            bench.change(row, row.into());
+            assert_eq!(bench.contend_next(), [row]);
+        }
+        bench.pass(100);
+        let mut retried = 0;
+        for round in 0..100 {
+            let retry = bench.next().unwrap();
+            assert!(retry.token.retry, "retries have their turn");
+            retried += retry.items.len();
+            // A change, a create and a read arrive while it waits.
+            bench.change(1000 + round, 1000);
+            bench.push(2000 + round, Lane::Create);
+            bench.pass(100);
+            bench.contend(retry);
+            assert_eq!(bench.finish_next(), [1000 + round], "capacity {statements}");
+            assert_eq!(bench.finish_next(), [2000 + round], "capacity {statements}");
+            if round % 2 == 0 {
+                bench.push(3000, Lane::Find);
+                assert_eq!(bench.finish_next(), [3000], "capacity {statements}");
+            }
+            bench.pass(100);
+        }
+        assert_eq!(retried, 100);
+    }
+}
+
+#[test]
+fn what_meets_a_lock_is_given_up_when_its_time_is_up() {
+    for lane in [Lane::Change, Lane::Create, Lane::Find] {
+        let retry_for = Duration::from_millis(500);
+        let mut bench = Bench::with(Capacity { statements: 2, hashes: 1, retry_for });
+        bench.push_with(0, lane, Keys { row: Some(1), ..Keys::default() }).unwrap();
+        let arrived = bench.now;
+        bench.push_with(1, lane, Keys { row: Some(1), ..Keys::default() }).unwrap();
+        let mut given_up = Vec::new();
+        while given_up.len() < 2 {
+            bench.pass(1);
+            if let Some(batch) = bench.next() {
+                given_up.extend(bench.contend(batch));
+            }
+            assert!(bench.now <= arrived + retry_for + Duration::from_millis(2), "{lane:?}");
+        }
+        assert_eq!(given_up, [0, 1], "{lane:?}");
+        assert!(bench.now >= arrived + retry_for - Duration::from_millis(110), "{lane:?}");
+        assert!(bench.scheduler.is_idle() && bench.scheduler.rows.is_empty(), "{lane:?}");
+    }
+}
+
+#[test]
+fn a_read_that_meets_a_lock_pauses_its_lane_alone() {
+    let mut bench = Bench::new(8);
+    for work in 0..3 {
+        bench.push(work, Lane::Find);
+    }
+    assert_eq!(bench.contend_next(), [0, 1, 2]);
+    assert_eq!(bench.scheduler.len(), 3);
+    bench.push(3, Lane::Find);
+    for lane in [Lane::List, Lane::Lookup, Lane::Create, Lane::Change] {
+        bench.push(9, lane);
+        assert_eq!(bench.finish_next(), [9], "{lane:?}");
+    }
+    assert!(bench.next().is_none());
+    bench.pass(10);
+    assert_eq!(bench.finish_next(), [0, 1, 2, 3], "in the order of their arrival");
+    assert!(bench.scheduler.is_idle());
+}
+
+#[test]
+fn what_would_wait_too_long_for_a_hash_is_refused() {
+    // Before anything was measured a hash is taken for 20 ms.
+    for (hashes, expected) in [(1, 101), (2, 201)] {
+        for account in [None, Some(1 << 63)] {
+            let mut bench =
+                Bench::with(Capacity { statements: 1, hashes, retry_for: Duration::from_secs(10) });
+            let admitted = (0..1000).filter(|work| bench.hash(*work, account).is_ok()).count();
+            assert_eq!(admitted, expected);
+            assert_eq!(bench.scheduler.len(), expected, "what is refused is not queued");
+            // Each that is hashed makes room for one.
+            let batch = bench.scheduler.next_hash(bench.now).unwrap();
+            assert_eq!(bench.hash(1000, account), Err(1000), "it is in work yet");
+            bench.now = batch.token.started + Duration::from_millis(20);
+            bench.finish(batch);
+            assert_eq!(bench.hash(1001, account), Ok(()));
+            assert_eq!(bench.hash(1002, account), Err(1002));
+        }
+    }
+}
+
+#[test]
+fn what_a_hash_takes_is_learned() {
+    for (takes, expected) in [(5, 350..=401), (100, 18..=25)] {
+        let mut bench = Bench::new(1);
+        for work in 0..50 {
+            bench.hash(work, None).unwrap();
+            let batch = bench.scheduler.next_hash(bench.now).unwrap();
+            bench.pass(takes);
+            bench.finish(batch);
+        }
+        // No client waited for these any more, so they were not hashed.
+        for work in 0..50 {
+            bench.hash(work, None).unwrap();
+            let batch = bench.scheduler.next_hash(bench.now).unwrap();
+            bench.scheduler.finished(batch.token, true, bench.now);
+            batch.items.iter().for_each(|item| bench.scheduler.done(item));
+        }
+        let admitted = (0..1000).filter(|work| bench.hash(*work, None).is_ok()).count();
+        assert!(expected.contains(&admitted), "{takes} ms: {admitted}");
+    }
+}
+
+#[test]
+fn an_account_that_is_guessed_at_holds_up_no_other() {
+    const GUESSED: u64 = 1 << 63 | 1;
+    let mut bench = Bench::new(1);
+    let _ = (0..1000).filter(|work| bench.hash(*work, Some(GUESSED)).is_err()).count();
+    for other in 0..20 {
+        bench.hash(2000 + other, Some(1 << 63 | (2 + u64::from(other)))).expect("another account");
+    }
+    bench.hash(3000, None).expect("a new user's password");
+    assert!(bench.hash(1000, Some(GUESSED)).is_err());
+    let mut order = Vec::new();
+    while let Some(batch) = bench.scheduler.next_hash(bench.now) {
+        assert!(bench.scheduler.next_hash(bench.now).is_none(), "one at once");
+        order.extend(works(&batch));
+        bench.pass(20);
+        bench.finish(batch);
+    }
+    let others: Vec<u32> = (2000..2020).chain([3000]).collect();
+    assert_eq!(order[1..22], others, "each behind one guess");
+    assert!(order[22..].iter().is_sorted() && order.len() == 101 + 21);
+    assert!(bench.scheduler.is_idle());
+}
+
+/// It is counted from its admission on, whatever step it is in, until its hash is done.
+#[test]
+fn steps_before_and_after_a_hash() {
+    let mut bench = Bench::new(2);
+    let keys = Keys { row: Some(7), hashes: true, ..Keys::default() };
+    (0..101).for_each(|work| bench.push_with(work, Lane::Find, keys).unwrap());
+    assert_eq!(bench.hash(101, None), Err(101), "those that are not looked up yet count");
+    // 64 are found, one is not.
+    let batch = bench.next().unwrap();
+    bench.scheduler.finished(batch.token, false, bench.now);
+    let mut items = batch.items.into_iter();
+    bench.scheduler.done(&items.next().unwrap());
+    items.for_each(|item| bench.scheduler.push_next(item, Lane::Hash));
+    assert_eq!(bench.scheduler.len(), 100);
+    assert_eq!(bench.hash(101, None), Ok(()));
+    assert_eq!(bench.hash(102, None), Err(102));
+    // Hashed: what is left to do is no hash.
+    let batch = bench.scheduler.next_hash(bench.now).unwrap();
+    bench.scheduler.finished(batch.token, true, bench.now);
+    batch.items.into_iter().for_each(|item| bench.scheduler.push_next(item, Lane::Change));
+    assert_eq!(bench.hash(103, None), Ok(()));
+    assert_eq!(bench.scheduler.len(), 102);
+    assert_eq!(bench.finish_next(), [1], "it arrived before those that are not looked up yet");
+    assert_eq!(bench.finish_next(), (64..101).collect::<Vec<_>>());
+    assert!(bench.scheduler.rows.is_empty());
+}
+
+#[test]
+fn what_no_client_waits_for_is_dropped() {
+    let mut bench = Bench::new(2);
+    // In a lane's queue, to be retried, behind a change of its row, for a hash.
+    (0..10).for_each(|work| bench.push(work, Lane::Find));
+    (10..14).for_each(|work| bench.change(work, 1));
+    (20..24).for_each(|work| bench.change(work, 2));
+    (30..40).for_each(|work| bench.hash(work, Some(work.into())).unwrap());
+    (40..50).for_each(|work| bench.hash(work, None).unwrap());
+    assert_eq!(bench.finish_next(), (0..10).collect::<Vec<_>>());
+    assert_eq!(bench.contend_next(), [10]);
+    (0..10).for_each(|work| bench.push(work, Lane::Find));
+    assert_eq!(bench.scheduler.len(), 38);
+    // Odd ones are awaited: of row 1 the second is next, of row 2 the second.
+    bench.scheduler.retain(|work| work % 2 == 1);
+    assert_eq!(bench.scheduler.len(), 19);
+    let mut found = Vec::new();
+    for _ in 0..5 {
+        bench.pass(100);
+        while let Some(batch) = bench.next() {
+            found.extend(works(&batch));
+            bench.finish(batch);
+        }
+        while let Some(batch) = bench.scheduler.next_hash(bench.now) {
+            found.extend(works(&batch));
+            bench.now = batch.token.started + Duration::from_millis(20);
+            bench.finish(batch);
+        }
+    }
+    found.sort_unstable();
+    let expected = [1, 3, 5, 7, 9, 11, 13, 21, 23].into_iter().chain((31..50).step_by(2));
+    assert_eq!(found, expected.collect::<Vec<_>>());
+    assert!(bench.scheduler.is_idle() && bench.scheduler.rows.is_empty());
+    assert_eq!(bench.scheduler.len(), 0);
+    // Nothing is counted as admitted any more.
+    assert_eq!((0..1000).filter(|work| bench.hash(*work, None).is_ok()).count(), 101);
+    bench.scheduler.retain(|_| false);
+    assert!(bench.scheduler.is_idle());
+}
+
+#[test]
+fn idle_is_neither_queued_nor_in_flight() {
+    let mut bench = Bench::new(2);
+    assert!(bench.scheduler.is_idle());
+    bench.push(0, Lane::Find);
+    assert!(!bench.scheduler.is_idle());
+    let batch = bench.next().unwrap();
+    assert_eq!((bench.scheduler.len(), bench.scheduler.is_idle()), (0, false));
+    bench.finish(batch);
+    assert!(bench.scheduler.is_idle());
+    bench.hash(0, None).unwrap();
+    assert!(bench.scheduler.hash_is_ready() && !bench.scheduler.is_idle());
+    let batch = bench.scheduler.next_hash(bench.now).unwrap();
+    assert!(!bench.scheduler.hash_is_ready() && !bench.scheduler.is_idle());
+    bench.finish(batch);
+    assert!(bench.scheduler.is_idle());
+}
+
+mod random;

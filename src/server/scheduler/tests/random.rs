@@ -1,0 +1,245 @@
+//! Random arrivals, ends, locks and abandoned clients, with a simulated clock: what holds at every step.
+
+use super::*;
+use std::collections::HashSet;
+
+/// xorshift64*, so that a failure repeats.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % bound
+    }
+}
+
+/// Rows that changes are of; each of the first few is locked half of the time.
+const ROWS: u64 = 40;
+const LOCKED: u64 = 10;
+
+/// Commands queued at once, at most: fewer than that are dropped or waited for.
+const QUEUED: usize = 300;
+
+/// Within so many ends of batches every command has started for the first time that arrived behind fewer than
+/// [`QUEUED`] others: each end starts at least one batch, and those of locked rows are as many again.
+const STARTS_WITHIN: u64 = 4 * QUEUED as u64;
+
+struct World {
+    bench: Bench,
+    random: Random,
+    capacity: Capacity,
+    in_flight: Vec<Batch<u32>>,
+    hashes: Vec<Batch<u32>>,
+    /// Rows of changes in flight.
+    rows: HashSet<i64>,
+    /// By number of the command: its state.
+    commands: Vec<Command>,
+    queued: usize,
+    /// Batches that have ended.
+    ends: u64,
+    /// Of each row: the last change of it that was executed.
+    last: [u32; ROWS as usize],
+}
+
+#[derive(Clone, Copy)]
+struct Command {
+    lane: Lane,
+    row: Option<i64>,
+    /// When it was queued, in ends of batches, until it is started.
+    waits_since: Option<u64>,
+    over: bool,
+    /// A change whose order counts: it has had no earlier step.
+    ordered: bool,
+}
+
+impl World {
+    fn new(statements: usize, hashes: usize, seed: u64) -> World {
+        // So long that nothing is given up.
+        let capacity = Capacity { statements, hashes, retry_for: Duration::from_secs(1 << 30) };
+        World {
+            bench: Bench::with(capacity),
+            random: Random(seed),
+            capacity,
+            in_flight: Vec::new(),
+            hashes: Vec::new(),
+            rows: HashSet::new(),
+            commands: Vec::new(),
+            queued: 0,
+            ends: 0,
+            last: [0; ROWS as usize],
+        }
+    }
+
+    fn arrive(&mut self) {
+        let work = self.commands.len() as u32;
+        let (mut row, mut account) = (None, None);
+        let (lane, hashes) = match self.random.below(20) {
+            0..8 => (Lane::Find, false),
+            8..10 => (Lane::List, false),
+            10 => (Lane::Lookup, true),
+            11 => (Lane::Find, true),
+            12 => (Lane::Hash, true),
+            13..16 => (Lane::Create, false),
+            _ => (Lane::Change, false),
+        };
+        if lane == Lane::Change || (lane == Lane::Find && hashes) {
+            row = Some(self.random.below(ROWS) as i64);
+        }
+        if lane == Lane::Lookup {
+            account = Some(self.random.below(5) | 1 << 63);
+        }
+        let ordered = lane == Lane::Change;
+        let pushed = self.bench.push_with(work, lane, Keys { row, account, hashes });
+        assert!(pushed.is_ok() || hashes, "only what hashes is refused");
+        let waits_since = pushed.is_ok().then_some(self.ends);
+        self.commands.push(Command { lane, row, waits_since, over: pushed.is_err(), ordered });
+        self.queued += usize::from(pushed.is_ok());
+    }
+
+    /// Starts all that may start.
+    fn start(&mut self) {
+        while let Some(batch) = self.bench.next() {
+            self.started(&batch);
+            self.in_flight.push(batch);
+        }
+        while let Some(batch) = self.bench.scheduler.next_hash(self.bench.now) {
+            self.started(&batch);
+            self.hashes.push(batch);
+        }
+        let count = |lane: Lane| self.in_flight.iter().filter(|batch| batch.lane == lane).count();
+        let writes = count(Lane::Create) + count(Lane::Change);
+        let retries = self.in_flight.iter().filter(|batch| batch.token.retry).count();
+        let statements = self.capacity.statements;
+        assert!(self.in_flight.len() <= statements);
+        assert!(writes <= (statements - 1).max(1));
+        assert!(retries <= ((statements - 1) / 2).max(1));
+        assert!(self.hashes.len() <= self.capacity.hashes);
+        // A read that may be answered is in flight by now.
+        let waits = |lane: Lane| {
+            let queue = &self.bench.scheduler.lanes[lane as usize];
+            !queue.waiting.is_empty() && queue.not_before.is_none_or(|at| at <= self.bench.now)
+        };
+        let read = [Lane::Find, Lane::List, Lane::Lookup].into_iter().any(waits);
+        assert!(!read || self.in_flight.len() == statements, "a read waits for nothing");
+    }
+
+    fn started(&mut self, batch: &Batch<u32>) {
+        assert!(!batch.items.is_empty() && batch.items.len() <= batch_limit(batch.lane));
+        self.queued -= batch.items.len();
+        for item in &batch.items {
+            let command = &mut self.commands[item.work as usize];
+            assert!(!command.over && command.lane == batch.lane);
+            let row = command.row.filter(|_| batch.lane == Lane::Change);
+            assert!(row.is_none_or(|row| self.rows.insert(row)), "a row is changed twice at once");
+            if batch.lane != Lane::Hash
+                && let Some(since) = command.waits_since.take()
+            {
+                assert!(self.ends - since <= STARTS_WITHIN, "{:?} waits for too long", batch.lane);
+            }
+        }
+    }
+
+    /// A batch in flight ends, in one way or another; at the end without locks.
+    fn end(&mut self, locks: bool) {
+        let count = (self.in_flight.len() + self.hashes.len()) as u64;
+        if count == 0 {
+            return;
+        }
+        let at = self.random.below(count) as usize;
+        self.ends += 1;
+        let batch = match at.checked_sub(self.in_flight.len()) {
+            None => self.in_flight.swap_remove(at),
+            Some(at) => self.hashes.swap_remove(at),
+        };
+        let chance = self.random.below(1000);
+        let locked = |command: &Command| match batch.lane {
+            Lane::Hash => false,
+            // The table itself is locked.
+            _ if chance < 20 => batch.lane != Lane::Find || chance < 5,
+            Lane::Change => command.row.is_some_and(|row| row < LOCKED as i64) && chance < 500,
+            _ => false,
+        };
+        let contended = locks && batch.items.iter().any(|item| locked(&self.commands[item.work as usize]));
+        self.bench.scheduler.finished(batch.token, contended, self.bench.now);
+        for item in batch.items {
+            let command = &mut self.commands[item.work as usize];
+            if let Some(row) = command.row.filter(|_| batch.lane == Lane::Change) {
+                self.rows.remove(&row);
+            }
+            if contended {
+                self.queued += 1;
+                self.bench.scheduler.push_again(item, self.bench.now).expect("it is not given up");
+                continue;
+            }
+            let next = match batch.lane {
+                Lane::Find if item.keys.hashes => Some(Lane::Hash),
+                Lane::Lookup => Some(Lane::Hash),
+                Lane::Hash if item.keys.account.is_none() => Some(Lane::Change),
+                _ => None,
+            };
+            if let Some(lane) = next {
+                command.lane = lane;
+                self.queued += 1;
+                self.bench.scheduler.push_next(item, lane);
+                continue;
+            }
+            if let Some(row) = command.row.filter(|_| command.ordered) {
+                assert!(self.last[row as usize] <= item.work, "changes of a row are in order");
+                self.last[row as usize] = item.work;
+            }
+            command.over = true;
+            self.bench.scheduler.done(&item);
+        }
+    }
+
+    /// Some clients have gone.
+    fn abandon(&mut self) {
+        let (random, commands, mut dropped) = (&mut self.random, &mut self.commands, 0);
+        self.bench.scheduler.retain(|work| {
+            let gone = random.below(8) == 0;
+            commands[*work as usize].over |= gone;
+            dropped += usize::from(gone);
+            !gone
+        });
+        self.queued -= dropped;
+    }
+
+    fn check(&self) {
+        assert_eq!(self.bench.scheduler.len(), self.queued);
+        let idle = self.queued + self.in_flight.len() + self.hashes.len() == 0;
+        assert_eq!(self.bench.scheduler.is_idle(), idle);
+    }
+
+    fn run(&mut self, steps: u64) {
+        for _ in 0..steps {
+            match self.random.below(1000) {
+                0..450 if self.queued < QUEUED => self.arrive(),
+                999 => self.abandon(),
+                _ => self.end(true),
+            }
+            self.start();
+            self.check();
+            let microseconds = self.random.below(1000);
+            self.bench.now += Duration::from_micros(microseconds);
+        }
+        // No locks, no arrivals: all of it is executed.
+        while !self.bench.scheduler.is_idle() {
+            self.end(false);
+            self.bench.pass(1);
+            self.start();
+            self.check();
+        }
+        assert!(self.commands.iter().all(|command| command.over));
+        assert!(self.bench.scheduler.rows.is_empty() && self.rows.is_empty());
+        assert_eq!(self.bench.scheduler.hashes.all_admitted, 0, "what is over is not counted");
+    }
+}
+
+#[test]
+fn any_history_keeps_the_guarantees() {
+    for (statements, hashes, seed) in [(1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 2, 4), (8, 2, 5)] {
+        World::new(statements, hashes, seed).run(100_000);
+    }
+}
