@@ -2,7 +2,7 @@
 //!
 //! `contract` is what it answers, `changes` what a change leaves behind, `model` both for any history, `clients` what it
 //! withstands, `pages` what it counts, `faults` what breaks beneath it, `sessions` how it uses its sessions of the
-//! database, `neighbours` other users of that database, `machines` several services among other programs, `backup` its
+//! database, `lanes` what waits for what, `neighbours` other users of that database, `machines` several services among other programs, `backup` its
 //! dumps, `lifecycle` the command and its process, `embedding` the library, `testing` and `harness` what users' tests
 //! stand on; `cluster` the private PostgreSQL, `tls` encrypted connections to it.
 
@@ -14,6 +14,7 @@ mod contract;
 mod embedding;
 mod faults;
 mod harness;
+mod lanes;
 mod lifecycle;
 mod machines;
 mod model;

@@ -18,6 +18,7 @@ pub struct Relay {
 #[derive(Default)]
 struct State {
     open: bool,
+    refused: usize,
     clients: Vec<TcpStream>,
 }
 
@@ -35,6 +36,8 @@ impl Relay {
                 if state.open {
                     let server = UnixStream::connect(&socket).expect("the cluster listens");
                     state.clients.push(join(client, server).expect("descriptors"));
+                } else {
+                    state.refused += 1;
                 }
             }
         });
@@ -44,6 +47,11 @@ impl Relay {
     /// The port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// How many connections came while it was shut.
+    pub fn refused(&self) -> usize {
+        self.state.lock().unwrap().refused
     }
 
     /// From now on it leads to the cluster.

@@ -1,0 +1,359 @@
+//! A request waits only for its own kind: whatever locks are held, whatever is hashed, with any number of workers and
+//! of sessions.
+
+use crate::support::{
+    Answer, BUSY, Caller, Client, Database, LONG, OTHER_PASSWORD, PASSWORD, Relay, Service, TOKEN, eventually,
+};
+use serde_json::json;
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+use userd::{
+    config::{Config, Database as Target},
+    server::Server,
+};
+
+/// Longer than any of these tests: a change waits for a lock until it is released.
+const AGES: Duration = Duration::from_secs(100);
+
+/// Far longer than a request takes that waits for nothing, and shorter than the retries of those that met a lock.
+const SOON: Duration = Duration::from_secs(2);
+
+/// Workers and sessions.
+const SIZES: [(usize, u32); 5] = [(1, 1), (2, 2), (3, 3), (8, 8), (8, 2)];
+
+fn service((workers, sessions): (usize, u32)) -> Service {
+    Service::with(|config| {
+        config.workers = workers;
+        config.db_pool_size = sessions;
+        config.limits.request_timeout = AGES;
+    })
+}
+
+fn user(name: &str) -> String {
+    json!({"name": name, "email": format!("{name}@example.com")}).to_string()
+}
+
+fn named(name: &str) -> String {
+    json!({ "name": name }).to_string()
+}
+
+/// At least one statement of the service waits for a lock.
+fn meets_a_lock(database: &Database) {
+    let sql = "select count(*) > 0 from pg_stat_activity where datname = current_database() \
+        and application_name = 'userd' and wait_event_type = 'Lock'";
+    let mut client = database.client();
+    eventually(LONG, "a statement meets the lock", || client.query_one(sql, &[]).unwrap().get(0));
+}
+
+/// Its answer comes soon; its status.
+fn soon(caller: &mut Caller, method: &str, target: &str, body: &str) -> u16 {
+    let start = Instant::now();
+    let status = caller.call(method, target, body).unwrap().0;
+    let took = start.elapsed();
+    assert!(took < SOON, "{method} {target} took {took:?}");
+    status
+}
+
+fn name_of(caller: &mut Caller, id: u32) -> String {
+    let (status, body) = caller.call("GET", &format!("/users/{id}"), "").unwrap();
+    assert_eq!(status, 200, "{body}");
+    body["name"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn changes_of_a_locked_row_hold_up_nothing_else() {
+    for size in SIZES {
+        let service = service(size);
+        let url = service.server.base_url();
+        let mut caller = Caller::new(url, AGES);
+        for name in ["ada", "bob", "eve"] {
+            assert_eq!(caller.call("POST", "/users", &user(name)).unwrap().0, 201);
+        }
+        let mut other = service.database.client();
+        let mut transaction = other.transaction().unwrap();
+        transaction.batch_execute("select from users where id = 1 for update").unwrap();
+        thread::scope(|scope| {
+            let put = |n: u32| Caller::new(url, AGES).call("PUT", "/users/1", &named(&n.to_string()));
+            let changes: Vec<_> = (0..12).map(|n| scope.spawn(move || put(n).unwrap().0)).collect();
+            meets_a_lock(&service.database);
+            for round in 0..3 {
+                let name = format!("name-{round}");
+                for (method, target, body, expected) in [
+                    ("OPTIONS", "/users", String::new(), 204),
+                    ("GET", "/nothing", String::new(), 404),
+                    ("GET", "/users/x", String::new(), 404),
+                    ("DELETE", "/users", String::new(), 405),
+                    ("POST", "/users", "{".to_owned(), 400),
+                    ("GET", "/users/2", String::new(), 200),
+                    ("GET", "/users", String::new(), 200),
+                    ("PUT", "/users/2", named(&name), 200),
+                    ("POST", "/users", user(&name), 201),
+                    ("PUT", "/users/999", named(&name), 404),
+                ] {
+                    let found = soon(&mut caller, method, target, &body);
+                    assert_eq!(found, expected, "{size:?}: {method} {target}");
+                }
+                assert_eq!(name_of(&mut caller, 2), name, "{size:?}");
+            }
+            assert_eq!(soon(&mut caller, "DELETE", "/users/3", ""), 204, "{size:?}");
+            assert_eq!(soon(&mut caller, "GET", "/users/3", ""), 404, "{size:?}");
+            assert_eq!(name_of(&mut caller, 1), "ada", "{size:?}");
+            assert!(changes.iter().all(|change| !change.is_finished()), "{size:?}");
+            transaction.rollback().unwrap();
+            for change in changes {
+                assert_eq!(change.join().unwrap(), 200, "{size:?}");
+            }
+        });
+        let name = name_of(&mut caller, 1);
+        assert!(name.parse::<u32>().is_ok_and(|n| n < 12), "{size:?}: {name}");
+        assert_eq!(caller.call("GET", "/users?perPage=10", "").unwrap().1["total"], 5, "{size:?}");
+    }
+}
+
+/// As many rows as there are sessions, and more: no change of another row waits for the retries of all of them.
+#[test]
+fn changes_of_many_locked_rows_hold_up_no_other_row() {
+    const LOCKED: u32 = 20;
+    for size in SIZES {
+        let service = service(size);
+        let url = service.server.base_url();
+        let rows = format!(
+            "insert into users (name, email) select n, n || '@example.com' \
+            from generate_series(1, {LOCKED} + 1) n"
+        );
+        service.database.run(&rows);
+        let mut caller = Caller::new(url, AGES);
+        let mut other = service.database.client();
+        let mut transaction = other.transaction().unwrap();
+        let lock = format!("select from users where id <= {LOCKED} for update");
+        transaction.batch_execute(&lock).unwrap();
+        thread::scope(|scope| {
+            let put = |id: u32| Caller::new(url, AGES).call("PUT", &format!("/users/{id}"), &named("held"));
+            let changes: Vec<_> = (1..=LOCKED).map(|id| scope.spawn(move || put(id).unwrap().0)).collect();
+            // All of them are queued by the time that changes of others overtake them.
+            meets_a_lock(&service.database);
+            let target = format!("/users/{}", LOCKED + 1);
+            eventually(AGES, "retries are all that is left", || {
+                let start = Instant::now();
+                assert_eq!(caller.call("PUT", &target, &named("free")).unwrap().0, 200);
+                start.elapsed() < SOON / 2
+            });
+            for n in 0..5 {
+                let name = n.to_string();
+                assert_eq!(soon(&mut caller, "PUT", &target, &named(&name)), 200, "{size:?}");
+                assert_eq!(name_of(&mut caller, LOCKED + 1), name, "{size:?}");
+                assert_eq!(soon(&mut caller, "POST", "/users", &user(&format!("new-{n}"))), 201, "{size:?}");
+            }
+            assert!(changes.iter().all(|change| !change.is_finished()), "{size:?}");
+            transaction.rollback().unwrap();
+            for change in changes {
+                assert_eq!(change.join().unwrap(), 200, "{size:?}");
+            }
+        });
+        for id in 1..=LOCKED {
+            assert_eq!(name_of(&mut caller, id), "held", "{size:?}");
+        }
+    }
+}
+
+#[test]
+fn writes_that_a_lock_of_the_table_blocks_hold_up_no_read() {
+    for size in SIZES {
+        let service = service(size);
+        let url = service.server.base_url();
+        let mut caller = Caller::new(url, AGES);
+        assert_eq!(caller.call("POST", "/users", &user("ada")).unwrap().0, 201);
+        let mut other = service.database.client();
+        let mut transaction = other.transaction().unwrap();
+        transaction.batch_execute("lock table users in share mode").unwrap();
+        thread::scope(|scope| {
+            let call = |method: &'static str, target: &'static str, body: String| {
+                scope.spawn(move || Caller::new(url, AGES).call(method, target, &body).unwrap().0)
+            };
+            let creates: Vec<_> = (0..4).map(|n| call("POST", "/users", user(&format!("n{n}")))).collect();
+            let changes: Vec<_> = (0..4).map(|n| call("PUT", "/users/1", named(&format!("{n}")))).collect();
+            meets_a_lock(&service.database);
+            for _ in 0..5 {
+                for target in ["/users/1", "/users"] {
+                    assert_eq!(soon(&mut caller, "GET", target, ""), 200, "{size:?}: {target}");
+                }
+            }
+            assert!(creates.iter().chain(&changes).all(|write| !write.is_finished()), "{size:?}");
+            transaction.rollback().unwrap();
+            assert!(creates.into_iter().all(|create| create.join().unwrap() == 201), "{size:?}");
+            assert!(changes.into_iter().all(|change| change.join().unwrap() == 200), "{size:?}");
+        });
+        let name = name_of(&mut caller, 1);
+        assert!(name.parse::<u32>().is_ok_and(|n| n < 4), "{size:?}: {name}");
+        let (_, page) = caller.call("GET", "/users?perPage=10", "").unwrap();
+        let names = page["data"].as_array().unwrap().iter().map(|user| user["name"].as_str().unwrap());
+        let mut names: Vec<&str> = names.skip(1).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["n0", "n1", "n2", "n3"], "{size:?}");
+    }
+}
+
+/// All refusals, with the one session waiting for a lock.
+#[test]
+fn one_worker_and_one_session() {
+    let authorization = format!("Bearer {TOKEN}");
+    let token = [("Authorization", authorization.as_str())];
+    let service = Service::with(|config| {
+        config.workers = 1;
+        config.db_pool_size = 1;
+        config.api_token = Some(TOKEN.into());
+        config.limits.request_timeout = AGES;
+    });
+    let mut client = service.client();
+    assert_eq!(client.request("POST", "/users", &token, user("ada")).status, 201);
+    let mut other = service.database.client();
+    let mut transaction = other.transaction().unwrap();
+    transaction.batch_execute("lock table users in share mode").unwrap();
+    let mut waiting = service.client();
+    waiting.send_request("PUT", "/users/1", &token, named("Ada"));
+    for _ in 0..5 {
+        meets_a_lock(&service.database);
+        let start = Instant::now();
+        for (method, target, headers, expected) in [
+            ("OPTIONS", "/users", &token[..], 204),
+            ("GET", "/nothing", &token, 404),
+            ("PUT", "/users", &token, 405),
+            ("POST", "/users", &[], 401),
+            ("PUT", "/users/1", &[], 401),
+            ("POST", "/users", &token, 400),
+            ("GET", "/users/1", &token, 200),
+            ("GET", "/users", &token, 200),
+        ] {
+            assert_eq!(client.request(method, target, headers, "").status, expected, "{method} {target}");
+        }
+        let took = start.elapsed();
+        assert!(took < 2 * SOON, "{took:?}");
+    }
+    assert_eq!(client.request("GET", "/users/1", &token, "").json()["name"], "ada");
+    transaction.rollback().unwrap();
+    assert_eq!(waiting.answer("PUT").status, 200);
+    assert_eq!(client.request("GET", "/users/1", &token, "").json()["name"], "Ada");
+}
+
+#[test]
+fn without_the_token_no_client_reaches_the_database() {
+    for workers in [1, 2, 3, 8] {
+        let database = Database::create();
+        let relay = Relay::shut(&database);
+        relay.open();
+        let url = format!("host=127.0.0.1 port={} user=postgres dbname={}", relay.port(), database.name());
+        let config = Config {
+            database: Target::Url(url.into()),
+            workers,
+            db_pool_size: 2,
+            api_token: Some(TOKEN.into()),
+            ..Config::default()
+        };
+        let server = Server::start(config).expect("the relay is open");
+        let mut client = Client::new(server.base_url());
+        let authorization = format!("Bearer {TOKEN}");
+        let token = [("Authorization", authorization.as_str())];
+        assert_eq!(client.request("POST", "/users", &token, user("ada")).status, 201);
+        relay.cut();
+        let start = Instant::now();
+        let before = relay.refused();
+        for n in 0..20 {
+            assert_eq!(client.post("/users", user(&n.to_string())).status, 401, "{workers}");
+        }
+        let (took, refused) = (start.elapsed(), relay.refused() - before);
+        assert!(took < SOON, "{workers}: {took:?}");
+        assert_eq!(refused, 0, "{workers}: a refused request opens no connection");
+        // That this would show, and that nothing was created.
+        let answer = client.request("POST", "/users", &token, user("eve"));
+        assert_eq!(answer.status, 503, "{workers}");
+        eventually(LONG, "connections are tried", || relay.refused() > before);
+        relay.open();
+        eventually(LONG, "the database is back", || {
+            client.request("GET", "/users", &token, "").status == 200
+        });
+        assert_eq!(client.request("GET", "/users", &token, "").json()["total"], 1, "{workers}");
+    }
+}
+
+fn login(email: &str, password: &str) -> String {
+    json!({"email": email, "password": password}).to_string()
+}
+
+fn with_password(name: &str) -> String {
+    json!({"name": name, "email": format!("{name}@example.com"), "password": PASSWORD}).to_string()
+}
+
+fn is_refused(answer: &Answer) -> bool {
+    let seconds: u64 = answer.header("Retry-After").map_or(0, |seconds| seconds.parse().unwrap());
+    (answer.status == 429 || answer.status == 503) && (1..=60).contains(&seconds)
+}
+
+#[test]
+fn many_wrong_passwords_hold_up_no_login_for_long() {
+    const GUESSES: usize = 300;
+    for workers in [1, 2, 3, 8] {
+        let service = Service::with(|config| {
+            config.workers = workers;
+            config.auth_attempts = 0;
+            config.limits.request_timeout = AGES;
+        });
+        let mut client = service.client();
+        assert_eq!(client.post("/users", with_password("ada")).status, 201);
+        let mut guessers: Vec<_> = (0..GUESSES).map(|_| service.client()).collect();
+        for (n, guesser) in guessers.iter_mut().enumerate() {
+            let guess = login(&format!("{n}@example.com"), OTHER_PASSWORD);
+            guesser.send_request("POST", "/users/authenticate", &[], guess);
+        }
+        let start = Instant::now();
+        assert_eq!(client.get("/users/1").status, 200);
+        let read = start.elapsed();
+        assert!(read < SOON, "{workers}: {read:?}");
+        let answer = client.post("/users/authenticate", login("ada@example.com", PASSWORD));
+        let took = start.elapsed();
+        assert!(answer.status == 200 || is_refused(&answer), "{workers}: {answer:?}");
+        assert!(took < BUSY, "{workers}: {took:?}");
+        let answers: Vec<_> = guessers.iter_mut().map(|guesser| guesser.answer("POST")).collect();
+        let refused = answers.iter().filter(|answer| is_refused(answer)).count();
+        let wrong = answers.iter().filter(|answer| answer.status == 401).count();
+        assert_eq!(refused + wrong, GUESSES, "{workers}: {refused} refused, {wrong} wrong");
+        assert!(wrong > 0, "{workers}");
+        let answer = client.post("/users/authenticate", login("ada@example.com", PASSWORD));
+        assert_eq!(answer.status, 200, "{workers}: once they are done");
+    }
+}
+
+#[test]
+fn a_guesser_is_refused_and_no_other_account() {
+    let service = Service::with(|config| config.auth_attempts = 3);
+    let mut client = service.client();
+    for name in ["ada", "bob", "eve"] {
+        assert_eq!(client.post("/users", with_password(name)).status, 201);
+    }
+    let mut tries = |email: &str, password| client.post("/users/authenticate", login(email, password));
+    let mut refusals = Vec::new();
+    for email in ["ada@example.com", "nobody@example.com"] {
+        for _ in 0..3 {
+            let answer = tries(email, OTHER_PASSWORD);
+            assert_eq!((answer.status, answer.header("Retry-After")), (401, None), "{email}");
+        }
+        let answer = tries(email, OTHER_PASSWORD);
+        assert!(answer.status == 429 && is_refused(&answer), "{answer:?}");
+        refusals.push(answer.body);
+    }
+    assert_eq!(refusals, ["{\"error\":\"Too many attempts\"}\n"; 2]);
+    // The right password, in whatever case the address is.
+    for email in ["ada@example.com", "ADA@Example.com"] {
+        assert_eq!(tries(email, PASSWORD).status, 429, "{email}");
+    }
+    assert_eq!(tries("bob@example.com", PASSWORD).status, 200);
+    // A right password gives its attempt back, and not those before it.
+    for password in [OTHER_PASSWORD, OTHER_PASSWORD, PASSWORD, PASSWORD, PASSWORD, PASSWORD, OTHER_PASSWORD] {
+        let expected = if password == PASSWORD { 200 } else { 401 };
+        assert_eq!(tries("eve@example.com", password).status, expected);
+    }
+    assert_eq!(tries("eve@example.com", PASSWORD).status, 429);
+    // What is refused is a login, not the account.
+    assert_eq!(client.get("/users/1").status, 200);
+}
