@@ -51,7 +51,7 @@ fn an_address_that_is_not_committed_yet() {
     transaction.batch_execute("insert into users (name, email) values ('n', 'locked@example.com')").unwrap();
     let first = asks(url, "POST", "/users", post("locked"));
     service.database.waits_for_locks(1);
-    // Together with others, so that some are in one run with it.
+    // Together with others, so that some are in one batch with it.
     let together: Vec<_> = (0..40).map(|n| asks(url, "POST", "/users", post(&format!("free-{n}")))).collect();
     let contended: Vec<_> = (0..4).map(|_| asks(url, "POST", "/users", post("LOCKED"))).collect();
     for free in together {
@@ -83,7 +83,16 @@ fn a_row_that_is_locked() {
     let password = json!({"password": OTHER_PASSWORD}).to_string();
     let mut held = vec![asks(url, "PUT", "/users/1", password)];
     held.extend((0..12).map(|n| asks(url, "PUT", "/users/1", json!({"name": n.to_string()}).to_string())));
-    service.database.waits_for_locks(1);
+    // They queue behind each other: one session at most waits for the row, however many they are.
+    let mut most = 0;
+    for _ in 0..100 {
+        let sql = "select count(*) from pg_stat_activity where datname = current_database() \
+            and application_name = 'userd' and wait_event_type = 'Lock'";
+        most = most.max(service.database.value(sql).parse().unwrap());
+    }
+    assert_eq!(most, 1);
+    assert_eq!(asks(url, "PUT", "/users/2", json!({"name": "Ada L."}).to_string()).join().unwrap(), 200);
+    assert_eq!(service.database.value("select name from users where id = 2"), "Ada L.");
     assert_eq!(asks(url, "GET", "/users/1", String::new()).join().unwrap(), 200);
     assert_eq!(asks(url, "GET", "/users", String::new()).join().unwrap(), 200);
     assert_eq!(asks(url, "POST", "/users", post("eve")).join().unwrap(), 201);
@@ -105,15 +114,18 @@ fn what_nobody_waits_for_is_not_kept() {
     const BODY: usize = 60_000;
     const COUNT: usize = 2000;
     let database = Database::create();
-    let mut process = Process::on(&database, &[("REQUEST_TIMEOUT", "100"), ("MAX_CONNECTIONS", "64")]);
+    let variables = [("REQUEST_TIMEOUT", "100"), ("MAX_CONNECTIONS", "64"), ("AUTH_ATTEMPTS", "0")];
+    let mut process = Process::on(&database, &variables);
     let url = process.wait_for_url();
     assert_eq!(asks(&url, "POST", "/users", post("bob")).join().unwrap(), 201);
     let mut other = database.client();
     let mut transaction = other.transaction().unwrap();
-    transaction.batch_execute("select from users where id = 1 for update").unwrap();
+    // Reads wait for it as well: whatever is sent from now on is queued.
+    transaction.batch_execute("lock table users").unwrap();
     let password = || json!({"password": PASSWORD}).to_string();
     let held: Vec<_> = (0..8).map(|_| asks(&url, "PUT", "/users/1", password())).collect();
     database.waits_for_locks(1);
+    let reader = asks(&url, "GET", "/users/1", String::new());
     let before = memory_kib(process.id());
     let body = format!(r#"{{"email":"{}","password":"x"}}"#, "x".repeat(BODY));
     let request = format!(
@@ -130,7 +142,9 @@ fn what_nobody_waits_for_is_not_kept() {
     let grown = memory_kib(process.id()).saturating_sub(before);
     println!("{grown} KiB more after {COUNT} requests of {BODY} bytes");
     assert!(grown < 30 * 1024, "{grown} KiB");
+    assert!(!reader.is_finished());
     transaction.rollback().unwrap();
+    assert_eq!(reader.join().unwrap(), 200);
     assert!(held.into_iter().all(|held| held.join().unwrap() == 200));
     assert_eq!(asks(&url, "GET", "/users/1", String::new()).join().unwrap(), 200);
 }
