@@ -37,7 +37,7 @@ pub enum Error {
     InvalidQuery(Vec<Violation>),
     /// A media type that is certainly not JSON.
     UnsupportedMediaType,
-    /// E-mail and password do not belong together, or there is no such user.
+    /// The password is not this user's, or there is no such user.
     InvalidCredentials,
     /// `API_TOKEN` is set and the request does not carry it.
     Unauthorized,
@@ -75,7 +75,7 @@ pub enum Error {
     UriTooLong,
     /// `Expect` asks for something other than `100-continue`.
     ExpectationFailed,
-    /// A peer has guessed at an account too often; holds the seconds after which it may try again.
+    /// A peer has sent too many wrong passwords for an account; holds the seconds after which it may retry.
     TooManyAttempts {
         /// Seconds.
         retry_after: u64,

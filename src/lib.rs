@@ -1,10 +1,10 @@
 //! A user-management HTTP service over PostgreSQL, to be started inside another program: synchronous, without
-//! an async runtime to bring along, on a port of its own, gone when it is dropped.
+//! an async runtime, on a port of its own, stopped when it is dropped.
 //!
 //! # In a test
 //!
-//! [`testing::TestServer`] is a running service from nothing: the machine needs PostgreSQL's programs (on
-//! Debian: `apt-get install postgresql`), and nothing has to run, be configured or be cleaned up.
+//! [`testing::TestServer`] is a complete service: the machine needs PostgreSQL's programs (on Debian:
+//! `apt-get install postgresql`). No server has to be running; there is nothing to configure or clean up.
 //!
 //! ```
 //! use userd::testing::TestServer;
@@ -57,7 +57,7 @@
 //!     ..Config::default()
 //! })?;
 //! println!("serving {}", server.base_url()); // http://127.0.0.1:41234
-//! server.stop(); // answers what is in work, and frees the port
+//! server.stop(); // answers the requests in flight, and frees the port
 //! # Ok::<(), userd::StartError>(())
 //! ```
 //!
@@ -68,9 +68,9 @@
 //!   crate's facade under the target `userd`, never with a password, a token or a body in them. One thing is the
 //!   process's: its limit of open descriptors is raised to what `max_connections` needs.
 //! - Everything blocks, and every wait has a bound that a setting names: [`Config`] and [`Limits`]; only
-//!   migrations take as long as they take. All of it may be called from plain threads, from another runtime's blocking section, and even from its tasks, whose
-//!   thread it then holds up.
-//! - What can go wrong is a value: a [`StartError`] before the service runs, a status in its answers after that.
+//!   migrations take as long as they take. All of it may be called from plain threads, from another runtime's
+//!   blocking section, and even from its tasks, whose thread it then blocks.
+//! - Every failure is a value: a [`StartError`] before the service runs, a status in its answers after that.
 //! - Stopping, or dropping, gives back the port, the threads, the connections and the files.
 //!
 //! # Features

@@ -21,7 +21,7 @@ use crate::{
 };
 use std::{sync::Arc, time::Instant};
 
-/// A request that was found to be in order, and how far it has come.
+/// A valid request, and the steps that it has behind it.
 #[derive(Debug)]
 pub(crate) enum Command {
     /// `GET /users/:id`
@@ -38,14 +38,14 @@ pub(crate) enum Command {
         id: i64,
         /// What changes.
         changes: UserChanges,
-        /// Whether the user was there when it was looked up. A password is not hashed before.
+        /// Whether the user existed when it was looked up. A password is hashed only after that.
         found: bool,
     },
     /// `DELETE /users/:id`
     Delete(i64),
     /// `POST /users/authenticate`, before the user is looked up.
     Authenticate(Login),
-    /// The same afterwards: `None` where no user has that address.
+    /// The same after the look-up: `None` where no user has that address.
     Verify(Login, Option<Box<User>>),
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Login {
     pub attempt: Attempt,
 }
 
-/// What the next step of a command needs. Commands of one lane are executed together, and wait for their own kind only.
+/// What the next step of a command needs. Commands of one lane form batches, and wait for no other lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Lane {
     /// Reads by id: one query for all.
@@ -84,19 +84,19 @@ impl Lane {
     }
 }
 
-/// What came of a step.
+/// The outcome of a step.
 #[derive(Debug)]
 pub(crate) enum Step {
     /// The answer.
     Done(Response),
-    /// The command has come further, and goes on in the lane that it now has.
+    /// The command has a next step, in the lane that it now has.
     Next(Command),
-    /// Another session holds a lock that it needs. Nothing was changed; it may be executed again, later.
+    /// Another session holds a lock that the command needs. Nothing was changed; the command may be retried later.
     Contended(Command),
 }
 
 impl Command {
-    /// What its next step needs.
+    /// The lane of its next step.
     pub fn lane(&self) -> Lane {
         match self {
             Command::Find(_) | Command::RefuseUpdate(..) => Lane::Find,

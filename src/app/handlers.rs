@@ -1,4 +1,4 @@
-//! What a command does: a short function a lane, from commands to what came of them.
+//! What a command does: one short function for each lane, from commands to their outcomes.
 //!
 //! Knows no HTTP but [`Response`], no queue and no thread. Every wait is for the database or for a hash.
 
@@ -28,7 +28,7 @@ pub(super) fn execute(app: &App, lane: Lane, commands: Vec<Command>) -> Vec<Step
     }
 }
 
-/// The end of a command, unless it is to be executed again.
+/// The end of a command, unless it is to be retried.
 fn outcome(command: Command, result: Result<Response, Error>) -> Step {
     match result {
         Err(Error::Contended) => Step::Contended(command),

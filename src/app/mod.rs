@@ -1,7 +1,7 @@
 //! The service without a socket: a [`Request`] in, a [`Response`] out.
 //!
 //! A request is judged once: [`App::judge`] makes it a typed [`Command`] or answers it, without the database. `router`,
-//! `access` and `validation` are what it is judged by, `handlers` what a command does. Knows users and the database
+//! `access` and `validation` hold the rules, `handlers` what a command does. Knows users and the database
 //! behind them; no socket, no thread, no queue.
 
 mod access;
@@ -83,10 +83,10 @@ impl App {
         &self.users
     }
 
-    /// All steps of one command. What contends with other sessions is run again until its time is up.
+    /// All steps of one command. A step that meets another session's lock is retried until the command's time is up.
     fn run(&self, mut command: Command) -> Response {
-        /// For the transaction that won: a loser that comes back at once often takes its locks again before the winner
-        /// wakes, and both deadlock once more (3 of 25 times on a busy machine).
+        /// Time for the transaction that won a deadlock: a loser that retries at once often takes its locks before the
+        /// winner wakes, and both deadlock a second time (3 of 25 times on a busy machine).
         const PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
         let mut backoff = Backoff::new(PAUSES[0], PAUSES[1], Instant::now() + self.request_timeout);
         loop {

@@ -1,6 +1,6 @@
 //! How often a password may be guessed: attempts of one peer at one account, in a minute.
 //!
-//! Counts in the memory of this process alone, and no more than [`PAIRS`] pairs of a peer and an account. Knows nothing of
+//! Counts only in the memory of this process, and at most [`PAIRS`] pairs of a peer and an account. Knows nothing of
 //! passwords or of the database: an account that does not exist is counted like any other.
 
 use crate::error::Error;
@@ -17,15 +17,15 @@ use std::{
 /// The time that attempts are counted for, from the first one on.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Pairs that are remembered, in two generations: some 1.5 MiB. Whoever sends more pairs than that within a minute has
-/// the oldest half forgotten; how many passwords are checked at all is bounded elsewhere.
+/// Pairs that are remembered, in two generations: some 1.5 MiB. When clients send more pairs than that within a minute,
+/// the oldest half is forgotten; the queue for hashes bounds how many passwords are checked at all.
 const PAIRS: usize = 32 << 10;
 
 /// The attempts of the last minute.
 pub struct Throttle {
     /// In a minute, by one peer, at one account; 0 for any number.
     limit: u32,
-    /// Of the process's own, so that no client can choose pairs that count as one.
+    /// Seeded at random for each process, so that no client can choose pairs that count as one.
     hasher: RandomState,
     attempts: Mutex<Generations>,
 }

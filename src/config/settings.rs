@@ -101,7 +101,7 @@ pub const SETTINGS: &[Setting] = &[
         "Largest `perPage`; the default, 15, is no larger"),
     field("MAX_BODY_BYTES", at!(limits.max_body_bytes), Whole(1, 1 << 30), "Largest body, in bytes"),
     field("MAX_CONNECTIONS", at!(limits.max_connections), Whole(1, 1 << 20),
-        "Client connections at once; beyond it the peer that holds the most makes room, or 503"),
+        "Client connections at once; beyond it one of the peer that holds the most is closed, or 503"),
     field("TRUSTED_PROXIES", at!(limits.trusted_proxies), Any,
         "Addresses and networks (and `unix`) whose `X-Forwarded-For` or `Forwarded` is believed"),
     field("HEAD_TIMEOUT", at!(limits.head_timeout), SECONDS, "Seconds for a request's head, from its first byte"),

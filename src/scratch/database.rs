@@ -113,7 +113,7 @@ impl Drop for ScratchDatabase {
 
 struct Owner {
     shared: Shared,
-    /// Its end says that nobody owns our databases any more.
+    /// Its end says that our databases have no owner any more.
     client: Client,
     session: i32,
     count: u32,
@@ -156,7 +156,7 @@ impl Owner {
         Ok(ScratchDatabase { name, url })
     }
 
-    /// Only a finished one is marked as a template; nobody can connect to it, so that it is free to be cloned.
+    /// Only a finished one is marked as a template; it accepts no connection, so that it can be cloned at any time.
     fn make_template(&mut self, name: &str, migrations: Migrations) -> Result<(), String> {
         self.run(&format!("select pg_advisory_lock({TEMPLATE_LOCK})"))?;
         let made = self.make_template_locked(name, migrations);

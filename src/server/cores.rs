@@ -19,23 +19,23 @@ use std::{
 /// How long requests have come one at a time before the threads share a core.
 const QUIET: Duration = Duration::from_millis(50);
 
-/// How long they do, at most: then the system may find them a core that other processes use less.
+/// How long they share it, at most: after that the system may move them to a core that other processes use less.
 const STAY: Duration = Duration::from_secs(1);
 
 /// The threads of one server.
 pub struct Cores {
-    /// Those that the server may use: `None` where there is but one, or the system does not say.
+    /// Those that the server may use: `None` where there is only one, or the system does not say.
     all: Option<CpuSet>,
     threads: Mutex<Vec<Pid>>,
     /// The name of threads that are looked for when they are first needed.
     named: Mutex<Option<String>>,
 }
 
-/// Where they are. Owned by whoever knows whether requests overlap.
+/// Which cores they use at present. Its owner knows whether requests overlap.
 pub struct Placement {
     /// Since when they share a core.
     shared_since: Option<Instant>,
-    /// When they were last free to run on all of them for a reason.
+    /// When requests last overlapped, or the threads were last allowed on all cores.
     spread_at: Instant,
 }
 
@@ -60,7 +60,7 @@ impl Cores {
         self.threads().push(gettid());
     }
 
-    /// So are the threads of that name, which is at most 15 bytes and this server's alone.
+    /// So are the threads of that name, which has at most 15 bytes and which only this server uses.
     pub fn add_threads_named(&self, name: String) {
         *self.named.lock().unwrap_or_else(PoisonError::into_inner) = Some(name);
     }
@@ -77,7 +77,7 @@ impl Cores {
         self.threads().extend(numbers.map(Pid::from_raw));
     }
 
-    /// A request has come; `overlaps` where another one was in work. A few system calls where that changes the
+    /// A request has come; `overlaps` where another one was in flight. A few system calls where that changes the
     /// placement, at most every [`QUIET`]; else none.
     pub fn place(&self, placement: &mut Placement, overlaps: bool, now: Instant) {
         let Some(all) = &self.all else {
@@ -103,7 +103,7 @@ impl Cores {
         }
     }
 
-    /// A thread that has ended, or a system that refuses, leaves things as they are: it is a matter of speed alone.
+    /// Ignores errors (a thread has ended, the system refuses): the placement affects nothing but speed.
     fn set(&self, cores: &CpuSet) {
         for thread in self.threads().iter() {
             let _ = sched_setaffinity(*thread, cores);

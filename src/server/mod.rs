@@ -42,7 +42,7 @@ use std::{
 };
 use workers::Workers;
 
-/// What workers get at a stop whose time the frontend has used up: they are stuck, or as good as done.
+/// How long workers may take at a stop when the frontend has used its time up: they are stuck, or almost done.
 const LAST_WORK: Duration = Duration::from_millis(300);
 
 /// A running service: a port, some threads, a pool of connections. Stops when it is dropped.
@@ -50,7 +50,7 @@ pub struct Server {
     app: Arc<App>,
     base_url: String,
     addr: Option<SocketAddr>,
-    /// Behind a lock for the sake of `Sync` alone.
+    /// Behind a lock only to be `Sync`.
     stages: Mutex<Option<Stages>>,
     stop_timeout: Duration,
 }
@@ -67,7 +67,7 @@ struct Stages {
 pub enum StartError {
     /// A setting that cannot be used.
     Config(ConfigError),
-    /// No connection to the database within `db_connect_timeout`, or one that no waiting would mend.
+    /// No connection to the database within `db_connect_timeout`, or a refusal that a retry would not change.
     Database(String),
     /// No database to be thrown away: PostgreSQL's programs are missing, or its cluster does not start. Only
     /// of [`ScratchDatabase`](crate::ScratchDatabase) and what stands on it.
@@ -173,9 +173,9 @@ impl Server {
         BoundServer::bind(&config)?.start(config, || {})
     }
 
-    /// As [`Server::start`]; `on_broken` is called, once and on a thread of the server's, when the way
+    /// As [`Server::start`]; `on_broken` is called, once and on a thread of the server's, when the stream
     /// between its stages breaks and everything is answered 503 from then on. That takes a defect; a
-    /// process should end then and be started anew.
+    /// process should exit then and be restarted.
     pub fn start_watched(
         config: Config,
         on_broken: impl FnOnce() + Send + 'static,
@@ -198,8 +198,8 @@ impl Server {
         &self.app
     }
 
-    /// Stops: takes no new connections, answers what is in work, frees the port. Blocks for at most
-    /// `stop_timeout` (10 s), without anything in work for about a millisecond. Dropping does the same.
+    /// Stops: takes no new connections, answers the requests in flight, frees the port. Blocks for at most
+    /// `stop_timeout` (10 s), without any in flight for about a millisecond. Dropping does the same.
     pub fn stop(mut self) {
         self.shut_down();
     }
@@ -233,7 +233,7 @@ struct PrivateSocket {
 
 impl PrivateSocket {
     /// tiny_http, and the one stream that it will ever serve: over a socket in a directory that only this user can
-    /// enter. Where there is a /proc, directory and file are gone again when this returns.
+    /// enter. Where there is a /proc, directory and file are removed before this returns.
     ///
     /// tiny_http's threads get the name `thread`: they inherit that of the thread that starts them.
     fn connect(thread: &str) -> io::Result<(PrivateSocket, tiny_http::Server, UnixStream)> {
@@ -254,7 +254,7 @@ impl PrivateSocket {
             let open = fs::File::open(&dir)?;
             let by_descriptor = Path::new("/proc/self/fd").join(open.as_raw_fd().to_string());
             let is_there = by_descriptor.is_dir();
-            // The name is used once, even if the descriptor's number is used again.
+            // The name is unique, even if the descriptor's number is reused.
             let name = dir.file_name().unwrap_or_default();
             let path = if is_there { by_descriptor.join(name) } else { dir.join(name) };
             let listener = UnixListener::bind(&path)?;
@@ -377,7 +377,7 @@ impl App {
 }
 
 /// Tries until the time is up. A log line says why it waits: at first, when the reason changes, and every few seconds.
-/// A refusal that waiting does not mend ends it at once.
+/// A refusal that a retry would not change ends it at once.
 fn connect(
     watchdog: &Watchdog,
     target: &Target,

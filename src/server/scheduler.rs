@@ -1,4 +1,4 @@
-//! Which commands run next, how many together, and how many batches at once. A pure value: no thread, no lock, no
+//! Which commands are executed next, in which batches, and how many batches at once. A pure value: no thread, no lock, no
 //! clock of its own; the workers are the thin shell around it.
 //!
 //! What it guarantees, with any number of writes waiting for any lock:
@@ -7,7 +7,7 @@
 //!   sessions, and changes of one row queue behind each other and not beside each other;
 //! - a create is executed: changes cannot take every session that writes may have, nor creates those of changes.
 //!
-//! Nothing waits for a batch to fill: a batch is what came while earlier ones were in flight. How many may be in flight
+//! No command waits for a batch to fill: a batch is what arrived while earlier ones were in flight. How many may be in flight
 //! is learned from the shortest batches of the last second ([`Pace`]).
 
 mod hash_queue;
@@ -38,7 +38,7 @@ const fn batch_limit(lane: Lane) -> usize {
     }
 }
 
-/// Pauses before what met a lock is executed again; the last one repeats.
+/// Pauses before a command that met a lock is retried; the last one repeats.
 const RETRY_PAUSES: [Duration; 4] = [
     Duration::from_millis(10),
     Duration::from_millis(20),
@@ -80,7 +80,7 @@ pub struct Item<T> {
     retries: usize,
 }
 
-/// Commands to be executed together; see [`Scheduler::finished`].
+/// Commands of one lane, to be executed by one worker; see [`Scheduler::finished`].
 #[derive(Debug)]
 pub struct Batch<T> {
     /// Their lane.
@@ -100,7 +100,7 @@ pub struct Token {
     retry: bool,
 }
 
-/// What is to be done now.
+/// What a worker does now.
 #[derive(Debug)]
 pub enum Next<T> {
     /// Execute this.
@@ -113,7 +113,7 @@ pub enum Next<T> {
 pub struct Scheduler<T> {
     capacity: Capacity,
     lanes: [Queue<T>; LANES],
-    /// What met a lock, by the time when it is executed again.
+    /// Commands that met a lock, with the time of their retry.
     retries: Vec<(Instant, Item<T>)>,
     /// Batches of those in flight, by lane.
     retries_in_flight: [usize; LANES],
@@ -169,7 +169,7 @@ impl<T> Scheduler<T> {
         self.queue(item);
     }
 
-    /// Queues a command that met a lock, to be executed again after a pause; gives it back where its time is up.
+    /// Queues a command that met a lock, to be retried after a pause; gives it back where its time is up.
     pub fn push_again(&mut self, mut item: Item<T>, now: Instant) -> Result<(), Item<T>> {
         let due = now + RETRY_PAUSES[item.retries.min(RETRY_PAUSES.len() - 1)];
         if due > item.arrived + self.capacity.retry_for {
@@ -205,7 +205,7 @@ impl<T> Scheduler<T> {
     }
 
     /// The end of a batch; `atypical` where its time says nothing of the next one's, because it met a lock, or no
-    /// client waited for it any more. Each of its commands is then [done](Scheduler::done), or queued again.
+    /// client waited for it any more. Each of its commands is then [done](Scheduler::done), or queued for a retry.
     pub fn finished(&mut self, token: Token, atypical: bool, now: Instant) {
         let Token { lane, started, retry } = token;
         let queue = &mut self.lanes[lane as usize];
@@ -261,8 +261,8 @@ impl<T> Scheduler<T> {
         self.hashes.queued > 0 && self.in_flight(Lane::Hash) < self.capacity.hashes
     }
 
-    /// Whether a batch is in flight that ends so soon that whatever arrives meanwhile had better wait for it, to be
-    /// received and executed together.
+    /// Whether a batch is in flight that ends so soon that what arrives meanwhile had better wait for its end, and be
+    /// received and executed as one batch.
     pub fn ends_soon(&self) -> bool {
         let soon = |lane: &Lane| {
             let queue = &self.lanes[*lane as usize];
@@ -336,7 +336,7 @@ impl<T> Scheduler<T> {
         Batch { lane, items, token }
     }
 
-    /// The oldest command that is to be executed again by now, unbatched.
+    /// The command whose retry is due first, unbatched.
     fn retry(&mut self, now: Instant) -> Option<Batch<T>> {
         let due = self.retries.iter().enumerate().filter(|(_, (due, _))| *due <= now);
         let (at, _) = due.min_by_key(|(_, (due, _))| *due)?;

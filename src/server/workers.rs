@@ -4,7 +4,7 @@
 //! The highest module that knows tiny_http's types; everything it calls sees [`Request`] and [`Response`].
 //!
 //! Idle workers block in tiny_http's queue, which wakes one of them for a request: that worker executes it itself, so a
-//! lone request takes no hand-over more. While short batches are in flight the idle ones leave that queue and wait
+//! lone request takes no further hand-over. While short batches are in flight the idle ones leave that queue and wait
 //! ([`Scheduler::ends_soon`]): the worker whose batch ends receives whatever has come meanwhile as one batch. There is
 //! one worker more than may execute statements, so that one is always left to receive, judge and refuse. Passwords are
 //! hashed by threads of their own, because each takes a core for some 20 ms.
@@ -32,24 +32,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often one idle worker looks after a short batch in flight, in case that it takes longer than expected.
+/// How often one idle worker checks on a short batch in flight, in case that it takes longer than expected.
 const TICK: Duration = Duration::from_millis(1);
 
-/// Ticks without a batch after which it does not look any more, until it is woken. A client that sends one request
-/// after the other causes no wake-up of it then.
+/// Ticks without a batch after which it stops checking, until another worker wakes it.
 const QUIET_TICKS: u32 = 20;
 
 /// Of a worker, in bytes. Only what is used becomes memory: 48 KiB at most under load of every kind.
 const STACK: usize = 512 << 10;
 
-/// Requests, and bytes of their bodies, that are judged before they are queued: others may execute them then.
+/// Requests, and bytes of their bodies, that are judged before they are queued: then other workers may execute them.
 const RECEIVE_REQUESTS: usize = 256;
 const RECEIVE_BYTES: usize = 256 << 10;
 
-/// Commands queued before the first look at whether clients still wait for them.
+/// Commands queued before the first check whether clients still wait for them.
 const FEW: usize = 64;
 
-/// How long threads that were not stopped in order get to end.
+/// How long threads that were not stopped in order may take to end.
 const LAST_WORK: Duration = Duration::from_millis(300);
 
 /// The threads that answer requests. Dropping it stops them.
@@ -85,7 +84,7 @@ struct State {
     receiving: usize,
     /// Workers that are parked.
     parked: usize,
-    /// Whether one of them looks every [`TICK`].
+    /// Whether one of them checks every [`TICK`].
     ticking: bool,
     /// When a worker in tiny_http's queue leaves it by itself, because something is due then.
     wakes_at: Option<Instant>,
@@ -94,7 +93,7 @@ struct State {
     stopping: bool,
 }
 
-/// A request in work.
+/// A request that is queued or in flight.
 struct Job {
     /// `None` while it is executed.
     command: Option<Command>,
@@ -172,7 +171,7 @@ impl Workers {
         }
     }
 
-    /// Starts a thread. A panic in its loop is logged, and the loop is entered again.
+    /// Starts a thread. A panic in its loop is logged, and the loop is restarted.
     fn spawn(&mut self, name: &str, body: fn(&Shared)) -> io::Result<()> {
         let (shared, end) = (self.shared.clone(), self.end.clone());
         let thread = thread::Builder::new().name(name.to_owned()).stack_size(STACK).spawn(move || {
@@ -249,7 +248,7 @@ impl Shared {
         }
     }
 
-    /// Before a worker executes a batch: another one is woken where there is a second batch, or nobody to receive.
+    /// Before a worker executes a batch: wakes another one if a second batch is ready, or if no worker receives.
     fn wake_for_the_rest(&self, state: &mut State, now: Instant) {
         let watched = state.receiving > 0 || (state.ticking && state.scheduler.ends_soon());
         if !watched || state.scheduler.is_ready(now) {
@@ -287,8 +286,8 @@ impl Shared {
         state
     }
 
-    /// Looks after short batches for as long as there are some: where one has not ended in time, it receives what has
-    /// come meanwhile.
+    /// Checks on short batches for as long as there are some: where one has not ended in time, this worker receives the
+    /// requests that have arrived meanwhile.
     fn tick<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         let mut quiet = 0;
         while quiet < QUIET_TICKS {
@@ -416,7 +415,7 @@ impl Shared {
             let state = &mut *state;
             self.cores.place(&mut state.placement, overlaps, now);
         }
-        // Clients who give up and come back, again and again, would let the queue grow without end.
+        // Clients that give up and retry would let the queue grow without limit.
         if state.scheduler.len() > state.most_queued {
             let queued = state.scheduler.len();
             state.scheduler.retain(|job| !self.responder.abandoned(job.slot));
@@ -441,8 +440,8 @@ impl Shared {
     fn execute(&self, batch: Batch<Job>) -> MutexGuard<'_, State> {
         let Batch { lane, mut items, token } = batch;
         let mut ended = Vec::new();
-        // A client that was told 503 meanwhile has given the request up, or sends it anew: what is late is not executed.
-        // Reads by id are not worth the look.
+        // A client that has been answered 503 has given the request up, or retries it: do not execute it.
+        // For reads by id the check costs more than it saves.
         if lane != app::Lane::Find {
             let (awaited, abandoned) =
                 items.into_iter().partition(|item| !self.responder.abandoned(item.work.slot));
@@ -499,7 +498,7 @@ impl Shared {
         state
     }
 
-    /// What comes of commands; a panic is an answer to each.
+    /// The outcomes of commands; a panic is an answer to each.
     fn steps(&self, lane: app::Lane, commands: Vec<Command>) -> Vec<Step> {
         let count = commands.len();
         guard(|| self.app.execute(lane, commands))

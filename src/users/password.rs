@@ -12,7 +12,7 @@ use std::{
     thread,
 };
 
-/// A hash keeps a core busy: one for every two cores at once leaves the others to reads.
+/// A hash occupies a core: one hash for every two cores leaves the rest to reads.
 const CORES_PER_HASH: usize = 2;
 
 /// A PHC string (`$argon2id$v=19$m=19456,t=2,p=1$…`). Never printed.

@@ -23,7 +23,7 @@ pub struct Relation<T> {
 }
 
 impl<T> Relation<T> {
-    /// A relation that was fetched together with its owner.
+    /// A relation that was fetched with its owner.
     pub fn loaded(name: &'static str, value: Option<T>) -> Relation<T> {
         Relation { name, value: OnceLock::from(value), lazy: None }
     }

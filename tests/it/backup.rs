@@ -39,7 +39,7 @@ fn embedded(dir: &Path) -> Process {
     Process::start(&[&argument], &[("HOST", "127.0.0.1"), ("PORT", "0")])
 }
 
-/// Some users, two of them with passwords, and gaps where others were.
+/// Some users, two of them with passwords, and gaps where users were deleted.
 fn fill(client: &mut Client, sql: &mut postgres::Client) {
     for name in ["ada", "bob"] {
         let body = json!({"name": name, "email": format!("{name}@example.com"), "password": PASSWORD});
@@ -134,7 +134,7 @@ fn a_server() {
     let mut restored = start(database_url.expect("the last line starts userd"));
     assert_restored(&mut restored.client(), &before);
 
-    // Rows alone, into the tables of a userd that runs.
+    // Only rows, into the tables of a userd that runs.
     let mut other = start(&url(&target, "app"));
     let mut client = other.client();
     shell(dir.path(), &ours(blocks()[3]));
@@ -159,7 +159,7 @@ fn over_the_tables_of_a_userd_it_is_refused() {
         let running = Service::start();
         let mut client = running.client();
         if had_users {
-            // With the ids of others, and no passwords.
+            // With the ids of other users, and no passwords.
             check(
                 &mut client,
                 r#"
@@ -192,7 +192,7 @@ fn over_the_tables_of_a_userd_it_is_refused() {
     }
 }
 
-/// Only both settings of a restore together are refused.
+/// Only the combination of both settings of a restore is refused.
 #[test]
 fn other_sessions_may_write() {
     let database = Database::create();
@@ -232,11 +232,11 @@ fn a_migration_does_not_block_writers() {
     assert_eq!(after.client().get("/users").json()["total"], 2);
     after.logs("applied migration V3");
 
-    // The older release goes on, and can be started again.
+    // The older release goes on, and can be restarted.
     assert_eq!(client.post("/users", r#"{"name":"o","email":"o@example.com"}"#).status, 201);
-    let mut again = Process::on(&database, &[("MIGRATIONS_DIR", old)]);
-    assert_eq!(again.client().get("/users").json()["total"], 3);
-    again.logs("a newer userd has migrated the database, to migration 3, which is compatible");
+    let mut restarted = Process::on(&database, &[("MIGRATIONS_DIR", old)]);
+    assert_eq!(restarted.client().get("/users").json()["total"], 3);
+    restarted.logs("a newer userd has migrated the database, to migration 3, which is compatible");
 
     // Not where the last migration says nothing about compatibility.
     database.run("comment on table refinery_schema_history is null");
@@ -248,5 +248,5 @@ fn a_migration_does_not_block_writers() {
         line.contains("a newer userd has migrated it, to migration 3; this one knows those up to 2"),
         "{line}"
     );
-    eventually(LONG, "the others serve", || client.get("/users").status == 200);
+    eventually(LONG, "the other replicas serve", || client.get("/users").status == 200);
 }

@@ -210,7 +210,7 @@ fn a_change_that_waited_for_another_one() {
     }
 }
 
-/// A removal that is overtaken is tried again, and has its turn among any number of other changes.
+/// A removal that misses a concurrent change is retried, and succeeds among any number of other changes.
 #[test]
 fn removals_among_many_changes_of_one_user() {
     const CLIENTS: usize = 8;

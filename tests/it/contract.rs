@@ -411,7 +411,7 @@ fn values_that_a_user_can_have() {
         assert_eq!(created.status, 201, "{created:?}");
         assert_eq!(&created.json()["email"], email);
     }
-    // The longest name that fits into the longest body, and then some room.
+    // A name that fills most of the longest body.
     let long = "é".repeat(30_000);
     let created = client.post("/users", json!({"name": long, "email": "long@example.com"}).to_string());
     assert_eq!(created.status, 201);
@@ -700,7 +700,7 @@ fn what_pages_cannot_be() {
         ("perPage=5&perPage=6", &[twice("perPage")]),
         ("page=0&perPage=x", &[("page", "minimum", whole), per_page]),
     ];
-    // Not even a missing table is noticed: no query runs.
+    // Not even a missing table is noticed: no query is executed.
     service.database.run("drop table users cascade");
     for (query, violations) in rows {
         let entries = entries(violations);
@@ -795,7 +795,7 @@ fn authentication() {
         POST /users/authenticate {"email":"ada@example.com","password":"correct horse","x":1} => 200 {"id":"1","name":"Ada","email":"ada@example.com",<times>}
         "#,
     );
-    // A wrong password, no such user, a user without a password: nobody can tell them apart.
+    // A wrong password, no such user, a user without a password: a client cannot tell them apart.
     check(
         &mut client,
         r#"
@@ -919,7 +919,7 @@ fn the_time_of_a_refusal_tells_nothing() {
     let ada = json!({"name": "Ada", "email": "ada@example.com", "password": PASSWORD});
     client.post("/users", ada.to_string());
     client.post("/users", r#"{"name":"Bob","email":"bob@example.com"}"#);
-    // Of this thread's work alone: others slow it down, and do not count.
+    // Only of this thread's work: other threads slow it down, and do not count.
     let worked = || {
         let usage = getrusage(UsageWho::RUSAGE_THREAD).unwrap();
         (usage.user_time() + usage.system_time()).num_microseconds()
@@ -966,7 +966,7 @@ fn hashing_does_not_hold_up_reads() {
     assert!(free, "reads, and the {HASHES} hashes that were asked for before them, took {rounds:?}");
 }
 
-// Rows that others wrote
+// Rows that other clients wrote
 
 #[test]
 fn rows_inserted_by_hand_are_as_good_as_any() {
@@ -1038,7 +1038,7 @@ fn rows_that_could_not_be_served_are_refused_by_the_database() {
     assert_eq!(database.value("select count(*) from users"), "0");
 }
 
-// Who may come in
+// Which requests are allowed
 
 #[test]
 fn the_token() {
@@ -1224,7 +1224,7 @@ fn mixed_requests_from_many_clients() {
                     let list = client.get("/users?perPage=3");
                     assert_eq!(list.status, 200);
                     assert!(list.json()["total"].as_u64() > Some(0));
-                    // Every other one goes again.
+                    // Every second one is deleted.
                     let last = if round % 2 == 0 { client.delete(&path) } else { client.get(&path) };
                     assert_eq!(last.status, if round % 2 == 0 { 204 } else { 200 });
                 }

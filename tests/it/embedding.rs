@@ -1,4 +1,4 @@
-//! The library, as those meet it who start the service in their own process.
+//! The library, as a program uses it that starts the service in its own process.
 
 use crate::support::{Answer, Client, Database, PASSWORD, Service, check, free_port};
 use serde_json::json;
@@ -74,7 +74,7 @@ fn several_servers_side_by_side() {
 fn a_stopped_server_frees_its_port() {
     let database = Database::create();
     let start = |port| Server::start(Config { port, ..database.config() });
-    // Nobody else is handed it once it is free.
+    // No other process gets it once it is free.
     let port = free_port();
     let server = start(port).unwrap();
     let addr = server.addr().unwrap();

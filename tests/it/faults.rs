@@ -1,4 +1,5 @@
-//! Whatever breaks beneath it: nothing acknowledged is lost, everybody is answered, and it works again by itself.
+//! Faults of the database and of the network: no acknowledged change is lost, every client is answered, and the service
+//! recovers by itself.
 
 use crate::support::{
     Audit, BUSY, Books, Caller, Client, DATABASE_PASSWORD, Database, LONG, LONG_ON_DISK, Load,
@@ -69,7 +70,7 @@ fn acknowledged_writes_outlive_the_database() {
             3 => postgres.stop(),
             _ => postgres.kill(),
         }
-        // Long enough for clients to meet it; twice so long that nobody waits for its end any more.
+        // Long enough for clients to meet it; twice longer than the service waits for its end.
         pause(Duration::from_millis(if round % 10 == 4 { 4000 } else { 50 }));
         postgres.restart();
         backs.push(Instant::now());
@@ -93,7 +94,7 @@ fn acknowledged_writes_outlive_the_database() {
 fn acknowledged_writes_outlive_userd() {
     const ROUNDS: usize = 20;
     let postgres = Own::start();
-    // Clients go on asking at the old address: nobody else is to be there.
+    // Clients keep sending to the old address: no other process may listen there.
     let start = || userd(&postgres.url(), &[("PORT", &free_port().to_string())]);
     let mut process = start();
     let url = shared(process.wait_for_url());
@@ -119,9 +120,9 @@ fn acknowledged_writes_outlive_userd() {
 
 // Restarts
 
-/// Nobody asked while it was away; nobody is to know.
+/// No client sent a request while it was away: no client may notice.
 #[test]
-fn a_restart_that_nobody_met_costs_no_error() {
+fn a_restart_without_requests_costs_no_error() {
     let mut postgres = Own::start();
     let mut process = userd(&postgres.url(), &[]);
     let url = process.wait_for_url();
@@ -189,7 +190,7 @@ fn answers_while_the_database_is_away() {
     postgres.restart();
     let back = Instant::now();
     eventually(BACK_WITHIN + BUSY, "it serves", || matches!(caller.call("GET", "/users", ""), Ok((200, _))));
-    // From the first success on, nobody meets what is left of the outage.
+    // After the first success, no request fails for what is left of the outage.
     let first = Instant::now();
     pause(BACK_WITHIN);
     load.all_succeed_after(first);
@@ -314,11 +315,11 @@ fn a_server_that_is_stopped() {
     fragile.rounds("PostgreSQL stopped by SIGSTOP", 3, HANG, |fragile, broken| {
         fragile.postgres.signal(if broken { Signal::SIGSTOP } else { Signal::SIGCONT });
     });
-    // Or else nobody was freed.
+    // Else no worker was freed.
     fragile.process.logs("the database fell silent");
 }
 
-/// One session alone: the others go on, and it is replaced.
+/// Only one session: the others go on, and it is replaced.
 #[test]
 fn a_session_that_is_stopped() {
     let fragile = Fragile::start(false);
@@ -354,7 +355,7 @@ fn a_network_that_stalls() {
 #[test]
 fn a_network_that_loses_what_is_sent() {
     let mut fragile = Fragile::start(true);
-    // Whoever was connecting meanwhile waits in vain for the connect time-out.
+    // A connect that began meanwhile fails only after the connect time-out.
     fragile.back_within += CONNECT_TIMEOUT;
     fragile.rounds("network silent, connections lost", 2, HANG, |fragile, broken| {
         fragile.proxy.set(if broken { Weather::Lost } else { Weather::Fair });
@@ -399,7 +400,7 @@ fn changes_that_were_given_up_are_not_made() {
         assert_eq!(client.join().unwrap(), (503, json!({"error": "Service unavailable"})));
     }
     transaction.rollback().unwrap();
-    // Behind all others in the one worker's queue.
+    // Behind all other requests in the one worker's queue.
     assert_eq!(caller.call("DELETE", "/users/99", "").unwrap().0, 404);
     // The one in work when time was up, and one that was begun at the same moment.
     let made = database.value("select count(*) from users where name = 'after'");
@@ -478,7 +479,7 @@ fn errors_of_the_database() {
     };
     let before = session();
     // Disk full, out of memory, read-only, no privilege, a broken index. Serialization failure, deadlock and lock not
-    // available: tried again until the request's time is up. And a statement that was cancelled.
+    // available: retried until the request's time is up. And a statement that was cancelled.
     for (code, status) in [
         ("53100", 500),
         ("53200", 500),
@@ -544,7 +545,7 @@ fn a_database_that_takes_no_changes() {
     assert_eq!(caller.call("GET", "/users/1", "").unwrap().1["name"], "c");
 }
 
-/// A role with room for two sessions, and then for none.
+/// A role that may have two sessions, and then none.
 #[test]
 fn too_many_connections() {
     let postgres = Own::start();
@@ -563,7 +564,7 @@ fn too_many_connections() {
     postgres.run("alter role app connection limit 0");
     postgres.run("select pg_terminate_backend(pid) from pg_stat_activity where usename = 'app'");
     let mut caller = Caller::new(&url, LONG);
-    eventually(LONG, "nobody is served", || caller.call("GET", "/users", "").unwrap().0 == 503);
+    eventually(LONG, "no client is served", || caller.call("GET", "/users", "").unwrap().0 == 503);
     postgres.run("alter role app connection limit 2");
     eventually(BACK_WITHIN + BUSY, "it serves", || caller.call("GET", "/users", "").unwrap().0 == 200);
 }
@@ -603,7 +604,7 @@ fn deadlocks_and_conflicts_with_others() {
         transaction.batch_execute("update users set name = 'd' where id = 1").unwrap();
     }
     transaction.commit().unwrap();
-    // It was the one to give up, each time, and has tried again.
+    // It lost each deadlock, and was retried.
     assert_eq!(answer.join().unwrap(), (409, json!({"error": "Already exists"})));
     let found = "select name || ' ' || email from users where id = 1";
     assert_eq!(database.value(found), "d a@example.com");
@@ -692,7 +693,7 @@ struct Embedded {
 impl Embedded {
     fn start(dir: TempDir) -> Embedded {
         let argument = format!("--embedded={}", dir.path().join("data").display());
-        // Clients go on asking at the old address: nobody else is to be there.
+        // Clients keep sending to the old address: no other process may listen there.
         let port = free_port().to_string();
         let variables = [("HOST", "127.0.0.1"), ("PORT", port.as_str()), ("LOG_LEVEL", "warn")];
         let mut process = Process::start(&[&argument], &variables);
@@ -760,7 +761,7 @@ fn the_private_cluster_loses_a_session_or_all_of_itself() {
         let process = nix::unistd::Pid::from_raw(process.cast_signed());
         nix::sys::signal::kill(process, Signal::SIGKILL).unwrap();
     };
-    // One session: the server ends all others too, recovers and goes on.
+    // One session: the server ends all other sessions too, recovers and goes on.
     let server = embedded.server();
     let sql = "select pid from pg_stat_activity where application_name = 'userd' limit 1";
     let session: i32 = embedded.client().query_one(sql, &[]).unwrap().get(0);
@@ -784,8 +785,8 @@ fn the_private_cluster_loses_a_session_or_all_of_itself() {
     assert!(last.starts_with("userd: PostgreSQL (process ") && last.contains("has ended"), "{log}");
     eventually(LONG, "nothing is left running", || !processes.iter().any(|process| running(*process)));
     let before = books.possible;
-    let again = Embedded::start(embedded.dir);
-    let found = users(&mut again.client());
+    let restarted = Embedded::start(embedded.dir);
+    let found = users(&mut restarted.client());
     let audit = Books { possible: before, ..Books::default() }.audit(&found);
     assert_eq!((audit.lost.len(), audit.unexpected.len()), (0, 0));
 }

@@ -137,7 +137,7 @@ fn a_healthcheck_over_tcp_and_unix_sockets() {
     let socket = format!("unix:{}/http", dir.path().display());
     for host in ["127.0.0.1", socket.as_str()] {
         let token = ("API_TOKEN", crate::support::TOKEN);
-        // Nobody else is handed it once it is free.
+        // No other process gets it once it is free.
         let port = if host == socket { "1".to_owned() } else { free_port().to_string() };
         let port = port.as_str();
         let mut process = Process::on(&database, &[("HOST", host), ("PORT", port), token]);

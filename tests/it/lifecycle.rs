@@ -193,7 +193,7 @@ fn tls_is_asked_for_by_exactly_true() {
         let process = Process::start(&[], &variables);
         (value, expected, listener, process)
     });
-    // All at once: each of them tries again for as long as it may.
+    // All at once: each of them retries for as long as it may.
     let mut ended = Vec::new();
     for (value, expected, listener, process) in started.collect::<Vec<_>>() {
         let (mut client, _) = listener.accept().unwrap();
@@ -524,9 +524,9 @@ fn migrations_from_a_directory() {
         check(&mut process.client(), &format!("POST /users {ADA} => 201 {ADA_1}"));
         assert_eq!(history(&database), versions());
         // They are applied once.
-        let mut again = Process::on(&database, &[]);
-        check(&mut again.client(), &format!("GET /users/1 => 200 {ADA_1}"));
-        assert!(!again.stderr().contains("applied migration"), "{}", again.stderr());
+        let mut restarted = Process::on(&database, &[]);
+        check(&mut restarted.client(), &format!("GET /users/1 => 200 {ADA_1}"));
+        assert!(!restarted.stderr().contains("applied migration"), "{}", restarted.stderr());
     }
 }
 
@@ -828,7 +828,7 @@ fn postmaster(data: &Path) -> u32 {
     file.lines().next().unwrap().parse().unwrap()
 }
 
-/// Whether there is such a process that has not ended. One that has may wait for somebody to ask how.
+/// Whether there is such a process that has not ended. An ended one may be a zombie that its parent has not reaped.
 fn is_alive(process: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     stat.rsplit(") ").next().is_some_and(|state| !state.is_empty() && !state.starts_with('Z'))

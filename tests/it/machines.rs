@@ -1,4 +1,4 @@
-//! Several userd, and programs of others between them and their clients or their database: the set-ups of the
+//! Several userd, with other programs between them and their clients or their database: the set-ups of the
 //! README's "More than one machine".
 
 use crate::support::{
@@ -82,7 +82,7 @@ fn haproxy(dir: &TempDir, replicas: &[u16]) -> (Daemon, String) {
     (daemon, format!("http://127.0.0.1:{port}"))
 }
 
-/// Three replicas behind haproxy, a primary with a synchronous standby. One replica is killed and started again;
+/// Three replicas behind haproxy, a primary with a synchronous standby. One replica is killed and restarted;
 /// then the primary is killed and the standby promoted.
 #[test]
 fn replicas_behind_haproxy_and_a_standby_that_is_promoted() {
@@ -126,7 +126,7 @@ fn replicas_behind_haproxy_and_a_standby_that_is_promoted() {
         let body = json!({"name": "after", "email": format!("after-{port}@example.com")}).to_string();
         eventually((FAILOVER + BUSY).saturating_sub(start.elapsed()), "it serves", || {
             let last = caller.call("POST", "/users", &body).map_or(0, |(status, _)| status);
-            // Or the dying primary's last words were the standby's, and nobody's answer.
+            // 409: the dying primary replicated a create whose answer was lost.
             matches!(last, 201 | 409)
         });
     }
@@ -199,7 +199,7 @@ fn replicas_behind_pgbouncer() {
             ("host=10.0.0.21 dbname=app", &database),
             ("listen_port = 6432", &format!("listen_port = {port}")),
             ("default_pool_size = 20", "default_pool_size = 2"),
-            // Whoever may enter the directory of the cluster's socket is trusted.
+            // Every account that may enter the directory of the cluster's socket is trusted.
             ("auth_type = scram-sha-256\nauth_file = /etc/pgbouncer/userlist.txt", "auth_type = any"),
         ],
     );

@@ -2,8 +2,8 @@
 //! be seen afterwards, must be what the model has.
 //!
 //! `MODEL_SECONDS` is how long each of these tests goes on (default 3), `MODEL_SEED` what their histories are made
-//! from (default: the time). Each test prints its seed; with it, and as many seconds, the same histories come again. One
-//! that fails is made as short as can be first, but not where clients work at once.
+//! from (default: the time). Each test prints its seed; the same seed and number of seconds repeat the same histories. A
+//! history that fails is shortened as far as possible first, except where several clients send at once.
 
 mod concurrent;
 mod exchange;
@@ -207,7 +207,7 @@ impl<'a> Subject<'a> {
         }
         match hashes.is_empty() {
             true => Ok(state),
-            false => Err(story.ends("credentials of nobody")),
+            false => Err(story.ends("credentials without a user")),
         }
     }
 }

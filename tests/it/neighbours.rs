@@ -1,5 +1,5 @@
-//! Others at work in the same database: their locks, their settings for a role, the tables that they change. What
-//! they hold up is held up; nothing else is.
+//! Other clients of the same database: their locks, their settings for a role, the tables that they change. A request
+//! that they block waits; no other request does.
 
 use crate::support::{
     Caller, Database, LONG, OTHER_PASSWORD, PASSWORD, Process, Service, TempDir, eventually, memory_kib,
@@ -15,10 +15,10 @@ use std::{
 };
 use userd::Server;
 
-/// Longer than any of these tests: whoever waits for a lock waits until it is released.
+/// Longer than any of these tests: a request that waits for a lock waits until it is released.
 const AGES: Duration = Duration::from_secs(100);
 
-fn patient() -> Service {
+fn long_timeouts() -> Service {
     Service::with(|config| {
         config.limits.request_timeout = AGES;
         config.db_pool_size = 8;
@@ -29,7 +29,7 @@ fn post(name: &str) -> String {
     json!({"name": name, "email": format!("{name}@example.com")}).to_string()
 }
 
-/// A request of somebody who waits for the answer: its status.
+/// Sends a request and waits for its answer on a thread: its status.
 fn asks(url: &str, method: &'static str, target: &'static str, body: String) -> JoinHandle<u16> {
     let mut caller = Caller::new(url, AGES);
     thread::spawn(move || caller.call(method, target, &body).expect("an answer").0)
@@ -44,23 +44,23 @@ fn full(service: &Service) {
 
 #[test]
 fn an_address_that_is_not_committed_yet() {
-    let service = patient();
+    let service = long_timeouts();
     let url = service.server.base_url();
     let mut other = service.database.client();
     let mut transaction = other.transaction().unwrap();
     transaction.batch_execute("insert into users (name, email) values ('n', 'locked@example.com')").unwrap();
     let first = asks(url, "POST", "/users", post("locked"));
     service.database.waits_for_locks(1);
-    // Together with others, so that some are in one batch with it.
-    let together: Vec<_> = (0..40).map(|n| asks(url, "POST", "/users", post(&format!("free-{n}")))).collect();
+    // Beside creates that no lock blocks, so that some share a batch with a contended one.
+    let free: Vec<_> = (0..40).map(|n| asks(url, "POST", "/users", post(&format!("free-{n}")))).collect();
     let contended: Vec<_> = (0..4).map(|_| asks(url, "POST", "/users", post("LOCKED"))).collect();
-    for free in together {
+    for free in free {
         assert_eq!(free.join().unwrap(), 201);
     }
-    // Nothing new comes that would have them looked at.
+    // One more create and a read are answered while the contended creates wait.
     assert_eq!(asks(url, "POST", "/users", post("one-more")).join().unwrap(), 201);
     assert_eq!(asks(url, "GET", "/users/99", String::new()).join().unwrap(), 404);
-    assert!(!first.is_finished(), "nobody knows yet");
+    assert!(!first.is_finished(), "its transaction has not ended");
     transaction.rollback().unwrap();
     let all = contended.into_iter().chain([first]).map(|contended| contended.join().unwrap());
     let mut all: Vec<u16> = all.collect();
@@ -71,7 +71,7 @@ fn an_address_that_is_not_committed_yet() {
 
 #[test]
 fn a_row_that_is_locked() {
-    let service = patient();
+    let service = long_timeouts();
     let url = service.server.base_url();
     let ada = json!({"name": "Ada", "email": "ada@example.com", "password": PASSWORD}).to_string();
     for body in [post("bob"), ada.clone()] {
@@ -108,9 +108,9 @@ fn a_row_that_is_locked() {
     assert_eq!(asks(url, "POST", "/users/authenticate", login).join().unwrap(), 200);
 }
 
-/// Clients that send and are gone, while all that could serve them waits for somebody's lock.
+/// Clients that send a request and disconnect, while every session waits for a lock.
 #[test]
-fn what_nobody_waits_for_is_not_kept() {
+fn requests_of_clients_that_disconnected_are_dropped() {
     const BODY: usize = 60_000;
     const COUNT: usize = 2000;
     let database = Database::create();
@@ -172,7 +172,7 @@ fn a_stop_that_waits_for_a_lock() {
 /// A refusal of the database's costs no session.
 #[test]
 fn refused_changes_keep_their_sessions() {
-    let service = patient();
+    let service = long_timeouts();
     let url = service.server.base_url();
     let mut caller = Caller::new(url, LONG);
     for name in ["ada", "bob"] {
@@ -202,7 +202,7 @@ fn refused_changes_keep_their_sessions() {
 /// What was prepared before does not fit the table any more.
 #[test]
 fn a_table_that_is_altered_meanwhile() {
-    let service = patient();
+    let service = long_timeouts();
     full(&service);
     let mut caller = Caller::new(service.server.base_url(), LONG);
     let mut all = |n: u32| {

@@ -1,4 +1,4 @@
-//! The counts behind pages: the same as counting, whoever writes, and however.
+//! The counts behind pages: the same as counting, whichever role writes, and however.
 
 use crate::support::{Database, Service};
 use postgres::{Client, IsolationLevel, error::SqlState};
@@ -276,9 +276,10 @@ fn cascades_and_merges_change_users_too() {
 fn nobody_needs_more_rights_than_those_on_users_nor_gets_at_the_counts() {
     let database = Database::create();
     let (mut client, mut dice) = (database.client(), Dice(7));
-    let (writer, nobody) = (format!("{}_writer", database.name()), format!("{}_nobody", database.name()));
+    let (writer, unprivileged) =
+        (format!("{}_writer", database.name()), format!("{}_unprivileged", database.name()));
     let grants = format!(
-        "create role {writer}; create role {nobody}; \
+        "create role {writer}; create role {unprivileged}; \
          grant insert, delete, truncate, select on users to {writer}; grant truncate on credentials to {writer}"
     );
     client.batch_execute(&grants).expect("roles");
@@ -295,7 +296,7 @@ fn nobody_needs_more_rights_than_those_on_users_nor_gets_at_the_counts() {
                      from pg_proc where proname like 'page\\_%' order by 1";
     let functions = client.query(functions, &[]).expect("functions");
     assert!(functions.len() > 5, "{functions:?}");
-    for role in [&writer, &nobody] {
+    for role in [&writer, &unprivileged] {
         for function in &functions {
             let (call, is_trigger): (String, bool) = (function.get(0), function.get(1));
             let attempt = match is_trigger {
@@ -313,7 +314,7 @@ fn nobody_needs_more_rights_than_those_on_users_nor_gets_at_the_counts() {
     }
     compare(&mut client, &mut dice);
     client
-        .batch_execute(&format!("drop owned by {writer}, {nobody}; drop role {writer}, {nobody}"))
+        .batch_execute(&format!("drop owned by {writer}, {unprivileged}; drop role {writer}, {unprivileged}"))
         .expect("they own nothing");
 }
 

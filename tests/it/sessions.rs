@@ -50,7 +50,7 @@ fn reads_outlive_their_sessions() {
     assert_eq!(Caller::new(url, LONG).call("GET", "/users/1", "").unwrap().1["name"], "Ada");
 }
 
-/// Whatever is locked, no statement of the service waits for it for long: its session is free for others.
+/// No statement of the service waits for a lock for long: its session is free for other requests.
 #[test]
 fn no_session_waits_for_a_lock_for_long() {
     let service = Service::with(|config| config.limits.request_timeout = LONG);

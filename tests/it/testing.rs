@@ -186,7 +186,7 @@ fn what_a_killed_process_leaves_is_dropped_by_the_next() {
     assert_eq!(keep.app().handle(&Request::get("/users")).status, 200);
 }
 
-/// As `cargo nextest` runs tests: eight at a time, and none of them knows of the others.
+/// As `cargo nextest` runs tests: eight at a time, and no process knows of another.
 #[test]
 fn processes_share_one_cluster() {
     let mut helpers: Vec<Helper> = (0..8).map(|_| Helper::start("wait")).collect();

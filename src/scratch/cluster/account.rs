@@ -97,7 +97,7 @@ impl Account {
         self.take_over(dir, 0)
     }
 
-    /// Gives the account what belongs to root, and to nobody else (`owner`).
+    /// Gives the account what belongs to root, and nothing of another owner (`owner`).
     pub fn take_over(&self, dir: &Path, owner: u32) -> io::Result<()> {
         match self.switch && owner == 0 {
             true => lchown(dir, Some(self.uid), Some(self.gid)),

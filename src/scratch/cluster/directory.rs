@@ -21,7 +21,7 @@ const SOCKET_LOCK: &str = ".s.PGSQL.5432.lock";
 /// How directories for sockets alone are named.
 const SOCKET_DIR: &str = "userd-socket-";
 const TEMPORARY: &str = "temporary";
-/// The pipe that everyone who uses a shared cluster holds open; under its other names nobody can join.
+/// The pipe that everyone who uses a shared cluster holds open; under its other names no process can join.
 pub(super) const USERS: &str = "users";
 pub(super) const USERS_NEW: &str = "users.new";
 const OURS: [&str; 11] = [
@@ -249,7 +249,7 @@ impl Drop for ClusterDir {
         if self.socket_is_elsewhere {
             self.remove_sockets(Path::new(&self.socket_dir));
         }
-        // Whoever comes waits for those who have the lock still: an initdb that was killed with its children left,
+        // The next process waits for those that still have the lock: an initdb that was killed with its children left,
         // or a process that another thread starts just now, which holds all of our files until it runs its program.
         let _ = self.lock.set_len(0);
     }
@@ -304,7 +304,7 @@ fn lock(dir: &Path, account: &Account, wait: Duration) -> Result<(PathBuf, File)
     }
 }
 
-/// The directory under its real name: there, of mode 0700, the account's, and not somebody's files.
+/// The directory under its real name: there, of mode 0700, the account's, and not another's files.
 fn make(dir: &Path, account: &Account) -> Result<PathBuf, ClusterError> {
     let dir = path::absolute(dir).map_err(ClusterError::io("use", dir))?;
     if dir.to_string_lossy().contains(char::is_control) {

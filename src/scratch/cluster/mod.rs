@@ -195,7 +195,7 @@ impl Cluster {
         let fast = (Signal::SIGINT, self.stop_timeout);
         let gentle = self.watcher.is_none().then_some(fast);
         let pid = self.pid();
-        // An error means that somebody else reaped the child: it is gone all the same.
+        // An error means that another thread reaped the child: it has ended all the same.
         let server = &mut self.server;
         if !end(pid.cast_signed(), gentle, || !matches!(server.try_wait(), Ok(None))) {
             let text = format!("PostgreSQL (process {pid}) could not be stopped, not even by SIGKILL");

@@ -65,7 +65,7 @@ pub(super) fn end(pid: i32, gentle: Option<(Signal, Duration)>, mut gone: impl F
     gone()
 }
 
-/// Whether there is such a process, whoever owns it.
+/// Whether there is such a process, of any owner.
 pub(super) fn alive(pid: i32) -> bool {
     pid > 0 && kill(Pid::from_raw(pid), None) != Err(Errno::ESRCH)
 }

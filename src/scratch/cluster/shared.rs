@@ -1,5 +1,5 @@
 //! One temporary cluster for all processes of a user that want one at the same time, such as the tests of a
-//! run. Whoever comes first starts it; it ends some seconds after the last of them has, however it ended.
+//! run. The first process starts it; it ends some seconds after the last of them has, however it ended.
 //!
 //! Everyone who uses it holds a named pipe open, whose other end the watcher reads: the kernel counts.
 
@@ -130,7 +130,7 @@ fn pipe(path: &Path, stale: &Path) -> io::Result<(File, File)> {
     Ok((OpenOptions::new().read(true).open(path)?, writer))
 }
 
-/// Fails where nobody reads.
+/// Fails where no process reads.
 fn writer(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).custom_flags(O_NONBLOCK | O_NOFOLLOW);

@@ -17,8 +17,8 @@ use super::{ClusterError, POLL};
 const WATCHER_WAIT: Duration = Duration::from_secs(25);
 
 /// Lines on stdin name the process group to end, the last one counts; then come the directories.
-/// `postmaster.pid` is the server's last act: an ended process that nobody reaps still has its number.
-/// The directory leaves its name in one step: whoever comes then makes it anew, and loses nothing of it. `pgdata`
+/// `postmaster.pid` is the server's last act: an ended process keeps its number until it is reaped.
+/// The directory leaves its name in one step: a process that comes then makes a new one, and loses nothing of it. `pgdata`
 /// goes first, so that no half a cluster is ever without its mark.
 ///
 /// A shared cluster has its pipe in the directory, under the name `users`, and is kept for 10 s after its last

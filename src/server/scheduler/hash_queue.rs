@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-/// What would wait longer than this for a hash is refused at once.
+/// A command that would wait longer than this for a hash is refused at once.
 const HASH_WAIT: Duration = Duration::from_secs(2);
 
 /// Commands that wait for a hash. Accounts take turns, so that one that is guessed at holds up no other's login.
@@ -42,7 +42,7 @@ impl<T> Default for HashQueue<T> {
 }
 
 impl<T> HashQueue<T> {
-    /// Whether one more would be hashed in time: behind all others, or in its turn among the accounts.
+    /// Whether one more would be hashed in time: behind all that are admitted, or in its turn among the accounts.
     pub fn admit(&mut self, account: Option<u64>, at_once: usize) -> bool {
         let same = account.and_then(|account| self.admitted.get(&account)).copied().unwrap_or(0);
         let others = self.admitted.len() + self.anonymous_admitted;

@@ -1,4 +1,4 @@
-//! How many batches of a lane pay at once, learned from how long they take.
+//! How many batches of a lane are worth having in flight, learned from how long they take.
 
 use std::time::{Duration, Instant};
 
@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 ///
 /// A batch costs this machine processor time, and the time between is waiting: for the network, for a commit. Where a
 /// batch is mostly processor time, one in flight is best, because two share the same cores and are half as full. Where
-/// it is mostly waiting, as many pay as fit into one waiting. The shortest batch of the last half second tells which,
-/// and no contention for the cores, which lengthens all others, is mistaken for waiting.
+/// it is mostly waiting, as many are best as fit into one wait. The shortest batch of the last two windows tells which:
+/// contention for the cores lengthens batches, and the shortest is the least affected.
 #[derive(Debug)]
 pub(super) struct Pace {
     /// The shortest of the current window and of the one before.

@@ -1,7 +1,7 @@
 //! Clients that work at once on few users, and what breaks meanwhile: each user's history must be one that the model
 //! has, too.
 //!
-//! Users are kept in groups, each with addresses of its own, so that what happens in one is no matter of the others.
+//! Users are kept in groups, each with addresses of its own, so that no request in one affects another group.
 
 use super::{
     exchange::{Cut, Outcome, exchange},
@@ -114,8 +114,8 @@ impl<'a> History<'a> {
         History { addresses, number, known: Default::default(), calls: Default::default(), figures }
     }
 
-    /// An address of a group, in some spelling. Of this history alone: what a dead service has left to its database may
-    /// still be done in the next one.
+    /// An address of a group, in some spelling. Only this history uses it: the database may still execute a statement of a
+    /// killed service during the next one.
     fn email(&self, group: usize, address_and_spelling: usize) -> String {
         let (number, spelling) = (address_and_spelling % ADDRESSES, address_and_spelling / ADDRESSES);
         address((self.number * GROUPS + group) * ADDRESSES + number, spelling)
@@ -271,7 +271,7 @@ impl<'a> History<'a> {
     }
 }
 
-/// A database whose changes keep their locks for some milliseconds, so that others meet them.
+/// A database whose changes keep their locks for some milliseconds, so that other requests meet them.
 fn slow_database() -> Database {
     let database = Database::create();
     database.run(

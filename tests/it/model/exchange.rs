@@ -33,7 +33,7 @@ pub fn exchange(address: &str, action: &Action, cut: Option<Cut>) -> (Instant, O
         "{method} {target} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
     );
     let mut stream = None;
-    eventually(LONG, "somebody listens", || {
+    eventually(LONG, "the service listens", || {
         stream = TcpStream::connect(address).ok();
         stream.is_some()
     });

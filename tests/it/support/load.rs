@@ -18,14 +18,14 @@ use std::{
 pub struct Caller {
     address: SocketAddr,
     stream: Option<BufReader<TcpStream>>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Caller {
-    /// For the service at `http://host:port`; waits for an answer for `patience`.
-    pub fn new(base_url: &str, patience: Duration) -> Caller {
+    /// For the service at `http://host:port`; waits for an answer for `timeout`.
+    pub fn new(base_url: &str, timeout: Duration) -> Caller {
         let address = base_url.strip_prefix("http://").and_then(|address| address.parse().ok());
-        Caller { address: address.expect("a base URL"), stream: None, patience }
+        Caller { address: address.expect("a base URL"), stream: None, timeout }
     }
 
     /// Status and body. An error leaves open what has become of the request.
@@ -40,9 +40,9 @@ impl Caller {
     /// A connection, the last one if it was left open. An error means that nothing was sent.
     fn connect(&mut self) -> io::Result<&mut BufReader<TcpStream>> {
         if self.stream.is_none() {
-            let stream = TcpStream::connect_timeout(&self.address, self.patience)?;
+            let stream = TcpStream::connect_timeout(&self.address, self.timeout)?;
             stream.set_nodelay(true)?;
-            stream.set_read_timeout(Some(self.patience))?;
+            stream.set_read_timeout(Some(self.timeout))?;
             self.stream = Some(BufReader::new(stream));
         }
         Ok(self.stream.as_mut().expect("connected above"))
@@ -189,13 +189,13 @@ pub struct Load {
 
 impl Load {
     /// `count` clients of the service whose base URL is in `url`, which may change. Addresses have the `name` in them.
-    pub fn start(name: &str, count: usize, url: &Arc<Mutex<String>>, patience: Duration) -> Load {
+    pub fn start(name: &str, count: usize, url: &Arc<Mutex<String>>, timeout: Duration) -> Load {
         let stop = Arc::new(AtomicBool::new(false));
         let successes: Vec<Arc<Mutex<_>>> = (0..count).map(|_| Arc::default()).collect();
         let created = Arc::new(AtomicUsize::new(0));
         let client = |(n, success): (usize, &Arc<_>)| {
             let (stop, url, name) = (stop.clone(), url.clone(), format!("{name}-{n}"));
-            let client = Client::new(name, url, patience, Arc::clone(success), created.clone());
+            let client = Client::new(name, url, timeout, Arc::clone(success), created.clone());
             thread::spawn(move || client.work(&stop))
         };
         let clients = successes.iter().enumerate().map(client).collect();
@@ -229,7 +229,7 @@ impl Load {
 struct Client {
     name: String,
     url: Arc<Mutex<String>>,
-    patience: Duration,
+    timeout: Duration,
     success: Arc<Mutex<Option<Instant>>>,
     created: Arc<AtomicUsize>,
     caller: Option<(String, Caller)>,
@@ -243,14 +243,14 @@ impl Client {
     fn new(
         name: String,
         url: Arc<Mutex<String>>,
-        patience: Duration,
+        timeout: Duration,
         success: Arc<Mutex<Option<Instant>>>,
         created: Arc<AtomicUsize>,
     ) -> Client {
         Client {
             name,
             url,
-            patience,
+            timeout,
             success,
             created,
             caller: None,
@@ -281,7 +281,7 @@ impl Client {
 
     fn create(&mut self, turn: u32) {
         let (name, email) = (format!("{turn}"), format!("{}-{turn}@example.com", self.name));
-        // Before it is sent: nobody knows what comes next.
+        // Recorded before it is sent: its outcome is unknown until it is answered.
         self.possible.insert(email.clone(), vec![None, Some(name.clone())]);
         let body = json!({"name": name, "email": email}).to_string();
         if let Some((201, user)) = self.call("POST", "/users", &body, &[201]) {
@@ -325,7 +325,7 @@ impl Client {
         }
     }
 
-    /// Whether there is somebody to ask: without, nothing may have happened to any user.
+    /// Whether the service accepts a connection: otherwise no request can have changed a user.
     fn connects(&mut self) -> bool {
         let sent = Instant::now();
         let connected = self.caller().connect().is_ok();
@@ -339,7 +339,7 @@ impl Client {
     fn caller(&mut self) -> &mut Caller {
         let url = self.url.lock().unwrap().clone();
         if self.caller.as_ref().is_none_or(|(old, _)| *old != url) {
-            let caller = Caller::new(&url, self.patience);
+            let caller = Caller::new(&url, self.timeout);
             self.caller = Some((url, caller));
         }
         &mut self.caller.as_mut().expect("made above").1

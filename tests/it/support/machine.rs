@@ -9,12 +9,12 @@ use std::{
     time::Duration,
 };
 
-/// Lets time pass: between two polls, or to reach another moment of somebody else's work.
+/// Lets time pass: between two polls, or to reach a later moment of another process's work.
 pub fn pause(time: Duration) {
     thread::sleep(time);
 }
 
-/// A port that nobody listens on, and that nobody is handed who asks the system for a free one.
+/// A port that no process listens on, and that the system does not assign to a process that asks for a free one.
 pub fn free_port() -> u16 {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     // Below the range of the ports that the system hands out; where another process looks is not where we do.
@@ -31,7 +31,7 @@ pub fn free_port() -> u16 {
     }
 }
 
-/// PostgreSQL's account has to read what the tests write, whatever whoever runs them keeps from others.
+/// PostgreSQL's account has to read what the tests write, whatever umask they are started with.
 pub fn others_may_read() {
     umask(Mode::from_bits_truncate(0o022));
 }

@@ -1,5 +1,5 @@
-//! What the tests stand on: a throwaway cluster and databases in it, services and processes over them, and a
-//! client that is never satisfied with a status alone.
+//! What the tests use: a throwaway cluster and databases in it, services and processes over them, and a client that
+//! checks more of each answer than its status.
 //!
 //! Knows nothing of what is tested. The only place that sleeps (`machine::pause`).
 
@@ -30,7 +30,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Longer than anything takes on a busy machine; whoever waits this long waits for ever.
+/// Longer than anything takes on a busy machine: a wait of this length would never end.
 pub const LONG: Duration = Duration::from_secs(20);
 
 /// The same where a cluster is made or recovered first, and every file of it is synced.
@@ -80,7 +80,7 @@ pub fn has_ipv6() -> bool {
     bound.is_ok()
 }
 
-/// A fresh directory, removed when dropped. Others may enter it, as PostgreSQL's account has to.
+/// A fresh directory, removed when dropped. Other accounts may enter it, as PostgreSQL's has to.
 pub struct TempDir(PathBuf);
 
 impl TempDir {

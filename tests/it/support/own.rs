@@ -1,4 +1,4 @@
-//! A PostgreSQL of one test's own, to be killed, stopped and started again.
+//! A PostgreSQL of one test's own, to be killed, stopped and restarted.
 
 use super::{LONG, TempDir, eventually, pause};
 use nix::{
@@ -42,7 +42,7 @@ impl Own {
         own
     }
 
-    /// Starts it, again if it ran before.
+    /// Starts it, or restarts it.
     pub fn restart(&mut self) {
         self.cluster = None;
         let cluster = Cluster::start(&self.options);
@@ -161,7 +161,7 @@ pub struct Standby {
 impl Standby {
     fn start(primary: &Own) -> Standby {
         let dir = TempDir::new();
-        // Whoever runs the primary runs the standby: PostgreSQL refuses to run as root.
+        // The standby runs under the primary's account: PostgreSQL refuses to run as root.
         let owner = fs::metadata(primary.options.dir.join("pgdata")).expect("a cluster has its files");
         let (uid, gid) = (owner.uid(), owner.gid());
         chown(dir.path(), Some(uid), Some(gid)).expect("a fresh directory");

@@ -32,7 +32,7 @@ pub enum Weather {
     CutAfter { from_server: bool, bytes: usize },
 }
 
-/// Leads whoever connects to the server.
+/// Relays connections to the server.
 pub struct Proxy {
     port: u16,
     shared: Arc<Mutex<Shared>>,

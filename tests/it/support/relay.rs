@@ -9,7 +9,7 @@ use std::{
     thread,
 };
 
-/// Whoever connects is led to the cluster while the relay is open, and hung up on while it is not.
+/// Relays connections to the cluster while it is open, and closes them while it is not.
 pub struct Relay {
     port: u16,
     state: Arc<Mutex<State>>,
@@ -59,7 +59,7 @@ impl Relay {
         self.state.lock().unwrap().open = true;
     }
 
-    /// Hangs up on everybody, and on whoever comes until it is opened again.
+    /// Closes all connections, and each new one until it is reopened.
     pub fn cut(&self) {
         let mut state = self.state.lock().unwrap();
         state.open = false;

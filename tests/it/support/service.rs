@@ -52,7 +52,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// With these arguments and variables, and no others but a `TMPDIR` of its own.
+    /// With only these arguments and variables, and a `TMPDIR` of its own.
     pub fn start(arguments: &[&str], variables: &[(&str, &str)]) -> Process {
         let temp_dir = TempDir::new();
         let mut child = Command::new(env!("CARGO_BIN_EXE_userd"))

@@ -130,7 +130,7 @@ impl Pki {
     }
 }
 
-/// The certificate as one of X.509 version 1, signed again with its authority's key. Nothing makes such any more.
+/// The certificate as one of X.509 version 1, re-signed with its authority's key. No current tool creates such certificates.
 fn version_1(certificate: &[u8], authority: &KeyPair) -> Vec<u8> {
     let [to_be_signed, algorithm, _] = elements(contents(certificate))[..] else {
         panic!("not a certificate");
