@@ -1,6 +1,6 @@
 //! The service without a socket: a [`Request`] in, a [`Response`] out.
 //!
-//! A request is judged once: [`App::judge`] makes it a typed [`Command`] or answers it, without the database. `router`,
+//! A request is judged once: `App::judge` makes it a typed `Command` or answers it, without the database. `router`,
 //! `access` and `validation` hold the rules, `handlers` what a command does. Knows users and the database
 //! behind them; no socket, no thread, no queue.
 
