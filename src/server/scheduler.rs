@@ -276,6 +276,17 @@ impl<T> Scheduler<T> {
         self.lanes[Lane::Find as usize].pace.is_short()
     }
 
+    /// When something becomes ready without anything being pushed or finished.
+    pub fn next_time(&self, now: Instant) -> Option<Instant> {
+        let retries = self.retries.iter().map(|(due, _)| *due).filter(|_| self.may_retry());
+        let queues = Lane::ALL.into_iter().filter_map(|lane| {
+            let queue = &self.lanes[lane as usize];
+            let at = queue.not_before.filter(|at| *at > now && !queue.waiting.is_empty())?;
+            self.may_start(lane).then_some(at)
+        });
+        retries.chain(queues).min()
+    }
+
     /// Whether nothing is queued and nothing in flight.
     pub fn is_idle(&self) -> bool {
         self.queued == 0 && self.lanes.iter().all(|queue| queue.in_flight == 0)
@@ -402,17 +413,6 @@ impl<T> Scheduler<T> {
                 self.statements() < self.capacity.statements && in_flight < paced
             }
         }
-    }
-
-    /// When something becomes ready without anything being pushed or finished.
-    fn next_time(&self, now: Instant) -> Option<Instant> {
-        let retries = self.retries.iter().map(|(due, _)| *due).filter(|_| self.may_retry());
-        let queues = Lane::ALL.into_iter().filter_map(|lane| {
-            let queue = &self.lanes[lane as usize];
-            let at = queue.not_before.filter(|at| *at > now && !queue.waiting.is_empty())?;
-            self.may_start(lane).then_some(at)
-        });
-        retries.chain(queues).min()
     }
 }
 

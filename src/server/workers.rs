@@ -86,7 +86,7 @@ struct State {
     parked: usize,
     /// Whether one of them checks every [`TICK`].
     ticking: bool,
-    /// When a worker in tiny_http's queue leaves it by itself, because something is due then.
+    /// When an idle worker wakes by itself, because something is due then.
     wakes_at: Option<Instant>,
     /// How many commands may be queued before those are dropped that no client waits for.
     most_queued: usize,
@@ -192,6 +192,22 @@ impl Drop for Workers {
     }
 }
 
+impl State {
+    /// One idle worker wakes by itself when something is due: this one, if no other does by then. Returns when.
+    fn keep_time(&mut self, due: Option<Instant>) -> Option<Instant> {
+        let at = due.filter(|due| self.wakes_at.is_none_or(|earlier| *due < earlier));
+        self.wakes_at = at.or(self.wakes_at);
+        at
+    }
+
+    /// It is awake.
+    fn kept_time(&mut self, at: Option<Instant>) {
+        if at.is_some() && self.wakes_at == at {
+            self.wakes_at = None;
+        }
+    }
+}
+
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -220,7 +236,7 @@ impl Shared {
                 // Where batches are short, one worker receives, or the one whose batch ends next.
                 Next::Wait(_) if state.scheduler.is_short() => {
                     state = match state.ticking {
-                        true => self.park(state, None),
+                        true => self.park_until_due(state),
                         false => self.tick(state),
                     };
                 }
@@ -248,10 +264,12 @@ impl Shared {
         }
     }
 
-    /// Before a worker executes a batch: wakes another one if a second batch is ready, or if no worker receives.
+    /// Before a worker executes a batch: wakes another one if a second batch is ready, or if no worker receives, or will
+    /// wake when something is due.
     fn wake_for_the_rest(&self, state: &mut State, now: Instant) {
         let watched = state.receiving > 0 || (state.ticking && state.scheduler.ends_soon());
-        if !watched || state.scheduler.is_ready(now) {
+        let timed = state.wakes_at.is_some() || state.scheduler.next_time(now).is_none();
+        if !watched || !timed || state.scheduler.is_ready(now) {
             self.wake_one(state);
         }
     }
@@ -308,16 +326,22 @@ impl Shared {
                 return self.push(self.state(), judged);
             }
         }
-        self.park(state, None)
+        self.park_until_due(state)
+    }
+
+    /// Waits until it is woken, or until something is due where no other worker wakes by then.
+    fn park_until_due<'a>(&self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let now = Instant::now();
+        let due = state.scheduler.next_time(now);
+        let at = state.keep_time(due);
+        let mut state = self.park(state, at.map(|at| at.saturating_duration_since(now)));
+        state.kept_time(at);
+        state
     }
 
     /// Waits for requests, at most until `at`, and queues them.
     fn receive<'a>(&'a self, mut state: MutexGuard<'a, State>, at: Option<Instant>) -> MutexGuard<'a, State> {
-        // One worker leaves the queue by itself when something is due.
-        let at = at.filter(|at| state.wakes_at.is_none_or(|earlier| *at < earlier));
-        if at.is_some() {
-            state.wakes_at = at;
-        }
+        let at = state.keep_time(at);
         state.receiving += 1;
         drop(state);
         let first = match at {
@@ -330,9 +354,7 @@ impl Shared {
         let judged = self.judge(first.or_else(|| self.try_receive()));
         let mut state = self.state();
         state.receiving -= 1;
-        if at.is_some() && state.wakes_at == at {
-            state.wakes_at = None;
-        }
+        state.kept_time(at);
         self.push(state, judged)
     }
 
