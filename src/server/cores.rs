@@ -1,10 +1,11 @@
 //! Which processor cores the threads of a server run on.
 //!
 //! A request is handed over four times: frontend, tiny_http, worker, PostgreSQL, worker. Each wakes a thread, and where
-//! that thread sleeps on another, idle core, waking it takes longer than its work: one client at a time got 7,500 reads a
-//! second, and 18,400 with all threads of the server on one core (two cores, one run). Under load there is nothing to
-//! wake, and one core is not enough. So the threads share a core while requests come one at a time, and are free to run
-//! on all of them otherwise. Knows no requests, only whether they overlap.
+//! that thread sleeps on another core, waking it takes longer than its work: one client at a time got 6,661 reads a second
+//! on separate cores and 7,533 on one (an idle machine with two cores, medians of five rounds in one run), and 7,520 and
+//! 18,446 on a machine that other processes kept busy. Under load there is nothing to wake, and one core is not enough. So
+//! the threads share a core while requests come one at a time, and are free to run on all of them otherwise. Knows no
+//! requests, only whether they overlap.
 
 use nix::{
     sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity},
