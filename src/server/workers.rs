@@ -9,18 +9,19 @@
 //! one worker more than may execute statements, so that one is always left to receive, judge and refuse. Passwords are
 //! hashed by threads of their own, because each takes a core for some 20 ms.
 
+mod receiving;
+
 use super::{
     cores::{Cores, Placement},
-    scheduler::{Batch, Capacity, Item, Keys, Next, Scheduler},
+    scheduler::{Batch, Capacity, Item, Next, Scheduler},
 };
 use crate::{
     app::{self, App, Command, Step},
     error::Error,
     frontend::{Responder, Slot},
-    http::{Method, Request, Response},
+    http::{Method, Response},
 };
 use std::{
-    hash::{DefaultHasher, Hash, Hasher},
     io, mem,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
@@ -40,10 +41,6 @@ const QUIET_TICKS: u32 = 20;
 
 /// Of a worker, in bytes. Only what is used becomes memory: 48 KiB at most under load of every kind.
 const STACK: usize = 512 << 10;
-
-/// Requests, and bytes of their bodies, that are judged before they are queued: then other workers may execute them.
-const RECEIVE_REQUESTS: usize = 256;
-const RECEIVE_BYTES: usize = 256 << 10;
 
 /// Commands queued before the first check whether clients still wait for them.
 const FEW: usize = 64;
@@ -339,125 +336,6 @@ impl Shared {
         state
     }
 
-    /// Waits for requests, at most until `at`, and queues them.
-    fn receive<'a>(&'a self, mut state: MutexGuard<'a, State>, at: Option<Instant>) -> MutexGuard<'a, State> {
-        let at = state.keep_time(at);
-        state.receiving += 1;
-        drop(state);
-        let first = match at {
-            None => self.server.recv().ok(),
-            Some(at) => {
-                let time = at.saturating_duration_since(Instant::now());
-                self.server.recv_timeout(time).ok().flatten()
-            }
-        };
-        let judged = self.judge(first.or_else(|| self.try_receive()));
-        let mut state = self.state();
-        state.receiving -= 1;
-        state.kept_time(at);
-        self.push(state, judged)
-    }
-
-    /// A request that is there. tiny_http answers a worker that was told to leave its queue as if it were empty.
-    fn try_receive(&self) -> Option<tiny_http::Request> {
-        loop {
-            let found = self.server.try_recv().ok().flatten();
-            let less = |count: usize| count.checked_sub(1);
-            if found.is_some()
-                || self.unblocks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_err()
-            {
-                return found;
-            }
-        }
-    }
-
-    /// Judges a request, and those that are there behind it; answers those that need no database.
-    fn judge(&self, first: Option<tiny_http::Request>) -> Vec<Job> {
-        let mut judged = Vec::new();
-        let mut bytes = 0;
-        let mut next = first;
-        let received = Instant::now();
-        while let Some(incoming) = next {
-            if let Ok(Some((slot, request))) = guard(|| self.accept(incoming)) {
-                bytes += request.body.len();
-                let (method, path) = (request.method, request.path().to_owned());
-                let mut job = Job { command: None, slot, received, method, path };
-                match guard(|| self.app.judge(&request)).unwrap_or_else(Err) {
-                    Ok(command) => {
-                        job.command = Some(command);
-                        judged.push(job);
-                    }
-                    Err(refusal) => self.answer(&job, &refusal),
-                }
-            }
-            if judged.len() >= RECEIVE_REQUESTS || bytes >= RECEIVE_BYTES {
-                break;
-            }
-            next = self.try_receive();
-        }
-        judged
-    }
-
-    /// The request and where its answer goes; `None` where no client waits for one any more.
-    fn accept(&self, mut incoming: tiny_http::Request) -> Option<(Slot, Request)> {
-        let (target, slot) = incoming.url().rsplit_once('#').unwrap_or_default();
-        let slot = self.responder.claim(slot);
-        let headers = incoming.headers().iter();
-        let mut request = Request {
-            method: incoming.method().as_str().into(),
-            target: target.to_owned(),
-            headers: headers.map(|header| (header.field.to_string(), header.value.to_string())).collect(),
-            body: Vec::new(),
-            peer: slot.and_then(|slot| slot.peer()),
-        };
-        // The frontend sends whole requests over a stream of our own, so this does not block; and what is not
-        // read here, tiny_http would drain.
-        let body = incoming.as_reader().read_to_end(&mut request.body);
-        // Dropped unused: the answer goes to the slot.
-        drop(incoming.into_writer());
-        slot.filter(|_| body.is_ok()).map(|slot| (slot, request))
-    }
-
-    fn push<'a>(&'a self, mut state: MutexGuard<'a, State>, judged: Vec<Job>) -> MutexGuard<'a, State> {
-        let mut refused = Vec::new();
-        let now = Instant::now();
-        for job in judged {
-            let Some(command) = &job.command else { continue };
-            let keys = Keys {
-                row: command.changes_user(),
-                account: command.account().map(account_number),
-                hashes: command.hashes(),
-            };
-            let lane = command.lane();
-            match state.scheduler.push(job, lane, keys, now) {
-                Ok(()) => state.unanswered += 1,
-                Err(job) => refused.push(job),
-            }
-            let overlaps = state.unanswered > 1;
-            let state = &mut *state;
-            self.cores.place(&mut state.placement, overlaps, now);
-        }
-        // Clients that give up and retry would let the queue grow without limit.
-        if state.scheduler.len() > state.most_queued {
-            let queued = state.scheduler.len();
-            state.scheduler.retain(|job| !self.responder.abandoned(job.slot));
-            state.unanswered -= queued - state.scheduler.len();
-            state.most_queued = FEW.max(2 * state.scheduler.len());
-        }
-        if state.scheduler.hash_is_ready() {
-            self.hash.notify_one();
-        }
-        if refused.is_empty() {
-            return state;
-        }
-        drop(state);
-        let busy = Error::Unavailable("too many passwords wait to be hashed".into()).into_response();
-        for job in refused {
-            self.answer(&job, &busy);
-        }
-        self.state()
-    }
-
     /// Executes a batch and answers what is done; what is not is queued for its next step.
     fn execute(&self, batch: Batch<Job>) -> MutexGuard<'_, State> {
         let Batch { lane, mut items, token } = batch;
@@ -545,11 +423,4 @@ fn guard<T>(work: impl FnOnce() -> T) -> Result<T, Response> {
         let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
         Error::Internal(format!("panic: {}", text.unwrap_or("of an unknown kind"))).into_response()
     })
-}
-
-/// Upper half of the numbers: see [`Scheduler`]'s queue of hashes. Addresses are equal whatever their case.
-fn account_number(email: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    email.to_lowercase().hash(&mut hasher);
-    hasher.finish() | 1 << 63
 }
