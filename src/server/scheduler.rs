@@ -96,6 +96,7 @@ pub struct Batch<T> {
 pub struct Token {
     lane: Lane,
     started: Instant,
+    commands: usize,
     /// Of commands that have met a lock before.
     retry: bool,
 }
@@ -137,11 +138,15 @@ struct Queue<T> {
 impl<T> Scheduler<T> {
     /// Nothing queued.
     pub fn new(capacity: Capacity, now: Instant) -> Scheduler<T> {
-        let queue =
-            || Queue { waiting: VecDeque::new(), in_flight: 0, pace: Pace::new(now), not_before: None };
+        let queue = |lane: Lane| Queue {
+            waiting: VecDeque::new(),
+            in_flight: 0,
+            pace: Pace::new(lane.writes(), now),
+            not_before: None,
+        };
         Scheduler {
             capacity,
-            lanes: std::array::from_fn(|_| queue()),
+            lanes: std::array::from_fn(|lane| queue(Lane::ALL[lane])),
             retries: Vec::new(),
             retries_in_flight: [0; LANES],
             fresh_first_until: now,
@@ -207,7 +212,7 @@ impl<T> Scheduler<T> {
     /// The end of a batch; `atypical` where its time says nothing of the next one's, because it met a lock, or no
     /// client waited for it any more. Each of its commands is then [done](Scheduler::done), or queued for a retry.
     pub fn finished(&mut self, token: Token, atypical: bool, now: Instant) {
-        let Token { lane, started, retry } = token;
+        let Token { lane, started, commands, retry } = token;
         let queue = &mut self.lanes[lane as usize];
         queue.in_flight -= 1;
         let took = now.saturating_duration_since(started);
@@ -218,7 +223,7 @@ impl<T> Scheduler<T> {
         match lane {
             _ if atypical => {}
             Lane::Hash => self.hashes.learn(took),
-            _ => queue.pace.learn(took, now),
+            _ => queue.pace.learn(took, commands, now),
         }
     }
 
@@ -343,7 +348,7 @@ impl<T> Scheduler<T> {
         self.lanes[lane as usize].in_flight += 1;
         self.retries_in_flight[lane as usize] += usize::from(retry);
         self.queued -= items.len();
-        let token = Token { lane, started: now, retry };
+        let token = Token { lane, started: now, commands: items.len(), retry };
         Batch { lane, items, token }
     }
 

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 /// contention for the cores lengthens batches, and the shortest is the least affected.
 #[derive(Debug)]
 pub(super) struct Pace {
+    short: Duration,
+    command: Duration,
     /// The shortest of the current window and of the one before.
     shortest: [Duration; 2],
     window: Instant,
@@ -24,12 +26,25 @@ const WINDOW: Duration = Duration::from_millis(400);
 /// a lone read takes 60 to 120 µs.
 const BATCH_COST: Duration = Duration::from_micros(80);
 
-/// Below this, whatever arrives waits for the end of a batch in flight instead of waking another worker.
-const SHORT: Duration = Duration::from_micros(300);
+/// A batch of reads that takes less has no waiting in it: whatever arrives waits for its end.
+const SHORT_READ: Duration = Duration::from_micros(300);
+
+/// The same for creates, whose commit on the same machine takes some 0.45 ms: 32 connections got 23,600 creates a second
+/// with one batch in flight, and 19,100 with five.
+const SHORT_WRITE: Duration = Duration::from_micros(900);
+
+/// What each command adds to a batch of creates: a full one is as short as one of a single create.
+const COMMAND_OF_WRITE: Duration = Duration::from_micros(20);
 
 impl Pace {
-    pub fn new(now: Instant) -> Pace {
+    pub fn new(writes: bool, now: Instant) -> Pace {
+        let (short, command) = match writes {
+            true => (SHORT_WRITE, COMMAND_OF_WRITE),
+            false => (SHORT_READ, Duration::ZERO),
+        };
         Pace {
+            short,
+            command,
             shortest: [Duration::MAX; 2],
             window: now,
             #[cfg(test)]
@@ -37,7 +52,9 @@ impl Pace {
         }
     }
 
-    pub fn learn(&mut self, took: Duration, now: Instant) {
+    /// A batch of so many commands took so long.
+    pub fn learn(&mut self, took: Duration, commands: usize, now: Instant) {
+        let took = took.saturating_sub(self.command * u32::try_from(commands).unwrap_or(u32::MAX));
         if now > self.window + WINDOW {
             self.shortest = [Duration::MAX, self.shortest[0]];
             self.window = now;
@@ -63,13 +80,13 @@ impl Pace {
         }
         match self.shortest() {
             Duration::MAX => 2,
-            shortest if shortest < SHORT => 1,
+            shortest if shortest < self.short => 1,
             shortest => (shortest.as_nanos() / BATCH_COST.as_nanos()) as usize,
         }
     }
 
     /// Whether a batch ends so soon that waking another worker meanwhile does not pay.
     pub fn is_short(&self) -> bool {
-        self.shortest() < SHORT
+        self.shortest() < self.short
     }
 }
