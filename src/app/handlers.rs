@@ -79,12 +79,13 @@ fn list(app: &App, commands: Vec<Command>) -> Vec<Step> {
 
 /// Creates without a password, with one statement and one commit.
 fn create(app: &App, commands: Vec<Command>) -> Vec<Step> {
-    let new = |command: &Command| match command {
-        Command::Create(NewUser { name, email, .. }) => (name.clone(), email.clone()),
-        other => unreachable!("{:?} is not a command of this lane", other.lane()),
-    };
+    fn new(command: &Command) -> (&str, &str) {
+        match command {
+            Command::Create(NewUser { name, email, .. }) => (name, email),
+            other => unreachable!("{:?} is not a command of this lane", other.lane()),
+        }
+    }
     let values: Vec<_> = commands.iter().map(new).collect();
-    let values: Vec<_> = values.iter().map(|(name, email)| (&**name, &**email)).collect();
     let outcomes = app.users.create_many(&values);
     commands
         .into_iter()

@@ -1,6 +1,6 @@
 //! The counts behind pages: the same as counting, whichever role writes, and however.
 
-use crate::support::{Database, Service};
+use crate::support::{Database, Dice, Service};
 use postgres::{Client, IsolationLevel, error::SqlState};
 use serde_json::Value;
 use std::{
@@ -10,18 +10,6 @@ use std::{
 };
 
 const PAGES: &str = include_str!("../../src/db/pages.sql");
-
-/// A small generator, so that a failure can be repeated by its seed (xorshift64).
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % sides
-    }
-}
 
 /// One change of a random kind. Errors of its own making (equal addresses, deadlocks) undo it, as they may.
 fn change(client: &mut Client, dice: &mut Dice) -> Result<(), postgres::Error> {

@@ -12,7 +12,7 @@ use super::{
     rules::Rules,
     state::{Action, Answer, Body},
 };
-use crate::support::{Client, Database, LONG, Process, Proxy, Weather, eventually, free_port, pause};
+use crate::support::{Client, Database, Dice, LONG, Process, Proxy, Weather, eventually, free_port, pause};
 use nix::sys::signal::Signal;
 use proptest::{array::uniform8, collection::vec, option::weighted, prelude::*};
 use serde_json::Value;
@@ -77,18 +77,6 @@ fn plan() -> impl Strategy<Value = Plan> {
 
 /// What happens to the service while its clients work.
 type Fault<'a> = &'a (dyn Fn(&mut Dice) + Sync);
-
-/// A small generator (xorshift64).
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % sides
-    }
-}
 
 /// How many calls were made, and how many of them were not answered.
 #[derive(Default)]
