@@ -1,10 +1,11 @@
 //! What a request asks for, as a value: everything that needs no database is judged here, once, before any queue.
 //!
-//! Owns the order of the checks: path, method, access, media type, JSON, schema, mass assignment, page parameters.
+//! Owns the order of the checks: path, method, access, query, media type, JSON, schema, mass assignment.
 //! Knows no SQL, no socket and no thread.
 
 use super::{
     access::Access,
+    query,
     router::{Route, route},
     throttle::{Attempt, Throttle},
     validation::{Validation, object},
@@ -14,7 +15,7 @@ use crate::{
     error::Error,
     http::{Request, Response},
     users::{
-        pagination::PageRequest,
+        pagination::ListRequest,
         password::Password,
         user::{NewUser, User, UserChanges},
     },
@@ -29,7 +30,7 @@ pub(crate) enum Command {
     /// `PUT /users/:id` with a body that is refused: a missing user answers 404 all the same.
     RefuseUpdate(i64, Error),
     /// `GET /users`
-    List(PageRequest),
+    List(ListRequest),
     /// `POST /users`
     Create(NewUser),
     /// `PUT /users/:id`
@@ -100,6 +101,7 @@ impl Command {
     pub fn lane(&self) -> Lane {
         match self {
             Command::Find(_) | Command::RefuseUpdate(..) => Lane::Find,
+            Command::List(ListRequest::Email { .. }) => Lane::Lookup,
             Command::List(_) => Lane::List,
             Command::Create(new) => match &new.password {
                 None => Lane::Create,
@@ -166,9 +168,12 @@ impl Judge {
     pub fn command(&self, request: &Request) -> Result<Command, Refusal> {
         let route = route(request.method, request.path())?;
         self.access.check(request)?;
+        if route != Route::List {
+            query::none(request)?;
+        }
         Ok(match route {
             Route::Options(allow) => return Err(Refusal::Options(allow)),
-            Route::List => Command::List(PageRequest::from_query(request, self.max_per_page)?),
+            Route::List => Command::List(query::list(request, self.max_per_page)?),
             Route::Find(id) => Command::Find(id.ok_or(Error::NotFound)?),
             Route::Delete(id) => Command::Delete(id.ok_or(Error::NotFound)?),
             Route::Create => Command::Create(NewUser::from_body(self.validation.create(json(request)?)?)?),
@@ -243,6 +248,8 @@ mod tests {
             ("GET", "/users/1", String::new(), Ok(Lane::Find)),
             ("HEAD", "/users/1", String::new(), Ok(Lane::Find)),
             ("GET", "/users?page=2", String::new(), Ok(Lane::List)),
+            ("GET", "/users?after=2", String::new(), Ok(Lane::List)),
+            ("GET", "/users?email=a@b.co", String::new(), Ok(Lane::Lookup)),
             ("POST", "/users", r#"{"name":"A","email":"a@b.co"}"#.to_owned(), Ok(Lane::Create)),
             ("POST", "/users", new("long enough"), Ok(Lane::Hash)),
             ("POST", "/users", new("long enough").replace("password", "passw\\u006frd"), Ok(Lane::Hash)),
@@ -264,6 +271,13 @@ mod tests {
             ("PUT", "/users/0", "{".to_owned(), Err(404)),
             ("DELETE", "/users", String::new(), Err(405)),
             ("GET", "/users?page=0", String::new(), Err(400)),
+            // A query is judged before the database is asked, and after the path.
+            ("GET", "/users?perpage=1", String::new(), Err(400)),
+            ("PUT", "/users/1?page=1", "{".to_owned(), Err(400)),
+            ("POST", "/users?page=1", "{".to_owned(), Err(400)),
+            ("GET", "/users/x?page=1", String::new(), Err(400)),
+            ("GET", "/x?page=1", String::new(), Err(404)),
+            ("OPTIONS", "/users?page=1", String::new(), Err(400)),
             ("POST", "/users", "{".to_owned(), Err(400)),
             ("POST", "/users", r#"{"name":"A"}"#.to_owned(), Err(400)),
             ("POST", "/users", r#"{"name":"A","email":"a@b.co","id":"1"}"#.to_owned(), Err(422)),

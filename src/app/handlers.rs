@@ -11,6 +11,7 @@ use crate::{
     error::Error,
     http::Response,
     users::{
+        pagination::{ListRequest, Page},
         password::{Password, PasswordHash},
         user::{NewUser, User, UserChanges},
     },
@@ -64,17 +65,50 @@ fn find(app: &App, commands: Vec<Command>) -> Vec<Step> {
     commands.into_iter().map(one).collect()
 }
 
-/// Several pages, with one statement.
+/// Several lists: one statement for all pages, and one for all walks.
 fn list(app: &App, commands: Vec<Command>) -> Vec<Step> {
-    let request = |command: &Command| match command {
-        Command::List(request) => *request,
-        other => unreachable!("{:?} is not a command of this lane", other.lane()),
-    };
-    let requests: Vec<_> = commands.iter().map(request).collect();
-    match app.users.list_many(&requests) {
-        Ok(pages) => pages.iter().map(|page| Step::Done(Response::json(200, page))).collect(),
-        Err(error) => all(commands, &error),
+    let (mut pages, mut walks) = (Vec::new(), Vec::new());
+    for command in &commands {
+        match command {
+            Command::List(ListRequest::Page(request)) => pages.push(*request),
+            Command::List(ListRequest::Walk { after, per_page }) => walks.push((*after, *per_page)),
+            other => unreachable!("{:?} is not a command of this lane", other.lane()),
+        }
     }
+    let pages = if pages.is_empty() { Ok(Vec::new()) } else { app.users.list_many(&pages) };
+    let walks = if walks.is_empty() { Ok(Vec::new()) } else { app.users.walk_many(&walks) };
+    for error in [pages.as_ref().err(), walks.as_ref().err()].into_iter().flatten() {
+        log(error);
+    }
+    let mut pages = pages.map(|pages| pages.into_iter().map(|page| listed(&page, None)));
+    let mut walks = walks.map(|walks| {
+        walks.into_iter().map(|walk| {
+            let response = Response::json(200, &walk);
+            match walk.links() {
+                Some(links) => response.with("Link", links),
+                None => response,
+            }
+        })
+    });
+    let one = |command: Command| {
+        let answer = match &command {
+            Command::List(ListRequest::Page(_)) => {
+                pages.as_mut().map(Iterator::next).map_err(|error| &*error)
+            }
+            _ => walks.as_mut().map(Iterator::next).map_err(|error| &*error),
+        };
+        match answer {
+            Ok(Some(response)) => Step::Done(response),
+            Ok(None) => Step::Done(Error::Internal("a list is missing".into()).into_response()),
+            Err(error) => failed(command, error),
+        }
+    };
+    commands.into_iter().map(one).collect()
+}
+
+/// `email`: the address that the list was asked for.
+fn listed(page: &Page, email: Option<&str>) -> Response {
+    Response::json(200, page).with("Link", page.links(email))
 }
 
 /// Creates without a password, with one statement and one commit.
@@ -94,15 +128,20 @@ fn create(app: &App, commands: Vec<Command>) -> Vec<Step> {
         .collect()
 }
 
-/// The user behind an e-mail address, with its credential, for a login.
+/// A read by e-mail address: for a list, or of a user with its credential for a login.
 fn look_up(app: &App, command: Command) -> Step {
-    let Command::Authenticate(login) = command else {
-        unreachable!("{:?} is not a command of this lane", command.lane());
-    };
-    match app.users.find_by_email_with_credential(&login.email) {
-        Ok(user) => Step::Next(Command::Verify(login, Some(Box::new(user)))),
-        Err(Error::NotFound) => Step::Next(Command::Verify(login, None)),
-        Err(error) => outcome(Command::Authenticate(login), Err(error)),
+    match command {
+        Command::List(ListRequest::Email { ref email, page }) => {
+            let found = app.users.find_by_email(email);
+            let answer = found.map(|user| listed(&Page::of_one(page, user), Some(email)));
+            outcome(command, answer)
+        }
+        Command::Authenticate(login) => match app.users.find_by_email_with_credential(&login.email) {
+            Ok(user) => Step::Next(Command::Verify(login, Some(Box::new(user)))),
+            Err(Error::NotFound) => Step::Next(Command::Verify(login, None)),
+            Err(error) => outcome(Command::Authenticate(login), Err(error)),
+        },
+        other => unreachable!("{:?} is not a command of this lane", other.lane()),
     }
 }
 
@@ -182,12 +221,21 @@ fn created(user: User) -> Response {
 
 /// An error of a statement is that of each command in it.
 fn all(commands: Vec<Command>, error: &Error) -> Vec<Step> {
+    log(error);
+    commands.into_iter().map(|command| failed(command, error)).collect()
+}
+
+/// Once for a statement. What is retried is no error yet.
+fn log(error: &Error) {
     if !matches!(error, Error::Contended) {
         error.log();
     }
-    let one = |command| match error {
+}
+
+/// The end of a command whose statement has failed, unless it is to be retried.
+fn failed(command: Command, error: &Error) -> Step {
+    match error {
         Error::Contended => Step::Contended(command),
         error => Step::Done(Response::from(error)),
-    };
-    commands.into_iter().map(one).collect()
+    }
 }

@@ -4,7 +4,7 @@ use super::{Pool, blocking::outside_of_runtimes, session::Param, sqlstate};
 use crate::{
     error::Error,
     users::{
-        pagination::{Page, PageRequest},
+        pagination::{Page, PageRequest, Walk},
         password::PasswordHash,
         relation::{Load, Relation},
         user::{Credential, Timestamp, User},
@@ -23,12 +23,24 @@ const FIND_MANY: &str = "select id, name, email, created_at, updated_at from use
 const FIND_CREDENTIAL: &str = "select password_hash from credentials where user_id = $1";
 
 const FIND_BY_EMAIL: &str = "\
+    select id, name, email, created_at, updated_at from users where lower(email) = lower($1)";
+
+const FIND_WITH_CREDENTIAL: &str = "\
     select id, name, email, created_at, updated_at, password_hash \
     from users left join credentials on user_id = id \
     where lower(email) = lower($1)";
 
 /// Any pages with their exact total, in time that grows neither with the users nor with the page number.
 const PAGES: &str = include_str!("pages.sql");
+
+/// Users that follow an id, for several requests: a range scan of the primary key for each.
+const WALK_MANY: &str = "\
+    select ordinal, found.* \
+    from unnest($1::bigint[], $2::bigint[]) with ordinality as asked (after, most, ordinal) \
+    cross join lateral ( \
+        select id, name, email, created_at, updated_at from users \
+        where id > asked.after order by id limit asked.most \
+    ) as found";
 
 const CREATE: &str = "\
     insert into users (name, email) values ($1, $2) \
@@ -142,9 +154,15 @@ impl Users {
         Ok(users)
     }
 
+    /// The user with this address, in whatever case; `None` where there is none. One round trip.
+    pub fn find_by_email(&self, email: &str) -> Result<Option<User>, Error> {
+        let rows = self.pool.read(FIND_BY_EMAIL, &[(&email, Type::TEXT)])?;
+        rows.first().map(|row| self.user(row)).transpose()
+    }
+
     /// The user with this address, in whatever case, together with its credential.
     pub fn find_by_email_with_credential(&self, email: &str) -> Result<User, Error> {
-        let rows = self.pool.read(FIND_BY_EMAIL, &[(&email, Type::TEXT)])?;
+        let rows = self.pool.read(FIND_WITH_CREDENTIAL, &[(&email, Type::TEXT)])?;
         let row = rows.first().ok_or(Error::NotFound)?;
         let hash: Option<String> = column(row, 5)?;
         Ok(User { credential: Relation::loaded("credential", hash.map(credential)), ..self.user(row)? })
@@ -179,6 +197,25 @@ impl Users {
             pages.push(Page::new(*request, total, users));
         }
         Ok(pages)
+    }
+
+    /// For each id, the users that follow it, by id: as many as is asked for with it at the most. All from one snapshot.
+    /// One round trip.
+    pub fn walk_many(&self, requests: &[(i64, u32)]) -> Result<Vec<Walk>, Error> {
+        let (after, most): (Vec<i64>, Vec<i64>) =
+            requests.iter().map(|(after, per_page)| (*after, i64::from(*per_page) + 1)).unzip();
+        let rows = self.pool.read(WALK_MANY, &[(&after, Type::INT8_ARRAY), (&most, Type::INT8_ARRAY)])?;
+        let mut found: Vec<Vec<User>> = requests.iter().map(|_| Vec::new()).collect();
+        for row in &rows {
+            let ordinal: i64 = column(row, 0)?;
+            let users = usize::try_from(ordinal - 1).ok().and_then(|index| found.get_mut(index));
+            users.ok_or_else(|| Error::Internal("a row of no request".into()))?.push(self.user_at(row, 1)?);
+        }
+        let walk = |(mut users, (_, per_page)): (Vec<User>, &(i64, u32))| {
+            users.sort_unstable_by_key(|user| user.id);
+            Walk::new(*per_page, users)
+        };
+        Ok(found.into_iter().zip(requests).map(walk).collect())
     }
 
     /// Stores a user, and its password's hash with it. One round trip; [`Error::AlreadyExists`] when the

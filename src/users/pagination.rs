@@ -1,11 +1,30 @@
-//! Which page is asked for, and the page as it is answered.
+//! Which users are asked for, and lists of them as they are answered.
 
-use crate::{
-    error::{Error, Violation},
-    http::Request,
-    users::user::User,
-};
+use crate::users::user::User;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
+use std::fmt::Write;
+
+/// Which list is asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ListRequest {
+    /// A page of all users.
+    Page(PageRequest),
+    /// A page of those with this address, in whatever case: one user at the most.
+    Email {
+        /// The address.
+        email: String,
+        /// The page.
+        page: PageRequest,
+    },
+    /// The users that follow this id.
+    Walk {
+        /// From 0.
+        after: i64,
+        /// How many, from 1.
+        per_page: u32,
+    },
+}
 
 /// A page number and a page size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,22 +36,6 @@ pub struct PageRequest {
 }
 
 impl PageRequest {
-    /// From the query's `page` (default 1) and `perPage` (default 15, at most `max_per_page`); other
-    /// parameters are not looked at. Each has to be a whole number from 1, given once; else
-    /// [`Error::InvalidQuery`].
-    pub fn from_query(request: &Request, max_per_page: u32) -> Result<PageRequest, Error> {
-        let mut violations = Vec::new();
-        let page = parameter(request, "page", i64::MAX, &mut violations);
-        let per_page = parameter(request, "perPage", max_per_page.into(), &mut violations);
-        if !violations.is_empty() {
-            return Err(Error::InvalidQuery(violations));
-        }
-        Ok(PageRequest {
-            page: page.unwrap_or(1),
-            per_page: per_page.map_or(15.min(max_per_page), |number| number as u32),
-        })
-    }
-
     /// How many users come before the page; as many as there can be where it lies beyond them.
     pub fn offset(self) -> i64 {
         (self.page - 1).saturating_mul(self.per_page.into())
@@ -82,26 +85,68 @@ impl Page {
             has_more_pages: last_page > request.page,
         }
     }
+
+    /// A page of the one user that there is, or of none.
+    pub fn of_one(request: PageRequest, user: Option<User>) -> Page {
+        let total = i64::from(user.is_some());
+        Page::new(request, total, user.into_iter().filter(|_| request.page == 1).collect())
+    }
+
+    /// The field `Link` (RFC 8288): the first page, the one before this, the next one, and the last one, where there are
+    /// such. References are relative to the server. `email`: the address that the list was asked for.
+    pub fn links(&self, email: Option<&str>) -> String {
+        const IN_A_QUERY: &AsciiSet =
+            &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'@');
+        let mut users = "/users?".to_owned();
+        if let Some(email) = email {
+            users.extend(["email="].into_iter().chain(utf8_percent_encode(email, IN_A_QUERY)));
+            users.push('&');
+        }
+        let last = self.last_page;
+        let links = [
+            (Some(1), "first"),
+            // Beyond the last page, the one before is the last one.
+            ((self.current_page > 1).then(|| last.min(self.current_page - 1)), "prev"),
+            (self.has_more_pages.then(|| self.current_page + 1), "next"),
+            (Some(last), "last"),
+        ];
+        let mut text = String::with_capacity(4 * (users.len() + 48));
+        for (page, relation) in links {
+            let Some(page) = page else { continue };
+            let comma = if text.is_empty() { "" } else { ", " };
+            let per_page = self.per_page;
+            let written = write!(text, "{comma}<{users}page={page}&perPage={per_page}>; rel=\"{relation}\"");
+            written.expect("a String takes all text");
+        }
+        text
+    }
 }
 
-fn parameter(request: &Request, name: &str, max: i64, violations: &mut Vec<Violation>) -> Option<i64> {
-    let mut refuse = |keyword: &str, message: String| {
-        violations.push(Violation { path: name.to_owned(), keyword: keyword.to_owned(), message });
-        None
-    };
-    let mut given = request.query().filter(|(key, _)| key == name);
-    let (_, text) = given.next()?;
-    if given.next().is_some() {
-        return refuse("maxItems", "must be given once".to_owned());
+/// Some users that follow an id, in the members that they are answered with.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Walk {
+    /// The users, by id.
+    pub data: Vec<User>,
+    /// How many were asked for.
+    pub per_page: u32,
+    /// Whether users come after these.
+    pub has_more_pages: bool,
+}
+
+impl Walk {
+    /// From the users that there are after an id, of which one more than `per_page` suffices.
+    pub fn new(per_page: u32, mut users: Vec<User>) -> Walk {
+        let count = per_page as usize;
+        let has_more_pages = users.len() > count;
+        users.truncate(count);
+        Walk { data: users, per_page, has_more_pages }
     }
-    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
-        return refuse("type", "must be a whole number of at least 1".to_owned());
-    }
-    // Digits only, so what does not fit is too large.
-    match text.parse().ok() {
-        Some(0) => refuse("minimum", "must be a whole number of at least 1".to_owned()),
-        Some(number) if number <= max => Some(number),
-        _ => refuse("maximum", format!("must be at most {max}")),
+
+    /// The field `Link`: the list that follows this one, if there is one.
+    pub fn links(&self) -> Option<String> {
+        let last = self.data.last().filter(|_| self.has_more_pages)?;
+        Some(format!("</users?after={}&perPage={}>; rel=\"next\"", last.id, self.per_page))
     }
 }
 
@@ -109,63 +154,43 @@ fn parameter(request: &Request, name: &str, max: i64, violations: &mut Vec<Viola
 mod tests {
     use super::*;
 
-    fn parse(query: &str) -> Result<PageRequest, Error> {
-        PageRequest::from_query(&Request::new("GET", format!("/users?{query}"), ""), 1000)
-    }
+    const FIRST: PageRequest = PageRequest { page: 1, per_page: 15 };
 
     #[test]
-    fn what_is_asked_for() {
-        let rows = [
-            ("", 1, 15),
-            ("page=2", 2, 15),
-            ("perPage=1000&page=007", 7, 1000),
-            ("page=%32", 2, 15),
-            ("x=1&x=2&per_page=3", 1, 15),
-            ("page=9223372036854775807", i64::MAX, 15),
-        ];
-        for (query, page, per_page) in rows {
-            assert_eq!(parse(query).unwrap(), PageRequest { page, per_page }, "{query}");
-        }
-        assert_eq!(parse("page=9223372036854775807").unwrap().offset(), i64::MAX);
-        assert_eq!(parse("page=3&perPage=7").unwrap().offset(), 14);
-    }
-
-    #[test]
-    fn what_cannot_be() {
-        let rows = [
-            ("page=0", "minimum"),
-            ("page=-1", "type"),
-            ("page=abc", "type"),
-            ("page=1.5", "type"),
-            ("page=1e3", "type"),
-            ("page=", "type"),
-            ("page", "type"),
-            ("page=+1", "type"),
-            ("page=%201", "type"),
-            ("page=1&page=2", "maxItems"),
-            ("page=9223372036854775808", "maximum"),
-            ("page=999999999999999999999999999999", "maximum"),
-            ("perPage=1001", "maximum"),
-            ("perPage=999999999999999999999999999999", "maximum"),
-            ("page=%D9%A1", "type"),
-        ];
-        for (query, keyword) in rows {
-            match parse(query) {
-                Err(Error::InvalidQuery(violations)) => assert_eq!(violations[0].keyword, keyword),
-                other => panic!("{query}: {other:?}"),
-            }
-        }
-        assert!(matches!(parse("page=0&perPage=0"), Err(Error::InvalidQuery(v)) if v.len() == 2));
+    fn offsets() {
+        assert_eq!(PageRequest { page: i64::MAX, ..FIRST }.offset(), i64::MAX);
+        assert_eq!(PageRequest { page: 3, per_page: 7 }.offset(), 14);
     }
 
     #[test]
     fn an_empty_list() {
-        let page = Page::new(parse("").unwrap(), 0, vec![]);
+        let page = Page::new(FIRST, 0, vec![]);
         assert_eq!(
             serde_json::to_string(&page).unwrap(),
             r#"{"data":[],"total":0,"perPage":15,"currentPage":1,"lastPage":1,"from":0,"to":0,"hasMorePages":false}"#
         );
-        let far = Page::new(parse("page=9223372036854775807").unwrap(), 31, vec![]);
+        let far = Page::new(PageRequest { page: i64::MAX, ..FIRST }, 31, vec![]);
         assert_eq!((far.last_page, far.has_more_pages), (3, false));
+    }
+
+    /// The pages that the links of a page of 2 lead to, out of 5 users.
+    fn links(page: i64) -> String {
+        let links = Page::new(PageRequest { page, per_page: 2 }, 5, vec![]).links(None);
+        links.replace("</users?page=", "").replace("&perPage=2>; rel=", " ").replace('"', "")
+    }
+
+    #[test]
+    fn links_of_pages() {
+        assert_eq!(links(1), "1 first, 2 next, 3 last");
+        assert_eq!(links(2), "1 first, 1 prev, 3 next, 3 last");
+        assert_eq!(links(3), "1 first, 2 prev, 3 last");
+        assert_eq!(links(4), "1 first, 3 prev, 3 last");
+        assert_eq!(links(i64::MAX), "1 first, 3 prev, 3 last");
+        let links = Page::new(FIRST, 0, vec![]).links(Some("ada+news%>\"é@example.com"));
+        assert_eq!(
+            links,
+            "</users?email=ada%2Bnews%25%3E%22%C3%A9@example.com&page=1&perPage=15>; rel=\"first\", \
+             </users?email=ada%2Bnews%25%3E%22%C3%A9@example.com&page=1&perPage=15>; rel=\"last\""
+        );
     }
 }

@@ -571,7 +571,7 @@ fn ids_are_percent_decoded() {
         &mut service.client(),
         r#"
         GET /users/%34%32 => 200 {"id":"42","name":"n","email":"42@example.com",<times>}
-        GET /users/4%32?page=x&x => 200 {"id":"42","name":"n","email":"42@example.com",<times>}
+        GET /users/4%32?& => 200 {"id":"42","name":"n","email":"42@example.com",<times>}
         PUT /users/%34%32 {"name":"m"} => 200 {"id":"42","name":"m","email":"42@example.com",<times>}
         DELETE /users/%34%32 => 204
         GET /users/42 => 404 {"error":"Not found"}
@@ -728,7 +728,6 @@ fn pages_that_can_be() {
         ("?page=%31&perPage=%31%30", "1", 10),
         ("?p%61ge=2", "2", 15),
         ("?&&page=2&", "2", 15),
-        ("?per_page=3&PAGE=9&sort=x&page%20=4", "1", 15),
         (&format!("?page={max}&perPage=20"), max, 20),
     ];
     for (query, page, per_page) in rows {

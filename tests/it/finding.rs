@@ -1,0 +1,356 @@
+//! Finding users: by address, by a walk through all of them, by the links of a list; and queries that ask for nothing
+//! that there is.
+
+use crate::support::{Answer, Client, LONG, OTHER_PASSWORD, PASSWORD, Service, check, eventually};
+use serde_json::{Value, json};
+use std::{
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    thread,
+};
+
+/// The ids in a list.
+fn ids(list: &Value) -> Vec<i64> {
+    let users = list["data"].as_array().expect("a list");
+    users.iter().map(|user| user["id"].as_str().and_then(|id| id.parse().ok()).expect("an id")).collect()
+}
+
+/// Relations and targets of the field `Link`.
+fn links(answer: &Answer) -> Vec<(String, String)> {
+    let field = answer.header("Link").unwrap_or_default();
+    let link = |link: &str| {
+        let (target, relation) = link.split_once(">; rel=\"")?;
+        Some((relation.strip_suffix('"')?.to_owned(), target.strip_prefix('<')?.to_owned()))
+    };
+    let links = field.split(", ").filter(|link| !link.is_empty());
+    links.map(|text| link(text).unwrap_or_else(|| panic!("a link: {text}"))).collect()
+}
+
+fn link(answer: &Answer, relation: &str) -> Option<String> {
+    links(answer).into_iter().find(|(found, _)| found == relation).map(|(_, target)| target)
+}
+
+/// All answers from a target on, by `next`.
+fn follow(client: &mut Client, target: &str) -> Vec<Answer> {
+    let mut answers = Vec::new();
+    let mut next = Some(target.to_owned());
+    while let Some(target) = next {
+        let answer = client.get(&target);
+        assert_eq!(answer.status, 200, "{target}: {answer:?}");
+        next = link(&answer, "next");
+        answers.push(answer);
+    }
+    answers
+}
+
+fn create(client: &mut Client, name: &str, email: &str) -> String {
+    let created = client.post("/users", json!({"name": name, "email": email}).to_string());
+    assert_eq!(created.status, 201, "{created:?}");
+    created.id()
+}
+
+#[test]
+fn by_address() {
+    let service = Service::start();
+    let mut client = service.client();
+    let emails =
+        ["Ada@Example.com", "ada+news@example.com", "o'hara_~!#$%&*-/=?^`{|}@example.com", "Zoë@example.com"];
+    // One of them is for psql alone.
+    service
+        .database
+        .client()
+        .execute("insert into users (name, email) values ('z', $1)", &[&emails[3]])
+        .unwrap();
+    for email in &emails[..3] {
+        create(&mut client, "n", email);
+    }
+    // As people write them for curl, and as programs do.
+    let rows = [
+        ("Ada@Example.com", Some(0)),
+        ("ada@example.com", Some(0)),
+        ("ADA@EXAMPLE.COM", Some(0)),
+        ("ada%40example.com", Some(0)),
+        ("%41da@example.com", Some(0)),
+        ("ada+news@example.com", Some(1)),
+        ("ADA+News@example.com", Some(1)),
+        ("ada%2Bnews%40example.com", Some(1)),
+        ("ada%2bnews@example.com", Some(1)),
+        ("o'hara_~!%23$%25%26*-/=?^%60{|}@example.com", Some(2)),
+        ("Zo%C3%AB@example.com", Some(3)),
+        ("ZO%C3%8B@example.com", Some(3)),
+        ("ada%20news@example.com", None),
+        ("ada@example.com%20", None),
+        ("ada@example.co", None),
+        ("%25", None),
+        ("_da@example.com", None),
+    ];
+    for (written, expected) in rows {
+        let answer = client.get(&format!("/users?email={written}"));
+        assert_eq!(answer.status, 200, "{written}: {answer:?}");
+        let total = i32::from(expected.is_some());
+        let mut list = answer.json();
+        let data = list["data"].take();
+        let found = data.as_array().expect("a list").iter().map(|user| user["email"].as_str().expect("text"));
+        let expected: Vec<&str> = expected.map(|index: usize| emails[index]).into_iter().collect();
+        assert_eq!(found.collect::<Vec<_>>(), expected, "{written}");
+        assert_eq!(
+            list,
+            json!({
+                "data": null, "total": total, "perPage": 15, "currentPage": 1, "lastPage": 1,
+                "from": total, "to": total, "hasMorePages": false,
+            })
+        );
+        // The links find the same.
+        for (relation, target) in links(&answer) {
+            assert_eq!(client.get(&target).body, answer.body, "{written}: {relation} {target}");
+        }
+    }
+    check(
+        &mut client,
+        r#"
+        GET /users?email=ada@example.com&perPage=2&page=1 => 200 {"data":[{"id":"2","name":"n","email":"Ada@Example.com",<times>}],"total":1,"perPage":2,"currentPage":1,"lastPage":1,"from":1,"to":1,"hasMorePages":false}
+        GET /users?email=ada@example.com&page=2 => 200 {"data":[],"total":1,"perPage":15,"currentPage":2,"lastPage":1,"from":0,"to":0,"hasMorePages":false}
+        DELETE /users/2 => 204
+        GET /users?email=ada@example.com => 200 {"data":[],"total":0,"perPage":15,"currentPage":1,"lastPage":1,"from":0,"to":0,"hasMorePages":false}
+        "#,
+    );
+}
+
+#[test]
+fn queries_that_cannot_be() {
+    let service = Service::start();
+    let mut client = service.client();
+    create(&mut client, "Ada", "ada@example.com");
+    let rows = [
+        ("email=", "/email", "minLength", "must not be empty"),
+        ("email", "/email", "minLength", "must not be empty"),
+        ("email=a@b.co&email=c@b.co", "/email", "maxItems", "must be given once"),
+        ("email=%zz", "/email", "format", "must be UTF-8, percent-encoded"),
+        ("email=%ff", "/email", "format", "must be UTF-8, percent-encoded"),
+        ("email=%00", "/email", "pattern", "must not contain NUL (U+0000)"),
+        ("after=-1", "/after", "type", "must be a whole number of at least 0"),
+        ("after=x", "/after", "type", "must be a whole number of at least 0"),
+        ("after=", "/after", "type", "must be a whole number of at least 0"),
+        ("after=9223372036854775808", "/after", "maximum", "must be at most 9223372036854775807"),
+        ("after=1&after=2", "/after", "maxItems", "must be given once"),
+        ("after=1&page=1", "/after", "not", "cannot be given together with page or email"),
+        ("after=1&email=a@b.co", "/after", "not", "cannot be given together with page or email"),
+        ("perpage=5", "/perpage", "additionalProperties", "is not a parameter here; perPage is"),
+        ("Page=5", "/Page", "additionalProperties", "is not a parameter here; page is"),
+        ("sort=name", "/sort", "additionalProperties", "is not a parameter here"),
+        ("page%20=1", "/page ", "additionalProperties", "is not a parameter here"),
+    ];
+    // Not even a missing table is noticed: no query is executed.
+    service.database.run("alter table users rename to lost");
+    for (query, path, keyword, message) in rows {
+        let refusal = json!({
+            "error": "Invalid query",
+            "errors": [{"path": path, "keyword": keyword, "message": message}],
+        });
+        for method in ["GET", "HEAD"] {
+            let answer = client.request(method, &format!("/users?{query}"), &[], "");
+            assert_eq!(answer.status, 400, "{method} {query}");
+            assert!(method == "HEAD" || answer.json() == refusal, "{query}: {answer:?}");
+        }
+    }
+    service.database.run("alter table lost rename to users");
+    // No other route has parameters. What is refused changes nothing.
+    let refusal = r#"400 {"error":"Invalid query","errors":[{"path":"/page","keyword":"additionalProperties","message":"is not a parameter here"}]}"#;
+    check(
+        &mut client,
+        &format!(
+            r#"
+            GET /users/1?page=1 => {refusal}
+            GET /users/7?page=1 => {refusal}
+            GET /users/abc?page=1 => {refusal}
+            POST /users?page=1 {{"name":"Eve","email":"eve@example.com"}} => {refusal}
+            PUT /users/1?page=1 {{"name":"Eve"}} => {refusal}
+            DELETE /users/1?page=1 => {refusal}
+            OPTIONS /users?page=1 => {refusal}
+            POST /users/authenticate?page=1 {{"email":"ada@example.com","password":"{PASSWORD}"}} => {refusal}
+            GET /nowhere?page=1 => 404 {{"error":"Not found"}}
+            POST /users/1?page=1 => 405 {{"error":"Method not allowed"}}
+            GET /users?email=eve@example.com => 200 {{"data":[],"total":0,"perPage":15,"currentPage":1,"lastPage":1,"from":0,"to":0,"hasMorePages":false}}
+            GET /users/1 => 200 {{"id":"1","name":"Ada","email":"ada@example.com",<times>}}
+            "#
+        ),
+    );
+    // Values are not repeated, and of many names some.
+    let many = format!("/users?token={OTHER_PASSWORD}{}", "&x=1".repeat(1000)).replace(' ', "%20");
+    let answer = client.get(&many);
+    assert_eq!(answer.status, 400);
+    assert!(answer.size < 2000, "{answer:?}");
+}
+
+#[test]
+fn links_of_lists() {
+    let service = Service::start();
+    let mut client = service.client();
+    service.database.run(
+        "insert into users (name, email) select 'n', n || '@example.com' from generate_series(1, 9) n;
+         delete from users where id in (1, 5)",
+    );
+    // The target, and where its links lead to.
+    let rows: [(&str, &[(&str, &str)]); 7] = [
+        (
+            "/users?perPage=3",
+            &[
+                ("first", "/users?page=1&perPage=3"),
+                ("next", "/users?page=2&perPage=3"),
+                ("last", "/users?page=3&perPage=3"),
+            ],
+        ),
+        (
+            "/users?perPage=3&page=2",
+            &[
+                ("first", "/users?page=1&perPage=3"),
+                ("prev", "/users?page=1&perPage=3"),
+                ("next", "/users?page=3&perPage=3"),
+                ("last", "/users?page=3&perPage=3"),
+            ],
+        ),
+        (
+            "/users?page=3&perPage=3",
+            &[
+                ("first", "/users?page=1&perPage=3"),
+                ("prev", "/users?page=2&perPage=3"),
+                ("last", "/users?page=3&perPage=3"),
+            ],
+        ),
+        (
+            "/users?page=77",
+            &[
+                ("first", "/users?page=1&perPage=15"),
+                ("prev", "/users?page=1&perPage=15"),
+                ("last", "/users?page=1&perPage=15"),
+            ],
+        ),
+        ("/users?after=4&perPage=2", &[("next", "/users?after=7&perPage=2")]),
+        ("/users?after=7&perPage=2", &[]),
+        ("/users?after=9", &[]),
+    ];
+    for (target, expected) in rows {
+        for method in ["GET", "HEAD"] {
+            let found = links(&client.request(method, target, &[], ""));
+            let found: Vec<_> = found.iter().map(|(name, to)| (name.as_str(), to.as_str())).collect();
+            assert_eq!(found, expected, "{method} {target}");
+        }
+    }
+    // By `next` to the end.
+    for start in ["/users?perPage=2", "/users?after=0&perPage=2", "/users?after=0&perPage=7", "/users"] {
+        let answers = follow(&mut client, start);
+        let found: Vec<i64> = answers.iter().flat_map(|answer| ids(&answer.json())).collect();
+        assert_eq!(found, [2, 3, 4, 6, 7, 8, 9], "{start}");
+    }
+    // What is no list has none.
+    for target in ["/users/2", "/users/1", "/users?page=x"] {
+        assert_eq!(client.get(target).header("Link"), None, "{target}");
+    }
+}
+
+#[test]
+fn a_walk() {
+    let service = Service::with(|config| config.max_per_page = 20);
+    let mut client = service.client();
+    check(
+        &mut client,
+        r#"
+        GET /users?after=0 => 200 {"data":[],"perPage":15,"hasMorePages":false}
+        POST /users {"name":"Ada","email":"ada@example.com"} => 201 {"id":"1","name":"Ada","email":"ada@example.com",<times>}
+        POST /users {"name":"Bob","email":"bob@example.com"} => 201 {"id":"2","name":"Bob","email":"bob@example.com",<times>}
+        GET /users?after=0&perPage=1 => 200 {"data":[{"id":"1","name":"Ada","email":"ada@example.com",<times>}],"perPage":1,"hasMorePages":true}
+        GET /users?after=1&perPage=1 => 200 {"data":[{"id":"2","name":"Bob","email":"bob@example.com",<times>}],"perPage":1,"hasMorePages":false}
+        GET /users?perPage=20&after=001 => 200 {"data":[{"id":"2","name":"Bob","email":"bob@example.com",<times>}],"perPage":20,"hasMorePages":false}
+        GET /users?after=2 => 200 {"data":[],"perPage":15,"hasMorePages":false}
+        GET /users?after=9223372036854775807 => 200 {"data":[],"perPage":15,"hasMorePages":false}
+        GET /users?after=0&perPage=21 => 400 {"error":"Invalid query","errors":[{"path":"perPage","keyword":"maximum","message":"must be at most 20"}]}
+        "#,
+    );
+    // The last id that there is.
+    service.database.run(
+        "insert into users (id, name, email) overriding system value \
+         values (9223372036854775807, 'Zoe', 'zoe@example.com')",
+    );
+    let found: Vec<i64> = follow(&mut client, "/users?after=0&perPage=2")
+        .iter()
+        .flat_map(|answer| ids(&answer.json()))
+        .collect();
+    assert_eq!(found, [1, 2, i64::MAX]);
+}
+
+/// A walk has each user once that was there when it began and when it ended, whatever becomes of others meanwhile.
+#[test]
+fn walks_among_changes() {
+    const WALKS: usize = 12;
+    let service = Service::start();
+    service.database.run(
+        "insert into users (name, email) select 'n', n || '@example.com' from generate_series(1, 600) n",
+    );
+    let (done, changes) = (AtomicBool::new(false), AtomicUsize::new(0));
+    thread::scope(|scope| {
+        for n in 0..2_usize {
+            let (mut client, done, changes) = (service.client(), &done, &changes);
+            scope.spawn(move || {
+                let mut turn = n;
+                while !done.load(Ordering::SeqCst) {
+                    // Of the first 600, the odd ones stay.
+                    turn += 2;
+                    let gone = turn % 600 / 2 * 2 + 2;
+                    let deleted = client.delete(&format!("/users/{gone}")).status;
+                    assert!([204, 404].contains(&deleted), "{deleted}");
+                    create(&mut client, "new", &format!("new-{turn}@example.com"));
+                    changes.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        let walks: Vec<_> = (0..3)
+            .map(|walker| {
+                let (service, changes) = (&service, &changes);
+                scope.spawn(move || {
+                    let mut client = service.client();
+                    for walk in 0..WALKS / 3 {
+                        let before = changes.load(Ordering::SeqCst);
+                        eventually(LONG, "users change", || changes.load(Ordering::SeqCst) > before);
+                        let stay = "select string_agg(id::text, ',') from users where id % 2 = 1 or id > 600";
+                        let stay = service.database.value(stay);
+                        let per_page = 7 + 20 * walker + walk;
+                        let answers = follow(&mut client, &format!("/users?after=0&perPage={per_page}"));
+                        let found: Vec<i64> = answers.iter().flat_map(|answer| ids(&answer.json())).collect();
+                        assert!(found.is_sorted_by(|a, b| a < b), "each once, by id: {found:?}");
+                        let stay = stay.split(',').map(|id| id.parse::<i64>().expect("an id"));
+                        let missing: Vec<i64> = stay.filter(|id| found.binary_search(id).is_err()).collect();
+                        assert!(missing.is_empty(), "{missing:?}");
+                    }
+                })
+            })
+            .collect();
+        let walks: Vec<_> = walks.into_iter().map(|walk| walk.join()).collect();
+        done.store(true, Ordering::SeqCst);
+        assert!(walks.into_iter().all(|walk| walk.is_ok()));
+    });
+}
+
+/// Pages, walks and look-ups that wait together are answered as each would be by itself.
+#[test]
+fn lists_that_wait_together() {
+    const CLIENTS: usize = 24;
+    let service = Service::start();
+    service
+        .database
+        .run("insert into users (name, email) select 'n', n || '@example.com' from generate_series(1, 50) n");
+    let targets = |n: usize| match n % 3 {
+        0 => format!("/users?page={}&perPage=3", n / 3 + 1),
+        1 => format!("/users?after={n}&perPage={}", n / 3 + 1),
+        _ => format!("/users?email={n}@EXAMPLE.com"),
+    };
+    let mut client = service.client();
+    let expected: Vec<String> = (0..CLIENTS).map(|n| client.get(&targets(n)).body).collect();
+    let mut clients: Vec<Client> = (0..CLIENTS).map(|_| service.client()).collect();
+    for _ in 0..20 {
+        for (n, client) in clients.iter_mut().enumerate() {
+            client.send_request("GET", &targets(n), &[], "");
+        }
+        for (n, client) in clients.iter_mut().enumerate() {
+            assert_eq!(client.answer("GET").body, expected[n], "{}", targets(n));
+        }
+    }
+}
