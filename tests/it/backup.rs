@@ -2,10 +2,12 @@
 
 use crate::support::{
     Client, Database, LONG, LONG_ON_DISK, Own, PASSWORD, Process, Service, TempDir, check, eventually,
+    programs_of_postgres,
 };
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::{
+    os::unix::fs::PermissionsExt,
     path::Path,
     process::{Command, Output, Stdio},
 };
@@ -103,6 +105,53 @@ fn an_embedded_database() {
     let mut client = Client::new(&restored.wait_for_url_within(LONG_ON_DISK));
     assert!(!restored.stderr().contains("applied migration"), "{}", restored.stderr());
     assert_restored(&mut client, &before);
+}
+
+/// A distribution with a newer PostgreSQL beside the one that made the cluster: here the same programs, which say that
+/// they are of another version.
+#[test]
+fn the_next_postgresql() {
+    let (dir, next) = (TempDir::new(), TempDir::new());
+    let mut before = embedded(&dir.path().join("userd-data"));
+    let mut client = Client::new(&before.wait_for_url_within(LONG_ON_DISK));
+    client.post("/users", r#"{"name":"Ada","email":"ada@example.com"}"#);
+    let created = pages(&mut client);
+    shell(dir.path(), blocks()[4]);
+    before.signal(Signal::SIGTERM);
+    assert_eq!(before.wait(LONG_ON_DISK), 0);
+
+    for name in ["initdb", "postgres"] {
+        let program = programs_of_postgres().join(name);
+        next.write(
+            name,
+            &format!(
+                "#!/bin/sh\n[ \"$1\" != --version ] || exec echo '{name} (PostgreSQL) 99.1'\nexec {} \"$@\"\n",
+                program.display()
+            ),
+        );
+        std::fs::set_permissions(next.path().join(name), PermissionsExt::from_mode(0o755))
+            .expect("our own file");
+    }
+    let path = format!("{}:{}", next.path().display(), std::env::var("PATH").unwrap_or_default());
+    let start = || {
+        let argument = format!("--embedded={}", dir.path().join("userd-data").display());
+        Process::start(&[&argument], &[("HOST", "127.0.0.1"), ("PORT", "0"), ("PATH", &path)])
+    };
+    let mut old = start();
+    let mut client = Client::new(&old.wait_for_url_within(LONG_ON_DISK));
+    assert!(!old.stderr().contains("PostgreSQL 99"), "{}", old.stderr());
+    assert_eq!(pages(&mut client), created);
+    shell(dir.path(), blocks()[0]);
+    old.signal(Signal::SIGTERM);
+    assert_eq!(old.wait(LONG_ON_DISK), 0);
+
+    shell(dir.path(), "mv userd-data userd-data.old");
+    let mut new = start();
+    let mut client = Client::new(&new.wait_for_url_within(LONG_ON_DISK));
+    new.logs("making a PostgreSQL 99 cluster");
+    shell(dir.path(), &blocks()[1].replace("restored", "userd-data"));
+    eventually(LONG, "the service has the restored tables", || client.get("/users").status == 200);
+    assert_eq!(pages(&mut client), created);
 }
 
 #[test]

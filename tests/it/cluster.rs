@@ -392,6 +392,28 @@ fn unusable_directories() {
     }
 }
 
+/// As after a copy by root. What the refusal says to do is done.
+#[test]
+fn a_cluster_of_roots_is_given_away_as_told() {
+    if !is_root() {
+        println!("not tested: only root gives files away");
+        return;
+    }
+    let scratch = Scratch::new("roots");
+    let options = scratch.options("data");
+    let cluster = start(&options);
+    write(&mut client(&cluster));
+    drop(cluster);
+    let copied = Command::new("chown").arg("-R").arg("root:root").arg(&options.dir).status().unwrap();
+    assert!(copied.success());
+    let error = refused(&options);
+    let (_, advice) = error.split_once("(chown ").unwrap_or_else(|| panic!("{error}"));
+    let (advice, _) = advice.split_once(')').unwrap();
+    let followed = Command::new("sh").args(["-c", &format!("chown {advice}")]).status().unwrap();
+    assert!(followed.success());
+    assert_eq!(count(&start(&options)), 1);
+}
+
 #[test]
 fn a_server_that_fails_says_why() {
     let scratch = Scratch::new("fails");

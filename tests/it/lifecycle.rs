@@ -12,6 +12,7 @@ use std::{
     net::TcpListener,
     os::unix::fs::{PermissionsExt, symlink},
     path::Path,
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 use userd::config::{SETTINGS, Setting};
@@ -704,6 +705,28 @@ fn a_signal_lets_work_be_finished() {
     }
 }
 
+#[test]
+fn nohup_keeps_it_when_the_terminal_is_closed() {
+    let database = Database::create();
+    let variables = [("DATABASE_URL", &*database.url()), ("HOST", "127.0.0.1"), ("PORT", "0")];
+    let mut process = Process::under(&["/usr/bin/nohup", env!("CARGO_BIN_EXE_userd")], &[], &variables);
+    let mut client = process.client();
+    process.signal(Signal::SIGHUP);
+    check(&mut client, &format!("POST /users {ADA} => 201 {ADA_1}\nGET /users/1 => 200 {ADA_1}"));
+    assert!(!process.stderr().contains("stopping"), "{}", process.stderr());
+    process.signal(Signal::SIGTERM);
+    assert_eq!(process.wait(SOON), 0);
+}
+
+/// As in an image with nothing else in it.
+#[test]
+fn a_machine_without_a_temporary_directory() {
+    let database = Database::create();
+    let mut process = Process::on(&database, &[("TMPDIR", "/nowhere")]);
+    let line = complaint(&mut process, 1);
+    assert!(line.contains("in /nowhere (TMPDIR names another directory)"), "{line}");
+}
+
 /// How many statements wait for a lock.
 fn waiting(database: &Database) -> u32 {
     let sql = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
@@ -821,6 +844,25 @@ fn directories_that_no_database_can_live_in() {
         let line = complaint(&mut process, 1);
         assert!(line.contains(path), "{line}");
     }
+}
+
+/// A file system with less space than a cluster needs, which goes with the process.
+#[test]
+fn a_full_disk_is_told() {
+    let unshare = ["/usr/bin/unshare", "-m"];
+    let may_mount = Command::new(unshare[0]).args([unshare[1], "/bin/true"]).stderr(Stdio::null()).status();
+    if !may_mount.is_ok_and(|status| status.success()) {
+        println!("not tested: only root may mount a file system");
+        return;
+    }
+    let dir = TempDir::new();
+    let path = dir.path().to_str().unwrap();
+    let mount = format!("/bin/mount -t tmpfs -o size=24m none {path} && exec \"$0\" \"$@\"");
+    let program = [&unshare[..], &["/bin/sh", "-c", &mount, env!("CARGO_BIN_EXE_userd")]].concat();
+    let mut process = Process::under(&program, &[&format!("--embedded={path}/data")], &[("PORT", "0")]);
+    assert_eq!(process.wait(LONG_ON_DISK), 1);
+    let line = complaint(&mut process, 1);
+    assert!(line.contains("initdb failed") && line.contains("MiB of free space"), "{line}");
 }
 
 fn postmaster(data: &Path) -> u32 {

@@ -240,11 +240,15 @@ impl Drop for Daemon {
     }
 }
 
-/// Where Debian keeps the server's programs, off the PATH; the newest version.
 fn program_of_postgres(name: &str) -> PathBuf {
+    programs_of_postgres().join(name)
+}
+
+/// Where Debian keeps the server's programs, off the PATH; the newest version.
+pub fn programs_of_postgres() -> PathBuf {
     let versions = fs::read_dir("/usr/lib/postgresql").expect("apt-get install postgresql");
     let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse::<u32>().ok();
     let newest = versions.filter_map(|entry| number(entry.ok()?)).max();
     let newest = newest.expect("apt-get install postgresql");
-    PathBuf::from(format!("/usr/lib/postgresql/{newest}/bin/{name}"))
+    PathBuf::from(format!("/usr/lib/postgresql/{newest}/bin"))
 }

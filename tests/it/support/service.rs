@@ -54,8 +54,14 @@ pub struct Process {
 impl Process {
     /// With only these arguments and variables, and a `TMPDIR` of its own.
     pub fn start(arguments: &[&str], variables: &[(&str, &str)]) -> Process {
+        Process::under(&[env!("CARGO_BIN_EXE_userd")], arguments, variables)
+    }
+
+    /// The same, of a program that becomes userd: `nohup`, say, with its arguments.
+    pub fn under(program: &[&str], arguments: &[&str], variables: &[(&str, &str)]) -> Process {
         let temp_dir = TempDir::new();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_userd"))
+        let mut child = Command::new(program[0])
+            .args(&program[1..])
             .args(arguments)
             .env_clear()
             .env("TMPDIR", temp_dir.path())
