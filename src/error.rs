@@ -37,6 +37,8 @@ pub enum Error {
     InvalidQuery(Vec<Violation>),
     /// A media type that is certainly not JSON.
     UnsupportedMediaType,
+    /// A patch of a kind that is not served; holds the value of `Accept-Patch`.
+    UnsupportedPatch(&'static str),
     /// The password is not this user's, or there is no such user.
     InvalidCredentials,
     /// `API_TOKEN` is set and the request does not carry it.
@@ -47,6 +49,8 @@ pub enum Error {
     HostNotAllowed,
     /// A unique violation (SQLSTATE 23505).
     AlreadyExists,
+    /// The record is not in a state that the request allows (`If-Match`, `If-None-Match`).
+    PreconditionFailed,
     /// Any other error of a query or a connection.
     Database {
         /// The statement, without its parameters; empty when there was none yet.
@@ -65,7 +69,7 @@ pub enum Error {
     LazyLoadingViolation(&'static str),
     /// A panic, or an invariant that does not hold; holds what is known of it.
     Internal(String),
-    /// The bytes are not the HTTP that is served here; holds the rule that they break.
+    /// The bytes, or a header field, are not the HTTP that is served here; holds the rule that they break.
     BadRequest(&'static str),
     /// The head or the body did not arrive in time.
     RequestTimeout,
@@ -105,6 +109,9 @@ impl Error {
                 Answer::new(400, Body::text("Invalid query").errors(violations))
             }
             Error::UnsupportedMediaType => fixed(415, "Unsupported media type"),
+            Error::UnsupportedPatch(accepted) => {
+                fixed(415, "Unsupported media type").with("Accept-Patch", *accepted)
+            }
             // A 401 has to name a scheme (RFC 9110, 15.5.2). This one is private: browsers ask for a password by
             // themselves where they know the scheme.
             Error::InvalidCredentials => {
@@ -120,6 +127,7 @@ impl Error {
                 Body::text("Host not allowed").message("ALLOWED_HOSTS does not name this host"),
             ),
             Error::AlreadyExists => fixed(409, "Already exists"),
+            Error::PreconditionFailed => fixed(412, "Precondition failed"),
             Error::Database { .. } => fixed(500, "Database error"),
             Error::Unavailable(_) | Error::Contended => {
                 fixed(503, "Service unavailable").with("Retry-After", "1")
@@ -252,6 +260,8 @@ mod tests {
         let rows: &[(Error, u16, &str)] = &[
             (Error::NotFound, 404, r#"{"error":"Not found"}"#),
             (Error::AlreadyExists, 409, r#"{"error":"Already exists"}"#),
+            (Error::PreconditionFailed, 412, r#"{"error":"Precondition failed"}"#),
+            (Error::UnsupportedPatch("a/b"), 415, r#"{"error":"Unsupported media type"}"#),
             (
                 Error::Database { sql: "select secret", message: "whatever".into(), code: String::new() },
                 500,

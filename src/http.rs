@@ -15,7 +15,6 @@ pub enum Method {
     Head,
     Post,
     Put,
-    /// Known, and served on no path.
     Patch,
     Delete,
     Options,
@@ -103,6 +102,11 @@ impl Request {
     /// `PUT` of a JSON body.
     pub fn put(target: impl Into<String>, body: &Value) -> Request {
         Request::new(Method::Put, target, body.to_string())
+    }
+
+    /// `PATCH` of a JSON body.
+    pub fn patch(target: impl Into<String>, body: &Value) -> Request {
+        Request::new(Method::Patch, target, body.to_string())
     }
 
     /// `DELETE` of a target.
@@ -195,6 +199,11 @@ impl Response {
         Response { status: 204, headers: Vec::new(), body: Vec::new() }
     }
 
+    /// 304, without a body.
+    pub(crate) fn not_modified() -> Response {
+        Response { status: 304, headers: Vec::new(), body: Vec::new() }
+    }
+
     /// The body as JSON; `Null` where it is empty, as after a `DELETE`. For tests: every body that is served
     /// here is JSON.
     pub fn value(&self) -> Value {
@@ -226,7 +235,7 @@ impl Response {
         out.extend_from_slice(reason(self.status).as_bytes());
         out.extend_from_slice(b"\r\nDate: ");
         push_date(&mut out);
-        if self.status != 204 {
+        if !matches!(self.status, 204 | 304) {
             out.extend_from_slice(b"\r\nContent-Type: application/json\r\nContent-Length: ");
             out.extend_from_slice(number.format(self.body.len()).as_bytes());
         }
@@ -293,6 +302,7 @@ fn reason(status: u16) -> &'static str {
         200 => "OK",
         201 => "Created",
         204 => "No Content",
+        304 => "Not Modified",
         400 => "Bad Request",
         401 => "Unauthorized",
         403 => "Forbidden",
@@ -300,6 +310,7 @@ fn reason(status: u16) -> &'static str {
         405 => "Method Not Allowed",
         408 => "Request Timeout",
         409 => "Conflict",
+        412 => "Precondition Failed",
         413 => "Content Too Large",
         414 => "URI Too Long",
         415 => "Unsupported Media Type",
@@ -341,6 +352,10 @@ mod tests {
         let empty = String::from_utf8(empty).unwrap();
         assert!(!empty.contains("Content-"), "{empty}");
         assert!(empty.ends_with("\r\nConnection: keep-alive\r\n\r\n"), "{empty}");
+        let unmodified = Response::not_modified().with("ETag", "\"1-0\"");
+        let unmodified = String::from_utf8(unmodified.render(Persistence::KeepAlive, false)).unwrap();
+        assert!(unmodified.starts_with("HTTP/1.1 304 Not Modified\r\nDate: "), "{unmodified}");
+        assert!(unmodified.ends_with(" GMT\r\nETag: \"1-0\"\r\n\r\n"), "{unmodified}");
     }
 
     #[test]
@@ -354,6 +369,8 @@ mod tests {
             Error::CrossOrigin,
             Error::HostNotAllowed,
             Error::AlreadyExists,
+            Error::PreconditionFailed,
+            Error::UnsupportedPatch(""),
             Error::Unavailable("".into()),
             Error::BadRequest("rule"),
             Error::RequestTimeout,

@@ -5,8 +5,9 @@
 
 use super::{
     access::Access,
+    preconditions::Preconditions,
     query,
-    router::{Route, route},
+    router::{Route, USER, route},
     throttle::{Attempt, Throttle},
     validation::{Validation, object},
 };
@@ -17,6 +18,7 @@ use crate::{
     users::{
         pagination::ListRequest,
         password::Password,
+        revision::Condition,
         user::{NewUser, User, UserChanges},
     },
 };
@@ -26,24 +28,26 @@ use std::{sync::Arc, time::Instant};
 #[derive(Debug)]
 pub(crate) enum Command {
     /// `GET /users/:id`
-    Find(i64),
-    /// `PUT /users/:id` with a body that is refused: a missing user answers 404 all the same.
+    Find(i64, Preconditions),
+    /// `PUT` or `PATCH /users/:id` with a body that is refused: a missing user answers 404 all the same.
     RefuseUpdate(i64, Error),
     /// `GET /users`
     List(ListRequest),
     /// `POST /users`
     Create(NewUser),
-    /// `PUT /users/:id`
+    /// `PUT` or `PATCH /users/:id`
     Update {
         /// The user.
         id: i64,
         /// What changes.
         changes: UserChanges,
+        /// In which states of the record.
+        condition: Condition,
         /// Whether the user existed when it was looked up. A password is hashed only after that.
         found: bool,
     },
     /// `DELETE /users/:id`
-    Delete(i64),
+    Delete(i64, Condition),
     /// `POST /users/authenticate`, before the user is looked up.
     Authenticate(Login),
     /// The same after the look-up: `None` where no user has that address.
@@ -100,7 +104,7 @@ impl Command {
     /// The lane of its next step.
     pub fn lane(&self) -> Lane {
         match self {
-            Command::Find(_) | Command::RefuseUpdate(..) => Lane::Find,
+            Command::Find(..) | Command::RefuseUpdate(..) => Lane::Find,
             Command::List(ListRequest::Email { .. }) => Lane::Lookup,
             Command::List(_) => Lane::List,
             Command::Create(new) => match &new.password {
@@ -113,7 +117,7 @@ impl Command {
                 (Some(Some(Password::Clear(_))), true) => Lane::Hash,
                 _ => Lane::Change,
             },
-            Command::Delete(_) => Lane::Change,
+            Command::Delete(..) => Lane::Change,
             Command::Authenticate(_) => Lane::Lookup,
             Command::Verify(..) => Lane::Hash,
         }
@@ -122,7 +126,7 @@ impl Command {
     /// The user that it changes. Changes of one user are executed in the order of their arrival.
     pub fn changes_user(&self) -> Option<i64> {
         match self {
-            Command::Update { id, .. } | Command::Delete(id) => Some(*id),
+            Command::Update { id, .. } | Command::Delete(id, _) => Some(*id),
             _ => None,
         }
     }
@@ -174,13 +178,24 @@ impl Judge {
         Ok(match route {
             Route::Options(allow) => return Err(Refusal::Options(allow)),
             Route::List => Command::List(query::list(request, self.max_per_page)?),
-            Route::Find(id) => Command::Find(id.ok_or(Error::NotFound)?),
-            Route::Delete(id) => Command::Delete(id.ok_or(Error::NotFound)?),
+            Route::Find(id) => {
+                let preconditions = Preconditions::of(request)?;
+                Command::Find(id.ok_or(Error::NotFound)?, preconditions)
+            }
+            Route::Delete(id) => {
+                let condition = Preconditions::of(request)?.into_condition();
+                Command::Delete(id.ok_or(Error::NotFound)?, condition)
+            }
             Route::Create => Command::Create(NewUser::from_body(self.validation.create(json(request)?)?)?),
-            Route::Update(id) => {
+            Route::Update(id) | Route::Patch(id) => {
+                let condition = Preconditions::of(request)?.into_condition();
                 let id = id.ok_or(Error::NotFound)?;
-                match json(request).and_then(UserChanges::from_body) {
-                    Ok(changes) => Command::Update { id, changes, found: false },
+                let body = match route {
+                    Route::Patch(_) => merge_patch(request).and_then(|body| self.validation.patch(body)),
+                    _ => json(request),
+                };
+                match body.and_then(UserChanges::from_body) {
+                    Ok(changes) => Command::Update { id, changes, condition, found: false },
                     Err(refusal) => Command::RefuseUpdate(id, refusal),
                 }
             }
@@ -213,9 +228,29 @@ impl From<Error> for Refusal {
 impl Refusal {
     pub fn into_response(self) -> Response {
         match self {
+            Refusal::Options(USER) => {
+                Response::no_content().with("Allow", USER).with("Accept-Patch", ACCEPT_PATCH)
+            }
             Refusal::Options(allow) => Response::no_content().with("Allow", allow),
             Refusal::Error(error) => error.into_response(),
         }
+    }
+}
+
+/// The media types of a patch, of which the first is the one that it has (RFC 7396).
+const ACCEPT_PATCH: &str = "application/merge-patch+json, application/json";
+
+/// The body of a PATCH. It is a merge patch if it is JSON, or if its type is curl's default; other kinds of patches mean
+/// something else, and so are refused.
+fn merge_patch(request: &Request) -> Result<serde_json::Map<String, serde_json::Value>, Error> {
+    const CURLS: &str = "application/x-www-form-urlencoded";
+    let media_type =
+        request.header("content-type").map(|text| text.split(';').next().unwrap_or_default().trim());
+    let accepted =
+        |text: &str| ACCEPT_PATCH.split(", ").chain([CURLS]).any(|one| one.eq_ignore_ascii_case(text));
+    match media_type {
+        Some(other) if !accepted(other) => Err(Error::UnsupportedPatch(ACCEPT_PATCH)),
+        _ => object(&request.body),
     }
 }
 
@@ -260,6 +295,12 @@ mod tests {
             ("PUT", "/users/1", r#"{"name":1}"#.to_owned(), Ok(Lane::Find)),
             ("PUT", "/users/1", "{".to_owned(), Ok(Lane::Find)),
             ("DELETE", "/users/1", String::new(), Ok(Lane::Change)),
+            ("PATCH", "/users/1", r#"{"name":"A"}"#.to_owned(), Ok(Lane::Change)),
+            ("PATCH", "/users/1", r#"{"password":null}"#.to_owned(), Ok(Lane::Change)),
+            ("PATCH", "/users/1", r#"{"password":"long enough"}"#.to_owned(), Ok(Lane::Find)),
+            // A PUT may have it.
+            ("PATCH", "/users/1", r#"{"email":"none"}"#.to_owned(), Ok(Lane::Find)),
+            ("PATCH", "/users/0", "{".to_owned(), Err(404)),
             (
                 "POST",
                 "/users/authenticate",

@@ -5,6 +5,7 @@
 use super::{
     App,
     command::{Command, Lane, Login, Step},
+    preconditions::{Preconditions, Read, etag},
 };
 use crate::{
     db::users::PasswordChange,
@@ -40,7 +41,7 @@ fn outcome(command: Command, result: Result<Response, Error>) -> Step {
 /// Reads by id, with one statement; and the look-up that comes before a change.
 fn find(app: &App, commands: Vec<Command>) -> Vec<Step> {
     let id = |command: &Command| match command {
-        Command::Find(id) | Command::RefuseUpdate(id, _) | Command::Update { id, .. } => *id,
+        Command::Find(id, _) | Command::RefuseUpdate(id, _) | Command::Update { id, .. } => *id,
         other => unreachable!("{:?} is not a command of this lane", other.lane()),
     };
     let users = match &commands[..] {
@@ -52,17 +53,38 @@ fn find(app: &App, commands: Vec<Command>) -> Vec<Step> {
         Err(Error::NotFound) => Vec::new(),
         Err(error) => return all(commands, &error),
     };
-    let one = |command: Command| {
+    let step = |command: Command| {
         let Ok(at) = users.binary_search_by_key(&id(&command), |user| user.id) else {
             return Step::Done(Error::NotFound.into_response());
         };
+        let user = &users[at];
         match command {
             Command::RefuseUpdate(_, refusal) => Step::Done(refusal.into_response()),
-            Command::Update { id, changes, .. } => Step::Next(Command::Update { id, changes, found: true }),
-            _ => Step::Done(Response::json(200, &users[at])),
+            Command::Update { ref condition, .. } if !condition.holds(user.revision()) => {
+                Step::Done(Error::PreconditionFailed.into_response())
+            }
+            Command::Update { id, changes, condition, .. } => {
+                Step::Next(Command::Update { id, changes, condition, found: true })
+            }
+            Command::Find(_, preconditions) => Step::Done(read(user, &preconditions)),
+            other => unreachable!("{:?} is not a command of this lane", other.lane()),
         }
     };
-    commands.into_iter().map(one).collect()
+    commands.into_iter().map(step).collect()
+}
+
+/// The answer to a read.
+fn read(user: &User, preconditions: &Preconditions) -> Response {
+    match preconditions.read(user.revision()) {
+        Read::Answered => one(200, user),
+        Read::NotModified => Response::not_modified().with("ETag", etag(user)),
+        Read::Failed => Error::PreconditionFailed.into_response(),
+    }
+}
+
+/// An answer with one user and the tag of its state.
+fn one(status: u16, user: &User) -> Response {
+    Response::json(status, user).with("ETag", etag(user))
 }
 
 /// Several lists: one statement for all pages, and one for all walks.
@@ -90,7 +112,7 @@ fn list(app: &App, commands: Vec<Command>) -> Vec<Step> {
             }
         })
     });
-    let one = |command: Command| {
+    let step = |command: Command| {
         let answer = match &command {
             Command::List(ListRequest::Page(_)) => {
                 pages.as_mut().map(Iterator::next).map_err(|error| &*error)
@@ -103,7 +125,7 @@ fn list(app: &App, commands: Vec<Command>) -> Vec<Step> {
             Err(error) => failed(command, error),
         }
     };
-    commands.into_iter().map(one).collect()
+    commands.into_iter().map(step).collect()
 }
 
 /// `email`: the address that the list was asked for.
@@ -152,16 +174,16 @@ fn change(app: &App, command: Command) -> Step {
             let hash = password.as_ref().map(hashed);
             app.users.create(name, email, hash).map(created)
         }
-        Command::Update { id, changes: UserChanges { name, email, password }, .. } => {
+        Command::Update { id, changes: UserChanges { name, email, password }, condition, .. } => {
             let password = match password {
                 None => PasswordChange::Keep,
                 Some(None) => PasswordChange::Remove,
                 Some(Some(password)) => PasswordChange::Set(hashed(password).clone()),
             };
-            let updated = app.users.update(*id, name.as_deref(), email.as_deref(), &password);
-            updated.map(|user| Response::json(200, &user))
+            let updated = app.users.update(*id, name.as_deref(), email.as_deref(), &password, condition);
+            updated.map(|user| one(200, &user))
         }
-        Command::Delete(id) => app.users.delete(*id).map(|()| Response::no_content()),
+        Command::Delete(id, condition) => app.users.delete(*id, condition).map(|()| Response::no_content()),
         other => unreachable!("{:?} is not a command of this lane", other.lane()),
     };
     outcome(command, result)
@@ -216,7 +238,8 @@ fn verify(app: &App, command: Command) -> Step {
 }
 
 fn created(user: User) -> Response {
-    Response::json(201, &user).with("Location", format!("/users/{}", user.id))
+    let location = format!("/users/{}", user.id);
+    Response::json(201, &user).with("Location", location).with("ETag", etag(&user))
 }
 
 /// An error of a statement is that of each command in it.

@@ -7,6 +7,7 @@
 mod access;
 mod command;
 mod handlers;
+mod preconditions;
 mod query;
 mod router;
 mod throttle;

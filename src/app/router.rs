@@ -16,6 +16,8 @@ pub enum Route {
     Find(Option<i64>),
     /// `PUT /users/:id`
     Update(Option<i64>),
+    /// `PATCH /users/:id`
+    Patch(Option<i64>),
     /// `DELETE /users/:id`
     Delete(Option<i64>),
     /// `POST /users/authenticate`
@@ -25,10 +27,11 @@ pub enum Route {
 }
 
 const USERS: &str = "GET, HEAD, POST, OPTIONS";
-const USER: &str = "GET, HEAD, PUT, DELETE, OPTIONS";
+/// The methods of a user.
+pub const USER: &str = "GET, HEAD, PUT, PATCH, DELETE, OPTIONS";
 const AUTHENTICATE: &str = "POST, OPTIONS";
 /// The answer to `OPTIONS *`, which asks about the server as a whole.
-const SERVER: &str = "GET, HEAD, POST, PUT, DELETE, OPTIONS";
+const SERVER: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS";
 
 /// The route, else [`Error::NotFound`], [`Error::MethodNotAllowed`], or [`Error::NotImplemented`] where no path has such a
 /// method. HEAD goes wherever GET goes.
@@ -42,7 +45,7 @@ pub fn route(method: Method, path: &str) -> Result<Route, Error> {
 }
 
 fn find(method: Method, path: &str) -> Result<Route, Error> {
-    use Method::{Delete, Get, Head, Options, Post, Put};
+    use Method::{Delete, Get, Head, Options, Patch, Post, Put};
     if path == "*" && method == Options {
         return Ok(Route::Options(SERVER));
     }
@@ -74,6 +77,7 @@ fn find(method: Method, path: &str) -> Result<Route, Error> {
     match method {
         Get | Head => Ok(Route::Find(id)),
         Put => Ok(Route::Update(id)),
+        Patch => Ok(Route::Patch(id)),
         Delete => Ok(Route::Delete(id)),
         Options => Ok(Route::Options(USER)),
         _ => Err(Error::MethodNotAllowed(USER)),
@@ -100,6 +104,8 @@ mod tests {
             ("GET", "/users/42", Ok(Route::Find(Some(42)))),
             ("GET", "/users/%34%32", Ok(Route::Find(Some(42)))),
             ("PUT", "/users/9223372036854775807", Ok(Route::Update(Some(i64::MAX)))),
+            ("PATCH", "/users/%34%32", Ok(Route::Patch(Some(42)))),
+            ("PATCH", "/users/x", Ok(Route::Patch(None))),
             ("DELETE", "/users/9223372036854775808", Ok(Route::Delete(None))),
             ("GET", "/users/0", Ok(Route::Find(None))),
             ("GET", "/users/-1", Ok(Route::Find(None))),

@@ -19,6 +19,8 @@ macro_rules! schema {
 // Compiled when the first service of the process starts, a millisecond each, and shared by all of them.
 static CREATE_BASIC: LazyLock<Validator> = schema!("create-user.basic.json");
 static CREATE_STRICT: LazyLock<Validator> = schema!("create-user.strict.json");
+static PATCH_BASIC: LazyLock<Validator> = schema!("patch-user.basic.json");
+static PATCH_STRICT: LazyLock<Validator> = schema!("patch-user.strict.json");
 static AUTHENTICATE: LazyLock<Validator> = schema!("authenticate.json");
 
 /// A schema of this crate's, compiled.
@@ -33,10 +35,11 @@ fn compile(schema: &str) -> Validator {
     options.build(&schema).expect("a schema of this crate is one")
 }
 
-/// Which schema a body of POST /users is held against, and the variant of the contract.
+/// Which schemas the bodies of POST /users and of PATCH are held against, and the variant of the contract.
 #[derive(Clone, Copy, Debug)]
 pub struct Validation {
     create: &'static Validator,
+    patch: &'static Validator,
     authenticate: &'static Validator,
     mode: config::Validation,
 }
@@ -44,16 +47,21 @@ pub struct Validation {
 impl Validation {
     /// Validation by the settings `SCHEMA` and `VALIDATION`.
     pub fn new(schema: Schema, mode: config::Validation) -> Validation {
-        let create = match schema {
-            Schema::Basic => &CREATE_BASIC,
-            Schema::Strict => &CREATE_STRICT,
+        let (create, patch) = match schema {
+            Schema::Basic => (&CREATE_BASIC, &PATCH_BASIC),
+            Schema::Strict => (&CREATE_STRICT, &PATCH_STRICT),
         };
-        Validation { create, authenticate: &AUTHENTICATE, mode }
+        Validation { create, patch, authenticate: &AUTHENTICATE, mode }
     }
 
     /// Checks the body of POST /users against the create schema.
     pub fn create(self, body: Map<String, Value>) -> Result<Map<String, Value>, Error> {
         self.check(body, self.create)
+    }
+
+    /// Checks the fields in the body of a PATCH against the create schema; a password may be removed.
+    pub fn patch(self, body: Map<String, Value>) -> Result<Map<String, Value>, Error> {
+        self.check(body, self.patch)
     }
 
     /// Checks the body of POST /users/authenticate.
@@ -174,6 +182,29 @@ mod tests {
         assert!(strict.contains(&"/password required: is required".to_owned()), "{strict:?}");
         let passes = json!({"name": "n", "email": "a@b.co", "password": "12345678", "more": 1});
         assert_eq!(judge(Schema::Strict, passes), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_patch_has_the_rules_of_a_create() {
+        let rows = [
+            (
+                include_str!("../../schemas/create-user.basic.json"),
+                include_str!("../../schemas/patch-user.basic.json"),
+            ),
+            (
+                include_str!("../../schemas/create-user.strict.json"),
+                include_str!("../../schemas/patch-user.strict.json"),
+            ),
+        ];
+        for (create, patch) in rows {
+            let (create, patch): (Value, Value) =
+                (serde_json::from_str(create).unwrap(), serde_json::from_str(patch).unwrap());
+            let mut expected = create.clone();
+            expected["title"] = patch["title"].clone();
+            expected["properties"]["password"]["type"] = json!(["string", "null"]);
+            expected.as_object_mut().unwrap().remove("required").unwrap();
+            assert_eq!(patch, expected);
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ with asked as materialized (
     group by block
 )
 select a.ordinal, (select coalesce(max(upto), 0) from top) as total,
-       u.id, u.name, u.email, u.created_at, u.updated_at
+       u.id, u.name, u.email, u.created_at, u.updated_at, u.version
 from asked a
 left join lateral (
     select block, a.first - (upto - n) as first from top

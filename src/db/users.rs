@@ -7,6 +7,7 @@ use crate::{
         pagination::{Page, PageRequest, Walk},
         password::PasswordHash,
         relation::{Load, Relation},
+        revision::{Condition, Revision},
         user::{Credential, Timestamp, User},
     },
 };
@@ -16,17 +17,18 @@ use postgres::{
 };
 use std::sync::{Arc, Weak};
 
-const FIND: &str = "select id, name, email, created_at, updated_at from users where id = $1";
+const FIND: &str = "select id, name, email, created_at, updated_at, version from users where id = $1";
 
-const FIND_MANY: &str = "select id, name, email, created_at, updated_at from users where id = any($1)";
+const FIND_MANY: &str =
+    "select id, name, email, created_at, updated_at, version from users where id = any($1)";
 
 const FIND_CREDENTIAL: &str = "select password_hash from credentials where user_id = $1";
 
 const FIND_BY_EMAIL: &str = "\
-    select id, name, email, created_at, updated_at from users where lower(email) = lower($1)";
+    select id, name, email, created_at, updated_at, version from users where lower(email) = lower($1)";
 
 const FIND_WITH_CREDENTIAL: &str = "\
-    select id, name, email, created_at, updated_at, password_hash \
+    select id, name, email, created_at, updated_at, version, password_hash \
     from users left join credentials on user_id = id \
     where lower(email) = lower($1)";
 
@@ -38,13 +40,13 @@ const WALK_MANY: &str = "\
     select ordinal, found.* \
     from unnest($1::bigint[], $2::bigint[]) with ordinality as asked (after, most, ordinal) \
     cross join lateral ( \
-        select id, name, email, created_at, updated_at from users \
+        select id, name, email, created_at, updated_at, version from users \
         where id > asked.after order by id limit asked.most \
     ) as found";
 
 const CREATE: &str = "\
     insert into users (name, email) values ($1, $2) \
-    returning id, name, email, created_at, updated_at";
+    returning id, name, email, created_at, updated_at, version";
 
 /// Each row comes with its position in the arrays. It cannot be told by its values, which a trigger may change, and
 /// `returning` sees nothing of `given`. But an insert reads, stores and returns one row before it reads the next: the
@@ -54,62 +56,34 @@ const CREATE_MANY: &str = "\
     select name, email from unnest($1::text[], $2::text[]) with ordinality as given (name, email, position) \
     where set_config('userd.position', position::text, true) <> '' \
     on conflict do nothing \
-    returning id, name, email, created_at, updated_at, current_setting('userd.position')::bigint";
+    returning id, name, email, created_at, updated_at, version, current_setting('userd.position')::bigint";
 
 const CREATE_WITH_PASSWORD: &str = "\
     with created as ( \
         insert into users (name, email) values ($1, $2) \
-        returning id, name, email, created_at, updated_at \
+        returning id, name, email, created_at, updated_at, version \
     ), credential as ( \
         insert into credentials (user_id, password_hash) select id, $3 from created \
     ) \
-    select id, name, email, created_at, updated_at from created";
+    select id, name, email, created_at, updated_at, version from created";
 
-/// No row when there is no such user; else the user as it is after the change, and whether the statement was overtaken:
-/// then it has changed nothing.
-///
-/// Everything is compared with the locked row, which another transaction may have changed after this statement took
-/// its snapshot. The joins have both changes of the credential made before the update, for which they count.
-///
-/// Overtaken: a deletion finds only what the snapshot has, so it misses a credential that another transaction has
-/// inserted meanwhile. That transaction has changed the user, too, whose row is then another one than the snapshot's.
-/// (`on conflict` has no such gap.)
-const UPDATE: &str = "\
-    with target as materialized ( \
-        select id, name, email, created_at, updated_at, \
-            ctid <> (select ctid from users where id = $1) as moved \
-        from users where id = $1 for no key update \
-    ), credential_set as ( \
-        insert into credentials (user_id, password_hash) \
-        select id, $4 from target where $4::text is not null \
-        on conflict (user_id) do update set password_hash = excluded.password_hash \
-        returning user_id \
-    ), credential_removed as ( \
-        delete from credentials using target where credentials.user_id = target.id and $5 \
-        returning credentials.user_id \
-    ), change as materialized ( \
-        select target.*, \
-            $5 and moved and credential_removed.user_id is null as overtaken, \
-            credential_set.user_id is not null or credential_removed.user_id is not null \
-                or target.name <> coalesce($2, target.name) \
-                or target.email <> coalesce($3, target.email) as changed \
-        from target \
-            left join credential_set on credential_set.user_id = target.id \
-            left join credential_removed on credential_removed.user_id = target.id \
-    ), updated as ( \
-        update users \
-        set name = coalesce($2, change.name), email = coalesce($3, change.email), \
-            updated_at = least(greatest(now(), change.updated_at + interval '1 microsecond'), \
-                timestamptz '9999-12-31T23:59:59.999999Z') \
-        from change where users.id = change.id and changed and not overtaken \
-        returning users.id, users.name, users.email, users.created_at, users.updated_at \
-    ) \
-    select id, name, email, created_at, updated_at, false as overtaken from updated \
-    union all \
-    select id, name, email, created_at, updated_at, overtaken from change \
-    where not exists (select from updated)";
+/// Locks, compares and changes a user.
+const UPDATE: &str = include_str!("update.sql");
 
 const DELETE: &str = "delete from users where id = $1 returning id";
+
+/// No row when there is no such user; else whether its state is one of $2 (null: any) and none of $3, and whether it was
+/// removed. The state is that of the locked row. See `update.sql`.
+const DELETE_IF: &str = "\
+    with target as materialized ( \
+        select id, \
+            coalesce(int8send(version) || timestamptz_send(updated_at) = any ($2::bytea[]), true) \
+                and int8send(version) || timestamptz_send(updated_at) <> all ($3::bytea[]) as allowed \
+        from users where id = $1 for update \
+    ), deleted as ( \
+        delete from users using target where users.id = target.id and allowed returning users.id \
+    ) \
+    select allowed, deleted.id is not null from target left join deleted on deleted.id = target.id";
 
 /// The users of one database; clones share it.
 #[derive(Clone)]
@@ -164,7 +138,7 @@ impl Users {
     pub fn find_by_email_with_credential(&self, email: &str) -> Result<User, Error> {
         let rows = self.pool.read(FIND_WITH_CREDENTIAL, &[(&email, Type::TEXT)])?;
         let row = rows.first().ok_or(Error::NotFound)?;
-        let hash: Option<String> = column(row, 5)?;
+        let hash: Option<String> = column(row, 6)?;
         Ok(User { credential: Relation::loaded("credential", hash.map(credential)), ..self.user(row)? })
     }
 
@@ -269,7 +243,7 @@ impl Users {
             self.pool.write(CREATE_MANY, &[(&names, Type::TEXT_ARRAY), (&emails, Type::TEXT_ARRAY)])?;
         let mut outcomes: Vec<_> = new.iter().map(|_| Err(Error::AlreadyExists)).collect();
         for row in &rows {
-            let position: i64 = column(row, 5)?;
+            let position: i64 = column(row, 6)?;
             let index = usize::try_from(position - 1).ok().and_then(|position| order.get(position));
             outcomes[*index.ok_or_else(|| Error::Internal("a created row has no position".into()))?] =
                 self.user(row);
@@ -278,39 +252,58 @@ impl Users {
     }
 
     /// Changes what is given and returns the user as it then is; where nothing changes, nothing is written.
-    /// One round trip. [`Error::NotFound`], [`Error::AlreadyExists`]; [`Error::Contended`] as well where a password is
-    /// removed that another transaction may just have set.
+    /// One round trip. [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::PreconditionFailed`] where the condition
+    /// does not hold; [`Error::Contended`] as well where a password is removed that another transaction may just have
+    /// set.
     pub fn update(
         &self,
         id: i64,
         name: Option<&str>,
         email: Option<&str>,
         password: &PasswordChange,
+        condition: &Condition,
     ) -> Result<User, Error> {
         let (hash, remove) = match password {
             PasswordChange::Keep => (None, false),
             PasswordChange::Remove => (None, true),
             PasswordChange::Set(hash) => (Some(hash.as_phc()), false),
         };
-        let params: [Param; 5] = [
+        let (only, except) = states(condition);
+        let params: [Param; 7] = [
             (&id, Type::INT8),
             (&name, Type::TEXT),
             (&email, Type::TEXT),
             (&hash, Type::TEXT),
             (&remove, Type::BOOL),
+            (&only, Type::BYTEA_ARRAY),
+            (&except, Type::BYTEA_ARRAY),
         ];
         let rows = self.pool.write(UPDATE, &params)?;
         let row = rows.first().ok_or(Error::NotFound)?;
-        match column::<bool>(row, 5)? {
-            true => Err(Error::Contended),
-            false => self.user(row),
+        match (column(row, 6)?, column(row, 7)?) {
+            (false, _) => Err(Error::PreconditionFailed),
+            (true, true) => Err(Error::Contended),
+            (true, false) => self.user(row),
         }
     }
 
-    /// Removes a user and its credential. One round trip; [`Error::NotFound`].
-    pub fn delete(&self, id: i64) -> Result<(), Error> {
-        let deleted = self.pool.write(DELETE, &[(&id, Type::INT8)])?;
-        deleted.first().map(drop).ok_or(Error::NotFound)
+    /// Removes a user and its credential. One round trip; [`Error::NotFound`], and [`Error::PreconditionFailed`] where
+    /// the condition does not hold.
+    pub fn delete(&self, id: i64, condition: &Condition) -> Result<(), Error> {
+        if condition.is_empty() {
+            let deleted = self.pool.write(DELETE, &[(&id, Type::INT8)])?;
+            return deleted.first().map(drop).ok_or(Error::NotFound);
+        }
+        let (only, except) = states(condition);
+        let params: [Param; 3] =
+            [(&id, Type::INT8), (&only, Type::BYTEA_ARRAY), (&except, Type::BYTEA_ARRAY)];
+        let rows = self.pool.write(DELETE_IF, &params)?;
+        let row = rows.first().ok_or(Error::NotFound)?;
+        match (column(row, 0)?, column(row, 1)?) {
+            (false, _) => Err(Error::PreconditionFailed),
+            (true, false) => Err(Error::NotFound),
+            (true, true) => Ok(()),
+        }
     }
 
     fn user(&self, row: &Row) -> Result<User, Error> {
@@ -325,6 +318,7 @@ impl Users {
             email: column(row, at + 2)?,
             created_at: column(row, at + 3)?,
             updated_at: column(row, at + 4)?,
+            version: column(row, at + 5)?,
             credential: match &self.lazy {
                 Some(loader) => Relation::lazy("credential", loader.clone(), id),
                 None => Relation::prevented("credential"),
@@ -356,10 +350,22 @@ fn column<'a, T: FromSql<'a>>(row: &'a Row, at: usize) -> Result<T, Error> {
     row.try_get(at).map_err(|error| sqlstate::condition("", &error))
 }
 
+/// 2000-01-01T00:00:00Z, from which PostgreSQL counts microseconds, in microseconds since 1970.
+const EPOCH: i64 = 946_684_800_000_000;
+
+/// What a condition allows and what it does not, as statements compare states: `int8send(version) ||
+/// timestamptz_send(updated_at)`.
+fn states(condition: &Condition) -> (Option<Vec<Vec<u8>>>, Vec<Vec<u8>>) {
+    let state = |revision: &Revision| {
+        let micros = revision.updated_at.unix_micros() - EPOCH;
+        [revision.version.to_be_bytes(), micros.to_be_bytes()].concat()
+    };
+    let states = |revisions: &Vec<Revision>| revisions.iter().map(state).collect();
+    (condition.only.as_ref().map(states), states(&condition.except))
+}
+
 impl FromSql<'_> for Timestamp {
-    /// PostgreSQL sends microseconds since 2000-01-01T00:00:00Z.
     fn from_sql(_: &Type, raw: &[u8]) -> Result<Timestamp, Box<dyn std::error::Error + Sync + Send>> {
-        const EPOCH: i64 = 946_684_800_000_000;
         let micros = i64::from_be_bytes(raw.try_into()?);
         let since_1970 = micros.checked_add(EPOCH);
         since_1970
@@ -406,7 +412,9 @@ mod tests {
         let mut unloaded = users.list(PageRequest { page: 1, per_page: 15 }).unwrap().data;
         unloaded.push(users.find(1).unwrap());
         unloaded.push(users.create("Eve", "eve@example.com", None).unwrap());
-        unloaded.push(users.update(2, Some("Robert"), None, &PasswordChange::Keep).unwrap());
+        unloaded.push(
+            users.update(2, Some("Robert"), None, &PasswordChange::Keep, &Condition::default()).unwrap(),
+        );
         assert_eq!(unloaded.len(), 5);
         for user in unloaded {
             assert!(!user.credential.is_loaded());

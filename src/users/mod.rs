@@ -3,4 +3,5 @@
 pub mod pagination;
 pub mod password;
 pub(crate) mod relation;
+pub mod revision;
 pub mod user;

@@ -7,6 +7,7 @@ use crate::{
     users::{
         password::{Password, PasswordHash},
         relation::Relation,
+        revision::Revision,
     },
 };
 use serde::{Serialize, Serializer};
@@ -37,6 +38,9 @@ pub struct User {
     pub created_at: Timestamp,
     /// When anything of it last changed.
     pub updated_at: Timestamp,
+    /// Moves with every change, the password's included.
+    #[serde(skip)]
+    pub version: i64,
     /// What the user proves itself with. No read or list fetches it.
     #[serde(skip)]
     #[doc(hidden)]
@@ -61,7 +65,7 @@ pub struct NewUser {
     pub password: Option<Password>,
 }
 
-/// What a PUT changes; `None` leaves the field as it is.
+/// What a PUT or a PATCH changes; `None` leaves the field as it is.
 #[derive(Debug, Default)]
 pub struct UserChanges {
     /// A new name.
@@ -70,6 +74,14 @@ pub struct UserChanges {
     pub email: Option<String>,
     /// `Some(None)` removes the password.
     pub password: Option<Option<Password>>,
+}
+
+impl User {
+    /// The state of the record, of which its `ETag` is made.
+    #[doc(hidden)]
+    pub fn revision(&self) -> Revision {
+        Revision { version: self.version, updated_at: self.updated_at }
+    }
 }
 
 /// Refuses fields that may not be mass assigned, known or unknown, by name.
@@ -95,7 +107,7 @@ impl NewUser {
 }
 
 impl UserChanges {
-    /// From the body of a PUT: the guard, then each value must be one that its column can hold, and a password one that
+    /// From the body of a PUT or a PATCH: the guard, then each value must be one that its column can hold, and a password one that
     /// a user could be created with.
     pub fn from_body(body: Map<String, Value>) -> Result<UserChanges, Error> {
         guard(&body)?;

@@ -611,19 +611,21 @@ fn paths_that_are_not_there() {
 #[test]
 fn methods() {
     const USERS: &str = "GET, HEAD, POST, OPTIONS";
-    const USER: &str = "GET, HEAD, PUT, DELETE, OPTIONS";
+    const USER: &str = "GET, HEAD, PUT, PATCH, DELETE, OPTIONS";
     const AUTHENTICATE: &str = "POST, OPTIONS";
     let service = Service::start();
     let mut client = service.client();
     let rows: [(&str, &str, &[&str]); 4] = [
         ("/users", USERS, &["PUT", "DELETE", "PATCH", "TRACE", "QUERY", "get", "Post"]),
-        ("/users/1", USER, &["POST", "PATCH", "TRACE", "put"]),
-        ("/users/abc", USER, &["POST", "PATCH"]),
+        ("/users/1", USER, &["POST", "TRACE", "put", "patch"]),
+        ("/users/abc", USER, &["POST"]),
         ("/users/authenticate", AUTHENTICATE, &["GET", "PUT", "DELETE", "PATCH"]),
     ];
     for (path, allow, refused) in rows {
         let options = client.request("OPTIONS", path, &[], "");
         assert_eq!((options.status, options.header("Allow")), (204, Some(allow)), "{path}");
+        let patch = (allow == USER).then_some("application/merge-patch+json, application/json");
+        assert_eq!(options.header("Accept-Patch"), patch, "{path}");
         for method in refused {
             let answer = client.request(method, path, &[], "");
             assert_eq!(

@@ -94,8 +94,9 @@ struct Story(String);
 
 impl Story {
     fn tell(&mut self, action: &Action, answer: &Answer) {
-        let (method, target, body) = action.request();
-        self.0 += &format!("\n  {method} {target} {body} => {} {}", answer.status, answer.body);
+        let (method, target, fields, body) = action.request();
+        let (status, tag) = (answer.status, answer.tag.as_deref().unwrap_or_default());
+        self.0 += &format!("\n  {method} {target} {fields:?} {body} => {status} {tag} {}", answer.body);
     }
 
     fn ends(&self, why: impl fmt::Display) -> String {
@@ -109,13 +110,14 @@ impl<'a> Subject<'a> {
         let mut clients: Vec<Client> = urls.iter().map(|url| Client::new(url)).collect();
         let mut turn = 0;
         let send = move |action: &Action| {
-            let (method, target, body) = action.request();
+            let (method, target, fields, body) = action.request();
+            let fields: Vec<_> = fields.iter().map(|(name, value)| (*name, value.as_str())).collect();
             turn += 1;
             let index = turn % clients.len();
-            let answer = clients[index].request(method, &target, &[], body);
+            let answer = clients[index].request(method, &target, &fields, body);
             let body = if answer.body.is_empty() { serde_json::Value::Null } else { answer.json() };
-            let location = answer.header("Location").map(str::to_owned);
-            (Answer { status: answer.status, body }, location)
+            let field = |name| answer.header(name).map(str::to_owned);
+            (Answer { status: answer.status, body, tag: field("ETag") }, field("Location"))
         };
         Subject { database, rules, send: Box::new(send), verified: HashMap::new() }
     }
@@ -123,11 +125,14 @@ impl<'a> Subject<'a> {
     /// Without a socket.
     fn in_process(service: &'a Service) -> Subject<'a> {
         let send = |action: &Action| {
-            let (method, target, body) = action.request();
-            let response = service.server.app().handle(&Request::new(method, target, body));
+            let (method, target, fields, body) = action.request();
+            let request = Request::new(method, target, body);
+            let request =
+                fields.into_iter().fold(request, |request, (name, value)| request.with(name, value));
+            let response = service.server.app().handle(&request);
             let body = if response.body.is_empty() { serde_json::Value::Null } else { response.value() };
-            let location = response.header("Location").map(str::to_owned);
-            (Answer { status: response.status, body }, location)
+            let field = |name| response.header(name).map(str::to_owned);
+            (Answer { status: response.status, body, tag: field("ETag") }, field("Location"))
         };
         let (database, rules) = (&service.database, Rules::default());
         Subject { database, rules, send: Box::new(send), verified: HashMap::new() }
@@ -181,8 +186,12 @@ impl<'a> Subject<'a> {
         let count = state.users.len();
         let pages = (1..=count / 2 + 2).map(|page| Action::List { page, per_page: 2 });
         let pages = pages.chain([Action::List { page: 1, per_page: 1000 }]);
+        let walk = [0].iter().chain(&known.ids).map(|id| Action::Walk { after: *id, per_page: 2 });
+        let emails = state.users.iter().filter(|user| user.email.is_ascii() && !user.email.contains(' '));
+        let emails = emails.filter(|user| !user.email.is_empty());
+        let emails: Vec<_> = emails.map(|user| Action::Email(user.email.to_lowercase())).collect();
         let users = known.ids.iter().map(|id| Action::Get(id.to_string()));
-        for action in pages.chain(users) {
+        for action in pages.chain(walk).chain(users).chain(emails) {
             state = self.ask(&state, &action, story)?.0;
         }
         // What the hash of a password is that was found right stays right as long as the hash stays.

@@ -307,6 +307,10 @@ mod tests {
                  authorization: two\r\nSec-Fetch-Site: same-origin\r\nhost: a\r\nContent-Length: 3\r\n\r\nabc",
             ),
             (
+                "GET /x HTTP/1.1\r\nHost: a\r\nIf-None-Match: \"a\"\r\nIF-MATCH: *\r\nif-none-match: \"b\"\r\n\r\n",
+                "GET /x#S HTTP/1.1\r\nif-none-match: \"a\"\r\nif-match: *\r\nif-none-match: \"b\"\r\n\r\n",
+            ),
+            (
                 "POST http://other:8/x?y HTTP/1.1\r\nHost: a\r\nOrigin: http://o\r\n\r\n",
                 "POST /x?y#S HTTP/1.1\r\norigin: http://o\r\nhost: other:8\r\n\r\n",
             ),

@@ -12,7 +12,7 @@ use crate::{config::Limits, error::Error, http::Persistence};
 use std::{fmt::Display, io::Write};
 
 /// Fields that the layers above look at, beside `Sec-Fetch-*` and, from a browser, `Host`. All others end here.
-const FORWARDED: [&str; 3] = ["authorization", "content-type", "origin"];
+const FORWARDED: [&str; 5] = ["authorization", "content-type", "if-match", "if-none-match", "origin"];
 
 /// What a request's head says, as far as it is used.
 pub struct Head<'a> {

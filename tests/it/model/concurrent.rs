@@ -10,13 +10,14 @@ use super::{
     linearizable::{Call, check},
     replicas,
     rules::Rules,
-    state::{Action, Answer, Body},
+    state::{Action, Answer, Body, Field},
 };
 use crate::support::{Client, Database, Dice, LONG, Process, Proxy, Weather, eventually, free_port, pause};
 use nix::sys::signal::Signal;
 use proptest::{array::uniform8, collection::vec, option::weighted, prelude::*};
 use serde_json::Value;
 use std::{
+    collections::HashMap,
     path::Path,
     sync::{
         Mutex,
@@ -33,11 +34,31 @@ const PASSWORDS: [&str; 2] = ["first password", "second password"];
 /// What a client does, to a user that is known when it does it.
 #[derive(Debug, Clone)]
 enum Step {
-    Create { address: usize, password: Option<usize> },
-    Get(usize),
-    Put { user: usize, rename: bool, address: Option<usize>, password: Option<Option<usize>> },
-    Delete(usize),
-    Authenticate { address: usize, password: usize },
+    Create {
+        address: usize,
+        password: Option<usize>,
+    },
+    Get {
+        user: usize,
+        conditional: bool,
+    },
+    Put {
+        user: usize,
+        patch: bool,
+        conditional: bool,
+        rename: bool,
+        address: Option<usize>,
+        password: Option<Option<usize>>,
+    },
+    Delete {
+        user: usize,
+        conditional: bool,
+    },
+    Find(usize),
+    Authenticate {
+        address: usize,
+        password: usize,
+    },
     List,
 }
 
@@ -60,10 +81,18 @@ fn plan() -> impl Strategy<Value = Plan> {
     let step = prop_oneof![
         4 => (0..6_usize, weighted(0.1, password()))
             .prop_map(|(address, password)| Step::Create { address, password }),
-        4 => (0..3_usize).prop_map(Step::Get),
-        6 => (0..3_usize, any::<bool>(), weighted(0.25, 0..6_usize), weighted(0.4, weighted(0.3, password())))
-            .prop_map(|(user, rename, address, password)| Step::Put { user, rename, address, password }),
-        2 => (0..3_usize).prop_map(Step::Delete),
+        4 => (0..3_usize, any::<bool>()).prop_map(|(user, conditional)| Step::Get { user, conditional }),
+        6 => (
+            (0..3_usize, any::<bool>(), any::<bool>()),
+            any::<bool>(),
+            weighted(0.25, 0..6_usize),
+            weighted(0.4, weighted(0.3, password())),
+        )
+            .prop_map(|((user, patch, conditional), rename, address, password)| {
+                Step::Put { user, patch, conditional, rename, address, password }
+            }),
+        2 => (0..3_usize, any::<bool>()).prop_map(|(user, conditional)| Step::Delete { user, conditional }),
+        1 => (0..6_usize).prop_map(Step::Find),
         1 => (0..6_usize, password())
             .prop_map(|(address, password)| Step::Authenticate { address, password }),
         1 => Just(Step::List),
@@ -91,6 +120,8 @@ struct History<'a> {
     number: usize,
     /// Ids that are known, by group.
     known: [Mutex<Vec<String>>; GROUPS],
+    /// The tags that were seen last, by id.
+    tags: Mutex<HashMap<String, String>>,
     calls: [Mutex<Vec<Call>>; GROUPS],
     figures: &'a Figures,
 }
@@ -99,7 +130,8 @@ impl<'a> History<'a> {
     fn new(addresses: &'a [String], figures: &'a Figures) -> History<'a> {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        History { addresses, number, known: Default::default(), calls: Default::default(), figures }
+        let (known, tags, calls) = Default::default();
+        History { addresses, number, known, tags, calls, figures }
     }
 
     /// An address of a group, in some spelling. Only this history uses it: the database may still execute a statement of a
@@ -165,14 +197,19 @@ impl<'a> History<'a> {
         let action = match &turn.step {
             Step::Create { address, password } => create(*address, *password),
             Step::List => Action::Some(Vec::new()),
+            Step::Find(address) => Action::Email(self.email(group, *address)),
             Step::Authenticate { address, password } => Action::Authenticate {
                 email: self.email(group, *address),
                 password: PASSWORDS[*password].to_owned(),
             },
-            Step::Get(user) | Step::Delete(user) | Step::Put { user, .. } => match (id(*user), &turn.step) {
+            Step::Get { user, conditional }
+            | Step::Delete { user, conditional }
+            | Step::Put { user, conditional, .. } => match (id(*user), &turn.step) {
                 (None, _) => create(*user, None),
-                (Some(id), Step::Get(_)) => Action::Get(id),
-                (Some(id), Step::Put { rename, address, password, .. }) => {
+                (Some(id), Step::Get { .. }) => {
+                    self.depending(*conditional, Field::NoneMatch, &id, Action::Get(id.clone()))
+                }
+                (Some(id), Step::Put { patch, rename, address, password, .. }) => {
                     let mut body = Body::new();
                     if *rename {
                         body.insert("name".to_owned(), name);
@@ -186,12 +223,21 @@ impl<'a> History<'a> {
                             password.map_or(Value::Null, |number| PASSWORDS[number].into()),
                         )
                     }));
-                    Action::Put(id, body)
+                    let change = if *patch { Action::Patch } else { Action::Put };
+                    self.depending(*conditional, Field::Match, &id, change(id.clone(), body))
                 }
-                (Some(id), _) => Action::Delete(id),
+                (Some(id), _) => self.depending(*conditional, Field::Match, &id, Action::Delete(id.clone())),
             },
         };
         self.call(client, number, group, action, turn.cut);
+    }
+
+    /// An action that depends on the tag of its user that was seen last, if one was, or on none.
+    fn depending(&self, conditional: bool, field: Field, id: &str, then: Action) -> Action {
+        match self.tags.lock().unwrap().get(id) {
+            Some(tag) if conditional => Action::If { field, tags: vec![tag.clone()], then: Box::new(then) },
+            _ => then,
+        }
     }
 
     fn call(&self, client: usize, number: usize, group: usize, action: Action, cut: Option<Cut>) {
@@ -209,9 +255,12 @@ impl<'a> History<'a> {
                 None
             }
         };
-        if let Some((Answer { status: 200 | 201, body }, _)) = &answer
+        if let Some((Answer { status: 200 | 201, body, tag }, _)) = &answer
             && let Some(id) = body["id"].as_str()
         {
+            if let Some(tag) = tag {
+                self.tags.lock().unwrap().insert(id.to_owned(), tag.clone());
+            }
             let mut known = self.known[group].lock().unwrap();
             if !known.iter().any(|other| other == id) {
                 known.push(id.to_owned());

@@ -27,10 +27,11 @@ pub enum Outcome {
 
 /// Sends a request on a connection of its own. Returns when it was sent, too.
 pub fn exchange(address: &str, action: &Action, cut: Option<Cut>) -> (Instant, Outcome) {
-    let (method, target, body) = action.request();
+    let (method, target, fields, body) = action.request();
     let length = body.len();
+    let fields: String = fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
     let request = format!(
-        "{method} {target} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+        "{method} {target} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n{fields}Content-Length: {length}\r\n\r\n{body}"
     );
     let mut stream = None;
     eventually(LONG, "the service listens", || {
@@ -64,10 +65,10 @@ pub fn exchange(address: &str, action: &Action, cut: Option<Cut>) -> (Instant, O
     let end = Instant::now();
     match parse(&answer) {
         // The service says so where it cannot know.
-        Some(Answer { status: 500, body }) if body == json!({"error": "Database error"}) => {
+        Some(Answer { status: 500, body, .. }) if body == json!({"error": "Database error"}) => {
             (sent, Outcome::Open)
         }
-        Some(Answer { status: 503, body }) if body == json!({"error": "Service unavailable"}) => {
+        Some(Answer { status: 503, body, .. }) if body == json!({"error": "Service unavailable"}) => {
             (sent, Outcome::Open)
         }
         Some(answer) => (sent, Outcome::Answered(answer, end)),
@@ -81,6 +82,7 @@ fn parse(bytes: &[u8]) -> Option<Answer> {
     assert_no_secret(text);
     let (head, body) = text.split_once("\r\n\r\n")?;
     let status = head.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()?;
+    let tag = head.lines().find_map(|line| line.strip_prefix("ETag: ")).map(str::to_owned);
     let length =
         head.lines().find_map(|line| line.strip_prefix("Content-Length: ")?.parse().ok()).unwrap_or(0);
     if body.len() < length {
@@ -88,5 +90,5 @@ fn parse(bytes: &[u8]) -> Option<Answer> {
     }
     assert_eq!(body.len(), length, "{text}");
     let body = if body.is_empty() { Value::Null } else { serde_json::from_str(body).expect("JSON") };
-    Some(Answer { status, body })
+    Some(Answer { status, body, tag })
 }

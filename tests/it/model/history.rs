@@ -1,6 +1,6 @@
 //! Random histories: requests that refer to what came before them, so that any part of a history is one, too.
 
-use super::state::{Action, Body, State};
+use super::state::{Action, Body, FOREIGN, Field, State, canonical};
 use proptest::{collection::vec, prelude::*};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -10,10 +10,33 @@ use std::collections::HashMap;
 pub enum Step {
     Create(Body),
     Get(Id),
-    List { page: usize, per_page: usize },
+    List {
+        page: usize,
+        per_page: usize,
+    },
+    Walk {
+        after: usize,
+        per_page: usize,
+    },
+    Email {
+        number: usize,
+        spelling: usize,
+    },
     Put(Id, Body),
+    Patch(Id, Body),
     Delete(Id),
     Authenticate(Id, Attempt),
+    /// One of those that concern one user, which depends on tags.
+    If(Field, Vec<Tag>, Box<Step>),
+}
+
+/// Which tag is sent.
+#[derive(Debug, Clone, Copy)]
+pub enum Tag {
+    Current,
+    Former,
+    Weak,
+    Foreign,
 }
 
 /// How a path names a user.
@@ -102,15 +125,33 @@ fn body(weights: [f64; 3]) -> impl Strategy<Value = Body> {
     })
 }
 
+/// A read or a change of one user.
+fn of_one() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        2 => id().prop_map(Step::Get),
+        5 => (id(), body([0.5, 0.4, 0.4])).prop_map(|(id, body)| Step::Put(id, body)),
+        4 => (id(), body([0.5, 0.4, 0.4])).prop_map(|(id, body)| Step::Patch(id, body)),
+        1 => id().prop_map(Step::Delete),
+    ]
+}
+
 fn step(strict: bool) -> impl Strategy<Value = Step> {
     let password_of_create = if strict { 0.95 } else { 0.2 };
+    let field = prop_oneof![3 => Just(Field::Match), 2 => Just(Field::NoneMatch)];
+    let tag = prop_oneof![
+        4 => Just(Tag::Current),
+        1 => Just(Tag::Former),
+        1 => Just(Tag::Weak),
+        1 => Just(Tag::Foreign),
+    ];
     let attempts = [Attempt::Right, Attempt::Old, Attempt::Wrong, Attempt::Empty];
     prop_oneof![
         4 => body([0.98, 0.98, password_of_create]).prop_map(Step::Create),
-        2 => id().prop_map(Step::Get),
+        8 => of_one(),
+        8 => (field, vec(tag, 0..3), of_one()).prop_map(|(field, tags, then)| Step::If(field, tags, Box::new(then))),
         1 => (1..4_usize, 1..5_usize).prop_map(|(page, per_page)| Step::List { page, per_page }),
-        5 => (id(), body([0.5, 0.4, 0.4])).prop_map(|(id, body)| Step::Put(id, body)),
-        1 => id().prop_map(Step::Delete),
+        1 => (0..5_usize, 1..5_usize).prop_map(|(after, per_page)| Step::Walk { after, per_page }),
+        1 => (0..5_usize, 0..3_usize).prop_map(|(number, spelling)| Step::Email { number, spelling }),
         2 => (id(), proptest::sample::select(attempts.to_vec()))
             .prop_map(|(id, attempt)| Step::Authenticate(id, attempt)),
     ]
@@ -151,7 +192,28 @@ impl Known {
             Step::Create(body) => Action::Create(body.clone()),
             Step::Get(id) => Action::Get(self.segment(id)),
             Step::List { page, per_page } => Action::List { page: *page, per_page: *per_page },
+            Step::Walk { after, per_page } => {
+                let after = if self.ids.is_empty() { 0 } else { self.id(*after) };
+                Action::Walk { after, per_page: *per_page }
+            }
+            Step::Email { number, spelling } => Action::Email(address(*number, *spelling)),
             Step::Put(id, body) => Action::Put(self.segment(id), body.clone()),
+            Step::Patch(id, body) => Action::Patch(self.segment(id), body.clone()),
+            Step::If(field, tags, then) => {
+                let then = self.action(then, state);
+                let id = then.id().and_then(canonical);
+                let user = state.users.iter().find(|user| user.id == id && id.is_some());
+                let current = user.and_then(|user| user.tag.as_deref()).unwrap_or(FOREIGN);
+                let former = user.and_then(|user| user.former_tags.last()).map_or(FOREIGN, String::as_str);
+                let tag = |tag: &Tag| match tag {
+                    Tag::Current => current.to_owned(),
+                    Tag::Former => former.to_owned(),
+                    Tag::Weak => format!("W/{current}"),
+                    Tag::Foreign => FOREIGN.to_owned(),
+                };
+                let tags = tags.iter().map(tag).collect();
+                Action::If { field: *field, tags, then: Box::new(then) }
+            }
             Step::Delete(id) => Action::Delete(self.segment(id)),
             Step::Authenticate(id, attempt) => {
                 let (Id::Known(back) | Id::Encoded(back)) = id else {

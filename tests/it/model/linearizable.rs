@@ -81,18 +81,20 @@ impl Search<'_> {
         let start = self.calls.iter().map(|call| call.sent).min().expect("there are calls");
         let mut report = "no order of these calls explains their answers (microseconds):".to_owned();
         for (index, call) in self.calls.iter().enumerate() {
-            let (method, target, body) = call.action.request();
+            let (method, target, fields, body) = call.action.request();
             let since = |moment: Instant| moment.duration_since(start).as_micros();
             let answer = match &call.answer {
                 // A page tells of all groups.
                 Some((answer, end)) => {
-                    format!("{} {:.300} at {}", answer.status, answer.body.to_string(), since(*end))
+                    let tag = answer.tag.as_deref().unwrap_or_default();
+                    format!("{} {tag} {:.300} at {}", answer.status, answer.body.to_string(), since(*end))
                 }
                 None => "no answer".to_owned(),
             };
             let (client, sent) = (call.client, since(call.sent));
-            report +=
-                &format!("\n  {index}: client {client} at {sent}: {method} {target} {body} => {answer}");
+            report += &format!(
+                "\n  {index}: client {client} at {sent}: {method} {target} {fields:?} {body} => {answer}"
+            );
         }
         report + &format!("\n  the longest order: {:?}", self.longest)
     }
@@ -126,7 +128,11 @@ mod tests {
             client,
             action,
             sent: at(sent),
-            answer: answer.map(|(end, status, body)| (Answer { status, body }, at(end))),
+            // Each moment of a change has a tag of its own.
+            answer: answer.map(|(end, status, body)| {
+                let tag = body["updatedAt"].as_str().map(|moment| format!("\"{moment}\""));
+                (Answer { status, body, tag }, at(end))
+            }),
         };
         rows.into_iter().enumerate().map(call).collect()
     }

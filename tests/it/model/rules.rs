@@ -72,6 +72,22 @@ impl Rules {
         }
     }
 
+    /// The fields of a patch are those of a create, of which each may be missing, and a password null.
+    pub fn refuses_patch(self, body: &Body) -> Option<Refusal> {
+        let is_wrong = |(field, value): &(&String, &Value)| match field.as_str() {
+            "name" => !is_text(value) || (self.strict && *value == ""),
+            "email" => !is_address(value),
+            "password" => !value.is_null() && !is_password(value),
+            _ => false,
+        };
+        let wrong: BTreeSet<_> = body.iter().filter(is_wrong).map(|(field, _)| format!("/{field}")).collect();
+        match wrong.is_empty() {
+            false if self.parser => Some(Refusal::Values(422, false, wrong)),
+            false => Some(Refusal::Values(400, true, wrong)),
+            true => is_mass_assignment(body).then_some(Refusal::MassAssignment),
+        }
+    }
+
     pub fn refuses_put(self, body: &Body) -> Option<Refusal> {
         if is_mass_assignment(body) {
             return Some(Refusal::MassAssignment);

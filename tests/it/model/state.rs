@@ -6,6 +6,7 @@
 use super::rules::Rules;
 use crate::support::is_timestamp;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
 
 pub type Body = Map<String, Value>;
 
@@ -19,19 +20,56 @@ pub enum Action {
         page: usize,
         per_page: usize,
     },
+    /// The users that follow an id.
+    Walk {
+        after: i64,
+        per_page: usize,
+    },
+    /// The user with this address.
+    Email(String),
     /// All users whose addresses are among these, from one page.
     Some(Vec<String>),
     Put(String, Body),
+    Patch(String, Body),
     Delete(String),
+    /// A read or a change of one user that depends on tags; without any: `*`.
+    If {
+        field: Field,
+        tags: Vec<String>,
+        then: Box<Action>,
+    },
     Authenticate {
         email: String,
         password: String,
     },
 }
 
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Field {
+    Match,
+    NoneMatch,
+}
+
+/// What is sent: method, target, header fields, body.
+pub type Sent = (&'static str, String, Vec<(&'static str, String)>, String);
+
 impl Action {
+    pub fn request(&self) -> Sent {
+        if let Action::If { field, tags, then } = self {
+            let (method, target, _, body) = then.request();
+            let name = match field {
+                Field::Match => "If-Match",
+                Field::NoneMatch => "If-None-Match",
+            };
+            let value = if tags.is_empty() { "*".to_owned() } else { tags.join(", ") };
+            return (method, target, vec![(name, value)], body);
+        }
+        let (method, target, body) = self.plain();
+        (method, target, Vec::new(), body)
+    }
+
     /// Method, target and body.
-    pub fn request(&self) -> (&'static str, String, String) {
+    fn plain(&self) -> (&'static str, String, String) {
         let empty = String::new;
         let text = |body: &Body| Value::from(body.clone()).to_string();
         match self {
@@ -40,20 +78,39 @@ impl Action {
             Action::List { page, per_page } => {
                 ("GET", format!("/users?page={page}&perPage={per_page}"), empty())
             }
+            Action::Walk { after, per_page } => {
+                ("GET", format!("/users?after={after}&perPage={per_page}"), empty())
+            }
+            Action::Email(email) => ("GET", format!("/users?email={email}"), empty()),
             Action::Some(_) => ("GET", "/users?perPage=1000".into(), empty()),
             Action::Put(id, body) => ("PUT", format!("/users/{id}"), text(body)),
+            Action::Patch(id, body) => ("PATCH", format!("/users/{id}"), text(body)),
             Action::Delete(id) => ("DELETE", format!("/users/{id}"), empty()),
             Action::Authenticate { email, password } => (
                 "POST",
                 "/users/authenticate".into(),
                 json!({"email": email, "password": password}).to_string(),
             ),
+            Action::If { then, .. } => then.plain(),
+        }
+    }
+
+    /// The last segment of its path, where it is one user's.
+    pub fn id(&self) -> Option<&str> {
+        match self {
+            Action::Get(id) | Action::Put(id, _) | Action::Patch(id, _) | Action::Delete(id) => Some(id),
+            Action::If { then, .. } => then.id(),
+            _ => None,
         }
     }
 
     /// Whether it may change anything.
     pub fn changes(&self) -> bool {
-        matches!(self, Action::Create(_) | Action::Put(..) | Action::Delete(_))
+        match self {
+            Action::If { then, .. } => then.changes(),
+            Action::Create(_) | Action::Put(..) | Action::Patch(..) | Action::Delete(_) => true,
+            _ => false,
+        }
     }
 }
 
@@ -62,6 +119,8 @@ impl Action {
 pub struct Answer {
     pub status: u16,
     pub body: Value,
+    /// The field `ETag`.
+    pub tag: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -80,6 +139,9 @@ pub struct User {
     pub password: Option<String>,
     created_at: Option<String>,
     updated_at: Moment,
+    /// The tag of its state, where an answer has told it, and those of its states before.
+    pub tag: Option<String>,
+    pub former_tags: BTreeSet<String>,
 }
 
 /// All users, in no particular order.
@@ -95,9 +157,16 @@ struct Seen<'a> {
     email: &'a str,
     created_at: &'a str,
     updated_at: &'a str,
+    tag: Option<&'a str>,
 }
 
 impl<'a> Seen<'a> {
+    /// In an answer with one user, which has a strong tag.
+    fn one(answer: &'a Answer) -> Option<Seen<'a>> {
+        let tag = answer.tag.as_deref().filter(|tag| tag.starts_with('"') && tag.len() > 2)?;
+        Some(Seen { tag: Some(tag), ..Seen::read(&answer.body)? })
+    }
+
     fn read(body: &'a Value) -> Option<Seen<'a>> {
         let text = |key| body.get(key).and_then(Value::as_str);
         let moment = |key| text(key).filter(|text| is_timestamp(text));
@@ -107,13 +176,14 @@ impl<'a> Seen<'a> {
             email: text("email")?,
             created_at: moment("createdAt")?,
             updated_at: moment("updatedAt")?,
+            tag: None,
         };
         (body.as_object()?.len() == 5 && seen.created_at <= seen.updated_at).then_some(seen)
     }
 }
 
 /// The id that a segment of a path names, percent-decoded.
-fn canonical(segment: &str) -> Option<i64> {
+pub fn canonical(segment: &str) -> Option<i64> {
     let decoded = userd::http::percent_decode(segment)?;
     let id: i64 = decoded.parse().ok()?;
     (id > 0 && id.to_string() == decoded).then_some(id)
@@ -129,13 +199,34 @@ impl User {
             && match &self.updated_at {
                 Moment::Exactly(moment) => moment == seen.updated_at,
                 Moment::After(moment) => seen.updated_at > moment.as_str(),
-            };
+            }
+            && seen.tag.is_none_or(|seen| match &self.tag {
+                Some(tag) => tag == seen,
+                None => !self.former_tags.contains(seen),
+            });
         fits.then(|| User {
             id: Some(seen.id),
             created_at: Some(seen.created_at.to_owned()),
             updated_at: Moment::Exactly(seen.updated_at.to_owned()),
+            tag: seen.tag.map(str::to_owned).or_else(|| self.tag.clone()),
             ..self.clone()
         })
+    }
+
+    /// Whether one of these tags, or any where there are none, is that of its state; `None` where that is not known.
+    fn matches(&self, field: Field, tags: &[String]) -> Option<bool> {
+        let mut opaque = tags.iter().filter_map(|tag| match (tag.strip_prefix("W/"), field) {
+            (None, _) => Some(tag.as_str()),
+            (Some(weak), Field::NoneMatch) => Some(weak),
+            (Some(_), Field::Match) => None,
+        });
+        match &self.tag {
+            _ if tags.is_empty() => Some(true),
+            Some(own) => Some(opaque.any(|tag| tag == own)),
+            // A tag that is none of ours.
+            None if opaque.all(|tag| self.former_tags.contains(tag) || tag == FOREIGN) => Some(false),
+            None => None,
+        }
     }
 
     /// As it is answered; `None` while something of it is not known.
@@ -149,6 +240,9 @@ impl User {
         }))
     }
 }
+
+/// A tag that no state has.
+pub const FOREIGN: &str = "\"foreign,with,commas\"";
 
 fn same_address(a: &str, b: &str) -> bool {
     a.to_lowercase() == b.to_lowercase()
@@ -181,6 +275,8 @@ impl State {
                     password: text("password"),
                     created_at: None,
                     updated_at: Moment::After(String::new()),
+                    tag: None,
+                    former_tags: BTreeSet::new(),
                 };
                 let is_new = |seen: &Seen| {
                     seen.created_at == seen.updated_at
@@ -189,7 +285,7 @@ impl State {
                 match answer {
                     None => Some(self.with(None, user)),
                     Some(answer) if answer.status == 201 => {
-                        let seen = Seen::read(&answer.body).filter(is_new)?;
+                        let seen = Seen::one(answer).filter(is_new)?;
                         Some(self.with(None, user.seen(&seen)?))
                     }
                     Some(_) => None,
@@ -197,7 +293,7 @@ impl State {
             }
             Action::Get(id) => match answer {
                 Some(answer) if answer.status == 200 => {
-                    let seen = Seen::read(&answer.body).filter(|seen| canonical(id) == Some(seen.id))?;
+                    let seen = Seen::one(answer).filter(|seen| canonical(id) == Some(seen.id))?;
                     self.with_seen(&seen)
                 }
                 _ if self.find(id).is_none() => not_found(),
@@ -207,6 +303,28 @@ impl State {
                 let page = self.page(*page, *per_page);
                 let is_page = |answer: &Answer| answer.status == 200 && Some(&answer.body) == page.as_ref();
                 unchanged(answer.is_none_or(is_page))
+            }
+            Action::Walk { after, per_page } => {
+                let walk = self.walk(*after, *per_page);
+                let is_walk = |answer: &Answer| answer.status == 200 && Some(&answer.body) == walk.as_ref();
+                unchanged(answer.is_none_or(is_walk))
+            }
+            Action::Email(email) => {
+                let Some(answer) = answer else {
+                    return unchanged(true);
+                };
+                let user = self.users.iter().find(|user| same_address(&user.email, email));
+                let data = answer.body["data"].as_array().filter(|_| answer.status == 200)?;
+                let total = u64::from(user.is_some());
+                match (user, &data[..]) {
+                    _ if answer.body["total"] != total => None,
+                    (None, []) => unchanged(true),
+                    (Some(user), [found]) => {
+                        let seen = Seen::read(found).filter(|seen| seen.email == user.email)?;
+                        self.with_seen(&seen)
+                    }
+                    _ => None,
+                }
             }
             Action::Some(addresses) => {
                 let Some(answer) = answer else {
@@ -222,11 +340,42 @@ impl State {
                 }
                 (ours.len() == state.users.len()).then_some(state)
             }
-            Action::Put(id, body) => {
+            Action::If { field, tags, then } => {
+                let user = then.id().and_then(|id| self.find(id)).map(|index| &self.users[index]);
+                let refusal = match &**then {
+                    Action::Put(_, body) => rules.refuses_put(body),
+                    Action::Patch(_, body) => rules.refuses_patch(body),
+                    _ => None,
+                };
+                let (Some(user), None) = (user, refusal) else {
+                    return self.step(rules, then, answer);
+                };
+                let is_refused = |answer: &Answer| match (&**then, field) {
+                    (Action::Get(_), Field::NoneMatch) => {
+                        answer.status == 304
+                            && answer.body.is_null()
+                            && (user.tag.is_none() || user.tag == answer.tag)
+                    }
+                    _ => answer.status == 412 && answer.body == json!({"error": "Precondition failed"}),
+                };
+                let allowed = user.matches(*field, tags).map(|matches| matches == (*field == Field::Match));
+                match (allowed, answer) {
+                    (Some(false), None) => unchanged(true),
+                    (Some(false), Some(answer)) => unchanged(is_refused(answer)),
+                    // The tag is not known, and either is possible.
+                    (None, Some(answer)) if is_refused(answer) => unchanged(true),
+                    _ => self.step(rules, then, answer),
+                }
+            }
+            Action::Put(id, body) | Action::Patch(id, body) => {
                 let Some(index) = self.find(id) else {
                     return not_found();
                 };
-                if let Some(refusal) = rules.refuses_put(body) {
+                let refusal = match action {
+                    Action::Put(..) => rules.refuses_put(body),
+                    _ => rules.refuses_patch(body),
+                };
+                if let Some(refusal) = refusal {
                     return unchanged(answer.is_none_or(|answer| refusal.allows(answer)));
                 }
                 let old = &self.users[index];
@@ -244,11 +393,13 @@ impl State {
                 if user != *old || text("password").is_some() {
                     let (Moment::Exactly(before) | Moment::After(before)) = &old.updated_at;
                     user.updated_at = Moment::After(before.clone());
+                    let former = user.tag.take();
+                    user.former_tags.extend(former);
                 }
                 match answer {
                     None => Some(self.with(Some(index), user)),
                     Some(answer) if answer.status == 200 => {
-                        Some(self.with(Some(index), user.seen(&Seen::read(&answer.body)?)?))
+                        Some(self.with(Some(index), user.seen(&Seen::one(answer)?)?))
                     }
                     Some(_) => None,
                 }
@@ -268,7 +419,7 @@ impl State {
                 match (user, answer) {
                     (None, _) => unchanged(refused(401, "Invalid credentials")),
                     (Some(_), None) => unchanged(true),
-                    (Some(user), Some(answer)) if answer.status == 200 => {
+                    (Some(user), Some(answer)) if answer.status == 200 && answer.tag.is_none() => {
                         let seen = Seen::read(&answer.body).filter(|seen| seen.email == user.email)?;
                         self.with_seen(&seen)
                     }
@@ -305,6 +456,15 @@ impl State {
             return None;
         }
         Some(self.with(Some(index), self.users[index].seen(seen)?))
+    }
+
+    /// What follows an id as it is answered, where everything is known.
+    fn walk(&self, after: i64, per_page: usize) -> Option<Value> {
+        let mut users: Vec<_> = self.users.iter().filter(|user| user.id > Some(after)).collect();
+        users.sort_by_key(|user| user.id);
+        let more = users.len() > per_page;
+        let data: Vec<_> = users.into_iter().take(per_page).map(User::json).collect::<Option<_>>()?;
+        Some(json!({"data": data, "perPage": per_page, "hasMorePages": more}))
     }
 
     /// A page as it is answered, where everything is known.

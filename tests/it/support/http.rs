@@ -48,8 +48,8 @@ impl Answer {
         }
         let date = self.header("Date").map(httpdate::parse_http_date);
         assert!(matches!(date, Some(Ok(_))), "no date: {self:?}");
-        if self.status == 204 {
-            // RFC 9110, 8.6.
+        if matches!(self.status, 204 | 304) {
+            // RFC 9110, 8.6. A 304 could have it; of ours none needs it.
             assert_eq!(self.header("Content-Length"), None, "{self:?}");
             assert_eq!(self.body, "", "{self:?}");
             return;
@@ -147,7 +147,7 @@ impl Client {
         }
         let mut answer = Answer { status, headers, body: String::new(), size };
         let length = answer.header("Content-Length").map(|length| length.parse());
-        let bodiless = method == "HEAD" || status == 204 || status < 200;
+        let bodiless = method == "HEAD" || matches!(status, 204 | 304) || status < 200;
         let length = if bodiless { 0 } else { length.unwrap_or(Ok(0)).expect("a length") };
         let mut body = vec![0; length];
         stream.read_exact(&mut body).expect("a whole body");
@@ -170,6 +170,10 @@ impl Client {
 
     pub fn put(&mut self, target: &str, body: impl AsRef<[u8]>) -> Answer {
         self.request("PUT", target, &[], body)
+    }
+
+    pub fn patch(&mut self, target: &str, body: impl AsRef<[u8]>) -> Answer {
+        self.request("PATCH", target, &[], body)
     }
 
     pub fn delete(&mut self, target: &str) -> Answer {

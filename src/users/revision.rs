@@ -1,0 +1,33 @@
+//! Which state a record is in, and changes that depend on it.
+
+use crate::users::user::Timestamp;
+
+/// The state of a record; no two that it ever had are equal, whoever has changed it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Revision {
+    /// Moves with every change.
+    pub version: i64,
+    /// When the last change was made.
+    pub updated_at: Timestamp,
+}
+
+/// The states in which a record may be changed or removed. By default: all of them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Condition {
+    /// Only these.
+    pub only: Option<Vec<Revision>>,
+    /// None of these.
+    pub except: Vec<Revision>,
+}
+
+impl Condition {
+    /// Whether every state will do.
+    pub fn is_empty(&self) -> bool {
+        self.only.is_none() && self.except.is_empty()
+    }
+
+    /// Whether this state will do.
+    pub fn holds(&self, revision: Revision) -> bool {
+        self.only.as_ref().is_none_or(|only| only.contains(&revision)) && !self.except.contains(&revision)
+    }
+}
