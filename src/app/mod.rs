@@ -10,7 +10,7 @@ mod handlers;
 mod query;
 mod router;
 mod throttle;
-mod validation;
+pub(crate) mod validation;
 
 pub(crate) use command::{Command, Lane, Step};
 
