@@ -52,6 +52,8 @@ pub struct Config {
     pub max_per_page: u32,
     /// A directory of migrations instead of the built-in ones.
     pub migrations_dir: Option<PathBuf>,
+    /// Whether missing migrations are applied at start; otherwise a start without them is refused. No variable sets it.
+    pub migrate: bool,
     /// The bearer token that `/users` asks for.
     pub api_token: Option<Secret>,
     /// What it costs to hash a password. No variable sets it.
@@ -248,6 +250,7 @@ impl Default for Config {
             validation: Validation::Declarative,
             max_per_page: 1000,
             migrations_dir: None,
+            migrate: true,
             api_token: None,
             password_hashing: PasswordHashing::Owasp,
             auth_attempts: 10,
@@ -273,6 +276,18 @@ impl Config {
         let mut config = Config::of_the_command();
         settings::apply(&mut config, &lookup)?;
         Ok(config)
+    }
+
+    /// The settings in force, in the table's order: the variable, its value as a variable has it (`***` for a secret, `-`
+    /// for none), and where that comes from. `lookup` is what this configuration was made with.
+    ///
+    /// # Errors
+    /// As [`Config::from_vars`].
+    pub fn in_force(
+        &self,
+        lookup: impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Vec<(&'static str, String, String)>, ConfigError> {
+        settings::in_force(self, &lookup)
     }
 
     /// Whether the numbers and durations are within the bounds that their variables have. An error names the first
@@ -393,6 +408,38 @@ mod tests {
         assert!(matches!(&config.database, Database::Url(url) if url.expose() == "hunter2"));
         let error = from(&[("DB_PASS_FILE", file), ("DB_PASS", "x")]).unwrap_err();
         assert_eq!(error.variable, "DB_PASS_FILE");
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn settings_in_force() {
+        let path = std::env::temp_dir().join(format!("userd-in-force-{}", std::process::id()));
+        std::fs::write(&path, "hunter2\n").unwrap();
+        let file = path.to_str().unwrap();
+        let pairs = [("DB_PASS_FILE", file), ("PORT", "8080"), ("LOG_LEVEL", "debug"), ("DB_HOST", "")];
+        let lookup = |name: &str| {
+            let given = pairs.iter().find(|(key, _)| *key == name);
+            given.map(|(_, value)| OsString::from(value))
+        };
+        let rows = Config::from_vars(lookup).unwrap().in_force(lookup).unwrap();
+        assert_eq!(rows.len(), SETTINGS.len());
+        let row = |name: &str| {
+            let row = rows.iter().find(|row| row.0 == name).unwrap();
+            (row.1.as_str(), row.2.as_str())
+        };
+        assert_eq!(row("PORT"), ("8080", "environment"));
+        assert_eq!(row("WORKERS"), ("8", "default"));
+        assert_eq!(row("LOG_LEVEL"), ("debug", "environment"));
+        assert_eq!(row("DB_HOST"), ("localhost", "default"));
+        assert_eq!(row("DB_PASS"), ("***", "DB_PASS_FILE"));
+        assert_eq!(row("DB_PASS_FILE"), (file, "environment"));
+        assert_eq!(row("API_TOKEN"), ("-", "default"));
+        let lookup = |name: &str| (name == "DATABASE_URL").then(|| "postgres://u:hunter2@h/d".into());
+        let rows = Config::from_vars(lookup).unwrap().in_force(lookup).unwrap();
+        assert_eq!(rows[0], ("DATABASE_URL", "***".to_owned(), "environment".to_owned()));
+        let unused = rows.iter().filter(|row| row.2 == "DATABASE_URL is used instead").count();
+        assert_eq!(unused, 6, "{rows:?}");
+        assert!(!format!("{rows:?}").contains("hunter2"));
         std::fs::remove_file(&path).unwrap();
     }
 

@@ -86,6 +86,9 @@
 
 #[doc(hidden)]
 pub mod app;
+#[cfg(feature = "command")]
+#[doc(hidden)]
+pub mod bulk;
 pub mod config;
 mod db;
 #[doc(hidden)]

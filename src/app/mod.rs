@@ -11,7 +11,7 @@ mod preconditions;
 mod query;
 mod router;
 mod throttle;
-mod validation;
+pub(crate) mod validation;
 
 pub(crate) use command::{Command, Lane, Step};
 

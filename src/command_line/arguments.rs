@@ -1,8 +1,15 @@
-//! The arguments, and the text of `--help`. Knows no variable but those that an argument replaces.
+//! The arguments, by the table of `verbs`. Knows no variable but those that an argument replaces.
 
-use super::ending::Parent;
-use std::{ffi::OsString, path::PathBuf};
-use userd::config::SETTINGS;
+use super::{
+    ending::Parent,
+    verbs::{Opt, SHELLS, Takes, VERBS, Verb},
+};
+use std::{
+    ffi::{OsStr, OsString},
+    os::unix::ffi::OsStrExt,
+    path::PathBuf,
+};
+use userd::bulk::Format;
 
 /// What the command is to do.
 pub enum Arguments {
@@ -10,10 +17,16 @@ pub enum Arguments {
     Version,
     Healthcheck(Address),
     Serve(Serve),
+    Export(Export),
+    Import(Import),
+    Migrate,
+    Check { address: Address, migrate: bool },
+    Config(Address),
+    Man,
+    Completion(String),
 }
 
 /// How the service is to run.
-#[derive(Default)]
 pub struct Serve {
     /// The directory of a private cluster.
     pub dir: Option<PathBuf>,
@@ -21,7 +34,28 @@ pub struct Serve {
     pub ephemeral: bool,
     /// The process whose end is the end of this one.
     pub parent: Option<Parent>,
+    /// Whether missing migrations are applied.
+    pub migrate: bool,
     pub address: Address,
+}
+
+/// What users are exported to.
+pub struct Export {
+    pub format: Format,
+    pub with_password_hashes: bool,
+    /// `None`: standard output.
+    pub file: Option<PathBuf>,
+}
+
+/// What users are imported from, and how.
+pub struct Import {
+    pub format: Format,
+    pub skip_invalid: bool,
+    pub skip_existing: bool,
+    pub dry_run: bool,
+    pub as_is: bool,
+    /// `None`: standard input.
+    pub file: Option<PathBuf>,
 }
 
 impl Serve {
@@ -49,58 +83,182 @@ impl Address {
     }
 }
 
+/// The options that were given, each a row of the table, and the operand.
+#[derive(Default)]
+struct Given {
+    options: Vec<(&'static str, Option<OsString>)>,
+    operand: Option<OsString>,
+}
+
+impl Given {
+    fn has(&self, name: &str) -> bool {
+        self.options.iter().any(|(given, _)| *given == name)
+    }
+
+    /// The value of an option; of the last one, where it was given more than once.
+    fn value(&self, name: &str) -> Option<&OsStr> {
+        let given = self.options.iter().rev().find(|(given, _)| *given == name);
+        given.and_then(|(_, value)| value.as_deref())
+    }
+
+    fn address(&self) -> Address {
+        let value = |name| self.value(name).map(OsStr::to_owned);
+        Address { host: value("--host"), port: value("--port") }
+    }
+
+    fn migrate(&self) -> bool {
+        self.value("--migrate").is_none_or(|value| value == "on")
+    }
+
+    /// `-` is standard output, or standard input, as without an operand.
+    fn file(&self) -> Option<PathBuf> {
+        self.operand.as_ref().filter(|file| *file != "-").map(PathBuf::from)
+    }
+
+    fn format(&self) -> Format {
+        let is_csv = match self.value("--format") {
+            Some(format) => format == "csv",
+            None => self.file().is_some_and(|file| {
+                file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv"))
+            }),
+        };
+        if is_csv { Format::Csv } else { Format::Ndjson }
+    }
+}
+
 impl Arguments {
     /// The error is a line without `userd: ` before it.
     pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Arguments, String> {
         let mut arguments = arguments.peekable();
-        let healthcheck = arguments.next_if(|first| first == "healthcheck").is_some();
-        let mut serve = Serve::default();
-        let mut embedded = false;
+        let named =
+            |argument: &OsString| VERBS.iter().find(|verb| !verb.name.is_empty() && *argument == *verb.name);
+        let verb = arguments.peek().and_then(named);
+        if verb.is_some() {
+            arguments.next();
+        }
+        let verb = verb.unwrap_or(&VERBS[0]);
+        let mut given = Given::default();
         while let Some(argument) = arguments.next() {
-            let text = argument.to_str().unwrap_or_default();
-            let (name, value) = match text.split_once('=') {
-                Some((name, value)) => (name, Some(OsString::from(value))),
-                None => (text, None),
-            };
-            let mut needed = |value: Option<OsString>| {
-                let value = value.or_else(|| arguments.next());
-                value.filter(|value| !value.is_empty()).ok_or(format!("{name} needs a value"))
-            };
-            match (name, value) {
-                ("--help" | "-h", None) => return Ok(Arguments::Help),
-                ("--host", value) => serve.address.host = Some(needed(value)?),
-                ("--port", value) => serve.address.port = Some(needed(value)?),
-                _ if healthcheck => {
-                    return Err(format!("healthcheck takes --host and --port, not {argument:?}"));
+            match option(&argument) {
+                None if verb.operand.is_some() && given.operand.is_none() && !argument.is_empty() => {
+                    given.operand = Some(argument);
                 }
-                ("--version" | "-V", None) => return Ok(Arguments::Version),
-                ("--embedded", None) => embedded = true,
-                ("--embedded", Some(dir)) if dir.is_empty() => {
-                    return Err("--embedded= names no directory".to_owned());
+                None => return Err(unknown(verb, &argument)),
+                Some(("--help" | "-h", None)) => return Ok(Arguments::Help),
+                Some(("--version" | "-V", None)) => return Ok(Arguments::Version),
+                Some((name, value)) => {
+                    let known = verb.options.iter().find(|known| known.name == name);
+                    let known = known.ok_or_else(|| unknown(verb, &argument))?;
+                    given.options.push((known.name, known.value(value, &mut arguments)?));
                 }
-                ("--embedded", Some(dir)) => serve.dir = Some(PathBuf::from(dir)),
-                ("--ephemeral", None) => serve.ephemeral = true,
-                ("--with-parent", None) => serve.parent = Some(Parent::StandardInput),
-                ("--with-parent", Some(pid)) => {
-                    let pid = pid.to_str().and_then(|pid| pid.parse().ok()).filter(|pid| *pid > 0);
-                    serve.parent = Some(Parent::Process(pid.ok_or("--with-parent= names no process")?));
-                }
-                _ => return Err(format!("unknown argument {argument:?}")),
             }
         }
-        if healthcheck {
-            return Ok(Arguments::Healthcheck(serve.address));
-        }
-        match (embedded, &serve.dir, serve.ephemeral) {
-            (_, Some(_), true) => {
-                return Err("--ephemeral keeps nothing: it goes without a directory".to_owned());
-            }
-            (false, _, true) => return Err("--ephemeral goes with --embedded".to_owned()),
-            (true, None, false) => serve.dir = Some(default_dir()),
-            _ => {}
-        }
-        Ok(Arguments::Serve(serve))
+        Ok(match verb.name {
+            "healthcheck" => Arguments::Healthcheck(given.address()),
+            "export" => Arguments::Export(Export {
+                format: given.format(),
+                with_password_hashes: given.has("--with-password-hashes"),
+                file: given.file(),
+            }),
+            "import" => Arguments::Import(Import {
+                format: given.format(),
+                skip_invalid: given.has("--skip-invalid"),
+                skip_existing: given.has("--skip-existing"),
+                dry_run: given.has("--dry-run"),
+                as_is: given.has("--as-is"),
+                file: given.file(),
+            }),
+            "migrate" => Arguments::Migrate,
+            "check" => Arguments::Check { address: given.address(), migrate: given.migrate() },
+            "config" => Arguments::Config(given.address()),
+            "man" => Arguments::Man,
+            "completion" => Arguments::Completion(shell(given.operand)?),
+            _ => Arguments::Serve(serve(&given)?),
+        })
     }
+}
+
+/// The name of an option, and its value where there is a `=`. `None` where the argument is no option.
+fn option(argument: &OsStr) -> Option<(&str, Option<OsString>)> {
+    let bytes = argument.as_bytes();
+    if bytes.first() != Some(&b'-') || bytes == b"-" {
+        return None;
+    }
+    let end = bytes.iter().position(|byte| *byte == b'=').unwrap_or(bytes.len());
+    let value = bytes.get(end + 1..).map(|value| OsStr::from_bytes(value).to_owned());
+    // What is not UTF-8 is no name of an option.
+    Some((str::from_utf8(&bytes[..end]).unwrap_or_default(), value))
+}
+
+fn unknown(verb: &Verb, argument: &OsStr) -> String {
+    match verb.name {
+        "" => format!("unknown argument {argument:?}"),
+        name if verb.arguments().is_empty() => format!("{name} takes no argument, not {argument:?}"),
+        name => format!("{name} takes {}, not {argument:?}", verb.arguments().join(" ")),
+    }
+}
+
+impl Opt {
+    /// The value of this option, which may be the next argument.
+    fn value(
+        &self,
+        value: Option<OsString>,
+        rest: &mut impl Iterator<Item = OsString>,
+    ) -> Result<Option<OsString>, String> {
+        let name = self.name;
+        match (self.takes, value) {
+            (Takes::Nothing, None) => Ok(None),
+            (Takes::Nothing, Some(_)) => Err(format!("{name} takes no value")),
+            (Takes::Optional(_), None) => Ok(None),
+            (Takes::Optional(what), Some(value)) if value.is_empty() => {
+                Err(format!("{name}= needs {what} after it"))
+            }
+            (Takes::Optional(_), value) => Ok(value),
+            (Takes::Value(_), value) => {
+                let value = value.or_else(|| rest.next()).filter(|value| !value.is_empty());
+                value.map(Some).ok_or_else(|| format!("{name} needs a value"))
+            }
+            (Takes::OneOf(words), value) => {
+                let value = value.or_else(|| rest.next()).unwrap_or_default();
+                match words.iter().any(|word| value == *word) {
+                    true => Ok(Some(value)),
+                    false => Err(format!("{name} must be {}, not {value:?}", words.join(" or "))),
+                }
+            }
+        }
+    }
+}
+
+fn shell(operand: Option<OsString>) -> Result<String, String> {
+    let given = operand.unwrap_or_default();
+    let known = SHELLS.iter().find(|shell| given == **shell);
+    known.map(|shell| (*shell).to_owned()).ok_or_else(|| format!("completion is for {}", SHELLS.join(", ")))
+}
+
+fn serve(given: &Given) -> Result<Serve, String> {
+    let mut serve = Serve {
+        dir: given.value("--embedded").map(PathBuf::from),
+        ephemeral: given.has("--ephemeral"),
+        parent: None,
+        migrate: given.migrate(),
+        address: given.address(),
+    };
+    if given.has("--with-parent") {
+        serve.parent = Some(match given.value("--with-parent") {
+            None => Parent::StandardInput,
+            Some(pid) => {
+                let pid = pid.to_str().and_then(|pid| pid.parse().ok()).filter(|pid| *pid > 0);
+                Parent::Process(pid.ok_or("--with-parent= names no process")?)
+            }
+        });
+    }
+    match (given.has("--embedded"), &serve.dir, serve.ephemeral) {
+        (_, Some(_), true) => return Err("--ephemeral keeps nothing: it goes without a directory".to_owned()),
+        (false, _, true) => return Err("--ephemeral goes with --embedded".to_owned()),
+        (true, None, false) => serve.dir = Some(default_dir()),
+        _ => {}
+    }
+    Ok(serve)
 }
 
 /// Root's PostgreSQL runs as another user, who could not enter most directories that root works in.
@@ -109,37 +267,57 @@ fn default_dir() -> PathBuf {
     PathBuf::from(if root { "/var/lib/userd" } else { "userd-data" })
 }
 
-/// The text of `--help`.
-pub fn help() -> String {
-    let mut text = String::from(
-        "userd: a user-management HTTP service over PostgreSQL\n\
-         \n\
-         usage: userd [--embedded[=DIR]] [--ephemeral] [--host HOST] [--port PORT] [--with-parent[=PID]]\n\
-         \x20      userd healthcheck [--host HOST] [--port PORT]\n\
-         \n\
-         --embedded[=DIR]  run a private PostgreSQL cluster in DIR from this machine's own programs\n\
-         \x20                 (default ./userd-data; /var/lib/userd when started by root); listens on\n\
-         \x20                 127.0.0.1 unless HOST or a token is set\n\
-         --ephemeral       with --embedded: on a fresh database that is dropped at the end\n\
-         --host, --port    instead of the variables HOST and PORT; port 0 takes a free one\n\
-         --with-parent     end when standard input does, and so with the process that holds its other end;\n\
-         \x20                 --with-parent=PID: end when that process does\n\
-         healthcheck       exit code 0 if the service that these variables start answers GET /users with 200,\n\
-         \x20                 else 1: for images without curl\n\
-         --help            print this\n\
-         --version         print the version\n\
-         \n\
-         Environment variables, with their defaults:\n",
-    );
-    for setting in SETTINGS {
-        let default = match setting.default() {
-            default if default.is_empty() => "-".to_owned(),
-            default => default,
-        };
-        text.push_str(&format!("  {:<19} {default:<12} {}\n", setting.variable, setting.help));
+#[cfg(test)]
+mod tests {
+    use super::{super::verbs::ANYWHERE, *};
+
+    fn parse(line: &str) -> Result<Arguments, String> {
+        Arguments::parse(line.split_whitespace().map(OsString::from))
     }
-    text.push_str(
-        "\nSIGTERM, SIGHUP or Ctrl-C: answers the requests in flight, then ends; a second one ends at once.\n",
-    );
-    text
+
+    #[test]
+    fn the_table_has_each_name_once() {
+        for verb in VERBS {
+            assert_eq!(VERBS.iter().filter(|other| other.name == verb.name).count(), 1, "{}", verb.name);
+            for option in verb.options {
+                let same = verb.options.iter().chain(ANYWHERE).filter(|other| other.name == option.name);
+                assert_eq!(same.count(), 1, "{} {}", verb.name, option.name);
+            }
+        }
+    }
+
+    #[test]
+    fn files_and_formats() {
+        let rows = [
+            ("export", Format::Ndjson, None),
+            ("export -", Format::Ndjson, None),
+            ("export --format csv", Format::Csv, None),
+            ("export users.csv", Format::Csv, Some("users.csv")),
+            ("export users.CSV", Format::Csv, Some("users.CSV")),
+            ("export --format=ndjson users.csv", Format::Ndjson, Some("users.csv")),
+            ("export ./--format", Format::Ndjson, Some("./--format")),
+        ];
+        for (line, format, file) in rows {
+            let Ok(Arguments::Export(export)) = parse(line) else { panic!("{line}") };
+            assert_eq!((export.format, export.file), (format, file.map(PathBuf::from)), "{line}");
+        }
+        let wrong = [
+            "export a b",
+            "export --format xml",
+            "export --format",
+            "export --skip-invalid",
+            "import --with-password-hashes",
+            "import --dry-run=no",
+            "migrate now",
+            "completion",
+            "completion tcsh",
+            "config --migrate=off",
+            "--migrate",
+            "--migrate=maybe",
+            "--format csv",
+        ];
+        for line in wrong {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
 }

@@ -62,10 +62,7 @@ impl Ending {
         let sender = end.clone();
         let idle = Arc::new(AtomicBool::new(idle));
         let server = Arc::new(OnceLock::<u32>::new());
-        let mut signals = Signals::new([SIGTERM, SIGINT])?;
-        if !is_ignored(SIGHUP) {
-            signals.add_signal(SIGHUP)?;
-        }
+        let mut signals = Signals::new(signals())?;
         let (is_idle, cluster) = (idle.clone(), server.clone());
         thread::Builder::new().name("signals".to_owned()).spawn(move || {
             for (before, signal) in signals.forever().enumerate() {
@@ -152,6 +149,11 @@ impl Ending {
             }
         }
     }
+}
+
+/// The signals that end the process: SIGHUP not where it is ignored, as `nohup` has it.
+pub fn signals() -> Vec<i32> {
+    [SIGTERM, SIGINT, SIGHUP].into_iter().filter(|signal| *signal != SIGHUP || !is_ignored(SIGHUP)).collect()
 }
 
 /// Whether the signal was ignored when the process started. Where there is no Linux /proc it was not.

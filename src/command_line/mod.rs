@@ -3,9 +3,16 @@
 mod arguments;
 mod ending;
 mod environment;
+mod export;
 mod healthcheck;
+mod import;
 mod log_writer;
+mod manual;
+mod output;
+mod progress;
 mod serve;
+mod upkeep;
+mod verbs;
 
 use arguments::Arguments;
 use std::{
@@ -13,30 +20,40 @@ use std::{
     io::{self, Write},
     process::ExitCode,
 };
+use userd::StartError;
 
 /// Does what the arguments say. Blocks until that is done.
 pub fn run() -> ExitCode {
     let done = match Arguments::parse(env::args_os().skip(1)) {
-        Ok(Arguments::Help) => return print(&arguments::help()),
+        Ok(Arguments::Help) => return print(&manual::help()),
         Ok(Arguments::Version) => return print(concat!("userd ", env!("CARGO_PKG_VERSION"), "\n")),
         Ok(Arguments::Healthcheck(address)) => environment::config(|name| address.variable(name))
             .map_err(Failure::usage)
             .and_then(|config| healthcheck::healthcheck(&config).map_err(Failure::runtime)),
         Ok(Arguments::Serve(serve)) => serve::serve(serve),
+        Ok(Arguments::Export(arguments)) => export::export(&arguments),
+        Ok(Arguments::Import(arguments)) => import::import(&arguments),
+        Ok(Arguments::Migrate) => upkeep::migrate(),
+        Ok(Arguments::Check { address, migrate }) => return upkeep::check(&address, migrate),
+        Ok(Arguments::Config(address)) => upkeep::config(&address),
+        Ok(Arguments::Man) => return print(&manual::man()),
+        Ok(Arguments::Completion(shell)) => return print(&manual::completion(&shell)),
         Err(problem) => Err(Failure::usage(format!("{problem}; `userd --help` lists what there is"))),
     };
     log::logger().flush();
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure { code, line }) => {
-            // Standard error may be a terminal that is closed.
-            let _ = writeln!(io::stderr(), "userd: {line}");
+            if !line.is_empty() {
+                // Standard error may be a terminal that is closed.
+                let _ = writeln!(io::stderr(), "userd: {line}");
+            }
             ExitCode::from(code)
         }
     }
 }
 
-/// Why the command ends without success: an exit code, and one line for standard error.
+/// Why the command ends without success: an exit code, and one line for standard error; empty for none.
 struct Failure {
     code: u8,
     line: String,
@@ -51,6 +68,16 @@ impl Failure {
     /// The service could not start, or could not go on.
     fn runtime(problem: impl ToString) -> Failure {
         Failure { code: 1, line: problem.to_string() }
+    }
+}
+
+fn start_error(error: StartError) -> Failure {
+    match error {
+        StartError::Config(error) => Failure::usage(error),
+        StartError::Database(_) => Failure::runtime(format!(
+            "{error}; DATABASE_URL names another database, `userd --embedded` runs one of its own"
+        )),
+        error => Failure::runtime(error),
     }
 }
 

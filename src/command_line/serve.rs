@@ -6,20 +6,21 @@ use super::{
     arguments::Serve,
     ending::{End, Ending},
     environment::{self, is_set, passed_socket},
-    log_writer,
+    log_writer, start_error,
 };
 use std::{
     io::{self, Write},
     path::Path,
 };
 use userd::{
-    BoundServer, Config, Database, ScratchDatabase, StartError,
+    BoundServer, Config, Database, ScratchDatabase,
     embedded::{Cluster, Options},
 };
 
 /// Runs the service until a signal, or the end of its parent, ends it.
 pub fn serve(arguments: Serve) -> Result<(), Failure> {
     let mut config = environment::config(|name| arguments.address.variable(name)).map_err(Failure::usage)?;
+    config.migrate = arguments.migrate;
     config.socket = passed_socket()?;
     let host_is_set = arguments.address.variable("HOST").is_some() || is_set("HOST");
     let private = arguments.embedded() && !host_is_set && config.socket.is_none();
@@ -83,14 +84,4 @@ fn start_cluster(dir: &Path, config: &mut Config, ending: &Ending) -> Result<Clu
     ending.end_with_us(cluster.pid());
     config.database = Database::Url(cluster.connection_string("postgres").into());
     Ok(cluster)
-}
-
-fn start_error(error: StartError) -> Failure {
-    match error {
-        StartError::Config(error) => Failure::usage(error),
-        StartError::Database(_) => Failure::runtime(format!(
-            "{error}; DATABASE_URL names another database, `userd --embedded` runs one of its own"
-        )),
-        error => Failure::runtime(error),
-    }
 }

@@ -156,6 +156,36 @@ pub(super) fn apply(
     Ok(())
 }
 
+/// Each variable with its value in `config` and where that comes from.
+pub(super) fn in_force(
+    config: &Config,
+    lookup: &dyn Fn(&str) -> Option<OsString>,
+) -> Result<Vec<(&'static str, String, String)>, ConfigError> {
+    let mut config = config.clone();
+    let mut rows = Vec::with_capacity(SETTINGS.len());
+    for setting in SETTINGS {
+        let given = text(setting.variable, lookup)?;
+        let source = match &given {
+            None => "default",
+            Some((variable, _)) if *variable == setting.variable => "environment",
+            Some((variable, _)) => variable,
+        };
+        let (value, source) = match &setting.kind {
+            Kind::Field(field, _) => match field(&mut config) {
+                Some(value) if value.is_secret() && given.is_none() => (String::new(), source),
+                Some(value) if value.is_secret() => ("***".to_owned(), source),
+                Some(value) => (value.text(), source),
+                None => (String::new(), "DATABASE_URL is used instead"),
+            },
+            Kind::FileOf(_) => (given.map_or_else(String::new, |(_, text)| text), source),
+            Kind::Command(default) => (given.map_or_else(|| (*default).to_owned(), |(_, text)| text), source),
+        };
+        let value = if value.is_empty() { "-".to_owned() } else { value };
+        rows.push((setting.variable, value, source.to_owned()));
+    }
+    Ok(rows)
+}
+
 /// Whether the numbers and durations of `config` are within their bounds.
 pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let mut config = config.clone();

@@ -32,6 +32,11 @@ pub(super) trait Value {
     /// The value as a variable has it; empty for none, and for a secret.
     fn text(&self) -> String;
 
+    /// Whether it is never shown.
+    fn is_secret(&self) -> bool {
+        false
+    }
+
     /// Whether the value is within the bounds.
     fn check(&self, _bounds: &Bounds) -> Result<(), String> {
         Ok(())
@@ -142,6 +147,10 @@ impl Value for Secret {
     fn text(&self) -> String {
         String::new()
     }
+
+    fn is_secret(&self) -> bool {
+        true
+    }
 }
 
 impl Value for Option<Secret> {
@@ -151,6 +160,10 @@ impl Value for Option<Secret> {
 
     fn text(&self) -> String {
         String::new()
+    }
+
+    fn is_secret(&self) -> bool {
+        true
     }
 }
 
@@ -163,6 +176,10 @@ impl Value for Database {
 
     fn text(&self) -> String {
         String::new()
+    }
+
+    fn is_secret(&self) -> bool {
+        true
     }
 }
 

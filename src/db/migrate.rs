@@ -3,7 +3,7 @@
 use super::explain;
 use crate::config::ConfigError;
 use postgres::{Client, error::SqlState, types::Type};
-use refinery::Runner;
+use refinery::{Migration, Runner};
 use std::{
     collections::HashSet,
     hash::{DefaultHasher, Hash, Hasher},
@@ -26,26 +26,29 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(600);
 const LOCK_PAUSE: Duration = Duration::from_millis(500);
 
 /// The migrations that a database needs.
-pub struct Migrations(Runner);
+pub struct Migrations {
+    runner: Runner,
+    built_in: bool,
+}
 
 impl Migrations {
     /// The built-in ones, or those of `dir`. Errors name the variable that it is set by.
     pub fn load(dir: Option<&Path>) -> Result<Migrations, ConfigError> {
         let Some(dir) = dir else {
-            return Ok(Migrations(embedded::migrations::runner()));
+            return Ok(Migrations { runner: embedded::migrations::runner(), built_in: true });
         };
         let problem = |problem: String| ConfigError { variable: "MIGRATIONS_DIR", problem };
         let found = refinery::load_sql_migrations(dir).map_err(|error| problem(describe(error)))?;
         if found.is_empty() {
             return Err(problem(format!("{} holds no migrations (V1__name.sql, …)", dir.display())));
         }
-        Ok(Migrations(Runner::new(&found)))
+        Ok(Migrations { runner: Runner::new(&found), built_in: false })
     }
 
     /// A number that changes with any of the migrations.
     pub fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        for migration in self.0.get_migrations() {
+        for migration in self.runner.get_migrations() {
             (migration.version(), migration.checksum()).hash(&mut hasher);
         }
         hasher.finish()
@@ -55,16 +58,20 @@ impl Migrations {
     /// without the right to write, or a standby, will do; one round trip. The error is one line: the database has newer
     /// ones that are not compatible.
     pub fn are_applied(&self, client: &mut Client) -> Result<bool, String> {
-        const ASK: &str = "select version::bigint, checksum::text, \
-            obj_description('refinery_schema_history'::regclass, 'pg_class') from refinery_schema_history";
-        let Ok(rows) = client.query_typed(ASK, &[]) else {
-            return Ok(false);
-        };
-        let applied: HashSet<(i64, String)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
-        let ours = self.0.get_migrations().iter();
-        let ours = ours.map(|one| (one.version().into(), one.checksum().to_string())).collect();
-        let mark: Option<String> = rows.first().and_then(|row| row.get(2));
-        judge(&applied, &ours, mark.as_deref())
+        let (applied, mark) = applied(client);
+        judge(&applied, &self.set(), mark.as_deref())
+    }
+
+    /// The names of those that the database lacks (`V1__users`), or has in another form. One round trip.
+    pub fn missing(&self, client: &mut Client) -> Vec<String> {
+        let (applied, _) = applied(client);
+        let ours = self.runner.get_migrations().iter();
+        let missing = ours.filter(|one| !applied.contains(&key(one)));
+        missing.map(|one| format!("V{}__{}", one.version(), one.name())).collect()
+    }
+
+    fn set(&self) -> HashSet<(i64, String)> {
+        self.runner.get_migrations().iter().map(key).collect()
     }
 
     /// Applies what is missing.
@@ -72,11 +79,14 @@ impl Migrations {
     /// refinery takes no lock of its own, so a transaction of `locker` holds one meanwhile: not its session, which a
     /// pooler may lend to other clients. And refinery commits a migration apart from its history row unless told to group
     /// them: all that is missing is applied in one transaction.
-    /// Blocks while another replica migrates, up to ten minutes, and as long as the migrations take. The error is
-    /// one line.
-    pub fn apply(self, client: &mut Client, locker: &mut Client) -> Result<(), String> {
+    /// Blocks while another replica migrates, up to ten minutes, and as long as the migrations take. The names of those
+    /// that were applied; the error is one line.
+    pub fn apply(self, client: &mut Client, locker: &mut Client) -> Result<Vec<String>, String> {
         lock(locker)?;
-        let runner = self.0.set_grouped(true);
+        if self.built_in {
+            refuse_the_users_of_another_program(client)?;
+        }
+        let runner = self.runner.set_grouped(true);
         let deadline = Instant::now() + LOCK_TIMEOUT;
         let report = loop {
             match runner.run(client) {
@@ -93,7 +103,40 @@ impl Migrations {
             log::info!("applied migration {migration}");
         }
         // Ending the transaction releases the lock; it holds no other.
-        locker.batch_execute("rollback").map_err(|error| explain(&error))
+        locker.batch_execute("rollback").map_err(|error| explain(&error))?;
+        Ok(report.applied_migrations().iter().map(ToString::to_string).collect())
+    }
+}
+
+fn key(migration: &Migration) -> (i64, String) {
+    (migration.version().into(), migration.checksum().to_string())
+}
+
+/// The versions and checksums of the migrations that were applied, and the mark of the last one; none where the history
+/// cannot be read.
+fn applied(client: &mut Client) -> (HashSet<(i64, String)>, Option<String>) {
+    const ASK: &str = "select version::bigint, checksum::text, \
+        obj_description('refinery_schema_history'::regclass, 'pg_class') from refinery_schema_history";
+    let rows = client.query_typed(ASK, &[]).unwrap_or_default();
+    let mark = rows.first().and_then(|row| row.get(2));
+    (rows.iter().map(|row| (row.get(0), row.get(1))).collect(), mark)
+}
+
+/// The first migration creates a table `users`. The error is one line: another program has one where it would be.
+pub fn refuse_the_users_of_another_program(client: &mut Client) -> Result<(), String> {
+    const ASK: &str = "select current_schema() from pg_class \
+        where oid = to_regclass(format('%I.users', current_schema()))";
+    if applied(client).0.iter().any(|(version, _)| *version == 1) {
+        return Ok(());
+    }
+    let found = client.query_typed(ASK, &[]).map_err(|error| explain(&error))?;
+    match found.first() {
+        None => Ok(()),
+        Some(row) => Err(format!(
+            "the schema {:?} has a table `users` of another program, which is left as it is: give userd a schema of its \
+             own, or move the users over with `userd import` (README, \"A database that has users already\")",
+            row.get::<_, String>(0)
+        )),
     }
 }
 

@@ -3,6 +3,10 @@
 //! The only module, with `scratch`, that knows SQL and SQLSTATEs. Knows nothing of HTTP.
 
 pub(crate) mod blocking;
+#[cfg(feature = "command")]
+pub mod bulk;
+#[cfg(feature = "command")]
+pub mod inspection;
 pub mod migrate;
 mod pool;
 mod retry;

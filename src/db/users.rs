@@ -33,7 +33,7 @@ const FIND_WITH_CREDENTIAL: &str = "\
     where lower(email) = lower($1)";
 
 /// Any pages with their exact total, in time that grows neither with the users nor with the page number.
-const PAGES: &str = include_str!("pages.sql");
+pub(super) const PAGES: &str = include_str!("pages.sql");
 
 /// Users that follow an id, for several requests: a range scan of the primary key for each.
 const WALK_MANY: &str = "\

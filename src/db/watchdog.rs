@@ -93,6 +93,24 @@ impl Connection {
     pub(super) fn watch(&self) -> &Watch {
         &self.watch
     }
+
+    /// What ends this connection while it is in use.
+    #[cfg(feature = "command")]
+    pub fn breaker(&self) -> Breaker {
+        Breaker(self.watch.clone())
+    }
+}
+
+/// Ends a connection while it is in use.
+#[cfg(feature = "command")]
+pub struct Breaker(Arc<Watch>);
+
+#[cfg(feature = "command")]
+impl Breaker {
+    /// Closes the socket: the server takes back what is not committed, and no operation blocks any more.
+    pub fn trip(&self) {
+        self.0.shut_down();
+    }
 }
 
 impl Deref for Connection {

@@ -1,21 +1,13 @@
 //! Wires the stages together and stops them in order.
 
 mod cores;
+pub(crate) mod opening;
 mod scheduler;
 mod workers;
 
 use crate::{
     app::App,
     config::{Config, ConfigError},
-    db::{
-        LOCK_TIMEOUT, Pool, PoolLimits,
-        blocking::outside_of_runtimes,
-        migrate::Migrations,
-        target::Target,
-        tls::{self, Connector},
-        users::Users,
-        watchdog::{CONNECT_TIMEOUT, Connection, Watchdog},
-    },
     frontend::{Bound, Frontend},
 };
 use cores::Cores;
@@ -74,6 +66,8 @@ pub enum StartError {
     Cluster(String),
     /// A migration that could not be applied; nothing of it was.
     Migration(String),
+    /// The database lacks these migrations, and `migrate` is off.
+    NotMigrated(Vec<String>),
     /// The address cannot be listened on.
     Listen(String, io::Error),
     /// The system refused a thread or a socket of our own.
@@ -87,6 +81,14 @@ impl fmt::Display for StartError {
             StartError::Database(line) => write!(f, "cannot connect to the database: {line}"),
             StartError::Cluster(line) => f.write_str(line),
             StartError::Migration(line) => write!(f, "cannot migrate the database: {line}"),
+            StartError::NotMigrated(missing) if missing.is_empty() => {
+                f.write_str("the database has other migrations than this userd; `userd migrate` says which")
+            }
+            StartError::NotMigrated(missing) => write!(
+                f,
+                "the database lacks {}; `userd migrate` applies what is missing",
+                missing.join(", ")
+            ),
             StartError::Listen(address, error) => write!(f, "cannot listen on {address}: {error}"),
             StartError::System(error) => write!(f, "cannot start: {error}"),
         }
@@ -293,116 +295,5 @@ fn address(config: &Config) -> String {
         Some(_) => "the socket that was passed".to_owned(),
         None if config.host.starts_with("unix:") => config.host.clone(),
         None => format!("{}:{}", config.host, config.port),
-    }
-}
-
-fn target(config: &Config) -> Result<Target, ConfigError> {
-    use crate::{
-        config::{Database, Secret},
-        db::target::{Settings, TargetError},
-    };
-    let (variable, target) = match &config.database {
-        Database::Url(url) => ("DATABASE_URL", Target::parse(url.expose(), config.os_user.as_deref())),
-        Database::Parts { host, port, name, user, password, ssl } => (
-            match (host.is_empty(), *ssl) {
-                (true, _) => "DB_HOST",
-                (false, true) => "DB_SSL",
-                (false, false) => "DB_SSL_CA",
-            },
-            Target::from_settings(Settings {
-                host,
-                port: *port,
-                name,
-                user,
-                password: password.expose(),
-                ssl: *ssl,
-                ssl_ca: config.db_ssl_ca.as_deref(),
-            }),
-        ),
-    };
-    let problem = |variable| move |error: TargetError| ConfigError { variable, problem: error.to_string() };
-    let mut target = target.map_err(problem(variable))?;
-    let password = config.pg_password.as_ref().map(Secret::expose);
-    let found = target.find_password(password, config.pg_pass_file.as_deref());
-    found.map_err(problem("PGPASSFILE"))?;
-    if target.config.get_application_name().is_none() {
-        target.config.application_name("userd");
-    }
-    if target.config.get_connect_timeout().is_none() {
-        let timeout = CONNECT_TIMEOUT.min(config.db_connect_timeout);
-        target.config.connect_timeout(timeout);
-    }
-    Ok(target)
-}
-
-impl App {
-    /// The service without a server: connects to the database and migrates it. `host`, `port` and `workers`
-    /// mean nothing here.
-    ///
-    /// Blocks for up to `db_connect_timeout`, as long as the migrations take, and up to ten minutes while another
-    /// replica migrates; may be called from within
-    /// an async runtime, whose thread it blocks as well. After an error nothing is left running.
-    pub fn open(config: &Config) -> Result<App, StartError> {
-        outside_of_runtimes(|| {
-            config.check()?;
-            let target = target(config)?;
-            let tls = tls::connector(target.tls.as_ref())
-                .map_err(|error| StartError::Database(error.to_string()))?;
-            let migrations = Migrations::load(config.migrations_dir.as_deref())?;
-            log::info!("connecting to {target}");
-            let watchdog = Watchdog::start().map_err(StartError::System)?;
-            let timeout = config.db_connect_timeout;
-            // Migrations take as long as they take, whatever bounds the role has for the statements of a service.
-            let set_up = match config.db_prepared {
-                true => "set statement_timeout = 0; set lock_timeout = 0",
-                false => "",
-            };
-            let connect = || connect(&watchdog, &target, &tls, set_up, timeout);
-            let mut client = connect()?;
-            if !migrations.are_applied(&mut client).map_err(StartError::Migration)? {
-                migrations.apply(&mut client, &mut *connect()?).map_err(StartError::Migration)?;
-            }
-            drop(client);
-            let limits = PoolLimits {
-                size: config.db_pool_size,
-                acquire_timeout: config.db_acquire_timeout,
-                statement_timeout: config.limits.request_timeout,
-                lock_timeout: LOCK_TIMEOUT,
-                prepared: config.db_prepared,
-            };
-            let users = Users::new(Pool::new(&target, tls, watchdog, limits), config.production);
-            Ok(App::new(users, config))
-        })
-    }
-}
-
-/// Tries until the time is up. A log line says why it waits: at first, when the reason changes, and every few seconds.
-/// A refusal that a retry would not change ends it at once.
-fn connect(
-    watchdog: &Watchdog,
-    target: &Target,
-    tls: &Connector,
-    set_up: &str,
-    timeout: Duration,
-) -> Result<Connection, StartError> {
-    const PAUSE: Duration = Duration::from_millis(500);
-    const LINES_APART: Duration = Duration::from_secs(5);
-    let deadline = Instant::now() + timeout;
-    let mut logged: Option<(Instant, String)> = None;
-    loop {
-        let error = match watchdog.connect(&target.config, tls, set_up) {
-            Ok(connection) => return Ok(connection),
-            Err(error) => error,
-        };
-        let reason = error.to_string();
-        if error.is_final() || Instant::now() + PAUSE > deadline {
-            return Err(StartError::Database(reason));
-        }
-        let is_known = |(at, last): &(Instant, String)| *last == reason && at.elapsed() < LINES_APART;
-        if !logged.as_ref().is_some_and(is_known) {
-            log::warn!("cannot connect to the database yet: {reason}");
-            logged = Some((Instant::now(), reason));
-        }
-        thread::sleep(PAUSE);
     }
 }

@@ -1,4 +1,5 @@
-//! Argon2id: hash, verify, and how many threads do so at once.
+//! Argon2id: hash, verify, and how many threads do so at once. Hashes of bcrypt, from other programs, are verified as
+//! well.
 
 use crate::{
     config::{PasswordHashing, Secret},
@@ -15,7 +16,11 @@ use std::{
 /// A hash occupies a core: one hash for every two cores leaves the rest to reads.
 const CORES_PER_HASH: usize = 2;
 
-/// A PHC string (`$argon2id$v=19$m=19456,t=2,p=1$…`). Never printed.
+/// The most that verifying an imported hash may cost: some 300 ms and 64 MiB. Whoever knows the address of a user can
+/// have it verified.
+const MOST: (u32, u32, u32) = (12, 64 << 10, 4);
+
+/// A PHC string (`$argon2id$v=19$m=19456,t=2,p=1$…`), or bcrypt's own format (`$2b$12$…`). Never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PasswordHash(String);
 
@@ -23,6 +28,42 @@ impl PasswordHash {
     /// A hash as it was stored.
     pub fn from_phc(text: String) -> PasswordHash {
         PasswordHash(text)
+    }
+
+    /// A hash that another program made, if it is one that can be verified, at a bounded cost. The error is what follows
+    /// the field's name in a line, and never a part of the hash.
+    pub fn imported(text: String) -> Result<PasswordHash, String> {
+        let (bcrypt_cost, memory, passes) = MOST;
+        if is_bcrypt(&text) {
+            return match text.get(4..6).and_then(|cost| cost.parse::<u32>().ok()) {
+                Some(cost) if cost > bcrypt_cost => {
+                    Err(format!("costs more to verify than bcrypt's {bcrypt_cost}"))
+                }
+                Some(4..) if is_whole_bcrypt(text.as_bytes()) => Ok(PasswordHash(text)),
+                _ => Err("is a bcrypt hash that is damaged".to_owned()),
+            };
+        }
+        if !text.starts_with("$argon2id$") {
+            return Err("is neither an Argon2id nor a bcrypt hash".to_owned());
+        }
+        let damaged = || "is an Argon2id hash that is damaged".to_owned();
+        let hash = Phc::new(&text).map_err(|_| damaged())?;
+        let params = Params::try_from(&hash).map_err(|_| damaged())?;
+        let is_whole = hash.version.is_some_and(|version| Version::try_from(version).is_ok())
+            && hash.salt.is_some_and(|salt| salt.len() >= argon2::MIN_SALT_LEN)
+            && hash.hash.is_some();
+        match is_whole {
+            false => Err(damaged()),
+            true if params.m_cost() > memory || params.t_cost() > passes => {
+                Err(format!("costs more to verify than Argon2id's m={memory},t={passes}"))
+            }
+            true => Ok(PasswordHash(text)),
+        }
+    }
+
+    /// Whether it is to be replaced by one of Argon2id when its password is known.
+    pub fn is_outdated(&self) -> bool {
+        is_bcrypt(&self.0)
     }
 
     /// The PHC string, to be stored.
@@ -35,6 +76,16 @@ impl fmt::Debug for PasswordHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("PasswordHash(…)")
     }
+}
+
+fn is_bcrypt(text: &str) -> bool {
+    ["$2a$", "$2b$", "$2y$"].iter().any(|version| text.starts_with(version))
+}
+
+/// Version, cost, and 53 characters of bcrypt's own base 64.
+fn is_whole_bcrypt(text: &[u8]) -> bool {
+    let is_digit = |byte: &u8| byte.is_ascii_alphanumeric() || b"./".contains(byte);
+    text.len() == 60 && text[6] == b'$' && text[7..].iter().all(is_digit)
 }
 
 /// A password that is to be stored.
@@ -123,15 +174,17 @@ impl Hasher {
         Ok(PasswordHash(hash.to_string()))
     }
 
-    /// Whether the password is the one that was hashed, at whatever cost; never where it is empty. Without a hash it is not, after the work
-    /// of this hasher's cost, so that the time does not tell which users exist or have a password. Blocks for the
-    /// work of one hash.
+    /// Whether the password is the one that was hashed, at whatever cost; never where it is empty. Without a hash it is
+    /// not, after the work of this hasher's cost, so that the time does not tell which users exist or have a password; an
+    /// imported hash takes its own time. Blocks for the work of one hash.
     pub fn verify(&self, password: &Secret, hash: Option<&PasswordHash>) -> bool {
         let text = hash.unwrap_or(&self.unknown).as_phc();
-        let matches = Phc::new(text).is_ok_and(|hash| {
-            let password = password.expose().as_bytes();
-            self.argon2.verify_password(password, &hash).is_ok()
-        });
+        let matches = match is_bcrypt(text) {
+            // Of a longer password it takes the first 72 bytes, as it did when it was hashed.
+            true => bcrypt::verify(password.expose(), text).unwrap_or(false),
+            false => Phc::new(text)
+                .is_ok_and(|hash| self.argon2.verify_password(password.expose().as_bytes(), &hash).is_ok()),
+        };
         matches && hash.is_some() && !password.expose().is_empty()
     }
 }
@@ -166,6 +219,50 @@ mod tests {
     fn a_damaged_hash_matches_nothing() {
         let hasher = Hasher::new(PasswordHashing::LeastCostForTests);
         assert!(!hasher.verify(&"x".into(), Some(&PasswordHash::from_phc("x".into()))));
+    }
+
+    #[test]
+    fn hashes_of_other_programs() {
+        let argon =
+            |head: &str| format!("$argon2id${head}$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA");
+        // "correct horse", by Apache's htpasswd -B -C 5, and the same with the two other names of that version.
+        let tail = "$05$abcdefghijklmnopqrstuuWTCZa/ktzgrlFRFeBWCPFTv9Dwgf3AO";
+        let good = [
+            argon("v=19$m=65536,t=4,p=4"),
+            argon("v=16$m=8,t=1,p=1"),
+            format!("$2y{tail}"),
+            format!("$2a{tail}"),
+            format!("$2b{tail}"),
+        ];
+        for text in good {
+            assert!(PasswordHash::imported(text.clone()).is_ok(), "{text}");
+        }
+        let bad = [
+            (argon("v=19$m=65537,t=1,p=1"), "costs more"),
+            (argon("v=19$m=65536,t=5,p=1"), "costs more"),
+            (argon("v=19$m=4294967295,t=1,p=1"), "costs more"),
+            (argon("m=65536,t=1,p=1"), "damaged"),
+            (argon("v=18$m=65536,t=1,p=1"), "damaged"),
+            (argon("v=19$m=7,t=1,p=1"), "damaged"),
+            (argon("v=19$m=65536,t=1,p=1").replace("$c2FsdHNhbHQ", "$c2Fs"), "damaged"),
+            ("$argon2id$v=19$m=65536,t=1,p=1".to_owned(), "damaged"),
+            (argon("v=19$m=65536,t=1,p=1").replace("argon2id", "argon2i"), "neither"),
+            (format!("$2x{tail}"), "neither"),
+            (format!("$2b{}", tail.replace("$05", "$13")), "costs more"),
+            (format!("$2b{}", tail.replace("$05", "$31")), "costs more"),
+            (format!("$2b{}", tail.replace("$05", "$03")), "damaged"),
+            (format!("$2b{}", tail.replace("$05", "$ab")), "damaged"),
+            (format!("$2b{}", &tail[..tail.len() - 1]), "damaged"),
+            (format!("$2b{tail}x"), "damaged"),
+            (format!("$2b{}", tail.replace('/', "!")), "damaged"),
+            ("$2b$05".to_owned(), "damaged"),
+            ("5f4dcc3b5aa765d61d8327deb882cf99".to_owned(), "neither"),
+            (String::new(), "neither"),
+        ];
+        for (text, expected) in bad {
+            let problem = PasswordHash::imported(text.clone()).unwrap_err();
+            assert!(problem.contains(expected), "{text}: {problem}");
+        }
     }
 
     #[test]

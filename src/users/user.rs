@@ -175,7 +175,55 @@ impl Timestamp {
         self.0
     }
 
-    fn to_rfc3339(self) -> [u8; 27] {
+    /// A moment as RFC 3339 writes it, or PostgreSQL: an offset of hours alone, a space instead of the `T`. What is
+    /// behind the microseconds is cut off. `None` for other texts, those without an offset included.
+    pub fn parse(text: &str) -> Option<Timestamp> {
+        /// 1970-01-01.
+        const EPOCH: i64 = 2_440_588;
+        let text = text.as_bytes();
+        let number = |at: usize, digits: usize| {
+            let digits = text.get(at..at + digits)?;
+            let is_number = digits.iter().all(u8::is_ascii_digit);
+            is_number.then(|| digits.iter().fold(0, |number, digit| number * 10 + i64::from(digit - b'0')))
+        };
+        let is = |at: usize, one_of: &[u8]| text.get(at).is_some_and(|byte| one_of.contains(byte));
+        let punctuated = is(4, b"-") && is(7, b"-") && is(10, b"Tt ") && is(13, b":") && is(16, b":");
+        let [year, month, day] = [number(0, 4)?, number(5, 2)?, number(8, 2)?];
+        let [hour, minute, second] = [number(11, 2)?, number(14, 2)?, number(17, 2)?];
+        let month = time::Month::try_from(u8::try_from(month).ok()?).ok()?;
+        let date = time::Date::from_calendar_date(i32::try_from(year).ok()?, month, u8::try_from(day).ok()?);
+        // The last minute of some years has a second more.
+        if !punctuated || hour > 23 || minute > 59 || second > 60 {
+            return None;
+        }
+        let (mut at, mut micros) = (19, 0);
+        if is(at, b".") {
+            let digits = text[at + 1..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+            let known = digits.min(6);
+            micros = number(at + 1, known).filter(|_| digits > 0)? * 10_i64.pow(6 - known as u32);
+            at += 1 + digits;
+        }
+        let offset = match &text[at..] {
+            [b'Z' | b'z'] => 0,
+            [sign @ (b'+' | b'-'), rest @ ..] => {
+                let minutes = match rest.len() {
+                    2 => 0,
+                    4 => number(at + 3, 2)?,
+                    5 if rest[2] == b':' => number(at + 4, 2)?,
+                    _ => return None,
+                };
+                let hours = number(at + 1, 2).filter(|hours| *hours < 24 && minutes < 60)?;
+                (hours * 60 + minutes) * if *sign == b'-' { -60 } else { 60 }
+            }
+            _ => return None,
+        };
+        let days = i64::from(date.ok()?.to_julian_day()) - EPOCH;
+        let seconds = days * 86_400 + hour * 3600 + minute * 60 + second - offset;
+        Timestamp::from_unix_micros(seconds * 1_000_000 + micros)
+    }
+
+    /// As text.
+    pub(crate) fn to_rfc3339(self) -> [u8; 27] {
         let moment = time::OffsetDateTime::from_unix_timestamp(self.0.div_euclid(1_000_000));
         let moment = moment.expect("the years 1 to 9999 are within its range");
         let mut text = *b"0000-00-00T00:00:00.000000Z";
@@ -237,6 +285,53 @@ mod tests {
         }
         for micros in [i64::MIN, i64::MAX, 253_402_300_800_000_000] {
             assert_eq!(Timestamp::from_unix_micros(micros), None);
+        }
+    }
+
+    #[test]
+    fn timestamps_from_text() {
+        let rows = [
+            ("2020-02-29T23:59:59.123456Z", "2020-02-29T23:59:59.123456Z"),
+            ("2020-02-29t23:59:59z", "2020-02-29T23:59:59.000000Z"),
+            ("2020-02-29 23:59:59.5+00", "2020-02-29T23:59:59.500000Z"),
+            ("2020-03-01T01:29:59.1234567+01:30", "2020-02-29T23:59:59.123456Z"),
+            ("2020-02-29T23:59:59-0030", "2020-03-01T00:29:59.000000Z"),
+            ("2016-12-31T23:59:60Z", "2017-01-01T00:00:00.000000Z"),
+            ("0001-01-01T00:00:00Z", "0001-01-01T00:00:00.000000Z"),
+            ("9999-12-31T23:59:59.999999Z", "9999-12-31T23:59:59.999999Z"),
+        ];
+        for (text, expected) in rows {
+            let found = Timestamp::parse(text).map(|time| time.to_string());
+            assert_eq!(found.as_deref(), Some(expected), "{text}");
+        }
+        let wrong = [
+            "",
+            "2020-02-29",
+            "2020-02-29T23:59:59",
+            "2020-02-30T23:59:59Z",
+            "2019-02-29T23:59:59Z",
+            "2020-13-01T00:00:00Z",
+            "2020-00-01T00:00:00Z",
+            "2020-01-01T24:00:00Z",
+            "2020-01-01T00:60:00Z",
+            "2020-01-01T00:00:61Z",
+            "2020-01-01T00:00:00.Z",
+            "2020-01-01T00:00:00+1",
+            "2020-01-01T00:00:00+24:00",
+            "2020-01-01T00:00:00+01:60",
+            "2020-01-01T00:00:00Zx",
+            "2020-01-01T00:00:00+01:0x",
+            "now",
+            "infinity",
+            "0000-12-31T00:00:00Z",
+            "0001-01-01T00:00:00+01:00",
+            "9999-12-31T23:59:59-01:00",
+            "+2020-01-01T00:00:00Z",
+            "2020-01-01T00:00:0éZ",
+            "1577836800",
+        ];
+        for text in wrong {
+            assert_eq!(Timestamp::parse(text), None, "{text}");
         }
     }
 

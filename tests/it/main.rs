@@ -4,7 +4,7 @@
 //! `changes` what a change leaves behind, `model` both for any history, `clients` what it
 //! withstands, `pages` what it counts, `faults` what breaks beneath it, `sessions` how it uses its sessions of the
 //! database, `lanes` what waits for what, `neighbours` other users of that database, `machines` several services among other programs, `backup` its
-//! dumps, `lifecycle` the command and its process, `embedding` the library, `testing` and `harness` what users' tests
+//! dumps, `export` and `import` files of users, `lifecycle` the command and its process, `embedding` the library, `testing` and `harness` what users' tests
 //! stand on; `cluster` the private PostgreSQL, `tls` encrypted connections to it.
 
 mod backup;
@@ -13,9 +13,11 @@ mod clients;
 mod cluster;
 mod contract;
 mod embedding;
+mod export;
 mod faults;
 mod finding;
 mod harness;
+mod import;
 mod lanes;
 mod lifecycle;
 mod machines;

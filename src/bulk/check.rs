@@ -1,0 +1,410 @@
+//! Whether a record is a user that may be imported, and its row for the database.
+//!
+//! Knows what a record says and which rules hold; no file, no database.
+
+use super::{
+    Format,
+    records::{Batch, Record},
+};
+use crate::{
+    app::validation::Validation,
+    config::{Config, Validation as Mode},
+    db::bulk::StagedUser,
+    error::Error,
+    users::{
+        password::{Hasher, Password, PasswordHash},
+        user::{NewUser, Timestamp, UserChanges},
+    },
+};
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
+use serde_json::{Map, Value};
+use std::{borrow::Cow, fmt};
+
+/// What is wrong with a line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Complaint {
+    /// Its number, from 1.
+    pub line: u64,
+    /// Never a password, or a hash of one.
+    pub problem: String,
+}
+
+impl fmt::Display for Complaint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // It may hold the name of a field, and a name may hold what moves a terminal's cursor.
+        let problem = self.problem.replace(char::is_control, "\u{fffd}");
+        write!(f, "line {}: {problem}", self.line)
+    }
+}
+
+/// What a batch has come to.
+#[derive(Debug, Default)]
+pub(super) struct Checked {
+    /// The rows of those that may be imported, as the database takes them.
+    pub rows: Vec<u8>,
+    pub count: u64,
+    pub with_hash: u64,
+    pub complaints: Vec<Complaint>,
+}
+
+/// The rules that records are held to.
+pub(super) struct Rules {
+    validation: Validation,
+    as_is: bool,
+    /// Whether clear passwords are hashed: not where nothing is to be stored.
+    hash: bool,
+    hasher: Hasher,
+    format: Format,
+    columns: Vec<Column>,
+}
+
+/// A field of a record. [`Column::Foreign`] is one that may not be set.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(field_identifier, rename_all = "camelCase")]
+pub(super) enum Column {
+    Id,
+    Name,
+    Email,
+    Password,
+    PasswordHash,
+    CreatedAt,
+    UpdatedAt,
+    Foreign(String),
+}
+
+impl Column {
+    const KNOWN: [(&str, Column); 7] = [
+        ("id", Column::Id),
+        ("name", Column::Name),
+        ("email", Column::Email),
+        ("password", Column::Password),
+        ("passwordHash", Column::PasswordHash),
+        ("createdAt", Column::CreatedAt),
+        ("updatedAt", Column::UpdatedAt),
+    ];
+
+    fn named(name: &str) -> Option<Column> {
+        Column::KNOWN.iter().find(|(known, _)| *known == name).map(|(_, column)| column.clone())
+    }
+}
+
+/// The value of a field, as far as it matters.
+#[derive(Debug)]
+enum Field<'a> {
+    Text(Cow<'a, str>),
+    Null,
+    /// A number, a boolean, an array or an object, which no field may be.
+    Other,
+}
+
+/// The fields of a record; of equal names the last one. An id is read over: the database gives a new one.
+#[derive(Debug, Default)]
+struct Fields<'a> {
+    name: Option<Field<'a>>,
+    email: Option<Field<'a>>,
+    password: Option<Field<'a>>,
+    password_hash: Option<Field<'a>>,
+    created_at: Option<Field<'a>>,
+    updated_at: Option<Field<'a>>,
+    foreign: Vec<String>,
+}
+
+impl<'a> Fields<'a> {
+    fn set(&mut self, column: Column, field: Field<'a>) {
+        /// More names would make no better line.
+        const MOST: usize = 20;
+        let place = match column {
+            Column::Id => return,
+            Column::Name => &mut self.name,
+            Column::Email => &mut self.email,
+            Column::Password => &mut self.password,
+            Column::PasswordHash => &mut self.password_hash,
+            Column::CreatedAt => &mut self.created_at,
+            Column::UpdatedAt => &mut self.updated_at,
+            Column::Foreign(name) => {
+                if self.foreign.len() < MOST {
+                    self.foreign.push(name);
+                }
+                return;
+            }
+        };
+        *place = Some(field);
+    }
+}
+
+impl Rules {
+    /// The rules of these settings. `as_is`: what the columns can hold, not what the create schema accepts.
+    pub fn new(config: &Config, format: Format, as_is: bool, hash: bool) -> Rules {
+        Rules {
+            validation: Validation::new(config.schema, Mode::Declarative),
+            as_is,
+            hash,
+            hasher: Hasher::new(config.password_hashing),
+            format,
+            columns: Vec::new(),
+        }
+    }
+
+    /// Takes the columns from the header of a CSV file. The error is what is wrong with it.
+    pub fn read_header(&mut self, header: &[u8]) -> Result<(), String> {
+        let mut record = csv::ByteRecord::new();
+        reader(header).read_byte_record(&mut record).map_err(|error| error.to_string())?;
+        let names = record.iter().map(str::from_utf8).collect::<Result<Vec<_>, _>>();
+        let names = names.map_err(|_| "is not UTF-8".to_owned())?;
+        let unknown = names.iter().filter(|name| Column::named(name).is_none());
+        let unknown: Vec<String> = unknown.map(|name| (*name).to_owned()).collect();
+        let known = names.iter().filter_map(|name| Column::named(name));
+        self.columns = known.collect();
+        let required = [("name", Column::Name), ("email", Column::Email)];
+        if let Some((missing, _)) = required.iter().find(|(_, column)| !self.columns.contains(column)) {
+            return Err(format!("the header has no column {missing}: {}", names.join(",")));
+        }
+        if !unknown.is_empty() {
+            return Err(Error::MassAssignment(unknown).to_string());
+        }
+        let twice = names.iter().find(|name| names.iter().filter(|other| other == name).count() > 1);
+        twice.map_or(Ok(()), |name| Err(format!("the header has the column {name} twice")))
+    }
+
+    /// Checks the records of a batch, and hashes their clear passwords. Blocks for nothing else.
+    pub fn check(&self, batch: &Batch) -> Checked {
+        let mut checked = Checked::default();
+        let mut csv = reader(&batch.text);
+        let mut values = csv::ByteRecord::new();
+        let mut start = 0;
+        for Record { line, end } in &batch.records {
+            let user = end.map_err(str::to_owned).and_then(|end| {
+                let text = &batch.text[start..end];
+                start = end;
+                let fields = match self.format {
+                    Format::Ndjson => parse_json(text),
+                    Format::Csv => {
+                        csv.read_byte_record(&mut values).map_err(|error| error.to_string())?;
+                        self.parse_csv(&values)
+                    }
+                };
+                self.user(*line, fields?)
+            });
+            match user {
+                Ok(user) => {
+                    checked.count += 1;
+                    checked.with_hash += u64::from(user.password_hash.is_some());
+                    user.write_to(&mut checked.rows);
+                }
+                Err(problem) => checked.complaints.push(Complaint { line: *line, problem }),
+            }
+        }
+        checked
+    }
+
+    fn parse_csv<'a>(&self, values: &'a csv::ByteRecord) -> Result<Fields<'a>, String> {
+        if values.len() != self.columns.len() {
+            let (found, expected) = (values.len(), self.columns.len());
+            return Err(format!("has {found} fields, and the header {expected}"));
+        }
+        let mut fields = Fields::default();
+        for (value, column) in values.iter().zip(&self.columns) {
+            let text = str::from_utf8(value).map_err(|_| "is not UTF-8".to_owned())?;
+            // Only these may be empty; of the others, that is how CSV says that there is none.
+            if !text.is_empty() || matches!(column, Column::Name | Column::Email) {
+                fields.set(column.clone(), Field::Text(text.into()));
+            }
+        }
+        Ok(fields)
+    }
+
+    fn user<'a>(&self, line: u64, fields: Fields<'a>) -> Result<StagedUser<'a>, String> {
+        let mut problems = Vec::new();
+        let hash = fields.password_hash.and_then(|field| match field {
+            Field::Null => None,
+            Field::Text(text) => match PasswordHash::imported(text.into_owned()) {
+                Ok(hash) => Some(hash),
+                Err(problem) => {
+                    problems.push(format!("/passwordHash {problem}"));
+                    None
+                }
+            },
+            Field::Other => {
+                problems.push("/passwordHash must be a string".to_owned());
+                None
+            }
+        });
+        let mut time = |field, name| match field {
+            None | Some(Field::Null) => None,
+            Some(Field::Text(text)) if let Some(time) = Timestamp::parse(&text) => Some(time),
+            Some(_) => {
+                problems.push(format!("/{name} must be a time as in 2020-02-29T23:59:59.123456Z"));
+                None
+            }
+        };
+        let (created_at, updated_at) =
+            (time(fields.created_at, "createdAt"), time(fields.updated_at, "updatedAt"));
+        if hash.is_some() && fields.password.is_some() {
+            problems.push("/password and /passwordHash exclude one another".to_owned());
+        }
+        if !fields.foreign.is_empty() {
+            problems.push(Error::MassAssignment(fields.foreign).to_string());
+        }
+        let has_hash = hash.is_some() || !problems.is_empty();
+        let accepted = self.accept(fields.name, fields.email, fields.password, has_hash);
+        let (name, email, password) = accepted.unwrap_or_else(|mut found| {
+            problems.append(&mut found);
+            Default::default()
+        });
+        if !problems.is_empty() {
+            return Err(problems.join("; "));
+        }
+        let password_hash = match (hash, password) {
+            (None, Some(Password::Clear(clear))) if self.hash => {
+                Some(self.hasher.hash(&clear).map_err(|error| error.to_string())?)
+            }
+            (hash, _) => hash,
+        };
+        Ok(StagedUser { line, name, email, password_hash, created_at, updated_at })
+    }
+
+    /// Name, address and password, if they are accepted. `has_hash`: a password is not asked for.
+    fn accept<'a>(
+        &self,
+        name: Option<Field<'a>>,
+        email: Option<Field<'a>>,
+        password: Option<Field<'a>>,
+        has_hash: bool,
+    ) -> Result<Accepted<'a>, Vec<String>> {
+        let mut body = Map::new();
+        let mut put = |key: &str, field: Option<Field>| {
+            let value = match field {
+                None => return,
+                Some(Field::Text(text)) => Value::String(text.into_owned()),
+                Some(Field::Null) => Value::Null,
+                Some(Field::Other) => Value::Bool(false),
+            };
+            body.insert(key.to_owned(), value);
+        };
+        put("name", name);
+        put("email", email);
+        put("password", password);
+        if self.as_is {
+            let missing = ["name", "email"].into_iter().filter(|key| !body.contains_key(*key));
+            let missing: Vec<String> = missing.map(|key| format!("/{key} is required")).collect();
+            let changes = UserChanges::from_body(body);
+            return match changes.map_err(problems)? {
+                UserChanges { name: Some(name), email: Some(email), password } if missing.is_empty() => {
+                    Ok((name.into(), email.into(), password.flatten()))
+                }
+                _ => Err(missing),
+            };
+        }
+        let stand_in = has_hash && !body.contains_key("password");
+        if stand_in {
+            body.insert("password".to_owned(), Value::String("has a hash".to_owned()));
+        }
+        let new = self.validation.create(body).and_then(NewUser::from_body).map_err(problems)?;
+        Ok((new.name.into(), new.email.into(), new.password.filter(|_| !stand_in)))
+    }
+}
+
+/// Name, address and password.
+type Accepted<'a> = (Cow<'a, str>, Cow<'a, str>, Option<Password>);
+
+/// What a refusal says of a line.
+fn problems(error: Error) -> Vec<String> {
+    match error {
+        Error::Invalid(violations) | Error::Unprocessable(violations) => {
+            violations.iter().map(|violation| format!("{} {}", violation.path, violation.message)).collect()
+        }
+        other => vec![other.to_string()],
+    }
+}
+
+fn reader(text: &[u8]) -> csv::Reader<&[u8]> {
+    let mut reader = csv::ReaderBuilder::new();
+    reader.has_headers(false).flexible(true).terminator(csv::Terminator::Any(b'\n'));
+    reader.from_reader(text)
+}
+
+fn parse_json(text: &[u8]) -> Result<Fields<'_>, String> {
+    // Without its line feed, so that every error is on one line.
+    let text = str::from_utf8(text.trim_ascii_end()).map_err(|_| "is not UTF-8".to_owned())?;
+    serde_json::from_str(text).map_err(|error| match error.classify() {
+        serde_json::error::Category::Data => "is not a JSON object".to_owned(),
+        _ => format!("is not JSON: {}", error.to_string().replace(" at line 1 column ", " at column ")),
+    })
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Fields<'a>, D::Error> {
+        struct Members;
+        impl<'de> Visitor<'de> for Members {
+            type Value = Fields<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Fields<'de>, A::Error> {
+                let mut fields = Fields::default();
+                while let Some(column) = members.next_key()? {
+                    fields.set(column, members.next_value()?);
+                }
+                Ok(fields)
+            }
+        }
+        deserializer.deserialize_map(Members)
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Field<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Field<'a>, D::Error> {
+        struct One;
+        impl<'de> Visitor<'de> for One {
+            type Value = Field<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a value")
+            }
+
+            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Field<'de>, E> {
+                Ok(Field::Text(text.into()))
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Field<'de>, E> {
+                Ok(Field::Text(text.to_owned().into()))
+            }
+
+            fn visit_unit<E>(self) -> Result<Field<'de>, E> {
+                Ok(Field::Null)
+            }
+
+            fn visit_bool<E>(self, _: bool) -> Result<Field<'de>, E> {
+                Ok(Field::Other)
+            }
+
+            fn visit_i64<E>(self, _: i64) -> Result<Field<'de>, E> {
+                Ok(Field::Other)
+            }
+
+            fn visit_u64<E>(self, _: u64) -> Result<Field<'de>, E> {
+                Ok(Field::Other)
+            }
+
+            fn visit_f64<E>(self, _: f64) -> Result<Field<'de>, E> {
+                Ok(Field::Other)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Field<'de>, A::Error> {
+                while items.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Field::Other)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Field<'de>, A::Error> {
+                while members.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+                Ok(Field::Other)
+            }
+        }
+        deserializer.deserialize_any(One)
+    }
+}

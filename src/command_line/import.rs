@@ -1,0 +1,105 @@
+//! `userd import`: creates the users of a file or of standard input.
+
+use super::{Failure, arguments::Import, ending, environment, progress::Progress as Bar, start_error};
+use signal_hook::iterator::Signals;
+use std::{
+    fs::File,
+    io::{self, Read, Write},
+    process, thread,
+};
+use userd::bulk::{self, BulkError, Imported, Progress, Stop};
+
+/// Imports users, and says what has become of each line that is refused. Blocks until that is done.
+pub fn import(arguments: &Import) -> Result<(), Failure> {
+    let config = environment::config(|_| None).map_err(Failure::usage)?;
+    let (input, bytes) = open(arguments)?;
+    let stop = Stop::default();
+    end_with_signals(stop.clone()).map_err(Failure::runtime)?;
+    let bar = Bar::new();
+    let what = bulk::Import {
+        format: arguments.format,
+        skip_invalid: arguments.skip_invalid,
+        skip_existing: arguments.skip_existing,
+        dry_run: arguments.dry_run,
+        as_is: arguments.as_is,
+    };
+    let imported = bulk::import(&config, what, input, &stop, |progress| match progress {
+        Progress::Staged { lines, bytes: read } => bar.lines(lines, read, bytes),
+        Progress::Storing { users } => bar.storing(users),
+    });
+    drop(bar);
+    let imported = imported.map_err(failure)?;
+    report(arguments, &imported)
+}
+
+/// The input, and how many bytes it has, where that is known.
+fn open(arguments: &Import) -> Result<(Box<dyn Read + Send>, Option<u64>), Failure> {
+    let Some(file) = &arguments.file else {
+        return Ok((Box::new(io::stdin()), None));
+    };
+    let open = || {
+        let opened = File::open(file)?;
+        let found = opened.metadata()?;
+        match found.is_dir() {
+            true => Err(io::ErrorKind::IsADirectory.into()),
+            false => Ok((opened, Some(found.len()).filter(|_| found.is_file()))),
+        }
+    };
+    let opened = open().map_err(|error: io::Error| format!("cannot read {}: {error}", file.display()));
+    opened.map(|(file, bytes)| (Box::new(file) as _, bytes)).map_err(Failure::runtime)
+}
+
+/// The refused lines on standard error, and on standard output what was done.
+fn report(arguments: &Import, imported: &Imported) -> Result<(), Failure> {
+    let refused = &imported.refused;
+    let mut stderr = io::stderr().lock();
+    // Standard error may be a terminal that is closed.
+    for complaint in &refused.first {
+        let _ = writeln!(stderr, "{complaint}");
+    }
+    if let Some(more) = refused.count.checked_sub(refused.first.len() as u64).filter(|more| *more > 0) {
+        let _ = writeln!(stderr, "and {}", counted(more, "more line"));
+    }
+    if refused.count > 0 && !arguments.skip_invalid {
+        let count = counted(refused.count, "line");
+        let verb = if refused.count == 1 { "is" } else { "are" };
+        return Err(Failure::runtime(format!("{count} {verb} refused; nothing was imported")));
+    }
+    let done = if arguments.dry_run { "would import" } else { "imported" };
+    let mut line = format!("{done} {}", counted(imported.users, "user"));
+    if imported.existing > 0 {
+        line.push_str(&format!(", skipped {}", counted(imported.existing, "existing user")));
+    }
+    if refused.count > 0 {
+        line.push_str(&format!(", skipped {}", counted(refused.count, "invalid line")));
+    }
+    let _ = writeln!(io::stdout(), "{line}");
+    Ok(())
+}
+
+/// `1 user`, `2 users`.
+fn counted(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+fn failure(error: BulkError) -> Failure {
+    match error {
+        BulkError::Start(error) => start_error(error),
+        error @ BulkError::Uncertain(_) => Failure::runtime(error),
+        error => Failure::runtime(format!("{error}; nothing was imported")),
+    }
+}
+
+/// A signal ends the process and leaves nothing of the import, unless it is being committed: then the outcome is told.
+fn end_with_signals(stop: Stop) -> io::Result<()> {
+    let mut signals = Signals::new(ending::signals())?;
+    let body = move || {
+        for signal in signals.forever() {
+            if stop.now() {
+                let _ = writeln!(io::stderr(), "userd: interrupted; nothing was imported");
+                process::exit(128 + signal);
+            }
+        }
+    };
+    thread::Builder::new().name("signals".to_owned()).spawn(body).map(drop)
+}

@@ -1,0 +1,126 @@
+//! Where an export goes: a file that is there once it is complete, or what is there already and is written to as it is
+//! (standard output, a device, a pipe).
+
+use super::Failure;
+use signal_hook::iterator::Signals;
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+    process,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+};
+
+/// An output, and the file that it is to become.
+pub struct Output {
+    to: Box<dyn Write>,
+    part: Option<(File, PathBuf)>,
+    unfinished: Arc<Unfinished>,
+}
+
+/// The file beside the one that it is to become. A signal removes it.
+#[derive(Default)]
+struct Unfinished(Mutex<Option<PathBuf>>);
+
+impl Unfinished {
+    fn path(&self) -> MutexGuard<'_, Option<PathBuf>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn remove(path: &mut Option<PathBuf>) {
+        if let Some(path) = path.take() {
+            // It may be gone with its directory.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+impl Output {
+    /// Opens `file`, or standard output. With `secret`, a new file is for its owner alone. Takes SIGINT, SIGTERM and
+    /// SIGHUP from now on: they end the process and leave nothing.
+    pub fn open(file: Option<&Path>, secret: bool) -> Result<Output, Failure> {
+        let unfinished = Arc::new(Unfinished::default());
+        end_with_signals(unfinished.clone()).map_err(Failure::runtime)?;
+        let Some(file) = file else {
+            // Unbuffered: whole blocks come.
+            let stdout = io::stdout();
+            let stdout =
+                nix::unistd::dup(&stdout).map_err(|error| unwritable(Path::new("-"), error.into()))?;
+            return Ok(Output { to: Box::new(File::from(stdout)), part: None, unfinished });
+        };
+        let found = fs::metadata(file);
+        if found.as_ref().is_ok_and(|found| !found.is_file()) {
+            let opened = OpenOptions::new().write(true).open(file);
+            let to = Box::new(opened.map_err(|error| unwritable(file, error))?);
+            return Ok(Output { to, part: None, unfinished });
+        }
+        // What a link leads to is replaced, not the link.
+        let target = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
+        let mut name = target.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".{}.part", process::id()));
+        let path = target.with_file_name(name);
+        let mode = if secret { 0o600 } else { 0o666 };
+        let mut unfinished_path = unfinished.path();
+        let part = OpenOptions::new().write(true).create_new(true).mode(mode).open(&path);
+        let part = part.map_err(|error| unwritable(file, error))?;
+        *unfinished_path = Some(path);
+        drop(unfinished_path);
+        if let Ok(found) = found {
+            // As it was, but for others' rights to secrets.
+            let mode = found.permissions().mode() & if secret { 0o700 } else { 0o777 };
+            part.set_permissions(PermissionsExt::from_mode(mode)).map_err(|error| unwritable(file, error))?;
+        }
+        let to = Box::new(part.try_clone().map_err(Failure::runtime)?);
+        Ok(Output { to, part: Some((part, target)), unfinished })
+    }
+
+    /// Puts the file in its place, after it has reached the disk.
+    pub fn finish(mut self) -> io::Result<()> {
+        self.to.flush()?;
+        let Some((part, target)) = &self.part else {
+            return Ok(());
+        };
+        part.sync_all()?;
+        let mut unfinished = self.unfinished.path();
+        if let Some(path) = unfinished.as_ref() {
+            fs::rename(path, target)?;
+            *unfinished = None;
+        }
+        Ok(())
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.to.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        Unfinished::remove(&mut self.unfinished.path());
+    }
+}
+
+fn unwritable(file: &Path, error: io::Error) -> Failure {
+    Failure::runtime(format!("cannot write {}: {error}", file.display()))
+}
+
+fn end_with_signals(unfinished: Arc<Unfinished>) -> io::Result<()> {
+    let mut signals = Signals::new(super::ending::signals())?;
+    let body = move || {
+        if let Some(signal) = signals.forever().next() {
+            // Held until the end: no file is put in its place any more.
+            let mut path = unfinished.path();
+            Unfinished::remove(&mut path);
+            process::exit(128 + signal);
+        }
+    };
+    thread::Builder::new().name("signals".to_owned()).spawn(body).map(drop)
+}

@@ -1,0 +1,64 @@
+//! `userd migrate`, `userd check` and `userd config`: what an operator asks before and after a deployment.
+
+use super::{Failure, arguments::Address, environment, print, start_error};
+use std::process::ExitCode;
+use userd::bulk::{self, Weight};
+
+/// Applies the migrations that are missing, and says which. Blocks as a start does.
+pub fn migrate() -> Result<(), Failure> {
+    let config = environment::config(|_| None).map_err(Failure::usage)?;
+    let applied = bulk::migrate(&config).map_err(start_error)?;
+    let mut text: String = applied.iter().map(|name| format!("applied {name}\n")).collect();
+    if applied.is_empty() {
+        text.push_str("nothing to apply\n");
+    }
+    print(&text);
+    Ok(())
+}
+
+/// One line for each finding. The exit code is 1 where one of them is a problem.
+pub fn check(address: &Address, migrate: bool) -> ExitCode {
+    let findings = match environment::config(|name| address.variable(name)) {
+        Ok(mut config) => {
+            config.migrate = migrate;
+            bulk::check(&config)
+        }
+        Err(error) => vec![(Weight::Problem, "configuration", error.to_string())],
+    };
+    let level = environment::log_level().err();
+    let level = level.map(|error| (Weight::Problem, "configuration", error.to_string()));
+    let mut text = String::new();
+    let mut code = ExitCode::SUCCESS;
+    for (weight, subject, line) in level.into_iter().chain(findings) {
+        let weight = match weight {
+            Weight::Fine => "ok",
+            Weight::Note => "note",
+            Weight::Problem => {
+                code = ExitCode::FAILURE;
+                "problem"
+            }
+        };
+        text.push_str(&format!("{weight:<8} {subject}: {line}\n"));
+    }
+    print(&text);
+    code
+}
+
+/// The table of the settings in force.
+pub fn config(address: &Address) -> Result<(), Failure> {
+    let config = environment::config(|name| address.variable(name)).map_err(Failure::usage)?;
+    environment::log_level().map_err(Failure::usage)?;
+    let rows = config.in_force(|name| address.variable(name).or_else(|| std::env::var_os(name)));
+    let rows = rows.map_err(Failure::usage)?;
+    let width = |cell: fn(&(&'static str, String, String)) -> usize| rows.iter().map(cell).max().unwrap_or(0);
+    let widths = [width(|row| row.0.chars().count()), width(|row| row.1.chars().count())];
+    let mut text = String::new();
+    for (variable, value, source) in &rows {
+        let source = if address.variable(variable).is_some() { "argument" } else { source };
+        let line = format!("{variable:<0$} {value:<1$} {source}", widths[0], widths[1]);
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    print(&text);
+    Ok(())
+}

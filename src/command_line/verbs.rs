@@ -1,0 +1,163 @@
+//! What the command can do: ONE table of subcommands, options and their help. Parsing, `--help`, the man page and the
+//! completion of shells follow from it.
+//!
+//! To add an option: a row here, and a field where `arguments` makes a value of it.
+
+/// A subcommand; the one without a name runs the service.
+pub struct Verb {
+    pub name: &'static str,
+    pub options: &'static [Opt],
+    /// The operand, which may be left out.
+    pub operand: Option<&'static str>,
+    pub help: &'static str,
+}
+
+/// An option with two dashes.
+pub struct Opt {
+    pub name: &'static str,
+    pub takes: Takes,
+    pub help: &'static str,
+}
+
+/// What an option takes, under the name that its help gives it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Takes {
+    Nothing,
+    /// `--name=VALUE`, or `--name` alone.
+    Optional(&'static str),
+    /// `--name VALUE` or `--name=VALUE`.
+    Value(&'static str),
+    /// One of these words.
+    OneOf(&'static [&'static str]),
+}
+
+use Takes::{Nothing, OneOf, Optional, Value};
+
+const fn option(name: &'static str, takes: Takes, help: &'static str) -> Opt {
+    Opt { name, takes, help }
+}
+
+const HOST: Opt = option("--host", Value("HOST"), "instead of the variable HOST");
+const PORT: Opt = option("--port", Value("PORT"), "instead of the variable PORT; 0 takes a free one");
+const MIGRATE: Opt = option(
+    "--migrate",
+    OneOf(&["on", "off"]),
+    "off: applies no migration, and refuses to start where one is missing (default on)",
+);
+const FORMAT: Opt = option(
+    "--format",
+    OneOf(&["ndjson", "csv"]),
+    "a JSON object a line, or RFC 4180 with a header; the default is csv where FILE ends in .csv, else ndjson",
+);
+
+/// What `userd completion` takes.
+pub const SHELLS: &[&str] = &["bash", "zsh", "fish"];
+
+/// Options of every subcommand.
+pub const ANYWHERE: &[Opt] =
+    &[option("--help", Nothing, "print this"), option("--version", Nothing, "print the version")];
+
+/// In the order of the help.
+pub const VERBS: &[Verb] = &[
+    Verb {
+        name: "",
+        options: &[
+            option(
+                "--embedded",
+                Optional("DIR"),
+                "run a private PostgreSQL cluster in DIR from this machine's own programs (default ./userd-data; \
+                 /var/lib/userd when started by root); listens on 127.0.0.1 unless HOST or a token is set",
+            ),
+            option("--ephemeral", Nothing, "with --embedded: on a fresh database that is dropped at the end"),
+            HOST,
+            PORT,
+            MIGRATE,
+            option(
+                "--with-parent",
+                Optional("PID"),
+                "end when standard input does, and so with the process that holds its other end; \
+                 --with-parent=PID: end when that process does",
+            ),
+        ],
+        operand: None,
+        help: "run the service",
+    },
+    Verb {
+        name: "export",
+        options: &[
+            FORMAT,
+            option("--with-password-hashes", Nothing, "each user's hash, too, as passwordHash"),
+        ],
+        operand: Some("FILE"),
+        help: "write all users to FILE, which is complete once it is there, or to standard output",
+    },
+    Verb {
+        name: "import",
+        options: &[
+            FORMAT,
+            option("--skip-invalid", Nothing, "leave out lines that are refused, and import the others"),
+            option("--skip-existing", Nothing, "leave out users whose e-mail address is in the database"),
+            option("--dry-run", Nothing, "check everything, change nothing"),
+            option(
+                "--as-is",
+                Nothing,
+                "accept every name and address that the database can hold, not only what the create schema accepts",
+            ),
+        ],
+        operand: Some("FILE"),
+        help: "create the users of FILE, or of standard input: all of them, or none where a line is refused",
+    },
+    Verb {
+        name: "migrate",
+        options: &[],
+        operand: None,
+        help: "apply the migrations that the database lacks, and end",
+    },
+    Verb {
+        name: "check",
+        options: &[HOST, PORT, MIGRATE],
+        operand: None,
+        help: "say whether userd could start: configuration, database, migrations, privileges; changes nothing; \
+               exit code 0 or 1",
+    },
+    Verb {
+        name: "config",
+        options: &[HOST, PORT],
+        operand: None,
+        help: "print the settings in force and where each comes from, without secrets",
+    },
+    Verb {
+        name: "healthcheck",
+        options: &[HOST, PORT],
+        operand: None,
+        help: "exit code 0 if the service that these variables start answers GET /users with 200, else 1: for images \
+               without curl",
+    },
+    Verb { name: "man", options: &[], operand: None, help: "print the manual page, userd(1)" },
+    Verb {
+        name: "completion",
+        options: &[],
+        operand: Some("SHELL"),
+        help: "print what makes bash, zsh or fish complete arguments",
+    },
+];
+
+impl Opt {
+    /// As a synopsis has it: `--host HOST`, `--embedded[=DIR]`.
+    pub fn usage(&self) -> String {
+        match self.takes {
+            Nothing => self.name.to_owned(),
+            Optional(value) => format!("{}[={value}]", self.name),
+            Value(value) => format!("{} {value}", self.name),
+            OneOf(words) => format!("{}={}", self.name, words.join("|")),
+        }
+    }
+}
+
+impl Verb {
+    /// Its options and its operand, as a synopsis has them.
+    pub fn arguments(&self) -> Vec<String> {
+        let options = self.options.iter().map(|option| format!("[{}]", option.usage()));
+        options.chain(self.operand.map(|operand| format!("[{operand}]"))).collect()
+    }
+}

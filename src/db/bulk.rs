@@ -1,0 +1,300 @@
+//! The statements that read or write many users at once.
+
+use super::users::PAGES;
+use crate::users::{password::PasswordHash, user::Timestamp};
+use postgres::{
+    Client, IsolationLevel, Row, Transaction, binary_copy::BinaryCopyOutIter, error::SqlState,
+    fallible_iterator::FallibleIterator, types::Type,
+};
+use std::{
+    borrow::Cow,
+    io::{self, Write},
+};
+
+/// 2000-01-01T00:00:00Z, from which PostgreSQL counts, in microseconds since 1970.
+const EPOCH: i64 = 946_684_800_000_000;
+
+const EXPORT: &str = "\
+    copy (select id, name, email, created_at, updated_at from users order by id) to stdout (format binary)";
+
+const EXPORT_WITH_HASHES: &str = "\
+    copy (select id, name, email, created_at, updated_at, password_hash \
+          from users left join credentials on user_id = id order by id) to stdout (format binary)";
+
+/// What takes long is meant to. Not every version has every setting.
+const NO_TIME_OUTS: &str = "\
+    select set_config(name, '0', true) from pg_settings where name in ('statement_timeout', 'lock_timeout', \
+        'idle_in_transaction_session_timeout', 'transaction_timeout')";
+
+/// What an import stages before it stores it. Of the session alone, and gone with the transaction.
+const STAGE: &str = "\
+    create temporary table userd_import (line bigint not null, name text not null, email text not null, \
+        password_hash text, created_at timestamptz, updated_at timestamptz) on commit drop";
+
+const STAGE_ROWS: &str = "\
+    copy userd_import (line, name, email, password_hash, created_at, updated_at) from stdin (format binary)";
+
+/// The rows are stored in the order in which they were staged, which is that of their lines.
+const STORE: &str = "\
+    insert into users (name, email, created_at, updated_at) \
+    select name, email, coalesce(created_at, now()), coalesce(updated_at, now()) from userd_import";
+
+/// The same with hashes. Ids rise in the order of the rows, so the n-th id is the n-th line's; the addresses are compared
+/// nevertheless, so that no user gets the hash of another one, whatever triggers have made of the rows.
+const STORE_WITH_HASHES: &str = "\
+    with stored as ( \
+        insert into users (name, email, created_at, updated_at) \
+        select name, email, coalesce(created_at, now()), coalesce(updated_at, now()) from userd_import \
+        returning id, email \
+    ), given as ( \
+        select row_number() over (order by line) as position, email, password_hash from userd_import \
+    ), taken as ( \
+        select row_number() over (order by id) as position, id, email from stored \
+    ), hashes as ( \
+        insert into credentials (user_id, password_hash) \
+        select id, password_hash from taken join given using (position) \
+        where password_hash is not null and lower(taken.email) = lower(given.email) \
+        returning 1 \
+    ) \
+    select (select count(*) from stored), (select count(*) from hashes)";
+
+/// The lines whose address an earlier line has, and that line.
+const REPEATED: &str = "\
+    select line, first from ( \
+        select line, min(line) over (partition by lower(email)) as first from userd_import) given \
+    where line > first";
+
+/// The lines whose address a stored user has.
+const TAKEN: &str = "select line, null::bigint as first from userd_import where exists ( \
+    select from users where lower(users.email) = lower(userd_import.email))";
+
+/// A user that is staged.
+pub struct StagedUser<'a> {
+    pub line: u64,
+    pub name: Cow<'a, str>,
+    pub email: Cow<'a, str>,
+    pub password_hash: Option<PasswordHash>,
+    /// `None`: the present time.
+    pub created_at: Option<Timestamp>,
+    pub updated_at: Option<Timestamp>,
+}
+
+impl StagedUser<'_> {
+    /// Appends its row in the binary format of COPY.
+    pub fn write_to(&self, rows: &mut Vec<u8>) {
+        fn field(rows: &mut Vec<u8>, value: Option<&[u8]>) {
+            // A record is much shorter than what 32 bits count.
+            let length = value.map_or(-1, |value| value.len() as i32);
+            rows.extend_from_slice(&length.to_be_bytes());
+            rows.extend_from_slice(value.unwrap_or_default());
+        }
+        let time = |time: Option<Timestamp>| time.map(|time| (time.unix_micros() - EPOCH).to_be_bytes());
+        rows.extend_from_slice(&6_i16.to_be_bytes());
+        field(rows, Some(&self.line.to_be_bytes()));
+        field(rows, Some(self.name.as_bytes()));
+        field(rows, Some(self.email.as_bytes()));
+        field(rows, self.password_hash.as_ref().map(|hash| hash.as_phc().as_bytes()));
+        field(rows, time(self.created_at).as_ref().map(|bytes| &bytes[..]));
+        field(rows, time(self.updated_at).as_ref().map(|bytes| &bytes[..]));
+    }
+}
+
+/// Staged lines with an address that an earlier line has, or a stored user.
+pub struct Repeated {
+    /// The first of them, each with the earlier line.
+    pub first: Vec<(u64, Option<u64>)>,
+    /// All of them.
+    pub count: u64,
+}
+
+/// Why rows were not stored.
+pub enum StoreError {
+    /// A line has the address of an earlier one, or of a stored user. Nothing was stored.
+    Repeated,
+    /// The rows that were stored are not those that were staged; both counts.
+    Altered(u64, u64),
+    Database(postgres::Error),
+}
+
+impl From<postgres::Error> for StoreError {
+    fn from(error: postgres::Error) -> StoreError {
+        let is_email = error.as_db_error().and_then(|error| error.constraint()) == Some("users_email_key");
+        match error.code() {
+            Some(&SqlState::UNIQUE_VIOLATION) if is_email => StoreError::Repeated,
+            _ => StoreError::Database(error),
+        }
+    }
+}
+
+/// The transaction of one import.
+pub struct Staging<'a> {
+    transaction: Transaction<'a>,
+}
+
+impl<'a> Staging<'a> {
+    /// Begins it. Whatever ends the session before [`Staging::commit`] leaves nothing.
+    pub fn begin(client: &'a mut Client, prepared: bool) -> Result<Staging<'a>, postgres::Error> {
+        notice_its_end(client, prepared);
+        let mut transaction =
+            client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start()?;
+        start(&mut transaction, prepared)?;
+        transaction.batch_execute(STAGE)?;
+        Ok(Staging { transaction })
+    }
+
+    /// Stages the rows that `next` returns, each call some of them, until it returns none.
+    pub fn stage<E: From<postgres::Error> + From<io::Error>>(
+        &mut self,
+        mut next: impl FnMut() -> Result<Option<Vec<u8>>, E>,
+    ) -> Result<(), E> {
+        /// Signature, flags, and the length of an extension that there is none of.
+        const HEADER: &[u8] = b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0";
+        const TRAILER: i16 = -1;
+        let mut copy = self.transaction.copy_in(STAGE_ROWS)?;
+        copy.write_all(HEADER)?;
+        while let Some(rows) = next()? {
+            copy.write_all(&rows)?;
+        }
+        copy.write_all(&TRAILER.to_be_bytes())?;
+        copy.finish()?;
+        Ok(())
+    }
+
+    /// Removes the staged users whose address is stored already; how many.
+    pub fn skip_existing(&mut self) -> Result<u64, postgres::Error> {
+        self.analyze()?;
+        self.transaction.execute(
+            &format!("delete from userd_import where line in (select line from ({TAKEN}) taken)"),
+            &[],
+        )
+    }
+
+    /// Removes the staged lines whose address an earlier line has, or a stored user. `most`: of how many it returns the
+    /// lines.
+    pub fn take_repeated(&mut self, most: usize) -> Result<Repeated, postgres::Error> {
+        self.analyze()?;
+        // Who is in both is told as what it repeats in the file.
+        let found = format!(
+            "create temporary table userd_repeated on commit drop as \
+             select line, min(first) as first from ({REPEATED} union all {TAKEN}) found group by line"
+        );
+        self.transaction.batch_execute("drop table if exists userd_repeated")?;
+        let count = self.transaction.execute(&found, &[])?;
+        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        let first = "select line, first from userd_repeated order by line limit $1";
+        let rows = self.transaction.query_typed(first, &[(&most, Type::INT8)])?;
+        self.transaction.batch_execute(
+            "delete from userd_import using userd_repeated where userd_import.line = userd_repeated.line",
+        )?;
+        let line = |row: &Row, at| row.get::<_, Option<i64>>(at).map(i64::unsigned_abs);
+        Ok(Repeated {
+            first: rows.iter().map(|row| (line(row, 0).unwrap_or_default(), line(row, 1))).collect(),
+            count,
+        })
+    }
+
+    /// How many users are staged, and how many of them with a hash.
+    pub fn count(&mut self) -> Result<(u64, u64), postgres::Error> {
+        let sql = "select count(*), count(password_hash) from userd_import";
+        let row = self.transaction.query_typed_one(sql, &[])?;
+        Ok((row.get::<_, i64>(0).unsigned_abs(), row.get::<_, i64>(1).unsigned_abs()))
+    }
+
+    /// Stores what is staged: so many users, so many of them with a hash. After an error everything is staged as before.
+    pub fn store(&mut self, users: u64, hashes: u64) -> Result<(), StoreError> {
+        let mut attempt = self.transaction.transaction()?;
+        let stored = match hashes {
+            0 => (attempt.execute(STORE, &[])?, 0),
+            _ => {
+                let row = attempt.query_one(STORE_WITH_HASHES, &[])?;
+                (row.get::<_, i64>(0).unsigned_abs(), row.get::<_, i64>(1).unsigned_abs())
+            }
+        };
+        match stored == (users, hashes) {
+            true => Ok(attempt.commit()?),
+            false => Err(StoreError::Altered(stored.0, stored.1)),
+        }
+    }
+
+    /// Makes what was stored permanent.
+    pub fn commit(self) -> Result<(), postgres::Error> {
+        self.transaction.commit()
+    }
+
+    /// For the planner: no daemon looks after a temporary table.
+    fn analyze(&mut self) -> Result<(), postgres::Error> {
+        self.transaction.batch_execute("analyze userd_import")
+    }
+}
+
+/// A user as it is exported.
+pub struct ExportedUser<'a> {
+    pub id: i64,
+    pub name: &'a str,
+    pub email: &'a str,
+    pub created_at: Timestamp,
+    pub updated_at: Timestamp,
+    /// Where it was asked for, and the user has one.
+    pub password_hash: Option<&'a str>,
+}
+
+/// Begins what [`each_user`] and [`count`] read.
+///
+/// The rows come by the index: a sort would hold all of them on the server's disk before the first one is sent.
+pub fn begin_export(client: &mut Client, prepared: bool) -> Result<Transaction<'_>, postgres::Error> {
+    notice_its_end(client, prepared);
+    let mut transaction = client.build_transaction().read_only(true).start()?;
+    transaction
+        .batch_execute("set local enable_sort = off; set local max_parallel_workers_per_gather = 0")?;
+    start(&mut transaction, prepared)?;
+    Ok(transaction)
+}
+
+/// Has the server notice within a second that this process has ended, whatever it is at.
+fn notice_its_end(client: &mut Client, prepared: bool) {
+    // A pooler's session is not ours to set.
+    if prepared {
+        // Before version 14, and on other systems, there is no such setting: a statement is finished first.
+        let _ = client.batch_execute("set client_connection_check_interval = 1000");
+    }
+}
+
+fn start(transaction: &mut Transaction, prepared: bool) -> Result<(), postgres::Error> {
+    transaction.query_typed(NO_TIME_OUTS, &[])?;
+    if !prepared {
+        // A pooler's session may hold a statement of another client's that has the name of one of ours.
+        transaction.batch_execute("deallocate all")?;
+    }
+    Ok(())
+}
+
+/// How many users there are. One round trip.
+pub fn count(transaction: &mut Transaction) -> Result<u64, postgres::Error> {
+    let one: &[i64] = &[1];
+    let rows = transaction.query_typed(PAGES, &[(&one, Type::INT8_ARRAY), (&one, Type::INT8_ARRAY)])?;
+    let total: i64 = rows.first().map_or(Ok(0), |row| row.try_get(1))?;
+    Ok(total.unsigned_abs())
+}
+
+/// Calls `each` with every user, by id.
+pub fn each_user<E: From<postgres::Error>>(
+    transaction: &mut Transaction,
+    with_password_hashes: bool,
+    mut each: impl FnMut(ExportedUser) -> Result<(), E>,
+) -> Result<(), E> {
+    const TYPES: [Type; 6] =
+        [Type::INT8, Type::TEXT, Type::VARCHAR, Type::TIMESTAMPTZ, Type::TIMESTAMPTZ, Type::TEXT];
+    let (sql, columns) = if with_password_hashes { (EXPORT_WITH_HASHES, 6) } else { (EXPORT, 5) };
+    let mut rows = BinaryCopyOutIter::new(transaction.copy_out(sql)?, &TYPES[..columns]);
+    while let Some(row) = rows.next()? {
+        each(ExportedUser {
+            id: row.try_get(0)?,
+            name: row.try_get(1)?,
+            email: row.try_get(2)?,
+            created_at: row.try_get(3)?,
+            updated_at: row.try_get(4)?,
+            password_hash: if with_password_hashes { row.try_get(5)? } else { None },
+        })?;
+    }
+    Ok(())
+}

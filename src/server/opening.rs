@@ -1,0 +1,163 @@
+//! Opens the database of a configuration: sessions for migrations and for the command's own work, and the pool that an
+//! [`App`] stands on. The way from settings to a connection; knows no SQL but the settings of a session.
+
+use super::StartError;
+use crate::{
+    app::App,
+    config::{Config, ConfigError, Database, Secret},
+    db::{
+        LOCK_TIMEOUT, Pool, PoolLimits,
+        blocking::outside_of_runtimes,
+        migrate::Migrations,
+        target::{Settings, Target, TargetError},
+        tls::{self, Connector},
+        users::Users,
+        watchdog::{CONNECT_TIMEOUT, Connection, Watchdog},
+    },
+};
+use std::{
+    fmt, thread,
+    time::{Duration, Instant},
+};
+
+/// A database, and all that it takes to connect to it.
+pub(crate) struct Opening {
+    target: Target,
+    tls: Connector,
+    watchdog: Watchdog,
+    timeout: Duration,
+    set_up: &'static str,
+}
+
+impl Opening {
+    /// The database of these settings. Does not connect. Errors: [`StartError::Config`], files of TLS settings that
+    /// cannot be used, no thread.
+    pub fn new(config: &Config) -> Result<Opening, StartError> {
+        config.check()?;
+        let target = target(config)?;
+        let tls =
+            tls::connector(target.tls.as_ref()).map_err(|error| StartError::Database(error.to_string()))?;
+        Ok(Opening {
+            target,
+            tls,
+            watchdog: Watchdog::start().map_err(StartError::System)?,
+            timeout: config.db_connect_timeout,
+            // Migrations take as long as they take, whatever bounds the role has for the statements of a service.
+            set_up: match config.db_prepared {
+                true => "set statement_timeout = 0; set lock_timeout = 0",
+                false => "",
+            },
+        })
+    }
+
+    /// A session without bounds for its statements. Tries until `db_connect_timeout` is up. A log line says why it waits:
+    /// at first, when the reason changes, and every few seconds. A refusal that a retry would not change ends it at once.
+    pub fn connect(&self) -> Result<Connection, StartError> {
+        const PAUSE: Duration = Duration::from_millis(500);
+        const LINES_APART: Duration = Duration::from_secs(5);
+        let deadline = Instant::now() + self.timeout;
+        let mut logged: Option<(Instant, String)> = None;
+        loop {
+            let error = match self.watchdog.connect(&self.target.config, &self.tls, self.set_up) {
+                Ok(connection) => return Ok(connection),
+                Err(error) => error,
+            };
+            let reason = error.to_string();
+            if error.is_final() || Instant::now() + PAUSE > deadline {
+                return Err(StartError::Database(reason));
+            }
+            let is_known = |(at, last): &(Instant, String)| *last == reason && at.elapsed() < LINES_APART;
+            if !logged.as_ref().is_some_and(is_known) {
+                log::warn!("cannot connect to the database yet: {reason}");
+                logged = Some((Instant::now(), reason));
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+
+    /// Applies the migrations that are missing; their names. Where `may` is not set, an error names them.
+    pub fn migrate(&self, migrations: Migrations, may: bool) -> Result<Vec<String>, StartError> {
+        let mut client = self.connect()?;
+        if migrations.are_applied(&mut client).map_err(StartError::Migration)? {
+            return Ok(Vec::new());
+        }
+        if !may {
+            let missing = migrations.missing(&mut client);
+            return Err(StartError::NotMigrated(missing));
+        }
+        migrations.apply(&mut client, &mut *self.connect()?).map_err(StartError::Migration)
+    }
+
+    /// The pool of a service.
+    fn into_pool(self, limits: PoolLimits) -> Pool {
+        Pool::new(&self.target, self.tls, self.watchdog, limits)
+    }
+}
+
+/// Hosts, database, user and TLS; never the password.
+impl fmt::Display for Opening {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.target.fmt(f)
+    }
+}
+
+impl App {
+    /// The service without a server: connects to the database and migrates it. `host`, `port` and `workers`
+    /// mean nothing here.
+    ///
+    /// Blocks for up to `db_connect_timeout`, as long as the migrations take, and up to ten minutes while another
+    /// replica migrates; may be called from within
+    /// an async runtime, whose thread it blocks as well. After an error nothing is left running.
+    pub fn open(config: &Config) -> Result<App, StartError> {
+        outside_of_runtimes(|| {
+            let opening = Opening::new(config)?;
+            let migrations = Migrations::load(config.migrations_dir.as_deref())?;
+            log::info!("connecting to {opening}");
+            opening.migrate(migrations, config.migrate)?;
+            let limits = PoolLimits {
+                size: config.db_pool_size,
+                acquire_timeout: config.db_acquire_timeout,
+                statement_timeout: config.limits.request_timeout,
+                lock_timeout: LOCK_TIMEOUT,
+                prepared: config.db_prepared,
+            };
+            let users = Users::new(opening.into_pool(limits), config.production);
+            Ok(App::new(users, config))
+        })
+    }
+}
+
+fn target(config: &Config) -> Result<Target, ConfigError> {
+    let (variable, target) = match &config.database {
+        Database::Url(url) => ("DATABASE_URL", Target::parse(url.expose(), config.os_user.as_deref())),
+        Database::Parts { host, port, name, user, password, ssl } => (
+            match (host.is_empty(), *ssl) {
+                (true, _) => "DB_HOST",
+                (false, true) => "DB_SSL",
+                (false, false) => "DB_SSL_CA",
+            },
+            Target::from_settings(Settings {
+                host,
+                port: *port,
+                name,
+                user,
+                password: password.expose(),
+                ssl: *ssl,
+                ssl_ca: config.db_ssl_ca.as_deref(),
+            }),
+        ),
+    };
+    let problem = |variable| move |error: TargetError| ConfigError { variable, problem: error.to_string() };
+    let mut target = target.map_err(problem(variable))?;
+    let password = config.pg_password.as_ref().map(Secret::expose);
+    let found = target.find_password(password, config.pg_pass_file.as_deref());
+    found.map_err(problem("PGPASSFILE"))?;
+    if target.config.get_application_name().is_none() {
+        target.config.application_name("userd");
+    }
+    if target.config.get_connect_timeout().is_none() {
+        let timeout = CONNECT_TIMEOUT.min(config.db_connect_timeout);
+        target.config.connect_timeout(timeout);
+    }
+    Ok(target)
+}

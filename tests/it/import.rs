@@ -1,0 +1,551 @@
+//! `userd import`: what it accepts, what it refuses and why, and what is left of one that ends early.
+
+use crate::support::{
+    Client, Database, Dice, LONG, PASSWORD, Process, Service, TempDir, assert_no_secret, eventually,
+    memory_kib, pause,
+};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use std::{
+    fs,
+    io::Write,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+/// `userd import` of this file.
+fn start(database: &Database, file: &Path, arguments: &[&str]) -> Process {
+    let file = file.to_str().expect("UTF-8");
+    Process::start(&[&["import"], arguments, &[file]].concat(), &[("DATABASE_URL", &database.url())])
+}
+
+/// How an import of this file ends: its exit code, standard output and standard error.
+fn import_file(database: &Database, file: &Path, arguments: &[&str]) -> (i32, String, String) {
+    let mut process = start(database, file, arguments);
+    (process.wait(LONG), process.stdout(), process.stderr())
+}
+
+/// The same for a text.
+fn import(database: &Database, text: impl AsRef<[u8]>, arguments: &[&str]) -> (i32, String, String) {
+    let dir = TempDir::new();
+    let file = dir.path().join("users");
+    fs::write(&file, text).expect("a fresh directory");
+    import_file(database, &file, arguments)
+}
+
+/// Its standard input is written by the test.
+fn piped(database: &Database, arguments: &[&str]) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_userd"));
+    command.arg("import").args(arguments).env_clear().env("DATABASE_URL", database.url());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().expect("cargo has built it")
+}
+
+fn lines(count: usize) -> String {
+    (1..=count).map(|n| format!("{{\"name\":\"User {n}\",\"email\":\"{n}@example.com\"}}\n")).collect()
+}
+
+/// How many users there are: in the table, and by the counts that the pages stand on.
+fn counted(database: &Database) -> (usize, usize) {
+    let count = database.value("select count(*) from users").parse().expect("a number");
+    let server = userd::Server::start(database.config()).expect("a server starts");
+    let total = Client::new(server.base_url()).get("/users?perPage=1").json()["total"].as_u64();
+    (count, total.expect("a number") as usize)
+}
+
+fn can_log_in(client: &mut Client, email: &str, password: &str) -> bool {
+    let body = json!({"email": email, "password": password}).to_string();
+    match client.post("/users/authenticate", body).status {
+        200 => true,
+        401 => false,
+        status => panic!("{status}"),
+    }
+}
+
+#[test]
+fn users_in_the_order_of_their_lines() {
+    let text = lines(1000);
+    for format in ["ndjson", "csv"] {
+        let service = Service::start();
+        let text = match format {
+            "csv" => (1..=1000)
+                .fold("email,name\n".to_owned(), |text, n| text + &format!("{n}@example.com,User {n}\n")),
+            _ => text.clone(),
+        };
+        let mut client = service.client();
+        assert_eq!(client.post("/users", r#"{"name":"First","email":"first@example.com"}"#).id(), "1");
+        let expected = (0, "imported 1000 users\n".to_owned(), String::new());
+        assert_eq!(import(&service.database, text, &["--format", format]), expected);
+        let page = client.get("/users?perPage=1000&page=1").json();
+        assert_eq!((&page["total"], &page["lastPage"]), (&1001.into(), &2.into()));
+        for (n, user) in page["data"].as_array().unwrap().iter().enumerate().skip(1) {
+            assert_eq!(user["email"], format!("{n}@example.com"));
+            assert_eq!(
+                (&user["name"], &user["id"]),
+                (&format!("User {n}").into(), &(n + 1).to_string().into())
+            );
+        }
+        // It goes on as if nothing had been.
+        assert_eq!(client.post("/users", r#"{"name":"Last","email":"last@example.com"}"#).id(), "1002");
+        assert_eq!(client.get("/users?perPage=1000&page=2").json()["data"].as_array().unwrap().len(), 2);
+    }
+}
+
+#[test]
+fn export_import_export() {
+    let source = Service::start();
+    let mut client = source.client();
+    let body = json!({"name": "Ada", "email": "Ada@Example.com", "password": PASSWORD}).to_string();
+    assert_eq!(client.post("/users", body).status, 201);
+    // What PUT and psql store, and POST would not.
+    let odd = [
+        ("", "no address"),
+        ("two\nlines, \"quoted\"\r", "missing@domain"),
+        (" ", ""),
+        ("Zoë 😀 \u{1}\u{7f}", "\u{feff}é@b"),
+        ("=1+1\\", "\"\\u0041\n"),
+    ];
+    for (name, email) in odd {
+        let insert =
+            "insert into users (name, email, created_at) values ($1, $2, '2001-02-03 04:05:06.789+00')";
+        source.database.client().execute(insert, &[&name, &email]).unwrap();
+    }
+    source.database.run(
+        "insert into users (name, email) select n, n || '@example.com' from generate_series(1, 2000) n;
+         delete from users where id between 100 and 1100",
+    );
+    let exported = |database: &Database, name: &str, dir: &TempDir| {
+        let file = dir.path().join(name);
+        let arguments = ["export", "--with-password-hashes", file.to_str().unwrap()];
+        let mut process = Process::start(&arguments, &[("DATABASE_URL", &database.url())]);
+        assert_eq!(process.wait(LONG), 0, "{}", process.stderr());
+        file
+    };
+    let without_ids = |file: &Path| -> Vec<String> {
+        let text = fs::read_to_string(file).unwrap();
+        text.lines().map(|line| line.split_once(',').map_or("", |(_, rest)| rest).to_owned()).collect()
+    };
+    for name in ["users.ndjson", "users.csv"] {
+        let dir = TempDir::new();
+        let first = exported(&source.database, name, &dir);
+        let target = Service::start();
+        // Without --as-is, they are held to the create schema.
+        let (code, _, said) = import_file(&target.database, &first, &[]);
+        assert_eq!(code, 1);
+        assert!(said.contains("/email value is not an e-mail address"), "{said}");
+        let (code, _, said) = import_file(&target.database, &first, &["--as-is"]);
+        assert_eq!((code, said.as_str()), (0, ""));
+        assert_eq!(
+            without_ids(&exported(&target.database, &format!("again-{name}"), &dir)),
+            without_ids(&first)
+        );
+        assert_eq!(counted(&target.database), counted(&source.database));
+        assert!(can_log_in(&mut target.client(), "ada@example.com", PASSWORD), "{name}");
+    }
+}
+
+#[test]
+fn fields() {
+    let service = Service::start();
+    let text = format!(
+        "{}\n{}\n{}\n",
+        json!({"id": "77", "name": "Ada", "email": "ada@example.com", "createdAt": "2001-02-03T04:05:06.789Z",
+               "updatedAt": "2002-02-03 04:05:06+01:00", "password": PASSWORD}),
+        json!({"id": 78, "name": "Bob", "email": "bob@example.com", "createdAt": null, "passwordHash": null}),
+        r#"{"name":"x","name":"Eve","email":"eve@example.com"}"#,
+    );
+    assert_eq!(import(&service.database, text, &[]).0, 0);
+    let mut client = service.client();
+    let ada = client.get("/users/1").json();
+    assert_eq!(ada["createdAt"], "2001-02-03T04:05:06.789000Z");
+    assert_eq!(ada["updatedAt"], "2002-02-03T03:05:06.000000Z");
+    assert!(can_log_in(&mut client, "ada@example.com", PASSWORD));
+    let [bob, eve] = ["/users/2", "/users/3"].map(|target| client.get(target).json());
+    assert_eq!((&bob["name"], &eve["name"]), (&"Bob".into(), &"Eve".into()));
+    assert_eq!(bob["createdAt"], eve["createdAt"]);
+    assert!(!can_log_in(&mut client, "bob@example.com", PASSWORD));
+
+    // The strict schema asks for a password; a hash will do.
+    let hash = service.database.value("select password_hash from credentials");
+    let strict = |line: Value| {
+        let dir = TempDir::new();
+        dir.write("users", &line.to_string());
+        let file = dir.path().join("users").to_str().unwrap().to_owned();
+        let url = service.database.url();
+        let mut process = Process::start(&["import", &file], &[("DATABASE_URL", &url), ("SCHEMA", "strict")]);
+        (process.wait(LONG), process.stderr())
+    };
+    let refused = "line 1: /password is required\nuserd: 1 line is refused; nothing was imported\n";
+    assert_eq!(strict(json!({"name": "Zoë", "email": "zoe@example.com"})), (1, refused.to_owned()));
+    let zoe = json!({"name": "Zoë", "email": "zoe@example.com", "passwordHash": hash});
+    assert_eq!(strict(zoe), (0, String::new()));
+    assert!(can_log_in(&mut client, "zoe@example.com", PASSWORD));
+}
+
+/// Lines of JSON and what is said of them; empty for those that are imported.
+fn broken_lines() -> Vec<(Vec<u8>, &'static str)> {
+    let line = |text: &str| text.as_bytes().to_vec();
+    let user = |fields: &str| format!(r#"{{"name":"n","email":"x@example.com",{fields}}}"#).into_bytes();
+    let hash = |text: &str| user(&format!(r#""passwordHash":"{text}""#));
+    vec![
+        (b"\xef\xbb\xbf{\"name\":\"bom\",\"email\":\"bom@example.com\"}\r".to_vec(), ""),
+        (
+            line(r#"{"name":"n","email":"x@example.com""#),
+            "is not JSON: EOF while parsing an object at column 35",
+        ),
+        (line("{'name':1}"), "is not JSON: key must be a string at column 2"),
+        (line("[1]"), "is not a JSON object"),
+        (line("\"text\""), "is not a JSON object"),
+        (line("name,email"), "is not JSON: expected ident at column 2"),
+        (line(""), ""),
+        (line("  \r"), ""),
+        (b"{\"name\":\"\xff\",\"email\":\"x@example.com\"}".to_vec(), "is not UTF-8"),
+        (
+            b"\xef\xbb\xbf{\"name\":\"n\",\"email\":\"x@example.com\"}".to_vec(),
+            "is not JSON: expected value at column 1",
+        ),
+        (b"{\"name\":\"\0\",\"email\":\"x@example.com\"}".to_vec(), "is not JSON: control character"),
+        (line(r#"{"name":"\u0000","email":"x@example.com"}"#), "/name must not contain NUL (U+0000)"),
+        (line(r#"{"name":"n"}"#), "/email is required"),
+        (line(r#"{"name":7,"email":"x@example.com"}"#), "/name value is not of type \"string\""),
+        (line(r#"{"name":null,"email":["x"]}"#), "/name value is not of type"),
+        (line(r#"{"name":"n","email":"x"}"#), "/email value is not an e-mail address"),
+        (
+            user(r#""isAdmin":true,"role":{"a":[1]}"#),
+            "These fields may not be mass assigned: \"isAdmin\", \"role\"",
+        ),
+        (user(r#""password":"short""#), "/password value is shorter than 8 characters"),
+        (user(r#""password":"correct horse","passwordHash":"$2b$04$.".."#), "is not JSON"),
+        (user(r#""createdAt":"yesterday""#), "/createdAt must be a time as in 2020-02-29T23:59:59.123456Z"),
+        (user(r#""createdAt":"2020-01-01T00:00:00""#), "/createdAt must be a time"),
+        (user(r#""updatedAt":1577836800"#), "/updatedAt must be a time"),
+        (hash("5f4dcc3b5aa765d61d8327deb882cf99"), "/passwordHash is neither an Argon2id nor a bcrypt hash"),
+        (
+            hash("$2b$13$abcdefghijklmnopqrstuuWTCZa/ktzgrlFRFeBWCPFTv9Dwgf3AO"),
+            "costs more to verify than bcrypt's 12",
+        ),
+        (
+            hash("$argon2id$v=19$m=65537,t=1,p=1$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAA"),
+            "costs more to verify than Argon2id's m=65536,t=4",
+        ),
+        (
+            user(
+                r#""password":"correct horse","passwordHash":"$2b$04$abcdefghijklmnopqrstuuWTCZa/ktzgrlFRFeBWCPFTv9Dwgf3AO""#,
+            ),
+            "/password and /passwordHash exclude one another",
+        ),
+        (line(r#"{"name":"good","email":"good@example.com"}"#), ""),
+        (line(r#"{"name":"again","email":"GOOD@example.com"}"#), "/email is that of line 27, too"),
+        (line(r#"{"name":"taken","email":"Ada@example.com"}"#), "/email is that of a user in the database"),
+        (line(&format!(r#"{{"name":"{}","email":"x@example.com"}}"#, "x".repeat(2 << 20))), "is too long"),
+        (line(r#"{"name":"last","email":"last@example.com"}"#), ""),
+    ]
+}
+
+#[test]
+fn broken_lines_are_told_by_their_number() {
+    let rows = broken_lines();
+    let text: Vec<u8> = rows.iter().map(|(line, _)| &line[..]).collect::<Vec<_>>().join(&b'\n');
+    let database = Database::create();
+    let ada = "insert into users (name, email) values ('Ada', 'ada@example.com')";
+    database.run(ada);
+    let expected: Vec<(usize, &str)> = rows
+        .iter()
+        .enumerate()
+        .map(|(at, (_, said))| (at + 1, *said))
+        .filter(|(_, said)| !said.is_empty())
+        .collect();
+
+    // At most 20 of them, and a count.
+    let (code, stdout, stderr) = import(&database, &text, &[]);
+    assert_no_secret(&stderr);
+    let said: Vec<&str> = stderr.lines().collect();
+    for ((line, problem), said) in expected.iter().zip(&said[..20]) {
+        assert!(
+            said.starts_with(&format!("line {line}: ")) && said.contains(problem),
+            "{line} {problem}: {said}"
+        );
+    }
+    let more = expected.len() - 20;
+    let count = expected.len();
+    assert_eq!(
+        said[20..],
+        [format!("and {more} more lines"), format!("userd: {count} lines are refused; nothing was imported")]
+    );
+    assert_eq!((code, stdout.as_str()), (1, ""));
+    assert_eq!(database.value("select count(*) from users"), "1");
+
+    // Those behind the first 20, by themselves.
+    for (number, (line, problem)) in rows.iter().enumerate().skip(20) {
+        let [before, after] = [number, 0].map(|count| b"\n".repeat(count));
+        let (code, _, stderr) = import(&database, [&before, &line[..], &after].concat(), &["--dry-run"]);
+        let said = if problem.contains("line 27") { "" } else { problem };
+        assert_eq!(code, i32::from(!said.is_empty()), "{stderr}");
+        assert!(said.is_empty() || stderr.contains(&format!("line {}: ", number + 1)), "{stderr}");
+        assert!(stderr.contains(said), "{said}: {stderr}");
+    }
+
+    // Exactly the rest.
+    let (code, stdout, stderr) = import(&database, &text, &["--skip-invalid", "--dry-run"]);
+    assert_eq!((code, stdout), (0, format!("would import 3 users, skipped {count} invalid lines\n")));
+    assert_eq!(stderr.lines().count(), 21);
+    assert_eq!(database.value("select count(*) from users"), "1");
+    let (code, stdout, _) = import(&database, &text, &["--skip-invalid"]);
+    assert_eq!((code, stdout), (0, format!("imported 3 users, skipped {count} invalid lines\n")));
+    assert_eq!(database.value("select string_agg(name, ',' order by id) from users"), "Ada,bom,good,last");
+    assert_eq!(counted(&database), (4, 4));
+}
+
+#[test]
+fn broken_csv() {
+    let database = Database::create();
+    let rows: [(&[u8], &[&str]); 16] = [
+        (b"", &[]),
+        (b"email\nx@example.com\n", &["line 1: the header has no column name: email"]),
+        (b"\n\nname;email\n", &["line 3: the header has no column name: name;email"]),
+        (
+            b"name,email,isAdmin\nn,x@example.com,1\n",
+            &["line 1: These fields may not be mass assigned: \"isAdmin\""],
+        ),
+        (b"name,email,name\n", &["line 1: the header has the column name twice"]),
+        (
+            b"name,email\nn,x@example.com,more\nn\n",
+            &["line 2: has 3 fields, and the header 2", "line 3: has 1 fields, and the header 2"],
+        ),
+        (
+            b"name,email\n\"a\nb\",x\n\"\"\"\",y\n",
+            &["line 2: /email value is not", "line 4: /email value is not"],
+        ),
+        (b"name,email\r\n\r\nn,x\r\n", &["line 3: /email value is not"]),
+        (
+            b"name,email\nn,x@example.com\n\"n,y@example.com\nn,z@example.com\n",
+            &["line 3: has a quote that is not closed"],
+        ),
+        (b"name,email\n\xff,x@example.com\n", &["line 2: is not UTF-8"]),
+        (b"name,email\n\0,x@example.com\n", &["line 2: /name must not contain NUL"]),
+        (b"name,email\nn,\n", &["line 2: /email value is not"]),
+        (b"name,email,passwordHash\nn,x@example.com,nonsense\n", &["line 2: /passwordHash is neither"]),
+        (b"name,email,createdAt\nn,x@example.com,2020-01-01\n", &["line 2: /createdAt must be a time"]),
+        (b"name,email\nn,x@example.com\nm,X@example.com\n", &["line 3: /email is that of line 2, too"]),
+        (b"\xff\xfen\0a\0m\0e\0", &["line 1: is UTF-16"]),
+    ];
+    for (text, expected) in rows {
+        let (code, _, stderr) = import(&database, text, &["--format=csv"]);
+        let said: Vec<&str> = stderr.lines().filter(|line| !line.starts_with("userd: ")).collect();
+        assert_eq!((code, said.len()), (i32::from(!expected.is_empty()), expected.len()), "{stderr}");
+        for (said, expected) in said.iter().zip(expected) {
+            assert!(said.starts_with(expected), "{expected}: {said}");
+        }
+    }
+    assert_eq!(database.value("select count(*) from users"), "0");
+    let text = "\u{feff}id,name,email,password,createdAt\r\n\
+        7,\"a \"\"quoted\"\", name\",a@example.com,,2020-01-01 00:00:00+00\r\n\
+        8,\"two\r\nlines\",b@example.com,correct horse,\r\n\
+        9,,c@example.com,,\r\n";
+    assert_eq!(import(&database, text, &["--format=csv"]).0, 0);
+    let found = "select string_agg(format('%s|%s|%s', name, email, password_hash is not null), ';' order by id) \
+        from users left join credentials on user_id = id";
+    let expected = "a \"quoted\", name|a@example.com|f;two\r\nlines|b@example.com|t;|c@example.com|f";
+    assert_eq!(database.value(found), expected);
+    assert_eq!(database.value("select min(created_at) = '2020-01-01 00:00:00+00' from users"), "true");
+}
+
+#[test]
+fn existing_users_can_be_skipped() {
+    let database = Database::create();
+    database
+        .run("insert into users (name, email) values ('Ada', 'ADA@example.com'), ('Bob', 'bob@example.com')");
+    let text = "{\"name\":\"ada\",\"email\":\"ada@example.com\"}\n{\"name\":\"Eve\",\"email\":\"eve@example.com\"}\n";
+    let (code, _, stderr) = import(&database, text, &[]);
+    assert_eq!(code, 1);
+    assert!(stderr.starts_with("line 1: /email is that of a user in the database\n"), "{stderr}");
+    for (expected, arguments) in [
+        ("would import 1 user, skipped 1 existing user\n", &["--skip-existing", "--dry-run"][..]),
+        ("imported 1 user, skipped 1 existing user\n", &["--skip-existing"]),
+        ("imported 0 users, skipped 2 existing users\n", &["--skip-existing"]),
+    ] {
+        assert_eq!(import(&database, text, arguments), (0, expected.to_owned(), String::new()));
+    }
+    assert_eq!(database.value("select string_agg(name, ',' order by id) from users"), "Ada,Bob,Eve");
+    // The same address twice in one file is a mistake all the same.
+    let text = "{\"name\":\"x\",\"email\":\"x@example.com\"}\n".repeat(2);
+    let (code, _, stderr) = import(&database, &text, &["--skip-existing"]);
+    assert_eq!(code, 1);
+    assert!(stderr.starts_with("line 2: /email is that of line 1, too\n"), "{stderr}");
+}
+
+/// Another client stores an address between the look and the insert: it waits for that transaction, and tells.
+#[test]
+fn an_address_that_is_stored_meanwhile() {
+    let database = Database::create();
+    let dir = TempDir::new();
+    dir.write("users", &lines(3));
+    for (arguments, code, expected) in [
+        (&[][..], 1, "line 2: /email is that of a user in the database\n"),
+        (&["--skip-existing"], 0, "imported 2 users, skipped 1 existing user\n"),
+        (&["--skip-invalid"], 0, "imported 2 users, skipped 1 invalid line\n"),
+    ] {
+        database.run("delete from users");
+        let mut other = database.client();
+        other
+            .batch_execute("begin; insert into users (name, email) values ('other', '2@example.com')")
+            .unwrap();
+        let mut process = start(&database, &dir.path().join("users"), arguments);
+        database.waits_for_locks(1);
+        other.batch_execute("commit").unwrap();
+        assert_eq!(process.wait(LONG), code);
+        let said = process.stderr() + &process.stdout();
+        assert!(said.contains(expected), "{said}");
+        let names = database.value("select string_agg(name, ',' order by id) from users");
+        assert_eq!(names, if code == 1 { "other" } else { "other,User 1,User 3" });
+    }
+}
+
+#[test]
+fn one_line_without_an_end() {
+    /// Bytes; and KiB that a debug build may hold.
+    const LENGTH: usize = 100 << 20;
+    const MOST: usize = 64 << 10;
+    let database = Database::create();
+    for format in ["ndjson", "csv"] {
+        let mut process = piped(&database, &["--format", format]);
+        let mut stdin = process.stdin.take().unwrap();
+        if format == "csv" {
+            stdin.write_all(b"name,email\n\"").unwrap();
+        }
+        let mut most = 0;
+        let piece = vec![b'x'; 1 << 20];
+        for _ in 0..LENGTH / piece.len() {
+            stdin.write_all(&piece).unwrap();
+            most = most.max(memory_kib(process.id()));
+        }
+        drop(stdin);
+        let output = process.wait_with_output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        let expected = match format {
+            "csv" => "line 2: has a quote that is not closed\n",
+            _ => "line 1: is too long\n",
+        };
+        assert_eq!(output.status.code(), Some(1));
+        assert!(stderr.starts_with(expected), "{stderr}");
+        assert!(most > 1 << 10 && most < MOST, "{most} KiB");
+    }
+}
+
+#[test]
+fn the_service_runs_meanwhile() {
+    let service = Service::start();
+    let mut client = service.client();
+    let mut process = piped(&service.database, &[]);
+    let mut stdin = process.stdin.take().unwrap();
+    stdin.write_all(lines(20_000).as_bytes()).unwrap();
+    let staged = "select count(*) from pg_stat_progress_copy where tuples_processed > 0";
+    eventually(LONG, "lines are staged", || service.database.value(staged) == "1");
+    assert_eq!(client.get("/users").json()["total"], 0);
+    assert_eq!(client.post("/users", r#"{"name":"n","email":"meanwhile@example.com"}"#).id(), "1");
+    assert_eq!(client.get("/users").json()["total"], 1);
+    drop(stdin);
+    assert!(process.wait().unwrap().success());
+    assert_eq!(client.get("/users").json()["total"], 20_001);
+    assert_eq!(counted(&service.database), (20_001, 20_001));
+}
+
+#[test]
+fn a_signal_leaves_nothing() {
+    let database = Database::create();
+    let dir = TempDir::new();
+    dir.write("users", &lines(1000));
+    let sessions = "select count(*) from pg_stat_activity \
+        where datname = current_database() and application_name = 'userd'";
+    for (signal, code) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143)] {
+        let mut locked = database.client();
+        locked.batch_execute("begin; lock table users in exclusive mode").unwrap();
+        let mut process = start(&database, &dir.path().join("users"), &[]);
+        database.waits_for_locks(1);
+        process.signal(signal);
+        assert_eq!(process.wait(LONG), code);
+        assert_eq!(process.stderr(), "userd: interrupted; nothing was imported\n");
+        // Even while the lock is held, the server does not go on with it.
+        eventually(LONG, "its session ends", || database.value(sessions) == "0");
+        drop(locked);
+    }
+    // And while it waits for its input.
+    let mut process = piped(&database, &[]);
+    let mut stdin = process.stdin.take().unwrap();
+    stdin.write_all(lines(1000).as_bytes()).unwrap();
+    eventually(LONG, "it is connected", || database.value(sessions) == "1");
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(process.id().cast_signed()), Signal::SIGINT).unwrap();
+    eventually(LONG, "it ends", || process.try_wait().unwrap().is_some());
+    assert_eq!(process.wait().unwrap().code(), Some(130));
+    assert_eq!(database.value("select count(*) from users"), "0");
+}
+
+/// Killed at 50 random moments: all or nothing, and never in the way of the next one.
+#[test]
+fn killed_at_any_moment() {
+    const COUNT: usize = 500;
+    let database = Database::create();
+    let dir = TempDir::new();
+    dir.write("users", &lines(COUNT));
+    let file = dir.path().join("users");
+    let began = Instant::now();
+    assert_eq!(import_file(&database, &file, &[]).0, 0);
+    let takes = began.elapsed();
+    let mut client = database.client();
+    client.execute("delete from users", &[]).unwrap();
+    let (mut all, mut none) = (0, 0);
+    let mut dice = Dice(20_261_122);
+    for _ in 0..50 {
+        let process = start(&database, &file, &[]);
+        pause(Duration::from_micros(dice.roll(takes.as_micros() as u64 * 6 / 5)));
+        process.signal(Signal::SIGKILL);
+        // What the server is still at is over before this begins, or is waited for.
+        client.batch_execute("begin; lock table users in share row exclusive mode; commit").unwrap();
+        match client.execute("delete from users", &[]).unwrap() as usize {
+            0 => none += 1,
+            COUNT => all += 1,
+            count => panic!("{count} users"),
+        }
+    }
+    println!("{all} imported all, {none} nothing");
+    assert!(all + none == 50 && none > 5);
+    let (code, stdout, stderr) = import_file(&database, &file, &["--skip-existing"]);
+    assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
+    assert_eq!(counted(&database), (COUNT, COUNT));
+}
+
+/// The lines of the README, in a directory with a file of new users.
+#[test]
+fn the_lines_of_the_readme() {
+    let (_, chapter) =
+        include_str!("../../README.md").split_once("\n## Many at once\n").expect("there is a chapter");
+    let (_, block) = chapter.split_once("\n```sh\n").expect("a block of shell");
+    let (block, _) = block.split_once("\n```").expect("it ends");
+    let service = Service::start();
+    let mut client = service.client();
+    for n in 1..=3 {
+        let body =
+            json!({"name": "n", "email": format!("{n}@example.com"), "password": PASSWORD}).to_string();
+        assert_eq!(client.post("/users", body).status, 201);
+    }
+    let dir = TempDir::new();
+    dir.write("new-users.csv", "name,email\nZoë,zoe@example.com\nEve,eve@example.com\n");
+    let userd = Path::new(env!("CARGO_BIN_EXE_userd")).parent().expect("a directory");
+    let path = format!("{}:/usr/bin:/bin", userd.display());
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", block]).current_dir(dir.path()).env_clear().env("PATH", path);
+    let output = shell.env("DATABASE_URL", service.database.url()).stdin(Stdio::null()).output().unwrap();
+    let (stdout, stderr) =
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(output.status.success(), "{stdout}{stderr}");
+    let said: Vec<&str> = stdout.lines().collect();
+    assert_eq!(said.len(), 6, "{stdout}");
+    assert_eq!(said[0], "id,name,email,createdAt,updatedAt");
+    assert_eq!(said[3], "would import 2 users");
+    assert_eq!(said[4], "imported 2 users");
+    assert_eq!(said[5], "imported 0 users, skipped 2 existing users");
+    let lines = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap().lines().count();
+    assert_eq!((lines("users.ndjson"), lines("everything.ndjson")), (3, 3));
+    assert_eq!(client.get("/users").json()["total"], 5);
+}
