@@ -3,6 +3,8 @@
 //! The only module, with `scratch`, that knows SQL and SQLSTATEs. Knows nothing of HTTP.
 
 pub(crate) mod blocking;
+mod cleaner;
+mod keys;
 pub mod migrate;
 mod pool;
 mod retry;
@@ -15,6 +17,8 @@ pub mod tls;
 pub mod users;
 pub mod watchdog;
 
+pub(crate) use cleaner::Cleaner;
+pub use keys::Once;
 pub use pool::{LOCK_TIMEOUT, Pool, PoolLimits};
 pub(crate) use retry::Backoff;
 pub use sqlstate::explain;

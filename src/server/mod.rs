@@ -371,7 +371,8 @@ impl App {
                 prepared: config.db_prepared,
             };
             let users = Users::new(Pool::new(&target, tls, watchdog, limits), config.production);
-            Ok(App::new(users, config))
+            let cleaner = users.start_cleaner().map_err(StartError::System)?;
+            Ok(App::new(users, cleaner, config))
         })
     }
 }
