@@ -49,6 +49,8 @@ pub enum Error {
     HostNotAllowed,
     /// A unique violation (SQLSTATE 23505).
     AlreadyExists,
+    /// A create has the key of an earlier one, and another body.
+    KeyReused,
     /// The record is not in a state that the request allows (`If-Match`, `If-None-Match`).
     PreconditionFailed,
     /// Any other error of a query or a connection.
@@ -127,6 +129,7 @@ impl Error {
                 Body::text("Host not allowed").message("ALLOWED_HOSTS does not name this host"),
             ),
             Error::AlreadyExists => fixed(409, "Already exists"),
+            Error::KeyReused => fixed(422, "Idempotency-Key reused"),
             Error::PreconditionFailed => fixed(412, "Precondition failed"),
             Error::Database { .. } => fixed(500, "Database error"),
             Error::Unavailable(_) | Error::Contended => {
@@ -260,6 +263,7 @@ mod tests {
         let rows: &[(Error, u16, &str)] = &[
             (Error::NotFound, 404, r#"{"error":"Not found"}"#),
             (Error::AlreadyExists, 409, r#"{"error":"Already exists"}"#),
+            (Error::KeyReused, 422, r#"{"error":"Idempotency-Key reused"}"#),
             (Error::PreconditionFailed, 412, r#"{"error":"Precondition failed"}"#),
             (Error::UnsupportedPatch("a/b"), 415, r#"{"error":"Unsupported media type"}"#),
             (

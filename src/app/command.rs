@@ -5,6 +5,7 @@
 
 use super::{
     access::Access,
+    idempotency,
     preconditions::Preconditions,
     query,
     router::{Route, USER, route},
@@ -16,6 +17,7 @@ use crate::{
     error::Error,
     http::{Request, Response},
     users::{
+        once::{Fingerprint, Kept, Key},
         pagination::ListRequest,
         password::Password,
         revision::Condition,
@@ -35,6 +37,8 @@ pub(crate) enum Command {
     List(ListRequest),
     /// `POST /users`
     Create(NewUser),
+    /// `POST /users` with an `Idempotency-Key`
+    CreateOnce(Box<CreateOnce>),
     /// `PUT` or `PATCH /users/:id`
     Update {
         /// The user.
@@ -52,6 +56,29 @@ pub(crate) enum Command {
     Authenticate(Login),
     /// The same after the look-up: `None` where no user has that address.
     Verify(Login, Option<Box<User>>),
+}
+
+/// A create that may be repeated.
+#[derive(Debug)]
+pub(crate) struct CreateOnce {
+    pub key: Key,
+    pub fingerprint: Fingerprint,
+    pub new: NewUser,
+    /// The password as it was sent, to be checked against that of an earlier create.
+    pub password: Option<Secret>,
+    /// What is known of earlier creates with the key.
+    pub earlier: Earlier,
+}
+
+/// What is known of an earlier create with a key.
+#[derive(Debug)]
+pub(crate) enum Earlier {
+    /// Nothing. Where there is a password, it is looked up before the password is hashed.
+    Unknown,
+    /// There was none.
+    Absent,
+    /// It has the same body, if it has the same password.
+    Kept(Box<Kept>),
 }
 
 /// An e-mail address and the password that is to be checked.
@@ -100,6 +127,17 @@ pub(crate) enum Step {
     Contended(Command),
 }
 
+impl CreateOnce {
+    fn new(key: Key, new: NewUser) -> CreateOnce {
+        let password = match &new.password {
+            Some(Password::Clear(password)) => Some(password.clone()),
+            _ => None,
+        };
+        let fingerprint = Fingerprint::of(&new);
+        CreateOnce { key, fingerprint, new, password, earlier: Earlier::Unknown }
+    }
+}
+
 impl Command {
     /// The lane of its next step.
     pub fn lane(&self) -> Lane {
@@ -111,6 +149,11 @@ impl Command {
                 None => Lane::Create,
                 Some(Password::Clear(_)) => Lane::Hash,
                 Some(Password::Hashed(_)) => Lane::Change,
+            },
+            Command::CreateOnce(create) => match (&create.earlier, &create.new.password) {
+                (Earlier::Kept(_), _) | (Earlier::Absent, Some(Password::Clear(_))) => Lane::Hash,
+                (Earlier::Unknown, Some(Password::Clear(_))) => Lane::Lookup,
+                _ => Lane::Change,
             },
             Command::Update { changes, found, .. } => match (&changes.password, found) {
                 (Some(Some(Password::Clear(_))), false) => Lane::Find,
@@ -136,6 +179,7 @@ impl Command {
         match self {
             Command::Authenticate(_) | Command::Verify(..) => true,
             Command::Create(NewUser { password: Some(Password::Clear(_)), .. }) => true,
+            Command::CreateOnce(create) => create.password.is_some(),
             Command::Update { changes, .. } => matches!(changes.password, Some(Some(Password::Clear(_)))),
             _ => false,
         }
@@ -186,7 +230,14 @@ impl Judge {
                 let condition = Preconditions::of(request)?.into_condition();
                 Command::Delete(id.ok_or(Error::NotFound)?, condition)
             }
-            Route::Create => Command::Create(NewUser::from_body(self.validation.create(json(request)?)?)?),
+            Route::Create => {
+                let key = idempotency::key(request)?;
+                let new = NewUser::from_body(self.validation.create(json(request)?)?)?;
+                match key {
+                    None => Command::Create(new),
+                    Some(key) => Command::CreateOnce(Box::new(CreateOnce::new(key, new))),
+                }
+            }
             Route::Update(id) | Route::Patch(id) => {
                 let condition = Preconditions::of(request)?.into_condition();
                 let id = id.ok_or(Error::NotFound)?;
@@ -327,6 +378,26 @@ mod tests {
             let found = judge(method, target, &body).map(|command| command.lane());
             assert_eq!(found, expected, "{method} {target} {body}");
         }
+    }
+
+    /// What needs no hash is decided by the statement that creates; before a hash, the key is looked up.
+    #[test]
+    fn lanes_of_creates_with_a_key() {
+        let judge = Judge::new(&Config::default());
+        let ada = json!({"name": "A", "email": "a@b.co"});
+        let with_password = json!({"name": "A", "email": "a@b.co", "password": "long enough"});
+        for (body, lane, hashes) in [(&ada, Lane::Change, false), (&with_password, Lane::Lookup, true)] {
+            let request = Request::post("/users", body).with("Idempotency-Key", "k");
+            let mut command = judge.command(&request).unwrap();
+            assert_eq!((command.lane(), command.hashes()), (lane, hashes), "{body}");
+            if let Command::CreateOnce(create) = &mut command {
+                create.earlier = Earlier::Absent;
+            }
+            let next = if hashes { Lane::Hash } else { Lane::Change };
+            assert_eq!(command.lane(), next, "{body}");
+        }
+        let malformed = Request::post("/users", &ada).with("Idempotency-Key", "");
+        assert_eq!(judge.command(&malformed).unwrap_err().into_response().status, 400);
     }
 
     #[test]

@@ -4,14 +4,15 @@
 
 use super::{
     App,
-    command::{Command, Lane, Login, Step},
+    command::{Command, CreateOnce, Earlier, Lane, Login, Step},
     preconditions::{Preconditions, Read, etag},
 };
 use crate::{
-    db::users::PasswordChange,
+    db::{Once, users::PasswordChange},
     error::Error,
     http::Response,
     users::{
+        once::Kept,
         pagination::{ListRequest, Page},
         password::{Password, PasswordHash},
         user::{NewUser, User, UserChanges},
@@ -146,11 +147,11 @@ fn create(app: &App, commands: Vec<Command>) -> Vec<Step> {
     commands
         .into_iter()
         .zip(outcomes)
-        .map(|(command, result)| outcome(command, result.map(created)))
+        .map(|(command, result)| outcome(command, result.map(|user| created(&user))))
         .collect()
 }
 
-/// A read by e-mail address: for a list, or of a user with its credential for a login.
+/// A read by e-mail address, for a list or a login, or of the key of a create.
 fn look_up(app: &App, command: Command) -> Step {
     match command {
         Command::List(ListRequest::Email { ref email, page }) => {
@@ -158,6 +159,14 @@ fn look_up(app: &App, command: Command) -> Step {
             let answer = found.map(|user| listed(&Page::of_one(page, user), Some(email)));
             outcome(command, answer)
         }
+        Command::CreateOnce(mut create) => match app.users.find_kept(&create.key) {
+            Ok(Some(earlier)) => repeated(create, earlier),
+            Ok(None) => {
+                create.earlier = Earlier::Absent;
+                Step::Next(Command::CreateOnce(create))
+            }
+            Err(error) => outcome(Command::CreateOnce(create), Err(error)),
+        },
         Command::Authenticate(login) => match app.users.find_by_email_with_credential(&login.email) {
             Ok(user) => Step::Next(Command::Verify(login, Some(Box::new(user)))),
             Err(Error::NotFound) => Step::Next(Command::Verify(login, None)),
@@ -169,10 +178,13 @@ fn look_up(app: &App, command: Command) -> Step {
 
 /// A change of one user.
 fn change(app: &App, command: Command) -> Step {
+    if let Command::CreateOnce(create) = command {
+        return create_once(app, create);
+    }
     let result = match &command {
         Command::Create(NewUser { name, email, password }) => {
             let hash = password.as_ref().map(hashed);
-            app.users.create(name, email, hash).map(created)
+            app.users.create(name, email, hash).map(|user| created(&user))
         }
         Command::Update { id, changes: UserChanges { name, email, password }, condition, .. } => {
             let password = match password {
@@ -189,6 +201,44 @@ fn change(app: &App, command: Command) -> Step {
     outcome(command, result)
 }
 
+/// A create with a key, whose password, if it has one, is hashed.
+fn create_once(app: &App, create: Box<CreateOnce>) -> Step {
+    let CreateOnce { key, fingerprint, new, .. } = &*create;
+    let hash = new.password.as_ref().map(hashed);
+    let result = match app.users.create_once(key, fingerprint, &new.name, &new.email, hash) {
+        // The address may be that of a create with the same key, which was answered meanwhile.
+        Err(Error::AlreadyExists) => match app.users.find_kept(key) {
+            Ok(Some(earlier)) => Ok(Once::Kept(earlier)),
+            Ok(None) => Err(Error::AlreadyExists),
+            Err(error) => Err(error),
+        },
+        result => result,
+    };
+    match result {
+        Ok(Once::Created(user)) => Step::Done(created(&user)),
+        Ok(Once::Kept(earlier)) => repeated(create, earlier),
+        Err(error) => outcome(Command::CreateOnce(create), Err(error)),
+    }
+}
+
+/// A create whose key was sent before: it has the answer of the earlier one, if it has the same body.
+fn repeated(mut create: Box<CreateOnce>, earlier: Box<Kept>) -> Step {
+    if create.fingerprint != earlier.fingerprint {
+        return Step::Done(Error::KeyReused.into_response());
+    }
+    match earlier.password_hash {
+        None => Step::Done(replayed(&earlier.user)),
+        Some(_) => {
+            create.earlier = Earlier::Kept(earlier);
+            Step::Next(Command::CreateOnce(create))
+        }
+    }
+}
+
+fn replayed(user: &User) -> Response {
+    created(user).with("Idempotency-Replayed", "true")
+}
+
 /// The hash of a password that was hashed in an earlier step.
 fn hashed(password: &Password) -> &PasswordHash {
     match password {
@@ -201,6 +251,16 @@ fn hashed(password: &Password) -> &PasswordHash {
 fn hash(app: &App, mut command: Command) -> Step {
     let password = match &mut command {
         Command::Create(new) => &mut new.password,
+        Command::CreateOnce(create) => match (&create.earlier, &create.password) {
+            (Earlier::Kept(kept), Some(password)) => {
+                let same = app.hashing.take(|| app.hasher.verify(password, kept.password_hash.as_ref()));
+                return Step::Done(match same {
+                    true => replayed(&kept.user),
+                    false => Error::KeyReused.into_response(),
+                });
+            }
+            _ => &mut create.new.password,
+        },
         Command::Update { changes: UserChanges { password: Some(password), .. }, .. } => password,
         Command::Verify(..) => return verify(app, command),
         other => unreachable!("{:?} is not a command of this lane", other.lane()),
@@ -237,9 +297,9 @@ fn verify(app: &App, command: Command) -> Step {
     Step::Done(verified().unwrap_or_else(Error::into_response))
 }
 
-fn created(user: User) -> Response {
+fn created(user: &User) -> Response {
     let location = format!("/users/{}", user.id);
-    Response::json(201, &user).with("Location", location).with("ETag", etag(&user))
+    Response::json(201, user).with("Location", location).with("ETag", etag(user))
 }
 
 /// An error of a statement is that of each command in it.

@@ -7,6 +7,7 @@
 mod access;
 mod command;
 mod handlers;
+mod idempotency;
 mod preconditions;
 mod query;
 mod router;
@@ -18,7 +19,7 @@ pub(crate) use command::{Command, Lane, Step};
 use crate::{
     config::Config,
     db::{
-        Backoff,
+        Backoff, Cleaner,
         blocking::{DropOutside, outside_of_runtimes},
         users::Users,
     },
@@ -37,12 +38,14 @@ pub struct App {
     /// How many passwords are hashed at once, over all callers.
     hashing: Turns,
     request_timeout: Duration,
+    _cleaner: Cleaner,
 }
 
 impl App {
     /// The service over these users, as the settings have it.
-    pub(crate) fn new(users: Users, config: &Config) -> App {
+    pub(crate) fn new(users: Users, cleaner: Cleaner, config: &Config) -> App {
         App {
+            _cleaner: cleaner,
             users: DropOutside::new(users),
             judge: Judge::new(config),
             hasher: Hasher::new(config.password_hashing),

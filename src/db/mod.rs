@@ -5,8 +5,10 @@
 pub(crate) mod blocking;
 #[cfg(feature = "command")]
 pub mod bulk;
+mod cleaner;
 #[cfg(feature = "command")]
 pub mod inspection;
+mod keys;
 pub mod migrate;
 mod pool;
 mod retry;
@@ -19,6 +21,8 @@ pub mod tls;
 pub mod users;
 pub mod watchdog;
 
+pub(crate) use cleaner::Cleaner;
+pub use keys::Once;
 pub use pool::{LOCK_TIMEOUT, Pool, PoolLimits};
 pub(crate) use retry::Backoff;
 pub use sqlstate::explain;

@@ -1,4 +1,4 @@
-//! Every statement on users, and how a row becomes a [`User`].
+//! Every statement on users, except for creates with a key, and how a row becomes a [`User`].
 
 use super::{Pool, blocking::outside_of_runtimes, session::Param, sqlstate};
 use crate::{
@@ -88,7 +88,7 @@ const DELETE_IF: &str = "\
 /// The users of one database; clones share it.
 #[derive(Clone)]
 pub struct Users {
-    pool: Arc<Pool>,
+    pub(super) pool: Arc<Pool>,
     lazy: Option<Arc<dyn Load<Credential>>>,
 }
 
@@ -306,7 +306,7 @@ impl Users {
         }
     }
 
-    fn user(&self, row: &Row) -> Result<User, Error> {
+    pub(super) fn user(&self, row: &Row) -> Result<User, Error> {
         self.user_at(row, 0)
     }
 
@@ -346,7 +346,7 @@ fn credential(hash: String) -> Credential {
     Credential { password_hash: PasswordHash::from_phc(hash) }
 }
 
-fn column<'a, T: FromSql<'a>>(row: &'a Row, at: usize) -> Result<T, Error> {
+pub(super) fn column<'a, T: FromSql<'a>>(row: &'a Row, at: usize) -> Result<T, Error> {
     row.try_get(at).map_err(|error| sqlstate::condition("", &error))
 }
 

@@ -122,7 +122,8 @@ impl App {
                 prepared: config.db_prepared,
             };
             let users = Users::new(opening.into_pool(limits), config.production);
-            Ok(App::new(users, config))
+            let cleaner = users.start_cleaner().map_err(StartError::System)?;
+            Ok(App::new(users, cleaner, config))
         })
     }
 }

@@ -1,5 +1,6 @@
 //! The domain: users and their passwords, pages of them. Knows neither SQL nor sockets.
 
+pub mod once;
 pub mod pagination;
 pub mod password;
 pub(crate) mod relation;

@@ -8,7 +8,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 use userd::{
-    Server,
+    PasswordHashing, Server,
     config::{Schema, Validation},
 };
 
@@ -465,6 +465,7 @@ fn changes_that_waited_for_another_one() {
     for prepared in [true, false] {
         let service = Service::with(|config| {
             config.db_prepared = prepared;
+            config.password_hashing = PasswordHashing::LeastCostForTests;
             config.auth_attempts = 0;
         });
         let mut client = service.client();
@@ -539,7 +540,7 @@ fn one_of_many_changes_is_made() {
     let database = Database::create();
     let replicas: [Server; 2] = [(); 2].map(|()| {
         let mut config = database.config();
-        config.password_hashing = userd::PasswordHashing::LeastCostForTests;
+        config.password_hashing = PasswordHashing::LeastCostForTests;
         config.auth_attempts = 0;
         Server::start(config).expect("a server")
     });
@@ -663,6 +664,7 @@ fn patches_of_passwords_under_every_variant() {
         let service = Service::with(|config| {
             config.schema = schema;
             config.validation = validation;
+            config.password_hashing = PasswordHashing::LeastCostForTests;
             config.auth_attempts = 0;
         });
         let mut client = service.client();

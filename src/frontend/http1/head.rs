@@ -12,7 +12,8 @@ use crate::{config::Limits, error::Error, http::Persistence};
 use std::{fmt::Display, io::Write};
 
 /// Fields that the layers above look at, beside `Sec-Fetch-*` and, from a browser, `Host`. All others end here.
-const FORWARDED: [&str; 5] = ["authorization", "content-type", "if-match", "if-none-match", "origin"];
+const FORWARDED: [&str; 6] =
+    ["authorization", "content-type", "idempotency-key", "if-match", "if-none-match", "origin"];
 
 /// What a request's head says, as far as it is used.
 pub struct Head<'a> {
@@ -173,8 +174,9 @@ fn is_fetch_metadata(name: &str) -> bool {
 fn write_field(name: &str, value: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(name.as_bytes());
     out.extend_from_slice(b": ");
-    // obs-text has no defined meaning, and tiny_http does not survive it.
-    out.extend(value.iter().map(|&byte| if byte.is_ascii() { byte } else { b'?' }));
+    // obs-text has no defined meaning, and tiny_http does not survive it. A key has none: with this it stays malformed.
+    let obs_text = if name == "idempotency-key" { 0x7f } else { b'?' };
+    out.extend(value.iter().map(|&byte| if byte.is_ascii() { byte } else { obs_text }));
     out.extend_from_slice(b"\r\n");
 }
 

@@ -30,7 +30,18 @@ impl Caller {
 
     /// Status and body. An error leaves open what has become of the request.
     pub fn call(&mut self, method: &str, target: &str, body: &str) -> io::Result<(u16, Value)> {
-        let answer = self.exchange(method, target, body);
+        self.call_with(method, target, &[], body)
+    }
+
+    /// The same with header fields.
+    pub fn call_with(
+        &mut self,
+        method: &str,
+        target: &str,
+        fields: &[(&str, &str)],
+        body: &str,
+    ) -> io::Result<(u16, Value)> {
+        let answer = self.exchange(method, target, fields, body);
         if answer.is_err() {
             self.stream = None;
         }
@@ -48,12 +59,19 @@ impl Caller {
         Ok(self.stream.as_mut().expect("connected above"))
     }
 
-    fn exchange(&mut self, method: &str, target: &str, body: &str) -> io::Result<(u16, Value)> {
+    fn exchange(
+        &mut self,
+        method: &str,
+        target: &str,
+        fields: &[(&str, &str)],
+        body: &str,
+    ) -> io::Result<(u16, Value)> {
         let stream = self.connect()?;
+        let fields: String = fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
         let length = body.len();
         write!(
             stream.get_mut(),
-            "{method} {target} HTTP/1.1\r\nHost: test\r\nContent-Length: {length}\r\n\r\n{body}"
+            "{method} {target} HTTP/1.1\r\nHost: test\r\n{fields}Content-Length: {length}\r\n\r\n{body}"
         )?;
         let (mut head, mut length, mut closes) = (Vec::new(), 0, false);
         loop {

@@ -1,0 +1,93 @@
+//! The header field `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header).
+
+use crate::{error::Error, http::Request, users::once::Key};
+
+/// Characters of the longest key.
+const LONGEST: usize = 255;
+
+/// The key of a request: 1 to 255 visible ASCII characters, with or without the quotes of a structured string. `None`
+/// where it has none; [`Error::BadRequest`] where it is malformed or there are several.
+pub fn key(request: &Request) -> Result<Option<Key>, Error> {
+    const MALFORMED: Error =
+        Error::BadRequest("Idempotency-Key holds not just 1 to 255 visible ASCII characters");
+    let mut fields = request.headers.iter().filter(|(name, _)| name.eq_ignore_ascii_case("idempotency-key"));
+    let Some((_, value)) = fields.next() else {
+        return Ok(None);
+    };
+    let value = value.trim_matches([' ', '\t']);
+    let text = match value.strip_prefix('"') {
+        None => Some(value.to_owned()),
+        Some(quoted) => quoted.strip_suffix('"').and_then(unescape),
+    };
+    let is_key = |text: &String| {
+        (1..=LONGEST).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
+    };
+    match text.filter(is_key) {
+        Some(text) if fields.next().is_none() => Ok(Some(Key::new(&text))),
+        _ => Err(MALFORMED),
+    }
+}
+
+/// What a structured string has between its quotes (RFC 9651, 3.3.3); `None` where it is malformed.
+fn unescape(quoted: &str) -> Option<String> {
+    let mut text = String::with_capacity(quoted.len());
+    let mut characters = quoted.chars();
+    while let Some(character) = characters.next() {
+        text.push(match character {
+            '"' => return None,
+            '\\' => characters.next().filter(|escaped| matches!(escaped, '"' | '\\'))?,
+            other => other,
+        });
+    }
+    Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys() {
+        let parse = |values: &[&str]| {
+            let request = Request::get("/users");
+            key(&values.iter().fold(request, |request, value| request.with("idempotency-KEY", *value)))
+        };
+        assert!(matches!(parse(&[]), Ok(None)));
+        let longest = "k".repeat(255);
+        let rows = [
+            ("a", "a"),
+            (" a\t", "a"),
+            ("\"a\"", "a"),
+            ("8e03978e-40d5-43dd-bc93-6894a57f9324", "8e03978e-40d5-43dd-bc93-6894a57f9324"),
+            ("a\"b\\c,;=", "a\"b\\c,;="),
+            (r#""a\"b\\c""#, "a\"b\\c"),
+            (&longest, &longest),
+            (&format!("\"{longest}\""), &longest),
+        ];
+        for (value, text) in rows {
+            assert_eq!(parse(&[value]).unwrap(), Some(Key::new(text)), "{value}");
+        }
+        let malformed = [
+            "",
+            " ",
+            "\"\"",
+            "\"",
+            "\"a",
+            "a b",
+            "\"a b\"",
+            "\"a\";x=1",
+            "\"a\"b\"",
+            "\"a\\\"",
+            "\"\\a\"",
+            "a\tb",
+            "a\u{7f}",
+            "é",
+            &format!("{longest}k"),
+            &format!("\"{longest}k\""),
+        ];
+        for value in malformed {
+            assert!(matches!(parse(&[value]), Err(Error::BadRequest(_))), "{value}");
+        }
+        assert!(parse(&["a", "a"]).is_err());
+    }
+}

@@ -1,0 +1,107 @@
+//! Creates that may be repeated: what tells one by its key, and what is kept of it.
+
+use crate::users::{
+    password::PasswordHash,
+    user::{NewUser, User},
+};
+use sha2::{Digest, Sha256};
+use std::{fmt, time::Duration};
+
+/// How long the answer to a create with a key is kept.
+pub const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// A key that a client has chosen for a create: its digest, as the key itself is not stored.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Key([u8; 32]);
+
+/// What a body asks for, except for its password: its digest.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Fingerprint([u8; 32]);
+
+/// What is kept of a create with a key.
+#[derive(Debug)]
+pub struct Kept {
+    /// Of the body.
+    pub fingerprint: Fingerprint,
+    /// Of the password in the body, if it had one.
+    pub password_hash: Option<PasswordHash>,
+    /// The user as it was created.
+    pub user: User,
+}
+
+impl Key {
+    /// From the key as the client has sent it.
+    pub fn new(text: &str) -> Key {
+        Key(Sha256::digest(text.as_bytes()).into())
+    }
+
+    /// The digest.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Fingerprint {
+    /// Of the body that has become this user. Bodies that are equal JSON values have equal ones.
+    pub fn of(new: &NewUser) -> Fingerprint {
+        let NewUser { name, email, password } = new;
+        let mut digest = Sha256::new();
+        for text in [name, email] {
+            digest.update((text.len() as u64).to_be_bytes());
+            digest.update(text);
+        }
+        digest.update([u8::from(password.is_some())]);
+        Fingerprint(digest.finalize().into())
+    }
+
+    /// As it was stored; `None` where it cannot have been.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Fingerprint> {
+        bytes.try_into().ok().map(Fingerprint)
+    }
+
+    /// The digest.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(…)")
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Fingerprint(…)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::users::password::Password;
+
+    #[test]
+    fn fingerprints() {
+        let new = |name: &str, email: &str, password: Option<&str>| NewUser {
+            name: name.to_owned(),
+            email: email.to_owned(),
+            password: password.map(|password| Password::Clear(password.into())),
+        };
+        let all = [
+            new("a", "b", None),
+            new("b", "a", None),
+            new("ab", "", None),
+            new("", "ab", None),
+            new("a", "b", Some("c")),
+        ];
+        for (i, one) in all.iter().enumerate() {
+            for (j, other) in all.iter().enumerate() {
+                assert_eq!(Fingerprint::of(one) == Fingerprint::of(other), i == j, "{one:?} {other:?}");
+            }
+        }
+        // A password does not show.
+        assert!(Fingerprint::of(&all[4]) == Fingerprint::of(&new("a", "b", Some("d"))));
+    }
+}

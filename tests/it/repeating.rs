@@ -1,0 +1,478 @@
+//! Creates with an `Idempotency-Key`: repeated, at once, on several replicas, and when a replica or a connection breaks.
+
+use crate::support::{
+    Answer, Caller, Client, Database, Dice, LONG, OTHER_PASSWORD, PASSWORD, Process, Proxy, Service, Weather,
+    eventually, pause,
+};
+use nix::sys::signal::Signal;
+use serde_json::json;
+use std::{path::Path, sync::Barrier, thread, time::Duration};
+use userd::{PasswordHashing, Server};
+
+const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
+const REUSED: &str = r#"{"error":"Idempotency-Key reused"}"#;
+
+fn post(client: &mut Client, key: &str, body: &str) -> Answer {
+    client.request("POST", "/users", &[("Idempotency-Key", key)], body)
+}
+
+fn is_replayed(answer: &Answer) -> bool {
+    let field = answer.header("Idempotency-Replayed");
+    assert!(field.is_none() || field == Some("true"), "{answer:?}");
+    field.is_some()
+}
+
+/// That it is the answer to the same create.
+#[track_caller]
+fn assert_same(answer: &Answer, first: &Answer) {
+    assert_eq!((answer.status, &answer.body), (first.status, &first.body));
+    for field in ["Location", "ETag"] {
+        assert_eq!(answer.header(field), first.header(field));
+        assert!(answer.header(field).is_some(), "{answer:?}");
+    }
+}
+
+fn users(database: &Database) -> String {
+    database.value("select count(*) from users")
+}
+
+#[test]
+fn a_repeated_create_has_the_first_answer() {
+    for prepared in [true, false] {
+        let service = Service::with(|config| config.db_prepared = prepared);
+        let mut client = service.client();
+        let first = post(&mut client, "key-1", ADA);
+        assert_eq!((first.status, is_replayed(&first)), (201, false));
+        assert_eq!(first.header("Location"), Some("/users/1"));
+        let again = [
+            ("key-1", ADA),
+            ("\"key-1\"", ADA),
+            ("key-1", r#" { "email" : "ada@example.com", "name": "\u0041da" } "#),
+            ("key-1", r#"{"name":"Bob","name":"Ada","email":"ada@example.com"}"#),
+        ];
+        let check = |client: &mut Client| {
+            for (key, body) in again {
+                let answer = post(client, key, body);
+                assert_same(&answer, &first);
+                assert!(is_replayed(&answer), "{key} {body}");
+            }
+        };
+        check(&mut client);
+        // Whatever has become of the user.
+        assert_eq!(client.put("/users/1", r#"{"name":"A","email":"a@example.com"}"#).status, 200);
+        check(&mut client);
+        assert_eq!(client.get("/users/1").json()["name"], "A");
+        assert_eq!(client.delete("/users/1").status, 204);
+        check(&mut client);
+        assert_eq!(client.get("/users/1").status, 404);
+        assert_eq!(client.get("/users").json()["total"], 0);
+        // Another body, in any way.
+        for body in [
+            r#"{"name":"ada","email":"ada@example.com"}"#,
+            r#"{"name":"Ada","email":"Ada@example.com"}"#,
+            r#"{"name":"Ada","email":"bob@example.com"}"#,
+            r#"{"name":"Ada","email":"ada@example.com","password":"correct horse"}"#,
+        ] {
+            let answer = post(&mut client, "key-1", body);
+            assert_eq!((answer.status, answer.body.trim_end()), (422, REUSED), "{body}");
+        }
+        // One that is refused anyway.
+        assert_eq!(post(&mut client, "key-1", r#"{"name":"Ada"}"#).status, 400);
+        assert_eq!(post(&mut client, "key-1", r#"{"name":"Ada","email":"a@b.co","id":1}"#).status, 422);
+        assert_eq!(users(&service.database), "0");
+        // Another key is another create, and so is none.
+        let other = post(&mut client, "KEY-1", ADA);
+        assert_eq!((other.status, is_replayed(&other)), (201, false));
+        assert_eq!(client.post("/users", ADA).status, 409);
+        // The table has neither the key nor more of the body than the user.
+        let row = service.database.value("select string_agg(k::text, ' ') from idempotency_keys k");
+        assert!(!row.to_lowercase().contains("key-1"), "{row}");
+        assert_eq!(
+            service.database.value("select count(*) from idempotency_keys where key = sha256('key-1')"),
+            "1"
+        );
+    }
+}
+
+#[test]
+fn keys_that_are_malformed() {
+    let service = Service::start();
+    let mut client = service.client();
+    let long = "k".repeat(256);
+    for key in ["", "a b", "\"", "\"a", "\"a\";b=1", "\"a b\"", "é", "a\tb", &long, "\"\""] {
+        let answer = post(&mut client, key, ADA);
+        assert_eq!(answer.status, 400, "{key}: {answer:?}");
+        assert_eq!(answer.json()["error"], "Bad request");
+    }
+    let twice = [("Idempotency-Key", "a"), ("Idempotency-Key", "a")];
+    assert_eq!(client.request("POST", "/users", &twice, ADA).status, 400);
+    assert_eq!(users(&service.database), "0");
+    assert_eq!(post(&mut client, &long[1..], ADA).status, 201);
+    // Other routes know no keys.
+    for (method, target, body, status) in [
+        ("GET", "/users/1", "", 200),
+        ("PUT", "/users/1", r#"{"name":"A"}"#, 200),
+        ("DELETE", "/users/1", "", 204),
+    ] {
+        let answer = client.request(method, target, &[("Idempotency-Key", "a b")], body);
+        assert_eq!(answer.status, status, "{method}");
+    }
+}
+
+#[test]
+fn passwords_of_repeated_creates() {
+    let service = Service::with(|config| config.auth_attempts = 0);
+    let mut client = service.client();
+    let body =
+        |password| json!({"name": "Ada", "email": "ada@example.com", "password": password}).to_string();
+    let first = post(&mut client, "k", &body(PASSWORD));
+    assert_eq!((first.status, is_replayed(&first)), (201, false));
+    for _ in 0..2 {
+        let answer = post(&mut client, "k", &body(PASSWORD));
+        assert_same(&answer, &first);
+        assert!(is_replayed(&answer));
+        for other in [&body(OTHER_PASSWORD), ADA, &body("correct horsf")] {
+            let answer = post(&mut client, "k", other);
+            assert_eq!((answer.status, answer.body.trim_end()), (422, REUSED), "{other}");
+        }
+        let credentials = json!({"email": "ada@example.com", "password": PASSWORD}).to_string();
+        assert_eq!(client.post("/users/authenticate", credentials).status, 200);
+        // Not that of the user: it may have another one by now.
+        client.put("/users/1", json!({"password": OTHER_PASSWORD}).to_string());
+        let answer = post(&mut client, "k", &body(PASSWORD));
+        assert_same(&answer, &first);
+        client.put("/users/1", json!({"password": PASSWORD}).to_string());
+    }
+    assert_eq!(users(&service.database), "1");
+    // What is stored of it is a hash of the same cost as in credentials, and the fingerprint tells nothing.
+    let row = "select password_hash like '$argon2id$v=19$m=19456,t=2,p=1$%' from idempotency_keys";
+    assert_eq!(service.database.value(row), "true");
+    assert_eq!(post(&mut client, "l", &body("12345678").replace("ada@", "bob@")).status, 201);
+    service.database.run("delete from users where email like 'bob%'");
+    assert_eq!(post(&mut client, "m", &body("12345679").replace("ada@", "bob@")).status, 201);
+    let fingerprints = "select count(distinct fingerprint) from idempotency_keys where email like 'bob%'";
+    assert_eq!(service.database.value(fingerprints), "1");
+}
+
+#[test]
+fn what_is_no_success_is_not_kept() {
+    let service = Service::start();
+    let mut client = service.client();
+    client.post("/users", ADA);
+    let with_password = ADA.replace('}', r#","password":"correct horse"}"#);
+    for body in [ADA, &with_password] {
+        for _ in 0..2 {
+            let answer = post(&mut client, "k", body);
+            assert_eq!((answer.status, is_replayed(&answer)), (409, false), "{body}");
+        }
+    }
+    assert_eq!(post(&mut client, "k", r#"{"name":7}"#).status, 400);
+    assert_eq!(client.delete("/users/1").status, 204);
+    assert_eq!(service.database.value("select count(*) from idempotency_keys"), "0");
+    let created = post(&mut client, "k", ADA);
+    assert_eq!((created.status, is_replayed(&created)), (201, false));
+    assert!(is_replayed(&post(&mut client, "k", ADA)));
+    // Another error of the database.
+    service.database.run("alter table users add constraint short check (length(name) < 5)");
+    let long = r#"{"name":"Augusta","email":"augusta@example.com"}"#;
+    assert_eq!(post(&mut client, "l", long).status, 500);
+    service.database.run("alter table users drop constraint short");
+    let created = post(&mut client, "l", long);
+    assert_eq!((created.status, is_replayed(&created)), (201, false));
+}
+
+#[test]
+fn keys_expire() {
+    let service = Service::start();
+    let mut client = service.client();
+    let first = post(&mut client, "k", ADA);
+    let keys = || service.database.value("select count(*) from idempotency_keys");
+    let age = |interval: &str| {
+        service
+            .database
+            .run(&format!("update idempotency_keys set kept_since = now() - interval '{interval}'"));
+    };
+    age("23 hours 59 minutes");
+    service.server.app().users().remove_expired_keys().unwrap();
+    assert_same(&post(&mut client, "k", ADA), &first);
+    age("24 hours");
+    // Absent, although it is there still.
+    assert_eq!(post(&mut client, "k", ADA).status, 409);
+    let bob = r#"{"name":"Bob","email":"bob@example.com","password":"correct horse"}"#;
+    let second = post(&mut client, "k", bob);
+    assert_eq!((second.status, is_replayed(&second)), (201, false));
+    assert_eq!(keys(), "1");
+    let again = post(&mut client, "k", bob);
+    assert_same(&again, &second);
+    assert_eq!(post(&mut client, "k", ADA).status, 422);
+    // Removed in steps; what has not expired stays.
+    service.database.run(
+        "insert into idempotency_keys (key, fingerprint, id, name, email, created_at, updated_at, version, kept_since) \
+         select sha256(i::text::bytea), '', i, '', '', now(), now(), 1, now() - interval '25 hours' \
+         from generate_series(1, 1200) i",
+    );
+    for left in [701, 201, 1, 1] {
+        service.server.app().users().remove_expired_keys().unwrap();
+        assert_eq!(keys(), left.to_string());
+    }
+    assert!(is_replayed(&post(&mut client, "k", bob)));
+    assert_eq!(users(&service.database), "2");
+}
+
+fn replicas(database: &Database) -> [Server; 2] {
+    [(); 2].map(|()| {
+        let mut config = database.config();
+        config.password_hashing = PasswordHashing::LeastCostForTests;
+        Server::start(config).expect("a server")
+    })
+}
+
+/// All at once, in turns on the replicas.
+fn at_once(
+    replicas: &[Server],
+    count: usize,
+    key: &str,
+    body: impl Fn(usize) -> String + Sync,
+) -> Vec<Answer> {
+    let barrier = Barrier::new(count);
+    thread::scope(|scope| {
+        let (barrier, body) = (&barrier, &body);
+        let post = |n: usize| {
+            let mut client = Client::new(replicas[n % replicas.len()].base_url());
+            scope.spawn(move || {
+                barrier.wait();
+                post(&mut client, key, &body(n))
+            })
+        };
+        let threads: Vec<_> = (0..count).map(post).collect();
+        threads.into_iter().map(|thread| thread.join().expect("an answer")).collect()
+    })
+}
+
+#[test]
+fn many_at_once_with_one_key_create_one_user() {
+    const CLIENTS: usize = 64;
+    let database = Database::create();
+    let replicas = replicas(&database);
+    // Creates take a moment, so that others meet them.
+    database.run(
+        "create function linger() returns trigger language plpgsql as
+             $$ begin perform pg_sleep(0.05); return null; end $$;
+         create trigger linger after insert on users for each row execute function linger()",
+    );
+    for (round, password) in [None, Some(PASSWORD)].into_iter().enumerate() {
+        let key = format!("same-{round}");
+        let mut body = json!({"name": "Ada", "email": format!("{round}@example.com")});
+        if let Some(password) = password {
+            body["password"] = password.into();
+        }
+        let answers = at_once(&replicas, CLIENTS, &key, |_| body.to_string());
+        let first: Vec<_> = answers.iter().filter(|answer| !is_replayed(answer)).collect();
+        assert_eq!(first.len(), 1, "one is the first: {answers:?}");
+        for answer in &answers {
+            assert_eq!(answer.status, 201, "{answer:?}");
+            assert_same(answer, first[0]);
+        }
+        assert_eq!(users(&database), (round + 1).to_string());
+        assert_eq!(
+            Client::new(replicas[0].base_url()).get(first[0].header("Location").unwrap()).body,
+            first[0].body
+        );
+    }
+    // One key and other bodies, with addresses of their own or with one.
+    for (round, same_address) in [(2, false), (3, true)] {
+        let key = format!("other-{round}");
+        let answers = at_once(&replicas, CLIENTS, &key, |n| {
+            let address = if same_address { 0 } else { n };
+            json!({"name": format!("{n}"), "email": format!("{round}.{address}@example.com")}).to_string()
+        });
+        let created: Vec<_> = answers.iter().filter(|answer| answer.status == 201).collect();
+        assert_eq!(created.len(), 1, "{answers:?}");
+        let refused = answers.iter().filter(|answer| answer.status != 201);
+        for answer in refused {
+            assert_eq!((answer.status, answer.body.trim_end()), (422, REUSED));
+        }
+        assert_eq!(users(&database), (round + 1).to_string());
+    }
+    // Many keys, and each twice at once.
+    let answers = at_once(&replicas, CLIENTS, "x", |_| ADA.to_owned());
+    assert!(answers.iter().all(|answer| answer.status == 201));
+    thread::scope(|scope| {
+        for n in 0..CLIENTS {
+            let replica = &replicas[n % 2];
+            scope.spawn(move || {
+                let (pair, mut client) = (n / 2, Client::new(replica.base_url()));
+                let body = json!({"name": "n", "email": format!("pair-{pair}@example.com")}).to_string();
+                assert_eq!(post(&mut client, &format!("pair-{pair}"), &body).status, 201);
+            });
+        }
+    });
+    assert_eq!(
+        database.value("select count(*) from users where email like 'pair-%'"),
+        (CLIENTS / 2).to_string()
+    );
+}
+
+/// A create that waits for a key keeps no session meanwhile.
+#[test]
+fn waiting_for_a_key_is_waiting_for_a_lock() {
+    let service = Service::with(|config| config.limits.request_timeout = LONG);
+    let mut client = service.client();
+    let mut sql = service.database.client();
+    let mut other = sql.transaction().unwrap();
+    // As another replica that is slow to commit.
+    other
+        .batch_execute(
+            "with created as (insert into users (name, email) values ('Bob', 'bob@example.com') returning *) \
+             insert into idempotency_keys (key, fingerprint, id, name, email, created_at, updated_at, version) \
+             select sha256('k'), sha256('another body'), id, name, email, created_at, updated_at, version from created",
+        )
+        .unwrap();
+    let waiting: Vec<_> = (0..16)
+        .map(|_| {
+            let mut client = service.client();
+            thread::spawn(move || post(&mut client, "k", ADA))
+        })
+        .collect();
+    service.database.waits_for_locks(1);
+    let longest = "select coalesce(max(extract(epoch from clock_timestamp() - query_start)), 0) < 1 \
+        from pg_stat_activity where datname = current_database() and application_name = 'userd' \
+        and wait_event_type = 'Lock'";
+    for n in 0..20 {
+        assert_eq!(client.get("/users").status, 200);
+        let body = json!({"name": "n", "email": format!("{n}@example.com")}).to_string();
+        assert_eq!(client.post("/users", &body).status, 201);
+        assert_eq!(post(&mut client, &format!("other-{n}"), &body.replace('@', "+@")).status, 201);
+        assert_eq!(service.database.value(longest), "true");
+    }
+    assert!(waiting.iter().all(|thread| !thread.is_finished()));
+    other.commit().unwrap();
+    for thread in waiting {
+        let answer = thread.join().unwrap();
+        assert_eq!((answer.status, answer.body.trim_end()), (422, REUSED));
+    }
+    assert_eq!(client.get("/users?email=ada@example.com").json()["total"], 0);
+    // One whose transaction fails leaves the key to the next.
+    let mut other = sql.transaction().unwrap();
+    other
+        .batch_execute(
+            "insert into idempotency_keys (key, fingerprint, id, name, email, created_at, updated_at, version) \
+             values (sha256('l'), '', 1, '', '', now(), now(), 1)",
+        )
+        .unwrap();
+    let mut waits = service.client();
+    let waits = thread::spawn(move || post(&mut waits, "l", ADA));
+    service.database.waits_for_locks(1);
+    other.rollback().unwrap();
+    let answer = waits.join().unwrap();
+    assert_eq!((answer.status, is_replayed(&answer)), (201, false));
+}
+
+/// The replica that took a create is killed, and another one is asked again.
+#[test]
+fn a_replica_that_is_killed_has_created_one_user_or_none() {
+    const ROUNDS: u64 = 6;
+    let database = Database::create();
+    database.run(
+        "create function linger() returns trigger language plpgsql as
+             $$ begin perform pg_sleep(0.1); return null; end $$;
+         create trigger linger after insert on users for each row execute function linger()",
+    );
+    let mut stays = Process::on(&database, &[]);
+    let mut client = stays.client();
+    for round in 0..ROUNDS {
+        let mut killed = Process::on(&database, &[]);
+        let url = killed.wait_for_url();
+        let (key, email) = (format!("key-{round}"), format!("{round}@example.com"));
+        let body = json!({"name": "Ada", "email": email}).to_string();
+        thread::scope(|scope| {
+            // As many as a client that is in a hurry might send.
+            let posts: Vec<_> = (0..8)
+                .map(|_| {
+                    let (url, key, body) = (&url, &key, &body);
+                    scope.spawn(move || {
+                        let mut caller = Caller::new(url, LONG);
+                        caller.call_with("POST", "/users", &[("Idempotency-Key", key)], body).is_ok()
+                    })
+                })
+                .collect();
+            pause(Duration::from_millis(25 * round));
+            killed.signal(Signal::SIGKILL);
+            let _ = posts.into_iter().map(|post| post.join()).collect::<Vec<_>>();
+        });
+        assert_eq!(killed.wait(LONG), -9);
+        let answers: Vec<Answer> = (0..3).map(|_| post(&mut client, &key, &body)).collect();
+        assert!(answers.iter().all(|answer| answer.status == 201), "{answers:?}");
+        assert!(answers[1..].iter().all(is_replayed), "{answers:?}");
+        for answer in &answers {
+            assert_same(answer, &answers[0]);
+        }
+        let found = client.get(&format!("/users?email={email}")).json();
+        assert_eq!(found["data"][0], answers[0].json());
+    }
+    // Also of the statements that were in flight when their service was killed.
+    eventually(LONG, "no statement is left", || {
+        let active = "select count(*) from pg_stat_activity where datname = current_database() \
+            and application_name = 'userd' and state = 'active'";
+        database.value(active) == "0"
+    });
+    assert_eq!(users(&database), ROUNDS.to_string());
+    assert_eq!(client.get("/users").json()["total"], ROUNDS);
+}
+
+/// A client repeats a create until it has an answer, whatever becomes of the connections to the database.
+#[test]
+fn connections_that_are_cut() {
+    const CREATES: usize = 25;
+    let database = Database::create();
+    let proxy = Proxy::start(&Path::new(&database.socket_dir()).join(".s.PGSQL.5432"));
+    let parsed: postgres::Config = database.url().parse().expect("our own connection string");
+    let user = parsed.get_user().expect("it names one");
+    let url = format!(
+        "host=127.0.0.1 port={} user={user} dbname={} sslmode=disable",
+        proxy.port(),
+        database.name()
+    );
+    let mut config = database.config();
+    config.database = userd::Database::Url(url.into());
+    config.password_hashing = PasswordHashing::LeastCostForTests;
+    let server = Server::start(config).expect("a server");
+    let mut dice = Dice(0x5eed_1e55);
+    let mut client = Client::new(server.base_url());
+    let mut repeated = 0;
+    for n in 0..CREATES {
+        let (key, email) = (format!("key-{n}"), format!("{n}@example.com"));
+        let mut body = json!({"name": "n", "email": email});
+        if n % 3 == 0 {
+            body["password"] = PASSWORD.into();
+        }
+        // Anywhere in the statement or in its answer.
+        let (from_server, bytes) = (dice.roll(2) == 0, dice.roll(500) as usize);
+        proxy.set(Weather::CutAfter { from_server, bytes });
+        let mut until_created = || {
+            let mut answers = Vec::new();
+            eventually(LONG, "it is answered", || {
+                client.send_request("POST", "/users", &[("Idempotency-Key", &key)], body.to_string());
+                pause(Duration::from_millis(2 + dice.roll(10)));
+                proxy.set(Weather::Fair);
+                let answer = client.answer("POST");
+                assert!([201, 500, 503].contains(&answer.status), "{answer:?}");
+                answers.push(answer);
+                answers.last().is_some_and(|answer| answer.status == 201)
+            });
+            (answers.len() > 1, answers.pop().expect("an answer"))
+        };
+        let (is_repeated, last) = until_created();
+        repeated += usize::from(is_repeated);
+        // The end of a session may be noticed with the next statement only.
+        let (_, again) = until_created();
+        assert_same(&again, &last);
+        assert!(is_replayed(&again));
+        let found = client.get(&format!("/users?email={email}")).json();
+        assert_eq!(found["data"][0], last.json());
+    }
+    println!("{repeated} creates were repeated");
+    assert!(repeated > 0, "no cut was noticed");
+    assert_eq!(users(&database), CREATES.to_string());
+    assert_eq!(database.value("select count(*) from idempotency_keys"), CREATES.to_string());
+}
