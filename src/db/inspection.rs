@@ -21,10 +21,10 @@ const SERVER: &str = "\
 /// Each right that a request or a command needs, and whether the role has it. Tables that are not there yet are left out.
 const RIGHTS: &str = "\
     select lower(action) || ' ' || name, has_table_privilege(to_regclass(name), action) \
-    from unnest(array['users', 'credentials', 'page_counts', 'page_open', 'refinery_schema_history']) \
+    from unnest(array['users', 'credentials', 'idempotency_keys', 'page_counts', 'page_open', 'refinery_schema_history']) \
             with ordinality as tables (name, position), \
         unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) action \
-    where to_regclass(name) is not null and (position <= 2 or action = 'SELECT') \
+    where to_regclass(name) is not null and (position <= 3 or action = 'SELECT') \
     order by position";
 
 /// Whether the role may create tables where they would be created, change those that are there, and create temporary
