@@ -89,7 +89,9 @@ pub struct Limits {
     pub write_timeout: Duration,
     /// A request, from complete to answered.
     pub request_timeout: Duration,
-    /// A stop, until everything in work is answered.
+    /// How long a stop is announced at `/readyz` before connections are refused.
+    pub drain_delay: Duration,
+    /// A stop, from then on until everything in work is answered.
     pub stop_timeout: Duration,
     /// Peers that speak for many clients: their connections are never closed to make room, and what they say in
     /// `X-Forwarded-For` or `Forwarded` is believed.
@@ -216,6 +218,7 @@ impl Default for Limits {
             idle_timeout: Duration::from_secs(60),
             write_timeout: Duration::from_secs(15),
             request_timeout: Duration::from_secs(10),
+            drain_delay: Duration::ZERO,
             stop_timeout: Duration::from_secs(10),
             trusted_proxies: TrustedProxies::default(),
         }

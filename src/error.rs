@@ -3,6 +3,7 @@
 //! Owns every status and text of a refusal. Knows nothing of sockets, of the database's client and its SQLSTATEs, or of
 //! JSON Schema. The answer never holds what the database said; [`Error::log`] does.
 
+use crate::request_id::{RequestId, log_line};
 use serde::Serialize;
 use std::{borrow::Cow, fmt};
 
@@ -67,6 +68,8 @@ pub enum Error {
     Contended,
     /// Something did not become free, or did not finish, in time; holds what.
     Unavailable(Cow<'static, str>),
+    /// The service cannot take the request now; holds why.
+    Busy(Reason),
     /// A relation that was not loaded was accessed while that is prevented; holds its name.
     LazyLoadingViolation(&'static str),
     /// A panic, or an invariant that does not hold; holds what is known of it.
@@ -92,6 +95,85 @@ pub enum Error {
     VersionNotSupported,
     /// A method or a transfer coding that is not served on any path; holds which.
     NotImplemented(&'static str),
+}
+
+/// Why a request is refused before it is queued, as a figure is labelled by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Reason {
+    BadRequest,
+    RequestTimeout,
+    ContentTooLarge,
+    UriTooLong,
+    HeadTooLarge,
+    ExpectationFailed,
+    VersionNotSupported,
+    NotImplemented,
+    /// All connections are taken.
+    TooManyConnections,
+    /// Too many requests wait for workers that are stuck.
+    TooManyRequests,
+    /// Its time was up.
+    Unanswered,
+    /// Too many passwords wait to be hashed.
+    TooManyHashes,
+    /// The server stopped.
+    Stopped,
+    /// The server cannot serve any more.
+    Broken,
+}
+
+impl Reason {
+    /// Each of them, in the order of their numbers (`reason as usize`).
+    pub const ALL: [Reason; 14] = [
+        Reason::BadRequest,
+        Reason::RequestTimeout,
+        Reason::ContentTooLarge,
+        Reason::UriTooLong,
+        Reason::HeadTooLarge,
+        Reason::ExpectationFailed,
+        Reason::VersionNotSupported,
+        Reason::NotImplemented,
+        Reason::TooManyConnections,
+        Reason::TooManyRequests,
+        Reason::Unanswered,
+        Reason::TooManyHashes,
+        Reason::Stopped,
+        Reason::Broken,
+    ];
+
+    /// The label.
+    pub fn name(self) -> &'static str {
+        match self {
+            Reason::BadRequest => "bad_request",
+            Reason::RequestTimeout => "request_timeout",
+            Reason::ContentTooLarge => "content_too_large",
+            Reason::UriTooLong => "uri_too_long",
+            Reason::HeadTooLarge => "head_too_large",
+            Reason::ExpectationFailed => "expectation_failed",
+            Reason::VersionNotSupported => "version_not_supported",
+            Reason::NotImplemented => "not_implemented",
+            Reason::TooManyConnections => "too_many_connections",
+            Reason::TooManyRequests => "too_many_requests",
+            Reason::Unanswered => "not_answered_in_time",
+            Reason::TooManyHashes => "too_many_hashes",
+            Reason::Stopped => "stopped",
+            Reason::Broken => "broken",
+        }
+    }
+
+    /// What the log says of it.
+    pub fn text(self) -> &'static str {
+        match self {
+            Reason::TooManyConnections => "too many connections",
+            Reason::TooManyRequests => "too many requests wait for the workers",
+            Reason::Unanswered => "a request was not answered in time",
+            Reason::TooManyHashes => "too many passwords wait to be hashed",
+            Reason::Stopped => "the server stopped",
+            Reason::Broken => "the stream to tiny_http is broken",
+            other => other.name(),
+        }
+    }
 }
 
 impl Error {
@@ -132,7 +214,7 @@ impl Error {
             Error::KeyReused => fixed(422, "Idempotency-Key reused"),
             Error::PreconditionFailed => fixed(412, "Precondition failed"),
             Error::Database { .. } => fixed(500, "Database error"),
-            Error::Unavailable(_) | Error::Contended => {
+            Error::Unavailable(_) | Error::Busy(_) | Error::Contended => {
                 fixed(503, "Service unavailable").with("Retry-After", "1")
             }
             Error::LazyLoadingViolation(_) | Error::Internal(_) => fixed(500, "Internal server error"),
@@ -147,23 +229,47 @@ impl Error {
         }
     }
 
-    /// Logs what the client is not told: the SQL and the database's message, the panic, what was late.
-    /// Errors that are the client's own are silent here; the access line shows their status.
-    pub fn log(&self) {
+    /// Logs what the client is not told: the SQL and the database's message, the panic, what was late; with the id of
+    /// the request, where it concerns one. Errors that are the client's own are silent here; the access line shows their
+    /// status.
+    pub(crate) fn log(&self, request: Option<&RequestId>) {
+        use log::Level::{Error as Severe, Warn};
         match self {
             Error::Database { sql: "", message, .. } => {
-                log::error!("database error: {message}");
+                log_line(Severe, request, format_args!("database error: {message}"));
             }
             Error::Database { sql, message, .. } => {
                 // One line, without comments.
                 let lines = sql.lines().map(|line| line.split("--").next().unwrap_or_default().trim());
                 let sql = lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
-                log::error!("database error: {message}; SQL: {sql}");
+                log_line(Severe, request, format_args!("database error: {message}; SQL: {sql}"));
             }
-            Error::LazyLoadingViolation(_) | Error::Internal(_) => log::error!("{self}"),
-            Error::Unavailable(_) | Error::Contended => log::warn!("{self}"),
+            Error::LazyLoadingViolation(_) | Error::Internal(_) => {
+                log_line(Severe, request, format_args!("{self}"));
+            }
+            Error::Unavailable(_) | Error::Busy(_) | Error::Contended => {
+                log_line(Warn, request, format_args!("{self}"))
+            }
             _ => {}
         }
+    }
+}
+
+impl Error {
+    /// Why the request was refused before it was queued, where this says so.
+    pub(crate) fn reason(&self) -> Option<Reason> {
+        Some(match self {
+            Error::BadRequest(_) => Reason::BadRequest,
+            Error::RequestTimeout => Reason::RequestTimeout,
+            Error::ContentTooLarge => Reason::ContentTooLarge,
+            Error::UriTooLong => Reason::UriTooLong,
+            Error::HeadTooLarge => Reason::HeadTooLarge,
+            Error::ExpectationFailed => Reason::ExpectationFailed,
+            Error::VersionNotSupported => Reason::VersionNotSupported,
+            Error::NotImplemented(_) => Reason::NotImplemented,
+            Error::Busy(reason) => *reason,
+            _ => return None,
+        })
     }
 }
 
@@ -238,6 +344,7 @@ impl fmt::Display for Error {
             }
             Error::Internal(what) => write!(f, "internal error: {what}"),
             Error::Unavailable(what) => write!(f, "unavailable: {what}"),
+            Error::Busy(reason) => write!(f, "unavailable: {}", reason.text()),
             Error::Contended => {
                 f.write_str("unavailable: locks or concurrent transactions blocked a statement")
             }

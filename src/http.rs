@@ -2,7 +2,7 @@
 //!
 //! Knows no socket and no tiny_http; a [`Response`] is rendered into bytes here, and sent elsewhere.
 
-use crate::error::Error;
+use crate::{error::Error, request_id::RequestId};
 use serde::Serialize;
 use serde_json::Value;
 use std::{borrow::Cow, fmt, net::IpAddr, sync::Mutex, time::SystemTime};
@@ -38,9 +38,19 @@ impl From<&str> for Method {
     }
 }
 
-impl fmt::Display for Method {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Method {
+    /// The method's name for the log, of a request whose method is `name`: that name, if it is no longer than any that
+    /// is in use.
+    pub(crate) fn shown(self, name: &str) -> Cow<'static, str> {
+        const LONGEST: usize = 16;
+        match self {
+            Method::Other if name.len() <= LONGEST => Cow::Owned(name.to_owned()),
+            known => Cow::Borrowed(known.name()),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
             Method::Get => "GET",
             Method::Head => "HEAD",
             Method::Post => "POST",
@@ -49,7 +59,13 @@ impl fmt::Display for Method {
             Method::Delete => "DELETE",
             Method::Options => "OPTIONS",
             Method::Other => "OTHER",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -166,9 +182,10 @@ pub enum Persistence {
 pub struct Response {
     /// The HTTP status.
     pub status: u16,
-    /// Headers beside `Content-Type`, `Content-Length`, `Date` and `Connection`, which rendering adds.
+    /// Headers beside `Content-Type`, `Content-Length`, `Date`, `X-Request-Id` and `Connection`, which rendering adds.
     pub headers: Vec<(&'static str, Cow<'static, str>)>,
-    /// The body: one line of JSON with a newline at its end, or empty.
+    /// The body: one line of JSON with a newline at its end, or empty; of another kind where `headers` has a
+    /// `Content-Type`.
     pub body: Vec<u8>,
 }
 
@@ -210,8 +227,8 @@ impl Response {
         serde_json::from_slice(&self.body).unwrap_or_default()
     }
 
-    /// The value of the first header of that name, whatever its case. `Content-Type`, `Content-Length`, `Date`
-    /// and `Connection` are not among them: they are added on the way out.
+    /// The value of the first header of that name, whatever its case. `Content-Type`, `Content-Length`, `Date`,
+    /// `X-Request-Id` and `Connection` are not among them: they are added on the way out.
     pub fn header(&self, name: &str) -> Option<&str> {
         let mut headers = self.headers.iter();
         let found = headers.find(|(header, _)| header.eq_ignore_ascii_case(name));
@@ -224,10 +241,10 @@ impl Response {
         self
     }
 
-    /// The bytes on the wire. `head_only` leaves the body out and keeps its length, as HEAD wants it.
-    #[doc(hidden)]
-    pub fn render(&self, persistence: Persistence, head_only: bool) -> Vec<u8> {
-        let mut out = Vec::with_capacity(192 + self.body.len());
+    /// The bytes on the wire, as the answer to the request of that id. `head_only` leaves the body out and keeps its
+    /// length, as HEAD wants it.
+    pub(crate) fn render(&self, persistence: Persistence, head_only: bool, id: &RequestId) -> Vec<u8> {
+        let mut out = Vec::with_capacity(256 + self.body.len());
         let mut number = itoa::Buffer::new();
         out.extend_from_slice(b"HTTP/1.1 ");
         out.extend_from_slice(number.format(self.status).as_bytes());
@@ -235,8 +252,13 @@ impl Response {
         out.extend_from_slice(reason(self.status).as_bytes());
         out.extend_from_slice(b"\r\nDate: ");
         push_date(&mut out);
+        out.extend_from_slice(b"\r\nX-Request-Id: ");
+        id.write(&mut out);
         if !matches!(self.status, 204 | 304) {
-            out.extend_from_slice(b"\r\nContent-Type: application/json\r\nContent-Length: ");
+            if self.headers.iter().all(|(name, _)| *name != "Content-Type") {
+                out.extend_from_slice(b"\r\nContent-Type: application/json");
+            }
+            out.extend_from_slice(b"\r\nContent-Length: ");
             out.extend_from_slice(number.format(self.body.len()).as_bytes());
         }
         for (name, value) in &self.headers {
@@ -258,9 +280,9 @@ impl Response {
 }
 
 impl Error {
-    /// The answer, logged where the client is not told what went wrong.
-    pub(crate) fn into_response(self) -> Response {
-        self.log();
+    /// The answer, logged where the client is not told what went wrong; with the id of the request, where it has one.
+    pub(crate) fn into_response(self, request: Option<&RequestId>) -> Response {
+        self.log(request);
         Response::from(&self)
     }
 }
@@ -339,23 +361,25 @@ mod tests {
 
     #[test]
     fn rendering() {
+        let id = RequestId::given(b"an-id").unwrap();
         let response = Response::json(200, &serde_json::json!({"a": 1}));
-        let text = String::from_utf8(response.render(Persistence::KeepAlive, false)).unwrap();
+        let text = String::from_utf8(response.render(Persistence::KeepAlive, false, &id)).unwrap();
         assert!(text.starts_with("HTTP/1.1 200 OK\r\nDate: "), "{text}");
+        assert!(text.contains(" GMT\r\nX-Request-Id: an-id\r\n"), "{text}");
         assert!(
             text.ends_with("Content-Type: application/json\r\nContent-Length: 8\r\n\r\n{\"a\":1}\n"),
             "{text}"
         );
-        let head = String::from_utf8(response.render(Persistence::Close, true)).unwrap();
+        let head = String::from_utf8(response.render(Persistence::Close, true, &id)).unwrap();
         assert!(head.ends_with("Content-Length: 8\r\nConnection: close\r\n\r\n"), "{head}");
-        let empty = Response::no_content().render(Persistence::KeepAliveHttp10, false);
+        let empty = Response::no_content().render(Persistence::KeepAliveHttp10, false, &id);
         let empty = String::from_utf8(empty).unwrap();
         assert!(!empty.contains("Content-"), "{empty}");
         assert!(empty.ends_with("\r\nConnection: keep-alive\r\n\r\n"), "{empty}");
         let unmodified = Response::not_modified().with("ETag", "\"1-0\"");
-        let unmodified = String::from_utf8(unmodified.render(Persistence::KeepAlive, false)).unwrap();
+        let unmodified = String::from_utf8(unmodified.render(Persistence::KeepAlive, false, &id)).unwrap();
         assert!(unmodified.starts_with("HTTP/1.1 304 Not Modified\r\nDate: "), "{unmodified}");
-        assert!(unmodified.ends_with(" GMT\r\nETag: \"1-0\"\r\n\r\n"), "{unmodified}");
+        assert!(unmodified.ends_with("\r\nX-Request-Id: an-id\r\nETag: \"1-0\"\r\n\r\n"), "{unmodified}");
     }
 
     #[test]

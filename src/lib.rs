@@ -101,6 +101,8 @@ pub mod fuzzing {
 }
 #[doc(hidden)]
 pub mod http;
+mod metrics;
+mod request_id;
 mod scratch;
 #[doc(hidden)]
 pub mod server;

@@ -16,6 +16,7 @@ use crate::{
     config::{Config, Secret, counted_as},
     error::Error,
     http::{Request, Response},
+    request_id::RequestId,
     users::{
         once::{Fingerprint, Kept, Key},
         pagination::ListRequest,
@@ -107,6 +108,9 @@ pub(crate) enum Lane {
 }
 
 impl Lane {
+    /// Their labels for figures, in the order of their numbers.
+    pub const LABELS: [&str; 6] = ["find", "list", "lookup", "create", "change", "hash"];
+
     /// Each of them, in the order of their numbers (`lane as usize`).
     pub const ALL: [Lane; 6] = [Lane::Find, Lane::List, Lane::Lookup, Lane::Create, Lane::Change, Lane::Hash];
 
@@ -121,6 +125,8 @@ impl Lane {
 pub(crate) enum Step {
     /// The answer.
     Done(Response),
+    /// What is to be logged, with the request that it concerns, and answered.
+    Failed(Error),
     /// The command has a next step, in the lane that it now has.
     Next(Command),
     /// Another session holds a lock that the command needs. Nothing was changed; the command may be retried later.
@@ -216,11 +222,12 @@ impl Judge {
     pub fn command(&self, request: &Request) -> Result<Command, Refusal> {
         let route = route(request.method, request.path())?;
         self.access.check(request)?;
-        if route != Route::List {
+        if !matches!(route, Route::List | Route::Metrics) {
             query::none(request)?;
         }
         Ok(match route {
             Route::Options(allow) => return Err(Refusal::Options(allow)),
+            Route::Metrics => return Err(Refusal::Metrics),
             Route::List => Command::List(query::list(request, self.max_per_page)?),
             Route::Find(id) => {
                 let preconditions = Preconditions::of(request)?;
@@ -267,6 +274,8 @@ impl Judge {
 pub(super) enum Refusal {
     /// `OPTIONS`, which is no error; the value of `Allow`.
     Options(&'static str),
+    /// `GET /metrics`, which is none, either.
+    Metrics,
     Error(Error),
 }
 
@@ -277,13 +286,20 @@ impl From<Error> for Refusal {
 }
 
 impl Refusal {
-    pub fn into_response(self) -> Response {
+    /// `request` is the request's id, where it has one; `metrics` makes the text of all figures.
+    pub fn into_response(self, request: Option<&RequestId>, metrics: impl FnOnce() -> String) -> Response {
+        /// Of the text format of Prometheus.
+        const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
         match self {
             Refusal::Options(USER) => {
                 Response::no_content().with("Allow", USER).with("Accept-Patch", ACCEPT_PATCH)
             }
             Refusal::Options(allow) => Response::no_content().with("Allow", allow),
-            Refusal::Error(error) => error.into_response(),
+            Refusal::Metrics => {
+                let response = Response { status: 200, headers: Vec::new(), body: metrics().into() };
+                response.with("Content-Type", METRICS).with("Cache-Control", "no-store")
+            }
+            Refusal::Error(error) => error.into_response(request),
         }
     }
 }
@@ -324,7 +340,7 @@ mod tests {
     fn judge(method: &str, target: &str, body: &str) -> Result<Command, u16> {
         let judge = Judge::new(&Config::default());
         let request = Request::new(Method::from(method), target, body);
-        judge.command(&request).map_err(|refusal| refusal.into_response().status)
+        judge.command(&request).map_err(|refusal| refusal.into_response(None, String::new).status)
     }
 
     #[test]
@@ -397,13 +413,13 @@ mod tests {
             assert_eq!(command.lane(), next, "{body}");
         }
         let malformed = Request::post("/users", &ada).with("Idempotency-Key", "");
-        assert_eq!(judge.command(&malformed).unwrap_err().into_response().status, 400);
+        assert_eq!(judge.command(&malformed).unwrap_err().into_response(None, String::new).status, 400);
     }
 
     #[test]
     fn uploads_are_not_json() {
         let request = Request::post("/users", &json!({})).with("Content-Type", "Multipart/form-data; x");
         let refusal = Judge::new(&Config::default()).command(&request).unwrap_err();
-        assert_eq!(refusal.into_response().status, 415);
+        assert_eq!(refusal.into_response(None, String::new).status, 415);
     }
 }

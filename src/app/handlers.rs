@@ -35,7 +35,8 @@ pub(super) fn execute(app: &App, lane: Lane, commands: Vec<Command>) -> Vec<Step
 fn outcome(command: Command, result: Result<Response, Error>) -> Step {
     match result {
         Err(Error::Contended) => Step::Contended(command),
-        result => Step::Done(result.unwrap_or_else(Error::into_response)),
+        Err(error) => Step::Failed(error),
+        Ok(response) => Step::Done(response),
     }
 }
 
@@ -56,18 +57,18 @@ fn find(app: &App, commands: Vec<Command>) -> Vec<Step> {
     };
     let step = |command: Command| {
         let Ok(at) = users.binary_search_by_key(&id(&command), |user| user.id) else {
-            return Step::Done(Error::NotFound.into_response());
+            return Step::Failed(Error::NotFound);
         };
         let user = &users[at];
         match command {
-            Command::RefuseUpdate(_, refusal) => Step::Done(refusal.into_response()),
+            Command::RefuseUpdate(_, refusal) => Step::Failed(refusal),
             Command::Update { ref condition, .. } if !condition.holds(user.revision()) => {
-                Step::Done(Error::PreconditionFailed.into_response())
+                Step::Failed(Error::PreconditionFailed)
             }
             Command::Update { id, changes, condition, .. } => {
                 Step::Next(Command::Update { id, changes, condition, found: true })
             }
-            Command::Find(_, preconditions) => Step::Done(read(user, &preconditions)),
+            Command::Find(_, preconditions) => read(user, &preconditions),
             other => unreachable!("{:?} is not a command of this lane", other.lane()),
         }
     };
@@ -75,11 +76,11 @@ fn find(app: &App, commands: Vec<Command>) -> Vec<Step> {
 }
 
 /// The answer to a read.
-fn read(user: &User, preconditions: &Preconditions) -> Response {
+fn read(user: &User, preconditions: &Preconditions) -> Step {
     match preconditions.read(user.revision()) {
-        Read::Answered => one(200, user),
-        Read::NotModified => Response::not_modified().with("ETag", etag(user)),
-        Read::Failed => Error::PreconditionFailed.into_response(),
+        Read::Answered => Step::Done(one(200, user)),
+        Read::NotModified => Step::Done(Response::not_modified().with("ETag", etag(user))),
+        Read::Failed => Step::Failed(Error::PreconditionFailed),
     }
 }
 
@@ -100,8 +101,9 @@ fn list(app: &App, commands: Vec<Command>) -> Vec<Step> {
     }
     let pages = if pages.is_empty() { Ok(Vec::new()) } else { app.users.list_many(&pages) };
     let walks = if walks.is_empty() { Ok(Vec::new()) } else { app.users.walk_many(&walks) };
+    let shared = commands.len() > 1;
     for error in [pages.as_ref().err(), walks.as_ref().err()].into_iter().flatten() {
-        log(error);
+        log(error, shared);
     }
     let mut pages = pages.map(|pages| pages.into_iter().map(|page| listed(&page, None)));
     let mut walks = walks.map(|walks| {
@@ -122,8 +124,8 @@ fn list(app: &App, commands: Vec<Command>) -> Vec<Step> {
         };
         match answer {
             Ok(Some(response)) => Step::Done(response),
-            Ok(None) => Step::Done(Error::Internal("a list is missing".into()).into_response()),
-            Err(error) => failed(command, error),
+            Ok(None) => Step::Failed(Error::Internal("a list is missing".into())),
+            Err(error) => failed(command, error, shared),
         }
     };
     commands.into_iter().map(step).collect()
@@ -224,7 +226,7 @@ fn create_once(app: &App, create: Box<CreateOnce>) -> Step {
 /// A create whose key was sent before: it has the answer of the earlier one, if it has the same body.
 fn repeated(mut create: Box<CreateOnce>, earlier: Box<Kept>) -> Step {
     if create.fingerprint != earlier.fingerprint {
-        return Step::Done(Error::KeyReused.into_response());
+        return Step::Failed(Error::KeyReused);
     }
     match earlier.password_hash {
         None => Step::Done(replayed(&earlier.user)),
@@ -254,10 +256,10 @@ fn hash(app: &App, mut command: Command) -> Step {
         Command::CreateOnce(create) => match (&create.earlier, &create.password) {
             (Earlier::Kept(kept), Some(password)) => {
                 let same = app.hashing.take(|| app.hasher.verify(password, kept.password_hash.as_ref()));
-                return Step::Done(match same {
-                    true => replayed(&kept.user),
-                    false => Error::KeyReused.into_response(),
-                });
+                return match same {
+                    true => Step::Done(replayed(&kept.user)),
+                    false => Step::Failed(Error::KeyReused),
+                };
             }
             _ => &mut create.new.password,
         },
@@ -268,7 +270,7 @@ fn hash(app: &App, mut command: Command) -> Step {
     if let Some(Password::Clear(clear)) = password {
         match app.hashing.take(|| app.hasher.hash(clear)) {
             Ok(hash) => *password = Some(Password::Hashed(hash)),
-            Err(error) => return Step::Done(error.into_response()),
+            Err(error) => return Step::Failed(error),
         }
     }
     Step::Next(command)
@@ -294,7 +296,10 @@ fn verify(app: &App, command: Command) -> Step {
             }
         }
     };
-    Step::Done(verified().unwrap_or_else(Error::into_response))
+    match verified() {
+        Ok(response) => Step::Done(response),
+        Err(error) => Step::Failed(error),
+    }
 }
 
 fn created(user: &User) -> Response {
@@ -304,21 +309,23 @@ fn created(user: &User) -> Response {
 
 /// An error of a statement is that of each command in it.
 fn all(commands: Vec<Command>, error: &Error) -> Vec<Step> {
-    log(error);
-    commands.into_iter().map(|command| failed(command, error)).collect()
+    let shared = commands.len() > 1;
+    log(error, shared);
+    commands.into_iter().map(|command| failed(command, error, shared)).collect()
 }
 
-/// Once for a statement. What is retried is no error yet.
-fn log(error: &Error) {
-    if !matches!(error, Error::Contended) {
-        error.log();
+/// Once for a statement that several commands share. What is retried is no error yet.
+fn log(error: &Error, shared: bool) {
+    if shared && !matches!(error, Error::Contended) {
+        error.log(None);
     }
 }
 
 /// The end of a command whose statement has failed, unless it is to be retried.
-fn failed(command: Command, error: &Error) -> Step {
+fn failed(command: Command, error: &Error, shared: bool) -> Step {
     match error {
         Error::Contended => Step::Contended(command),
-        error => Step::Done(Response::from(error)),
+        error if shared => Step::Done(Response::from(error)),
+        error => Step::Failed(error.clone()),
     }
 }

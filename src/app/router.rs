@@ -3,6 +3,7 @@
 use crate::{
     error::Error,
     http::{Method, percent_decode},
+    metrics::Route as Label,
 };
 
 /// What is asked for.
@@ -22,6 +23,8 @@ pub enum Route {
     Delete(Option<i64>),
     /// `POST /users/authenticate`
     Authenticate,
+    /// `GET /metrics`
+    Metrics,
     /// `OPTIONS` of a path that exists; holds the value of `Allow`.
     Options(&'static str),
 }
@@ -30,6 +33,7 @@ const USERS: &str = "GET, HEAD, POST, OPTIONS";
 /// The methods of a user.
 pub const USER: &str = "GET, HEAD, PUT, PATCH, DELETE, OPTIONS";
 const AUTHENTICATE: &str = "POST, OPTIONS";
+const METRICS: &str = "GET, HEAD, OPTIONS";
 /// The answer to `OPTIONS *`, which asks about the server as a whole.
 const SERVER: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS";
 
@@ -51,7 +55,15 @@ fn find(method: Method, path: &str) -> Result<Route, Error> {
     }
     let mut segments = path.strip_prefix('/').ok_or(Error::NotFound)?.split('/');
     let (first, second, more) = (segments.next(), segments.next(), segments.next());
-    let is_users = first.and_then(percent_decode).is_some_and(|text| text == "users");
+    let first = first.and_then(percent_decode);
+    if second.is_none() && first.as_deref() == Some("metrics") {
+        return match method {
+            Get | Head => Ok(Route::Metrics),
+            Options => Ok(Route::Options(METRICS)),
+            _ => Err(Error::MethodNotAllowed(METRICS)),
+        };
+    }
+    let is_users = first.is_some_and(|text| text == "users");
     if !is_users || more.is_some() {
         return Err(Error::NotFound);
     }
@@ -84,6 +96,29 @@ fn find(method: Method, path: &str) -> Result<Route, Error> {
     }
 }
 
+/// The route's label for figures.
+pub fn label(path: &str) -> Label {
+    if path.contains('%') {
+        let decoded: Option<Vec<_>> = path.split('/').map(percent_decode).collect();
+        // A segment with an encoded slash is one segment all the same.
+        return decoded
+            .map_or(Label::Other, |segments| label_of(segments.iter().skip(1).map(|text| &**text)));
+    }
+    label_of(path.split('/').skip(1))
+}
+
+fn label_of<'a>(mut segments: impl Iterator<Item = &'a str>) -> Label {
+    match (segments.next(), segments.next(), segments.next()) {
+        (Some("users"), None, None) => Label::Users,
+        (Some("users"), Some("authenticate"), None) => Label::Authenticate,
+        (Some("users"), Some(id), None) if !id.is_empty() => Label::User,
+        (Some("livez"), None, None) => Label::Live,
+        (Some("readyz"), None, None) => Label::Ready,
+        (Some("metrics"), None, None) => Label::Metrics,
+        _ => Label::Other,
+    }
+}
+
 /// The id, where the text is the canonical decimal of a positive bigint; no other text names a user.
 fn parse_id(text: &str) -> Option<i64> {
     let canonical = text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0');
@@ -93,6 +128,31 @@ fn parse_id(text: &str) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn labels() {
+        let rows = [
+            ("/users", Label::Users),
+            ("/%75sers", Label::Users),
+            ("/users/1", Label::User),
+            ("/users/a%2Fb", Label::User),
+            ("/users/authenticate", Label::Authenticate),
+            ("/users/%61uthenticate", Label::Authenticate),
+            ("/livez", Label::Live),
+            ("/readyz", Label::Ready),
+            ("/metrics", Label::Metrics),
+            ("/users/", Label::Other),
+            ("/users/1/x", Label::Other),
+            ("/users/%", Label::Other),
+            ("/metrics/", Label::Other),
+            ("/", Label::Other),
+            ("*", Label::Other),
+            ("", Label::Other),
+        ];
+        for (path, expected) in rows {
+            assert_eq!(label(path), expected, "{path}");
+        }
+    }
 
     #[test]
     fn routes() {
@@ -118,6 +178,11 @@ mod tests {
             ("OPTIONS", "/users", Ok(Route::Options(USERS))),
             ("OPTIONS", "/users/1", Ok(Route::Options(USER))),
             ("OPTIONS", "*", Ok(Route::Options(SERVER))),
+            ("GET", "/metrics", Ok(Route::Metrics)),
+            ("HEAD", "/metrics", Ok(Route::Metrics)),
+            ("OPTIONS", "/metrics", Ok(Route::Options(METRICS))),
+            ("POST", "/metrics", Err(405)),
+            ("GET", "/metrics/", Err(404)),
             ("GET", "/users/authenticate", Err(405)),
             ("PATCH", "/users", Err(405)),
             ("DELETE", "/users", Err(405)),

@@ -1,7 +1,7 @@
 //! The process's environment as a configuration: the variables of the table, what libpq takes from its user and its
 //! own variables, and a socket that a supervisor passes.
 
-use super::Failure;
+use super::{Failure, log_writer::Format};
 use listenfd::ListenFd;
 use log::LevelFilter;
 use std::{env, ffi::OsString, os::fd::OwnedFd, path::PathBuf, sync::Arc};
@@ -37,6 +37,19 @@ pub fn log_level() -> Result<LevelFilter, ConfigError> {
         variable: VARIABLE,
         problem: format!("must be one of {}, not {level:?}", known.join(", ")),
     })
+}
+
+/// `LOG_FORMAT`.
+pub fn log_format() -> Result<Format, ConfigError> {
+    const VARIABLE: &str = "LOG_FORMAT";
+    let format = env::var_os(VARIABLE).unwrap_or_default();
+    match format.to_str() {
+        Some("" | "text") => return Ok(Format::Text),
+        Some("json") => return Ok(Format::Json),
+        _ => {}
+    }
+    let problem = format!("must be one of text, json, not {format:?}");
+    Err(ConfigError { variable: VARIABLE, problem })
 }
 
 /// Says which variables have no effect, where a person may think that they had.

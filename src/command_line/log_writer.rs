@@ -1,14 +1,15 @@
-//! The log: lines are gathered, and written to standard error by a thread of their own.
+//! The log: lines are gathered, and written to standard error by a thread of their own. `log_json` has the other format.
 //!
 //! Otherwise a line a request would be many small writes, made by the worker. The thread writes at once when the log
 //! was idle, so a quiet service logs promptly; lines that gather during a write go in the next one. When standard
 //! error is stuck, requests go on, and lines are dropped and counted.
 
-use log::LevelFilter;
+use super::log_json::{self, JsonLogger};
+use log::{LevelFilter, Log, Metadata, Record, kv::Key};
 use simplelog::{ConfigBuilder, WriteLogger, format_description};
 use std::{
     io::{self, Write},
-    mem,
+    mem, panic,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
     time::Duration,
@@ -20,9 +21,32 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// The most bytes that gather while standard error is stuck.
 const MOST_BYTES: usize = 1 << 20;
 
+/// How a line reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    Text,
+    /// One object a line.
+    Json,
+}
+
 /// Logs userd's own lines alone: other crates log statements with their parameters, passwords among them. Times are
 /// in UTC with microseconds, all of the same width.
-pub fn log_to_stderr(level: LevelFilter) -> io::Result<()> {
+pub fn log_to_stderr(level: LevelFilter, format: Format) -> io::Result<()> {
+    let writer = LogWriter::start(format)?;
+    let logger: Box<dyn Log> = match format {
+        Format::Text => Box::new(TextLogger(text_logger(level, writer))),
+        Format::Json => Box::new(JsonLogger::new(level, writer)),
+    };
+    log::set_max_level(level);
+    // It fails only where a logger is set already, and no other is set before.
+    let _ = log::set_boxed_logger(logger);
+    if format == Format::Json {
+        panic::set_hook(Box::new(|panic| log::error!("{panic}")));
+    }
+    Ok(())
+}
+
+fn text_logger(level: LevelFilter, writer: LogWriter) -> Box<WriteLogger<LogWriter>> {
     let config = ConfigBuilder::new()
         .set_time_format_custom(format_description!(
             "[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z"
@@ -32,22 +56,41 @@ pub fn log_to_stderr(level: LevelFilter) -> io::Result<()> {
         .set_location_level(LevelFilter::Off)
         .add_filter_allow_str("userd")
         .build();
-    // It fails only where a logger is set already, and no other is set before.
-    let _ = WriteLogger::init(level, config, LogWriter::start()?);
-    Ok(())
+    WriteLogger::new(level, config, writer)
 }
 
-/// A writer for simplelog.
-#[derive(Default)]
-struct LogWriter {
+/// simplelog, with the id of the request that a line is about at its end.
+struct TextLogger(Box<WriteLogger<LogWriter>>);
+
+impl Log for TextLogger {
+    fn enabled(&self, metadata: &Metadata) -> bool {
+        self.0.enabled(metadata)
+    }
+
+    fn log(&self, record: &Record) {
+        match record.key_values().get(Key::from_str("request_id")) {
+            None => self.0.log(record),
+            Some(id) => {
+                let line = format_args!("{} request_id={id}", record.args());
+                self.0.log(&record.to_builder().args(line).build());
+            }
+        }
+    }
+
+    fn flush(&self) {
+        self.0.flush();
+    }
+}
+
+/// A writer for loggers.
+pub struct LogWriter {
     shared: Arc<Shared>,
-    /// The part of the current line that simplelog has written: it writes a line in many pieces, under a lock of
-    /// its own.
+    /// The part of the current line that was written: simplelog writes a line in many pieces, under a lock of its own.
     line: Vec<u8>,
 }
 
-#[derive(Default)]
 struct Shared {
+    format: Format,
     gathered: Mutex<Gathered>,
     changed: Condvar,
 }
@@ -65,9 +108,9 @@ struct Gathered {
 
 impl LogWriter {
     /// Starts the thread; it ends with the process. Errors: the system has no more threads.
-    fn start() -> io::Result<LogWriter> {
-        let writer = LogWriter::default();
-        let shared = writer.shared.clone();
+    fn start(format: Format) -> io::Result<LogWriter> {
+        let shared = Arc::new(Shared { format, gathered: Mutex::default(), changed: Condvar::new() });
+        let writer = LogWriter { shared: shared.clone(), line: Vec::new() };
         let body = move || {
             loop {
                 shared.write_gathered();
@@ -125,7 +168,11 @@ impl Shared {
         let mut gathered = waited.unwrap_or_else(PoisonError::into_inner);
         let mut lines = mem::take(&mut gathered.lines);
         if let Some(dropped) = Some(mem::take(&mut gathered.dropped)).filter(|count| *count > 0) {
-            lines.extend_from_slice(format!("{dropped} lines of this log were dropped\n").as_bytes());
+            let line = format!("{dropped} lines of this log were dropped");
+            lines.extend(match self.format {
+                Format::Text => (line + "\n").into_bytes(),
+                Format::Json => log_json::line(log::Level::Warn, &line),
+            });
         }
         gathered.writing = true;
         drop(gathered);

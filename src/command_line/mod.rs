@@ -6,6 +6,7 @@ mod environment;
 mod export;
 mod healthcheck;
 mod import;
+mod log_json;
 mod log_writer;
 mod manual;
 mod output;
@@ -15,6 +16,8 @@ mod upkeep;
 mod verbs;
 
 use arguments::Arguments;
+use log::Level;
+use log_writer::Format;
 use std::{
     env,
     io::{self, Write},
@@ -24,7 +27,9 @@ use userd::StartError;
 
 /// Does what the arguments say. Blocks until that is done.
 pub fn run() -> ExitCode {
-    let done = match Arguments::parse(env::args_os().skip(1)) {
+    let arguments = Arguments::parse(env::args_os().skip(1));
+    let serves = matches!(arguments, Ok(Arguments::Serve(_)));
+    let done = match arguments {
         Ok(Arguments::Help) => return print(&manual::help()),
         Ok(Arguments::Version) => return print(concat!("userd ", env!("CARGO_PKG_VERSION"), "\n")),
         Ok(Arguments::Healthcheck(address)) => environment::config(|name| address.variable(name))
@@ -44,10 +49,13 @@ pub fn run() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure { code, line }) => {
-            if !line.is_empty() {
-                // Standard error may be a terminal that is closed.
-                let _ = writeln!(io::stderr(), "userd: {line}");
-            }
+            let line = match serves && environment::log_format() == Ok(Format::Json) {
+                _ if line.is_empty() => Vec::new(),
+                true => log_json::line(Level::Error, &line),
+                false => format!("userd: {line}\n").into_bytes(),
+            };
+            // Standard error may be a terminal that is closed.
+            let _ = io::stderr().write_all(&line);
             ExitCode::from(code)
         }
     }

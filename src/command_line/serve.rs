@@ -30,7 +30,8 @@ pub fn serve(arguments: Serve) -> Result<(), Failure> {
         config.host = Config::default().host;
     }
     let level = environment::log_level().map_err(Failure::usage)?;
-    log_writer::log_to_stderr(level).map_err(Failure::runtime)?;
+    let format = environment::log_format().map_err(Failure::usage)?;
+    log_writer::log_to_stderr(level, format).map_err(Failure::runtime)?;
     environment::warn_of_ineffective_variables(arguments.embedded());
     let ending = Ending::watch(arguments.dir.is_none()).map_err(Failure::runtime)?;
     if let Some(parent) = arguments.parent {

@@ -25,11 +25,11 @@ pub fn check(address: &Address, migrate: bool) -> ExitCode {
         }
         Err(error) => vec![(Weight::Problem, "configuration", error.to_string())],
     };
-    let level = environment::log_level().err();
-    let level = level.map(|error| (Weight::Problem, "configuration", error.to_string()));
+    let log = [environment::log_level().err(), environment::log_format().err()].into_iter().flatten();
+    let log = log.map(|error| (Weight::Problem, "configuration", error.to_string()));
     let mut text = String::new();
     let mut code = ExitCode::SUCCESS;
-    for (weight, subject, line) in level.into_iter().chain(findings) {
+    for (weight, subject, line) in log.chain(findings) {
         let weight = match weight {
             Weight::Fine => "ok",
             Weight::Note => "note",
@@ -48,6 +48,7 @@ pub fn check(address: &Address, migrate: bool) -> ExitCode {
 pub fn config(address: &Address) -> Result<(), Failure> {
     let config = environment::config(|name| address.variable(name)).map_err(Failure::usage)?;
     environment::log_level().map_err(Failure::usage)?;
+    environment::log_format().map_err(Failure::usage)?;
     let rows = config.in_force(|name| address.variable(name).or_else(|| std::env::var_os(name)));
     let rows = rows.map_err(Failure::usage)?;
     let width = |cell: fn(&(&'static str, String, String)) -> usize| rows.iter().map(cell).max().unwrap_or(0);

@@ -130,7 +130,7 @@ pub const VERBS: &[Verb] = &[
         name: "healthcheck",
         options: &[HOST, PORT],
         operand: None,
-        help: "exit code 0 if the service that these variables start answers GET /users with 200, else 1: for images \
+        help: "exit code 0 if the service that these variables start answers GET /readyz with 200, else 1: for images \
                without curl",
     },
     Verb { name: "man", options: &[], operand: None, help: "print the manual page, userd(1)" },

@@ -110,6 +110,8 @@ pub const SETTINGS: &[Setting] = &[
     field("WRITE_TIMEOUT", at!(limits.write_timeout), SECONDS, "Seconds for the client to take its answer"),
     field("REQUEST_TIMEOUT", at!(limits.request_timeout), SECONDS,
         "Seconds from a whole request to its answer, else 503"),
+    field("DRAIN_DELAY", at!(limits.drain_delay), Bounds::Seconds(0.0, 86_400.0),
+        "Seconds between the announcement of a stop at `/readyz` and the stop itself"),
     field("STOP_TIMEOUT", at!(limits.stop_timeout), SECONDS, "Seconds that a stop waits for requests in flight"),
     field("API_TOKEN", at!(api_token), Token, "Bearer token that `/users` asks for"),
     file("API_TOKEN_FILE", "API_TOKEN", "File that holds the token"),
@@ -118,6 +120,7 @@ pub const SETTINGS: &[Setting] = &[
     field("ALLOWED_HOSTS", at!(allowed_hosts), Any,
         "Further host names under which browsers may call without a token"),
     field("MIGRATIONS_DIR", at!(migrations_dir), Any, "Directory of migrations instead of the built-in ones"),
+    command("LOG_FORMAT", "text", "`text`, or `json`: one object a line"),
     command("LOG_LEVEL", "info", "`off`, `error`, `warn`, `info`, `debug` or `trace`"),
 ];
 

@@ -2,7 +2,7 @@
 
 use super::explain;
 use crate::config::ConfigError;
-use postgres::{Client, error::SqlState, types::Type};
+use postgres::{Client, Row, error::SqlState, types::Type};
 use refinery::{Migration, Runner};
 use std::{
     collections::HashSet,
@@ -54,24 +54,31 @@ impl Migrations {
         hasher.finish()
     }
 
+    /// What a database has when these were applied to it.
+    pub fn schema(&self) -> Schema {
+        Schema(self.runner.get_migrations().iter().map(key).collect())
+    }
+
     /// Whether these were applied to the database, and no others but newer, compatible ones. Only reads, so a role
     /// without the right to write, or a standby, will do; one round trip. The error is one line: the database has newer
     /// ones that are not compatible.
     pub fn are_applied(&self, client: &mut Client) -> Result<bool, String> {
-        let (applied, mark) = applied(client);
-        judge(&applied, &self.set(), mark.as_deref())
+        let Ok(rows) = client.query_typed(Schema::ASK, &[]) else {
+            return Ok(false);
+        };
+        let applied = self.schema().judge(&rows)?;
+        if let Applied::AndNewer(found) = applied {
+            log::info!("a newer userd has migrated the database, to migration {found}, which is compatible");
+        }
+        Ok(applied != Applied::No)
     }
 
     /// The names of those that the database lacks (`V1__users`), or has in another form. One round trip.
     pub fn missing(&self, client: &mut Client) -> Vec<String> {
-        let (applied, _) = applied(client);
+        let applied = applied(&client.query_typed(Schema::ASK, &[]).unwrap_or_default());
         let ours = self.runner.get_migrations().iter();
         let missing = ours.filter(|one| !applied.contains(&key(one)));
         missing.map(|one| format!("V{}__{}", one.version(), one.name())).collect()
-    }
-
-    fn set(&self) -> HashSet<(i64, String)> {
-        self.runner.get_migrations().iter().map(key).collect()
     }
 
     /// Applies what is missing.
@@ -112,21 +119,17 @@ fn key(migration: &Migration) -> (i64, String) {
     (migration.version().into(), migration.checksum().to_string())
 }
 
-/// The versions and checksums of the migrations that were applied, and the mark of the last one; none where the history
-/// cannot be read.
-fn applied(client: &mut Client) -> (HashSet<(i64, String)>, Option<String>) {
-    const ASK: &str = "select version::bigint, checksum::text, \
-        obj_description('refinery_schema_history'::regclass, 'pg_class') from refinery_schema_history";
-    let rows = client.query_typed(ASK, &[]).unwrap_or_default();
-    let mark = rows.first().and_then(|row| row.get(2));
-    (rows.iter().map(|row| (row.get(0), row.get(1))).collect(), mark)
+/// The versions and checksums of the migrations that were applied, of the rows of [`Schema::ASK`].
+fn applied(history: &[Row]) -> HashSet<(i64, String)> {
+    history.iter().map(|row| (row.get(0), row.get(1))).collect()
 }
 
 /// The first migration creates a table `users`. The error is one line: another program has one where it would be.
 pub fn refuse_the_users_of_another_program(client: &mut Client) -> Result<(), String> {
     const ASK: &str = "select current_schema() from pg_class \
         where oid = to_regclass(format('%I.users', current_schema()))";
-    if applied(client).0.iter().any(|(version, _)| *version == 1) {
+    let history = client.query_typed(Schema::ASK, &[]).unwrap_or_default();
+    if applied(&history).iter().any(|(version, _)| *version == 1) {
         return Ok(());
     }
     let found = client.query_typed(ASK, &[]).map_err(|error| explain(&error))?;
@@ -140,15 +143,43 @@ pub fn refuse_the_users_of_another_program(client: &mut Client) -> Result<(), St
     }
 }
 
+/// The migrations that a database has to have, by number and checksum.
+#[derive(Clone)]
+pub struct Schema(HashSet<(i64, String)>);
+
+/// Whether a database has the migrations that it has to have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Applied {
+    /// All, and no others.
+    All,
+    /// All, and newer ones, up to this, that are compatible.
+    AndNewer(i64),
+    /// Some are missing, or are others.
+    No,
+}
+
+impl Schema {
+    /// What [`Schema::judge`] looks at. The last column says whether the server takes no changes.
+    pub const ASK: &str = "select version::bigint, checksum::text, \
+        obj_description('refinery_schema_history'::regclass, 'pg_class'), \
+        current_setting('transaction_read_only') = 'on' from refinery_schema_history";
+
+    /// Whether these were applied. The error is one line: there are newer ones that are not compatible.
+    pub fn judge(&self, rows: &[Row]) -> Result<Applied, String> {
+        let mark: Option<String> = rows.first().and_then(|row| row.get(2));
+        judge(&applied(rows), &self.0, mark.as_deref())
+    }
+}
+
 /// Whether a release with our migrations can use a database with those that were applied. The last migration says so
 /// itself, in a comment on the history table: "migration 4 is compatible with migration 3".
 fn judge(
     applied: &HashSet<(i64, String)>,
     ours: &HashSet<(i64, String)>,
     mark: Option<&str>,
-) -> Result<bool, String> {
+) -> Result<Applied, String> {
     if !ours.is_subset(applied) {
-        return Ok(false);
+        return Ok(Applied::No);
     }
     let newest = |migrations: &HashSet<(i64, String)>| migrations.iter().map(|(version, _)| *version).max();
     let (found, known) = (newest(applied).unwrap_or_default(), newest(ours).unwrap_or_default());
@@ -158,13 +189,10 @@ fn judge(
     let (last, oldest) = numbers.unwrap_or_default();
     let compatible = last.parse() == Ok(found) && oldest.parse::<i64>().is_ok_and(|oldest| oldest <= known);
     match applied.len() == ours.len() {
-        true => Ok(true),
+        true => Ok(Applied::All),
         // refinery says which one it misses.
-        false if !all_others_are_newer => Ok(false),
-        false if compatible => {
-            log::info!("a newer userd has migrated the database, to migration {found}, which is compatible");
-            Ok(true)
-        }
+        false if !all_others_are_newer => Ok(Applied::No),
+        false if compatible => Ok(Applied::AndNewer(found)),
         false => Err(format!(
             "a newer userd has migrated it, to migration {found}; this one knows those up to {known}, and no later \
              one says that it is compatible with them"
@@ -256,7 +284,11 @@ mod tests {
         ];
         for (applied, mark, expected) in rows {
             let found = judge(&set(applied), &set(&[1, 2, 3]), mark.as_deref());
-            assert_eq!(found.clone().ok(), expected, "{applied:?} {mark:?}: {found:?}");
+            assert_eq!(
+                found.clone().ok().map(|applied| applied != Applied::No),
+                expected,
+                "{applied:?} {mark:?}: {found:?}"
+            );
         }
     }
 }

@@ -6,11 +6,13 @@ pub(crate) mod blocking;
 #[cfg(feature = "command")]
 pub mod bulk;
 mod cleaner;
+mod figures;
 #[cfg(feature = "command")]
 pub mod inspection;
 mod keys;
 pub mod migrate;
 mod pool;
+pub mod probe;
 mod retry;
 mod session;
 #[cfg(test)]

@@ -1,13 +1,14 @@
 //! The pool of sessions: how a session is taken, opened and replaced, and when a statement is executed again.
 
 use super::{
+    figures::{Figures, Sessions},
     retry::Backoff,
     session::{Failure, Param, Session},
     target::Target,
     tls,
     watchdog::{ConnectError, Watchdog},
 };
-use crate::error::Error;
+use crate::{error::Error, metrics::Text};
 use postgres::{Config, Row, config::TargetSessionAttrs};
 use r2d2::{ManageConnection, PooledConnection};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
@@ -44,6 +45,7 @@ pub struct Pool {
     pool: r2d2::Pool<Manager>,
     limits: PoolLimits,
     outages: Arc<Outages>,
+    figures: Figures,
 }
 
 /// What the pool's users and its connecting thread know of the database.
@@ -97,7 +99,7 @@ impl Pool {
             .thread_pool(Arc::new(threads))
             .error_handler(Box::new(LogConnectError))
             .build_unchecked(manager);
-        Pool { pool, limits, outages }
+        Pool { pool, limits, outages, figures: Figures::default() }
     }
 
     /// The rows of a read. Where its session breaks it is executed again on a new one, until the statement time-out
@@ -140,14 +142,26 @@ impl Pool {
             }
             drop(session);
             match failure {
-                Failure::Broken { sent, .. } if (read || !sent) && backoff.pause() => {}
-                Failure::Stale(_) if !was_stale => was_stale = true,
+                Failure::Broken { sent, .. } if (read || !sent) && backoff.pause() => {
+                    self.figures.broken.add()
+                }
+                Failure::Stale(_) if !was_stale => {
+                    was_stale = true;
+                    self.figures.stale.add();
+                }
                 Failure::Contended => return Err(Error::Contended),
                 Failure::Broken { error, .. } | Failure::Stale(error) | Failure::Final(error) => {
                     return Err(error);
                 }
             }
         }
+    }
+
+    /// Writes what is counted; `lock_retries`: how often a statement that met a lock was executed again.
+    pub fn write_figures(&self, text: &mut Text, lock_retries: u64) {
+        let state = self.pool.state();
+        let (open, idle) = (state.connections, state.idle_connections);
+        self.figures.write(text, &Sessions { open, idle, most: self.limits.size }, lock_retries);
     }
 
     /// Has this session replaced, and all that are as old.
@@ -161,9 +175,11 @@ impl Pool {
             let session = match self.pool.try_get() {
                 Some(session) => session,
                 None => {
+                    let start = Instant::now();
                     let deadline = *deadline.get_or_insert_with(|| self.acquire_deadline());
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    self.pool.get_timeout(left).map_err(|error| {
+                    let waited = self.pool.get_timeout(deadline.saturating_duration_since(start));
+                    self.figures.waited(start.elapsed(), waited.is_err());
+                    waited.map_err(|error| {
                         let what = format!("no database connection became free: {error}");
                         Error::Unavailable(what.into())
                     })?

@@ -73,6 +73,16 @@ pub(super) fn is_final(error: &postgres::Error) -> bool {
     code.starts_with("28") || code.starts_with("3D")
 }
 
+/// Whether a connection was refused for the number of those that there are (SQLSTATE 53300).
+pub(super) fn is_full(error: &postgres::Error) -> bool {
+    code(error) == "53300"
+}
+
+/// Whether a table does not exist (SQLSTATE 42P01, and 3F000 for its schema).
+pub(super) fn is_missing(error: &postgres::Error) -> bool {
+    matches!(code(error), "42P01" | "3F000")
+}
+
 /// One line that says why the database refused: its severity, message and SQLSTATE, or the chain of causes
 /// of a broken connection. The DETAIL is left out on purpose: it quotes whole rows.
 pub fn explain(error: &postgres::Error) -> String {

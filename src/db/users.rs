@@ -111,6 +111,11 @@ impl Users {
         Users { pool, lazy }
     }
 
+    /// The pool that the statements are executed on.
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
     /// The user with this id. One round trip; errors: [`Error::NotFound`], those of the database.
     pub fn find(&self, id: i64) -> Result<User, Error> {
         let rows = self.pool.read(FIND, &[(&id, Type::INT8)])?;

@@ -148,6 +148,11 @@ impl ConnectError {
     pub fn is_final(&self) -> bool {
         matches!(self, ConnectError::Refused(error) if sqlstate::is_final(error))
     }
+
+    /// Whether the server has answered, and has no connection left.
+    pub fn is_full(&self) -> bool {
+        matches!(self, ConnectError::Refused(error) if sqlstate::is_full(error))
+    }
 }
 
 impl fmt::Display for ConnectError {

@@ -54,7 +54,10 @@ impl EventLoop {
                 return;
             };
             match listener.accept() {
-                Ok((stream, address)) => self.admit(stream, address, now),
+                Ok((stream, address)) => {
+                    self.recorder.accepted();
+                    self.admit(stream, address, now);
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     self.accept_at = None;
                     return;
@@ -63,7 +66,7 @@ impl EventLoop {
                 // Out of descriptors or memory, most likely: a connection has to go, or time has to pass.
                 Err(error) => {
                     let why = format!("no connection can be accepted: {error}");
-                    self.shared.unavailable.warn(now, &why);
+                    self.shared.unavailable.warn(now, &why, None);
                     if !self.close_oldest_surplus(now) && !self.make_room(None, now) {
                         self.accept_at = Some(now + ACCEPT_PAUSE);
                         return;
@@ -91,7 +94,8 @@ impl EventLoop {
         let registry = self.poll.registry();
         if let Err(error) = registry.register(stream.source(), token, Interest::READABLE) {
             self.free.push(index);
-            return shared.unavailable.warn(now, &format!("a connection cannot be watched: {error}"));
+            let why = format!("a connection cannot be watched: {error}");
+            return shared.unavailable.warn(now, &why, None);
         }
         self.admitted += 1;
         self.peers.add(peer);

@@ -5,6 +5,7 @@
 //! answer, the event loop for all else. Nothing here blocks.
 
 use super::{
+    Immediate,
     http1::framing::Framing,
     listener::Stream,
     peers::Peer,
@@ -12,7 +13,13 @@ use super::{
     slots::SharedState,
     writing::{Answer, linger_time},
 };
-use crate::{config::Limits, error::Error, http::Persistence};
+use crate::{
+    config::Limits,
+    error::{Error, Reason},
+    http::Persistence,
+    metrics::Recorder,
+    request_id::{RequestId, RequestIds},
+};
 use mio::Registry;
 use std::{net::IpAddr, time::Instant};
 
@@ -31,6 +38,12 @@ pub struct Context<'a> {
     pub scratch: &'a mut [u8],
     /// Complete requests for tiny_http, written once an iteration.
     pub outgoing: &'a mut Vec<u8>,
+    /// Ids for requests whose clients gave them none.
+    pub ids: &'a mut RequestIds,
+    /// What is answered here.
+    pub immediate: &'a Immediate,
+    /// The figures of the event loop's thread.
+    pub recorder: &'a Recorder,
     /// No request is waited for that has not begun to arrive.
     pub stopping: bool,
 }
@@ -81,11 +94,15 @@ pub(super) enum State {
     Lingering { until: Instant, left: usize },
 }
 
+/// What connections are doing, as figures are labelled by it.
+pub const DOING: [&str; 5] = ["idle", "reading", "working", "writing", "closing"];
+
 /// What has to be known of a request to answer it.
 pub(super) struct InWork {
     pub head_only: bool,
     pub persistence: Persistence,
     pub client: Option<IpAddr>,
+    pub id: RequestId,
 }
 
 /// Why a connection may be closed to make room for another, best first.
@@ -129,6 +146,25 @@ impl Connection {
         match &self.state {
             State::Working { request, .. } => request.client,
             _ => self.peer.address,
+        }
+    }
+
+    /// The id of the request that is in work.
+    pub fn request_id(&self) -> Option<&RequestId> {
+        match &self.state {
+            State::Working { request, .. } => Some(&request.id),
+            _ => None,
+        }
+    }
+
+    /// What it is doing, as its place in [`DOING`].
+    pub fn doing(&self) -> usize {
+        match &self.state {
+            State::Idle { .. } => 0,
+            State::Head { .. } | State::Body { .. } => 1,
+            State::Working { .. } => 2,
+            State::Writing { .. } => 3,
+            State::Closing | State::Lingering { .. } => 4,
         }
     }
 
@@ -209,7 +245,7 @@ impl Connection {
         match &self.state {
             State::Head { .. } | State::Body { .. } => self.refuse(&Error::RequestTimeout, context),
             State::Working { .. } => {
-                self.refuse(&Error::Unavailable("a request was not answered in time".into()), context);
+                self.refuse(&Error::Busy(Reason::Unanswered), context);
             }
             State::Idle { .. } => return self.close_if_idle(index, context),
             State::Writing { answer, .. } => {
@@ -228,7 +264,7 @@ impl Connection {
             State::Idle { .. } => return self.close_if_idle(index, context),
             State::Head { .. } | State::Body { .. } => {
                 self.surplus = true;
-                self.refuse(&Error::Unavailable("too many connections".into()), context);
+                self.refuse(&Error::Busy(Reason::TooManyConnections), context);
             }
             State::Writing { answer, .. } => {
                 answer.log_cut_off(self.peer, "before other clients needed the connection");
@@ -242,7 +278,7 @@ impl Connection {
     /// Tells a client that there is no capacity.
     pub fn turn_away(&mut self, index: u32, context: &mut Context) -> Action {
         self.surplus = true;
-        self.refuse(&Error::Unavailable("too many connections".into()), context);
+        self.refuse(&Error::Busy(Reason::TooManyConnections), context);
         self.advance(index, context)
     }
 
@@ -272,6 +308,15 @@ impl State {
             }
             State::Working { request, .. } => request.head_only,
             _ => false,
+        }
+    }
+
+    /// The id of what is answered now, if its client gave it one or the workers have it.
+    pub fn request_id(&mut self) -> Option<RequestId> {
+        match self {
+            State::Head { framing, .. } | State::Body { framing, .. } => framing.take_request_id(),
+            State::Working { request, .. } => Some(request.id.clone()),
+            _ => None,
         }
     }
 }

@@ -4,7 +4,7 @@
 //! [`super::connection`]; nothing here looks at them.
 
 use super::{
-    Listener,
+    Immediate, Listener,
     admission::Candidates,
     connection::{Action, Connection, Context},
     peers::PeerCounts,
@@ -12,7 +12,11 @@ use super::{
     slots::SharedState,
     writing::linger_time,
 };
-use crate::error::Error;
+use crate::{
+    error::{Error, Reason},
+    metrics::Recorder,
+    request_id::RequestIds,
+};
 use mio::{Events, Interest, Poll, Token, net};
 use std::{
     collections::VecDeque,
@@ -46,6 +50,9 @@ pub struct EventLoop {
     /// Complete requests for tiny_http; the first `outgoing_sent` bytes are gone already.
     outgoing: Vec<u8>,
     outgoing_sent: usize,
+    ids: RequestIds,
+    immediate: Immediate,
+    pub(super) recorder: Arc<Recorder>,
     scratch: Box<[u8]>,
     /// Connections that count, up to `max_connections`.
     pub(super) admitted: usize,
@@ -74,6 +81,8 @@ impl EventLoop {
         shared: Arc<SharedState>,
         mut listener: Listener,
         private: UnixStream,
+        immediate: Immediate,
+        recorder: Arc<Recorder>,
     ) -> io::Result<EventLoop> {
         private.set_nonblocking(true)?;
         let mut private = net::UnixStream::from_std(private);
@@ -88,6 +97,9 @@ impl EventLoop {
             private_awaits_writable: false,
             outgoing: Vec::new(),
             outgoing_sent: 0,
+            ids: RequestIds::new(Instant::now()),
+            immediate,
+            recorder,
             scratch: vec![0; SCRATCH_BYTES].into(),
             admitted: 0,
             peers: PeerCounts::default(),
@@ -176,6 +188,9 @@ impl EventLoop {
             registry: self.poll.registry(),
             scratch: &mut self.scratch,
             outgoing: &mut self.outgoing,
+            ids: &mut self.ids,
+            immediate: &self.immediate,
+            recorder: &self.recorder,
             stopping: self.stop_at.is_some(),
         };
         let action = work(connection, &mut context);
@@ -321,8 +336,7 @@ impl EventLoop {
         for index in 0..self.used {
             self.call(index, now, |connection, context| {
                 if connection.is_working() {
-                    let why = "the stream to tiny_http is broken";
-                    connection.refuse(&Error::Unavailable(why.into()), context);
+                    connection.refuse(&Error::Busy(Reason::Broken), context);
                 }
                 connection.advance(index, context)
             });

@@ -25,7 +25,7 @@ mod writing;
 pub use listener::{Bound, Listener};
 pub use responder::{Responder, Slot};
 
-use crate::config::Limits;
+use crate::{config::Limits, http::Response, metrics::Recorder};
 use admission::MAX_SURPLUS;
 use event_loop::{EventLoop, WAKER};
 use mio::{Poll, Waker};
@@ -42,6 +42,10 @@ use std::{
 /// Descriptors that are left to the rest of the process, beside those that are open at the start.
 const SPARE_DESCRIPTORS: u64 = 64;
 
+/// What answers a request by its method and path at once, before it gets to tiny_http; `None` for most requests. It
+/// must not block.
+pub type Immediate = Box<dyn Fn(&str, &str) -> Option<Response> + Send>;
+
 /// A running frontend. Dropping it ends it at once; [`Frontend::stop`] drains it.
 pub struct Frontend {
     shared: Arc<SharedState>,
@@ -54,7 +58,8 @@ pub struct Stopper(Arc<SharedState>);
 
 impl Frontend {
     /// Starts the frontend: from now on clients are let in. Requests are written to `private`, whose other end
-    /// must be a tiny_http server's that has no other client; answers come through the [`Responder`].
+    /// must be a tiny_http server's that has no other client; answers come through the [`Responder`]. What `immediate`
+    /// answers is not written there. `recorder` is written by the frontend's thread alone.
     ///
     /// `on_start` is called on the frontend's thread. If that stream breaks, everything is answered 503 and `on_broken` is called, once, on the
     /// frontend's thread: nothing can be served any more. Raises the process's limit of descriptors to
@@ -63,6 +68,8 @@ impl Frontend {
         listener: Listener,
         limits: &Limits,
         private: UnixStream,
+        immediate: Immediate,
+        recorder: Arc<Recorder>,
         on_start: impl FnOnce() + Send + 'static,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> io::Result<(Frontend, Responder)> {
@@ -72,7 +79,8 @@ impl Frontend {
         let waker = Waker::new(poll.registry(), WAKER)?;
         let slots = limits.max_connections + MAX_SURPLUS;
         let shared = Arc::new(SharedState::new(limits, slots, waker));
-        let mut event_loop = EventLoop::new(poll, Arc::clone(&shared), listener, private)?;
+        let mut event_loop =
+            EventLoop::new(poll, Arc::clone(&shared), listener, private, immediate, recorder)?;
         let thread = thread::Builder::new().name("frontend".to_owned()).spawn(move || {
             on_start();
             let mut on_broken = Some(on_broken);

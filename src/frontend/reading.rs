@@ -5,7 +5,8 @@ use super::{
     http1::framing::{Framing, Step, Traits},
     responder::Slot,
 };
-use crate::error::Error;
+use crate::{error::Error, http::Response, request_id::RequestId};
+use memchr::{memchr, memchr2};
 use std::{
     io::{self, ErrorKind, Read},
     mem,
@@ -121,25 +122,33 @@ impl Connection {
                     }
                     Parsed::Abandoned
                 }
-                Step::Complete(traits) => match shared.in_flight.add() {
-                    Ok(()) => Parsed::Complete(traits),
-                    Err(why) => {
-                        context.outgoing.truncate(start);
-                        Parsed::Refused(Error::Unavailable(why.into()), traits.head_only)
-                    }
-                },
-                Step::Refused { error, head_only } => Parsed::Refused(error, head_only),
+                Step::Complete(traits) => {
+                    let id = framing.take_request_id();
+                    let id = id.unwrap_or_else(|| context.ids.make(context.now));
+                    let parsed = match answer_immediately(start, &id, context) {
+                        Some(answer) => Parsed::Answered(traits, id, answer),
+                        None => match shared.in_flight.add() {
+                            Ok(()) => return (used, Parsed::Complete(traits, id)),
+                            Err(why) => Parsed::Refused(Error::Busy(why), traits.head_only, Some(id)),
+                        },
+                    };
+                    context.outgoing.truncate(start);
+                    parsed
+                }
+                Step::Refused { error, head_only } => {
+                    Parsed::Refused(error, head_only, framing.take_request_id())
+                }
             };
             return (used, parsed);
         }
     }
 
     /// Enters the state that follows from what was parsed. A state that it is in already keeps its deadline.
-    fn settle(&mut self, parsed: Parsed, framing: Framing, mut input: Input, context: &Context) {
+    fn settle(&mut self, parsed: Parsed, framing: Framing, mut input: Input, context: &mut Context) {
         let now = context.now;
         match parsed {
             // Moving the rest to the front at every request of many would be quadratic, so that waits.
-            Parsed::Complete(_) => {}
+            Parsed::Complete(..) => {}
             _ => drop(input.bytes.drain(..mem::take(&mut input.used))),
         }
         if input.is_empty() {
@@ -150,29 +159,59 @@ impl Connection {
             (Parsed::Head, _) => State::Head { since: now, framing, input },
             (Parsed::Body, &State::Body { since, .. }) => State::Body { since, framing, input },
             (Parsed::Body, _) => State::Body { since: now, framing, input },
-            (Parsed::Complete(traits), _) => {
-                let named = traits.client.filter(|_| self.peer.trusted);
-                let request = InWork {
-                    head_only: traits.head_only,
-                    persistence: traits.persistence,
-                    client: named.or(self.peer.address),
-                };
-                State::Working { since: now, request, input }
+            (Parsed::Complete(traits, id), _) => {
+                State::Working { since: now, request: self.in_work(traits, id), input }
             }
-            (Parsed::Refused(error, head_only), _) => {
-                return self.refuse_as(&error, head_only, context);
+            (Parsed::Answered(traits, id, answer), _) => {
+                let request = self.in_work(traits, id);
+                self.state = State::Working { since: now, request, input };
+                // The event loop goes on with this connection in any case.
+                self.answer(&answer, context.stopping);
+                return;
+            }
+            (Parsed::Refused(error, head_only, id), _) => {
+                return self.refuse_as(&error, head_only, id, context);
             }
             (Parsed::Abandoned, _) => return self.give_up(),
         };
     }
+
+    fn in_work(&self, traits: Traits, id: RequestId) -> InWork {
+        let named = traits.client.filter(|_| self.peer.trusted);
+        InWork {
+            head_only: traits.head_only,
+            persistence: traits.persistence,
+            client: named.or(self.peer.address),
+            id,
+        }
+    }
+}
+
+/// The answer to the request that was appended to `outgoing` at `start`, if it is one that needs no worker.
+fn answer_immediately(start: usize, id: &RequestId, context: &Context) -> Option<Response> {
+    let line = &context.outgoing[start..];
+    let (method, rest) = line.split_at(memchr(b' ', line)?);
+    let rest = rest.get(1..)?;
+    let path = &rest[..memchr2(b'?', b'#', rest)?];
+    let (method, path) = (str::from_utf8(method).ok()?, str::from_utf8(path).ok()?);
+    let answer = (context.immediate)(method, path)?;
+    let status = answer.status;
+    log::debug!(
+        method = method, path = path, status = status, request_id:% = id;
+        "{method} {path} {status} at once"
+    );
+    Some(answer)
 }
 
 /// What bytes turned out to be.
 enum Parsed {
     Head,
     Body,
-    Complete(Traits),
-    Refused(Error, bool),
+    Complete(Traits, RequestId),
+    /// Complete, and answered without a worker.
+    Answered(Traits, RequestId, Response),
+    /// Whether it was a HEAD request, and the id that its client gave it.
+    Refused(Error, bool, Option<RequestId>),
     /// The client does not read: nothing is worth sending or reading.
     Abandoned,
 }

@@ -3,8 +3,8 @@
 //! Owns the name of a request ([`Slot`]) and what a worker may do with it. A worker holds the lock of one slot for one
 //! non-blocking write at most, so it never waits for a client, nor for another worker.
 
-use super::slots::SharedState;
-use crate::http::Response;
+use super::{connection::DOING, slots::SharedState};
+use crate::{http::Response, request_id::RequestId};
 use std::{
     fmt,
     net::IpAddr,
@@ -35,16 +35,17 @@ pub struct Delivery {
 }
 
 impl Responder {
-    /// The slot in a request's fragment. To be called exactly once for every request that tiny_http hands out, as soon
+    /// The slot in a request's fragment, and the request's id. To be called exactly once for every request that tiny_http hands out, as soon
     /// as it does: this is how the frontend knows how many are in flight.
     ///
     /// `None` when the client does not wait for the answer any more; such a request is to be dropped.
-    pub fn claim(&self, fragment: &str) -> Option<Slot> {
+    pub fn claim(&self, fragment: &str) -> Option<(Slot, RequestId)> {
         self.0.in_flight.remove();
         let slot: Slot = fragment.parse().ok()?;
         let entry = self.0.slots.get(slot.index)?;
         let connection = entry.awaiting(slot.generation)?;
-        Some(Slot { peer: connection.client(), ..slot })
+        let id = connection.request_id()?.clone();
+        Some((Slot { peer: connection.client(), ..slot }, id))
     }
 
     /// Sends the answer to its client, as much of it as the socket takes at once, or returns `None` when it comes too
@@ -62,6 +63,11 @@ impl Responder {
             shared.schedule(slot.index);
         }
         Some(delivery)
+    }
+
+    /// How many connections there are, by what they are doing; and how many there may be. Looks at each of them.
+    pub fn connections(&self) -> (impl Iterator<Item = (&'static str, usize)>, usize) {
+        (DOING.into_iter().zip(self.0.slots.count()), self.0.limits.max_connections)
     }
 
     /// Whether the client does not wait for the answer any more, so that work on it would be in vain. Cheap.

@@ -2,8 +2,16 @@
 //!
 //! Owns the locks of the frontend. Each slot has its own, so a worker that answers one client never waits for another.
 
-use super::{connection::Connection, listener::Stream, peers::Peer};
-use crate::config::Limits;
+use super::{
+    connection::{Connection, DOING},
+    listener::Stream,
+    peers::Peer,
+};
+use crate::{
+    config::Limits,
+    error::Reason,
+    request_id::{RequestId, log_line},
+};
 use mio::Waker;
 use std::{
     io, mem,
@@ -90,6 +98,18 @@ impl Slots {
         Some(entry.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// How many connections are in each state of [`DOING`].
+    pub fn count(&self) -> [usize; DOING.len()] {
+        let mut counts = [0; DOING.len()];
+        for entry in self.blocks.iter().filter_map(OnceLock::get).flat_map(|block| block.iter()) {
+            let entry = entry.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(connection) = &entry.connection {
+                counts[connection.doing()] += 1;
+            }
+        }
+        counts
+    }
+
     /// Allocates the block of that index.
     pub fn allocate(&self, index: u32) {
         self.blocks[index as usize / BLOCK]
@@ -143,12 +163,12 @@ impl InFlight {
     }
 
     /// One request more, if the limit allows it; else why not.
-    pub fn add(&self) -> Result<(), &'static str> {
+    pub fn add(&self) -> Result<(), Reason> {
         if self.broken.load(Ordering::Relaxed) {
-            return Err("the stream to tiny_http is broken");
+            return Err(Reason::Broken);
         }
         if self.count.load(Ordering::Relaxed) >= self.most {
-            return Err("too many requests wait for the workers");
+            return Err(Reason::TooManyRequests);
         }
         self.count.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -174,7 +194,8 @@ impl InFlight {
 pub struct RateLimitedWarning(Mutex<(Option<Instant>, u64)>);
 
 impl RateLimitedWarning {
-    pub fn warn(&self, now: Instant, what: &str) {
+    /// `id` is that of the request that is refused now, if there is one.
+    pub fn warn(&self, now: Instant, what: &str, id: Option<&RequestId>) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (last, skipped) = &mut *state;
         if last.is_some_and(|last| now < last + Duration::from_secs(1)) {
@@ -182,8 +203,11 @@ impl RateLimitedWarning {
             return;
         }
         match mem::take(skipped) {
-            0 => log::warn!("503: {what}"),
-            more => log::warn!("503: {what} (and {more} more since the last such line)"),
+            0 => log_line(log::Level::Warn, id, format_args!("503: {what}")),
+            more => {
+                let line = format_args!("503: {what} (and {more} more since the last such line)");
+                log_line(log::Level::Warn, id, line);
+            }
         }
         *last = Some(now);
     }

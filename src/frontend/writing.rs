@@ -7,8 +7,9 @@ use super::{
     responder::Delivery,
 };
 use crate::{
-    error::Error,
+    error::{Error, Reason},
     http::{Persistence, Response},
+    request_id::{RequestId, log_line},
 };
 use mio::{Interest, Token};
 use std::{
@@ -28,6 +29,7 @@ const LINGER_TIME_STOPPING: Duration = Duration::from_millis(300);
 pub(super) struct Answer {
     bytes: Vec<u8>,
     sent: usize,
+    id: RequestId,
     /// When the socket last took some of it.
     pub moved: Instant,
     /// What was read beyond the request, if the connection stays open.
@@ -38,24 +40,39 @@ impl Answer {
     /// Says that the client did not get all of it.
     pub fn log_cut_off(&self, peer: Peer, when: &str) {
         let (sent, length) = (self.sent, self.bytes.len());
-        log::info!("cut off: {peer} took {sent} of the {length} bytes of an answer {when}");
+        let line = format_args!("cut off: {peer} took {sent} of the {length} bytes of an answer {when}");
+        log_line(log::Level::Info, Some(&self.id), line);
     }
 }
 
 impl Connection {
     /// Answers with a refusal, after which the connection ends.
-    pub fn refuse(&mut self, error: &Error, context: &Context) {
-        self.refuse_as(error, self.state.head_only(), context);
+    pub fn refuse(&mut self, error: &Error, context: &mut Context) {
+        let (head_only, id) = (self.state.head_only(), self.state.request_id());
+        self.refuse_as(error, head_only, id, context);
     }
 
-    pub(super) fn refuse_as(&mut self, error: &Error, head_only: bool, context: &Context) {
+    /// `id` is the request's, if its client gave it one.
+    pub(super) fn refuse_as(
+        &mut self,
+        error: &Error,
+        head_only: bool,
+        id: Option<RequestId>,
+        context: &mut Context,
+    ) {
+        let id = id.unwrap_or_else(|| context.ids.make(context.now));
+        let response = Response::from(error);
         match error {
-            Error::Unavailable(why) => context.shared.unavailable.warn(context.now, why),
-            error => log::info!("refused: {error} (from {})", self.peer),
+            Error::Busy(why) => context.shared.unavailable.warn(context.now, why.text(), Some(&id)),
+            error => log::info!(
+                status = response.status, request_id:% = id;
+                "refused: {error} (from {})", self.peer
+            ),
         }
+        context.recorder.refusal(error.reason(), response.status);
         self.generation = self.generation.wrapping_add(1);
-        let bytes = Response::from(error).render(Persistence::Close, head_only);
-        let answer = Answer { bytes, sent: 0, moved: context.now, keep: None };
+        let bytes = response.render(Persistence::Close, head_only, &id);
+        let answer = Answer { bytes, sent: 0, id, moved: context.now, keep: None };
         self.state = State::Writing { since: context.now, answer };
         // More of the request may come.
         self.readable = true;
@@ -68,7 +85,7 @@ impl Connection {
             unreachable!("the caller has made sure that a request is in work");
         };
         let persistence = if stopping { Persistence::Close } else { request.persistence };
-        let bytes = response.render(persistence, request.head_only);
+        let bytes = response.render(persistence, request.head_only, &request.id);
         let length = bytes.len();
         self.generation = self.generation.wrapping_add(1);
         let keep = match persistence {
@@ -85,7 +102,8 @@ impl Connection {
                 sent
             }
             Ok(sent) => {
-                self.state = State::Writing { since: now, answer: Answer { bytes, sent, moved: now, keep } };
+                let answer = Answer { bytes, sent, id: request.id, moved: now, keep };
+                self.state = State::Writing { since: now, answer };
                 sent
             }
             Err(_) => {
@@ -98,9 +116,9 @@ impl Connection {
     }
 
     /// Answers 503 if a request is in work, as far as the socket takes it. To be closed afterwards.
-    pub fn cut_off(&mut self, context: &Context) {
+    pub fn cut_off(&mut self, context: &mut Context) {
         if self.is_working() {
-            self.refuse(&Error::Unavailable("the server stopped".into()), context);
+            self.refuse(&Error::Busy(Reason::Stopped), context);
             if let State::Writing { answer, .. } = mem::replace(&mut self.state, State::Closing) {
                 // Nothing can be done for a client that does not take it now.
                 let _ = self.send(&answer.bytes);

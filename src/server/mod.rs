@@ -6,9 +6,10 @@ mod scheduler;
 mod workers;
 
 use crate::{
-    app::App,
+    app::{self, App},
     config::{Config, ConfigError},
     frontend::{Bound, Frontend},
+    http::Method,
 };
 use cores::Cores;
 use nix::{
@@ -44,6 +45,7 @@ pub struct Server {
     addr: Option<SocketAddr>,
     /// Behind a lock only to be `Sync`.
     stages: Mutex<Option<Stages>>,
+    drain_delay: Duration,
     stop_timeout: Duration,
 }
 
@@ -139,14 +141,26 @@ impl BoundServer {
             cores.add_threads_named(thread);
             let frontend_cores = cores.clone();
             let on_start = move || frontend_cores.add_this_thread();
+            let health = app.health().clone();
+            let recorder = app.metrics().recorder();
+            let counts = recorder.clone();
+            // Called on the frontend's thread, on which the frontend itself counts.
+            let immediate = Box::new(move |method: &str, path: &str| {
+                let method = Method::from(method);
+                let answer = health.answer(method, path)?;
+                // It takes some microseconds.
+                counts.request(method, app::label(path), answer.status, Duration::ZERO);
+                Some(answer)
+            });
             let (frontend, responder) =
-                Frontend::open(listener, &config.limits, stream, on_start, on_broken)?;
+                Frontend::open(listener, &config.limits, stream, immediate, recorder, on_start, on_broken)?;
             let capacity = Capacity {
                 statements: config.workers.min(config.db_pool_size as usize),
                 hashes: app.hashes_at_once(),
                 retry_for: config.limits.request_timeout,
             };
             let workers = Workers::start(http, responder, app.clone(), cores, capacity)?;
+            app.metrics().add_source(workers.figures());
             Ok((private, frontend, workers))
         };
         let (private, frontend, workers) = stages().map_err(StartError::System)?;
@@ -158,6 +172,7 @@ impl BoundServer {
             base_url,
             addr,
             stages: Mutex::new(Some(Stages { frontend, workers, _private: private })),
+            drain_delay: config.limits.drain_delay,
             stop_timeout: config.limits.stop_timeout,
         })
     }
@@ -200,8 +215,9 @@ impl Server {
         &self.app
     }
 
-    /// Stops: takes no new connections, answers the requests in flight, frees the port. Blocks for at most
-    /// `stop_timeout` (10 s), without any in flight for about a millisecond. Dropping does the same.
+    /// Stops: `/readyz` says so for `drain_delay` (0 s), then it takes no new connections, answers the requests in
+    /// flight, frees the port. Blocks for that delay and at most `stop_timeout` (10 s), without any in flight for about a
+    /// millisecond. Dropping does the same.
     pub fn stop(mut self) {
         self.shut_down();
     }
@@ -209,6 +225,8 @@ impl Server {
     fn shut_down(&mut self) {
         let stages = self.stages.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(stages) = stages.take() {
+            self.app.health().stop();
+            thread::sleep(self.drain_delay);
             let deadline = Instant::now() + self.stop_timeout;
             stages.frontend.stop();
             let left = deadline.saturating_duration_since(Instant::now());

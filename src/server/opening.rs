@@ -3,12 +3,13 @@
 
 use super::StartError;
 use crate::{
-    app::App,
+    app::{App, Health},
     config::{Config, ConfigError, Database, Secret},
     db::{
         LOCK_TIMEOUT, Pool, PoolLimits,
         blocking::outside_of_runtimes,
-        migrate::Migrations,
+        migrate::{Migrations, Schema},
+        probe::{self, Prober},
         target::{Settings, Target, TargetError},
         tls::{self, Connector},
         users::Users,
@@ -16,7 +17,7 @@ use crate::{
     },
 };
 use std::{
-    fmt, thread,
+    fmt, io, thread,
     time::{Duration, Instant},
 };
 
@@ -88,6 +89,12 @@ impl Opening {
         migrations.apply(&mut client, &mut *self.connect()?).map_err(StartError::Migration)
     }
 
+    /// A prober that has a session of its own while it is asked.
+    fn prober(&self, schema: Schema, prepared: bool) -> io::Result<Prober> {
+        let (config, tls, watchdog) = (self.target.config.clone(), self.tls.clone(), self.watchdog.clone());
+        Prober::start(probe::Database { config, tls, watchdog, schema, prepared })
+    }
+
     /// The pool of a service.
     fn into_pool(self, limits: PoolLimits) -> Pool {
         Pool::new(&self.target, self.tls, self.watchdog, limits)
@@ -113,6 +120,7 @@ impl App {
             let opening = Opening::new(config)?;
             let migrations = Migrations::load(config.migrations_dir.as_deref())?;
             log::info!("connecting to {opening}");
+            let schema = migrations.schema();
             opening.migrate(migrations, config.migrate)?;
             let limits = PoolLimits {
                 size: config.db_pool_size,
@@ -121,9 +129,10 @@ impl App {
                 lock_timeout: LOCK_TIMEOUT,
                 prepared: config.db_prepared,
             };
+            let prober = opening.prober(schema, config.db_prepared).map_err(StartError::System)?;
             let users = Users::new(opening.into_pool(limits), config.production);
             let cleaner = users.start_cleaner().map_err(StartError::System)?;
-            Ok(App::new(users, cleaner, config))
+            Ok(App::new(users, cleaner, Health::new(prober), config))
         })
     }
 }

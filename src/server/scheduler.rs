@@ -302,6 +302,11 @@ impl<T> Scheduler<T> {
         self.queued
     }
 
+    /// How many passwords wait to be hashed or checked.
+    pub fn hashes_waiting(&self) -> usize {
+        self.hashes.queued
+    }
+
     /// Drops the queued commands that no client waits for any more.
     pub fn retain(&mut self, mut awaited: impl FnMut(&T) -> bool) {
         let mut dropped = Vec::new();

@@ -20,9 +20,12 @@ use crate::{
     error::Error,
     frontend::{Responder, Slot},
     http::{Method, Response},
+    metrics::{Kind, Recorder, Text},
+    request_id::RequestId,
 };
 use std::{
-    io, mem,
+    borrow::Cow,
+    fmt, io, mem,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
@@ -95,8 +98,11 @@ struct Job {
     /// `None` while it is executed.
     command: Option<Command>,
     slot: Slot,
+    id: RequestId,
     received: Instant,
     method: Method,
+    /// The method's name for the log.
+    name: Cow<'static, str>,
     path: String,
 }
 
@@ -144,6 +150,30 @@ impl Workers {
         Ok(workers_started)
     }
 
+    /// Writes what is queued.
+    pub fn figures(&self) -> impl Fn(&mut Text) + Send + 'static {
+        // It belongs to the figures, and these to what the threads share.
+        let shared = Arc::downgrade(&self.shared);
+        move |text| {
+            let Some(shared) = shared.upgrade() else {
+                return;
+            };
+            let state = shared.state();
+            let (queued, hashes) = (state.scheduler.len(), state.scheduler.hashes_waiting());
+            drop(state);
+            text.gauge("userd_commands_queued", "Commands that wait for a worker or a retry.", queued);
+            text.gauge("userd_hashes_waiting", "Passwords that wait to be hashed or checked.", hashes);
+            let (connections, most) = shared.responder.connections();
+            text.family(
+                "userd_http_connections",
+                Kind::Gauge,
+                "Connections of clients, by what they are doing.",
+            );
+            connections.for_each(|(state, count)| text.value(&[("state", state)], count));
+            text.gauge("userd_http_connections_max", "The most connections of clients at once.", most);
+        }
+    }
+
     /// Ends the threads once they have answered what was queued, and waits for them up to `timeout`. Those
     /// that are stuck for longer are left behind.
     pub fn stop(mut self, timeout: Duration) {
@@ -169,10 +199,11 @@ impl Workers {
     }
 
     /// Starts a thread. A panic in its loop is logged, and the loop is restarted.
-    fn spawn(&mut self, name: &str, body: fn(&Shared)) -> io::Result<()> {
+    fn spawn(&mut self, name: &str, body: fn(&Shared, &Recorder)) -> io::Result<()> {
         let (shared, end) = (self.shared.clone(), self.end.clone());
+        let recorder = shared.app.metrics().recorder();
         let thread = thread::Builder::new().name(name.to_owned()).stack_size(STACK).spawn(move || {
-            while guard(|| body(&shared)).is_err() {}
+            while guard(None, || body(&shared, &recorder)).is_err() {}
             drop(shared);
             let _ = end.send(());
         })?;
@@ -210,7 +241,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn work(&self) {
+    fn work(&self, recorder: &Recorder) {
         self.cores.add_this_thread();
         let mut state = self.state();
         loop {
@@ -220,7 +251,7 @@ impl Shared {
                     state.batches += 1;
                     self.wake_for_the_rest(&mut state, now);
                     drop(state);
-                    state = self.execute(batch);
+                    state = self.execute(batch, recorder);
                 }
                 Next::Wait(_) if state.stopping && state.scheduler.is_idle() => {
                     drop(state);
@@ -228,26 +259,26 @@ impl Shared {
                 }
                 Next::Wait(_) if state.stopping => state = self.park(state, None),
                 Next::Wait(at) if state.receiving == 0 && !state.scheduler.ends_soon() => {
-                    state = self.receive(state, at);
+                    state = self.receive(state, at, recorder);
                 }
                 // Where batches are short, one worker receives, or the one whose batch ends next.
                 Next::Wait(_) if state.scheduler.is_short() => {
                     state = match state.ticking {
                         true => self.park_until_due(state),
-                        false => self.tick(state),
+                        false => self.tick(state, recorder),
                     };
                 }
-                Next::Wait(at) => state = self.receive(state, at),
+                Next::Wait(at) => state = self.receive(state, at, recorder),
             }
         }
     }
 
-    fn hash(&self) {
+    fn hash(&self, recorder: &Recorder) {
         let mut state = self.state();
         loop {
             if let Some(batch) = state.scheduler.next_hash(Instant::now()) {
                 drop(state);
-                state = self.execute(batch);
+                state = self.execute(batch, recorder);
                 let now = Instant::now();
                 if state.scheduler.is_ready(now) {
                     self.wake_one(&mut state);
@@ -303,7 +334,7 @@ impl Shared {
 
     /// Checks on short batches for as long as there are some: where one has not ended in time, this worker receives the
     /// requests that have arrived meanwhile.
-    fn tick<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn tick<'a>(&'a self, mut state: MutexGuard<'a, State>, recorder: &Recorder) -> MutexGuard<'a, State> {
         let mut quiet = 0;
         while quiet < QUIET_TICKS {
             let before = state.batches;
@@ -319,8 +350,8 @@ impl Shared {
             }
             if state.receiving == 0 && state.batches == before {
                 drop(state);
-                let judged = self.judge(self.try_receive());
-                return self.push(self.state(), judged);
+                let judged = self.judge(self.try_receive(), recorder);
+                return self.push(self.state(), judged, recorder);
             }
         }
         self.park_until_due(state)
@@ -337,7 +368,7 @@ impl Shared {
     }
 
     /// Executes a batch and answers what is done; what is not is queued for its next step.
-    fn execute(&self, batch: Batch<Job>) -> MutexGuard<'_, State> {
+    fn execute(&self, batch: Batch<Job>, recorder: &Recorder) -> MutexGuard<'_, State> {
         let Batch { lane, mut items, token } = batch;
         let mut ended = Vec::new();
         // A client that has been answered 503 has given the request up, or retries it: do not execute it.
@@ -349,16 +380,27 @@ impl Shared {
             ended = abandoned;
         }
         let commands: Vec<Command> = items.iter_mut().filter_map(|item| item.work.command.take()).collect();
+        let only = match &items[..] {
+            [item] => Some(&item.work.id),
+            _ => None,
+        };
         let steps = match commands.is_empty() {
             true => Vec::new(),
-            false => self.steps(lane, commands),
+            false => {
+                recorder.batch(lane as usize, commands.len());
+                self.steps(lane, commands, only)
+            }
         };
         let mut unfinished: Vec<(Item<Job>, bool)> = Vec::new();
         let mut atypical = steps.is_empty();
         for (mut item, step) in items.into_iter().zip(steps) {
             match step {
                 Step::Done(response) => {
-                    self.answer(&item.work, &response);
+                    self.answer(&item.work, &response, recorder);
+                    ended.push(item);
+                }
+                Step::Failed(error) => {
+                    self.refuse(&item.work, error, recorder);
                     ended.push(item);
                 }
                 Step::Next(command) => {
@@ -382,7 +424,10 @@ impl Shared {
         }
         for (item, contended) in unfinished {
             if contended {
-                given_up.extend(state.scheduler.push_again(item, now).err());
+                match state.scheduler.push_again(item, now) {
+                    Ok(()) => recorder.lock_retry(),
+                    Err(item) => given_up.push(item),
+                }
             } else if let Some(lane) = item.work.command.as_ref().map(Command::lane) {
                 state.scheduler.push_next(item, lane);
             }
@@ -392,35 +437,53 @@ impl Shared {
         }
         state.unanswered -= given_up.len();
         for item in given_up {
-            self.answer(&item.work, &app::contended_for_too_long());
+            self.refuse(&item.work, Error::Contended, recorder);
             state.scheduler.done(&item);
         }
         state
     }
 
-    /// The outcomes of commands; a panic is an answer to each.
-    fn steps(&self, lane: app::Lane, commands: Vec<Command>) -> Vec<Step> {
+    /// The outcomes of commands; a panic is an answer to each. `only` is the request's id where there is one command.
+    fn steps(&self, lane: app::Lane, commands: Vec<Command>, only: Option<&RequestId>) -> Vec<Step> {
         let count = commands.len();
-        guard(|| self.app.execute(lane, commands))
+        guard(only, || self.app.execute(lane, commands))
             .unwrap_or_else(|response| (0..count).map(|_| Step::Done(response.clone())).collect())
     }
 
-    fn answer(&self, job: &Job, response: &Response) {
-        let sent = guard(|| self.responder.answer(job.slot, response)).unwrap_or(None);
-        let Job { method, path, .. } = job;
-        let (status, milliseconds) = (response.status, job.received.elapsed().as_secs_f64() * 1000.0);
-        match sent {
-            Some(delivery) => log::info!("{method} {path} {status} {milliseconds:.1}ms {delivery}"),
-            None => log::info!("{method} {path} {status} {milliseconds:.1}ms not awaited"),
-        }
+    /// Answers with an error, and logs it.
+    fn refuse(&self, job: &Job, error: Error, recorder: &Recorder) {
+        let id = Some(&job.id);
+        let response = guard(id, || error.into_response(id)).unwrap_or_else(|response| response);
+        self.answer(job, &response, recorder);
+    }
+
+    fn answer(&self, job: &Job, response: &Response, recorder: &Recorder) {
+        let sent = guard(Some(&job.id), || self.responder.answer(job.slot, response)).unwrap_or(None);
+        let Job { name, path, id, .. } = job;
+        let (status, took) = (response.status, job.received.elapsed());
+        let milliseconds = took.as_secs_f64() * 1000.0;
+        let delivery: &dyn fmt::Display = match &sent {
+            Some(delivery) => {
+                recorder.request(job.method, app::label(path), status, took);
+                delivery
+            }
+            // The frontend has answered it, and counted that.
+            None => &"not awaited",
+        };
+        log::info!(
+            method = name.as_ref(), path = path.as_str(), status = status, duration_ms = milliseconds,
+            bytes = sent.map_or(0, |delivery| delivery.taken), request_id:% = id;
+            "{name} {path} {status} {milliseconds:.1}ms {delivery}"
+        );
     }
 }
 
-/// Runs `work`; a panic in it is logged, and is the answer 500.
-fn guard<T>(work: impl FnOnce() -> T) -> Result<T, Response> {
+/// Runs `work`; a panic in it is logged, and is the answer 500. `request` is the id of the request that it is done for,
+/// where there is one.
+fn guard<T>(request: Option<&RequestId>, work: impl FnOnce() -> T) -> Result<T, Response> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         let text = panic.downcast_ref::<&str>().copied();
         let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-        Error::Internal(format!("panic: {}", text.unwrap_or("of an unknown kind"))).into_response()
+        Error::Internal(format!("panic: {}", text.unwrap_or("of an unknown kind"))).into_response(request)
     })
 }

@@ -2,16 +2,15 @@
 //! "More than one machine", with the files of `examples/deploy` and the README's lines. Only addresses are replaced.
 
 use crate::support::{
-    Account, BUSY, Caller, Daemon, Event, LONG, Listening, Load, Own, Process, Service, TempDir,
-    assert_no_secret, eventually, free_port, pause, users,
+    Account, BUSY, Caller, Client, Daemon, Database, Event, LONG, Listening, Load, Own, Process, Relay,
+    Service, TempDir, assert_no_secret, eventually, free_port, pause, program, users,
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
 use std::{
-    env,
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Stdio},
     sync::{
         Arc, Mutex,
@@ -28,19 +27,6 @@ const USERLIST: &str = include_str!("../../examples/deploy/userlist.txt");
 
 /// From the primary's death to the first success, when its standby is promoted at once.
 const FAILOVER: Duration = Duration::from_secs(5);
-
-/// A program that Debian has in a package of the same name. Where there is none, the test says so and passes; CI has all
-/// of them.
-fn program(name: &str) -> Option<PathBuf> {
-    let path = Path::new("/usr/sbin").join(name);
-    if path.exists() {
-        return Some(path);
-    }
-    let line = format!("not tested without {name}: apt-get install {name}");
-    assert!(env::var_os("CI").is_none(), "{line}");
-    println!("{line}");
-    None
-}
 
 fn userd(url: &str, port: u16, variables: &[(&str, &str)]) -> Process {
     let port = port.to_string();
@@ -125,7 +111,6 @@ fn replica_that_answers(answer: &'static str) -> (u16, Arc<Mutex<Vec<String>>>) 
         lines.for_each(drop);
         let method = line.split(' ').next().unwrap_or_default().to_owned();
         let answer = match &*method {
-            "OPTIONS" => "HTTP/1.1 204 No Content\r\n\r\n",
             _ if line.contains(" /readyz ") => "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
             _ => {
                 seen.lock().unwrap().push(method);
@@ -146,7 +131,7 @@ fn replica_that_answers(answer: &'static str) -> (u16, Arc<Mutex<Vec<String>>>) 
 /// Of three replicas one ends while it answers, and one answers 503.
 #[test]
 fn a_read_is_repeated_by_haproxy_and_a_change_is_not() {
-    let Some(program) = program("haproxy") else {
+    let Some(program) = program("haproxy", "haproxy") else {
         return;
     };
     const EACH: usize = 30;
@@ -186,7 +171,7 @@ fn a_read_is_repeated_by_haproxy_and_a_change_is_not() {
 /// then the primary is killed and the standby promoted.
 #[test]
 fn replicas_behind_haproxy_and_a_standby_that_is_promoted() {
-    let Some(program) = program("haproxy") else {
+    let Some(program) = program("haproxy", "haproxy") else {
         return;
     };
     let mut primary = Own::start();
@@ -357,7 +342,7 @@ impl Drop for Stopped<'_> {
 /// Two replicas with eight sessions each, and two to the database.
 #[test]
 fn replicas_behind_pgbouncer() {
-    let Some(program) = program("pgbouncer") else {
+    let Some(program) = program("pgbouncer", "pgbouncer") else {
         return;
     };
     let network = network();
@@ -462,4 +447,81 @@ fn replicas_behind_pgbouncer() {
     }
     assert!(!found.is_empty());
     replicas.iter().for_each(|replica| assert_no_secret(&replica.stderr()));
+}
+
+/// Two replicas are replaced one after the other, under load.
+#[test]
+fn a_rolling_restart_loses_no_request() {
+    let Some(program) = program("haproxy", "haproxy") else {
+        return;
+    };
+    let database = Database::create();
+    // Ten of haproxy's checks, on a busy machine, too.
+    let start = |port: u16| {
+        let mut replica = userd(&database.url(), port, &[("DB_POOL_SIZE", "4"), ("DRAIN_DELAY", "2")]);
+        replica.wait_for_url();
+        replica
+    };
+    let gets_requests = |port: u16| {
+        let mut client = Client::new(&format!("http://127.0.0.1:{port}"));
+        let created = r#"userd_http_requests_total{method="POST",route="/users",status="201"}"#;
+        eventually(LONG, "haproxy has found it", || client.get("/metrics").body.contains(created));
+    };
+    let ports = [free_port(), free_port()];
+    let mut replicas = ports.map(start);
+    let dir = TempDir::new();
+    let (_haproxy, base_url) = haproxy(&program, &dir, &[ports[0], ports[1], free_port()]);
+    let mut caller = Caller::new(&base_url, LONG);
+    eventually(LONG, "haproxy knows them", || matches!(caller.call("GET", "/users", ""), Ok((200, _))));
+    let load = Load::start("rolling", 8, &Arc::new(Mutex::new(base_url)), LONG);
+    ports.iter().for_each(|port| gets_requests(*port));
+    for (replica, port) in replicas.iter_mut().zip(ports) {
+        replica.signal(Signal::SIGTERM);
+        assert_eq!(replica.wait(LONG), 0, "{}", replica.stderr());
+        *replica = start(port);
+        gets_requests(port);
+    }
+    let books = load.stop();
+    let failed: Vec<_> = books.events.iter().flatten().filter(|event| !event.succeeded()).collect();
+    assert!(failed.is_empty(), "{} requests were lost: {:?}", failed.len(), failed[0]);
+    let audit = books.audit(&users(&mut database.client()));
+    assert_eq!((audit.lost, audit.unexpected, audit.open), (vec![], vec![], 0));
+    println!("{} changes during a rolling restart of two replicas", audit.acknowledged);
+}
+
+/// Where no replica is ready, clients get the answers of userd all the same.
+#[test]
+fn haproxy_forwards_while_no_replica_is_ready() {
+    let Some(program) = program("haproxy", "haproxy") else {
+        return;
+    };
+    let database = Database::create();
+    let relay = Relay::shut(&database);
+    relay.open();
+    let url = format!("postgres://postgres@127.0.0.1:{}/{}?sslmode=disable", relay.port(), database.name());
+    let ports = [free_port(), free_port(), free_port()];
+    let mut replicas =
+        ports.map(|port| userd(&url, port, &[("DB_POOL_SIZE", "2"), ("DB_ACQUIRE_TIMEOUT", "0.3")]));
+    replicas.iter_mut().for_each(|replica| drop(replica.wait_for_url()));
+    let dir = TempDir::new();
+    let (_haproxy, base_url) = haproxy(&program, &dir, &ports);
+    let mut caller = Caller::new(&base_url, LONG);
+    eventually(LONG, "haproxy knows them", || matches!(caller.call("GET", "/users", ""), Ok((200, _))));
+    relay.cut();
+    let unready = |port: &u16| Client::new(&format!("http://127.0.0.1:{port}")).get("/readyz").status == 503;
+    eventually(LONG, "no replica is ready", || ports.iter().all(unready));
+    // Longer than haproxy needs to learn it, from the first answer to the last.
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(1) {
+        // haproxy closes the connection after a 503.
+        let mut caller = Caller::new(&base_url, LONG);
+        let answer = caller.call("GET", "/users", "").expect("an answer of userd's");
+        assert_eq!(answer, (503, json!({"error": "Service unavailable"})));
+    }
+    // With an id: it is userd's own.
+    assert_eq!(Client::new(&base_url).get("/users").status, 503);
+    relay.open();
+    let mut caller = Caller::new(&base_url, LONG);
+    eventually(LONG, "it is back", || matches!(caller.call("GET", "/users", ""), Ok((200, _))));
+    eventually(LONG, "every replica is ready", || !ports.iter().any(unready));
 }

@@ -1,12 +1,13 @@
 //! The service as its users meet it: real processes, real sockets, a real PostgreSQL.
 //!
-//! `contract` is what it answers, `finding` lists and their queries, `preconditions` entity tags and patches, `repeating`
-//! creates with a key, `changes` what a change leaves behind, `model` all of them for any history, `clients` what it
-//! withstands, `pages` what it counts, `faults` what breaks beneath it, `sessions` how it uses its sessions of the
-//! database, `lanes` what waits for what, `neighbours` other users of that database, `machines` several services among
-//! other programs, `backup` its dumps, `export` and `import` files of users, `lifecycle` the command and its process,
-//! `embedding` the library, `testing` and `harness` what users' tests stand on, `readme` its lines for curl; `cluster` the
-//! private PostgreSQL, `tls` encrypted connections to it.
+//! `contract` is what it answers, `finding` lists and their queries, `preconditions` entity tags and patches,
+//! `repeating` creates with a key, `changes` what a change leaves behind, `model` all of them for any history,
+//! `clients` what it withstands, `pages` what it counts, `faults` what breaks beneath it, `sessions` how it uses its
+//! sessions of the database, `lanes` what waits for what, `requests` their ids and lines of the log, `health` its
+//! readiness, `figures` what it counts, `neighbours` other users of that database, `machines` several services among
+//! other programs, `prometheus` what it makes of their figures, `backup` its dumps, `export` and `import` files of
+//! users, `lifecycle` the command and its process, `embedding` the library, `testing` and `harness` what users' tests
+//! stand on, `readme` its lines for curl; `cluster` the private PostgreSQL, `tls` encrypted connections to it.
 
 mod backup;
 mod changes;
@@ -16,8 +17,10 @@ mod contract;
 mod embedding;
 mod export;
 mod faults;
+mod figures;
 mod finding;
 mod harness;
+mod health;
 mod import;
 mod lanes;
 mod lifecycle;
@@ -26,8 +29,10 @@ mod model;
 mod neighbours;
 mod pages;
 mod preconditions;
+mod prometheus;
 mod readme;
 mod repeating;
+mod requests;
 mod sessions;
 mod support;
 mod testing;

@@ -6,10 +6,10 @@
 
 use super::{
     body::{self, Body},
-    head::{Head, Length},
+    head::{Head, Length, parse_fields, request_id},
     request_line::RequestLine,
 };
-use crate::{config::Limits, error::Error, http::Persistence};
+use crate::{config::Limits, error::Error, http::Persistence, request_id::RequestId};
 use std::{fmt::Display, net::IpAddr};
 
 /// Empty lines that may precede a request line (RFC 9112, 2.2 asks for at least one).
@@ -29,6 +29,8 @@ pub struct Framing {
     fields: usize,
     empty_lines: u8,
     body: Option<Box<Body>>,
+    /// What the last head that was complete says, whether its request is refused or not.
+    request_id: Option<RequestId>,
 }
 
 /// What came of some bytes.
@@ -85,9 +87,14 @@ impl Framing {
             Step::Refused { error, head_only }
         });
         if matches!(step, Step::Complete(_) | Step::Refused { .. }) {
-            *self = Framing::default();
+            *self = Framing { request_id: self.request_id.take(), ..Framing::default() };
         }
         (used, step)
+    }
+
+    /// The id that the client gave the request that is arriving, or has just become complete or refused.
+    pub fn take_request_id(&mut self) -> Option<RequestId> {
+        self.request_id.take()
     }
 
     /// Whether the request that is arriving is a HEAD request, as far as can be told. `bytes` is what was last shown
@@ -124,7 +131,9 @@ impl Framing {
         *used += end;
         let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
         let count = limits.max_header_fields.min(MAX_FIELDS);
-        let head = Head::parse(head, &line, start, &mut fields[..count], limits)?;
+        let fields = parse_fields(head, start, &mut fields[..count])?;
+        self.request_id = request_id(fields);
+        let head = Head::new(head, &line, fields, limits)?;
         let rest = &bytes[*used..];
         match head.length {
             Length::Known(length) if length > limits.max_body_bytes as u64 => Err(Error::ContentTooLarge),

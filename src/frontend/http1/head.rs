@@ -8,7 +8,7 @@ use super::{
     framing::Traits,
     request_line::{RequestLine, is_authority, is_token},
 };
-use crate::{config::Limits, error::Error, http::Persistence};
+use crate::{config::Limits, error::Error, http::Persistence, request_id::RequestId};
 use std::{fmt::Display, io::Write};
 
 /// Fields that the layers above look at, beside `Sec-Fetch-*` and, from a browser, `Host`. All others end here.
@@ -38,20 +38,13 @@ pub enum Length {
 }
 
 impl<'a> Head<'a> {
-    /// Parses the fields of a head. `bytes` ends with its empty line, `line` is its request line, which ends before
-    /// `start`. `fields` is how many fields it may have.
-    pub fn parse(
+    /// Judges the fields of a head. `bytes` is all of it, `line` its request line.
+    pub fn new(
         bytes: &'a [u8],
         line: &'a RequestLine,
-        start: usize,
-        fields: &'a mut [httparse::Header<'a>],
+        fields: &'a [httparse::Header<'a>],
         limits: &Limits,
     ) -> Result<Head<'a>, Error> {
-        let fields = match httparse::parse_headers(&bytes[start..], fields) {
-            Ok(httparse::Status::Complete((end, fields))) if start + end == bytes.len() => fields,
-            Ok(_) => return Err(Error::BadRequest("the head is malformed")),
-            Err(error) => return Err(refusal(error)),
-        };
         let http10 = line.http10;
         let (mut hosts, mut media_types) = (0, 0);
         let (mut close, mut keep_alive, mut expects) = (false, false, None);
@@ -156,6 +149,32 @@ impl<'a> Head<'a> {
                 write_field("host", host, out);
             }
         }
+    }
+}
+
+/// The fields of a head. `bytes` ends with its empty line, its request line ends before `start`. `fields` is how many
+/// fields it may have.
+pub fn parse_fields<'a>(
+    bytes: &'a [u8],
+    start: usize,
+    fields: &'a mut [httparse::Header<'a>],
+) -> Result<&'a [httparse::Header<'a>], Error> {
+    match httparse::parse_headers(&bytes[start..], fields) {
+        Ok(httparse::Status::Complete((end, fields))) if start + end == bytes.len() => Ok(fields),
+        Ok(_) => Err(Error::BadRequest("the head is malformed")),
+        Err(error) => Err(refusal(error)),
+    }
+}
+
+/// The id that the client gives its request, where there is one such field and its value may be taken over.
+pub fn request_id(fields: &[httparse::Header]) -> Option<RequestId> {
+    const NAME: &str = "x-request-id";
+    let is_id =
+        |field: &&httparse::Header| field.name.len() == NAME.len() && field.name.eq_ignore_ascii_case(NAME);
+    let mut found = fields.iter().filter(is_id);
+    match (found.next(), found.next()) {
+        (Some(field), None) => RequestId::given(field.value),
+        _ => None,
     }
 }
 

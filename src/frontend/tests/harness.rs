@@ -7,6 +7,7 @@ use crate::{
     config::Limits,
     frontend::{Frontend, Listener, Responder, Stopper},
     http::Response,
+    metrics::Metrics,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::{Value, json};
@@ -85,6 +86,8 @@ impl Harness {
             listener,
             limits,
             private,
+            Box::new(|_, path| (path == "/immediate").then(|| Response::json(200, &json!({"at": "once"})))),
+            Metrics::new(&[]).recorder(),
             || {},
             move || {
                 broken.broken.fetch_add(1, Ordering::SeqCst);
@@ -217,7 +220,7 @@ fn serve(mut request: tiny_http::Request, responder: &Responder, gate: &Gate) {
     let headers: Vec<(String, String)> =
         request.headers().iter().map(|header| (header.field.to_string(), header.value.to_string())).collect();
     drop(request.into_writer());
-    let Some(slot) = slot else {
+    let Some((slot, _)) = slot else {
         gate.late.fetch_add(1, Ordering::SeqCst);
         return;
     };

@@ -6,6 +6,7 @@ mod harness;
 use crate::{
     config::Limits,
     frontend::{Frontend, Listener},
+    metrics::Metrics,
 };
 use harness::*;
 use socket2::SockRef;
@@ -70,6 +71,40 @@ fn requests_reach_the_workers_and_answers_their_clients() {
     let long = vec![b'z'; 60_000];
     let answer = client.send(post(long.len())).send(&long).answer();
     assert_eq!(answer.json()["body"].as_str().unwrap().as_bytes(), long);
+}
+
+/// Also when every worker is blocked, in their order among other requests, and as other answers are.
+#[test]
+fn what_is_answered_at_once_needs_no_worker() {
+    let harness = Harness::new();
+    let mut holding: Vec<_> = (0..4).map(|_| harness.connect()).collect();
+    for client in &mut holding {
+        client.send(HOLD);
+    }
+    until(|| (harness.gate.held.load(Ordering::SeqCst) == 4).then_some(()));
+    let seen = harness.gate.seen.load(Ordering::SeqCst);
+    let immediate = GET.replace("/ ", "/immediate ");
+    let mut client = harness.connect();
+    assert_eq!(client.send(&immediate).answer().json()["at"], "once");
+    assert_eq!(
+        client.send(immediate.replace("GET", "HEAD")).head_answer().header("Content-Length"),
+        Some("14")
+    );
+    assert_eq!(client.send(immediate.replace("te ", "te?x=y ")).answer().status, 200);
+    let posted = post(3).replace("/ ", "/immediate ") + "abc";
+    assert_eq!(client.send(posted.repeat(2)).answer().status, 200);
+    assert_eq!(client.answer().status, 200);
+    let named = immediate.replace("Host", "X-Request-Id: mine\r\nHost");
+    assert_eq!(client.send(named).answer().header("X-Request-Id"), Some("mine"));
+    let closing = immediate.replace("Host", "Connection: close\r\nHost");
+    assert!(client.send(closing).answer().closes() && client.ends());
+    // Pipelined behind one that waits.
+    holding[0].send(&immediate).send(GET);
+    assert_eq!(harness.gate.seen.load(Ordering::SeqCst), seen);
+    harness.release();
+    assert_eq!(holding[0].answer().json()["held"], true);
+    assert_eq!(holding[0].answer().json()["at"], "once");
+    assert_eq!(holding[0].answer().json()["target"], "/");
 }
 
 #[test]
@@ -670,6 +705,8 @@ fn a_broken_private_stream_is_reported_and_answered_503() {
         listener,
         &Limits::default(),
         ours,
+        Box::new(|_, _| None),
+        Metrics::new(&[]).recorder(),
         || {},
         move || {
             count.fetch_add(1, Ordering::SeqCst);

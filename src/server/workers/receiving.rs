@@ -1,7 +1,12 @@
 //! From tiny_http's queue to the scheduler: requests are received, judged, and queued as commands.
 
 use super::{FEW, Job, Shared, State, guard};
-use crate::{error::Error, frontend::Slot, http::Request, server::scheduler::Keys};
+use crate::{
+    error::{Error, Reason},
+    http::{Method, Request},
+    metrics::Recorder,
+    server::scheduler::Keys,
+};
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
     sync::{MutexGuard, atomic::Ordering},
@@ -18,6 +23,7 @@ impl Shared {
         &'a self,
         mut state: MutexGuard<'a, State>,
         at: Option<Instant>,
+        recorder: &Recorder,
     ) -> MutexGuard<'a, State> {
         let at = state.keep_time(at);
         state.receiving += 1;
@@ -29,11 +35,11 @@ impl Shared {
                 self.server.recv_timeout(time).ok().flatten()
             }
         };
-        let judged = self.judge(first.or_else(|| self.try_receive()));
+        let judged = self.judge(first.or_else(|| self.try_receive()), recorder);
         let mut state = self.state();
         state.receiving -= 1;
         state.kept_time(at);
-        self.push(state, judged)
+        self.push(state, judged, recorder)
     }
 
     /// A request that is there. tiny_http answers a worker that was told to leave its queue as if it were empty.
@@ -50,22 +56,21 @@ impl Shared {
     }
 
     /// Judges a request, and those that are there behind it; answers those that need no database.
-    pub(super) fn judge(&self, first: Option<tiny_http::Request>) -> Vec<Job> {
+    pub(super) fn judge(&self, first: Option<tiny_http::Request>, recorder: &Recorder) -> Vec<Job> {
         let mut judged = Vec::new();
         let mut bytes = 0;
         let mut next = first;
         let received = Instant::now();
         while let Some(incoming) = next {
-            if let Ok(Some((slot, request))) = guard(|| self.accept(incoming)) {
+            if let Ok(Some((mut job, request))) = guard(None, || self.accept(incoming, received)) {
                 bytes += request.body.len();
-                let (method, path) = (request.method, request.path().to_owned());
-                let mut job = Job { command: None, slot, received, method, path };
-                match guard(|| self.app.judge(&request)).unwrap_or_else(Err) {
+                let id = Some(&job.id);
+                match guard(id, || self.app.judge(&request, id)).unwrap_or_else(Err) {
                     Ok(command) => {
                         job.command = Some(command);
                         judged.push(job);
                     }
-                    Err(refusal) => self.answer(&job, &refusal),
+                    Err(refusal) => self.answer(&job, &refusal, recorder),
                 }
             }
             if judged.len() >= RECEIVE_REQUESTS || bytes >= RECEIVE_BYTES {
@@ -76,30 +81,35 @@ impl Shared {
         judged
     }
 
-    /// The request and where its answer goes; `None` where no client waits for one any more.
-    fn accept(&self, mut incoming: tiny_http::Request) -> Option<(Slot, Request)> {
+    /// The request, and a job for it; `None` where no client waits for its answer any more.
+    fn accept(&self, mut incoming: tiny_http::Request, received: Instant) -> Option<(Job, Request)> {
         let (target, slot) = incoming.url().rsplit_once('#').unwrap_or_default();
-        let slot = self.responder.claim(slot);
+        let claimed = self.responder.claim(slot);
+        let method = incoming.method().as_str();
+        let (method, name) = (Method::from(method), Method::from(method).shown(method));
         let headers = incoming.headers().iter();
         let mut request = Request {
-            method: incoming.method().as_str().into(),
+            method,
             target: target.to_owned(),
             headers: headers.map(|header| (header.field.to_string(), header.value.to_string())).collect(),
             body: Vec::new(),
-            peer: slot.and_then(|slot| slot.peer()),
+            peer: claimed.as_ref().and_then(|(slot, _)| slot.peer()),
         };
         // The frontend sends whole requests over a stream of our own, so this does not block; and what is not
         // read here, tiny_http would drain.
         let body = incoming.as_reader().read_to_end(&mut request.body);
         // Dropped unused: the answer goes to the slot.
         drop(incoming.into_writer());
-        slot.filter(|_| body.is_ok()).map(|slot| (slot, request))
+        let (slot, id) = claimed.filter(|_| body.is_ok())?;
+        let path = request.path().to_owned();
+        Some((Job { command: None, slot, id, received, method, name, path }, request))
     }
 
     pub(super) fn push<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
         judged: Vec<Job>,
+        recorder: &Recorder,
     ) -> MutexGuard<'a, State> {
         let mut refused = Vec::new();
         let now = Instant::now();
@@ -133,9 +143,9 @@ impl Shared {
             return state;
         }
         drop(state);
-        let busy = Error::Unavailable("too many passwords wait to be hashed".into()).into_response();
         for job in refused {
-            self.answer(&job, &busy);
+            recorder.refused(Reason::TooManyHashes);
+            self.refuse(&job, Error::Busy(Reason::TooManyHashes), recorder);
         }
         self.state()
     }

@@ -9,6 +9,9 @@ use std::{
     os::unix::net::UnixStream,
 };
 
+/// The type of `/metrics`.
+const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
 /// An answer that has kept the promises of all answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
@@ -40,6 +43,20 @@ impl Answer {
         id.unwrap_or_else(|| panic!("no id: {self:?}"))
     }
 
+    /// The text format of Prometheus: samples of families that were introduced.
+    fn is_metrics(&self) {
+        assert_eq!(self.status, 200, "{self:?}");
+        let mut family = "";
+        for line in self.body.lines() {
+            match line.strip_prefix("# TYPE ") {
+                Some(kind) => family = kind.split(' ').next().unwrap_or_default(),
+                None if line.starts_with("# HELP ") => {}
+                None => assert!(line.starts_with(family) && !family.is_empty(), "{line} is not of {family}"),
+            }
+        }
+        assert!(self.body.is_empty() || self.body.ends_with('\n'), "{self:?}");
+    }
+
     /// What every answer promises, whatever was asked.
     fn keep_promises(&self, method: &str) {
         assert_no_secret(&format!("{self:?}"));
@@ -48,11 +65,16 @@ impl Answer {
         }
         let date = self.header("Date").map(httpdate::parse_http_date);
         assert!(matches!(date, Some(Ok(_))), "no date: {self:?}");
+        let id = self.header("X-Request-Id");
+        assert!(id.is_some_and(|id| (1..=128).contains(&id.len())), "no id: {self:?}");
         if matches!(self.status, 204 | 304) {
             // RFC 9110, 8.6. A 304 could have it; of ours none needs it.
             assert_eq!(self.header("Content-Length"), None, "{self:?}");
             assert_eq!(self.body, "", "{self:?}");
             return;
+        }
+        if self.header("Content-Type") == Some(METRICS) {
+            return self.is_metrics();
         }
         assert_eq!(self.header("Content-Type"), Some("application/json"), "{self:?}");
         if method == "HEAD" {
@@ -64,7 +86,8 @@ impl Answer {
         assert_eq!(self.body.find('\n'), Some(self.body.len() - 1), "one line: {self:?}");
         let body = self.json();
         let is_refusal = body.get("error").is_some() || body.get("errors").is_some();
-        assert_eq!(is_refusal, self.status >= 400, "{self:?}");
+        let is_unready = self.status == 503 && body["status"] == "unready" && body["reason"].is_string();
+        assert_eq!(is_refusal || is_unready, self.status >= 400, "{self:?}");
     }
 }
 

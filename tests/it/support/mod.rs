@@ -73,6 +73,18 @@ pub fn eventually(within: Duration, what: &str, mut condition: impl FnMut() -> b
 /// would be left 200 times.
 pub const MISSED: usize = 2;
 
+/// A program of Debian's package of that name. Where it is not installed, `None`, with a line that says so; but in CI that
+/// is a failure.
+pub fn program(name: &str, package: &str) -> Option<PathBuf> {
+    let mut paths = ["/usr/bin", "/usr/sbin"].into_iter().map(|dir| Path::new(dir).join(name));
+    if let Some(path) = paths.find(|path| path.exists()) {
+        return Some(path);
+    }
+    assert!(std::env::var_os("CI").is_none(), "the tests need {name}: apt-get install {package}");
+    println!("not tested, for {name} is not there: apt-get install {package}");
+    None
+}
+
 /// Whether this machine has IPv6; says so if not.
 pub fn has_ipv6() -> bool {
     let bound = TcpListener::bind("[::1]:0");

@@ -1,0 +1,72 @@
+//! What the pool counts: only where something is waited for or executed again, so threads share these numbers.
+
+use crate::metrics::{Kind, Text};
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+/// How often sessions were waited for, and statements executed again.
+#[derive(Default)]
+pub(super) struct Figures {
+    waits: AtomicU64,
+    wait_nanoseconds: AtomicU64,
+    timeouts: AtomicU64,
+    /// After a connection broke.
+    pub(super) broken: Count,
+    /// After a session turned out to be of no use any more.
+    pub(super) stale: Count,
+}
+
+/// A number that only grows.
+#[derive(Default)]
+pub(super) struct Count(AtomicU64);
+
+impl Count {
+    pub(super) fn add(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The sessions of a pool at one moment.
+pub(super) struct Sessions {
+    pub(super) open: u32,
+    pub(super) idle: u32,
+    pub(super) most: u32,
+}
+
+impl Figures {
+    /// No session was free; one was waited for so long, and became free or not.
+    pub(super) fn waited(&self, time: Duration, in_vain: bool) {
+        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.waits.fetch_add(1, Ordering::Relaxed);
+        self.wait_nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
+        self.timeouts.fetch_add(u64::from(in_vain), Ordering::Relaxed);
+    }
+
+    /// Writes all of it; `lock_retries` are counted by those who retry.
+    pub(super) fn write(&self, text: &mut Text, sessions: &Sessions, lock_retries: u64) {
+        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let Sessions { open, idle, most } = *sessions;
+        text.family(
+            "userd_database_sessions",
+            Kind::Gauge,
+            "Sessions of the database that are open, by state.",
+        );
+        text.value(&[("state", "idle")], idle.min(open));
+        text.value(&[("state", "busy")], open.saturating_sub(idle));
+        text.gauge("userd_database_sessions_max", "The most sessions that the pool opens.", most);
+        let help = "How often a session was waited for.";
+        text.counter("userd_database_session_waits_total", help, get(&self.waits));
+        let seconds = Duration::from_nanos(get(&self.wait_nanoseconds)).as_secs_f64();
+        text.counter("userd_database_session_wait_seconds_total", "Time of these waits.", seconds);
+        let help = "Waits for a session that were in vain.";
+        text.counter("userd_database_session_timeouts_total", help, get(&self.timeouts));
+        let help =
+            "Statements executed again, by what they met: a lock, a broken connection, a session of no use.";
+        text.family("userd_database_retries_total", Kind::Counter, help);
+        text.value(&[("reason", "lock")], lock_retries);
+        text.value(&[("reason", "connection")], get(&self.broken.0));
+        text.value(&[("reason", "session")], get(&self.stale.0));
+    }
+}

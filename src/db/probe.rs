@@ -1,0 +1,357 @@
+//! Whether the database can be used, as a load balancer asks: a thread asks it now and then, over a session of its own,
+//! so that neither a busy pool nor a hanging database delays the answer.
+//!
+//! Owns how often it asks, and how many failures mean something. Knows no HTTP.
+
+use super::{
+    explain,
+    migrate::{Applied, Schema},
+    sqlstate::{Meaning, is_missing},
+    tls::Connector,
+    watchdog::{ConnectError, Connection, Watchdog},
+};
+use postgres::{Config, config::TargetSessionAttrs};
+use std::{
+    io,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU8, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Between two probes of a database that answers.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Between two probes of one that does not.
+const PAUSE_IN_TROUBLE: Duration = Duration::from_millis(500);
+
+/// Failures in a row that make the service unready.
+const FAILURES: u32 = 3;
+
+/// How long a probe waits for its answer.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long after a question the database is probed. The common health checks ask at least twice in this time.
+const LATELY: Duration = Duration::from_secs(60);
+
+/// How long the end of the thread is waited for. It may be connecting, which takes up to some seconds.
+const LAST_WORK: Duration = Duration::from_millis(100);
+
+/// Of the thread, in bytes.
+const STACK: usize = 512 << 10;
+
+/// What is known of the database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Readiness {
+    /// It answered when it was last asked, or has not failed often enough since.
+    Ready,
+    /// It has not answered several times in a row.
+    Silent,
+    /// It has not the migrations that it has to have, or others that are not compatible.
+    OtherSchema,
+}
+
+/// The outcome of one probe.
+#[derive(Debug)]
+enum Outcome {
+    Answered,
+    Failed(String),
+    OtherSchema,
+}
+
+/// A thread that probes a database while it is asked for. Dropping it ends the thread.
+pub struct Prober(Arc<Shared>);
+
+struct Shared {
+    readiness: AtomicU8,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    asked: Option<Instant>,
+    ended: bool,
+    gone: bool,
+}
+
+/// What is asked, and how it rests.
+trait Probe: Send + 'static {
+    fn ask(&mut self) -> Outcome;
+    /// There will be no question for a while.
+    fn rest(&mut self);
+}
+
+/// What is asked over a session of its own.
+pub struct Database {
+    /// Where.
+    pub config: Config,
+    /// How safely.
+    pub tls: Connector,
+    /// What bounds its waits.
+    pub watchdog: Watchdog,
+    /// The migrations that it has to have.
+    pub schema: Schema,
+    /// Whether sessions may keep settings.
+    pub prepared: bool,
+}
+
+impl Prober {
+    /// Starts the thread, which sleeps until [`Prober::readiness`] is called. Errors: the system has no more threads.
+    pub fn start(database: Database) -> io::Result<Prober> {
+        Prober::of(Session { database, connection: None })
+    }
+
+    fn of(probe: impl Probe) -> io::Result<Prober> {
+        let readiness = AtomicU8::new(Readiness::Ready as u8);
+        let shared = Arc::new(Shared { readiness, state: Mutex::default(), changed: Condvar::new() });
+        let prober = Prober(shared.clone());
+        let thread = thread::Builder::new().name("prober".to_owned()).stack_size(STACK);
+        thread.spawn(move || {
+            shared.run(probe);
+            shared.state().gone = true;
+            shared.changed.notify_all();
+        })?;
+        Ok(prober)
+    }
+
+    /// What is known. Never blocks. The database is probed for a minute from now on.
+    pub fn readiness(&self) -> Readiness {
+        let now = Instant::now();
+        let before = self.0.state().asked.replace(now);
+        if before.is_none_or(|before| now >= before + LATELY) {
+            self.0.changed.notify_all();
+        }
+        self.0.readiness()
+    }
+}
+
+impl Drop for Prober {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.ended = true;
+        self.0.changed.notify_all();
+        // Where it does not end in time it ends by itself, within the time-outs of a probe.
+        let _ = self.0.changed.wait_timeout_while(state, LAST_WORK, |state| !state.gone);
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn readiness(&self) -> Readiness {
+        match self.readiness.load(Ordering::Relaxed) {
+            ready if ready == Readiness::Ready as u8 => Readiness::Ready,
+            silent if silent == Readiness::Silent as u8 => Readiness::Silent,
+            _ => Readiness::OtherSchema,
+        }
+    }
+
+    fn run(&self, mut probe: impl Probe) {
+        let (mut failures, mut last) = (0, None);
+        // Until the service is ready again it goes on by itself, so that no old failure is ever told.
+        while self.wait(&mut probe, last, failures > 0 || self.readiness() != Readiness::Ready) {
+            last = Some(Instant::now());
+            match probe.ask() {
+                Outcome::Answered => {
+                    failures = 0;
+                    self.set(Readiness::Ready, "ready again");
+                }
+                Outcome::OtherSchema => {
+                    failures = 0;
+                    self.set(
+                        Readiness::OtherSchema,
+                        "unready: the database's schema is not the one expected",
+                    );
+                }
+                Outcome::Failed(why) => {
+                    failures += 1;
+                    if failures >= FAILURES {
+                        self.set(Readiness::Silent, &format!("unready: the database does not answer: {why}"));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits until a probe is due; `false` at the end.
+    fn wait(&self, probe: &mut impl Probe, last: Option<Instant>, trouble: bool) -> bool {
+        let mut resting = false;
+        let mut state = self.state();
+        loop {
+            if state.ended {
+                return false;
+            }
+            let now = Instant::now();
+            let lately = state.asked.is_some_and(|asked| now < asked + LATELY);
+            if !lately && !trouble {
+                state = if resting {
+                    self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+                } else {
+                    drop(state);
+                    probe.rest();
+                    resting = true;
+                    self.state()
+                };
+                continue;
+            }
+            let pause = if trouble { PAUSE_IN_TROUBLE } else { PAUSE };
+            let left = last.map_or(Duration::ZERO, |last| (last + pause).saturating_duration_since(now));
+            if left.is_zero() {
+                return true;
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn set(&self, readiness: Readiness, line: &str) {
+        let before = self.readiness();
+        self.readiness.store(readiness as u8, Ordering::Relaxed);
+        match (before == readiness, readiness) {
+            (true, _) => {}
+            (false, Readiness::Ready) => log::info!("{line}"),
+            (false, _) => log::warn!("{line}"),
+        }
+    }
+}
+
+struct Session {
+    database: Database,
+    connection: Option<Connection>,
+}
+
+impl Probe for Session {
+    /// A session that has ended since the last probe says nothing of the database, which may end idle ones: a new one is
+    /// opened then. One that takes no changes may be of a primary that was demoted.
+    fn ask(&mut self) -> Outcome {
+        for _ in 0..2 {
+            let was_open = self.connection.is_some();
+            match self.ask_once() {
+                Ok(outcome) => return outcome,
+                Err(why) => {
+                    self.connection = None;
+                    if !was_open {
+                        return Outcome::Failed(why);
+                    }
+                }
+            }
+        }
+        Outcome::Failed("the database ended two sessions".to_owned())
+    }
+
+    fn rest(&mut self) {
+        self.connection = None;
+    }
+}
+
+impl Session {
+    /// The error says why this session is of no use.
+    fn ask_once(&mut self) -> Result<Outcome, String> {
+        let connection = match &mut self.connection {
+            Some(connection) => connection,
+            None => match self.database.connect() {
+                Ok(connection) => self.connection.insert(connection),
+                // The server has answered. It is its number of sessions that is short, and this one is an extra.
+                Err(error) if error.is_full() => return Ok(Outcome::Answered),
+                Err(error) => return Err(error.to_string()),
+            },
+        };
+        connection.watch().begin(TIMEOUT);
+        let rows = connection.query_typed(Schema::ASK, &[]);
+        connection.watch().end();
+        let error = match rows {
+            Ok(rows) => {
+                let is_read_only = rows.first().is_some_and(|row| row.get(3));
+                let wants_primary =
+                    self.database.config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite;
+                return match self.database.schema.judge(&rows) {
+                    _ if is_read_only && wants_primary => Err("the server takes no changes".to_owned()),
+                    Ok(Applied::All | Applied::AndNewer(_)) => Ok(Outcome::Answered),
+                    Ok(Applied::No) | Err(_) => Ok(Outcome::OtherSchema),
+                };
+            }
+            Err(error) => error,
+        };
+        if connection.watch().expired() {
+            self.connection = None;
+            return Ok(Outcome::Failed("no answer within a second".to_owned()));
+        }
+        match Meaning::of(&error) {
+            _ if connection.is_closed() => Err(explain(&error)),
+            Meaning::Broken => Err(explain(&error)),
+            _ if is_missing(&error) => Ok(Outcome::OtherSchema),
+            _ => Ok(Outcome::Failed(explain(&error))),
+        }
+    }
+}
+
+impl Database {
+    fn connect(&self) -> Result<Connection, ConnectError> {
+        let set_up = match self.prepared {
+            true => format!("set statement_timeout = {}", TIMEOUT.as_millis()),
+            false => String::new(),
+        };
+        self.watchdog.connect(&self.config, &self.tls, &set_up)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    /// Each probe takes its outcome from the test, and says when it began.
+    struct Scripted(mpsc::Sender<Instant>, mpsc::Receiver<Outcome>);
+
+    impl Probe for Scripted {
+        fn ask(&mut self) -> Outcome {
+            let _ = self.0.send(Instant::now());
+            self.1.recv().unwrap_or(Outcome::Answered)
+        }
+
+        fn rest(&mut self) {}
+    }
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn three_failures_in_a_row_and_one_success() {
+        let (asked, asks) = mpsc::channel();
+        let (say, said) = mpsc::channel();
+        let prober = Prober::of(Scripted(asked, said)).unwrap();
+        assert!(asks.recv_timeout(Duration::from_millis(50)).is_err(), "it was not asked");
+        assert_eq!(prober.readiness(), Readiness::Ready);
+        let mut times = Vec::new();
+        let mut step = |outcome: Outcome, expected: Readiness| {
+            times.push(asks.recv_timeout(LONG).unwrap());
+            say.send(outcome).unwrap();
+            let deadline = Instant::now() + LONG;
+            // The next probe has begun: this one is settled.
+            while prober.readiness() != expected {
+                assert!(Instant::now() < deadline, "{:?}, not {expected:?}", prober.readiness());
+                thread::sleep(Duration::from_millis(1));
+            }
+        };
+        let failed = || Outcome::Failed("no".to_owned());
+        step(failed(), Readiness::Ready);
+        step(failed(), Readiness::Ready);
+        step(Outcome::Answered, Readiness::Ready);
+        step(failed(), Readiness::Ready);
+        step(failed(), Readiness::Ready);
+        step(failed(), Readiness::Silent);
+        step(failed(), Readiness::Silent);
+        step(Outcome::Answered, Readiness::Ready);
+        step(Outcome::OtherSchema, Readiness::OtherSchema);
+        step(Outcome::Answered, Readiness::Ready);
+        let pauses: Vec<Duration> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert!(pauses.iter().all(|pause| *pause >= PAUSE_IN_TROUBLE), "{pauses:?}");
+        drop(say);
+        drop(prober);
+    }
+}

@@ -1,0 +1,219 @@
+//! `/livez`, `/readyz`, and what the service does at its end so that a load balancer loses no request.
+
+use crate::support::{
+    BUSY, Client, Database, LONG, Own, Process, Proxy, Service, TOKEN, Weather, check, eventually, pause,
+};
+use nix::sys::signal::Signal;
+use std::{
+    net::TcpStream,
+    thread,
+    time::{Duration, Instant},
+};
+use userd::{Request, testing::TestServer};
+
+const LIVE: &str = r#"{"status":"ok"}"#;
+const READY: &str = r#"{"status":"ready"}"#;
+const SILENT: &str = r#"{"status":"unready","reason":"the database does not answer"}"#;
+const OTHER_SCHEMA: &str = r#"{"status":"unready","reason":"the database's schema is not the one expected"}"#;
+const STOPPING: &str = r#"{"status":"unready","reason":"the service is stopping"}"#;
+
+/// An answer that never takes a second, whatever the database does.
+fn at_once(client: &mut Client, target: &str) -> (u16, String) {
+    let start = Instant::now();
+    let answer = client.get(target);
+    assert!(start.elapsed() < BUSY, "{target} took {:?}", start.elapsed());
+    (answer.status, answer.body.trim_end().to_owned())
+}
+
+fn becomes(client: &mut Client, status: u16, body: &str) {
+    let mut last = (0, String::new());
+    let deadline = Instant::now() + LONG;
+    while last != (status, body.to_owned()) {
+        assert!(Instant::now() < deadline, "{last:?}, not {body}");
+        pause(Duration::from_millis(20));
+        last = at_once(client, "/readyz");
+        assert_eq!(at_once(client, "/livez"), (200, LIVE.to_owned()));
+    }
+}
+
+#[test]
+fn what_the_routes_answer() {
+    // They need no token, and no name that browsers may use.
+    let service = Service::with(|config| config.api_token = Some(TOKEN.into()));
+    let mut client = service.client();
+    check(
+        &mut client,
+        r#"
+        GET /livez => 200 {"status":"ok"}
+        GET /readyz => 200 {"status":"ready"}
+        GET /readyz?verbose=1 => 200 {"status":"ready"}
+        GET /%72eadyz => 200 {"status":"ready"}
+        POST /livez {"a":1} => 405 {"error":"Method not allowed"}
+        BREW /readyz => 405 {"error":"Method not allowed"}
+        OPTIONS /readyz => 204
+        GET /livez/ => 404 {"error":"Not found"}
+        GET /Livez => 404 {"error":"Not found"}
+        GET /users => 401 {"error":"Unauthorized"}
+        "#,
+    );
+    for target in ["/livez", "/readyz"] {
+        let got = client.get(target);
+        let headed = client.request("HEAD", target, &[("Origin", "http://evil.example")], "");
+        assert_eq!(headed.status, 200);
+        for header in ["Content-Length", "Content-Type", "Cache-Control"] {
+            assert_eq!(got.header(header), headed.header(header), "{target}");
+            assert!(got.header(header).is_some(), "{target} {header}");
+        }
+        for method in ["OPTIONS", "DELETE"] {
+            let allow = client.request(method, target, &[], "");
+            assert_eq!(allow.header("Allow"), Some("GET, HEAD, OPTIONS"), "{method} {target}");
+        }
+    }
+}
+
+#[test]
+fn without_a_socket_and_in_a_test_server() {
+    let server = TestServer::start();
+    for (path, body) in [("/livez", LIVE), ("/readyz", READY)] {
+        let answer = server.app().handle(&Request::get(path));
+        assert_eq!((answer.status, String::from_utf8(answer.body).unwrap().trim_end()), (200, body));
+        assert_eq!(Client::new(server.base_url()).get(path).body.trim_end(), body);
+    }
+    assert!(server.app().handle(&Request::get("/metrics")).status == 200);
+}
+
+/// Every worker is inside a statement, and every session of the pool in use.
+#[test]
+fn a_busy_service_is_ready() {
+    let service = Service::start();
+    let mut client = service.client();
+    client.post("/users", r#"{"name":"Ada","email":"ada@example.com"}"#);
+    let mut blocker = service.database.client();
+    let mut transaction = blocker.transaction().unwrap();
+    transaction.execute("lock table users in access exclusive mode", &[]).unwrap();
+    let blocked: Vec<_> = (0..64)
+        .map(|_| {
+            let mut client = service.client();
+            thread::spawn(move || client.get("/users/1").status)
+        })
+        .collect();
+    service.database.waits_for_locks(1);
+    let start = Instant::now();
+    // For longer than it would take to notice a database that does not answer.
+    while start.elapsed() < Duration::from_millis(2500) {
+        assert_eq!(at_once(&mut client, "/readyz"), (200, READY.to_owned()));
+        assert_eq!(at_once(&mut client, "/livez"), (200, LIVE.to_owned()));
+        pause(Duration::from_millis(20));
+    }
+    drop(transaction);
+    assert!(blocked.into_iter().all(|client| client.join().unwrap() == 200));
+}
+
+/// One that hangs, one that is gone, and a blip.
+#[test]
+fn a_database_that_does_not_answer() {
+    let postgres = Own::start();
+    let proxy = Proxy::start(&postgres.socket());
+    let url =
+        format!("postgres://postgres@127.0.0.1:{}/postgres?sslmode=disable&connect_timeout=1", proxy.port());
+    let mut process = Process::start(
+        &[],
+        &[("DATABASE_URL", &url), ("HOST", "127.0.0.1"), ("PORT", "0"), ("LOG_LEVEL", "debug")],
+    );
+    let url = process.wait_for_url();
+    let mut client = Client::new(&url);
+    becomes(&mut client, 200, READY);
+    // Sessions that end are opened again, and mean nothing.
+    for _ in 0..2 {
+        proxy.cut();
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(700) {
+            assert_eq!(at_once(&mut client, "/readyz"), (200, READY.to_owned()), "{}", process.stderr());
+            pause(Duration::from_millis(20));
+        }
+    }
+    // It hangs: every session, and every new one. Requests wait meanwhile.
+    proxy.set(Weather::Stalled);
+    let mut waiting = Client::new(&url);
+    waiting.send_request("GET", "/users/1", &[], "");
+    let start = Instant::now();
+    becomes(&mut client, 503, SILENT);
+    // Two failures are none.
+    assert!(start.elapsed() > Duration::from_secs(1), "{:?}", start.elapsed());
+    process.logs("[WARN] unready: the database does not answer");
+    proxy.set(Weather::Fair);
+    becomes(&mut client, 200, READY);
+    process.logs("[INFO] ready again");
+    assert!(waiting.answer("GET").status != 200);
+}
+
+#[test]
+fn a_schema_that_is_not_the_one_expected() {
+    let service = Service::start();
+    let mut client = service.client();
+    becomes(&mut client, 200, READY);
+    let last = service.database.value("select max(version) from refinery_schema_history");
+    service
+        .database
+        .run(&format!("update refinery_schema_history set checksum = '1' where version = {last}"));
+    becomes(&mut client, 503, OTHER_SCHEMA);
+    // Requests are served as far as they can be.
+    assert_eq!(client.get("/users").status, 200);
+    service.database.run("alter table refinery_schema_history rename to away");
+    pause(Duration::from_millis(600));
+    becomes(&mut client, 503, OTHER_SCHEMA);
+    service.database.run("alter table away rename to refinery_schema_history");
+    service.database.run(&format!("delete from refinery_schema_history where version = {last}"));
+    pause(Duration::from_millis(600));
+    becomes(&mut client, 503, OTHER_SCHEMA);
+}
+
+/// While it is not asked, no session of the database is kept for it, and no thread wakes.
+#[test]
+fn an_idle_service_asks_nothing() {
+    let database = Database::create();
+    let mut process = Process::on(&database, &[("DB_POOL_SIZE", "1")]);
+    process.wait_for_url();
+    let sessions = || {
+        database.value(
+            "select count(*) from pg_stat_activity where application_name = 'userd' and datname = current_database()",
+        )
+    };
+    eventually(LONG, "the pool's session is open", || sessions() == "1");
+    let mut client = process.client();
+    assert_eq!(client.get("/readyz").status, 200);
+    eventually(LONG, "the prober has one, too", || sessions() == "2");
+}
+
+#[test]
+fn a_stop_is_announced() {
+    let database = Database::create();
+    let mut process = Process::on(&database, &[("DRAIN_DELAY", "2"), ("LOG_LEVEL", "warn")]);
+    let url = process.wait_for_url();
+    let mut client = Client::new(&url);
+    becomes(&mut client, 200, READY);
+    let start = Instant::now();
+    process.signal(Signal::SIGTERM);
+    becomes(&mut client, 503, STOPPING);
+    // New connections are accepted, and requests served.
+    let created = Client::new(&url).post("/users", r#"{"name":"Ada","email":"ada@example.com"}"#);
+    assert_eq!(created.status, 201);
+    assert_eq!(Client::new(&url).get("/users/1").body, created.body);
+    assert_eq!(process.wait(LONG), 0);
+    assert!(start.elapsed() >= Duration::from_secs(2), "{:?}", start.elapsed());
+    let address = url.strip_prefix("http://").unwrap();
+    assert!(TcpStream::connect(address).is_err());
+    assert_eq!(database.value("select count(*) from users"), "1");
+}
+
+/// A second signal does not wait for the delay.
+#[test]
+fn a_second_signal_ends_the_delay() {
+    let database = Database::create();
+    let mut process = Process::on(&database, &[("DRAIN_DELAY", "600")]);
+    let mut client = process.client();
+    process.signal(Signal::SIGTERM);
+    becomes(&mut client, 503, STOPPING);
+    process.signal(Signal::SIGTERM);
+    assert_eq!(process.wait(LONG), 128 + Signal::SIGTERM as i32);
+}

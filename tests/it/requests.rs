@@ -1,0 +1,243 @@
+//! What names a request in its answer and in the log: its id, and what else a line says of it.
+
+use crate::support::{
+    Answer, Database, LONG, PASSWORD, Process, Service, TOKEN, assert_no_secret, eventually,
+};
+use serde_json::Value;
+use std::collections::HashSet;
+
+const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
+
+fn id(answer: &Answer) -> &str {
+    answer.header("X-Request-Id").expect("every answer has one")
+}
+
+/// A UUID of version 7.
+fn is_made(id: &str) -> bool {
+    let digits = id.bytes().enumerate().all(|(at, byte)| match at {
+        8 | 13 | 18 | 23 => byte == b'-',
+        14 => byte == b'7',
+        _ => byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte),
+    });
+    id.len() == 36 && digits
+}
+
+/// Answers of the workers and of the frontend, of every kind.
+#[test]
+fn an_id_is_taken_over_by_every_kind_of_answer() {
+    let service = Service::with(|config| config.limits.body_timeout = std::time::Duration::from_millis(50));
+    service.client().post("/users", ADA);
+    let long = "x".repeat(128);
+    let field = "X-Request-Id: one.of_these~+/=:-9\r\n";
+    let bodies = "POST /users HTTP/1.1\r\nHost: a\r\n";
+    let rows = [
+        ("GET /users/1 HTTP/1.1\r\nHost: a\r\n{}\r\n".to_owned(), 200),
+        ("HEAD /users/1 HTTP/1.1\r\nHost: a\r\n{}\r\n".to_owned(), 200),
+        ("GET /users/2 HTTP/1.1\r\nHost: a\r\n{}\r\n".to_owned(), 404),
+        ("DELETE /users HTTP/1.1\r\nHost: a\r\n{}\r\n".to_owned(), 405),
+        ("OPTIONS /users HTTP/1.1\r\nHost: a\r\n{}\r\n".to_owned(), 204),
+        ("BREW /users HTTP/1.1\r\nHost: a\r\n{}\r\n".to_owned(), 405),
+        (format!("{bodies}{{}}Content-Length: {}\r\n\r\n{ADA}", ADA.len()), 409),
+        (format!("{bodies}{{}}Transfer-Encoding: chunked\r\n\r\n1\r\n{{\r\n0\r\n\r\n"), 400),
+        // Of the frontend.
+        (format!("{bodies}{{}}Content-Length: 99999999\r\n\r\n"), 413),
+        (format!("{bodies}{{}}Content-Length: 1\r\nContent-Length: 1\r\n\r\n"), 400),
+        ("GET /users HTTP/1.1\r\n{}\r\n".to_owned(), 400),
+        (format!("{bodies}Expect: tea\r\n{{}}\r\n"), 417),
+        (format!("{bodies}{{}}Transfer-Encoding: gzip\r\n\r\n"), 501),
+        (format!("{bodies}{{}}Transfer-Encoding: chunked\r\n\r\nx\r\n"), 400),
+        // It is never complete.
+        (format!("{bodies}{{}}Content-Length: 9\r\n\r\n{{"), 408),
+    ];
+    for (request, status) in rows {
+        let method = request.split(' ').next().unwrap();
+        for (field, expected) in [
+            (field, Some("one.of_these~+/=:-9")),
+            (&format!("x-request-ID:{long}\r\n"), Some(long.as_str())),
+            (&format!("X-Request-Id: {long}x\r\n"), None),
+            ("X-Request-Id: a b\r\n", None),
+            ("X-Request-Id: a\"b\r\n", None),
+            ("X-Request-Id: \r\n", None),
+            ("X-Request-Id: a\r\nX-Request-Id: a\r\n", None),
+            ("", None),
+        ] {
+            if status == 408 && field.len() > 100 {
+                continue;
+            }
+            let mut client = service.client();
+            client.send(request.replace("{}", field).as_bytes());
+            let answer = client.answer(method);
+            assert_eq!(answer.status, status, "{request}");
+            match expected {
+                Some(expected) => assert_eq!(id(&answer), expected, "{request}"),
+                None => assert!(is_made(id(&answer)), "{request}: {answer:?}"),
+            }
+        }
+    }
+    // Where no head is complete, there is no field.
+    let mut client = service.client();
+    client.send(b"GET / HTTP/1.1\nX-Request-Id: a\n\n");
+    assert!(is_made(id(&client.answer("GET"))));
+}
+
+#[test]
+fn an_id_is_of_one_request() {
+    let service = Service::start();
+    let mut client = service.client();
+    // Each of pipelined ones has its own.
+    let request = |id: &str| format!("GET /users/0 HTTP/1.1\r\nHost: a\r\n{id}\r\n");
+    let all = ["X-Request-Id: a\r\n", "", "X-Request-Id: b\r\n", "", ""].map(request).concat();
+    client.send(all.as_bytes());
+    let ids: Vec<String> = (0..5).map(|_| id(&client.answer("GET")).to_owned()).collect();
+    assert_eq!((ids[0].as_str(), ids[2].as_str()), ("a", "b"));
+    assert!([1, 3, 4].iter().all(|at| is_made(&ids[*at])), "{ids:?}");
+    // In the order of time, and those of another service are others.
+    let other = Service::start();
+    let mut all = HashSet::new();
+    let mut last = [String::new(), String::new()];
+    for _ in 0..100 {
+        for (service, last) in [&service, &other].into_iter().zip(&mut last) {
+            let answer = service.client().get("/users/0");
+            assert!(id(&answer) > last.as_str(), "{last} and then {answer:?}");
+            *last = id(&answer).to_owned();
+            assert!(all.insert(last.clone()));
+        }
+    }
+}
+
+/// The lines of a log as objects.
+fn objects(process: &Process) -> Vec<Value> {
+    let text = process.stderr();
+    let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+    let object = |line: &str| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+    whole.map(object).collect()
+}
+
+#[test]
+fn the_log_as_text() {
+    let database = Database::create();
+    let mut process = Process::on(&database, &[("LOG_LEVEL", "info")]);
+    let mut client = process.client();
+    let logs = |line: &str, id: &str| {
+        let found = |text: &String| text.lines().any(|text| text.contains(line) && text.ends_with(id));
+        eventually(LONG, line, || found(&process.stderr()));
+    };
+    let answer = client.request("GET", "/users/7?x=y", &[("X-Request-Id", "mine")], "");
+    logs("[INFO] GET /users/7 400 ", &format!("ms {}B request_id=mine", answer.size));
+    // Methods by name.
+    client.request("BREW", "/users", &[("X-Request-Id", "tea")], "");
+    logs("BREW /users 405 ", " request_id=tea");
+    client.request("SIXTEEN-LETTERS-", "/users", &[("X-Request-Id", "sixteen")], "");
+    logs("SIXTEEN-LETTERS- /users 405 ", " request_id=sixteen");
+    client.request("SEVENTEEN-LETTERS", "/users", &[("X-Request-Id", "seventeen")], "");
+    logs("] OTHER /users 405 ", " request_id=seventeen");
+    // What went wrong.
+    database.run("alter table users rename to lost");
+    for (method, target, body) in [
+        ("GET", "/users/1", ""),
+        ("GET", "/users", ""),
+        ("POST", "/users", ADA),
+        ("PUT", "/users/1", r#"{"name":"n"}"#),
+    ] {
+        let answer = client.request(method, target, &[], body);
+        assert_eq!(answer.status, 500);
+        logs("[ERROR] database error: ", &format!("request_id={}", id(&answer)));
+        logs(&format!("{method} {target} 500 "), &format!("request_id={}", id(&answer)));
+    }
+    client.send(b"GET /users HTTP/1.1\r\nX-Request-Id: lost\r\n\r\n");
+    assert_eq!(client.answer("GET").status, 400);
+    logs("[INFO] refused: bad request: no Host (from 127.0.0.1)", "request_id=lost");
+}
+
+#[test]
+fn the_log_as_json() {
+    let database = Database::create();
+    let variables = [("LOG_FORMAT", "json"), ("LOG_LEVEL", "debug"), ("API_TOKEN", TOKEN)];
+    let mut process = Process::on(&database, &variables);
+    let mut client = process.client();
+    let bearer = format!("Bearer {TOKEN}");
+    let headers = [("Authorization", bearer.as_str())];
+    let ada = format!(r#"{{"name":"Ada","email":"ada@example.com","password":"{PASSWORD}"}}"#);
+    let target = format!("/users?page=1&token={TOKEN}");
+    let rows = [
+        ("POST", "/users", ada.as_str(), 201),
+        ("GET", target.as_str(), "", 400),
+        ("GET", r#"/users/"q""#, "", 404),
+        ("BREW", "/users", "", 405),
+        ("GET", "/users/1", "", 200),
+    ];
+    for (method, target, body, status) in rows {
+        let answer = client.request(method, target, &headers, body);
+        assert_eq!(answer.status, status, "{answer:?}");
+        let of_it = |line: &Value| line["request_id"] == id(&answer) && line["path"].is_string();
+        eventually(LONG, "the request is logged", || objects(&process).iter().any(of_it));
+        let lines = objects(&process);
+        let line = lines.iter().find(|line| of_it(line)).unwrap();
+        assert_eq!(line["level"], "info");
+        assert_eq!(line["method"], method);
+        assert_eq!(line["path"], target.split('?').next().unwrap());
+        assert_eq!((&line["status"], &line["bytes"]), (&status.into(), &answer.size.into()));
+        assert!(line["duration_ms"].as_f64().is_some_and(|time| (0.0..60_000.0).contains(&time)), "{line}");
+        assert!(line["message"].as_str().unwrap().starts_with(&format!("{method} /users")), "{line}");
+    }
+    database.run("alter table users rename to lost");
+    let answer = client.request("GET", "/users/1", &headers, "");
+    assert_eq!(answer.status, 500);
+    let failed = |line: &Value| line["level"] == "error" && line["request_id"] == id(&answer);
+    eventually(LONG, "the error is logged", || objects(&process).iter().any(failed));
+    client.send(b"GET /users HTTP/1.1\r\nX-Request-Id: lost\r\n\r\n");
+    assert_eq!(client.answer("GET").status, 400);
+    let refused = |line: &Value| line["request_id"] == "lost" && line["status"] == 400;
+    eventually(LONG, "the refusal is logged", || objects(&process).iter().any(refused));
+    assert_no_secret(&process.stderr());
+    assert!(!process.stderr().contains("page=1"), "{}", process.stderr());
+    for line in objects(&process) {
+        let time = line["time"].as_str().expect("a time");
+        assert!(crate::support::is_timestamp(time) && line["message"].is_string(), "{line}");
+    }
+    process.signal(nix::sys::signal::Signal::SIGTERM);
+    assert_eq!(process.wait(LONG), 0);
+    assert_eq!(objects(&process).last().unwrap()["message"], "stopped");
+}
+
+#[test]
+fn a_failure_to_start_in_each_format() {
+    let nowhere = [("DATABASE_URL", "postgres://ada@127.0.0.1:1/app"), ("DB_CONNECT_TIMEOUT", "0.1")];
+    for (format, json) in [("json", true), ("text", false), ("", false)] {
+        let mut process =
+            Process::start(&[], &[&nowhere[..], &[("PORT", "0"), ("LOG_FORMAT", format)]].concat());
+        assert_eq!(process.wait(LONG), 1);
+        match json {
+            true => {
+                let last = objects(&process).pop().unwrap();
+                assert_eq!(last["level"], "error");
+                assert!(last["message"].as_str().unwrap().starts_with("cannot connect"), "{last}");
+            }
+            false => assert!(process.stderr().contains("\nuserd: cannot connect"), "{}", process.stderr()),
+        }
+    }
+    let mut process = Process::start(&[], &[("LOG_FORMAT", "JSON")]);
+    assert_eq!(process.wait(LONG), 2);
+    assert!(process.stderr().starts_with("userd: LOG_FORMAT: "), "{}", process.stderr());
+}
+
+/// The frontend's 503 and the worker's line say the same id.
+#[test]
+fn a_request_that_is_answered_late_is_found_by_its_id() {
+    let database = Database::create();
+    let mut process = Process::on(&database, &[("REQUEST_TIMEOUT", "0.3")]);
+    let mut client = process.client();
+    assert_eq!(client.post("/users", ADA).status, 201);
+    let mut blocker = database.client();
+    let mut transaction = blocker.transaction().unwrap();
+    transaction.execute("lock table users in access exclusive mode", &[]).unwrap();
+    let answer = client.request("GET", "/users/1", &[("X-Request-Id", "late")], "");
+    assert_eq!((answer.status, id(&answer)), (503, "late"));
+    drop(transaction);
+    eventually(LONG, "both lines", || {
+        let text = process.stderr();
+        let lines: Vec<&str> = text.lines().filter(|line| line.ends_with(" request_id=late")).collect();
+        lines.iter().any(|line| line.contains("[WARN]"))
+            && lines.iter().any(|line| line.contains("GET /users/1"))
+    });
+}
