@@ -30,6 +30,7 @@ pub enum Route {
     Live,
     Ready,
     Metrics,
+    Description,
     /// No route.
     Other,
     /// The request was refused before its route was looked at.
@@ -37,8 +38,17 @@ pub enum Route {
 }
 
 impl Route {
-    const LABELS: [&str; 8] =
-        ["/users", "/users/{id}", "/users/authenticate", "/livez", "/readyz", "/metrics", "other", "none"];
+    const LABELS: [&str; 9] = [
+        "/users",
+        "/users/{id}",
+        "/users/authenticate",
+        "/livez",
+        "/readyz",
+        "/metrics",
+        "/openapi.json",
+        "other",
+        "none",
+    ];
 }
 
 /// By their numbers, and then that of a request that was refused before its method was looked at.

@@ -5,6 +5,7 @@
 
 use super::{
     access::Access,
+    description::Description,
     idempotency,
     preconditions::Preconditions,
     query,
@@ -204,6 +205,7 @@ impl Command {
 pub(super) struct Judge {
     validation: Validation,
     access: Access,
+    description: Description,
     throttle: Arc<Throttle>,
     max_per_page: u32,
 }
@@ -213,6 +215,7 @@ impl Judge {
         Judge {
             validation: Validation::new(config.schema, config.validation),
             access: Access::new(config),
+            description: Description::new(config),
             throttle: Throttle::new(config.auth_attempts),
             max_per_page: config.max_per_page,
         }
@@ -221,13 +224,17 @@ impl Judge {
     /// The command, or why there is none.
     pub fn command(&self, request: &Request) -> Result<Command, Refusal> {
         let route = route(request.method, request.path())?;
-        self.access.check(request)?;
-        if !matches!(route, Route::List | Route::Metrics) {
+        // The description is open to all: it tells nothing of the users.
+        if route != Route::Description {
+            self.access.check(request)?;
+        }
+        if !matches!(route, Route::List | Route::Metrics | Route::Description) {
             query::none(request)?;
         }
         Ok(match route {
             Route::Options(allow) => return Err(Refusal::Options(allow)),
             Route::Metrics => return Err(Refusal::Metrics),
+            Route::Description => return Err(Refusal::Description(self.description.response())),
             Route::List => Command::List(query::list(request, self.max_per_page)?),
             Route::Find(id) => {
                 let preconditions = Preconditions::of(request)?;
@@ -276,6 +283,8 @@ pub(super) enum Refusal {
     Options(&'static str),
     /// `GET /metrics`, which is none, either.
     Metrics,
+    /// `GET /openapi.json`, neither.
+    Description(Response),
     Error(Error),
 }
 
@@ -299,6 +308,7 @@ impl Refusal {
                 let response = Response { status: 200, headers: Vec::new(), body: metrics().into() };
                 response.with("Content-Type", METRICS).with("Cache-Control", "no-store")
             }
+            Refusal::Description(response) => response,
             Refusal::Error(error) => error.into_response(request),
         }
     }

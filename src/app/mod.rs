@@ -6,6 +6,7 @@
 
 mod access;
 mod command;
+mod description;
 mod handlers;
 mod health;
 mod idempotency;

@@ -25,6 +25,8 @@ pub enum Route {
     Authenticate,
     /// `GET /metrics`
     Metrics,
+    /// `GET /openapi.json`
+    Description,
     /// `OPTIONS` of a path that exists; holds the value of `Allow`.
     Options(&'static str),
 }
@@ -33,7 +35,8 @@ const USERS: &str = "GET, HEAD, POST, OPTIONS";
 /// The methods of a user.
 pub const USER: &str = "GET, HEAD, PUT, PATCH, DELETE, OPTIONS";
 const AUTHENTICATE: &str = "POST, OPTIONS";
-const METRICS: &str = "GET, HEAD, OPTIONS";
+/// What `/metrics` and `/openapi.json` serve.
+const READ_ONLY: &str = "GET, HEAD, OPTIONS";
 /// The answer to `OPTIONS *`, which asks about the server as a whole.
 const SERVER: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS";
 
@@ -56,11 +59,16 @@ fn find(method: Method, path: &str) -> Result<Route, Error> {
     let mut segments = path.strip_prefix('/').ok_or(Error::NotFound)?.split('/');
     let (first, second, more) = (segments.next(), segments.next(), segments.next());
     let first = first.and_then(percent_decode);
-    if second.is_none() && first.as_deref() == Some("metrics") {
+    let read_only = match first.as_deref() {
+        Some("metrics") => Some(Route::Metrics),
+        Some("openapi.json") => Some(Route::Description),
+        _ => None,
+    };
+    if let (Some(route), None) = (read_only, second) {
         return match method {
-            Get | Head => Ok(Route::Metrics),
-            Options => Ok(Route::Options(METRICS)),
-            _ => Err(Error::MethodNotAllowed(METRICS)),
+            Get | Head => Ok(route),
+            Options => Ok(Route::Options(READ_ONLY)),
+            _ => Err(Error::MethodNotAllowed(READ_ONLY)),
         };
     }
     let is_users = first.is_some_and(|text| text == "users");
@@ -115,6 +123,7 @@ fn label_of<'a>(mut segments: impl Iterator<Item = &'a str>) -> Label {
         (Some("livez"), None, None) => Label::Live,
         (Some("readyz"), None, None) => Label::Ready,
         (Some("metrics"), None, None) => Label::Metrics,
+        (Some("openapi.json"), None, None) => Label::Description,
         _ => Label::Other,
     }
 }
@@ -141,6 +150,7 @@ mod tests {
             ("/livez", Label::Live),
             ("/readyz", Label::Ready),
             ("/metrics", Label::Metrics),
+            ("/openapi.json", Label::Description),
             ("/users/", Label::Other),
             ("/users/1/x", Label::Other),
             ("/users/%", Label::Other),
@@ -180,9 +190,14 @@ mod tests {
             ("OPTIONS", "*", Ok(Route::Options(SERVER))),
             ("GET", "/metrics", Ok(Route::Metrics)),
             ("HEAD", "/metrics", Ok(Route::Metrics)),
-            ("OPTIONS", "/metrics", Ok(Route::Options(METRICS))),
+            ("OPTIONS", "/metrics", Ok(Route::Options(READ_ONLY))),
             ("POST", "/metrics", Err(405)),
             ("GET", "/metrics/", Err(404)),
+            ("GET", "/openapi.json", Ok(Route::Description)),
+            ("HEAD", "/openapi.json", Ok(Route::Description)),
+            ("OPTIONS", "/openapi.json", Ok(Route::Options(READ_ONLY))),
+            ("POST", "/openapi.json", Err(405)),
+            ("GET", "/openapi.json/", Err(404)),
             ("GET", "/users/authenticate", Err(405)),
             ("PATCH", "/users", Err(405)),
             ("DELETE", "/users", Err(405)),

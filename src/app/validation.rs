@@ -11,21 +11,52 @@ use serde_json::{Map, Value};
 use std::sync::LazyLock;
 
 macro_rules! schema {
-    ($path:literal) => {
-        LazyLock::new(|| compile(include_str!(concat!("../../schemas/", $path))))
+    ($file:expr) => {
+        LazyLock::new(|| compile($file))
     };
 }
 
+// The files of `schemas/`: by variant, basic and strict, where there are two.
+const CREATE: [&str; 2] = [
+    include_str!("../../schemas/create-user.basic.json"),
+    include_str!("../../schemas/create-user.strict.json"),
+];
+const PATCH: [&str; 2] = [
+    include_str!("../../schemas/patch-user.basic.json"),
+    include_str!("../../schemas/patch-user.strict.json"),
+];
+const LOGIN: &str = include_str!("../../schemas/authenticate.json");
+
 // Compiled when the first service of the process starts, a millisecond each, and shared by all of them.
-static CREATE_BASIC: LazyLock<Validator> = schema!("create-user.basic.json");
-static CREATE_STRICT: LazyLock<Validator> = schema!("create-user.strict.json");
-static PATCH_BASIC: LazyLock<Validator> = schema!("patch-user.basic.json");
-static PATCH_STRICT: LazyLock<Validator> = schema!("patch-user.strict.json");
-static AUTHENTICATE: LazyLock<Validator> = schema!("authenticate.json");
+static CREATE_BASIC: LazyLock<Validator> = schema!(CREATE[0]);
+static CREATE_STRICT: LazyLock<Validator> = schema!(CREATE[1]);
+static PATCH_BASIC: LazyLock<Validator> = schema!(PATCH[0]);
+static PATCH_STRICT: LazyLock<Validator> = schema!(PATCH[1]);
+static AUTHENTICATE: LazyLock<Validator> = schema!(LOGIN);
+
+/// A schema of bodies by the name of its file in `schemas/`; for a basic one, that of the configured variant. `None`
+/// where bodies are held against no such file.
+pub fn file(name: &str, schema: Schema) -> Option<Value> {
+    let variant = usize::from(schema == Schema::Strict);
+    let text = match name {
+        "create-user.basic.json" => CREATE[variant],
+        "patch-user.basic.json" => PATCH[variant],
+        "authenticate.json" => LOGIN,
+        _ => return None,
+    };
+    let mut file = parse(text);
+    // It becomes part of another document, which says which dialect they are in.
+    file.as_object_mut()?.remove("$schema");
+    Some(file)
+}
+
+fn parse(file: &str) -> Value {
+    serde_json::from_str(file).expect("a schema of this crate is JSON")
+}
 
 /// A schema of this crate's, compiled.
-fn compile(schema: &str) -> Validator {
-    let schema = serde_json::from_str(schema).expect("a schema of this crate is JSON");
+fn compile(file: &str) -> Validator {
+    let schema = parse(file);
     let options = jsonschema::options()
         .should_validate_formats(true)
         // An address without a dot in its domain is refused.

@@ -1,6 +1,7 @@
 //! The service as its users meet it: real processes, real sockets, a real PostgreSQL.
 //!
-//! `contract` is what it answers, `finding` lists and their queries, `preconditions` entity tags and patches,
+//! `contract` is what it answers, `description` what it tells machines of that,
+//! `finding` lists and their queries, `preconditions` entity tags and patches,
 //! `repeating` creates with a key, `changes` what a change leaves behind, `model` all of them for any history,
 //! `clients` what it withstands, `pages` what it counts, `faults` what breaks beneath it, `sessions` how it uses its
 //! sessions of the database, `lanes` what waits for what, `requests` their ids and lines of the log, `health` its
@@ -14,6 +15,7 @@ mod changes;
 mod clients;
 mod cluster;
 mod contract;
+mod description;
 mod embedding;
 mod export;
 mod faults;

@@ -1,9 +1,10 @@
 //! An HTTP/1.1 client of one connection, which holds every answer against what all answers promise; and tables
 //! of requests and answers.
 
-use super::{LONG, assert_no_secret};
+use super::{LONG, assert_no_secret, described::check_described};
 use serde_json::Value;
 use std::{
+    collections::VecDeque,
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     os::unix::net::UnixStream,
@@ -95,6 +96,8 @@ impl Answer {
 pub struct Client {
     base_url: String,
     stream: Option<BufReader<Box<dyn Stream>>>,
+    /// Of the requests that wait for their answers.
+    targets: VecDeque<String>,
 }
 
 trait Stream: Read + Write + Send {}
@@ -104,7 +107,7 @@ impl<T: Read + Write + Send> Stream for T {}
 impl Client {
     /// For the service at `http://host:port` or `unix:/path`. Connects when first used.
     pub fn new(base_url: &str) -> Client {
-        Client { base_url: base_url.to_owned(), stream: None }
+        Client { base_url: base_url.to_owned(), stream: None, targets: VecDeque::new() }
     }
 
     /// Sends a request and reads its answer.
@@ -137,6 +140,7 @@ impl Client {
             message += &format!("Content-Length: {}\r\n", body.len());
         }
         self.send(&[message.as_bytes(), b"\r\n", body].concat());
+        self.targets.push_back(target.to_owned());
     }
 
     /// Sends bytes as they are.
@@ -178,8 +182,13 @@ impl Client {
         answer.size += length;
         if answer.header("Connection") == Some("close") {
             self.stream = None;
+            self.targets.truncate(1);
         }
         answer.keep_promises(method);
+        // What was sent as bytes may be no request.
+        if let Some(target) = self.targets.pop_front() {
+            check_described(method, &target, &answer);
+        }
         answer
     }
 

@@ -4,6 +4,7 @@
 //! Knows nothing of what is tested. The only place that sleeps (`machine::pause`).
 
 mod database;
+mod described;
 mod http;
 mod listening;
 mod load;
@@ -15,6 +16,7 @@ mod service;
 pub mod tls_servers;
 
 pub use database::Database;
+pub use described::{DESCRIPTION, check_described};
 pub use http::{Answer, Client, check, is_timestamp, masked};
 pub use listening::{Account, Listening};
 pub use load::{Audit, Books, Caller, Event, Load};

@@ -1,0 +1,98 @@
+//! `GET /openapi.json`: the service described for machines.
+//!
+//! The description is `schemas/openapi.json`, with the very schemas in it that bodies are held against.
+
+use super::validation;
+use crate::{
+    config::{Config, Schema},
+    http::Response,
+};
+use serde_json::Value;
+use std::sync::OnceLock;
+
+/// The description of one service, made when it is first asked for.
+pub(super) struct Description {
+    schema: Schema,
+    max_per_page: u32,
+    needs_token: bool,
+    response: OnceLock<Response>,
+}
+
+impl Description {
+    /// Of a service with these settings.
+    pub fn new(config: &Config) -> Description {
+        Description {
+            schema: config.schema,
+            max_per_page: config.max_per_page,
+            needs_token: config.api_token.is_some(),
+            response: OnceLock::new(),
+        }
+    }
+
+    /// The answer.
+    pub fn response(&self) -> Response {
+        self.response.get_or_init(|| Response::json(200, &self.document())).clone()
+    }
+
+    fn document(&self) -> Value {
+        const TEXT: &str = include_str!("../../schemas/openapi.json");
+        let mut document: Value = serde_json::from_str(TEXT).expect("a file of this crate is JSON");
+        document["info"]["version"] = env!("CARGO_PKG_VERSION").into();
+        document["components"]["parameters"]["perPage"]["schema"]["maximum"] = self.max_per_page.into();
+        if self.needs_token {
+            // It describes both ways; here there is one.
+            document["security"] = serde_json::json!([{ "token": [] }]);
+        }
+        let schemas = document["components"]["schemas"].as_object_mut();
+        for schema in schemas.expect("it has schemas").values_mut() {
+            let name = schema["$ref"].as_str();
+            let Some(mut file) = name.and_then(|name| validation::file(name, self.schema)) else {
+                continue;
+            };
+            // In one schema the older keyword says the same, and more tools know it.
+            if schema["unevaluatedProperties"] == false {
+                file["additionalProperties"] = false.into();
+            }
+            *schema = file;
+        }
+        document
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_schemas_that_bodies_are_held_against() {
+        for (schema, required) in [(Schema::Basic, 2), (Schema::Strict, 3)] {
+            let config = Config { schema, max_per_page: 77, ..Config::default() };
+            let document = Description::new(&config).response().value();
+            let schemas = &document["components"]["schemas"];
+            assert_eq!(schemas["CreateUser"]["required"].as_array().unwrap().len(), required);
+            assert_eq!(schemas["CreateUser"]["additionalProperties"], false);
+            assert_eq!(schemas["Authenticate"]["required"].as_array().unwrap().len(), 2);
+            assert_eq!(document["components"]["parameters"]["perPage"]["schema"]["maximum"], 77);
+            assert_eq!(document["info"]["version"], env!("CARGO_PKG_VERSION"));
+        }
+    }
+
+    #[test]
+    fn every_reference_leads_somewhere() {
+        fn check(value: &Value, document: &Value) {
+            match value {
+                Value::Object(map) => {
+                    if let Some(Value::String(target)) = map.get("$ref") {
+                        let pointer = target.strip_prefix('#').expect("within the document");
+                        assert!(document.pointer(pointer).is_some(), "{target}");
+                    }
+                    map.values().for_each(|value| check(value, document));
+                }
+                Value::Array(list) => list.iter().for_each(|value| check(value, document)),
+                _ => {}
+            }
+        }
+        let document = Description::new(&Config::default()).response().value();
+        check(&document, &document);
+    }
+}

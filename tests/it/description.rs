@@ -1,0 +1,176 @@
+//! `/openapi.json`: every answer that it describes is given. (That no other is, the suite's client checks all the time.)
+
+use crate::support::{
+    Answer, Client, DESCRIPTION, OTHER_PASSWORD, PASSWORD, Service, TOKEN, check_described,
+};
+use serde_json::{Value, json};
+use std::{
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+use userd::config::Validation;
+
+#[test]
+fn it_is_served_to_all() {
+    let service = Service::with(|config| config.api_token = Some(TOKEN.into()));
+    let mut client = service.client();
+    let answer = client.get("/openapi.json");
+    assert_eq!(answer.status, 200);
+    let document = answer.json();
+    assert_eq!(document["paths"], DESCRIPTION["paths"]);
+    assert_eq!(document["security"], json!([{ "token": [] }]));
+    let body = &document["components"]["schemas"]["CreateUser"];
+    assert_eq!(body["properties"]["email"]["format"], "email");
+    assert_eq!(client.request("HEAD", "/openapi.json", &[], "").status, 200);
+    assert_eq!(client.post("/openapi.json", "").status, 405);
+}
+
+#[test]
+fn every_described_answer_is_given() {
+    let mut world = World::new();
+    let mut missing = Vec::new();
+    for (template, path) in DESCRIPTION["paths"].as_object().unwrap() {
+        for (method, operation) in path.as_object().unwrap() {
+            let method = method.to_ascii_uppercase();
+            for status in operation["responses"].as_object().unwrap().keys() {
+                let answer = world.provoke(&method, template, status);
+                if answer.status.to_string() != *status {
+                    missing.push(format!("{method} {template}: {status}, but {answer:?}"));
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{}", missing.join("\n"));
+}
+
+/// Services that answer each in its own way.
+struct World {
+    /// First, so that what waits for it ends before its service.
+    _lock: postgres::Client,
+    plain: Service,
+    token: Service,
+    parser: Service,
+    hurried: Service,
+    /// Its table of users has another name.
+    broken: Service,
+    /// Its only connection is in use.
+    full: Service,
+    _holder: Client,
+}
+
+impl World {
+    fn new() -> World {
+        let broken = Service::start();
+        broken.database.run("alter table users rename to others");
+        let full = Service::with(|config| {
+            config.limits.max_connections = 1;
+            config.limits.request_timeout = Duration::from_secs(600);
+        });
+        let mut holder = full.client();
+        let id = holder.post("/users", new_user(None)).id();
+        let mut lock = full.database.client();
+        lock.batch_execute("begin; lock table users in access exclusive mode").unwrap();
+        holder.send_request("PUT", &format!("/users/{id}"), &[], r#"{"name":"B"}"#);
+        full.database.waits_for_locks(1);
+        World {
+            _lock: lock,
+            plain: Service::start(),
+            token: Service::with(|config| config.api_token = Some(TOKEN.into())),
+            parser: Service::with(|config| config.validation = Validation::Parser),
+            hurried: Service::with(|config| config.limits.head_timeout = Duration::from_millis(50)),
+            broken,
+            full,
+            _holder: holder,
+        }
+    }
+
+    /// The answer to a request that is meant to be answered with this status.
+    fn provoke(&mut self, method: &str, template: &str, status: &str) -> Answer {
+        let mut client = self.plain.client();
+        let id = client.post("/users", new_user(None)).id();
+        let path = template.replace("{id}", &id);
+        let body = match (method, template) {
+            ("POST", "/users") => new_user(None),
+            ("POST", _) => json!({"email": "nobody@example.com", "password": PASSWORD}).to_string(),
+            ("PUT" | "PATCH", _) => r#"{"name":"B"}"#.to_owned(),
+            _ => String::new(),
+        };
+        let raw = |service: &Service, head: &str| {
+            let mut client = service.client();
+            client.send(head.as_bytes());
+            let answer = client.answer(method);
+            check_described(method, &path, &answer);
+            answer
+        };
+        let line = format!("{method} {path} HTTP/1.1\r\n");
+        let head = format!("{line}Host: localhost\r\n");
+        let mut with = |target: &str, headers: &[(&str, &str)], body: &str| {
+            client.request(method, target, headers, body)
+        };
+        match status {
+            "201" => with(&path, &[], &body),
+            "200" if template == "/users/authenticate" => {
+                let login = new_user(Some(PASSWORD));
+                assert_eq!(self.plain.client().post("/users", &login).status, 201);
+                with(&path, &[], &login)
+            }
+            "200" | "204" => with(&path, &[], &body),
+            "304" => with(&path, &[("If-None-Match", "*")], ""),
+            "400" => raw(&self.plain, &format!("{head}Host: localhost\r\n\r\n")),
+            "401" => self.token.client().request(method, &path, &[], body),
+            "403" => {
+                raw(&self.plain, &format!("{line}Host: evil.example\r\nOrigin: http://evil.example\r\n\r\n"))
+            }
+            "404" => with("/users/999999999", &[], &body),
+            "408" => raw(&self.hurried, &line),
+            "409" => {
+                let taken = new_user(None);
+                assert_eq!(self.plain.client().post("/users", &taken).status, 201);
+                let email = json!({"email": json(&taken)["email"]}).to_string();
+                with(&path, &[], if method == "POST" { &taken } else { &email })
+            }
+            "412" => with(&path, &[("If-Match", "\"another\"")], &body),
+            "413" => raw(&self.plain, &format!("{head}Content-Length: 99999999\r\n\r\n")),
+            "414" => with(&format!("{path}?{}", "x".repeat(9000)), &[], ""),
+            "415" if method == "PATCH" => {
+                with(&path, &[("Content-Type", "application/json-patch+json")], &body)
+            }
+            "415" => with(&path, &[("Content-Type", "multipart/form-data; boundary=x")], &body),
+            "417" => with(&path, &[("Expect", "a miracle")], &body),
+            "422" if template == "/users" && method != "POST" => {
+                let huge = "insert into users (name, email) select repeat('x', 65536), i || '@example.org' \
+                    from generate_series(1, 100) i on conflict do nothing";
+                self.plain.database.run(huge);
+                with("/users?perPage=1000", &[], "")
+            }
+            "422" if template == "/users/authenticate" => self.parser.client().post(&path, "{}"),
+            "422" => with(&path, &[], &json!({"name": "B", "email": "b@example.com", "id": "7"}).to_string()),
+            "429" => {
+                let wrong = json!({"email": "flooded@example.com", "password": OTHER_PASSWORD}).to_string();
+                let mut answers = (0..50).map(|_| with(&path, &[], &wrong));
+                answers.find(|answer| answer.status == 429).expect("it is throttled")
+            }
+            "431" => with(&path, &[("X-Long", &"x".repeat(20_000))], ""),
+            "500" => self.broken.client().request(method, &path, &[], body),
+            "501" => raw(&self.plain, &format!("{head}Transfer-Encoding: gzip\r\n\r\n")),
+            "503" => raw(&self.full, ""),
+            "505" => raw(&self.plain, &format!("{method} {path} HTTP/2.0\r\nHost: localhost\r\n\r\n")),
+            other => panic!("{method} {template}: {other} is not provoked by this test"),
+        }
+    }
+}
+
+/// The body of a creation, with an address that nobody has.
+fn new_user(password: Option<&str>) -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let email = format!("user{}@example.com", COUNT.fetch_add(1, Ordering::Relaxed));
+    let mut body = json!({"name": "Ada", "email": email});
+    if let Some(password) = password {
+        body["password"] = password.into();
+    }
+    body.to_string()
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap()
+}

@@ -1,0 +1,125 @@
+//! Holds answers against `schemas/openapi.json`: nothing is answered that it does not describe.
+
+use super::Answer;
+use jsonschema::Validator;
+use serde_json::{Value, json};
+use std::{
+    collections::HashMap,
+    sync::{Arc, LazyLock, Mutex},
+};
+
+/// The description, without the schemas of requests, which are files of their own.
+pub static DESCRIPTION: LazyLock<Value> = LazyLock::new(|| {
+    let mut document: Value =
+        serde_json::from_str(include_str!("../../../schemas/openapi.json")).expect("it is JSON");
+    let schemas = document["components"]["schemas"].as_object_mut().expect("it has schemas");
+    schemas.retain(|_, schema| schema["$ref"].is_null());
+    document
+});
+
+/// Fields that HTTP itself describes.
+const OF_HTTP: [&str; 4] = ["Date", "Content-Type", "Content-Length", "Connection"];
+
+/// Panics where the description does not have this answer to such a request.
+pub fn check_described(method: &str, target: &str, answer: &Answer) {
+    if answer.status < 200 {
+        return;
+    }
+    let status = answer.status.to_string();
+    let what = || format!("the answer to {method} {target} is not described: {answer:?}");
+    let response = match operation(method, target) {
+        Some(operation) => resolve(&operation["responses"][&status]),
+        // A path or a method that is not served: one of the refusals that are described for others.
+        None => {
+            let refusals = DESCRIPTION["paths"].as_object().into_iter().flatten();
+            let operations = refusals.flat_map(|(_, path)| path.as_object().into_iter().flatten());
+            let described = operations.map(|(_, operation)| &operation["responses"][&status]);
+            let of_components = &DESCRIPTION["components"]["responses"];
+            match answer.status {
+                404 => &of_components["NotFound"],
+                405 => &of_components["MethodNotAllowed"],
+                400.. => resolve(described.into_iter().find(|one| !one.is_null()).unwrap_or(&Value::Null)),
+                _ => &Value::Null,
+            }
+        }
+    };
+    assert!(!response.is_null(), "{}", what());
+    check_headers(response, answer, &what);
+    let content = response["content"].as_object().and_then(|types| types.iter().next());
+    match content {
+        None => assert_eq!(answer.body, "", "{}", what()),
+        Some((media_type, content)) => {
+            assert_eq!(answer.header("Content-Type"), Some(media_type.as_str()), "{}", what());
+            if method != "HEAD" && media_type == "application/json" {
+                let validator = validator(&content["schema"]);
+                let errors: Vec<String> =
+                    validator.iter_errors(&answer.json()).map(|error| error.to_string()).collect();
+                assert!(errors.is_empty(), "{errors:?}: {}", what());
+            }
+        }
+    }
+}
+
+fn check_headers(response: &'static Value, answer: &Answer, what: &dyn Fn() -> String) {
+    let described = response["headers"].as_object();
+    let of_name = |name: &str| {
+        let mut described = described.into_iter().flatten();
+        described.find(|(field, _)| field.eq_ignore_ascii_case(name)).map(|(_, header)| resolve(header))
+    };
+    for (name, value) in &answer.headers {
+        match of_name(name) {
+            Some(header) => {
+                let valid = validator(&header["schema"]).is_valid(&json!(value));
+                assert!(valid, "{name}: {}", what());
+            }
+            None => {
+                let of_http = OF_HTTP.iter().any(|field| field.eq_ignore_ascii_case(name));
+                assert!(of_http, "{name}: {}", what());
+            }
+        }
+    }
+    for (name, header) in described.into_iter().flatten() {
+        let required = resolve(header)["required"] == true;
+        assert!(!required || answer.header(name).is_some(), "{name} is missing: {}", what());
+    }
+}
+
+/// The operation of a request, if there is one.
+fn operation(method: &str, target: &str) -> Option<&'static Value> {
+    let path = target.split('?').next().unwrap_or_default();
+    let template = match path {
+        "/users" | "/users/authenticate" => path,
+        path => match path.strip_prefix("/users/") {
+            Some(id) if !id.is_empty() && !id.contains(['/', '%']) => "/users/{id}",
+            Some(_) => return None,
+            None => path,
+        },
+    };
+    let method = match method {
+        "GET" | "HEAD" | "POST" | "PUT" | "PATCH" | "DELETE" | "OPTIONS" => method.to_ascii_lowercase(),
+        _ => return None,
+    };
+    DESCRIPTION["paths"].get(template)?.get(method)
+}
+
+/// What a reference leads to.
+pub fn resolve(value: &'static Value) -> &'static Value {
+    match value["$ref"].as_str().and_then(|target| target.strip_prefix('#')) {
+        Some(pointer) => DESCRIPTION.pointer(pointer).expect("a reference within the description"),
+        None => value,
+    }
+}
+
+/// Compiled once for each schema.
+fn validator(schema: &Value) -> Arc<Validator> {
+    static COMPILED: LazyLock<Mutex<HashMap<String, Arc<Validator>>>> = LazyLock::new(Mutex::default);
+    let key = schema.to_string();
+    if let Some(validator) = COMPILED.lock().unwrap().get(&key) {
+        return validator.clone();
+    }
+    let mut whole = schema.clone();
+    whole["components"] = DESCRIPTION["components"].clone();
+    let validator = Arc::new(jsonschema::validator_for(&whole).expect("a schema"));
+    COMPILED.lock().unwrap().insert(key, validator.clone());
+    validator
+}
