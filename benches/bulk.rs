@@ -42,7 +42,9 @@ fn main() {
     write_files(&ndjson, &csv, users);
     userd(&url, &["migrate"], None);
 
-    println!("{users} users, medians of {ROUNDS} rounds\n\n| work | s | users/s | × psql | MiB |\n|---|---|---|---|---|");
+    println!(
+        "{users} users, medians of {ROUNDS} rounds\n\n| work | s | users/s | × psql | MiB |\n|---|---|---|---|---|"
+    );
     let plain_in = || {
         sql(&url, PLAIN);
         psql(&url, &format!("\\copy plain (name, email) from '{}' with (format csv, header)", csv.display()))
@@ -160,6 +162,9 @@ fn sql(url: &str, statements: &str) {
     }
 }
 
+/// The text of the n-th request.
+type Request<'a> = dyn Fn(u32) -> String + Sync + 'a;
+
 /// Prints what requests wait for while `work` is under way: reads by id, pages and creates, each from a client of its own
 /// that sends one every `PACE`.
 fn meanwhile(database: &str, what: &str, work: impl FnOnce()) {
@@ -174,13 +179,17 @@ fn meanwhile(database: &str, what: &str, work: impl FnOnce()) {
     let address = line.trim().strip_prefix("listening on http://").expect("where it listens").to_owned();
     let stop = AtomicBool::new(false);
     let seed = std::process::id();
-    let requests: [(&str, Box<dyn Fn(u32) -> String + Sync>); 3] = [
+    let requests: [(&str, Box<Request>); 3] = [
         ("GET /users/:id", Box::new(|n| format!("GET /users/{} HTTP/1.1\r\nHost: x\r\n\r\n", n % 1000 + 1))),
-        ("GET /users?page", Box::new(|n| format!("GET /users?page={} HTTP/1.1\r\nHost: x\r\n\r\n", n % 60 + 1))),
+        (
+            "GET /users?page",
+            Box::new(|n| format!("GET /users?page={} HTTP/1.1\r\nHost: x\r\n\r\n", n % 60 + 1)),
+        ),
         (
             "POST /users",
             Box::new(|n| {
-                let body = format!("{{\"name\":\"n\",\"email\":\"{what}{seed}-{n}@b.example\"}}").replace(' ', "");
+                let body =
+                    format!("{{\"name\":\"n\",\"email\":\"{what}{seed}-{n}@b.example\"}}").replace(' ', "");
                 format!("POST /users HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len())
             }),
         ),
@@ -206,7 +215,7 @@ fn meanwhile(database: &str, what: &str, work: impl FnOnce()) {
 }
 
 /// Milliseconds that each answer took.
-fn client(address: &str, stop: &AtomicBool, request: &dyn Fn(u32) -> String) -> Vec<f64> {
+fn client(address: &str, stop: &AtomicBool, request: &Request) -> Vec<f64> {
     let mut stream = TcpStream::connect(address).expect("it listens");
     stream.set_nodelay(true).expect("a connected socket");
     let (mut times, mut n, mut answer) = (Vec::new(), 0, Vec::new());
