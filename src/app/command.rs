@@ -21,7 +21,7 @@ use crate::{
     users::{
         once::{Fingerprint, Kept, Key},
         pagination::ListRequest,
-        password::Password,
+        password::{Password, PasswordHash},
         revision::Condition,
         user::{NewUser, User, UserChanges},
     },
@@ -58,6 +58,9 @@ pub(crate) enum Command {
     Authenticate(Login),
     /// The same after the look-up: `None` where no user has that address.
     Verify(Login, Option<Box<User>>),
+    /// The same for a user whose password was right and whose hash is outdated: the hash that it was checked with, and the
+    /// one to store instead.
+    Rehash(Box<User>, PasswordHash, PasswordHash),
 }
 
 /// A create that may be repeated.
@@ -170,6 +173,7 @@ impl Command {
             Command::Delete(..) => Lane::Change,
             Command::Authenticate(_) => Lane::Lookup,
             Command::Verify(..) => Lane::Hash,
+            Command::Rehash(..) => Lane::Change,
         }
     }
 

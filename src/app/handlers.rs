@@ -184,6 +184,7 @@ fn change(app: &App, command: Command) -> Step {
         return create_once(app, create);
     }
     let result = match &command {
+        Command::Rehash(user, old, new) => Ok(rehash(app, user, old, new)),
         Command::Create(NewUser { name, email, password }) => {
             let hash = password.as_ref().map(hashed);
             app.users.create(name, email, hash).map(|user| created(&user))
@@ -287,19 +288,33 @@ fn verify(app: &App, command: Command) -> Step {
             None => None,
         };
         let hash = credential.map(|credential| &credential.password_hash);
-        let matches = app.hashing.take(|| app.hasher.verify(&password, hash));
-        match &user {
-            Some(user) if matches => Ok(Response::json(200, user)),
-            _ => {
-                attempt.wrong();
-                Err(Error::InvalidCredentials)
-            }
-        }
+        let outdated = hash.filter(|hash| hash.is_outdated());
+        app.hashing.take(|| match app.hasher.verify(&password, hash) {
+            true => Ok(outdated.and_then(|old| Some((old.clone(), app.hasher.hash(&password).ok()?)))),
+            false => Err(Error::InvalidCredentials),
+        })
     };
-    match verified() {
-        Ok(response) => Step::Done(response),
-        Err(error) => Step::Failed(error),
+    let verified = verified();
+    match (verified, user) {
+        (Ok(Some((old, new))), Some(user)) => Step::Next(Command::Rehash(user, old, new)),
+        (Ok(_), Some(user)) => Step::Done(Response::json(200, &user)),
+        (Ok(_), None) => unreachable!("no password is that of nobody"),
+        (Err(error), _) => {
+            if matches!(error, Error::InvalidCredentials) {
+                attempt.wrong();
+            }
+            Step::Failed(error)
+        }
     }
+}
+
+/// Replaces a hash. The login has succeeded, whatever becomes of that: the next one tries again.
+fn rehash(app: &App, user: &User, old: &PasswordHash, new: &PasswordHash) -> Response {
+    match app.users.replace_hash(user.id, old, new) {
+        Ok(()) | Err(Error::Contended) => {}
+        Err(error) => error.log(None),
+    }
+    Response::json(200, user)
 }
 
 fn created(user: &User) -> Response {

@@ -172,16 +172,16 @@ impl Rules {
     /// Checks the records of a batch, and hashes their clear passwords. Blocks for nothing else.
     pub fn check(&self, batch: &Batch) -> Checked {
         let mut checked = Checked::default();
-        let mut csv = reader(&batch.text);
+        let mut csv = (self.format == Format::Csv).then(|| reader(&batch.text));
         let mut values = csv::ByteRecord::new();
         let mut start = 0;
         for Record { line, end } in &batch.records {
             let user = end.map_err(str::to_owned).and_then(|end| {
                 let text = &batch.text[start..end];
                 start = end;
-                let fields = match self.format {
-                    Format::Ndjson => parse_json(text),
-                    Format::Csv => {
+                let fields = match &mut csv {
+                    None => parse_json(text),
+                    Some(csv) => {
                         csv.read_byte_record(&mut values).map_err(|error| error.to_string())?;
                         self.parse_csv(&values)
                     }

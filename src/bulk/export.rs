@@ -21,6 +21,9 @@ pub struct Export {
 /// Told how far it is: users written, and how many there are.
 pub type OnProgress<'a> = &'a mut dyn FnMut(u64, u64);
 
+/// Users between two calls.
+const STEP: u64 = 1000;
+
 /// Bytes of one write.
 const WRITE: usize = 64 << 10;
 
@@ -44,7 +47,9 @@ pub fn export(
     let written = bulk::each_user(&mut transaction, export.with_password_hashes, |user| {
         output.user(&user).map_err(BulkError::Write)?;
         count += 1;
-        on_progress(count, total);
+        if count % STEP == 0 {
+            on_progress(count, total);
+        }
         Ok(())
     });
     if written.is_err() {

@@ -70,6 +70,10 @@ const CREATE_WITH_PASSWORD: &str = "\
 /// Locks, compares and changes a user.
 const UPDATE: &str = include_str!("update.sql");
 
+/// The user's own row stays as it is: that the password is kept in another form is no change of the record.
+const REPLACE_HASH: &str =
+    "update credentials set password_hash = $3 where user_id = $1 and password_hash = $2";
+
 const DELETE: &str = "delete from users where id = $1 returning id";
 
 /// No row when there is no such user; else whether its state is one of $2 (null: any) and none of $3, and whether it was
@@ -290,6 +294,13 @@ impl Users {
             (true, true) => Err(Error::Contended),
             (true, false) => self.user(row),
         }
+    }
+
+    /// Replaces the hash of a password by another one of the same password, where it is still that. One round trip.
+    pub fn replace_hash(&self, id: i64, old: &PasswordHash, new: &PasswordHash) -> Result<(), Error> {
+        let params: [Param; 3] =
+            [(&id, Type::INT8), (&old.as_phc(), Type::TEXT), (&new.as_phc(), Type::TEXT)];
+        self.pool.write(REPLACE_HASH, &params).map(drop)
     }
 
     /// Removes a user and its credential. One round trip; [`Error::NotFound`], and [`Error::PreconditionFailed`] where

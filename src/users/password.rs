@@ -225,8 +225,8 @@ mod tests {
     fn hashes_of_other_programs() {
         let argon =
             |head: &str| format!("$argon2id${head}$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA");
-        // "correct horse", by Apache's htpasswd -B -C 5, and the same with the two other names of that version.
-        let tail = "$05$abcdefghijklmnopqrstuuWTCZa/ktzgrlFRFeBWCPFTv9Dwgf3AO";
+        // "correct horse", by crypt(3).
+        let tail = "$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2";
         let good = [
             argon("v=19$m=65536,t=4,p=4"),
             argon("v=16$m=8,t=1,p=1"),
@@ -235,7 +235,12 @@ mod tests {
             format!("$2b{tail}"),
         ];
         for text in good {
-            assert!(PasswordHash::imported(text.clone()).is_ok(), "{text}");
+            let hash = PasswordHash::imported(text.clone()).unwrap();
+            assert_eq!(hash.is_outdated(), text.starts_with("$2"));
+            let hasher = Hasher::new(PasswordHashing::LeastCostForTests);
+            assert_eq!(hasher.verify(&"correct horse".into(), Some(&hash)), hash.is_outdated(), "{text}");
+            assert!(!hasher.verify(&"correct horsf".into(), Some(&hash)), "{text}");
+            assert!(!hasher.verify(&"".into(), Some(&hash)), "{text}");
         }
         let bad = [
             (argon("v=19$m=65537,t=1,p=1"), "costs more"),
@@ -254,7 +259,7 @@ mod tests {
             (format!("$2b{}", tail.replace("$05", "$ab")), "damaged"),
             (format!("$2b{}", &tail[..tail.len() - 1]), "damaged"),
             (format!("$2b{tail}x"), "damaged"),
-            (format!("$2b{}", tail.replace('/', "!")), "damaged"),
+            (format!("$2b{}", tail.replace('H', "!")), "damaged"),
             ("$2b$05".to_owned(), "damaged"),
             ("5f4dcc3b5aa765d61d8327deb882cf99".to_owned(), "neither"),
             (String::new(), "neither"),

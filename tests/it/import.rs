@@ -183,6 +183,42 @@ fn fields() {
     assert!(can_log_in(&mut client, "zoe@example.com", PASSWORD));
 }
 
+/// A hash of bcrypt is replaced at the first login; the record stays as it was.
+#[test]
+fn hashes_of_bcrypt_are_replaced_at_login() {
+    // "correct horse", by crypt(3).
+    const TAIL: &str = "$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2";
+    let service = Service::start();
+    let mut client = service.client();
+    let line = |version: &str| json!({"name": "n", "email": format!("{version}@example.com"), "passwordHash": format!("$2{version}{TAIL}")});
+    let text = ["a", "b", "y"].map(line).map(|line| format!("{line}\n")).concat();
+    assert_eq!(import(&service.database, text, &[]).0, 0);
+    let stored = |id: usize| {
+        service.database.value(&format!("select password_hash from credentials where user_id = {id}"))
+    };
+    for (id, version) in [(1, "a"), (2, "b"), (3, "y")] {
+        let email = format!("{version}@example.com");
+        let before = client.get(&format!("/users/{id}"));
+        assert!(!can_log_in(&mut client, &email, "correct horsf"));
+        assert!(!can_log_in(&mut client, &email, ""));
+        assert_eq!(stored(id), format!("$2{version}{TAIL}"), "only when its password is known");
+        // A lock does not keep the user out.
+        let mut locked = service.database.client();
+        locked.batch_execute("begin; select from credentials for update").unwrap();
+        assert!(can_log_in(&mut client, &email, PASSWORD));
+        assert_eq!(stored(id), format!("$2{version}{TAIL}"));
+        drop(locked);
+        assert!(can_log_in(&mut client, &email, PASSWORD));
+        let hash = stored(id);
+        assert!(hash.starts_with("$argon2id$"), "{hash}");
+        assert!(!can_log_in(&mut client, &email, "correct horsf"));
+        assert!(can_log_in(&mut client, &email, PASSWORD));
+        assert_eq!(stored(id), hash, "once");
+        let after = client.get(&format!("/users/{id}"));
+        assert_eq!((&after.body, after.header("ETag")), (&before.body, before.header("ETag")));
+    }
+}
+
 /// Lines of JSON and what is said of them; empty for those that are imported.
 fn broken_lines() -> Vec<(Vec<u8>, &'static str)> {
     let line = |text: &str| text.as_bytes().to_vec();
@@ -222,7 +258,7 @@ fn broken_lines() -> Vec<(Vec<u8>, &'static str)> {
         (user(r#""updatedAt":1577836800"#), "/updatedAt must be a time"),
         (hash("5f4dcc3b5aa765d61d8327deb882cf99"), "/passwordHash is neither an Argon2id nor a bcrypt hash"),
         (
-            hash("$2b$13$abcdefghijklmnopqrstuuWTCZa/ktzgrlFRFeBWCPFTv9Dwgf3AO"),
+            hash("$2b$13$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2"),
             "costs more to verify than bcrypt's 12",
         ),
         (
@@ -231,7 +267,7 @@ fn broken_lines() -> Vec<(Vec<u8>, &'static str)> {
         ),
         (
             user(
-                r#""password":"correct horse","passwordHash":"$2b$04$abcdefghijklmnopqrstuuWTCZa/ktzgrlFRFeBWCPFTv9Dwgf3AO""#,
+                r#""password":"correct horse","passwordHash":"$2b$04$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2""#,
             ),
             "/password and /passwordHash exclude one another",
         ),

@@ -29,6 +29,7 @@ mod lifecycle;
 mod machines;
 mod model;
 mod neighbours;
+mod operating;
 mod pages;
 mod preconditions;
 mod prometheus;

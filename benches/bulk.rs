@@ -1,0 +1,248 @@
+//! `cargo bench --bench bulk`: `userd export` and `userd import` beside `psql \copy` of the same rows in the same run, and
+//! what requests wait for meanwhile.
+//!
+//! Needs psql (Debian: `apt-get install postgresql`). A durable private cluster; `USERS` is how many (1,000,000). The table
+//! that psql copies into has the same columns and indexes as users, and no triggers. Compare within one run.
+
+use std::{
+    env, fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+use userd::embedded::{Cluster, Options};
+
+const ROUNDS: usize = 3;
+
+/// Between two requests of each kind while users are imported.
+const PACE: Duration = Duration::from_millis(5);
+
+const PLAIN: &str = "
+    drop table if exists plain;
+    create table plain (
+        id bigint generated always as identity primary key,
+        name text not null,
+        email varchar(254) not null,
+        created_at timestamptz not null default now(),
+        updated_at timestamptz not null default now()
+    );
+    create unique index plain_email_key on plain (lower(email))";
+
+fn main() {
+    let users: u32 = env::var("USERS").ok().and_then(|count| count.parse().ok()).unwrap_or(1_000_000);
+    let dir = env::temp_dir().join(format!("userd-bench-bulk-{}", std::process::id()));
+    fs::create_dir(&dir).expect("a fresh directory");
+    let cluster = Cluster::start(&Options::new(dir.join("cluster"))).expect("a cluster");
+    let url = cluster.connection_string("postgres");
+    let (ndjson, csv) = (dir.join("in.ndjson"), dir.join("in.csv"));
+    write_files(&ndjson, &csv, users);
+    userd(&url, &["migrate"], None);
+
+    println!(
+        "{users} users, medians of {ROUNDS} rounds\n\n| work | s | users/s | × psql | MiB |\n|---|---|---|---|---|"
+    );
+    let plain_in = || {
+        sql(&url, PLAIN);
+        psql(&url, &format!("\\copy plain (name, email) from '{}' with (format csv, header)", csv.display()))
+    };
+    let plain_out = || {
+        let rows = "select id, name, email, created_at, updated_at from users order by id";
+        let file = dir.join("out.psql");
+        psql(&url, &format!("\\copy ({rows}) to '{}' with (format csv, header)", file.display()))
+    };
+    let mut times: Vec<[f64; 6]> = Vec::new();
+    let mut memory = [0.0_f64; 4];
+    for _ in 0..ROUNDS {
+        let mut round = [0.0; 6];
+        for (at, file) in [&ndjson, &csv].into_iter().enumerate() {
+            sql(&url, "truncate users restart identity cascade; checkpoint");
+            let (time, peak) = userd(&url, &["import"], Some(file));
+            round[at] = time;
+            memory[at] = memory[at].max(peak);
+        }
+        sql(&url, "checkpoint");
+        round[2] = plain_in();
+        sql(&url, "vacuum analyze users");
+        for (at, name) in [(3, "out.ndjson"), (4, "out.csv")] {
+            let (time, peak) = userd(&url, &["export"], Some(&dir.join(name)));
+            round[at] = time;
+            memory[at - 1] = memory[at - 1].max(peak);
+        }
+        round[5] = plain_out();
+        times.push(round);
+    }
+    let median = |at: usize| {
+        let mut column: Vec<f64> = times.iter().map(|round| round[at]).collect();
+        column.sort_by(f64::total_cmp);
+        column[ROUNDS / 2]
+    };
+    let rows = [
+        ("import, NDJSON", 0, 2, Some(0)),
+        ("import, CSV", 1, 2, Some(1)),
+        ("psql \\copy into a table with the same indexes", 2, 2, None),
+        ("export, NDJSON", 3, 5, Some(2)),
+        ("export, CSV", 4, 5, Some(3)),
+        ("psql \\copy of the same rows", 5, 5, None),
+    ];
+    for (name, at, base, peak) in rows {
+        let (time, ratio) = (median(at), median(at) / median(base));
+        let peak = peak.map_or_else(String::new, |at: usize| format!("{:.1}", memory[at]));
+        println!("| {name} | {time:.1} | {:.0} | {ratio:.2} | {peak} |", f64::from(users) / time);
+    }
+
+    sql(&url, "truncate users restart identity cascade");
+    println!("\n| requests | p50 | p99 | longest | |\n|---|---|---|---|---|");
+    meanwhile(&url, "idle", || thread::sleep(Duration::from_secs(10)));
+    meanwhile(&url, "during an import", || _ = userd(&url, &["import"], Some(&ndjson)));
+    meanwhile(&url, "during an export", || _ = userd(&url, &["export"], Some(&dir.join("out.ndjson"))));
+    cluster.stop().expect("the cluster stops");
+    let _ = fs::remove_dir_all(dir);
+}
+
+fn write_files(ndjson: &Path, csv: &Path, users: u32) {
+    let create = |path| std::io::BufWriter::new(fs::File::create(path).expect("a fresh directory"));
+    let (mut ndjson, mut csv) = (create(ndjson), create(csv));
+    writeln!(csv, "name,email").expect("it has space");
+    for n in 0..users {
+        // Not in the order of the index.
+        let email = format!("{:08x}.{n}@example.com", n.wrapping_mul(2_654_435_761));
+        writeln!(ndjson, "{{\"name\":\"User Number {n}\",\"email\":\"{email}\"}}").expect("it has space");
+        writeln!(csv, "User Number {n},{email}").expect("it has space");
+    }
+}
+
+/// Seconds that the command takes, and the most MiB that were resident.
+fn userd(url: &str, arguments: &[&str], file: Option<&PathBuf>) -> (f64, f64) {
+    let began = Instant::now();
+    let mut process = Command::new(env!("CARGO_BIN_EXE_userd"))
+        .args(arguments)
+        .args(file)
+        .env("DATABASE_URL", url)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("userd starts");
+    let mut peak = 0.0_f64;
+    let status = loop {
+        if let Some(status) = process.try_wait().expect("it is our child") {
+            break status;
+        }
+        peak = peak.max(peak_mib(&process));
+        thread::sleep(Duration::from_millis(20));
+    };
+    assert!(status.success(), "userd {arguments:?}: {status}");
+    (began.elapsed().as_secs_f64(), peak)
+}
+
+fn peak_mib(process: &Child) -> f64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<f64>().ok());
+    kib.unwrap_or_default() / 1024.0
+}
+
+/// Seconds that psql takes.
+fn psql(url: &str, command: &str) -> f64 {
+    let began = Instant::now();
+    let status = Command::new("psql")
+        .args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-c", command, url])
+        .status()
+        .expect("psql (Debian: apt-get install postgresql)");
+    assert!(status.success(), "{command}: {status}");
+    began.elapsed().as_secs_f64()
+}
+
+fn sql(url: &str, statements: &str) {
+    let mut client = postgres::Client::connect(url, postgres::NoTls).expect("the cluster takes connections");
+    for statement in statements.split(';') {
+        client.batch_execute(statement).expect("a statement");
+    }
+}
+
+/// The text of the n-th request.
+type Request<'a> = dyn Fn(u32) -> String + Sync + 'a;
+
+/// Prints what requests wait for while `work` is under way: reads by id, pages and creates, each from a client of its own
+/// that sends one every `PACE`.
+fn meanwhile(database: &str, what: &str, work: impl FnOnce()) {
+    let mut service = Command::new(env!("CARGO_BIN_EXE_userd"))
+        .envs([("DATABASE_URL", database), ("HOST", "127.0.0.1"), ("PORT", "0"), ("LOG_LEVEL", "warn")])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("userd starts");
+    let mut line = String::new();
+    let stdout = service.stdout.take().expect("it is piped");
+    BufReader::new(stdout).read_line(&mut line).expect("a line");
+    let address = line.trim().strip_prefix("listening on http://").expect("where it listens").to_owned();
+    let stop = AtomicBool::new(false);
+    let seed = std::process::id();
+    let requests: [(&str, Box<Request>); 3] = [
+        ("GET /users/:id", Box::new(|n| format!("GET /users/{} HTTP/1.1\r\nHost: x\r\n\r\n", n % 1000 + 1))),
+        (
+            "GET /users?page",
+            Box::new(|n| format!("GET /users?page={} HTTP/1.1\r\nHost: x\r\n\r\n", n % 60 + 1)),
+        ),
+        (
+            "POST /users",
+            Box::new(|n| {
+                let body =
+                    format!("{{\"name\":\"n\",\"email\":\"{what}{seed}-{n}@b.example\"}}").replace(' ', "");
+                format!("POST /users HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+            }),
+        ),
+    ];
+    thread::scope(|scope| {
+        let clients: Vec<_> = requests
+            .iter()
+            .map(|(name, request)| (name, scope.spawn(|| client(&address, &stop, request.as_ref()))))
+            .collect();
+        work();
+        stop.store(true, Ordering::Relaxed);
+        for (name, client) in clients {
+            let mut times = client.join().expect("the client ends");
+            times.sort_by(f64::total_cmp);
+            let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize];
+            let (p50, p99, longest) = (at(0.5), at(0.99), at(1.0));
+            println!("| {name} {what} | {p50:.1} ms | {p99:.1} ms | {longest:.0} ms | {} |", times.len());
+        }
+    });
+    let pid = nix::unistd::Pid::from_raw(service.id().cast_signed());
+    let _ = nix::sys::signal::kill(pid, nix::sys::signal::SIGTERM);
+    let _ = service.wait();
+}
+
+/// Milliseconds that each answer took.
+fn client(address: &str, stop: &AtomicBool, request: &Request) -> Vec<f64> {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.set_nodelay(true).expect("a connected socket");
+    let (mut times, mut n, mut answer) = (Vec::new(), 0, Vec::new());
+    while !stop.load(Ordering::Relaxed) {
+        n += 1;
+        let began = Instant::now();
+        stream.write_all(request(n).as_bytes()).expect("it reads");
+        answer.clear();
+        while !is_whole(&answer) {
+            let mut bytes = [0; 1 << 16];
+            let count = stream.read(&mut bytes).expect("it answers");
+            assert!(count > 0, "the connection is closed");
+            answer.extend_from_slice(&bytes[..count]);
+        }
+        times.push(began.elapsed().as_secs_f64() * 1000.0);
+        let status = String::from_utf8_lossy(&answer[9..12]).into_owned();
+        assert!(["200", "201", "404"].contains(&status.as_str()), "answered {status}");
+        thread::sleep(PACE);
+    }
+    times
+}
+
+fn is_whole(answer: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(answer);
+    let Some((head, body)) = text.split_once("\r\n\r\n") else {
+        return false;
+    };
+    let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: "));
+    length.and_then(|length| length.parse().ok()).is_none_or(|length: usize| body.len() >= length)
+}

@@ -1,0 +1,416 @@
+//! What an operator does with a database and a configuration: `migrate`, `check`, `config`, two versions side by side,
+//! a database that has users of another program already, completion and the manual page.
+
+use crate::support::{
+    Client, DATABASE_PASSWORD, Database, LONG, Process, Service, TOKEN, TempDir, assert_no_secret,
+};
+use serde_json::json;
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+const README: &str = include_str!("../../README.md");
+
+/// How a command ends: its exit code, standard output and standard error.
+fn userd(arguments: &[&str], variables: &[(&str, &str)]) -> (i32, String, String) {
+    let mut process = Process::start(arguments, variables);
+    let code = process.wait(LONG);
+    assert_no_secret(&(process.stdout() + &process.stderr()));
+    (code, process.stdout(), process.stderr())
+}
+
+fn on(database: &Database, arguments: &[&str], variables: &[(&str, &str)]) -> (i32, String, String) {
+    let url = database.url();
+    userd(arguments, &[&[("DATABASE_URL", url.as_str())], variables].concat())
+}
+
+/// Everything that a database holds, as far as a change of it would show.
+fn schema(database: &Database) -> String {
+    database.value(
+        "select string_agg(format('%s %s %s', oid, relname, relfilenode), ',' order by oid) \
+         from pg_class where relnamespace = 'public'::regnamespace",
+    )
+}
+
+/// Our migrations up to a version, as a directory.
+fn migrations(upto: usize) -> TempDir {
+    let dir = TempDir::new();
+    for file in fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations")).unwrap() {
+        let file = file.unwrap();
+        let name = file.file_name().into_string().unwrap();
+        let version: usize = name[1..name.find("__").unwrap()].parse().unwrap();
+        if version <= upto {
+            fs::copy(file.path(), dir.path().join(name)).unwrap();
+        }
+    }
+    dir
+}
+
+// Migrations
+
+#[test]
+fn migrations_without_a_service() {
+    let database = Database::empty();
+    // Off: a start names what is missing, and changes nothing.
+    let mut refused = Process::start(&["--migrate=off"], &[("DATABASE_URL", &database.url()), ("PORT", "0")]);
+    assert_eq!(refused.wait(LONG), 1);
+    let stderr = refused.stderr();
+    let line = stderr.lines().last().unwrap();
+    assert!(line.starts_with("userd: the database lacks V1__users, V2__page_counts, "), "{line}");
+    assert!(line.ends_with("; `userd migrate` applies what is missing"), "{line}");
+    assert_eq!(schema(&database), "null");
+
+    let (code, stdout, stderr) = on(&database, &["migrate"], &[]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert!(stdout.starts_with("applied V1__users\napplied V2__page_counts\n"), "{stdout}");
+    let history = "select count(*) from refinery_schema_history";
+    assert_eq!(stdout.lines().count().to_string(), database.value(history));
+    assert_eq!(on(&database, &["migrate"], &[]), (0, "nothing to apply\n".to_owned(), String::new()));
+    let address = [("HOST", "127.0.0.1"), ("PORT", "0"), ("DATABASE_URL", &database.url())];
+    let mut process = Process::start(&["--migrate=off"], &address);
+    assert_eq!(process.client().get("/users").status, 200);
+
+    let nowhere = [("DATABASE_URL", "postgres://u@127.0.0.1:1/d"), ("DB_CONNECT_TIMEOUT", "0.1")];
+    assert_eq!(userd(&["migrate"], &nowhere).0, 1);
+    assert_eq!(userd(&["migrate"], &[("PORT", "x")]).0, 2);
+}
+
+/// The statements of the release that knew three migrations, prepared before a newer one migrates and used after that.
+#[test]
+fn sessions_of_an_older_release_go_on() {
+    let database = Database::empty();
+    let old = migrations(3);
+    let old = [("MIGRATIONS_DIR", old.path().to_str().unwrap())];
+    assert_eq!(on(&database, &["migrate"], &old).0, 0);
+    let mut session = database.client();
+    let find = "select id, name, email, created_at, updated_at from users where id = $1";
+    let create =
+        "insert into users (name, email) values ($1, $2) returning id, name, email, created_at, updated_at";
+    let update = "update users set name = $2, updated_at = now() where id = $1 returning name";
+    let set = "insert into credentials (user_id, password_hash) values ($1, $2) \
+        on conflict (user_id) do update set password_hash = excluded.password_hash";
+    let [find, create, update, set] = [find, create, update, set].map(|sql| session.prepare(sql).unwrap());
+    let delete = session.prepare("delete from users where id = $1 returning id").unwrap();
+    let mut newer: Option<Service> = None;
+    for round in 1..=3_i64 {
+        if round == 2 {
+            // A newer release starts beside it.
+            let server = userd::Server::start(database.config()).expect("it migrates");
+            newer = Some(Service { server, database: Database::unmade() });
+        }
+        let email = format!("old-{round}@example.com");
+        let id: i64 = session.query_one(&create, &[&"old", &email]).unwrap().get(0);
+        assert_eq!(session.query_one(&find, &[&id]).unwrap().get::<_, String>(2), email);
+        assert_eq!(session.query_one(&update, &[&id, &"changed"]).unwrap().get::<_, String>(0), "changed");
+        session.execute(&set, &[&id, &"$argon2id$"]).unwrap();
+        if let Some(newer) = &newer {
+            let mut client = newer.client();
+            let user = client.get(&format!("/users/{id}"));
+            assert_eq!(user.json()["name"], "changed");
+            let body = json!({"name": "by the newer one"}).to_string();
+            assert_eq!(client.put(&format!("/users/{id}"), body).status, 200);
+            assert_eq!(session.query_one(&find, &[&id]).unwrap().get::<_, String>(1), "by the newer one");
+            assert_eq!(client.get("/users").json()["total"], 1);
+        }
+        assert_eq!(session.query(&delete, &[&id]).unwrap().len(), 1);
+    }
+}
+
+/// Two versions, in both orders: the older one starts on what the newer one has migrated, as long as that says so.
+#[test]
+fn two_versions_on_one_database() {
+    let newest = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations")).unwrap().count();
+    for upto in 2..newest {
+        let old = migrations(upto);
+        let old = [("MIGRATIONS_DIR", old.path().to_str().unwrap())];
+        for old_first in [true, false] {
+            let database = Database::empty();
+            let starts = if old_first { [&old[..], &[], &old] } else { [&[], &old[..], &[]] };
+            for variables in starts {
+                let (code, _, stderr) = on(&database, &["migrate"], variables);
+                assert_eq!((code, stderr.as_str()), (0, ""), "{upto} {old_first}");
+            }
+            for variables in [&old[..], &[]] {
+                let mut process = Process::on(&database, variables);
+                let body =
+                    json!({"name": "n", "email": format!("{}@example.com", variables.len())}).to_string();
+                assert_eq!(process.client().post("/users", body).status, 201);
+            }
+            assert_eq!(database.value("select count(*) from users"), "2");
+        }
+    }
+    // One that does not say so.
+    let database = Database::empty();
+    let old = migrations(newest);
+    let newer = migrations(newest);
+    newer.write(&format!("V{}__renamed.sql", newest + 1), "alter table users rename name to full_name;");
+    let dir = |dir: &TempDir| dir.path().to_str().unwrap().to_owned();
+    assert_eq!(on(&database, &["migrate"], &[("MIGRATIONS_DIR", &dir(&newer))]).0, 0);
+    for arguments in [&["migrate"][..], &["export"], &["--port=0"]] {
+        let (code, stdout, stderr) =
+            on(&database, arguments, &[("MIGRATIONS_DIR", &dir(&old)), ("HOST", "127.0.0.1")]);
+        assert_eq!((code, stdout.as_str()), (1, ""));
+        let line = stderr.lines().last().unwrap();
+        assert!(
+            line.contains(&format!("a newer userd has migrated it, to migration {}", newest + 1)),
+            "{line}"
+        );
+    }
+    let (code, stdout, _) = on(&database, &["check"], &[("MIGRATIONS_DIR", &dir(&old))]);
+    assert!(code == 1 && stdout.contains("problem  migrations: a newer userd has migrated it"), "{stdout}");
+}
+
+// Checks
+
+#[test]
+fn a_check_changes_nothing() {
+    let database = Database::create();
+    let before = schema(&database);
+    let (code, stdout, stderr) = on(&database, &["check"], &[]);
+    assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
+    let lines: Vec<&str> = stdout.lines().collect();
+    let expected = [
+        "ok       configuration: every variable can be used",
+        "ok       database: connected to database",
+        "ok       database: PostgreSQL ",
+        "ok       migrations: all are applied",
+        "ok       privileges: the role may do all that is needed",
+    ];
+    assert_eq!(lines.len(), expected.len(), "{stdout}");
+    for (line, expected) in lines.iter().zip(expected) {
+        assert!(line.starts_with(expected), "{line}");
+    }
+    assert_eq!(schema(&database), before);
+
+    let empty = Database::empty();
+    let (code, stdout, _) = on(&empty, &["check"], &[]);
+    assert_eq!(code, 0, "{stdout}");
+    assert!(stdout.contains("note     migrations: a start applies what is missing: V1__users, "), "{stdout}");
+    let (code, stdout, _) = on(&empty, &["check", "--migrate=off"], &[]);
+    assert_eq!(code, 1, "{stdout}");
+    assert!(
+        stdout.contains("problem  migrations: `userd migrate` applies what is missing: V1__"),
+        "{stdout}"
+    );
+    assert_eq!(schema(&empty), "null");
+}
+
+#[test]
+fn a_check_finds_what_is_wrong() {
+    let rows = [
+        (&[("PORT", "x")][..], "problem  configuration: PORT: must be a whole number"),
+        (&[("LOG_LEVEL", "loud")], "problem  configuration: LOG_LEVEL: must be one of"),
+        (&[("DATABASE_URL", "mysql://u@h/d")], "problem  configuration: DATABASE_URL: "),
+        (&[("MIGRATIONS_DIR", "/nowhere/at/all")], "problem  configuration: MIGRATIONS_DIR: "),
+        (
+            &[
+                ("DATABASE_URL", "postgres://u:pa55-of-the-database@127.0.0.1:1/d"),
+                ("DB_CONNECT_TIMEOUT", "0.1"),
+            ],
+            "problem  database: cannot connect to the database: ",
+        ),
+    ];
+    for (variables, expected) in rows {
+        let (code, stdout, stderr) = userd(&["check"], variables);
+        assert_eq!((code, stderr.as_str()), (1, ""), "{stdout}");
+        assert!(
+            stdout.lines().last().unwrap().starts_with(expected) || stdout.starts_with(expected),
+            "{stdout}"
+        );
+    }
+
+    let database = Database::create();
+    let name = database.name();
+    database.run(&format!(
+        "create role {name}_reader login; grant select on users, page_counts, refinery_schema_history to {name}_reader;
+         revoke temporary on database {name} from public; revoke create on schema public from public;
+         alter table users disable trigger page_insert"
+    ));
+    let url = database.url().replace("user=postgres", &format!("user={name}_reader"));
+    let (code, stdout, _) = userd(&["check"], &[("DATABASE_URL", &url)]);
+    assert_eq!(code, 1);
+    for line in [
+        "ok       migrations: all are applied",
+        "problem  privileges: the role may not insert users",
+        "problem  privileges: the role may not update users",
+        "problem  privileges: the role may not delete users",
+        "problem  privileges: the role may not select credentials",
+        "problem  privileges: the role may not insert idempotency_keys",
+        "problem  privileges: the role may not select page_open",
+        "note     privileges: the role may not create temporary tables: it cannot import",
+        "problem  privileges: the trigger page_insert of users is disabled",
+    ] {
+        assert_eq!(stdout.lines().filter(|found| found.starts_with(line)).count(), 1, "{line}: {stdout}");
+    }
+    assert!(!stdout.contains("select users"), "{stdout}");
+    database.run("drop table page_open, page_counts, page_held, idempotency_keys, credentials, users cascade; drop table refinery_schema_history");
+    let (code, stdout, _) = userd(&["check"], &[("DATABASE_URL", &url)]);
+    assert!(code == 1 && stdout.contains("problem  privileges: the role may not create tables"), "{stdout}");
+    database.run(&format!("drop owned by {name}_reader; drop role {name}_reader"));
+}
+
+// The configuration
+
+#[test]
+fn the_settings_in_force() {
+    let variables = [
+        ("DATABASE_URL", "postgres://u:pa55-of-the-database@db.example/d"),
+        ("API_TOKEN", TOKEN),
+        ("PGPASSWORD", DATABASE_PASSWORD),
+        ("WORKERS", "3"),
+        ("PORT", "8080"),
+        ("HOST", ""),
+    ];
+    let (code, stdout, stderr) = userd(&["config", "--port", "81"], &variables);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let row = |name: &str| -> Vec<&str> {
+        let found = stdout.lines().find(|line| line.split_whitespace().next() == Some(name));
+        found.unwrap_or_else(|| panic!("{name}: {stdout}")).split_whitespace().skip(1).collect()
+    };
+    assert_eq!(stdout.lines().count(), userd::config::SETTINGS.len());
+    assert_eq!(row("WORKERS"), ["3", "environment"]);
+    assert_eq!(row("PORT"), ["81", "argument"]);
+    assert_eq!(row("HOST"), ["0.0.0.0", "default"]);
+    assert_eq!(row("DATABASE_URL"), ["***", "environment"]);
+    assert_eq!(row("API_TOKEN"), ["***", "environment"]);
+    assert_eq!(row("DB_HOST"), ["-", "DATABASE_URL", "is", "used", "instead"]);
+    assert_eq!(row("LOG_LEVEL"), ["info", "default"]);
+    assert_eq!(userd(&["config"], &[("WORKERS", "0")]).0, 2);
+    assert_eq!(userd(&["config"], &[("LOG_LEVEL", "loud")]).0, 2);
+}
+
+// Users of another program
+
+const SHOP: &str = "
+    create table users (
+        id serial primary key, name text, email text unique, encrypted_password text not null default '',
+        created_at timestamp not null, updated_at timestamp not null);
+    insert into users (name, email, encrypted_password, created_at, updated_at) values
+        ('Ada', 'Ada@Example.com', '$2b$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2',
+            '2001-02-03 04:05:06.789', '2002-02-03 04:05:06'),
+        ('Zoë, \"Z\"', 'zoe@localhost', '', '2001-02-03 04:05:06', '2002-02-03 04:05:06')";
+
+#[test]
+fn a_table_of_another_program_is_left_as_it_is() {
+    let database = Database::empty();
+    database.run(SHOP);
+    let before = schema(&database);
+    for arguments in [&["--port=0"][..], &["migrate"]] {
+        let (code, stdout, stderr) = on(&database, arguments, &[("HOST", "127.0.0.1")]);
+        assert_eq!((code, stdout.as_str()), (1, ""));
+        let line = stderr.lines().last().unwrap();
+        for part in [
+            "the schema \"public\" has a table `users` of another program",
+            "a schema of its own",
+            "`userd import`",
+        ] {
+            assert!(line.contains(part), "{line}");
+        }
+        assert!(
+            README.contains("## A database that has users already")
+                && line.contains("\"A database that has users already\"")
+        );
+    }
+    let (code, stdout, _) = on(&database, &["check"], &[]);
+    assert!(
+        code == 1 && stdout.contains("problem  migrations: the schema \"public\" has a table"),
+        "{stdout}"
+    );
+    assert_eq!(schema(&database), before);
+    // Nor is it what a table of ours becomes when its history is lost.
+    let ours = Database::create();
+    ours.run("drop table refinery_schema_history");
+    assert_eq!(on(&ours, &["migrate"], &[]).0, 1);
+}
+
+/// Runs lines in a shell that finds userd.
+fn shell(lines: &str) -> Output {
+    let directory = Path::new(env!("CARGO_BIN_EXE_userd")).parent().expect("a directory");
+    let path = format!("{}:/usr/bin:/bin", directory.display());
+    let mut command = Command::new("bash");
+    command.args(["-euo", "pipefail", "-c", lines]).env_clear().env("PATH", path).stdin(Stdio::null());
+    command.output().expect("bash")
+}
+
+#[test]
+fn both_ways_out_for_users_of_another_program() {
+    let database = Database::empty();
+    database.run(SHOP);
+    let (_, chapter) =
+        README.split_once("\n## A database that has users already\n").expect("there is a chapter");
+    let (chapter, _) = chapter.split_once("\n## ").expect("it is not the last one");
+    let blocks: Vec<String> = chapter
+        .split("\n```sh\n")
+        .skip(1)
+        .map(|block| block.split_once("\n```").expect("it ends").0)
+        .map(|block| block.replace("host=10.0.0.21 user=app dbname=shop", &database.url()))
+        .collect();
+    assert_eq!(blocks.len(), 2);
+    let output = shell(&blocks.join("\n"));
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{stdout}{stderr}");
+    assert!(stdout.ends_with("imported 2 users\n"), "{stdout}{stderr}");
+    assert_eq!(database.value("select count(*) from public.users where name is not null"), "2");
+    assert_eq!(database.value("select count(*) from userd.users"), "2");
+
+    let url = format!("{} options='-c search_path=userd'", database.url());
+    let variables = [("DATABASE_URL", url.as_str()), ("HOST", "127.0.0.1"), ("PORT", "0")];
+    let mut process = Process::start(&[], &variables);
+    let mut client = Client::new(&process.wait_for_url());
+    let users = client.get("/users").json();
+    assert_eq!(users["total"], 2);
+    assert_eq!(users["data"][0]["email"], "Ada@Example.com");
+    assert_eq!(users["data"][0]["createdAt"], "2001-02-03T04:05:06.789000Z");
+    assert_eq!(users["data"][1]["name"], "Zoë, \"Z\"");
+    assert_eq!(users["data"][1]["updatedAt"], "2002-02-03T04:05:06.000000Z");
+    let login = json!({"email": "ada@example.com", "password": crate::support::PASSWORD}).to_string();
+    assert_eq!(client.post("/users/authenticate", login).status, 200);
+    let hash = "select left(password_hash, 9) from userd.credentials";
+    assert_eq!(database.value(hash), "$argon2id");
+    // Each program has its own.
+    assert_eq!(client.delete("/users/1").status, 204);
+    assert_eq!(database.value("select count(*) from public.users"), "2");
+}
+
+// Completion and the manual page
+
+/// What bash offers for the last of these words.
+fn offered(words: &[&str]) -> Vec<String> {
+    let quoted: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
+    let lines = format!(
+        "set +e\nsource <(userd completion bash)\nCOMP_WORDS=({}) COMP_CWORD={}\n_userd\nprintf '%s\\n' \"${{COMPREPLY[@]}}\"",
+        quoted.join(" "),
+        words.len() - 1
+    );
+    let output = shell(&lines);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn a_shell_completes_arguments() {
+    assert_eq!(offered(&["userd", "exp"]), ["export"]);
+    assert_eq!(offered(&["userd", "--em"]), ["--embedded"]);
+    assert_eq!(offered(&["userd", "import", "--skip-"]), ["--skip-invalid", "--skip-existing"]);
+    assert_eq!(offered(&["userd", "export", "--form"]), ["--format="]);
+    // Bash takes the `=` for a word.
+    assert_eq!(offered(&["userd", "export", "--format", "="]), ["ndjson", "csv"]);
+    assert_eq!(offered(&["userd", "export", "--format", "=", "c"]), ["csv"]);
+    assert_eq!(offered(&["userd", "completion", "z"]), ["zsh"]);
+    for shell in ["zsh", "fish"] {
+        let (code, script, _) = userd(&["completion", shell], &[]);
+        assert!(code == 0 && script.contains("userd") && script.contains("skip-existing"), "{script}");
+    }
+}
+
+#[test]
+fn the_manual_page_is_one() {
+    let (code, page, _) = userd(&["man"], &[]);
+    assert_eq!(code, 0);
+    assert!(page.starts_with(".TH USERD 1 "), "{page}");
+    for section in ["NAME", "SYNOPSIS", "OPTIONS", "COMMANDS", "ENVIRONMENT", "EXIT STATUS"] {
+        assert!(page.contains(&format!("\n.SH {section}\n")), "{section}");
+    }
+}
