@@ -163,7 +163,8 @@ impl Command {
             Command::CreateOnce(create) => match (&create.earlier, &create.new.password) {
                 (Earlier::Kept(_), _) | (Earlier::Absent, Some(Password::Clear(_))) => Lane::Hash,
                 (Earlier::Unknown, Some(Password::Clear(_))) => Lane::Lookup,
-                _ => Lane::Change,
+                (_, None) => Lane::Create,
+                (_, Some(Password::Hashed(_))) => Lane::Change,
             },
             Command::Update { changes, found, .. } => match (&changes.password, found) {
                 (Some(Some(Password::Clear(_))), false) => Lane::Find,
@@ -416,14 +417,14 @@ mod tests {
         let judge = Judge::new(&Config::default());
         let ada = json!({"name": "A", "email": "a@b.co"});
         let with_password = json!({"name": "A", "email": "a@b.co", "password": "long enough"});
-        for (body, lane, hashes) in [(&ada, Lane::Change, false), (&with_password, Lane::Lookup, true)] {
+        for (body, lane, hashes) in [(&ada, Lane::Create, false), (&with_password, Lane::Lookup, true)] {
             let request = Request::post("/users", body).with("Idempotency-Key", "k");
             let mut command = judge.command(&request).unwrap();
             assert_eq!((command.lane(), command.hashes()), (lane, hashes), "{body}");
             if let Command::CreateOnce(create) = &mut command {
                 create.earlier = Earlier::Absent;
             }
-            let next = if hashes { Lane::Hash } else { Lane::Change };
+            let next = if hashes { Lane::Hash } else { Lane::Create };
             assert_eq!(command.lane(), next, "{body}");
         }
         let malformed = Request::post("/users", &ada).with("Idempotency-Key", "");

@@ -8,16 +8,17 @@ use super::{
     preconditions::{Preconditions, Read, etag},
 };
 use crate::{
-    db::{Once, users::PasswordChange},
+    db::{NewOnce, Once, users::PasswordChange},
     error::Error,
     http::Response,
     users::{
-        once::Kept,
+        once::{Kept, Key},
         pagination::{ListRequest, Page},
         password::{Password, PasswordHash},
         user::{NewUser, User, UserChanges},
     },
 };
+use std::collections::HashSet;
 
 /// Executes the next step of commands of one lane; one outcome each, in their order.
 pub(super) fn execute(app: &App, lane: Lane, commands: Vec<Command>) -> Vec<Step> {
@@ -136,21 +137,39 @@ fn listed(page: &Page, email: Option<&str>) -> Response {
     Response::json(200, page).with("Link", page.links(email))
 }
 
-/// Creates without a password, with one statement and one commit.
+/// Creates without a password: one statement and one commit for all without a key, and one for those with a key.
 fn create(app: &App, commands: Vec<Command>) -> Vec<Step> {
-    fn new(command: &Command) -> (&str, &str) {
+    let (mut plain, mut once, mut keys) = (Vec::new(), Vec::new(), HashSet::new());
+    // Of equal keys, the first: the others find what is kept of it.
+    let mut is_new = |key: &Key| keys.insert(*key);
+    let mut repeats = Vec::new();
+    for command in &commands {
         match command {
-            Command::Create(NewUser { name, email, .. }) => (name, email),
+            Command::Create(NewUser { name, email, .. }) => plain.push((name.as_str(), email.as_str())),
+            Command::CreateOnce(create) => {
+                let CreateOnce { key, fingerprint, new: NewUser { name, email, .. }, .. } = &**create;
+                let is_new = is_new(key);
+                repeats.push(!is_new);
+                once.extend(is_new.then_some(NewOnce { key, fingerprint, name, email }));
+            }
             other => unreachable!("{:?} is not a command of this lane", other.lane()),
         }
     }
-    let values: Vec<_> = commands.iter().map(new).collect();
-    let outcomes = app.users.create_many(&values);
-    commands
-        .into_iter()
-        .zip(outcomes)
-        .map(|(command, result)| outcome(command, result.map(|user| created(&user))))
-        .collect()
+    let plain = if plain.is_empty() { Vec::new() } else { app.users.create_many(&plain) };
+    let once = if once.is_empty() { Vec::new() } else { app.users.create_many_once(&once) };
+    let (mut plain, mut once, mut repeats) = (plain.into_iter(), once.into_iter(), repeats.into_iter());
+    let step = |command| match command {
+        Command::CreateOnce(create) if repeats.next() == Some(true) => {
+            Step::Next(Command::CreateOnce(create))
+        }
+        Command::CreateOnce(create) => created_once(create, once.next().unwrap_or_else(missing)),
+        command => outcome(command, plain.next().unwrap_or_else(missing).map(|user| created(&user))),
+    };
+    commands.into_iter().map(step).collect()
+}
+
+fn missing<T>() -> Result<T, Error> {
+    Err(Error::Internal("a create has no outcome".to_owned()))
 }
 
 /// A read by e-mail address, for a list or a login, or of the key of a create.
@@ -204,19 +223,15 @@ fn change(app: &App, command: Command) -> Step {
     outcome(command, result)
 }
 
-/// A create with a key, whose password, if it has one, is hashed.
+/// A create with a key, whose password is hashed.
 fn create_once(app: &App, create: Box<CreateOnce>) -> Step {
     let CreateOnce { key, fingerprint, new, .. } = &*create;
     let hash = new.password.as_ref().map(hashed);
-    let result = match app.users.create_once(key, fingerprint, &new.name, &new.email, hash) {
-        // The address may be that of a create with the same key, which was answered meanwhile.
-        Err(Error::AlreadyExists) => match app.users.find_kept(key) {
-            Ok(Some(earlier)) => Ok(Once::Kept(earlier)),
-            Ok(None) => Err(Error::AlreadyExists),
-            Err(error) => Err(error),
-        },
-        result => result,
-    };
+    let result = app.users.create_once(key, fingerprint, &new.name, &new.email, hash);
+    created_once(create, result)
+}
+
+fn created_once(create: Box<CreateOnce>, result: Result<Once, Error>) -> Step {
     match result {
         Ok(Once::Created(user)) => Step::Done(created(&user)),
         Ok(Once::Kept(earlier)) => repeated(create, earlier),

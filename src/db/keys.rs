@@ -4,7 +4,7 @@ use super::{
     Pool,
     cleaner::Cleaner,
     session::Param,
-    users::{Users, column},
+    users::{Users, at_position, column, in_order_of_addresses, unbatched_after},
 };
 use crate::{
     error::Error,
@@ -19,6 +19,9 @@ use std::{io, time::Duration};
 
 /// Creates a user and keeps the answer, or finds one that was kept.
 const CREATE_ONCE: &str = include_str!("create_once.sql");
+
+/// The same for several keys.
+const CREATE_MANY_ONCE: &str = include_str!("create_many_once.sql");
 
 const FIND_KEPT: &str = "\
     select id, name, email, created_at, updated_at, version, fingerprint, password_hash \
@@ -43,10 +46,57 @@ pub enum Once {
     Kept(Box<Kept>),
 }
 
+/// A create with a key and without a password.
+#[derive(Debug, Clone, Copy)]
+pub struct NewOnce<'a> {
+    /// The key.
+    pub key: &'a Key,
+    /// Of the body.
+    pub fingerprint: &'a Fingerprint,
+    /// The name.
+    pub name: &'a str,
+    /// The address.
+    pub email: &'a str,
+}
+
 impl Users {
+    /// Stores users and their keys, no two of which are equal, in one statement and one commit, each with the outcome
+    /// that it would have had unbatched. One round trip; one more for each whose address is taken, and where the database
+    /// refuses the batch, as [`Users::create_many`] does.
+    pub fn create_many_once(&self, new: &[NewOnce]) -> Vec<Result<Once, Error>> {
+        let unbatched = |new: &NewOnce| self.create_once(new.key, new.fingerprint, new.name, new.email, None);
+        if let [one] = new {
+            return vec![unbatched(one)];
+        }
+        match self.create_batch_once(new) {
+            Ok(outcomes) => {
+                outcomes.into_iter().zip(new).map(|(once, new)| self.or_kept(new.key, once)).collect()
+            }
+            Err(error) => unbatched_after(&error, new, unbatched),
+        }
+    }
+
+    fn create_batch_once(&self, new: &[NewOnce]) -> Result<Vec<Result<Once, Error>>, Error> {
+        let order = in_order_of_addresses(new, |new| new.email);
+        let given: Vec<&NewOnce> = order.iter().map(|index| &new[*index]).collect();
+        let keys: Vec<&[u8]> = given.iter().map(|new| new.key.as_bytes()).collect();
+        let fingerprints: Vec<&[u8]> = given.iter().map(|new| new.fingerprint.as_bytes()).collect();
+        let (names, emails): (Vec<&str>, Vec<&str>) = given.iter().map(|new| (new.name, new.email)).unzip();
+        let params: [Param; 4] = [
+            (&keys, Type::BYTEA_ARRAY),
+            (&fingerprints, Type::BYTEA_ARRAY),
+            (&names, Type::TEXT_ARRAY),
+            (&emails, Type::TEXT_ARRAY),
+        ];
+        let mut outcomes: Vec<_> = new.iter().map(|_| Err(Error::AlreadyExists)).collect();
+        for row in &self.pool.write(CREATE_MANY_ONCE, &params)? {
+            outcomes[at_position(column(row, 8)?, &order)?] = self.once(row);
+        }
+        Ok(outcomes)
+    }
+
     /// Stores a user, its password's hash and the key, in one transaction; or finds what was kept of the same key, and
-    /// stores nothing. One round trip. [`Error::AlreadyExists`] when the address is taken, or another session stores the
-    /// same key at the same time: then [`Users::find_kept`] finds it.
+    /// stores nothing. One round trip; one more where the address is taken: [`Error::AlreadyExists`].
     pub fn create_once(
         &self,
         key: &Key,
@@ -63,18 +113,24 @@ impl Users {
             (&email, Type::TEXT),
             (&hash, Type::TEXT),
         ];
-        let rows = self.pool.write(CREATE_ONCE, &params)?;
-        let row = rows.first().ok_or_else(|| Error::Internal("an insert returned no row".into()))?;
-        match column::<Option<&[u8]>>(row, 6)? {
-            None => Ok(Once::Created(self.user(row)?)),
-            Some(_) => Ok(Once::Kept(Box::new(self.kept(row)?))),
-        }
+        let created = self.pool.write(CREATE_ONCE, &params).and_then(|rows| {
+            self.once(rows.first().ok_or_else(|| Error::Internal("an insert returned no row".into()))?)
+        });
+        self.or_kept(key, created)
     }
 
     /// What was kept of a key within the last 24 hours. One round trip.
     pub fn find_kept(&self, key: &Key) -> Result<Option<Box<Kept>>, Error> {
         let rows = self.pool.read(FIND_KEPT, &[(&key.as_bytes(), Type::BYTEA)])?;
         rows.first().map(|row| self.kept(row).map(Box::new)).transpose()
+    }
+
+    /// What is taken, the address or the key, may be that of a create with the same key, which was answered meanwhile.
+    fn or_kept(&self, key: &Key, created: Result<Once, Error>) -> Result<Once, Error> {
+        match created {
+            Err(Error::AlreadyExists) => self.find_kept(key)?.map(Once::Kept).ok_or(Error::AlreadyExists),
+            created => created,
+        }
     }
 
     /// Starts what removes the keys that have expired. Errors: the system has no more threads.
@@ -86,6 +142,13 @@ impl Users {
     #[doc(hidden)]
     pub fn remove_expired_keys(&self) -> Result<(), Error> {
         remove_expired(&self.pool)
+    }
+
+    fn once(&self, row: &Row) -> Result<Once, Error> {
+        match column::<Option<&[u8]>>(row, 6)? {
+            None => Ok(Once::Created(self.user(row)?)),
+            Some(_) => Ok(Once::Kept(Box::new(self.kept(row)?))),
+        }
     }
 
     fn kept(&self, row: &Row) -> Result<Kept, Error> {

@@ -24,7 +24,7 @@ pub mod users;
 pub mod watchdog;
 
 pub(crate) use cleaner::Cleaner;
-pub use keys::Once;
+pub use keys::{NewOnce, Once};
 pub use pool::{LOCK_TIMEOUT, Pool, PoolLimits};
 pub(crate) use retry::Backoff;
 pub use sqlstate::explain;

@@ -219,43 +219,19 @@ impl Users {
     /// have had unbatched. One round trip. Where the database refuses the batch for some of them, one more for each;
     /// those that meet a lock, and those that were not tried for too many that do, end with [`Error::Contended`].
     pub fn create_many(&self, new: &[(&str, &str)]) -> Vec<Result<User, Error>> {
-        /// The batch and two of its users. An address that another transaction has stored and not committed yet blocks
-        /// its own user alone; a lock of the table blocks all of them, each for the whole of `lock_timeout`.
-        const REFUSALS: usize = 3;
-        let error = match self.create_batch(new) {
-            Ok(outcomes) => return outcomes,
-            Err(error) => error,
-        };
-        let contended = matches!(error, Error::Contended);
-        if new.len() < 2 || !(contended || sqlstate::is_of_rows(&error)) {
-            return new.iter().map(|_| Err(error.clone())).collect();
-        }
-        let mut refusals = usize::from(contended);
-        let unbatched = |user: &(&str, &str)| {
-            if refusals == REFUSALS {
-                return Err(Error::Contended);
-            }
-            let outcome = self.create_batch(&[*user]).and_then(|mut outcomes| outcomes.remove(0));
-            refusals += usize::from(matches!(outcome, Err(Error::Contended)));
-            outcome
-        };
-        new.iter().map(unbatched).collect()
+        let unbatched =
+            |user: &(&str, &str)| self.create_batch(&[*user]).and_then(|mut outcomes| outcomes.remove(0));
+        self.create_batch(new).unwrap_or_else(|error| unbatched_after(&error, new, unbatched))
     }
 
     fn create_batch(&self, new: &[(&str, &str)]) -> Result<Vec<Result<User, Error>>, Error> {
-        // In order of the addresses, so that two such statements that share some wait for each other in one direction
-        // only; of equal addresses the first wins.
-        let mut order: Vec<usize> = (0..new.len()).collect();
-        order.sort_by_cached_key(|index| new[*index].1.to_lowercase());
+        let order = in_order_of_addresses(new, |(_, email)| email);
         let (names, emails): (Vec<&str>, Vec<&str>) = order.iter().map(|index| new[*index]).unzip();
         let rows =
             self.pool.write(CREATE_MANY, &[(&names, Type::TEXT_ARRAY), (&emails, Type::TEXT_ARRAY)])?;
         let mut outcomes: Vec<_> = new.iter().map(|_| Err(Error::AlreadyExists)).collect();
         for row in &rows {
-            let position: i64 = column(row, 6)?;
-            let index = usize::try_from(position - 1).ok().and_then(|position| order.get(position));
-            outcomes[*index.ok_or_else(|| Error::Internal("a created row has no position".into()))?] =
-                self.user(row);
+            outcomes[at_position(column(row, 6)?, &order)?] = self.user(row);
         }
         Ok(outcomes)
     }
@@ -341,6 +317,45 @@ impl Users {
             },
         })
     }
+}
+
+/// The indices of creates in the order of their addresses, so that two statements that share some wait for each other in
+/// one direction only; of equal addresses the first wins.
+pub(super) fn in_order_of_addresses<T>(new: &[T], email: impl Fn(&T) -> &str) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..new.len()).collect();
+    order.sort_by_cached_key(|index| email(&new[*index]).to_lowercase());
+    order
+}
+
+/// The index that has this position, from 1, in an order.
+pub(super) fn at_position(position: i64, order: &[usize]) -> Result<usize, Error> {
+    let index = usize::try_from(position - 1).ok().and_then(|position| order.get(position));
+    index.copied().ok_or_else(|| Error::Internal("a created row has no position".into()))
+}
+
+/// The outcomes of creates after a batch of them has failed: each by itself, where that may have another outcome.
+pub(super) fn unbatched_after<T, R>(
+    error: &Error,
+    new: &[T],
+    create: impl Fn(&T) -> Result<R, Error>,
+) -> Vec<Result<R, Error>> {
+    /// The batch and two of its users. An address that another transaction has stored and not committed yet blocks
+    /// its own user alone; a lock of the table blocks all of them, each for the whole of `lock_timeout`.
+    const REFUSALS: usize = 3;
+    let contended = matches!(error, Error::Contended);
+    if new.len() < 2 || !(contended || sqlstate::is_of_rows(error)) {
+        return new.iter().map(|_| Err(error.clone())).collect();
+    }
+    let mut refusals = usize::from(contended);
+    let one = |user: &T| {
+        if refusals == REFUSALS {
+            return Err(Error::Contended);
+        }
+        let outcome = create(user);
+        refusals += usize::from(matches!(outcome, Err(Error::Contended)));
+        outcome
+    };
+    new.iter().map(one).collect()
 }
 
 /// Loads a credential on access. A user may outlive its service and be dropped anywhere, so it keeps no pool.

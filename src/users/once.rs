@@ -11,7 +11,7 @@ use std::{fmt, time::Duration};
 pub const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A key that a client has chosen for a create: its digest, as the key itself is not stored.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key([u8; 32]);
 
 /// What a body asks for, except for its password: its digest.

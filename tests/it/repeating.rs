@@ -295,8 +295,6 @@ fn many_at_once_with_one_key_create_one_user() {
         assert_eq!(users(&database), (round + 1).to_string());
     }
     // Many keys, and each twice at once.
-    let answers = at_once(&replicas, CLIENTS, "x", |_| ADA.to_owned());
-    assert!(answers.iter().all(|answer| answer.status == 201));
     thread::scope(|scope| {
         for n in 0..CLIENTS {
             let replica = &replicas[n % 2];
@@ -475,4 +473,79 @@ fn connections_that_are_cut() {
     assert!(repeated > 0, "no cut was noticed");
     assert_eq!(users(&database), CREATES.to_string());
     assert_eq!(database.value("select count(*) from idempotency_keys"), CREATES.to_string());
+}
+
+/// Creates that wait together share a statement; each has the outcome that it would have had by itself.
+#[test]
+fn creates_with_keys_that_wait_together() {
+    const CLIENTS: usize = 40;
+    let service = Service::start();
+    service.database.run(
+        "create table statements (inserted bigint);
+         create function linger() returns trigger language plpgsql as
+             $$ begin insert into statements select count(*) filter (where name like 'keyed%') from given; perform pg_sleep(0.05); return null; end $$;
+         create trigger linger after insert on users referencing new table as given
+             for each statement execute function linger()",
+    );
+    let mut client = service.client();
+    assert_eq!(client.post("/users", r#"{"name":"Taken","email":"taken@example.com"}"#).status, 201);
+    for name in ["early", "late"] {
+        let body = json!({"name": name, "email": format!("{name}@example.com")}).to_string();
+        assert_eq!(post(&mut client, name, &body).status, 201);
+    }
+    service
+        .database
+        .run("update idempotency_keys set kept_since = now() - interval '1 day' where name = 'late'");
+    service.database.run("delete from users where name = 'late'");
+    // Key (none: without one), name, address; status, and whether it is replayed, where that is certain.
+    let row = |n: usize| -> (Option<String>, String, String, u16, Option<bool>) {
+        let own = |kind: &str| (format!("{kind} {n}"), format!("{n}@example.com"));
+        match n % 8 {
+            0 => (None, own("plain").0, own("plain").1, 201, Some(false)),
+            1 => (Some("early".into()), "early".into(), "early@example.com".into(), 201, Some(true)),
+            2 => (Some("early".into()), own("other").0, own("other").1, 422, Some(false)),
+            3 => (Some("late".into()), "late".into(), "late@example.com".into(), 201, None),
+            4 => (Some(format!("taken-{n}")), "n".into(), "TAKEN@example.com".into(), 409, Some(false)),
+            5 => (Some("pair".into()), "pair".into(), "pair@example.com".into(), 201, None),
+            6 => (None, own("plain").0, "taken@example.com".into(), 409, Some(false)),
+            _ => (Some(format!("key-{n}")), own("keyed").0, own("keyed").1, 201, Some(false)),
+        }
+    };
+    let mut clients: Vec<Client> = (0..CLIENTS).map(|_| service.client()).collect();
+    for (n, client) in clients.iter_mut().enumerate() {
+        let (key, name, email, ..) = row(n);
+        let fields: Vec<(&str, &str)> = key.iter().map(|key| ("Idempotency-Key", key.as_str())).collect();
+        client.send_request("POST", "/users", &fields, json!({"name": name, "email": email}).to_string());
+    }
+    let answers: Vec<Answer> = clients.iter_mut().map(|client| client.answer("POST")).collect();
+    for (n, answer) in answers.iter().enumerate() {
+        let (key, name, email, status, replayed) = row(n);
+        assert_eq!(answer.status, status, "{n}: {answer:?}");
+        assert!(replayed.is_none_or(|replayed| replayed == is_replayed(answer)), "{n}: {answer:?}");
+        if status == 201 {
+            let user = answer.json();
+            assert_eq!(
+                (user["name"].as_str(), user["email"].as_str()),
+                (Some(name.as_str()), Some(email.as_str()))
+            );
+            assert_eq!(client.get(answer.header("Location").expect("a user")).body, answer.body, "{n}");
+            // Each again.
+            if let Some(key) = key {
+                let again = post(&mut client, &key, &json!({"name": name, "email": email}).to_string());
+                assert_same(&again, answer);
+                assert!(is_replayed(&again), "{n}");
+            }
+        }
+    }
+    for key in ["pair", "late"] {
+        let first = answers.iter().enumerate().filter(|(n, answer)| {
+            row(*n).0.as_deref() == Some(key) && answer.status == 201 && !is_replayed(answer)
+        });
+        assert_eq!(first.count(), 1, "{key}");
+    }
+    // Taken, early, late, pair, and those with an address of their own.
+    let own = (0..CLIENTS).filter(|n| [0, 7].contains(&(n % 8))).count();
+    assert_eq!(users(&service.database), (4 + own).to_string());
+    let keyed = "select count(*) from statements where inserted > 1";
+    assert_ne!(service.database.value(keyed), "0", "no statement has created more than one");
 }
