@@ -2,6 +2,7 @@
 
 use super::Answer;
 use jsonschema::Validator;
+use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use std::{
     collections::HashMap,
@@ -87,10 +88,12 @@ fn check_headers(response: &'static Value, answer: &Answer, what: &dyn Fn() -> S
 /// The operation of a request, if there is one.
 fn operation(method: &str, target: &str) -> Option<&'static Value> {
     let path = target.split('?').next().unwrap_or_default();
-    let template = match path {
-        "/users" | "/users/authenticate" => path,
+    // An encoded slash does not divide a path.
+    let path = percent_decode_str(&path.replace("%2F", "-")).decode_utf8_lossy().into_owned();
+    let template = match path.as_str() {
+        "/users" | "/users/authenticate" => path.as_str(),
         path => match path.strip_prefix("/users/") {
-            Some(id) if !id.is_empty() && !id.contains(['/', '%']) => "/users/{id}",
+            Some(id) if !id.is_empty() && !id.contains('/') => "/users/{id}",
             Some(_) => return None,
             None => path,
         },
