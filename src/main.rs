@@ -7,6 +7,18 @@ mod command_line;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+unsafe extern "C" {
+    /// mimalloc's.
+    fn mi_collect(force: bool);
+}
+
+/// Gives memory that is free back to the system: 0.7 MiB after a start, above all of compiling schemas. Otherwise it
+/// would stay until a thread allocates again.
+fn give_back_memory() {
+    // SAFETY: any thread may call it at any time.
+    unsafe { mi_collect(true) };
+}
+
 fn main() -> std::process::ExitCode {
     command_line::run()
 }

@@ -56,6 +56,7 @@ pub fn serve(arguments: Serve) -> Result<(), Failure> {
     if private && !arguments.ephemeral {
         log::info!("only this machine can connect; HOST=0.0.0.0 (better with API_TOKEN) lets others in");
     }
+    crate::give_back_memory();
     // Before a harness can know that it serves, and sends a signal for it.
     ending.begin();
     // A harness may have closed it; the service does not depend on being read.
