@@ -4,6 +4,7 @@
 
 mod check;
 mod export;
+mod fields;
 mod import;
 mod records;
 mod upkeep;

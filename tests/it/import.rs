@@ -585,3 +585,20 @@ fn the_lines_of_the_readme() {
     assert_eq!((lines("users.ndjson"), lines("everything.ndjson")), (3, 3));
     assert_eq!(client.get("/users").json()["total"], 5);
 }
+
+/// On a terminal there is a progress bar; `script` is one. Every other test sees that there is none elsewhere.
+#[test]
+fn a_progress_bar_on_a_terminal() {
+    let database = Database::create();
+    let dir = TempDir::new();
+    dir.write("users", &lines(2000));
+    let file = dir.path().join("users");
+    for (command, expected) in [("import", "lines, "), ("export", " of 2,000 users, ")] {
+        let line = format!("{} {command} {}", env!("CARGO_BIN_EXE_userd"), file.display());
+        let mut terminal = Command::new("script");
+        terminal.args(["-qec", &line, "/dev/null"]).env("DATABASE_URL", database.url()).env("TERM", "xterm");
+        let output = terminal.stdin(Stdio::null()).output().expect("bsdutils");
+        let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success() && shown.contains(expected), "{shown:?}");
+    }
+}
