@@ -4,6 +4,7 @@
 
 use super::{
     Format,
+    fields::{Column, Field, Fields, parse_json},
     records::{Batch, Record},
 };
 use crate::{
@@ -15,10 +16,6 @@ use crate::{
         password::{Hasher, Password, PasswordHash},
         user::{NewUser, Timestamp, UserChanges},
     },
-};
-use serde::{
-    Deserialize, Deserializer,
-    de::{IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 use serde_json::{Map, Value};
 use std::{borrow::Cow, fmt};
@@ -59,80 +56,6 @@ pub(super) struct Rules {
     hasher: Hasher,
     format: Format,
     columns: Vec<Column>,
-}
-
-/// A field of a record. [`Column::Foreign`] is one that may not be set.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(field_identifier, rename_all = "camelCase")]
-pub(super) enum Column {
-    Id,
-    Name,
-    Email,
-    Password,
-    PasswordHash,
-    CreatedAt,
-    UpdatedAt,
-    Foreign(String),
-}
-
-impl Column {
-    const KNOWN: [(&str, Column); 7] = [
-        ("id", Column::Id),
-        ("name", Column::Name),
-        ("email", Column::Email),
-        ("password", Column::Password),
-        ("passwordHash", Column::PasswordHash),
-        ("createdAt", Column::CreatedAt),
-        ("updatedAt", Column::UpdatedAt),
-    ];
-
-    fn named(name: &str) -> Option<Column> {
-        Column::KNOWN.iter().find(|(known, _)| *known == name).map(|(_, column)| column.clone())
-    }
-}
-
-/// The value of a field, as far as it matters.
-#[derive(Debug)]
-enum Field<'a> {
-    Text(Cow<'a, str>),
-    Null,
-    /// A number, a boolean, an array or an object, which no field may be.
-    Other,
-}
-
-/// The fields of a record; of equal names the last one. An id is read over: the database gives a new one.
-#[derive(Debug, Default)]
-struct Fields<'a> {
-    name: Option<Field<'a>>,
-    email: Option<Field<'a>>,
-    password: Option<Field<'a>>,
-    password_hash: Option<Field<'a>>,
-    created_at: Option<Field<'a>>,
-    updated_at: Option<Field<'a>>,
-    foreign: Vec<String>,
-}
-
-impl<'a> Fields<'a> {
-    fn set(&mut self, column: Column, field: Field<'a>) {
-        /// More names would make no better line.
-        const MOST: usize = 20;
-        let place = match column {
-            Column::Id => return,
-            Column::Name => &mut self.name,
-            Column::Email => &mut self.email,
-            Column::Password => &mut self.password,
-            Column::PasswordHash => &mut self.password_hash,
-            Column::CreatedAt => &mut self.created_at,
-            Column::UpdatedAt => &mut self.updated_at,
-            Column::Foreign(name) => {
-                if self.foreign.len() < MOST {
-                    self.foreign.push(name);
-                }
-                return;
-            }
-        };
-        *place = Some(field);
-    }
 }
 
 impl Rules {
@@ -324,87 +247,4 @@ fn reader(text: &[u8]) -> csv::Reader<&[u8]> {
     let mut reader = csv::ReaderBuilder::new();
     reader.has_headers(false).flexible(true).terminator(csv::Terminator::Any(b'\n'));
     reader.from_reader(text)
-}
-
-fn parse_json(text: &[u8]) -> Result<Fields<'_>, String> {
-    // Without its line feed, so that every error is on one line.
-    let text = str::from_utf8(text.trim_ascii_end()).map_err(|_| "is not UTF-8".to_owned())?;
-    serde_json::from_str(text).map_err(|error| match error.classify() {
-        serde_json::error::Category::Data => "is not a JSON object".to_owned(),
-        _ => format!("is not JSON: {}", error.to_string().replace(" at line 1 column ", " at column ")),
-    })
-}
-
-impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Fields<'a>, D::Error> {
-        struct Members;
-        impl<'de> Visitor<'de> for Members {
-            type Value = Fields<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Fields<'de>, A::Error> {
-                let mut fields = Fields::default();
-                while let Some(column) = members.next_key()? {
-                    fields.set(column, members.next_value()?);
-                }
-                Ok(fields)
-            }
-        }
-        deserializer.deserialize_map(Members)
-    }
-}
-
-impl<'de: 'a, 'a> Deserialize<'de> for Field<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Field<'a>, D::Error> {
-        struct One;
-        impl<'de> Visitor<'de> for One {
-            type Value = Field<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a value")
-            }
-
-            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Field<'de>, E> {
-                Ok(Field::Text(text.into()))
-            }
-
-            fn visit_str<E>(self, text: &str) -> Result<Field<'de>, E> {
-                Ok(Field::Text(text.to_owned().into()))
-            }
-
-            fn visit_unit<E>(self) -> Result<Field<'de>, E> {
-                Ok(Field::Null)
-            }
-
-            fn visit_bool<E>(self, _: bool) -> Result<Field<'de>, E> {
-                Ok(Field::Other)
-            }
-
-            fn visit_i64<E>(self, _: i64) -> Result<Field<'de>, E> {
-                Ok(Field::Other)
-            }
-
-            fn visit_u64<E>(self, _: u64) -> Result<Field<'de>, E> {
-                Ok(Field::Other)
-            }
-
-            fn visit_f64<E>(self, _: f64) -> Result<Field<'de>, E> {
-                Ok(Field::Other)
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Field<'de>, A::Error> {
-                while items.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(Field::Other)
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Field<'de>, A::Error> {
-                while members.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-                Ok(Field::Other)
-            }
-        }
-        deserializer.deserialize_any(One)
-    }
 }

@@ -22,7 +22,7 @@ use std::{
     collections::BTreeMap,
     io::{self, BufRead, BufReader, Read},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         mpsc::{self, Receiver, Sender},
     },
     thread,
@@ -94,24 +94,41 @@ enum Stage {
     Unconnected,
     Connected(Breaker),
     Committing,
+    Stopped,
 }
 
 impl Stop {
     /// Whether nothing was imported, and nothing will be; otherwise it was too late. Does not block. The process is
     /// expected to end then.
     pub fn now(&self) -> bool {
-        match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            Stage::Unconnected => true,
-            Stage::Connected(breaker) => {
-                breaker.trip();
-                true
+        let mut stage = self.stage();
+        match &*stage {
+            Stage::Committing => return false,
+            Stage::Connected(breaker) => breaker.trip(),
+            Stage::Unconnected | Stage::Stopped => {}
+        }
+        *stage = Stage::Stopped;
+        true
+    }
+
+    /// Whether [`Stop::now`] has ended the import.
+    pub fn has_stopped(&self) -> bool {
+        matches!(*self.stage(), Stage::Stopped)
+    }
+
+    /// Goes on to this stage, unless the import has been stopped.
+    fn enter(&self, next: Stage) -> Result<(), BulkError> {
+        match &mut *self.stage() {
+            Stage::Stopped => Err(BulkError::Database("stopped".to_owned())),
+            stage => {
+                *stage = next;
+                Ok(())
             }
-            Stage::Committing => false,
         }
     }
 
-    fn enter(&self, stage: Stage) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = stage;
+    fn stage(&self) -> MutexGuard<'_, Stage> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -142,7 +159,7 @@ pub fn import(
 ) -> Result<Imported, BulkError> {
     let (_, mut client) = connect(config)?;
     let breaker = client.breaker();
-    stop.enter(Stage::Connected(client.breaker()));
+    stop.enter(Stage::Connected(client.breaker()))?;
     let run = || {
         let staging = Staging::begin(&mut client, config.db_prepared)?;
         run(config, import, Box::new(input), stop, staging, &mut on_progress)
@@ -201,7 +218,7 @@ fn run(
             imported.existing += staging.skip_existing()?;
         }
     }
-    stop.enter(Stage::Committing);
+    stop.enter(Stage::Committing)?;
     staging.commit().map_err(|error| BulkError::Uncertain(explain(&error)))?;
     Ok(imported)
 }

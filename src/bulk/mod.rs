@@ -4,6 +4,7 @@
 
 mod check;
 mod export;
+mod fields;
 mod import;
 mod records;
 mod upkeep;
@@ -49,7 +50,7 @@ impl fmt::Display for BulkError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             BulkError::Start(error) => error.fmt(f),
-            BulkError::Database(line) => write!(f, "the database refused: {line}"),
+            BulkError::Database(line) => write!(f, "database error: {line}"),
             BulkError::Write(error) => write!(f, "cannot write: {error}"),
             BulkError::Read(error) => write!(f, "cannot read: {error}"),
             BulkError::Uncertain(line) => {

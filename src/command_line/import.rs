@@ -28,6 +28,10 @@ pub fn import(arguments: &Import) -> Result<(), Failure> {
         Progress::Storing { users } => bar.storing(users),
     });
     drop(bar);
+    while imported.is_err() && stop.has_stopped() {
+        // The thread that has stopped it tells so, and ends the process.
+        thread::park();
+    }
     let imported = imported.map_err(failure)?;
     report(arguments, &imported)
 }

@@ -9,8 +9,11 @@ use std::{
     os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     process,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    thread,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{self, SyncSender},
+    },
+    thread::{self, JoinHandle},
 };
 
 /// An output, and the file that it is to become.
@@ -18,7 +21,13 @@ pub struct Output {
     to: Box<dyn Write>,
     part: Option<(File, PathBuf)>,
     unfinished: Arc<Unfinished>,
+    /// Bytes written since the disk was last told of them.
+    unsynced: usize,
+    syncer: Option<(SyncSender<()>, JoinHandle<io::Result<()>>)>,
 }
+
+/// Bytes after which the disk is told of them. What is left for the end is short.
+const SYNC_AFTER: usize = 8 << 20;
 
 /// The file beside the one that it is to become. A signal removes it.
 #[derive(Default)]
@@ -48,13 +57,12 @@ impl Output {
             let stdout = io::stdout();
             let stdout =
                 nix::unistd::dup(&stdout).map_err(|error| unwritable(Path::new("-"), error.into()))?;
-            return Ok(Output { to: Box::new(File::from(stdout)), part: None, unfinished });
+            return Ok(Output::as_it_is(File::from(stdout), unfinished));
         };
         let found = fs::metadata(file);
         if found.as_ref().is_ok_and(|found| !found.is_file()) {
             let opened = OpenOptions::new().write(true).open(file);
-            let to = Box::new(opened.map_err(|error| unwritable(file, error))?);
-            return Ok(Output { to, part: None, unfinished });
+            return Ok(Output::as_it_is(opened.map_err(|error| unwritable(file, error))?, unfinished));
         }
         // What a link leads to is replaced, not the link.
         let target = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
@@ -73,7 +81,13 @@ impl Output {
             part.set_permissions(PermissionsExt::from_mode(mode)).map_err(|error| unwritable(file, error))?;
         }
         let to = Box::new(part.try_clone().map_err(Failure::runtime)?);
-        Ok(Output { to, part: Some((part, target)), unfinished })
+        let syncer = start_syncer(&part).map_err(Failure::runtime)?;
+        Ok(Output { to, part: Some((part, target)), unfinished, unsynced: 0, syncer: Some(syncer) })
+    }
+
+    /// What is there already.
+    fn as_it_is(to: File, unfinished: Arc<Unfinished>) -> Output {
+        Output { to: Box::new(to), part: None, unfinished, unsynced: 0, syncer: None }
     }
 
     /// Puts the file in its place, after it has reached the disk.
@@ -82,6 +96,10 @@ impl Output {
         let Some((part, target)) = &self.part else {
             return Ok(());
         };
+        if let Some((sender, thread)) = self.syncer.take() {
+            drop(sender);
+            thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread has panicked")))?;
+        }
         part.sync_all()?;
         let mut unfinished = self.unfinished.path();
         if let Some(path) = unfinished.as_ref() {
@@ -94,7 +112,16 @@ impl Output {
 
 impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.to.write(bytes)
+        let written = self.to.write(bytes)?;
+        self.unsynced += written;
+        if self.unsynced >= SYNC_AFTER
+            && let Some((sender, _)) = &self.syncer
+        {
+            self.unsynced = 0;
+            // The thread is at it still.
+            let _ = sender.try_send(());
+        }
+        Ok(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -106,6 +133,20 @@ impl Drop for Output {
     fn drop(&mut self) {
         Unfinished::remove(&mut self.unfinished.path());
     }
+}
+
+/// A thread that waits for the disk while the export goes on.
+fn start_syncer(part: &File) -> io::Result<(SyncSender<()>, JoinHandle<io::Result<()>>)> {
+    let (sender, asked) = mpsc::sync_channel(1);
+    let part = part.try_clone()?;
+    let body = move || {
+        while asked.recv().is_ok() {
+            // The system tells an error once.
+            part.sync_data()?;
+        }
+        Ok(())
+    };
+    Ok((sender, thread::Builder::new().name("sync".to_owned()).spawn(body)?))
 }
 
 fn unwritable(file: &Path, error: io::Error) -> Failure {

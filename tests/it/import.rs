@@ -517,6 +517,61 @@ fn a_signal_leaves_nothing() {
     assert_eq!(database.value("select count(*) from users"), "0");
 }
 
+/// The input need not end for the process to end.
+#[test]
+fn a_session_that_the_database_ends() {
+    let database = Database::create();
+    let mut process = piped(&database, &[]);
+    let mut stdin = process.stdin.take().unwrap();
+    let sessions = "select count(*) from pg_stat_activity \
+        where datname = current_database() and application_name = 'userd' and query like 'copy%'";
+    eventually(LONG, "it is staging", || {
+        stdin.write_all(lines(100).as_bytes()).unwrap();
+        database.value(sessions) == "1"
+    });
+    database.value(&sessions.replace("count(*)", "count(pg_terminate_backend(pid))"));
+    eventually(LONG, "it ends", || {
+        // It may end meanwhile.
+        let _ = stdin.write_all(lines(100).as_bytes());
+        process.try_wait().unwrap().is_some()
+    });
+    let output = process.wait_with_output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), stderr.lines().count()), (Some(1), 1), "{stderr}");
+    assert!(stderr.ends_with("; nothing was imported\n"), "{stderr}");
+    assert_eq!(database.value("select count(*) from users"), "0");
+}
+
+/// The rights that the service needs are enough.
+#[test]
+fn a_role_with_few_rights() {
+    let database = Database::create();
+    let role = format!("{}_few", database.name());
+    database.run(&format!(
+        "create role {role} login; grant select, insert on users, credentials to {role};
+         grant select on page_counts, page_open, refinery_schema_history to {role}"
+    ));
+    let dir = TempDir::new();
+    let hash = "$2b$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2";
+    let hashed = json!({"name": "n", "email": "hashed@example.com", "passwordHash": hash});
+    dir.write("users", &format!("{}{hashed}\n", lines(1000)));
+    let file = dir.path().join("users");
+    let url = database.url().replace("user=postgres", &format!("user={role}"));
+    for (arguments, expected) in [
+        (&["import"][..], "imported 1001 users\n"),
+        (&["import", "--skip-existing"], "imported 0 users, skipped 1001 existing users\n"),
+    ] {
+        let mut process =
+            Process::start(&[arguments, &[file.to_str().unwrap()]].concat(), &[("DATABASE_URL", &url)]);
+        assert_eq!((process.wait(LONG), process.stderr().as_str()), (0, ""));
+        assert_eq!(process.stdout(), expected);
+    }
+    let owner = "select email from users join credentials on user_id = id";
+    assert_eq!(database.value(owner), "hashed@example.com");
+    assert_eq!(counted(&database), (1001, 1001));
+    database.run(&format!("drop owned by {role}; drop role {role}"));
+}
+
 /// Killed at 50 random moments: all or nothing, and never in the way of the next one.
 #[test]
 fn killed_at_any_moment() {
@@ -584,4 +639,21 @@ fn the_lines_of_the_readme() {
     let lines = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap().lines().count();
     assert_eq!((lines("users.ndjson"), lines("everything.ndjson")), (3, 3));
     assert_eq!(client.get("/users").json()["total"], 5);
+}
+
+/// On a terminal there is a progress bar; `script` is one. Every other test sees that there is none elsewhere.
+#[test]
+fn a_progress_bar_on_a_terminal() {
+    let database = Database::create();
+    let dir = TempDir::new();
+    dir.write("users", &lines(2000));
+    let file = dir.path().join("users");
+    for (command, expected) in [("import", "lines, "), ("export", " of 2,000 users, ")] {
+        let line = format!("{} {command} {}", env!("CARGO_BIN_EXE_userd"), file.display());
+        let mut terminal = Command::new("script");
+        terminal.args(["-qec", &line, "/dev/null"]).env("DATABASE_URL", database.url()).env("TERM", "xterm");
+        let output = terminal.stdin(Stdio::null()).output().expect("bsdutils");
+        let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success() && shown.contains(expected), "{shown:?}");
+    }
 }
