@@ -6,17 +6,19 @@ with given as materialized (
     select key, fingerprint, name, email, position
     from unnest($1::bytea[], $2::bytea[], $3::text[], $4::text[]) with ordinality
         as given (key, fingerprint, name, email, position)
-), kept as materialized (
-    select keys.id, keys.name, keys.email, keys.created_at, keys.updated_at, keys.version, keys.fingerprint,
-        keys.password_hash, given.position
-    from given join idempotency_keys keys on keys.key = given.key
-    where kept_since > now() - interval '24 hours'
+), found as materialized (
+    -- Its limit makes this a look-up in the index for each, even where the plan was made while the table was empty.
+    select keys.*, given.position, keys.kept_since > now() - interval '24 hours' as is_kept
+    from given cross join lateral (select * from idempotency_keys where key = given.key limit 1) as keys
 ), expired as materialized (
-    delete from idempotency_keys keys using given
-    where keys.key = given.key and kept_since <= now() - interval '24 hours' returning keys.key
+    -- Where none has expired, this scans nothing.
+    delete from idempotency_keys
+    where exists (select from found where not is_kept)
+        and key = any (array(select key from found where not is_kept))
+    returning key
 ), new as materialized (
     select name, email, position from given
-    where not exists (select from kept where kept.position = given.position) order by position
+    where not exists (select from found where found.position = given.position and is_kept) order by position
 ), created as (
     -- `returning` sees nothing of `new`. But an insert reads, stores and returns one row before it reads the next: the
     -- setting that reading a row writes is the one that `returning` finds.
@@ -34,4 +36,4 @@ with given as materialized (
 )
 select id, name, email, created_at, updated_at, version, null::bytea, null::text, position from created
 union all
-table kept
+select id, name, email, created_at, updated_at, version, fingerprint, password_hash, position from found where is_kept

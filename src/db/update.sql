@@ -1,7 +1,7 @@
 -- Changes a user, where the state of its record is one that the change is allowed for.
 -- $1 bigint: the user. $2, $3 text: a new name, a new address, or null. $4 text: the hash of a new password, or null.
--- $5 bool: whether the password is removed. $6, $7 bytea[]: the states that the change is allowed for (null: all of
--- them), and those that it is not; a state is the version and the time of the last change, in 16 bytes.
+-- $5 bool: whether the password is removed. $6, $7 bytea[]: the states that the change is allowed for, or null for all of
+-- them, and those that it is not, or null; a state is the version and the time of the last change, in 16 bytes.
 -- Answers no row when there is no such user; else the user as it is after the change, whether its state allowed the
 -- change, and whether the statement was overtaken. Where it was, or the state did not allow it, nothing is changed.
 --
@@ -14,8 +14,8 @@
 with target as materialized (
     select id, name, email, created_at, updated_at, version,
         ctid <> (select ctid from users where id = $1) as moved,
-        coalesce(int8send(version) || timestamptz_send(updated_at) = any ($6::bytea[]), true)
-            and int8send(version) || timestamptz_send(updated_at) <> all ($7::bytea[]) as allowed
+        ($6::bytea[] is null or int8send(version) || timestamptz_send(updated_at) = any ($6))
+            and ($7::bytea[] is null or int8send(version) || timestamptz_send(updated_at) <> all ($7)) as allowed
     from users where id = $1 for no key update
 ), credential_set as (
     insert into credentials (user_id, password_hash)

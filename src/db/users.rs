@@ -81,8 +81,9 @@ const DELETE: &str = "delete from users where id = $1 returning id";
 const DELETE_IF: &str = "\
     with target as materialized ( \
         select id, \
-            coalesce(int8send(version) || timestamptz_send(updated_at) = any ($2::bytea[]), true) \
-                and int8send(version) || timestamptz_send(updated_at) <> all ($3::bytea[]) as allowed \
+            ($2::bytea[] is null or int8send(version) || timestamptz_send(updated_at) = any ($2)) \
+                and ($3::bytea[] is null or int8send(version) || timestamptz_send(updated_at) <> all ($3)) \
+                as allowed \
         from users where id = $1 for update \
     ), deleted as ( \
         delete from users using target where users.id = target.id and allowed returning users.id \
@@ -386,13 +387,13 @@ const EPOCH: i64 = 946_684_800_000_000;
 
 /// What a condition allows and what it does not, as statements compare states: `int8send(version) ||
 /// timestamptz_send(updated_at)`.
-fn states(condition: &Condition) -> (Option<Vec<Vec<u8>>>, Vec<Vec<u8>>) {
+fn states(condition: &Condition) -> (Option<Vec<Vec<u8>>>, Option<Vec<Vec<u8>>>) {
     let state = |revision: &Revision| {
         let micros = revision.updated_at.unix_micros() - EPOCH;
         [revision.version.to_be_bytes(), micros.to_be_bytes()].concat()
     };
     let states = |revisions: &Vec<Revision>| revisions.iter().map(state).collect();
-    (condition.only.as_ref().map(states), states(&condition.except))
+    (condition.only.as_ref().map(states), Some(&condition.except).filter(|all| !all.is_empty()).map(states))
 }
 
 impl FromSql<'_> for Timestamp {
