@@ -254,7 +254,7 @@ impl Users {
             PasswordChange::Remove => (None, true),
             PasswordChange::Set(hash) => (Some(hash.as_phc()), false),
         };
-        let (only, except) = states(condition);
+        let [only, except] = states(condition);
         let params: [Param; 7] = [
             (&id, Type::INT8),
             (&name, Type::TEXT),
@@ -287,7 +287,7 @@ impl Users {
             let deleted = self.pool.write(DELETE, &[(&id, Type::INT8)])?;
             return deleted.first().map(drop).ok_or(Error::NotFound);
         }
-        let (only, except) = states(condition);
+        let [only, except] = states(condition);
         let params: [Param; 3] =
             [(&id, Type::INT8), (&only, Type::BYTEA_ARRAY), (&except, Type::BYTEA_ARRAY)];
         let rows = self.pool.write(DELETE_IF, &params)?;
@@ -387,13 +387,14 @@ const EPOCH: i64 = 946_684_800_000_000;
 
 /// What a condition allows and what it does not, as statements compare states: `int8send(version) ||
 /// timestamptz_send(updated_at)`.
-fn states(condition: &Condition) -> (Option<Vec<Vec<u8>>>, Option<Vec<Vec<u8>>>) {
+fn states(condition: &Condition) -> [Option<Vec<Vec<u8>>>; 2] {
     let state = |revision: &Revision| {
         let micros = revision.updated_at.unix_micros() - EPOCH;
         [revision.version.to_be_bytes(), micros.to_be_bytes()].concat()
     };
     let states = |revisions: &Vec<Revision>| revisions.iter().map(state).collect();
-    (condition.only.as_ref().map(states), Some(&condition.except).filter(|all| !all.is_empty()).map(states))
+    let except = Some(&condition.except).filter(|except| !except.is_empty());
+    [condition.only.as_ref().map(states), except.map(states)]
 }
 
 impl FromSql<'_> for Timestamp {
