@@ -11,6 +11,9 @@ pub use settings::{SETTINGS, Setting};
 
 use std::{ffi::OsString, fmt, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
 
+/// Memory for rows and short answers, beside a hash and a page.
+const WORK_RESERVE: usize = 512 << 10;
+
 /// The settings of one server. `Config::default()` is the contract's defaults on loopback and a free port,
 /// which suits embedding; [`Config::from_vars`] reads the variables that the command is set by.
 #[derive(Debug, Clone)]
@@ -50,6 +53,8 @@ pub struct Config {
     pub validation: Validation,
     /// The largest `perPage`.
     pub max_per_page: u32,
+    /// Bytes of a page's body; a larger one is refused, unless it is of one user.
+    pub max_page_bytes: usize,
     /// A directory of migrations instead of the built-in ones.
     pub migrations_dir: Option<PathBuf>,
     /// Whether missing migrations are applied at start; otherwise a start without them is refused. No variable sets it.
@@ -64,6 +69,9 @@ pub struct Config {
     pub allowed_hosts: Vec<String>,
     /// What clients may use up.
     pub limits: Limits,
+    /// Called once after the last request and its answer, some seconds later, on each of the server's threads: for
+    /// allocators that keep memory until they are told. No variable sets it.
+    pub on_idle: Option<fn()>,
 }
 
 /// What one client, and all of them together, may use up. Beyond it the request is refused.
@@ -79,6 +87,8 @@ pub struct Limits {
     pub max_header_fields: usize,
     /// Bytes of a body.
     pub max_body_bytes: usize,
+    /// Bytes of memory that are held for all clients together: requests, answers, rows, hashes.
+    pub memory_budget: usize,
     /// From the first byte of a head to its end.
     pub head_timeout: Duration,
     /// From the end of a head to the end of its body.
@@ -188,6 +198,21 @@ pub enum PasswordHashing {
     LeastCostForTests,
 }
 
+impl PasswordHashing {
+    /// Argon2's cost: KiB of memory, passes, lanes.
+    pub(crate) fn cost(self) -> (u32, u32, u32) {
+        match self {
+            PasswordHashing::Owasp => (19_456, 2, 1),
+            PasswordHashing::LeastCostForTests => (8, 1, 1),
+        }
+    }
+
+    /// Bytes of memory that one hash takes.
+    pub(crate) fn memory(self) -> usize {
+        (self.cost().0 as usize) << 10
+    }
+}
+
 /// A variable that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
@@ -213,6 +238,7 @@ impl Default for Limits {
             max_request_line_bytes: 8 * 1024,
             max_header_fields: 100,
             max_body_bytes: 64 * 1024,
+            memory_budget: 48 << 20,
             head_timeout: Duration::from_secs(5),
             body_timeout: Duration::from_secs(15),
             idle_timeout: Duration::from_secs(60),
@@ -252,6 +278,7 @@ impl Default for Config {
             schema: Schema::Basic,
             validation: Validation::Declarative,
             max_per_page: 1000,
+            max_page_bytes: 4 << 20,
             migrations_dir: None,
             migrate: true,
             api_token: None,
@@ -259,6 +286,7 @@ impl Default for Config {
             auth_attempts: 10,
             allowed_hosts: Vec::new(),
             limits: Limits::default(),
+            on_idle: None,
         }
     }
 }
@@ -293,10 +321,25 @@ impl Config {
         settings::in_force(self, &lookup)
     }
 
-    /// Whether the numbers and durations are within the bounds that their variables have. An error names the first
-    /// that is not, by its variable.
+    /// Whether the numbers and durations are within the bounds that their variables have, and the memory suffices for
+    /// one of each thing that it has to hold. An error names the first that is not, by its variable.
     pub fn check(&self) -> Result<(), ConfigError> {
-        settings::check(self)
+        settings::check(self)?;
+        // Requests have one half, of it an eighth for heads; answers and hashes have the other half.
+        let input = self.limits.max_body_bytes.saturating_add(self.limits.max_head_bytes);
+        let work =
+            self.password_hashing.memory().saturating_add(self.max_page_bytes).saturating_add(WORK_RESERVE);
+        let least = input.saturating_mul(8).div_ceil(3).max(work.saturating_mul(2));
+        match self.limits.memory_budget >= least {
+            true => Ok(()),
+            false => Err(ConfigError {
+                variable: "MEMORY_BUDGET",
+                problem: format!(
+                    "must be at least {least} with MAX_BODY_BYTES={} and MAX_PAGE_BYTES={}",
+                    self.limits.max_body_bytes, self.max_page_bytes
+                ),
+            }),
+        }
     }
 }
 
@@ -396,6 +439,42 @@ mod tests {
             let mut config = Config::default();
             change(&mut config);
             assert_eq!(config.check().unwrap_err().variable, variable);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_into_the_budget_is_refused() {
+        type Change = fn(&mut Config);
+        let rows: [(Change, bool); 7] = [
+            (|_| {}, true),
+            (|config| config.limits.memory_budget = 40 << 20, false),
+            (|config| config.max_page_bytes = 5 << 20, false),
+            (|config| config.limits.max_body_bytes = 20 << 20, false),
+            (|config| config.limits.max_body_bytes = 1 << 30, false),
+            (
+                |config| {
+                    config.limits.max_body_bytes = 1 << 30;
+                    config.limits.memory_budget = 3 << 30;
+                },
+                true,
+            ),
+            (
+                |config| {
+                    config.limits.memory_budget = 10 << 20;
+                    config.password_hashing = PasswordHashing::LeastCostForTests;
+                },
+                true,
+            ),
+        ];
+        for (change, fits) in rows {
+            let mut config = Config::default();
+            change(&mut config);
+            let checked = config.check();
+            assert_eq!(checked.is_ok(), fits, "{checked:?}");
+            if let Err(error) = checked {
+                assert_eq!(error.variable, "MEMORY_BUDGET");
+                assert!(error.problem.contains("MAX_BODY_BYTES") && error.problem.contains("MAX_PAGE_BYTES"));
+            }
         }
     }
 

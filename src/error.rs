@@ -36,6 +36,11 @@ pub enum Error {
     Unprocessable(Vec<Violation>),
     /// The query string asks for something that cannot be.
     InvalidQuery(Vec<Violation>),
+    /// The body of a page would be larger than allowed; holds how many of its users fit.
+    PageTooLarge {
+        /// From 1.
+        fits: u32,
+    },
     /// A media type that is certainly not JSON.
     UnsupportedMediaType,
     /// A patch of a kind that is not served; holds the value of `Accept-Patch`.
@@ -117,6 +122,8 @@ pub enum Reason {
     Unanswered,
     /// Too many passwords wait to be hashed.
     TooManyHashes,
+    /// The memory that requests may hold is used up.
+    NoMemory,
     /// The server stopped.
     Stopped,
     /// The server cannot serve any more.
@@ -125,7 +132,7 @@ pub enum Reason {
 
 impl Reason {
     /// Each of them, in the order of their numbers (`reason as usize`).
-    pub const ALL: [Reason; 14] = [
+    pub const ALL: [Reason; 15] = [
         Reason::BadRequest,
         Reason::RequestTimeout,
         Reason::ContentTooLarge,
@@ -138,6 +145,7 @@ impl Reason {
         Reason::TooManyRequests,
         Reason::Unanswered,
         Reason::TooManyHashes,
+        Reason::NoMemory,
         Reason::Stopped,
         Reason::Broken,
     ];
@@ -157,6 +165,7 @@ impl Reason {
             Reason::TooManyRequests => "too_many_requests",
             Reason::Unanswered => "not_answered_in_time",
             Reason::TooManyHashes => "too_many_hashes",
+            Reason::NoMemory => "no_memory",
             Reason::Stopped => "stopped",
             Reason::Broken => "broken",
         }
@@ -169,6 +178,7 @@ impl Reason {
             Reason::TooManyRequests => "too many requests wait for the workers",
             Reason::Unanswered => "a request was not answered in time",
             Reason::TooManyHashes => "too many passwords wait to be hashed",
+            Reason::NoMemory => "the memory for requests is used up",
             Reason::Stopped => "the server stopped",
             Reason::Broken => "the stream to tiny_http is broken",
             other => other.name(),
@@ -191,6 +201,11 @@ impl Error {
             Error::Unprocessable(violations) => Answer::new(422, Body::default().errors(violations)),
             Error::InvalidQuery(violations) => {
                 Answer::new(400, Body::text("Invalid query").errors(violations))
+            }
+            Error::PageTooLarge { fits } => {
+                let message = format!("must be at most {fits} where users are this large");
+                let (path, keyword) = ("/perPage".to_owned(), "maximum".to_owned());
+                Answer::new(422, Body::text("Page too large").errors(&[Violation { path, keyword, message }]))
             }
             Error::UnsupportedMediaType => fixed(415, "Unsupported media type"),
             Error::UnsupportedPatch(accepted) => {
@@ -387,6 +402,11 @@ mod tests {
                 r#"{"error":"These fields may not be mass assigned: \"id\", \"a\"b\""}"#,
             ),
             (Error::Unprocessable(vec![]), 422, r#"{"errors":[]}"#),
+            (
+                Error::PageTooLarge { fits: 63 },
+                422,
+                r#"{"error":"Page too large","errors":[{"path":"/perPage","keyword":"maximum","message":"must be at most 63 where users are this large"}]}"#,
+            ),
         ];
         for (error, status, body) in rows {
             let answer = error.answer();

@@ -2,10 +2,10 @@
 //!
 //! Knows no socket and no tiny_http; a [`Response`] is rendered into bytes here, and sent elsewhere.
 
-use crate::{error::Error, request_id::RequestId};
+use crate::{chunks::Chunks, error::Error, request_id::RequestId};
 use serde::Serialize;
 use serde_json::Value;
-use std::{borrow::Cow, fmt, net::IpAddr, sync::Mutex, time::SystemTime};
+use std::{borrow::Cow, fmt, mem, net::IpAddr, sync::Mutex, time::SystemTime};
 
 /// The methods that routes are told apart by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -187,6 +187,8 @@ pub struct Response {
     /// The body: one line of JSON with a newline at its end, or empty; of another kind where `headers` has a
     /// `Content-Type`.
     pub body: Vec<u8>,
+    /// The rest of a long body.
+    pub(crate) more: Option<Box<Chunks>>,
 }
 
 /// The body as text, since it is there to be read in a failed test.
@@ -207,18 +209,28 @@ impl Response {
         let mut body = Vec::with_capacity(256);
         serde_json::to_writer(&mut body, value).expect("our own types have string keys only");
         body.push(b'\n');
-        Response { status, headers: Vec::new(), body }
+        Response { status, headers: Vec::new(), body, more: None }
+    }
+
+    /// A body of JSON that is there already.
+    pub(crate) fn of_chunks(status: u16, body: Chunks) -> Response {
+        match body.into_piece() {
+            Ok(body) => Response { status, headers: Vec::new(), body, more: None },
+            Err(more) => {
+                Response { status, headers: Vec::new(), body: Vec::new(), more: Some(Box::new(more)) }
+            }
+        }
     }
 
     /// 204, without a body.
     #[doc(hidden)]
     pub fn no_content() -> Response {
-        Response { status: 204, headers: Vec::new(), body: Vec::new() }
+        Response { status: 204, headers: Vec::new(), body: Vec::new(), more: None }
     }
 
     /// 304, without a body.
     pub(crate) fn not_modified() -> Response {
-        Response { status: 304, headers: Vec::new(), body: Vec::new() }
+        Response { status: 304, ..Response::no_content() }
     }
 
     /// The body as JSON; `Null` where it is empty, as after a `DELETE`. For tests: every body that is served
@@ -241,10 +253,41 @@ impl Response {
         self
     }
 
+    /// The same response with its body in one piece.
+    pub(crate) fn contiguous(mut self) -> Response {
+        if let Some(mut more) = self.more.take() {
+            more.push_front(mem::take(&mut self.body));
+            self.body = more.into_vec();
+        }
+        self
+    }
+
+    /// The memory that its body takes.
+    pub(crate) fn memory(&self) -> usize {
+        self.body.capacity() + self.more.as_ref().map_or(0, |more| more.memory())
+    }
+
     /// The bytes on the wire, as the answer to the request of that id. `head_only` leaves the body out and keeps its
-    /// length, as HEAD wants it.
+    /// length, as HEAD wants it. A short body is copied behind its head; a long one is not.
+    pub(crate) fn into_chunks(self, persistence: Persistence, head_only: bool, id: &RequestId) -> Chunks {
+        const SHORT: usize = 16 << 10;
+        if self.body.len() <= SHORT && self.more.is_none() {
+            return Chunks::from(self.render(persistence, head_only, id));
+        }
+        let head = self.render(persistence, true, id);
+        if head_only {
+            return Chunks::from(head);
+        }
+        let mut chunks = self.more.map_or_else(Chunks::default, |more| *more);
+        chunks.push_front(self.body);
+        chunks.push_front(head);
+        chunks
+    }
+
+    /// The same in one piece.
     pub(crate) fn render(&self, persistence: Persistence, head_only: bool, id: &RequestId) -> Vec<u8> {
-        let mut out = Vec::with_capacity(256 + self.body.len());
+        let body = if head_only { 0 } else { self.body.len() };
+        let mut out = Vec::with_capacity(256 + body);
         let mut number = itoa::Buffer::new();
         out.extend_from_slice(b"HTTP/1.1 ");
         out.extend_from_slice(number.format(self.status).as_bytes());
@@ -259,7 +302,8 @@ impl Response {
                 out.extend_from_slice(b"\r\nContent-Type: application/json");
             }
             out.extend_from_slice(b"\r\nContent-Length: ");
-            out.extend_from_slice(number.format(self.body.len()).as_bytes());
+            let length = self.body.len() + self.more.as_ref().map_or(0, |more| more.len());
+            out.extend_from_slice(number.format(length).as_bytes());
         }
         for (name, value) in &self.headers {
             out.extend_from_slice(b"\r\n");

@@ -89,6 +89,7 @@ pub mod app;
 #[cfg(feature = "command")]
 #[doc(hidden)]
 pub mod bulk;
+mod chunks;
 pub mod config;
 mod db;
 #[doc(hidden)]
@@ -101,6 +102,7 @@ pub mod fuzzing {
 }
 #[doc(hidden)]
 pub mod http;
+mod memory;
 mod metrics;
 mod request_id;
 mod scratch;

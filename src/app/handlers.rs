@@ -8,12 +8,15 @@ use super::{
     preconditions::{Preconditions, Read, etag},
 };
 use crate::{
-    db::{NewOnce, Once, users::PasswordChange},
+    db::{
+        NewOnce, Once,
+        users::{Found, PasswordChange},
+    },
     error::Error,
     http::Response,
     users::{
         once::{Kept, Key},
-        pagination::{ListRequest, Page},
+        pagination::{ListBody, ListRequest, Listed, PageRequest, Range},
         password::{Password, PasswordHash},
         user::{NewUser, User, UserChanges},
     },
@@ -25,6 +28,7 @@ pub(super) fn execute(app: &App, lane: Lane, commands: Vec<Command>) -> Vec<Step
     match lane {
         Lane::Find => find(app, commands),
         Lane::List => list(app, commands),
+        Lane::Large => commands.into_iter().map(|command| large(app, command)).collect(),
         Lane::Create => create(app, commands),
         Lane::Lookup => commands.into_iter().map(|command| look_up(app, command)).collect(),
         Lane::Change => commands.into_iter().map(|command| change(app, command)).collect(),
@@ -47,17 +51,12 @@ fn find(app: &App, commands: Vec<Command>) -> Vec<Step> {
         Command::Find(id, _) | Command::RefuseUpdate(id, _) | Command::Update { id, .. } => *id,
         other => unreachable!("{:?} is not a command of this lane", other.lane()),
     };
-    let users = match &commands[..] {
-        [command] => app.users.find(id(command)).map(|user| vec![user]),
-        several => app.users.find_many(&several.iter().map(id).collect::<Vec<_>>()),
-    };
-    let users = match users {
+    let users = match app.users.find_many(&commands.iter().map(id).collect::<Vec<_>>()) {
         Ok(users) => users,
-        Err(Error::NotFound) => Vec::new(),
         Err(error) => return all(commands, &error),
     };
     let step = |command: Command| {
-        let Ok(at) = users.binary_search_by_key(&id(&command), |user| user.id) else {
+        let Ok(at) = users.binary_search_by_key(&id(&command), Found::id) else {
             return Step::Failed(Error::NotFound);
         };
         let user = &users[at];
@@ -69,7 +68,10 @@ fn find(app: &App, commands: Vec<Command>) -> Vec<Step> {
             Command::Update { id, changes, condition, .. } => {
                 Step::Next(Command::Update { id, changes, condition, found: true })
             }
-            Command::Find(_, preconditions) => read(user, &preconditions),
+            Command::Find(id, preconditions) => match user {
+                Found::User(user) => read(user, &preconditions),
+                Found::Large { memory, .. } => Step::Next(Command::FindLarge(id, preconditions, *memory)),
+            },
             other => unreachable!("{:?} is not a command of this lane", other.lane()),
         }
     };
@@ -92,39 +94,26 @@ fn one(status: u16, user: &User) -> Response {
 
 /// Several lists: one statement for all pages, and one for all walks.
 fn list(app: &App, commands: Vec<Command>) -> Vec<Step> {
-    let (mut pages, mut walks) = (Vec::new(), Vec::new());
-    for command in &commands {
-        match command {
-            Command::List(ListRequest::Page(request)) => pages.push(*request),
-            Command::List(ListRequest::Walk { after, per_page }) => walks.push((*after, *per_page)),
-            other => unreachable!("{:?} is not a command of this lane", other.lane()),
-        }
-    }
-    let pages = if pages.is_empty() { Ok(Vec::new()) } else { app.users.list_many(&pages) };
-    let walks = if walks.is_empty() { Ok(Vec::new()) } else { app.users.walk_many(&walks) };
+    let range = |command: &Command| match command {
+        Command::List(ListRequest::Range(range)) => *range,
+        other => unreachable!("{:?} is not a command of this lane", other.lane()),
+    };
+    let (pages, walks): (Vec<Range>, Vec<Range>) =
+        commands.iter().map(range).partition(|range| matches!(range, Range::Page(_)));
+    let pages = app.users.list_many(&pages, app.max_page_bytes);
+    let walks = app.users.list_many(&walks, app.max_page_bytes);
     let shared = commands.len() > 1;
     for error in [pages.as_ref().err(), walks.as_ref().err()].into_iter().flatten() {
         log(error, shared);
     }
-    let mut pages = pages.map(|pages| pages.into_iter().map(|page| listed(&page, None)));
-    let mut walks = walks.map(|walks| {
-        walks.into_iter().map(|walk| {
-            let response = Response::json(200, &walk);
-            match walk.links() {
-                Some(links) => response.with("Link", links),
-                None => response,
-            }
-        })
-    });
+    let (mut pages, mut walks) = (pages.map(Vec::into_iter), walks.map(Vec::into_iter));
     let step = |command: Command| {
-        let answer = match &command {
-            Command::List(ListRequest::Page(_)) => {
-                pages.as_mut().map(Iterator::next).map_err(|error| &*error)
-            }
-            _ => walks.as_mut().map(Iterator::next).map_err(|error| &*error),
+        let lists = match range(&command) {
+            Range::Page(_) => &mut pages,
+            Range::Walk { .. } => &mut walks,
         };
-        match answer {
-            Ok(Some(response)) => Step::Done(response),
+        match lists.as_mut().map(Iterator::next) {
+            Ok(Some(list)) => listed(command, list),
             Ok(None) => Step::Failed(Error::Internal("a list is missing".into())),
             Err(error) => failed(command, error, shared),
         }
@@ -132,9 +121,51 @@ fn list(app: &App, commands: Vec<Command>) -> Vec<Step> {
     commands.into_iter().map(step).collect()
 }
 
-/// `email`: the address that the list was asked for.
-fn listed(page: &Page, email: Option<&str>) -> Response {
-    Response::json(200, page).with("Link", page.links(email))
+/// A user or a list that does not fit into a batch.
+fn large(app: &App, command: Command) -> Step {
+    let (range, whole) = match &command {
+        Command::FindLarge(id, preconditions, _) => {
+            return match app.users.find(*id) {
+                Ok(user) => read(&user, preconditions),
+                Err(error) => outcome(command, Err(error)),
+            };
+        }
+        Command::List(ListRequest::Range(range)) => (*range, false),
+        Command::ListLarge(range, _) => (*range, true),
+        other => unreachable!("{:?} is not a command of this lane", other.lane()),
+    };
+    match app.users.list_one(range, app.max_page_bytes, whole) {
+        Ok(list) => listed(command, list),
+        Err(error) => outcome(command, Err(error)),
+    }
+}
+
+fn listed(command: Command, list: Listed) -> Step {
+    match (list, command) {
+        (Listed::Body { body, links }, _) => {
+            let response = Response::of_chunks(200, body);
+            Step::Done(match links {
+                Some(links) => response.with("Link", links),
+                None => response,
+            })
+        }
+        (
+            Listed::Large { memory },
+            Command::List(ListRequest::Range(range)) | Command::ListLarge(range, _),
+        ) => Step::Next(Command::ListLarge(range, memory)),
+        (Listed::Large { .. }, other) => unreachable!("{:?} leaves nothing out", other.lane()),
+        (Listed::TooLarge { fits }, _) => Step::Failed(Error::PageTooLarge { fits }),
+    }
+}
+
+/// The page of the one user with an address, or of none.
+fn list_of_one(email: &str, page: PageRequest, user: Option<&User>) -> Listed {
+    let mut list = ListBody::new(Range::Page(page), usize::MAX, 0);
+    list.set_total(user.iter().len() as i64);
+    if let Some(user) = user.filter(|_| page.page == 1) {
+        list.push(user.as_row());
+    }
+    list.finish(Some(email))
 }
 
 /// Creates without a password: one statement and one commit for all without a key, and one for those with a key.
@@ -175,11 +206,13 @@ fn missing<T>() -> Result<T, Error> {
 /// A read by e-mail address, for a list or a login, or of the key of a create.
 fn look_up(app: &App, command: Command) -> Step {
     match command {
-        Command::List(ListRequest::Email { ref email, page }) => {
-            let found = app.users.find_by_email(email);
-            let answer = found.map(|user| listed(&Page::of_one(page, user), Some(email)));
-            outcome(command, answer)
-        }
+        Command::List(ListRequest::Email { ref email, page }) => match app.users.find_by_email(email) {
+            Ok(user) => {
+                let list = list_of_one(email, page, user.as_ref());
+                listed(command, list)
+            }
+            Err(error) => outcome(command, Err(error)),
+        },
         Command::CreateOnce(mut create) => match app.users.find_kept(&create.key) {
             Ok(Some(earlier)) => repeated(create, earlier),
             Ok(None) => {
@@ -271,10 +304,10 @@ fn hash(app: &App, mut command: Command) -> Step {
         Command::Create(new) => &mut new.password,
         Command::CreateOnce(create) => match (&create.earlier, &create.password) {
             (Earlier::Kept(kept), Some(password)) => {
-                let same = app.hashing.take(|| app.hasher.verify(password, kept.password_hash.as_ref()));
-                return match same {
-                    true => Step::Done(replayed(&kept.user)),
-                    false => Step::Failed(Error::KeyReused),
+                return match app.verify(password, kept.password_hash.as_ref()) {
+                    Ok(true) => Step::Done(replayed(&kept.user)),
+                    Ok(false) => Step::Failed(Error::KeyReused),
+                    Err(error) => Step::Failed(error),
                 };
             }
             _ => &mut create.new.password,
@@ -284,7 +317,7 @@ fn hash(app: &App, mut command: Command) -> Step {
         other => unreachable!("{:?} is not a command of this lane", other.lane()),
     };
     if let Some(Password::Clear(clear)) = password {
-        match app.hashing.take(|| app.hasher.hash(clear)) {
+        match app.hash(clear) {
             Ok(hash) => *password = Some(Password::Hashed(hash)),
             Err(error) => return Step::Failed(error),
         }
@@ -304,10 +337,13 @@ fn verify(app: &App, command: Command) -> Step {
         };
         let hash = credential.map(|credential| &credential.password_hash);
         let outdated = hash.filter(|hash| hash.is_outdated());
-        app.hashing.take(|| match app.hasher.verify(&password, hash) {
+        // One after the other.
+        let memory = app.hasher.memory(hash).max(app.hasher.memory(None));
+        let work = || match app.hasher.verify(&password, hash) {
             true => Ok(outdated.and_then(|old| Some((old.clone(), app.hasher.hash(&password).ok()?)))),
             false => Err(Error::InvalidCredentials),
-        })
+        };
+        app.hashing.take(memory, app.request_timeout, work).flatten()
     };
     let verified = verified();
     match (verified, user) {

@@ -21,7 +21,7 @@ pub(crate) use health::Health;
 pub(crate) use router::label;
 
 use crate::{
-    config::Config,
+    config::{Config, Secret},
     db::{
         Backoff, Cleaner,
         blocking::{DropOutside, outside_of_runtimes},
@@ -29,13 +29,14 @@ use crate::{
     },
     error::Error,
     http::{Request, Response},
+    memory::Budget,
     metrics::{Metrics, Text},
     request_id::RequestId,
-    users::password::{Hasher, Turns},
+    users::password::{Hasher, PasswordHash, Turns},
 };
 use command::Judge;
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -50,11 +51,16 @@ pub struct App {
     hashing: Turns,
     request_timeout: Duration,
     _cleaner: Cleaner,
+    budget: Budget,
+    max_page_bytes: usize,
+    /// Bodies that may become many times as large when they are parsed take turns.
+    parsing: Mutex<()>,
 }
 
 impl App {
     /// The service over these users, as the settings have it.
     pub(crate) fn new(users: Users, cleaner: Cleaner, health: Health, config: &Config) -> App {
+        let budget = Budget::new(config.limits.memory_budget);
         App {
             _cleaner: cleaner,
             users: DropOutside::new(users),
@@ -62,8 +68,11 @@ impl App {
             health: Arc::new(health),
             metrics: Metrics::new(&Lane::LABELS),
             hasher: Hasher::new(config.password_hashing),
-            hashing: Turns::default(),
+            hashing: Turns::new(&budget, config.password_hashing.memory()),
             request_timeout: config.limits.request_timeout,
+            budget,
+            max_page_bytes: config.max_page_bytes,
+            parsing: Mutex::default(),
         }
     }
 
@@ -77,12 +86,16 @@ impl App {
             Ok(command) => command,
             Err(refusal) => return refusal,
         };
-        outside_of_runtimes(|| self.run(command))
+        outside_of_runtimes(|| self.run(command).contiguous())
     }
 
     /// What a request asks for, or its answer where that needs no database. `id` is the request's, where it has one.
     /// Blocks for nothing.
     pub(crate) fn judge(&self, request: &Request, id: Option<&RequestId>) -> Result<Command, Response> {
+        /// A JSON text of small members takes some eighty times its length as a value.
+        const LARGE: usize = 8 << 10;
+        let _turn =
+            (request.body.len() > LARGE).then(|| self.parsing.lock().unwrap_or_else(PoisonError::into_inner));
         // A server's frontend has answered these before.
         match self.health.answer(request.method, request.path()) {
             Some(answer) => Err(answer),
@@ -107,6 +120,29 @@ impl App {
         &self.metrics
     }
 
+    /// Hashes a password, in its turn.
+    fn hash(&self, password: &Secret) -> Result<PasswordHash, Error> {
+        let work = || self.hasher.hash(password);
+        self.hashing.take(self.hasher.memory(None), self.request_timeout, work).flatten()
+    }
+
+    /// Checks a password, in its turn.
+    fn verify(&self, password: &Secret, hash: Option<&PasswordHash>) -> Result<bool, Error> {
+        let work = || self.hasher.verify(password, hash);
+        self.hashing.take(self.hasher.memory(hash), self.request_timeout, work)
+    }
+
+    /// Bytes of memory that the next step of a command takes.
+    pub(crate) fn memory_of(&self, command: &Command) -> usize {
+        // What is larger than all that there is gets all of it.
+        command.memory(self.max_page_bytes).min(self.budget.work_limit())
+    }
+
+    /// The memory that is held for clients.
+    pub(crate) fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
     /// How many passwords are hashed at once.
     pub(crate) fn hashes_at_once(&self) -> usize {
         self.hashing.count()
@@ -124,6 +160,9 @@ impl App {
         self.metrics.write(&mut text);
         let ready = u8::from(self.health.unready().is_none());
         text.gauge("userd_ready", "Whether /readyz says that the service is ready.", ready);
+        let (held, limit) = (self.budget.held(), self.budget.limit());
+        text.gauge("userd_memory_held_bytes", "Memory that is held for clients.", held);
+        text.gauge("userd_memory_budget_bytes", "The most memory that may be.", limit);
         self.users.pool().write_figures(&mut text, self.metrics.lock_retries());
         text.end()
     }

@@ -5,7 +5,7 @@
 use crate::{
     error::{Error, Violation},
     http::{Request, percent_decode},
-    users::pagination::{ListRequest, PageRequest},
+    users::pagination::{ListRequest, PageRequest, Range},
 };
 use std::borrow::Cow;
 
@@ -35,9 +35,9 @@ pub fn list(request: &Request, max_per_page: u32) -> Result<ListRequest, Error> 
     let per_page = per_page.map_or(15.min(max_per_page), |number| number as u32);
     let page = PageRequest { page: page.unwrap_or(1), per_page };
     Ok(match (after, email) {
-        (Some(after), _) => ListRequest::Walk { after, per_page },
+        (Some(after), _) => ListRequest::Range(Range::Walk { after, per_page }),
         (None, Some(email)) => ListRequest::Email { email, page },
-        (None, None) => ListRequest::Page(page),
+        (None, None) => ListRequest::Range(Range::Page(page)),
     })
 }
 
@@ -154,13 +154,16 @@ mod tests {
         let page = |page, per_page| PageRequest { page, per_page };
         let email = |email: &str| ListRequest::Email { email: email.to_owned(), page: page(1, 15) };
         let rows = [
-            ("", ListRequest::Page(page(1, 15))),
-            ("page=2", ListRequest::Page(page(2, 15))),
-            ("perPage=1000&page=007", ListRequest::Page(page(7, 1000))),
-            ("page=%32", ListRequest::Page(page(2, 15))),
-            ("page=9223372036854775807", ListRequest::Page(page(i64::MAX, 15))),
-            ("after=0", ListRequest::Walk { after: 0, per_page: 15 }),
-            ("perPage=7&after=9223372036854775807", ListRequest::Walk { after: i64::MAX, per_page: 7 }),
+            ("", ListRequest::Range(Range::Page(page(1, 15)))),
+            ("page=2", ListRequest::Range(Range::Page(page(2, 15)))),
+            ("perPage=1000&page=007", ListRequest::Range(Range::Page(page(7, 1000)))),
+            ("page=%32", ListRequest::Range(Range::Page(page(2, 15)))),
+            ("page=9223372036854775807", ListRequest::Range(Range::Page(page(i64::MAX, 15)))),
+            ("after=0", ListRequest::Range(Range::Walk { after: 0, per_page: 15 })),
+            (
+                "perPage=7&after=9223372036854775807",
+                ListRequest::Range(Range::Walk { after: i64::MAX, per_page: 7 }),
+            ),
             ("email=ada@example.com", email("ada@example.com")),
             ("email=ada%40example.com", email("ada@example.com")),
             ("email=ada+news@example.com", email("ada+news@example.com")),

@@ -109,7 +109,21 @@ impl Pool {
     /// the statement time-out and a second, then [`Error::Unavailable`] too. [`Error::Contended`] where a lock was not
     /// granted within the lock time-out.
     pub(super) fn read(&self, sql: &'static str, params: &[Param]) -> Result<Vec<Row>, Error> {
-        self.execute(sql, params, true)
+        self.execute(true, |session| session.query(sql, params))
+    }
+
+    /// The same with one row after the other, so that not all of them are in memory. `each` is called with `None` before
+    /// the first row, and once more where the statement is executed again from its beginning.
+    pub(super) fn read_each(
+        &self,
+        sql: &'static str,
+        params: &[Param],
+        each: &mut dyn FnMut(Option<Row>),
+    ) -> Result<(), Error> {
+        self.execute(true, |session| {
+            each(None);
+            session.query_each(sql, params, &mut |row| each(Some(row)))
+        })
     }
 
     /// The rows that a write returns. It is executed again, as a read is, only where the server has certainly not
@@ -117,10 +131,14 @@ impl Pool {
     ///
     /// Blocks as [`Pool::read`] does.
     pub(super) fn write(&self, sql: &'static str, params: &[Param]) -> Result<Vec<Row>, Error> {
-        self.execute(sql, params, false)
+        self.execute(false, |session| session.query(sql, params))
     }
 
-    fn execute(&self, sql: &'static str, params: &[Param], read: bool) -> Result<Vec<Row>, Error> {
+    fn execute<T>(
+        &self,
+        read: bool,
+        mut statement: impl FnMut(&mut Session) -> Result<T, Failure>,
+    ) -> Result<T, Error> {
         /// While a database ends every session that it accepts, each attempt costs it a new one.
         const FIRST_PAUSE: Duration = Duration::from_millis(1);
         const LONGEST_PAUSE: Duration = Duration::from_millis(100);
@@ -130,7 +148,7 @@ impl Pool {
         loop {
             let mut session = self.session()?;
             let outcome = match read || session.is_quiet() {
-                true => session.query(sql, params),
+                true => statement(&mut session),
                 false => Err(Failure::ended()),
             };
             let failure = match outcome {
@@ -316,7 +334,7 @@ mod tests {
         for read in [true, false] {
             let outcome = in_time(move || {
                 let pool = pool(Until::Set, Duration::from_millis(100));
-                let outcome = pool.execute("select", &[], read);
+                let outcome = pool.execute(read, |session| session.query("select", &[]));
                 drop(pool);
                 outcome
             });

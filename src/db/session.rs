@@ -7,6 +7,7 @@ use super::{
 use crate::error::Error;
 use postgres::{
     Row, Statement,
+    fallible_iterator::FallibleIterator,
     types::{ToSql, Type},
 };
 use std::time::Duration;
@@ -58,9 +59,39 @@ impl Session {
     /// All rows of a statement, which is prepared on its first use. Blocks for one round trip, two the first time and
     /// after an error, and for `answer_timeout` at the most.
     pub(super) fn query(&mut self, sql: &'static str, params: &[Param]) -> Result<Vec<Row>, Failure> {
+        self.run(sql, |session, sent| session.execute(sql, params, sent))
+    }
+
+    /// The same with one row after the other: the server is not read faster than rows are taken.
+    pub(super) fn query_each(
+        &mut self,
+        sql: &'static str,
+        params: &[Param],
+        each: &mut dyn FnMut(Row),
+    ) -> Result<(), Failure> {
+        self.run(sql, |session, sent| {
+            let statement = session.statement(sql, params)?;
+            *sent = true;
+            let mut rows = match statement {
+                Some(statement) => session.connection.query_raw(&statement, values(params))?,
+                None => session.connection.query_typed_raw(sql, params.iter().cloned())?,
+            };
+            while let Some(row) = rows.next()? {
+                each(row);
+            }
+            Ok(())
+        })
+    }
+
+    /// Executes a statement, for `answer_timeout` at the most.
+    fn run<T>(
+        &mut self,
+        sql: &'static str,
+        work: impl FnOnce(&mut Session, &mut bool) -> Result<T, postgres::Error>,
+    ) -> Result<T, Failure> {
         self.connection.watch().begin(self.answer_timeout);
         let mut sent = false;
-        let result = self.execute(sql, params, &mut sent);
+        let result = work(self, &mut sent);
         let outcome = result.map_err(|error| self.failure(sql, sent, &error));
         self.connection.watch().end();
         outcome
@@ -77,22 +108,30 @@ impl Session {
         params: &[Param],
         sent: &mut bool,
     ) -> Result<Vec<Row>, postgres::Error> {
-        let Some(statements) = &mut self.statements else {
-            *sent = true;
-            return self.connection.query_typed(sql, params);
-        };
-        let at = match statements.iter().position(|(known, _)| *known == sql) {
-            Some(at) => at,
-            None => {
-                let types: Vec<Type> = params.iter().map(|(_, ty)| ty.clone()).collect();
-                let statement = self.connection.prepare_typed(sql, &types)?;
-                statements.push((sql, statement));
-                statements.len() - 1
-            }
-        };
-        let values: Vec<_> = params.iter().map(|(value, _)| *value).collect();
+        let statement = self.statement(sql, params)?;
         *sent = true;
-        self.connection.query(&statements[at].1, &values)
+        match statement {
+            Some(statement) => self.connection.query(&statement, &values(params)),
+            None => self.connection.query_typed(sql, params),
+        }
+    }
+
+    /// The prepared statement, which is prepared on its first use; `None` where none is kept.
+    fn statement(
+        &mut self,
+        sql: &'static str,
+        params: &[Param],
+    ) -> Result<Option<Statement>, postgres::Error> {
+        let Some(statements) = &mut self.statements else {
+            return Ok(None);
+        };
+        if let Some((_, statement)) = statements.iter().find(|(known, _)| *known == sql) {
+            return Ok(Some(statement.clone()));
+        }
+        let types: Vec<Type> = params.iter().map(|(_, ty)| ty.clone()).collect();
+        let statement = self.connection.prepare_typed(sql, &types)?;
+        statements.push((sql, statement.clone()));
+        Ok(Some(statement))
     }
 
     fn failure(&mut self, sql: &'static str, sent: bool, error: &postgres::Error) -> Failure {
@@ -126,4 +165,9 @@ impl Session {
         // The statement's error stands, whatever becomes of the session: a closed one is replaced.
         let _ = self.connection.batch_execute("");
     }
+}
+
+/// The values of parameters whose types were given when the statement was prepared.
+fn values<'a>(params: &[Param<'a>]) -> Vec<&'a (dyn ToSql + Sync)> {
+    params.iter().map(|(value, _)| *value).collect()
 }

@@ -13,9 +13,10 @@ use super::{
 };
 use mio::{Interest, Token};
 use std::{
+    cmp::Reverse,
     io::{self, ErrorKind},
     net::IpAddr,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -29,6 +30,12 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const CANDIDATES: usize = 64;
 /// How long there is no further search after one in vain, for each connection that it looks at.
 const SEARCH_PAUSE: Duration = Duration::from_micros(1);
+
+/// How long an answer does not move before it may be given up for its memory. Clients far away take up to half a second
+/// to acknowledge what they have received.
+const STALLED: Duration = Duration::from_millis(500);
+/// The part of the budget that is freed at once: `1 / FREED_PART`.
+const FREED_PART: usize = 8;
 
 /// Connections that may make room, best first.
 #[derive(Default)]
@@ -168,6 +175,35 @@ impl EventLoop {
             return None;
         }
         Some(self.candidates.found.remove(0))
+    }
+
+    /// Closes connections whose answers hold much memory and have not moved for long, the worst first, until a part of
+    /// the budget is free again. Those of trusted proxies, which carry many clients, only after all others.
+    pub(super) fn give_up_answers(&mut self, now: Instant) {
+        self.shared.shortage.store(false, Ordering::Relaxed);
+        let shared = Arc::clone(&self.shared);
+        let mut stalled = Vec::new();
+        for index in 0..self.used {
+            let entry = shared.slots.get(index);
+            let Some(connection) = entry.as_ref().and_then(|entry| entry.connection.as_ref()) else {
+                continue;
+            };
+            if let Some((bytes, time)) = connection.stalled(now, STALLED) {
+                stalled.push((connection.peer().trusted, Reverse(bytes as u128 * time.as_millis()), index));
+            }
+        }
+        stalled.sort_unstable();
+        let enough = shared.budget.held().saturating_sub(shared.budget.limit() / FREED_PART);
+        for (_, _, index) in stalled {
+            if shared.budget.held() <= enough {
+                break;
+            }
+            self.call(index, now, |connection, _| match connection.stalled(now, STALLED) {
+                Some(_) => connection.give_up_answer(),
+                // It has moved on since it was found.
+                None => Action::Wait,
+            });
+        }
     }
 
     /// Closes the connection that has been surplus for longest, unless it has ended by itself.

@@ -8,6 +8,7 @@ use super::{
     Immediate,
     http1::framing::Framing,
     listener::Stream,
+    outgoing::Outgoing,
     peers::Peer,
     reading::Input,
     slots::SharedState,
@@ -17,11 +18,15 @@ use crate::{
     config::Limits,
     error::{Error, Reason},
     http::Persistence,
+    memory::Reservation,
     metrics::Recorder,
     request_id::{RequestId, RequestIds},
 };
 use mio::Registry;
-use std::{net::IpAddr, time::Instant};
+use std::{
+    net::IpAddr,
+    time::{Duration, Instant},
+};
 
 /// Reads and writes that a connection gets in one iteration of the event loop, before others get theirs.
 const STEPS_PER_ITERATION: usize = 8;
@@ -37,7 +42,7 @@ pub struct Context<'a> {
     /// What is read goes here first, so that a connection needs a buffer only for what is incomplete.
     pub scratch: &'a mut [u8],
     /// Complete requests for tiny_http, written once an iteration.
-    pub outgoing: &'a mut Vec<u8>,
+    pub outgoing: &'a mut Outgoing,
     /// Ids for requests whose clients gave them none.
     pub ids: &'a mut RequestIds,
     /// What is answered here.
@@ -82,8 +87,8 @@ pub(super) enum State {
     Idle { since: Instant, input: Input },
     /// A head is arriving.
     Head { since: Instant, framing: Framing, input: Input },
-    /// A body is arriving.
-    Body { since: Instant, framing: Framing, input: Input },
+    /// A body is arriving, for all of which memory is reserved.
+    Body { since: Instant, framing: Framing, input: Input, held: Option<Reservation> },
     /// The request is with the workers; `input` is what was read beyond it.
     Working { since: Instant, request: InWork, input: Input },
     /// The socket did not take all of an answer.
@@ -273,6 +278,25 @@ impl Connection {
             _ => return Action::Close,
         }
         self.advance(index, context)
+    }
+
+    /// What it holds of an answer that has not moved for as long as given, weighed by the time.
+    pub fn stalled(&self, now: Instant, at_least: Duration) -> Option<(usize, Duration)> {
+        match &self.state {
+            State::Writing { answer, .. } => {
+                let time = now.saturating_duration_since(answer.moved);
+                (time >= at_least).then(|| (answer.memory(), time))
+            }
+            _ => None,
+        }
+    }
+
+    /// Ends it for the sake of the memory that its answer holds. Only to be called when that is stalled.
+    pub fn give_up_answer(&mut self) -> Action {
+        if let State::Writing { answer, .. } = &self.state {
+            answer.log_cut_off(self.peer, "before other requests needed the memory");
+        }
+        Action::Close
     }
 
     /// Tells a client that there is no capacity.

@@ -7,6 +7,7 @@ use super::{
     Immediate, Listener,
     admission::Candidates,
     connection::{Action, Connection, Context},
+    outgoing::Outgoing,
     peers::PeerCounts,
     responder::Slot,
     slots::SharedState,
@@ -20,7 +21,7 @@ use crate::{
 use mio::{Events, Interest, Poll, Token, net};
 use std::{
     collections::VecDeque,
-    io::{self, ErrorKind, Read, Write},
+    io::{self, ErrorKind, Read},
     mem,
     os::unix::net::UnixStream,
     sync::{Arc, atomic::Ordering},
@@ -37,6 +38,9 @@ const EVENTS: usize = 1024;
 const SCRATCH_BYTES: usize = 16 * 1024;
 /// Iterations of accepting before the listener closes, which resets connections that are still in its backlog.
 const LAST_ACCEPTS: usize = 64;
+/// How long there is nothing to do until that is reported. Requests of people and of checks come more often.
+const IDLE: Duration = Duration::from_secs(5);
+const IDLE_AGAIN: Duration = Duration::from_secs(1);
 /// Looking at every connection's deadline is cheap, but not free.
 const SWEEP_PAUSE: Duration = Duration::from_millis(20);
 
@@ -47,9 +51,8 @@ pub struct EventLoop {
     pub(super) listener: Option<Listener>,
     private: net::UnixStream,
     private_awaits_writable: bool,
-    /// Complete requests for tiny_http; the first `outgoing_sent` bytes are gone already.
-    outgoing: Vec<u8>,
-    outgoing_sent: usize,
+    /// Complete requests for tiny_http.
+    outgoing: Outgoing,
     ids: RequestIds,
     immediate: Immediate,
     pub(super) recorder: Arc<Recorder>,
@@ -70,6 +73,12 @@ pub struct EventLoop {
     /// There may be a client to accept, from then on.
     pub(super) accept_at: Option<Instant>,
     pub(super) sweep_at: Option<Instant>,
+    on_idle: Box<dyn Fn() + Send>,
+    /// When the last event came.
+    active_at: Instant,
+    /// When `on_idle` is due, if no event comes until then.
+    idle_at: Option<Instant>,
+    idle_again: bool,
     /// When a stop has to be over.
     stop_at: Option<Instant>,
 }
@@ -83,6 +92,7 @@ impl EventLoop {
         private: UnixStream,
         immediate: Immediate,
         recorder: Arc<Recorder>,
+        on_idle: Box<dyn Fn() + Send>,
     ) -> io::Result<EventLoop> {
         private.set_nonblocking(true)?;
         let mut private = net::UnixStream::from_std(private);
@@ -95,8 +105,7 @@ impl EventLoop {
             listener: Some(listener),
             private,
             private_awaits_writable: false,
-            outgoing: Vec::new(),
-            outgoing_sent: 0,
+            outgoing: Outgoing::default(),
             ids: RequestIds::new(Instant::now()),
             immediate,
             recorder,
@@ -111,6 +120,10 @@ impl EventLoop {
             scheduled: Vec::new(),
             accept_at: None,
             sweep_at: None,
+            on_idle,
+            active_at: Instant::now(),
+            idle_at: None,
+            idle_again: false,
             stop_at: None,
         })
     }
@@ -124,6 +137,10 @@ impl EventLoop {
                 result => result?,
             }
             let now = Instant::now();
+            if !events.is_empty() {
+                self.active_at = now;
+                self.idle_at.get_or_insert(now + IDLE);
+            }
             let mut private = Ok(());
             // An event may have named one of them a second time.
             let mut requeued = mem::take(&mut self.requeued);
@@ -147,6 +164,12 @@ impl EventLoop {
             if self.sweep_at.is_some_and(|at| at <= now) {
                 self.sweep(now);
             }
+            if self.idle_at.is_some_and(|at| at <= now) {
+                self.idle(now);
+            }
+            if self.shared.shortage.load(Ordering::Relaxed) {
+                self.give_up_answers(now);
+            }
             if let Err(error) = private.and_then(|()| self.flush()) {
                 self.break_down(&error, now);
                 on_broken();
@@ -162,7 +185,7 @@ impl EventLoop {
         if !self.requeued.is_empty() {
             return Some(Duration::ZERO);
         }
-        let times = [self.accept_at, self.sweep_at, self.stop_at];
+        let times = [self.accept_at, self.sweep_at, self.stop_at, self.idle_at];
         let first = times.into_iter().flatten().min()?;
         Some(first.saturating_duration_since(Instant::now()))
     }
@@ -268,6 +291,26 @@ impl EventLoop {
         self.sweep_at = (!self.is_empty()).then(|| next.max(now + SWEEP_PAUSE));
     }
 
+    /// Reports that there is nothing to do, unless there has been since this was due, or a worker has.
+    fn idle(&mut self, now: Instant) {
+        let due = self.active_at + IDLE;
+        let is_working = |index| {
+            let entry = self.shared.slots.get(index);
+            entry.is_some_and(|entry| entry.connection.as_ref().is_some_and(Connection::is_working))
+        };
+        self.idle_at = match due > now {
+            true => Some(due),
+            false if (0..self.used).any(is_working) => Some(now + IDLE),
+            false => None,
+        };
+        if self.idle_at.is_none() {
+            (self.on_idle)();
+            // A second time for what other threads free at the first.
+            self.idle_again = !self.idle_again;
+            self.idle_at = self.idle_again.then_some(now + IDLE_AGAIN);
+        }
+    }
+
     /// Whether there is no connection.
     fn is_empty(&self) -> bool {
         self.free.len() == self.used as usize
@@ -288,16 +331,7 @@ impl EventLoop {
 
     /// Sends the requests of this iteration to tiny_http with one write.
     fn flush(&mut self) -> io::Result<()> {
-        while self.outgoing_sent < self.outgoing.len() {
-            match self.private.write(&self.outgoing[self.outgoing_sent..]) {
-                Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Ok(count) => self.outgoing_sent += count,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        let done = self.outgoing_sent == self.outgoing.len();
+        let done = self.outgoing.send(&mut self.private)?;
         if self.private_awaits_writable == done {
             self.private_awaits_writable = !done;
             let interest = match done {
@@ -306,11 +340,6 @@ impl EventLoop {
             };
             let registry = self.poll.registry();
             registry.reregister(&mut self.private, PRIVATE, interest)?;
-        }
-        // Half of it, so that each byte is moved once at most.
-        if self.outgoing_sent > self.outgoing.len() / 2 {
-            self.outgoing.drain(..mem::take(&mut self.outgoing_sent));
-            self.outgoing.shrink_to(1 << 20);
         }
         Ok(())
     }
@@ -331,8 +360,7 @@ impl EventLoop {
 
     fn break_down(&mut self, error: &io::Error, now: Instant) {
         self.shared.in_flight.break_down(error);
-        self.outgoing = Vec::new();
-        self.outgoing_sent = 0;
+        self.outgoing = Outgoing::default();
         for index in 0..self.used {
             self.call(index, now, |connection, context| {
                 if connection.is_working() {

@@ -8,7 +8,7 @@ use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use std::{
     fmt,
     fs::{self, TryLockError},
-    io::{self, Read, Write},
+    io::{self, IoSlice, Read, Write},
     net::{IpAddr, Shutdown, SocketAddr, ToSocketAddrs},
     os::{
         fd::OwnedFd,
@@ -212,6 +212,13 @@ impl Write for Stream {
         match self {
             Stream::Tcp(stream) => stream.write(bytes),
             Stream::Unix(stream) => stream.write(bytes),
+        }
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.write_vectored(slices),
+            Stream::Unix(stream) => stream.write_vectored(slices),
         }
     }
 

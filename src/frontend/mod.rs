@@ -14,6 +14,7 @@ mod connection;
 mod event_loop;
 pub(crate) mod http1;
 mod listener;
+mod outgoing;
 mod peers;
 mod reading;
 mod responder;
@@ -25,7 +26,7 @@ mod writing;
 pub use listener::{Bound, Listener};
 pub use responder::{Responder, Slot};
 
-use crate::{config::Limits, http::Response, metrics::Recorder};
+use crate::{config::Limits, http::Response, memory::Budget, metrics::Recorder};
 use admission::MAX_SURPLUS;
 use event_loop::{EventLoop, WAKER};
 use mio::{Poll, Waker};
@@ -52,6 +53,20 @@ pub struct Frontend {
     thread: Option<thread::JoinHandle<()>>,
 }
 
+/// What a frontend shares with the rest of the process.
+pub struct Resources {
+    /// The memory that is held for clients.
+    pub budget: Budget,
+    /// Descriptors that the rest of the process will open.
+    pub descriptors: u64,
+    /// Called on the frontend's thread once there has been nothing to do for a while.
+    pub on_idle: Box<dyn Fn() + Send>,
+    /// What is answered without a worker.
+    pub immediate: Immediate,
+    /// The figures of the frontend's thread.
+    pub recorder: Arc<Recorder>,
+}
+
 /// Starts the end of a [`Frontend`] from anywhere.
 #[derive(Clone)]
 pub struct Stopper(Arc<SharedState>);
@@ -67,20 +82,28 @@ impl Frontend {
     pub fn open(
         listener: Listener,
         limits: &Limits,
+        resources: Resources,
         private: UnixStream,
-        immediate: Immediate,
-        recorder: Arc<Recorder>,
         on_start: impl FnOnce() + Send + 'static,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> io::Result<(Frontend, Responder)> {
         let mut limits = limits.clone();
-        limits.max_connections = connections_possible(limits.max_connections)?;
+        let Resources { budget, descriptors, on_idle, immediate, recorder } = resources;
+        limits.max_connections = connections_possible(limits.max_connections, descriptors)?;
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
         let slots = limits.max_connections + MAX_SURPLUS;
-        let shared = Arc::new(SharedState::new(limits, slots, waker));
+        let shared = Arc::new(SharedState::new(limits, budget, slots, waker));
+        let weak = Arc::downgrade(&shared);
+        shared.budget.on_shortage(move || {
+            if let Some(shared) = weak.upgrade()
+                && !shared.shortage.swap(true, Ordering::Relaxed)
+            {
+                shared.wake();
+            }
+        });
         let mut event_loop =
-            EventLoop::new(poll, Arc::clone(&shared), listener, private, immediate, recorder)?;
+            EventLoop::new(poll, Arc::clone(&shared), listener, private, immediate, recorder, on_idle)?;
         let thread = thread::Builder::new().name("frontend".to_owned()).spawn(move || {
             on_start();
             let mut on_broken = Some(on_broken);
@@ -152,10 +175,10 @@ impl Stopper {
 }
 
 /// How many clients the process has descriptors for, after trying to get as many as are wanted.
-fn connections_possible(wanted: usize) -> io::Result<usize> {
+fn connections_possible(wanted: usize, elsewhere: u64) -> io::Result<usize> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     let open = fs::read_dir("/proc/self/fd").map_or(SPARE_DESCRIPTORS, |open| open.count() as u64);
-    let others = open + SPARE_DESCRIPTORS + MAX_SURPLUS as u64;
+    let others = open + elsewhere + SPARE_DESCRIPTORS + MAX_SURPLUS as u64;
     let needed = wanted as u64 + others;
     if soft >= needed {
         return Ok(wanted);

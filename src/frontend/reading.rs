@@ -4,19 +4,29 @@ use super::{
     connection::{Action, Connection, Context, InWork, State},
     http1::framing::{Framing, Step, Traits},
     responder::Slot,
+    slots::SharedState,
 };
-use crate::{error::Error, http::Response, request_id::RequestId};
+use crate::{
+    error::{Error, Reason},
+    http::{Persistence, Response},
+    memory::{Budget, Purpose, Reservation},
+    request_id::RequestId,
+};
 use memchr::{memchr, memchr2};
 use std::{
-    io::{self, ErrorKind, Read},
+    io::{self, ErrorKind, Read, Write},
     mem,
 };
+
+/// What one connection or one request may hold without being counted, in bytes: nearly all of them do with it.
+pub(super) const UNCOUNTED: usize = 1 << 10;
 
 /// Bytes that were read; the first `used` of them are done with.
 #[derive(Default)]
 pub(super) struct Input {
     bytes: Vec<u8>,
     used: usize,
+    held: Option<Reservation>,
 }
 
 impl Input {
@@ -27,6 +37,57 @@ impl Input {
     pub fn is_empty(&self) -> bool {
         self.unused().is_empty()
     }
+
+    /// Counts what it holds; whether there is memory for that.
+    fn reserve(&mut self, budget: &Budget) -> bool {
+        match self.bytes.capacity() {
+            bytes if bytes <= UNCOUNTED => {
+                self.held = None;
+                true
+            }
+            bytes => reserve(&mut self.held, Purpose::Head, bytes, budget),
+        }
+    }
+}
+
+/// Reserves so much; whether there is memory for that.
+fn reserve(held: &mut Option<Reservation>, purpose: Purpose, bytes: usize, budget: &Budget) -> bool {
+    match held {
+        Some(held) if bytes <= held.bytes() => {
+            held.set(bytes);
+            true
+        }
+        Some(held) => held.try_grow(bytes),
+        None => {
+            *held = budget.try_reserve(purpose, bytes);
+            held.is_some()
+        }
+    }
+}
+
+/// A request of so many bytes is complete: it takes what it has reserved with it.
+fn pass_on(
+    slot: Slot,
+    bytes: usize,
+    held: &mut Option<Reservation>,
+    shared: &SharedState,
+) -> Result<(), Reason> {
+    match bytes > UNCOUNTED {
+        true if !reserve(held, Purpose::Body, bytes, &shared.budget) => return Err(no_memory(shared)),
+        true => {}
+        false => *held = None,
+    }
+    shared.in_flight.add()?;
+    if let Some(held) = held.take() {
+        shared.unclaimed.add(slot, held);
+    }
+    Ok(())
+}
+
+fn no_memory(shared: &SharedState) -> Reason {
+    // Answers that are not taken may be what holds it.
+    shared.budget.report_shortage();
+    Reason::NoMemory
 }
 
 impl Connection {
@@ -35,7 +96,7 @@ impl Connection {
             && !input.is_empty()
         {
             let input = mem::take(input);
-            self.parse(Framing::default(), input, index, context);
+            self.parse(Framing::default(), input, None, index, context);
             return None;
         }
         if !self.readable {
@@ -74,33 +135,41 @@ impl Connection {
 
     /// Takes bytes that were just read.
     fn take_in(&mut self, fresh: &[u8], index: u32, context: &mut Context) {
-        let (mut framing, mut input) = match &mut self.state {
-            State::Head { framing, input, .. } | State::Body { framing, input, .. } => {
-                (mem::take(framing), mem::take(input))
-            }
-            _ => (Framing::default(), Input::default()),
+        let (mut framing, mut input, mut held) = match &mut self.state {
+            State::Head { framing, input, .. } => (mem::take(framing), mem::take(input), None),
+            State::Body { framing, input, held, .. } => (mem::take(framing), mem::take(input), held.take()),
+            _ => (Framing::default(), Input::default(), None),
         };
         if !input.is_empty() {
             input.bytes.extend_from_slice(fresh);
-            return self.parse(framing, input, index, context);
+            return self.parse(framing, input, held, index, context);
         }
         // A request that arrives in one piece needs no buffer.
-        let (used, step) = self.frame(&mut framing, fresh, index, context);
-        let input = Input { bytes: fresh[used..].to_vec(), used: 0 };
-        self.settle(step, framing, input, context);
+        let (used, step) = self.frame(&mut framing, fresh, &mut held, index, context);
+        let input = Input { bytes: fresh[used..].to_vec(), ..Input::default() };
+        self.settle(step, framing, input, held, context);
     }
 
-    fn parse(&mut self, mut framing: Framing, mut input: Input, index: u32, context: &mut Context) {
-        let (used, step) = self.frame(&mut framing, input.unused(), index, context);
+    fn parse(
+        &mut self,
+        mut framing: Framing,
+        mut input: Input,
+        mut held: Option<Reservation>,
+        index: u32,
+        context: &mut Context,
+    ) {
+        let (used, step) = self.frame(&mut framing, input.unused(), &mut held, index, context);
         input.used += used;
-        self.settle(step, framing, input, context);
+        self.settle(step, framing, input, held, context);
     }
 
-    /// Shows bytes to the framing until they make a request, or do not suffice. Returns how many were used.
+    /// Shows bytes to the framing until they make a request, or do not suffice. Returns how many were used. `held` is
+    /// what the request has reserved: the most that it may become, from the end of its head on.
     fn frame(
         &mut self,
         framing: &mut Framing,
         bytes: &[u8],
+        held: &mut Option<Reservation>,
         index: u32,
         context: &mut Context,
     ) -> (usize, Parsed) {
@@ -108,16 +177,25 @@ impl Connection {
         let shared = context.shared;
         let mut used = 0;
         loop {
-            let start = context.outgoing.len();
-            let (count, step) = framing.advance(&bytes[used..], &shared.limits, slot, context.outgoing);
+            let outgoing = context.outgoing.tail();
+            let start = outgoing.len();
+            let (count, step) = framing.advance(&bytes[used..], &shared.limits, slot, outgoing);
             used += count;
+            if held.is_none()
+                && let Some(most) = framing.most(&shared.limits)
+                && !reserve(held, Purpose::Body, most, &shared.budget)
+            {
+                let head_only = framing.head_only(bytes);
+                let why = Error::Busy(no_memory(shared));
+                return (used, Parsed::Refused(why, head_only, framing.take_request_id()));
+            }
             let parsed = match step {
                 Step::Head => Parsed::Head,
                 Step::Body => Parsed::Body,
                 Step::Continue => {
                     // If so little does not fit, the client has not read earlier answers; it gets no more.
                     let interim = b"HTTP/1.1 100 Continue\r\n\r\n";
-                    if matches!(self.send(interim), Ok(sent) if sent == interim.len()) {
+                    if matches!(self.stream.write(interim), Ok(sent) if sent == interim.len()) {
                         continue;
                     }
                     Parsed::Abandoned
@@ -127,10 +205,13 @@ impl Connection {
                     let id = id.unwrap_or_else(|| context.ids.make(context.now));
                     let parsed = match answer_immediately(start, &id, context) {
                         Some(answer) => Parsed::Answered(traits, id, answer),
-                        None => match shared.in_flight.add() {
-                            Ok(()) => return (used, Parsed::Complete(traits, id)),
-                            Err(why) => Parsed::Refused(Error::Busy(why), traits.head_only, Some(id)),
-                        },
+                        None => {
+                            let length = context.outgoing.since(start).len();
+                            match pass_on(slot, length, held, shared) {
+                                Ok(()) => return (used, Parsed::Complete(traits, id)),
+                                Err(why) => Parsed::Refused(Error::Busy(why), traits.head_only, Some(id)),
+                            }
+                        }
                     };
                     context.outgoing.truncate(start);
                     parsed
@@ -144,7 +225,14 @@ impl Connection {
     }
 
     /// Enters the state that follows from what was parsed. A state that it is in already keeps its deadline.
-    fn settle(&mut self, parsed: Parsed, framing: Framing, mut input: Input, context: &mut Context) {
+    fn settle(
+        &mut self,
+        mut parsed: Parsed,
+        mut framing: Framing,
+        mut input: Input,
+        held: Option<Reservation>,
+        context: &mut Context,
+    ) {
         let now = context.now;
         match parsed {
             // Moving the rest to the front at every request of many would be quadratic, so that waits.
@@ -154,11 +242,26 @@ impl Connection {
         if input.is_empty() {
             input = Input::default();
         }
+        if !input.reserve(&context.shared.budget) {
+            let why = Error::Busy(no_memory(context.shared));
+            match &mut parsed {
+                // Requests behind this one are not answered, which the client sees by the end of the connection.
+                Parsed::Complete(traits, _) | Parsed::Answered(traits, ..) => {
+                    traits.persistence = Persistence::Close;
+                }
+                Parsed::Head | Parsed::Body => {
+                    let head_only = framing.head_only(input.unused());
+                    parsed = Parsed::Refused(why, head_only, framing.take_request_id());
+                }
+                Parsed::Refused(..) | Parsed::Abandoned => {}
+            }
+            input = Input::default();
+        }
         self.state = match (parsed, &self.state) {
             (Parsed::Head, &State::Head { since, .. }) => State::Head { since, framing, input },
             (Parsed::Head, _) => State::Head { since: now, framing, input },
-            (Parsed::Body, &State::Body { since, .. }) => State::Body { since, framing, input },
-            (Parsed::Body, _) => State::Body { since: now, framing, input },
+            (Parsed::Body, &State::Body { since, .. }) => State::Body { since, framing, input, held },
+            (Parsed::Body, _) => State::Body { since: now, framing, input, held },
             (Parsed::Complete(traits, id), _) => {
                 State::Working { since: now, request: self.in_work(traits, id), input }
             }
@@ -166,7 +269,7 @@ impl Connection {
                 let request = self.in_work(traits, id);
                 self.state = State::Working { since: now, request, input };
                 // The event loop goes on with this connection in any case.
-                self.answer(&answer, context.stopping);
+                self.answer(answer, None, context.stopping, &context.shared.budget);
                 return;
             }
             (Parsed::Refused(error, head_only, id), _) => {
@@ -189,7 +292,7 @@ impl Connection {
 
 /// The answer to the request that was appended to `outgoing` at `start`, if it is one that needs no worker.
 fn answer_immediately(start: usize, id: &RequestId, context: &Context) -> Option<Response> {
-    let line = &context.outgoing[start..];
+    let line = context.outgoing.since(start);
     let (method, rest) = line.split_at(memchr(b' ', line)?);
     let rest = rest.get(1..)?;
     let path = &rest[..memchr2(b'?', b'#', rest)?];

@@ -4,7 +4,7 @@
 //! non-blocking write at most, so it never waits for a client, nor for another worker.
 
 use super::{connection::DOING, slots::SharedState};
-use crate::{http::Response, request_id::RequestId};
+use crate::{http::Response, memory::Reservation, request_id::RequestId};
 use std::{
     fmt,
     net::IpAddr,
@@ -35,29 +35,36 @@ pub struct Delivery {
 }
 
 impl Responder {
-    /// The slot in a request's fragment, and the request's id. To be called exactly once for every request that tiny_http hands out, as soon
-    /// as it does: this is how the frontend knows how many are in flight.
+    /// The slot in a request's fragment with the request's id, and the memory that is reserved for the request, to be
+    /// kept for as long as that is. To be called exactly once for every request that tiny_http hands out, as soon as it
+    /// does: this is how the frontend knows how many are in flight.
     ///
-    /// `None` when the client does not wait for the answer any more; such a request is to be dropped.
-    pub fn claim(&self, fragment: &str) -> Option<(Slot, RequestId)> {
+    /// No slot when the client does not wait for the answer any more; such a request is to be dropped.
+    pub fn claim(&self, fragment: &str) -> (Option<(Slot, RequestId)>, Option<Reservation>) {
         self.0.in_flight.remove();
-        let slot: Slot = fragment.parse().ok()?;
-        let entry = self.0.slots.get(slot.index)?;
-        let connection = entry.awaiting(slot.generation)?;
-        let id = connection.request_id()?.clone();
-        Some((Slot { peer: connection.client(), ..slot }, id))
+        let Ok(slot) = fragment.parse::<Slot>() else {
+            return (None, None);
+        };
+        let held = self.0.unclaimed.take(slot);
+        let entry = self.0.slots.get(slot.index);
+        let connection = entry.as_ref().and_then(|entry| entry.awaiting(slot.generation));
+        let claimed = connection.and_then(|connection| {
+            Some((Slot { peer: connection.client(), ..slot }, connection.request_id()?.clone()))
+        });
+        (claimed, held)
     }
 
     /// Sends the answer to its client, as much of it as the socket takes at once, or returns `None` when it comes too
     /// late (the frontend has answered 503 by then, or the client is gone).
     ///
-    /// Never blocks: what the client's socket does not take at once is sent by the event loop.
-    pub fn answer(&self, slot: Slot, response: &Response) -> Option<Delivery> {
+    /// Never blocks: what the client's socket does not take at once is sent by the event loop. `held` is what is reserved
+    /// for the answer; what it keeps is counted in any case.
+    pub fn answer(&self, slot: Slot, response: Response, held: Option<Reservation>) -> Option<Delivery> {
         let shared = &*self.0;
         let mut entry = shared.slots.get(slot.index)?;
         let connection = entry.awaiting_mut(slot.generation)?;
         let stopping = shared.stopping.load(Ordering::SeqCst);
-        let (delivery, unfinished) = connection.answer(response, stopping);
+        let (delivery, unfinished) = connection.answer(response, held, stopping, &shared.budget);
         drop(entry);
         if unfinished {
             shared.schedule(slot.index);

@@ -6,14 +6,17 @@ use super::{
     connection::{Connection, DOING},
     listener::Stream,
     peers::Peer,
+    responder::Slot,
 };
 use crate::{
     config::Limits,
     error::Reason,
+    memory::{Budget, Reservation},
     request_id::{RequestId, log_line},
 };
 use mio::Waker;
 use std::{
+    collections::HashMap,
     io, mem,
     sync::{
         Mutex, MutexGuard, OnceLock, PoisonError,
@@ -26,6 +29,11 @@ use std::{
 pub struct SharedState {
     pub slots: Slots,
     pub in_flight: InFlight,
+    /// What the requests hold that no worker has claimed yet.
+    pub unclaimed: Unclaimed,
+    pub budget: Budget,
+    /// Answers that do not move are to be given up.
+    pub shortage: AtomicBool,
     pub limits: Limits,
     waker: Waker,
     /// Answers say `Connection: close`, and nothing new is begun.
@@ -39,12 +47,15 @@ pub struct SharedState {
 }
 
 impl SharedState {
-    pub fn new(limits: Limits, slots: usize, waker: Waker) -> SharedState {
+    pub fn new(limits: Limits, budget: Budget, slots: usize, waker: Waker) -> SharedState {
         SharedState {
             slots: Slots::new(slots),
             // Abandoned requests stay in tiny_http's queue until a worker claims them. Without a bound, stuck workers
             // would let it grow as long as clients retry.
             in_flight: InFlight::new(2 * limits.max_connections),
+            unclaimed: Unclaimed::default(),
+            budget,
+            shortage: AtomicBool::new(false),
             limits,
             waker,
             stopping: AtomicBool::new(false),
@@ -186,6 +197,34 @@ impl InFlight {
         if !self.broken.swap(true, Ordering::Relaxed) {
             log::error!("the stream to tiny_http is broken, nothing can be served: {error}");
         }
+    }
+}
+
+/// The memory of requests that have left the frontend, until a worker claims them: their connections may be gone by then.
+#[derive(Default)]
+pub struct Unclaimed {
+    /// Most requests hold none: this spares the lock.
+    count: AtomicUsize,
+    held: Mutex<HashMap<(u32, u32), Reservation>>,
+}
+
+impl Unclaimed {
+    /// To be called before the request is passed on.
+    pub fn add(&self, slot: Slot, held: Reservation) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        let mut all = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        all.insert((slot.index, slot.generation), held);
+    }
+
+    /// What a request holds. The stream that it came over orders this after [`Unclaimed::add`].
+    pub fn take(&self, slot: Slot) -> Option<Reservation> {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let mut all = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = all.remove(&(slot.index, slot.generation))?;
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        Some(held)
     }
 }
 

@@ -3,17 +3,19 @@
 use super::{
     connection::{Action, Connection, Context, State},
     peers::Peer,
-    reading::Input,
+    reading::{Input, UNCOUNTED},
     responder::Delivery,
 };
 use crate::{
+    chunks::Chunks,
     error::{Error, Reason},
     http::{Persistence, Response},
+    memory::{Budget, Purpose, Reservation},
     request_id::{RequestId, log_line},
 };
 use mio::{Interest, Token};
 use std::{
-    io::{self, ErrorKind, Write},
+    io::{self, ErrorKind},
     mem,
     time::{Duration, Instant},
 };
@@ -27,19 +29,27 @@ const LINGER_TIME_STOPPING: Duration = Duration::from_millis(300);
 
 /// An answer that the socket did not take at once.
 pub(super) struct Answer {
-    bytes: Vec<u8>,
-    sent: usize,
+    /// What is left of it.
+    chunks: Chunks,
+    /// How long all of it is.
+    length: usize,
     id: RequestId,
     /// When the socket last took some of it.
     pub moved: Instant,
     /// What was read beyond the request, if the connection stays open.
     keep: Option<Input>,
+    held: Option<Reservation>,
 }
 
 impl Answer {
+    /// The memory that it holds.
+    pub fn memory(&self) -> usize {
+        self.chunks.memory()
+    }
+
     /// Says that the client did not get all of it.
     pub fn log_cut_off(&self, peer: Peer, when: &str) {
-        let (sent, length) = (self.sent, self.bytes.len());
+        let (sent, length) = (self.length - self.chunks.len(), self.length);
         let line = format_args!("cut off: {peer} took {sent} of the {length} bytes of an answer {when}");
         log_line(log::Level::Info, Some(&self.id), line);
     }
@@ -71,22 +81,28 @@ impl Connection {
         }
         context.recorder.refusal(error.reason(), response.status);
         self.generation = self.generation.wrapping_add(1);
-        let bytes = response.render(Persistence::Close, head_only, &id);
-        let answer = Answer { bytes, sent: 0, id, moved: context.now, keep: None };
+        let chunks = response.into_chunks(Persistence::Close, head_only, &id);
+        let length = chunks.len();
+        let answer = Answer { chunks, length, id, moved: context.now, keep: None, held: None };
         self.state = State::Writing { since: context.now, answer };
         // More of the request may come.
         self.readable = true;
     }
 
-    /// Sends a worker's answer, as much of it as the socket takes. Returns how much that was, and whether the event loop
-    /// has to advance this connection now. Only to be called when a request is in work.
-    pub fn answer(&mut self, response: &Response, stopping: bool) -> (Delivery, bool) {
+    /// Sends a worker's answer, as much of it as the socket takes, and keeps the rest, with what is reserved for it.
+    /// Returns how much was taken, and whether the event loop has to advance this connection now. Only to be called when a
+    /// request is in work.
+    pub fn answer(
+        &mut self,
+        response: Response,
+        held: Option<Reservation>,
+        stopping: bool,
+        budget: &Budget,
+    ) -> (Delivery, bool) {
         let State::Working { request, input, .. } = mem::replace(&mut self.state, State::Closing) else {
             unreachable!("the caller has made sure that a request is in work");
         };
         let persistence = if stopping { Persistence::Close } else { request.persistence };
-        let bytes = response.render(persistence, request.head_only, &request.id);
-        let length = bytes.len();
         self.generation = self.generation.wrapping_add(1);
         let keep = match persistence {
             Persistence::Close => {
@@ -96,15 +112,23 @@ impl Connection {
             _ => Some(input),
         };
         let now = Instant::now();
-        let taken = match self.send(&bytes) {
-            Ok(sent) if sent == length => {
+        let mut chunks = response.into_chunks(persistence, request.head_only, &request.id);
+        let length = chunks.len();
+        let taken = match self.send(&mut chunks) {
+            Ok(()) if chunks.is_empty() => {
                 self.sent(keep, now);
-                sent
+                length
             }
-            Ok(sent) => {
-                let answer = Answer { bytes, sent, id: request.id, moved: now, keep };
+            Ok(()) => {
+                let memory = chunks.memory();
+                let mut held = held;
+                if memory > UNCOUNTED {
+                    held.get_or_insert_with(|| budget.count(Purpose::Work, 0)).set(memory);
+                }
+                let taken = length - chunks.len();
+                let answer = Answer { chunks, length, id: request.id, moved: now, keep, held };
                 self.state = State::Writing { since: now, answer };
-                sent
+                taken
             }
             Err(_) => {
                 self.give_up();
@@ -119,9 +143,9 @@ impl Connection {
     pub fn cut_off(&mut self, context: &mut Context) {
         if self.is_working() {
             self.refuse(&Error::Busy(Reason::Stopped), context);
-            if let State::Writing { answer, .. } = mem::replace(&mut self.state, State::Closing) {
+            if let State::Writing { mut answer, .. } = mem::replace(&mut self.state, State::Closing) {
                 // Nothing can be done for a client that does not take it now.
-                let _ = self.send(&answer.bytes);
+                let _ = self.send(&mut answer.chunks);
             }
         }
     }
@@ -130,14 +154,17 @@ impl Connection {
         let State::Writing { since, mut answer } = mem::replace(&mut self.state, State::Closing) else {
             return None;
         };
-        let Ok(count) = self.send(&answer.bytes[answer.sent..]) else {
+        let before = answer.chunks.len();
+        if self.send(&mut answer.chunks).is_err() {
             return Some(Action::Close);
-        };
-        if count > 0 {
-            answer.sent += count;
-            answer.moved = context.now;
         }
-        let done = answer.sent == answer.bytes.len();
+        if answer.chunks.len() < before {
+            answer.moved = context.now;
+            if let Some(held) = &mut answer.held {
+                held.set(answer.chunks.memory());
+            }
+        }
+        let done = answer.chunks.is_empty();
         if self.awaits_writable == done {
             // One write is nearly always enough, so writability is asked for only when it was not: a Unix socket would
             // report it after every answer.
@@ -161,17 +188,16 @@ impl Connection {
     }
 
     /// Sends until the socket takes no more.
-    pub(super) fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut sent = 0;
-        while sent < bytes.len() {
-            match self.stream.write(&bytes[sent..]) {
-                Ok(count) => sent += count,
+    fn send(&mut self, chunks: &mut Chunks) -> io::Result<()> {
+        while !chunks.is_empty() {
+            match chunks.send(&mut self.stream) {
+                Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(sent)
+        Ok(())
     }
 
     /// An answer is out.

@@ -28,13 +28,25 @@ use std::{
 
 const LANES: usize = Lane::ALL.len();
 
+/// Memory that the commands of one batch need together, at most, unless one alone needs more. A session keeps the largest
+/// buffer that a write has needed.
+const fn batch_memory(lane: Lane) -> usize {
+    match lane {
+        Lane::Create => 1 << 20,
+        _ => 8 << 20,
+    }
+}
+
+/// How long commands wait that need more memory than is free, before the next look.
+const MEMORY_PAUSE: Duration = Duration::from_millis(5);
+
 /// Commands in one batch, at most, by lane. 64 reads or creates are where a statement's fixed cost no longer shows; a
 /// page is a thousand rows.
 const fn batch_limit(lane: Lane) -> usize {
     match lane {
         Lane::Find | Lane::Create => 64,
         Lane::List => 16,
-        Lane::Lookup | Lane::Change | Lane::Hash => 1,
+        Lane::Large | Lane::Lookup | Lane::Change | Lane::Hash => 1,
     }
 }
 
@@ -66,6 +78,8 @@ pub struct Keys {
     pub account: Option<u64>,
     /// Whether it will hash, in this lane or in a later one.
     pub hashes: bool,
+    /// Bytes of memory that its next step needs beside those that it holds.
+    pub memory: usize,
 }
 
 /// A command in a queue or in flight.
@@ -87,6 +101,8 @@ pub struct Batch<T> {
     pub lane: Lane,
     /// The commands, in the order of their arrival.
     pub items: Vec<Item<T>>,
+    /// Bytes of memory that they need.
+    pub memory: usize,
     /// What its end is reported with.
     pub token: Token,
 }
@@ -125,6 +141,8 @@ pub struct Scheduler<T> {
     hashes: HashQueue<T>,
     /// Commands in any of these queues.
     queued: usize,
+    /// Bytes of memory that are free.
+    memory: usize,
 }
 
 struct Queue<T> {
@@ -153,7 +171,18 @@ impl<T> Scheduler<T> {
             rows: HashMap::new(),
             hashes: HashQueue::default(),
             queued: 0,
+            memory: usize::MAX,
         }
+    }
+
+    /// How much memory is free now.
+    pub fn set_memory(&mut self, bytes: usize) {
+        self.memory = bytes;
+    }
+
+    /// Whether commands wait for memory.
+    pub fn is_short_of_memory(&self) -> bool {
+        Lane::ALL.into_iter().any(|lane| self.needs_memory(lane))
     }
 
     /// Queues a command; gives it back where its hash would have to wait for too long.
@@ -165,8 +194,9 @@ impl<T> Scheduler<T> {
         Ok(())
     }
 
-    /// Queues a command of a batch that was executed for its next step.
-    pub fn push_next(&mut self, mut item: Item<T>, lane: Lane) {
+    /// Queues a command of a batch that was executed for its next step, which needs so much memory.
+    pub fn push_next(&mut self, mut item: Item<T>, lane: Lane, memory: usize) {
+        item.keys.memory = memory;
         if item.lane == Lane::Hash && mem::take(&mut item.keys.hashes) {
             self.hashes.leave(item.keys.account);
         }
@@ -249,8 +279,14 @@ impl<T> Scheduler<T> {
         let Some(lane) = ready else {
             return Next::Wait(self.next_time(now));
         };
+        let most = self.memory.min(batch_memory(lane));
         let waiting = &mut self.lanes[lane as usize].waiting;
-        let count = waiting.len().min(batch_limit(lane));
+        let mut memory = 0;
+        let fits = |item: &&Item<T>| {
+            memory += item.keys.memory;
+            memory <= most
+        };
+        let count = waiting.iter().take(batch_limit(lane)).take_while(fits).count().max(1);
         let items = waiting.drain(..count).collect();
         Next::Run(self.start(lane, items, false, now))
     }
@@ -289,7 +325,8 @@ impl<T> Scheduler<T> {
             let at = queue.not_before.filter(|at| *at > now && !queue.waiting.is_empty())?;
             self.may_start(lane).then_some(at)
         });
-        retries.chain(queues).min()
+        let memory = self.is_short_of_memory().then_some(now + MEMORY_PAUSE);
+        retries.chain(queues).chain(memory).min()
     }
 
     /// Whether nothing is queued and nothing in flight.
@@ -353,8 +390,9 @@ impl<T> Scheduler<T> {
         self.lanes[lane as usize].in_flight += 1;
         self.retries_in_flight[lane as usize] += usize::from(retry);
         self.queued -= items.len();
+        let memory = items.iter().map(|item| item.keys.memory).sum();
         let token = Token { lane, started: now, commands: items.len(), retry };
-        Batch { lane, items, token }
+        Batch { lane, items, memory, token }
     }
 
     /// The command whose retry is due first, unbatched.
@@ -372,11 +410,18 @@ impl<T> Scheduler<T> {
         let oldest = |lane: Lane| {
             let queue = &self.lanes[lane as usize];
             let arrived = queue.waiting.front()?.arrived;
-            let ready = queue.not_before.is_none_or(|at| at <= now) && self.may_start(lane);
+            let ready = queue.not_before.is_none_or(|at| at <= now)
+                && self.may_start(lane)
+                && !self.needs_memory(lane);
             ready.then_some((arrived, lane))
         };
         let ready = Lane::ALL.into_iter().filter_map(oldest);
         ready.min_by_key(|(arrived, _)| *arrived).map(|(_, lane)| lane)
+    }
+
+    /// Whether the next command of a lane needs more memory than is free.
+    fn needs_memory(&self, lane: Lane) -> bool {
+        self.lanes[lane as usize].waiting.front().is_some_and(|item| item.keys.memory > self.memory)
     }
 
     fn in_flight(&self, lane: Lane) -> usize {
@@ -394,7 +439,10 @@ impl<T> Scheduler<T> {
 
     fn statements(&self) -> usize {
         self.writes()
-            + [Lane::Find, Lane::List, Lane::Lookup].map(|lane| self.in_flight(lane)).iter().sum::<usize>()
+            + [Lane::Find, Lane::List, Lane::Large, Lane::Lookup]
+                .map(|lane| self.in_flight(lane))
+                .iter()
+                .sum::<usize>()
     }
 
     fn may_write(&self) -> bool {
@@ -417,6 +465,11 @@ impl<T> Scheduler<T> {
             Lane::Change => self.may_write() && in_flight < share,
             Lane::Create => {
                 self.may_write() && in_flight < share.min(self.lanes[lane as usize].pace.batches())
+            }
+            // Each takes long, and the other reads need the sessions.
+            Lane::Large => {
+                self.statements() < self.capacity.statements
+                    && in_flight < (self.capacity.statements / 4).max(1)
             }
             Lane::Find | Lane::List | Lane::Lookup => {
                 let paced = self.lanes[lane as usize].pace.batches();

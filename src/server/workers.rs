@@ -20,6 +20,7 @@ use crate::{
     error::Error,
     frontend::{Responder, Slot},
     http::{Method, Response},
+    memory::{Budget, Purpose, Reservation},
     metrics::{Kind, Recorder, Text},
     request_id::RequestId,
 };
@@ -28,7 +29,7 @@ use std::{
     fmt, io, mem,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicUsize, Ordering},
         mpsc,
     },
@@ -71,6 +72,23 @@ struct Shared {
     parked: Condvar,
     /// The same for the threads that hash.
     hash: Condvar,
+    on_idle: Option<fn()>,
+}
+
+/// Has each of the threads call `on_idle`.
+pub struct IdleWorkers(Weak<Shared>);
+
+impl IdleWorkers {
+    /// Wakes them for that, and returns at once.
+    pub fn call(&self) {
+        if let Some(shared) = self.0.upgrade() {
+            let mut state = shared.state();
+            state.idle_calls += 1;
+            shared.unblocks.fetch_add(state.receiving, Ordering::Relaxed);
+            drop(state);
+            shared.wake_all();
+        }
+    }
 }
 
 struct State {
@@ -90,6 +108,8 @@ struct State {
     wakes_at: Option<Instant>,
     /// How many commands may be queued before those are dropped that no client waits for.
     most_queued: usize,
+    /// How often the threads were asked to call `on_idle`.
+    idle_calls: u64,
     stopping: bool,
 }
 
@@ -104,6 +124,18 @@ struct Job {
     /// The method's name for the log.
     name: Cow<'static, str>,
     path: String,
+    /// The memory of its request, and then of its answer.
+    held: Option<Reservation>,
+}
+
+impl Job {
+    /// Counts what it holds beside its request.
+    fn hold(&mut self, bytes: usize, budget: &Budget) {
+        if bytes > 0 {
+            let held = self.held.get_or_insert_with(|| budget.count(Purpose::Body, 0));
+            held.set(held.bytes() + bytes);
+        }
+    }
 }
 
 impl Workers {
@@ -115,6 +147,7 @@ impl Workers {
         app: Arc<App>,
         cores: Arc<Cores>,
         capacity: Capacity,
+        on_idle: Option<fn()>,
     ) -> io::Result<Workers> {
         let now = Instant::now();
         let state = State {
@@ -127,6 +160,7 @@ impl Workers {
             ticking: false,
             wakes_at: None,
             most_queued: FEW,
+            idle_calls: 0,
             stopping: false,
         };
         let shared = Arc::new(Shared {
@@ -138,6 +172,7 @@ impl Workers {
             state: Mutex::new(state),
             parked: Condvar::new(),
             hash: Condvar::new(),
+            on_idle,
         });
         let (end, ended) = mpsc::channel();
         let mut workers_started = Workers { shared, threads: Vec::new(), end, ended };
@@ -148,6 +183,11 @@ impl Workers {
             workers_started.spawn(&format!("worker-{n}"), Shared::work)?;
         }
         Ok(workers_started)
+    }
+
+    /// What has the threads call `on_idle`.
+    pub fn idle(&self) -> IdleWorkers {
+        IdleWorkers(Arc::downgrade(&self.shared))
     }
 
     /// Writes what is queued.
@@ -244,14 +284,26 @@ impl Shared {
     fn work(&self, recorder: &Recorder) {
         self.cores.add_this_thread();
         let mut state = self.state();
+        let mut idle_calls = 0;
         loop {
+            state = self.idle(state, &mut idle_calls);
             let now = Instant::now();
+            state.scheduler.set_memory(self.app.budget().available());
             match state.scheduler.next(now) {
                 Next::Run(batch) => {
+                    let held = self.reserve(batch.memory);
                     state.batches += 1;
                     self.wake_for_the_rest(&mut state, now);
                     drop(state);
-                    state = self.execute(batch, recorder);
+                    state = self.execute(batch, held, recorder);
+                }
+                Next::Wait(_) if !state.stopping && state.scheduler.is_short_of_memory() => {
+                    self.app.budget().report_shortage();
+                    let at = state.scheduler.next_time(now);
+                    state = match state.receiving == 0 {
+                        true => self.receive(state, at, recorder),
+                        false => self.park_until_due(state),
+                    };
                 }
                 Next::Wait(_) if state.stopping && state.scheduler.is_idle() => {
                     drop(state);
@@ -275,10 +327,12 @@ impl Shared {
 
     fn hash(&self, recorder: &Recorder) {
         let mut state = self.state();
+        let mut idle_calls = 0;
         loop {
+            state = self.idle(state, &mut idle_calls);
             if let Some(batch) = state.scheduler.next_hash(Instant::now()) {
                 drop(state);
-                state = self.execute(batch, recorder);
+                state = self.execute(batch, None, recorder);
                 let now = Instant::now();
                 if state.scheduler.is_ready(now) {
                     self.wake_one(&mut state);
@@ -290,6 +344,19 @@ impl Shared {
                 state = self.hash.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
         }
+    }
+
+    /// Calls `on_idle` where that was asked for since this thread last did.
+    fn idle<'a>(&'a self, state: MutexGuard<'a, State>, calls: &mut u64) -> MutexGuard<'a, State> {
+        if state.idle_calls == *calls {
+            return state;
+        }
+        *calls = state.idle_calls;
+        drop(state);
+        if let Some(on_idle) = self.on_idle {
+            on_idle();
+        }
+        self.state()
     }
 
     /// Before a worker executes a batch: wakes another one if a second batch is ready, or if no worker receives, or will
@@ -367,9 +434,20 @@ impl Shared {
         state
     }
 
-    /// Executes a batch and answers what is done; what is not is queued for its next step.
-    fn execute(&self, batch: Batch<Job>, recorder: &Recorder) -> MutexGuard<'_, State> {
-        let Batch { lane, mut items, token } = batch;
+    /// Counts the memory that a batch needs. The scheduler has seen that it is free.
+    fn reserve(&self, bytes: usize) -> Option<Reservation> {
+        (bytes > 0).then(|| self.app.budget().count(Purpose::Work, bytes))
+    }
+
+    /// Executes a batch and answers what is done; what is not is queued for its next step. `held` is the memory that is
+    /// reserved for it: answers keep their part.
+    fn execute(
+        &self,
+        batch: Batch<Job>,
+        mut held: Option<Reservation>,
+        recorder: &Recorder,
+    ) -> MutexGuard<'_, State> {
+        let Batch { lane, mut items, token, .. } = batch;
         let mut ended = Vec::new();
         // A client that has been answered 503 has given the request up, or retries it: do not execute it.
         // For reads by id the check costs more than it saves.
@@ -396,14 +474,16 @@ impl Shared {
         for (mut item, step) in items.into_iter().zip(steps) {
             match step {
                 Step::Done(response) => {
-                    self.answer(&item.work, &response, recorder);
+                    let part = held.as_mut().map(|held| held.split(response.memory()));
+                    self.answer(&mut item.work, response, part, recorder);
                     ended.push(item);
                 }
                 Step::Failed(error) => {
-                    self.refuse(&item.work, error, recorder);
+                    self.refuse(&mut item.work, error, recorder);
                     ended.push(item);
                 }
                 Step::Next(command) => {
+                    item.work.hold(command.held(), self.app.budget());
                     item.work.command = Some(command);
                     unfinished.push((item, false));
                 }
@@ -428,16 +508,17 @@ impl Shared {
                     Ok(()) => recorder.lock_retry(),
                     Err(item) => given_up.push(item),
                 }
-            } else if let Some(lane) = item.work.command.as_ref().map(Command::lane) {
-                state.scheduler.push_next(item, lane);
+            } else if let Some(command) = &item.work.command {
+                let (lane, memory) = (command.lane(), self.app.memory_of(command));
+                state.scheduler.push_next(item, lane, memory);
             }
         }
         if state.scheduler.hash_is_ready() {
             self.hash.notify_one();
         }
         state.unanswered -= given_up.len();
-        for item in given_up {
-            self.refuse(&item.work, Error::Contended, recorder);
+        for mut item in given_up {
+            self.refuse(&mut item.work, Error::Contended, recorder);
             state.scheduler.done(&item);
         }
         state
@@ -451,16 +532,18 @@ impl Shared {
     }
 
     /// Answers with an error, and logs it.
-    fn refuse(&self, job: &Job, error: Error, recorder: &Recorder) {
+    fn refuse(&self, job: &mut Job, error: Error, recorder: &Recorder) {
         let id = Some(&job.id);
         let response = guard(id, || error.into_response(id)).unwrap_or_else(|response| response);
-        self.answer(job, &response, recorder);
+        self.answer(job, response, None, recorder);
     }
 
-    fn answer(&self, job: &Job, response: &Response, recorder: &Recorder) {
-        let sent = guard(Some(&job.id), || self.responder.answer(job.slot, response)).unwrap_or(None);
-        let Job { name, path, id, .. } = job;
+    /// Sends an answer. The memory that is reserved for it is that of its request, unless it is given.
+    fn answer(&self, job: &mut Job, response: Response, held: Option<Reservation>, recorder: &Recorder) {
+        let held = held.or_else(|| job.held.take());
         let (status, took) = (response.status, job.received.elapsed());
+        let sent = guard(Some(&job.id), || self.responder.answer(job.slot, response, held)).unwrap_or(None);
+        let Job { name, path, id, .. } = job;
         let milliseconds = took.as_secs_f64() * 1000.0;
         let delivery: &dyn fmt::Display = match &sent {
             Some(delivery) => {

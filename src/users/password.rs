@@ -4,6 +4,7 @@
 use crate::{
     config::{PasswordHashing, Secret},
     error::Error,
+    memory::Budget,
 };
 use argon2::password_hash::phc::PasswordHash as Phc;
 use argon2::{Algorithm, Argon2, Params, PasswordHasher, PasswordVerifier, Version};
@@ -11,6 +12,7 @@ use std::{
     fmt,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     thread,
+    time::{Duration, Instant},
 };
 
 /// A hash occupies a core: one hash for every two cores leaves the rest to reads.
@@ -97,29 +99,31 @@ pub enum Password {
     Hashed(PasswordHash),
 }
 
-/// Bounds how many hashes are computed at once: each takes some ten milliseconds of a core, and 19 MiB.
+/// Bounds how many hashes are computed at once: each takes some ten milliseconds of a core, and 19 MiB of the budget.
 pub struct Turns {
     count: usize,
     free: Mutex<usize>,
     freed: Condvar,
-}
-
-impl Default for Turns {
-    fn default() -> Turns {
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        let count = (cores / CORES_PER_HASH).max(1);
-        Turns { count, free: Mutex::new(count), freed: Condvar::new() }
-    }
+    budget: Budget,
 }
 
 impl Turns {
+    /// One for every two cores, where the budget has memory for so many: each half of it serves whole hashes.
+    pub fn new(budget: &Budget, bytes: usize) -> Turns {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let memory = budget.work_limit() / bytes + budget.input_limit() / bytes;
+        let count = (cores / CORES_PER_HASH).min(memory).max(1);
+        Turns { count, free: Mutex::new(count), freed: Condvar::new(), budget: budget.clone() }
+    }
+
     /// How many at once.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Does the work of one hash. Blocks until it has its turn, and for the work.
-    pub fn take<T>(&self, work: impl FnOnce() -> T) -> T {
+    /// Does the work of one hash, which takes so many bytes of memory. Blocks until it has its turn, for the memory up
+    /// to `timeout`, then [`Error::Unavailable`], and for the work.
+    pub fn take<T>(&self, bytes: usize, timeout: Duration, work: impl FnOnce() -> T) -> Result<T, Error> {
         struct Turn<'a>(&'a Turns);
         impl Drop for Turn<'_> {
             fn drop(&mut self) {
@@ -130,7 +134,10 @@ impl Turns {
         let waited = self.freed.wait_while(self.free(), |free| *free == 0);
         *waited.unwrap_or_else(PoisonError::into_inner) -= 1;
         let _turn = Turn(self);
-        work()
+        match self.budget.reserve_for_hash(bytes, Instant::now() + timeout) {
+            Some(_held) => Ok(work()),
+            None => Err(Error::Unavailable("no memory became free for hashing a password".into())),
+        }
     }
 
     fn free(&self) -> MutexGuard<'_, usize> {
@@ -149,10 +156,7 @@ pub struct Hasher {
 impl Hasher {
     /// A hasher of this cost.
     pub fn new(cost: PasswordHashing) -> Hasher {
-        let (memory, passes, lanes) = match cost {
-            PasswordHashing::Owasp => (19_456, 2, 1),
-            PasswordHashing::LeastCostForTests => (Params::MIN_M_COST, Params::MIN_T_COST, 1),
-        };
+        let (memory, passes, lanes) = cost.cost();
         let params = Params::new(memory, passes, lanes, None).expect("the costs are within Argon2's bounds");
         let unknown = format!(
             "$argon2id$v=19$m={memory},t={passes},p={lanes}$bm9ib2R5IGtub3dzIGl0$\
@@ -162,6 +166,14 @@ impl Hasher {
             argon2: Argon2::new(Algorithm::Argon2id, Version::V0x13, params),
             unknown: PasswordHash(unknown),
         }
+    }
+
+    /// Bytes of memory that hashing takes, or checking a password against a hash.
+    pub fn memory(&self, hash: Option<&PasswordHash>) -> usize {
+        let stored = hash.and_then(|hash| Phc::new(hash.as_phc()).ok());
+        let stored = stored.and_then(|hash| Params::try_from(&hash).ok());
+        let params = stored.as_ref().unwrap_or(self.argon2.params());
+        (params.m_cost() as usize) << 10
     }
 
     /// Hashes with a fresh salt. Blocks for the work of one hash. Errors only when the system has no randomness or
@@ -278,7 +290,10 @@ mod tests {
             let hasher = Hasher::new(setting);
             // Were the text malformed, unknown users would be answered at once.
             assert_eq!(cost(&hasher.unknown), expected);
-            assert_eq!(cost(&hasher.hash(&"x".into()).unwrap()), expected);
+            let hash = hasher.hash(&"x".into()).unwrap();
+            assert_eq!(cost(&hash), expected);
+            assert_eq!(hasher.memory(Some(&hash)), (expected.0 as usize) << 10);
+            assert_eq!(hasher.memory(None), setting.memory());
         }
         assert_eq!(crate::Config::default().password_hashing, PasswordHashing::Owasp);
     }

@@ -47,6 +47,31 @@ pub struct User {
     pub credential: Relation<Credential>,
 }
 
+/// A stored user's values, where they are. As JSON it is what the [`User`] is.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UserRef<'a> {
+    /// The identifier.
+    #[serde(serialize_with = "as_string")]
+    pub id: i64,
+    /// The name.
+    pub name: &'a str,
+    /// The address.
+    pub email: &'a str,
+    /// When the record was created.
+    pub created_at: Timestamp,
+    /// When anything of it last changed.
+    pub updated_at: Timestamp,
+}
+
+impl User {
+    /// The values of its list row.
+    pub fn as_row(&self) -> UserRef<'_> {
+        let User { id, name, email, created_at, updated_at, .. } = self;
+        UserRef { id: *id, name, email, created_at: *created_at, updated_at: *updated_at }
+    }
+}
+
 /// The secret half of a user, in a table of its own.
 #[derive(Debug)]
 pub struct Credential {

@@ -27,6 +27,7 @@ mod import;
 mod lanes;
 mod lifecycle;
 mod machines;
+mod memory;
 mod model;
 mod neighbours;
 mod operating;

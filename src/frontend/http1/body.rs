@@ -60,6 +60,15 @@ impl Body {
         self.traits.head_only
     }
 
+    /// The most bytes that it and its head can have when it is complete.
+    pub fn most(&self, limits: &Limits) -> usize {
+        let body = match self.next {
+            Part::Data(left) if !self.chunked => self.body.len() + left,
+            _ => limits.max_body_bytes,
+        };
+        self.head.len() + body
+    }
+
     /// Reads on, like [`super::framing::Framing::advance`]; `used` grows by what was used.
     pub fn advance(
         &mut self,

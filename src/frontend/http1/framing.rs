@@ -109,6 +109,11 @@ impl Framing {
         }
     }
 
+    /// The most bytes that the request can have that is arriving, once its head is complete.
+    pub fn most(&self, limits: &Limits) -> Option<usize> {
+        self.body.as_ref().map(|body| body.most(limits))
+    }
+
     fn head(
         &mut self,
         bytes: &[u8],

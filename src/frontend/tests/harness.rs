@@ -5,8 +5,9 @@
 
 use crate::{
     config::Limits,
-    frontend::{Frontend, Listener, Responder, Stopper},
+    frontend::{Frontend, Listener, Resources, Responder, Stopper},
     http::Response,
+    memory::Budget,
     metrics::Metrics,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -37,6 +38,7 @@ pub struct Harness {
     pub frontend: Option<Frontend>,
     pub stopper: Stopper,
     pub gate: Arc<Gate>,
+    pub budget: Budget,
     tiny: Option<Arc<tiny_http::Server>>,
     workers: Vec<thread::JoinHandle<()>>,
     directory: PathBuf,
@@ -82,12 +84,20 @@ impl Harness {
         let address = listener.local_addr();
         let name = listener.to_string();
         let broken = Arc::clone(&gate);
+        let budget = Budget::new(limits.memory_budget);
         let (frontend, responder) = Frontend::open(
             listener,
             limits,
+            Resources {
+                budget: budget.clone(),
+                descriptors: 0,
+                on_idle: Box::new(|| {}),
+                immediate: Box::new(|_, path| {
+                    (path == "/immediate").then(|| Response::json(200, &json!({"at": "once"})))
+                }),
+                recorder: Metrics::new(&[]).recorder(),
+            },
             private,
-            Box::new(|_, path| (path == "/immediate").then(|| Response::json(200, &json!({"at": "once"})))),
-            Metrics::new(&[]).recorder(),
             || {},
             move || {
                 broken.broken.fetch_add(1, Ordering::SeqCst);
@@ -111,6 +121,7 @@ impl Harness {
             frontend: Some(frontend),
             stopper,
             gate,
+            budget,
             tiny: Some(tiny),
             workers,
             directory,
@@ -151,6 +162,7 @@ impl Harness {
             for worker in self.workers.drain(..) {
                 worker.join().unwrap();
             }
+            assert_eq!(self.budget.held(), 0, "all memory is given back");
             drop(tiny);
             std::fs::remove_dir_all(&self.directory).unwrap();
         }
@@ -215,7 +227,7 @@ fn serve(mut request: tiny_http::Request, responder: &Responder, gate: &Gate) {
         request.as_reader().read_to_end(&mut body).unwrap();
     }
     let (target, slot) = request.url().rsplit_once('#').expect("every request has a slot");
-    let (target, slot) = (target.to_owned(), responder.claim(slot));
+    let (target, (slot, held)) = (target.to_owned(), responder.claim(slot));
     let method = request.method().to_string();
     let headers: Vec<(String, String)> =
         request.headers().iter().map(|header| (header.field.to_string(), header.value.to_string())).collect();
@@ -232,7 +244,7 @@ fn serve(mut request: tiny_http::Request, responder: &Responder, gate: &Gate) {
         }
         Response::json(200, &json!({"held": true}))
     } else if let Some(length) = target.strip_prefix("/big/") {
-        Response { status: 200, headers: Vec::new(), body: vec![b'x'; length.parse().unwrap()] }
+        Response { body: vec![b'x'; length.parse().unwrap()], ..Response::json(200, &()) }
     } else if target == "/peer" {
         Response::json(200, &json!({"peer": slot.peer()}))
     } else if target == "/empty" {
@@ -243,7 +255,7 @@ fn serve(mut request: tiny_http::Request, responder: &Responder, gate: &Gate) {
         let body = String::from_utf8_lossy(&body);
         Response::json(200, &json!({"method": method, "target": target, "headers": headers, "body": body}))
     };
-    match responder.answer(slot, &response) {
+    match responder.answer(slot, response, held) {
         Some(_) => gate.answered.fetch_add(1, Ordering::SeqCst),
         None => gate.late.fetch_add(1, Ordering::SeqCst),
     };

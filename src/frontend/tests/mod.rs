@@ -2,10 +2,12 @@
 
 mod admission;
 mod harness;
+mod memory;
 
 use crate::{
     config::Limits,
-    frontend::{Frontend, Listener},
+    frontend::{Frontend, Listener, Resources},
+    memory::Budget,
     metrics::Metrics,
 };
 use harness::*;
@@ -704,9 +706,14 @@ fn a_broken_private_stream_is_reported_and_answered_503() {
     let (frontend, _responder) = Frontend::open(
         listener,
         &Limits::default(),
+        Resources {
+            budget: Budget::new(1 << 20),
+            descriptors: 0,
+            on_idle: Box::new(|| {}),
+            immediate: Box::new(|_, _| None),
+            recorder: Metrics::new(&[]).recorder(),
+        },
         ours,
-        Box::new(|_, _| None),
-        Metrics::new(&[]).recorder(),
         || {},
         move || {
             count.fetch_add(1, Ordering::SeqCst);

@@ -422,14 +422,14 @@ fn steps_before_and_after_a_hash() {
     bench.scheduler.finished(batch.token, false, bench.now);
     let mut items = batch.items.into_iter();
     bench.scheduler.done(&items.next().unwrap());
-    items.for_each(|item| bench.scheduler.push_next(item, Lane::Hash));
+    items.for_each(|item| bench.scheduler.push_next(item, Lane::Hash, 0));
     assert_eq!(bench.scheduler.len(), 100);
     assert_eq!(bench.hash(101, None), Ok(()));
     assert_eq!(bench.hash(102, None), Err(102));
     // Hashed: what is left to do is no hash.
     let batch = bench.scheduler.next_hash(bench.now).unwrap();
     bench.scheduler.finished(batch.token, true, bench.now);
-    batch.items.into_iter().for_each(|item| bench.scheduler.push_next(item, Lane::Change));
+    batch.items.into_iter().for_each(|item| bench.scheduler.push_next(item, Lane::Change, 0));
     assert_eq!(bench.hash(103, None), Ok(()));
     assert_eq!(bench.scheduler.len(), 102);
     assert_eq!(bench.finish_next(), [1], "it arrived before those that are not looked up yet");
@@ -496,3 +496,48 @@ fn idle_is_neither_queued_nor_in_flight() {
 }
 
 mod random;
+
+#[test]
+fn what_needs_memory_waits_for_it_and_nothing_else_does() {
+    const MIB: usize = 1 << 20;
+    let mut bench = Bench::new(8);
+    let needs = |memory| Keys { memory, ..Keys::default() };
+    bench.scheduler.set_memory(MIB);
+    for work in 0..5 {
+        bench.push_with(work, Lane::List, needs(MIB / 4)).unwrap();
+    }
+    bench.push_with(5, Lane::Large, needs(4 * MIB)).unwrap();
+    bench.push(6, Lane::Find);
+    let pages = bench.next().unwrap();
+    assert_eq!((works(&pages), pages.memory), (vec![0, 1, 2, 3], MIB));
+    bench.scheduler.set_memory(0);
+    assert_eq!(bench.finish_next(), [6]);
+    assert!(bench.next().is_none() && bench.scheduler.is_short_of_memory());
+    // It is asked again before long, and not at once.
+    let at = bench.scheduler.next_time(bench.now).unwrap();
+    assert!(at > bench.now && at <= bench.now + Duration::from_millis(5));
+    bench.finish(pages);
+    bench.scheduler.set_memory(4 * MIB);
+    assert_eq!((bench.finish_next(), bench.finish_next()), (vec![4], vec![5]));
+    assert!(!bench.scheduler.is_short_of_memory());
+    // However much is free, a batch takes a part of it; one command may take more.
+    bench.scheduler.set_memory(usize::MAX);
+    for work in 0..20 {
+        bench.push_with(work, Lane::List, needs(MIB)).unwrap();
+    }
+    bench.push_with(20, Lane::List, needs(100 * MIB)).unwrap();
+    assert_eq!(bench.finish_next().len(), batch_memory(Lane::List) / MIB);
+    while bench.finish_next() != [20] {}
+    assert!(bench.scheduler.is_idle());
+}
+
+#[test]
+fn large_reads_leave_sessions_to_others() {
+    let mut bench = Bench::new(8);
+    for work in 0..8 {
+        bench.push(work, Lane::Large);
+    }
+    assert_eq!(lanes(&bench.all()), [Lane::Large; 2]);
+    bench.push(8, Lane::Find);
+    assert_eq!(lanes(&bench.all()), [Lane::Find]);
+}

@@ -70,7 +70,7 @@ impl Shared {
                         job.command = Some(command);
                         judged.push(job);
                     }
-                    Err(refusal) => self.answer(&job, &refusal, recorder),
+                    Err(refusal) => self.answer(&mut job, refusal, None, recorder),
                 }
             }
             if judged.len() >= RECEIVE_REQUESTS || bytes >= RECEIVE_BYTES {
@@ -84,7 +84,7 @@ impl Shared {
     /// The request, and a job for it; `None` where no client waits for its answer any more.
     fn accept(&self, mut incoming: tiny_http::Request, received: Instant) -> Option<(Job, Request)> {
         let (target, slot) = incoming.url().rsplit_once('#').unwrap_or_default();
-        let claimed = self.responder.claim(slot);
+        let (claimed, held) = self.responder.claim(slot);
         let method = incoming.method().as_str();
         let (method, name) = (Method::from(method), Method::from(method).shown(method));
         let headers = incoming.headers().iter();
@@ -92,7 +92,7 @@ impl Shared {
             method,
             target: target.to_owned(),
             headers: headers.map(|header| (header.field.to_string(), header.value.to_string())).collect(),
-            body: Vec::new(),
+            body: Vec::with_capacity(incoming.body_length().unwrap_or_default()),
             peer: claimed.as_ref().and_then(|(slot, _)| slot.peer()),
         };
         // The frontend sends whole requests over a stream of our own, so this does not block; and what is not
@@ -102,7 +102,7 @@ impl Shared {
         drop(incoming.into_writer());
         let (slot, id) = claimed.filter(|_| body.is_ok())?;
         let path = request.path().to_owned();
-        Some((Job { command: None, slot, id, received, method, name, path }, request))
+        Some((Job { command: None, slot, id, received, method, name, path, held }, request))
     }
 
     pub(super) fn push<'a>(
@@ -119,6 +119,7 @@ impl Shared {
                 row: command.changes_user(),
                 account: command.account().map(account_number),
                 hashes: command.hashes(),
+                memory: self.app.memory_of(command),
             };
             let lane = command.lane();
             match state.scheduler.push(job, lane, keys, now) {
@@ -143,9 +144,9 @@ impl Shared {
             return state;
         }
         drop(state);
-        for job in refused {
+        for mut job in refused {
             recorder.refused(Reason::TooManyHashes);
-            self.refuse(&job, Error::Busy(Reason::TooManyHashes), recorder);
+            self.refuse(&mut job, Error::Busy(Reason::TooManyHashes), recorder);
         }
         self.state()
     }

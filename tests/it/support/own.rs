@@ -145,8 +145,17 @@ pub fn running(process: u32) -> bool {
 
 /// How much of a process is in memory.
 pub fn memory_kib(process: u32) -> usize {
+    status_kib(process, "VmRSS:")
+}
+
+/// How much of it was at most.
+pub fn peak_kib(process: u32) -> usize {
+    status_kib(process, "VmHWM:")
+}
+
+fn status_kib(process: u32, name: &str) -> usize {
     let status = fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
-    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let line = status.lines().find(|line| line.starts_with(name));
     let number = line.and_then(|line| line.split_whitespace().nth(1)).expect("a number of KiB");
     number.parse().expect("a number of KiB")
 }

@@ -91,7 +91,7 @@ impl World {
             account = Some(self.random.below(5) | 1 << 63);
         }
         let ordered = lane == Lane::Change;
-        let pushed = self.bench.push_with(work, lane, Keys { row, account, hashes });
+        let pushed = self.bench.push_with(work, lane, Keys { row, account, hashes, memory: 0 });
         assert!(pushed.is_ok() || hashes, "only what hashes is refused");
         let waits_since = pushed.is_ok().then_some(self.ends);
         self.commands.push(Command { lane, row, waits_since, over: pushed.is_err(), ordered });
@@ -182,7 +182,7 @@ impl World {
             if let Some(lane) = next {
                 command.lane = lane;
                 self.queued += 1;
-                self.bench.scheduler.push_next(item, lane);
+                self.bench.scheduler.push_next(item, lane, 0);
                 continue;
             }
             if let Some(row) = command.row.filter(|_| command.ordered) {

@@ -1,0 +1,156 @@
+//! What is counted of what clients send and do not read, and what happens where it is too much.
+
+use super::harness::{Client, Harness, connect_from, until};
+use std::{
+    net::TcpStream,
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+const KIB: usize = 1 << 10;
+
+/// 128 KiB for requests, of them 32 KiB for heads.
+fn harness() -> Harness {
+    Harness::with(|limits| limits.memory_budget = 256 * KIB)
+}
+
+fn post(length: usize) -> String {
+    format!("POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n")
+}
+
+/// A client that has sent this, which the frontend has read.
+fn sent(harness: &Harness, bytes: impl AsRef<[u8]>) -> Client<TcpStream> {
+    let mut client = harness.connect();
+    client.send(bytes);
+    harness.barrier();
+    client
+}
+
+fn is_refused(mut client: Client<TcpStream>) {
+    let answer = client.answer();
+    assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
+    assert!(answer.closes() && client.ends());
+}
+
+#[test]
+fn a_body_has_its_memory_before_it_is_read() {
+    let harness = harness();
+    let one = || post(60_000) + "x";
+    let mut first = sent(&harness, one());
+    let _second = sent(&harness, one());
+    assert!((120_000..125_000).contains(&harness.budget.held()));
+    is_refused(sent(&harness, one()));
+    // What needs no body is served meanwhile, and so is a body that fits.
+    let get = "GET /x HTTP/1.1\r\nHost: a\r\n\r\n";
+    assert_eq!(sent(&harness, get).answer().status, 200);
+    assert_eq!(sent(&harness, post(500) + &"y".repeat(500)).answer().status, 200);
+    let answer = first.send("x".repeat(59_999)).answer();
+    assert_eq!(answer.json()["body"].as_str().map(str::len), Some(60_000));
+    until(|| (harness.budget.held() < 65_000).then_some(()));
+    let mut third = sent(&harness, one());
+    assert_eq!(third.send("x".repeat(59_999)).answer().status, 200);
+}
+
+#[test]
+fn a_request_takes_its_memory_along() {
+    let harness = harness();
+    let hold = |length: usize| {
+        let body = "x".repeat(length);
+        format!("POST /hold HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n{body}")
+    };
+    let mut first = sent(&harness, hold(60_000));
+    let gone = sent(&harness, hold(60_000));
+    until(|| (harness.gate.held.load(Ordering::SeqCst) == 2).then_some(()));
+    assert!(harness.budget.held() >= 120_000);
+    // Without a client, too, until the workers are done with it.
+    drop(gone);
+    harness.barrier();
+    assert!(harness.budget.held() >= 120_000);
+    is_refused(sent(&harness, post(60_000) + "x"));
+    harness.release();
+    assert_eq!(first.answer().status, 200);
+    until(|| (harness.budget.held() == 0).then_some(()));
+}
+
+#[test]
+fn a_body_in_chunks_has_memory_for_the_largest() {
+    let harness = harness();
+    let chunked = "POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let mut first = sent(&harness, format!("{chunked}1\r\nx"));
+    let held = harness.budget.held();
+    assert!((64 * KIB..66 * KIB).contains(&held), "{held}");
+    let _second = sent(&harness, post(60_000) + "x");
+    is_refused(sent(&harness, format!("{chunked}1\r\nx")));
+    assert_eq!(first.send("\r\n0\r\n\r\n").answer().json()["body"], "x");
+    until(|| (harness.budget.held() == 0).then_some(()));
+}
+
+#[test]
+fn nobody_is_told_to_continue_where_there_is_no_memory() {
+    let harness = harness();
+    let expecting = post(60_000).replace("Host", "Expect: 100-continue\r\nHost");
+    let mut clients = [sent(&harness, &expecting), sent(&harness, &expecting)];
+    for client in &mut clients {
+        assert_eq!(client.answer().status, 100);
+    }
+    is_refused(sent(&harness, &expecting));
+}
+
+#[test]
+fn heads_have_a_share_of_their_own() {
+    let harness = harness();
+    let head = format!("GET /x HTTP/1.1\r\nHost: a\r\nX: {}", "x".repeat(15_000));
+    let mut held = [sent(&harness, &head), sent(&harness, &head)];
+    assert!((30_000..32 * KIB + 1).contains(&harness.budget.held()), "{:?}", harness.budget);
+    is_refused(sent(&harness, &head));
+    // Heads of the usual length are not refused, nor are bodies.
+    assert_eq!(sent(&harness, "GET /x HTTP/1.1\r\nHost: a\r\n\r\n").answer().status, 200);
+    assert_eq!(sent(&harness, post(60_000) + &"y".repeat(60_000)).answer().status, 200);
+    for client in &mut held {
+        assert_eq!(client.send("\r\n\r\n").answer().status, 200);
+    }
+    until(|| (harness.budget.held() == 0).then_some(()));
+}
+
+#[test]
+fn pipelined_requests_without_memory_are_not_begun() {
+    let harness = harness();
+    let head = format!("GET /x HTTP/1.1\r\nHost: a\r\nX: {}", "x".repeat(15_000));
+    let _held = [sent(&harness, &head), sent(&harness, &head)];
+    let get = "GET /x HTTP/1.1\r\nHost: a\r\n\r\n";
+    let mut client = sent(&harness, get.repeat(200));
+    let answer = client.answer();
+    assert_eq!((answer.status, answer.closes()), (200, true));
+    assert!(client.ends());
+}
+
+#[test]
+fn answers_that_do_not_move_are_given_up_for_their_memory() {
+    let harness = harness();
+    let address = harness.address.unwrap();
+    let big = |host, length: usize| {
+        let mut client = connect_from(host, address).unwrap();
+        client.send(format!("GET /big/{length} HTTP/1.1\r\nHost: a\r\n\r\n"));
+        client
+    };
+    let mut larger = big(2, 4_000_000);
+    let mut smaller = big(2, 1_000_000);
+    until(|| (harness.gate.answered.load(Ordering::SeqCst) == 2).then_some(()));
+    assert!(harness.budget.held() > 4_500_000, "{:?}", harness.budget);
+    // The one that holds the most; that is more than is to be freed at once. Only reported while it is there, so that the
+    // other one is left.
+    let mut reported = Instant::now();
+    until(|| {
+        if reported.elapsed() > Duration::from_secs(1) {
+            harness.budget.report_shortage();
+            reported = Instant::now();
+        }
+        (harness.budget.held() < 2_000_000).then_some(())
+    });
+    assert!(harness.budget.held() > 500_000);
+    let mut bytes = Vec::new();
+    let _ = std::io::Read::read_to_end(&mut larger.stream, &mut bytes);
+    assert!(bytes.len() < 4_000_000);
+    assert_eq!(smaller.answer().body.len(), 1_000_000);
+    until(|| (harness.budget.held() == 0).then_some(()));
+}

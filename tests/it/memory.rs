@@ -1,0 +1,259 @@
+//! How much memory the process takes, whatever clients do: its peak, and what it keeps a while later. Each test has a
+//! process of its own with the default budget, and reads back what was acknowledged.
+
+use crate::support::{BUSY, Client, Database, LONG, PASSWORD, Process, memory_kib, pause, peak_kib};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use socket2::{Domain, Socket, Type};
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{SocketAddr, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// What the process may take in memory with the default settings, and half a minute after the last request.
+const PEAK_KIB: usize = 96 << 10;
+const REST_KIB: usize = 40 << 10;
+const REST: Duration = Duration::from_secs(30);
+
+/// As long as a body of the default size allows, with a name of its own at its start.
+const LARGE: &str = "insert into users (name, email) \
+    select n || repeat('x', 65000), n || '@example.com' from generate_series(1, 1000) n";
+
+/// A process with these users.
+fn start(users: &str, variables: &[(&str, &str)]) -> (Database, Process, SocketAddr) {
+    raise_the_limit_of_descriptors();
+    let database = Database::create();
+    if !users.is_empty() {
+        database.run(users);
+    }
+    let mut process = Process::on(&database, variables);
+    let url = process.wait_for_url();
+    let address = url.strip_prefix("http://").and_then(|text| text.parse().ok()).expect("an address");
+    (database, process, address)
+}
+
+/// The limit usually is 1024.
+fn raise_the_limit_of_descriptors() {
+    const ENOUGH: u64 = 8192;
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("every process has one");
+    if soft < ENOUGH.min(hard) {
+        setrlimit(Resource::RLIMIT_NOFILE, ENOUGH.min(hard), hard).expect("up to the hard limit it may be");
+    }
+}
+
+/// The peak, and then what is kept.
+fn is_bounded(process: &Process, what: &str) {
+    let peak = peak_kib(process.id());
+    let ended = Instant::now();
+    let rest = || memory_kib(process.id());
+    println!("{what}: {peak} KiB at most, {} KiB at its end", rest());
+    while rest() > REST_KIB {
+        assert!(ended.elapsed() < REST + BUSY, "{what}: {} KiB after {:?}", rest(), ended.elapsed());
+        pause(Duration::from_millis(50));
+    }
+    println!("{what}: {} KiB after {:?}", rest(), ended.elapsed());
+    assert!(peak <= PEAK_KIB, "{what}: {peak} KiB");
+}
+
+/// A connection whose kernels hold little of an answer.
+fn connect_small(address: SocketAddr) -> TcpStream {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    socket.set_recv_buffer_size(4096).expect("an option of every socket");
+    socket.set_tcp_mss(536).expect("an option of every TCP socket");
+    socket.connect(&address.into()).expect("it listens");
+    socket.into()
+}
+
+fn get(target: &str) -> String {
+    format!("GET {target} HTTP/1.1\r\nHost: a\r\n\r\n")
+}
+
+/// Sends all of it, as fast as they are taken, over as many connections; then what each answers, which must be an answer
+/// to its end.
+fn exchange(address: SocketAddr, requests: &[Vec<u8>]) -> Vec<(u16, String)> {
+    let mut clients: Vec<(TcpStream, usize)> = requests
+        .iter()
+        .map(|_| {
+            let stream = TcpStream::connect(address).expect("it listens");
+            stream.set_nonblocking(true).expect("a socket");
+            (stream, 0)
+        })
+        .collect();
+    let deadline = Instant::now() + LONG;
+    loop {
+        let mut left = 0;
+        for ((stream, sent), request) in clients.iter_mut().zip(requests) {
+            match stream.write(&request[*sent..]) {
+                Ok(count) => *sent += count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                // Refused before it was sent whole.
+                Err(_) => *sent = request.len(),
+            }
+            left += request.len() - *sent;
+        }
+        if left == 0 {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{left} bytes were not taken");
+        pause(Duration::from_millis(1));
+    }
+    clients.into_iter().map(|(stream, _)| answer(stream)).collect()
+}
+
+/// One answer: its status and its body.
+fn answer(mut stream: TcpStream) -> (u16, String) {
+    stream.set_nonblocking(false).expect("a socket");
+    stream.set_read_timeout(Some(LONG)).expect("a socket");
+    let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
+    let mut needed = usize::MAX;
+    while bytes.len() < needed {
+        match stream.read(&mut buffer).expect("an answer") {
+            0 => break,
+            count => bytes.extend_from_slice(&buffer[..count]),
+        }
+        if let Some(head) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
+            let text = String::from_utf8_lossy(&bytes[..head]).into_owned();
+            let length = text.lines().find_map(|line| line.strip_prefix("Content-Length: "));
+            needed = head + 4 + length.map_or(0, |length| length.parse().expect("a length"));
+        }
+    }
+    assert_eq!(bytes.len(), needed, "a whole answer");
+    let text = String::from_utf8(bytes).expect("UTF-8");
+    let (head, body) = text.split_once("\r\n\r\n").expect("a head");
+    let status = head[9..12].parse().expect("a status");
+    assert_eq!(status == 503, head.contains("\r\nRetry-After: "), "{head}");
+    (status, body.to_owned())
+}
+
+#[test]
+fn pages_of_large_users_take_turns() {
+    // Without optimization, building so many pages takes long.
+    let (_database, process, address) = start(LARGE, &[("REQUEST_TIMEOUT", "100")]);
+    let url = format!("http://{address}");
+    let ask = |target: &'static str| {
+        let clients: Vec<_> = (0..32)
+            .map(|_| {
+                let url = url.clone();
+                thread::spawn(move || Client::new(&url).get(target))
+            })
+            .collect();
+        clients.into_iter().map(|client| client.join().expect("it is answered")).collect::<Vec<_>>()
+    };
+    for answer in ask("/users?perPage=1000") {
+        let expected = r#"{"error":"Page too large","errors":[{"path":"/perPage","keyword":"maximum","message":"must be at most 64 where users are this large"}]}"#;
+        assert_eq!((answer.status, answer.body.trim_end()), (422, expected));
+    }
+    for answer in ask("/users?perPage=64") {
+        let page = answer.json();
+        let users = page["data"].as_array().expect("users");
+        assert_eq!((answer.status, users.len(), &page["total"]), (200, 64, &1000.into()));
+        assert!(
+            users[63]["name"].as_str().is_some_and(|name| name.len() == 65_002 && name.starts_with("64x"))
+        );
+    }
+    let mut client = Client::new(&url);
+    assert_eq!(client.get("/users?perPage=64&page=16").json()["data"].as_array().map(Vec::len), Some(40));
+    assert_eq!(client.get("/users?perPage=1&page=1000").json()["data"][0]["id"], "1000");
+    assert_eq!(client.get("/users/1000").json()["name"].as_str().map(str::len), Some(65_004));
+    is_bounded(&process, "32 pages of 4 MiB at once");
+}
+
+#[test]
+fn users_that_are_too_large_for_a_batch_are_read_one_by_one() {
+    let (_database, process, address) = start(LARGE, &[]);
+    let requests: Vec<_> = (1..=256).map(|id| get(&format!("/users/{id}")).into_bytes()).collect();
+    for (id, (status, body)) in (1..).zip(exchange(address, &requests)) {
+        let user: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+        let name = user["name"].as_str().expect("a name");
+        assert!(name.starts_with(&format!("{id}x")) && name.ends_with('x') && name.len() > 65_000);
+        assert_eq!((status, &user["id"]), (200, &id.to_string().into()));
+    }
+    is_bounded(&process, "256 large users at once");
+}
+
+#[test]
+fn large_pages_that_are_not_read_hold_up_no_others() {
+    let (_database, process, address) = start(LARGE, &[("WRITE_TIMEOUT", "60")]);
+    let stalled: Vec<_> = (0..32)
+        .map(|_| {
+            let mut stream = connect_small(address);
+            stream.write_all(get("/users?perPage=64").as_bytes()).expect("it reads");
+            stream
+        })
+        .collect();
+    process.logs("cut off: 127.0.0.1 took ");
+    process.logs("bytes of an answer before other requests needed the memory");
+    let mut client = Client::new(&format!("http://{address}"));
+    for page in 1..=4 {
+        let answer = client.get(&format!("/users?perPage=64&page={page}"));
+        assert_eq!((answer.status, &answer.json()["currentPage"]), (200, &page.into()));
+    }
+    drop(stalled);
+    is_bounded(&process, "32 pages of 4 MiB that are not read");
+}
+
+#[test]
+fn pages_that_are_not_read_hold_up_no_others() {
+    let users = "insert into users (name, email) \
+        select 'Ada Lovelace ' || n, n || '@example.com' from generate_series(1, 1000) n";
+    let (_database, process, address) = start(users, &[("WRITE_TIMEOUT", "60")]);
+    let stalled: Vec<_> = (0..1000)
+        .map(|_| {
+            let mut stream = connect_small(address);
+            stream.write_all(get("/users?perPage=1000").as_bytes()).expect("it reads");
+            stream
+        })
+        .collect();
+    process.logs("bytes of an answer before other requests needed the memory");
+    let mut client = Client::new(&format!("http://{address}"));
+    let answer = client.get("/users?perPage=1000");
+    assert_eq!((answer.status, &answer.json()["to"]), (200, &1000.into()));
+    drop(stalled);
+    is_bounded(&process, "1000 pages that are not read");
+}
+
+#[test]
+fn bodies_at_once() {
+    let (_database, process, address) = start("", &[]);
+    let requests: Vec<_> = (0..1000)
+        .map(|n| {
+            let body = format!(r#"{{"name":"{}","email":"{n}@example.com"}}"#, "x".repeat(65_000));
+            let length = body.len();
+            format!("POST /users HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n{body}").into_bytes()
+        })
+        .collect();
+    let answers = exchange(address, &requests);
+    let created = answers.iter().filter(|(status, _)| *status == 201).count();
+    assert!(created >= 100, "{created}");
+    assert!(answers.iter().all(|(status, _)| [201, 503].contains(status)));
+    let mut client = Client::new(&format!("http://{address}"));
+    // What was acknowledged is there, and nothing else.
+    assert_eq!(client.get("/users?perPage=1").json()["total"], created);
+    for (_, body) in answers.iter().filter(|(status, _)| *status == 201).step_by(50) {
+        let user: serde_json::Value = serde_json::from_str(body).expect("JSON");
+        let target = format!("/users/{}", user["id"].as_str().expect("an id"));
+        assert_eq!(client.get(&target).json(), user);
+    }
+    is_bounded(&process, "1000 bodies of 64 KiB at once");
+}
+
+#[test]
+fn passwords_at_once() {
+    let (_database, process, address) = start("", &[]);
+    let requests: Vec<_> = (0..300)
+        .map(|n| {
+            let body = format!(r#"{{"name":"n","email":"{n}@example.com","password":"{PASSWORD}"}}"#);
+            let length = body.len();
+            format!("POST /users HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n{body}").into_bytes()
+        })
+        .collect();
+    let answers = exchange(address, &requests);
+    let created: Vec<_> = (0..300).filter(|n| answers[*n].0 == 201).collect();
+    assert!(!created.is_empty() && answers.iter().all(|(status, _)| [201, 503].contains(status)));
+    let mut client = Client::new(&format!("http://{address}"));
+    assert_eq!(client.get("/users").json()["total"], created.len());
+    let login = |n| format!(r#"{{"email":"{n}@example.com","password":"{PASSWORD}"}}"#);
+    assert_eq!(client.post("/users/authenticate", login(created[0])).status, 200);
+    is_bounded(&process, "300 passwords at once");
+}
