@@ -32,8 +32,8 @@ const CANDIDATES: usize = 64;
 const SEARCH_PAUSE: Duration = Duration::from_micros(1);
 
 /// How long an answer does not move before it may be given up for its memory. Clients far away take up to half a second
-/// to acknowledge what they have received.
-const STALLED: Duration = Duration::from_millis(500);
+/// to acknowledge what they have received, and a client may pause.
+const STALLED: Duration = Duration::from_secs(1);
 /// The part of the budget that is freed at once: `1 / FREED_PART`.
 const FREED_PART: usize = 8;
 

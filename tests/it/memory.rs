@@ -76,61 +76,58 @@ fn get(target: &str) -> String {
     format!("GET {target} HTTP/1.1\r\nHost: a\r\n\r\n")
 }
 
-/// Sends all of it, as fast as they are taken, over as many connections; then what each answers, which must be an answer
-/// to its end.
+/// Sends each request over a connection of its own, all at once, and reads what is answered, all at once: status and
+/// body of each answer, which is there to its end.
 fn exchange(address: SocketAddr, requests: &[Vec<u8>]) -> Vec<(u16, String)> {
-    let mut clients: Vec<(TcpStream, usize)> = requests
-        .iter()
-        .map(|_| {
-            let stream = TcpStream::connect(address).expect("it listens");
-            stream.set_nonblocking(true).expect("a socket");
-            (stream, 0)
-        })
-        .collect();
-    let deadline = Instant::now() + LONGER;
-    loop {
-        let mut left = 0;
-        for ((stream, sent), request) in clients.iter_mut().zip(requests) {
-            match stream.write(&request[*sent..]) {
-                Ok(count) => *sent += count,
+    let connect = |request: &Vec<u8>| {
+        let stream = TcpStream::connect(address).expect("it listens");
+        stream.set_nonblocking(true).expect("a socket");
+        (stream, request.clone(), Vec::new())
+    };
+    let mut clients: Vec<(TcpStream, Vec<u8>, Vec<u8>)> = requests.iter().map(connect).collect();
+    let mut answers: Vec<Option<(u16, String)>> = requests.iter().map(|_| None).collect();
+    let (deadline, mut buffer) = (Instant::now() + LONGER, vec![0; 1 << 18]);
+    while answers.iter().any(Option::is_none) {
+        assert!(Instant::now() < deadline, "some are not answered");
+        let mut moved = false;
+        for ((stream, unsent, received), answer) in clients.iter_mut().zip(&mut answers) {
+            match stream.write(unsent) {
+                _ if unsent.is_empty() => {}
+                Ok(count) => drop(unsent.drain(..count)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 // Refused before it was sent whole.
-                Err(_) => *sent = request.len(),
+                Err(_) => unsent.clear(),
             }
-            left += request.len() - *sent;
+            match stream.read(&mut buffer) {
+                _ if answer.is_some() => {}
+                Ok(count @ 1..) => {
+                    received.extend_from_slice(&buffer[..count]);
+                    *answer = whole(received);
+                    moved = true;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                end => panic!("{end:?} after {} bytes of an answer", received.len()),
+            }
         }
-        if left == 0 {
-            break;
+        if !moved {
+            pause(Duration::from_millis(1));
         }
-        assert!(Instant::now() < deadline, "{left} bytes were not taken");
-        pause(Duration::from_millis(1));
     }
-    clients.into_iter().map(|(stream, _)| answer(stream)).collect()
+    answers.into_iter().flatten().collect()
 }
 
-/// One answer: its status and its body.
-fn answer(mut stream: TcpStream) -> (u16, String) {
-    stream.set_nonblocking(false).expect("a socket");
-    stream.set_read_timeout(Some(LONGER)).expect("a socket");
-    let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
-    let mut needed = usize::MAX;
-    while bytes.len() < needed {
-        match stream.read(&mut buffer).expect("an answer") {
-            0 => break,
-            count => bytes.extend_from_slice(&buffer[..count]),
-        }
-        if let Some(head) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
-            let text = String::from_utf8_lossy(&bytes[..head]).into_owned();
-            let length = text.lines().find_map(|line| line.strip_prefix("Content-Length: "));
-            needed = head + 4 + length.map_or(0, |length| length.parse().expect("a length"));
-        }
+/// An answer's status and body, once it is whole.
+fn whole(bytes: &[u8]) -> Option<(u16, String)> {
+    let end = bytes.windows(4).position(|window| window == b"\r\n\r\n")?;
+    let head = str::from_utf8(&bytes[..end]).expect("ASCII");
+    let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: ")).expect("a length");
+    let body = &bytes[end + 4..];
+    if body.len() < length.parse().expect("a length") {
+        return None;
     }
-    assert_eq!(bytes.len(), needed, "a whole answer");
-    let text = String::from_utf8(bytes).expect("UTF-8");
-    let (head, body) = text.split_once("\r\n\r\n").expect("a head");
     let status = head[9..12].parse().expect("a status");
     assert_eq!(status == 503, head.contains("\r\nRetry-After: "), "{head}");
-    (status, body.to_owned())
+    Some((status, String::from_utf8(body.to_vec()).expect("UTF-8")))
 }
 
 #[test]
