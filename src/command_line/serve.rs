@@ -11,7 +11,6 @@ use super::{
 use std::{
     io::{self, Write},
     path::Path,
-    sync::{Mutex, PoisonError},
 };
 use userd::{
     BoundServer, Config, Database, ScratchDatabase,
@@ -23,7 +22,7 @@ pub fn serve(arguments: Serve) -> Result<(), Failure> {
     let mut config = environment::config(|name| arguments.address.variable(name)).map_err(Failure::usage)?;
     config.migrate = arguments.migrate;
     config.socket = passed_socket()?;
-    config.on_idle = Some(release_memory);
+    config.on_idle = Some(crate::give_back_memory);
     let host_is_set = arguments.address.variable("HOST").is_some() || is_set("HOST");
     let private = arguments.embedded() && !host_is_set && config.socket.is_none();
     // What is tried out is for this machine; a test's database always is.
@@ -88,15 +87,4 @@ fn start_cluster(dir: &Path, config: &mut Config, ending: &Ending) -> Result<Clu
     ending.end_with_us(cluster.pid());
     config.database = Database::Url(cluster.connection_string("postgres").into());
     Ok(cluster)
-}
-
-/// Has the allocator give the memory back that this thread has freed. It does not do so by itself without traffic.
-fn release_memory() {
-    // Of several threads at once it would only serve one.
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    unsafe extern "C" {
-        safe fn mi_collect(force: bool);
-    }
-    mi_collect(true);
 }

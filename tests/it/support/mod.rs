@@ -21,7 +21,7 @@ pub use http::{Answer, Client, check, is_timestamp, masked};
 pub use listening::{Account, Listening};
 pub use load::{Audit, Books, Caller, Event, Load};
 pub use machine::{free_port, others_may_read, pause};
-pub use own::{Daemon, Own, children, memory_kib, peak_kib, programs_of_postgres, running, users};
+pub use own::{Daemon, Own, children, code_kib, memory_kib, peak_kib, programs_of_postgres, running, users};
 pub use proxy::{Proxy, Weather};
 pub use relay::Relay;
 pub use service::{Process, Service};

@@ -148,6 +148,11 @@ pub fn memory_kib(process: u32) -> usize {
     status_kib(process, "VmRSS:")
 }
 
+/// How much of that is its program, and libraries.
+pub fn code_kib(process: u32) -> usize {
+    status_kib(process, "RssFile:")
+}
+
 /// How much of it was at most.
 pub fn peak_kib(process: u32) -> usize {
     status_kib(process, "VmHWM:")
