@@ -86,7 +86,7 @@ impl Harness {
             listener,
             limits,
             private,
-            Box::new(|_, path| (path == "/immediate").then(|| Response::json(200, &json!({"at": "once"})))),
+            Box::new(|_, path| (path == b"/immediate").then(|| Response::json(200, &json!({"at": "once"})))),
             Metrics::new(&[]).recorder(),
             || {},
             move || {
