@@ -65,8 +65,9 @@
 //!
 //! - No setting comes from the environment, no logger is installed, no signal handled, and nothing exits the
 //!   process. Several servers run side by side, each with settings of its own. Lines for a log go to the [`log`]
-//!   crate's facade under the target `userd`, never with a password, a token or a body in them. One thing is the
-//!   process's: its limit of open descriptors is raised to what `max_connections` needs.
+//!   crate's facade under the target `userd`, never with a password, a token or a body in them; what one says of a
+//!   request (`request_id`, `method`, `path`, `status`, …) is there as key-values, too. One thing is the process's: its
+//!   limit of open descriptors is raised to what `max_connections` needs.
 //! - Everything blocks, and every wait has a bound that a setting names: [`Config`] and [`Limits`]; only
 //!   migrations take as long as they take. All of it may be called from plain threads, from another runtime's
 //!   blocking section, and even from its tasks, whose thread it then blocks.

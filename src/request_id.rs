@@ -81,7 +81,7 @@ impl RequestIds {
             (self.read, since) = ((now, unix_milliseconds()), Duration::ZERO);
         }
         // A clock that was put back does not change the order.
-        let milliseconds = self.read.1 + since.as_millis() as u64;
+        let milliseconds = self.read.1 + since.as_secs() * 1000 + u64::from(since.subsec_millis());
         self.milliseconds = self.milliseconds.max(milliseconds);
         self.count = self.count.wrapping_add(1);
         let [_, _, time @ ..] = self.milliseconds.to_be_bytes();

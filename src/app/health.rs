@@ -52,8 +52,10 @@ impl Health {
 
     /// Why the service should get no requests.
     pub fn unready(&self) -> Option<&'static str> {
-        // Asked in any case: it goes on only while it is asked.
-        let readiness = self.prober.readiness();
+        self.reason(self.prober.readiness().0)
+    }
+
+    fn reason(&self, readiness: Readiness) -> Option<&'static str> {
         match readiness {
             _ if self.stopping.load(Ordering::Relaxed) => Some("the service is stopping"),
             Readiness::Ready => None,
@@ -63,8 +65,10 @@ impl Health {
     }
 
     fn ready(&self) -> Response {
-        match self.unready() {
-            None => Response::json(200, &Body::of("ready")),
+        let (readiness, age) = self.prober.readiness();
+        match self.reason(readiness) {
+            // After a silence this may be old: a client that needs to know better asks once more.
+            None => Response::json(200, &Body::of("ready")).with("Age", age.as_secs().to_string()),
             reason => Response::json(503, &Body { status: "unready", reason }),
         }
     }

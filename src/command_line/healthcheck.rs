@@ -5,26 +5,52 @@ use std::{
     io::{self, Read, Write},
     net::{TcpStream, ToSocketAddrs},
     os::unix::net::UnixStream,
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 use userd::Config;
 
 const TARGET: &str = "/readyz";
 
-/// Asks whether the service is ready. Blocks for up to twice the `request_timeout`. The error is one line.
+/// An answer is from a probe that is no older, or from one that this command's first question has caused.
+const FRESH: Duration = Duration::from_secs(5);
+
+/// Between two questions.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Asks whether the service is ready, until the answer is not from long ago. Blocks for up to three times the
+/// `request_timeout`. The error is one line.
 pub fn healthcheck(config: &Config) -> Result<(), String> {
+    let deadline = Instant::now() + config.limits.request_timeout;
+    loop {
+        let age = ask(config)?;
+        if age < FRESH {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            return Err(format!("the database answered last {} s ago", age.as_secs()));
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+/// How long ago the database answered, where the service is ready.
+fn ask(config: &Config) -> Result<Duration, String> {
     let timeout = config.limits.request_timeout;
     let address = match config.host.starts_with("unix:") {
         true => config.host.clone(),
         false => format!("{}:{}", config.host, config.port),
     };
     let answer = match config.host.strip_prefix("unix:") {
-        Some(path) => unix(path, timeout).and_then(ask),
-        None => tcp(config, timeout).and_then(ask),
+        Some(path) => unix(path, timeout).and_then(exchange),
+        None => tcp(config, timeout).and_then(exchange),
     };
     let answer = answer.map_err(|error| format!("no answer from {address}: {error}"))?;
     match answer.strip_prefix("HTTP/1.1 ") {
-        Some(answer) if answer.starts_with("200 ") => Ok(()),
+        Some(answer) if answer.starts_with("200 ") => {
+            let age = answer.lines().find_map(|line| line.strip_prefix("Age: ")?.parse().ok());
+            Ok(Duration::from_secs(age.unwrap_or_default()))
+        }
         Some(answer) => {
             let status = answer.lines().next().unwrap_or_default();
             let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body.trim_end());
@@ -57,7 +83,7 @@ fn tcp(config: &Config, timeout: Duration) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-fn ask(mut stream: impl Read + Write) -> io::Result<String> {
+fn exchange(mut stream: impl Read + Write) -> io::Result<String> {
     /// An answer has some 300 bytes; what is no answer of ours may have any number.
     const MOST_BYTES: u64 = 4096;
     let request = format!("GET {TARGET} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");

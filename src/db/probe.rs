@@ -71,9 +71,10 @@ struct Shared {
     changed: Condvar,
 }
 
-#[derive(Default)]
 struct State {
     asked: Option<Instant>,
+    /// When the database was last known to answer: at the start, before there is a prober.
+    answered: Instant,
     ended: bool,
     gone: bool,
 }
@@ -107,7 +108,8 @@ impl Prober {
 
     fn of(probe: impl Probe) -> io::Result<Prober> {
         let readiness = AtomicU8::new(Readiness::Ready as u8);
-        let shared = Arc::new(Shared { readiness, state: Mutex::default(), changed: Condvar::new() });
+        let state = State { asked: None, answered: Instant::now(), ended: false, gone: false };
+        let shared = Arc::new(Shared { readiness, state: Mutex::new(state), changed: Condvar::new() });
         let prober = Prober(shared.clone());
         let thread = thread::Builder::new().name("prober".to_owned()).stack_size(STACK);
         thread.spawn(move || {
@@ -118,14 +120,18 @@ impl Prober {
         Ok(prober)
     }
 
-    /// What is known. Never blocks. The database is probed for a minute from now on.
-    pub fn readiness(&self) -> Readiness {
+    /// What is known, and how long ago the database answered last. Never blocks. The database is probed for a minute
+    /// from now on.
+    pub fn readiness(&self) -> (Readiness, Duration) {
         let now = Instant::now();
-        let before = self.0.state().asked.replace(now);
+        let (before, answered) = {
+            let mut state = self.0.state();
+            (state.asked.replace(now), state.answered)
+        };
         if before.is_none_or(|before| now >= before + LATELY) {
             self.0.changed.notify_all();
         }
-        self.0.readiness()
+        (self.0.readiness(), now.saturating_duration_since(answered))
     }
 }
 
@@ -160,6 +166,7 @@ impl Shared {
             match probe.ask() {
                 Outcome::Answered => {
                     failures = 0;
+                    self.state().answered = Instant::now();
                     self.set(Readiness::Ready, "ready again");
                 }
                 Outcome::OtherSchema => {
@@ -326,15 +333,15 @@ mod tests {
         let (say, said) = mpsc::channel();
         let prober = Prober::of(Scripted(asked, said)).unwrap();
         assert!(asks.recv_timeout(Duration::from_millis(50)).is_err(), "it was not asked");
-        assert_eq!(prober.readiness(), Readiness::Ready);
+        assert_eq!(prober.readiness().0, Readiness::Ready);
         let mut times = Vec::new();
         let mut step = |outcome: Outcome, expected: Readiness| {
             times.push(asks.recv_timeout(LONG).unwrap());
             say.send(outcome).unwrap();
             let deadline = Instant::now() + LONG;
             // The next probe has begun: this one is settled.
-            while prober.readiness() != expected {
-                assert!(Instant::now() < deadline, "{:?}, not {expected:?}", prober.readiness());
+            while prober.readiness().0 != expected {
+                assert!(Instant::now() < deadline, "{:?}, not {expected:?}", prober.readiness().0);
                 thread::sleep(Duration::from_millis(1));
             }
         };

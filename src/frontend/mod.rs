@@ -45,7 +45,7 @@ const SPARE_DESCRIPTORS: u64 = 64;
 
 /// What answers a request by its method and path at once, before it gets to tiny_http; `None` for most requests. It
 /// must not block.
-pub type Immediate = Box<dyn Fn(&str, &str) -> Option<Response> + Send>;
+pub type Immediate = Box<dyn Fn(&[u8], &[u8]) -> Option<Response> + Send>;
 
 /// A running frontend. Dropping it ends it at once; [`Frontend::stop`] drains it.
 pub struct Frontend {

@@ -296,11 +296,11 @@ fn answer_immediately(start: usize, id: &RequestId, context: &Context) -> Option
     let (method, rest) = line.split_at(memchr(b' ', line)?);
     let rest = rest.get(1..)?;
     let path = &rest[..memchr2(b'?', b'#', rest)?];
-    let (method, path) = (str::from_utf8(method).ok()?, str::from_utf8(path).ok()?);
     let answer = (context.immediate)(method, path)?;
+    let (method, path) = (String::from_utf8_lossy(method), String::from_utf8_lossy(path));
     let status = answer.status;
     log::debug!(
-        method = method, path = path, status = status, request_id:% = id;
+        method = method.as_ref(), path = path.as_ref(), status = status, request_id:% = id;
         "{method} {path} {status} at once"
     );
     Some(answer)

@@ -148,7 +148,12 @@ impl BoundServer {
             let recorder = app.metrics().recorder();
             let counts = recorder.clone();
             // Called on the frontend's thread, on which the frontend itself counts.
-            let immediate = Box::new(move |method: &str, path: &str| {
+            let immediate = Box::new(move |method: &[u8], path: &[u8]| {
+                // Most requests are for other paths, and told by the first letter.
+                if !matches!(path, [b'/', b'l' | b'r' | b'%', ..]) {
+                    return None;
+                }
+                let (method, path) = (str::from_utf8(method).ok()?, str::from_utf8(path).ok()?);
                 let method = Method::from(method);
                 let answer = health.answer(method, path)?;
                 // It takes some microseconds.

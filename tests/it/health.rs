@@ -1,7 +1,8 @@
 //! `/livez`, `/readyz`, and what the service does at its end so that a load balancer loses no request.
 
 use crate::support::{
-    BUSY, Client, Database, LONG, Own, Process, Proxy, Service, TOKEN, Weather, check, eventually, pause,
+    BUSY, Client, Database, LONG, Own, Process, Proxy, Relay, Service, TOKEN, Weather, check, eventually,
+    pause,
 };
 use nix::sys::signal::Signal;
 use std::{
@@ -204,6 +205,33 @@ fn a_stop_is_announced() {
     let address = url.strip_prefix("http://").unwrap();
     assert!(TcpStream::connect(address).is_err());
     assert_eq!(database.value("select count(*) from users"), "1");
+}
+
+/// It was never asked before, and the database has been away since.
+#[test]
+fn a_healthcheck_of_a_service_that_was_not_asked_for_long() {
+    let database = Database::create();
+    let relay = Relay::shut(&database);
+    relay.open();
+    let url = format!("postgres://postgres@127.0.0.1:{}/{}?sslmode=disable", relay.port(), database.name());
+    let mut process = Process::start(&[], &[("DATABASE_URL", &url), ("HOST", "127.0.0.1"), ("PORT", "0")]);
+    let address = process.wait_for_url();
+    let port = address.rsplit(':').next().unwrap();
+    let ask = || {
+        let mut asked = Process::start(&["healthcheck", "--host", "127.0.0.1", "--port", port], &[]);
+        (asked.wait(LONG), asked.stderr())
+    };
+    relay.cut();
+    // Older than what a health check takes for fresh.
+    pause(Duration::from_secs(6));
+    let (code, said) = ask();
+    assert!(code == 1 && said.contains("the database does not answer"), "{said}");
+    relay.open();
+    let mut client = Client::new(&address);
+    becomes(&mut client, 200, READY);
+    let age = client.get("/readyz").header("Age").map(str::to_owned);
+    assert!(age.as_deref().is_some_and(|age| age.parse::<u64>().is_ok_and(|age| age < 5)), "{age:?}");
+    assert_eq!(ask(), (0, String::new()));
 }
 
 /// A second signal does not wait for the delay.

@@ -93,7 +93,7 @@ impl Harness {
                 descriptors: 0,
                 on_idle: Box::new(|| {}),
                 immediate: Box::new(|_, path| {
-                    (path == "/immediate").then(|| Response::json(200, &json!({"at": "once"})))
+                    (path == b"/immediate").then(|| Response::json(200, &json!({"at": "once"})))
                 }),
                 recorder: Metrics::new(&[]).recorder(),
             },
