@@ -1,7 +1,7 @@
 //! What can go wrong with a request, and the ONE table that says how it is answered.
 //!
 //! Owns every status and text of a refusal. Knows nothing of sockets, of the database's client and its SQLSTATEs, or of
-//! JSON Schema. The answer never holds what the database said; [`Error::log`] does.
+//! JSON Schema. The answer never holds what the database said; `Error::log` does.
 
 use crate::request_id::{RequestId, log_line};
 use serde::Serialize;
