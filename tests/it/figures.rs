@@ -15,10 +15,11 @@ use userd::{PasswordHashing, server::Server};
 const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
 
 /// What does not move: limits, and what is decided at the start.
-const FIXED: [&str; 6] = [
+const FIXED: [&str; 7] = [
     "userd_build_info",
     "userd_http_connections_max",
     "userd_database_sessions_max",
+    "userd_memory_budget_bytes",
     "process_max_fds",
     "process_start_time_seconds",
     "process_virtual_memory_bytes",
@@ -229,6 +230,15 @@ fn every_figure_moves() {
     half.send(b"POST /users HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n");
     moved.becomes(&mut client, &connections("reading"), |count| count == 1.0);
     drop(half);
+
+    // Memory that is held for a body.
+    let mut half = new();
+    half.send(b"POST /users HTTP/1.1\r\nHost: a\r\nContent-Length: 60000\r\n\r\n");
+    half.send(&[b' '; 30_000]);
+    let held = "userd_memory_held_bytes";
+    moved.becomes(&mut client, held, |bytes| bytes >= 30_000.0);
+    drop(half);
+    moved.becomes(&mut client, held, |bytes| bytes < 30_000.0);
     // A refused client that does not close.
     let mut refused = TcpStream::connect(server.addr().unwrap()).unwrap();
     refused.write_all(b"GET / HTTP/2.0\r\n\r\nx").unwrap();
@@ -299,7 +309,7 @@ fn every_figure_moves() {
 #[test]
 fn refusals_of_a_service_that_is_short_of_everything() {
     let service = Service::with(|config| {
-        config.limits.max_connections = 2;
+        config.limits.max_connections = 3;
         config.limits.request_timeout = Duration::from_millis(300);
         config.limits.trusted_proxies = "127.0.0.1".parse().unwrap();
     });
@@ -309,13 +319,11 @@ fn refusals_of_a_service_that_is_short_of_everything() {
     let mut blocker = service.database.client();
     let mut transaction = blocker.transaction().unwrap();
     transaction.execute("lock table users in access exclusive mode", &[]).unwrap();
-    let mut late = service.client();
+    let (mut late, mut third, mut fourth) = (service.client(), service.client(), service.client());
+    assert_eq!((late.get("/livez").status, third.get("/livez").status), (200, 200));
+    fourth.send(b"");
+    assert_eq!(fourth.answer("GET").status, 503);
     assert_eq!(late.get("/users/1").status, 503);
-    let mut second = service.client();
-    assert_eq!(second.get("/livez").status, 200);
-    let mut third = service.client();
-    third.send(b"");
-    assert_eq!(third.answer("GET").status, 503);
     drop(transaction);
     let after = Figures::of(&mut client);
     Moved::default().grown(
@@ -330,7 +338,7 @@ fn refusals_of_a_service_that_is_short_of_everything() {
             (&requests("GET", "/users/{id}", 503), 0.0),
         ],
     );
-    assert_eq!(after.get("userd_http_connections_max"), 2.0);
+    assert_eq!(after.get("userd_http_connections_max"), 3.0);
 }
 
 #[test]
