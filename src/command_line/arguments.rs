@@ -9,7 +9,7 @@ use std::{
     os::unix::ffi::OsStrExt,
     path::PathBuf,
 };
-use userd::bulk::Format;
+use userd::bulk::{Export, Format, Import};
 
 /// What the command is to do.
 pub enum Arguments {
@@ -17,10 +17,15 @@ pub enum Arguments {
     Version,
     Healthcheck(Address),
     Serve(Serve),
-    Export(Export),
-    Import(Import),
+    /// To a file; `None`: to standard output.
+    Export(Export, Option<PathBuf>),
+    /// From a file; `None`: from standard input.
+    Import(Import, Option<PathBuf>),
     Migrate,
-    Check { address: Address, migrate: bool },
+    Check {
+        address: Address,
+        migrate: bool,
+    },
     Config(Address),
     Man,
     Completion(String),
@@ -37,25 +42,6 @@ pub struct Serve {
     /// Whether missing migrations are applied.
     pub migrate: bool,
     pub address: Address,
-}
-
-/// What users are exported to.
-pub struct Export {
-    pub format: Format,
-    pub with_password_hashes: bool,
-    /// `None`: standard output.
-    pub file: Option<PathBuf>,
-}
-
-/// What users are imported from, and how.
-pub struct Import {
-    pub format: Format,
-    pub skip_invalid: bool,
-    pub skip_existing: bool,
-    pub dry_run: bool,
-    pub as_is: bool,
-    /// `None`: standard input.
-    pub file: Option<PathBuf>,
 }
 
 impl Serve {
@@ -155,19 +141,23 @@ impl Arguments {
         }
         Ok(match verb.name {
             "healthcheck" => Arguments::Healthcheck(given.address()),
-            "export" => Arguments::Export(Export {
-                format: given.format(),
-                with_password_hashes: given.has("--with-password-hashes"),
-                file: given.file(),
-            }),
-            "import" => Arguments::Import(Import {
-                format: given.format(),
-                skip_invalid: given.has("--skip-invalid"),
-                skip_existing: given.has("--skip-existing"),
-                dry_run: given.has("--dry-run"),
-                as_is: given.has("--as-is"),
-                file: given.file(),
-            }),
+            "export" => {
+                let what = Export {
+                    format: given.format(),
+                    with_password_hashes: given.has("--with-password-hashes"),
+                };
+                Arguments::Export(what, given.file())
+            }
+            "import" => {
+                let what = Import {
+                    format: given.format(),
+                    skip_invalid: given.has("--skip-invalid"),
+                    skip_existing: given.has("--skip-existing"),
+                    dry_run: given.has("--dry-run"),
+                    as_is: given.has("--as-is"),
+                };
+                Arguments::Import(what, given.file())
+            }
             "migrate" => Arguments::Migrate,
             "check" => Arguments::Check { address: given.address(), migrate: given.migrate() },
             "config" => Arguments::Config(given.address()),
@@ -298,8 +288,8 @@ mod tests {
             ("export ./--format", Format::Ndjson, Some("./--format")),
         ];
         for (line, format, file) in rows {
-            let Ok(Arguments::Export(export)) = parse(line) else { panic!("{line}") };
-            assert_eq!((export.format, export.file), (format, file.map(PathBuf::from)), "{line}");
+            let Ok(Arguments::Export(export, given)) = parse(line) else { panic!("{line}") };
+            assert_eq!((export.format, given), (format, file.map(PathBuf::from)), "{line}");
         }
         let wrong = [
             "export a b",

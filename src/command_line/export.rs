@@ -1,18 +1,16 @@
 //! `userd export`: all users to a file or to standard output.
 
-use super::{Failure, arguments::Export, environment, output::Output, progress::Progress, start_error};
-use std::io;
-use userd::bulk::{self, BulkError};
+use super::{Failure, environment, output::Output, progress::Progress, start_error};
+use std::{io, path::Path};
+use userd::bulk::{self, BulkError, Export};
 
 /// What a shell reports of a program that a closed pipe has ended.
 const CLOSED_PIPE: u8 = 128 + 13;
 
-/// Writes all users. Blocks until they are written.
-pub fn export(arguments: &Export) -> Result<(), Failure> {
+/// Writes all users to a file, or to standard output. Blocks until they are written.
+pub fn export(what: Export, file: Option<&Path>) -> Result<(), Failure> {
     let config = environment::config(|_| None).map_err(Failure::usage)?;
-    let mut output = Output::open(arguments.file.as_deref(), arguments.with_password_hashes)?;
-    let what =
-        bulk::Export { format: arguments.format, with_password_hashes: arguments.with_password_hashes };
+    let mut output = Output::open(file, what.with_password_hashes)?;
     let progress = Progress::new();
     let exported = bulk::export(&config, what, &mut output, &mut |done, of| progress.users(done, of));
     drop(progress);

@@ -1,28 +1,23 @@
 //! `userd import`: creates the users of a file or of standard input.
 
-use super::{Failure, arguments::Import, ending, environment, progress::Progress as Bar, start_error};
+use super::{Failure, ending, environment, progress::Progress as Bar, start_error};
 use signal_hook::iterator::Signals;
 use std::{
     fs::File,
     io::{self, Read, Write},
+    path::Path,
     process, thread,
 };
-use userd::bulk::{self, BulkError, Imported, Progress, Stop};
+use userd::bulk::{self, BulkError, Import, Imported, Progress, Stop};
 
-/// Imports users, and says what has become of each line that is refused. Blocks until that is done.
-pub fn import(arguments: &Import) -> Result<(), Failure> {
+/// Imports the users of a file, or of standard input, and says what has become of each line that is refused. Blocks until
+/// that is done.
+pub fn import(what: Import, file: Option<&Path>) -> Result<(), Failure> {
     let config = environment::config(|_| None).map_err(Failure::usage)?;
-    let (input, bytes) = open(arguments)?;
+    let (input, bytes) = open(file)?;
     let stop = Stop::default();
     end_with_signals(stop.clone()).map_err(Failure::runtime)?;
     let bar = Bar::new();
-    let what = bulk::Import {
-        format: arguments.format,
-        skip_invalid: arguments.skip_invalid,
-        skip_existing: arguments.skip_existing,
-        dry_run: arguments.dry_run,
-        as_is: arguments.as_is,
-    };
     let imported = bulk::import(&config, what, input, &stop, |progress| match progress {
         Progress::Staged { lines, bytes: read } => bar.lines(lines, read, bytes),
         Progress::Storing { users } => bar.storing(users),
@@ -33,12 +28,12 @@ pub fn import(arguments: &Import) -> Result<(), Failure> {
         thread::park();
     }
     let imported = imported.map_err(failure)?;
-    report(arguments, &imported)
+    report(what, &imported)
 }
 
 /// The input, and how many bytes it has, where that is known.
-fn open(arguments: &Import) -> Result<(Box<dyn Read + Send>, Option<u64>), Failure> {
-    let Some(file) = &arguments.file else {
+fn open(file: Option<&Path>) -> Result<(Box<dyn Read + Send>, Option<u64>), Failure> {
+    let Some(file) = file else {
         return Ok((Box::new(io::stdin()), None));
     };
     let open = || {
@@ -54,7 +49,7 @@ fn open(arguments: &Import) -> Result<(Box<dyn Read + Send>, Option<u64>), Failu
 }
 
 /// The refused lines on standard error, and on standard output what was done.
-fn report(arguments: &Import, imported: &Imported) -> Result<(), Failure> {
+fn report(what: Import, imported: &Imported) -> Result<(), Failure> {
     let refused = &imported.refused;
     let mut stderr = io::stderr().lock();
     // Standard error may be a terminal that is closed.
@@ -64,12 +59,12 @@ fn report(arguments: &Import, imported: &Imported) -> Result<(), Failure> {
     if let Some(more) = refused.count.checked_sub(refused.first.len() as u64).filter(|more| *more > 0) {
         let _ = writeln!(stderr, "and {}", counted(more, "more line"));
     }
-    if refused.count > 0 && !arguments.skip_invalid {
+    if refused.count > 0 && !what.skip_invalid {
         let count = counted(refused.count, "line");
         let verb = if refused.count == 1 { "is" } else { "are" };
         return Err(Failure::runtime(format!("{count} {verb} refused; nothing was imported")));
     }
-    let done = if arguments.dry_run { "would import" } else { "imported" };
+    let done = if what.dry_run { "would import" } else { "imported" };
     let mut line = format!("{done} {}", counted(imported.users, "user"));
     if imported.existing > 0 {
         line.push_str(&format!(", skipped {}", counted(imported.existing, "existing user")));

@@ -36,8 +36,8 @@ pub fn run() -> ExitCode {
             .map_err(Failure::usage)
             .and_then(|config| healthcheck::healthcheck(&config).map_err(Failure::runtime)),
         Ok(Arguments::Serve(serve)) => serve::serve(serve),
-        Ok(Arguments::Export(arguments)) => export::export(&arguments),
-        Ok(Arguments::Import(arguments)) => import::import(&arguments),
+        Ok(Arguments::Export(what, file)) => export::export(what, file.as_deref()),
+        Ok(Arguments::Import(what, file)) => import::import(what, file.as_deref()),
         Ok(Arguments::Migrate) => upkeep::migrate(),
         Ok(Arguments::Check { address, migrate }) => return upkeep::check(&address, migrate),
         Ok(Arguments::Config(address)) => upkeep::config(&address),

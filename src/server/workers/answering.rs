@@ -1,0 +1,89 @@
+//! Answers: each is sent, counted and logged; and the figures of what waits for one.
+
+use super::{Job, Shared, Workers};
+use crate::{
+    app,
+    error::Error,
+    http::Response,
+    memory::Reservation,
+    metrics::{Kind, Recorder, Text},
+    request_id::RequestId,
+};
+use std::{
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
+
+impl Workers {
+    /// Writes what is queued.
+    pub fn figures(&self) -> impl Fn(&mut Text) + Send + 'static {
+        // It belongs to the figures, and these to what the threads share.
+        let shared = Arc::downgrade(&self.shared);
+        move |text| {
+            let Some(shared) = shared.upgrade() else {
+                return;
+            };
+            let state = shared.state();
+            let (queued, hashes) = (state.scheduler.len(), state.scheduler.hashes_waiting());
+            drop(state);
+            text.gauge("userd_commands_queued", "Commands that wait for a worker or a retry.", queued);
+            text.gauge("userd_hashes_waiting", "Passwords that wait to be hashed or checked.", hashes);
+            let (connections, most) = shared.responder.connections();
+            text.family(
+                "userd_http_connections",
+                Kind::Gauge,
+                "Connections of clients, by what they are doing.",
+            );
+            connections.for_each(|(state, count)| text.value(&[("state", state)], count));
+            text.gauge("userd_http_connections_max", "The most connections of clients at once.", most);
+        }
+    }
+}
+
+impl Shared {
+    /// Answers with an error, and logs it.
+    pub(super) fn refuse(&self, job: &mut Job, error: Error, recorder: &Recorder) {
+        let id = Some(&job.id);
+        let response = guard(id, || error.into_response(id)).unwrap_or_else(|response| response);
+        self.answer(job, response, None, recorder);
+    }
+
+    /// Sends an answer. The memory that is reserved for it is that of its request, unless it is given.
+    pub(super) fn answer(
+        &self,
+        job: &mut Job,
+        response: Response,
+        held: Option<Reservation>,
+        recorder: &Recorder,
+    ) {
+        let held = held.or_else(|| job.held.take());
+        let (status, took) = (response.status, job.received.elapsed());
+        let sent = guard(Some(&job.id), || self.responder.answer(job.slot, response, held)).unwrap_or(None);
+        let Job { name, path, id, .. } = job;
+        let milliseconds = took.as_secs_f64() * 1000.0;
+        let delivery: &dyn fmt::Display = match &sent {
+            Some(delivery) => {
+                recorder.request(job.method, app::label(path), status, took);
+                delivery
+            }
+            // The frontend has answered it, and counted that.
+            None => &"not awaited",
+        };
+        log::info!(
+            method = name.as_ref(), path = path.as_str(), status = status, duration_ms = milliseconds,
+            bytes = sent.map_or(0, |delivery| delivery.taken), request_id:% = id;
+            "{name} {path} {status} {milliseconds:.1}ms {delivery}"
+        );
+    }
+}
+
+/// Runs `work`; a panic in it is logged, and is the answer 500. `request` is the id of the request that it is done for,
+/// where there is one.
+pub(super) fn guard<T>(request: Option<&RequestId>, work: impl FnOnce() -> T) -> Result<T, Response> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
+        let text = panic.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        Error::Internal(format!("panic: {}", text.unwrap_or("of an unknown kind"))).into_response(request)
+    })
+}
