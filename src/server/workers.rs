@@ -9,6 +9,8 @@
 //! one worker more than may execute statements, so that one is always left to receive, judge and refuse. Passwords are
 //! hashed by threads of their own, because each takes a core for some 20 ms.
 
+mod answering;
+mod idling;
 mod receiving;
 
 use super::{
@@ -19,15 +21,15 @@ use crate::{
     app::{self, App, Command, Step},
     error::Error,
     frontend::{Responder, Slot},
-    http::{Method, Response},
+    http::Method,
     memory::{Budget, Purpose, Reservation},
-    metrics::{Kind, Recorder, Text},
+    metrics::Recorder,
     request_id::RequestId,
 };
+use answering::guard;
 use std::{
     borrow::Cow,
-    fmt, io, mem,
-    panic::{AssertUnwindSafe, catch_unwind},
+    io, mem,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicUsize, Ordering},
@@ -36,12 +38,6 @@ use std::{
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
-
-/// How often one idle worker checks on a short batch in flight, in case that it takes longer than expected.
-const TICK: Duration = Duration::from_millis(1);
-
-/// Ticks without a batch after which it stops checking, until another worker wakes it.
-const QUIET_TICKS: u32 = 20;
 
 /// Of a worker, in bytes. Only what is used becomes memory: 48 KiB at most under load of every kind.
 const STACK: usize = 512 << 10;
@@ -190,30 +186,6 @@ impl Workers {
         IdleWorkers(Arc::downgrade(&self.shared))
     }
 
-    /// Writes what is queued.
-    pub fn figures(&self) -> impl Fn(&mut Text) + Send + 'static {
-        // It belongs to the figures, and these to what the threads share.
-        let shared = Arc::downgrade(&self.shared);
-        move |text| {
-            let Some(shared) = shared.upgrade() else {
-                return;
-            };
-            let state = shared.state();
-            let (queued, hashes) = (state.scheduler.len(), state.scheduler.hashes_waiting());
-            drop(state);
-            text.gauge("userd_commands_queued", "Commands that wait for a worker or a retry.", queued);
-            text.gauge("userd_hashes_waiting", "Passwords that wait to be hashed or checked.", hashes);
-            let (connections, most) = shared.responder.connections();
-            text.family(
-                "userd_http_connections",
-                Kind::Gauge,
-                "Connections of clients, by what they are doing.",
-            );
-            connections.for_each(|(state, count)| text.value(&[("state", state)], count));
-            text.gauge("userd_http_connections_max", "The most connections of clients at once.", most);
-        }
-    }
-
     /// Ends the threads once they have answered what was queued, and waits for them up to `timeout`. Those
     /// that are stuck for longer are left behind.
     pub fn stop(mut self, timeout: Duration) {
@@ -256,22 +228,6 @@ impl Drop for Workers {
     fn drop(&mut self) {
         if !self.threads.is_empty() {
             self.end(LAST_WORK);
-        }
-    }
-}
-
-impl State {
-    /// One idle worker wakes by itself when something is due: this one, if no other does by then. Returns when.
-    fn keep_time(&mut self, due: Option<Instant>) -> Option<Instant> {
-        let at = due.filter(|due| self.wakes_at.is_none_or(|earlier| *due < earlier));
-        self.wakes_at = at.or(self.wakes_at);
-        at
-    }
-
-    /// It is awake.
-    fn kept_time(&mut self, at: Option<Instant>) {
-        if at.is_some() && self.wakes_at == at {
-            self.wakes_at = None;
         }
     }
 }
@@ -344,94 +300,6 @@ impl Shared {
                 state = self.hash.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
         }
-    }
-
-    /// Calls `on_idle` where that was asked for since this thread last did.
-    fn idle<'a>(&'a self, state: MutexGuard<'a, State>, calls: &mut u64) -> MutexGuard<'a, State> {
-        if state.idle_calls == *calls {
-            return state;
-        }
-        *calls = state.idle_calls;
-        drop(state);
-        if let Some(on_idle) = self.on_idle {
-            on_idle();
-        }
-        self.state()
-    }
-
-    /// Before a worker executes a batch: wakes another one if a second batch is ready, or if no worker receives, or will
-    /// wake when something is due.
-    fn wake_for_the_rest(&self, state: &mut State, now: Instant) {
-        let watched = state.receiving > 0 || (state.ticking && state.scheduler.ends_soon());
-        let timed = state.wakes_at.is_some() || state.scheduler.next_time(now).is_none();
-        if !watched || !timed || state.scheduler.is_ready(now) {
-            self.wake_one(state);
-        }
-    }
-
-    /// Wakes an idle worker, if there is one.
-    fn wake_one(&self, state: &mut State) {
-        if state.parked > 0 {
-            self.parked.notify_one();
-        } else if state.receiving > 0 {
-            self.unblocks.fetch_add(1, Ordering::Relaxed);
-            self.server.unblock();
-        }
-    }
-
-    fn wake_all(&self) {
-        let receiving = self.state().receiving;
-        self.parked.notify_all();
-        self.hash.notify_all();
-        for _ in 0..receiving {
-            self.server.unblock();
-        }
-    }
-
-    /// Waits until it is woken, or for a time.
-    fn park<'a>(&self, mut state: MutexGuard<'a, State>, time: Option<Duration>) -> MutexGuard<'a, State> {
-        state.parked += 1;
-        let mut state = match time {
-            None => self.parked.wait(state).unwrap_or_else(PoisonError::into_inner),
-            Some(time) => self.parked.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0,
-        };
-        state.parked -= 1;
-        state
-    }
-
-    /// Checks on short batches for as long as there are some: where one has not ended in time, this worker receives the
-    /// requests that have arrived meanwhile.
-    fn tick<'a>(&'a self, mut state: MutexGuard<'a, State>, recorder: &Recorder) -> MutexGuard<'a, State> {
-        let mut quiet = 0;
-        while quiet < QUIET_TICKS {
-            let before = state.batches;
-            state.ticking = true;
-            state = self.park(state, Some(TICK));
-            state.ticking = false;
-            quiet = if state.batches == before { quiet + 1 } else { 0 };
-            if state.scheduler.is_ready(Instant::now()) || state.stopping {
-                return state;
-            }
-            if state.receiving == 0 && !state.scheduler.ends_soon() {
-                return state;
-            }
-            if state.receiving == 0 && state.batches == before {
-                drop(state);
-                let judged = self.judge(self.try_receive(), recorder);
-                return self.push(self.state(), judged, recorder);
-            }
-        }
-        self.park_until_due(state)
-    }
-
-    /// Waits until it is woken, or until something is due where no other worker wakes by then.
-    fn park_until_due<'a>(&self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        let now = Instant::now();
-        let due = state.scheduler.next_time(now);
-        let at = state.keep_time(due);
-        let mut state = self.park(state, at.map(|at| at.saturating_duration_since(now)));
-        state.kept_time(at);
-        state
     }
 
     /// Counts the memory that a batch needs. The scheduler has seen that it is free.
@@ -530,43 +398,4 @@ impl Shared {
         guard(only, || self.app.execute(lane, commands))
             .unwrap_or_else(|response| (0..count).map(|_| Step::Done(response.clone())).collect())
     }
-
-    /// Answers with an error, and logs it.
-    fn refuse(&self, job: &mut Job, error: Error, recorder: &Recorder) {
-        let id = Some(&job.id);
-        let response = guard(id, || error.into_response(id)).unwrap_or_else(|response| response);
-        self.answer(job, response, None, recorder);
-    }
-
-    /// Sends an answer. The memory that is reserved for it is that of its request, unless it is given.
-    fn answer(&self, job: &mut Job, response: Response, held: Option<Reservation>, recorder: &Recorder) {
-        let held = held.or_else(|| job.held.take());
-        let (status, took) = (response.status, job.received.elapsed());
-        let sent = guard(Some(&job.id), || self.responder.answer(job.slot, response, held)).unwrap_or(None);
-        let Job { name, path, id, .. } = job;
-        let milliseconds = took.as_secs_f64() * 1000.0;
-        let delivery: &dyn fmt::Display = match &sent {
-            Some(delivery) => {
-                recorder.request(job.method, app::label(path), status, took);
-                delivery
-            }
-            // The frontend has answered it, and counted that.
-            None => &"not awaited",
-        };
-        log::info!(
-            method = name.as_ref(), path = path.as_str(), status = status, duration_ms = milliseconds,
-            bytes = sent.map_or(0, |delivery| delivery.taken), request_id:% = id;
-            "{name} {path} {status} {milliseconds:.1}ms {delivery}"
-        );
-    }
-}
-
-/// Runs `work`; a panic in it is logged, and is the answer 500. `request` is the id of the request that it is done for,
-/// where there is one.
-fn guard<T>(request: Option<&RequestId>, work: impl FnOnce() -> T) -> Result<T, Response> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
-        let text = panic.downcast_ref::<&str>().copied();
-        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-        Error::Internal(format!("panic: {}", text.unwrap_or("of an unknown kind"))).into_response(request)
-    })
 }
