@@ -104,9 +104,7 @@ fn every_figure_moves() {
     let relay = Relay::shut(&database);
     relay.open();
     let mut config = database.config();
-    config.database = userd::Database::Url(
-        format!("postgres://postgres@127.0.0.1:{}/{}?sslmode=disable", relay.port(), database.name()).into(),
-    );
+    config.database = userd::Database::Url(database.url_at(relay.port()).into());
     config.password_hashing = PasswordHashing::Owasp;
     config.auth_attempts = 0;
     config.db_pool_size = 2;

@@ -213,7 +213,7 @@ fn a_healthcheck_of_a_service_that_was_not_asked_for_long() {
     let database = Database::create();
     let relay = Relay::shut(&database);
     relay.open();
-    let url = format!("postgres://postgres@127.0.0.1:{}/{}?sslmode=disable", relay.port(), database.name());
+    let url = database.url_at(relay.port());
     let mut process = Process::start(&[], &[("DATABASE_URL", &url), ("HOST", "127.0.0.1"), ("PORT", "0")]);
     let address = process.wait_for_url();
     let port = address.rsplit(':').next().unwrap();

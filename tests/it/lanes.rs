@@ -243,7 +243,7 @@ fn without_the_token_no_client_reaches_the_database() {
         let database = Database::create();
         let relay = Relay::shut(&database);
         relay.open();
-        let url = format!("host=127.0.0.1 port={} user=postgres dbname={}", relay.port(), database.name());
+        let url = database.url_at(relay.port());
         let config = Config {
             database: Target::Url(url.into()),
             workers,

@@ -498,7 +498,7 @@ fn haproxy_forwards_while_no_replica_is_ready() {
     let database = Database::create();
     let relay = Relay::shut(&database);
     relay.open();
-    let url = format!("postgres://postgres@127.0.0.1:{}/{}?sslmode=disable", relay.port(), database.name());
+    let url = database.url_at(relay.port());
     let ports = [free_port(), free_port(), free_port()];
     let mut replicas =
         ports.map(|port| userd(&url, port, &[("DB_POOL_SIZE", "2"), ("DB_ACQUIRE_TIMEOUT", "0.3")]));

@@ -424,13 +424,7 @@ fn connections_that_are_cut() {
     const CREATES: usize = 25;
     let database = Database::create();
     let proxy = Proxy::start(&Path::new(&database.socket_dir()).join(".s.PGSQL.5432"));
-    let parsed: postgres::Config = database.url().parse().expect("our own connection string");
-    let user = parsed.get_user().expect("it names one");
-    let url = format!(
-        "host=127.0.0.1 port={} user={user} dbname={} sslmode=disable",
-        proxy.port(),
-        database.name()
-    );
+    let url = database.url_at(proxy.port());
     let mut config = database.config();
     config.database = userd::Database::Url(url.into());
     config.password_hashing = PasswordHashing::LeastCostForTests;

@@ -370,13 +370,7 @@ impl Breakable {
     }
 
     fn spawn(database: &Database, proxy: &Proxy, port: u16) -> Process {
-        let parsed: postgres::Config = database.url().parse().expect("our own connection string");
-        let user = parsed.get_user().expect("it names one");
-        let url = format!(
-            "host=127.0.0.1 port={} user={user} dbname={} sslmode=disable",
-            proxy.port(),
-            database.name()
-        );
+        let url = database.url_at(proxy.port());
         let port = port.to_string();
         let variables = [
             ("DATABASE_URL", url.as_str()),

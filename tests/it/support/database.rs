@@ -76,6 +76,13 @@ impl Database {
         cluster().connection_string(&self.name)
     }
 
+    /// The same, by way of a relay or a proxy on this port.
+    pub fn url_at(&self, port: u16) -> String {
+        let config: postgres::Config = self.url().parse().expect("our own connection string");
+        let user = config.get_user().expect("it names one");
+        format!("postgres://{user}@127.0.0.1:{port}/{}?sslmode=disable", self.name)
+    }
+
     /// The directory of the cluster's socket, which `DB_HOST` takes.
     pub fn socket_dir(&self) -> String {
         let config: postgres::Config = self.url().parse().expect("our own connection string");
