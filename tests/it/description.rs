@@ -108,13 +108,27 @@ impl World {
             client.request(method, target, headers, body)
         };
         match status {
-            "201" => with(&path, &[], &body),
+            "201" => {
+                let created = with(&path, &[], &body);
+                let location = created.header("Location").expect("it is where it says");
+                assert_eq!(self.plain.client().get(location).body, created.body);
+                created
+            }
             "200" if template == "/users/authenticate" => {
                 let login = new_user(Some(PASSWORD));
                 assert_eq!(self.plain.client().post("/users", &login).status, 201);
                 with(&path, &[], &login)
             }
-            "200" | "204" => with(&path, &[], &body),
+            "200" | "204" => {
+                let answer = with(&path, &[], &body);
+                let left = self.plain.client().get(&format!("/users/{id}"));
+                match method {
+                    "PUT" | "PATCH" => assert_eq!((&left.body, name(&left).as_str()), (&answer.body, "B")),
+                    "DELETE" => assert_eq!(left.status, 404),
+                    _ => assert_eq!(name(&left), "Ada"),
+                }
+                answer
+            }
             "304" => with(&path, &[("If-None-Match", "*")], ""),
             "400" => raw(&self.plain, &format!("{head}Host: localhost\r\n\r\n")),
             "401" => self.token.client().request(method, &path, &[], body),
@@ -169,6 +183,11 @@ fn new_user(password: Option<&str>) -> String {
         body["password"] = password.into();
     }
     body.to_string()
+}
+
+/// Of the user in an answer.
+fn name(answer: &Answer) -> String {
+    answer.json()["name"].as_str().expect("a user has a name").to_owned()
 }
 
 fn json(text: &str) -> Value {
