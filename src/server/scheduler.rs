@@ -7,8 +7,9 @@
 //!   sessions, and changes of one row queue behind each other and not beside each other;
 //! - a create is executed: changes cannot take every session that writes may have, nor creates those of changes.
 //!
-//! No command waits for a batch to fill: a batch is what arrived while earlier ones were in flight. How many may be in flight
-//! is learned from the shortest batches of the last second ([`Pace`]).
+//! A batch is what arrived while earlier ones were in flight. No command waits for a batch to fill, but creates for the
+//! clients that are about to return ([`Window`]): for less than the time of a batch. How many batches may be in flight is
+//! learned from the shortest ones of the last second ([`Pace`]).
 
 mod hash_queue;
 mod pace;
@@ -16,6 +17,7 @@ mod pace;
 mod simulation;
 #[cfg(test)]
 mod tests;
+mod window;
 
 use crate::app::Lane;
 use hash_queue::HashQueue;
@@ -25,6 +27,7 @@ use std::{
     mem,
     time::{Duration, Instant},
 };
+use window::Window;
 
 const LANES: usize = Lane::ALL.len();
 
@@ -149,7 +152,8 @@ struct Queue<T> {
     waiting: VecDeque<Item<T>>,
     in_flight: usize,
     pace: Pace,
-    /// Not before that time: the table itself is locked, or the batch before this one has just been answered.
+    window: Window,
+    /// Not before that time: the table itself is locked, or the clients of the last batch are about to return.
     not_before: Option<Instant>,
 }
 
@@ -160,6 +164,7 @@ impl<T> Scheduler<T> {
             waiting: VecDeque::new(),
             in_flight: 0,
             pace: Pace::new(lane.writes(), now),
+            window: Window::new(now),
             not_before: None,
         };
         Scheduler {
@@ -191,6 +196,13 @@ impl<T> Scheduler<T> {
             return Err(work);
         }
         self.queue(Item { work, lane, keys, arrived: now, retries: 0 });
+        if lane == Lane::Create {
+            let queue = &mut self.lanes[lane as usize];
+            queue.window.arrived(now);
+            if queue.window.is_complete() || queue.waiting.len() >= batch_limit(lane) {
+                queue.not_before = None;
+            }
+        }
         Ok(())
     }
 
@@ -254,6 +266,9 @@ impl<T> Scheduler<T> {
             _ if atypical => {}
             Lane::Hash => self.hashes.learn(took),
             _ => queue.pace.learn(took, commands, now),
+        }
+        if lane == Lane::Create && queue.in_flight == 0 && queue.pace.is_short() {
+            queue.not_before = queue.window.open(commands, queue.waiting.len(), queue.pace.shortest(), now);
         }
     }
 

@@ -62,7 +62,8 @@ impl Pace {
         self.shortest[0] = self.shortest[0].min(took);
     }
 
-    fn shortest(&self) -> Duration {
+    /// The shortest batch of late, without what each command adds.
+    pub fn shortest(&self) -> Duration {
         self.shortest[0].min(self.shortest[1])
     }
 

@@ -42,6 +42,8 @@ enum Event {
     Return(usize),
     /// It is answered.
     End(usize),
+    /// Something may be due.
+    Due,
 }
 
 impl Model {
@@ -114,6 +116,7 @@ impl Model {
                     self.schedule(answered, Event::End(batch));
                 }
                 Event::End(batch) => self.end(batch),
+                Event::Due => {}
             }
             self.start();
         }
@@ -123,8 +126,13 @@ impl Model {
     fn start(&mut self) {
         while self.executing < WORKERS {
             let time = self.time();
-            let Next::Run(batch) = self.scheduler.next(time) else {
-                return;
+            let batch = match self.scheduler.next(time) {
+                Next::Run(batch) => batch,
+                Next::Wait(due) => {
+                    let wait = due.map(|due| due.saturating_duration_since(time).as_micros() as u64);
+                    wait.into_iter().for_each(|wait| self.schedule(self.now + wait, Event::Due));
+                    return;
+                }
             };
             self.executing += 1;
             let sent = self.compute(BATCH / 2);
@@ -208,5 +216,19 @@ fn a_change_of_the_round_trip_shows_within_a_second() {
             let found = model.batches_that_pay();
             assert!(expected.contains(&found), "{found} with {clients} clients, {waiting} µs away");
         }
+    }
+}
+
+/// Without the window, half of them wait for the other half's commit, and the mean batch is half of the clients.
+#[test]
+fn creates_of_clients_in_a_loop_share_a_commit() {
+    for clients in [2, 4, 8, 16] {
+        let mut model = Model::new(Lane::Create, 300, clients, None);
+        model.measure();
+        let (batches, answered) = (model.batches.len(), model.waits.len());
+        model.run(model.now + 100_000);
+        let (batches, answered) = (model.batches.len() - batches, model.waits.len() - answered);
+        let mean = answered as f64 / batches as f64;
+        assert!(mean > 0.8 * clients as f64, "{clients} clients: {mean} in a batch");
     }
 }
