@@ -36,6 +36,7 @@ const STAGE: &str = "\
 const STAGE_ROWS: &str = "\
     copy userd_import (line, name, email, password_hash, created_at, updated_at) from stdin (format binary)";
 
+/// Of an import that stages nothing.
 const STORE_ROWS: &str = "\
     copy users (name, email, created_at, updated_at) from stdin (format binary)";
 
@@ -163,8 +164,8 @@ impl<'a> Staging<'a> {
         Ok(Staging { transaction })
     }
 
-    /// The time that users get who come without one; `None` where rows cannot be stored unless they are staged: COPY
-    /// takes none for a role whose rows policies restrict.
+    /// The time of users that have none in their line; `None` where rows have to be staged: COPY refuses them for a role
+    /// that is subject to row security.
     pub fn present(&mut self) -> Result<Option<Timestamp>, postgres::Error> {
         // To be refused by COPY would end the session: the driver sends a message too many then.
         let sql = "select case when not row_security_active('users') then now() end";

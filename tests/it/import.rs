@@ -420,7 +420,7 @@ fn existing_users_can_be_skipped() {
     assert!(stderr.starts_with("line 2: /email is that of line 1, too\n"), "{stderr}");
 }
 
-/// A file is stored as it is read until a line shows that this cannot be: a stream is not. Nobody can tell.
+/// The users of a file are stored while it is read, those of a stream afterwards: the outcome is the same.
 #[test]
 fn a_file_is_imported_as_a_stream_is() {
     const COUNT: usize = 500;
@@ -503,7 +503,7 @@ fn a_file_is_imported_as_a_stream_is() {
 fn the_rest_of_a_file() {
     let database = Database::create();
     let dir = TempDir::new();
-    // The second half repeats a line, so that it is read twice.
+    // The last line repeats the first one, so that the file is read twice.
     dir.write("users", &format!("read by another program\n{}", lines(100) + &lines(1)));
     for (arguments, expected) in [
         (&[][..], (1, "line 101: /email is that of line 1, too\n")),
