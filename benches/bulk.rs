@@ -40,10 +40,11 @@ fn main() {
     let url = cluster.connection_string("postgres");
     let (ndjson, csv) = (dir.join("in.ndjson"), dir.join("in.csv"));
     write_files(&ndjson, &csv, users);
-    userd(&url, &["migrate"], None);
+    userd(&url, &["migrate"], None, false);
 
     println!(
-        "{users} users, medians of {ROUNDS} rounds\n\n| work | s | users/s | × psql | MiB |\n|---|---|---|---|---|"
+        "{users} users, medians of {ROUNDS} rounds\n\n| work | s | users/s | × psql | MiB | processor s |\n\
+         |---|---|---|---|---|---|"
     );
     let plain_in = || {
         sql(&url, PLAIN);
@@ -54,51 +55,54 @@ fn main() {
         let file = dir.join("out.psql");
         psql(&url, &format!("\\copy ({rows}) to '{}' with (format csv, header)", file.display()))
     };
-    let mut times: Vec<[f64; 6]> = Vec::new();
-    let mut memory = [0.0_f64; 4];
+    /// What each round does, and which of it psql does for comparison.
+    const WORK: [(&str, usize); 7] = [
+        ("import, NDJSON", 3),
+        ("import, CSV", 3),
+        ("import, NDJSON, from a pipe", 3),
+        ("psql \\copy into a table with the same indexes", 3),
+        ("export, NDJSON", 6),
+        ("export, CSV", 6),
+        ("psql \\copy of the same rows", 6),
+    ];
+    let mut rounds: Vec<[Cost; WORK.len()]> = Vec::new();
     for _ in 0..ROUNDS {
-        let mut round = [0.0; 6];
-        for (at, file) in [&ndjson, &csv].into_iter().enumerate() {
+        let import = |file, piped| {
             sql(&url, "truncate users restart identity cascade; checkpoint");
-            let (time, peak) = userd(&url, &["import"], Some(file));
-            round[at] = time;
-            memory[at] = memory[at].max(peak);
-        }
+            userd(&url, &["import"], Some(file), piped)
+        };
+        let [from_ndjson, from_csv, from_pipe] =
+            [import(&ndjson, false), import(&csv, false), import(&ndjson, true)];
         sql(&url, "checkpoint");
-        round[2] = plain_in();
-        sql(&url, "vacuum analyze users");
-        for (at, name) in [(3, "out.ndjson"), (4, "out.csv")] {
-            let (time, peak) = userd(&url, &["export"], Some(&dir.join(name)));
-            round[at] = time;
-            memory[at - 1] = memory[at - 1].max(peak);
-        }
-        round[5] = plain_out();
-        times.push(round);
+        let plain = plain_in();
+        sql(&url, "vacuum analyze users; checkpoint");
+        let export = |name| userd(&url, &["export"], Some(&dir.join(name)), false);
+        let exported = [export("out.ndjson"), export("out.csv")];
+        rounds.push([from_ndjson, from_csv, from_pipe, plain, exported[0], exported[1], plain_out()]);
     }
-    let median = |at: usize| {
-        let mut column: Vec<f64> = times.iter().map(|round| round[at]).collect();
+    let median = |value: &dyn Fn(&[Cost; WORK.len()]) -> f64| {
+        let mut column: Vec<f64> = rounds.iter().map(value).collect();
         column.sort_by(f64::total_cmp);
         column[ROUNDS / 2]
     };
-    let rows = [
-        ("import, NDJSON", 0, 2, Some(0)),
-        ("import, CSV", 1, 2, Some(1)),
-        ("psql \\copy into a table with the same indexes", 2, 2, None),
-        ("export, NDJSON", 3, 5, Some(2)),
-        ("export, CSV", 4, 5, Some(3)),
-        ("psql \\copy of the same rows", 5, 5, None),
-    ];
-    for (name, at, base, peak) in rows {
-        let (time, ratio) = (median(at), median(at) / median(base));
-        let peak = peak.map_or_else(String::new, |at: usize| format!("{:.1}", memory[at]));
-        println!("| {name} | {time:.1} | {:.0} | {ratio:.2} | {peak} |", f64::from(users) / time);
+    for (at, (name, base)) in WORK.into_iter().enumerate() {
+        let time = median(&|round| round[at].seconds);
+        let ratio = time / median(&|round| round[base].seconds);
+        let peak = rounds.iter().map(|round| round[at].mib).fold(0.0, f64::max);
+        let processor = median(&|round| round[at].processor);
+        println!(
+            "| {name} | {time:.2} | {:.0} | {ratio:.2} | {peak:.1} | {processor:.2} |",
+            f64::from(users) / time
+        );
     }
 
     sql(&url, "truncate users restart identity cascade");
     println!("\n| requests | p50 | p99 | longest | |\n|---|---|---|---|---|");
     meanwhile(&url, "idle", || thread::sleep(Duration::from_secs(10)));
-    meanwhile(&url, "during an import", || _ = userd(&url, &["import"], Some(&ndjson)));
-    meanwhile(&url, "during an export", || _ = userd(&url, &["export"], Some(&dir.join("out.ndjson"))));
+    meanwhile(&url, "during an import", || _ = userd(&url, &["import"], Some(&ndjson), false));
+    meanwhile(&url, "during an export", || {
+        _ = userd(&url, &["export"], Some(&dir.join("out.ndjson")), false)
+    });
     cluster.stop().expect("the cluster stops");
     let _ = fs::remove_dir_all(dir);
 }
@@ -115,16 +119,38 @@ fn write_files(ndjson: &Path, csv: &Path, users: u32) {
     }
 }
 
-/// Seconds that the command takes, and the most MiB that were resident.
-fn userd(url: &str, arguments: &[&str], file: Option<&PathBuf>) -> (f64, f64) {
-    let began = Instant::now();
-    let mut process = Command::new(env!("CARGO_BIN_EXE_userd"))
-        .args(arguments)
-        .args(file)
-        .env("DATABASE_URL", url)
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("userd starts");
+/// What a command costs.
+#[derive(Clone, Copy)]
+struct Cost {
+    seconds: f64,
+    /// The most that were resident.
+    mib: f64,
+    /// Seconds of the processor, without the server's.
+    processor: f64,
+}
+
+/// What the command costs with this file, or with what comes from it through a pipe.
+fn userd(url: &str, arguments: &[&str], file: Option<&PathBuf>, piped: bool) -> Cost {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_userd"));
+    command.args(arguments).env("DATABASE_URL", url).stdout(Stdio::null());
+    let mut cat = None;
+    if piped {
+        let mut started = Command::new("cat").args(file).stdout(Stdio::piped()).spawn().expect("cat starts");
+        command.stdin(started.stdout.take().expect("it is piped"));
+        cat = Some(started);
+    } else {
+        command.args(file);
+    }
+    let cost = cost(command);
+    if let Some(mut cat) = cat {
+        let _ = cat.wait();
+    }
+    cost
+}
+
+fn cost(mut command: Command) -> Cost {
+    let (began, used) = (Instant::now(), processor());
+    let mut process = command.spawn().expect("it starts");
     let mut peak = 0.0_f64;
     let status = loop {
         if let Some(status) = process.try_wait().expect("it is our child") {
@@ -133,8 +159,18 @@ fn userd(url: &str, arguments: &[&str], file: Option<&PathBuf>) -> (f64, f64) {
         peak = peak.max(peak_mib(&process));
         thread::sleep(Duration::from_millis(20));
     };
-    assert!(status.success(), "userd {arguments:?}: {status}");
-    (began.elapsed().as_secs_f64(), peak)
+    assert!(status.success(), "{command:?}: {status}");
+    Cost { seconds: began.elapsed().as_secs_f64(), mib: peak, processor: processor() - used }
+}
+
+/// Seconds of the processor that children took who have ended.
+fn processor() -> f64 {
+    use nix::sys::{
+        resource::{UsageWho, getrusage},
+        time::TimeValLike,
+    };
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN).expect("it is there");
+    (usage.user_time() + usage.system_time()).num_microseconds() as f64 / 1e6
 }
 
 fn peak_mib(process: &Child) -> f64 {
@@ -144,15 +180,11 @@ fn peak_mib(process: &Child) -> f64 {
     kib.unwrap_or_default() / 1024.0
 }
 
-/// Seconds that psql takes.
-fn psql(url: &str, command: &str) -> f64 {
-    let began = Instant::now();
-    let status = Command::new("psql")
-        .args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-c", command, url])
-        .status()
-        .expect("psql (Debian: apt-get install postgresql)");
-    assert!(status.success(), "{command}: {status}");
-    began.elapsed().as_secs_f64()
+/// What psql costs (Debian: apt-get install postgresql).
+fn psql(url: &str, command: &str) -> Cost {
+    let mut psql = Command::new("psql");
+    psql.args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-c", command, url]);
+    cost(psql)
 }
 
 fn sql(url: &str, statements: &str) {

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     app::validation::Validation,
     config::{Config, Validation as Mode},
-    db::bulk::StagedUser,
+    db::bulk::ImportedUser,
     error::Error,
     users::{
         password::{Hasher, Password, PasswordHash},
@@ -43,16 +43,25 @@ pub(super) struct Checked {
     /// The rows of those that may be imported, as the database takes them.
     pub rows: Vec<u8>,
     pub count: u64,
-    pub with_hash: u64,
+    /// How many of them have a password, in clear or hashed.
+    pub with_password: u64,
     pub complaints: Vec<Complaint>,
+}
+
+/// What becomes of a user that is accepted.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Rows {
+    /// A row that is staged. Whether clear passwords are hashed: not where nothing is to be stored.
+    Staged { hash: bool },
+    /// A row of the table of users itself, where a time that is missing is this one; without the password.
+    Stored { present: Timestamp },
 }
 
 /// The rules that records are held to.
 pub(super) struct Rules {
     validation: Validation,
     as_is: bool,
-    /// Whether clear passwords are hashed: not where nothing is to be stored.
-    hash: bool,
+    rows: Rows,
     hasher: Hasher,
     format: Format,
     columns: Vec<Column>,
@@ -60,11 +69,11 @@ pub(super) struct Rules {
 
 impl Rules {
     /// The rules of these settings. `as_is`: what the columns can hold, not what the create schema accepts.
-    pub fn new(config: &Config, format: Format, as_is: bool, hash: bool) -> Rules {
+    pub fn new(config: &Config, format: Format, as_is: bool, rows: Rows) -> Rules {
         Rules {
             validation: Validation::new(config.schema, Mode::Declarative),
             as_is,
-            hash,
+            rows,
             hasher: Hasher::new(config.password_hashing),
             format,
             columns: Vec::new(),
@@ -112,10 +121,13 @@ impl Rules {
                 self.user(*line, fields?)
             });
             match user {
-                Ok(user) => {
+                Ok((user, has_password)) => {
                     checked.count += 1;
-                    checked.with_hash += u64::from(user.password_hash.is_some());
-                    user.write_to(&mut checked.rows);
+                    checked.with_password += u64::from(has_password);
+                    match self.rows {
+                        Rows::Staged { .. } => user.write_staged(&mut checked.rows),
+                        Rows::Stored { present } => user.write_stored(present, &mut checked.rows),
+                    }
                 }
                 Err(problem) => checked.complaints.push(Complaint { line: *line, problem }),
             }
@@ -139,7 +151,8 @@ impl Rules {
         Ok(fields)
     }
 
-    fn user<'a>(&self, line: u64, fields: Fields<'a>) -> Result<StagedUser<'a>, String> {
+    /// The user, and whether it has a password.
+    fn user<'a>(&self, line: u64, fields: Fields<'a>) -> Result<(ImportedUser<'a>, bool), String> {
         let mut problems = Vec::new();
         let hash = fields.password_hash.and_then(|field| match field {
             Field::Null => None,
@@ -180,13 +193,14 @@ impl Rules {
         if !problems.is_empty() {
             return Err(problems.join("; "));
         }
-        let password_hash = match (hash, password) {
-            (None, Some(Password::Clear(clear))) if self.hash => {
+        let has_password = hash.is_some() || password.is_some();
+        let password_hash = match (hash, password, self.rows) {
+            (None, Some(Password::Clear(clear)), Rows::Staged { hash: true }) => {
                 Some(self.hasher.hash(&clear).map_err(|error| error.to_string())?)
             }
-            (hash, _) => hash,
+            (hash, ..) => hash,
         };
-        Ok(StagedUser { line, name, email, password_hash, created_at, updated_at })
+        Ok((ImportedUser { line, name, email, password_hash, created_at, updated_at }, has_password))
     }
 
     /// Name, address and password, if they are accepted. `has_hash`: a password is not asked for.

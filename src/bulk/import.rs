@@ -1,12 +1,15 @@
-//! Creates the users of a stream: all of them in one transaction, or none.
+//! Creates the users of a file or a stream: all of them in one transaction, or none.
 //!
-//! One thread cuts the stream into batches of records, one a core checks them, and the caller's passes the rows on to the
-//! database, in the order of the stream. A fixed number of batches goes round, so that a slow stage makes the others wait.
+//! Users are staged in a temporary table, where lines with the same address are found, and stored by one statement. Those
+//! of a file are first stored as they are read: most files have no such lines, and no passwords, whose hashes belong to
+//! ids that are not known before.
 
 use super::{
     BulkError, Format,
-    check::{Checked, Complaint, Rules},
+    check::{Complaint, Rows, Rules},
     connect,
+    input::{Input, without_bom},
+    pipeline::Pipeline,
     records::{Batch, Records},
 };
 use crate::{
@@ -18,14 +21,8 @@ use crate::{
     },
 };
 use std::{
-    cell::RefCell,
-    collections::BTreeMap,
-    io::{self, BufRead, BufReader, Read},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        mpsc::{self, Receiver, Sender},
-    },
-    thread,
+    io::{self, BufReader, Read},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 /// What is imported, and how.
@@ -78,9 +75,9 @@ impl Refused {
 /// How far an import is.
 #[derive(Debug, Clone, Copy)]
 pub enum Progress {
-    /// Lines checked and staged, and bytes of the stream.
-    Staged { lines: u64, bytes: u64 },
-    /// All lines are staged: so many users are being stored, which is one statement.
+    /// Lines checked, and bytes of the stream. The lines of a file may be checked twice.
+    Checked { lines: u64, bytes: u64 },
+    /// All lines are checked: so many users are being stored.
     Storing { users: u64 },
 }
 
@@ -135,17 +132,14 @@ impl Stop {
 /// Bytes of one read.
 const READ: usize = 64 << 10;
 
-/// Batches that go round, for each core: one is cut, one checked, one waits for its turn.
-const BATCHES_PER_CORE: usize = 3;
-
 /// How often users are stored anew when other sessions have stored one of them meanwhile.
 const ATTEMPTS: u32 = 5;
 
 /// Bytes that a record may have where bodies have no larger limit: one line of what a body of that size has become.
 const LONGEST: usize = 1 << 20;
 
-/// Imports a stream. Holds some megabytes, however long the stream and its lines are, and what hashing takes where there
-/// are clear passwords, 19 MiB a core. Blocks until all is stored, or not.
+/// Imports users. Holds some megabytes, however many they and however long their lines are, and what hashing takes where
+/// there are clear passwords, 19 MiB a core. Blocks until all is stored, or not.
 ///
 /// # Errors
 /// Nothing was imported. Lines that are refused are no error: [`Imported::refused`] has them, and nothing was imported
@@ -153,7 +147,7 @@ const LONGEST: usize = 1 << 20;
 pub fn import(
     config: &Config,
     import: Import,
-    input: impl Read + Send + 'static,
+    input: Input,
     stop: &Stop,
     mut on_progress: impl FnMut(Progress),
 ) -> Result<Imported, BulkError> {
@@ -162,7 +156,7 @@ pub fn import(
     stop.enter(Stage::Connected(client.breaker()))?;
     let run = || {
         let staging = Staging::begin(&mut client, config.db_prepared)?;
-        run(config, import, Box::new(input), stop, staging, &mut on_progress)
+        Run { config, import, staging, on_progress: &mut on_progress }.run(input, stop)
     };
     let imported = run();
     if imported.is_err() {
@@ -172,55 +166,181 @@ pub fn import(
     imported
 }
 
-fn run(
-    config: &Config,
+struct Run<'a> {
+    config: &'a Config,
     import: Import,
-    input: Box<dyn Read + Send>,
-    stop: &Stop,
-    mut staging: Staging,
-    on_progress: &mut dyn FnMut(Progress),
-) -> Result<Imported, BulkError> {
-    let mut imported = Imported::default();
-    let (staged, hashes) = stage(config, import, input, &mut staging, &mut imported.refused, on_progress)?;
-    let mut counts = (staged, hashes);
-    on_progress(Progress::Storing { users: staged });
-    if import.skip_existing {
-        imported.existing += staging.skip_existing()?;
-        counts = staging.count()?;
+    staging: Staging<'a>,
+    on_progress: &'a mut dyn FnMut(Progress),
+}
+
+impl Run<'_> {
+    fn run(mut self, input: Input, stop: &Stop) -> Result<Imported, BulkError> {
+        let stored = match input.ahead() {
+            Some(input) if !self.import.dry_run && !self.import.skip_existing => self.store_unstaged(input),
+            _ => Err(Unstored::ToBeStaged),
+        };
+        let (imported, is_stored) = match stored {
+            Ok(imported) => (imported, true),
+            Err(Unstored::ToBeStaged) => self.stage_and_store(input.read(), false)?,
+            Err(Unstored::Repeated) => self.stage_and_store(input.read(), true)?,
+            Err(Unstored::Failed(error)) => return Err(error),
+        };
+        if is_stored {
+            stop.enter(Stage::Committing)?;
+            self.staging.commit().map_err(|error| BulkError::Uncertain(explain(&error)))?;
+        }
+        Ok(imported)
     }
-    // A file without a fault meets no conflict, so none is looked for. Where one is found, all of them are.
-    let mut look = import.dry_run || imported.refused.count > 0;
-    for attempt in 1.. {
-        if look {
-            refuse_repeated(&mut staging, &mut imported.refused)?;
-            counts = staging.count()?;
-        }
-        imported.users = counts.0;
-        if import.dry_run || (imported.refused.count > 0 && !import.skip_invalid) {
-            return Ok(imported);
-        }
-        match staging.store(counts.0, counts.1) {
-            Ok(()) => break,
-            // Other sessions store users, too.
-            Err(StoreError::Repeated) if attempt < ATTEMPTS => look = true,
-            Err(StoreError::Repeated) => {
-                return Err(BulkError::Database("other sessions keep storing the same addresses".to_owned()));
+
+    /// Stores the users of a file as they are read, without staging them, which makes less work for the server. After an
+    /// error nothing of it is stored.
+    ///
+    /// Creates of the same addresses then wait from the moment that a line is stored, not from the moment that all lines
+    /// are checked. So this is for a file, which is read as quickly as the database stores, and not for a stream, which
+    /// may pause for hours; nor for passwords, of which a core hashes fifty a second.
+    fn store_unstaged(&mut self, input: Box<dyn Read + Send>) -> Result<Imported, Unstored> {
+        let Run { config, import, staging, on_progress } = self;
+        let mut imported = Imported::default();
+        let Some(present) = staging.present()? else {
+            return Err(Unstored::ToBeStaged);
+        };
+        let rows = Rows::Stored { present };
+        let Some(outcomes) = check(config, *import, rows, input, &mut imported.refused)? else {
+            return Err(Unstored::ToBeStaged);
+        };
+        let mut lines = 0;
+        let count = staging.store_unstaged(|| {
+            let Some((batch, checked)) = outcomes.next()? else {
+                on_progress(Progress::Storing { users: imported.users });
+                return Ok(None);
+            };
+            lines += batch.records.len() as u64;
+            imported.users += checked.count;
+            checked.complaints.into_iter().for_each(|complaint| imported.refused.add(complaint));
+            if checked.with_password > 0 || (imported.refused.count > 0 && !import.skip_invalid) {
+                return Err(Unstored::ToBeStaged);
             }
-            Err(StoreError::Database(error)) => return Err(error.into()),
-            Err(StoreError::Altered(users, hashes)) => {
-                return Err(BulkError::Database(format!(
-                    "{users} users and {hashes} hashes were stored instead of {} and {}: a trigger of the table alters them",
-                    counts.0, counts.1
-                )));
-            }
+            on_progress(Progress::Checked { lines, bytes: batch.position });
+            outcomes.reuse(batch);
+            Ok(Some(checked.rows))
+        })?;
+        match count == imported.users {
+            true => Ok(imported),
+            false => Err(StoreError::Altered { stored: (count, 0), sent: (imported.users, 0) }.into()),
         }
+    }
+
+    /// Stages the users of all lines that are accepted, and stores them if they are to be stored; whether they were.
+    /// `is_repeated`: whether an address is known to be that of two lines, or of a stored user.
+    fn stage_and_store(
+        &mut self,
+        input: Box<dyn Read + Send>,
+        is_repeated: bool,
+    ) -> Result<(Imported, bool), BulkError> {
+        let import = self.import;
+        let mut imported = Imported::default();
+        let mut counts = self.stage(input, &mut imported.refused)?;
+        (self.on_progress)(Progress::Storing { users: counts.0 });
+        let staging = &mut self.staging;
         if import.skip_existing {
             imported.existing += staging.skip_existing()?;
+            counts = staging.count()?;
+        }
+        // A file without a fault meets no conflict, so none is looked for. Where one is found, all of them are.
+        let mut look = is_repeated || import.dry_run || imported.refused.count > 0;
+        for attempt in 1.. {
+            if look {
+                refuse_repeated(staging, &mut imported.refused)?;
+                counts = staging.count()?;
+            }
+            imported.users = counts.0;
+            if import.dry_run || (imported.refused.count > 0 && !import.skip_invalid) {
+                return Ok((imported, false));
+            }
+            match staging.store(counts.0, counts.1) {
+                Ok(()) => break,
+                // Other sessions store users, too.
+                Err(StoreError::Repeated) if attempt < ATTEMPTS => look = true,
+                Err(error) => return Err(error.into()),
+            }
+            if import.skip_existing {
+                imported.existing += staging.skip_existing()?;
+            }
+        }
+        Ok((imported, true))
+    }
+
+    /// Checks all lines and stages those that are accepted: how many they are, and how many of them have a hash.
+    fn stage(&mut self, input: Box<dyn Read + Send>, refused: &mut Refused) -> Result<(u64, u64), BulkError> {
+        let Run { config, import, staging, on_progress } = self;
+        let rows = Rows::Staged { hash: !import.dry_run };
+        let Some(outcomes) = check(config, *import, rows, input, refused)? else {
+            return Ok((0, 0));
+        };
+        let (mut lines, mut staged, mut hashes) = (0, 0, 0);
+        staging.stage(|| {
+            let Some((batch, checked)) = outcomes.next()? else {
+                return Ok(None);
+            };
+            lines += batch.records.len() as u64;
+            staged += checked.count;
+            hashes += checked.with_password;
+            checked.complaints.into_iter().for_each(|complaint| refused.add(complaint));
+            on_progress(Progress::Checked { lines, bytes: batch.position });
+            outcomes.reuse(batch);
+            Ok::<_, BulkError>(Some(checked.rows))
+        })?;
+        Ok((staged, hashes))
+    }
+}
+
+/// Why no users were stored without staging them.
+enum Unstored {
+    /// Not all of them are to be stored, or one has a password, or the table takes no rows that are not staged.
+    ToBeStaged,
+    /// A line has the address of another one, or of a stored user.
+    Repeated,
+    Failed(BulkError),
+}
+
+impl From<BulkError> for Unstored {
+    fn from(error: BulkError) -> Unstored {
+        Unstored::Failed(error)
+    }
+}
+
+impl From<io::Error> for Unstored {
+    fn from(error: io::Error) -> Unstored {
+        Unstored::Failed(error.into())
+    }
+}
+
+impl From<postgres::Error> for Unstored {
+    fn from(error: postgres::Error) -> Unstored {
+        StoreError::from(error).into()
+    }
+}
+
+impl From<StoreError> for Unstored {
+    fn from(error: StoreError) -> Unstored {
+        match error {
+            StoreError::Repeated => Unstored::Repeated,
+            error => Unstored::Failed(error.into()),
         }
     }
-    stop.enter(Stage::Committing)?;
-    staging.commit().map_err(|error| BulkError::Uncertain(explain(&error)))?;
-    Ok(imported)
+}
+
+impl From<StoreError> for BulkError {
+    fn from(error: StoreError) -> BulkError {
+        BulkError::Database(match error {
+            StoreError::Repeated => "other sessions keep storing the same addresses".to_owned(),
+            StoreError::Altered { stored, sent } => format!(
+                "{} users and {} hashes were stored instead of {} and {}: a trigger of the table alters them",
+                stored.0, stored.1, sent.0, sent.1
+            ),
+            StoreError::Database(error) => explain(&error),
+        })
+    }
 }
 
 /// Refuses the staged lines whose address an earlier line or a stored user has.
@@ -237,22 +357,21 @@ fn refuse_repeated(staging: &mut Staging, refused: &mut Refused) -> Result<(), B
     Ok(())
 }
 
-/// Checks all lines and stages those that are accepted: how many they are, and how many of them have a hash.
-fn stage(
+/// Begins to check all lines. `None` where the first one says that none can be read, and is refused.
+fn check(
     config: &Config,
     import: Import,
+    rows: Rows,
     input: Box<dyn Read + Send>,
-    staging: &mut Staging,
     refused: &mut Refused,
-    on_progress: &mut dyn FnMut(Progress),
-) -> Result<(u64, u64), BulkError> {
-    let mut rules = Rules::new(config, import.format, import.as_is, !import.dry_run);
+) -> Result<Option<Pipeline>, BulkError> {
+    let mut rules = Rules::new(config, import.format, import.as_is, rows);
     let longest = LONGEST.max(config.limits.max_body_bytes + 4096);
     let input = match without_bom(input).map_err(BulkError::Read)? {
         Ok(input) => input,
         Err(problem) => {
             refused.add(Complaint { line: 1, problem });
-            return Ok((0, 0));
+            return Ok(None);
         }
     };
     let mut records = Records::new(BufReader::with_capacity(READ, input), import.format, longest);
@@ -265,132 +384,8 @@ fn stage(
         };
         if let Err(problem) = read {
             refused.add(Complaint { line: header.records.first().map_or(1, |record| record.line), problem });
-            return Ok((0, 0));
-        }
-    }
-    let outcomes = Pipeline::start(records, rules).map_err(BulkError::Read)?;
-    let (mut lines, mut staged, mut hashes) = (0, 0, 0);
-    staging.stage(|| {
-        let Some((batch, checked)) = outcomes.next()? else {
             return Ok(None);
-        };
-        lines += batch.records.len() as u64;
-        staged += checked.count;
-        hashes += checked.with_hash;
-        checked.complaints.into_iter().for_each(|complaint| refused.add(complaint));
-        on_progress(Progress::Staged { lines, bytes: batch.position });
-        outcomes.reuse(batch);
-        Ok::<_, BulkError>(Some(checked.rows))
-    })?;
-    Ok((staged, hashes))
-}
-
-/// The stream behind a byte order mark, which some programs write before UTF-8. The inner error is what the first line
-/// is refused for.
-fn without_bom(mut input: Box<dyn Read + Send>) -> io::Result<Result<impl Read + Send + 'static, String>> {
-    let mut start = Vec::new();
-    input.by_ref().take(3).read_to_end(&mut start)?;
-    if start.starts_with(b"\xff\xfe") || start.starts_with(b"\xfe\xff") {
-        return Ok(Err("is UTF-16, and should be UTF-8".to_owned()));
-    }
-    if start == b"\xef\xbb\xbf" {
-        start.clear();
-    }
-    Ok(Ok(io::Cursor::new(start).chain(input)))
-}
-
-/// The threads that cut and check. They are not waited for: one may wait for a stream that never goes on.
-struct Pipeline {
-    outcomes: Receiver<Outcome>,
-    free: Sender<Batch>,
-    waiting: RefCell<Waiting>,
-}
-
-/// What came before its turn, by number; and the number whose turn it is.
-#[derive(Default)]
-struct Waiting {
-    outcomes: BTreeMap<u64, (Batch, Checked)>,
-    next: u64,
-    /// How many batches there are, once that is known.
-    end: Option<u64>,
-}
-
-enum Outcome {
-    Checked(u64, Batch, Checked),
-    /// There are so many batches, and what kept the stream from being read further.
-    End(u64, io::Result<()>),
-}
-
-impl Pipeline {
-    fn start<R: BufRead + Send + 'static>(mut records: Records<R>, rules: Rules) -> io::Result<Pipeline> {
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        let (free, empty) = mpsc::channel();
-        let (full, read) = mpsc::channel::<(u64, Batch)>();
-        let (done, outcomes) = mpsc::channel();
-        for _ in 0..cores * BATCHES_PER_CORE {
-            // Its receiver is still here.
-            let _ = free.send(Batch::default());
-        }
-        let (read, rules) = (Arc::new(Mutex::new(read)), Arc::new(rules));
-        for core in 0..cores {
-            let (read, rules, done) = (read.clone(), rules.clone(), done.clone());
-            let body = move || {
-                loop {
-                    let next = read.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                    let Ok((number, batch)) = next else { break };
-                    let checked = rules.check(&batch);
-                    if done.send(Outcome::Checked(number, batch, checked)).is_err() {
-                        break;
-                    }
-                }
-            };
-            thread::Builder::new().name(format!("check-{core}")).spawn(body)?;
-        }
-        let body = move || {
-            let mut number = 0;
-            let end = loop {
-                let Ok(mut batch) = empty.recv() else { return };
-                match records.next_batch(&mut batch) {
-                    Ok(true) if full.send((number, batch)).is_ok() => number += 1,
-                    Ok(_) => break Ok(()),
-                    Err(error) => break Err(error),
-                }
-            };
-            let _ = done.send(Outcome::End(number, end));
-        };
-        thread::Builder::new().name("read".to_owned()).spawn(body)?;
-        Ok(Pipeline { outcomes, free, waiting: RefCell::default() })
-    }
-
-    /// The next batch in the order of the stream; `None` at its end.
-    fn next(&self) -> Result<Option<(Batch, Checked)>, BulkError> {
-        let mut waiting = self.waiting.borrow_mut();
-        loop {
-            let next = waiting.next;
-            if let Some(outcome) = waiting.outcomes.remove(&next) {
-                waiting.next += 1;
-                return Ok(Some(outcome));
-            }
-            if waiting.end == Some(next) {
-                return Ok(None);
-            }
-            match self.outcomes.recv() {
-                Ok(Outcome::Checked(number, batch, checked)) => {
-                    waiting.outcomes.insert(number, (batch, checked));
-                }
-                Ok(Outcome::End(count, read)) => {
-                    read.map_err(BulkError::Read)?;
-                    waiting.end = Some(count);
-                }
-                Err(_) => return Err(BulkError::Read(io::Error::other("a thread has panicked"))),
-            }
         }
     }
-
-    /// Gives a batch back to the thread that fills it.
-    fn reuse(&self, mut batch: Batch) {
-        batch.clear();
-        // The thread has ended where the stream has.
-        let _ = self.free.send(batch);
-    }
+    Pipeline::start(records, rules).map(Some).map_err(BulkError::Read)
 }

@@ -6,6 +6,8 @@ mod check;
 mod export;
 mod fields;
 mod import;
+mod input;
+mod pipeline;
 mod records;
 mod upkeep;
 
@@ -13,6 +15,7 @@ pub use crate::db::inspection::Weight;
 pub use check::Complaint;
 pub use export::{Export, export};
 pub use import::{Import, Imported, Progress, Refused, Stop, import};
+pub use input::Input;
 pub use upkeep::{check, migrate};
 
 use crate::{

@@ -4,11 +4,11 @@ use super::{Failure, ending, environment, progress::Progress as Bar, start_error
 use signal_hook::iterator::Signals;
 use std::{
     fs::File,
-    io::{self, Read, Write},
+    io::{self, Write},
     path::Path,
     process, thread,
 };
-use userd::bulk::{self, BulkError, Import, Imported, Progress, Stop};
+use userd::bulk::{self, BulkError, Import, Imported, Input, Progress, Stop};
 
 /// Imports the users of a file, or of standard input, and says what has become of each line that is refused. Blocks until
 /// that is done.
@@ -19,7 +19,7 @@ pub fn import(what: Import, file: Option<&Path>) -> Result<(), Failure> {
     end_with_signals(stop.clone()).map_err(Failure::runtime)?;
     let bar = Bar::new();
     let imported = bulk::import(&config, what, input, &stop, |progress| match progress {
-        Progress::Staged { lines, bytes: read } => bar.lines(lines, read, bytes),
+        Progress::Checked { lines, bytes: read } => bar.lines(lines, read, bytes),
         Progress::Storing { users } => bar.storing(users),
     });
     drop(bar);
@@ -32,20 +32,20 @@ pub fn import(what: Import, file: Option<&Path>) -> Result<(), Failure> {
 }
 
 /// The input, and how many bytes it has, where that is known.
-fn open(file: Option<&Path>) -> Result<(Box<dyn Read + Send>, Option<u64>), Failure> {
-    let Some(file) = file else {
-        return Ok((Box::new(io::stdin()), None));
-    };
+fn open(file: Option<&Path>) -> Result<(Input, Option<u64>), Failure> {
     let open = || {
-        let opened = File::open(file)?;
+        let opened = match file {
+            Some(file) => File::open(file)?,
+            None => File::from(nix::unistd::dup(io::stdin())?),
+        };
         let found = opened.metadata()?;
         match found.is_dir() {
             true => Err(io::ErrorKind::IsADirectory.into()),
-            false => Ok((opened, Some(found.len()).filter(|_| found.is_file()))),
+            false => Ok((Input::new(opened)?, Some(found.len()).filter(|_| found.is_file()))),
         }
     };
-    let opened = open().map_err(|error: io::Error| format!("cannot read {}: {error}", file.display()));
-    opened.map(|(file, bytes)| (Box::new(file) as _, bytes)).map_err(Failure::runtime)
+    let file = file.unwrap_or(Path::new("-"));
+    open().map_err(|error: io::Error| Failure::runtime(format!("cannot read {}: {error}", file.display())))
 }
 
 /// The refused lines on standard error, and on standard output what was done.

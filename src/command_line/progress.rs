@@ -28,9 +28,12 @@ impl Progress {
         self.bar.set_position(done);
     }
 
-    /// `lines` were read, `bytes` of as many as there are, where that is known.
+    /// `lines` were read, `bytes` of as many as there are, where that is known. They may be read again after
+    /// [`Progress::storing`].
     pub fn lines(&self, lines: u64, bytes: u64, of: Option<u64>) {
         if !self.is_styled.replace(true) {
+            self.bar.disable_steady_tick();
+            self.bar.reset_elapsed();
             match of {
                 Some(of) => {
                     self.bar.set_length(of);
@@ -52,6 +55,7 @@ impl Progress {
 
     /// All were read; the database stores them.
     pub fn storing(&self, users: u64) {
+        self.is_styled.set(false);
         self.style("{spinner} storing {msg} users, {elapsed}");
         self.bar.set_message(HumanCount(users).to_string());
         if !self.bar.is_hidden() {

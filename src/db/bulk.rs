@@ -21,10 +21,12 @@ const EXPORT_WITH_HASHES: &str = "\
     copy (select id, name, email, created_at, updated_at, password_hash \
           from users left join credentials on user_id = id order by id) to stdout (format binary)";
 
-/// What takes long is meant to. Not every version has every setting.
-const NO_TIME_OUTS: &str = "\
+/// What takes long is meant to. And no statement is compiled: where a table has no statistics yet, the planner takes the
+/// page counts for expensive, and compiling the statement that sums them took half a second. Not every version has every
+/// setting.
+const SETTINGS: &str = "\
     select set_config(name, '0', true) from pg_settings where name in ('statement_timeout', 'lock_timeout', \
-        'idle_in_transaction_session_timeout', 'transaction_timeout')";
+        'idle_in_transaction_session_timeout', 'transaction_timeout', 'jit')";
 
 /// What an import stages before it stores it. Of the session alone, and gone with the transaction.
 const STAGE: &str = "\
@@ -33,6 +35,10 @@ const STAGE: &str = "\
 
 const STAGE_ROWS: &str = "\
     copy userd_import (line, name, email, password_hash, created_at, updated_at) from stdin (format binary)";
+
+/// Of an import that stages nothing.
+const STORE_ROWS: &str = "\
+    copy users (name, email, created_at, updated_at) from stdin (format binary)";
 
 /// The rows are stored in the order in which they were staged, which is that of their lines.
 const STORE: &str = "\
@@ -68,8 +74,8 @@ const REPEATED: &str = "\
 const TAKEN: &str = "select line, null::bigint as first from userd_import where exists ( \
     select from users where lower(users.email) = lower(userd_import.email))";
 
-/// A user that is staged.
-pub struct StagedUser<'a> {
+/// A user that is imported.
+pub struct ImportedUser<'a> {
     pub line: u64,
     pub name: Cow<'a, str>,
     pub email: Cow<'a, str>,
@@ -79,24 +85,37 @@ pub struct StagedUser<'a> {
     pub updated_at: Option<Timestamp>,
 }
 
-impl StagedUser<'_> {
-    /// Appends its row in the binary format of COPY.
-    pub fn write_to(&self, rows: &mut Vec<u8>) {
-        fn field(rows: &mut Vec<u8>, value: Option<&[u8]>) {
-            // A record is much shorter than what 32 bits count.
-            let length = value.map_or(-1, |value| value.len() as i32);
-            rows.extend_from_slice(&length.to_be_bytes());
-            rows.extend_from_slice(value.unwrap_or_default());
-        }
-        let time = |time: Option<Timestamp>| time.map(|time| (time.unix_micros() - EPOCH).to_be_bytes());
+impl ImportedUser<'_> {
+    /// Appends its row for [`Staging::stage`], in the binary format of COPY.
+    pub fn write_staged(&self, rows: &mut Vec<u8>) {
         rows.extend_from_slice(&6_i16.to_be_bytes());
         field(rows, Some(&self.line.to_be_bytes()));
         field(rows, Some(self.name.as_bytes()));
         field(rows, Some(self.email.as_bytes()));
         field(rows, self.password_hash.as_ref().map(|hash| hash.as_phc().as_bytes()));
-        field(rows, time(self.created_at).as_ref().map(|bytes| &bytes[..]));
-        field(rows, time(self.updated_at).as_ref().map(|bytes| &bytes[..]));
+        field(rows, self.created_at.map(moment).as_ref().map(|bytes| &bytes[..]));
+        field(rows, self.updated_at.map(moment).as_ref().map(|bytes| &bytes[..]));
     }
+
+    /// Appends its row for [`Staging::store_unstaged`], which has no place for the hash.
+    pub fn write_stored(&self, present: Timestamp, rows: &mut Vec<u8>) {
+        rows.extend_from_slice(&4_i16.to_be_bytes());
+        field(rows, Some(self.name.as_bytes()));
+        field(rows, Some(self.email.as_bytes()));
+        field(rows, Some(&moment(self.created_at.unwrap_or(present))));
+        field(rows, Some(&moment(self.updated_at.unwrap_or(present))));
+    }
+}
+
+fn field(rows: &mut Vec<u8>, value: Option<&[u8]>) {
+    // A record is much shorter than what 32 bits count.
+    let length = value.map_or(-1, |value| value.len() as i32);
+    rows.extend_from_slice(&length.to_be_bytes());
+    rows.extend_from_slice(value.unwrap_or_default());
+}
+
+fn moment(time: Timestamp) -> [u8; 8] {
+    (time.unix_micros() - EPOCH).to_be_bytes()
 }
 
 /// Staged lines with an address that an earlier line has, or a stored user.
@@ -109,10 +128,13 @@ pub struct Repeated {
 
 /// Why rows were not stored.
 pub enum StoreError {
-    /// A line has the address of an earlier one, or of a stored user. Nothing was stored.
+    /// A line has the address of an earlier one, or of a stored user.
     Repeated,
-    /// The rows that were stored are not those that were staged; both counts.
-    Altered(u64, u64),
+    /// The rows that were stored are not those that were sent; users and hashes of both.
+    Altered {
+        stored: (u64, u64),
+        sent: (u64, u64),
+    },
     Database(postgres::Error),
 }
 
@@ -142,22 +164,32 @@ impl<'a> Staging<'a> {
         Ok(Staging { transaction })
     }
 
+    /// The time of users that have none in their line; `None` where rows have to be staged: COPY refuses them for a role
+    /// that is subject to row security.
+    pub fn present(&mut self) -> Result<Option<Timestamp>, postgres::Error> {
+        // To be refused by COPY would end the session: the driver sends a message too many then.
+        let sql = "select case when not row_security_active('users') then now() end";
+        self.transaction.query_typed_one(sql, &[])?.try_get(0)
+    }
+
+    /// Stores the rows that `next` returns, each call some of them, until it returns none; how many they were. After an
+    /// error nothing of it is left, and others can be staged.
+    pub fn store_unstaged<E: From<postgres::Error> + From<io::Error>>(
+        &mut self,
+        next: impl FnMut() -> Result<Option<Vec<u8>>, E>,
+    ) -> Result<u64, E> {
+        let mut attempt = self.transaction.transaction()?;
+        let count = copy(&mut attempt, STORE_ROWS, next)?;
+        attempt.commit()?;
+        Ok(count)
+    }
+
     /// Stages the rows that `next` returns, each call some of them, until it returns none.
     pub fn stage<E: From<postgres::Error> + From<io::Error>>(
         &mut self,
-        mut next: impl FnMut() -> Result<Option<Vec<u8>>, E>,
+        next: impl FnMut() -> Result<Option<Vec<u8>>, E>,
     ) -> Result<(), E> {
-        /// Signature, flags, and the length of an extension that there is none of.
-        const HEADER: &[u8] = b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0";
-        const TRAILER: i16 = -1;
-        let mut copy = self.transaction.copy_in(STAGE_ROWS)?;
-        copy.write_all(HEADER)?;
-        while let Some(rows) = next()? {
-            copy.write_all(&rows)?;
-        }
-        copy.write_all(&TRAILER.to_be_bytes())?;
-        copy.finish()?;
-        Ok(())
+        copy(&mut self.transaction, STAGE_ROWS, next).map(drop)
     }
 
     /// Removes the staged users whose address is stored already; how many.
@@ -212,7 +244,7 @@ impl<'a> Staging<'a> {
         };
         match stored == (users, hashes) {
             true => Ok(attempt.commit()?),
-            false => Err(StoreError::Altered(stored.0, stored.1)),
+            false => Err(StoreError::Altered { stored, sent: (users, hashes) }),
         }
     }
 
@@ -225,6 +257,24 @@ impl<'a> Staging<'a> {
     fn analyze(&mut self) -> Result<(), postgres::Error> {
         self.transaction.batch_execute("analyze userd_import")
     }
+}
+
+/// Sends the rows that `next` returns; how many the server has taken.
+fn copy<E: From<postgres::Error> + From<io::Error>>(
+    transaction: &mut Transaction,
+    sql: &str,
+    mut next: impl FnMut() -> Result<Option<Vec<u8>>, E>,
+) -> Result<u64, E> {
+    /// Signature, flags, and the length of an extension that there is none of.
+    const HEADER: &[u8] = b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0";
+    const TRAILER: i16 = -1;
+    let mut copy = transaction.copy_in(sql)?;
+    copy.write_all(HEADER)?;
+    while let Some(rows) = next()? {
+        copy.write_all(&rows)?;
+    }
+    copy.write_all(&TRAILER.to_be_bytes())?;
+    Ok(copy.finish()?)
 }
 
 /// A user as it is exported.
@@ -260,7 +310,7 @@ fn notice_its_end(client: &mut Client, prepared: bool) {
 }
 
 fn start(transaction: &mut Transaction, prepared: bool) -> Result<(), postgres::Error> {
-    transaction.query_typed(NO_TIME_OUTS, &[])?;
+    transaction.query_typed(SETTINGS, &[])?;
     if !prepared {
         // A pooler's session may hold a statement of another client's that has the name of one of ours.
         transaction.batch_execute("deallocate all")?;

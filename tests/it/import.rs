@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::{
     fs,
-    io::Write,
+    io::{Read, Write},
     path::Path,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -27,7 +27,7 @@ fn import_file(database: &Database, file: &Path, arguments: &[&str]) -> (i32, St
 }
 
 /// The same for a text.
-fn import(database: &Database, text: impl AsRef<[u8]>, arguments: &[&str]) -> (i32, String, String) {
+fn import<T: AsRef<[u8]>>(database: &Database, text: T, arguments: &[&str]) -> (i32, String, String) {
     let dir = TempDir::new();
     let file = dir.path().join("users");
     fs::write(&file, text).expect("a fresh directory");
@@ -40,6 +40,15 @@ fn piped(database: &Database, arguments: &[&str]) -> Child {
     command.arg("import").args(arguments).env_clear().env("DATABASE_URL", database.url());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().expect("cargo has built it")
+}
+
+/// How an import of this text ends that comes through a pipe.
+fn import_piped(database: &Database, text: &str, arguments: &[&str]) -> (i32, String, String) {
+    let mut process = piped(database, arguments);
+    process.stdin.take().expect("it is piped").write_all(text.as_bytes()).expect("it is read to its end");
+    let output = process.wait_with_output().expect("it is our child");
+    let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).expect("UTF-8"));
+    (output.status.code().expect("no signal"), stdout, stderr)
 }
 
 fn lines(count: usize) -> String {
@@ -411,6 +420,131 @@ fn existing_users_can_be_skipped() {
     assert!(stderr.starts_with("line 2: /email is that of line 1, too\n"), "{stderr}");
 }
 
+/// The users of a file are stored while it is read, those of a stream afterwards: the outcome is the same.
+#[test]
+fn a_file_is_imported_as_a_stream_is() {
+    const COUNT: usize = 500;
+    const HASH: &str = "$2b$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2";
+    let of_line = |line: usize| format!("/email is that of line {line}, too");
+    let stored = "/email is that of a user in the database".to_owned();
+    let user = |email: &str| json!({"name": "n", "email": email}).to_string();
+    let invalid = "/email value is not an e-mail address".to_owned();
+    // Lines that are others, by number, and what is said of lines. A batch has 64 lines.
+    type Case = (Vec<(usize, String)>, Vec<(usize, String)>);
+    let cases: [Case; 9] = [
+        (vec![], vec![]),
+        (vec![(2, user("1@example.com"))], vec![(2, of_line(1))]),
+        (vec![(COUNT, user("1@EXAMPLE.com"))], vec![(COUNT, of_line(1))]),
+        (vec![(65, user("64@example.com"))], vec![(65, of_line(64))]),
+        (vec![(1, user("taken@example.com"))], vec![(1, stored.clone())]),
+        (vec![(COUNT, user("Taken@example.com"))], vec![(COUNT, stored.clone())]),
+        (vec![(COUNT, user("nonsense"))], vec![(COUNT, invalid.clone())]),
+        (
+            vec![
+                (9, user("8@example.com")),
+                (300, user("nonsense")),
+                (301, user("taken@example.com")),
+                (499, user("8@example.com")),
+            ],
+            vec![(9, of_line(8)), (300, invalid), (301, stored), (499, of_line(8))],
+        ),
+        (
+            vec![(COUNT, json!({"name": "n", "email": "x@example.com", "passwordHash": HASH}).to_string())],
+            vec![],
+        ),
+    ];
+    let database = Database::create();
+    let expected_counts = |count: usize| (count + 1, count + 1);
+    for (others, said) in cases {
+        let mut text: Vec<String> = lines(COUNT).lines().map(str::to_owned).collect();
+        others.iter().for_each(|(line, other)| text[line - 1].clone_from(other));
+        let text = text.join("\n");
+        let complaints: String =
+            said.iter().map(|(line, problem)| format!("line {line}: {problem}\n")).collect();
+        for import in [import::<&str>, import_piped] {
+            database
+                .run("delete from users; insert into users (name, email) values ('t', 'taken@example.com')");
+            let (code, stdout, stderr) = import(&database, &text, &[]);
+            assert_eq!(code, i32::from(!said.is_empty()), "{others:?}: {stderr}");
+            assert!(stderr.starts_with(&complaints), "{others:?}: {stderr}");
+            let ending = match said.len() {
+                0 => format!("imported {COUNT} users\n"),
+                1 => "userd: 1 line is refused; nothing was imported\n".to_owned(),
+                count => format!("userd: {count} lines are refused; nothing was imported\n"),
+            };
+            assert_eq!(stdout + &stderr, complaints.clone() + &ending, "{others:?}");
+            assert_eq!(
+                counted(&database),
+                expected_counts(if said.is_empty() { COUNT } else { 0 }),
+                "{others:?}"
+            );
+
+            database
+                .run("delete from users; insert into users (name, email) values ('t', 'taken@example.com')");
+            let (code, stdout, stderr) = import(&database, &text, &["--skip-invalid"]);
+            assert_eq!((code, &stderr), (0, &complaints), "{others:?}");
+            let rest = COUNT - said.len();
+            assert!(stdout.starts_with(&format!("imported {rest} users")), "{others:?}: {stdout}");
+            assert_eq!(counted(&database), expected_counts(rest), "{others:?}");
+            let in_order = "select bool_and(name = 'n' or name like 'User %') and array_agg(email order by id) = \
+                array_agg(email order by case name when 't' then 0 else split_part(email, '@', 1)::int end, id) \
+                from users where name <> 'n' and email <> 'taken@example.com'";
+            assert_eq!(database.value(in_order), "true", "{others:?}");
+            let hashed =
+                "select count(*) from users join credentials on user_id = id where email = 'x@example.com'";
+            let count = others.iter().filter(|(_, line)| line.contains(HASH)).count();
+            assert_eq!(database.value(hashed), count.to_string());
+        }
+    }
+}
+
+/// A file that is standard input is read from where it is.
+#[test]
+fn the_rest_of_a_file() {
+    let database = Database::create();
+    let dir = TempDir::new();
+    // The last line repeats the first one, so that the file is read twice.
+    dir.write("users", &format!("read by another program\n{}", lines(100) + &lines(1)));
+    for (arguments, expected) in [
+        (&[][..], (1, "line 101: /email is that of line 1, too\n")),
+        (&["--skip-invalid"], (0, "line 101: /email is that of line 1, too\n")),
+    ] {
+        let mut file = fs::File::open(dir.path().join("users")).unwrap();
+        let mut byte = [0];
+        while byte != *b"\n" {
+            file.read_exact(&mut byte).unwrap();
+        }
+        let mut command = Command::new(env!("CARGO_BIN_EXE_userd"));
+        command.arg("import").args(arguments).env_clear().env("DATABASE_URL", database.url());
+        let output = command.stdin(file).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(expected.0), "{stderr}");
+        assert!(stderr.starts_with(expected.1), "{stderr}");
+    }
+    assert_eq!(counted(&database), (100, 100));
+}
+
+/// Rows that a trigger leaves out are no import.
+#[test]
+fn a_trigger_that_alters_the_rows() {
+    let database = Database::create();
+    database.run(
+        "create function leave_out() returns trigger language plpgsql as \
+         $$ begin return case new.email when '7@example.com' then null else new end; end $$;
+         create trigger leave_out before insert on users for each row execute function leave_out()",
+    );
+    let text = lines(10);
+    for import in [import::<&str>, import_piped] {
+        let (code, _, stderr) = import(&database, &text, &[]);
+        assert_eq!(code, 1, "{stderr}");
+        assert!(
+            stderr.contains("9 users and 0 hashes were stored instead of 10 and 0: a trigger"),
+            "{stderr}"
+        );
+        assert_eq!(database.value("select count(*) from users"), "0");
+    }
+}
+
 /// Another client stores an address between the look and the insert: it waits for that transaction, and tells.
 #[test]
 fn an_address_that_is_stored_meanwhile() {
@@ -517,6 +651,32 @@ fn a_signal_leaves_nothing() {
     assert_eq!(database.value("select count(*) from users"), "0");
 }
 
+/// Lines of a file are stored as they are read, of a stream when it has ended; no client sees them before all are.
+#[test]
+fn the_service_runs_while_a_file_is_stored() {
+    let service = Service::start();
+    let mut client = service.client();
+    let dir = TempDir::new();
+    dir.write("users", &lines(2000));
+    let mut other = service.database.client();
+    other
+        .batch_execute("begin; insert into users (name, email) values ('other', '2000@example.com')")
+        .unwrap();
+    let mut process = start(&service.database, &dir.path().join("users"), &[]);
+    service.database.waits_for_locks(1);
+    let stores =
+        "select count(*) from pg_stat_activity where query like 'copy users %' and wait_event_type = 'Lock'";
+    assert_eq!(service.database.value(stores), "1");
+    assert_eq!(client.get("/users").json()["total"], 0);
+    let created = client.post("/users", r#"{"name":"n","email":"meanwhile@example.com"}"#);
+    assert_eq!(created.status, 201);
+    assert_eq!(client.get("/users").json()["total"], 1);
+    other.batch_execute("rollback").unwrap();
+    assert_eq!((process.wait(LONG), process.stderr().as_str()), (0, ""));
+    assert_eq!(client.get("/users").json()["total"], 2001);
+    assert_eq!(counted(&service.database), (2001, 2001));
+}
+
 /// The input need not end for the process to end.
 #[test]
 fn a_session_that_the_database_ends() {
@@ -568,7 +728,14 @@ fn a_role_with_few_rights() {
     }
     let owner = "select email from users join credentials on user_id = id";
     assert_eq!(database.value(owner), "hashed@example.com");
-    assert_eq!(counted(&database), (1001, 1001));
+    // COPY stores no rows where the role's are restricted.
+    database.run(
+        "alter table users enable row level security; create policy p on users using (true) with check (true)",
+    );
+    dir.write("users", "{\"name\":\"n\",\"email\":\"restricted@example.com\"}");
+    let mut process = Process::start(&["import", file.to_str().unwrap()], &[("DATABASE_URL", &url)]);
+    assert_eq!((process.wait(LONG), process.stderr().as_str()), (0, ""));
+    assert_eq!(counted(&database), (1002, 1002));
     database.run(&format!("drop owned by {role}; drop role {role}"));
 }
 
