@@ -279,6 +279,33 @@ fn nobody_needs_more_rights_than_those_on_users_nor_gets_at_the_counts() {
         compare(&mut client, &mut dice);
     }
 
+    // What a writer's search_path has in the way is not used with the owner's rights.
+    let decoys: String = [
+        ("=", "bigint"),
+        ("<=", "bigint"),
+        (">=", "bigint"),
+        ("&", "bigint"),
+        ("+", "int"),
+        (">>", "int"),
+    ]
+    .map(|(name, right)| {
+        format!("create operator decoys.{name} (leftarg = bigint, rightarg = {right}, function = decoys.f);")
+    })
+    .concat();
+    let decoys = format!(
+        "create schema decoys; grant usage on schema decoys to public; \
+         create function decoys.f(bigint, bigint) returns boolean language plpgsql as \
+             $$ begin raise exception 'a decoy was used'; end $$; \
+         create function decoys.f(bigint, int) returns boolean language plpgsql as \
+             $$ begin raise exception 'a decoy was used'; end $$; {decoys} \
+         set search_path = decoys, pg_catalog, public; set role {writer}; \
+         insert into users (name, email) values ('a', 'decoy@example.com'); \
+         delete from users where email = 'decoy@example.com'; \
+         reset role; reset search_path; drop schema decoys cascade"
+    );
+    client.batch_execute(&decoys).expect("no decoy is used");
+    compare(&mut client, &mut dice);
+
     let functions = "select proname || '(' || coalesce((select string_agg('null', ',') \
                      from generate_series(1, pronargs)), '') || ')', prorettype = 'trigger'::regtype \
                      from pg_proc where proname like 'page\\_%' order by 1";
