@@ -8,6 +8,7 @@ use super::log_json::{self, JsonLogger};
 use log::{LevelFilter, Log, Metadata, Record, kv::Key};
 use simplelog::{ConfigBuilder, WriteLogger, format_description};
 use std::{
+    fmt,
     io::{self, Write},
     mem, panic,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -59,7 +60,7 @@ fn text_logger(level: LevelFilter, writer: LogWriter) -> Box<WriteLogger<LogWrit
     WriteLogger::new(level, config, writer)
 }
 
-/// simplelog, with the id of the request that a line is about at its end.
+/// simplelog, with the client and the id of the request that a line is about at its end.
 struct TextLogger(Box<WriteLogger<LogWriter>>);
 
 impl Log for TextLogger {
@@ -68,12 +69,14 @@ impl Log for TextLogger {
     }
 
     fn log(&self, record: &Record) {
-        match record.key_values().get(Key::from_str("request_id")) {
-            None => self.0.log(record),
-            Some(id) => {
-                let line = format_args!("{} request_id={id}", record.args());
-                self.0.log(&record.to_builder().args(line).build());
+        let values = record.key_values();
+        let line = |line: fmt::Arguments| self.0.log(&record.to_builder().args(line).build());
+        match (values.get(Key::from_str("client")), values.get(Key::from_str("request_id"))) {
+            (Some(client), Some(id)) => {
+                line(format_args!("{} client={client} request_id={id}", record.args()));
             }
+            (None, Some(id)) => line(format_args!("{} request_id={id}", record.args())),
+            _ => self.0.log(record),
         }
     }
 
