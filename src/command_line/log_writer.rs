@@ -6,15 +6,16 @@
 
 use super::log_json::{self, JsonLogger};
 use log::{LevelFilter, Log, Metadata, Record, kv::Key};
-use simplelog::{ConfigBuilder, WriteLogger, format_description};
+use simplelog::{ConfigBuilder, WriteLogger};
 use std::{
     fmt,
     io::{self, Write},
     mem, panic,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
+use userd::Timestamp;
 
 /// Between two writes under load; some dozens of lines gather.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -49,15 +50,20 @@ pub fn log_to_stderr(level: LevelFilter, format: Format) -> io::Result<()> {
 
 fn text_logger(level: LevelFilter, writer: LogWriter) -> Box<WriteLogger<LogWriter>> {
     let config = ConfigBuilder::new()
-        .set_time_format_custom(format_description!(
-            "[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z"
-        ))
+        // The writer puts it in front.
+        .set_time_level(LevelFilter::Off)
         .set_target_level(LevelFilter::Off)
         .set_thread_level(LevelFilter::Off)
         .set_location_level(LevelFilter::Off)
         .add_filter_allow_str("userd")
         .build();
     WriteLogger::new(level, config, writer)
+}
+
+/// The time as both formats have it. `None` some 290,000 years from now.
+pub fn now() -> Option<Timestamp> {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp::from_unix_micros(since.as_micros().try_into().ok()?)
 }
 
 /// simplelog, with the client and the id of the request that a line is about at its end.
@@ -127,6 +133,12 @@ impl LogWriter {
 
 impl Write for LogWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.line.is_empty()
+            && self.shared.format == Format::Text
+            && let Some(now) = now()
+        {
+            write!(self.line, "{now} ")?;
+        }
         self.line.extend_from_slice(bytes);
         if !bytes.ends_with(b"\n") {
             return Ok(bytes.len());
