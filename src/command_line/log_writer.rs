@@ -60,7 +60,7 @@ fn text_logger(level: LevelFilter, writer: LogWriter) -> Box<WriteLogger<LogWrit
     WriteLogger::new(level, config, writer)
 }
 
-/// The time as both formats have it. `None` some 290,000 years from now.
+/// The time as both formats have it. `None` after the year 9999.
 pub fn now() -> Option<Timestamp> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Timestamp::from_unix_micros(since.as_micros().try_into().ok()?)

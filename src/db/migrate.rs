@@ -26,8 +26,7 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(600);
 const LOCK_PAUSE: Duration = Duration::from_millis(500);
 
 /// Version and checksum of each built-in migration. refinery computes the checksums, too, but compiles a regular expression
-/// for it, which takes longer than all else at a start and is kept: 0.4 MiB. So refinery is asked only where a migration
-/// is missing.
+/// for it that stays in memory, 0.4 MiB. So refinery is asked only where a migration is missing.
 const BUILT_IN: [(i64, u64); 5] = [
     (1, 3_860_724_366_595_304_288),
     (2, 6_928_467_193_171_228_315),
