@@ -2,7 +2,7 @@
 //!
 //! Knows not where lines go.
 
-use super::log_writer::LogWriter;
+use super::log_writer::{LogWriter, now};
 use log::{
     Level, LevelFilter, Log, Metadata, Record,
     kv::{Error, Key, Value, VisitSource, VisitValue},
@@ -11,9 +11,7 @@ use std::{
     fmt,
     io::Write,
     sync::{Mutex, PoisonError},
-    time::{SystemTime, UNIX_EPOCH},
 };
-use userd::Timestamp;
 
 /// A logger of userd's own lines; see [`log_to_stderr`](super::log_writer::log_to_stderr).
 pub struct JsonLogger {
@@ -63,10 +61,9 @@ struct Object {
 impl Object {
     fn new(level: Level, message: &fmt::Arguments) -> Object {
         let mut object = Object { line: Vec::with_capacity(384), text: String::with_capacity(128) };
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         object.line.push(b'{');
-        if let Some(time) = Timestamp::from_unix_micros(since.as_micros() as i64) {
-            object.text("time", time);
+        if let Some(now) = now() {
+            object.text("time", now);
         }
         object.text("level", level.as_str().to_ascii_lowercase());
         object.text("message", message);

@@ -6,14 +6,16 @@
 
 use super::log_json::{self, JsonLogger};
 use log::{LevelFilter, Log, Metadata, Record, kv::Key};
-use simplelog::{ConfigBuilder, WriteLogger, format_description};
+use simplelog::{ConfigBuilder, WriteLogger};
 use std::{
+    fmt,
     io::{self, Write},
     mem, panic,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
+use userd::Timestamp;
 
 /// Between two writes under load; some dozens of lines gather.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -48,9 +50,8 @@ pub fn log_to_stderr(level: LevelFilter, format: Format) -> io::Result<()> {
 
 fn text_logger(level: LevelFilter, writer: LogWriter) -> Box<WriteLogger<LogWriter>> {
     let config = ConfigBuilder::new()
-        .set_time_format_custom(format_description!(
-            "[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z"
-        ))
+        // The writer puts it in front.
+        .set_time_level(LevelFilter::Off)
         .set_target_level(LevelFilter::Off)
         .set_thread_level(LevelFilter::Off)
         .set_location_level(LevelFilter::Off)
@@ -59,7 +60,13 @@ fn text_logger(level: LevelFilter, writer: LogWriter) -> Box<WriteLogger<LogWrit
     WriteLogger::new(level, config, writer)
 }
 
-/// simplelog, with the id of the request that a line is about at its end.
+/// The time as both formats have it. `None` after the year 9999.
+pub fn now() -> Option<Timestamp> {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp::from_unix_micros(since.as_micros().try_into().ok()?)
+}
+
+/// simplelog, with the client and the id of the request that a line is about at its end.
 struct TextLogger(Box<WriteLogger<LogWriter>>);
 
 impl Log for TextLogger {
@@ -68,12 +75,14 @@ impl Log for TextLogger {
     }
 
     fn log(&self, record: &Record) {
-        match record.key_values().get(Key::from_str("request_id")) {
-            None => self.0.log(record),
-            Some(id) => {
-                let line = format_args!("{} request_id={id}", record.args());
-                self.0.log(&record.to_builder().args(line).build());
+        let values = record.key_values();
+        let line = |line: fmt::Arguments| self.0.log(&record.to_builder().args(line).build());
+        match (values.get(Key::from_str("client")), values.get(Key::from_str("request_id"))) {
+            (Some(client), Some(id)) => {
+                line(format_args!("{} client={client} request_id={id}", record.args()));
             }
+            (None, Some(id)) => line(format_args!("{} request_id={id}", record.args())),
+            _ => self.0.log(record),
         }
     }
 
@@ -124,6 +133,12 @@ impl LogWriter {
 
 impl Write for LogWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.line.is_empty()
+            && self.shared.format == Format::Text
+            && let Some(now) = now()
+        {
+            write!(self.line, "{now} ")?;
+        }
         self.line.extend_from_slice(bytes);
         if !bytes.ends_with(b"\n") {
             return Ok(bytes.len());

@@ -31,6 +31,18 @@ impl fmt::Display for Peer {
     }
 }
 
+/// A client as log lines name it, behind a trusted proxy too: its address, or `unix`.
+pub struct Client(pub Option<IpAddr>);
+
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(address) => address.fmt(f),
+            None => f.write_str("unix"),
+        }
+    }
+}
+
 /// What connections are counted by: an address, an IPv6 network, or all of a Unix socket.
 pub type PeerKey = Option<IpAddr>;
 

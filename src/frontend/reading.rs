@@ -3,6 +3,7 @@
 use super::{
     connection::{Action, Connection, Context, InWork, State},
     http1::framing::{Framing, Step, Traits},
+    peers::{Client, Peer},
     responder::Slot,
     slots::SharedState,
 };
@@ -16,6 +17,7 @@ use memchr::{memchr, memchr2};
 use std::{
     io::{self, ErrorKind, Read, Write},
     mem,
+    net::IpAddr,
 };
 
 /// What one connection or one request may hold without being counted, in bytes: nearly all of them do with it.
@@ -203,7 +205,8 @@ impl Connection {
                 Step::Complete(traits) => {
                     let id = framing.take_request_id();
                     let id = id.unwrap_or_else(|| context.ids.make(context.now));
-                    let parsed = match answer_immediately(start, &id, context) {
+                    let client = Client(client(&traits, self.peer));
+                    let parsed = match answer_immediately(start, &id, client, context) {
                         Some(answer) => Parsed::Answered(traits, id, answer),
                         None => {
                             let length = context.outgoing.since(start).len();
@@ -280,18 +283,22 @@ impl Connection {
     }
 
     fn in_work(&self, traits: Traits, id: RequestId) -> InWork {
-        let named = traits.client.filter(|_| self.peer.trusted);
         InWork {
             head_only: traits.head_only,
             persistence: traits.persistence,
-            client: named.or(self.peer.address),
+            client: client(&traits, self.peer),
             id,
         }
     }
 }
 
+/// The address of a request's client: the connection's, or the one that a trusted proxy names.
+fn client(traits: &Traits, peer: Peer) -> Option<IpAddr> {
+    traits.client.filter(|_| peer.trusted).or(peer.address)
+}
+
 /// The answer to the request that was appended to `outgoing` at `start`, if it is one that needs no worker.
-fn answer_immediately(start: usize, id: &RequestId, context: &Context) -> Option<Response> {
+fn answer_immediately(start: usize, id: &RequestId, client: Client, context: &Context) -> Option<Response> {
     let line = context.outgoing.since(start);
     let (method, rest) = line.split_at(memchr(b' ', line)?);
     let rest = rest.get(1..)?;
@@ -300,7 +307,7 @@ fn answer_immediately(start: usize, id: &RequestId, context: &Context) -> Option
     let (method, path) = (String::from_utf8_lossy(method), String::from_utf8_lossy(path));
     let status = answer.status;
     log::debug!(
-        method = method.as_ref(), path = path.as_ref(), status = status, request_id:% = id;
+        method = method.as_ref(), path = path.as_ref(), status = status, client:% = client, request_id:% = id;
         "{method} {path} {status} at once"
     );
     Some(answer)

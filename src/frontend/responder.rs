@@ -3,7 +3,7 @@
 //! Owns the name of a request ([`Slot`]) and what a worker may do with it. A worker holds the lock of one slot for one
 //! non-blocking write at most, so it never waits for a client, nor for another worker.
 
-use super::{connection::DOING, slots::SharedState};
+use super::{connection::DOING, peers::Client, slots::SharedState};
 use crate::{http::Response, memory::Reservation, request_id::RequestId};
 use std::{
     fmt,
@@ -94,6 +94,11 @@ impl Slot {
     /// The client's address: the connection's, or the one that a trusted proxy names. `None` on a Unix socket.
     pub fn peer(&self) -> Option<IpAddr> {
         self.peer
+    }
+
+    /// The same for the log.
+    pub fn client(&self) -> impl fmt::Display {
+        Client(self.peer)
     }
 }
 

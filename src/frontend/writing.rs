@@ -2,7 +2,7 @@
 
 use super::{
     connection::{Action, Connection, Context, State},
-    peers::Peer,
+    peers::{Client, Peer},
     reading::{Input, UNCOUNTED},
     responder::Delivery,
 };
@@ -75,8 +75,8 @@ impl Connection {
         match error {
             Error::Busy(why) => context.shared.unavailable.warn(context.now, why.text(), Some(&id)),
             error => log::info!(
-                status = response.status, request_id:% = id;
-                "refused: {error} (from {})", self.peer
+                status = response.status, client:% = Client(self.peer.address), request_id:% = id;
+                "refused: {error}"
             ),
         }
         context.recorder.refusal(error.reason(), response.status);

@@ -203,8 +203,6 @@ impl Timestamp {
     /// A moment as RFC 3339 writes it, or PostgreSQL: an offset of hours alone, a space instead of the `T`. What is
     /// behind the microseconds is cut off. `None` for other texts, those without an offset included.
     pub fn parse(text: &str) -> Option<Timestamp> {
-        /// 1970-01-01.
-        const EPOCH: i64 = 2_440_588;
         let text = text.as_bytes();
         let number = |at: usize, digits: usize| {
             let digits = text.get(at..at + digits)?;
@@ -215,10 +213,10 @@ impl Timestamp {
         let punctuated = is(4, b"-") && is(7, b"-") && is(10, b"Tt ") && is(13, b":") && is(16, b":");
         let [year, month, day] = [number(0, 4)?, number(5, 2)?, number(8, 2)?];
         let [hour, minute, second] = [number(11, 2)?, number(14, 2)?, number(17, 2)?];
-        let month = time::Month::try_from(u8::try_from(month).ok()?).ok()?;
-        let date = time::Date::from_calendar_date(i32::try_from(year).ok()?, month, u8::try_from(day).ok()?);
+        let days = day_of(year, month, day);
+        let exists = date_of(days) == (year, month, day);
         // The last minute of some years has a second more.
-        if !punctuated || hour > 23 || minute > 59 || second > 60 {
+        if !exists || !punctuated || hour > 23 || minute > 59 || second > 60 {
             return None;
         }
         let (mut at, mut micros) = (19, 0);
@@ -242,29 +240,47 @@ impl Timestamp {
             }
             _ => return None,
         };
-        let days = i64::from(date.ok()?.to_julian_day()) - EPOCH;
         let seconds = days * 86_400 + hour * 3600 + minute * 60 + second - offset;
         Timestamp::from_unix_micros(seconds * 1_000_000 + micros)
     }
 
     /// As text.
     pub(crate) fn to_rfc3339(self) -> [u8; 27] {
-        let moment = time::OffsetDateTime::from_unix_timestamp(self.0.div_euclid(1_000_000));
-        let moment = moment.expect("the years 1 to 9999 are within its range");
+        let seconds = self.0.div_euclid(1_000_000);
+        let ((year, month, day), second) = (date_of(seconds.div_euclid(86_400)), seconds.rem_euclid(86_400));
         let mut text = *b"0000-00-00T00:00:00.000000Z";
-        put(&mut text[0..4], moment.year() as u32);
-        put(&mut text[5..7], u8::from(moment.month()).into());
-        put(&mut text[8..10], moment.day().into());
-        put(&mut text[11..13], moment.hour().into());
-        put(&mut text[14..16], moment.minute().into());
-        put(&mut text[17..19], moment.second().into());
-        put(&mut text[20..26], self.0.rem_euclid(1_000_000) as u32);
+        put(&mut text[0..4], year);
+        put(&mut text[5..7], month);
+        put(&mut text[8..10], day);
+        put(&mut text[11..13], second / 3600);
+        put(&mut text[14..16], second / 60 % 60);
+        put(&mut text[17..19], second % 60);
+        put(&mut text[20..26], self.0.rem_euclid(1_000_000));
         text
     }
 }
 
+/// Year, month and day of a day since 1970-01-01, in the Gregorian calendar. As Howard Hinnant computes it ("chrono-compatible
+/// low-level date algorithms"): years begin in March, so that a leap day is a year's last, and 400 of them have 146,097 days.
+fn date_of(day: i64) -> (i64, i64, i64) {
+    let (era, day) = ((day + 719_468).div_euclid(146_097), (day + 719_468).rem_euclid(146_097));
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let (day, month) = (day - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
+    (era * 400 + year + i64::from(month <= 2), month, day)
+}
+
+/// The reverse. What is no date becomes the day of another one.
+fn day_of(year: i64, month: i64, day: i64) -> i64 {
+    let year = year - i64::from(month <= 2);
+    let (era, year) = (year.div_euclid(400), year.rem_euclid(400));
+    let day = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    era * 146_097 + year * 365 + year / 4 - year / 100 + day - 719_468
+}
+
 /// Decimal digits of fixed width.
-fn put(digits: &mut [u8], mut number: u32) {
+fn put(digits: &mut [u8], mut number: i64) {
     for digit in digits.iter_mut().rev() {
         *digit = b'0' + (number % 10) as u8;
         number /= 10;
@@ -293,6 +309,30 @@ mod tests {
             Value::Object(map) => map,
             _ => panic!("an object was meant"),
         }
+    }
+
+    #[test]
+    fn days_and_dates() {
+        assert_eq!(date_of(0), (1970, 1, 1));
+        let mut expected = (1, 1, 1);
+        // From 0001-01-01 to 9999-12-31.
+        for day in -719_162..=2_932_896 {
+            assert_eq!(date_of(day), expected, "{day}");
+            let (year, month, of_month) = expected;
+            assert_eq!(day_of(year, month, of_month), day);
+            let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+            let length = match month {
+                2 => 28 + i64::from(leap),
+                4 | 6 | 9 | 11 => 30,
+                _ => 31,
+            };
+            expected = match (month, of_month == length) {
+                (_, false) => (year, month, of_month + 1),
+                (12, true) => (year + 1, 1, 1),
+                (_, true) => (year, month + 1, 1),
+            };
+        }
+        assert_eq!(expected, (10_000, 1, 1));
     }
 
     #[test]

@@ -130,7 +130,7 @@ fn an_answer_that_is_not_read_is_not_logged_as_read() {
     let whole = Client::new(&url).get("/users?perPage=1000");
     assert!(whole.size > 300_000);
     // A reader gets all of it, and only that is logged as a whole answer.
-    let end = format!(" {}B request_id=", whole.size);
+    let end = format!(" {}B client=127.0.0.1 request_id=", whole.size);
     process.logs(&end);
     let lines = process.stderr();
     let logged = lines.lines().filter(|line| line.contains(&end));

@@ -133,6 +133,18 @@ fn variables_that_cannot_be_used() {
         assert!(line.starts_with(&format!("{name}: ")), "{name}={value}: {line}");
         assert_eq!(process.stderr().lines().count(), 1, "{name}={value}: {line}");
     }
+    // Without a token, all users would be open: an empty file is no way to say so.
+    let dir = TempDir::new();
+    for contents in ["", "\n", "\r\n"] {
+        dir.write("token", contents);
+        let file = dir.path().join("token");
+        let mut process = Process::start(&[], &[("API_TOKEN_FILE", file.to_str().unwrap())]);
+        let line = complaint(&mut process, 2);
+        let problem = format!("API_TOKEN_FILE: {file:?} is empty");
+        assert_eq!(line, problem, "{contents:?}");
+        assert_eq!(process.stderr().lines().count(), 1, "{contents:?}: {}", process.stderr());
+        assert_eq!(process.stdout(), "", "{contents:?}: it listens");
+    }
     let both = [("API_TOKEN", TOKEN), ("API_TOKEN_FILE", nowhere)];
     let line = complaint(&mut Process::start(&[], &both), 2);
     assert!(line.starts_with("API_TOKEN_FILE: "), "{line}");
@@ -608,9 +620,9 @@ fn replicas_that_start_together() {
 
 // The log
 
-/// Method, path, status, duration and size, of the requests in the log. The id is behind them.
+/// Method, path, status, duration and size, of the requests in the log. The client and the id are behind them.
 fn requests(log: &str) -> Vec<[String; 5]> {
-    let lines = log.lines().filter_map(|line| Some(line.rsplit_once(" request_id=")?.0));
+    let lines = log.lines().filter_map(|line| Some(line.rsplit_once(" client=127.0.0.1 request_id=")?.0));
     let lines = lines.filter(|line| line.contains("[INFO]") && line.ends_with('B'));
     let parts = |line: &str| {
         let mut parts: Vec<String> = line.split(' ').map(str::to_owned).collect();

@@ -1,7 +1,7 @@
 //! What names a request in its answer and in the log: its id, and what else a line says of it.
 
 use crate::support::{
-    Answer, Database, LONG, PASSWORD, Process, Service, TOKEN, assert_no_secret, eventually,
+    Answer, Database, LONG, PASSWORD, Process, Service, TOKEN, TempDir, assert_no_secret, eventually,
 };
 use serde_json::Value;
 use std::collections::HashSet;
@@ -123,7 +123,7 @@ fn the_log_as_text() {
         eventually(LONG, line, || found(&process.stderr()));
     };
     let answer = client.request("GET", "/users/7?x=y", &[("X-Request-Id", "mine")], "");
-    logs("[INFO] GET /users/7 400 ", &format!("ms {}B request_id=mine", answer.size));
+    logs("[INFO] GET /users/7 400 ", &format!("ms {}B client=127.0.0.1 request_id=mine", answer.size));
     // Methods by name.
     client.request("BREW", "/users", &[("X-Request-Id", "tea")], "");
     logs("BREW /users 405 ", " request_id=tea");
@@ -146,7 +146,47 @@ fn the_log_as_text() {
     }
     client.send(b"GET /users HTTP/1.1\r\nX-Request-Id: lost\r\n\r\n");
     assert_eq!(client.answer("GET").status, 400);
-    logs("[INFO] refused: bad request: no Host (from 127.0.0.1)", "request_id=lost");
+    logs("[INFO] refused: bad request: no Host", " client=127.0.0.1 request_id=lost");
+}
+
+/// What a filter like fail2ban blocks: the address in each line about a request and about a refusal, and behind a trusted
+/// proxy the client's.
+#[test]
+fn the_log_names_the_client() {
+    let database = Database::create();
+    let dir = TempDir::new();
+    let socket = format!("unix:{}/http", dir.path().display());
+    let proxied = [("X-Forwarded-For", "203.0.113.7")];
+    // Variables, fields of the requests, the client of those, and that of requests that are refused unread.
+    type Fields<'a> = &'a [(&'a str, &'a str)];
+    let rows: [(Fields, Fields, &str, &str); 4] = [
+        (&[], &[], "127.0.0.1", "127.0.0.1"),
+        (&[], &proxied, "127.0.0.1", "127.0.0.1"),
+        (&[("TRUSTED_PROXIES", "127.0.0.1")], &proxied, "203.0.113.7", "127.0.0.1"),
+        (&[("HOST", &socket)], &[], "unix", "unix"),
+    ];
+    for (variables, fields, client, refused) in rows {
+        for format in ["text", "json"] {
+            let common = [("API_TOKEN", TOKEN), ("LOG_LEVEL", "debug"), ("LOG_FORMAT", format)];
+            let mut process = Process::on(&database, &[&common, variables].concat());
+            let mut connection = process.client();
+            // By a worker, and by the frontend.
+            for (target, status) in [("/users/1", 401), ("/livez", 200)] {
+                assert_eq!(connection.request("GET", target, fields, "").status, status);
+            }
+            connection.send(b"GET /users HTTP/1.1\r\n\r\n");
+            assert_eq!(connection.answer("GET").status, 400);
+            let lines = [("GET /users/1 401 ", client), ("GET /livez 200 ", client), ("refused: ", refused)];
+            for (line, client) in lines {
+                let named = |text: &&str| match format {
+                    "text" => text.contains(&format!(" client={client} request_id=")),
+                    _ => serde_json::from_str::<Value>(text).is_ok_and(|line| line["client"] == client),
+                };
+                let is_logged = || process.stderr().lines().any(|text| text.contains(line) && named(&text));
+                eventually(LONG, &format!("{line} of {client} as {format}"), is_logged);
+            }
+        }
+    }
 }
 
 #[test]

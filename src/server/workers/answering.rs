@@ -72,7 +72,7 @@ impl Shared {
         };
         log::info!(
             method = name.as_ref(), path = path.as_str(), status = status, duration_ms = milliseconds,
-            bytes = sent.map_or(0, |delivery| delivery.taken), request_id:% = id;
+            bytes = sent.map_or(0, |delivery| delivery.taken), client:% = job.slot.client(), request_id:% = id;
             "{name} {path} {status} {milliseconds:.1}ms {delivery}"
         );
     }
