@@ -8,10 +8,7 @@ use super::{
     preconditions::{Preconditions, Read, etag},
 };
 use crate::{
-    db::{
-        NewOnce, Once,
-        users::{Found, PasswordChange},
-    },
+    db::{NewOnce, Once, PasswordChange, users::Found},
     error::Error,
     http::Response,
     users::{

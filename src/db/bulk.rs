@@ -1,6 +1,6 @@
 //! The statements that read or write many users at once.
 
-use super::users::PAGES;
+use super::users::{EPOCH, PAGES};
 use crate::users::{password::PasswordHash, user::Timestamp};
 use postgres::{
     Client, IsolationLevel, Row, Transaction, binary_copy::BinaryCopyOutIter, error::SqlState,
@@ -10,9 +10,6 @@ use std::{
     borrow::Cow,
     io::{self, Write},
 };
-
-/// 2000-01-01T00:00:00Z, from which PostgreSQL counts, in microseconds since 1970.
-const EPOCH: i64 = 946_684_800_000_000;
 
 const EXPORT: &str = "\
     copy (select id, name, email, created_at, updated_at from users order by id) to stdout (format binary)";

@@ -2,9 +2,10 @@
 
 use super::{
     Pool,
+    changes::{at_position, in_order_of_addresses, unbatched_after},
     cleaner::Cleaner,
     session::Param,
-    users::{Users, at_position, column, in_order_of_addresses, unbatched_after},
+    users::{Users, column},
 };
 use crate::{
     error::Error,

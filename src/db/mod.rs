@@ -5,6 +5,7 @@
 pub(crate) mod blocking;
 #[cfg(feature = "command")]
 pub mod bulk;
+mod changes;
 mod cleaner;
 mod figures;
 #[cfg(feature = "command")]
@@ -23,6 +24,7 @@ pub mod tls;
 pub mod users;
 pub mod watchdog;
 
+pub use changes::PasswordChange;
 pub(crate) use cleaner::Cleaner;
 pub use keys::{NewOnce, Once};
 pub use pool::{LOCK_TIMEOUT, Pool, PoolLimits};
