@@ -103,7 +103,7 @@ pub struct Limits {
     pub drain_delay: Duration,
     /// A stop, from then on until everything in work is answered.
     pub stop_timeout: Duration,
-    /// Peers that speak for many clients: their connections are never closed to make room, and what they say in
+    /// Peers that speak for many clients: their connections are never closed to free slots, and what they say in
     /// `X-Forwarded-For` or `Forwarded` is believed.
     pub trusted_proxies: TrustedProxies,
 }

@@ -1,4 +1,4 @@
-//! Which clients are let in, and which connections are closed to make room for them.
+//! Which clients are let in, and which connections are closed to free slots for them.
 //!
 //! When all connections are taken, room is made at the cost of the peer that holds the most. A client that is turned
 //! away is told so, and read from for a while so that it can read that: such connections are `surplus`, beside those
@@ -37,7 +37,7 @@ const STALLED: Duration = Duration::from_secs(1);
 /// The part of the budget that is freed at once: `1 / FREED_PART`.
 const FREED_PART: usize = 8;
 
-/// Connections that may make room, best first.
+/// Connections that may be closed for others, best first.
 #[derive(Default)]
 pub struct Candidates {
     found: Vec<Candidate>,

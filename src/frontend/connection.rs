@@ -110,7 +110,7 @@ pub(super) struct InWork {
     pub id: RequestId,
 }
 
-/// Why a connection may be closed to make room for another, best first.
+/// Why a connection may be closed to free its slot for another, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Expendable {
     /// Nothing is lost.
@@ -188,7 +188,7 @@ impl Connection {
         self.surplus
     }
 
-    /// Whether it may be closed to make room, and since when it has been like that.
+    /// Whether it may be closed to free its slot, and since when it has been like that.
     pub fn expendable(&self) -> Option<(Expendable, Instant)> {
         if self.surplus || self.peer.trusted {
             return None;

@@ -1,6 +1,6 @@
 //! How many connections each peer holds.
 //!
-//! Owns the rule of whose connections make room when all are taken: those of the peer that holds the most. Pure.
+//! Owns the rule of whose connections are closed when all slots are taken: those of the peer that holds the most. Pure.
 
 use crate::config::{TrustedProxies, counted_as};
 use std::{collections::HashMap, fmt, net::IpAddr};
@@ -10,7 +10,7 @@ use std::{collections::HashMap, fmt, net::IpAddr};
 pub struct Peer {
     /// `None` on a Unix socket.
     pub address: Option<IpAddr>,
-    /// A trusted proxy: its connections carry many clients, and are never closed to make room.
+    /// A trusted proxy: its connections carry many clients, and are never closed to free slots.
     pub trusted: bool,
 }
 

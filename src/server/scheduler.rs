@@ -267,7 +267,7 @@ impl<T> Scheduler<T> {
             Lane::Hash => self.hashes.learn(took),
             _ => queue.pace.learn(took, commands, now),
         }
-        if lane == Lane::Create && queue.in_flight == 0 && queue.pace.is_short() {
+        if lane == Lane::Create && !atypical && queue.in_flight == 0 && queue.pace.is_short() {
             queue.not_before = queue.window.open(commands, queue.waiting.len(), queue.pace.shortest(), now);
         }
     }

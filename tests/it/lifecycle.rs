@@ -718,6 +718,27 @@ fn a_signal_lets_work_be_finished() {
 }
 
 #[test]
+fn a_signal_lets_what_met_a_lock_be_retried() {
+    let database = Database::create();
+    let mut process = Process::on(&database, &[]);
+    let mut client = process.client();
+    check(&mut client, &format!("POST /users {ADA} => 201 {ADA_1}"));
+    let mut sql = database.client();
+    let mut lock = sql.transaction().unwrap();
+    lock.batch_execute("select from users where id = 1 for update").unwrap();
+    client.send_request("PUT", "/users/1", &[], r#"{"name": "Augusta"}"#);
+    eventually(LONG, "the change meets the lock", || waiting(&database) == 1);
+    process.signal(Signal::SIGTERM);
+    eventually(LONG, "it stops", || process.stderr().contains("stopping"));
+    eventually(LONG, "the change has not got the lock", || waiting(&database) == 0);
+    lock.rollback().unwrap();
+    let answer = client.answer("PUT");
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    assert_eq!(database.value("select name from users where id = 1"), "Augusta");
+    assert_eq!(process.wait(SOON), 0);
+}
+
+#[test]
 fn nohup_keeps_it_when_the_terminal_is_closed() {
     let database = Database::create();
     let variables = [("DATABASE_URL", &*database.url()), ("HOST", "127.0.0.1"), ("PORT", "0")];

@@ -132,7 +132,7 @@ fn a_peer_makes_room_only_until_it_holds_no_more_than_others() {
         assert_eq!(client.answer().status, 503);
         assert!(client.ends());
     }
-    // Now both hold the same, so neither makes room for the other, nor for itself.
+    // Now both hold the same, so neither is closed for the other, nor for itself.
     for host in [OTHER, GREEDY] {
         let mut client = connect_from(host, harness.address.unwrap()).unwrap();
         assert_eq!(client.send(GET).answer().status, 503);

@@ -1006,7 +1006,7 @@ fn elsewhere() {
 #[test]
 fn running_out_of_descriptors_is_survived() {
     let server = Elsewhere::start("starve", 100);
-    // Idle ones make room for new ones.
+    // Idle ones are closed for new ones.
     let idle: Vec<_> = (0..300).filter_map(|_| server.try_connect().ok()).collect();
     assert_eq!(server.connect().send(GET).answer().status, 200);
     // Busy ones do not; nothing can be accepted then, and nothing breaks.

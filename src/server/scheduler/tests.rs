@@ -354,7 +354,7 @@ fn what_would_wait_too_long_for_a_hash_is_refused() {
             let admitted = (0..1000).filter(|work| bench.hash(*work, account).is_ok()).count();
             assert_eq!(admitted, expected);
             assert_eq!(bench.scheduler.len(), expected, "what is refused is not queued");
-            // Each that is hashed makes room for one.
+            // Each that is hashed frees a place for one.
             let batch = bench.scheduler.next_hash(bench.now).unwrap();
             assert_eq!(bench.hash(1000, account), Err(1000), "it is in work yet");
             bench.now = batch.token.started + Duration::from_millis(20);
