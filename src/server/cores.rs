@@ -14,6 +14,7 @@
 //! context switches (two cores, PostgreSQL and the clients on them, medians of three rounds in one run).
 
 use nix::{
+    libc,
     sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity},
     unistd::{Pid, gettid},
 };
@@ -136,7 +137,7 @@ impl Cores {
     }
 }
 
-/// Gives a thread the policy for batches. An error is ignored: it affects nothing but speed.
+/// Gives a thread the policy for batches, for which nix has no function. An error is ignored: it affects nothing but speed.
 fn hand_over_in_batches(thread: Pid) {
     // SAFETY: a number, and a structure that is only read during the call. The priority is 0 for this policy.
     unsafe {
