@@ -15,6 +15,7 @@ pub mod migrate;
 mod pool;
 pub mod probe;
 mod retry;
+pub mod servers;
 mod session;
 #[cfg(test)]
 mod silent;

@@ -3,20 +3,16 @@
 use super::{
     figures::{Figures, Sessions},
     retry::Backoff,
+    servers::Servers,
     session::{Failure, Param, Session},
-    target::Target,
-    tls,
-    watchdog::{ConnectError, Watchdog},
+    watchdog::ConnectError,
 };
 use crate::{error::Error, metrics::Text};
-use postgres::{Config, Row, config::TargetSessionAttrs};
+use postgres::Row;
 use r2d2::{ManageConnection, PooledConnection};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 use std::{
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -44,46 +40,40 @@ pub struct PoolLimits {
 pub struct Pool {
     pool: r2d2::Pool<Manager>,
     limits: PoolLimits,
-    outages: Arc<Outages>,
+    servers: Arc<Servers>,
+    outage: Arc<Outage>,
     figures: Figures,
 }
 
-/// What the pool's users and its connecting thread know of the database.
+/// Since when no connection could be opened.
 #[derive(Default)]
-struct Outages {
-    /// Sessions opened before the last seen break of a connection are not trusted any more.
-    epoch: AtomicU64,
-    /// Since when no connection could be opened.
-    since: Mutex<Option<Instant>>,
-}
+struct Outage(Mutex<Option<Instant>>);
 
-impl Outages {
+impl Outage {
     fn since(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.since.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Pool {
     /// A pool that opens its connections in the background: this does not block and does not fail.
-    pub fn new(target: &Target, tls: tls::Connector, watchdog: Watchdog, limits: PoolLimits) -> Pool {
+    pub fn new(servers: Arc<Servers>, limits: PoolLimits) -> Pool {
         /// r2d2 waits at most half of this between its tries to connect, so the pool is back this soon
         /// after the database is.
         const RETRY_WITHIN: Duration = Duration::from_secs(1);
         /// The database ends a statement by itself at the statement time-out. Without any answer, a session waits
         /// for this much longer.
         const SLACK: Duration = Duration::from_secs(1);
-        let outages = Arc::new(Outages::default());
+        let outage = Arc::new(Outage::default());
         let manager = Manager {
-            config: target.config.clone(),
-            tls,
-            watchdog,
+            servers: servers.clone(),
             set_up: match limits.prepared {
                 true => set_up(&limits),
                 false => String::new(),
             },
             prepared: limits.prepared,
             answer_timeout: limits.statement_timeout + SLACK,
-            outages: outages.clone(),
+            outage: outage.clone(),
         };
         // r2d2's default of three threads is for pools that reconnect in bulk.
         let threads = ScheduledThreadPool::builder()
@@ -99,7 +89,7 @@ impl Pool {
             .thread_pool(Arc::new(threads))
             .error_handler(Box::new(LogConnectError))
             .build_unchecked(manager);
-        Pool { pool, limits, outages, figures: Figures::default() }
+        Pool { pool, limits, servers, outage, figures: Figures::default() }
     }
 
     /// The rows of a read. Where its session breaks it is executed again on a new one, until the statement time-out
@@ -156,7 +146,8 @@ impl Pool {
                 Err(failure) => failure,
             };
             if matches!(failure, Failure::Broken { .. } | Failure::Stale(_)) {
-                self.distrust(&session);
+                // It is replaced, and so are all that are as old.
+                self.servers.end_epoch(session.epoch);
             }
             drop(session);
             match failure {
@@ -182,11 +173,6 @@ impl Pool {
         self.figures.write(text, &Sessions { open, idle, most: self.limits.size }, lock_retries);
     }
 
-    /// Has this session replaced, and all that are as old.
-    fn distrust(&self, session: &Session) {
-        self.outages.epoch.fetch_max(session.epoch + 1, Ordering::Relaxed);
-    }
-
     fn session(&self) -> Result<PooledConnection<Manager>, Error> {
         let mut deadline = None;
         loop {
@@ -203,7 +189,7 @@ impl Pool {
                     })?
                 }
             };
-            if session.epoch == self.outages.epoch.load(Ordering::Relaxed) {
+            if session.epoch == self.servers.epoch() {
                 return Ok(session);
             }
         }
@@ -213,7 +199,7 @@ impl Pool {
     fn acquire_deadline(&self) -> Instant {
         let now = Instant::now();
         let outage = match self.pool.state().connections {
-            0 => *self.outages.since(),
+            0 => *self.outage.since(),
             _ => None,
         };
         outage.unwrap_or(now) + self.limits.acquire_timeout
@@ -222,26 +208,22 @@ impl Pool {
 
 /// Opens sessions, and tells r2d2 which are to be replaced.
 struct Manager {
-    config: Config,
-    tls: tls::Connector,
-    watchdog: Watchdog,
+    servers: Arc<Servers>,
     set_up: String,
     prepared: bool,
     answer_timeout: Duration,
-    outages: Arc<Outages>,
+    outage: Arc<Outage>,
 }
 
 impl Manager {
     fn open(&self) -> Result<Session, ConnectError> {
-        // Read first: a break that is seen while this connects makes the new session suspect too.
-        let epoch = self.outages.epoch.load(Ordering::Relaxed);
-        let connection = self.watchdog.connect(&self.config, &self.tls, &self.set_up)?;
+        let (connection, epoch) = self.servers.connect(&self.set_up)?;
         Ok(Session {
             connection,
             statements: self.prepared.then(Vec::new),
             answer_timeout: self.answer_timeout,
             epoch,
-            wants_primary: self.config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite,
+            wants_primary: self.servers.wants_primary(),
         })
     }
 }
@@ -252,7 +234,7 @@ impl ManageConnection for Manager {
 
     fn connect(&self) -> Result<Session, ConnectError> {
         let opened = self.open();
-        let mut since = self.outages.since();
+        let mut since = self.outage.since();
         *since = match opened {
             Ok(_) => None,
             Err(_) => since.or_else(|| Some(Instant::now())),
@@ -267,7 +249,7 @@ impl ManageConnection for Manager {
     }
 
     fn has_broken(&self, session: &mut Session) -> bool {
-        session.epoch != self.outages.epoch.load(Ordering::Relaxed) || session.connection.is_closed()
+        session.epoch != self.servers.epoch() || session.connection.is_closed()
     }
 }
 
@@ -311,7 +293,7 @@ mod tests {
             lock_timeout: LOCK_TIMEOUT,
             prepared: false,
         };
-        Pool::new(&server(until), tls, watchdog, limits)
+        Pool::new(Arc::new(Servers::new(&server(until), tls, watchdog)), limits)
     }
 
     /// What `work` returns; it does not block for long.

@@ -6,11 +6,10 @@
 use super::{
     explain,
     migrate::{Applied, Schema},
+    servers::Servers,
     sqlstate::{Meaning, is_missing},
-    tls::Connector,
-    watchdog::{ConnectError, Connection, Watchdog},
+    watchdog::{ConnectError, Connection},
 };
-use postgres::{Config, config::TargetSessionAttrs};
 use std::{
     io,
     sync::{
@@ -84,16 +83,14 @@ trait Probe: Send + 'static {
     fn ask(&mut self) -> Outcome;
     /// There will be no question for a while.
     fn rest(&mut self);
+    /// The database has not answered several times in a row.
+    fn fall_silent(&mut self);
 }
 
 /// What is asked over a session of its own.
 pub struct Database {
-    /// Where.
-    pub config: Config,
-    /// How safely.
-    pub tls: Connector,
-    /// What bounds its waits.
-    pub watchdog: Watchdog,
+    /// Where, and how.
+    pub servers: Arc<Servers>,
     /// The migrations that it has to have.
     pub schema: Schema,
     /// Whether sessions may keep settings.
@@ -178,6 +175,9 @@ impl Shared {
                 }
                 Outcome::Failed(why) => {
                     failures += 1;
+                    if failures == FAILURES {
+                        probe.fall_silent();
+                    }
                     if failures >= FAILURES {
                         self.set(Readiness::Silent, &format!("unready: the database does not answer: {why}"));
                     }
@@ -255,6 +255,12 @@ impl Probe for Session {
     fn rest(&mut self) {
         self.connection = None;
     }
+
+    /// Idle sessions of the pool would only be waited for.
+    fn fall_silent(&mut self) {
+        let servers = &self.database.servers;
+        servers.end_epoch(servers.epoch());
+    }
 }
 
 impl Session {
@@ -275,8 +281,7 @@ impl Session {
         let error = match rows {
             Ok(rows) => {
                 let is_read_only = rows.first().is_some_and(|row| row.get(3));
-                let wants_primary =
-                    self.database.config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite;
+                let wants_primary = self.database.servers.wants_primary();
                 return match self.database.schema.judge(&rows) {
                     _ if is_read_only && wants_primary => Err("the server takes no changes".to_owned()),
                     Ok(Applied::All | Applied::AndNewer(_)) => Ok(Outcome::Answered),
@@ -304,7 +309,7 @@ impl Database {
             true => format!("set statement_timeout = {}", TIMEOUT.as_millis()),
             false => String::new(),
         };
-        self.watchdog.connect(&self.config, &self.tls, &set_up)
+        self.servers.connect(&set_up).map(|(connection, _)| connection)
     }
 }
 
@@ -323,6 +328,7 @@ mod tests {
         }
 
         fn rest(&mut self) {}
+        fn fall_silent(&mut self) {}
     }
 
     const LONG: Duration = Duration::from_secs(20);

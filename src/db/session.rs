@@ -23,7 +23,7 @@ pub(super) struct Session {
     pub(super) statements: Option<Vec<(&'static str, Statement)>>,
     /// How long one statement is waited for.
     pub(super) answer_timeout: Duration,
-    /// The pool's epoch when the connection was opened.
+    /// [`Servers::epoch`](super::servers::Servers::epoch) when the connection was opened.
     pub(super) epoch: u64,
     /// Whether the connection string asks for a server that takes changes.
     pub(super) wants_primary: bool,

@@ -369,6 +369,8 @@ impl MakeTlsConnect<Socket> for Watched {
             self.watch.watches.warn_of_unbounded_waits();
         }
         *self.watch.socket() = socket;
+        // What expired was the wait for another address.
+        self.watch.expired.store(false, Ordering::Relaxed);
         self.watch.begin(self.limit);
         self.tls.make_tls_connect(host)
     }

@@ -10,22 +10,24 @@ use crate::{
         blocking::outside_of_runtimes,
         migrate::{Migrations, Schema},
         probe::{self, Prober},
+        servers::Servers,
         target::{Settings, Target, TargetError},
-        tls::{self, Connector},
+        tls,
         users::Users,
         watchdog::{CONNECT_TIMEOUT, Connection, Watchdog},
     },
 };
 use std::{
-    fmt, io, thread,
+    fmt, io,
+    sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 
 /// A database, and all that it takes to connect to it.
 pub(crate) struct Opening {
     target: Target,
-    tls: Connector,
-    watchdog: Watchdog,
+    servers: Arc<Servers>,
     timeout: Duration,
     set_up: &'static str,
 }
@@ -38,10 +40,10 @@ impl Opening {
         let target = target(config)?;
         let tls =
             tls::connector(target.tls.as_ref()).map_err(|error| StartError::Database(error.to_string()))?;
+        let watchdog = Watchdog::start().map_err(StartError::System)?;
         Ok(Opening {
+            servers: Arc::new(Servers::new(&target, tls, watchdog)),
             target,
-            tls,
-            watchdog: Watchdog::start().map_err(StartError::System)?,
             timeout: config.db_connect_timeout,
             // Migrations take as long as they take, whatever bounds the role has for the statements of a service.
             set_up: match config.db_prepared {
@@ -59,8 +61,8 @@ impl Opening {
         let deadline = Instant::now() + self.timeout;
         let mut logged: Option<(Instant, String)> = None;
         loop {
-            let error = match self.watchdog.connect(&self.target.config, &self.tls, self.set_up) {
-                Ok(connection) => return Ok(connection),
+            let error = match self.servers.connect(self.set_up) {
+                Ok((connection, _)) => return Ok(connection),
                 Err(error) => error,
             };
             let reason = error.to_string();
@@ -91,13 +93,12 @@ impl Opening {
 
     /// A prober that has a session of its own while it is asked.
     fn prober(&self, schema: Schema, prepared: bool) -> io::Result<Prober> {
-        let (config, tls, watchdog) = (self.target.config.clone(), self.tls.clone(), self.watchdog.clone());
-        Prober::start(probe::Database { config, tls, watchdog, schema, prepared })
+        Prober::start(probe::Database { servers: self.servers.clone(), schema, prepared })
     }
 
     /// The pool of a service.
     fn into_pool(self, limits: PoolLimits) -> Pool {
-        Pool::new(&self.target, self.tls, self.watchdog, limits)
+        Pool::new(self.servers, limits)
     }
 }
 

@@ -135,7 +135,8 @@ fn a_read_is_repeated_by_haproxy_and_a_change_is_not() {
         return;
     };
     const EACH: usize = 30;
-    const UNAVAILABLE: &str = "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n";
+    const UNAVAILABLE: &str =
+        "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n";
     let service = Service::start();
     let (ending, of_ending) = replica_that_answers("");
     let (unwell, of_unwell) = replica_that_answers(UNAVAILABLE);

@@ -73,7 +73,7 @@ impl Caller {
             stream.get_mut(),
             "{method} {target} HTTP/1.1\r\nHost: test\r\n{fields}Content-Length: {length}\r\n\r\n{body}"
         )?;
-        let (mut head, mut length, mut closes) = (Vec::new(), 0, false);
+        let (mut head, mut length, mut closes, mut says_when) = (Vec::new(), 0, false, false);
         loop {
             let mut line = String::new();
             if stream.read_line(&mut line)? == 0 {
@@ -89,6 +89,7 @@ impl Caller {
             match name.to_ascii_lowercase().as_str() {
                 "content-length" => length = value.parse().map_err(io::Error::other)?,
                 "connection" => closes = value == "close",
+                "retry-after" => says_when = true,
                 _ => {}
             }
         }
@@ -101,6 +102,7 @@ impl Caller {
         assert_no_secret(&text);
         let status = head.first().and_then(|line| line.get(9..12)?.parse().ok());
         let status = status.unwrap_or_else(|| panic!("a status line: {head:?}"));
+        assert!(status != 503 || says_when, "503 without Retry-After: {text}");
         if matches!(status, 502..=504) && text.starts_with("<html>") {
             return Err(io::Error::other("a proxy has no answer of the service's"));
         }
@@ -380,7 +382,8 @@ impl Client {
             500 => answer.1 == json!({"error": "Database error"}),
             503 => answer.1 == json!({"error": "Service unavailable"}),
             status => {
-                assert!(success.contains(&status), "{method} {target} {body}: {answer:?}");
+                let name = &self.name;
+                assert!(success.contains(&status), "{name}: {method} {target} {body}: {answer:?}");
                 return Some(answer);
             }
         };

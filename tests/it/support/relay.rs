@@ -1,6 +1,7 @@
-//! A TCP port in front of the cluster's Unix socket, that can be shut and cut.
+//! A TCP port in front of a server, that can be shut and cut.
 
 use super::Database;
+use socket2::Socket;
 use std::{
     io,
     net::{Shutdown, TcpListener, TcpStream},
@@ -9,7 +10,7 @@ use std::{
     thread,
 };
 
-/// Relays connections to the cluster while it is open, and closes them while it is not.
+/// Relays connections to a server while it is open, and closes them while it is not.
 pub struct Relay {
     port: u16,
     state: Arc<Mutex<State>>,
@@ -19,25 +20,35 @@ pub struct Relay {
 struct State {
     open: bool,
     refused: usize,
-    clients: Vec<TcpStream>,
+    clients: Vec<Socket>,
 }
 
 impl Relay {
-    /// Shut, for now.
+    /// To the cluster's Unix socket; shut, for now.
     pub fn shut(database: &Database) -> Relay {
+        let socket = format!("{}/.s.PGSQL.5432", database.socket_dir());
+        Relay::to(move || UnixStream::connect(&socket).map(Socket::from))
+    }
+
+    /// To a TCP address; open.
+    pub fn before(address: String) -> Relay {
+        let relay = Relay::to(move || TcpStream::connect(&address).map(Socket::from));
+        relay.open();
+        relay
+    }
+
+    fn to(server: impl Fn() -> io::Result<Socket> + Send + 'static) -> Relay {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let port = listener.local_addr().expect("a bound socket").port();
         let state = Arc::new(Mutex::new(State::default()));
         let shared = state.clone();
-        let socket = format!("{}/.s.PGSQL.5432", database.socket_dir());
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 let mut state = shared.lock().unwrap();
-                if state.open {
-                    let server = UnixStream::connect(&socket).expect("the cluster listens");
-                    state.clients.push(join(client, server).expect("descriptors"));
-                } else {
+                if !state.open {
                     state.refused += 1;
+                } else if let Ok(server) = server() {
+                    state.clients.push(join(client.into(), server).expect("descriptors"));
                 }
             }
         });
@@ -54,7 +65,7 @@ impl Relay {
         self.state.lock().unwrap().refused
     }
 
-    /// From now on it leads to the cluster.
+    /// From now on it leads to the server.
     pub fn open(&self) {
         self.state.lock().unwrap().open = true;
     }
@@ -70,7 +81,7 @@ impl Relay {
 }
 
 /// Copies both ways until either end is closed; returns a handle to close the client's.
-fn join(mut client: TcpStream, mut server: UnixStream) -> io::Result<TcpStream> {
+fn join(mut client: Socket, mut server: Socket) -> io::Result<Socket> {
     let handle = client.try_clone()?;
     let (mut to_client, mut from_server) = (client.try_clone()?, server.try_clone()?);
     thread::spawn(move || {

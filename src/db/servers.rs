@@ -1,0 +1,201 @@
+//! The servers that a connection string names: which of them is connected to.
+//!
+//! Where one is wanted that takes changes, there is one such server at a time, and asking the others takes time or leads
+//! astray: a primary that was stopped for a while and goes on takes sessions as if nothing had happened, until it is
+//! told that another one has taken its place. So the server that was connected to last is asked first, and one that
+//! did not answer is given little time. Knows no statements, and not what its sessions are for.
+
+use super::{
+    target::Target,
+    tls::Connector,
+    watchdog::{CONNECT_TIMEOUT, ConnectError, Connection, Watchdog},
+};
+use postgres::{
+    Config,
+    config::{Host, LoadBalanceHosts, TargetSessionAttrs},
+};
+use std::{
+    mem,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// How long a server that did not answer is waited for at the least; and at the most how many times as long as the
+/// last connection took, for a server that is far away needs more.
+const SHORT_TIMEOUT: Duration = Duration::from_millis(250);
+const TIMES_AS_LONG: u32 = 4;
+
+/// For how long a server that did not answer is given little time only.
+const SILENT_FOR: Duration = Duration::from_secs(30);
+
+/// Servers, and how they are connected to.
+pub struct Servers {
+    each: Vec<Config>,
+    /// Whether the connection string asks for one that takes changes.
+    wants_primary: bool,
+    tls: Connector,
+    watchdog: Watchdog,
+    known: Mutex<Known>,
+    /// Connections of an earlier epoch are not to be used any more.
+    epoch: AtomicU64,
+}
+
+/// What earlier connections have shown.
+struct Known {
+    /// The server that was connected to last.
+    last: usize,
+    /// How long that took.
+    took: Duration,
+    /// When each server did not answer although it was given its full time.
+    silent: Vec<Option<Instant>>,
+}
+
+impl Servers {
+    /// The servers of a target. Connects to none.
+    pub fn new(target: &Target, tls: Connector, watchdog: Watchdog) -> Servers {
+        let config = &target.config;
+        let wants_primary = config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite;
+        let each: Vec<Config> = match wants_primary {
+            true => (0..config.get_hosts().len()).map(|at| single(config, at)).collect(),
+            // In the order that is given, or in any, as `load_balance_hosts` says: the client's own affair.
+            false => vec![config.clone()],
+        };
+        let known = Mutex::new(Known { last: 0, took: Duration::ZERO, silent: vec![None; each.len()] });
+        Servers { each, wants_primary, tls, watchdog, known, epoch: AtomicU64::new(0) }
+    }
+
+    /// Whether the connection string asks for a server that takes changes.
+    pub fn wants_primary(&self) -> bool {
+        self.wants_primary
+    }
+
+    /// Connections of earlier epochs are not to be used any more: a server has ended one of them or does not answer, or
+    /// another server has taken its place.
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    /// Ends an epoch, if it has not ended yet.
+    pub fn end_epoch(&self, epoch: u64) {
+        self.epoch.fetch_max(epoch + 1, Ordering::Relaxed);
+    }
+
+    /// A connection on which `set_up` was run, and its epoch. The error is that of the server that was asked last.
+    ///
+    /// Blocks for as long as [`Watchdog::connect`] with each server, and for a quarter of a second (four times as long as
+    /// the last connection took) where a server was silent within the last 30 s and others were not.
+    pub fn connect(&self, set_up: &str) -> Result<(Connection, u64), ConnectError> {
+        // Read first: where an epoch ends while this connects, the new connection is suspect too.
+        let mut epoch = self.epoch();
+        let mut refused = None;
+        for at in self.order() {
+            let start = Instant::now();
+            let mut config = self.each[at].clone();
+            let limit = config.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT);
+            let short = self.known().short_timeout(at);
+            let limit = short.map_or(limit, |short| short.min(limit));
+            match self.watchdog.connect(config.connect_timeout(limit), &self.tls, set_up) {
+                Ok(connection) => {
+                    let mut known = self.known();
+                    known.took = start.elapsed();
+                    known.silent[at] = None;
+                    if mem::replace(&mut known.last, at) != at {
+                        epoch = self.epoch.fetch_add(1, Ordering::Relaxed) + 1;
+                    }
+                    return Ok((connection, epoch));
+                }
+                Err(error) => {
+                    let was_silent = matches!(error, ConnectError::Silent) || start.elapsed() >= limit;
+                    let silent = &mut self.known().silent[at];
+                    match (was_silent, short) {
+                        (false, _) => *silent = None,
+                        (true, None) => *silent = Some(Instant::now()),
+                        (true, Some(_)) => {}
+                    }
+                    refused = Some(error);
+                }
+            }
+        }
+        Err(refused.expect("a target has a host"))
+    }
+
+    /// The last one first, the silent ones at the end, otherwise as they were given.
+    fn order(&self) -> Vec<usize> {
+        let known = self.known();
+        let mut order: Vec<usize> = (0..self.each.len()).collect();
+        order.sort_by_key(|at| (known.silent[*at].is_some(), *at != known.last, *at));
+        order
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    /// How long a server is waited for that did not answer lately; `None` for one that may take its time.
+    fn short_timeout(&self, at: usize) -> Option<Duration> {
+        let is_silent = self.silent[at].is_some_and(|since| since.elapsed() < SILENT_FOR);
+        let are_all_silent = self.silent.iter().all(Option::is_some);
+        (is_silent && !are_all_silent).then_some(SHORT_TIMEOUT.max(self.took * TIMES_AS_LONG))
+    }
+}
+
+/// The same with the server at `at` alone.
+fn single(config: &Config, at: usize) -> Config {
+    let mut single = Config::new();
+    single
+        .ssl_mode(config.get_ssl_mode())
+        .ssl_negotiation(config.get_ssl_negotiation())
+        .keepalives(config.get_keepalives())
+        .keepalives_idle(config.get_keepalives_idle())
+        .target_session_attrs(config.get_target_session_attrs())
+        .channel_binding(config.get_channel_binding())
+        // The addresses of one name.
+        .load_balance_hosts(match config.get_load_balance_hosts() {
+            LoadBalanceHosts::Random => LoadBalanceHosts::Random,
+            _ => LoadBalanceHosts::Disable,
+        });
+    match &config.get_hosts()[at] {
+        Host::Tcp(name) => single.host(name),
+        Host::Unix(path) => single.host_path(path),
+    };
+    if let Some(address) = config.get_hostaddrs().get(at) {
+        single.hostaddr(*address);
+    }
+    let ports = config.get_ports();
+    if let Some(port) = ports.get(at).or(ports.first()) {
+        single.port(*port);
+    }
+    if let Some(user) = config.get_user() {
+        single.user(user);
+    }
+    if let Some(password) = config.get_password() {
+        single.password(password);
+    }
+    if let Some(dbname) = config.get_dbname() {
+        single.dbname(dbname);
+    }
+    if let Some(options) = config.get_options() {
+        single.options(options);
+    }
+    if let Some(name) = config.get_application_name() {
+        single.application_name(name);
+    }
+    if let Some(timeout) = config.get_connect_timeout() {
+        single.connect_timeout(*timeout);
+    }
+    if let Some(timeout) = config.get_tcp_user_timeout() {
+        single.tcp_user_timeout(*timeout);
+    }
+    if let Some(interval) = config.get_keepalives_interval() {
+        single.keepalives_interval(interval);
+    }
+    if let Some(retries) = config.get_keepalives_retries() {
+        single.keepalives_retries(retries);
+    }
+    single
+}

@@ -1,0 +1,514 @@
+//! Three machines on this one, by the files and the script of `examples/deploy/cluster`: etcd, PostgreSQL under Patroni
+//! with synchronous replication, PgBouncer, haproxy and userd. The primary is killed, stopped for a while and cut off
+//! from etcd, while clients create, change, read and delete users, on both ways to the database: its three addresses in
+//! `DATABASE_URL`, and haproxy with PgBouncer.
+
+use crate::support::{
+    Account, BUSY, Caller, Daemon, LONG, LONG_ON_DISK, Load, Own, Process, Relay, children, eventually,
+    pause, program, users,
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use postgres::{Client, NoTls};
+use serde_json::json;
+use std::{
+    collections::{BTreeMap, HashSet},
+    fs,
+    io::{BufRead, BufReader},
+    path::PathBuf,
+    process::{Command, Stdio},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/deploy/cluster/cluster");
+
+/// A new primary, and an old one that follows it: Patroni's `ttl`, some of its rounds, and a busy machine.
+const FAILOVER: Duration = Duration::from_secs(90);
+
+/// For how long the primary is stopped.
+const STOPPED: Duration = Duration::from_secs(30);
+
+/// How soon userd is back after its database.
+const BACK: Duration = Duration::from_secs(1);
+
+/// What the database itself takes, asked directly: when it first answered a read, and when it first stored a change.
+#[derive(Clone, Copy, Debug, Default)]
+struct Back {
+    reads: Option<Instant>,
+    changes: Option<Instant>,
+}
+
+/// The three machines.
+struct Machines {
+    /// Ended before the directory goes.
+    _script: Daemon,
+    account: Account,
+    addresses: [String; 3],
+    /// Between each Patroni and its etcd.
+    relays: [Relay; 3],
+    password: String,
+}
+
+impl Machines {
+    fn start() -> Machines {
+        let account = Account::new();
+        let number = std::process::id();
+        let addresses = [1, 2, 3].map(|n| format!("127.{}.{}.{n}", 1 + number / 256 % 250, number % 256));
+        let dir = account.dir().join("cluster");
+        let [first, second, third] = &addresses;
+        script(&["files", dir.to_str().expect("a plain path"), first, second, third, "here"]);
+        let relays = [0, 1, 2].map(|node| {
+            let relay = Relay::before(format!("{}:2379", addresses[node]));
+            let path = dir.join(format!("node{}/patroni.yml", node + 1));
+            let text = fs::read_to_string(&path).expect("the script has written it");
+            let theirs = format!("hosts: {first}:2379,{second}:2379,{third}:2379");
+            assert!(text.contains(&theirs), "{text}");
+            let ours = format!("hosts: 127.0.0.1:{}\n  use_proxies: true", relay.port());
+            fs::write(&path, text.replace(&theirs, &ours)).expect("a file");
+            relay
+        });
+        let sql = fs::read_to_string(dir.join("node1/bootstrap.sql")).expect("the script has written it");
+        let password = sql.split('\'').nth(1).expect("a password in quotes").to_owned();
+        let mut script = Command::new("bash")
+            .args([SCRIPT, "try"])
+            .arg(&dir)
+            .env("USERD", env!("CARGO_BIN_EXE_userd"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("bash");
+        let output = BufReader::new(script.stdout.take().expect("it is piped"));
+        let script = Daemon::new(script, Signal::SIGTERM);
+        let mut lines = output.lines().map_while(Result::ok);
+        let listening: Vec<String> = lines.by_ref().take(3).collect();
+        let expected: Vec<String> =
+            addresses.iter().map(|address| format!("listening on http://{address}:8080")).collect();
+        assert_eq!(listening, expected);
+        Machines { _script: script, account, addresses, relays, password }
+    }
+
+    fn dir(&self) -> PathBuf {
+        self.account.dir().join("cluster")
+    }
+
+    fn node(&self, node: usize) -> PathBuf {
+        self.dir().join(format!("node{}", node + 1))
+    }
+
+    fn client(&self, node: usize) -> Result<Client, postgres::Error> {
+        let (address, password) = (&self.addresses[node], &self.password);
+        let url = format!("host={address} user=app dbname=app password={password} connect_timeout=2");
+        Client::connect(&url, NoTls)
+    }
+
+    /// The node whose PostgreSQL takes changes.
+    fn primary(&self) -> Option<usize> {
+        (0..3).find(|node| {
+            let mut client = self.client(*node).ok();
+            let row =
+                client.as_mut().and_then(|client| client.query_one("select pg_is_in_recovery()", &[]).ok());
+            row.is_some_and(|row| !row.get::<_, bool>(0))
+        })
+    }
+
+    /// Waits until one is the primary, and both others follow it, one of them synchronously.
+    fn wait_until_whole(&self) -> usize {
+        let mut whole = None;
+        eventually(FAILOVER, "a primary and two standbys", || {
+            whole = self.primary().filter(|primary| {
+                let sql = "select count(*), count(*) filter (where sync_state in ('sync', 'quorum')) \
+                           from pg_stat_replication where state = 'streaming'";
+                let row = self.administrator(*primary).and_then(|mut client| client.query_one(sql, &[]));
+                row.is_ok_and(|row| row.get::<_, i64>(0) == 2 && row.get::<_, i64>(1) >= 1)
+            });
+            pause(Duration::from_millis(200));
+            whole.is_some()
+        });
+        whole.expect("waited for")
+    }
+
+    /// A session with all rights.
+    fn administrator(&self, node: usize) -> Result<Client, postgres::Error> {
+        let text =
+            fs::read_to_string(self.node(node).join("patroni.yml")).expect("the script has written it");
+        let (_, rest) = text.split_once("{username: postgres, password: '").expect("its password");
+        let (password, _) = rest.split_once('\'').expect("a closing quote");
+        let address = &self.addresses[node];
+        Client::connect(&format!("host={address} user=postgres dbname=app password={password}"), NoTls)
+    }
+
+    /// Patroni, PostgreSQL and its sessions.
+    fn processes(&self, node: usize) -> Vec<u32> {
+        let first = |file: &str| -> Option<u32> {
+            let text = fs::read_to_string(self.node(node).join(file)).ok()?;
+            text.lines().next()?.parse().ok()
+        };
+        let server = first("postgresql/postmaster.pid");
+        let processes = first("patroni.pid").into_iter().chain(server);
+        processes.chain(server.into_iter().flat_map(children)).collect()
+    }
+
+    fn signal(&self, node: usize, signal: Signal) {
+        for process in self.processes(node) {
+            let _ = kill(Pid::from_raw(process.cast_signed()), signal);
+        }
+    }
+
+    fn script(&self, verb: &str, node: usize) {
+        let dir = self.dir();
+        script(&[verb, &(node + 1).to_string(), dir.to_str().expect("a plain path")]);
+    }
+
+    /// Asks each PostgreSQL but `old` directly, until one of them has stored a change.
+    fn wait_for_another(&self, old: usize, since: Instant) -> Back {
+        let back = Arc::new(Mutex::new(Back::default()));
+        let ended = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for node in (0..3).filter(|node| *node != old) {
+                let (back, ended) = (&back, &ended);
+                scope.spawn(move || {
+                    while !ended.load(Ordering::SeqCst) && since.elapsed() < FAILOVER {
+                        if let Ok(mut client) = self.client(node) {
+                            ask(&mut client, back, ended);
+                        }
+                        pause(Duration::from_millis(20));
+                    }
+                    ended.store(true, Ordering::SeqCst);
+                });
+            }
+        });
+        *back.lock().unwrap()
+    }
+}
+
+impl Drop for Machines {
+    /// A stopped process cannot be told to end.
+    fn drop(&mut self) {
+        (0..3).for_each(|node| self.signal(node, Signal::SIGCONT));
+    }
+}
+
+/// Until the server has stored a change, or ends the session.
+fn ask(client: &mut Client, back: &Mutex<Back>, ended: &AtomicBool) {
+    while !ended.load(Ordering::SeqCst) {
+        match client.query_one("select pg_is_in_recovery()", &[]) {
+            Ok(row) if !row.get::<_, bool>(0) => {}
+            Ok(_) => {
+                pause(Duration::from_millis(10));
+                continue;
+            }
+            Err(_) => return,
+        }
+        back.lock().unwrap().reads.get_or_insert_with(Instant::now);
+        if client.execute("insert into probe default values", &[]).is_ok() {
+            back.lock().unwrap().changes.get_or_insert_with(Instant::now);
+            ended.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+fn script(arguments: &[&str]) {
+    let output =
+        Command::new("bash").arg(SCRIPT).args(arguments).stdin(Stdio::null()).output().expect("bash");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {said}");
+}
+
+/// One request.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    at: Instant,
+    took: Duration,
+    /// 0: no answer.
+    status: u16,
+}
+
+/// What a client has seen.
+#[derive(Default)]
+struct Seen {
+    asked: Vec<Asked>,
+    /// Addresses of users that were acknowledged.
+    acknowledged: Vec<String>,
+    /// Answers that must not be.
+    wrong: Vec<String>,
+}
+
+impl Seen {
+    /// Status and id of the answer.
+    fn ask(
+        &mut self,
+        caller: &mut Caller,
+        method: &str,
+        target: &str,
+        key: &str,
+        body: &str,
+    ) -> (u16, String) {
+        let at = Instant::now();
+        let answer = caller.call_with(method, target, &[("Idempotency-Key", key)], body);
+        let (status, body) = answer.unwrap_or_default();
+        self.asked.push(Asked { at, took: at.elapsed(), status });
+        (status, body["id"].as_str().unwrap_or_default().to_owned())
+    }
+
+    /// From `since` to the end of the longest time without a success, before `until`.
+    fn back(&self, since: Instant, until: Instant) -> Duration {
+        let successes = self.asked.iter().filter(|asked| matches!(asked.status, 200 | 201));
+        let mut last = since;
+        let ends = successes.map(|asked| asked.at + asked.took).filter(|end| *end > since && *end < until);
+        let gaps = ends.map(|end| (end - std::mem::replace(&mut last, end), end));
+        gaps.max().expect("it is back").1 - since
+    }
+
+    /// The statuses of what was asked in this time, and the longest wait for an answer.
+    fn during(&self, from: Instant, to: Instant) -> (BTreeMap<u16, usize>, Duration) {
+        let (mut statuses, mut longest) = (BTreeMap::new(), Duration::ZERO);
+        for asked in self.asked.iter().filter(|asked| asked.at < to && asked.at + asked.took > from) {
+            *statuses.entry(asked.status).or_default() += 1;
+            longest = longest.max(asked.took);
+        }
+        (statuses, longest)
+    }
+}
+
+/// Repeats each create under its `Idempotency-Key` until it is acknowledged.
+fn create(name: &str, url: &str, stop: &AtomicBool) -> Seen {
+    let (mut seen, mut caller) = (Seen::default(), Caller::new(url, LONG));
+    for turn in 0.. {
+        let (key, email) = (format!("\"{name}-{turn}\""), format!("{name}-{turn}@example.com"));
+        let body = json!({"name": name, "email": email}).to_string();
+        loop {
+            if stop.load(Ordering::SeqCst) {
+                return seen;
+            }
+            match seen.ask(&mut caller, "POST", "/users", &key, &body) {
+                (201, _) => {
+                    seen.acknowledged.push(email);
+                    break;
+                }
+                // What has become of it is not known.
+                (0 | 500 | 503, _) => pause(Duration::from_millis(20)),
+                answer => {
+                    seen.wrong.push(format!("POST {email}: {answer:?}"));
+                    break;
+                }
+            }
+        }
+        pause(Duration::from_millis(10));
+    }
+    seen
+}
+
+/// Creates one user, and reads it again and again.
+fn read(name: &str, url: &str, stop: &AtomicBool) -> Seen {
+    let (mut seen, mut caller) = (Seen::default(), Caller::new(url, LONG));
+    let email = format!("{name}@example.com");
+    let body = json!({"name": name, "email": email}).to_string();
+    let (status, id) = seen.ask(&mut caller, "POST", "/users", &format!("\"{name}\""), &body);
+    assert_eq!(status, 201);
+    seen.acknowledged.push(email);
+    while !stop.load(Ordering::SeqCst) {
+        match seen.ask(&mut caller, "GET", &format!("/users/{id}"), "\"\"", "") {
+            (200, _) => {}
+            (503, _) => pause(Duration::from_millis(20)),
+            answer => seen.wrong.push(format!("GET /users/{id}: {answer:?}")),
+        }
+        pause(Duration::from_millis(5));
+    }
+    seen
+}
+
+/// A way to the database, and the clients of a userd that goes it.
+struct Way {
+    name: &'static str,
+    /// Creates, changes, reads and deletes.
+    load: Load,
+    stop: Arc<AtomicBool>,
+    creating: Vec<JoinHandle<Seen>>,
+    reading: Vec<JoinHandle<Seen>>,
+}
+
+impl Way {
+    fn start(name: &'static str, url: &str) -> Way {
+        let load = Load::start(name, 3, &Arc::new(Mutex::new(url.to_owned())), LONG);
+        let stop = Arc::new(AtomicBool::new(false));
+        let clients = |kind: &str, work: fn(&str, &str, &AtomicBool) -> Seen| {
+            let client = |number| {
+                let (stop, url, name) = (stop.clone(), url.to_owned(), format!("{name}-{kind}-{number}"));
+                thread::spawn(move || work(&name, &url, &stop))
+            };
+            (0..3).map(client).collect()
+        };
+        let (creating, reading) = (clients("keyed", create), clients("keyed-read", read));
+        Way { name, load, stop, creating, reading }
+    }
+
+    /// Ends the clients, and compares what they have seen with what is stored and with what the database itself took.
+    fn check(self, client: &mut Client, faults: &[Fault]) {
+        self.stop.store(true, Ordering::SeqCst);
+        let books = self.load.stop();
+        let seen = |clients: Vec<JoinHandle<Seen>>| -> Vec<Seen> {
+            clients.into_iter().map(|client| client.join().expect("a client")).collect()
+        };
+        let (creating, reading) = (seen(self.creating), seen(self.reading));
+        let mut stored = users(client);
+        stored.retain(|email, _| email.starts_with(self.name));
+        let is_keyed = |email: &str| email.contains("-keyed-");
+        let keyed: HashSet<String> = stored.keys().filter(|email| is_keyed(email)).cloned().collect();
+        stored.retain(|email, _| !is_keyed(email));
+        let audit = books.audit(&stored);
+        let lost = creating.iter().chain(&reading).flat_map(|seen| &seen.acknowledged);
+        let lost: Vec<&String> = lost.filter(|email| !keyed.contains(*email)).collect();
+        println!(
+            "{}: {} acknowledged, {} open, {} lost; with keys {} stored, {} lost",
+            self.name,
+            audit.acknowledged,
+            audit.open,
+            audit.lost.len(),
+            keyed.len(),
+            lost.len()
+        );
+        for fault in faults {
+            for (what, database, seen) in
+                [("reads", fault.back.reads, &reading), ("changes", fault.back.changes, &creating)]
+            {
+                let database = database.expect("another primary") - fault.at;
+                let userd = seen.iter().map(|seen| seen.back(fault.at, fault.end)).max().expect("clients");
+                let during = seen.iter().map(|seen| seen.during(fault.at, fault.at + userd));
+                let (statuses, longest): (Vec<_>, Vec<Duration>) = during.unzip();
+                println!(
+                    "  {}, {what}: PostgreSQL {:.1} s, userd {:.1} s, longest answer {:.1} s; {statuses:?}",
+                    fault.name,
+                    database.as_secs_f64(),
+                    userd.as_secs_f64(),
+                    longest.iter().max().expect("clients").as_secs_f64()
+                );
+                // A change that was in flight when its session broke has an unknown outcome: 500.
+                let unknown = if what == "changes" { 1 } else { 0 };
+                for statuses in statuses {
+                    let count = |status| statuses.get(&status).copied().unwrap_or_default();
+                    let answered = count(200) + count(201) + count(503);
+                    assert!(count(500) <= unknown, "{statuses:?}");
+                    assert_eq!(answered + count(500), statuses.values().sum::<usize>(), "{statuses:?}");
+                }
+                assert!(userd < database + BACK + BUSY, "{}, {what}", fault.name);
+            }
+        }
+        assert_eq!((audit.lost, audit.unexpected, lost), (vec![], vec![], vec![]));
+        let wrong: Vec<&String> = creating.iter().chain(&reading).flat_map(|seen| &seen.wrong).collect();
+        assert!(wrong.is_empty(), "{wrong:?}");
+    }
+}
+
+/// What was done to the primary, and what it cost.
+struct Fault {
+    name: &'static str,
+    at: Instant,
+    back: Back,
+    /// Before the next one.
+    end: Instant,
+}
+
+#[test]
+fn the_primary_is_killed_stopped_and_cut_off() {
+    let programs =
+        [("patroni", "patroni"), ("etcd", "etcd-server"), ("pgbouncer", "pgbouncer"), ("haproxy", "haproxy")];
+    if programs.iter().any(|(name, package)| program(name, package).is_none()) {
+        return;
+    }
+    let machines = Machines::start();
+    let mut primary = machines.wait_until_whole();
+    machines
+        .client(primary)
+        .unwrap()
+        .batch_execute("create table probe (at timestamptz default now())")
+        .unwrap();
+
+    // One userd that goes through haproxy and PgBouncer, as the file says in a comment.
+    let text = fs::read_to_string(machines.node(0).join("userd.env")).unwrap();
+    let url = text.lines().find_map(|line| line.strip_prefix("#DATABASE_URL=")).expect("the other way");
+    let variables = [
+        ("DATABASE_URL", url),
+        ("DB_PREPARED", "false"),
+        ("HOST", "127.0.0.1"),
+        ("PORT", "0"),
+        ("LOG_LEVEL", "warn"),
+    ];
+    let mut other = Process::start(&[], &variables);
+    let other_url = other.wait_for_url_within(LONG_ON_DISK);
+
+    let url = format!("http://{}:8080", machines.addresses[0]);
+    let ways = [Way::start("addresses", &url), Way::start("haproxy", &other_url)];
+    let creates = |count| ways.iter().for_each(|way| way.load.creates(count));
+
+    let mut faults = Vec::new();
+    for name in ["killed", "stopped", "cut off"] {
+        creates(50);
+        let at = Instant::now();
+        match name {
+            "killed" => machines.script("kill", primary),
+            "stopped" => machines.signal(primary, Signal::SIGSTOP),
+            _ => machines.relays[primary].cut(),
+        }
+        let back = machines.wait_for_another(primary, at);
+        creates(50);
+        match name {
+            "killed" => machines.script("start", primary),
+            "stopped" => {
+                pause(STOPPED.saturating_sub(at.elapsed()));
+                machines.signal(primary, Signal::SIGCONT);
+            }
+            _ => machines.relays[primary].open(),
+        }
+        creates(50);
+        primary = machines.wait_until_whole();
+        faults.push(Fault { name, at, back, end: Instant::now() });
+    }
+    creates(50);
+    let mut client = machines.client(primary).unwrap();
+    ways.into_iter().for_each(|way| way.check(&mut client, &faults));
+}
+
+/// A primary that is stopped, replaced, and goes on takes changes as if nothing had happened, where no Patroni ends it.
+#[test]
+fn a_primary_that_was_stopped_and_replaced_is_not_used_again() {
+    let primary = Own::start();
+    let standby = primary.standby();
+    let hosts = format!("{},{}", primary.socket_dir().display(), standby.socket_dir().display());
+    let url = format!("host={hosts} user=postgres dbname=postgres target_session_attrs=read-write");
+    let variables = [("DATABASE_URL", &*url), ("HOST", "127.0.0.1"), ("PORT", "0"), ("REQUEST_TIMEOUT", "2")];
+    let mut process = Process::start(&[], &variables);
+    let mut caller = Caller::new(&process.wait_for_url(), LONG);
+    let user = |n: u32| json!({"name": "n", "email": format!("{n}@example.com")}).to_string();
+    assert_eq!(caller.call("POST", "/users", &user(0)).unwrap().0, 201);
+    eventually(LONG, "the standby has all of it", || standby.has_replayed(&primary));
+
+    primary.signal(Signal::SIGSTOP);
+    standby.client().execute("select pg_promote()", &[]).unwrap();
+    eventually(LONG, "userd has found the new primary", || {
+        matches!(caller.call("POST", "/users", &user(1)), Ok((201, _)))
+    });
+    // The session was opened after a server had not answered. It is a session like any other.
+    assert_eq!(caller.call("POST", "/users", &user(1)).unwrap().0, 409);
+
+    primary.signal(Signal::SIGCONT);
+    let end = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'userd'";
+    for n in 2..12 {
+        assert!(standby.client().execute(end, &[]).unwrap() > 0, "it has sessions there");
+        eventually(LONG, "the change is made", || {
+            matches!(caller.call("POST", "/users", &user(n)), Ok((201 | 409, _)))
+        });
+        assert!(users(&mut standby.client()).contains_key(&format!("{n}@example.com")));
+    }
+    // A change that was sent to it while it was stopped may have been made now. It has got no others.
+    let mut old = users(&mut primary.client());
+    old.retain(|email, _| email != "0@example.com" && email != "1@example.com");
+    assert!(old.is_empty(), "{old:?}");
+}
