@@ -46,8 +46,10 @@ pub struct Servers {
 /// What earlier connections have shown.
 struct Known {
     /// The server that was connected to last.
-    last: usize,
-    /// How long that took.
+    last: Option<usize>,
+    /// Whether it has ended the latest connection just after it was made.
+    has_ended: bool,
+    /// How long the last connection took.
     took: Duration,
     /// When each server did not answer although it was given its full time.
     silent: Vec<Option<Instant>>,
@@ -63,7 +65,12 @@ impl Servers {
             // In the order that is given, or in any, as `load_balance_hosts` says: the client's own affair.
             false => vec![config.clone()],
         };
-        let known = Mutex::new(Known { last: 0, took: Duration::ZERO, silent: vec![None; each.len()] });
+        let known = Mutex::new(Known {
+            last: None,
+            has_ended: false,
+            took: Duration::ZERO,
+            silent: vec![None; each.len()],
+        });
         Servers { each, wants_primary, tls, watchdog, known, epoch: AtomicU64::new(0) }
     }
 
@@ -101,13 +108,17 @@ impl Servers {
                 Ok(connection) => {
                     let mut known = self.known();
                     known.took = start.elapsed();
+                    known.has_ended = false;
                     known.silent[at] = None;
-                    if mem::replace(&mut known.last, at) != at {
+                    if known.last.replace(at) != Some(at) {
                         epoch = self.epoch.fetch_add(1, Ordering::Relaxed) + 1;
                     }
                     return Ok((connection, epoch));
                 }
                 Err(error) => {
+                    if self.known().is_kept(at, &error) {
+                        return Err(error);
+                    }
                     let was_silent = matches!(error, ConnectError::Silent) || start.elapsed() >= limit;
                     let silent = &mut self.known().silent[at];
                     match (was_silent, short) {
@@ -126,7 +137,7 @@ impl Servers {
     fn order(&self) -> Vec<usize> {
         let known = self.known();
         let mut order: Vec<usize> = (0..self.each.len()).collect();
-        order.sort_by_key(|at| (known.silent[*at].is_some(), *at != known.last, *at));
+        order.sort_by_key(|at| (known.silent[*at].is_some(), Some(*at) != known.last, *at));
         order
     }
 
@@ -136,6 +147,16 @@ impl Servers {
 }
 
 impl Known {
+    /// Whether the server is the last one and still to be used, so that none of the others is, whatever it says: it has
+    /// no session left, or it ended one just after the connection, once.
+    fn is_kept(&mut self, at: usize, error: &ConnectError) -> bool {
+        if Some(at) != self.last {
+            return false;
+        }
+        let has_ended = mem::replace(&mut self.has_ended, error.is_ended());
+        error.is_full() || (error.is_ended() && !has_ended)
+    }
+
     /// How long a server is waited for that did not answer lately; `None` for one that may take its time.
     fn short_timeout(&self, at: usize) -> Option<Duration> {
         let is_silent = self.silent[at].is_some_and(|since| since.elapsed() < SILENT_FOR);

@@ -4,6 +4,7 @@
 
 use crate::error::Error;
 use postgres::error::{DbError, Severity};
+use std::io;
 
 /// What a failed statement says about the session, and about executing it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +77,15 @@ pub(super) fn is_final(error: &postgres::Error) -> bool {
 /// Whether a connection was refused for the number of those that there are (SQLSTATE 53300).
 pub(super) fn is_full(error: &postgres::Error) -> bool {
     code(error) == "53300"
+}
+
+/// Whether a connection was accepted and ended then, by an administrator or without a word: the next one may be better.
+pub(super) fn is_ended(error: &postgres::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
+    code(error) == "57P01"
+        || error.is_closed()
+        || cause.is_some_and(|cause| matches!(cause.kind(), BrokenPipe | ConnectionReset | UnexpectedEof))
 }
 
 /// Whether a table does not exist (SQLSTATE 42P01, and 3F000 for its schema).

@@ -149,6 +149,11 @@ impl ConnectError {
         matches!(self, ConnectError::Refused(error) if sqlstate::is_final(error))
     }
 
+    /// Whether the connection was accepted and ended then: the next one may be better.
+    pub fn is_ended(&self) -> bool {
+        matches!(self, ConnectError::Refused(error) if sqlstate::is_ended(error))
+    }
+
     /// Whether the server has answered, and has no connection left.
     pub fn is_full(&self) -> bool {
         matches!(self, ConnectError::Refused(error) if sqlstate::is_full(error))

@@ -505,7 +505,8 @@ fn a_primary_that_was_stopped_and_replaced_is_not_used_again() {
         eventually(LONG, "the change is made", || {
             matches!(caller.call("POST", "/users", &user(n)), Ok((201 | 409, _)))
         });
-        assert!(users(&mut standby.client()).contains_key(&format!("{n}@example.com")));
+        let stored = users(&mut standby.client());
+        assert!(stored.contains_key(&format!("{n}@example.com")), "{n}: {stored:?}");
     }
     // A change that was sent to it while it was stopped may have been made now. It has got no others.
     let mut old = users(&mut primary.client());
