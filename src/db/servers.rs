@@ -65,12 +65,7 @@ impl Servers {
             // In the order that is given, or in any, as `load_balance_hosts` says: the client's own affair.
             false => vec![config.clone()],
         };
-        let known = Mutex::new(Known {
-            last: None,
-            has_ended: false,
-            took: Duration::ZERO,
-            silent: vec![None; each.len()],
-        });
+        let known = Mutex::new(Known::new(each.len()));
         Servers { each, wants_primary, tls, watchdog, known, epoch: AtomicU64::new(0) }
     }
 
@@ -98,7 +93,8 @@ impl Servers {
         // Read first: where an epoch ends while this connects, the new connection is suspect too.
         let mut epoch = self.epoch();
         let mut refused = None;
-        for at in self.order() {
+        let order = self.known().order();
+        for at in order {
             let start = Instant::now();
             let mut config = self.each[at].clone();
             let limit = config.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT);
@@ -133,20 +129,23 @@ impl Servers {
         Err(refused.expect("a target has a host"))
     }
 
-    /// The last one first, the silent ones at the end, otherwise as they were given.
-    fn order(&self) -> Vec<usize> {
-        let known = self.known();
-        let mut order: Vec<usize> = (0..self.each.len()).collect();
-        order.sort_by_key(|at| (known.silent[*at].is_some(), Some(*at) != known.last, *at));
-        order
-    }
-
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Known {
+    fn new(servers: usize) -> Known {
+        Known { last: None, has_ended: false, took: Duration::ZERO, silent: vec![None; servers] }
+    }
+
+    /// The last one first, the silent ones at the end, otherwise as they were given.
+    fn order(&self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.silent.len()).collect();
+        order.sort_by_key(|at| (self.silent[*at].is_some(), Some(*at) != self.last, *at));
+        order
+    }
+
     /// Whether the server is the last one and still to be used, so that none of the others is, whatever it says: it has
     /// no session left, or it ended one just after the connection, once.
     fn is_kept(&mut self, at: usize, error: &ConnectError) -> bool {
@@ -219,4 +218,53 @@ fn single(config: &Config, at: usize) -> Config {
         single.keepalives_retries(retries);
     }
     single
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_one_is_asked_first_and_silent_ones_are_given_little_time() {
+        let mut known = Known::new(3);
+        assert_eq!(known.order(), [0, 1, 2]);
+        known.last = Some(2);
+        assert_eq!(known.order(), [2, 0, 1]);
+        assert_eq!(known.short_timeout(2), None);
+
+        known.silent[2] = Some(Instant::now());
+        assert_eq!(known.order(), [0, 1, 2]);
+        assert_eq!((known.short_timeout(0), known.short_timeout(2)), (None, Some(SHORT_TIMEOUT)));
+        known.took = Duration::from_secs(1);
+        assert_eq!(known.short_timeout(2), Some(Duration::from_secs(4)));
+        known.silent = vec![Some(Instant::now()); 3];
+        assert_eq!(known.short_timeout(2), None, "none is better");
+    }
+
+    #[test]
+    fn the_last_one_is_kept_where_another_might_answer() {
+        let mut known = Known::new(2);
+        assert!(!known.is_kept(0, &ConnectError::Silent));
+        known.last = Some(0);
+        assert!(!known.is_kept(0, &ConnectError::Silent), "it does not answer");
+    }
+
+    /// What it does with one of several servers must not differ from what the client does with all of them.
+    #[test]
+    fn a_single_server_has_all_of_the_settings() {
+        let parse = |text: &str| Target::parse(text, None).unwrap().config;
+        // Debug hides the password.
+        let shown = |config: &Config| format!("{config:?} {:?}", config.get_password());
+        let rest = "user=u password=p dbname=d options='-c x=y' application_name=a connect_timeout=7 \
+                    tcp_user_timeout=9000 keepalives_idle=3 keepalives_interval=4 keepalives_count=5 \
+                    target_session_attrs=read-write channel_binding=disable sslmode=disable";
+        let all = parse(&format!("host=a,b port=1,2 hostaddr=127.0.0.1,127.0.0.2 {rest}"));
+        for (at, one) in
+            ["host=a port=1 hostaddr=127.0.0.1", "host=b port=2 hostaddr=127.0.0.2"].iter().enumerate()
+        {
+            assert_eq!(shown(&single(&all, at)), shown(&parse(&format!("{one} {rest}"))));
+        }
+        let sockets = parse(&format!("host=/run/a,/run/b {rest}"));
+        assert_eq!(shown(&single(&sockets, 1)), shown(&parse(&format!("host=/run/b {rest}"))));
+    }
 }
