@@ -5,7 +5,7 @@
 
 use crate::support::{
     Account, BUSY, Caller, Daemon, LONG, LONG_ON_DISK, Load, Own, Process, Relay, children, eventually,
-    pause, program, users,
+    pause, program, running, users,
 };
 use nix::{
     sys::signal::{Signal, kill},
@@ -87,11 +87,10 @@ impl Machines {
             .expect("bash");
         let output = BufReader::new(script.stdout.take().expect("it is piped"));
         let script = Daemon::new(script, Signal::SIGTERM);
-        let mut lines = output.lines().map_while(Result::ok);
-        let listening: Vec<String> = lines.by_ref().take(3).collect();
-        let expected: Vec<String> =
-            addresses.iter().map(|address| format!("listening on http://{address}:8080")).collect();
-        assert_eq!(listening, expected);
+        // With a last line that names the directory.
+        let lines: Vec<String> = output.lines().map_while(Result::ok).take(4).collect();
+        let listening = addresses.iter().map(|address| format!("listening on http://{address}:8080"));
+        assert_eq!(lines[..3], listening.collect::<Vec<_>>());
         Machines { _script: script, account, addresses, relays, password }
     }
 
@@ -154,6 +153,14 @@ impl Machines {
         let server = first("postgresql/postmaster.pid");
         let processes = first("patroni.pid").into_iter().chain(server);
         processes.chain(server.into_iter().flat_map(children)).collect()
+    }
+
+    /// The processes that the script has started.
+    fn started(&self) -> Vec<u32> {
+        let files = (0..3).flat_map(|node| fs::read_dir(self.node(node)).expect("a directory").flatten());
+        let ids =
+            files.map(|file| file.path()).filter(|path| path.extension().is_some_and(|end| end == "pid"));
+        ids.map(|path| fs::read_to_string(path).unwrap().trim().parse().unwrap()).collect()
     }
 
     fn signal(&self, node: usize, signal: Signal) {
@@ -474,6 +481,10 @@ fn the_primary_is_killed_stopped_and_cut_off() {
     creates(50);
     let mut client = machines.client(primary).unwrap();
     ways.into_iter().for_each(|way| way.check(&mut client, &faults));
+    let started = machines.started();
+    assert_eq!(started.len(), 15, "five programs for each of three machines");
+    drop(machines);
+    eventually(LONG, "the script ends all that it has started", || started.iter().all(|id| !running(*id)));
 }
 
 /// A primary that is stopped, replaced, and goes on takes changes as if nothing had happened, where no Patroni ends it.
