@@ -65,6 +65,12 @@ impl Machines {
         let [first, second, third] = &addresses;
         script(&["files", dir.to_str().expect("a plain path"), first, second, third, "here"]);
         let relays = [0, 1, 2].map(|node| {
+            for file in fs::read_dir(dir.join(format!("node{}", node + 1))).expect("it is there").flatten() {
+                let text = fs::read_to_string(file.path()).expect("a file");
+                let is_filled_in =
+                    !["@N", "@S", "@E", "@P", "@F", "@B", "@A", "@R"].iter().any(|at| text.contains(at));
+                assert!(is_filled_in, "{file:?}: {text}");
+            }
             let relay = Relay::before(format!("{}:2379", addresses[node]));
             let path = dir.join(format!("node{}/patroni.yml", node + 1));
             let text = fs::read_to_string(&path).expect("the script has written it");
