@@ -8,7 +8,6 @@ use super::{
 };
 use std::{
     cell::RefCell,
-    collections::BTreeMap,
     io::{self, BufRead},
     sync::{
         Arc, Mutex, PoisonError,
@@ -27,10 +26,10 @@ pub(super) struct Pipeline {
     waiting: RefCell<Waiting>,
 }
 
-/// What came before its turn, by number; and the number whose turn it is.
+/// What came before its turn, with its number; and the number whose turn it is.
 #[derive(Default)]
 struct Waiting {
-    outcomes: BTreeMap<u64, (Batch, Checked)>,
+    outcomes: Vec<(u64, Batch, Checked)>,
     next: u64,
     /// How many batches there are, once that is known.
     end: Option<u64>,
@@ -88,16 +87,17 @@ impl Pipeline {
         let mut waiting = self.waiting.borrow_mut();
         loop {
             let next = waiting.next;
-            if let Some(outcome) = waiting.outcomes.remove(&next) {
+            if let Some(at) = waiting.outcomes.iter().position(|(number, ..)| *number == next) {
                 waiting.next += 1;
-                return Ok(Some(outcome));
+                let (_, batch, checked) = waiting.outcomes.swap_remove(at);
+                return Ok(Some((batch, checked)));
             }
             if waiting.end == Some(next) {
                 return Ok(None);
             }
             match self.outcomes.recv() {
                 Ok(Outcome::Checked(number, batch, checked)) => {
-                    waiting.outcomes.insert(number, (batch, checked));
+                    waiting.outcomes.push((number, batch, checked));
                 }
                 Ok(Outcome::End(count, read)) => {
                     read.map_err(BulkError::Read)?;

@@ -208,7 +208,7 @@ impl<'a> Staging<'a> {
              select line, min(first) as first from ({REPEATED} union all {TAKEN}) found group by line"
         );
         self.transaction.batch_execute("drop table if exists userd_repeated")?;
-        let count = self.transaction.execute(&found, &[])?;
+        let count = self.transaction.execute(found.as_str(), &[])?;
         let most = i64::try_from(most).unwrap_or(i64::MAX);
         let first = "select line, first from userd_repeated order by line limit $1";
         let rows = self.transaction.query_typed(first, &[(&most, Type::INT8)])?;
@@ -235,7 +235,7 @@ impl<'a> Staging<'a> {
         let stored = match hashes {
             0 => (attempt.execute(STORE, &[])?, 0),
             _ => {
-                let row = attempt.query_one(STORE_WITH_HASHES, &[])?;
+                let row = attempt.query_typed_one(STORE_WITH_HASHES, &[])?;
                 (row.get::<_, i64>(0).unsigned_abs(), row.get::<_, i64>(1).unsigned_abs())
             }
         };

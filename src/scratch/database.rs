@@ -3,13 +3,16 @@
 //! Each is a clone of a template that was migrated once, and is dropped with its value. What a killed process
 //! leaves is dropped by the next one, or goes with the cluster, some seconds after its last user.
 
-use super::cluster::{self, Options, Shared};
+use super::{
+    cluster::{self, Options, Shared},
+    connect,
+};
 use crate::{
     config::{Config, Database},
     db::{blocking::outside_of_runtimes, explain, migrate::Migrations},
     server::StartError,
 };
-use postgres::{Client, NoTls};
+use postgres::{Client, types::Type};
 use std::{
     env, fs,
     path::{Path, PathBuf},
@@ -132,13 +135,13 @@ impl Owner {
     }
 
     fn connect(shared: Shared) -> Result<Owner, postgres::Error> {
-        let mut client = Client::connect(&shared.connection_string("postgres"), NoTls)?;
-        for row in client.query(LEFTOVERS, &[])? {
+        let mut client = connect(&shared.connection_string("postgres"))?;
+        for row in client.query_typed(LEFTOVERS, &[])? {
             let name: &str = row.get(0);
             log::info!("dropping {name}, which a killed process left behind");
             client.batch_execute(&format!("drop database if exists {name} with (force)"))?;
         }
-        let session = client.query_one("select pg_backend_pid()", &[])?.get(0);
+        let session = client.query_typed_one("select pg_backend_pid()", &[])?.get(0);
         Ok(Owner { shared, client, session, count: 0, templates: Vec::new() })
     }
 
@@ -165,13 +168,13 @@ impl Owner {
     }
 
     fn make_template_locked(&mut self, name: &str, migrations: Migrations) -> Result<(), String> {
-        let made =
-            self.client.query_opt("select from pg_database where datname = $1 and datistemplate", &[&name]);
-        if made.map_err(|error| explain(&error))?.is_none() {
+        let ask = "select from pg_database where datname = $1 and datistemplate";
+        let made = self.client.query_typed(ask, &[(&name, Type::TEXT)]);
+        if made.map_err(|error| explain(&error))?.is_empty() {
             self.run(&format!("drop database if exists {name} with (force)"))?;
             self.run(&format!("create database {name}"))?;
             let connection = self.shared.connection_string(name);
-            let connect = || Client::connect(&connection, NoTls).map_err(|error| explain(&error));
+            let connect = || connect(&connection).map_err(|error| explain(&error));
             migrations.apply(&mut connect()?, &mut connect()?)?;
             self.run(&format!("alter database {name} with is_template true allow_connections false"))?;
         }

@@ -24,7 +24,7 @@ use crate::{
     server::{Server, StartError},
     users::{password::Hasher, user::User},
 };
-use postgres::{Client, NoTls};
+use postgres::types::Type;
 use std::net::SocketAddr;
 
 /// A running server on a free port of the loopback, with a database of its own. Both go with this value.
@@ -126,8 +126,8 @@ impl TestServer {
             select 'User ' || taken + i, 'user' || taken + i || '@example.com' \
             from start, generate_series(1, $1::bigint) as i order by i returning id";
         let seed = || {
-            let mut client = Client::connect(self.database_url(), NoTls)?;
-            client.query(SEED, &[&i64::from(n)])
+            let mut client = super::connect(self.database_url())?;
+            client.query_typed(SEED, &[(&i64::from(n), Type::INT8)])
         };
         let rows = crate::db::blocking::outside_of_runtimes(seed);
         let rows = rows.unwrap_or_else(|error| panic!("cannot seed: {}", crate::db::explain(&error)));

@@ -2,7 +2,6 @@
 //! into TLS settings, what makes no difference and what is refused. An error names the parameter and
 //! quotes no value. Opens nothing; looks whether Debian's socket directory is there.
 
-use std::collections::BTreeMap;
 use std::error::Error;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -15,20 +14,24 @@ use super::conninfo;
 use crate::db::tls::{TlsSettings, Verify};
 
 /// The parameters of a connection string, each once, the last one given.
-pub struct Parameters(BTreeMap<String, String>);
+pub struct Parameters(Vec<(String, String)>);
 
 impl Parameters {
     /// Parses `text`; an error if a parameter is unknown or cannot be honoured.
     pub fn new(text: &str) -> Result<Parameters, String> {
         let listed = |list: &str, name: &str| list.split(' ').any(|listed| listed == name);
         let harmless = |name: &str| HARMLESS.iter().find(|(harmless, _)| *harmless == name);
-        let mut all: BTreeMap<String, String> = BTreeMap::new();
-        all.extend(conninfo::parse(text, &|name| {
+        let given = conninfo::parse(text, &|name| {
             harmless(name).is_some() || [OWN, SHARED, REFUSED].iter().any(|list| listed(list, name))
-        })?);
+        })?;
+        let mut all: Vec<(String, String)> = Vec::new();
+        for (name, value) in given {
+            all.retain(|(known, _)| *known != name);
+            all.push((name, value));
+        }
         // As in libpq, an empty value is as good as none, but not where one of a few words is due.
         let words = "channel_binding load_balance_hosts sslmode sslnegotiation target_session_attrs";
-        all.retain(|name, value| !value.is_empty() || listed(words, name));
+        all.retain(|(name, value)| !value.is_empty() || listed(words, name));
         for (name, value) in &all {
             let honoured = match harmless(name) {
                 Some((_, values)) => values.is_empty() || values.contains(&value.as_str()),
@@ -43,14 +46,17 @@ impl Parameters {
 
     /// The value of `name`, unless it is missing or empty.
     pub fn take(&mut self, name: &str) -> Option<String> {
-        self.0.remove(name)
+        let at = self.0.iter().position(|(known, _)| known == name)?;
+        Some(self.0.swap_remove(at).1)
     }
 
     /// A configuration with everything but user, password, database and hosts.
     pub fn config(&mut self) -> Result<Config, String> {
-        if let Some("primary" | "standby" | "prefer-standby") =
-            self.0.get("target_session_attrs").map(String::as_str)
-        {
+        let is_refused = |(name, value): &(String, String)| {
+            name == "target_session_attrs"
+                && matches!(value.as_str(), "primary" | "standby" | "prefer-standby")
+        };
+        if self.0.iter().any(is_refused) {
             return Err("target_session_attrs can be any, read-write or read-only, no other".into());
         }
         let mut text = String::new();

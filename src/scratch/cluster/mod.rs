@@ -356,9 +356,9 @@ fn failed(program: &str, status: ExitStatus, directory: &ClusterDir, said: u64) 
 fn answers(connection_string: String, deadline: Instant) -> Result<(), String> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
-        let answer = postgres::Client::connect(&connection_string, postgres::NoTls)
-            .and_then(|mut client| client.simple_query("select 1"));
-        let _ = sender.send(answer.map(drop).map_err(|error| match error.as_db_error() {
+        let answer =
+            super::connect(&connection_string).and_then(|mut client| client.batch_execute("select 1"));
+        let _ = sender.send(answer.map_err(|error| match error.as_db_error() {
             Some(error) => error.message().to_owned(),
             None => error.to_string(),
         }));
