@@ -3,6 +3,8 @@
 //! Owns the set of connections and the stream to tiny_http. What is done with one connection's bytes is in
 //! [`super::connection`]; nothing here looks at them.
 
+mod deadlines;
+
 use super::{
     Immediate, Listener,
     admission::Candidates,
@@ -11,7 +13,6 @@ use super::{
     peers::PeerCounts,
     responder::Slot,
     slots::SharedState,
-    writing::linger_time,
 };
 use crate::{
     error::{Error, Reason},
@@ -40,7 +41,6 @@ const SCRATCH_BYTES: usize = 16 * 1024;
 const LAST_ACCEPTS: usize = 64;
 /// How long there is nothing to do until that is reported. Requests of people and of checks come more often.
 const IDLE: Duration = Duration::from_secs(5);
-const IDLE_AGAIN: Duration = Duration::from_secs(1);
 /// Looking at every connection's deadline is cheap, but not free.
 const SWEEP_PAUSE: Duration = Duration::from_millis(20);
 
@@ -260,73 +260,6 @@ impl EventLoop {
             self.advance(index, now);
         }
         self.scheduled = scheduled;
-    }
-
-    /// Ends what has taken too long.
-    ///
-    /// The next sweep is when the first deadline seen passes, or when the first one that is yet to be set could: none
-    /// of those is closer than the shortest time that anything is given.
-    fn sweep(&mut self, now: Instant) {
-        let mut next = now + self.shortest_deadline();
-        for index in 0..self.used {
-            let limits = &self.shared.limits;
-            let entry = self.shared.slots.get(index);
-            let connection = entry.as_ref().and_then(|entry| entry.connection.as_ref());
-            let Some(at) = connection.and_then(|connection| connection.deadline(limits)) else {
-                continue;
-            };
-            drop(entry);
-            if at <= now {
-                self.call(index, now, |connection, context| {
-                    // It may have been answered in between.
-                    match connection.deadline(&context.shared.limits).is_some_and(|at| at <= now) {
-                        true => connection.expire(index, context),
-                        false => Action::Wait,
-                    }
-                });
-            } else {
-                next = next.min(at);
-            }
-        }
-        self.sweep_at = (!self.is_empty()).then(|| next.max(now + SWEEP_PAUSE));
-    }
-
-    /// Reports that there is nothing to do, unless there has been since this was due, or a worker has.
-    fn idle(&mut self, now: Instant) {
-        let due = self.active_at + IDLE;
-        let is_working = |index| {
-            let entry = self.shared.slots.get(index);
-            entry.is_some_and(|entry| entry.connection.as_ref().is_some_and(Connection::is_working))
-        };
-        self.idle_at = match due > now {
-            true => Some(due),
-            false if (0..self.used).any(is_working) => Some(now + IDLE),
-            false => None,
-        };
-        if self.idle_at.is_none() {
-            (self.on_idle)();
-            // A second time for what other threads free at the first.
-            self.idle_again = !self.idle_again;
-            self.idle_at = self.idle_again.then_some(now + IDLE_AGAIN);
-        }
-    }
-
-    /// Whether there is no connection.
-    fn is_empty(&self) -> bool {
-        self.free.len() == self.used as usize
-    }
-
-    pub(super) fn shortest_deadline(&self) -> Duration {
-        let limits = &self.shared.limits;
-        let all = [
-            limits.head_timeout,
-            limits.body_timeout,
-            limits.idle_timeout,
-            limits.write_timeout,
-            limits.request_timeout,
-            linger_time(self.stop_at.is_some()),
-        ];
-        all.into_iter().min().expect("there are some")
     }
 
     /// Sends the requests of this iteration to tiny_http with one write.

@@ -7,11 +7,12 @@
 //!   sessions, and changes of one row queue behind each other and not beside each other;
 //! - a create is executed: changes cannot take every session that writes may have, nor creates those of changes.
 //!
-//! A batch is what arrived while earlier ones were in flight. No command waits for a batch to fill, but creates for the
-//! clients that are about to return ([`Window`]): for less than the time of a batch. How many batches may be in flight is
-//! learned from the shortest ones of the last second ([`Pace`]).
+//! A batch is what arrived while earlier ones were in flight. It waits for more only where the clients of the last batches
+//! are about to return and would have to wait longer ([`Window`]): creates, and reads of a database a network away. How
+//! many batches may be in flight is learned from the shortest ones of the last second ([`Pace`]).
 
 mod hash_queue;
+mod limits;
 mod pace;
 #[cfg(test)]
 mod simulation;
@@ -153,7 +154,7 @@ struct Queue<T> {
     in_flight: usize,
     pace: Pace,
     window: Window,
-    /// Not before that time: the table itself is locked, or the clients of the last batch are about to return.
+    /// Not before that time: the table itself is locked.
     not_before: Option<Instant>,
 }
 
@@ -164,7 +165,7 @@ impl<T> Scheduler<T> {
             waiting: VecDeque::new(),
             in_flight: 0,
             pace: Pace::new(lane.writes(), now),
-            window: Window::new(now),
+            window: Window::default(),
             not_before: None,
         };
         Scheduler {
@@ -196,13 +197,7 @@ impl<T> Scheduler<T> {
             return Err(work);
         }
         self.queue(Item { work, lane, keys, arrived: now, retries: 0 });
-        if lane == Lane::Create {
-            let queue = &mut self.lanes[lane as usize];
-            queue.window.arrived(now);
-            if queue.window.is_complete() || queue.waiting.len() >= batch_limit(lane) {
-                queue.not_before = None;
-            }
-        }
+        self.lanes[lane as usize].window.arrived(now);
         Ok(())
     }
 
@@ -267,8 +262,8 @@ impl<T> Scheduler<T> {
             Lane::Hash => self.hashes.learn(took),
             _ => queue.pace.learn(took, commands, now),
         }
-        if lane == Lane::Create && !atypical && queue.in_flight == 0 && queue.pace.is_short() {
-            queue.not_before = queue.window.open(commands, queue.waiting.len(), queue.pace.shortest(), now);
+        if let Some(apart) = self.apart(lane).filter(|_| !atypical) {
+            self.lanes[lane as usize].window.open(commands, apart, now);
         }
     }
 
@@ -337,8 +332,8 @@ impl<T> Scheduler<T> {
         let retries = self.retries.iter().map(|(due, _)| *due).filter(|_| self.may_retry());
         let queues = Lane::ALL.into_iter().filter_map(|lane| {
             let queue = &self.lanes[lane as usize];
-            let at = queue.not_before.filter(|at| *at > now && !queue.waiting.is_empty())?;
-            self.may_start(lane).then_some(at)
+            let may_start = !queue.waiting.is_empty() && self.may_start(lane);
+            may_start.then(|| self.not_before(lane, now)).flatten()
         });
         let memory = self.is_short_of_memory().then_some(now + MEMORY_PAUSE);
         retries.chain(queues).chain(memory).min()
@@ -425,9 +420,8 @@ impl<T> Scheduler<T> {
         let oldest = |lane: Lane| {
             let queue = &self.lanes[lane as usize];
             let arrived = queue.waiting.front()?.arrived;
-            let ready = queue.not_before.is_none_or(|at| at <= now)
-                && self.may_start(lane)
-                && !self.needs_memory(lane);
+            let ready =
+                self.may_start(lane) && !self.needs_memory(lane) && self.not_before(lane, now).is_none();
             ready.then_some((arrived, lane))
         };
         let ready = Lane::ALL.into_iter().filter_map(oldest);
@@ -437,60 +431,6 @@ impl<T> Scheduler<T> {
     /// Whether the next command of a lane needs more memory than is free.
     fn needs_memory(&self, lane: Lane) -> bool {
         self.lanes[lane as usize].waiting.front().is_some_and(|item| item.keys.memory > self.memory)
-    }
-
-    fn in_flight(&self, lane: Lane) -> usize {
-        self.lanes[lane as usize].in_flight
-    }
-
-    /// Batches of statements that writes may have in flight: a read always has one more, if there are two.
-    fn write_capacity(&self) -> usize {
-        (self.capacity.statements - 1).max(1)
-    }
-
-    fn writes(&self) -> usize {
-        self.in_flight(Lane::Create) + self.in_flight(Lane::Change)
-    }
-
-    fn statements(&self) -> usize {
-        self.writes()
-            + [Lane::Find, Lane::List, Lane::Large, Lane::Lookup]
-                .map(|lane| self.in_flight(lane))
-                .iter()
-                .sum::<usize>()
-    }
-
-    fn may_write(&self) -> bool {
-        self.statements() < self.capacity.statements && self.writes() < self.write_capacity()
-    }
-
-    /// Half of what writes may have, so that new ones are executed beside those that meet locks.
-    fn may_retry(&self) -> bool {
-        let in_flight: usize = self.retries_in_flight.iter().sum();
-        self.may_write() && in_flight < (self.write_capacity() / 2).max(1)
-    }
-
-    fn may_start(&self, lane: Lane) -> bool {
-        // Retries have a share of their own, and take nothing of what has not met a lock yet.
-        let in_flight = self.in_flight(lane) - self.retries_in_flight[lane as usize];
-        // One of those that write is left to the other kind of write.
-        let share = (self.write_capacity() - 1).max(1);
-        match lane {
-            Lane::Hash => false,
-            Lane::Change => self.may_write() && in_flight < share,
-            Lane::Create => {
-                self.may_write() && in_flight < share.min(self.lanes[lane as usize].pace.batches())
-            }
-            // Each takes long, and the other reads need the sessions.
-            Lane::Large => {
-                self.statements() < self.capacity.statements
-                    && in_flight < (self.capacity.statements / 4).max(1)
-            }
-            Lane::Find | Lane::List | Lane::Lookup => {
-                let paced = self.lanes[lane as usize].pace.batches();
-                self.statements() < self.capacity.statements && in_flight < paced
-            }
-        }
     }
 }
 

@@ -11,6 +11,7 @@
 
 mod answering;
 mod idling;
+mod job;
 mod receiving;
 
 use super::{
@@ -20,15 +21,14 @@ use super::{
 use crate::{
     app::{self, App, Command, Step},
     error::Error,
-    frontend::{Responder, Slot},
-    http::Method,
-    memory::{Budget, Purpose, Reservation},
+    frontend::Responder,
+    memory::{Purpose, Reservation},
     metrics::Recorder,
     request_id::RequestId,
 };
 use answering::guard;
+use job::Job;
 use std::{
-    borrow::Cow,
     io, mem,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
@@ -107,31 +107,6 @@ struct State {
     /// How often the threads were asked to call `on_idle`.
     idle_calls: u64,
     stopping: bool,
-}
-
-/// A request that is queued or in flight.
-struct Job {
-    /// `None` while it is executed.
-    command: Option<Command>,
-    slot: Slot,
-    id: RequestId,
-    received: Instant,
-    method: Method,
-    /// The method's name for the log.
-    name: Cow<'static, str>,
-    path: String,
-    /// The memory of its request, and then of its answer.
-    held: Option<Reservation>,
-}
-
-impl Job {
-    /// Counts what it holds beside its request.
-    fn hold(&mut self, bytes: usize, budget: &Budget) {
-        if bytes > 0 {
-            let held = self.held.get_or_insert_with(|| budget.count(Purpose::Body, 0));
-            held.set(held.bytes() + bytes);
-        }
-    }
 }
 
 impl Workers {

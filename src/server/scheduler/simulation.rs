@@ -29,6 +29,8 @@ struct Model {
     sent: Vec<u64>,
     waits: Vec<u64>,
     order: u64,
+    /// When something may be due.
+    due: Option<u64>,
 }
 
 /// What happens to a client, or to a batch.
@@ -67,6 +69,7 @@ impl Model {
             sent: vec![0; clients],
             waits: Vec::new(),
             order: 0,
+            due: None,
         };
         for client in 0..clients {
             model.schedule(client as u64, Event::Arrive(client));
@@ -130,7 +133,10 @@ impl Model {
                 Next::Run(batch) => batch,
                 Next::Wait(due) => {
                     let wait = due.map(|due| due.saturating_duration_since(time).as_micros() as u64);
-                    wait.into_iter().for_each(|wait| self.schedule(self.now + wait, Event::Due));
+                    if let Some(due) = wait.map(|wait| self.now + wait).filter(|due| self.due != Some(*due)) {
+                        self.due = Some(due);
+                        self.schedule(due, Event::Due);
+                    }
                     return;
                 }
             };
@@ -171,29 +177,38 @@ impl Model {
     }
 }
 
-/// How much less throughput, and how much more of the median wait, than with the best constant. Two schedulers that
-/// allow as many batches differ by up to that, too: which clients were answered together at first come together later.
-const LESS: f64 = 0.06;
-const MORE: f64 = 0.12;
+/// How much less throughput, and how much more of the median wait, than with the best constant.
+const TOLERANCE: f64 = 0.05;
 
 #[test]
 fn what_is_learned_is_as_good_as_the_best_constant() {
     let mut worse = String::new();
     for waiting in [500, 1_000, 5_000, 20_000] {
-        for clients in [1, 4, 16, 64, 256] {
+        for clients in [1, 4, 16, 32, 64, 128, 256] {
             let constant = |batches| Model::new(Lane::Find, waiting, clients, Some(batches)).measure();
             let constants: Vec<_> = (1..=WORKERS).map(constant).collect();
             let (rate, wait) = constants
                 .iter()
                 .fold((0.0_f64, u64::MAX), |best, one| (best.0.max(one.0), best.1.min(one.1)));
             let learned = Model::new(Lane::Find, waiting, clients, None).measure();
-            if learned.0 < rate * (1.0 - LESS) || learned.1 as f64 > wait as f64 * (1.0 + MORE) {
+            if learned.0 < rate * (1.0 - TOLERANCE) || learned.1 as f64 > wait as f64 * (1.0 + TOLERANCE) {
                 worse +=
                     &format!("\n{waiting} µs, {clients} clients: {learned:?}, but best {:?}", (rate, wait));
             }
         }
     }
     assert!(worse.is_empty(), "{worse}");
+}
+
+/// Without the window, those that return late wait for a session: at 1 ms and 32 clients, 21,600 a second.
+#[test]
+fn clients_of_a_batch_share_the_next_one() {
+    for (waiting, clients, least) in
+        [(1_000, 12, 10_500), (1_000, 32, 26_500), (5_000, 32, 6_000), (20_000, 128, 6_000)]
+    {
+        let (rate, _) = Model::new(Lane::Find, waiting, clients, None).measure();
+        assert!(rate > f64::from(least), "{waiting} µs, {clients} clients: {rate} a second");
+    }
 }
 
 /// On the machine itself, one batch at a time measured best: waking another worker costs more than this model has.
