@@ -11,6 +11,7 @@
 //! are about to return and would have to wait longer ([`Window`]): creates, and reads of a database a network away. How
 //! many batches may be in flight is learned from the shortest ones of the last second ([`Pace`]).
 
+mod batch;
 mod hash_queue;
 mod limits;
 mod pace;
@@ -21,6 +22,7 @@ mod tests;
 mod window;
 
 use crate::app::Lane;
+pub use batch::{Batch, Item, Keys, Next, Token};
 use hash_queue::HashQueue;
 use pace::Pace;
 use std::{
@@ -71,63 +73,6 @@ pub struct Capacity {
     pub hashes: usize,
     /// How long a command is retried from its arrival on.
     pub retry_for: Duration,
-}
-
-/// How a command is queued.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Keys {
-    /// The row that it changes.
-    pub row: Option<i64>,
-    /// The account whose password it checks, as a number: hashes take turns by account.
-    pub account: Option<u64>,
-    /// Whether it will hash, in this lane or in a later one.
-    pub hashes: bool,
-    /// Bytes of memory that its next step needs beside those that it holds.
-    pub memory: usize,
-}
-
-/// A command in a queue or in flight.
-#[derive(Debug)]
-pub struct Item<T> {
-    /// The command itself.
-    pub work: T,
-    lane: Lane,
-    keys: Keys,
-    arrived: Instant,
-    /// How often it has met a lock.
-    retries: usize,
-}
-
-/// Commands of one lane, to be executed by one worker; see [`Scheduler::finished`].
-#[derive(Debug)]
-pub struct Batch<T> {
-    /// Their lane.
-    pub lane: Lane,
-    /// The commands, in the order of their arrival.
-    pub items: Vec<Item<T>>,
-    /// Bytes of memory that they need.
-    pub memory: usize,
-    /// What its end is reported with.
-    pub token: Token,
-}
-
-/// What the scheduler has to know of a batch when it has finished.
-#[derive(Debug, Clone, Copy)]
-pub struct Token {
-    lane: Lane,
-    started: Instant,
-    commands: usize,
-    /// Of commands that have met a lock before.
-    retry: bool,
-}
-
-/// What a worker does now.
-#[derive(Debug)]
-pub enum Next<T> {
-    /// Execute this.
-    Run(Batch<T>),
-    /// Nothing before that time, unless something is pushed or finishes.
-    Wait(Option<Instant>),
 }
 
 /// Queues, and what is in flight.

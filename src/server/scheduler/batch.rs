@@ -1,0 +1,61 @@
+//! What the scheduler is given, and what it gives to a worker.
+
+use crate::app::Lane;
+use std::time::Instant;
+
+/// How a command is queued.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Keys {
+    /// The row that it changes.
+    pub row: Option<i64>,
+    /// The account whose password it checks, as a number: hashes take turns by account.
+    pub account: Option<u64>,
+    /// Whether it will hash, in this lane or in a later one.
+    pub hashes: bool,
+    /// Bytes of memory that its next step needs beside those that it holds.
+    pub memory: usize,
+}
+
+/// A command in a queue or in flight.
+#[derive(Debug)]
+pub struct Item<T> {
+    /// The command itself.
+    pub work: T,
+    pub(super) lane: Lane,
+    pub(super) keys: Keys,
+    pub(super) arrived: Instant,
+    /// How often it has met a lock.
+    pub(super) retries: usize,
+}
+
+/// Commands of one lane, to be executed by one worker; see [`Scheduler::finished`](super::Scheduler::finished).
+#[derive(Debug)]
+pub struct Batch<T> {
+    /// Their lane.
+    pub lane: Lane,
+    /// The commands, in the order of their arrival.
+    pub items: Vec<Item<T>>,
+    /// Bytes of memory that they need.
+    pub memory: usize,
+    /// What its end is reported with.
+    pub token: Token,
+}
+
+/// What the scheduler has to know of a batch when it has finished.
+#[derive(Debug, Clone, Copy)]
+pub struct Token {
+    pub(super) lane: Lane,
+    pub(super) started: Instant,
+    pub(super) commands: usize,
+    /// Of commands that have met a lock before.
+    pub(super) retry: bool,
+}
+
+/// What a worker does now.
+#[derive(Debug)]
+pub enum Next<T> {
+    /// Execute this.
+    Run(Batch<T>),
+    /// Nothing before that time, unless something is pushed or finishes.
+    Wait(Option<Instant>),
+}
