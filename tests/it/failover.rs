@@ -512,8 +512,9 @@ fn a_primary_that_was_stopped_and_replaced_is_not_used_again() {
     eventually(LONG, "userd has found the new primary", || {
         matches!(caller.call("POST", "/users", &user(1)), Ok((201, _)))
     });
-    // The session was opened after a server had not answered. It is a session like any other.
-    assert_eq!(caller.call("POST", "/users", &user(1)).unwrap().0, 409);
+    // The session was opened after a server had not answered. It takes a refusal of the database's for what it is.
+    let taken = json!({"email": "1@example.com"}).to_string();
+    assert_eq!(caller.call("PUT", "/users/1", &taken).unwrap().0, 409);
 
     primary.signal(Signal::SIGCONT);
     let end = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'userd'";
