@@ -4,8 +4,8 @@
 //! `DATABASE_URL`, and haproxy with PgBouncer.
 
 use crate::support::{
-    Account, BUSY, Caller, Daemon, LONG, LONG_ON_DISK, Load, Own, Process, Relay, children, eventually,
-    pause, program, running, users,
+    Account, BUSY, Caller, Daemon, Event, LONG, LONG_ON_DISK, Load, Own, Process, Relay, children,
+    eventually, loopback_network, pause, program, running, users,
 };
 use nix::{
     sys::signal::{Signal, kill},
@@ -59,8 +59,8 @@ struct Machines {
 impl Machines {
     fn start() -> Machines {
         let account = Account::new();
-        let number = std::process::id();
-        let addresses = [1, 2, 3].map(|n| format!("127.{}.{}.{n}", 1 + number / 256 % 250, number % 256));
+        let network = loopback_network();
+        let addresses = [1, 2, 3].map(|n| format!("{network}{n}"));
         let dir = account.dir().join("cluster");
         let [first, second, third] = &addresses;
         script(&["files", dir.to_str().expect("a plain path"), first, second, third, "here"]);
@@ -114,30 +114,21 @@ impl Machines {
         Client::connect(&url, NoTls)
     }
 
-    /// The node whose PostgreSQL takes changes.
-    fn primary(&self) -> Option<usize> {
-        (0..3).find(|node| {
-            let mut client = self.client(*node).ok();
-            let row =
-                client.as_mut().and_then(|client| client.query_one("select pg_is_in_recovery()", &[]).ok());
-            row.is_some_and(|row| !row.get::<_, bool>(0))
-        })
-    }
-
     /// Waits until one is the primary, and both others follow it, one of them synchronously.
     fn wait_until_whole(&self) -> usize {
-        let mut whole = None;
+        let sql = "select not pg_is_in_recovery(), count(*), count(*) filter (where sync_state in ('sync', 'quorum')) \
+                   from pg_stat_replication where state = 'streaming'";
+        let is_whole = |node: &usize| {
+            let row = self.administrator(*node).and_then(|mut client| client.query_one(sql, &[]));
+            row.is_ok_and(|row| row.get(0) && row.get::<_, i64>(1) == 2 && row.get::<_, i64>(2) >= 1)
+        };
+        let mut primary = None;
         eventually(FAILOVER, "a primary and two standbys", || {
-            whole = self.primary().filter(|primary| {
-                let sql = "select count(*), count(*) filter (where sync_state in ('sync', 'quorum')) \
-                           from pg_stat_replication where state = 'streaming'";
-                let row = self.administrator(*primary).and_then(|mut client| client.query_one(sql, &[]));
-                row.is_ok_and(|row| row.get::<_, i64>(0) == 2 && row.get::<_, i64>(1) >= 1)
-            });
+            primary = (0..3).find(is_whole);
             pause(Duration::from_millis(200));
-            whole.is_some()
+            primary.is_some()
         });
-        whole.expect("waited for")
+        primary.expect("waited for")
     }
 
     /// A session with all rights.
@@ -235,19 +226,10 @@ fn script(arguments: &[&str]) {
     assert!(output.status.success(), "{arguments:?}: {said}");
 }
 
-/// One request.
-#[derive(Clone, Copy, Debug)]
-struct Asked {
-    at: Instant,
-    took: Duration,
-    /// 0: no answer.
-    status: u16,
-}
-
 /// What a client has seen.
 #[derive(Default)]
 struct Seen {
-    asked: Vec<Asked>,
+    events: Vec<Event>,
     /// Addresses of users that were acknowledged.
     acknowledged: Vec<String>,
     /// Answers that must not be.
@@ -255,7 +237,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Status and id of the answer.
+    /// Status and id of the answer, if there is one.
     fn ask(
         &mut self,
         caller: &mut Caller,
@@ -263,29 +245,30 @@ impl Seen {
         target: &str,
         key: &str,
         body: &str,
-    ) -> (u16, String) {
-        let at = Instant::now();
-        let answer = caller.call_with(method, target, &[("Idempotency-Key", key)], body);
-        let (status, body) = answer.unwrap_or_default();
-        self.asked.push(Asked { at, took: at.elapsed(), status });
-        (status, body["id"].as_str().unwrap_or_default().to_owned())
+    ) -> Option<(u16, String)> {
+        let sent = Instant::now();
+        let answer = caller.call_with(method, target, &[("Idempotency-Key", key)], body).ok();
+        let status = answer.as_ref().map(|(status, _)| *status);
+        self.events.push(Event { sent, took: sent.elapsed(), status });
+        let (status, body) = answer?;
+        Some((status, body["id"].as_str().unwrap_or_default().to_owned()))
     }
 
     /// From `since` to the end of the longest time without a success, before `until`.
     fn back(&self, since: Instant, until: Instant) -> Duration {
-        let successes = self.asked.iter().filter(|asked| matches!(asked.status, 200 | 201));
+        let successes = self.events.iter().filter(|event| event.succeeded());
         let mut last = since;
-        let ends = successes.map(|asked| asked.at + asked.took).filter(|end| *end > since && *end < until);
+        let ends = successes.map(|event| event.sent + event.took).filter(|end| *end > since && *end < until);
         let gaps = ends.map(|end| (end - std::mem::replace(&mut last, end), end));
         gaps.max().expect("it is back").1 - since
     }
 
     /// The statuses of what was asked in this time, and the longest wait for an answer.
-    fn during(&self, from: Instant, to: Instant) -> (BTreeMap<u16, usize>, Duration) {
+    fn during(&self, from: Instant, to: Instant) -> (BTreeMap<Option<u16>, usize>, Duration) {
         let (mut statuses, mut longest) = (BTreeMap::new(), Duration::ZERO);
-        for asked in self.asked.iter().filter(|asked| asked.at < to && asked.at + asked.took > from) {
-            *statuses.entry(asked.status).or_default() += 1;
-            longest = longest.max(asked.took);
+        for event in self.events.iter().filter(|event| event.sent < to && event.sent + event.took > from) {
+            *statuses.entry(event.status).or_default() += 1;
+            longest = longest.max(event.took);
         }
         (statuses, longest)
     }
@@ -302,12 +285,12 @@ fn create(name: &str, url: &str, stop: &AtomicBool) -> Seen {
                 return seen;
             }
             match seen.ask(&mut caller, "POST", "/users", &key, &body) {
-                (201, _) => {
+                Some((201, _)) => {
                     seen.acknowledged.push(email);
                     break;
                 }
                 // What has become of it is not known.
-                (0 | 500 | 503, _) => pause(Duration::from_millis(20)),
+                None | Some((500 | 503, _)) => pause(Duration::from_millis(20)),
                 answer => {
                     seen.wrong.push(format!("POST {email}: {answer:?}"));
                     break;
@@ -324,13 +307,13 @@ fn read(name: &str, url: &str, stop: &AtomicBool) -> Seen {
     let (mut seen, mut caller) = (Seen::default(), Caller::new(url, LONG));
     let email = format!("{name}@example.com");
     let body = json!({"name": name, "email": email}).to_string();
-    let (status, id) = seen.ask(&mut caller, "POST", "/users", &format!("\"{name}\""), &body);
-    assert_eq!(status, 201);
+    let created = seen.ask(&mut caller, "POST", "/users", &format!("\"{name}\""), &body);
+    let Some((201, id)) = created else { panic!("{created:?}") };
     seen.acknowledged.push(email);
     while !stop.load(Ordering::SeqCst) {
         match seen.ask(&mut caller, "GET", &format!("/users/{id}"), "\"\"", "") {
-            (200, _) => {}
-            (503, _) => pause(Duration::from_millis(20)),
+            Some((200, _)) => {}
+            Some((503, _)) => pause(Duration::from_millis(20)),
             answer => seen.wrong.push(format!("GET /users/{id}: {answer:?}")),
         }
         pause(Duration::from_millis(5));
@@ -406,7 +389,7 @@ impl Way {
                 // A change that was in flight when its session broke has an unknown outcome: 500.
                 let unknown = if what == "changes" { 1 } else { 0 };
                 for statuses in statuses {
-                    let count = |status| statuses.get(&status).copied().unwrap_or_default();
+                    let count = |status| statuses.get(&Some(status)).copied().unwrap_or_default();
                     let answered = count(200) + count(201) + count(503);
                     assert!(count(500) <= unknown, "{statuses:?}");
                     assert_eq!(answered + count(500), statuses.values().sum::<usize>(), "{statuses:?}");
@@ -515,6 +498,7 @@ fn a_primary_that_was_stopped_and_replaced_is_not_used_again() {
     // The session was opened after a server had not answered. It takes a refusal of the database's for what it is.
     let taken = json!({"email": "1@example.com"}).to_string();
     assert_eq!(caller.call("PUT", "/users/1", &taken).unwrap().0, 409);
+    assert_eq!(caller.call("GET", "/users/1", "").unwrap().1["email"], "0@example.com");
 
     primary.signal(Signal::SIGCONT);
     let end = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'userd'";

@@ -3,7 +3,7 @@
 
 use crate::support::{
     Account, BUSY, Caller, Client, Daemon, Database, Event, LONG, Listening, Load, Own, Process, Relay,
-    Service, TempDir, assert_no_secret, eventually, free_port, pause, program, users,
+    Service, TempDir, assert_no_secret, eventually, free_port, loopback_network, pause, program, users,
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -12,10 +12,7 @@ use std::{
     net::{TcpListener, TcpStream},
     path::Path,
     process::{Command, Stdio},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Arc, Mutex},
     thread,
     time::{Duration, Instant},
 };
@@ -57,14 +54,9 @@ fn readme(title: &str) -> Vec<(&'static str, &'static str)> {
     parts.map(|part| part.split_once('\n').expect("a comment, then lines")).collect()
 }
 
-/// What the addresses of the examples begin with, and ours instead: a part of the loopback network that no other test
-/// uses.
+/// What the addresses of the examples begin with, and ours instead.
 fn network() -> [(&'static str, String); 2] {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let number = std::process::id() * 4 + COUNT.fetch_add(1, Ordering::Relaxed);
-    let ours = format!("127.{}.{}.", 1 + number / 256 % 250, number % 256);
-    // A client of the loopback network has the address 127.0.0.1.
-    [("10.0.0.0/24", "127.0.0.0/8".to_owned()), ("10.0.0.", ours)]
+    [("10.0.0.0/24", "127.0.0.0/8".to_owned()), ("10.0.0.", loopback_network())]
 }
 
 /// haproxy before these three, and its URL.

@@ -87,6 +87,14 @@ pub fn program(name: &str, package: &str) -> Option<PathBuf> {
     None
 }
 
+/// What the addresses of a part of the loopback network begin with that no other test uses: `127.1.2.`. A client there has
+/// the address 127.0.0.1.
+pub fn loopback_network() -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let number = std::process::id() * 4 + COUNT.fetch_add(1, Ordering::Relaxed);
+    format!("127.{}.{}.", 1 + number / 256 % 250, number % 256)
+}
+
 /// Whether this machine has IPv6; says so if not.
 pub fn has_ipv6() -> bool {
     let bound = TcpListener::bind("[::1]:0");
