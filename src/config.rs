@@ -69,8 +69,9 @@ pub struct Config {
     pub allowed_hosts: Vec<String>,
     /// What clients may use up.
     pub limits: Limits,
-    /// Called once after the last request and its answer, some seconds later, on each of the server's threads: for
-    /// allocators that keep memory until they are told. No variable sets it.
+    /// Called five seconds after the last request or answer, and a second later again, on each of the threads that work
+    /// on requests: for allocators that keep memory until they are told. The workers call it one after another, so it
+    /// should return within milliseconds. No variable sets it.
     pub on_idle: Option<fn()>,
 }
 

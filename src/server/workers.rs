@@ -30,11 +30,7 @@ use answering::guard;
 use job::Job;
 use std::{
     io, mem,
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicUsize, Ordering},
-        mpsc,
-    },
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, atomic::AtomicUsize, mpsc},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -80,9 +76,9 @@ impl IdleWorkers {
         if let Some(shared) = self.0.upgrade() {
             let mut state = shared.state();
             state.idle_calls += 1;
-            shared.unblocks.fetch_add(state.receiving, Ordering::Relaxed);
-            drop(state);
-            shared.wake_all();
+            shared.parked.notify_all();
+            shared.hash.notify_all();
+            shared.unblock(&state);
         }
     }
 }
@@ -217,7 +213,7 @@ impl Shared {
         let mut state = self.state();
         let mut idle_calls = 0;
         loop {
-            state = self.idle(state, &mut idle_calls);
+            state = self.idle_in_turn(state, &mut idle_calls);
             let now = Instant::now();
             state.scheduler.set_memory(self.app.budget().available());
             match state.scheduler.next(now) {

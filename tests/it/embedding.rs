@@ -1,8 +1,8 @@
 //! The library, as a program uses it that starts the service in its own process.
 
-use crate::support::{Answer, Client, Database, PASSWORD, Service, check, free_port};
+use crate::support::{Answer, Client, Database, LONG, PASSWORD, Service, check, eventually, free_port};
 use serde_json::json;
-use std::{net::TcpStream, time::Duration};
+use std::{net::TcpStream, sync::Mutex, thread, time::Duration};
 use userd::{
     config::Config,
     http::Request,
@@ -88,6 +88,25 @@ fn a_stopped_server_frees_its_port() {
     check(&mut Client::new(server.base_url()), &format!("GET /users/1 => 200 {ADA_1}"));
     drop(server);
     assert!(TcpStream::connect(addr).is_err(), "it still listens");
+}
+
+#[test]
+fn each_thread_is_told_that_the_service_is_idle() {
+    static CALLS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let on_idle: fn() =
+        || CALLS.lock().unwrap().push(thread::current().name().unwrap_or_default().to_owned());
+    let service =
+        Service::with(|config| (config.workers, config.db_pool_size, config.on_idle) = (8, 8, Some(on_idle)));
+    let workers = (0..=8).map(|n| format!("worker-{n}"));
+    let names: Vec<_> = workers.chain(["frontend", "hasher-0"].map(String::from)).collect();
+    // The second time of a round is for what other threads freed at the first.
+    for times in [2, 4] {
+        assert_eq!(service.client().get("/users").status, 200);
+        for name in &names {
+            let calls = || CALLS.lock().unwrap().iter().filter(|call| *call == name).count();
+            eventually(LONG, &format!("{times} calls of {name}"), || calls() >= times);
+        }
+    }
 }
 
 #[test]

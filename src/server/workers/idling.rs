@@ -13,6 +13,9 @@ const TICK: Duration = Duration::from_millis(1);
 /// Ticks without a batch after which it stops checking, until another worker wakes it.
 const QUIET_TICKS: u32 = 20;
 
+/// For how long a worker that has called `on_idle` stays out of tiny_http's queue while others are told to.
+const IDLE_TURN: Duration = Duration::from_millis(50);
+
 impl State {
     /// One idle worker wakes by itself when something is due: this one, if no other does by then. Returns when.
     pub(super) fn keep_time(&mut self, due: Option<Instant>) -> Option<Instant> {
@@ -43,6 +46,21 @@ impl Shared {
         self.state()
     }
 
+    /// The same for a worker, which then has the next one called that waits in tiny_http's queue. It does not return to
+    /// that queue until that one has left it, or it would take the message that is meant for it.
+    pub(super) fn idle_in_turn<'a>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+        calls: &mut u64,
+    ) -> MutexGuard<'a, State> {
+        let before = *calls;
+        let state = self.idle(state, calls);
+        match *calls != before && self.unblock(&state) {
+            true => self.park(state, Some(IDLE_TURN)),
+            false => state,
+        }
+    }
+
     /// Before a worker executes a batch: wakes another one if a second batch is ready, or if no worker receives, or will
     /// wake when something is due.
     pub(super) fn wake_for_the_rest(&self, state: &mut State, now: Instant) {
@@ -55,12 +73,20 @@ impl Shared {
 
     /// Wakes an idle worker, if there is one.
     pub(super) fn wake_one(&self, state: &mut State) {
-        if state.parked > 0 {
-            self.parked.notify_one();
-        } else if state.receiving > 0 {
+        match state.parked {
+            0 => drop(self.unblock(state)),
+            _ => self.parked.notify_one(),
+        }
+    }
+
+    /// Tells a worker to leave tiny_http's queue, if there is one in it.
+    pub(super) fn unblock(&self, state: &State) -> bool {
+        let any = state.receiving > 0;
+        if any {
             self.unblocks.fetch_add(1, Ordering::Relaxed);
             self.server.unblock();
         }
+        any
     }
 
     pub(super) fn wake_all(&self) {
