@@ -73,9 +73,10 @@ impl Shared {
 
     /// Wakes an idle worker, if there is one.
     pub(super) fn wake_one(&self, state: &mut State) {
-        match state.parked {
-            0 => drop(self.unblock(state)),
-            _ => self.parked.notify_one(),
+        if state.parked > 0 {
+            self.parked.notify_one();
+        } else {
+            self.unblock(state);
         }
     }
 
