@@ -106,11 +106,15 @@ fn session_of(postmaster: u32) -> Option<u32> {
     children(postmaster).into_iter().find(|pid| title(pid).contains("] DO"))
 }
 
-fn watcher_of(options: &Options) -> u32 {
+fn process_of(options: &Options, name: &str) -> u32 {
     let processes = processes_about(&options.dir);
-    let line = processes.iter().find(|line| line.contains("userd-watcher"));
-    let pid = line.expect("a watcher").trim_start_matches("\"/proc/");
+    let line = processes.iter().find(|line| line.contains(name));
+    let pid = line.expect(name).trim_start_matches("\"/proc/");
     pid.split('"').next().unwrap().parse().unwrap()
+}
+
+fn watcher_of(options: &Options) -> u32 {
+    process_of(options, "userd-watcher")
 }
 
 /// Another process with a cluster in `options.dir`, once it is ready, and its postmaster's pid.
@@ -490,6 +494,24 @@ fn a_throwaway_cluster_leaves_nothing() {
             assert!(gone());
         }
     }
+    // Its initdb outlives it for a while, and then removes by name what it made.
+    let mut userd = spawn_helper(&options, "");
+    eventually(LONG, "initdb has begun", || options.dir.join("pgdata.new/base").exists());
+    let initdb = process_of(&options, "initdb -D");
+    kill(initdb, Signal::SIGSTOP);
+    userd.kill().unwrap();
+    userd.wait().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            pause(Duration::from_millis(150));
+            kill(initdb, Signal::SIGCONT);
+        });
+        let cluster = start(&options);
+        // At the first attempt: the second is made without a locale.
+        let row = client(&cluster).query_one("select max(datctype::text) from pg_database", &[]).unwrap();
+        assert_eq!(row.get::<_, String>(0), "C.UTF-8");
+    });
+    assert!(gone());
     // The watcher itself was killed with us: the next one clears up; a durable one doesn't trust it.
     let (mut userd, postmaster) = helper(&options, "");
     kill(watcher_of(&options), Signal::SIGKILL);

@@ -17,7 +17,8 @@ use super::{ClusterError, POLL};
 const WATCHER_WAIT: Duration = Duration::from_secs(25);
 
 /// Lines on stdin name the process group to end, the last one counts; then come the directories.
-/// `postmaster.pid` is the server's last act: an ended process keeps its number until it is reaped.
+/// `postmaster.pid` is the server's last act. initdb has none, and removes what it made, by its name, as it ends: so the
+/// directory stays until its leader runs no more. A process that has ended keeps its number until it is reaped.
 /// The directory leaves its name in one step: a process that comes then makes a new one, and loses nothing of it. `pgdata`
 /// goes first, so that no half a cluster is ever without its mark.
 ///
@@ -51,9 +52,13 @@ while [ -p "$1/users" ]; do
         fi
     fi
 done
+runs() {
+    read -r stat < "/proc/$group/stat" || return 1
+    case ${stat##*) } in [ZX]*) return 1 ;; esac
+}
 tries=0
 if [ -n "$group" ] && kill -s QUIT -- "-$group"; then
-    while [ -e "$1/pgdata/postmaster.pid" ] && kill -s 0 -- "-$group" && [ $tries -lt 500 ]; do
+    while { runs || [ -e "$1/pgdata/postmaster.pid" ]; } && kill -s 0 -- "-$group" && [ $tries -lt 500 ]; do
         tries=$((tries + 1))
         if [ $tries -eq 350 ]; then kill -s KILL -- "-$group"; fi
         sleep 0.02
