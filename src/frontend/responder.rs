@@ -54,6 +54,11 @@ impl Responder {
         (claimed, held)
     }
 
+    /// How many requests have left a connection and were not [claimed](Responder::claim) yet.
+    pub fn unclaimed(&self) -> usize {
+        self.0.in_flight.count()
+    }
+
     /// Sends the answer to its client, as much of it as the socket takes at once, or returns `None` when it comes too
     /// late (the frontend has answered 503 by then, or the client is gone).
     ///

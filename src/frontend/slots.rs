@@ -185,6 +185,11 @@ impl InFlight {
         Ok(())
     }
 
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
     /// One request less.
     pub fn remove(&self) {
         let less = |count: usize| count.checked_sub(1);

@@ -28,6 +28,7 @@ use pace::Pace;
 use std::{
     collections::{HashMap, VecDeque},
     mem,
+    ops::RangeInclusive,
     time::{Duration, Instant},
 };
 use window::Window;
@@ -42,6 +43,12 @@ const fn batch_memory(lane: Lane) -> usize {
         _ => 8 << 20,
     }
 }
+
+/// So many reads that arrived together after a gap are executed in two batches; see [`Scheduler::ran_dry`]. Eight clients
+/// got 37,700 reads a second instead of 28,100, and 16 of them 59,100 to 65,400 instead of 45,500 to 47,600 (medians in
+/// one run, two cores shared with PostgreSQL and the clients). With four clients it does not pay, and with 128, whose
+/// batches are long enough for the others to return meanwhile, it cost an eighth.
+const IN_TWO: RangeInclusive<usize> = 6..=32;
 
 /// How long commands wait that need more memory than is free, before the next look.
 const MEMORY_PAUSE: Duration = Duration::from_millis(5);
@@ -92,6 +99,8 @@ pub struct Scheduler<T> {
     queued: usize,
     /// Bytes of memory that are free.
     memory: usize,
+    /// Whether [`Scheduler::ran_dry`] was called since the last batch of reads by id.
+    dry: bool,
 }
 
 struct Queue<T> {
@@ -123,12 +132,20 @@ impl<T> Scheduler<T> {
             hashes: HashQueue::default(),
             queued: 0,
             memory: usize::MAX,
+            dry: false,
         }
     }
 
     /// How much memory is free now.
     pub fn set_memory(&mut self, bytes: usize) {
         self.memory = bytes;
+    }
+
+    /// No request was on its way when a worker asked for the next: all clients have been answered. What arrives next is
+    /// from all of them at once. In one batch again, they and the database would go on waiting for each other in turns. In
+    /// two, one half is executed while the other is answered and returns.
+    pub fn ran_dry(&mut self) {
+        self.dry = true;
     }
 
     /// Whether commands wait for memory.
@@ -235,13 +252,17 @@ impl<T> Scheduler<T> {
             return Next::Wait(self.next_time(now));
         };
         let most = self.memory.min(batch_memory(lane));
+        let is_short = self.lanes[lane as usize].pace.is_short();
         let waiting = &mut self.lanes[lane as usize].waiting;
         let mut memory = 0;
         let fits = |item: &&Item<T>| {
             memory += item.keys.memory;
             memory <= most
         };
-        let count = waiting.iter().take(batch_limit(lane)).take_while(fits).count().max(1);
+        let mut count = waiting.iter().take(batch_limit(lane)).take_while(fits).count().max(1);
+        if lane == Lane::Find && mem::take(&mut self.dry) && is_short && IN_TWO.contains(&waiting.len()) {
+            count = count.div_ceil(2);
+        }
         let items = waiting.drain(..count).collect();
         Next::Run(self.start(lane, items, false, now))
     }

@@ -128,6 +128,36 @@ fn batches_have_a_limit() {
 }
 
 #[test]
+fn reads_that_arrive_together_after_a_gap_are_two_batches() {
+    let rows: [(Lane, u32, u64, &[usize]); 9] = [
+        (Lane::Find, 1, 0, &[1]),
+        (Lane::Find, 5, 0, &[5]),
+        (Lane::Find, 6, 0, &[3, 3]),
+        (Lane::Find, 9, 0, &[5, 4]),
+        (Lane::Find, 32, 0, &[16, 16]),
+        (Lane::Find, 33, 0, &[33]),
+        (Lane::Find, 100, 0, &[64, 36]),
+        (Lane::List, 9, 0, &[9]),
+        // A database a network away.
+        (Lane::Find, 9, 5, &[9]),
+    ];
+    for (lane, reads, milliseconds, expected) in rows {
+        let mut bench = Bench::new(1);
+        bench.push(1000, lane);
+        let batch = bench.next().unwrap();
+        bench.pass(milliseconds);
+        bench.finish(batch);
+        bench.scheduler.ran_dry();
+        (0..reads).for_each(|work| bench.push(work, lane));
+        let sizes: Vec<usize> = expected.iter().map(|_| bench.finish_next().len()).collect();
+        assert_eq!((sizes, bench.scheduler.is_idle()), (expected.to_vec(), true), "{reads} of {lane:?}");
+        // Those that arrived while a batch was in flight are one.
+        (0..reads.min(16)).for_each(|work| bench.push(work, lane));
+        assert_eq!(bench.finish_next().len(), reads.min(16) as usize);
+    }
+}
+
+#[test]
 fn the_lane_whose_command_has_waited_longest_is_next() {
     let order = [Lane::List, Lane::Change, Lane::Find, Lane::Create, Lane::Lookup];
     for first in 0..order.len() {

@@ -28,6 +28,7 @@ impl Shared {
         let at = state.keep_time(at);
         state.receiving += 1;
         drop(state);
+        let ran_dry = self.responder.unclaimed() == 0;
         let first = match at {
             None => self.server.recv().ok(),
             Some(at) => {
@@ -38,6 +39,9 @@ impl Shared {
         let judged = self.judge(first.or_else(|| self.try_receive()), recorder);
         let mut state = self.state();
         state.receiving -= 1;
+        if ran_dry {
+            state.scheduler.ran_dry();
+        }
         state.kept_time(at);
         self.push(state, judged, recorder)
     }
