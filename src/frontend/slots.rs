@@ -178,7 +178,7 @@ impl InFlight {
         if self.broken.load(Ordering::Relaxed) {
             return Err(Reason::Broken);
         }
-        if self.count.load(Ordering::Relaxed) >= self.most {
+        if self.count() >= self.most {
             return Err(Reason::TooManyRequests);
         }
         self.count.fetch_add(1, Ordering::Relaxed);

@@ -8,8 +8,9 @@
 //! - a create is executed: changes cannot take every session that writes may have, nor creates those of changes.
 //!
 //! A batch is what arrived while earlier ones were in flight. It waits for more only where the clients of the last batches
-//! are about to return and would have to wait longer ([`Window`]): creates, and reads of a database a network away. How
-//! many batches may be in flight is learned from the shortest ones of the last second ([`Pace`]).
+//! are about to return and would have to wait longer ([`Window`]): creates, and reads of a database a network away. Reads
+//! of all clients at once become two batches where the database is near ([`Scheduler::ran_dry`]). How many batches may be in
+//! flight is learned from the shortest ones of the last second ([`Pace`]).
 
 mod batch;
 mod hash_queue;
@@ -252,7 +253,7 @@ impl<T> Scheduler<T> {
             return Next::Wait(self.next_time(now));
         };
         let most = self.memory.min(batch_memory(lane));
-        let is_short = self.lanes[lane as usize].pace.is_short();
+        let ran_dry = lane == Lane::Find && mem::take(&mut self.dry) && self.is_short();
         let waiting = &mut self.lanes[lane as usize].waiting;
         let mut memory = 0;
         let fits = |item: &&Item<T>| {
@@ -260,7 +261,7 @@ impl<T> Scheduler<T> {
             memory <= most
         };
         let mut count = waiting.iter().take(batch_limit(lane)).take_while(fits).count().max(1);
-        if lane == Lane::Find && mem::take(&mut self.dry) && is_short && IN_TWO.contains(&waiting.len()) {
+        if ran_dry && IN_TWO.contains(&waiting.len()) {
             count = count.div_ceil(2);
         }
         let items = waiting.drain(..count).collect();

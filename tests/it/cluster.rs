@@ -106,6 +106,7 @@ fn session_of(postmaster: u32) -> Option<u32> {
     children(postmaster).into_iter().find(|pid| title(pid).contains("] DO"))
 }
 
+/// The process whose line names the directory and this.
 fn process_of(options: &Options, name: &str) -> u32 {
     let processes = processes_about(&options.dir);
     let line = processes.iter().find(|line| line.contains(name));

@@ -24,8 +24,10 @@ const TEMPORARY: &str = "temporary";
 /// The pipe that everyone who uses a shared cluster holds open; under its other names no process can join.
 pub(super) const USERS: &str = "users";
 pub(super) const USERS_NEW: &str = "users.new";
+/// What `initdb` makes, until it is whole.
+pub(super) const UNFINISHED_PGDATA: &str = "pgdata.new";
 const OURS: [&str; 11] = [
-    "pgdata.new",
+    UNFINISHED_PGDATA,
     "postgres.log",
     "postgres.log.old",
     "lock",
@@ -82,7 +84,7 @@ impl ClusterDir {
     }
 
     pub fn unfinished_pgdata(&self) -> PathBuf {
-        self.dir.join("pgdata.new")
+        self.dir.join(UNFINISHED_PGDATA)
     }
 
     pub fn log_path(&self) -> PathBuf {

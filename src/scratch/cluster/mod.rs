@@ -27,7 +27,7 @@ use std::{fs, thread};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use directory::{ClusterDir, LOCK_WAIT, PORT};
+use directory::{ClusterDir, LOCK_WAIT, PORT, UNFINISHED_PGDATA};
 use processes::{PidFile, end};
 use programs::Programs;
 use watcher::Watcher;
@@ -259,16 +259,9 @@ fn initialize(
         directory.remove_unfinished()?;
         let said = directory.log_length();
         let mut command = directory.command(&programs.initdb)?;
-        // By its name in the directory, whatever that is called meanwhile: a watcher that was not told of this initdb, because
-        // userd was killed before, moves the directory away, and initdb removes what it made as it fails.
-        command.arg("-D").arg(new.file_name().unwrap_or_default()).args([
-            "-U",
-            "postgres",
-            "--auth=trust",
-            "-E",
-            "UTF8",
-            locale,
-        ]);
+        // By its name in the directory, whatever that is called meanwhile: a watcher that was not told of this initdb,
+        // because userd was killed before, moves the directory away, and initdb removes what it made as it fails.
+        command.args(["-D", UNFINISHED_PGDATA, "-U", "postgres", "--auth=trust", "-E", "UTF8", locale]);
         command.args((!durable).then_some("--no-sync"));
         // initdb keeps the lock: if userd is killed, the next one waits until initdb has ended.
         command.stdin(directory.lock_handle()?);
