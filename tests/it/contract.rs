@@ -1031,12 +1031,21 @@ fn rows_that_could_not_be_served_are_refused_by_the_database() {
         ("insert into users (name, email) values ('n', repeat('x', 255))", "22001"),
         ("insert into users (name, email) values ('n', 'a@b.co'), ('n', 'A@B.CO')", "23505"),
         ("insert into credentials (user_id, password_hash) values (7, 'x')", "23503"),
+        ("update users set created_at = 'infinity'", "23514"),
+        ("update users set updated_at = '10000-01-01T00:00:00Z'", "23514"),
     ];
-    for (statement, code) in rows {
-        let error = sql.batch_execute(statement).expect_err(statement);
-        assert_eq!(error.code().map(|code| code.code()), Some(code), "{statement}");
+    // Refused as well by a session that has inserted users before.
+    for inserts in 0..3 {
+        for (statement, code) in rows.iter().filter(|(row, _)| inserts > 0 || row.starts_with("insert")) {
+            let error = sql.batch_execute(statement).expect_err(statement);
+            assert_eq!(error.code().map(|code| code.code()), Some(*code), "{statement}");
+        }
+        assert_eq!(database.value("select count(*) from users"), inserts.to_string());
+        sql.batch_execute(
+            "insert into users (name, email) values ('n', gen_random_uuid() || '@example.com')",
+        )
+        .expect("a user");
     }
-    assert_eq!(database.value("select count(*) from users"), "0");
 }
 
 // Which requests are allowed

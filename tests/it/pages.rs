@@ -280,28 +280,34 @@ fn nobody_needs_more_rights_than_those_on_users_nor_gets_at_the_counts() {
     }
 
     // What a writer's search_path has in the way is not used with the owner's rights.
-    let decoys: String = [
-        ("=", "bigint"),
-        ("<=", "bigint"),
-        (">=", "bigint"),
-        ("&", "bigint"),
-        ("+", "int"),
-        (">>", "int"),
-    ]
-    .map(|(name, right)| {
-        format!("create operator decoys.{name} (leftarg = bigint, rightarg = {right}, function = decoys.f);")
-    })
-    .concat();
-    let decoys = format!(
-        "create schema decoys; grant usage on schema decoys to public; \
-         create function decoys.f(bigint, bigint) returns boolean language plpgsql as \
-             $$ begin raise exception 'a decoy was used'; end $$; \
-         create function decoys.f(bigint, int) returns boolean language plpgsql as \
-             $$ begin raise exception 'a decoy was used'; end $$; {decoys} \
+    let mut decoys = "create schema decoys; grant usage on schema decoys to public;".to_owned();
+    for (operators, left, right) in [
+        (&["=", "<>", "<=", ">=", "&", "+"][..], "bigint", "bigint"),
+        (&[">>", "&", "+", "<="], "bigint", "int"),
+        (&["=", "<>"], "text", "text"),
+        (&["<", ">="], "timestamptz", "timestamptz"),
+    ] {
+        decoys += &format!(
+            "create function decoys.f({left}, {right}) returns boolean language plpgsql as \
+                 $$ begin raise exception 'a decoy was used'; end $$;"
+        );
+        for operator in operators {
+            decoys += &format!(
+                "create operator decoys.{operator} (leftarg = {left}, rightarg = {right}, function = decoys.f);"
+            );
+        }
+    }
+    // The session sees the block, has seen it, and has not seen it. The guard of restores runs with the writer's rights.
+    decoys += &format!(
+        "alter table users disable trigger restore_guard; \
          set search_path = decoys, pg_catalog, public; set role {writer}; \
-         insert into users (name, email) values ('a', 'decoy@example.com'); \
-         delete from users where email = 'decoy@example.com'; \
-         reset role; reset search_path; drop schema decoys cascade"
+         insert into users (name, email) values ('a', 'decoy1@example.com'); \
+         insert into users (name, email) values ('a', 'decoy2@example.com'); \
+         reset userd.page_block; \
+         insert into users (name, email) values ('a', 'decoy3@example.com'); \
+         delete from users where email like 'decoy_@example.com'; \
+         reset role; reset search_path; drop schema decoys cascade; \
+         alter table users enable trigger restore_guard"
     );
     client.batch_execute(&decoys).expect("no decoy is used");
     compare(&mut client, &mut dice);
@@ -367,6 +373,81 @@ fn a_recount_repairs_whatever_the_counts_have_become() {
         client.batch_execute("rollback").expect("a rollback");
         compare(&mut client, &mut dice);
     }
+}
+
+/// A session keeps which block it has seen open. Here, two do, and what each keeps goes out of date.
+#[test]
+fn what_a_session_has_seen_open_is_not_taken_for_open_later() {
+    let database = Database::create();
+    let (mut one, mut other, mut dice) = (database.client(), database.client(), Dice(7));
+    let mut run = |client: &mut Client, statements: &str| {
+        client
+            .batch_execute(&with_inserts(statements))
+            .unwrap_or_else(|error| panic!("{statements}: {error:?}"));
+        compare(client, &mut dice);
+    };
+    let seen = |client: &mut Client| {
+        let seen = "select current_setting('userd.page_block', true)";
+        client.query_one(seen, &[]).expect("a setting").get::<_, Option<String>>(0)
+    };
+    let old = "insert into users (id, name, email) overriding system value \
+               values (ID, 'n', gen_random_uuid() || '@example.com')";
+    run(&mut one, "ADD(1)");
+    run(&mut one, "ADD(1)");
+    assert_eq!(seen(&mut one).as_deref(), Some("0"), "it is kept");
+    // The other session closes the block.
+    run(&mut other, "delete from users where id = 1; ADD(1800)");
+    run(&mut one, &old.replace("ID", "1"));
+    // Into a block that is open, but not for as long as a snapshot is old.
+    run(&mut one, "ADD(1)");
+    run(&mut one, "ADD(1)");
+    one.batch_execute("begin isolation level repeatable read; select from users limit 1")
+        .expect("a snapshot");
+    run(&mut other, "ADD(1024)");
+    run(&mut other, "ADD(1)");
+    one.batch_execute(&with_inserts("ADD(1)")).expect("an insert");
+    let same = "select (select count(*) from users) = (select coalesce(sum(n), 0) from page_counts \
+                where level = 1 and block not in (select block from page_open)) \
+                + (select count(*) from users where id >> 9 in (select block from page_open))";
+    assert!(one.query_one(same, &[]).expect("counts").get::<_, bool>(0), "in its own snapshot");
+    run(&mut one, "commit");
+    // An imported snapshot may be older than what the session has seen.
+    run(&mut other, "truncate users cascade");
+    other.batch_execute("begin isolation level repeatable read").expect("a transaction");
+    let snapshot: String = other.query_one("select pg_export_snapshot()", &[]).expect("a snapshot").get(0);
+    run(&mut one, "ADD(600)");
+    run(&mut one, "ADD(1)");
+    let import =
+        format!("begin isolation level repeatable read; set transaction snapshot '{snapshot}'; ADD(1)");
+    one.batch_execute(&with_inserts(&import)).expect("an insert");
+    assert!(one.query_one(same, &[]).expect("counts").get::<_, bool>(0), "in the imported snapshot");
+    run(&mut one, "commit");
+    run(&mut other, "commit");
+    // What was kept by a part of a transaction that is undone is undone, too.
+    let before = seen(&mut one);
+    run(&mut one, "begin; savepoint s; ADD(600); ADD(1); rollback to s; ADD(1); commit");
+    run(&mut one, "begin; ADD(600); ADD(1); ADD(1); rollback; ADD(1)");
+    assert!(before.is_some() && seen(&mut one).is_some());
+    // Blocks are open no more after a TRUNCATE or a recount, in either session.
+    for end in ["truncate users cascade", "select page_recount()"] {
+        run(&mut one, "ADD(1)");
+        run(&mut one, "ADD(1)");
+        run(&mut other, end);
+        run(&mut one, "ADD(1)");
+        run(&mut one, "ADD(1)");
+    }
+    // A restore sets the sequence back, to where it was when the session saw the block.
+    let restore = "truncate users cascade; select setval('page_closings', 7); select page_recount()";
+    for _ in 0..2 {
+        run(&mut other, restore);
+        run(&mut one, "ADD(1)");
+        run(&mut one, "ADD(1)");
+    }
+    // Nor is a setting of another table's, nor one that was reset.
+    run(&mut one, "reset userd.page_block; ADD(1)");
+    run(&mut one, "discard all");
+    run(&mut one, "ADD(1)");
+    run(&mut one, "set userd.page_closings = '0 1'; ADD(1)");
 }
 
 #[test]
