@@ -91,8 +91,11 @@ impl Users {
     /// have had unbatched. One round trip. Where the database refuses the batch for some of them, one more for each;
     /// those that meet a lock, and those that were not tried for too many that do, end with [`Error::Contended`].
     pub fn create_many(&self, new: &[(&str, &str)]) -> Vec<Result<User, Error>> {
-        let unbatched =
-            |user: &(&str, &str)| self.create_batch(&[*user]).and_then(|mut outcomes| outcomes.remove(0));
+        let unbatched = |(name, email): &(&str, &str)| self.create(name, email, None);
+        // The statement for many takes half as long again for one.
+        if let [user] = new {
+            return vec![unbatched(user)];
+        }
         self.create_batch(new).unwrap_or_else(|error| unbatched_after(&error, new, unbatched))
     }
 
