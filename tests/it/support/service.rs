@@ -52,7 +52,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// With only these arguments and variables, and a `TMPDIR` of its own.
+    /// With only these arguments and variables, a `TMPDIR` of its own, and a free port unless they name one: several
+    /// tests run at once.
     pub fn start(arguments: &[&str], variables: &[(&str, &str)]) -> Process {
         Process::under(&[env!("CARGO_BIN_EXE_userd")], arguments, variables)
     }
@@ -65,6 +66,7 @@ impl Process {
             .args(arguments)
             .env_clear()
             .env("TMPDIR", temp_dir.path())
+            .env("PORT", "0")
             .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
