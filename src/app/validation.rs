@@ -6,7 +6,9 @@ use crate::{
     config::{self, Schema},
     error::{Error, Violation},
 };
-use jsonschema::{EmailOptions, PatternOptions, ValidationError, Validator, error::ValidationErrorKind};
+use jsonschema::{
+    EmailOptions, Keyword, ValidationError, Validator, error::ValidationErrorKind, paths::Location,
+};
 use serde_json::{Map, Value};
 use std::sync::LazyLock;
 
@@ -64,9 +66,38 @@ fn compile(file: &str) -> Validator {
         .should_validate_formats(true)
         // An address without a dot in its domain is refused.
         .with_email_options(EmailOptions::default().with_required_tld())
-        // The default engine backtracks; this one is linear in the body.
-        .with_pattern_options(PatternOptions::regex());
+        .with_keyword("pattern", without_nul);
     options.build(&schema).expect("a schema of this crate is one")
+}
+
+/// The pattern of `schemas/`, the only one there.
+const WITHOUT_NUL: &str = r"^[^\u0000]*$";
+
+/// Texts without NUL. A regular expression's engine took 12,000 instructions for it, of the 77,000 of a create.
+struct WithoutNul;
+
+impl Keyword for WithoutNul {
+    fn validate<'i>(&self, instance: &'i Value) -> Result<(), ValidationError<'i>> {
+        match self.is_valid(instance) {
+            true => Ok(()),
+            false => Err(ValidationError::custom("must not contain NUL (U+0000)")),
+        }
+    }
+
+    fn is_valid(&self, instance: &Value) -> bool {
+        instance.as_str().is_none_or(|text| memchr::memchr(0, text.as_bytes()).is_none())
+    }
+}
+
+fn without_nul<'a>(
+    _: &'a Map<String, Value>,
+    pattern: &'a Value,
+    _: Location,
+) -> Result<Box<dyn Keyword>, ValidationError<'a>> {
+    match pattern.as_str() {
+        Some(WITHOUT_NUL) => Ok(Box::new(WithoutNul)),
+        _ => Err(ValidationError::custom("a pattern that is not implemented")),
+    }
 }
 
 /// Which schemas the bodies of POST /users and of PATCH are held against, and the variant of the contract.
@@ -146,8 +177,7 @@ fn violation(error: ValidationError<'_>) -> Violation {
             let name = property.as_str().unwrap_or_default();
             (format!("{path}/{name}"), "is required".to_owned())
         }
-        // The patterns of schemas/ say one thing each, and it is this.
-        ValidationErrorKind::Pattern { .. } => (path.to_owned(), "must not contain NUL (U+0000)".to_owned()),
+        ValidationErrorKind::Custom { message, .. } => (path.to_owned(), message.clone()),
         ValidationErrorKind::Format { .. } => {
             let domain =
                 error.instance().as_str().and_then(|text| text.rsplit_once('@')).map(|(_, domain)| domain);
