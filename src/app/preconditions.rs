@@ -14,22 +14,22 @@ use crate::{
 
 /// The field `ETag` of an answer with this user.
 pub fn etag(user: &User) -> String {
-    format!("\"{}\"", opaque(user.revision()))
+    tag(user.revision())
 }
 
-/// What a tag has between its quotes.
-fn opaque(Revision { version, updated_at }: Revision) -> String {
-    format!("{version}-{:x}", updated_at.unix_micros())
+/// The tag of a state, in its quotes.
+fn tag(Revision { version, updated_at }: Revision) -> String {
+    format!("\"{version}-{:x}\"", updated_at.unix_micros())
 }
 
-/// The state that a tag of ours names.
+/// The state that a tag of ours names, given without its quotes.
 fn revision(text: &str) -> Option<Revision> {
     let (version, micros) = text.rsplit_once('-')?;
     let micros = u64::from_str_radix(micros, 16).ok()?.cast_signed();
     let revision =
         Revision { version: version.parse().ok()?, updated_at: Timestamp::from_unix_micros(micros)? };
     // In the one spelling that we use.
-    (opaque(revision) == text).then_some(revision)
+    (tag(revision).trim_matches('"') == text).then_some(revision)
 }
 
 /// `If-Match` and `If-None-Match` of a request.
@@ -161,7 +161,7 @@ mod tests {
             (at(-3, 1), "-3-1"),
         ];
         for (state, text) in rows {
-            assert_eq!(opaque(state), text);
+            assert_eq!(tag(state), format!("\"{text}\""));
             assert_eq!(revision(text), Some(state), "{text}");
         }
         for text in

@@ -13,6 +13,7 @@ use std::{
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
+    time::Duration,
 };
 
 impl Workers {
@@ -61,7 +62,7 @@ impl Shared {
         let (status, took) = (response.status, job.received.elapsed());
         let sent = guard(Some(&job.id), || self.responder.answer(job.slot, response, held)).unwrap_or(None);
         let Job { name, path, id, .. } = job;
-        let milliseconds = took.as_secs_f64() * 1000.0;
+        let milliseconds = Milliseconds(took);
         let delivery: &dyn fmt::Display = match &sent {
             Some(delivery) => {
                 recorder.request(job.method, app::label(path), status, took);
@@ -71,10 +72,20 @@ impl Shared {
             None => &"not awaited",
         };
         log::info!(
-            method = name.as_ref(), path = path.as_str(), status = status, duration_ms = milliseconds,
+            method = name.as_ref(), path = path.as_str(), status = status, duration_ms = took.as_secs_f64() * 1000.0,
             bytes = sent.map_or(0, |delivery| delivery.taken), client:% = job.slot.client(), request_id:% = id;
-            "{name} {path} {status} {milliseconds:.1}ms {delivery}"
+            "{name} {path} {status} {milliseconds} {delivery}"
         );
+    }
+}
+
+/// `12.3ms`, rounded. Of whole numbers: they take a quarter of the time that a fraction takes.
+struct Milliseconds(Duration);
+
+impl fmt::Display for Milliseconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tenths = self.0.as_secs() * 10_000 + u64::from((self.0.subsec_micros() + 50) / 100);
+        write!(f, "{}.{}ms", tenths / 10, tenths % 10)
     }
 }
 
