@@ -180,6 +180,7 @@ impl BoundServer {
             let capacity = Capacity {
                 statements: config.workers.min(config.db_pool_size as usize),
                 hashes: app.hashes_at_once(),
+                cores: thread::available_parallelism().map_or(1, usize::from),
                 retry_for: config.limits.request_timeout,
             };
             let workers = Workers::start(http, responder, app.clone(), cores, capacity, on_idle)?;

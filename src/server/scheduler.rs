@@ -79,6 +79,8 @@ pub struct Capacity {
     pub statements: usize,
     /// Hashes.
     pub hashes: usize,
+    /// Processor cores, those that a database on the same machine uses included.
+    pub cores: usize,
     /// How long a command is retried from its arrival on.
     pub retry_for: Duration,
 }
@@ -107,6 +109,8 @@ pub struct Scheduler<T> {
 struct Queue<T> {
     waiting: VecDeque<Item<T>>,
     in_flight: usize,
+    /// Commands of the batches in flight.
+    commands_in_flight: usize,
     pace: Pace,
     window: Window,
     /// Not before that time: the table itself is locked.
@@ -119,6 +123,7 @@ impl<T> Scheduler<T> {
         let queue = |lane: Lane| Queue {
             waiting: VecDeque::new(),
             in_flight: 0,
+            commands_in_flight: 0,
             pace: Pace::new(lane.writes(), now),
             window: Window::default(),
             not_before: None,
@@ -215,6 +220,7 @@ impl<T> Scheduler<T> {
         let Token { lane, started, commands, retry } = token;
         let queue = &mut self.lanes[lane as usize];
         queue.in_flight -= 1;
+        queue.commands_in_flight -= commands;
         let took = now.saturating_duration_since(started);
         if retry {
             self.retries_in_flight[lane as usize] -= 1;
@@ -277,16 +283,6 @@ impl<T> Scheduler<T> {
     /// Whether [`Scheduler::next_hash`] has.
     pub fn hash_is_ready(&self) -> bool {
         self.hashes.queued > 0 && self.in_flight(Lane::Hash) < self.capacity.hashes
-    }
-
-    /// Whether a batch is in flight that ends so soon that what arrives meanwhile had better wait for its end, and be
-    /// received and executed as one batch.
-    pub fn ends_soon(&self) -> bool {
-        let soon = |lane: &Lane| {
-            let queue = &self.lanes[*lane as usize];
-            queue.in_flight > 0 && queue.pace.is_short()
-        };
-        [Lane::Find, Lane::List].iter().any(soon)
     }
 
     /// Whether reads by id, the most frequent of all, end that soon.
@@ -365,6 +361,7 @@ impl<T> Scheduler<T> {
 
     fn start(&mut self, lane: Lane, items: Vec<Item<T>>, retry: bool, now: Instant) -> Batch<T> {
         self.lanes[lane as usize].in_flight += 1;
+        self.lanes[lane as usize].commands_in_flight += items.len();
         self.retries_in_flight[lane as usize] += usize::from(retry);
         self.queued -= items.len();
         let memory = items.iter().map(|item| item.keys.memory).sum();

@@ -3,12 +3,12 @@
 //!
 //! The highest module that knows tiny_http's types; everything it calls sees [`Request`] and [`Response`].
 //!
-//! Two idle workers block in tiny_http's queue, which wakes one of them for a request: that worker executes it itself, so
-//! a lone request takes no further hand-over. The other idle ones wait until neither is left there. While short batches
-//! are in flight both leave that queue and wait ([`Scheduler::ends_soon`]): the worker whose batch ends receives
-//! whatever has come meanwhile as one batch. There is one worker more than may execute statements, so that one is always
-//! left to receive, judge and refuse. Passwords are hashed by threads of their own, because each takes a core for some
-//! 20 ms.
+//! Idle workers block in tiny_http's queue, which wakes one of them for a request: that worker executes it itself, so a
+//! lone request takes no further hand-over. There are as many as the scheduler says ([`Scheduler::receivers`]); the other
+//! idle ones wait until one is missing. While as many short batches are in flight as pay, none is there: the worker whose
+//! batch ends next receives whatever has come meanwhile as one batch. There is one worker more than may execute
+//! statements, so that one is always left to receive, judge and refuse. Passwords are hashed by threads of their own,
+//! because each takes a core for some 20 ms.
 
 mod answering;
 mod idling;
@@ -41,11 +41,6 @@ const STACK: usize = 512 << 10;
 
 /// Commands queued before the first check whether clients still wait for them.
 const FEW: usize = 64;
-
-/// Workers in tiny_http's queue, at most: one for the next request, and one for those that come while it is executed.
-/// Each request wakes a worker that is there, although the first to come takes all of them: with nine, seven woke for
-/// nothing when eight clients had been answered, and a create took 99 µs of processor time instead of 85.
-const RECEIVERS: usize = 2;
 
 /// How long threads that were not stopped in order may take to end.
 const LAST_WORK: Duration = Duration::from_millis(300);
@@ -243,17 +238,16 @@ impl Shared {
                     return self.wake_all();
                 }
                 Next::Wait(_) if state.stopping => state = self.park(state, None),
-                Next::Wait(at) if state.receiving == 0 && !state.scheduler.ends_soon() => {
+                Next::Wait(at) if state.receiving < state.scheduler.receivers() => {
                     state = self.receive(state, at, recorder);
                 }
-                // Where batches are short, one worker receives, or the one whose batch ends next.
+                // The one whose batch ends next receives.
                 Next::Wait(_) if state.scheduler.is_short() => {
                     state = match state.ticking {
                         true => self.park_until_due(state),
                         false => self.tick(state, recorder),
                     };
                 }
-                Next::Wait(at) if state.receiving < RECEIVERS => state = self.receive(state, at, recorder),
                 Next::Wait(_) => state = self.park_until_due(state),
             }
         }

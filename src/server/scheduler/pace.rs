@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 /// How many batches of a lane are worth having in flight.
 ///
 /// A batch costs this machine processor time, and the time between is waiting: for the network, for a commit. Where a
-/// batch is mostly processor time, one in flight is best, because two share the same cores and are half as full. Where
-/// it is mostly waiting, as many are best as fit into one wait. The shortest batch of the last two windows tells which:
+/// batch is mostly processor time, one for every two cores is best, because more share the same cores and are less full.
+/// Where it is mostly waiting, as many are best as fit into one wait. The shortest batch of the last two windows tells which:
 /// contention for the cores lengthens batches, and the shortest is the least affected.
 #[derive(Debug)]
 pub(super) struct Pace {
@@ -30,7 +30,7 @@ const BATCH_COST: Duration = Duration::from_micros(80);
 const SHORT_READ: Duration = Duration::from_micros(300);
 
 /// The same for creates, whose commit on the same machine takes some 0.45 ms: 32 connections got 23,600 creates a second
-/// with one batch in flight, and 19,100 with five.
+/// with one batch in flight, and 19,100 with five, on two cores.
 const SHORT_WRITE: Duration = Duration::from_micros(900);
 
 /// What each command adds to a batch of creates: a full one is as short as one of a single create.
@@ -73,15 +73,15 @@ impl Pace {
         self.fixed = Some(batches);
     }
 
-    /// Batches in flight that pay.
-    pub fn batches(&self) -> usize {
+    /// Batches in flight that pay; `short` where they have no waiting in them.
+    pub fn batches(&self, short: usize) -> usize {
         #[cfg(test)]
         if let Some(batches) = self.fixed {
             return batches;
         }
         match self.shortest() {
             Duration::MAX => 2,
-            shortest if shortest < self.short => 1,
+            shortest if shortest < self.short => short,
             shortest => (shortest.as_nanos() / BATCH_COST.as_nanos()) as usize,
         }
     }

@@ -51,7 +51,8 @@ enum Event {
 impl Model {
     fn new(lane: Lane, waiting: u64, clients: usize, constant: Option<usize>) -> Model {
         let epoch = Instant::now();
-        let capacity = Capacity { statements: WORKERS, hashes: 1, retry_for: Duration::from_secs(10) };
+        let capacity =
+            Capacity { statements: WORKERS, hashes: 1, cores: 2, retry_for: Duration::from_secs(10) };
         let mut scheduler = Scheduler::new(capacity, epoch);
         if let Some(batches) = constant {
             scheduler.lanes[lane as usize].pace.fix(batches);
@@ -160,7 +161,7 @@ impl Model {
     }
 
     fn batches_that_pay(&self) -> usize {
-        self.scheduler.lanes[self.lane as usize].pace.batches()
+        self.scheduler.lanes[self.lane as usize].pace.batches(1)
     }
 
     /// Commands a second and their median wait, after what it takes to learn.
@@ -211,9 +212,9 @@ fn clients_of_a_batch_share_the_next_one() {
     }
 }
 
-/// On the machine itself, one batch at a time measured best: waking another worker costs more than this model has.
+/// On the machine itself, one large batch at a time measured best: waking another worker costs more than this model has.
 #[test]
-fn with_a_database_on_the_same_machine_one_batch_is_in_flight() {
+fn with_a_database_on_the_same_machine_batches_are_short() {
     for clients in [1, 4, 16, 64, 256] {
         let mut model = Model::new(Lane::Find, 50, clients, None);
         model.measure();

@@ -9,7 +9,7 @@ struct Bench {
 
 impl Bench {
     fn new(statements: usize) -> Bench {
-        Bench::with(Capacity { statements, hashes: 1, retry_for: Duration::from_secs(10) })
+        Bench::with(Capacity { statements, hashes: 1, cores: 2, retry_for: Duration::from_secs(10) })
     }
 
     fn with(capacity: Capacity) -> Bench {
@@ -187,6 +187,46 @@ fn no_more_batches_of_a_lane_are_in_flight_than_pay() {
     }
 }
 
+/// Cores, the commands of the first batch, and how many batches are in flight then.
+#[test]
+fn short_batches_in_flight_follow_the_cores() {
+    for (lane, cores, first, expected) in [
+        (Lane::Find, 1, 16, 2),
+        (Lane::Find, 2, 16, 2),
+        (Lane::Find, 2, 17, 1),
+        (Lane::Find, 4, 17, 2),
+        (Lane::Find, 8, 17, 4),
+        (Lane::List, 2, 1, 1),
+        (Lane::List, 4, 1, 2),
+        (Lane::Create, 1, 1, 1),
+        (Lane::Create, 2, 1, 1),
+        (Lane::Create, 4, 1, 2),
+        (Lane::Create, 8, 1, 4),
+    ] {
+        let retry_for = Duration::from_secs(10);
+        let mut bench = Bench::with(Capacity { statements: 8, hashes: 1, cores, retry_for });
+        for short in [Lane::Find, lane] {
+            let mut pace = Pace::new(short.writes(), bench.now);
+            pace.learn(Duration::from_micros(100), 1, bench.now);
+            bench.scheduler.lanes[short as usize].pace = pace;
+        }
+        (0..first).for_each(|work| bench.push(work, lane));
+        let mut batches = vec![bench.next().unwrap()];
+        assert_eq!(batches[0].items.len(), first as usize);
+        if lane == Lane::Find {
+            assert_eq!(bench.scheduler.receivers(), expected - 1, "one for each that may start");
+        }
+        (0..1000).for_each(|work| bench.push(work, lane));
+        batches.extend(bench.all());
+        assert_eq!(batches.len(), expected, "{lane:?}, {cores} cores, {first}");
+        assert_eq!(bench.scheduler.ends_soon(), !lane.writes());
+        // All that they had in flight is forgotten.
+        batches.into_iter().for_each(|batch| bench.finish(batch));
+        assert_eq!(bench.scheduler.lanes[lane as usize].commands_in_flight, 0);
+        assert!(bench.scheduler.receivers() > 0);
+    }
+}
+
 #[test]
 fn reads_have_a_statement_that_writes_cannot_take() {
     for (capacity, expected) in [(1, 1), (2, 1), (3, 2), (8, 7)] {
@@ -305,7 +345,7 @@ fn retries_take_half_of_the_writes_at_most() {
 fn one_statement_for_writes_is_not_taken_by_retries() {
     for statements in [1, 2] {
         let retry_for = Duration::from_secs(1000);
-        let mut bench = Bench::with(Capacity { statements, hashes: 1, retry_for });
+        let mut bench = Bench::with(Capacity { statements, hashes: 1, cores: 2, retry_for });
         for row in 0..50 {
             bench.change(row, row.into());
             assert_eq!(bench.contend_next(), [row]);
@@ -337,7 +377,7 @@ fn one_statement_for_writes_is_not_taken_by_retries() {
 fn what_meets_a_lock_is_given_up_when_its_time_is_up() {
     for lane in [Lane::Change, Lane::Create, Lane::Find] {
         let retry_for = Duration::from_millis(500);
-        let mut bench = Bench::with(Capacity { statements: 2, hashes: 1, retry_for });
+        let mut bench = Bench::with(Capacity { statements: 2, hashes: 1, cores: 2, retry_for });
         bench.push_with(0, lane, Keys { row: Some(1), ..Keys::default() }).unwrap();
         let arrived = bench.now;
         bench.push_with(1, lane, Keys { row: Some(1), ..Keys::default() }).unwrap();
@@ -380,7 +420,7 @@ fn what_would_wait_too_long_for_a_hash_is_refused() {
     for (hashes, expected) in [(1, 101), (2, 201)] {
         for account in [None, Some(1 << 63)] {
             let mut bench =
-                Bench::with(Capacity { statements: 1, hashes, retry_for: Duration::from_secs(10) });
+                Bench::with(Capacity { statements: 1, hashes, cores: 2, retry_for: Duration::from_secs(10) });
             let admitted = (0..1000).filter(|work| bench.hash(*work, account).is_ok()).count();
             assert_eq!(admitted, expected);
             assert_eq!(bench.scheduler.len(), expected, "what is refused is not queued");
