@@ -142,7 +142,14 @@ impl Validation {
                 _ => unreachable!("it was made an object four lines above"),
             }
         }
-        let violations = schema.iter_errors(&body).map(violation).collect();
+        let mut violations: Vec<Violation> = schema.iter_errors(&body).map(violation).collect();
+        // The library checks a keyword of ours after its own; clients get `pattern` before `format`, as ever.
+        for at in 1..violations.len() {
+            let (format, pattern) = (&violations[at - 1], &violations[at]);
+            if (format.keyword == "format" && pattern.keyword == "pattern") && format.path == pattern.path {
+                violations.swap(at - 1, at);
+            }
+        }
         Err(match self.mode {
             config::Validation::Declarative => Error::Invalid(violations),
             config::Validation::Parser => Error::Unprocessable(violations),
@@ -269,6 +276,22 @@ mod tests {
             expected.as_object_mut().unwrap().remove("required").unwrap();
             assert_eq!(patch, expected);
         }
+    }
+
+    #[test]
+    fn violations_have_an_order() {
+        let email = format!("{}\u{0}", "l".repeat(255));
+        let found = judge(Schema::Strict, json!({"name": "\u{0}", "email": email, "password": "\u{0}"}));
+        let keywords: Vec<_> = found.iter().map(|found| found.split(':').next().unwrap()).collect();
+        let expected = [
+            "/email maxLength",
+            "/email pattern",
+            "/email format",
+            "/name pattern",
+            "/password minLength",
+            "/password pattern",
+        ];
+        assert_eq!(keywords, expected);
     }
 
     #[test]
