@@ -7,6 +7,9 @@ use crate::request_id::{RequestId, log_line};
 use serde::Serialize;
 use std::{borrow::Cow, fmt};
 
+/// The message of a violation whose value has a NUL in it, which PostgreSQL cannot store.
+pub(crate) const HAS_NUL: &str = "must not contain NUL (U+0000)";
+
 /// One thing that is wrong with a body or a query string.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Violation {

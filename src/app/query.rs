@@ -3,7 +3,7 @@
 //! Knows no route's answer. What a parameter asks for is a value of `users::pagination`.
 
 use crate::{
-    error::{Error, Violation},
+    error::{Error, HAS_NUL, Violation},
     http::{Request, percent_decode},
     users::pagination::{ListRequest, PageRequest, Range},
 };
@@ -106,7 +106,7 @@ impl<'a> Query<'a> {
                 self.refuse(PATH, "minLength", "must not be empty".to_owned());
             }
             Some(email) if email.contains('\0') => {
-                self.refuse(PATH, "pattern", "must not contain NUL (U+0000)".to_owned());
+                self.refuse(PATH, "pattern", HAS_NUL.to_owned());
             }
             Some(email) => return Some(email.into_owned()),
         }

@@ -4,7 +4,7 @@
 
 use crate::{
     config::{self, Schema},
-    error::{Error, Violation},
+    error::{Error, HAS_NUL, Violation},
 };
 use jsonschema::{
     EmailOptions, Keyword, ValidationError, Validator, error::ValidationErrorKind, paths::Location,
@@ -80,12 +80,12 @@ impl Keyword for WithoutNul {
     fn validate<'i>(&self, instance: &'i Value) -> Result<(), ValidationError<'i>> {
         match self.is_valid(instance) {
             true => Ok(()),
-            false => Err(ValidationError::custom("must not contain NUL (U+0000)")),
+            false => Err(ValidationError::custom(HAS_NUL)),
         }
     }
 
     fn is_valid(&self, instance: &Value) -> bool {
-        instance.as_str().is_none_or(|text| memchr::memchr(0, text.as_bytes()).is_none())
+        instance.as_str().is_none_or(|text| !text.contains('\0'))
     }
 }
 

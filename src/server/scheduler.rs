@@ -360,8 +360,9 @@ impl<T> Scheduler<T> {
     }
 
     fn start(&mut self, lane: Lane, items: Vec<Item<T>>, retry: bool, now: Instant) -> Batch<T> {
-        self.lanes[lane as usize].in_flight += 1;
-        self.lanes[lane as usize].commands_in_flight += items.len();
+        let queue = &mut self.lanes[lane as usize];
+        queue.in_flight += 1;
+        queue.commands_in_flight += items.len();
         self.retries_in_flight[lane as usize] += usize::from(retry);
         self.queued -= items.len();
         let memory = items.iter().map(|item| item.keys.memory).sum();

@@ -241,12 +241,9 @@ impl Shared {
                 Next::Wait(at) if state.receiving < state.scheduler.receivers() => {
                     state = self.receive(state, at, recorder);
                 }
-                // The one whose batch ends next receives.
-                Next::Wait(_) if state.scheduler.is_short() => {
-                    state = match state.ticking {
-                        true => self.park_until_due(state),
-                        false => self.tick(state, recorder),
-                    };
+                // The one whose batch ends next receives; one of the others checks on it.
+                Next::Wait(_) if state.scheduler.is_short() && !state.ticking => {
+                    state = self.tick(state, recorder);
                 }
                 Next::Wait(_) => state = self.park_until_due(state),
             }

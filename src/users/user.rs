@@ -3,7 +3,7 @@
 //! Knows neither SQL nor HTTP; values come as JSON objects and leave as JSON.
 
 use crate::{
-    error::{Error, Violation},
+    error::{Error, HAS_NUL, Violation},
     users::{
         password::{Password, PasswordHash},
         relation::Relation,
@@ -151,7 +151,7 @@ impl UserChanges {
                 }
             };
             if text.contains('\0') {
-                violations.push(violation(&key, "pattern", "must not contain NUL (U+0000)"));
+                violations.push(violation(&key, "pattern", HAS_NUL));
             } else if key == "email" && text.chars().count() > EMAIL_MAX {
                 let message = format!("must be at most {EMAIL_MAX} characters");
                 violations.push(violation(&key, "maxLength", &message));
