@@ -260,13 +260,14 @@ impl<T> Scheduler<T> {
         };
         let most = self.memory.min(batch_memory(lane));
         let ran_dry = lane == Lane::Find && mem::take(&mut self.dry) && self.is_short();
+        let share = batch_limit(lane).min(self.share(lane));
         let waiting = &mut self.lanes[lane as usize].waiting;
         let mut memory = 0;
         let fits = |item: &&Item<T>| {
             memory += item.keys.memory;
             memory <= most
         };
-        let mut count = waiting.iter().take(batch_limit(lane)).take_while(fits).count().max(1);
+        let mut count = waiting.iter().take(share).take_while(fits).count().max(1);
         if ran_dry && IN_TWO.contains(&waiting.len()) {
             count = count.div_ceil(2);
         }

@@ -14,6 +14,9 @@ const SMALL: usize = 16;
 /// of 85.
 const RECEIVERS: usize = 2;
 
+/// Commands that are not divided: fewer cost less than the batch that they would be executed in.
+const SMALLEST_SHARE: usize = 4;
+
 impl<T> Scheduler<T> {
     pub(super) fn in_flight(&self, lane: Lane) -> usize {
         self.lanes[lane as usize].in_flight
@@ -105,6 +108,18 @@ impl<T> Scheduler<T> {
             free = free.min(self.write_capacity().saturating_sub(self.writes()));
         }
         free
+    }
+
+    /// How many of the commands that wait the next batch takes, at most. Reads that a distant database has answered together
+    /// are divided among the sessions that are free: in one batch again, each would wait for the whole group at every stage,
+    /// here and in the database. 32 to 128 clients of one 5 ms away got 3 % more. Creates did not: each batch is a commit.
+    pub(super) fn share(&self, lane: Lane) -> usize {
+        let queue = &self.lanes[lane as usize];
+        let cheap = queue.pace.cheap_batches().saturating_sub(queue.in_flight);
+        match self.free(lane).min(cheap) {
+            parts @ 2.. if !lane.writes() => queue.waiting.len().div_ceil(parts).max(SMALLEST_SHARE),
+            _ => batch_limit(lane),
+        }
     }
 
     /// Not before that time: the table itself is locked, or clients are about to return.

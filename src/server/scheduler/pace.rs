@@ -86,6 +86,15 @@ impl Pace {
         }
     }
 
+    /// Batches in flight that take no more than an eighth of a core's time, because they do little but wait: one more
+    /// costs next to nothing.
+    pub fn cheap_batches(&self) -> usize {
+        match self.shortest() {
+            Duration::MAX => 0,
+            shortest => (shortest.as_nanos() / (8 * BATCH_COST).as_nanos()) as usize,
+        }
+    }
+
     /// Whether a batch ends so soon that waking another worker meanwhile does not pay.
     pub fn is_short(&self) -> bool {
         self.shortest() < self.short

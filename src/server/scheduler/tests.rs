@@ -228,6 +228,33 @@ fn short_batches_in_flight_follow_the_cores() {
 }
 
 #[test]
+fn reads_are_divided_where_the_database_is_distant() {
+    let rows = [
+        (Lane::Find, 8, 5_600, 29, vec![4, 4, 4, 4, 4, 4, 4, 1]),
+        (Lane::Find, 8, 5_600, 80, vec![10; 8]),
+        (Lane::Find, 8, 5_600, 6, vec![4, 2]),
+        (Lane::Create, 8, 5_600, 29, vec![29]),
+        (Lane::List, 4, 5_600, 20, vec![5, 5, 5, 5]),
+        // Three batches take an eighth of a core, and later ones are not divided.
+        (Lane::Find, 8, 2_000, 29, vec![10, 10, 9]),
+        (Lane::Find, 8, 1_100, 29, vec![29]),
+        (Lane::Find, 8, 100, 5, vec![5]),
+    ];
+    for (lane, statements, took, waiting, expected) in rows {
+        let mut bench = Bench::new(statements);
+        bench.push(0, lane);
+        let batch = bench.next().unwrap();
+        bench.now += Duration::from_micros(took);
+        bench.finish(batch);
+        // Long after the window for the client that was answered.
+        bench.pass(100);
+        (0..waiting).for_each(|work| bench.push(work, lane));
+        let sizes: Vec<usize> = bench.all().iter().map(|batch| batch.items.len()).collect();
+        assert_eq!(sizes, expected, "{waiting} of {lane:?} after {took} µs");
+    }
+}
+
+#[test]
 fn reads_have_a_statement_that_writes_cannot_take() {
     for (capacity, expected) in [(1, 1), (2, 1), (3, 2), (8, 7)] {
         let mut bench = Bench::new(capacity);

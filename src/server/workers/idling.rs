@@ -10,7 +10,7 @@ use std::{
 /// How often one idle worker checks on a short batch in flight, in case that it takes longer than expected.
 const TICK: Duration = Duration::from_millis(1);
 
-/// Ticks without a batch after which it stops checking, until another worker wakes it.
+/// Ticks that found nothing to check after which it stops checking, until another worker wakes it.
 const QUIET_TICKS: u32 = 20;
 
 /// For how long a worker that has called `on_idle` stays out of tiny_http's queue while others are told to.
@@ -127,7 +127,8 @@ impl Shared {
             state.ticking = true;
             state = self.park(state, Some(TICK));
             state.ticking = false;
-            quiet = if state.batches == before { quiet + 1 } else { 0 };
+            let unwatched = state.batches != before && state.receiving == 0;
+            quiet = if unwatched { 0 } else { quiet + 1 };
             if state.scheduler.is_ready(Instant::now()) || state.stopping {
                 return state;
             }
