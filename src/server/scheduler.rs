@@ -9,8 +9,9 @@
 //!
 //! A batch is what arrived while earlier ones were in flight. It waits for more only where the clients of the last batches
 //! are about to return and would have to wait longer ([`Window`]): creates, and reads of a database a network away. Reads
-//! of all clients at once become two batches where the database is near ([`Scheduler::ran_dry`]). How many batches may be in
-//! flight is learned from the shortest ones of the last second ([`Pace`]).
+//! of all clients at once become two batches where the database is near ([`Scheduler::ran_dry`]), and where it is distant as
+//! many as sessions are free. How many batches may be in flight is learned from the shortest ones of the last second
+//! ([`Pace`]).
 
 mod batch;
 mod hash_queue;
@@ -260,14 +261,14 @@ impl<T> Scheduler<T> {
         };
         let most = self.memory.min(batch_memory(lane));
         let ran_dry = lane == Lane::Find && mem::take(&mut self.dry) && self.is_short();
-        let share = batch_limit(lane).min(self.share(lane));
+        let size = self.batch_size(lane);
         let waiting = &mut self.lanes[lane as usize].waiting;
         let mut memory = 0;
         let fits = |item: &&Item<T>| {
             memory += item.keys.memory;
             memory <= most
         };
-        let mut count = waiting.iter().take(share).take_while(fits).count().max(1);
+        let mut count = waiting.iter().take(size).take_while(fits).count().max(1);
         if ran_dry && IN_TWO.contains(&waiting.len()) {
             count = count.div_ceil(2);
         }

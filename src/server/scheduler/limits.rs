@@ -113,13 +113,14 @@ impl<T> Scheduler<T> {
     /// How many of the commands that wait the next batch takes, at most. Reads that a distant database has answered together
     /// are divided among the sessions that are free: in one batch again, each would wait for the whole group at every stage,
     /// here and in the database. 32 to 128 clients of one 5 ms away got 3 % more. Creates did not: each batch is a commit.
-    pub(super) fn share(&self, lane: Lane) -> usize {
+    pub(super) fn batch_size(&self, lane: Lane) -> usize {
         let queue = &self.lanes[lane as usize];
         let cheap = queue.pace.cheap_batches().saturating_sub(queue.in_flight);
-        match self.free(lane).min(cheap) {
+        let size = match self.free(lane).min(cheap) {
             parts @ 2.. if !lane.writes() => queue.waiting.len().div_ceil(parts).max(SMALLEST_SHARE),
-            _ => batch_limit(lane),
-        }
+            _ => queue.waiting.len(),
+        };
+        size.min(batch_limit(lane))
     }
 
     /// Not before that time: the table itself is locked, or clients are about to return.

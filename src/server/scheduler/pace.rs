@@ -82,7 +82,7 @@ impl Pace {
         match self.shortest() {
             Duration::MAX => 2,
             shortest if shortest < self.short => short,
-            shortest => (shortest.as_nanos() / BATCH_COST.as_nanos()) as usize,
+            shortest => that_fit(shortest),
         }
     }
 
@@ -91,7 +91,7 @@ impl Pace {
     pub fn cheap_batches(&self) -> usize {
         match self.shortest() {
             Duration::MAX => 0,
-            shortest => (shortest.as_nanos() / (8 * BATCH_COST).as_nanos()) as usize,
+            shortest => that_fit(shortest) / 8,
         }
     }
 
@@ -99,4 +99,9 @@ impl Pace {
     pub fn is_short(&self) -> bool {
         self.shortest() < self.short
     }
+}
+
+/// Batches whose processor time fits into one that takes so long.
+fn that_fit(took: Duration) -> usize {
+    (took.as_nanos() / BATCH_COST.as_nanos()) as usize
 }
