@@ -4,6 +4,7 @@
 //! [`super::connection`]; nothing here looks at them.
 
 mod deadlines;
+mod polling;
 
 use super::{
     Immediate, Listener,
@@ -20,12 +21,14 @@ use crate::{
     request_id::RequestIds,
 };
 use mio::{Events, Interest, Poll, Token, net};
+use polling::Polling;
 use std::{
     collections::VecDeque,
     io::{self, ErrorKind, Read},
     mem,
     os::unix::net::UnixStream,
     sync::{Arc, atomic::Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -79,6 +82,7 @@ pub struct EventLoop {
     /// When `on_idle` is due, if no event comes until then.
     idle_at: Option<Instant>,
     idle_again: bool,
+    polling: Polling,
     /// When a stop has to be over.
     stop_at: Option<Instant>,
 }
@@ -124,6 +128,7 @@ impl EventLoop {
             active_at: Instant::now(),
             idle_at: None,
             idle_again: false,
+            polling: Polling::new(Instant::now()),
             stop_at: None,
         })
     }
@@ -132,12 +137,13 @@ impl EventLoop {
     pub fn run(&mut self, on_broken: &mut dyn FnMut()) -> io::Result<()> {
         let mut events = Events::with_capacity(EVENTS);
         loop {
-            match self.poll.poll(&mut events, self.timeout()) {
+            match self.wait(&mut events) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 result => result?,
             }
             let now = Instant::now();
             if !events.is_empty() {
+                self.polling.event(self.shared.poll_time(), now);
                 self.active_at = now;
                 self.idle_at.get_or_insert(now + IDLE);
             }
@@ -178,6 +184,20 @@ impl EventLoop {
                 return Ok(());
             }
         }
+    }
+
+    /// Waits for events, or until something is due; while it polls, up to a millisecond longer.
+    fn wait(&mut self, events: &mut Events) -> io::Result<()> {
+        let mut now = Instant::now();
+        while self.requeued.is_empty() && self.polling.pays(self.shared.poll_time(), now) {
+            self.poll.poll(events, Some(Duration::ZERO))?;
+            if !events.is_empty() {
+                return Ok(());
+            }
+            thread::yield_now();
+            now = Instant::now();
+        }
+        self.poll.poll(events, self.timeout())
     }
 
     /// How long to wait for events.

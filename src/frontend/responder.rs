@@ -10,6 +10,7 @@ use std::{
     net::IpAddr,
     str::FromStr,
     sync::{Arc, atomic::Ordering},
+    time::Duration,
 };
 
 /// Which client waits for a request's answer, and for which of its requests: the fragment of the target that tiny_http
@@ -80,6 +81,12 @@ impl Responder {
     /// How many connections there are, by what they are doing; and how many there may be. Looks at each of them.
     pub fn connections(&self) -> (impl Iterator<Item = (&'static str, usize)>, usize) {
         (DOING.into_iter().zip(self.0.slots.count()), self.0.limits.max_connections)
+    }
+
+    /// For how long it pays from now on that the event loop polls after an event: where the next one is expected within
+    /// that time, and cores are free. It then takes up to one core.
+    pub fn set_poll_time(&self, time: Duration) {
+        self.0.set_poll_time(time);
     }
 
     /// Whether the client does not wait for the answer any more, so that work on it would be in vain. Cheap.

@@ -12,7 +12,15 @@
 //! wakes runs on a free core, or when the running thread has ended its turn: 32 connections got 71,500 reads a second
 //! instead of 57,500, and 128 connections 95,400 instead of 84,100 and 39,600 creates instead of 34,000, with a third of the
 //! context switches (two cores, PostgreSQL and the clients on them, medians of three rounds in one run).
+//!
+//! Where other processes keep all cores busy, that policy makes each woken thread wait for the end of their turns, some 3 ms:
+//! beside one such process for each of two cores, one client got 250 to 380 reads a second, and 2,700 to 3,900 with the usual
+//! policy; 8 clients 3,300 and 12,000; 32 clients 5,900 and 19,200. So the threads have the usual policy for as long as
+//! that is the case (`contention`).
 
+mod contention;
+
+use contention::{Contention, Times};
 use nix::{
     libc,
     sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity},
@@ -34,9 +42,16 @@ const STAY: Duration = Duration::from_secs(1);
 pub struct Cores {
     /// Those that the server may use: `None` where there is only one, or the system does not say.
     all: Option<CpuSet>,
-    threads: Mutex<Vec<Pid>>,
+    threads: Mutex<Vec<Thread>>,
     /// The name of threads that are looked for when they are first needed.
     named: Mutex<Option<String>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Thread {
+    id: Pid,
+    /// It may poll, so that the time for which it runs tells nothing.
+    polls: bool,
 }
 
 /// Which cores they use at present. Its owner knows whether requests overlap.
@@ -47,12 +62,18 @@ pub struct Placement {
     shared_since: Option<Instant>,
     /// When requests last overlapped, or the threads were last allowed on all cores.
     spread_at: Instant,
+    contention: Contention,
 }
 
 impl Placement {
     /// On all cores.
     pub fn new(now: Instant) -> Placement {
-        Placement { found: false, shared_since: None, spread_at: now }
+        Placement { found: false, shared_since: None, spread_at: now, contention: Contention::new(now) }
+    }
+
+    /// Whether other processes keep the threads from running.
+    pub fn is_contended(&self) -> bool {
+        self.contention.is_found()
     }
 
     /// The threads are allowed on all cores.
@@ -70,9 +91,9 @@ impl Cores {
         Cores { all: all.filter(several), threads: Mutex::default(), named: Mutex::default() }
     }
 
-    /// The calling thread is one of the server's from now on.
-    pub fn add_this_thread(&self) {
-        self.add(gettid());
+    /// The calling thread is one of the server's from now on. `polls` where it may poll instead of sleeping.
+    pub fn add_this_thread(&self, polls: bool) {
+        self.add(Thread { id: gettid(), polls });
     }
 
     /// So are the threads of that name, which has at most 15 bytes and which only this server uses.
@@ -89,19 +110,23 @@ impl Cores {
             fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim_end() == name)
         });
         let numbers = named.filter_map(|task| task.file_name().to_str()?.parse().ok());
-        numbers.map(Pid::from_raw).for_each(|thread| self.add(thread));
+        numbers.for_each(|id| self.add(Thread { id: Pid::from_raw(id), polls: false }));
     }
 
-    fn add(&self, thread: Pid) {
-        hand_over_in_batches(thread);
+    fn add(&self, thread: Thread) {
+        set_policy(thread.id, libc::SCHED_BATCH);
         self.threads().push(thread);
     }
 
-    /// A request has come; `overlaps` where another one was in flight. A few system calls where that changes the
-    /// placement, at most every [`QUIET`]; else none.
+    /// A request has come; `overlaps` where another one was in flight. A few system calls for each thread where that
+    /// changes the placement, at most every [`QUIET`], and ten times a second to see whether other processes keep the
+    /// threads from running; else none.
     pub fn place(&self, placement: &mut Placement, overlaps: bool, now: Instant) {
         if !mem::replace(&mut placement.found, true) {
             self.find_named();
+        }
+        if placement.contention.is_due(now) {
+            self.look_at_contention(&mut placement.contention, now);
         }
         let Some(all) = &self.all else {
             return;
@@ -128,21 +153,30 @@ impl Cores {
     /// Ignores errors (a thread has ended, the system refuses): the placement affects nothing but speed.
     fn set(&self, cores: &CpuSet) {
         for thread in self.threads().iter() {
-            let _ = sched_setaffinity(*thread, cores);
+            let _ = sched_setaffinity(thread.id, cores);
         }
     }
 
-    fn threads(&self) -> MutexGuard<'_, Vec<Pid>> {
+    fn look_at_contention(&self, contention: &mut Contention, now: Instant) {
+        let threads = self.threads();
+        let times = Times::of(threads.iter().filter(|thread| !thread.polls).map(|thread| thread.id));
+        if contention.learn(times, now) {
+            let policy = if contention.is_found() { libc::SCHED_OTHER } else { libc::SCHED_BATCH };
+            threads.iter().for_each(|thread| set_policy(thread.id, policy));
+        }
+    }
+
+    fn threads(&self) -> MutexGuard<'_, Vec<Thread>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Gives a thread the policy for batches, for which nix has no function. An error is ignored: it affects nothing but speed.
-fn hand_over_in_batches(thread: Pid) {
-    // SAFETY: a number, and a structure that is only read during the call. The priority is 0 for this policy.
+/// Gives a thread a policy, for which nix has no function. An error is ignored: it affects nothing but speed.
+fn set_policy(thread: Pid, policy: libc::c_int) {
+    // SAFETY: numbers, and a structure that is only read during the call. The priority is 0 for these policies.
     unsafe {
         let priority: libc::sched_param = mem::zeroed();
-        libc::sched_setscheduler(thread.as_raw(), libc::SCHED_BATCH, &priority);
+        libc::sched_setscheduler(thread.as_raw(), policy, &priority);
     }
 }
 
@@ -170,7 +204,7 @@ mod tests {
             let Some(all) = cores.all.as_ref().map(count) else {
                 return; // one core: there is nothing to share
             };
-            cores.add_this_thread();
+            cores.add_this_thread(false);
             let mut placement = Placement::new(start);
             let mut at = |milliseconds, overlaps| {
                 cores.place(&mut placement, overlaps, start + Duration::from_millis(milliseconds));
@@ -208,7 +242,7 @@ mod tests {
         let tid = started.recv().unwrap();
         cores.add_threads_named("cores-test".to_owned());
         cores.find_named();
-        assert_eq!(*cores.threads(), [tid]);
+        assert_eq!(*cores.threads(), [Thread { id: tid, polls: false }]);
         assert_eq!((policy(tid), policy(gettid())), (libc::SCHED_BATCH, libc::SCHED_OTHER));
         drop(end);
         thread.unwrap().join().unwrap();

@@ -143,7 +143,7 @@ impl BoundServer {
             let (private, http, stream) = PrivateSocket::connect(&thread)?;
             cores.add_threads_named(thread);
             let frontend_cores = cores.clone();
-            let on_start = move || frontend_cores.add_this_thread();
+            let on_start = move || frontend_cores.add_this_thread(true);
             let health = app.health().clone();
             let recorder = app.metrics().recorder();
             let counts = recorder.clone();
@@ -177,10 +177,13 @@ impl BoundServer {
             };
             let (frontend, responder) =
                 Frontend::open(listener, &config.limits, resources, stream, on_start, on_broken)?;
+            let cores_for_all = thread::available_parallelism().map_or(1, usize::from);
             let capacity = Capacity {
                 statements: config.workers.min(config.db_pool_size as usize),
                 hashes: app.hashes_at_once(),
-                cores: thread::available_parallelism().map_or(1, usize::from),
+                cores: cores_for_all,
+                // A single core is needed for the database and the clients.
+                polls: config.busy_poll && cores_for_all > 1,
                 retry_for: config.limits.request_timeout,
             };
             let workers = Workers::start(http, responder, app.clone(), cores, capacity, on_idle)?;

@@ -82,6 +82,8 @@ pub struct Capacity {
     pub hashes: usize,
     /// Processor cores, those that a database on the same machine uses included.
     pub cores: usize,
+    /// Whether the thread that waits for requests may keep a core from sleeping.
+    pub polls: bool,
     /// How long a command is retried from its arrival on.
     pub retry_for: Duration,
 }

@@ -210,7 +210,7 @@ impl Shared {
     }
 
     fn work(&self, recorder: &Recorder) {
-        self.cores.add_this_thread();
+        self.cores.add_this_thread(false);
         let mut state = self.state();
         let mut idle_calls = 0;
         loop {

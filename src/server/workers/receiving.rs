@@ -10,7 +10,7 @@ use crate::{
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
     sync::{MutexGuard, atomic::Ordering},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 /// Requests, and bytes of their bodies, that are judged before they are queued: then other workers may execute them.
@@ -116,6 +116,7 @@ impl Shared {
         recorder: &Recorder,
     ) -> MutexGuard<'a, State> {
         let mut refused = Vec::new();
+        let mut last = None;
         let now = Instant::now();
         for job in judged {
             let Some(command) = &job.command else { continue };
@@ -126,6 +127,7 @@ impl Shared {
                 memory: self.app.memory_of(command),
             };
             let lane = command.lane();
+            last = Some(lane);
             match state.scheduler.push(job, lane, keys, now) {
                 Ok(()) => state.unanswered += 1,
                 Err(job) => refused.push(job),
@@ -133,6 +135,13 @@ impl Shared {
             let overlaps = state.unanswered > 1;
             let state = &mut *state;
             self.cores.place(&mut state.placement, overlaps, now);
+        }
+        if let Some(lane) = last {
+            let time = match state.placement.is_contended() {
+                true => Duration::ZERO,
+                false => state.scheduler.poll_time(lane, state.unanswered),
+            };
+            self.responder.set_poll_time(time);
         }
         // Clients that give up and retry would let the queue grow without limit.
         if state.scheduler.len() > state.most_queued {
