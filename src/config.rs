@@ -47,8 +47,8 @@ pub struct Config {
     pub production: bool,
     /// Threads that answer requests.
     pub workers: usize,
-    /// Whether a thread that waits for the next request of few clients polls for up to a millisecond instead of sleeping. It
-    /// takes up to one core then, and only where there are several.
+    /// Whether the thread that waits for the next request of few clients polls, for up to a millisecond, instead of sleeping.
+    /// It takes up to one core then, and only where there are several.
     pub busy_poll: bool,
     /// Which create schema.
     pub schema: Schema,

@@ -4,8 +4,9 @@
 //! that thread sleeps on another core, waking it takes longer than its work: one client at a time got 6,661 reads a second
 //! on separate cores and 7,533 on one (an idle machine with two cores, medians of five rounds in one run), and 7,520 and
 //! 18,446 on a machine that other processes kept busy. Under load there is nothing to wake, and one core is not enough. So
-//! the threads share a core while requests come one at a time, and are free to run on all of them otherwise. Knows no
-//! requests, only whether they overlap.
+//! the threads share a core while one suffices, and are free to run on all of them otherwise. Knows no requests, only
+//! whether one core suffices to those in flight: a single one, or few short ones, for which the frontend polls, which keeps
+//! that core awake.
 //!
 //! Under load the first of several requests would wake the next thread, which interrupts the one that is handing over the
 //! rest, and so on for each. So the threads have the system's policy for batches (`SCHED_BATCH`), under which a thread that
@@ -32,7 +33,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long requests have come one at a time before the threads share a core.
+/// How long one core has sufficed before the threads share one.
 const QUIET: Duration = Duration::from_millis(50);
 
 /// How long they share it, at most: after that the system may move them to a core that other processes use less.
@@ -54,13 +55,13 @@ struct Thread {
     polls: bool,
 }
 
-/// Which cores they use at present. Its owner knows whether requests overlap.
+/// Which cores they use at present. Its owner knows whether one suffices.
 pub struct Placement {
     /// Whether the threads that are known by name were found.
     found: bool,
     /// Since when they share a core.
     shared_since: Option<Instant>,
-    /// When requests last overlapped, or the threads were last allowed on all cores.
+    /// When one core last did not suffice, or the threads were last allowed on all cores.
     spread_at: Instant,
     contention: Contention,
 }
@@ -118,10 +119,10 @@ impl Cores {
         self.threads().push(thread);
     }
 
-    /// A request has come; `overlaps` where another one was in flight. A few system calls for each thread where that
-    /// changes the placement, at most every [`QUIET`], and ten times a second to see whether other processes keep the
-    /// threads from running; else none.
-    pub fn place(&self, placement: &mut Placement, overlaps: bool, now: Instant) {
+    /// A request has come; `one_suffices` where a single core does for those in flight. A few system calls for each thread
+    /// where that changes the placement, at most every [`QUIET`], and ten times a second to see whether other processes
+    /// keep the threads from running; else none.
+    pub fn place(&self, placement: &mut Placement, one_suffices: bool, now: Instant) {
         if !mem::replace(&mut placement.found, true) {
             self.find_named();
         }
@@ -132,12 +133,12 @@ impl Cores {
             return;
         };
         match placement.shared_since {
-            Some(since) if overlaps || now >= since + STAY => {
+            Some(since) if !one_suffices || now >= since + STAY => {
                 placement.spread(now);
                 self.set(all);
             }
             Some(_) => {}
-            None if overlaps => placement.spread_at = now,
+            None if !one_suffices => placement.spread_at = now,
             None if now >= placement.spread_at + QUIET => {
                 // The core that this thread runs on is as good as any.
                 let mut one = CpuSet::new();
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_share_a_core_while_requests_do_not_overlap() {
+    fn threads_share_a_core_while_one_suffices() {
         std::thread::spawn(|| {
             let (cores, start) = (Cores::new(), Instant::now());
             let Some(all) = cores.all.as_ref().map(count) else {
@@ -206,25 +207,25 @@ mod tests {
             };
             cores.add_this_thread(false);
             let mut placement = Placement::new(start);
-            let mut at = |milliseconds, overlaps| {
-                cores.place(&mut placement, overlaps, start + Duration::from_millis(milliseconds));
+            let mut at = |milliseconds, one_suffices| {
+                cores.place(&mut placement, one_suffices, start + Duration::from_millis(milliseconds));
                 mine()
             };
             let rows = [
-                (10, false, all),
-                (40, true, all),
-                (80, false, all),
-                (90, false, 1),
-                (100, false, 1),
-                (110, true, all),
-                (120, false, all),
-                (160, false, 1),
-                (1150, false, 1),
-                (1160, false, all),
-                (1220, false, 1),
+                (10, true, all),
+                (40, false, all),
+                (80, true, all),
+                (90, true, 1),
+                (100, true, 1),
+                (110, false, all),
+                (120, true, all),
+                (160, true, 1),
+                (1150, true, 1),
+                (1160, true, all),
+                (1220, true, 1),
             ];
-            for (time, overlaps, expected) in rows {
-                assert_eq!(at(time, overlaps), expected, "after {time} ms");
+            for (time, one_suffices, expected) in rows {
+                assert_eq!(at(time, one_suffices), expected, "after {time} ms");
             }
         })
         .join()

@@ -263,23 +263,24 @@ fn reads_are_divided_where_the_database_is_distant() {
 #[test]
 fn polling_pays_for_few_clients_of_a_near_database() {
     let rows = [
-        // Lane, what its shortest batch took, commands unanswered, for how long.
-        (Lane::Find, 50, 1, 400),
-        (Lane::Find, 50, 8, 400),
-        (Lane::Find, 50, 9, 0),
-        (Lane::Find, 299, 1, 1000),
-        (Lane::Find, 300, 1, 0),
-        (Lane::List, 200, 2, 1000),
-        (Lane::Create, 420, 1, 1000),
-        (Lane::Create, 420, 2, 0),
-        (Lane::Create, 920, 1, 0),
-        (Lane::Change, 500, 1, 1000),
-        (Lane::Hash, 1, 1, 0),
+        // Lane, cores, what its shortest batch took, commands unanswered, for how long.
+        (Lane::Find, 2, 50, 1, 400),
+        (Lane::Find, 2, 50, 32, 400),
+        (Lane::Find, 2, 50, 33, 0),
+        (Lane::Find, 4, 50, 8, 400),
+        (Lane::Find, 4, 50, 9, 0),
+        (Lane::Find, 2, 299, 1, 1000),
+        (Lane::Find, 2, 300, 1, 0),
+        (Lane::List, 2, 200, 2, 1000),
+        (Lane::Create, 2, 420, 32, 1000),
+        (Lane::Create, 2, 920, 1, 0),
+        (Lane::Change, 2, 500, 1, 1000),
+        (Lane::Hash, 2, 1, 1, 0),
     ];
-    for (lane, took, unanswered, expected) in rows {
+    for (lane, cores, took, unanswered, expected) in rows {
         for polls in [true, false] {
             let retry_for = Duration::from_secs(10);
-            let mut bench = Bench::with(Capacity { statements: 8, hashes: 1, cores: 2, polls, retry_for });
+            let mut bench = Bench::with(Capacity { statements: 8, hashes: 1, cores, polls, retry_for });
             assert_eq!(bench.scheduler.poll_time(lane, unanswered), Duration::ZERO, "nothing is known");
             if lane != Lane::Hash {
                 let pace = &mut bench.scheduler.lanes[lane as usize].pace;

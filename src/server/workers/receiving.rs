@@ -116,7 +116,7 @@ impl Shared {
         recorder: &Recorder,
     ) -> MutexGuard<'a, State> {
         let mut refused = Vec::new();
-        let mut last = None;
+        let mut poll_time = None;
         let now = Instant::now();
         for job in judged {
             let Some(command) = &job.command else { continue };
@@ -127,21 +127,19 @@ impl Shared {
                 memory: self.app.memory_of(command),
             };
             let lane = command.lane();
-            last = Some(lane);
             match state.scheduler.push(job, lane, keys, now) {
                 Ok(()) => state.unanswered += 1,
                 Err(job) => refused.push(job),
             }
-            let overlaps = state.unanswered > 1;
-            let state = &mut *state;
-            self.cores.place(&mut state.placement, overlaps, now);
+            let time = state.scheduler.poll_time(lane, state.unanswered);
+            poll_time = Some(poll_time.map_or(time, |shortest| time.min(shortest)));
         }
-        if let Some(lane) = last {
-            let time = match state.placement.is_contended() {
-                true => Duration::ZERO,
-                false => state.scheduler.poll_time(lane, state.unanswered),
-            };
+        if let Some(time) = poll_time {
+            let state = &mut *state;
+            let time = if state.placement.is_contended() { Duration::ZERO } else { time };
             self.responder.set_poll_time(time);
+            let one_core_suffices = state.unanswered <= 1 || !time.is_zero();
+            self.cores.place(&mut state.placement, one_core_suffices, now);
         }
         // Clients that give up and retry would let the queue grow without limit.
         if state.scheduler.len() > state.most_queued {
