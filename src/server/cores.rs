@@ -39,6 +39,9 @@ const QUIET: Duration = Duration::from_millis(50);
 /// How long they share it, at most: after that the system may move them to a core that other processes use less.
 const STAY: Duration = Duration::from_secs(1);
 
+/// How long that takes it.
+const MOVE: Duration = Duration::from_millis(5);
+
 /// The threads of one server.
 pub struct Cores {
     /// Those that the server may use: `None` where there is only one, or the system does not say.
@@ -77,9 +80,14 @@ impl Placement {
         self.contention.is_found()
     }
 
-    /// The threads are allowed on all cores.
-    fn spread(&mut self, now: Instant) {
-        (self.shared_since, self.spread_at) = (None, now);
+    /// Whether the threads share a core.
+    pub fn is_shared(&self) -> bool {
+        self.shared_since.is_some()
+    }
+
+    /// The threads are allowed on all cores, as if since then.
+    fn spread(&mut self, at: Instant) {
+        (self.shared_since, self.spread_at) = (None, at);
     }
 }
 
@@ -134,7 +142,8 @@ impl Cores {
         };
         match placement.shared_since {
             Some(since) if !one_suffices || now >= since + STAY => {
-                placement.spread(now);
+                let quiet = if one_suffices { QUIET - MOVE } else { Duration::ZERO };
+                placement.spread(now.checked_sub(quiet).unwrap_or(now));
                 self.set(all);
             }
             Some(_) => {}
@@ -222,6 +231,10 @@ mod tests {
                 (160, true, 1),
                 (1150, true, 1),
                 (1160, true, all),
+                (1164, true, all),
+                (1165, true, 1),
+                (1170, false, all),
+                (1219, true, all),
                 (1220, true, 1),
             ];
             for (time, one_suffices, expected) in rows {

@@ -95,12 +95,12 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Commands in flight, at most, for which one core suffices to the threads of the server. Two cores got 55,090 reads a
-    /// second from 32 clients instead of 49,690, and 64 clients gained no more. On four, 8 clients got 34,720 instead of
-    /// 28,130, and 16 clients a tenth less than on all cores.
+    /// Commands in flight, at most, for which one core suffices to the threads of the server. Two cores got 44,560 reads a
+    /// second from 16 clients instead of 38,680, and from 32 clients as many (built with the profile `dist`). Four cores got
+    /// 34,720 from 8 clients instead of 28,130, and from 16 a tenth less than with the threads on all cores.
     fn few(&self) -> usize {
         match self.capacity.cores {
-            ..4 => 32,
+            ..4 => 16,
             _ => 8,
         }
     }

@@ -265,14 +265,14 @@ fn polling_pays_for_few_clients_of_a_near_database() {
     let rows = [
         // Lane, cores, what its shortest batch took, commands unanswered, for how long.
         (Lane::Find, 2, 50, 1, 400),
-        (Lane::Find, 2, 50, 32, 400),
-        (Lane::Find, 2, 50, 33, 0),
+        (Lane::Find, 2, 50, 16, 400),
+        (Lane::Find, 2, 50, 17, 0),
         (Lane::Find, 4, 50, 8, 400),
         (Lane::Find, 4, 50, 9, 0),
         (Lane::Find, 2, 299, 1, 1000),
         (Lane::Find, 2, 300, 1, 0),
         (Lane::List, 2, 200, 2, 1000),
-        (Lane::Create, 2, 420, 32, 1000),
+        (Lane::Create, 2, 420, 16, 1000),
         (Lane::Create, 2, 920, 1, 0),
         (Lane::Change, 2, 500, 1, 1000),
         (Lane::Hash, 2, 1, 1, 0),

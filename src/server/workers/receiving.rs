@@ -136,10 +136,11 @@ impl Shared {
         }
         if let Some(time) = poll_time {
             let state = &mut *state;
-            let time = if state.placement.is_contended() { Duration::ZERO } else { time };
-            self.responder.set_poll_time(time);
-            let one_core_suffices = state.unanswered <= 1 || !time.is_zero();
-            self.cores.place(&mut state.placement, one_core_suffices, now);
+            let few = !time.is_zero() && !state.placement.is_contended();
+            self.cores.place(&mut state.placement, few || state.unanswered <= 1, now);
+            // Not where there are often more.
+            let polls = few && state.placement.is_shared();
+            self.responder.set_poll_time(if polls { time } else { Duration::ZERO });
         }
         // Clients that give up and retry would let the queue grow without limit.
         if state.scheduler.len() > state.most_queued {
