@@ -143,7 +143,6 @@ impl EventLoop {
             }
             let now = Instant::now();
             if !events.is_empty() {
-                self.polling.event(self.shared.poll_time(), now);
                 self.active_at = now;
                 self.idle_at.get_or_insert(now + IDLE);
             }
@@ -175,6 +174,9 @@ impl EventLoop {
             }
             if self.shared.shortage.load(Ordering::Relaxed) {
                 self.give_up_answers(now);
+            }
+            if !self.outgoing.is_empty() {
+                self.polling.request(self.shared.poll_time(), now);
             }
             if let Err(error) = private.and_then(|()| self.flush()) {
                 self.break_down(&error, now);

@@ -38,6 +38,11 @@ impl Outgoing {
         }
     }
 
+    /// Whether everything is sent.
+    pub fn is_empty(&self) -> bool {
+        self.pieces.iter().all(|piece| piece.len() == self.sent)
+    }
+
     /// Sends what is taken at once. Returns whether that was all.
     pub fn send(&mut self, to: &mut impl Write) -> io::Result<bool> {
         loop {
@@ -99,7 +104,8 @@ mod tests {
             let request = vec![turn; usize::from(turn) * 613];
             outgoing.tail().extend_from_slice(&request);
             expected.extend_from_slice(&request);
-            outgoing.send(&mut slow).unwrap();
+            let done = outgoing.send(&mut slow).unwrap();
+            assert_eq!(outgoing.is_empty(), done);
         }
         while !outgoing.send(&mut slow).unwrap() {}
         assert!(slow.0 == expected);

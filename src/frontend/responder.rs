@@ -83,7 +83,7 @@ impl Responder {
         (DOING.into_iter().zip(self.0.slots.count()), self.0.limits.max_connections)
     }
 
-    /// For how long it pays from now on that the event loop polls after an event: where the next one is expected within
+    /// For how long it pays from now on that the event loop polls after a request: where the next event is expected within
     /// that time, and cores are free. It then takes up to one core.
     pub fn set_poll_time(&self, time: Duration) {
         self.0.set_poll_time(time);

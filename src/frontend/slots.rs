@@ -40,7 +40,7 @@ pub struct SharedState {
     pub stopping: AtomicBool,
     /// The stop ends now.
     pub aborted: AtomicBool,
-    /// For how long polling pays after an event, in microseconds.
+    /// For how long polling pays after a request, in microseconds.
     poll_time: AtomicU32,
     /// Connections that need the event loop after a worker's answer.
     scheduled: Mutex<Vec<u32>>,
@@ -84,7 +84,7 @@ impl SharedState {
         mem::swap(&mut *scheduled, into);
     }
 
-    /// For how long polling pays after an event.
+    /// For how long polling pays after a request.
     pub fn poll_time(&self) -> Duration {
         Duration::from_micros(self.poll_time.load(Ordering::Relaxed).into())
     }

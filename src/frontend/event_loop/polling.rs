@@ -6,11 +6,10 @@
 
 use std::time::{Duration, Instant};
 
-/// Events that came soon one after the other before polling begins: more than a script has that makes a connection for
-/// each request.
+/// Requests that came soon one after the other before polling begins.
 const IN_A_ROW: u32 = 8;
 
-/// How soon events have come.
+/// How soon requests have come.
 #[derive(Debug)]
 pub(super) struct Polling {
     last: Instant,
@@ -18,13 +17,13 @@ pub(super) struct Polling {
 }
 
 impl Polling {
-    /// No event yet.
+    /// No request yet.
     pub fn new(now: Instant) -> Polling {
         Polling { last: now, in_a_row: 0 }
     }
 
-    /// Events have come. `time` is for how long polling pays after one.
-    pub fn event(&mut self, time: Duration, now: Instant) {
+    /// Requests have come. `time` is for how long polling pays after one.
+    pub fn request(&mut self, time: Duration, now: Instant) {
         let soon = now.saturating_duration_since(self.last) <= time;
         self.in_a_row = if soon { self.in_a_row.saturating_add(1) } else { 0 };
         self.last = now;
@@ -46,23 +45,23 @@ mod tests {
         Duration::from_micros(microseconds)
     }
 
-    /// Events at these distances.
+    /// Requests at these distances.
     fn polling(start: Instant, distances: impl IntoIterator<Item = u64>) -> (Polling, Instant) {
         let (mut polling, mut now) = (Polling::new(start), start);
         for distance in distances {
             now += after(distance);
-            polling.event(TIME, now);
+            polling.request(TIME, now);
         }
         (polling, now)
     }
 
     #[test]
-    fn it_polls_where_events_come_soon_one_after_the_other() {
+    fn it_polls_where_requests_come_soon_one_after_the_other() {
         let start = Instant::now();
         let rows: [(&str, Vec<u64>, bool); 5] = [
             ("a client in a loop", vec![200; 8], true),
             ("too few to tell", vec![200; 7], false),
-            ("a script: four events, and a pause", [[100, 100, 100, 5000]; 9].concat(), false),
+            ("a few now and then", [[100, 100, 100, 5000]; 9].concat(), false),
             ("a pause, then a loop", [vec![5000], vec![200; 8]].concat(), true),
             ("a loop, then a pause", [vec![200; 90], vec![401]].concat(), false),
         ];

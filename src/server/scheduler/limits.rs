@@ -14,7 +14,7 @@ const SMALL: usize = 16;
 /// of 85.
 const RECEIVERS: usize = 2;
 
-/// For how long it polls after an event, at most.
+/// For how long the event loop polls after a request, at most.
 const LONGEST_POLL: Duration = Duration::from_millis(1);
 
 /// Commands that are not divided: fewer cost less than the batch that they would be executed in.
