@@ -5,8 +5,9 @@
 //! `repeating` creates with a key, `changes` what a change leaves behind, `model` all of them for any history,
 //! `clients` what it withstands, `pages` what it counts, `faults` what breaks beneath it, `sessions` how it uses its
 //! sessions of the database, `lanes` what waits for what, `requests` their ids and lines of the log, `health` its
-//! readiness, `figures` what it counts, `cores` what it leaves to other processes, `neighbours` other users of that database, `machines` several services among
-//! other programs, `failover` three machines under Patroni, `prometheus` what it makes of their figures, `backup` its dumps, `export` and `import` files of
+//! readiness, `figures` what it counts, `cores` what it leaves to other processes, `neighbours` other users of that
+//! database, `machines` several services among other programs, `failover` three machines under Patroni, `prometheus`
+//! what it makes of their figures, `backup` its dumps, `export` and `import` files of
 //! users, `lifecycle` the command and its process, `embedding` the library, `testing` and `harness` what users' tests
 //! stand on, `readme` its lines for curl; `cluster` the private PostgreSQL, `tls` encrypted connections to it.
 

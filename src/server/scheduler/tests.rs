@@ -1,6 +1,10 @@
 //! Rules of the scheduler, one by one, and all of them under random load; without a database, a thread or a clock.
 
 use super::*;
+/// What a test has where it does not say otherwise.
+const CAPACITY: Capacity =
+    Capacity { statements: 8, hashes: 1, cores: 2, polls: true, retry_for: Duration::from_secs(10) };
+
 /// A scheduler, the time, and what it has started.
 struct Bench {
     scheduler: Scheduler<u32>,
@@ -9,13 +13,7 @@ struct Bench {
 
 impl Bench {
     fn new(statements: usize) -> Bench {
-        Bench::with(Capacity {
-            statements,
-            hashes: 1,
-            cores: 2,
-            polls: true,
-            retry_for: Duration::from_secs(10),
-        })
+        Bench::with(Capacity { statements, ..CAPACITY })
     }
 
     fn with(capacity: Capacity) -> Bench {
@@ -209,8 +207,7 @@ fn short_batches_in_flight_follow_the_cores() {
         (Lane::Create, 4, 1, 2),
         (Lane::Create, 8, 1, 4),
     ] {
-        let retry_for = Duration::from_secs(10);
-        let mut bench = Bench::with(Capacity { statements: 8, hashes: 1, cores, polls: true, retry_for });
+        let mut bench = Bench::with(Capacity { cores, ..CAPACITY });
         for short in [Lane::Find, lane] {
             let mut pace = Pace::new(short.writes(), bench.now);
             pace.learn(Duration::from_micros(100), 1, bench.now);
@@ -279,8 +276,7 @@ fn polling_pays_for_few_clients_of_a_near_database() {
     ];
     for (lane, cores, took, unanswered, expected) in rows {
         for polls in [true, false] {
-            let retry_for = Duration::from_secs(10);
-            let mut bench = Bench::with(Capacity { statements: 8, hashes: 1, cores, polls, retry_for });
+            let mut bench = Bench::with(Capacity { cores, polls, ..CAPACITY });
             assert_eq!(bench.scheduler.poll_time(lane, unanswered), Duration::ZERO, "nothing is known");
             if lane != Lane::Hash {
                 let pace = &mut bench.scheduler.lanes[lane as usize].pace;
@@ -411,7 +407,7 @@ fn retries_take_half_of_the_writes_at_most() {
 fn one_statement_for_writes_is_not_taken_by_retries() {
     for statements in [1, 2] {
         let retry_for = Duration::from_secs(1000);
-        let mut bench = Bench::with(Capacity { statements, hashes: 1, cores: 2, polls: true, retry_for });
+        let mut bench = Bench::with(Capacity { statements, retry_for, ..CAPACITY });
         for row in 0..50 {
             bench.change(row, row.into());
             assert_eq!(bench.contend_next(), [row]);
@@ -443,7 +439,7 @@ fn one_statement_for_writes_is_not_taken_by_retries() {
 fn what_meets_a_lock_is_given_up_when_its_time_is_up() {
     for lane in [Lane::Change, Lane::Create, Lane::Find] {
         let retry_for = Duration::from_millis(500);
-        let mut bench = Bench::with(Capacity { statements: 2, hashes: 1, cores: 2, polls: true, retry_for });
+        let mut bench = Bench::with(Capacity { statements: 2, retry_for, ..CAPACITY });
         bench.push_with(0, lane, Keys { row: Some(1), ..Keys::default() }).unwrap();
         let arrived = bench.now;
         bench.push_with(1, lane, Keys { row: Some(1), ..Keys::default() }).unwrap();
@@ -485,13 +481,7 @@ fn what_would_wait_too_long_for_a_hash_is_refused() {
     // Before anything was measured a hash is taken for 20 ms.
     for (hashes, expected) in [(1, 101), (2, 201)] {
         for account in [None, Some(1 << 63)] {
-            let mut bench = Bench::with(Capacity {
-                statements: 1,
-                hashes,
-                cores: 2,
-                polls: true,
-                retry_for: Duration::from_secs(10),
-            });
+            let mut bench = Bench::with(Capacity { statements: 1, hashes, ..CAPACITY });
             let admitted = (0..1000).filter(|work| bench.hash(*work, account).is_ok()).count();
             assert_eq!(admitted, expected);
             assert_eq!(bench.scheduler.len(), expected, "what is refused is not queued");

@@ -135,12 +135,7 @@ impl Shared {
             poll_time = Some(poll_time.map_or(time, |shortest| time.min(shortest)));
         }
         if let Some(time) = poll_time {
-            let state = &mut *state;
-            let few = !time.is_zero() && !state.placement.is_contended();
-            self.cores.place(&mut state.placement, few || state.unanswered <= 1, now);
-            // Not where there are often more.
-            let polls = few && state.placement.is_shared();
-            self.responder.set_poll_time(if polls { time } else { Duration::ZERO });
+            self.place(&mut state, time, now);
         }
         // Clients that give up and retry would let the queue grow without limit.
         if state.scheduler.len() > state.most_queued {
@@ -161,6 +156,16 @@ impl Shared {
             self.refuse(&mut job, Error::Busy(Reason::TooManyHashes), recorder);
         }
         self.state()
+    }
+
+    /// Decides where the threads run, and whether the frontend polls, now that requests were queued for which that pays for
+    /// `poll_time`.
+    fn place(&self, state: &mut State, poll_time: Duration, now: Instant) {
+        let few = !poll_time.is_zero() && !state.placement.is_contended();
+        self.cores.place(&mut state.placement, few || state.unanswered <= 1, now);
+        // Where the threads do not share a core, there are often more requests than these.
+        let polls = few && state.placement.is_shared();
+        self.responder.set_poll_time(if polls { poll_time } else { Duration::ZERO });
     }
 }
 

@@ -65,8 +65,8 @@ struct Command {
 impl World {
     fn new(statements: usize, hashes: usize, seed: u64) -> World {
         // So long that nothing is given up.
-        let capacity =
-            Capacity { statements, hashes, cores: 2, polls: true, retry_for: Duration::from_secs(1 << 30) };
+        let retry_for = Duration::from_secs(1 << 30);
+        let capacity = Capacity { statements, hashes, retry_for, ..CAPACITY };
         let bench = Bench::with(capacity);
         World {
             ended: [bench.now; LANES],
