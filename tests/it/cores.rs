@@ -1,6 +1,6 @@
-//! Processor cores: those that other processes keep busy, and the one that polling keeps awake.
+//! Processor cores that other processes keep busy.
 
-use crate::support::{Database, LONG, Process, eventually, pause};
+use crate::support::{Database, LONG, Process, eventually};
 use nix::{
     libc,
     sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity},
@@ -10,7 +10,6 @@ use std::{
     fs,
     sync::atomic::{AtomicBool, Ordering},
     thread,
-    time::Duration,
 };
 
 /// The threads of a process that have the policy for batches.
@@ -55,26 +54,4 @@ fn a_core_that_other_processes_need() {
     });
     let again = || client.get("/users/1").status == 200 && in_batches(&process) >= before;
     eventually(LONG, "the policy for batches, a second later", again);
-}
-
-#[test]
-fn polling_ends_with_the_requests() {
-    let database = Database::create();
-    let mut process = Process::on(&database, &[("LOG_LEVEL", "warn")]);
-    process.wait_for_url();
-    let mut client = process.client();
-    let ticks = |process: &Process| {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", process.id())).unwrap();
-        // After the name: utime and stime.
-        let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
-        [fields[11], fields[12]].map(|ticks| ticks.parse::<u64>().unwrap()).iter().sum::<u64>()
-    };
-    for _ in 0..300 {
-        assert_eq!(client.get("/users/1").status, 404);
-    }
-    pause(Duration::from_millis(50));
-    let before = ticks(&process);
-    pause(Duration::from_millis(500));
-    assert!(ticks(&process) - before < 15, "it polls with nothing to do");
-    assert_eq!(client.get("/users/1").status, 404);
 }

@@ -970,6 +970,14 @@ impl Elsewhere {
     fn connect(&self) -> Client<TcpStream> {
         until(|| self.try_connect().ok())
     }
+
+    /// The processor time that it has taken, in hundredths of a second.
+    fn ticks(&self) -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        // After the name: utime and stime.
+        let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+        [fields[11], fields[12]].map(|ticks| ticks.parse::<u64>().unwrap()).iter().sum()
+    }
 }
 
 impl Drop for Elsewhere {
@@ -1004,6 +1012,34 @@ fn elsewhere() {
 }
 
 #[test]
+fn polling_ends_with_the_requests() {
+    let server = Elsewhere::start("serve", 100);
+    let mut client = server.connect();
+    let poll = GET.replace("/ ", "/poll/300 ");
+    // Beside other tests it may have no core for a while.
+    until(|| {
+        (0..10).for_each(|_| assert_eq!(client.send(&poll).answer().status, 204));
+        let before = server.ticks();
+        pause(Duration::from_millis(200));
+        (server.ticks() - before >= 10).then_some(())
+    });
+    pause(Duration::from_millis(300));
+    let before = server.ticks();
+    pause(Duration::from_millis(500));
+    assert!(server.ticks() - before < 15, "it polls with nothing to do");
+    // Not for a few requests after a pause.
+    (0..3).for_each(|_| assert_eq!(client.send(&poll).answer().status, 204));
+    let before = server.ticks();
+    pause(Duration::from_millis(250));
+    assert!(server.ticks() - before < 8, "it polls for a few requests");
+    // Its time is told with each answer.
+    (0..20).for_each(|_| assert_eq!(client.send(GET.replace("/ ", "/poll/0 ")).answer().status, 204));
+    let before = server.ticks();
+    pause(Duration::from_millis(250));
+    assert!(server.ticks() - before < 8, "it polls where that does not pay");
+}
+
+#[test]
 fn running_out_of_descriptors_is_survived() {
     let server = Elsewhere::start("starve", 100);
     // Idle ones are closed for new ones.
@@ -1018,15 +1054,9 @@ fn running_out_of_descriptors_is_survived() {
         })
         .collect();
     pause(Duration::from_millis(300));
-    let ticks = || {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", server.child.id())).unwrap();
-        // After the name: utime and stime.
-        let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
-        [fields[11], fields[12]].map(|ticks| ticks.parse::<u64>().unwrap()).iter().sum::<u64>()
-    };
-    let before = ticks();
+    let before = server.ticks();
     pause(Duration::from_millis(500));
-    assert!(ticks() - before < 15, "it does not spin");
+    assert!(server.ticks() - before < 15, "it does not spin");
     drop(busy);
     drop(idle);
     assert_eq!(server.connect().send(GET).answer().status, 200);
