@@ -1,6 +1,7 @@
 //! The statements that create, change and remove users, except for creates with a key.
 
 use super::{
+    insert::Insert,
     session::Param,
     sqlstate,
     users::{EPOCH, Users, column},
@@ -22,12 +23,14 @@ const CREATE: &str = "\
 /// Each row comes with its position in the arrays. It cannot be told by its values, which a trigger may change, and
 /// `returning` sees nothing of `given`. But an insert reads, stores and returns one row before it reads the next: the
 /// setting that reading a row writes is the one that `returning` finds.
-const CREATE_MANY: &str = "\
+static CREATE_MANY: Insert = Insert::new(
+    "\
     insert into users (name, email) \
     select name, email from unnest($1::text[], $2::text[]) with ordinality as given (name, email, position) \
     where set_config('userd.position', position::text, true) <> '' \
     on conflict do nothing \
-    returning id, name, email, created_at, updated_at, version, current_setting('userd.position')::bigint";
+    returning id, name, email, created_at, updated_at, version, current_setting('userd.position')::bigint",
+);
 
 const CREATE_WITH_PASSWORD: &str = "\
     with created as ( \
@@ -88,8 +91,9 @@ impl Users {
     }
 
     /// Stores users (name and address) in one statement and one commit, each with the outcome that it would
-    /// have had unbatched. One round trip. Where the database refuses the batch for some of them, one more for each;
-    /// those that meet a lock, and those that were not tried for too many that do, end with [`Error::Contended`].
+    /// have had unbatched. One round trip; two where an address is taken and in the last batches none was. Where the
+    /// database refuses the batch for what only some of them may have, one more for each; those that meet a lock, and
+    /// those that were not tried for too many that do, end with [`Error::Contended`].
     pub fn create_many(&self, new: &[(&str, &str)]) -> Vec<Result<User, Error>> {
         let unbatched = |(name, email): &(&str, &str)| self.create(name, email, None);
         // The statement for many takes half as long again for one.
@@ -102,8 +106,8 @@ impl Users {
     fn create_batch(&self, new: &[(&str, &str)]) -> Result<Vec<Result<User, Error>>, Error> {
         let order = in_order_of_addresses(new, |(_, email)| email);
         let (names, emails): (Vec<&str>, Vec<&str>) = order.iter().map(|index| new[*index]).unzip();
-        let rows =
-            self.pool.write(CREATE_MANY, &[(&names, Type::TEXT_ARRAY), (&emails, Type::TEXT_ARRAY)])?;
+        let params: [Param; 2] = [(&names, Type::TEXT_ARRAY), (&emails, Type::TEXT_ARRAY)];
+        let rows = self.conflicts.insert(&self.pool, &CREATE_MANY, &params, new.len())?;
         let mut outcomes: Vec<_> = new.iter().map(|_| Err(Error::AlreadyExists)).collect();
         for row in &rows {
             outcomes[at_position(column(row, 6)?, &order)?] = self.user(row);

@@ -4,6 +4,7 @@ use super::{
     Pool,
     changes::{at_position, in_order_of_addresses, unbatched_after},
     cleaner::Cleaner,
+    insert::Insert,
     session::Param,
     users::{Users, column},
 };
@@ -22,7 +23,7 @@ use std::{io, time::Duration};
 const CREATE_ONCE: &str = include_str!("create_once.sql");
 
 /// The same for several keys.
-const CREATE_MANY_ONCE: &str = include_str!("create_many_once.sql");
+static CREATE_MANY_ONCE: Insert = Insert::new(include_str!("create_many_once.sql"));
 
 const FIND_KEPT: &str = "\
     select id, name, email, created_at, updated_at, version, fingerprint, password_hash \
@@ -62,8 +63,8 @@ pub struct NewOnce<'a> {
 
 impl Users {
     /// Stores users and their keys, no two of which are equal, in one statement and one commit, each with the outcome
-    /// that it would have had unbatched. One round trip; one more for each whose address is taken, and where the database
-    /// refuses the batch, as [`Users::create_many`] does.
+    /// that it would have had unbatched. As many round trips as [`Users::create_many`], and one more for each whose
+    /// address is taken.
     pub fn create_many_once(&self, new: &[NewOnce]) -> Vec<Result<Once, Error>> {
         let unbatched = |new: &NewOnce| self.create_once(new.key, new.fingerprint, new.name, new.email, None);
         if let [one] = new {
@@ -90,7 +91,7 @@ impl Users {
             (&emails, Type::TEXT_ARRAY),
         ];
         let mut outcomes: Vec<_> = new.iter().map(|_| Err(Error::AlreadyExists)).collect();
-        for row in &self.pool.write(CREATE_MANY_ONCE, &params)? {
+        for row in &self.conflicts.insert(&self.pool, &CREATE_MANY_ONCE, &params, new.len())? {
             outcomes[at_position(column(row, 8)?, &order)?] = self.once(row);
         }
         Ok(outcomes)

@@ -8,6 +8,7 @@ pub mod bulk;
 mod changes;
 mod cleaner;
 mod figures;
+mod insert;
 #[cfg(feature = "command")]
 pub mod inspection;
 mod keys;

@@ -1,6 +1,6 @@
 //! The statements that read users, and how a row becomes a [`User`].
 
-use super::{Pool, blocking::outside_of_runtimes, session::Param, sqlstate};
+use super::{Pool, blocking::outside_of_runtimes, insert::Conflicts, session::Param, sqlstate};
 use crate::{
     error::Error,
     users::{
@@ -71,6 +71,7 @@ const WALKS: &str = "\
 #[derive(Clone)]
 pub struct Users {
     pub(super) pool: Arc<Pool>,
+    pub(super) conflicts: Arc<Conflicts>,
     lazy: Option<Arc<dyn Load<Credential>>>,
 }
 
@@ -116,7 +117,7 @@ impl Users {
     pub fn new(pool: Pool, lazy_loading: bool) -> Users {
         let pool = Arc::new(pool);
         let lazy = lazy_loading.then(|| Arc::new(Credentials(Arc::downgrade(&pool))) as Arc<dyn Load<_>>);
-        Users { pool, lazy }
+        Users { pool, conflicts: Arc::default(), lazy }
     }
 
     /// The pool that the statements are executed on.
