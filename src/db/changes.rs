@@ -96,7 +96,7 @@ impl Users {
     /// those that were not tried for too many that do, end with [`Error::Contended`].
     pub fn create_many(&self, new: &[(&str, &str)]) -> Vec<Result<User, Error>> {
         let unbatched = |(name, email): &(&str, &str)| self.create(name, email, None);
-        // The statement for many takes half as long again for one.
+        // The statement for many takes up to a fourth more for one, and is executed twice where its address is taken.
         if let [user] = new {
             return vec![unbatched(user)];
         }
@@ -107,7 +107,7 @@ impl Users {
         let order = in_order_of_addresses(new, |(_, email)| email);
         let (names, emails): (Vec<&str>, Vec<&str>) = order.iter().map(|index| new[*index]).unzip();
         let params: [Param; 2] = [(&names, Type::TEXT_ARRAY), (&emails, Type::TEXT_ARRAY)];
-        let rows = self.conflicts.insert(&self.pool, &CREATE_MANY, &params, new.len())?;
+        let rows = self.insert(&CREATE_MANY, &params, new.len())?;
         let mut outcomes: Vec<_> = new.iter().map(|_| Err(Error::AlreadyExists)).collect();
         for row in &rows {
             outcomes[at_position(column(row, 6)?, &order)?] = self.user(row);

@@ -1,17 +1,14 @@
 //! Batches of creates: with `on conflict do nothing` only where an address is likely to be taken.
 //!
 //! With that clause PostgreSQL looks into each index before it inserts, and confirms each row by a second record in its
-//! log: 16 users take it 1.68 million instructions, and 1.21 million without. Two cores got 27,770 creates a second from
-//! 128 clients instead of 24,790, and 16,660 instead of 15,010 from 32 (medians of six rounds in one run). But without it a
-//! row that is refused fails the batch, which is then executed again.
+//! log: 16 users take it 1.68 million instructions, and 1.21 million without. Two cores got 27,770 creates a second
+//! from 128 clients instead of 24,790, and 16,660 instead of 15,010 from 32 (medians of six rounds in one run). But
+//! without it a row that is refused fails the batch, which is then executed again.
 
-use super::{Pool, session::Param};
+use super::{session::Param, users::Users};
 use crate::error::Error;
 use postgres::Row;
-use std::sync::{
-    OnceLock,
-    atomic::{AtomicU32, Ordering},
-};
+use std::sync::{OnceLock, atomic::Ordering};
 
 /// What makes a statement leave out the rows that it cannot insert.
 const CLAUSE: &str = "on conflict do nothing";
@@ -38,30 +35,22 @@ impl Insert {
     }
 }
 
-/// What the last batches tell about the next one.
-#[derive(Debug, Default)]
-pub(super) struct Conflicts {
-    /// Batches that are still to be executed with the clause.
-    careful: AtomicU32,
-}
-
-impl Conflicts {
+impl Users {
     /// The rows that a statement returns for a batch of `count`: none for those that were left out because something that
     /// must be unique is taken. One round trip; two where that was not expected.
-    pub fn insert(
+    pub(super) fn insert(
         &self,
-        pool: &Pool,
         statement: &'static Insert,
         params: &[Param],
         count: usize,
     ) -> Result<Vec<Row>, Error> {
         if self.careful.load(Ordering::Relaxed) == 0 {
-            match pool.write(statement.plain(), params) {
+            match self.pool.write(statement.plain(), params) {
                 Err(Error::AlreadyExists) => {}
                 result => return result,
             }
         }
-        let rows = pool.write(statement.careful, params)?;
+        let rows = self.pool.write(statement.careful, params)?;
         match rows.len() < count {
             true => self.careful.store(CAREFUL, Ordering::Relaxed),
             false => {

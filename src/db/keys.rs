@@ -91,7 +91,7 @@ impl Users {
             (&emails, Type::TEXT_ARRAY),
         ];
         let mut outcomes: Vec<_> = new.iter().map(|_| Err(Error::AlreadyExists)).collect();
-        for row in &self.conflicts.insert(&self.pool, &CREATE_MANY_ONCE, &params, new.len())? {
+        for row in &self.insert(&CREATE_MANY_ONCE, &params, new.len())? {
             outcomes[at_position(column(row, 8)?, &order)?] = self.once(row);
         }
         Ok(outcomes)

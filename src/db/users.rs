@@ -1,6 +1,6 @@
 //! The statements that read users, and how a row becomes a [`User`].
 
-use super::{Pool, blocking::outside_of_runtimes, insert::Conflicts, session::Param, sqlstate};
+use super::{Pool, blocking::outside_of_runtimes, session::Param, sqlstate};
 use crate::{
     error::Error,
     users::{
@@ -15,7 +15,7 @@ use postgres::{
     Row,
     types::{FromSql, Type},
 };
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Weak, atomic::AtomicU32};
 
 /// `$2`: bytes of the longest name that is answered; of a longer one its length, in place of the address: a column more
 /// costs more. The database is not made to send what would not be kept.
@@ -71,7 +71,8 @@ const WALKS: &str = "\
 #[derive(Clone)]
 pub struct Users {
     pub(super) pool: Arc<Pool>,
-    pub(super) conflicts: Arc<Conflicts>,
+    /// Batches of creates that are still to be executed with `on conflict do nothing`: see `insert`.
+    pub(super) careful: Arc<AtomicU32>,
     lazy: Option<Arc<dyn Load<Credential>>>,
 }
 
@@ -117,7 +118,7 @@ impl Users {
     pub fn new(pool: Pool, lazy_loading: bool) -> Users {
         let pool = Arc::new(pool);
         let lazy = lazy_loading.then(|| Arc::new(Credentials(Arc::downgrade(&pool))) as Arc<dyn Load<_>>);
-        Users { pool, conflicts: Arc::default(), lazy }
+        Users { pool, careful: Arc::default(), lazy }
     }
 
     /// The pool that the statements are executed on.

@@ -1,8 +1,8 @@
 //! When the event loop polls instead of sleeping. A pure value: no clock, no system call.
 //!
 //! A thread that sleeps is woken by an interrupt, and on a core that sleeps, too, in a virtual machine above all, that
-//! takes longer than a request's work. While few clients send one short request after the other, the event loop keeps its core
-//! awake instead: it asks for events again and again, and lets any other thread of that core run in between.
+//! takes longer than a request's work. While few clients send one short request after the other, the event loop keeps
+//! its core awake instead: it asks for events again and again, and lets any other thread of that core run in between.
 
 use std::time::{Duration, Instant};
 
