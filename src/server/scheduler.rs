@@ -9,8 +9,8 @@
 //!
 //! A batch is what arrived while earlier ones were in flight. It waits for more only where the clients of the last batches
 //! are about to return and would have to wait longer ([`Window`]): creates, and reads of a database a network away. Reads
-//! of all clients at once become two batches where the database is near ([`Scheduler::ran_dry`]), and where it is distant as
-//! many as sessions are free. How many batches may be in flight is learned from the shortest ones of the last second
+//! of all clients at once become two batches where the database is near ([`Scheduler::ran_dry`]). Where it is distant,
+//! reads and creates are divided among the sessions, and clients that return together are separated. How many batches may be in flight is learned from the shortest ones of the last second
 //! ([`Pace`]).
 
 mod batch;
@@ -116,7 +116,7 @@ struct Queue<T> {
     commands_in_flight: usize,
     pace: Pace,
     window: Window,
-    /// Not before that time: the table itself is locked.
+    /// Not before that time: the table itself is locked, or a group of clients is to be separated.
     not_before: Option<Instant>,
 }
 
@@ -167,8 +167,8 @@ impl<T> Scheduler<T> {
         if keys.hashes && !self.hashes.admit(keys.account, self.capacity.hashes) {
             return Err(work);
         }
-        self.queue(Item { work, lane, keys, arrived: now, retries: 0 });
-        self.lanes[lane as usize].window.arrived(now);
+        let returned = self.lanes[lane as usize].window.arrived(now);
+        self.queue(Item { work, lane, keys, arrived: now, returned, retries: 0 });
         Ok(())
     }
 
@@ -271,10 +271,14 @@ impl<T> Scheduler<T> {
             memory <= most
         };
         let mut count = waiting.iter().take(size).take_while(fits).count().max(1);
-        if ran_dry && IN_TWO.contains(&waiting.len()) {
+        let group = waiting.len();
+        if ran_dry && IN_TWO.contains(&group) {
             count = count.div_ceil(2);
         }
-        let items = waiting.drain(..count).collect();
+        let items: Vec<Item<T>> = waiting.drain(..count).collect();
+        if count < group {
+            self.separate(lane, &items, now);
+        }
         Next::Run(self.start(lane, items, false, now))
     }
 

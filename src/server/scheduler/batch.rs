@@ -24,6 +24,8 @@ pub struct Item<T> {
     pub(super) lane: Lane,
     pub(super) keys: Keys,
     pub(super) arrived: Instant,
+    /// Whether its client had just been answered.
+    pub(super) returned: bool,
     /// How often it has met a lock.
     pub(super) retries: usize,
 }

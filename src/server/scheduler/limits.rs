@@ -1,6 +1,6 @@
 //! How many batches of each lane may be in flight, and when the next one starts: no lane holds up another.
 
-use super::{Lane, Scheduler, batch_limit};
+use super::{Item, Lane, Scheduler, batch_limit};
 use std::time::{Duration, Instant};
 
 /// Reads by id in flight, at most, beside which another batch starts even if batches are short and cores are few. Two
@@ -16,9 +16,6 @@ const RECEIVERS: usize = 2;
 
 /// For how long the event loop polls after a request, at most.
 const LONGEST_POLL: Duration = Duration::from_millis(1);
-
-/// Commands that are not divided: fewer cost less than the batch that they would be executed in.
-const SMALLEST_SHARE: usize = 4;
 
 impl<T> Scheduler<T> {
     pub(super) fn in_flight(&self, lane: Lane) -> usize {
@@ -136,26 +133,46 @@ impl<T> Scheduler<T> {
         free
     }
 
-    /// How many of the commands that wait the next batch takes, at most. Reads that a distant database has answered together
-    /// are divided among the sessions that are free: in one batch again, each would wait for the whole group at every stage,
-    /// here and in the database. 32 to 128 clients of one 5 ms away got 3 % more. Creates did not: each batch is a commit.
+    /// How many of the commands that wait the next batch takes, at most. Where batches do little but wait and sessions are
+    /// free, it takes one share of the lane's commands, those in flight included: in one batch, each of them would wait for
+    /// the whole group at every stage, here and in the database.
     pub(super) fn batch_size(&self, lane: Lane) -> usize {
         let queue = &self.lanes[lane as usize];
-        let cheap = queue.pace.cheap_batches().saturating_sub(queue.in_flight);
-        let size = match self.free(lane).min(cheap) {
-            parts @ 2.. if !lane.writes() => queue.waiting.len().div_ceil(parts).max(SMALLEST_SHARE),
-            _ => queue.waiting.len(),
+        let waiting = queue.waiting.len();
+        let shares = self.limit(lane).min(queue.pace.cheap_batches());
+        let size = match self.free(lane).min(shares.saturating_sub(queue.in_flight)) {
+            free @ 2.. => {
+                let share = (queue.commands_in_flight + waiting).div_ceil(shares);
+                share.max(waiting.div_ceil(free))
+            }
+            _ => waiting,
         };
         size.min(batch_limit(lane))
     }
 
-    /// Not before that time: the table itself is locked, or clients are about to return.
+    /// Lets the rest of a group, of which this batch is about to be started, follow half of the time between batches later.
+    /// Its clients are then answered later, return later, and stay apart from the first ones; otherwise the group would be
+    /// divided anew in each round. Only where most of the clients had just been answered: what one round costs them is
+    /// gained in the next ones. Two cores that userd, a database 5 ms away and the clients shared got 5,440 reads a second
+    /// from 32 clients instead of 5,250, 20,400 from 128 instead of 19,400, and 15,100 creates instead of 14,300. A pause
+    /// of the whole time gained as much.
+    pub(super) fn separate(&mut self, lane: Lane, batch: &[Item<T>], now: Instant) {
+        let queue = &self.lanes[lane as usize];
+        if queue.pace.is_short() || 2 * batch.iter().filter(|item| item.returned).count() < batch.len() {
+            return;
+        }
+        if let Some(apart) = self.apart(lane) {
+            self.lanes[lane as usize].not_before = Some(now + apart / 2);
+        }
+    }
+
+    /// Not before that time: the table itself is locked, a group is to be separated, or clients are about to return.
     pub(super) fn not_before(&self, lane: Lane, now: Instant) -> Option<Instant> {
         let queue = &self.lanes[lane as usize];
-        let locked = queue.not_before.filter(|at| *at > now);
+        let paused = queue.not_before.filter(|at| *at > now);
         let waiting = queue.waiting.len();
-        if locked.is_some() || waiting >= batch_limit(lane) {
-            return locked;
+        if paused.is_some() || waiting >= batch_limit(lane) {
+            return paused;
         }
         queue.window.waits(waiting, self.free(lane), self.apart(lane)?, now)
     }

@@ -138,7 +138,8 @@ impl Model {
             let batch = match self.scheduler.next(time) {
                 Next::Run(batch) => batch,
                 Next::Wait(due) => {
-                    let wait = due.map(|due| due.saturating_duration_since(time).as_micros() as u64);
+                    let wait =
+                        due.map(|due| due.saturating_duration_since(time).as_nanos().div_ceil(1_000) as u64);
                     if let Some(due) = wait.map(|wait| self.now + wait).filter(|due| self.due != Some(*due)) {
                         self.due = Some(due);
                         self.schedule(due, Event::Due);

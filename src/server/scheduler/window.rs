@@ -46,13 +46,15 @@ impl Window {
         self.answered.push_back(Answered { at: now, until, commands, returned, last });
     }
 
-    /// A command arrives.
-    pub fn arrived(&mut self, now: Instant) {
+    /// A command arrives; whether it is in time, as that of a client that was just answered.
+    pub fn arrived(&mut self, now: Instant) -> bool {
         self.learn(now);
-        if let Some(batch) = self.answered.iter_mut().find(|batch| batch.returned < batch.commands) {
-            batch.returned += 1;
-            batch.last = now.saturating_duration_since(batch.at);
-        }
+        let Some(batch) = self.answered.iter_mut().find(|batch| batch.returned < batch.commands) else {
+            return false;
+        };
+        batch.returned += 1;
+        batch.last = now.saturating_duration_since(batch.at);
+        true
     }
 
     /// Until when the next batch, of `waiting` commands, had better wait for those that are about to arrive; `None`: not at
@@ -106,7 +108,7 @@ mod tests {
         let mut window = Window::default();
         for _ in 0..50 {
             window.open(4, SINGLE, now);
-            (0..returning).for_each(|_| window.arrived(now + microseconds(after)));
+            (0..returning).for_each(|_| assert_eq!(window.arrived(now + microseconds(after)), after <= 300));
             now += 2 * SINGLE;
         }
         window.open(4, SINGLE, now);
@@ -159,9 +161,9 @@ mod tests {
         let second = first + microseconds(50);
         window.open(4, SINGLE, second);
         let now = first + microseconds(100);
-        (0..4).for_each(|_| window.arrived(now));
+        (0..4).for_each(|_| assert!(window.arrived(now)));
         assert_eq!(window.waits(4, 1, SINGLE, now), Some(second + SINGLE));
-        (0..4).for_each(|_| window.arrived(now));
+        (0..4).for_each(|_| assert!(window.arrived(now)));
         assert_eq!(window.waits(8, 1, SINGLE, now), None);
     }
 
