@@ -118,6 +118,8 @@ struct Queue<T> {
     window: Window,
     /// Not before that time: the table itself is locked, or a group of clients is to be separated.
     not_before: Option<Instant>,
+    /// Whether no client was unanswered when its last batch finished.
+    all_answered: bool,
 }
 
 impl<T> Scheduler<T> {
@@ -130,6 +132,7 @@ impl<T> Scheduler<T> {
             pace: Pace::new(lane.writes(), now),
             window: Window::default(),
             not_before: None,
+            all_answered: true,
         };
         Scheduler {
             capacity,
@@ -167,7 +170,8 @@ impl<T> Scheduler<T> {
         if keys.hashes && !self.hashes.admit(keys.account, self.capacity.hashes) {
             return Err(work);
         }
-        let returned = self.lanes[lane as usize].window.arrived(now);
+        let queue = &mut self.lanes[lane as usize];
+        let returned = queue.window.arrived(now) && !queue.all_answered;
         self.queue(Item { work, lane, keys, arrived: now, returned, retries: 0 });
         Ok(())
     }
@@ -224,6 +228,7 @@ impl<T> Scheduler<T> {
         let queue = &mut self.lanes[lane as usize];
         queue.in_flight -= 1;
         queue.commands_in_flight -= commands;
+        queue.all_answered = queue.commands_in_flight + queue.waiting.len() == 0;
         let took = now.saturating_duration_since(started);
         if retry {
             self.retries_in_flight[lane as usize] -= 1;

@@ -24,7 +24,7 @@ pub struct Item<T> {
     pub(super) lane: Lane,
     pub(super) keys: Keys,
     pub(super) arrived: Instant,
-    /// Whether its client had just been answered.
+    /// Whether its client had just been answered, and returned without waiting for the other clients' answers.
     pub(super) returned: bool,
     /// How often it has met a lock.
     pub(super) retries: usize,

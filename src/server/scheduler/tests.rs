@@ -241,13 +241,12 @@ fn learned(lane: Lane, statements: usize, took: u64) -> Bench {
 }
 
 #[test]
-fn commands_are_divided_where_the_database_is_distant() {
+fn reads_are_divided_where_the_database_is_distant() {
     let rows = [
         (Lane::Find, 8, 5_600, 29, vec![4, 4, 4, 4, 4, 4, 4, 1]),
         (Lane::Find, 8, 5_600, 80, vec![10; 8]),
-        (Lane::Find, 8, 5_600, 6, vec![1; 6]),
-        // The other kind of write has a session, and reads have one.
-        (Lane::Create, 8, 5_600, 29, vec![5, 5, 5, 5, 5, 4]),
+        (Lane::Find, 8, 5_600, 6, vec![4, 2]),
+        (Lane::Create, 8, 5_600, 29, vec![29]),
         (Lane::List, 4, 5_600, 20, vec![5, 5, 5, 5]),
         // Three batches take an eighth of a core, and later ones are not divided.
         (Lane::Find, 8, 2_000, 29, vec![10, 10, 9]),
@@ -264,71 +263,79 @@ fn commands_are_divided_where_the_database_is_distant() {
     }
 }
 
+/// Batches of two commands each are in flight, and so many of them end. All sessions that the lane may have were in use.
+fn answered(lane: Lane, took: u64, batches: usize) -> Bench {
+    let mut bench = learned(lane, 8, took);
+    // Long after the window for the client that was answered.
+    bench.pass(100);
+    let sessions = bench.scheduler.free(lane) as u32;
+    let mut in_flight = Vec::new();
+    for work in 0..sessions {
+        bench.push(2 * work, lane);
+        bench.push(2 * work + 1, lane);
+        in_flight.push(bench.next().unwrap());
+    }
+    assert!(in_flight.iter().all(|batch| batch.items.len() == 2));
+    bench.now += Duration::from_micros(took);
+    in_flight.drain(..batches).for_each(|batch| bench.finish(batch));
+    bench
+}
+
+/// The sizes of the batches that start, and how many of them at once, as time passes by half of the time between batches.
+fn started(bench: &mut Bench, lane: Lane) -> (Vec<usize>, Vec<usize>) {
+    let apart = bench.scheduler.apart(lane).unwrap_or_default();
+    let (mut sizes, mut at_once) = (Vec::new(), Vec::new());
+    while bench.scheduler.len() > 0 {
+        let batches = bench.all();
+        sizes.extend(batches.iter().map(|batch| batch.items.len()));
+        at_once.push(batches.len());
+        bench.now += apart / 2;
+    }
+    (sizes, at_once)
+}
+
 #[test]
 fn a_share_counts_the_commands_in_flight() {
-    // 2 commands in each of 8 batches, of which some end.
-    for (ended, waiting, expected) in [
-        (1, 5, vec![5]),
-        (2, 4, vec![2, 2]),
-        (3, 2, vec![2]),
-        (3, 3, vec![2, 1]),
-        (3, 12, vec![4, 4, 4]),
-        (7, 2, vec![1, 1]),
-        (7, 5, vec![1, 1, 1, 1, 1]),
+    for (lane, batches, waiting, expected) in [
+        (Lane::Find, 1, 5, vec![5]),
+        (Lane::Find, 2, 4, vec![2, 2]),
+        (Lane::Find, 3, 2, vec![2]),
+        (Lane::Find, 3, 3, vec![2, 1]),
+        (Lane::Find, 3, 12, vec![4, 4, 4]),
+        (Lane::Find, 7, 5, vec![1; 5]),
+        // The other kind of write has a session, and reads have one.
+        (Lane::Create, 3, 7, vec![3, 3, 1]),
     ] {
-        let mut bench = learned(Lane::Find, 8, 5_600);
-        bench.pass(100);
-        (0..16).for_each(|work| bench.push(work, Lane::Find));
-        let mut batches = bench.all();
-        assert!(batches.iter().all(|batch| batch.items.len() == 2));
-        bench.now += Duration::from_micros(5_600);
-        batches.drain(..ended).for_each(|batch| bench.finish(batch));
-        bench.pass(100);
-        (0..waiting).for_each(|work| bench.push(work, Lane::Find));
-        let sizes: Vec<usize> = bench.all().iter().map(|batch| batch.items.len()).collect();
-        assert_eq!(sizes, expected, "{waiting} after {ended}");
+        let mut bench = answered(lane, 5_600, batches);
+        (0..waiting).for_each(|work| bench.push(work, lane));
+        let (sizes, _) = started(&mut bench, lane);
+        assert_eq!(sizes, expected, "{waiting} of {lane:?} after {batches}");
     }
 }
 
 #[test]
-fn the_rest_of_a_group_that_returns_follows_later() {
-    for (lane, took, answered, shares) in [
-        (Lane::Find, 5_600, 16, 8),
-        (Lane::Create, 5_600, 16, 6),
-        // A burst of others is not slowed down, and nothing waits where the database is near.
-        (Lane::Find, 5_600, 0, 0),
-        (Lane::Create, 5_600, 1, 0),
-        (Lane::Find, 100, 16, 0),
+fn clients_that_return_together_are_separated() {
+    for (lane, took, batches, after, waiting, expected) in [
+        (Lane::Find, 5_600, 7, 0, 12, vec![1; 6]),
+        (Lane::Create, 5_600, 5, 0, 12, vec![1; 4]),
+        // The clients that were just answered are few.
+        (Lane::Find, 5_600, 2, 0, 20, vec![2]),
+        // They return late: these are other clients.
+        (Lane::Find, 5_600, 7, 10_000, 12, vec![3]),
+        (Lane::Create, 5_600, 5, 10_000, 12, vec![1]),
+        // They have waited for each other, and would do that again.
+        (Lane::Find, 5_600, 8, 0, 12, vec![3]),
+        (Lane::Create, 5_600, 6, 0, 12, vec![1]),
+        // The database is near.
+        (Lane::Find, 100, 7, 0, 12, vec![1]),
     ] {
-        let mut bench = learned(lane, 8, took);
-        bench.pass(100);
-        (0..answered).for_each(|work| bench.push(work, lane));
-        let batches = bench.all();
-        bench.now += Duration::from_micros(took);
-        batches.into_iter().for_each(|batch| bench.finish(batch));
-        (0..16).for_each(|work| bench.push(work, lane));
-        let batch = bench.next().unwrap();
-        let share = batch.items.len();
-        if shares == 0 {
-            let rest = bench.all().iter().map(|batch| batch.items.len()).sum::<usize>();
-            assert_eq!(share + rest, 16, "{lane:?}, {answered} of 16 had been answered");
-            continue;
-        }
-        assert_eq!(share, 16_usize.div_ceil(shares), "{lane:?}");
-        let apart = bench.scheduler.apart(lane).unwrap();
-        assert!(apart > Duration::from_micros(600), "{lane:?}: {apart:?}");
-        let Next::Wait(at) = bench.scheduler.next(bench.now) else {
-            panic!("{lane:?}: the rest does not wait")
-        };
-        assert_eq!(at, Some(bench.now + apart / 2), "{lane:?}");
-        // From then on, one batch after the other; the last session takes what is left.
-        for _ in 2..shares {
-            bench.now += apart / 2;
-            assert_eq!(bench.all().len(), 1, "{lane:?}");
-        }
-        bench.now += apart / 2;
-        bench.all();
-        assert_eq!(bench.scheduler.len(), 0, "{lane:?}");
+        let mut bench = answered(lane, took, batches);
+        bench.now += Duration::from_micros(after);
+        (0..waiting).for_each(|work| bench.push(work, lane));
+        let (sizes, at_once) = started(&mut bench, lane);
+        let what =
+            format!("{waiting} of {lane:?}, {took} µs, {batches} answered, {after} µs later: {sizes:?}");
+        assert_eq!(at_once, expected, "{what}");
     }
 }
 
