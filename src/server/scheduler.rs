@@ -10,7 +10,8 @@
 //! A batch is what arrived while earlier ones were in flight. It waits for more only where the clients of the last batches
 //! are about to return and would have to wait longer ([`Window`]): creates, and reads of a database a network away. Reads
 //! of all clients at once become two batches where the database is near ([`Scheduler::ran_dry`]). Where it is distant,
-//! reads and creates are divided among the sessions, and clients that return together are separated. How many batches may be in flight is learned from the shortest ones of the last second
+//! commands are divided among the free sessions ([`Scheduler::batch_size`]), and clients that return together are separated
+//! ([`Scheduler::separate`]). How many batches may be in flight is learned from the shortest ones of the last second
 //! ([`Pace`]).
 
 mod batch;
