@@ -31,6 +31,7 @@ impl Insert {
     }
 
     fn plain(&'static self) -> &'static str {
+        debug_assert!(self.careful.contains(CLAUSE), "it would be executed twice in vain");
         self.plain.get_or_init(|| self.careful.replace(CLAUSE, ""))
     }
 }

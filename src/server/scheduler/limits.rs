@@ -126,7 +126,7 @@ impl<T> Scheduler<T> {
     }
 
     /// Batches of a lane that may start.
-    pub(super) fn free(&self, lane: Lane) -> usize {
+    fn free(&self, lane: Lane) -> usize {
         // Retries have a share of their own, and take nothing of what has not met a lock yet.
         let in_flight = self.in_flight(lane) - self.retries_in_flight[lane as usize];
         let mut free = self.limit(lane).saturating_sub(in_flight);

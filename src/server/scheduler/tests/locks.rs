@@ -1,0 +1,145 @@
+//! Changes of one row, and commands that met a lock.
+
+use super::*;
+
+#[test]
+fn changes_of_a_row_follow_each_other() {
+    let mut bench = Bench::new(8);
+    (0..5).for_each(|work| bench.change(work, 1));
+    bench.change(5, 2);
+    let mut both = bench.all();
+    assert_eq!(both.iter().map(works).collect::<Vec<_>>(), [[0], [5]]);
+    assert_eq!(bench.scheduler.len(), 4);
+    // What met a lock stays before what came later.
+    let (first, second) = (both.remove(0), both.remove(0));
+    assert!(bench.contend(first).is_empty());
+    bench.finish(second);
+    assert!(bench.next().is_none());
+    assert_eq!(bench.scheduler.len(), 5);
+    bench.pass(10);
+    for work in 0..5 {
+        let batch = bench.next().unwrap();
+        assert_eq!(works(&batch), [work]);
+        assert!(bench.next().is_none(), "no change of it is beside it");
+        bench.finish(batch);
+    }
+    assert!(bench.scheduler.is_idle());
+    assert!(bench.scheduler.rows.is_empty());
+}
+
+#[test]
+fn what_met_a_lock_is_executed_again_after_pauses() {
+    let mut bench = Bench::new(8);
+    bench.push(0, Lane::Change);
+    assert_eq!(bench.contend_next(), [0]);
+    for pause in [10, 20, 50, 100, 100, 100] {
+        match bench.scheduler.next(bench.now) {
+            Next::Wait(Some(at)) => assert_eq!(at, bench.now + Duration::from_millis(pause)),
+            other => panic!("{other:?}"),
+        }
+        bench.pass(pause - 1);
+        assert!(bench.next().is_none());
+        bench.pass(1);
+        assert_eq!(bench.contend_next(), [0]);
+    }
+    bench.pass(100);
+    assert_eq!(bench.finish_next(), [0]);
+    assert!(bench.scheduler.is_idle());
+}
+
+#[test]
+fn retries_take_half_of_the_writes_at_most() {
+    for (capacity, expected) in [(1, 1), (2, 1), (3, 1), (5, 2), (8, 3)] {
+        for lane in [Lane::Change, Lane::Create] {
+            let mut bench = Bench::new(capacity);
+            for work in 0..20 {
+                bench.push(work, lane);
+                assert_eq!(bench.contend_next(), [work]);
+            }
+            bench.pass(100);
+            let retries = bench.all();
+            assert_eq!(retries.len(), expected, "{capacity}, {lane:?}");
+            assert!(retries.iter().all(|batch| batch.items.len() == 1), "they are unbatched");
+            // Creates and changes that have met no lock go beside them.
+            for other in [Lane::Change, Lane::Create].into_iter().filter(|_| capacity > 2) {
+                bench.push(100, other);
+                assert_eq!(bench.finish_next(), [100], "{capacity}, {other:?} beside {lane:?}");
+            }
+            assert_eq!(bench.scheduler.len(), 20 - expected);
+        }
+    }
+}
+
+/// Any number of locked rows, and each retry waits for its lock as long as a statement may.
+#[test]
+fn one_statement_for_writes_is_not_taken_by_retries() {
+    for statements in [1, 2] {
+        let retry_for = Duration::from_secs(1000);
+        let mut bench = Bench::with(Capacity { statements, retry_for, ..CAPACITY });
+        for row in 0..50 {
+            bench.change(row, row.into());
+            assert_eq!(bench.contend_next(), [row]);
+        }
+        bench.pass(100);
+        let mut retried = 0;
+        for round in 0..100 {
+            let retry = bench.next().unwrap();
+            assert!(retry.token.retry, "retries have their turn");
+            retried += retry.items.len();
+            // A change, a create and a read arrive while it waits.
+            bench.change(1000 + round, 1000);
+            bench.push(2000 + round, Lane::Create);
+            bench.pass(100);
+            bench.contend(retry);
+            assert_eq!(bench.finish_next(), [1000 + round], "capacity {statements}");
+            assert_eq!(bench.finish_next(), [2000 + round], "capacity {statements}");
+            if round % 2 == 0 {
+                bench.push(3000, Lane::Find);
+                assert_eq!(bench.finish_next(), [3000], "capacity {statements}");
+            }
+            bench.pass(100);
+        }
+        assert_eq!(retried, 100);
+    }
+}
+
+#[test]
+fn what_meets_a_lock_is_given_up_when_its_time_is_up() {
+    for lane in [Lane::Change, Lane::Create, Lane::Find] {
+        let retry_for = Duration::from_millis(500);
+        let mut bench = Bench::with(Capacity { statements: 2, retry_for, ..CAPACITY });
+        bench.push_with(0, lane, Keys { row: Some(1), ..Keys::default() }).unwrap();
+        let arrived = bench.now;
+        bench.push_with(1, lane, Keys { row: Some(1), ..Keys::default() }).unwrap();
+        let mut given_up = Vec::new();
+        while given_up.len() < 2 {
+            bench.pass(1);
+            if let Some(batch) = bench.next() {
+                given_up.extend(bench.contend(batch));
+            }
+            assert!(bench.now <= arrived + retry_for + Duration::from_millis(2), "{lane:?}");
+        }
+        assert_eq!(given_up, [0, 1], "{lane:?}");
+        assert!(bench.now >= arrived + retry_for - Duration::from_millis(110), "{lane:?}");
+        assert!(bench.scheduler.is_idle() && bench.scheduler.rows.is_empty(), "{lane:?}");
+    }
+}
+
+#[test]
+fn a_read_that_meets_a_lock_pauses_its_lane_alone() {
+    let mut bench = Bench::new(8);
+    for work in 0..3 {
+        bench.push(work, Lane::Find);
+    }
+    assert_eq!(bench.contend_next(), [0, 1, 2]);
+    assert_eq!(bench.scheduler.len(), 3);
+    bench.push(3, Lane::Find);
+    for lane in [Lane::List, Lane::Lookup, Lane::Create, Lane::Change] {
+        bench.push(9, lane);
+        assert_eq!(bench.finish_next(), [9], "{lane:?}");
+    }
+    assert!(bench.next().is_none());
+    bench.pass(10);
+    assert_eq!(bench.finish_next(), [0, 1, 2, 3], "in the order of their arrival");
+    assert!(bench.scheduler.is_idle());
+}
