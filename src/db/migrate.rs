@@ -27,7 +27,7 @@ const LOCK_PAUSE: Duration = Duration::from_millis(500);
 
 /// Version and checksum of each built-in migration. refinery computes the checksums, too, but compiles a regular expression
 /// for it that stays in memory, 0.4 MiB. So refinery is asked only where a migration is missing.
-const BUILT_IN: [(i64, u64); 7] = [
+const BUILT_IN: [(i64, u64); 8] = [
     (1, 3_860_724_366_595_304_288),
     (2, 6_928_467_193_171_228_315),
     (3, 4_630_870_426_906_897_850),
@@ -35,6 +35,7 @@ const BUILT_IN: [(i64, u64); 7] = [
     (5, 14_864_058_654_296_762_796),
     (6, 9_029_622_946_769_362_183),
     (7, 3_569_897_603_545_568_929),
+    (8, 1_248_862_271_759_268_852),
 ];
 
 /// The migrations that a database needs.

@@ -284,8 +284,8 @@ fn nobody_needs_more_rights_than_those_on_users_nor_gets_at_the_counts() {
     for (operators, left, right) in [
         (&["=", "<>", "<=", ">=", "&", "+"][..], "bigint", "bigint"),
         (&[">>", "&", "+", "<="], "bigint", "int"),
-        (&["=", "<>"], "text", "text"),
-        (&["<", ">="], "timestamptz", "timestamptz"),
+        (&["=", "<>", "||"], "text", "text"),
+        (&["<", ">=", "<>"], "timestamptz", "timestamptz"),
     ] {
         decoys += &format!(
             "create function decoys.f({left}, {right}) returns boolean language plpgsql as \
@@ -303,7 +303,7 @@ fn nobody_needs_more_rights_than_those_on_users_nor_gets_at_the_counts() {
          set search_path = decoys, pg_catalog, public; set role {writer}; \
          insert into users (name, email) values ('a', 'decoy1@example.com'); \
          insert into users (name, email) values ('a', 'decoy2@example.com'); \
-         reset userd.page_block; \
+         reset userd.page_seen; \
          insert into users (name, email) values ('a', 'decoy3@example.com'); \
          delete from users where email like 'decoy_@example.com'; \
          reset role; reset search_path; drop schema decoys cascade; \
@@ -387,7 +387,7 @@ fn what_a_session_has_seen_open_is_not_taken_for_open_later() {
         compare(client, &mut dice);
     };
     let seen = |client: &mut Client| {
-        let seen = "select current_setting('userd.page_block', true)";
+        let seen = "select current_setting('userd.page_seen', true)";
         client.query_one(seen, &[]).expect("a setting").get::<_, Option<String>>(0)
     };
     let old = "insert into users (id, name, email) overriding system value \
@@ -444,10 +444,10 @@ fn what_a_session_has_seen_open_is_not_taken_for_open_later() {
         run(&mut one, "ADD(1)");
     }
     // Nor is a setting of another table's, nor one that was reset.
-    run(&mut one, "reset userd.page_block; ADD(1)");
+    run(&mut one, "reset userd.page_seen; ADD(1)");
     run(&mut one, "discard all");
     run(&mut one, "ADD(1)");
-    run(&mut one, "set userd.page_closings = '0 1'; ADD(1)");
+    run(&mut one, "set userd.page_key = '0 1'; ADD(1)");
 }
 
 #[test]
