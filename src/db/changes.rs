@@ -15,28 +15,22 @@ use crate::{
     },
 };
 use postgres::types::Type;
-use std::borrow::Cow;
 
 const CREATE: &str = "\
     insert into users (name, email) values ($1, $2) \
     returning id, name, email, created_at, updated_at, version";
 
-/// In the careful one each row comes with its position in the arrays. It cannot be told by its values, which a trigger
-/// may change, and `returning` sees nothing of `given`. But an insert reads, stores and returns one row before it reads
-/// the next: the setting that reading a row writes is the one that `returning` finds.
-static CREATE_MANY: Insert = Insert {
-    careful: "\
-        insert into users (name, email) \
-        select name, email from unnest($1::text[], $2::text[]) with ordinality as given (name, email, position) \
-        where set_config('userd.position', position::text, true) <> '' \
-        on conflict do nothing \
-        returning id, name, email, created_at, updated_at, version, current_setting('userd.position')::bigint",
-    plain: Cow::Borrowed(
-        "\
-        insert into users (name, email) select * from unnest($1::text[], $2::text[]) \
-        returning id, name, email, created_at, updated_at, version",
-    ),
-};
+/// Each row comes with its position in the arrays. It cannot be told by its values, which a trigger may change, and
+/// `returning` sees nothing of `given`. But an insert reads, stores and returns one row before it reads the next: the
+/// setting that reading a row writes is the one that `returning` finds.
+static CREATE_MANY: Insert = Insert::new(
+    "\
+    insert into users (name, email) \
+    select name, email from unnest($1::text[], $2::text[]) with ordinality as given (name, email, position) \
+    where set_config('userd.position', position::text, true) <> '' \
+    on conflict do nothing \
+    returning id, name, email, created_at, updated_at, version, current_setting('userd.position')::bigint",
+);
 
 const CREATE_WITH_PASSWORD: &str = "\
     with created as ( \
@@ -114,26 +108,9 @@ impl Users {
         let (names, emails): (Vec<&str>, Vec<&str>) = order.iter().map(|index| new[*index]).unzip();
         let params: [Param; 2] = [(&names, Type::TEXT_ARRAY), (&emails, Type::TEXT_ARRAY)];
         let rows = self.insert(&CREATE_MANY, &params, new.len())?;
-        // A trigger has left out some of a batch without positions: those that it has not changed tell by their values.
-        let by_values = rows.len() < new.len() && rows.first().is_some_and(|row| row.len() == 6);
-        let without_row = || match by_values {
-            true => Error::Internal("a trigger has left out users of a batch".into()),
-            false => Error::AlreadyExists,
-        };
-        let mut outcomes: Vec<_> = new.iter().map(|_| Err(without_row())).collect();
-        for (at, row) in rows.iter().enumerate() {
-            let user = self.user(row);
-            let is_it = |index: &&usize| {
-                user.as_ref().is_ok_and(|user| new[**index] == (user.name.as_str(), user.email.as_str()))
-            };
-            let index = match row.len() {
-                6 if by_values => order.iter().find(is_it),
-                6 => order.get(at),
-                _ => Some(at_position(column(row, 6)?, &order)?),
-            };
-            if let Some(index) = index {
-                outcomes[*index] = user;
-            }
+        let mut outcomes: Vec<_> = new.iter().map(|_| Err(Error::AlreadyExists)).collect();
+        for row in &rows {
+            outcomes[at_position(column(row, 6)?, &order)?] = self.user(row);
         }
         Ok(outcomes)
     }
@@ -210,9 +187,9 @@ pub(super) fn in_order_of_addresses<T>(new: &[T], email: impl Fn(&T) -> &str) ->
 }
 
 /// The index that has this position, from 1, in an order.
-pub(super) fn at_position(position: i64, order: &[usize]) -> Result<&usize, Error> {
+pub(super) fn at_position(position: i64, order: &[usize]) -> Result<usize, Error> {
     let index = usize::try_from(position - 1).ok().and_then(|position| order.get(position));
-    index.ok_or_else(|| Error::Internal("a created row has no position".into()))
+    index.copied().ok_or_else(|| Error::Internal("a created row has no position".into()))
 }
 
 /// The outcomes of creates after a batch of them has failed: each by itself, where that may have another outcome.

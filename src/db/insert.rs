@@ -1,17 +1,14 @@
 //! Batches of creates: with `on conflict do nothing` only where an address is likely to be taken.
 //!
 //! With that clause PostgreSQL looks into each index before it inserts, and confirms each row by a second record in its
-//! log: 16 users take it 1.89 million instructions, and 1.34 million without (callgrind). Two cores got 27,770 creates a
-//! second from 128 clients instead of 24,790, and 16,660 instead of 15,010 from 32 (medians of six rounds in one run).
-//! But without it a row that is refused fails the batch, which is then executed again.
-//!
-//! Where each row is inserted or none is, they come back in the order in which they were given, and need no position,
-//! which takes 8,000 instructions a row: 0.13 of these millions.
+//! log: 16 users take it 1.68 million instructions, and 1.21 million without. Two cores got 27,770 creates a second
+//! from 128 clients instead of 24,790, and 16,660 instead of 15,010 from 32 (medians of six rounds in one run). But
+//! without it a row that is refused fails the batch, which is then executed again.
 
 use super::{session::Param, users::Users};
 use crate::error::Error;
 use postgres::Row;
-use std::{borrow::Cow, sync::atomic::Ordering};
+use std::sync::{OnceLock, atomic::Ordering};
 
 /// What makes a statement leave out the rows that it cannot insert.
 const CLAUSE: &str = "on conflict do nothing";
@@ -21,29 +18,27 @@ const CLAUSE: &str = "on conflict do nothing";
 /// a hundred was; with eight instead of 32 batches, 6 % less there.
 const CAREFUL: u32 = 32;
 
-/// For good: batches need positions.
-const ALWAYS: u32 = u32::MAX;
-
 /// A statement that inserts a batch of users.
 pub(super) struct Insert {
-    /// Leaves out what cannot be inserted. Its rows have positions.
-    pub careful: &'static str,
-    /// Fails where a row cannot be inserted.
-    pub plain: Cow<'static, str>,
+    careful: &'static str,
+    plain: OnceLock<String>,
 }
 
 impl Insert {
-    /// From the careful one, which has the clause.
-    pub fn new(careful: &'static str) -> Insert {
-        debug_assert!(careful.contains(CLAUSE), "it would be executed twice in vain");
-        Insert { careful, plain: careful.replace(CLAUSE, "").into() }
+    /// From its text, which has the clause.
+    pub const fn new(careful: &'static str) -> Insert {
+        Insert { careful, plain: OnceLock::new() }
+    }
+
+    fn plain(&'static self) -> &'static str {
+        debug_assert!(self.careful.contains(CLAUSE), "it would be executed twice in vain");
+        self.plain.get_or_init(|| self.careful.replace(CLAUSE, ""))
     }
 }
 
 impl Users {
     /// The rows that a statement returns for a batch of `count`: none for those that were left out because something that
-    /// must be unique is taken, or by a trigger. In the order in which they were given, all of them or some. One round
-    /// trip; two where an address that is taken was not expected.
+    /// must be unique is taken. One round trip; two where that was not expected.
     pub(super) fn insert(
         &self,
         statement: &'static Insert,
@@ -51,21 +46,18 @@ impl Users {
         count: usize,
     ) -> Result<Vec<Row>, Error> {
         if self.careful.load(Ordering::Relaxed) == 0 {
-            match self.pool.write(&statement.plain, params) {
+            match self.pool.write(statement.plain(), params) {
                 Err(Error::AlreadyExists) => {}
-                Ok(rows) if rows.len() < count => {
-                    self.careful.store(ALWAYS, Ordering::Relaxed);
-                    return Ok(rows);
-                }
                 result => return result,
             }
         }
         let rows = self.pool.write(statement.careful, params)?;
-        if rows.len() < count {
-            self.careful.fetch_max(CAREFUL, Ordering::Relaxed);
-        } else {
-            let less = |batches: u32| Some(batches.saturating_sub(1));
-            let _ = self.careful.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        match rows.len() < count {
+            true => self.careful.store(CAREFUL, Ordering::Relaxed),
+            false => {
+                let less = |batches: u32| Some(batches.saturating_sub(1));
+                let _ = self.careful.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+            }
         }
         Ok(rows)
     }

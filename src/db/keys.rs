@@ -17,14 +17,13 @@ use crate::{
     },
 };
 use postgres::{Row, types::Type};
-use std::{io, sync::LazyLock, time::Duration};
+use std::{io, time::Duration};
 
 /// Creates a user and keeps the answer, or finds one that was kept.
 const CREATE_ONCE: &str = include_str!("create_once.sql");
 
 /// The same for several keys.
-static CREATE_MANY_ONCE: LazyLock<Insert> =
-    LazyLock::new(|| Insert::new(include_str!("create_many_once.sql")));
+static CREATE_MANY_ONCE: Insert = Insert::new(include_str!("create_many_once.sql"));
 
 const FIND_KEPT: &str = "\
     select id, name, email, created_at, updated_at, version, fingerprint, password_hash \
@@ -93,7 +92,7 @@ impl Users {
         ];
         let mut outcomes: Vec<_> = new.iter().map(|_| Err(Error::AlreadyExists)).collect();
         for row in &self.insert(&CREATE_MANY_ONCE, &params, new.len())? {
-            outcomes[*at_position(column(row, 8)?, &order)?] = self.once(row);
+            outcomes[at_position(column(row, 8)?, &order)?] = self.once(row);
         }
         Ok(outcomes)
     }

@@ -281,8 +281,7 @@ fn a_trigger_that_changes_what_is_created() {
     assert_eq!(client.get("/users").json()["total"], 4);
 }
 
-/// A trigger that leaves out what it does not want: the others of the batch have their users, in the first batch that it
-/// meets and in the next ones.
+/// A trigger that leaves out what it does not want, and changes another name: the others have their users.
 #[test]
 fn a_trigger_that_leaves_out_what_is_created() {
     let service = Service::start();
@@ -296,32 +295,24 @@ fn a_trigger_that_leaves_out_what_is_created() {
          end $$;
          create trigger refuse before insert on users for each row execute function refuse()",
     );
-    for (round, eve_is_known) in [(1, false), (2, true)] {
+    for round in 1..=2 {
         let emails: Vec<_> =
             ["z", "m", "e", "a", "n"].iter().map(|name| format!("{name}{round}@example.com")).collect();
         let names = ["Zoe", "Mallory", "Eve", "Ada", "Mallory"];
         let batch: Vec<_> = names.into_iter().zip(emails.iter().map(String::as_str)).collect();
         let outcomes = service.server.app().users().create_many(&batch);
         for ((name, email), outcome) in batch.into_iter().zip(outcomes) {
-            let stored =
-                service.database.value(&format!("select count(*) from users where email = '{email}'"));
-            match (name, outcome) {
-                ("Zoe" | "Ada", Ok(user)) => {
-                    let found = client.get(&format!("/users/{}", user.id)).json();
-                    assert_eq!((found["name"].as_str(), found["email"].as_str()), (Some(name), Some(email)));
-                }
-                ("Eve", Ok(user)) if eve_is_known => {
-                    let found = client.get(&format!("/users/{}", user.id)).json();
-                    assert_eq!(
-                        (found["name"].as_str(), found["email"].as_str()),
-                        (Some("Dr. Eve"), Some(email))
-                    );
-                }
-                // That it was stored is not known, and not denied.
-                ("Eve", Err(Error::Internal(_))) if !eve_is_known => assert_eq!(stored, "1"),
-                ("Mallory", Err(Error::Internal(_) | Error::AlreadyExists)) => assert_eq!(stored, "0"),
-                (_, outcome) => panic!("{name}: {outcome:?}"),
-            }
+            let user = match outcome {
+                Ok(user) => user,
+                Err(Error::AlreadyExists) if name == "Mallory" => continue,
+                Err(error) => panic!("{name}: {error:?}"),
+            };
+            let stored = name.replace("Eve", "Dr. Eve");
+            let found = client.get(&format!("/users/{}", user.id)).json();
+            assert_eq!(
+                (found["name"].as_str(), found["email"].as_str()),
+                (Some(stored.as_str()), Some(email))
+            );
         }
     }
     assert_eq!(client.get("/users").json()["total"], 6);
