@@ -26,6 +26,12 @@ begin
     return null;
 end $$;
 
+-- A script of INSERT statements has these before those of users, where there are no credentials and no keys.
+create trigger restore_guard before insert on page_counts for each statement
+    execute function restore_guard();
+create trigger restore_guard before insert on page_open for each statement
+    execute function restore_guard();
+
 -- Records what is missing of block b. For who holds its lock; alone, where it is open.
 create or replace function page_settle(b bigint) returns void language plpgsql as $$
 declare

@@ -204,6 +204,12 @@ fn over_the_tables_of_a_userd_it_is_refused() {
     dump("--data-only", "data.sql");
     dump("--data-only -t users", "users.sql");
     dump("-Fc", "archive");
+    // Without credentials, the first rows of a script are those of the counts.
+    source.database.run(
+        "delete from credentials; insert into users (name, email) \
+         select 'n', 'counted' || i || '@example.com' from generate_series(1, 3000) i",
+    );
+    dump("--inserts", "counts.sql");
     for had_users in [false, true] {
         let running = Service::start();
         let mut client = running.client();
@@ -223,6 +229,7 @@ fn over_the_tables_of_a_userd_it_is_refused() {
             format!(r#"psql -X -f plain.sql "{url}""#),
             format!(r#"psql -X -1 -v ON_ERROR_STOP=1 -f plain.sql "{url}""#),
             format!(r#"psql -X -f inserts.sql "{url}""#),
+            format!(r#"psql -X -f counts.sql "{url}""#),
             format!(r#"psql -X -f data.sql "{url}""#),
             format!(r#"psql -X -f users.sql "{url}""#),
             format!(r#"pg_restore -d "{url}" archive"#),
