@@ -2,11 +2,10 @@
 //! a database that has users of another program already, completion and the manual page.
 
 use crate::support::{
-    Client, DATABASE_PASSWORD, Database, LONG, Process, Service, TOKEN, TempDir, assert_no_secret,
+    Client, DATABASE_PASSWORD, Database, LONG, PASSWORD, Process, TOKEN, TempDir, assert_no_secret,
 };
 use serde_json::json;
 use std::{
-    fs,
     path::Path,
     process::{Command, Output, Stdio},
 };
@@ -32,20 +31,6 @@ fn schema(database: &Database) -> String {
         "select string_agg(format('%s %s %s', oid, relname, relfilenode), ',' order by oid) \
          from pg_class where relnamespace = 'public'::regnamespace",
     )
-}
-
-/// Our migrations up to a version, as a directory.
-fn migrations(upto: usize) -> TempDir {
-    let dir = TempDir::new();
-    for file in fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations")).unwrap() {
-        let file = file.unwrap();
-        let name = file.file_name().into_string().unwrap();
-        let version: usize = name[1..name.find("__").unwrap()].parse().unwrap();
-        if version <= upto {
-            fs::copy(file.path(), dir.path().join(name)).unwrap();
-        }
-    }
-    dir
 }
 
 // Migrations
@@ -77,89 +62,96 @@ fn migrations_without_a_service() {
     assert_eq!(userd(&["migrate"], &[("PORT", "x")]).0, 2);
 }
 
-/// The statements of the release that knew three migrations, prepared before a newer one migrates and used after that.
+/// The statements of a release, prepared before a newer one migrates and used after that.
 #[test]
 fn sessions_of_an_older_release_go_on() {
     let database = Database::empty();
-    let old = migrations(3);
-    let old = [("MIGRATIONS_DIR", old.path().to_str().unwrap())];
-    assert_eq!(on(&database, &["migrate"], &old).0, 0);
-    let mut session = database.client();
-    let find = "select id, name, email, created_at, updated_at from users where id = $1";
-    let create =
-        "insert into users (name, email) values ($1, $2) returning id, name, email, created_at, updated_at";
-    let update = "update users set name = $2, updated_at = now() where id = $1 returning name";
-    let set = "insert into credentials (user_id, password_hash) values ($1, $2) \
-        on conflict (user_id) do update set password_hash = excluded.password_hash";
-    let [find, create, update, set] = [find, create, update, set].map(|sql| session.prepare(sql).unwrap());
-    let delete = session.prepare("delete from users where id = $1 returning id").unwrap();
-    let mut newer: Option<Service> = None;
-    for round in 1..=3_i64 {
+    assert_eq!(on(&database, &["migrate"], &[]).0, 0);
+    let next = TempDir::next_release("alter table users add column next int", 3);
+    let mut older = Process::on(&database, &[]);
+    let mut client = older.client();
+    for round in 1..=3_u32 {
         if round == 2 {
-            // A newer release starts beside it.
-            let server = userd::Server::start(database.config()).expect("it migrates");
-            newer = Some(Service { server, database: Database::unmade() });
+            assert_eq!(on(&database, &["migrate"], &[("MIGRATIONS_DIR", next.name())]).0, 0);
         }
-        let email = format!("old-{round}@example.com");
-        let id: i64 = session.query_one(&create, &[&"old", &email]).unwrap().get(0);
-        assert_eq!(session.query_one(&find, &[&id]).unwrap().get::<_, String>(2), email);
-        assert_eq!(session.query_one(&update, &[&id, &"changed"]).unwrap().get::<_, String>(0), "changed");
-        session.execute(&set, &[&id, &"$argon2id$"]).unwrap();
-        if let Some(newer) = &newer {
-            let mut client = newer.client();
-            let user = client.get(&format!("/users/{id}"));
-            assert_eq!(user.json()["name"], "changed");
-            let body = json!({"name": "by the newer one"}).to_string();
-            assert_eq!(client.put(&format!("/users/{id}"), body).status, 200);
-            assert_eq!(session.query_one(&find, &[&id]).unwrap().get::<_, String>(1), "by the newer one");
-            assert_eq!(client.get("/users").json()["total"], 1);
-        }
-        assert_eq!(session.query(&delete, &[&id]).unwrap().len(), 1);
+        let body = json!({"name": "n", "email": format!("{round}@example.com"), "password": PASSWORD});
+        let path =
+            format!("/users/{}", client.post("/users", body.to_string()).json()["id"].as_str().unwrap());
+        assert_eq!(client.put(&path, r#"{"name":"changed"}"#).status, 200);
+        assert_eq!(client.get(&path).json()["name"], "changed");
+        assert_eq!(client.get("/users").json()["total"], 1);
+        let login = json!({"email": format!("{round}@example.com"), "password": PASSWORD}).to_string();
+        assert_eq!(client.post("/users/authenticate", login).status, 200);
+        assert_eq!(client.delete(&path).status, 204);
+        assert_eq!(client.get(&path).status, 404);
     }
 }
 
 /// Two versions, in both orders: the older one starts on what the newer one has migrated, as long as that says so.
 #[test]
 fn two_versions_on_one_database() {
-    let newest = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations")).unwrap().count();
-    for upto in 2..newest {
-        let old = migrations(upto);
-        let old = [("MIGRATIONS_DIR", old.path().to_str().unwrap())];
-        for old_first in [true, false] {
-            let database = Database::empty();
-            let starts = if old_first { [&old[..], &[], &old] } else { [&[], &old[..], &[]] };
-            for variables in starts {
-                let (code, _, stderr) = on(&database, &["migrate"], variables);
-                assert_eq!((code, stderr.as_str()), (0, ""), "{upto} {old_first}");
-            }
-            for variables in [&old[..], &[]] {
-                let mut process = Process::on(&database, variables);
-                let body =
-                    json!({"name": "n", "email": format!("{}@example.com", variables.len())}).to_string();
-                assert_eq!(process.client().post("/users", body).status, 201);
-            }
-            assert_eq!(database.value("select count(*) from users"), "2");
+    let next = TempDir::next_release("alter table users add column next int", 3);
+    let newer = [("MIGRATIONS_DIR", next.name())];
+    for older_first in [true, false] {
+        let database = Database::empty();
+        let starts = if older_first { [&[], &newer[..], &[]] } else { [&newer[..], &[], &newer] };
+        for variables in starts {
+            let (code, _, stderr) = on(&database, &["migrate"], variables);
+            assert_eq!((code, stderr.as_str()), (0, ""), "{older_first}");
         }
+        for variables in [&newer[..], &[]] {
+            let mut process = Process::on(&database, variables);
+            let body = json!({"name": "n", "email": format!("{}@example.com", variables.len())}).to_string();
+            assert_eq!(process.client().post("/users", body).status, 201);
+        }
+        assert_eq!(database.value("select count(*) from users"), "2");
     }
     // One that does not say so.
     let database = Database::empty();
-    let old = migrations(newest);
-    let newer = migrations(newest);
-    newer.write(&format!("V{}__renamed.sql", newest + 1), "alter table users rename name to full_name;");
-    let dir = |dir: &TempDir| dir.path().to_str().unwrap().to_owned();
-    assert_eq!(on(&database, &["migrate"], &[("MIGRATIONS_DIR", &dir(&newer))]).0, 0);
+    let next = TempDir::next_release("alter table users rename name to full_name", 4);
+    assert_eq!(on(&database, &["migrate"], &[("MIGRATIONS_DIR", next.name())]).0, 0);
     for arguments in [&["migrate"][..], &["export"], &["--port=0"]] {
-        let (code, stdout, stderr) =
-            on(&database, arguments, &[("MIGRATIONS_DIR", &dir(&old)), ("HOST", "127.0.0.1")]);
+        let (code, stdout, stderr) = on(&database, arguments, &[("HOST", "127.0.0.1")]);
         assert_eq!((code, stdout.as_str()), (1, ""));
         let line = stderr.lines().last().unwrap();
-        assert!(
-            line.contains(&format!("a newer userd has migrated it, to migration {}", newest + 1)),
-            "{line}"
-        );
+        assert!(line.contains("a newer userd has migrated it, to migration 4"), "{line}");
     }
-    let (code, stdout, _) = on(&database, &["check"], &[("MIGRATIONS_DIR", &dir(&old))]);
+    let (code, stdout, _) = on(&database, &["check"], &[]);
     assert!(code == 1 && stdout.contains("problem  migrations: a newer userd has migrated it"), "{stdout}");
+}
+
+/// A database whose history has the built-in migrations in another form, as those from before the first release have.
+#[test]
+fn a_database_of_a_version_before_the_first_release() {
+    let line = "a userd from before the first release has made its tables, which this one cannot use: that version's own \
+        `userd export` moves the users to a new database (of a directory of --embedded: while that version runs on it \
+        once more)";
+    let database = Database::create();
+    database.run("insert into users (name, email) values ('n', 'n@example.com')");
+    // What refinery has written of eight migrations that these were.
+    database.run(
+        "delete from refinery_schema_history; \
+         insert into refinery_schema_history (version, name, applied_on, checksum) values \
+         (1, 'users', '2026-10-01T00:00:00Z', '3860724366595304288'), \
+         (2, 'page_counts', '2026-10-01T00:00:00Z', '6928467193171228315'), \
+         (3, 'restore_guard', '2026-10-01T00:00:00Z', '4630870426906897850'), \
+         (4, 'user_version', '2026-10-01T00:00:00Z', '3986207971106890140'), \
+         (5, 'idempotency_keys', '2026-10-01T00:00:00Z', '14864058654296762796'), \
+         (6, 'page_track', '2026-10-01T00:00:00Z', '9029622946769362183'), \
+         (7, 'lone_inserts', '2026-10-01T00:00:00Z', '3569897603545568929'), \
+         (8, 'insert_cost', '2026-10-01T00:00:00Z', '8912011388942735766')",
+    );
+    let before = schema(&database);
+    for arguments in [&["migrate"][..], &["export"], &["--port=0"], &["--migrate=off", "--port=0"]] {
+        let (code, stdout, stderr) = on(&database, arguments, &[("HOST", "127.0.0.1")]);
+        assert_eq!((code, stdout.as_str()), (1, ""), "{arguments:?}: {stderr}");
+        assert!(stderr.lines().last().unwrap().ends_with(line), "{arguments:?}: {stderr}");
+    }
+    let (code, stdout, _) = on(&database, &["check"], &[]);
+    assert!(code == 1 && stdout.contains(&format!("problem  migrations: {line}")), "{stdout}");
+    assert_eq!(schema(&database), before);
+    assert_eq!(database.value("select string_agg(name, '') from users"), "n");
+    assert_eq!(database.value("select count(*) from refinery_schema_history"), "8");
 }
 
 // Checks
@@ -245,7 +237,7 @@ fn a_check_finds_what_is_wrong() {
         assert_eq!(stdout.lines().filter(|found| found.starts_with(line)).count(), 1, "{line}: {stdout}");
     }
     assert!(!stdout.contains("select users"), "{stdout}");
-    database.run("drop table page_open, page_counts, page_held, idempotency_keys, credentials, users cascade; drop table refinery_schema_history");
+    database.run("drop table page_open, page_counts, idempotency_keys, credentials, users cascade; drop table refinery_schema_history");
     let (code, stdout, _) = userd(&["check"], &[("DATABASE_URL", &url)]);
     assert!(code == 1 && stdout.contains("problem  privileges: the role may not create tables"), "{stdout}");
     database.run(&format!("drop owned by {name}_reader; drop role {name}_reader"));

@@ -1,13 +1,15 @@
 //! The counts behind pages: the same as counting, whichever role writes, and however.
 
-use crate::support::{Database, Dice, Service};
+use crate::support::{Database, Dice, Own, Service};
 use postgres::{Client, IsolationLevel, error::SqlState};
 use serde_json::Value;
 use std::{
     io::Write,
     sync::atomic::{AtomicBool, Ordering},
     thread,
+    time::{Duration, Instant},
 };
+use userd::{config::Config, server::Server};
 
 const PAGES: &str = include_str!("../../src/db/pages.sql");
 
@@ -63,11 +65,46 @@ fn change(client: &mut Client, dice: &mut Dice) -> Result<(), postgres::Error> {
     }
 }
 
+/// The same in a transaction of any kind: of each isolation level, left prepared for another session, of a session that has
+/// forgotten what it has seen.
+fn attack(client: &mut Client, dice: &mut Dice, seed: u64) -> Result<(), postgres::Error> {
+    let level =
+        ["read uncommitted", "read committed", "repeatable read", "serializable"][dice.roll(4) as usize];
+    client.batch_execute(&format!("set default_transaction_isolation = '{level}'"))?;
+    match dice.roll(40) {
+        0 => return client.batch_execute("truncate users cascade"),
+        1 => client.batch_execute("discard all")?,
+        2..=8 => {
+            let prepared: Option<String> = client
+                .query_opt("select gid from pg_prepared_xacts where random() < 0.5 limit 1", &[])?
+                .map(|row| row.get(0));
+            if let Some(prepared) = prepared {
+                let end = ["commit", "rollback"][dice.roll(2) as usize];
+                // Another session may be first.
+                let _ = client.batch_execute(&format!("{end} prepared '{prepared}'"));
+            }
+        }
+        9..=12 => {
+            let rows = dice.roll(700);
+            return client.batch_execute(&format!(
+                "begin; insert into users (name, email) select 'n', gen_random_uuid() || '@example.com' \
+                 from generate_series(1, {rows}); delete from users where id in (select max(id) from users); \
+                 prepare transaction '{seed}-{}'",
+                dice.roll(u64::MAX)
+            ));
+        }
+        _ => {}
+    }
+    change(client, dice)
+}
+
 /// In one snapshot: some pages by the counts, against counting.
 fn compare(client: &mut Client, dice: &mut Dice) {
     let builder = client.build_transaction();
     let snapshot = builder.isolation_level(IsolationLevel::RepeatableRead).start();
     let mut snapshot = snapshot.expect("a snapshot");
+    // Snapshots of tables that were truncated later are empty: a property of TRUNCATE.
+    snapshot.batch_execute("lock table users in access share mode").expect("a lock");
     let total: i64 = snapshot.query_one("select count(*) from users", &[]).expect("a count").get(0);
     let positions = [0, dice.roll(total.max(1) as u64) as i64, (total - 3).max(0), total, i64::MAX];
     let limits = [15_i64; 5];
@@ -131,6 +168,63 @@ fn the_counts_are_exact_after_and_during_changes_of_every_kind() {
         "insert into users (name, email) select 'n', i || '@example.com' from generate_series(1, 33) i";
     service.database.client().batch_execute(more).expect("users");
     every_page_is_right(&service);
+}
+
+/// For as many seconds as `COUNTS_SECONDS` says, or a minute.
+#[test]
+fn the_counts_withstand_attacks() {
+    let seconds = std::env::var("COUNTS_SECONDS").map_or(60, |seconds| seconds.parse().expect("seconds"));
+    let mut own = Own::start();
+    own.run("alter system set max_prepared_transactions = 20");
+    // A prepared transaction holds its locks until another writer ends it.
+    own.run("alter system set lock_timeout = '50ms'");
+    own.restart();
+    let config = Config { database: userd::config::Database::Url(own.url().into()), ..Config::default() };
+    Server::start(config).expect("a server migrates an empty database").stop();
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let changes: usize = thread::scope(|scope| {
+        let writers: Vec<_> = (1..=8)
+            .map(|seed| {
+                let mut client = own.client();
+                let own = &own;
+                scope.spawn(move || {
+                    let mut dice = Dice(0x9E37_79B9_7F4A_7C15 / seed);
+                    let mut done = 0;
+                    while Instant::now() < end {
+                        match attack(&mut client, &mut dice, seed) {
+                            Ok(()) => done += 1,
+                            Err(error) => {
+                                // Taken addresses, deadlocks, locks, conflicts, and too many that are prepared.
+                                let code = error.code().map(|code| code.code().to_owned());
+                                let code = code.unwrap_or_else(|| panic!("{error:?}"));
+                                let expected = ["23505", "40P01", "55P03", "40001", "53200", "55000"];
+                                assert!(expected.contains(&code.as_str()), "{error:?}");
+                                // The client gives up a session whose COPY was refused.
+                                if client.batch_execute("rollback").is_err() {
+                                    client = own.client();
+                                }
+                            }
+                        }
+                    }
+                    done
+                })
+            })
+            .collect();
+        let (mut reader, mut dice) = (own.client(), Dice(42));
+        reader.batch_execute("set lock_timeout = 0").expect("a setting");
+        while Instant::now() < end {
+            compare(&mut reader, &mut dice);
+        }
+        writers.into_iter().map(|writer| writer.join().expect("a writer")).sum()
+    });
+    assert!(changes as u64 > 10 * seconds, "{changes} changes");
+    let (mut client, mut dice) = (own.client(), Dice(7));
+    client.batch_execute("set lock_timeout = 0").expect("a setting");
+    compare(&mut client, &mut dice);
+    for row in client.query("select gid from pg_prepared_xacts", &[]).expect("transactions") {
+        client.batch_execute(&format!("commit prepared '{}'", row.get::<_, &str>(0))).expect("a commit");
+        compare(&mut client, &mut dice);
+    }
 }
 
 /// Walks the whole list over HTTP and compares it with the table.
@@ -349,7 +443,7 @@ fn a_recount_repairs_whatever_the_counts_have_become() {
         "insert into page_counts select * from page_counts",
         "insert into page_open select generate_series(0, 9)",
         "truncate page_open",
-        "truncate page_counts, page_open, page_held",
+        "truncate page_counts, page_open",
         "set session_replication_role = replica; delete from users where id % 3 = 0; reset session_replication_role",
         "begin; delete from users where id % 7 = 0; update page_counts set n = 0; commit",
     ] {

@@ -121,6 +121,24 @@ impl TempDir {
         &self.0
     }
 
+    /// Holds the migrations of a release after this one: ours, and one more that executes `sql` and says that releases
+    /// which know migration `oldest` may use the database.
+    pub fn next_release(sql: &str, oldest: u32) -> TempDir {
+        let dir = TempDir::new();
+        for file in fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations")).expect("ours").flatten()
+        {
+            fs::copy(file.path(), dir.0.join(file.file_name())).expect("a fresh directory can be written to");
+        }
+        let mark = format!("'migration 4 is compatible with migration {oldest}'");
+        dir.write("V4__next.sql", &format!("{sql}; comment on table refinery_schema_history is {mark};"));
+        dir
+    }
+
+    /// Its path, as variables take it.
+    pub fn name(&self) -> &str {
+        self.0.to_str().expect("a path of ours")
+    }
+
     /// Writes a file into it.
     pub fn write(&self, name: &str, text: &str) {
         fs::write(self.0.join(name), text).expect("a fresh directory can be written to");

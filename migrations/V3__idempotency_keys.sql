@@ -1,4 +1,5 @@
--- What creates with an Idempotency-Key were answered, for 24 hours. Older rows count as absent; the service removes them.
+-- What creates with an Idempotency-Key were answered, for 24 hours. Older rows count as absent; the service removes
+-- them.
 --
 -- A row is written by the statement that creates its user. It refers to no user: it outlives the user, whose values it
 -- holds as they were answered.
@@ -9,10 +10,10 @@ create table idempotency_keys (
     -- SHA-256 of the body without the password.
     fingerprint bytea not null,
     -- The hash of the password in the body, as in credentials.
-    password_hash text,
+    password_hash varchar(512),
     id bigint not null,
-    name text not null,
-    email text not null,
+    name varchar(1000) not null,
+    email varchar(254) not null,
     created_at timestamptz not null,
     updated_at timestamptz not null,
     version bigint not null,
@@ -20,6 +21,3 @@ create table idempotency_keys (
 );
 
 create index idempotency_keys_kept_since on idempotency_keys (kept_since);
-
--- Read by releases that do not know this migration: they may use the database if they know the second one.
-comment on table refinery_schema_history is 'migration 5 is compatible with migration 2';
