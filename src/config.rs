@@ -14,6 +14,13 @@ use std::{ffi::OsString, fmt, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::D
 /// Memory for rows and short answers, beside a hash and a page.
 const WORK_RESERVE: usize = 512 << 10;
 
+/// Memory that a page is made with, in bytes for each of its users: usual ones, and the largest ones, where it needs more.
+pub(crate) const USUAL_USER: usize = 1 << 10;
+pub(crate) const LARGEST_USER: usize = 8 << 10;
+
+/// What it takes beside that.
+pub(crate) const REST_OF_PAGE: usize = 64 << 10;
+
 /// The settings of one server. `Config::default()` is the contract's defaults on loopback and a free port,
 /// which suits embedding; [`Config::from_vars`] reads the variables that the command is set by.
 #[derive(Debug, Clone)]
@@ -56,8 +63,6 @@ pub struct Config {
     pub validation: Validation,
     /// The largest `perPage`.
     pub max_per_page: u32,
-    /// Bytes of a page's body; a larger one is refused, unless it is of one user.
-    pub max_page_bytes: usize,
     /// A directory of migrations instead of the built-in ones.
     pub migrations_dir: Option<PathBuf>,
     /// Whether missing migrations are applied at start; otherwise a start without them is refused. No variable sets it.
@@ -283,7 +288,6 @@ impl Default for Config {
             schema: Schema::Basic,
             validation: Validation::Declarative,
             max_per_page: 1000,
-            max_page_bytes: 4 << 20,
             migrations_dir: None,
             migrate: true,
             api_token: None,
@@ -332,16 +336,18 @@ impl Config {
         settings::check(self)?;
         // Requests have one half, of it an eighth for heads; answers and hashes have the other half.
         let input = self.limits.max_body_bytes.saturating_add(self.limits.max_head_bytes);
-        let work =
-            self.password_hashing.memory().saturating_add(self.max_page_bytes).saturating_add(WORK_RESERVE);
+        // The largest page, or a usual one while a password is hashed.
+        let page = |user: usize| user.saturating_mul(self.max_per_page as usize).saturating_add(REST_OF_PAGE);
+        let hash = self.password_hashing.memory();
+        let work = page(LARGEST_USER).max(page(USUAL_USER).saturating_add(hash)).saturating_add(WORK_RESERVE);
         let least = input.saturating_mul(8).div_ceil(3).max(work.saturating_mul(2));
         match self.limits.memory_budget >= least {
             true => Ok(()),
             false => Err(ConfigError {
                 variable: "MEMORY_BUDGET",
                 problem: format!(
-                    "must be at least {least} with MAX_BODY_BYTES={} and MAX_PAGE_BYTES={}",
-                    self.limits.max_body_bytes, self.max_page_bytes
+                    "must be at least {least} with MAX_BODY_BYTES={} and MAX_PER_PAGE={}",
+                    self.limits.max_body_bytes, self.max_per_page
                 ),
             }),
         }
@@ -450,10 +456,12 @@ mod tests {
     #[test]
     fn what_does_not_fit_into_the_budget_is_refused() {
         type Change = fn(&mut Config);
-        let rows: [(Change, bool); 7] = [
+        let rows: [(Change, bool); 9] = [
             (|_| {}, true),
             (|config| config.limits.memory_budget = 40 << 20, false),
-            (|config| config.max_page_bytes = 5 << 20, false),
+            (|config| config.max_per_page = 2500, true),
+            (|config| config.max_per_page = 3000, true),
+            (|config| config.max_per_page = 3100, false),
             (|config| config.limits.max_body_bytes = 20 << 20, false),
             (|config| config.limits.max_body_bytes = 1 << 30, false),
             (
@@ -465,7 +473,7 @@ mod tests {
             ),
             (
                 |config| {
-                    config.limits.memory_budget = 10 << 20;
+                    config.limits.memory_budget = 17 << 20;
                     config.password_hashing = PasswordHashing::LeastCostForTests;
                 },
                 true,
@@ -478,7 +486,7 @@ mod tests {
             assert_eq!(checked.is_ok(), fits, "{checked:?}");
             if let Err(error) = checked {
                 assert_eq!(error.variable, "MEMORY_BUDGET");
-                assert!(error.problem.contains("MAX_BODY_BYTES") && error.problem.contains("MAX_PAGE_BYTES"));
+                assert!(error.problem.contains("MAX_BODY_BYTES") && error.problem.contains("MAX_PER_PAGE"));
             }
         }
     }

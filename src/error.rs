@@ -39,11 +39,6 @@ pub enum Error {
     Unprocessable(Vec<Violation>),
     /// The query string asks for something that cannot be.
     InvalidQuery(Vec<Violation>),
-    /// The body of a page would be larger than allowed; holds how many of its users fit.
-    PageTooLarge {
-        /// From 1.
-        fits: u32,
-    },
     /// A media type that is certainly not JSON.
     UnsupportedMediaType,
     /// A patch of a kind that is not served; holds the value of `Accept-Patch`.
@@ -204,11 +199,6 @@ impl Error {
             Error::Unprocessable(violations) => Answer::new(422, Body::default().errors(violations)),
             Error::InvalidQuery(violations) => {
                 Answer::new(400, Body::text("Invalid query").errors(violations))
-            }
-            Error::PageTooLarge { fits } => {
-                let message = format!("must be at most {fits} where users are this large");
-                let (path, keyword) = ("/perPage".to_owned(), "maximum".to_owned());
-                Answer::new(422, Body::text("Page too large").errors(&[Violation { path, keyword, message }]))
             }
             Error::UnsupportedMediaType => fixed(415, "Unsupported media type"),
             Error::UnsupportedPatch(accepted) => {
@@ -405,11 +395,6 @@ mod tests {
                 r#"{"error":"These fields may not be mass assigned: \"id\", \"a\"b\""}"#,
             ),
             (Error::Unprocessable(vec![]), 422, r#"{"errors":[]}"#),
-            (
-                Error::PageTooLarge { fits: 63 },
-                422,
-                r#"{"error":"Page too large","errors":[{"path":"/perPage","keyword":"maximum","message":"must be at most 63 where users are this large"}]}"#,
-            ),
         ];
         for (error, status, body) in rows {
             let answer = error.answer();

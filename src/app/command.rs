@@ -20,7 +20,7 @@ use crate::{
     request_id::RequestId,
     users::{
         once::{Fingerprint, Kept, Key},
-        pagination::{ListRequest, Range, STREAM},
+        pagination::{ListRequest, Range},
         password::{Password, PasswordHash},
         revision::Condition,
         user::{NewUser, User, UserChanges},
@@ -35,12 +35,10 @@ pub(crate) enum Command {
     Find(i64, Preconditions),
     /// `PUT` or `PATCH /users/:id` with a body that is refused: a missing user answers 404 all the same.
     RefuseUpdate(i64, Error),
-    /// `GET /users/:id` of a user that is too large for a batch; and the memory that it takes.
-    FindLarge(i64, Preconditions, usize),
     /// `GET /users`
     List(ListRequest),
-    /// The same where some of the users are too large for a batch; and the memory that it takes.
-    ListLarge(Range, usize),
+    /// The same once more, with the memory that the largest users need: these need more than usual ones.
+    ListAgain(Range),
     /// `POST /users`
     Create(NewUser),
     /// `POST /users` with an `Idempotency-Key`
@@ -90,12 +88,6 @@ pub(crate) enum Earlier {
     Kept(Box<Kept>),
 }
 
-/// A user's memory in a batch of pages, in bytes: its row with its columns, and its part of the answer.
-const SMALL: usize = 1 << 10;
-
-/// Users of the largest page that is read as a batch of rows.
-const MOST_IN_BATCH: u32 = 2000;
-
 /// An e-mail address and the password that is to be checked.
 #[derive(Debug)]
 pub(crate) struct Login {
@@ -111,8 +103,6 @@ pub(crate) enum Lane {
     Find,
     /// Pages: one query for several.
     List,
-    /// What is too large for that, unbatched; and pages of so many users that their rows are not kept.
-    Large,
     /// A read by e-mail address, unbatched.
     Lookup,
     /// Creates: one statement and one commit for all.
@@ -125,11 +115,10 @@ pub(crate) enum Lane {
 
 impl Lane {
     /// Their labels for figures, in the order of their numbers.
-    pub const LABELS: [&str; 7] = ["find", "list", "large", "lookup", "create", "change", "hash"];
+    pub const LABELS: [&str; 6] = ["find", "list", "lookup", "create", "change", "hash"];
 
     /// Each of them, in the order of their numbers (`lane as usize`).
-    pub const ALL: [Lane; 7] =
-        [Lane::Find, Lane::List, Lane::Large, Lane::Lookup, Lane::Create, Lane::Change, Lane::Hash];
+    pub const ALL: [Lane; 6] = [Lane::Find, Lane::List, Lane::Lookup, Lane::Create, Lane::Change, Lane::Hash];
 
     /// Whether its statements change users: these may meet locks that reads do not.
     pub fn writes(self) -> bool {
@@ -167,8 +156,7 @@ impl Command {
         match self {
             Command::Find(..) | Command::RefuseUpdate(..) => Lane::Find,
             Command::List(ListRequest::Email { .. }) => Lane::Lookup,
-            Command::List(ListRequest::Range(range)) if range.per_page() <= MOST_IN_BATCH => Lane::List,
-            Command::List(_) | Command::FindLarge(..) | Command::ListLarge(..) => Lane::Large,
+            Command::List(ListRequest::Range(_)) | Command::ListAgain(_) => Lane::List,
             Command::Create(new) => match &new.password {
                 None => Lane::Create,
                 Some(Password::Clear(_)) => Lane::Hash,
@@ -192,37 +180,11 @@ impl Command {
         }
     }
 
-    /// Bytes of memory that its next step takes beside those that it holds: rows from the database, and the answer.
-    pub fn memory(&self, max_page_bytes: usize) -> usize {
-        /// The value in the statement, in the database's answer, in the user, and in the answer, which grows by doubling.
-        const COPIES: usize = 6;
-        let written = |name: Option<&String>| match name.map_or(0, String::len) {
-            // Little beside what a thread takes.
-            ..=SMALL => 0,
-            bytes => bytes * COPIES,
-        };
+    /// Bytes of memory that its next step takes beside those that it holds, where they are many: those of a list.
+    pub fn memory(&self) -> usize {
         match self {
-            Command::FindLarge(_, _, bytes) | Command::ListLarge(_, bytes) => *bytes,
-            Command::List(ListRequest::Email { .. }) => 0,
-            Command::List(ListRequest::Range(range)) if range.per_page() <= MOST_IN_BATCH => {
-                SMALL * (1 + range.per_page() as usize)
-            }
-            Command::List(_) => max_page_bytes + STREAM,
-            Command::Create(new) => written(Some(&new.name)),
-            Command::CreateOnce(create) => written(Some(&create.new.name)),
-            Command::Update { changes, .. } => written(changes.name.as_ref()),
-            _ => 0,
-        }
-    }
-
-    /// Bytes that it holds beside those of its request.
-    pub fn held(&self) -> usize {
-        match self {
-            Command::Verify(_, Some(user)) | Command::Rehash(user, ..) => user.name.len(),
-            Command::CreateOnce(create) => match &create.earlier {
-                Earlier::Kept(kept) => kept.user.name.len(),
-                Earlier::Unknown | Earlier::Absent => 0,
-            },
+            Command::List(ListRequest::Range(range)) => range.usual_memory(),
+            Command::ListAgain(range) => range.most_memory(),
             _ => 0,
         }
     }

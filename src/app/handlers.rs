@@ -8,12 +8,12 @@ use super::{
     preconditions::{Preconditions, Read, etag},
 };
 use crate::{
-    db::{NewOnce, Once, PasswordChange, users::Found},
+    db::{NewOnce, Once, PasswordChange},
     error::Error,
     http::Response,
     users::{
         once::{Kept, Key},
-        pagination::{ListBody, ListRequest, Listed, PageRequest, Range},
+        pagination::{List, ListBody, ListRequest, PageRequest, Range},
         password::{Password, PasswordHash},
         user::{NewUser, User, UserChanges},
     },
@@ -25,7 +25,6 @@ pub(super) fn execute(app: &App, lane: Lane, commands: Vec<Command>) -> Vec<Step
     match lane {
         Lane::Find => find(app, commands),
         Lane::List => list(app, commands),
-        Lane::Large => commands.into_iter().map(|command| large(app, command)).collect(),
         Lane::Create => create(app, commands),
         Lane::Lookup => commands.into_iter().map(|command| look_up(app, command)).collect(),
         Lane::Change => commands.into_iter().map(|command| change(app, command)).collect(),
@@ -53,7 +52,7 @@ fn find(app: &App, commands: Vec<Command>) -> Vec<Step> {
         Err(error) => return all(commands, &error),
     };
     let step = |command: Command| {
-        let Ok(at) = users.binary_search_by_key(&id(&command), Found::id) else {
+        let Ok(at) = users.binary_search_by_key(&id(&command), |user| user.id) else {
             return Step::Failed(Error::NotFound);
         };
         let user = &users[at];
@@ -65,10 +64,7 @@ fn find(app: &App, commands: Vec<Command>) -> Vec<Step> {
             Command::Update { id, changes, condition, .. } => {
                 Step::Next(Command::Update { id, changes, condition, found: true })
             }
-            Command::Find(id, preconditions) => match user {
-                Found::User(user) => read(user, &preconditions),
-                Found::Large { memory, .. } => Step::Next(Command::FindLarge(id, preconditions, *memory)),
-            },
+            Command::Find(_, preconditions) => read(user, &preconditions),
             other => unreachable!("{:?} is not a command of this lane", other.lane()),
         }
     };
@@ -92,77 +88,53 @@ fn one(status: u16, user: &User) -> Response {
 /// Several lists: one statement for all pages, and one for all walks.
 fn list(app: &App, commands: Vec<Command>) -> Vec<Step> {
     let range = |command: &Command| match command {
-        Command::List(ListRequest::Range(range)) => *range,
+        Command::List(ListRequest::Range(range)) | Command::ListAgain(range) => *range,
         other => unreachable!("{:?} is not a command of this lane", other.lane()),
     };
-    let (pages, walks): (Vec<Range>, Vec<Range>) =
-        commands.iter().map(range).partition(|range| matches!(range, Range::Page(_)));
-    let pages = app.users.list_many(&pages, app.max_page_bytes);
-    let walks = app.users.list_many(&walks, app.max_page_bytes);
+    let asked = commands.iter().map(|command| (range(command), command.memory()));
+    let (pages, walks): (Vec<_>, Vec<_>) = asked.partition(|(range, _)| matches!(range, Range::Page(_)));
+    let (pages, walks) = (app.users.list_many(&pages), app.users.list_many(&walks));
     let shared = commands.len() > 1;
     for error in [pages.as_ref().err(), walks.as_ref().err()].into_iter().flatten() {
         log(error, shared);
     }
     let (mut pages, mut walks) = (pages.map(Vec::into_iter), walks.map(Vec::into_iter));
     let step = |command: Command| {
-        let lists = match range(&command) {
+        let range = range(&command);
+        let lists = match range {
             Range::Page(_) => &mut pages,
             Range::Walk { .. } => &mut walks,
         };
         match lists.as_mut().map(Iterator::next) {
-            Ok(Some(list)) => listed(command, list),
-            Ok(None) => Step::Failed(Error::Internal("a list is missing".into())),
+            Ok(Some(Some(list))) => Step::Done(listed(list)),
+            Ok(Some(None)) if matches!(command, Command::List(_)) => Step::Next(Command::ListAgain(range)),
+            Ok(_) => Step::Failed(Error::Internal(
+                "a list is missing, or a user larger than the table allows".into(),
+            )),
             Err(error) => failed(command, error, shared),
         }
     };
     commands.into_iter().map(step).collect()
 }
 
-/// A user or a list that does not fit into a batch.
-fn large(app: &App, command: Command) -> Step {
-    let (range, whole) = match &command {
-        Command::FindLarge(id, preconditions, _) => {
-            return match app.users.find(*id) {
-                Ok(user) => read(&user, preconditions),
-                Err(error) => outcome(command, Err(error)),
-            };
-        }
-        Command::List(ListRequest::Range(range)) => (*range, false),
-        Command::ListLarge(range, _) => (*range, true),
-        other => unreachable!("{:?} is not a command of this lane", other.lane()),
-    };
-    match app.users.list_one(range, app.max_page_bytes, whole) {
-        Ok(list) => listed(command, list),
-        Err(error) => outcome(command, Err(error)),
-    }
-}
-
-fn listed(command: Command, list: Listed) -> Step {
-    match (list, command) {
-        (Listed::Body { body, links }, _) => {
-            let response = Response::of_chunks(200, body);
-            Step::Done(match links {
-                Some(links) => response.with("Link", links),
-                None => response,
-            })
-        }
-        (
-            Listed::Large { memory },
-            Command::List(ListRequest::Range(range)) | Command::ListLarge(range, _),
-        ) => Step::Next(Command::ListLarge(range, memory)),
-        (Listed::Large { .. }, other) => unreachable!("{:?} leaves nothing out", other.lane()),
-        (Listed::TooLarge { fits }, _) => Step::Failed(Error::PageTooLarge { fits }),
+fn listed(List { body, links }: List) -> Response {
+    let response = Response::of_chunks(200, body);
+    match links {
+        Some(links) => response.with("Link", links),
+        None => response,
     }
 }
 
 /// The page of the one user with an address, or of none.
-fn list_of_one(email: &str, page: PageRequest, user: Option<&User>) -> Listed {
-    let mut list = ListBody::new(Range::Page(page), usize::MAX, 0);
+fn list_of_one(email: &str, page: PageRequest, user: Option<&User>) -> Result<Response, Error> {
+    let range = Range::Page(PageRequest { per_page: 1, ..page });
+    let mut list = ListBody::new(Range::Page(page), range.most_memory());
     list.set_total(user.iter().len() as i64);
     if let Some(user) = user.filter(|_| page.page == 1) {
         list.push(user.as_row());
     }
-    list.finish(Some(email))
+    let list = list.finish(Some(email));
+    list.map(listed).ok_or_else(|| Error::Internal("a user is larger than the table allows".into()))
 }
 
 /// Creates without a password: one statement and one commit for all without a key, and one for those with a key.
@@ -203,13 +175,11 @@ fn missing<T>() -> Result<T, Error> {
 /// A read by e-mail address, for a list or a login, or of the key of a create.
 fn look_up(app: &App, command: Command) -> Step {
     match command {
-        Command::List(ListRequest::Email { ref email, page }) => match app.users.find_by_email(email) {
-            Ok(user) => {
-                let list = list_of_one(email, page, user.as_ref());
-                listed(command, list)
-            }
-            Err(error) => outcome(command, Err(error)),
-        },
+        Command::List(ListRequest::Email { ref email, page }) => {
+            let found = app.users.find_by_email(email);
+            let result = found.and_then(|user| list_of_one(email, page, user.as_ref()));
+            outcome(command, result)
+        }
         Command::CreateOnce(mut create) => match app.users.find_kept(&create.key) {
             Ok(Some(earlier)) => repeated(create, earlier),
             Ok(None) => {

@@ -52,7 +52,6 @@ pub struct App {
     request_timeout: Duration,
     _cleaner: Cleaner,
     budget: Budget,
-    max_page_bytes: usize,
     /// Bodies that may become many times as large when they are parsed take turns.
     parsing: Mutex<()>,
 }
@@ -71,7 +70,6 @@ impl App {
             hashing: Turns::new(&budget, config.password_hashing.memory()),
             request_timeout: config.limits.request_timeout,
             budget,
-            max_page_bytes: config.max_page_bytes,
             parsing: Mutex::default(),
         }
     }
@@ -130,12 +128,6 @@ impl App {
     fn verify(&self, password: &Secret, hash: Option<&PasswordHash>) -> Result<bool, Error> {
         let work = || self.hasher.verify(password, hash);
         self.hashing.take(self.hasher.memory(hash), self.request_timeout, work)
-    }
-
-    /// Bytes of memory that the next step of a command takes.
-    pub(crate) fn memory_of(&self, command: &Command) -> usize {
-        // What is larger than all that there is gets all of it.
-        command.memory(self.max_page_bytes).min(self.budget.work_limit())
     }
 
     /// The memory that is held for clients.

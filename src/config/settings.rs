@@ -101,8 +101,6 @@ pub const SETTINGS: &[Setting] = &[
     field("VALIDATION", at!(validation), Any, "`declarative` (invalid bodies get 400) or `parser` (422)"),
     field("MAX_PER_PAGE", at!(max_per_page), Whole(1, 1_000_000),
         "Largest `perPage`; the default, 15, is no larger"),
-    field("MAX_PAGE_BYTES", at!(max_page_bytes), Whole(1, 1 << 30),
-        "Largest body of a page, in bytes; beyond it 422, except for one user"),
     field("MAX_BODY_BYTES", at!(limits.max_body_bytes), Whole(1, 1 << 30), "Largest body, in bytes"),
     field("MEMORY_BUDGET", at!(limits.memory_budget), Whole(1, 1 << 40),
         "Bytes held for all clients: requests, answers, rows, hashes; beyond it they wait, or 503"),

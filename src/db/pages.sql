@@ -1,6 +1,5 @@
 -- Pages of users in the order of their ids, for several requests at once, from one snapshot.
 -- $1 bigint[]: positions of the first rows, from 0. $2 bigint[]: how many rows, at most. Same length.
--- $3 int: bytes of the longest name that is answered; of a longer one its length, in place of the address.
 -- Answers, by ordinal and id: ordinal (1..), total, and the row; an empty page is one row of nulls.
 -- Looks up the block of each level, then the row: see V2__page_counts.sql.
 with asked as materialized (
@@ -17,9 +16,7 @@ with asked as materialized (
     group by block
 )
 select a.ordinal, (select coalesce(max(upto), 0) from top) as total,
-       u.id, case when octet_length(u.name) <= $3 then u.name end,
-       case when octet_length(u.name) <= $3 then u.email else octet_length(u.name)::text end,
-       u.created_at, u.updated_at
+       u.id, u.name, u.email, u.created_at, u.updated_at
 from asked a
 left join lateral (
     select block, a.first - (upto - n) as first from top

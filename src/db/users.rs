@@ -4,10 +4,9 @@ use super::{Pool, blocking::outside_of_runtimes, session::Param, sqlstate};
 use crate::{
     error::Error,
     users::{
-        pagination::{ListBody, Listed, Range},
+        pagination::{List, ListBody, Range},
         password::PasswordHash,
         relation::{Load, Relation},
-        revision::Revision,
         user::{Credential, Timestamp, User, UserRef},
     },
 };
@@ -17,29 +16,11 @@ use postgres::{
 };
 use std::sync::{Arc, Weak, atomic::AtomicU32};
 
-/// `$2`: bytes of the longest name that is answered; of a longer one its length, in place of the address: a column more
-/// costs more. The database is not made to send what would not be kept.
 const FIND: &str = "\
-    select id, case when octet_length(name) <= $2 then name end, \
-        case when octet_length(name) <= $2 then email else octet_length(name)::text end, \
-        created_at, updated_at, version \
-    from users where id = $1";
+    select id, name, email, created_at, updated_at, version from users where id = $1";
 
 const FIND_MANY: &str = "\
-    select id, case when octet_length(name) <= $2 then name end, \
-        case when octet_length(name) <= $2 then email else octet_length(name)::text end, \
-        created_at, updated_at, version \
-    from users where id = any($1)";
-
-/// Names, in bytes, that the users of one batch may have together: each its share.
-const BATCH_NAMES: usize = 128 << 10;
-
-/// The same for lists, of which each user has a small name at least.
-const LIST_NAMES: usize = 1 << 20;
-const SMALL_NAME: usize = 256;
-
-/// The longest name: any.
-const ANY_NAME: i32 = i32::MAX;
+    select id, name, email, created_at, updated_at, version from users where id = any($1)";
 
 const FIND_CREDENTIAL: &str = "select password_hash from credentials where user_id = $1";
 
@@ -54,15 +35,13 @@ const FIND_WITH_CREDENTIAL: &str = "\
 /// Any pages with their exact total, in time that grows neither with the users nor with the page number.
 pub(super) const PAGES: &str = include_str!("pages.sql");
 
-/// Users that follow an id, for several requests: a range scan of the primary key for each. The columns and `$3` are
-/// those of [`PAGES`].
+/// Users that follow an id, for several requests: a range scan of the primary key for each. The columns are those of
+/// [`PAGES`].
 const WALKS: &str = "\
     select ordinal, 0::bigint, found.* \
     from unnest($1::bigint[], $2::bigint[]) with ordinality as asked (after, most, ordinal) \
     cross join lateral ( \
-        select id, case when octet_length(name) <= $3 then name end, \
-            case when octet_length(name) <= $3 then email else octet_length(name)::text end, \
-            created_at, updated_at \
+        select id, name, email, created_at, updated_at \
         from users where id > asked.after order by id limit asked.most \
     ) as found \
     order by ordinal, id";
@@ -74,43 +53,6 @@ pub struct Users {
     /// Batches of creates that are still to be executed with `on conflict do nothing`: see `insert`.
     pub(super) careful: Arc<AtomicU32>,
     lazy: Option<Arc<dyn Load<Credential>>>,
-}
-
-/// A user that was found.
-#[derive(Debug)]
-pub enum Found {
-    /// The user.
-    User(User),
-    /// Its name is too long for a batch.
-    Large {
-        /// The user.
-        id: i64,
-        /// Its state.
-        revision: Revision,
-        /// Bytes that reading it by itself takes.
-        memory: usize,
-    },
-}
-
-/// The message with the row, the buffer that it is read into, the user, and the answer, which grows by doubling.
-const FOUND_COPIES: usize = 6;
-
-impl Found {
-    /// The identifier.
-    pub fn id(&self) -> i64 {
-        match self {
-            Found::User(user) => user.id,
-            Found::Large { id, .. } => *id,
-        }
-    }
-
-    /// The state of the record.
-    pub fn revision(&self) -> Revision {
-        match self {
-            Found::User(user) => user.revision(),
-            Found::Large { revision, .. } => *revision,
-        }
-    }
 }
 
 impl Users {
@@ -128,30 +70,18 @@ impl Users {
 
     /// The user with this id. One round trip; errors: [`Error::NotFound`], those of the database.
     pub fn find(&self, id: i64) -> Result<User, Error> {
-        let rows = self.pool.read(FIND, &[(&id, Type::INT8), (&ANY_NAME, Type::INT4)])?;
+        let rows = self.pool.read(FIND, &[(&id, Type::INT8)])?;
         self.user(rows.first().ok_or(Error::NotFound)?)
     }
 
-    /// Those of these users that there are, by id; of those that are too large for a batch of so many only their size.
-    /// One round trip.
-    pub fn find_many(&self, ids: &[i64]) -> Result<Vec<Found>, Error> {
-        let longest = (BATCH_NAMES / ids.len().max(1)) as i32;
+    /// Those of these users that there are, by id. One round trip.
+    pub fn find_many(&self, ids: &[i64]) -> Result<Vec<User>, Error> {
         let rows = match ids {
-            [id] => self.pool.read(FIND, &[(id, Type::INT8), (&longest, Type::INT4)])?,
-            several => self.pool.read(FIND_MANY, &[(&several, Type::INT8_ARRAY), (&longest, Type::INT4)])?,
+            [id] => self.pool.read(FIND, &[(id, Type::INT8)])?,
+            several => self.pool.read(FIND_MANY, &[(&several, Type::INT8_ARRAY)])?,
         };
-        let mut users = Vec::with_capacity(rows.len());
-        for row in &rows {
-            users.push(match column(row, 1)? {
-                Some(name) => Found::User(self.user_named(row, name)?),
-                None => Found::Large {
-                    id: column(row, 0)?,
-                    revision: Revision { version: column(row, 5)?, updated_at: column(row, 4)? },
-                    memory: length(row, 2)? * FOUND_COPIES,
-                },
-            });
-        }
-        users.sort_unstable_by_key(Found::id);
+        let mut users = rows.iter().map(|row| self.user(row)).collect::<Result<Vec<_>, _>>()?;
+        users.sort_unstable_by_key(|user| user.id);
         Ok(users)
     }
 
@@ -169,54 +99,38 @@ impl Users {
         Ok(User { credential: Relation::loaded("credential", hash.map(credential)), ..self.user(row)? })
     }
 
-    /// The bodies of several lists of one kind, by id, from one snapshot, pages with their exact total; none of more than
-    /// `max_bytes` unless it is of one user. One round trip. The rows of all of them are in memory at once.
-    pub fn list_many(&self, ranges: &[Range], max_bytes: usize) -> Result<Vec<Listed>, Error> {
-        /// Of a usual user in a list.
-        const USUAL: usize = 224;
-        if ranges.is_empty() {
-            return Ok(Vec::new());
-        }
-        let users: usize = ranges.iter().map(|range| range.per_page() as usize).sum();
-        let asked = Asked::new(ranges, max_bytes, (LIST_NAMES / users.max(1)).max(SMALL_NAME));
-        let rows = self.pool.read(asked.sql, &asked.params())?;
-        let mut rows = rows.iter().peekable();
-        let mut lists = Vec::with_capacity(ranges.len());
-        for (ordinal, range) in (1_i64..).zip(ranges) {
-            let capacity = (USUAL * (2 + range.per_page() as usize)).min(max_bytes);
-            let mut list = ListBody::new(*range, max_bytes, capacity);
-            while let Some(row) = rows.next_if(|row| column(row, 0).is_ok_and(|found: i64| found == ordinal))
-            {
-                push(row, &mut list)?;
-            }
-            lists.push(list.finish(None));
-        }
-        Ok(lists)
-    }
-
-    /// One list as [`Users::list_many`] has it, built from its rows as they come. `whole`: with users of any size.
-    pub fn list_one(&self, range: Range, max_bytes: usize, whole: bool) -> Result<Listed, Error> {
-        let asked = Asked::new(&[range], max_bytes, if whole { usize::MAX } else { SMALL_NAME });
-        let mut list = ListBody::new(range, max_bytes, 0);
-        let mut result = Ok(());
-        self.pool.read_each(asked.sql, &asked.params(), &mut |row| match row {
+    /// Several lists of one kind, by id, from one snapshot, pages with their exact total; each with the bytes that it may
+    /// take, and `None` where it needs more. One round trip; of the rows one is in memory at once.
+    pub fn list_many(&self, asked: &[(Range, usize)]) -> Result<Vec<Option<List>>, Error> {
+        let sql = match asked.first() {
+            None => return Ok(Vec::new()),
+            Some((Range::Page(_), _)) => PAGES,
+            Some((Range::Walk { .. }, _)) => WALKS,
+        };
+        let (positions, limits): (Vec<i64>, Vec<i64>) = asked
+            .iter()
+            .map(|(range, _)| match range {
+                Range::Page(request) => (request.offset(), i64::from(request.per_page)),
+                // One more tells whether users come after these.
+                Range::Walk { after, per_page } => (*after, i64::from(*per_page) + 1),
+            })
+            .unzip();
+        let (mut lists, mut result) = (Vec::new(), Ok(()));
+        let params: [Param; 2] = [(&positions, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY)];
+        self.pool.read_each(sql, &params, &mut |row| match row {
             // A new attempt: what came before is not of the same snapshot.
-            None => list = ListBody::new(range, max_bytes, 0),
-            Some(row) if result.is_ok() => result = push(&row, &mut list),
+            None => lists = asked.iter().map(|(range, memory)| ListBody::new(*range, *memory)).collect(),
+            Some(row) if result.is_ok() => result = push(&row, &mut lists),
             Some(_) => {}
         })?;
-        result.map(|()| list.finish(None))
+        result.map(|()| lists.into_iter().map(|list| list.finish(None)).collect())
     }
 
     pub(super) fn user(&self, row: &Row) -> Result<User, Error> {
-        self.user_named(row, column(row, 1)?)
-    }
-
-    fn user_named(&self, row: &Row, name: String) -> Result<User, Error> {
         let id = column(row, 0)?;
         Ok(User {
             id,
-            name,
+            name: column(row, 1)?,
             email: column(row, 2)?,
             created_at: column(row, 3)?,
             updated_at: column(row, 4)?,
@@ -229,61 +143,18 @@ impl Users {
     }
 }
 
-/// A statement for lists of one kind, and its parameters.
-struct Asked {
-    sql: &'static str,
-    positions: Vec<i64>,
-    limits: Vec<i64>,
-    longest: i32,
-}
-
-impl Asked {
-    /// No more rows of a list than tell that its body would be larger than `max_bytes`.
-    fn new(ranges: &[Range], max_bytes: usize, longest: usize) -> Asked {
-        let most = (max_bytes / ListBody::EMPTY_USER + 2) as i64;
-        let (positions, limits) = ranges
-            .iter()
-            .map(|range| match range {
-                Range::Page(request) => (request.offset(), i64::from(request.per_page)),
-                // One more tells whether users come after these.
-                Range::Walk { after, per_page } => (*after, i64::from(*per_page) + 1),
-            })
-            .map(|(position, limit)| (position, limit.min(most)))
-            .unzip();
-        let sql = match ranges.first() {
-            Some(Range::Walk { .. }) => WALKS,
-            _ => PAGES,
-        };
-        Asked { sql, positions, limits, longest: i32::try_from(longest).unwrap_or(ANY_NAME) }
-    }
-
-    fn params(&self) -> [Param<'_>; 3] {
-        let array = |values| (values as _, Type::INT8_ARRAY);
-        [array(&self.positions), array(&self.limits), (&self.longest, Type::INT4)]
-    }
-}
-
 /// Adds a row to its list.
-fn push(row: &Row, list: &mut ListBody) -> Result<(), Error> {
+fn push(row: &Row, lists: &mut [ListBody]) -> Result<(), Error> {
+    let ordinal: i64 = column(row, 0)?;
+    let list = lists.get_mut(ordinal as usize - 1);
+    let list = list.ok_or_else(|| Error::Internal("a row of no list".into()))?;
     list.set_total(column(row, 1)?);
     // The one row of an empty page holds the total alone.
-    let Some(id) = column(row, 2)? else {
-        return Ok(());
-    };
-    match column(row, 3)? {
-        Some(name) => {
-            let (created_at, updated_at) = (column(row, 5)?, column(row, 6)?);
-            list.push(UserRef { id, name, email: column(row, 4)?, created_at, updated_at });
-        }
-        None => list.leave_out(id, length(row, 4)?),
+    if let Some(id) = column(row, 2)? {
+        let (name, email) = (column(row, 3)?, column(row, 4)?);
+        list.push(UserRef { id, name, email, created_at: column(row, 5)?, updated_at: column(row, 6)? });
     }
     Ok(())
-}
-
-/// The length of a name that was left out, in bytes, which is there in place of the address.
-fn length(row: &Row, at: usize) -> Result<usize, Error> {
-    let text: &str = column(row, at)?;
-    text.parse().map_err(|_| Error::Internal("a name that was left out has no length".into()))
 }
 
 /// Loads a credential on access. A user may outlive its service and be dropped anywhere, so it keeps no pool.

@@ -38,14 +38,8 @@ use window::Window;
 
 const LANES: usize = Lane::ALL.len();
 
-/// Memory that the commands of one batch need together, at most, unless one alone needs more. A session keeps the largest
-/// buffer that a write has needed.
-const fn batch_memory(lane: Lane) -> usize {
-    match lane {
-        Lane::Create => 1 << 20,
-        _ => 8 << 20,
-    }
-}
+/// Memory that the commands of one batch need together, at most, unless one alone needs more.
+const BATCH_MEMORY: usize = 8 << 20;
 
 /// So many reads that arrived together after a gap are executed in two batches; see [`Scheduler::ran_dry`]. Eight clients
 /// got 37,700 reads a second instead of 28,100, and 16 of them 59,100 to 65,400 instead of 45,500 to 47,600 (medians in
@@ -62,7 +56,7 @@ const fn batch_limit(lane: Lane) -> usize {
     match lane {
         Lane::Find | Lane::Create => 64,
         Lane::List => 16,
-        Lane::Large | Lane::Lookup | Lane::Change | Lane::Hash => 1,
+        Lane::Lookup | Lane::Change | Lane::Hash => 1,
     }
 }
 
@@ -267,7 +261,7 @@ impl<T> Scheduler<T> {
         let Some(lane) = ready else {
             return Next::Wait(self.next_time(now));
         };
-        let most = self.memory.min(batch_memory(lane));
+        let most = self.memory.min(BATCH_MEMORY);
         let ran_dry = lane == Lane::Find && mem::take(&mut self.dry) && self.is_short();
         let size = self.batch_size(lane);
         let waiting = &mut self.lanes[lane as usize].waiting;

@@ -320,7 +320,6 @@ impl Shared {
                     ended.push(item);
                 }
                 Step::Next(command) => {
-                    item.work.hold(command.held(), self.app.budget());
                     item.work.command = Some(command);
                     unfinished.push((item, false));
                 }
@@ -346,7 +345,7 @@ impl Shared {
                     Err(item) => given_up.push(item),
                 }
             } else if let Some(command) = &item.work.command {
-                let (lane, memory) = (command.lane(), self.app.memory_of(command));
+                let (lane, memory) = (command.lane(), command.memory());
                 state.scheduler.push_next(item, lane, memory);
             }
         }

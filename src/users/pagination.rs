@@ -2,7 +2,8 @@
 
 use crate::{
     chunks::{CHUNK, Chunks},
-    users::user::UserRef,
+    config::{LARGEST_USER, REST_OF_PAGE, USUAL_USER},
+    users::user::{EMAIL_MAX, NAME_MAX, UserRef},
 };
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
@@ -42,6 +43,16 @@ impl Range {
         match self {
             Range::Page(PageRequest { per_page, .. }) | Range::Walk { per_page, .. } => per_page,
         }
+    }
+
+    /// Bytes that the list takes where its users are usual ones.
+    pub fn usual_memory(self) -> usize {
+        USUAL_USER * (1 + self.per_page() as usize)
+    }
+
+    /// Bytes that the list takes at most. Pieces have a remainder that the next user does not fit into.
+    pub fn most_memory(self) -> usize {
+        LARGEST_USER * self.per_page() as usize + REST_OF_PAGE
     }
 }
 
@@ -140,72 +151,54 @@ struct WalkSummary {
     has_more_pages: bool,
 }
 
-/// A list's body, or why there is none yet.
+/// A list as it is answered.
 #[derive(Debug)]
-pub enum Listed {
-    /// The list.
-    Body {
-        /// Its JSON.
-        body: Chunks,
-        /// The field `Link`, where there is something to link to.
-        links: Option<String>,
-    },
-    /// Some of its users are too large to be read together with other lists.
-    Large {
-        /// Bytes that reading the list by itself takes.
-        memory: usize,
-    },
-    /// The body would be larger than allowed.
-    TooLarge {
-        /// How many of its users fit.
-        fits: u32,
-    },
+pub struct List {
+    /// Its JSON.
+    pub body: Chunks,
+    /// The field `Link`, where there is something to link to.
+    pub links: Option<String>,
 }
 
-/// A list's body, built from rows as they come; no more of it than is allowed.
+/// A list's body, built from rows as they come, in no more memory than it may take.
 pub struct ListBody {
     range: Range,
-    max_bytes: usize,
     body: Chunks,
     /// The last piece of the body. Writing into a vector costs less than into pieces.
     last: Vec<u8>,
+    /// Bytes that further pieces may take.
+    left: usize,
+    is_too_large: bool,
     total: i64,
     users: u32,
     last_id: i64,
     has_more: bool,
-    /// Bytes that the users need at least, of which some may be left out of the body.
-    needed: usize,
-    largest: usize,
-    left_out: bool,
-    /// How many users the limit allows, once there are more.
-    fits: Option<u32>,
 }
 
 impl ListBody {
-    /// Bytes of a user as JSON with neither name nor address, and of the comma behind it.
-    pub const EMPTY_USER: usize = 116;
-    /// Bytes of an identifier beyond its first.
-    const DIGITS: usize = 18;
-    /// Bytes of what comes behind the users, at most.
+    /// Bytes of a user as JSON with neither name nor address, with the longest identifier, and of the comma behind it.
+    const EMPTY_USER: usize = 134;
+    /// Of the largest user: a control character is six bytes.
+    const LARGEST: usize = ListBody::EMPTY_USER + 6 * (NAME_MAX + EMAIL_MAX);
+    /// Of what comes behind the users, at most.
     const END: usize = 256;
 
-    /// A list without users so far. `capacity`: bytes that are expected.
-    pub fn new(range: Range, max_bytes: usize, capacity: usize) -> ListBody {
-        let mut last = Vec::with_capacity(capacity);
+    /// A list without users so far, that may take so many bytes.
+    pub fn new(range: Range, memory: usize) -> ListBody {
+        /// Of a usual user in a list.
+        const USUAL: usize = 224;
+        let mut last = Vec::with_capacity((USUAL * (2 + range.per_page() as usize)).min(CHUNK));
         last.extend_from_slice(br#"{"data":["#);
         ListBody {
             range,
-            max_bytes,
             body: Chunks::default(),
+            left: memory.saturating_sub(last.capacity()),
             last,
+            is_too_large: false,
             total: 0,
             users: 0,
             last_id: 0,
             has_more: false,
-            needed: 0,
-            largest: 0,
-            left_out: false,
-            fits: None,
         }
     }
 
@@ -214,77 +207,44 @@ impl ListBody {
         self.total = total;
     }
 
-    /// The next user.
+    /// The next user. One more than was asked for only tells that there is one.
     pub fn push(&mut self, user: UserRef) {
-        if self.is_full() {
+        if self.users == self.range.per_page() {
+            self.has_more = true;
             return;
         }
-        let bytes = user.name.len() + user.email.len();
-        self.count(user.id, bytes);
-        if self.fits.is_none() && !self.left_out {
-            let room = self.last.capacity() - self.last.len();
-            if room < ListBody::EMPTY_USER + ListBody::DIGITS + bytes {
-                self.next_piece(bytes);
-            }
-            if self.users > 0 {
-                self.last.push(b',');
-            }
-            serde_json::to_writer(&mut self.last, &user).expect(IN_MEMORY);
-            // With what is escaped.
-            self.needed = self.needed.max(self.body.len() + self.last.len());
+        let most = ListBody::EMPTY_USER + 6 * (user.name.len() + user.email.len());
+        let needed = most.min(ListBody::LARGEST) + ListBody::END;
+        if self.last.capacity() - self.last.len() < needed {
+            self.next_piece(needed);
         }
-        self.limit();
-    }
-
-    /// The next user, of which only the size is known: that of its name and its address in bytes.
-    pub fn leave_out(&mut self, id: i64, bytes: usize) {
-        if self.is_full() {
+        if self.is_too_large {
             return;
         }
-        self.count(id, bytes);
-        self.left_out = true;
-        self.limit();
-    }
-
-    /// Whether the next user would be one more than was asked for; for a walk there is one.
-    fn is_full(&mut self) -> bool {
-        let is_full = self.users == self.range.per_page();
-        self.has_more |= is_full;
-        is_full
-    }
-
-    fn count(&mut self, id: i64, bytes: usize) {
-        self.needed += ListBody::EMPTY_USER + bytes;
-        self.largest = self.largest.max(bytes);
-        self.last_id = id;
-    }
-
-    /// Drops what would be too large. One user is answered however large it is.
-    fn limit(&mut self) {
-        if self.fits.is_none() && self.users > 0 && self.needed.saturating_add(ListBody::END) > self.max_bytes
-        {
-            self.fits = Some(self.users);
-            (self.body, self.last) = Default::default();
+        if self.users > 0 {
+            self.last.push(b',');
         }
+        serde_json::to_writer(&mut self.last, &user).expect(IN_MEMORY);
         self.users += 1;
+        self.last_id = user.id;
     }
 
-    /// Begins a piece with room for a user of so many bytes.
-    fn next_piece(&mut self, bytes: usize) {
-        let needed = ListBody::EMPTY_USER + ListBody::DIGITS + bytes;
-        let next = Vec::with_capacity(needed.max(CHUNK));
+    /// Begins a piece of so many bytes at least, if it may; else drops what there is.
+    fn next_piece(&mut self, needed: usize) {
+        self.is_too_large |= self.left < needed;
+        if self.is_too_large {
+            (self.body, self.last) = Default::default();
+            return;
+        }
+        let next = Vec::with_capacity(CHUNK.min(self.left));
+        self.left -= next.capacity();
         self.body.push_back(mem::replace(&mut self.last, next));
     }
 
-    /// The body, or why there is none. `email`: the address that the list was asked for.
-    pub fn finish(mut self, email: Option<&str>) -> Listed {
-        /// Of a row on its way: the message, and the buffer that it is read into.
-        const COPIES: usize = 4;
-        if let Some(fits) = self.fits {
-            return Listed::TooLarge { fits };
-        }
-        if self.left_out {
-            return Listed::Large { memory: self.needed + self.needed / 8 + COPIES * self.largest + STREAM };
+    /// The list; `None` where it would take more memory than it may. `email`: the address that it was asked for.
+    pub fn finish(mut self, email: Option<&str>) -> Option<List> {
+        if self.is_too_large {
+            return None;
         }
         self.last.push(b']');
         let brace = self.last.len();
@@ -305,14 +265,11 @@ impl ListBody {
         self.last[brace] = b',';
         self.last.push(b'\n');
         self.body.push_back(self.last);
-        Listed::Body { body: self.body, links }
+        Some(List { body: self.body, links })
     }
 }
 
 const IN_MEMORY: &str = "writing to memory does not fail";
-
-/// What it takes to read rows one by one, beside the rows, in bytes.
-pub const STREAM: usize = 128 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -330,7 +287,7 @@ mod tests {
 
     #[test]
     fn an_empty_list() {
-        let page = ListBody::new(Range::Page(FIRST), 1, 0).finish(None);
+        let page = ListBody::new(Range::Page(FIRST), 0).finish(None);
         assert_eq!(
             text(page),
             r#"{"data":[],"total":0,"perPage":15,"currentPage":1,"lastPage":1,"from":0,"to":0,"hasMorePages":false}
@@ -361,30 +318,20 @@ mod tests {
         );
     }
 
-    fn text(list: Listed) -> String {
-        match list {
-            Listed::Body { body, .. } => String::from_utf8(body.into_vec()).unwrap(),
-            other => panic!("{other:?}"),
-        }
+    fn text(list: Option<List>) -> String {
+        String::from_utf8(list.expect("it fits").body.into_vec()).unwrap()
     }
 
-    /// A list of users from id 4 with names of these sizes; those beyond `most` are left out.
-    fn list(range: Range, names: &[usize], most: usize, max_bytes: usize) -> Listed {
-        let mut body = ListBody::new(range, max_bytes, 0);
+    /// A list of users from id 4 with these names.
+    fn list(range: Range, names: &[&str], memory: usize) -> Option<List> {
+        let mut body = ListBody::new(range, memory);
         body.set_total(7);
-        for (id, length) in (4..).zip(names) {
-            let name = "\"".repeat(*length);
+        for (id, name) in (4..).zip(names) {
             let time = Timestamp::from_unix_micros(0).unwrap();
-            let user = UserRef { id, name: &name, email: "a@b.co", created_at: time, updated_at: time };
-            match *length > most {
-                true => body.leave_out(id, length + user.email.len()),
-                false => body.push(user),
-            }
+            body.push(UserRef { id, name, email: "a@b.co", created_at: time, updated_at: time });
         }
         body.finish(None)
     }
-
-    const SECOND: Range = Range::Page(PageRequest { page: 2, per_page: 3 });
 
     #[test]
     fn lists_of_users() {
@@ -392,63 +339,58 @@ mod tests {
             let time = "1970-01-01T00:00:00.000000Z";
             json!({"id": id, "name": name, "email": "a@b.co", "createdAt": time, "updatedAt": time})
         };
-        let page: serde_json::Value = serde_json::from_str(&text(list(SECOND, &[1, 2], 9, 1000))).unwrap();
+        let second = Range::Page(PageRequest { page: 2, per_page: 3 });
+        let page = text(list(second, &["\"", "\"\""], second.usual_memory()));
         let expected = json!({
             "data": [user("4", "\""), user("5", "\"\"")], "total": 7, "perPage": 3, "currentPage": 2,
             "lastPage": 3, "from": 4, "to": 5, "hasMorePages": true,
         });
-        assert_eq!(page, expected);
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&page).unwrap(), expected);
         let walk = Range::Walk { after: 3, per_page: 2 };
+        let long = "x".repeat(NAME_MAX);
         // The third one only tells that there is one, however large it is.
-        for (names, more) in [(vec![1, 2], false), (vec![1, 2, 3], true), (vec![1, 2, 5000], true)] {
-            let found = list(walk, &names, 9, 1000);
-            let next = match &found {
-                Listed::Body { links, .. } => links.clone(),
-                other => panic!("{other:?}"),
-            };
-            assert_eq!(next.as_deref(), more.then_some("</users?after=5&perPage=2>; rel=\"next\""));
-            let found: serde_json::Value = serde_json::from_str(&text(found)).unwrap();
-            let data = [user("4", "\""), user("5", "\"\"")];
-            assert_eq!(found, json!({"data": data, "perPage": 2, "hasMorePages": more}));
+        for (names, more) in [(&["a", "b"][..], false), (&["a", "b", &long], true)] {
+            let found = list(walk, names, walk.usual_memory()).unwrap();
+            assert_eq!(found.links.as_deref(), more.then_some("</users?after=5&perPage=2>; rel=\"next\""));
+            let found: serde_json::Value = serde_json::from_str(&text(Some(found))).unwrap();
+            assert_eq!(
+                found,
+                json!({"data": [user("4", "a"), user("5", "b")], "perPage": 2, "hasMorePages": more})
+            );
         }
     }
 
+    /// What a list takes is what it may, and that suffices for any users.
     #[test]
-    fn lists_that_are_too_large() {
-        // A user has 122 bytes without its name, and its name's quotes are escaped.
-        type Names = &'static [usize];
-        let rows: [(Names, usize, usize, Result<(), u32>); 9] = [
-            (&[1, 1, 1], 9, 900, Ok(())),
-            (&[1, 1, 1], 9, 600, Err(2)),
-            (&[1, 1, 1], 9, 400, Err(1)),
-            (&[1], 9, 10, Ok(())),
-            (&[5000], 9000, 10, Ok(())),
-            (&[1, 5000, 1], 9000, 5000, Err(1)),
-            (&[1, 5000, 1], 9, 5000, Err(1)),
-            (&[5000, 1, 1], 9, 5000, Err(1)),
-            (&[1, 1, 5000], 9, 5000, Err(2)),
-        ];
-        for (names, most, max_bytes, expected) in rows {
-            for range in [SECOND, Range::Walk { after: 3, per_page: 3 }] {
-                let found = match list(range, names, most, max_bytes) {
-                    Listed::Body { .. } => Ok(()),
-                    Listed::TooLarge { fits } => Err(fits),
-                    other => panic!("{other:?}"),
-                };
-                assert_eq!(found, expected, "{names:?} {most} {max_bytes}");
+    fn memory_of_lists() {
+        let control = "\u{1}".repeat(NAME_MAX);
+        let names = ["Ada Lovelace", &"x".repeat(NAME_MAX), &"\u{10ffff}".repeat(NAME_MAX), &control];
+        let time = Timestamp::from_unix_micros(0).unwrap();
+        for per_page in [1, 2, 15, 100, 1000, 3000] {
+            for range in [Range::Page(PageRequest { page: 1, per_page }), Range::Walk { after: 0, per_page }]
+            {
+                for name in names {
+                    let email = if *name == control { &control[..EMAIL_MAX] } else { "ada@example.com" };
+                    let made = |memory: usize| {
+                        let mut body = ListBody::new(range, memory);
+                        for n in 0..per_page {
+                            let id = i64::MAX - i64::from(n);
+                            body.push(UserRef { id, name, email, created_at: time, updated_at: time });
+                        }
+                        body.finish(None).map(|list| (list.body.memory(), list.body.len()))
+                    };
+                    let (memory, length) = made(range.most_memory()).expect("it suffices");
+                    assert!(length <= memory && memory <= range.most_memory(), "{per_page}: {memory}");
+                    let usual = made(range.usual_memory());
+                    assert!(usual.is_none_or(|(memory, _)| memory <= range.usual_memory()), "{per_page}");
+                    if name.len() < 20 {
+                        assert!(usual.is_some(), "{per_page}");
+                    }
+                    if *name == control {
+                        assert_eq!(usual, None, "{per_page}");
+                    }
+                }
             }
         }
-    }
-
-    #[test]
-    fn what_is_left_out_is_read_by_itself() {
-        for names in [[5000, 1, 1], [1, 1, 5000]] {
-            match list(SECOND, &names, 9, 20_000) {
-                Listed::Large { memory } => assert!((5000..200_000).contains(&memory), "{memory}"),
-                other => panic!("{other:?}"),
-            }
-        }
-        // However large it is alone.
-        assert!(matches!(list(SECOND, &[5000], 9, 100), Listed::Large { .. }));
     }
 }

@@ -17,6 +17,9 @@ use std::fmt;
 /// The fields that a body may set.
 pub const FILLABLE: [&str; 3] = ["name", "email", "password"];
 
+/// Characters of the longest name, as the column has it.
+pub const NAME_MAX: usize = 1000;
+
 /// Characters of the longest e-mail address, as the column has it.
 pub const EMAIL_MAX: usize = 254;
 

@@ -37,10 +37,7 @@ impl<T> Scheduler<T> {
 
     fn statements(&self) -> usize {
         self.writes()
-            + [Lane::Find, Lane::List, Lane::Large, Lane::Lookup]
-                .map(|lane| self.in_flight(lane))
-                .iter()
-                .sum::<usize>()
+            + [Lane::Find, Lane::List, Lane::Lookup].map(|lane| self.in_flight(lane)).iter().sum::<usize>()
     }
 
     fn may_write(&self) -> bool {
@@ -66,8 +63,6 @@ impl<T> Scheduler<T> {
             Lane::Hash => 0,
             Lane::Change => share,
             Lane::Create => share.min(paced),
-            // Each takes long, and the other reads need the sessions.
-            Lane::Large => (self.capacity.statements / 4).max(1),
             Lane::Find | Lane::List | Lane::Lookup => self.capacity.statements.min(paced),
         }
     }
@@ -196,7 +191,7 @@ impl<T> Scheduler<T> {
         let coalesces = match lane {
             Lane::Create => true,
             Lane::Find | Lane::List => !pace.is_short(),
-            Lane::Large | Lane::Lookup | Lane::Change | Lane::Hash => false,
+            Lane::Lookup | Lane::Change | Lane::Hash => false,
         };
         let batches = u32::try_from(self.limit(lane)).unwrap_or(u32::MAX);
         (coalesces && pace.shortest() < Duration::MAX).then(|| pace.shortest() / batches)

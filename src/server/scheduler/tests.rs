@@ -279,7 +279,7 @@ fn what_needs_memory_waits_for_it_and_nothing_else_does() {
     for work in 0..5 {
         bench.push_with(work, Lane::List, needs(MIB / 4)).unwrap();
     }
-    bench.push_with(5, Lane::Large, needs(4 * MIB)).unwrap();
+    bench.push_with(5, Lane::List, needs(4 * MIB)).unwrap();
     bench.push(6, Lane::Find);
     let pages = bench.next().unwrap();
     assert_eq!((works(&pages), pages.memory), (vec![0, 1, 2, 3], MIB));
@@ -299,18 +299,7 @@ fn what_needs_memory_waits_for_it_and_nothing_else_does() {
         bench.push_with(work, Lane::List, needs(MIB)).unwrap();
     }
     bench.push_with(20, Lane::List, needs(100 * MIB)).unwrap();
-    assert_eq!(bench.finish_next().len(), batch_memory(Lane::List) / MIB);
+    assert_eq!(bench.finish_next().len(), BATCH_MEMORY / MIB);
     while bench.finish_next() != [20] {}
     assert!(bench.scheduler.is_idle());
-}
-
-#[test]
-fn large_reads_leave_sessions_to_others() {
-    let mut bench = Bench::new(8);
-    for work in 0..8 {
-        bench.push(work, Lane::Large);
-    }
-    assert_eq!(lanes(&bench.all()), [Lane::Large; 2]);
-    bench.push(8, Lane::Find);
-    assert_eq!(lanes(&bench.all()), [Lane::Find]);
 }

@@ -1,12 +1,6 @@
 //! A request on its way through the workers.
 
-use crate::{
-    app::Command,
-    frontend::Slot,
-    http::Method,
-    memory::{Budget, Purpose, Reservation},
-    request_id::RequestId,
-};
+use crate::{app::Command, frontend::Slot, http::Method, memory::Reservation, request_id::RequestId};
 use std::{borrow::Cow, time::Instant};
 
 /// A request that is queued or in flight.
@@ -22,14 +16,4 @@ pub(super) struct Job {
     pub(super) path: String,
     /// The memory of its request, and then of its answer.
     pub(super) held: Option<Reservation>,
-}
-
-impl Job {
-    /// Counts what it holds beside its request.
-    pub(super) fn hold(&mut self, bytes: usize, budget: &Budget) {
-        if bytes > 0 {
-            let held = self.held.get_or_insert_with(|| budget.count(Purpose::Body, 0));
-            held.set(held.bytes() + bytes);
-        }
-    }
 }

@@ -124,7 +124,7 @@ impl Shared {
                 row: command.changes_user(),
                 account: command.account().map(account_number),
                 hashes: command.hashes(),
-                memory: self.app.memory_of(command),
+                memory: command.memory(),
             };
             let lane = command.lane();
             match state.scheduler.push(job, lane, keys, now) {
