@@ -116,6 +116,8 @@ pub use app::App;
 pub use config::{
     Config, ConfigError, Database, Limits, PasswordHashing, Schema, Secret, TrustedProxies, Validation,
 };
+#[doc(hidden)]
+pub use db::New;
 pub use http::{Method, Request, Response};
 #[cfg(feature = "testing")]
 pub use scratch::testing;

@@ -8,7 +8,7 @@ use super::{
     preconditions::{Preconditions, Read, etag},
 };
 use crate::{
-    db::{NewOnce, Once, PasswordChange},
+    db::{New, NewOnce, Once, PasswordChange},
     error::Error,
     http::Response,
     users::{
@@ -18,16 +18,19 @@ use crate::{
         user::{NewUser, User, UserChanges},
     },
 };
-use std::collections::HashSet;
+use std::{collections::HashSet, time::Instant};
 
 /// Executes the next step of commands of one lane; one outcome each, in their order.
-pub(super) fn execute(app: &App, lane: Lane, commands: Vec<Command>) -> Vec<Step> {
+pub(super) fn execute(app: &App, lane: Lane, commands: Vec<Command>, deadlines: &[Instant]) -> Vec<Step> {
     match lane {
         Lane::Find => find(app, commands),
         Lane::List => list(app, commands),
-        Lane::Create => create(app, commands),
+        Lane::Create => create(app, commands, deadlines),
         Lane::Lookup => commands.into_iter().map(|command| look_up(app, command)).collect(),
-        Lane::Change => commands.into_iter().map(|command| change(app, command)).collect(),
+        Lane::Change => {
+            let commands = commands.into_iter().zip(deadlines);
+            commands.map(|(command, deadline)| change(app, command, *deadline)).collect()
+        }
         Lane::Hash => commands.into_iter().map(|command| hash(app, command)).collect(),
     }
 }
@@ -138,19 +141,20 @@ fn list_of_one(email: &str, page: PageRequest, user: Option<&User>) -> Result<Re
 }
 
 /// Creates without a password: one statement and one commit for all without a key, and one for those with a key.
-fn create(app: &App, commands: Vec<Command>) -> Vec<Step> {
+fn create(app: &App, commands: Vec<Command>, deadlines: &[Instant]) -> Vec<Step> {
     let (mut plain, mut once, mut keys) = (Vec::new(), Vec::new(), HashSet::new());
     // Of equal keys, the first: the others find what is kept of it.
     let mut is_new = |key: &Key| keys.insert(*key);
     let mut repeats = Vec::new();
-    for command in &commands {
+    for (command, deadline) in commands.iter().zip(deadlines) {
+        let deadline = *deadline;
         match command {
-            Command::Create(NewUser { name, email, .. }) => plain.push((name.as_str(), email.as_str())),
+            Command::Create(NewUser { name, email, .. }) => plain.push(New { name, email, deadline }),
             Command::CreateOnce(create) => {
                 let CreateOnce { key, fingerprint, new: NewUser { name, email, .. }, .. } = &**create;
                 let is_new = is_new(key);
                 repeats.push(!is_new);
-                once.extend(is_new.then_some(NewOnce { key, fingerprint, name, email }));
+                once.extend(is_new.then_some(NewOnce { key, fingerprint, name, email, deadline }));
             }
             other => unreachable!("{:?} is not a command of this lane", other.lane()),
         }
@@ -198,15 +202,15 @@ fn look_up(app: &App, command: Command) -> Step {
 }
 
 /// A change of one user.
-fn change(app: &App, command: Command) -> Step {
+fn change(app: &App, command: Command, deadline: Instant) -> Step {
     if let Command::CreateOnce(create) = command {
-        return create_once(app, create);
+        return create_once(app, create, deadline);
     }
     let result = match &command {
-        Command::Rehash(user, old, new) => Ok(rehash(app, user, old, new)),
+        Command::Rehash(user, old, new) => Ok(rehash(app, user, old, new, deadline)),
         Command::Create(NewUser { name, email, password }) => {
             let hash = password.as_ref().map(hashed);
-            app.users.create(name, email, hash).map(|user| created(&user))
+            app.users.create(name, email, hash, deadline).map(|user| created(&user))
         }
         Command::Update { id, changes: UserChanges { name, email, password }, condition, .. } => {
             let password = match password {
@@ -214,20 +218,23 @@ fn change(app: &App, command: Command) -> Step {
                 Some(None) => PasswordChange::Remove,
                 Some(Some(password)) => PasswordChange::Set(hashed(password).clone()),
             };
-            let updated = app.users.update(*id, name.as_deref(), email.as_deref(), &password, condition);
+            let updated =
+                app.users.update(*id, name.as_deref(), email.as_deref(), &password, condition, deadline);
             updated.map(|user| one(200, &user))
         }
-        Command::Delete(id, condition) => app.users.delete(*id, condition).map(|()| Response::no_content()),
+        Command::Delete(id, condition) => {
+            app.users.delete(*id, condition, deadline).map(|()| Response::no_content())
+        }
         other => unreachable!("{:?} is not a command of this lane", other.lane()),
     };
     outcome(command, result)
 }
 
 /// A create with a key, whose password is hashed.
-fn create_once(app: &App, create: Box<CreateOnce>) -> Step {
+fn create_once(app: &App, create: Box<CreateOnce>, deadline: Instant) -> Step {
     let CreateOnce { key, fingerprint, new, .. } = &*create;
     let hash = new.password.as_ref().map(hashed);
-    let result = app.users.create_once(key, fingerprint, &new.name, &new.email, hash);
+    let result = app.users.create_once(key, fingerprint, &new.name, &new.email, hash, deadline);
     created_once(create, result)
 }
 
@@ -327,8 +334,8 @@ fn verify(app: &App, command: Command) -> Step {
 }
 
 /// Replaces a hash. The login has succeeded, whatever becomes of that: the next one tries again.
-fn rehash(app: &App, user: &User, old: &PasswordHash, new: &PasswordHash) -> Response {
-    match app.users.replace_hash(user.id, old, new) {
+fn rehash(app: &App, user: &User, old: &PasswordHash, new: &PasswordHash, deadline: Instant) -> Response {
+    match app.users.replace_hash(user.id, old, new, deadline) {
         Ok(()) | Err(Error::Contended) => {}
         Err(error) => error.log(None),
     }

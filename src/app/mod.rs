@@ -103,9 +103,15 @@ impl App {
         }
     }
 
-    /// Does the next step of commands of one lane, with as few statements as they allow; in their order.
-    pub(crate) fn execute(&self, lane: Lane, commands: Vec<Command>) -> Vec<Step> {
-        handlers::execute(self, lane, commands)
+    /// Does the next step of commands of one lane, with as few statements as they allow; in their order. None of them
+    /// begins a change past its deadline.
+    pub(crate) fn execute(&self, lane: Lane, commands: Vec<Command>, deadlines: &[Instant]) -> Vec<Step> {
+        handlers::execute(self, lane, commands, deadlines)
+    }
+
+    /// That of a request that is complete now.
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.request_timeout
     }
 
     /// Whether it lives, and is ready.
@@ -164,9 +170,10 @@ impl App {
         /// Time for the transaction that won a deadlock: a loser that retries at once often takes its locks before the
         /// winner wakes, and both deadlock a second time (3 of 25 times on a busy machine).
         const PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
-        let mut backoff = Backoff::new(PAUSES[0], PAUSES[1], Instant::now() + self.request_timeout);
+        let deadline = self.deadline();
+        let mut backoff = Backoff::new(PAUSES[0], PAUSES[1], deadline);
         loop {
-            command = match self.execute(command.lane(), vec![command]).pop() {
+            command = match self.execute(command.lane(), vec![command], &[deadline]).pop() {
                 Some(Step::Done(response)) => return response,
                 Some(Step::Failed(error)) => return error.into_response(None),
                 Some(Step::Next(command)) => command,

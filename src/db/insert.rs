@@ -5,10 +5,16 @@
 //! from 128 clients instead of 24,790, and 16,660 instead of 15,010 from 32 (medians of six rounds in one run). But
 //! without it a row that is refused fails the batch, which is then executed again.
 
-use super::{session::Param, users::Users};
+use super::{
+    clock::Changed,
+    session::{Deadlines, Param},
+    users::Users,
+};
 use crate::error::Error;
-use postgres::Row;
-use std::sync::{OnceLock, atomic::Ordering};
+use std::{
+    sync::{OnceLock, atomic::Ordering},
+    time::Instant,
+};
 
 /// What makes a statement leave out the rows that it cannot insert.
 const CLAUSE: &str = "on conflict do nothing";
@@ -37,36 +43,40 @@ impl Insert {
 }
 
 impl Users {
-    /// The rows that a statement returns for a batch of `count`: none for those that were left out because something that
-    /// must be unique is taken. One round trip; two where that was not expected.
+    /// What a statement returns for a batch: no rows for those that were left out because something that must be unique is
+    /// taken. One round trip; two where that was not expected.
     pub(super) fn insert(
         &self,
         statement: &'static Insert,
         params: &[Param],
-        count: usize,
-    ) -> Result<Vec<Row>, Error> {
+        deadlines: &[Instant],
+    ) -> Result<Changed, Error> {
+        let until = Deadlines::Each(deadlines);
         if self.careful.load(Ordering::Relaxed) == 0 {
-            match self.pool.write(statement.plain(), params) {
+            match self.pool.change(statement.plain(), params, until) {
                 Err(Error::AlreadyExists) => {}
                 result => return result,
             }
         }
-        let rows = self.pool.write(statement.careful, params)?;
-        match rows.len() < count {
+        let created = self.pool.change(statement.careful, params, until)?;
+        match created.rows.len() < deadlines.len() {
             true => self.careful.store(CAREFUL, Ordering::Relaxed),
             false => {
                 let less = |batches: u32| Some(batches.saturating_sub(1));
                 let _ = self.careful.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
             }
         }
-        Ok(rows)
+        Ok(created)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{App, ScratchDatabase};
+    use crate::{
+        App, ScratchDatabase,
+        db::{New, silent::LONG},
+    };
 
     /// Each row that is tried draws an id: so their number tells which statement was executed.
     #[test]
@@ -79,12 +89,13 @@ mod tests {
         let mut create = |with_taken: bool| {
             batch += 1;
             let emails = [format!("{batch}@example.com"), format!("other-{batch}@example.com")];
-            let mut new: Vec<_> = emails.iter().map(|email| ("Ada", email.as_str())).collect();
+            let deadline = Instant::now() + LONG;
+            let mut new: Vec<_> = emails.iter().map(|email| New { name: "Ada", email, deadline }).collect();
             if with_taken {
                 // The last one to be inserted.
-                new.insert(1, ("Eve", "TAKEN@example.com"));
+                new.insert(1, New { name: "Eve", email: "TAKEN@example.com", deadline });
             }
-            for ((name, email), outcome) in new.iter().zip(app.users().create_many(&new)) {
+            for (New { name, email, .. }, outcome) in new.iter().zip(app.users().create_many(&new)) {
                 let taken = email.starts_with("TAKEN");
                 match outcome {
                     Ok(user) if !taken => assert_eq!(app.users().find(user.id).unwrap().email, *email),
@@ -96,7 +107,7 @@ mod tests {
             drawn = sql.query_one("select last_value from users_id_seq", &[]).unwrap().get(0);
             drawn - before
         };
-        app.users().create("Bob", "taken@example.com", None).unwrap();
+        app.users().create("Bob", "taken@example.com", None, Instant::now() + LONG).unwrap();
         assert_eq!(create(false), 1 + 2);
         assert_eq!(create(true), 3 + 3, "without the clause, and then with it");
         assert_eq!(create(true), 3, "with it");

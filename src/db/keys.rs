@@ -2,10 +2,10 @@
 
 use super::{
     Pool,
-    changes::{at_position, in_order_of_addresses, unbatched_after},
+    changes::{in_order, in_order_of_addresses, no_row, only, unbatched_after},
     cleaner::Cleaner,
     insert::Insert,
-    session::Param,
+    session::{Deadlines, Param},
     users::{Users, column},
 };
 use crate::{
@@ -17,7 +17,10 @@ use crate::{
     },
 };
 use postgres::{Row, types::Type};
-use std::{io, time::Duration};
+use std::{
+    io,
+    time::{Duration, Instant},
+};
 
 /// Creates a user and keeps the answer, or finds one that was kept.
 const CREATE_ONCE: &str = include_str!("create_once.sql");
@@ -59,6 +62,8 @@ pub struct NewOnce<'a> {
     pub name: &'a str,
     /// The address.
     pub email: &'a str,
+    /// Nothing is created past this.
+    pub deadline: Instant,
 }
 
 impl Users {
@@ -66,7 +71,9 @@ impl Users {
     /// that it would have had unbatched. As many round trips as [`Users::create_many`], and one more for each whose
     /// address is taken.
     pub fn create_many_once(&self, new: &[NewOnce]) -> Vec<Result<Once, Error>> {
-        let unbatched = |new: &NewOnce| self.create_once(new.key, new.fingerprint, new.name, new.email, None);
+        let unbatched = |new: &NewOnce| {
+            self.create_once(new.key, new.fingerprint, new.name, new.email, None, new.deadline)
+        };
         if let [one] = new {
             return vec![unbatched(one)];
         }
@@ -90,11 +97,9 @@ impl Users {
             (&names, Type::TEXT_ARRAY),
             (&emails, Type::TEXT_ARRAY),
         ];
-        let mut outcomes: Vec<_> = new.iter().map(|_| Err(Error::AlreadyExists)).collect();
-        for row in &self.insert(&CREATE_MANY_ONCE, &params, new.len())? {
-            outcomes[at_position(column(row, 8)?, &order)?] = self.once(row);
-        }
-        Ok(outcomes)
+        let deadlines: Vec<Instant> = given.iter().map(|new| new.deadline).collect();
+        let created = self.insert(&CREATE_MANY_ONCE, &params, &deadlines)?;
+        in_order(&created, &deadlines, &order, 8, |row| self.once(row))
     }
 
     /// Stores a user, its password's hash and the key, in one transaction; or finds what was kept of the same key, and
@@ -106,6 +111,7 @@ impl Users {
         name: &str,
         email: &str,
         password: Option<&PasswordHash>,
+        deadline: Instant,
     ) -> Result<Once, Error> {
         let hash = password.map(PasswordHash::as_phc);
         let params: [Param; 5] = [
@@ -115,9 +121,8 @@ impl Users {
             (&email, Type::TEXT),
             (&hash, Type::TEXT),
         ];
-        let created = self.pool.write(CREATE_ONCE, &params).and_then(|rows| {
-            self.once(rows.first().ok_or_else(|| Error::Internal("an insert returned no row".into()))?)
-        });
+        let created = self.pool.change(CREATE_ONCE, &params, Deadlines::One(deadline));
+        let created = created.and_then(|created| self.once(only(&created, deadline, no_row)?));
         self.or_kept(key, created)
     }
 

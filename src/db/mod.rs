@@ -7,6 +7,7 @@ pub(crate) mod blocking;
 pub mod bulk;
 mod changes;
 mod cleaner;
+mod clock;
 mod figures;
 mod insert;
 #[cfg(feature = "command")]
@@ -26,7 +27,7 @@ pub mod tls;
 pub mod users;
 pub mod watchdog;
 
-pub use changes::PasswordChange;
+pub use changes::{New, PasswordChange};
 pub(crate) use cleaner::Cleaner;
 pub use keys::{NewOnce, Once};
 pub use pool::{LOCK_TIMEOUT, Pool, PoolLimits};

@@ -1,10 +1,11 @@
 //! The pool of sessions: how a session is taken, opened and replaced, and when a statement is executed again.
 
 use super::{
+    clock::Changed,
     figures::{Figures, Sessions},
     retry::Backoff,
     servers::Servers,
-    session::{Failure, Param, Session},
+    session::{Deadlines, Failure, Param, Session},
     watchdog::ConnectError,
 };
 use crate::{error::Error, metrics::Text};
@@ -124,6 +125,23 @@ impl Pool {
         self.execute(false, |session| session.query(sql, params))
     }
 
+    /// What a statement of changes answers, as [`Session::change`] has it; executed again as [`Pool::write`] does.
+    pub(super) fn change(
+        &self,
+        sql: &'static str,
+        params: &[Param],
+        deadlines: Deadlines,
+    ) -> Result<Changed, Error> {
+        self.execute(false, |session| {
+            let outcome = session.change(sql, params, deadlines);
+            if session.clock_was_set {
+                // What other sessions know of the clock is wrong, too.
+                self.servers.end_epoch(session.epoch);
+            }
+            outcome
+        })
+    }
+
     fn execute<T>(
         &self,
         read: bool,
@@ -224,6 +242,8 @@ impl Manager {
             answer_timeout: self.answer_timeout,
             epoch,
             wants_primary: self.servers.wants_primary(),
+            clock: None,
+            clock_was_set: false,
         })
     }
 }

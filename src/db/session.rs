@@ -1,6 +1,7 @@
 //! One connection with the statements that were prepared on it, and what a failed statement means for both.
 
 use super::{
+    clock::{Changed, Reading},
     sqlstate::{Meaning, condition},
     watchdog::Connection,
 };
@@ -10,10 +11,19 @@ use postgres::{
     fallible_iterator::FallibleIterator,
     types::{ToSql, Type},
 };
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 /// A parameter and its type.
 pub type Param<'a> = (&'a (dyn ToSql + Sync), Type);
+
+/// Until when the rows of a statement may be changed: the statement's last parameter.
+#[derive(Clone, Copy)]
+pub(super) enum Deadlines<'a> {
+    /// As a `timestamptz`.
+    One(Instant),
+    /// As a `timestamptz[]`.
+    Each(&'a [Instant]),
+}
 
 /// One connection, and the statements that were prepared on it.
 pub(super) struct Session {
@@ -27,6 +37,10 @@ pub(super) struct Session {
     pub(super) epoch: u64,
     /// Whether the connection string asks for a server that takes changes.
     pub(super) wants_primary: bool,
+    /// The database's clock, as it was seen last.
+    pub(super) clock: Option<Reading>,
+    /// Whether that clock was set since the session began, or another server answers now.
+    pub(super) clock_was_set: bool,
 }
 
 /// Why a statement has no result.
@@ -62,7 +76,57 @@ impl Session {
         self.run(sql, |session, sent| session.execute(sql, params, sent))
     }
 
-    /// The same with one row after the other: the server is not read faster than rows are taken.
+    /// What a statement of changes answers. Its last parameter is the deadlines, past which it changes nothing; the last
+    /// column of its rows is the database's clock. One more round trip where it has no rows, or where the session's
+    /// knowledge of the clock is old.
+    pub(super) fn change(
+        &mut self,
+        sql: &'static str,
+        params: &[Param],
+        deadlines: Deadlines,
+    ) -> Result<Changed, Failure> {
+        let reading = match self.clock.filter(|reading| reading.is_fresh(Instant::now())) {
+            Some(reading) => reading,
+            None => self.read_clock()?,
+        };
+        let times: Vec<SystemTime> = match deadlines {
+            Deadlines::One(deadline) => vec![reading.before(deadline)],
+            Deadlines::Each(deadlines) => deadlines.iter().map(|each| reading.before(*each)).collect(),
+        };
+        let last: Param = match deadlines {
+            Deadlines::One(_) => (&times[0], Type::TIMESTAMPTZ),
+            Deadlines::Each(_) => (&times, Type::TIMESTAMPTZ_ARRAY),
+        };
+        let params: Vec<Param> = params.iter().cloned().chain([last]).collect();
+        let sent = Instant::now();
+        let rows = self.query(sql, &params)?;
+        let end = match rows.last() {
+            Some(row) => self.see_clock(sql, row, sent)?,
+            None => self.read_clock()?,
+        };
+        let was_set = !end.follows(&reading);
+        Ok(Changed::new(rows, times, (!was_set).then_some(end)))
+    }
+
+    fn read_clock(&mut self) -> Result<Reading, Failure> {
+        const CLOCK: &str = "select pg_catalog.clock_timestamp()";
+        let sent = Instant::now();
+        // Not prepared: that would be one more round trip.
+        let rows = self.run(CLOCK, |session, _| session.connection.query_typed(CLOCK, &[]))?;
+        let none = || Failure::Final(Error::Internal("the database has no clock".to_owned()));
+        self.see_clock(CLOCK, rows.first().ok_or_else(none)?, sent)
+    }
+
+    /// The clock in the last column of an answer.
+    fn see_clock(&mut self, sql: &'static str, row: &Row, sent: Instant) -> Result<Reading, Failure> {
+        let clock = row.try_get(row.len() - 1).map_err(|error| Failure::Final(condition(sql, &error)))?;
+        let reading = Reading::new(clock, sent, Instant::now());
+        self.clock_was_set |= self.clock.is_some_and(|earlier| !reading.follows(&earlier));
+        self.clock = Some(reading);
+        Ok(reading)
+    }
+
+    /// The same as [`Session::query`] with one row after the other: the server is not read faster than rows are taken.
     pub(super) fn query_each(
         &mut self,
         sql: &'static str,

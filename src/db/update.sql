@@ -2,8 +2,9 @@
 -- $1 bigint: the user. $2, $3 text: a new name, a new address, or null. $4 text: the hash of a new password, or null.
 -- $5 bool: whether the password is removed. $6, $7 bytea[]: the states that the change is allowed for, or null for all of
 -- them, and those that it is not, or null; a state is the version and the time of the last change, in 16 bytes.
--- Answers no row when there is no such user; else the user as it is after the change, whether its state allowed the
--- change, and whether the statement was overtaken. Where it was, or the state did not allow it, nothing is changed.
+-- $8 timestamptz: past this, nothing is changed.
+-- Answers no row when there is no such user, or when it is late; else the user as it is after the change, whether its state
+-- allowed the change, whether the statement was overtaken, and the database's clock. Where it was, or the state did not allow it, nothing is changed.
 --
 -- Everything is compared with the locked row, which another transaction may have changed after this statement took
 -- its snapshot. The joins have both changes of the credential made before the update, for which they count.
@@ -13,36 +14,43 @@
 -- (`on conflict` has no such gap.)
 with target as materialized (
     select id, name, email, created_at, updated_at, version,
-        ctid <> (select ctid from users where id = $1) as moved,
-        ($6::bytea[] is null or int8send(version) || timestamptz_send(updated_at) = any ($6))
-            and ($7::bytea[] is null or int8send(version) || timestamptz_send(updated_at) <> all ($7)) as allowed
-    from users where id = $1 for no key update
+        ctid operator(pg_catalog.<>) (select ctid from users where id operator(pg_catalog.=) $1) as moved,
+        ($6::bytea[] is null or pg_catalog.int8send(version) operator(pg_catalog.||)
+                pg_catalog.timestamptz_send(updated_at) operator(pg_catalog.=) any ($6))
+            and ($7::bytea[] is null or pg_catalog.int8send(version) operator(pg_catalog.||)
+                pg_catalog.timestamptz_send(updated_at) operator(pg_catalog.<>) all ($7)) as allowed
+    from users
+    where id operator(pg_catalog.=) $1 and pg_catalog.clock_timestamp() operator(pg_catalog.<) $8
+    for no key update
 ), credential_set as (
     insert into credentials (user_id, password_hash)
     select id, $4 from target where $4::text is not null and allowed
     on conflict (user_id) do update set password_hash = excluded.password_hash
     returning user_id
 ), credential_removed as (
-    delete from credentials using target where credentials.user_id = target.id and $5 and allowed
+    delete from credentials using target where credentials.user_id operator(pg_catalog.=) target.id and $5 and allowed
     returning credentials.user_id
 ), change as materialized (
     select target.*,
         $5 and moved and credential_removed.user_id is null as overtaken,
         credential_set.user_id is not null or credential_removed.user_id is not null
-            or target.name <> coalesce($2, target.name)
-            or target.email <> coalesce($3, target.email) as changed
+            or target.name operator(pg_catalog.<>) coalesce($2, target.name)
+            or target.email::text operator(pg_catalog.<>) coalesce($3, target.email) as changed
     from target
-        left join credential_set on credential_set.user_id = target.id
-        left join credential_removed on credential_removed.user_id = target.id
+        left join credential_set on credential_set.user_id operator(pg_catalog.=) target.id
+        left join credential_removed on credential_removed.user_id operator(pg_catalog.=) target.id
 ), updated as (
     update users
-    set name = coalesce($2, change.name), email = coalesce($3, change.email), version = change.version + 1,
-        updated_at = least(greatest(now(), change.updated_at + interval '1 microsecond'),
+    set name = coalesce($2, change.name), email = coalesce($3, change.email), version = change.version operator(pg_catalog.+) 1,
+        updated_at = least(greatest(pg_catalog.now(), change.updated_at operator(pg_catalog.+) interval '1 microsecond'),
             timestamptz '9999-12-31T23:59:59.999999Z')
-    from change where users.id = change.id and changed and allowed and not overtaken
+    from change where users.id operator(pg_catalog.=) change.id and changed and allowed and not overtaken
     returning users.id, users.name, users.email, users.created_at, users.updated_at, users.version
 )
-select id, name, email, created_at, updated_at, version, true as allowed, false as overtaken from updated
+select id, name, email, created_at, updated_at, version, true as allowed, false as overtaken,
+    pg_catalog.clock_timestamp()
+from updated
 union all
-select id, name, email, created_at, updated_at, version, allowed, overtaken from change
+select id, name, email, created_at, updated_at, version, allowed, overtaken, pg_catalog.clock_timestamp()
+from change
 where not exists (select from updated)

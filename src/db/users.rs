@@ -218,8 +218,8 @@ mod tests {
         let database = ScratchDatabase::create().unwrap();
         let app = App::open(&Config { production, db_pool_size: 2, ..database.config() }).unwrap();
         let hash = Hasher::new(PasswordHashing::Owasp).hash(&PASSWORD.into()).unwrap();
-        app.users().create("Ada", "ada@example.com", Some(&hash)).unwrap();
-        app.users().create("Bob", "bob@example.com", None).unwrap();
+        app.users().create("Ada", "ada@example.com", Some(&hash), Instant::now() + LONG).unwrap();
+        app.users().create("Bob", "bob@example.com", None, Instant::now() + LONG).unwrap();
         (database, app)
     }
 
@@ -233,9 +233,12 @@ mod tests {
         let users = app.users();
         let mut unloaded = vec![users.find(1).unwrap(), users.find(2).unwrap()];
         unloaded.push(users.find_by_email("ada@example.com").unwrap().unwrap());
-        unloaded.push(users.create("Eve", "eve@example.com", None).unwrap());
+        let deadline = Instant::now() + LONG;
+        unloaded.push(users.create("Eve", "eve@example.com", None, deadline).unwrap());
         unloaded.push(
-            users.update(2, Some("Robert"), None, &PasswordChange::Keep, &Condition::default()).unwrap(),
+            users
+                .update(2, Some("Robert"), None, &PasswordChange::Keep, &Condition::default(), deadline)
+                .unwrap(),
         );
         assert_eq!(unloaded.len(), 5);
         for user in unloaded {

@@ -10,7 +10,7 @@ use std::{
     net::IpAddr,
     str::FromStr,
     sync::{Arc, atomic::Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Which client waits for a request's answer, and for which of its requests: the fragment of the target that tiny_http
@@ -36,12 +36,12 @@ pub struct Delivery {
 }
 
 impl Responder {
-    /// The slot in a request's fragment with the request's id, and the memory that is reserved for the request, to be
+    /// The slot in a request's fragment with the request's id and when it is answered 503, and the memory that is reserved for the request, to be
     /// kept for as long as that is. To be called exactly once for every request that tiny_http hands out, as soon as it
     /// does: this is how the frontend knows how many are in flight.
     ///
     /// No slot when the client does not wait for the answer any more; such a request is to be dropped.
-    pub fn claim(&self, fragment: &str) -> (Option<(Slot, RequestId)>, Option<Reservation>) {
+    pub fn claim(&self, fragment: &str) -> (Option<(Slot, RequestId, Instant)>, Option<Reservation>) {
         self.0.in_flight.remove();
         let Ok(slot) = fragment.parse::<Slot>() else {
             return (None, None);
@@ -50,7 +50,8 @@ impl Responder {
         let entry = self.0.slots.get(slot.index);
         let connection = entry.as_ref().and_then(|entry| entry.awaiting(slot.generation));
         let claimed = connection.and_then(|connection| {
-            Some((Slot { peer: connection.client(), ..slot }, connection.request_id()?.clone()))
+            let deadline = connection.deadline(&self.0.limits)?;
+            Some((Slot { peer: connection.client(), ..slot }, connection.request_id()?.clone(), deadline))
         });
         (claimed, held)
     }

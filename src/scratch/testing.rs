@@ -160,7 +160,7 @@ impl TestServer {
     fn create(&self, name: &str, email: &str, password: Option<Secret>) -> User {
         let create = || {
             let hash = password.as_ref().map(|clear| self.hasher.hash(clear)).transpose()?;
-            self.app().users().create(name, email, hash.as_ref())
+            self.app().users().create(name, email, hash.as_ref(), self.app().deadline())
         };
         crate::db::blocking::outside_of_runtimes(create)
             .unwrap_or_else(|error| panic!("cannot create the user {email}: {error:?}"))

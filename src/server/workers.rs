@@ -294,6 +294,7 @@ impl Shared {
             items = awaited;
             ended = abandoned;
         }
+        let deadlines: Vec<Instant> = items.iter().map(|item| item.work.deadline).collect();
         let commands: Vec<Command> = items.iter_mut().filter_map(|item| item.work.command.take()).collect();
         let only = match &items[..] {
             [item] => Some(&item.work.id),
@@ -303,7 +304,7 @@ impl Shared {
             true => Vec::new(),
             false => {
                 recorder.batch(lane as usize, commands.len());
-                self.steps(lane, commands, only)
+                self.steps(lane, commands, &deadlines, only)
             }
         };
         let mut unfinished: Vec<(Item<Job>, bool)> = Vec::new();
@@ -361,9 +362,15 @@ impl Shared {
     }
 
     /// The outcomes of commands; a panic is an answer to each. `only` is the request's id where there is one command.
-    fn steps(&self, lane: app::Lane, commands: Vec<Command>, only: Option<&RequestId>) -> Vec<Step> {
+    fn steps(
+        &self,
+        lane: app::Lane,
+        commands: Vec<Command>,
+        deadlines: &[Instant],
+        only: Option<&RequestId>,
+    ) -> Vec<Step> {
         let count = commands.len();
-        guard(only, || self.app.execute(lane, commands))
+        guard(only, || self.app.execute(lane, commands, deadlines))
             .unwrap_or_else(|response| (0..count).map(|_| Step::Done(response.clone())).collect())
     }
 }

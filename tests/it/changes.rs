@@ -1,15 +1,24 @@
 //! What a change leaves behind, read back through other requests: of every combination of fields, and where another
 //! transaction has changed the same user first.
 
-use crate::support::{Answer, Client, OTHER_PASSWORD, PASSWORD, Service};
+use crate::support::{Answer, Client, LONG, OTHER_PASSWORD, PASSWORD, Service};
 use postgres::Transaction;
 use serde_json::{Value, json};
-use std::thread::{self, JoinHandle};
-use userd::{PasswordHashing, error::Error, users::password::Hasher};
+use std::{
+    thread::{self, JoinHandle},
+    time::Instant,
+};
+use userd::{New, PasswordHashing, error::Error, users::password::Hasher};
 
 /// A hash to be stored behind the service's back.
 fn hash(clear: &str) -> String {
     Hasher::new(PasswordHashing::LeastCostForTests).hash(&clear.into()).expect("a hash").as_phc().to_owned()
+}
+
+/// Creates that have time.
+fn news<'a>(batch: &[(&'a str, &'a str)]) -> Vec<New<'a>> {
+    let deadline = Instant::now() + LONG;
+    batch.iter().map(|(name, email)| New { name, email, deadline }).collect()
 }
 
 fn authenticates(client: &mut Client, email: &str, password: &str) -> bool {
@@ -257,7 +266,7 @@ fn a_trigger_that_changes_what_is_created() {
         ("Other Ada", "!ada@example.com"),
         ("Bob", "BOB@example.com"),
     ];
-    let outcomes = service.server.app().users().create_many(&batch);
+    let outcomes = service.server.app().users().create_many(&news(&batch));
     let expected = [
         Some(("Dr. Zoe", "zoe@example.com")),
         Some(("Dr. Eve", "eve@example.com")),
@@ -300,7 +309,7 @@ fn a_trigger_that_leaves_out_what_is_created() {
             ["z", "m", "e", "a", "n"].iter().map(|name| format!("{name}{round}@example.com")).collect();
         let names = ["Zoe", "Mallory", "Eve", "Ada", "Mallory"];
         let batch: Vec<_> = names.into_iter().zip(emails.iter().map(String::as_str)).collect();
-        let outcomes = service.server.app().users().create_many(&batch);
+        let outcomes = service.server.app().users().create_many(&news(&batch));
         for ((name, email), outcome) in batch.into_iter().zip(outcomes) {
             let user = match outcome {
                 Ok(user) => user,

@@ -4,7 +4,7 @@
 //! `finding` lists and their queries, `preconditions` entity tags and patches,
 //! `repeating` creates with a key, `changes` what a change leaves behind, `model` all of them for any history,
 //! `clients` what it withstands, `pages` what it counts, `faults` what breaks beneath it, `sessions` how it uses its
-//! sessions of the database, `lanes` what waits for what, `requests` their ids and lines of the log, `health` its
+//! sessions of the database, `lanes` what waits for what, `late` changes that are held back, `requests` their ids and lines of the log, `health` its
 //! readiness, `figures` what it counts, `cores` what it leaves to other processes, `neighbours` other users of that
 //! database, `machines` several services among other programs, `failover` three machines under Patroni, `prometheus`
 //! what it makes of their figures, `backup` its dumps, `export` and `import` files of
@@ -28,6 +28,7 @@ mod harness;
 mod health;
 mod import;
 mod lanes;
+mod late;
 mod lifecycle;
 mod machines;
 mod memory;

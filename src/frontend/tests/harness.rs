@@ -232,7 +232,7 @@ fn serve(mut request: tiny_http::Request, responder: &Responder, gate: &Gate) {
     let headers: Vec<(String, String)> =
         request.headers().iter().map(|header| (header.field.to_string(), header.value.to_string())).collect();
     drop(request.into_writer());
-    let Some((slot, _)) = slot else {
+    let Some((slot, ..)) = slot else {
         gate.late.fetch_add(1, Ordering::SeqCst);
         return;
     };

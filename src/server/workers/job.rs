@@ -10,6 +10,8 @@ pub(super) struct Job {
     pub(super) slot: Slot,
     pub(super) id: RequestId,
     pub(super) received: Instant,
+    /// When the frontend answers it 503. Nothing is changed for it past this.
+    pub(super) deadline: Instant,
     pub(super) method: Method,
     /// The method's name for the log.
     pub(super) name: Cow<'static, str>,

@@ -97,16 +97,16 @@ impl Shared {
             target: target.to_owned(),
             headers: headers.map(|header| (header.field.to_string(), header.value.to_string())).collect(),
             body: Vec::with_capacity(incoming.body_length().unwrap_or_default()),
-            peer: claimed.as_ref().and_then(|(slot, _)| slot.peer()),
+            peer: claimed.as_ref().and_then(|(slot, ..)| slot.peer()),
         };
         // The frontend sends whole requests over a stream of our own, so this does not block; and what is not
         // read here, tiny_http would drain.
         let body = incoming.as_reader().read_to_end(&mut request.body);
         // Dropped unused: the answer goes to the slot.
         drop(incoming.into_writer());
-        let (slot, id) = claimed.filter(|_| body.is_ok())?;
+        let (slot, id, deadline) = claimed.filter(|_| body.is_ok())?;
         let path = request.path().to_owned();
-        Some((Job { command: None, slot, id, received, method, name, path, held }, request))
+        Some((Job { command: None, slot, id, received, deadline, method, name, path, held }, request))
     }
 
     pub(super) fn push<'a>(

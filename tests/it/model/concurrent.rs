@@ -12,7 +12,9 @@ use super::{
     rules::Rules,
     state::{Action, Answer, Body, Field},
 };
-use crate::support::{Client, Database, Dice, LONG, Process, Proxy, Weather, eventually, free_port, pause};
+use crate::support::{
+    Client, Database, Dice, LONG, Process, Proxy, Relay, Weather, eventually, free_port, pause,
+};
 use nix::sys::signal::Signal;
 use proptest::{array::uniform8, collection::vec, option::weighted, prelude::*};
 use serde_json::Value;
@@ -26,6 +28,10 @@ use std::{
     thread,
     time::Duration,
 };
+use userd::{Config, Database as Target, Limits, PasswordHashing, Server};
+
+/// What has begun before its answer ends this soon after it: a lock is waited for 100 ms.
+const BEGUN: Duration = Duration::from_millis(500);
 
 const GROUPS: usize = 3;
 const ADDRESSES: usize = 2;
@@ -244,15 +250,18 @@ impl<'a> History<'a> {
         let address = &self.addresses[(client + number) % self.addresses.len()];
         let (sent, outcome) = exchange(address, &action, cut);
         self.figures.calls.fetch_add(1, Ordering::Relaxed);
-        let answer = match outcome {
-            Outcome::Answered(answer, end) => Some((answer, end)),
+        let (answer, until) = match outcome {
+            Outcome::Answered(answer, end) => (Some((answer, end)), None),
             Outcome::Void => return,
-            Outcome::Open => {
+            Outcome::Open | Outcome::Unavailable(_) => {
                 self.figures.open.fetch_add(1, Ordering::Relaxed);
                 if !action.changes() {
                     return;
                 }
-                None
+                match outcome {
+                    Outcome::Unavailable(end) => (None, Some(end + BEGUN)),
+                    _ => (None, None),
+                }
             }
         };
         if let Some((Answer { status: 200 | 201, body, tag }, _)) = &answer
@@ -273,7 +282,7 @@ impl<'a> History<'a> {
                 Action::Some(_) => Action::Some(self.emails(group)),
                 action => action.clone(),
             };
-            let call = Call { client, action, sent, answer: answer.clone() };
+            let call = Call { client, action, sent, answer: answer.clone(), until };
             self.calls[group].lock().unwrap().push(call);
         }
     }
@@ -409,6 +418,29 @@ fn concurrent_histories_with_cut_connections() {
             service.proxy.set(Weather::Fair);
         }
     });
+}
+
+/// Statements come to the database long after their requests were answered 503.
+#[test]
+fn concurrent_histories_with_statements_that_are_held_back() {
+    let database = slow_database();
+    let relay = Relay::before_socket(Path::new(&database.socket_dir()).join(".s.PGSQL.5432"));
+    let server = Server::start(Config {
+        database: Target::Url(database.url_at(relay.port()).into()),
+        password_hashing: PasswordHashing::LeastCostForTests,
+        auth_attempts: 0,
+        limits: Limits { request_timeout: Duration::from_secs(1), ..Limits::default() },
+        ..database.config()
+    })
+    .expect("a server starts");
+    let addresses = [host(server.base_url())];
+    let fault = |dice: &mut Dice| {
+        relay.hold(&[]);
+        pause(Duration::from_millis(500 + dice.roll(3000)));
+        relay.release();
+        pause(Duration::from_millis(dice.roll(500)));
+    };
+    explore_concurrent("statements held back", &database, &addresses, Some(&fault), &|| relay.release());
 }
 
 #[test]

@@ -21,6 +21,8 @@ pub enum Outcome {
     Answered(Answer, Instant),
     /// It may have been done, or be done later, or not.
     Open,
+    /// It was answered 503: it may have been done, or not; it is not begun any more.
+    Unavailable(Instant),
     /// It was not sent whole.
     Void,
 }
@@ -69,7 +71,7 @@ pub fn exchange(address: &str, action: &Action, cut: Option<Cut>) -> (Instant, O
             (sent, Outcome::Open)
         }
         Some(Answer { status: 503, body, .. }) if body == json!({"error": "Service unavailable"}) => {
-            (sent, Outcome::Open)
+            (sent, Outcome::Unavailable(end))
         }
         Some(answer) => (sent, Outcome::Answered(answer, end)),
         None => (sent, Outcome::Open),

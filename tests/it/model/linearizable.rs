@@ -1,6 +1,6 @@
 //! Whether the answers that concurrent clients got are those of some order of their requests, in which each request
 //! takes effect at one moment between being sent and being answered. One that was not answered takes effect at any
-//! moment after it was sent, or never.
+//! moment after it was sent, up to one that it has, or never.
 //!
 //! The search is Wing and Gong's, and does not visit a state twice with the same requests done (Lowe).
 
@@ -18,6 +18,8 @@ pub struct Call {
     pub sent: Instant,
     /// The answer, and when it had arrived.
     pub answer: Option<(Answer, Instant)>,
+    /// Where there is none: the last moment at which it may take effect, if there is one.
+    pub until: Option<Instant>,
 }
 
 /// Which calls took effect, a bit each.
@@ -57,6 +59,12 @@ impl Search<'_> {
             if call.sent > first_end {
                 continue;
             }
+            // Too late where a call was made before it that was sent later than that.
+            let is_done = |index: &usize| done >> index & 1 == 1;
+            let sent = (0..self.calls.len()).filter(is_done).map(|index| self.calls[index].sent);
+            if call.until.is_some_and(|until| sent.max() > Some(until)) {
+                continue;
+            }
             let answer = call.answer.as_ref().map(|(answer, _)| answer);
             let Some(next) = state.step(self.rules, &call.action, answer) else {
                 continue;
@@ -89,7 +97,10 @@ impl Search<'_> {
                     let tag = answer.tag.as_deref().unwrap_or_default();
                     format!("{} {tag} {:.300} at {}", answer.status, answer.body.to_string(), since(*end))
                 }
-                None => "no answer".to_owned(),
+                None => match call.until {
+                    Some(until) => format!("no answer, and no effect after {}", since(until)),
+                    None => "no answer".to_owned(),
+                },
             };
             let (client, sent) = (call.client, since(call.sent));
             report += &format!(
@@ -133,6 +144,7 @@ mod tests {
                 let tag = body["updatedAt"].as_str().map(|moment| format!("\"{moment}\""));
                 (Answer { status, body, tag }, at(end))
             }),
+            until: None,
         };
         rows.into_iter().enumerate().map(call).collect()
     }
@@ -189,6 +201,20 @@ mod tests {
         for (number, (rows, expected)) in rows.into_iter().enumerate() {
             let found = check(Rules::default(), &calls(rows));
             assert_eq!(found.is_ok(), expected, "row {number}: {found:?}");
+        }
+        // What has an end may happen before it alone.
+        for (until, expected) in [(25, false), (45, false), (55, true)] {
+            let rows = vec![
+                create(),
+                unanswered("B", 20),
+                get("A", 0, 30, 40),
+                get("A", 0, 50, 58),
+                get("B", 1, 60, 70),
+            ];
+            let mut calls = calls(rows);
+            calls[1].until = Some(calls[0].sent + Duration::from_millis(until));
+            let found = check(Rules::default(), &calls);
+            assert_eq!(found.is_ok(), expected, "until {until}: {found:?}");
         }
     }
 }

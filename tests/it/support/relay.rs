@@ -1,13 +1,15 @@
-//! A TCP port in front of a server, that can be shut and cut.
+//! A TCP port in front of a server, that can be shut and cut, and hold back what a client sends.
 
-use super::Database;
+use super::{Database, LONG, eventually, pause};
 use socket2::Socket;
 use std::{
-    io,
+    io::{self, Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
     os::unix::net::UnixStream,
+    path::PathBuf,
     sync::{Arc, Mutex},
     thread,
+    time::Duration,
 };
 
 /// Relays connections to a server while it is open, and closes them while it is not.
@@ -21,6 +23,11 @@ struct State {
     open: bool,
     refused: usize,
     clients: Vec<Socket>,
+    /// The next client that sends this is held back.
+    marker: Option<Vec<u8>>,
+    /// How many are.
+    held: usize,
+    released: usize,
 }
 
 impl Relay {
@@ -28,6 +35,13 @@ impl Relay {
     pub fn shut(database: &Database) -> Relay {
         let socket = format!("{}/.s.PGSQL.5432", database.socket_dir());
         Relay::to(move || UnixStream::connect(&socket).map(Socket::from))
+    }
+
+    /// To a Unix socket; open.
+    pub fn before_socket(socket: PathBuf) -> Relay {
+        let relay = Relay::to(move || UnixStream::connect(&socket).map(Socket::from));
+        relay.open();
+        relay
     }
 
     /// To a TCP address; open.
@@ -48,7 +62,7 @@ impl Relay {
                 if !state.open {
                     state.refused += 1;
                 } else if let Ok(server) = server() {
-                    state.clients.push(join(client.into(), server).expect("descriptors"));
+                    state.clients.push(join(client.into(), server, &shared).expect("descriptors"));
                 }
             }
         });
@@ -70,6 +84,23 @@ impl Relay {
         self.state.lock().unwrap().open = true;
     }
 
+    /// Holds back the next client that sends these bytes, from then on.
+    pub fn hold(&self, marker: &[u8]) {
+        self.state.lock().unwrap().marker = Some(marker.to_vec());
+    }
+
+    /// Returns when one is held back.
+    pub fn holds(&self) {
+        eventually(LONG, "a client is held back", || self.state.lock().unwrap().held > 0);
+    }
+
+    /// Lets pass what was held back, whatever its client has done meanwhile.
+    pub fn release(&self) {
+        let mut state = self.state.lock().unwrap();
+        (state.marker, state.held) = (None, 0);
+        state.released += 1;
+    }
+
     /// Closes all connections, and each new one until it is reopened.
     pub fn cut(&self) {
         let mut state = self.state.lock().unwrap();
@@ -81,11 +112,19 @@ impl Relay {
 }
 
 /// Copies both ways until either end is closed; returns a handle to close the client's.
-fn join(mut client: Socket, mut server: Socket) -> io::Result<Socket> {
+fn join(mut client: Socket, mut server: Socket, state: &Arc<Mutex<State>>) -> io::Result<Socket> {
     let handle = client.try_clone()?;
     let (mut to_client, mut from_server) = (client.try_clone()?, server.try_clone()?);
+    let state = state.clone();
     thread::spawn(move || {
-        let _ = io::copy(&mut client, &mut server);
+        let mut buffer = [0; 16384];
+        while let Ok(length @ 1..) = client.read(&mut buffer) {
+            let bytes = &buffer[..length];
+            hold(bytes, &state);
+            if server.write_all(bytes).is_err() {
+                break;
+            }
+        }
         let _ = server.shutdown(Shutdown::Both);
     });
     thread::spawn(move || {
@@ -93,4 +132,21 @@ fn join(mut client: Socket, mut server: Socket) -> io::Result<Socket> {
         let _ = to_client.shutdown(Shutdown::Both);
     });
     Ok(handle)
+}
+
+/// Returns at once, or when they are released.
+fn hold(bytes: &[u8], state: &Mutex<State>) {
+    let mut shared = state.lock().unwrap();
+    let is_in = |marker: &mut Vec<u8>| {
+        marker.is_empty() || bytes.windows(marker.len()).any(|part| part == marker.as_slice())
+    };
+    if shared.marker.take_if(is_in).is_none() {
+        return;
+    }
+    shared.held += 1;
+    let before = shared.released;
+    drop(shared);
+    while state.lock().unwrap().released == before {
+        pause(Duration::from_millis(2));
+    }
 }
