@@ -69,7 +69,7 @@ pub enum Error {
     /// A lock was not granted, or a concurrent transaction took precedence. Nothing was changed: the same may succeed
     /// later.
     Contended,
-    /// Something did not become free, or did not finish, in time; holds what.
+    /// Something did not become free, or did not finish, in time, or the database cannot do it for now; holds what.
     Unavailable(Cow<'static, str>),
     /// The service cannot take the request now; holds why.
     Busy(Reason),

@@ -55,6 +55,11 @@ impl Health {
         self.reason(self.prober.readiness().0)
     }
 
+    /// Whether the database takes no changes: reads are served, and the service is ready.
+    pub fn database_is_read_only(&self) -> bool {
+        self.prober.is_read_only()
+    }
+
     fn reason(&self, readiness: Readiness) -> Option<&'static str> {
         match readiness {
             _ if self.stopping.load(Ordering::Relaxed) => Some("the service is stopping"),

@@ -158,6 +158,8 @@ impl App {
         self.metrics.write(&mut text);
         let ready = u8::from(self.health.unready().is_none());
         text.gauge("userd_ready", "Whether /readyz says that the service is ready.", ready);
+        let read_only = u8::from(self.health.database_is_read_only());
+        text.gauge("userd_database_read_only", "Whether the database takes no changes.", read_only);
         let (held, limit) = (self.budget.held(), self.budget.limit());
         text.gauge("userd_memory_held_bytes", "Memory that is held for clients.", held);
         text.gauge("userd_memory_budget_bytes", "The most memory that may be.", limit);

@@ -14,7 +14,7 @@ use std::{
     io,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU8, Ordering},
+        atomic::{AtomicBool, AtomicU8, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -66,6 +66,7 @@ pub struct Prober(Arc<Shared>);
 
 struct Shared {
     readiness: AtomicU8,
+    read_only: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -81,6 +82,8 @@ struct State {
 /// What is asked, and how it rests.
 trait Probe: Send + 'static {
     fn ask(&mut self) -> Outcome;
+    /// Whether the last answer was that the database takes no changes.
+    fn is_read_only(&self) -> bool;
     /// There will be no question for a while.
     fn rest(&mut self);
     /// The database has not answered several times in a row.
@@ -100,13 +103,17 @@ pub struct Database {
 impl Prober {
     /// Starts the thread, which sleeps until [`Prober::readiness`] is called. Errors: the system has no more threads.
     pub fn start(database: Database) -> io::Result<Prober> {
-        Prober::of(Session { database, connection: None })
+        Prober::of(Session { database, connection: None, read_only: false })
     }
 
     fn of(probe: impl Probe) -> io::Result<Prober> {
-        let readiness = AtomicU8::new(Readiness::Ready as u8);
         let state = State { asked: None, answered: Instant::now(), ended: false, gone: false };
-        let shared = Arc::new(Shared { readiness, state: Mutex::new(state), changed: Condvar::new() });
+        let shared = Arc::new(Shared {
+            readiness: AtomicU8::new(Readiness::Ready as u8),
+            read_only: AtomicBool::new(false),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        });
         let prober = Prober(shared.clone());
         let thread = thread::Builder::new().name("prober".to_owned()).stack_size(STACK);
         thread.spawn(move || {
@@ -129,6 +136,11 @@ impl Prober {
             self.0.changed.notify_all();
         }
         (self.0.readiness(), now.saturating_duration_since(answered))
+    }
+
+    /// Whether the database takes no changes, as the last probe has found it. Never blocks.
+    pub fn is_read_only(&self) -> bool {
+        self.0.read_only.load(Ordering::Relaxed)
     }
 }
 
@@ -160,7 +172,9 @@ impl Shared {
         // Until the service is ready again it goes on by itself, so that no old failure is ever told.
         while self.wait(&mut probe, last, failures > 0 || self.readiness() != Readiness::Ready) {
             last = Some(Instant::now());
-            match probe.ask() {
+            let outcome = probe.ask();
+            self.read_only.store(probe.is_read_only(), Ordering::Relaxed);
+            match outcome {
                 Outcome::Answered => {
                     failures = 0;
                     self.state().answered = Instant::now();
@@ -231,6 +245,7 @@ impl Shared {
 struct Session {
     database: Database,
     connection: Option<Connection>,
+    read_only: bool,
 }
 
 impl Probe for Session {
@@ -250,6 +265,10 @@ impl Probe for Session {
             }
         }
         Outcome::Failed("the database ended two sessions".to_owned())
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.read_only
     }
 
     fn rest(&mut self) {
@@ -280,10 +299,10 @@ impl Session {
         connection.watch().end();
         let error = match rows {
             Ok(rows) => {
-                let is_read_only = rows.first().is_some_and(|row| row.get(3));
+                self.read_only = rows.first().is_some_and(|row| row.get(3));
                 let wants_primary = self.database.servers.wants_primary();
                 return match self.database.schema.judge(&rows) {
-                    _ if is_read_only && wants_primary => Err("the server takes no changes".to_owned()),
+                    _ if self.read_only && wants_primary => Err("the server takes no changes".to_owned()),
                     Ok(Applied::All | Applied::AndNewer(_)) => Ok(Outcome::Answered),
                     Ok(Applied::No) | Err(_) => Ok(Outcome::OtherSchema),
                 };
@@ -325,6 +344,10 @@ mod tests {
         fn ask(&mut self) -> Outcome {
             let _ = self.0.send(Instant::now());
             self.1.recv().unwrap_or(Outcome::Answered)
+        }
+
+        fn is_read_only(&self) -> bool {
+            false
         }
 
         fn rest(&mut self) {}

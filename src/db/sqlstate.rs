@@ -1,5 +1,14 @@
 //! What an error of the PostgreSQL client means. The only module that compares SQLSTATEs.
 //!
+//! | SQLSTATE | what it says | condition |
+//! |---|---|---|
+//! | 23505 | a value that must be unique is taken | `AlreadyExists` |
+//! | 40001, 40P01, 55P03 | a lock or a concurrent transaction was met | `Contended`, once retries have not helped |
+//! | 25006 | the database takes no changes for now, or another server does | `Unavailable` |
+//! | 53xxx | disk, memory or connections are used up for now | `Unavailable` |
+//! | 57014 | the statement was cancelled, or its time was up | `Unavailable` |
+//! | all others | | `Database` |
+//!
 //! Knows nothing of sessions and statuses.
 
 use crate::error::Error;
@@ -53,6 +62,9 @@ pub(super) fn condition(sql: &'static str, error: &postgres::Error) -> Error {
     match code(error) {
         "23505" => Error::AlreadyExists,
         "57014" => Error::Unavailable("the database cancelled a statement".into()),
+        code if code == "25006" || code.starts_with("53") => Error::Unavailable(
+            format!("the database cannot execute a statement now: {}", explain(error)).into(),
+        ),
         code => Error::Database { sql, message: explain(error), code: code.to_owned() },
     }
 }

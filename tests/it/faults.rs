@@ -478,12 +478,14 @@ fn errors_of_the_database() {
         database.value(sql)
     };
     let before = session();
-    // Disk full, out of memory, read-only, no privilege, a broken index. Serialization failure, deadlock and lock not
-    // available: retried until the request's time is up. And a statement that was cancelled.
+    // Disk full, out of memory, a limit of the configuration, read-only. No privilege, a broken index. Serialization
+    // failure, deadlock and lock not available: retried until the request's time is up. And a statement that was
+    // cancelled.
     for (code, status) in [
-        ("53100", 500),
-        ("53200", 500),
-        ("25006", 500),
+        ("53100", 503),
+        ("53200", 503),
+        ("53400", 503),
+        ("25006", 503),
         ("42501", 500),
         ("XX002", 500),
         ("40001", 503),
@@ -508,18 +510,24 @@ fn errors_of_the_database() {
                 lines.any(|line| line.contains(&format!("({code}); SQL: insert into users")))
             });
         }
+        if code.starts_with("53") || code == "25006" {
+            process.logs(&format!(
+                "the database cannot execute a statement now: ERROR: raised by the tests ({code})"
+            ));
+        }
     }
     assert_eq!(session(), before, "the connection was usable all the time");
     assert!(!process.stderr().contains("@raise."), "the log tells values: {}", process.stderr());
 }
 
+/// As the disk of a managed database fills up: every change gets 503, and reads go on.
 #[test]
 fn a_database_that_takes_no_changes() {
     let postgres = Own::start();
     let mut process = userd(&postgres.url(), &[]);
-    let mut caller = Caller::new(&process.wait_for_url(), LONG);
-    let body = r#"{"name":"Ada","email":"ada@example.com"}"#;
-    assert_eq!(caller.call("POST", "/users", body).unwrap().0, 201);
+    let mut client = process.client();
+    let ada = json!({"name": "Ada", "email": "ada@example.com", "password": PASSWORD}).to_string();
+    assert_eq!(client.post("/users", &ada).status, 201);
     let set = |value: &str| {
         let mut client = postgres.client();
         for sql in [
@@ -530,19 +538,55 @@ fn a_database_that_takes_no_changes() {
             client.batch_execute(sql).unwrap();
         }
     };
+    let read_only = |client: &mut Client, value: u8| {
+        eventually(LONG, "the figure tells it", || {
+            let figures = client.get("/metrics").body;
+            figures.lines().any(|line| line == format!("userd_database_read_only {value}"))
+        });
+    };
+    read_only(&mut client, 0);
     set("on");
-    eventually(LONG, "changes are refused", || {
-        caller.call("PUT", "/users/1", r#"{"name":"a"}"#).unwrap()
-            == (500, json!({"error": "Database error"}))
-            || caller.call("PUT", "/users/1", r#"{"name":"b"}"#).unwrap().0 == 500
-    });
-    assert_eq!(caller.call("GET", "/users/1", "").unwrap().0, 200);
+    eventually(LONG, "changes are refused", || client.put("/users/1", r#"{"name":"a"}"#).status != 200);
+    read_only(&mut client, 1);
+    let key = [("Idempotency-Key", "k")];
+    for (method, target, headers, body) in [
+        ("POST", "/users", &[][..], r#"{"name":"n","email":"n@example.com"}"#),
+        ("POST", "/users", &key[..], r#"{"name":"n","email":"n@example.com"}"#),
+        ("POST", "/users", &[], r#"{"name":"n","email":"n@example.com","password":"battery staple"}"#),
+        ("PUT", "/users/1", &[], r#"{"name":"b"}"#),
+        ("PATCH", "/users/1", &[], r#"{"name":"b"}"#),
+        ("DELETE", "/users/1", &[], ""),
+        ("DELETE", "/users/1", &[("If-Match", "*")], ""),
+    ] {
+        let answer = client.request(method, target, headers, body);
+        assert_eq!(
+            (answer.status, answer.json()),
+            (503, json!({"error": "Service unavailable"})),
+            "{method}"
+        );
+        assert_eq!(answer.header("Retry-After"), Some("1"));
+    }
+    let start = Instant::now();
+    // For longer than it would take to become unready.
+    while start.elapsed() < Duration::from_millis(2500) {
+        assert_eq!(client.get("/users/1").json()["email"], "ada@example.com");
+        assert_eq!(client.get("/users").json()["total"], 1);
+        assert_eq!(client.get("/readyz").status, 200);
+        pause(Duration::from_millis(50));
+    }
+    let login = json!({"email": "ada@example.com", "password": PASSWORD}).to_string();
+    assert_eq!(client.post("/users/authenticate", &login).status, 200);
     process.logs("(25006)");
     set("off");
     eventually(BACK_WITHIN + BUSY, "changes are taken", || {
-        matches!(caller.call("PUT", "/users/1", r#"{"name":"c"}"#).unwrap(), (200, _))
+        client.put("/users/1", r#"{"name":"c"}"#).status == 200
     });
-    assert_eq!(caller.call("GET", "/users/1", "").unwrap().1["name"], "c");
+    assert_eq!(client.get("/users/1").json()["name"], "c");
+    read_only(&mut client, 0);
+    // Nothing was made of what was refused, and no key was kept.
+    assert_eq!(postgres.users().len(), 1);
+    assert_eq!(client.request("POST", "/users", &key, r#"{"name":"k","email":"k@example.com"}"#).status, 201);
+    assert_eq!(postgres.users().len(), 2);
 }
 
 /// A role that may have two sessions, and then none.

@@ -272,7 +272,12 @@ fn every_figure_moves() {
     });
     moved.saw(&retries("session"));
 
-    // Connections that break, and a database that stays away.
+    // Connections that break, and a database that stays away, and takes no changes for a while then.
+    let read_only = |value: &str| {
+        let sql = format!("alter database {} set default_transaction_read_only = {value}", database.name());
+        database.run(&format!("begin read write; {sql}; commit"));
+    };
+    read_only("on");
     relay.cut();
     assert_eq!(client.get("/users/1").status, 503);
     moved.becomes(&mut client, &retries("connection"), |count| count >= 1.0);
@@ -282,6 +287,11 @@ fn every_figure_moves() {
     moved.becomes(&mut client, "userd_ready", |ready| ready == 0.0);
     relay.open();
     moved.becomes(&mut client, "userd_ready", |ready| ready == 1.0);
+    moved.becomes(&mut client, "userd_database_read_only", |read_only| read_only == 1.0);
+    read_only("off");
+    relay.cut();
+    relay.open();
+    moved.becomes(&mut client, "userd_database_read_only", |read_only| read_only == 0.0);
     eventually(LONG, "it is back", || client.get("/users/1").status == 200);
 
     // Hashes that wait, and those that would have to wait for too long.

@@ -247,5 +247,6 @@ fn a_database_that_is_up_to_date_is_only_read() {
     let server = Server::start(database.config()).expect("nothing is to be migrated");
     let mut caller = Caller::new(server.base_url(), LONG);
     assert_eq!(caller.call("GET", "/users/1", "").unwrap().0, 200);
-    assert_eq!(caller.call("POST", "/users", &post("bob")).unwrap().0, 500);
+    assert_eq!(caller.call("POST", "/users", &post("bob")).unwrap().0, 503);
+    assert_eq!(caller.call("GET", "/users", "").unwrap().1["total"], 1);
 }
