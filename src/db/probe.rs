@@ -1,7 +1,8 @@
 //! Whether the database can be used, as a load balancer asks: a thread asks it now and then, over a session of its own,
 //! so that neither a busy pool nor a hanging database delays the answer.
 //!
-//! Owns how often it asks, and how many failures mean something. Knows no HTTP.
+//! Owns how often it asks, and how many failures mean something. A probe may block for longer than it is given (nothing
+//! ends the look-up of a host's name), so the thread that asks for the readiness judges as well. Knows no HTTP.
 
 use super::{
     explain,
@@ -29,7 +30,7 @@ const PAUSE_IN_TROUBLE: Duration = Duration::from_millis(500);
 /// Failures in a row that make the service unready.
 const FAILURES: u32 = 3;
 
-/// How long a probe waits for its answer.
+/// After this a probe has failed. One that blocks for longer has failed once more each time.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long after a question the database is probed. The common health checks ask at least twice in this time.
@@ -37,6 +38,9 @@ const LATELY: Duration = Duration::from_secs(60);
 
 /// How long the end of the thread is waited for. It may be connecting, which takes up to some seconds.
 const LAST_WORK: Duration = Duration::from_millis(100);
+
+/// What the log says of a database that has not answered several times in a row.
+const SILENT: &str = "unready: the database does not answer";
 
 /// Of the thread, in bytes.
 const STACK: usize = 512 << 10;
@@ -69,14 +73,27 @@ struct Shared {
     read_only: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
+    on_silence: Box<dyn Fn() + Send + Sync>,
 }
 
 struct State {
     asked: Option<Instant>,
     /// When the database was last known to answer: at the start, before there is a prober.
     answered: Instant,
+    /// Failed probes in a row.
+    failures: u32,
+    /// When the probe has begun that is not over yet.
+    began: Option<Instant>,
     ended: bool,
     gone: bool,
+}
+
+impl State {
+    /// How often the probe that is not over yet has failed by now.
+    fn overdue(&self) -> u32 {
+        let blocked = self.began.map_or(Duration::ZERO, |began| began.elapsed());
+        u32::try_from(blocked.as_millis() / TIMEOUT.as_millis()).unwrap_or(u32::MAX)
+    }
 }
 
 /// What is asked, and how it rests.
@@ -86,8 +103,6 @@ trait Probe: Send + 'static {
     fn is_read_only(&self) -> bool;
     /// There will be no question for a while.
     fn rest(&mut self);
-    /// The database has not answered several times in a row.
-    fn fall_silent(&mut self);
 }
 
 /// What is asked over a session of its own.
@@ -103,16 +118,28 @@ pub struct Database {
 impl Prober {
     /// Starts the thread, which sleeps until [`Prober::readiness`] is called. Errors: the system has no more threads.
     pub fn start(database: Database) -> io::Result<Prober> {
-        Prober::of(Session { database, connection: None, read_only: false })
+        let servers = database.servers.clone();
+        // Idle sessions of the pool would only be waited for.
+        let on_silence = move || servers.end_epoch(servers.epoch());
+        Prober::of(Session { database, connection: None, read_only: false }, on_silence)
     }
 
-    fn of(probe: impl Probe) -> io::Result<Prober> {
-        let state = State { asked: None, answered: Instant::now(), ended: false, gone: false };
+    /// `on_silence` is called when the database has not answered several times in a row, and does not block.
+    fn of(probe: impl Probe, on_silence: impl Fn() + Send + Sync + 'static) -> io::Result<Prober> {
+        let state = State {
+            asked: None,
+            answered: Instant::now(),
+            failures: 0,
+            began: None,
+            ended: false,
+            gone: false,
+        };
         let shared = Arc::new(Shared {
             readiness: AtomicU8::new(Readiness::Ready as u8),
             read_only: AtomicBool::new(false),
             state: Mutex::new(state),
             changed: Condvar::new(),
+            on_silence: Box::new(on_silence),
         });
         let prober = Prober(shared.clone());
         let thread = thread::Builder::new().name("prober".to_owned()).stack_size(STACK);
@@ -128,12 +155,16 @@ impl Prober {
     /// from now on.
     pub fn readiness(&self) -> (Readiness, Duration) {
         let now = Instant::now();
-        let (before, answered) = {
-            let mut state = self.0.state();
-            (state.asked.replace(now), state.answered)
-        };
+        let mut state = self.0.state();
+        let (before, answered) = (state.asked.replace(now), state.answered);
         if before.is_none_or(|before| now >= before + LATELY) {
             self.0.changed.notify_all();
+        }
+        let overdue = state.overdue();
+        if overdue > 0 && state.failures.saturating_add(overdue) >= FAILURES {
+            self.0.set(state, Readiness::Silent, &format!("{SILENT}: no answer for {overdue} s"));
+        } else {
+            drop(state);
         }
         (self.0.readiness(), now.saturating_duration_since(answered))
     }
@@ -168,42 +199,43 @@ impl Shared {
     }
 
     fn run(&self, mut probe: impl Probe) {
-        let (mut failures, mut last) = (0, None);
-        // Until the service is ready again it goes on by itself, so that no old failure is ever told.
-        while self.wait(&mut probe, last, failures > 0 || self.readiness() != Readiness::Ready) {
+        let mut last = None;
+        while self.wait(&mut probe, last) {
             last = Some(Instant::now());
+            self.state().began = last;
             let outcome = probe.ask();
             self.read_only.store(probe.is_read_only(), Ordering::Relaxed);
+            let mut state = self.state();
+            let overdue = state.overdue();
+            state.began = None;
+            state.failures = match outcome {
+                Outcome::Failed(_) => state.failures.saturating_add(overdue.max(1)),
+                _ => 0,
+            };
             match outcome {
                 Outcome::Answered => {
-                    failures = 0;
-                    self.state().answered = Instant::now();
-                    self.set(Readiness::Ready, "ready again");
+                    state.answered = Instant::now();
+                    self.set(state, Readiness::Ready, "ready again");
                 }
-                Outcome::OtherSchema => {
-                    failures = 0;
-                    self.set(
-                        Readiness::OtherSchema,
-                        "unready: the database's schema is not the one expected",
-                    );
+                Outcome::OtherSchema => self.set(
+                    state,
+                    Readiness::OtherSchema,
+                    "unready: the database's schema is not the one expected",
+                ),
+                Outcome::Failed(why) if state.failures >= FAILURES => {
+                    self.set(state, Readiness::Silent, &format!("{SILENT}: {why}"));
                 }
-                Outcome::Failed(why) => {
-                    failures += 1;
-                    if failures == FAILURES {
-                        probe.fall_silent();
-                    }
-                    if failures >= FAILURES {
-                        self.set(Readiness::Silent, &format!("unready: the database does not answer: {why}"));
-                    }
-                }
+                Outcome::Failed(_) => {}
             }
         }
     }
 
-    /// Waits until a probe is due; `false` at the end.
-    fn wait(&self, probe: &mut impl Probe, last: Option<Instant>, trouble: bool) -> bool {
+    /// Waits until a probe is due; `false` at the end. Until the service is ready again it goes on by itself, so that no
+    /// old failure is ever told.
+    fn wait(&self, probe: &mut impl Probe, last: Option<Instant>) -> bool {
         let mut resting = false;
         let mut state = self.state();
+        let trouble = state.failures > 0 || self.readiness() != Readiness::Ready;
         loop {
             if state.ended {
                 return false;
@@ -231,13 +263,18 @@ impl Shared {
         }
     }
 
-    fn set(&self, readiness: Readiness, line: &str) {
-        let before = self.readiness();
-        self.readiness.store(readiness as u8, Ordering::Relaxed);
-        match (before == readiness, readiness) {
+    /// Of two threads that judge, the one that has judged last is right.
+    fn set(&self, judged: MutexGuard<State>, readiness: Readiness, line: &str) {
+        let before = self.readiness.swap(readiness as u8, Ordering::Relaxed);
+        drop(judged);
+        match (before == readiness as u8, readiness) {
             (true, _) => {}
             (false, Readiness::Ready) => log::info!("{line}"),
-            (false, _) => log::warn!("{line}"),
+            (false, Readiness::OtherSchema) => log::warn!("{line}"),
+            (false, Readiness::Silent) => {
+                log::warn!("{line}");
+                (self.on_silence)();
+            }
         }
     }
 }
@@ -273,12 +310,6 @@ impl Probe for Session {
 
     fn rest(&mut self) {
         self.connection = None;
-    }
-
-    /// Idle sessions of the pool would only be waited for.
-    fn fall_silent(&mut self) {
-        let servers = &self.database.servers;
-        servers.end_epoch(servers.epoch());
     }
 }
 
@@ -351,7 +382,6 @@ mod tests {
         }
 
         fn rest(&mut self) {}
-        fn fall_silent(&mut self) {}
     }
 
     const LONG: Duration = Duration::from_secs(20);
@@ -360,7 +390,7 @@ mod tests {
     fn three_failures_in_a_row_and_one_success() {
         let (asked, asks) = mpsc::channel();
         let (say, said) = mpsc::channel();
-        let prober = Prober::of(Scripted(asked, said)).unwrap();
+        let prober = Prober::of(Scripted(asked, said), || {}).unwrap();
         assert!(asks.recv_timeout(Duration::from_millis(50)).is_err(), "it was not asked");
         assert_eq!(prober.readiness().0, Readiness::Ready);
         let mut times = Vec::new();
@@ -389,5 +419,39 @@ mod tests {
         assert!(pauses.iter().all(|pause| *pause >= PAUSE_IN_TROUBLE), "{pauses:?}");
         drop(say);
         drop(prober);
+    }
+
+    /// Nothing ends what it is in: it is judged all the same, and so is what it says at last.
+    #[test]
+    fn a_probe_that_does_not_end() {
+        let (asked, asks) = mpsc::channel();
+        let (say, said) = mpsc::channel();
+        let (silenced, silences) = mpsc::channel();
+        let on_silence = move || silenced.send(()).unwrap();
+        let prober = Prober::of(Scripted(asked, said), on_silence).unwrap();
+        for failures_before in [0, 1] {
+            for _ in 0..failures_before {
+                prober.readiness();
+                asks.recv_timeout(LONG).unwrap();
+                say.send(Outcome::Failed("no".to_owned())).unwrap();
+            }
+            prober.readiness();
+            let began = asks.recv_timeout(LONG).unwrap();
+            let seconds = FAILURES - failures_before;
+            while prober.readiness().0 == Readiness::Ready {
+                assert!(began.elapsed() < LONG, "it is ready for as long as the probe goes on");
+                thread::sleep(Duration::from_millis(1));
+            }
+            assert!(began.elapsed() >= TIMEOUT * seconds, "{:?}, not {seconds} s", began.elapsed());
+            assert_eq!(prober.readiness().0, Readiness::Silent);
+            silences.recv_timeout(LONG).unwrap();
+            say.send(Outcome::Answered).unwrap();
+            while prober.readiness().0 != Readiness::Ready {
+                assert!(began.elapsed() < LONG, "it is unready though the database has answered");
+                thread::sleep(Duration::from_millis(1));
+            }
+            assert!(silences.try_recv().is_err(), "told once");
+        }
+        drop(say);
     }
 }
