@@ -7,7 +7,7 @@ use crate::{
         inspection::{self, Weight},
         migrate::{Migrations, refuse_the_users_of_another_program},
     },
-    server::{StartError, opening::Opening},
+    server::{StartError, check_system, opening::Opening},
 };
 
 /// Applies the migrations that the database lacks; their names. Blocks as a start does.
@@ -38,6 +38,10 @@ fn look(config: &Config, findings: &mut Vec<(Weight, &'static str, String)>) -> 
     let migrations = Migrations::load(config.migrations_dir.as_deref());
     let migrations = migrations.map_err(|error| unusable(error.into()))?;
     findings.push((Weight::Fine, "configuration", "every variable can be used".to_owned()));
+    check_system(config).map_err(|error| match error {
+        StartError::System(error) => ("system", error.to_string()),
+        error => ("system", error.to_string()),
+    })?;
     let mut client = opening.connect().map_err(unusable)?;
     findings.push((Weight::Fine, "database", format!("connected to {opening}")));
     let failed = |error: postgres::Error| ("database", explain(&error));

@@ -30,6 +30,7 @@ pub fn serve(arguments: Serve) -> Result<(), Failure> {
     if private {
         config.host = Config::default().host;
     }
+    userd::server::check_system(&config).map_err(start_error)?;
     let level = environment::log_level().map_err(Failure::usage)?;
     let format = environment::log_format().map_err(Failure::usage)?;
     log_writer::log_to_stderr(level, format).map_err(Failure::runtime)?;

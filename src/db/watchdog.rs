@@ -18,7 +18,11 @@ use r2d2_postgres::PostgresConnectionManager;
 use std::{
     fmt, io,
     ops::{Deref, DerefMut},
-    os::fd::{AsRawFd, OwnedFd},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence},
@@ -35,6 +39,10 @@ const QUIET_TICKS: u32 = 10;
 
 /// How long one address may take to be connected to, where the connection string does not say.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Descriptors that are open while a connection is made: five of it stay, the look-up of a name and that of the socket
+/// take some.
+const CONNECT_DESCRIPTORS: usize = 12;
 
 /// How long closing a connection may take.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -141,6 +149,8 @@ pub enum ConnectError {
     Refused(postgres::Error),
     /// A server accepted the connection and did not answer in time.
     Silent,
+    /// The system has nothing to connect with: no descriptor is left, or no memory for a thread.
+    System(io::Error),
 }
 
 impl ConnectError {
@@ -165,6 +175,7 @@ impl fmt::Display for ConnectError {
         match self {
             ConnectError::Refused(error) => f.write_str(&explain(error)),
             ConnectError::Silent => f.write_str("the server does not answer"),
+            ConnectError::System(error) => write!(f, "the system refuses a connection: {error}"),
         }
     }
 }
@@ -200,17 +211,30 @@ impl Watchdog {
         let limit = limit.unwrap_or(CONNECT_TIMEOUT);
         let watched = Watched { tls: tls.clone(), watch: watch.clone(), limit };
         let manager = PostgresConnectionManager::new(config.clone(), watched);
-        let connected = manager.connect().and_then(|client| {
-            let mut connection = Connection { client, watch: watch.clone() };
-            watch.begin(limit);
-            connection.batch_execute(set_up).map(|()| connection)
+        let connected = without_panic(|| {
+            manager.connect().and_then(|client| {
+                let mut connection = Connection { client, watch: watch.clone() };
+                watch.begin(limit);
+                connection.batch_execute(set_up).map(|()| connection)
+            })
         });
         watch.end();
+        let connected = connected.map_err(ConnectError::System)?;
         connected.map_err(|error| match watch.expired() {
             true => ConnectError::Silent,
             false => ConnectError::Refused(error),
         })
     }
+}
+
+/// Does what `postgres` panics in where the system refuses it a runtime. The descriptors are looked for first, as a
+/// panic is told on standard error; another thread may take them before they are used.
+fn without_panic<T>(connect: impl FnOnce() -> T) -> io::Result<T> {
+    // Not `/dev/null`, which a jail may lack.
+    let free: io::Result<Vec<_>> = (0..CONNECT_DESCRIPTORS / 2).map(|_| UnixStream::pair()).collect();
+    drop(free?);
+    catch_unwind(AssertUnwindSafe(connect))
+        .map_err(|_| io::Error::other("no descriptor, or no memory for a thread"))
 }
 
 impl Watches {
@@ -369,7 +393,7 @@ impl MakeTlsConnect<Socket> for Watched {
 
     // Called for every address, right after its TCP or Unix connect, whether TLS is on or off.
     fn make_tls_connect(&mut self, host: &str) -> io::Result<tls::Handshake> {
-        let socket = connected_socket();
+        let socket = connected_socket()?;
         if socket.is_none() {
             self.watch.watches.warn_of_unbounded_waits();
         }

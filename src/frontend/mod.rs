@@ -27,21 +27,17 @@ pub use listener::{Bound, Listener};
 pub use responder::{Responder, Slot};
 
 use crate::{config::Limits, http::Response, memory::Budget, metrics::Recorder};
-use admission::MAX_SURPLUS;
+pub use admission::MAX_SURPLUS;
 use event_loop::{EventLoop, WAKER};
 use mio::{Poll, Waker};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use slots::SharedState;
 use std::{
-    fs, io,
+    io,
     os::unix::net::UnixStream,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::Ordering},
     thread,
 };
-
-/// Descriptors that are left to the rest of the process, beside those that are open at the start.
-const SPARE_DESCRIPTORS: u64 = 64;
 
 /// What answers a request by its method and path at once, before it gets to tiny_http; `None` for most requests. It
 /// must not block.
@@ -57,8 +53,6 @@ pub struct Frontend {
 pub struct Resources {
     /// The memory that is held for clients.
     pub budget: Budget,
-    /// Descriptors that the rest of the process will open.
-    pub descriptors: u64,
     /// Called on the frontend's thread once there has been nothing to do for a while.
     pub on_idle: Box<dyn Fn() + Send>,
     /// What is answered without a worker.
@@ -77,8 +71,8 @@ impl Frontend {
     /// answers is not written there. `recorder` is written by the frontend's thread alone.
     ///
     /// `on_start` is called on the frontend's thread. If that stream breaks, everything is answered 503 and `on_broken` is called, once, on the
-    /// frontend's thread: nothing can be served any more. Raises the process's limit of descriptors to
-    /// `limits.max_connections`, and where that is refused takes fewer clients, with a warning.
+    /// frontend's thread: nothing can be served any more. The process has descriptors for
+    /// `limits.max_connections` and [`MAX_SURPLUS`] more.
     pub fn open(
         listener: Listener,
         limits: &Limits,
@@ -87,9 +81,8 @@ impl Frontend {
         on_start: impl FnOnce() + Send + 'static,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> io::Result<(Frontend, Responder)> {
-        let mut limits = limits.clone();
-        let Resources { budget, descriptors, on_idle, immediate, recorder } = resources;
-        limits.max_connections = connections_possible(limits.max_connections, descriptors)?;
+        let limits = limits.clone();
+        let Resources { budget, on_idle, immediate, recorder } = resources;
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
         let slots = limits.max_connections + MAX_SURPLUS;
@@ -172,27 +165,4 @@ impl Stopper {
         self.0.aborted.store(true, Ordering::SeqCst);
         self.drain();
     }
-}
-
-/// How many clients the process has descriptors for, after trying to get as many as are wanted.
-fn connections_possible(wanted: usize, elsewhere: u64) -> io::Result<usize> {
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    let open = fs::read_dir("/proc/self/fd").map_or(SPARE_DESCRIPTORS, |open| open.count() as u64);
-    let others = open + elsewhere + SPARE_DESCRIPTORS + MAX_SURPLUS as u64;
-    let needed = wanted as u64 + others;
-    if soft >= needed {
-        return Ok(wanted);
-    }
-    // Root may raise the hard limit as well; other users may only go up to it.
-    let attempts = [(needed, hard.max(needed)), (hard.min(needed), hard)];
-    let raised =
-        attempts.into_iter().find(|&(soft, hard)| setrlimit(Resource::RLIMIT_NOFILE, soft, hard).is_ok());
-    let got = raised.map_or(soft, |(soft, _)| soft);
-    if got >= needed {
-        return Ok(wanted);
-    }
-    let possible = usize::try_from(got.saturating_sub(others)).unwrap_or(usize::MAX);
-    let possible = possible.clamp(1, wanted);
-    log::warn!("the limit of {got} open descriptors suffices for {possible} connections, not {wanted}");
-    Ok(possible)
 }

@@ -1,5 +1,6 @@
 //! Wires the stages together and stops them in order.
 
+mod allowance;
 mod cores;
 pub(crate) mod opening;
 mod scheduler;
@@ -7,7 +8,7 @@ mod workers;
 
 use crate::{
     app::{self, App},
-    config::{Config, ConfigError},
+    config::{Config, ConfigError, Limits},
     frontend::{Bound, Frontend, Resources},
     http::Method,
 };
@@ -37,9 +38,6 @@ use workers::{IdleWorkers, Workers};
 
 /// How long workers may take at a stop when the frontend has used its time up: they are stuck, or almost done.
 const LAST_WORK: Duration = Duration::from_millis(300);
-
-/// Descriptors of one session: its socket and what its runtime waits with. Measured: 4, and one more while it connects.
-const SESSION_DESCRIPTORS: u64 = 5;
 
 /// A running service: a port, some threads, a pool of connections. Stops when it is dropped.
 pub struct Server {
@@ -75,7 +73,7 @@ pub enum StartError {
     NotMigrated(Vec<String>),
     /// The address cannot be listened on.
     Listen(String, io::Error),
-    /// The system refused a thread or a socket of our own.
+    /// The system refused a thread or a socket of our own, or allows the process too few descriptors or addresses.
     System(io::Error),
 }
 
@@ -108,6 +106,15 @@ impl From<ConfigError> for StartError {
     }
 }
 
+/// Whether the system allows the process what a server of these settings needs, descriptors and addresses; each start
+/// asks it. A program that starts threads before asks first.
+///
+/// # Errors
+/// [`StartError::System`], with the number that is needed.
+pub fn check_system(config: &Config) -> Result<(), StartError> {
+    allowance::check(config).map(drop)
+}
+
 /// The address of a server that is yet to start: taken, and not listened on. For a program that has to start a
 /// database first, and wants to know before that whether the address can be had.
 pub struct BoundServer(Bound);
@@ -116,9 +123,11 @@ impl BoundServer {
     /// Binds the address of these settings. Blocks for as long as looking a host name up takes.
     ///
     /// # Errors
-    /// [`StartError::Config`] and [`StartError::Listen`].
+    /// [`StartError::Config`], [`StartError::Listen`], and [`StartError::System`] where the system allows the process
+    /// too little.
     pub fn bind(config: &Config) -> Result<BoundServer, StartError> {
         config.check()?;
+        check_system(config)?;
         let bound = match &config.socket {
             Some(socket) => socket.try_clone().and_then(Bound::from_fd),
             None => Bound::new(&config.host, config.port),
@@ -132,6 +141,11 @@ impl BoundServer {
         config: Config,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> Result<Server, StartError> {
+        let (wanted, possible) = (config.limits.max_connections, allowance::check(&config)?);
+        if possible < wanted {
+            log::warn!("the limit of open descriptors suffices for {possible} connections, not {wanted}");
+        }
+        let limits = Limits { max_connections: possible, ..config.limits.clone() };
         let app = Arc::new(App::open(&config)?);
         let listener = self.0.listen().map_err(|error| StartError::Listen(address(&config), error))?;
         let (base_url, addr) = (listener.to_string(), listener.local_addr());
@@ -165,7 +179,6 @@ impl BoundServer {
             let idle_workers = idle.clone();
             let resources = Resources {
                 budget: app.budget().clone(),
-                descriptors: SESSION_DESCRIPTORS * u64::from(config.db_pool_size),
                 on_idle: Box::new(move || {
                     if let (Some(on_idle), Some(idle)) = (on_idle, idle_workers.get()) {
                         on_idle();
@@ -176,7 +189,7 @@ impl BoundServer {
                 recorder,
             };
             let (frontend, responder) =
-                Frontend::open(listener, &config.limits, resources, stream, on_start, on_broken)?;
+                Frontend::open(listener, &limits, resources, stream, on_start, on_broken)?;
             let cores_for_all = thread::available_parallelism().map_or(1, usize::from);
             let capacity = Capacity {
                 statements: config.workers.min(config.db_pool_size as usize),

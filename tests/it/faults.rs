@@ -11,6 +11,7 @@ use serde_json::json;
 use std::{
     fs,
     os::unix::fs::PermissionsExt,
+    process::Command,
     sync::{Arc, Mutex},
     thread,
     time::{Duration, Instant},
@@ -611,6 +612,56 @@ fn too_many_connections() {
     eventually(LONG, "no client is served", || caller.call("GET", "/users", "").unwrap().0 == 503);
     postgres.run("alter role app connection limit 2");
     eventually(BACK_WITHIN + BUSY, "it serves", || caller.call("GET", "/users", "").unwrap().0 == 200);
+}
+
+/// A connect without a descriptor is an error like any other: nothing panics, and the pool is whole afterwards.
+#[test]
+fn no_descriptor_is_left() {
+    let database = Database::create();
+    let mut process = Process::on(&database, &[("DB_ACQUIRE_TIMEOUT", "0.5"), ("DB_POOL_SIZE", "2")]);
+    let mut client = process.client();
+    assert_eq!(client.post("/users", r#"{"name":"Ada","email":"ada@example.com"}"#).status, 201);
+    let limit = |most: usize| {
+        let program = Command::new("/usr/bin/prlimit")
+            .args(["--pid", &process.id().to_string(), &format!("--nofile={most}:")])
+            .status();
+        assert!(program.expect("a program of every Debian").success());
+    };
+    let sessions = || {
+        let sql = "select count(*) from pg_stat_activity where application_name = 'userd' and datname = current_database()";
+        database.value(sql)
+    };
+    let end_sessions = || {
+        database.run(
+            "select pg_terminate_backend(pid) from pg_stat_activity \
+             where application_name = 'userd' and datname = current_database()",
+        );
+    };
+    eventually(LONG, "the pool is full", || sessions() == "2");
+    // None at all, and then some, which suffice for a part of a connect.
+    let numbers = || -> Vec<usize> {
+        let files = fs::read_dir(format!("/proc/{}/fd", process.id())).unwrap();
+        files.filter_map(|file| file.unwrap().file_name().to_str()?.parse().ok()).collect()
+    };
+    end_sessions();
+    for more in [0, 1, 2, 3, 4, 5, 6, 8, 10] {
+        // The numbers of descriptors that are closed are free below the largest.
+        let free = |most: usize| (0..most).filter(|number| !numbers().contains(number)).count();
+        let most = (0..4096).find(|most| free(*most) >= more).unwrap();
+        limit(most);
+        end_sessions();
+        eventually(LONG, "no session is left", || client.get("/users/1").status == 503);
+        process.logs("cannot connect to the database: ");
+        assert_eq!(client.get("/livez").status, 200);
+    }
+    process.logs("Too many open files");
+    limit(1024);
+    eventually(BACK_WITHIN + BUSY, "it serves", || client.get("/users/1").status == 200);
+    let name = r#"{"name":"Ada Lovelace"}"#;
+    assert_eq!(client.put("/users/1", name).status, 200);
+    assert_eq!(client.get("/users/1").json()["name"], "Ada Lovelace");
+    eventually(LONG, "the pool is full", || sessions() == "2");
+    assert!(!process.stderr().contains("panicked"), "{}", process.stderr());
 }
 
 #[test]

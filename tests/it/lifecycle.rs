@@ -350,6 +350,58 @@ fn an_address_that_cannot_be_had_is_told_at_once() {
     assert!(!data.exists(), "a cluster was made");
 }
 
+/// Without the right to raise its limits, which root has.
+fn limited(limit: &str) -> Vec<&str> {
+    let root = ["/usr/bin/setpriv", "--bounding-set=-sys_resource"];
+    let is_root = nix::unistd::geteuid().is_root();
+    let program = ["/usr/bin/prlimit", limit, env!("CARGO_BIN_EXE_userd")];
+    [if is_root { &root[..] } else { &[] }, &program].concat()
+}
+
+/// The number that a line asks for.
+fn number_needed(line: &str) -> u64 {
+    let rest = line.split("at least ").nth(1).unwrap_or_else(|| panic!("no number: {line}"));
+    let number = rest.split(' ').next().and_then(|number| number.parse().ok());
+    number.unwrap_or_else(|| panic!("no number: {line}"))
+}
+
+#[test]
+fn a_system_that_allows_too_little() {
+    let database = Database::create();
+    let url = database.url();
+    let start = |limit: &str| {
+        let variables = [("DATABASE_URL", url.as_str()), ("HOST", "127.0.0.1")];
+        Process::under(&limited(limit), &[], &variables)
+    };
+    for (least, what, limit) in [
+        (24, "open descriptors (ulimit -n)", &(|n| format!("--nofile={n}:{n}")) as &dyn Fn(u64) -> String),
+        (32, "open descriptors (ulimit -n)", &|n| format!("--nofile={n}:{n}")),
+        (100 << 10, "KiB of addresses (ulimit -v)", &|kib| format!("--as={}", kib << 10)),
+        (150 << 10, "KiB of addresses (ulimit -v)", &|kib| format!("--as={}", kib << 10)),
+    ] {
+        let line = complaint(&mut start(&limit(least)), 1);
+        let expected = format!("cannot start: the limit of {least} {what} is too low: at least ");
+        assert!(line.starts_with(&expected), "{line}");
+        // With as many it starts, and does what it does.
+        let mut process = start(&limit(number_needed(&line)));
+        let mut client = process.client();
+        let email = format!("{least}@example.com");
+        let body = json!({"name": "Ada", "email": email, "password": PASSWORD}).to_string();
+        let created = client.post("/users", &body);
+        assert_eq!(created.status, 201, "{}", process.stderr());
+        assert_eq!(client.get(&format!("/users/{}", created.id())).json()["email"], email);
+        assert_eq!(client.get("/readyz").status, 200);
+        assert!(!process.stderr().contains("panicked"), "{}", process.stderr());
+        let mut check = Process::under(&limited(&limit(least)), &["check"], &[("DATABASE_URL", &url)]);
+        assert_eq!(check.wait(LONG), 1);
+        assert!(
+            check.stdout().contains(&format!("problem  system: the limit of {least} {what} is too")),
+            "{}",
+            check.stdout()
+        );
+    }
+}
+
 #[test]
 fn variables_without_effect_are_told() {
     let database = Database::create();

@@ -90,7 +90,6 @@ impl Harness {
             limits,
             Resources {
                 budget: budget.clone(),
-                descriptors: 0,
                 on_idle: Box::new(|| {}),
                 immediate: Box::new(|_, path| {
                     (path == b"/immediate").then(|| Response::json(200, &json!({"at": "once"})))

@@ -708,7 +708,6 @@ fn a_broken_private_stream_is_reported_and_answered_503() {
         &Limits::default(),
         Resources {
             budget: Budget::new(1 << 20),
-            descriptors: 0,
             on_idle: Box::new(|| {}),
             immediate: Box::new(|_, _| None),
             recorder: Metrics::new(&[]).recorder(),
