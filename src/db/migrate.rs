@@ -1,13 +1,14 @@
 //! Brings the schema up to date: refinery's migrations, one replica at a time, nothing half applied.
 
-use super::explain;
+use super::{Backoff, explain};
 use crate::config::ConfigError;
 use postgres::{Client, Row, error::SqlState, types::Type};
-use refinery::{Migration, Runner};
+use refinery::{Migration, Report, Runner};
 use std::{
     collections::HashSet,
     hash::{DefaultHasher, Hash, Hasher},
     path::Path,
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
     thread,
     time::{Duration, Instant},
 };
@@ -22,8 +23,19 @@ const LOCK: i64 = 0x0075_7365_7264;
 /// How long a replica waits while another one migrates.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Between two tries to get the locks that a migration needs.
-const LOCK_PAUSE: Duration = Duration::from_millis(500);
+/// Between two tries to get the locks that a migration needs, at first and at the most: while one waits, reads and writes
+/// wait behind it.
+const LOCK_PAUSES: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
+
+/// How often the other session is asked whether the migrations wait for a lock: twice at least before they give up.
+const LOOK: Duration = Duration::from_millis(80);
+
+/// The sessions that hold what `$1` waits for, and the seconds since their queries began, which not every role is told.
+const BLOCKERS: &str = "\
+    select blocker.pid, \
+        pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() operator(pg_catalog.-) activity.query_start)::bigint \
+    from pg_catalog.unnest(pg_catalog.pg_blocking_pids($1)) as blocker (pid) \
+    left join pg_catalog.pg_stat_activity as activity on activity.pid operator(pg_catalog.=) blocker.pid";
 
 /// Version and checksum of each built-in migration. refinery computes the checksums, too, but compiles a regular expression
 /// for it that stays in memory, 0.4 MiB. So refinery is asked only where a migration is missing.
@@ -115,14 +127,16 @@ impl Migrations {
             refuse_the_users_of_another_program(client)?;
         }
         let runner = self.runner().set_grouped(true);
-        let deadline = Instant::now() + LOCK_TIMEOUT;
+        let mut backoff = Backoff::new(LOCK_PAUSES[0], LOCK_PAUSES[1], Instant::now() + LOCK_TIMEOUT);
         let report = loop {
-            match runner.run(client) {
+            match run(&runner, client, locker) {
                 Ok(report) => break report,
-                // A migration of a table in use waits for its lock only as long as writers may wait behind it.
-                Err(error) if is_lock_timeout(&error) && Instant::now() < deadline => {
+                // A migration of a table in use waits for its lock only as long as reads and writes may wait behind it.
+                Err(error) if is_lock_timeout(&error) => {
                     log::info!("a table is locked; the migrations are retried");
-                    thread::sleep(LOCK_PAUSE);
+                    if !backoff.pause() {
+                        return Err(describe(error));
+                    }
                 }
                 Err(error) => return Err(describe(error)),
             }
@@ -226,6 +240,41 @@ fn judge(
             "a newer userd has migrated it, to migration {found}; this one knows those up to {known}, and no later \
              one says that it is compatible with them"
         )),
+    }
+}
+
+/// One attempt. Where it waits for a lock, a line in the log names the sessions that hold it.
+fn run(runner: &Runner, client: &mut Client, locker: &mut Client) -> Result<Report, refinery::Error> {
+    // Behind a pooler this may be another session's by now: then the line is missing.
+    let pid =
+        client.query_typed_one("select pg_catalog.pg_backend_pid()", &[]).and_then(|row| row.try_get(0));
+    thread::scope(|scope| {
+        let (ended, end) = mpsc::channel();
+        if let Ok(pid) = pid {
+            // Without a thread for it the line is missing, too.
+            let _ = thread::Builder::new().spawn_scoped(scope, move || name_blockers(locker, pid, &end));
+        }
+        let report = runner.run(client);
+        drop::<mpsc::Sender<()>>(ended);
+        report
+    })
+}
+
+/// Asks until the attempt has ended, or waits for a lock.
+fn name_blockers(locker: &mut Client, pid: i32, end: &Receiver<()>) {
+    while end.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+        let Ok(blockers) = locker.query_typed(BLOCKERS, &[(&pid, Type::INT4)]) else { return };
+        let name = |row: &Row| {
+            let age: Option<i64> = row.get(1);
+            let age = age.map(|seconds| format!(" (its query began {seconds} s ago)")).unwrap_or_default();
+            format!("process {}{age}", row.get::<_, i32>(0))
+        };
+        if !blockers.is_empty() {
+            let blockers: Vec<String> = blockers.iter().map(name).collect();
+            let blockers = blockers.join(", ");
+            log::warn!("the migrations wait for a lock of {blockers}; reads and writes wait behind them");
+            return;
+        }
     }
 }
 

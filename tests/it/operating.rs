@@ -2,12 +2,14 @@
 //! a database that has users of another program already, completion and the manual page.
 
 use crate::support::{
-    Client, DATABASE_PASSWORD, Database, LONG, PASSWORD, Process, TOKEN, TempDir, assert_no_secret,
+    Client, DATABASE_PASSWORD, Database, LONG, PASSWORD, Process, Service, TOKEN, TempDir, assert_no_secret,
+    pause,
 };
 use serde_json::json;
 use std::{
     path::Path,
     process::{Command, Output, Stdio},
+    time::{Duration, Instant},
 };
 
 const README: &str = include_str!("../../README.md");
@@ -152,6 +154,50 @@ fn a_database_of_a_version_before_the_first_release() {
     assert_eq!(schema(&database), before);
     assert_eq!(database.value("select string_agg(name, '') from users"), "n");
     assert_eq!(database.value("select count(*) from refinery_schema_history"), "8");
+}
+
+/// A query that takes long reads the table that a migration changes: other clients go on, and the log names it.
+#[test]
+fn a_migration_behind_a_long_reader() {
+    /// So many attempts at regular intervals would take less than seven seconds.
+    const ATTEMPTS: usize = 5;
+    let service = Service::start();
+    let mut client = service.client();
+    assert_eq!(client.post("/users", r#"{"name":"Ada","email":"ada@example.com"}"#).status, 201);
+    let next = TempDir::next_release(
+        "set local lock_timeout = '200ms'; alter table users add column nickname text",
+        3,
+    );
+    let mut reader = service.database.client();
+    let mut reading = reader.transaction().unwrap();
+    let pid: i32 = reading.query_one("select pg_backend_pid() from users", &[]).unwrap().get(0);
+    let variables = [("MIGRATIONS_DIR", next.name())];
+    let start = Instant::now();
+    let mut process = Process::on(&service.database, &variables);
+    let attempts = || process.stderr().matches("a table is locked; the migrations are retried").count();
+    let (mut reads, mut delayed) = (0, 0);
+    while attempts() < ATTEMPTS {
+        assert!(start.elapsed() < Duration::from_secs(60), "{}", process.stderr());
+        let asked = Instant::now();
+        assert_eq!(client.get("/users/1").json()["name"], "Ada");
+        (reads, delayed) = (reads + 1, delayed + usize::from(asked.elapsed() > Duration::from_millis(100)));
+        pause(Duration::from_millis(10));
+    }
+    // 0.5, 1, 2 and 4 seconds between them.
+    assert!(start.elapsed() >= Duration::from_millis(7500), "{:?}", start.elapsed());
+    println!("{delayed} of {reads} reads were delayed");
+    let line = format!("[WARN] the migrations wait for a lock of process {pid} (its query began ");
+    process.logs(&line);
+    let log = process.stderr();
+    let age = |line: &str| line.split("began ").nth(1)?.split(' ').next()?.parse::<u64>().ok();
+    let ages: Vec<u64> = log.lines().filter(|found| found.contains(&line)).filter_map(age).collect();
+    assert!(ages.is_sorted() && ages.last() >= Some(&6), "{log}");
+    reading.rollback().unwrap();
+    process.wait_for_url();
+    process.logs("applied migration V4__next");
+    assert_eq!(service.database.value("select count(nickname) from users"), "0");
+    assert_eq!(process.client().get("/users/1").json()["name"], "Ada");
+    assert_eq!(client.get("/users/1").json()["name"], "Ada");
 }
 
 // Checks

@@ -198,7 +198,8 @@ fn the_counts_withstand_attacks() {
                             Err(error) => {
                                 // Taken addresses, deadlocks, locks, conflicts, and too many that are prepared.
                                 let code = error.code().map_or("", |code| code.code());
-                                let expected = ["23505", "40P01", "55P03", "40001", "53200", "55000", "25P02"];
+                                let expected =
+                                    ["23505", "40P01", "55P03", "40001", "53200", "55000", "25P02"];
                                 assert!(expected.contains(&code), "{error:?}");
                                 // As above.
                                 let _ = client.batch_execute("rollback");
