@@ -73,7 +73,8 @@ pub struct Config {
     pub password_hashing: PasswordHashing,
     /// Wrong passwords that one peer may send for one e-mail address in a minute; 0 for any number.
     pub auth_attempts: u32,
-    /// Further host names under which browsers may call the service without a token.
+    /// What requests without a token may name as their host, beside what no stranger can own, `host` and the machine's
+    /// name; `*` for any name.
     pub allowed_hosts: Vec<String>,
     /// What clients may use up.
     pub limits: Limits,

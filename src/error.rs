@@ -49,7 +49,7 @@ pub enum Error {
     Unauthorized,
     /// A browser sent an unsafe request from another site.
     CrossOrigin,
-    /// A browser sent a request under a host name that is not this service's.
+    /// Without a token, the request names a host that a stranger may own and that is not this service's.
     HostNotAllowed,
     /// A unique violation (SQLSTATE 23505).
     AlreadyExists,

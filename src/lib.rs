@@ -101,6 +101,7 @@ mod frontend;
 pub mod fuzzing {
     pub use crate::frontend::http1::framing::{Framing, Step, Traits};
 }
+mod host;
 #[doc(hidden)]
 pub mod http;
 mod memory;

@@ -1,31 +1,49 @@
-//! Which requests are accepted: those that carry the bearer token, and those that no browser sends for another site.
+//! Which requests are accepted: those that carry the bearer token, and those that no page of another site can send.
 
 use crate::{
     config::Config,
     error::Error,
+    host,
     http::{Method, Request},
 };
 use sha2::{Digest, Sha256};
-use std::net::{Ipv4Addr, Ipv6Addr};
 use subtle::ConstantTimeEq;
 
 /// The rules that stand before every route.
 pub struct Access {
     /// Digests are compared: equally long, and a difference in their first bytes tells nothing of the token.
     token: Option<[u8; 32]>,
-    /// Host names under which browsers may call, in lower case.
-    hosts: Vec<String>,
+    /// What requests without a token may name as their host, beside what no stranger can own; `None` for any name.
+    hosts: Option<Vec<String>>,
 }
 
 impl Access {
-    /// With a token, `/users` asks for it; without one it is open, to browsers under the names of `config` and of this
-    /// machine.
+    /// With a token, `/users` asks for it; without one it is open, under the names of `config` and of this machine.
     pub fn new(config: &Config) -> Access {
         let machine = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
-        let hosts = config.allowed_hosts.iter().cloned().chain([config.host.clone()]).chain(machine);
+        // It may be an IPv6 address, or the path of a socket.
+        let listening = (!config.host.contains(':')).then_some(&config.host);
+        let named = config.allowed_hosts.iter().chain(listening).chain(&machine);
+        let mut hosts: Vec<String> = Vec::new();
+        for name in named.filter(|name| !host::is_local(name)).map(|name| host::name(name)) {
+            if !hosts.iter().any(|known| known.eq_ignore_ascii_case(name)) {
+                hosts.push(name.to_owned());
+            }
+        }
         Access {
             token: config.api_token.as_ref().map(|token| digest(token.expose())),
-            hosts: hosts.map(|host| host.to_ascii_lowercase()).collect(),
+            hosts: (!config.allowed_hosts.iter().any(|name| name == "*")).then_some(hosts),
+        }
+    }
+
+    /// Which hosts a request may name, for the log; `None` with a token, which makes the name irrelevant.
+    pub fn accepted_hosts(&self) -> Option<String> {
+        const LOCAL: &str = "IP addresses, names without a dot, names under localhost, local, internal, home.arpa, test or svc";
+        match (self.token, &self.hosts) {
+            (Some(_), _) => None,
+            (None, None) => Some("any".to_owned()),
+            (None, Some(names)) if names.is_empty() => Some(LOCAL.to_owned()),
+            (None, Some(names)) => Some(format!("{LOCAL}, and {}", names.join(", "))),
         }
     }
 
@@ -38,26 +56,23 @@ impl Access {
             Some(expected) if !carries(request, &expected) => Err(Error::Unauthorized),
             // A page of another site does not know the token, whatever name it is served under.
             Some(_) => Ok(()),
-            None if is_from_browser(request) && !self.is_own_host(request) => Err(Error::HostNotAllowed),
-            None => Ok(()),
+            None => match request.header("host") {
+                Some(host) if !self.is_accepted(host) && request.peer.is_some() => Err(Error::HostNotAllowed),
+                // A client of a Unix socket is no page. Browsers send a Host.
+                _ => Ok(()),
+            },
         }
     }
 
-    /// Whether the request was sent to a name of this service. A page whose own name resolves to this server (DNS
-    /// rebinding) has the same origin as the service in the browser's eyes; only the name tells. An address or a name
-    /// of the loopback cannot be rebound.
-    fn is_own_host(&self, request: &Request) -> bool {
-        let Some(host) = request.header("host") else {
-            return false;
+    /// Whether the name in the Host is one of this service. A page whose own name resolves to this server (DNS rebinding)
+    /// has the same origin as the service in the browser's eyes, and its GET over plain http looks like curl's; only the
+    /// name tells.
+    fn is_accepted(&self, authority: &str) -> bool {
+        let Some(hosts) = &self.hosts else {
+            return true;
         };
-        if let Some(rest) = host.strip_prefix('[') {
-            let address = rest.split_once(']').map(|(address, _)| address);
-            return address.is_some_and(|address| address.parse::<Ipv6Addr>().is_ok());
-        }
-        let host = host.split(':').next().unwrap_or_default().to_ascii_lowercase();
-        let host = host.strip_suffix('.').unwrap_or(&host);
-        let is_loopback = host == "localhost" || host.ends_with(".localhost");
-        is_loopback || host.parse::<Ipv4Addr>().is_ok() || self.hosts.iter().any(|own| own == host)
+        let name = host::name(authority);
+        host::is_local(authority) || hosts.iter().any(|accepted| accepted.eq_ignore_ascii_case(name))
     }
 }
 
@@ -76,15 +91,6 @@ fn carries(request: &Request, expected: &[u8; 32]) -> bool {
 
 fn digest(text: &str) -> [u8; 32] {
     Sha256::digest(text.as_bytes()).into()
-}
-
-/// Whether the request says of itself what only browsers say.
-fn is_from_browser(request: &Request) -> bool {
-    const FETCH_METADATA: &str = "sec-fetch-";
-    request.headers.iter().any(|(name, _)| {
-        let start = name.get(..FETCH_METADATA.len()).unwrap_or_default();
-        name.eq_ignore_ascii_case("origin") || start.eq_ignore_ascii_case(FETCH_METADATA)
-    })
 }
 
 /// The rules of Go 1.25's CrossOriginProtection: browsers of today say where a request comes from in Sec-Fetch-Site;
@@ -113,6 +119,7 @@ mod tests {
 
     fn request(method: &str, headers: &[(&str, &str)]) -> Request {
         let mut request = Request::new(method, "/users", "");
+        request.peer = Some([192, 0, 2, 7].into());
         let owned = |(name, value): &(&str, &str)| (name.to_string(), value.to_string());
         request.headers = headers.iter().map(owned).collect();
         request
@@ -121,12 +128,7 @@ mod tests {
     fn access(token: Option<&str>) -> Access {
         let allowed_hosts = vec!["a".to_owned(), "Users.Example".to_owned()];
         let api_token = token.map(Secret::from);
-        Access::new(&Config {
-            host: "api.internal".to_owned(),
-            allowed_hosts,
-            api_token,
-            ..Config::default()
-        })
+        Access::new(&Config { host: "api.example".to_owned(), allowed_hosts, api_token, ..Config::default() })
     }
 
     #[test]
@@ -179,36 +181,25 @@ mod tests {
     }
 
     #[test]
-    fn names_under_which_browsers_may_call() {
+    fn names_that_requests_may_have() {
         let machine = nix::unistd::gethostname().unwrap().into_string().unwrap();
         let own = [
-            "127.0.0.1",
             "127.0.0.1:3000",
-            "10.1.2.3",
             "[::1]",
-            "[::1]:3000",
-            "localhost",
             "LOCALHOST:1",
-            "app.localhost",
-            "localhost.",
+            "userd",
+            "x.internal",
             "users.example",
             "USERS.example:8080",
             "users.example.",
-            "api.internal",
+            "api.example",
             &machine,
         ];
-        let foreign = [
-            "evil.example",
-            "evil.example:3000",
-            "localhost.evil.example",
-            "notlocalhost",
-            "1.2.3.4.evil.example",
-            "x.users.example",
-            "[::1",
-            "",
-            "0x7f000001",
-        ];
-        let markers: [&[(&str, &str)]; 3] = [
+        let foreign =
+            ["evil.example", "evil.example:3000", "x.users.example", "users.example.evil.example", ""];
+        // A page's GET over plain http has none of these.
+        let markers: [&[(&str, &str)]; 4] = [
+            &[],
             &[("Sec-Fetch-Site", "same-origin")],
             &[("sec-fetch-mode", "cors")],
             &[("Origin", "http://HOST"), ("Sec-Fetch-Site", "same-origin")],
@@ -216,20 +207,44 @@ mod tests {
         for (hosts, allowed) in [(own.as_slice(), true), (&foreign, false)] {
             for (host, markers) in hosts.iter().flat_map(|host| markers.map(|markers| (*host, markers))) {
                 let headers = [markers, &[("Host", host)]].concat();
-                for method in ["GET", "POST"] {
-                    let request = request(method, &headers);
+                for method in ["GET", "POST", "OPTIONS"] {
+                    let mut request = request(method, &headers);
                     let result = access(None).check(&request);
                     assert_eq!(result.is_ok(), allowed, "{method} {headers:?}");
                     if let Err(error) = result {
                         assert!(matches!(error, Error::HostNotAllowed), "{error:?}");
                     }
-                    let with_token = request.with("Authorization", "Bearer s3cret");
+                    let with_token = request.clone().with("Authorization", "Bearer s3cret");
                     assert!(access(Some("s3cret")).check(&with_token).is_ok(), "a token suffices");
+                    let any =
+                        Access::new(&Config { allowed_hosts: vec!["*".to_owned()], ..Config::default() });
+                    assert!(any.check(&request).is_ok(), "* is any name");
+                    // Of a Unix socket, or without a socket.
+                    request.peer = None;
+                    assert!(access(None).check(&request).is_ok());
                 }
-                // Without a browser's fields it is curl's, under whatever name.
-                assert!(access(None).check(&request("POST", &[("Host", host)])).is_ok());
             }
         }
-        assert!(access(None).check(&request("GET", &[("Origin", "http://a")])).is_err(), "no Host at all");
+        assert!(access(None).check(&request("GET", &[])).is_ok(), "HTTP/1.0 without a Host");
+    }
+
+    #[test]
+    fn accepted_hosts_as_text() {
+        let text = access(None).accepted_hosts().unwrap();
+        assert!(text.starts_with("IP addresses, ") && !text.contains(" a,"), "{text}");
+        assert!(text.contains("Users.Example, api.example"), "{text}");
+        assert_eq!(access(Some("s3cret")).accepted_hosts(), None);
+        let of = |host: &str, allowed: &[&str]| {
+            let allowed_hosts = allowed.iter().map(|name| (*name).to_owned()).collect();
+            Access::new(&Config { host: host.to_owned(), allowed_hosts, ..Config::default() })
+                .accepted_hosts()
+        };
+        assert_eq!(of("0.0.0.0", &["*", "a.example"]).as_deref(), Some("any"));
+        for host in ["0.0.0.0", "[::]", "::", "localhost", "unix:/run/userd.example"] {
+            assert!(
+                of(host, &["a.example", "A.example"]).unwrap().ends_with(" or svc, and a.example"),
+                "{host}"
+            );
+        }
     }
 }

@@ -9,7 +9,7 @@ use super::{
     idempotency,
     preconditions::Preconditions,
     query,
-    router::{Route, USER, route},
+    router::{Route, USER, label, route},
     throttle::{Attempt, Throttle},
     validation::{Validation, object},
 };
@@ -17,6 +17,7 @@ use crate::{
     config::{Config, Secret, counted_as},
     error::Error,
     http::{Request, Response},
+    metrics::Route as Label,
     request_id::RequestId,
     users::{
         once::{Fingerprint, Kept, Key},
@@ -237,11 +238,21 @@ impl Judge {
         }
     }
 
+    /// Which hosts a request may name, as a text.
+    pub fn accepted_hosts(&self) -> Option<String> {
+        self.access.accepted_hosts()
+    }
+
     /// The command, or why there is none.
     pub fn command(&self, request: &Request) -> Result<Command, Refusal> {
         let route = route(request.method, request.path())?;
-        // The description is open to all: it tells nothing of the users.
-        if route != Route::Description {
+        // The description is open to all, and so are the methods of the server: they tell nothing of the users.
+        let is_open = match route {
+            Route::Description => true,
+            Route::Options(_) => matches!(label(request.path()), Label::Description | Label::Other),
+            _ => false,
+        };
+        if !is_open {
             self.access.check(request)?;
         }
         if !matches!(route, Route::List | Route::Metrics | Route::Description) {

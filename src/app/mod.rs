@@ -114,6 +114,11 @@ impl App {
         Instant::now() + self.request_timeout
     }
 
+    /// Which hosts a request may name, as a text; `None` with a token, which makes the name irrelevant.
+    pub(crate) fn accepted_hosts(&self) -> Option<String> {
+        self.judge.accepted_hosts()
+    }
+
     /// Whether it lives, and is ready.
     pub(crate) fn health(&self) -> &Arc<Health> {
         &self.health

@@ -122,7 +122,7 @@ pub const SETTINGS: &[Setting] = &[
     field("AUTH_ATTEMPTS", at!(auth_attempts), Whole(0, 1_000_000),
         "Wrong passwords a minute from one peer for one e-mail address; 0 for any number"),
     field("ALLOWED_HOSTS", at!(allowed_hosts), Any,
-        "Further host names under which browsers may call without a token"),
+        "Further host names that requests without a token may name; `*` for any"),
     field("MIGRATIONS_DIR", at!(migrations_dir), Any, "Directory of migrations instead of the built-in ones"),
     command("LOG_FORMAT", "text", "`text`, or `json`: one object a line"),
     command("LOG_LEVEL", "info", "`off`, `error`, `warn`, `info`, `debug` or `trace`"),

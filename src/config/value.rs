@@ -196,12 +196,12 @@ impl Value for TrustedProxies {
     }
 }
 
-/// A list of host names, separated by commas or spaces.
+/// A list of host names, separated by commas or spaces; `*` stands for any.
 impl Value for Vec<String> {
     fn set(&mut self, text: &str, _: &Bounds) -> Result<(), String> {
         let names = text.split([',', ' ']).filter(|name| !name.is_empty());
         let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-        let checked = names.map(|name| match name.bytes().all(is_name) {
+        let checked = names.map(|name| match name == "*" || name.bytes().all(is_name) {
             true => Ok(name.to_owned()),
             false => Err(format!("{name:?} is not a host name")),
         });

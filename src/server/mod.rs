@@ -208,6 +208,11 @@ impl BoundServer {
         if exposed && config.api_token.is_none() {
             log::warn!("{base_url} may be reached by others, and API_TOKEN is not set");
         }
+        if addr.is_some()
+            && let Some(hosts) = app.accepted_hosts()
+        {
+            log::info!("hosts that requests may name (ALLOWED_HOSTS): {hosts}");
+        }
         Ok(Server {
             app,
             base_url,

@@ -1,6 +1,6 @@
-//! Clients that are faulty or hostile: malformed requests, browsers under foreign names, answers that are not read.
+//! Clients that are faulty or hostile: malformed requests, pages under foreign names, answers that are not read.
 
-use crate::support::{Client, Database, Process, Service, check};
+use crate::support::{Answer, Client, Database, LONG, Process, Service, TOKEN, TempDir, check, eventually};
 use socket2::{Domain, Socket, Type};
 use std::{io::Write, net::SocketAddr};
 
@@ -75,37 +75,147 @@ fn a_wrong_password_names_a_scheme() {
     assert_eq!((answer.status, answer.header("WWW-Authenticate")), (401, Some("Userd-Password")));
 }
 
+/// What Chromium 123 sends for `fetch(target, {method})` of a page of this host over plain http, byte for byte. It says
+/// where a request comes from (Origin, `Sec-Fetch-*`) only over https and to localhost.
+fn chromium(host: &str, method: &str, target: &str) -> String {
+    let length = if method == "POST" { "Content-Length: 0\r\n" } else { "" };
+    format!(
+        "{method} {target} HTTP/1.1\r\nHost: {host}\r\nConnection: keep-alive\r\n{length}\
+         User-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) \
+         HeadlessChrome/123.0.6312.0 Safari/537.36\r\n\
+         Accept: */*\r\nReferer: http://{host}/\r\nAccept-Encoding: gzip, deflate\r\n\r\n"
+    )
+}
+
+fn is_refused(answer: &Answer) -> bool {
+    let refusal = r#"{"error":"Host not allowed","message":"ALLOWED_HOSTS does not name this host"}"#;
+    answer.status == 403 && (answer.body.trim_end() == refusal || answer.body.is_empty())
+}
+
 #[test]
-fn browsers_call_under_the_service_s_own_names() {
+fn a_rebound_page_gets_nothing() {
     let service = Service::with(|config| config.allowed_hosts = vec!["users.example".to_owned()]);
     let mut client = service.client();
-    let own = service.server.addr().expect("a TCP address").to_string();
-    let rebound = "evil.example";
-    let refused = r#"{"error":"Host not allowed","message":"ALLOWED_HOSTS does not name this host"}"#;
-    for fields in
-        ["Origin: http://evil.example\r\nSec-Fetch-Site: same-origin\r\n", "Sec-Fetch-Mode: cors\r\n"]
-    {
-        for request in
-            [counted(rebound, fields), format!("GET /users HTTP/1.1\r\nHost: {rebound}\r\n{fields}\r\n")]
-        {
-            client.send(request.as_bytes());
-            let answer = client.answer("POST");
-            assert_eq!((answer.status, answer.body.trim_end()), (403, refused), "{request}");
-        }
-        assert_eq!(client.get("/users").json()["total"], 0);
-    }
+    let id = client.post("/users", ADA).id();
+    let user = format!("/users/{id}");
+    let port = service.server.addr().expect("a TCP address").port();
+    let rebound = format!("evil.example:{port}");
+    // As a browser sends it over plain http, and with what it adds elsewhere.
     let rows = [
-        (own.as_str(), "Sec-Fetch-Site: same-origin\r\n"),
-        ("localhost:80", "Sec-Fetch-Site: none\r\n"),
-        ("users.example", "Origin: http://users.example\r\n"),
-        // curl, under any name.
-        (rebound, ""),
+        chromium(&rebound, "GET", "/users"),
+        chromium(&rebound, "GET", &user),
+        chromium(&rebound, "HEAD", &user),
+        chromium(&rebound, "GET", "/users?email=ada@example.com"),
+        chromium(&rebound, "GET", "/metrics"),
+        chromium(&rebound, "OPTIONS", "/users"),
+        chromium(&rebound, "DELETE", &user),
+        chromium(&rebound, "POST", "/users"),
+        chromium(&rebound, "GET", "/users").replace("HTTP/1.1", "HTTP/1.0"),
+        chromium("127.0.0.1", "GET", "/users").replace("GET /", "GET http://evil.example/"),
+        chromium("users.example.evil.example", "GET", "/users"),
+        chromium("127.0.0.1.evil.example", "GET", "/users"),
+        chromium("", "GET", "/users"),
+        counted(&rebound, &format!("Origin: http://{rebound}\r\n")).replace("ada@", "eve@"),
+        counted(&rebound, &format!("Origin: http://{rebound}\r\nSec-Fetch-Site: same-origin\r\n"))
+            .replace("ada@", "eve@"),
+        counted(&rebound, "").replace("/users", "/users/authenticate"),
     ];
-    for (count, (host, fields)) in rows.into_iter().enumerate() {
-        client.send(counted(host, fields).replace("ada@", &format!("a{count:02}@")).as_bytes());
-        assert_eq!(client.answer("POST").status, 201, "{host} {fields}");
-        assert_eq!(client.get("/users").json()["total"], count + 1);
+    for request in rows {
+        // HTTP/1.0 closes.
+        let mut client = service.client();
+        client.send(request.as_bytes());
+        let method = request.split(' ').next().expect("a method");
+        let answer = client.answer(method);
+        assert!(is_refused(&answer), "{request}{answer:?}");
+        assert_eq!(service.client().get("/users").json()["total"], 1, "{request}");
     }
+    // What tells nothing of the users is open.
+    for (method, target, status) in [
+        ("GET", "/livez", 200),
+        ("GET", "/readyz", 200),
+        ("GET", "/openapi.json", 200),
+        ("OPTIONS", "/openapi.json", 204),
+        ("GET", "/other", 404),
+    ] {
+        client.send(chromium(&rebound, method, target).as_bytes());
+        assert_eq!(client.answer(method).status, status, "{method} {target}");
+    }
+}
+
+#[test]
+fn requests_name_the_service_s_own_hosts() {
+    let service = Service::with(|config| config.allowed_hosts = vec!["users.example".to_owned()]);
+    let own = service.server.addr().expect("a TCP address").to_string();
+    let machine = nix::unistd::gethostname().expect("it has a name").into_string().expect("UTF-8");
+    let hosts = [
+        &own,
+        "localhost:80",
+        "[::1]:3000",
+        "192.0.2.7",
+        "userd",
+        "userd.default.svc",
+        "users.home.arpa",
+        "users.example",
+        "USERS.EXAMPLE.:8080",
+        &machine,
+    ];
+    let mut client = service.client();
+    for (count, host) in hosts.iter().enumerate() {
+        client.send(counted(host, "").replace("ada@", &format!("a{count:02}@")).as_bytes());
+        assert_eq!(client.answer("POST").status, 201, "{host}");
+        client.send(chromium(host, "GET", "/users").as_bytes());
+        assert_eq!(client.answer("GET").json()["total"], count + 1, "{host}");
+    }
+    // It is no browser's.
+    client.send(b"GET /users HTTP/1.0\r\n\r\n");
+    assert_eq!(client.answer("GET").json()["total"], hosts.len());
+}
+
+/// `ALLOWED_HOSTS=*`, a token and a Unix socket make the name irrelevant; the log says which names are accepted.
+#[test]
+fn settings_that_accept_any_host() {
+    let database = Database::create();
+    let dir = TempDir::new();
+    let socket = format!("unix:{}/http", dir.path().display());
+    let proxy = "X-Forwarded-For: 203.0.113.7\r\n";
+    let bearer = format!("Authorization: Bearer {TOKEN}\r\n");
+    let line = "hosts that requests may name (ALLOWED_HOSTS): ";
+    // Variables, a field of the request, its status, what the log says.
+    type Variables<'a> = &'a [(&'a str, &'a str)];
+    let rows: [(Variables, &str, u16, Option<&str>); 7] = [
+        (&[], "", 403, Some("IP addresses, names without a dot, ")),
+        (&[("ALLOWED_HOSTS", "*")], "", 200, Some("any")),
+        (&[("ALLOWED_HOSTS", "a.example, evil.example")], "", 200, Some(", and a.example, evil.example")),
+        (&[("API_TOKEN", TOKEN)], &bearer, 200, None),
+        (&[("HOST", &socket)], "", 200, None),
+        (&[("HOST", &socket), ("TRUSTED_PROXIES", "unix")], "", 200, None),
+        // The client is elsewhere, and may be a browser.
+        (&[("HOST", &socket), ("TRUSTED_PROXIES", "unix")], proxy, 403, None),
+    ];
+    for (variables, field, status, logged) in rows {
+        let mut process = Process::on(&database, variables);
+        let mut client = process.client();
+        let request =
+            chromium("evil.example", "GET", "/users").replace("\r\n\r\n", &format!("\r\n{field}\r\n"));
+        client.send(request.as_bytes());
+        let answer = client.answer("GET");
+        assert_eq!(answer.status, status, "{variables:?} {field}{answer:?}");
+        assert!(status == 200 || is_refused(&answer), "{answer:?}");
+        eventually(LONG, "the request is logged", || process.stderr().contains("GET /users "));
+        let log = process.stderr();
+        let lines: Vec<_> = log.lines().filter_map(|text| text.split_once(line)).collect();
+        assert_eq!(lines.len(), usize::from(logged.is_some()), "{log}");
+        for ((_, hosts), expected) in lines.iter().zip(logged) {
+            assert!(hosts.contains(expected), "{hosts}");
+        }
+    }
+    let mut process = Process::start(&[], &[("ALLOWED_HOSTS", "*.example")]);
+    assert_eq!(process.wait(LONG), 2);
+    assert!(
+        process.stderr().contains("ALLOWED_HOSTS: \"*.example\" is not a host name"),
+        "{}",
+        process.stderr()
+    );
 }
 
 #[test]

@@ -441,6 +441,11 @@ fn the_primary_is_killed_stopped_and_cut_off() {
     let other_url = other.wait_for_url_within(LONG_ON_DISK);
 
     let url = format!("http://{}:8080", machines.addresses[0]);
+    for (host, status) in [("users.example", 200), ("evil.example", 403)] {
+        let mut client = crate::support::Client::new(&url);
+        client.send(format!("GET /users HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes());
+        assert_eq!(client.answer("GET").status, status, "{host}");
+    }
     let ways = [Way::start("addresses", &url), Way::start("haproxy", &other_url)];
     let creates = |count| ways.iter().for_each(|way| way.load.creates(count));
 

@@ -27,7 +27,13 @@ const FAILOVER: Duration = Duration::from_secs(5);
 
 fn userd(url: &str, port: u16, variables: &[(&str, &str)]) -> Process {
     let port = port.to_string();
-    let ours = [("DATABASE_URL", url), ("HOST", "127.0.0.1"), ("PORT", &port), ("LOG_LEVEL", "warn")];
+    let ours = [
+        ("DATABASE_URL", url),
+        ("HOST", "127.0.0.1"),
+        ("PORT", &port),
+        ("LOG_LEVEL", "warn"),
+        ("ALLOWED_HOSTS", "users.example"),
+    ];
     Process::start(&[], &[&ours, variables].concat())
 }
 
@@ -187,6 +193,12 @@ fn replicas_behind_haproxy_and_a_standby_that_is_promoted() {
     let (_haproxy, base_url) = haproxy(&program, &dir, &ports);
     let mut caller = Caller::new(&base_url, LONG);
     eventually(LONG, "haproxy knows them", || matches!(caller.call("GET", "/users", ""), Ok((200, _))));
+    // haproxy passes the name on by which it is called.
+    for (host, status) in [("users.example", 200), ("evil.example", 403)] {
+        let mut client = Client::new(&base_url);
+        client.send(format!("GET /users HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes());
+        assert_eq!(client.answer("GET").status, status, "{host}");
+    }
     let load = Load::start("many", 6, &Arc::new(Mutex::new(base_url.clone())), LONG);
     load.creates(100);
 

@@ -318,8 +318,21 @@ mod tests {
                  Cookie: no\r\nAuthorization: two\r\nSec-Fetch-Site: same-origin\r\n\
                  Content-Length: 3\r\n\r\nabc",
                 "PUT /x#S HTTP/1.1\r\nauthorization: Bearer x\r\ncontent-type: \r\n\
-                 authorization: two\r\nSec-Fetch-Site: same-origin\r\nhost: a\r\nContent-Length: 3\r\n\r\nabc",
+                 authorization: two\r\nSec-Fetch-Site: same-origin\r\nContent-Length: 3\r\n\r\nabc",
             ),
+            // A name that a stranger may own.
+            (
+                "GET /x HTTP/1.1\r\nHOST: a.example:80\r\n\r\n",
+                "GET /x#S HTTP/1.1\r\nhost: a.example:80\r\n\r\n",
+            ),
+            ("GET /x HTTP/1.0\r\nHost: a.example\r\n\r\n", "GET /x#S HTTP/1.1\r\nhost: a.example\r\n\r\n"),
+            ("GET /x HTTP/1.1\r\nHost:\r\n\r\n", "GET /x#S HTTP/1.1\r\nhost: \r\n\r\n"),
+            (
+                "GET http://a.example/x HTTP/1.1\r\nHost: a\r\n\r\n",
+                "GET /x#S HTTP/1.1\r\nhost: a.example\r\n\r\n",
+            ),
+            ("GET http://a/x HTTP/1.1\r\nHost: a.example\r\n\r\n", "GET /x#S HTTP/1.1\r\n\r\n"),
+            ("GET /x HTTP/1.1\r\nHost: 127.0.0.1:80\r\n\r\n", "GET /x#S HTTP/1.1\r\n\r\n"),
             (
                 "GET /x HTTP/1.1\r\nHost: a\r\nIf-None-Match: \"a\"\r\nIF-MATCH: *\r\nif-none-match: \"b\"\r\n\r\n",
                 "GET /x#S HTTP/1.1\r\nif-none-match: \"a\"\r\nif-match: *\r\nif-none-match: \"b\"\r\n\r\n",
@@ -337,7 +350,7 @@ mod tests {
             ("GET /x HTTP/1.2\r\nHost: a\r\n\r\n", "GET /x#S HTTP/1.1\r\n\r\n"),
             (
                 "GET / HTTP/1.1\r\nHost: a\r\nSec-Fetch-Mode: cors\r\nX-Sec-Fetch-Mode: x\r\n\r\n",
-                "GET /#S HTTP/1.1\r\nSec-Fetch-Mode: cors\r\nhost: a\r\n\r\n",
+                "GET /#S HTTP/1.1\r\nSec-Fetch-Mode: cors\r\n\r\n",
             ),
             ("OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n", "OPTIONS *#S HTTP/1.1\r\n\r\n"),
             ("OPTIONS http://h HTTP/1.1\r\nHost: a\r\n\r\n", "OPTIONS *#S HTTP/1.1\r\n\r\n"),

@@ -8,10 +8,10 @@ use super::{
     framing::Traits,
     request_line::{RequestLine, is_authority, is_token},
 };
-use crate::{config::Limits, error::Error, http::Persistence, request_id::RequestId};
+use crate::{config::Limits, error::Error, host, http::Persistence, request_id::RequestId};
 use std::{fmt::Display, io::Write};
 
-/// Fields that the layers above look at, beside `Sec-Fetch-*` and, from a browser, `Host`. All others end here.
+/// Fields that the layers above look at, beside `Sec-Fetch-*` and `Host`. All others end here.
 const FORWARDED: [&str; 6] =
     ["authorization", "content-type", "idempotency-key", "if-match", "if-none-match", "origin"];
 
@@ -20,6 +20,8 @@ pub struct Head<'a> {
     bytes: &'a [u8],
     line: &'a RequestLine,
     fields: &'a [httparse::Header<'a>],
+    /// The Host, or what replaces it; `None` in HTTP/1.0.
+    host: Option<&'a str>,
     /// What has to be known to answer it.
     pub traits: Traits,
     /// How long its body is.
@@ -46,7 +48,7 @@ impl<'a> Head<'a> {
         limits: &Limits,
     ) -> Result<Head<'a>, Error> {
         let http10 = line.http10;
-        let (mut hosts, mut media_types) = (0, 0);
+        let (mut host, mut media_types) = (None, 0);
         let (mut close, mut keep_alive, mut expects) = (false, false, None);
         let (mut known, mut codings) = (None, Codings::default());
         for field in fields {
@@ -54,13 +56,13 @@ impl<'a> Head<'a> {
             // By length first: most fields are none of these.
             match field.name.len() {
                 4 if field.name.eq_ignore_ascii_case("host") => {
-                    hosts += 1;
-                    if hosts > 1 {
+                    if host.is_some() {
                         return Err(Error::BadRequest("more than one Host"));
                     }
                     if !is_authority(value) {
                         return Err(Error::BadRequest("the Host is malformed"));
                     }
+                    host = Some(value);
                 }
                 6 if field.name.eq_ignore_ascii_case("expect") => {
                     let known = value.eq_ignore_ascii_case(b"100-continue");
@@ -89,7 +91,7 @@ impl<'a> Head<'a> {
                 _ => {}
             }
         }
-        if hosts == 0 && !http10 {
+        if host.is_none() && !http10 {
             return Err(Error::BadRequest("no Host"));
         }
         if codings.any() && known.is_some() {
@@ -108,6 +110,7 @@ impl<'a> Head<'a> {
             bytes,
             line,
             fields,
+            host: line.authority(bytes).or(host).and_then(|host| str::from_utf8(host).ok()),
             traits: Traits {
                 head_only: line.method(bytes) == b"HEAD",
                 persistence: match (close, http10) {
@@ -130,24 +133,24 @@ impl<'a> Head<'a> {
     /// fragment of the target: most requests need no field then, and each field costs tiny_http its line and
     /// several allocations.
     ///
+    /// A Host that no stranger can own is accepted in any case, so it is left out where no Origin is compared with it.
+    ///
     /// tiny_http ends its one stream at the first line that is not ASCII or not well-formed, so nothing else may be
     /// written here.
     pub fn write(&self, slot: impl Display, out: &mut Vec<u8>) {
         self.line.write(self.bytes, out);
         write!(out, "#{slot} HTTP/1.1\r\n").expect("writing to memory does not fail");
-        let mut from_browser = false;
+        let mut has_origin = false;
         for field in self.fields {
             if let Some(name) = forwarded_name(field.name) {
                 write_field(name, field.value, out);
-                from_browser |= name == "origin" || is_fetch_metadata(name);
+                has_origin |= name == "origin";
             }
         }
-        if from_browser {
-            let host = |field: &&httparse::Header| field.name.eq_ignore_ascii_case("host");
-            let host = self.fields.iter().find(host).map(|field| field.value);
-            if let Some(host) = self.line.authority(self.bytes).or(host) {
-                write_field("host", host, out);
-            }
+        if let Some(host) = self.host
+            && (has_origin || !host::is_local(host))
+        {
+            write_field("host", host.as_bytes(), out);
         }
     }
 }
