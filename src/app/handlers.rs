@@ -310,7 +310,7 @@ fn verify(app: &App, command: Command) -> Step {
             None => None,
         };
         let hash = credential.map(|credential| &credential.password_hash);
-        let outdated = hash.filter(|hash| hash.is_outdated());
+        let outdated = hash.filter(|hash| app.hasher.is_outdated(hash, &password));
         // One after the other.
         let memory = app.hasher.memory(hash).max(app.hasher.memory(None));
         let work = || match app.hasher.verify(&password, hash) {

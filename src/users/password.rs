@@ -63,11 +63,6 @@ impl PasswordHash {
         }
     }
 
-    /// Whether it is to be replaced by one of Argon2id when its password is known.
-    pub fn is_outdated(&self) -> bool {
-        is_bcrypt(&self.0)
-    }
-
     /// The PHC string, to be stored.
     pub fn as_phc(&self) -> &str {
         &self.0
@@ -168,6 +163,21 @@ impl Hasher {
         }
     }
 
+    /// Whether a hash is to be replaced by one of this hasher now that its password is known: one of bcrypt, unless that
+    /// may have read less of the password than there is, or one of Argon2id that costs less to guess.
+    pub fn is_outdated(&self, hash: &PasswordHash, password: &Secret) -> bool {
+        /// Bcrypt reads 72 bytes, the NUL at the end among them, and repeats what is shorter.
+        const MOST_READ: usize = 71;
+        let text = hash.as_phc();
+        if is_bcrypt(text) {
+            let password = password.expose();
+            return password.len() <= MOST_READ && !password.contains('\0');
+        }
+        let work = |params: &Params| u64::from(params.m_cost()) * u64::from(params.t_cost());
+        let stored = Phc::new(text).ok().and_then(|hash| Params::try_from(&hash).ok());
+        stored.is_some_and(|params| work(&params) < work(self.argon2.params()))
+    }
+
     /// Bytes of memory that hashing takes, or checking a password against a hash.
     pub fn memory(&self, hash: Option<&PasswordHash>) -> usize {
         let stored = hash.and_then(|hash| Phc::new(hash.as_phc()).ok());
@@ -248,9 +258,8 @@ mod tests {
         ];
         for text in good {
             let hash = PasswordHash::imported(text.clone()).unwrap();
-            assert_eq!(hash.is_outdated(), text.starts_with("$2"));
             let hasher = Hasher::new(PasswordHashing::LeastCostForTests);
-            assert_eq!(hasher.verify(&"correct horse".into(), Some(&hash)), hash.is_outdated(), "{text}");
+            assert_eq!(hasher.verify(&"correct horse".into(), Some(&hash)), is_bcrypt(&text), "{text}");
             assert!(!hasher.verify(&"correct horsf".into(), Some(&hash)), "{text}");
             assert!(!hasher.verify(&"".into(), Some(&hash)), "{text}");
         }
@@ -279,6 +288,38 @@ mod tests {
         for (text, expected) in bad {
             let problem = PasswordHash::imported(text.clone()).unwrap_err();
             assert!(problem.contains(expected), "{text}: {problem}");
+        }
+    }
+
+    #[test]
+    fn outdated_hashes() {
+        let bcrypt = "$2b$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2".to_owned();
+        let argon = |cost: &str| {
+            format!("$argon2id$v=19${cost}$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA")
+        };
+        let long = "x".repeat(72);
+        let rows = [
+            (bcrypt.clone(), "correct horse", true),
+            (bcrypt.clone(), &long[1..], true),
+            (bcrypt.clone(), &long, false),
+            // 71 characters of two bytes.
+            (bcrypt.clone(), &"\u{e9}".repeat(71), false),
+            (bcrypt, "correct horse\0correct horse", false),
+            (argon("m=8,t=1,p=1"), &long, true),
+            (argon("m=19456,t=1,p=1"), "x", true),
+            (argon("m=9727,t=4,p=1"), "x", true),
+            (argon("m=19456,t=2,p=1"), "x", false),
+            (argon("m=19456,t=2,p=4"), "x", false),
+            (argon("m=47104,t=1,p=1"), "x", false),
+            (argon("m=65536,t=4,p=1"), "x", false),
+            ("damaged".to_owned(), "x", false),
+        ];
+        for (text, password, expected) in rows {
+            let (hash, password) = (PasswordHash::from_phc(text.clone()), password.into());
+            let found = Hasher::new(PasswordHashing::Owasp).is_outdated(&hash, &password);
+            assert_eq!(found, expected, "{text} {password:?}");
+            let least = Hasher::new(PasswordHashing::LeastCostForTests).is_outdated(&hash, &password);
+            assert_eq!(least, expected && is_bcrypt(&text), "{text} {password:?}");
         }
     }
 

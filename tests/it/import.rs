@@ -13,6 +13,7 @@ use std::{
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
+use userd::config::PasswordHashing;
 
 /// `userd import` of this file.
 fn start(database: &Database, file: &Path, arguments: &[&str]) -> Process {
@@ -226,6 +227,62 @@ fn hashes_of_bcrypt_are_replaced_at_login() {
         let after = client.get(&format!("/users/{id}"));
         assert_eq!((&after.body, after.header("ETag")), (&before.body, before.header("ETag")));
     }
+}
+
+/// Of a longer password bcrypt has read 72 bytes only, so what matches may not be the password.
+#[test]
+fn hashes_of_bcrypt_stay_where_it_did_not_read_all_of_the_password() {
+    // By crypt(3): of 80 digits, and of "correct horse".
+    const OF_80: &str = "$2b$05$abcdefghijklmnopqrstuuLkMZtUsVwf9Ptg/wgiNv8ZhtnAHnix.";
+    const OF_13: &str = "$2b$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2";
+    let digits = "0123456789".repeat(8);
+    let mistyped = format!("{}x", &digits[..79]);
+    let repeated = format!("{PASSWORD}\0{PASSWORD}");
+    let service = Service::start();
+    let mut client = service.client();
+    let rows = [(1, OF_80, &digits, &mistyped), (2, OF_13, &PASSWORD.to_owned(), &repeated)];
+    for (id, hash, password, other) in rows {
+        let email = format!("user{id}@example.com");
+        let line = json!({"name": "n", "email": email, "passwordHash": hash}).to_string();
+        assert_eq!(import(&service.database, line, &[]).0, 0);
+        let stored = format!("select password_hash from credentials where user_id = {id}");
+        can_log_in(&mut client, &email, other);
+        assert_eq!(service.database.value(&stored), hash, "{other:?}");
+        assert!(can_log_in(&mut client, &email, password));
+        assert_eq!(service.database.value(&stored) == hash, password.len() > 71);
+        assert!(can_log_in(&mut client, &email, password));
+    }
+    // Set anew, all of it counts.
+    let body = json!({"password": digits}).to_string();
+    assert_eq!(client.request("PUT", "/users/1", &[], body).status, 200);
+    assert!(!can_log_in(&mut client, "user1@example.com", &mistyped));
+    assert!(can_log_in(&mut client, "user1@example.com", &digits));
+}
+
+/// As one of bcrypt is, and once.
+#[test]
+fn hashes_of_less_cost_are_replaced_at_login() {
+    let cheap = Service::with(|config| config.password_hashing = PasswordHashing::LeastCostForTests);
+    let body = json!({"name": "Ada", "email": "ada@example.com", "password": PASSWORD}).to_string();
+    assert_eq!(cheap.client().post("/users", body).status, 201);
+    let service = Service::start();
+    let sql = "select password_hash from credentials";
+    let hash = cheap.database.value(sql);
+    assert!(hash.starts_with("$argon2id$v=19$m=8,t=1,p=1$"), "{hash}");
+    let line = json!({"name": "Ada", "email": "ada@example.com", "passwordHash": hash}).to_string();
+    assert_eq!(import(&service.database, line, &[]).0, 0);
+    let mut client = service.client();
+    let before = client.get("/users/1");
+    assert!(!can_log_in(&mut client, "ada@example.com", "correct horsf"));
+    assert_eq!(service.database.value(sql), hash);
+    assert!(can_log_in(&mut client, "ada@example.com", PASSWORD));
+    let replaced = service.database.value(sql);
+    assert!(replaced.starts_with("$argon2id$v=19$m=19456,t=2,p=1$"), "{replaced}");
+    assert!(!can_log_in(&mut client, "ada@example.com", "correct horsf"));
+    assert!(can_log_in(&mut client, "ada@example.com", PASSWORD));
+    assert_eq!(service.database.value(sql), replaced, "once");
+    let after = client.get("/users/1");
+    assert_eq!((&after.body, after.header("ETag")), (&before.body, before.header("ETag")));
 }
 
 /// Lines of JSON and what is said of them; empty for those that are imported.
