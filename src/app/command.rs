@@ -27,7 +27,7 @@ use crate::{
         user::{NewUser, User, UserChanges},
     },
 };
-use std::{sync::Arc, time::Instant};
+use std::{net::IpAddr, sync::Arc, time::Instant};
 
 /// A valid request, and the steps that it has behind it.
 #[derive(Debug)]
@@ -74,6 +74,8 @@ pub(crate) struct CreateOnce {
     pub new: NewUser,
     /// The password as it was sent, to be checked against that of an earlier create.
     pub password: Option<Secret>,
+    /// The client, whose wrong passwords are counted.
+    pub peer: Option<IpAddr>,
     /// What is known of earlier creates with the key.
     pub earlier: Earlier,
 }
@@ -141,13 +143,13 @@ pub(crate) enum Step {
 }
 
 impl CreateOnce {
-    fn new(key: Key, new: NewUser) -> CreateOnce {
+    fn new(key: Key, new: NewUser, peer: Option<IpAddr>) -> CreateOnce {
         let password = match &new.password {
             Some(Password::Clear(password)) => Some(password.clone()),
             _ => None,
         };
         let fingerprint = Fingerprint::of(&new);
-        CreateOnce { key, fingerprint, new, password, earlier: Earlier::Unknown }
+        CreateOnce { key, fingerprint, new, password, peer, earlier: Earlier::Unknown }
     }
 }
 
@@ -238,6 +240,11 @@ impl Judge {
         }
     }
 
+    /// Counts an attempt of a client to name the password of an account; [`Error::TooManyAttempts`].
+    pub fn attempt(&self, email: &str, peer: Option<IpAddr>) -> Result<Attempt, Error> {
+        self.throttle.admit(email, peer.map(counted_as), Instant::now())
+    }
+
     /// Which hosts a request may name, as a text.
     pub fn accepted_hosts(&self) -> Option<String> {
         self.access.accepted_hosts()
@@ -276,7 +283,7 @@ impl Judge {
                 let new = NewUser::from_body(self.validation.create(json(request)?)?)?;
                 match key {
                     None => Command::Create(new),
-                    Some(key) => Command::CreateOnce(Box::new(CreateOnce::new(key, new))),
+                    Some(key) => Command::CreateOnce(Box::new(CreateOnce::new(key, new, request.peer))),
                 }
             }
             Route::Update(id) | Route::Patch(id) => {
@@ -294,8 +301,7 @@ impl Judge {
             Route::Authenticate => {
                 let body = self.validation.authenticate(json(request)?)?;
                 let text = |key: &str| body.get(key).and_then(|value| value.as_str()).unwrap_or_default();
-                let attempt =
-                    self.throttle.admit(text("email"), request.peer.map(counted_as), Instant::now())?;
+                let attempt = self.attempt(text("email"), request.peer)?;
                 let (email, password) = (text("email").to_owned(), text("password").into());
                 Command::Authenticate(Login { email, password, attempt })
             }

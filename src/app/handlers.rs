@@ -278,9 +278,18 @@ fn hash(app: &App, mut command: Command) -> Step {
         Command::Create(new) => &mut new.password,
         Command::CreateOnce(create) => match (&create.earlier, &create.password) {
             (Earlier::Kept(kept), Some(password)) => {
+                // The answer tells whether the password is right, as a login's does. One that waits for its turn does not
+                // count, as many clients may repeat a create at once.
+                let attempt = match app.judge.attempt(&create.new.email, create.peer) {
+                    Ok(attempt) => attempt,
+                    Err(error) => return Step::Failed(error),
+                };
                 return match app.verify(password, kept.password_hash.as_ref()) {
                     Ok(true) => Step::Done(replayed(&kept.user)),
-                    Ok(false) => Step::Failed(Error::KeyReused),
+                    Ok(false) => {
+                        attempt.wrong();
+                        Step::Failed(Error::KeyReused)
+                    }
                     Err(error) => Step::Failed(error),
                 };
             }

@@ -153,6 +153,16 @@ impl World {
             "417" => with(&path, &[("Expect", "a miracle")], &body),
             "422" if template == "/users/authenticate" => self.parser.client().post(&path, "{}"),
             "422" => with(&path, &[], &json!({"name": "B", "email": "b@example.com", "id": "7"}).to_string()),
+            "429" if template == "/users" => {
+                let mut user: Value = json(&new_user(Some(PASSWORD)));
+                let mut repeated = |password: &str| {
+                    user["password"] = password.into();
+                    with(&path, &[("Idempotency-Key", "flooded")], &user.to_string())
+                };
+                assert_eq!(repeated(PASSWORD).status, 201);
+                let mut answers = (0..50).map(|_| repeated(OTHER_PASSWORD));
+                answers.find(|answer| answer.status == 429).expect("it is throttled")
+            }
             "429" => {
                 let wrong = json!({"email": "flooded@example.com", "password": OTHER_PASSWORD}).to_string();
                 let mut answers = (0..50).map(|_| with(&path, &[], &wrong));

@@ -121,7 +121,7 @@ fn keys_that_are_malformed() {
 
 #[test]
 fn passwords_of_repeated_creates() {
-    let service = Service::with(|config| config.auth_attempts = 0);
+    let service = Service::start();
     let mut client = service.client();
     let body =
         |password| json!({"name": "Ada", "email": "ada@example.com", "password": password}).to_string();
@@ -152,6 +152,60 @@ fn passwords_of_repeated_creates() {
     assert_eq!(post(&mut client, "m", &body("12345679").replace("ada@", "bob@")).status, 201);
     let fingerprints = "select count(distinct fingerprint) from idempotency_keys where email like 'bob%'";
     assert_eq!(service.database.value(fingerprints), "1");
+}
+
+/// A wrong password in a repeated create counts as one in a login does, and with those.
+#[test]
+fn passwords_cannot_be_guessed_by_repeating_a_create() {
+    let service = Service::with(|config| config.auth_attempts = 4);
+    let mut client = service.client();
+    let body = |name: &str, email: &str, password: &str| {
+        json!({"name": name, "email": email, "password": password}).to_string()
+    };
+    let ada = |password: &str| body("Ada", "ada@example.com", password);
+    let log_in = |client: &mut Client, password: &str| {
+        let credentials = json!({"email": "ADA@example.com", "password": password}).to_string();
+        client.post("/users/authenticate", credentials).status
+    };
+    let first = post(&mut client, "k", &ada(PASSWORD));
+    assert_eq!(first.status, 201);
+    // What is right does not count, and what is another body in other ways tells nothing of the password.
+    for _ in 0..6 {
+        assert_same(&post(&mut client, "k", &ada(PASSWORD)), &first);
+        assert_eq!(post(&mut client, "k", &body("Eve", "ada@example.com", PASSWORD)).status, 422);
+    }
+    for guess in ["guess no. 1", "guess no. 2", "guess no. 3"] {
+        let answer = post(&mut client, "k", &ada(guess));
+        assert_eq!((answer.status, answer.body.trim_end()), (422, REUSED));
+    }
+    assert_eq!(log_in(&mut client, "guess no. 4"), 401);
+    for password in ["guess no. 5", PASSWORD] {
+        let answer = post(&mut client, "k", &ada(password));
+        assert_eq!((answer.status, is_replayed(&answer)), (429, false), "{answer:?}");
+        assert!(
+            answer.header("Retry-After").is_some_and(|seconds| (1..=61).contains(&seconds.parse().unwrap()))
+        );
+        assert_eq!(log_in(&mut client, password), 429);
+    }
+    // Another account, and a create that repeats none.
+    let bob = body("Bob", "bob@example.com", PASSWORD);
+    let created = post(&mut client, "l", &bob);
+    assert_eq!(created.status, 201);
+    assert_same(&post(&mut client, "l", &bob), &created);
+    assert_eq!(post(&mut client, "m", &ada(PASSWORD)).status, 409);
+    assert_eq!(users(&service.database), "2");
+    // Each replica counts by itself.
+    let restarted = Server::start(service.database.config()).expect("a server");
+    let mut client = Client::new(restarted.base_url());
+    assert_same(&post(&mut client, "k", &ada(PASSWORD)), &first);
+    assert_eq!(log_in(&mut client, PASSWORD), 200);
+    // Unless nothing is counted.
+    let service = Service::with(|config| config.auth_attempts = 0);
+    let mut client = service.client();
+    assert_eq!(post(&mut client, "k", &ada(PASSWORD)).status, 201);
+    for _ in 0..12 {
+        assert_eq!(post(&mut client, "k", &ada("guess no. 1")).status, 422);
+    }
 }
 
 #[test]
