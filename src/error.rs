@@ -39,10 +39,15 @@ pub enum Error {
     Unprocessable(Vec<Violation>),
     /// The query string asks for something that cannot be.
     InvalidQuery(Vec<Violation>),
-    /// A media type that is certainly not JSON.
-    UnsupportedMediaType,
-    /// A patch of a kind that is not served; holds the value of `Accept-Patch`.
-    UnsupportedPatch(&'static str),
+    /// A body of a media type that is certainly not JSON, a patch of a kind that is not served, or a coded body.
+    UnsupportedMediaType {
+        /// The media types that are served here.
+        accepted: &'static str,
+        /// It is a patch.
+        patch: bool,
+        /// It has a content coding.
+        coded: bool,
+    },
     /// The password is not this user's, or there is no such user.
     InvalidCredentials,
     /// `API_TOKEN` is set and the request does not carry it.
@@ -200,9 +205,11 @@ impl Error {
             Error::InvalidQuery(violations) => {
                 Answer::new(400, Body::text("Invalid query").errors(violations))
             }
-            Error::UnsupportedMediaType => fixed(415, "Unsupported media type"),
-            Error::UnsupportedPatch(accepted) => {
-                fixed(415, "Unsupported media type").with("Accept-Patch", *accepted)
+            // By Accept-Encoding a client knows that the coding is at fault (RFC 9110, 12.5.3).
+            Error::UnsupportedMediaType { accepted, patch, coded } => {
+                let answer = fixed(415, "Unsupported media type").with("Accept", *accepted);
+                let answer = if *patch { answer.with("Accept-Patch", *accepted) } else { answer };
+                if *coded { answer.with("Accept-Encoding", "identity") } else { answer }
             }
             // A 401 has to name a scheme (RFC 9110, 15.5.2). This one is private: browsers ask for a password by
             // themselves where they know the scheme.
@@ -288,18 +295,17 @@ pub struct Answer {
     pub status: u16,
     /// The JSON body.
     pub body: Body,
-    /// One more header, where the status wants it.
-    pub header: Option<(&'static str, Cow<'static, str>)>,
+    /// More headers, where the status wants them.
+    pub headers: Vec<(&'static str, Cow<'static, str>)>,
 }
 
 impl Answer {
     fn new(status: u16, body: Body) -> Answer {
-        let header = None;
-        Answer { status, body, header }
+        Answer { status, body, headers: Vec::new() }
     }
 
     fn with(mut self, name: &'static str, value: impl Into<Cow<'static, str>>) -> Answer {
-        self.header = Some((name, value.into()));
+        self.headers.push((name, value.into()));
         self
     }
 }
@@ -380,7 +386,11 @@ mod tests {
             (Error::AlreadyExists, 409, r#"{"error":"Already exists"}"#),
             (Error::KeyReused, 422, r#"{"error":"Idempotency-Key reused"}"#),
             (Error::PreconditionFailed, 412, r#"{"error":"Precondition failed"}"#),
-            (Error::UnsupportedPatch("a/b"), 415, r#"{"error":"Unsupported media type"}"#),
+            (
+                Error::UnsupportedMediaType { accepted: "a/b", patch: true, coded: true },
+                415,
+                r#"{"error":"Unsupported media type"}"#,
+            ),
             (
                 Error::Database { sql: "select secret", message: "whatever".into(), code: String::new() },
                 500,

@@ -169,10 +169,8 @@ impl Request {
 /// How the connection goes on after a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Persistence {
-    /// It stays open, which HTTP/1.1 takes for granted.
-    KeepAlive,
-    /// It stays open for an HTTP/1.0 client that asked for it, and has to be told.
-    KeepAliveHttp10,
+    /// It stays open, and the client may rely on that for so many seconds.
+    KeepAlive(u64),
     /// It is closed after this response.
     Close,
 }
@@ -287,7 +285,7 @@ impl Response {
     /// The same in one piece.
     pub(crate) fn render(&self, persistence: Persistence, head_only: bool, id: &RequestId) -> Vec<u8> {
         let body = if head_only { 0 } else { self.body.len() };
-        let mut out = Vec::with_capacity(256 + body);
+        let mut out = Vec::with_capacity(320 + body);
         let mut number = itoa::Buffer::new();
         out.extend_from_slice(b"HTTP/1.1 ");
         out.extend_from_slice(number.format(self.status).as_bytes());
@@ -311,11 +309,15 @@ impl Response {
             out.extend_from_slice(b": ");
             out.extend_from_slice(value.as_bytes());
         }
-        out.extend_from_slice(match persistence {
-            Persistence::KeepAlive => b"\r\n\r\n",
-            Persistence::KeepAliveHttp10 => b"\r\nConnection: keep-alive\r\n\r\n",
-            Persistence::Close => b"\r\nConnection: close\r\n\r\n".as_slice(),
-        });
+        match persistence {
+            Persistence::KeepAlive(seconds) => {
+                // Clients of HTTP/1.0 need the first one, and Connection has to name the second one (RFC 9110, 7.6.1).
+                out.extend_from_slice(b"\r\nConnection: keep-alive\r\nKeep-Alive: timeout=");
+                out.extend_from_slice(number.format(seconds).as_bytes());
+                out.extend_from_slice(b"\r\n\r\n");
+            }
+            Persistence::Close => out.extend_from_slice(b"\r\nConnection: close\r\n\r\n"),
+        }
         if !head_only {
             out.extend_from_slice(&self.body);
         }
@@ -334,11 +336,7 @@ impl Error {
 impl From<&Error> for Response {
     fn from(error: &Error) -> Response {
         let answer = error.answer();
-        let response = Response::json(answer.status, &answer.body);
-        match answer.header {
-            Some((name, value)) => response.with(name, value),
-            None => response,
-        }
+        Response { headers: answer.headers, ..Response::json(answer.status, &answer.body) }
     }
 }
 
@@ -407,23 +405,29 @@ mod tests {
     fn rendering() {
         let id = RequestId::given(b"an-id").unwrap();
         let response = Response::json(200, &serde_json::json!({"a": 1}));
-        let text = String::from_utf8(response.render(Persistence::KeepAlive, false, &id)).unwrap();
+        let text = String::from_utf8(response.render(Persistence::KeepAlive(59), false, &id)).unwrap();
         assert!(text.starts_with("HTTP/1.1 200 OK\r\nDate: "), "{text}");
         assert!(text.contains(" GMT\r\nX-Request-Id: an-id\r\n"), "{text}");
         assert!(
-            text.ends_with("Content-Type: application/json\r\nContent-Length: 8\r\n\r\n{\"a\":1}\n"),
+            text.ends_with(
+                "Content-Type: application/json\r\nContent-Length: 8\r\nConnection: keep-alive\r\n\
+                 Keep-Alive: timeout=59\r\n\r\n{\"a\":1}\n"
+            ),
             "{text}"
         );
         let head = String::from_utf8(response.render(Persistence::Close, true, &id)).unwrap();
         assert!(head.ends_with("Content-Length: 8\r\nConnection: close\r\n\r\n"), "{head}");
-        let empty = Response::no_content().render(Persistence::KeepAliveHttp10, false, &id);
+        let empty = Response::no_content().render(Persistence::KeepAlive(0), false, &id);
         let empty = String::from_utf8(empty).unwrap();
         assert!(!empty.contains("Content-"), "{empty}");
-        assert!(empty.ends_with("\r\nConnection: keep-alive\r\n\r\n"), "{empty}");
+        assert!(empty.ends_with("\r\nConnection: keep-alive\r\nKeep-Alive: timeout=0\r\n\r\n"), "{empty}");
         let unmodified = Response::not_modified().with("ETag", "\"1-0\"");
-        let unmodified = String::from_utf8(unmodified.render(Persistence::KeepAlive, false, &id)).unwrap();
+        let unmodified = String::from_utf8(unmodified.render(Persistence::Close, false, &id)).unwrap();
         assert!(unmodified.starts_with("HTTP/1.1 304 Not Modified\r\nDate: "), "{unmodified}");
-        assert!(unmodified.ends_with("\r\nX-Request-Id: an-id\r\nETag: \"1-0\"\r\n\r\n"), "{unmodified}");
+        assert!(
+            unmodified.ends_with("\r\nX-Request-Id: an-id\r\nETag: \"1-0\"\r\nConnection: close\r\n\r\n"),
+            "{unmodified}"
+        );
     }
 
     #[test]
@@ -432,13 +436,12 @@ mod tests {
             Error::NotFound,
             Error::MethodNotAllowed("GET"),
             Error::MassAssignment(vec![]),
-            Error::UnsupportedMediaType,
+            Error::UnsupportedMediaType { accepted: "", patch: false, coded: false },
             Error::Unauthorized,
             Error::CrossOrigin,
             Error::HostNotAllowed,
             Error::AlreadyExists,
             Error::PreconditionFailed,
-            Error::UnsupportedPatch(""),
             Error::Unavailable("".into()),
             Error::BadRequest("rule"),
             Error::RequestTimeout,

@@ -184,7 +184,8 @@ fn check(request: &[u8]) {
                 assert!(length.is_none());
                 length = Some(value.parse::<usize>().unwrap());
             }
-            "authorization" | "content-type" | "origin" | "host" => {}
+            "authorization" | "content-encoding" | "content-type" | "host" | "idempotency-key" | "if-match"
+            | "if-none-match" | "origin" => {}
             name if name.to_ascii_lowercase().starts_with("sec-fetch-") => {}
             other => panic!("{other} was passed on"),
         }

@@ -359,7 +359,8 @@ fn merge_patch(request: &Request) -> Result<serde_json::Map<String, serde_json::
     let accepted =
         |text: &str| ACCEPT_PATCH.split(", ").chain([CURLS]).any(|one| one.eq_ignore_ascii_case(text));
     match media_type {
-        Some(other) if !accepted(other) => Err(Error::UnsupportedPatch(ACCEPT_PATCH)),
+        Some(other) if !accepted(other) => Err(unsupported(request, ACCEPT_PATCH, true)),
+        _ if is_coded(request) => Err(unsupported(request, ACCEPT_PATCH, true)),
         _ => object(&request.body),
     }
 }
@@ -368,10 +369,21 @@ fn merge_patch(request: &Request) -> Result<serde_json::Map<String, serde_json::
 fn json(request: &Request) -> Result<serde_json::Map<String, serde_json::Value>, Error> {
     let media_type = request.header("content-type").unwrap_or_default();
     let upload = media_type.get(..10).is_some_and(|start| start.eq_ignore_ascii_case("multipart/"));
-    if upload {
-        return Err(Error::UnsupportedMediaType);
+    match upload || is_coded(request) {
+        true => Err(unsupported(request, "application/json", false)),
+        false => object(&request.body),
     }
-    object(&request.body)
+}
+
+/// Whether the body is something else than what was meant, which a decoder would make of it.
+fn is_coded(request: &Request) -> bool {
+    let fields = request.headers.iter().filter(|(name, _)| name.eq_ignore_ascii_case("content-encoding"));
+    let mut codings = fields.flat_map(|(_, value)| value.split(',')).map(str::trim);
+    codings.any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case("identity"))
+}
+
+fn unsupported(request: &Request, accepted: &'static str, patch: bool) -> Error {
+    Error::UnsupportedMediaType { accepted, patch, coded: is_coded(request) }
 }
 
 #[cfg(test)]

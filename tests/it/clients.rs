@@ -1,8 +1,10 @@
 //! Clients that are faulty or hostile: malformed requests, pages under foreign names, answers that are not read.
 
-use crate::support::{Answer, Client, Database, LONG, Process, Service, TOKEN, TempDir, check, eventually};
+use crate::support::{
+    Answer, Client, Database, LONG, Process, Service, TOKEN, TempDir, check, eventually, pause,
+};
 use socket2::{Domain, Socket, Type};
-use std::{io::Write, net::SocketAddr};
+use std::{io::Write, net::SocketAddr, time::Duration};
 
 const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
 
@@ -29,6 +31,7 @@ fn coded(codings: &str) -> String {
 fn malformed_requests_are_refused_and_change_nothing() {
     let service = Service::start();
     let long = "M".repeat(33);
+    let longer = "M".repeat(8200);
     let rows = [
         (chunked(";"), 400),
         (chunked(";a="), 400),
@@ -44,6 +47,11 @@ fn malformed_requests_are_refused_and_change_nothing() {
         (coded("chunked, gzip"), 400),
         (coded("chunked, chunked"), 400),
         (counted("a", "").replace("POST", &long), 501),
+        // Beyond what a request line may have, too: 414 is for the target.
+        (counted("a", "").replace("POST", &longer), 501),
+        (counted("a", "").replace("/users", &format!("/{longer}")), 414),
+        (counted("a", "").replace("/users", "https://a/users"), 400),
+        (counted("a", "").replace("/users", "HTTPS://127.0.0.1/users"), 400),
         (counted("a", "").replace("/users", "/users#x"), 400),
         (counted("a", "").replace("/users", "/users\\x"), 400),
         (counted("a", "").replace("HTTP/1.1", "HTTP/2.0"), 505),
@@ -65,6 +73,40 @@ fn malformed_requests_are_refused_and_change_nothing() {
     assert_eq!(client.answer("POST").status, 201);
     client.send(b"GET /users HTTP/1.2\r\nHost: [::1]:80\r\n\r\n");
     assert_eq!(client.answer("GET").json()["total"], 1);
+}
+
+/// Each answer says for how long the client may rely on its connection; a client that does loses no request.
+#[test]
+fn connections_are_kept_for_as_long_as_they_say() {
+    const CLIENTS: usize = 20;
+    let service = Service::with(|config| config.limits.idle_timeout = Duration::from_secs(2));
+    let said = |answer: &Answer| {
+        assert_eq!(answer.header("Connection"), Some("keep-alive"), "{answer:?}");
+        let seconds = answer.header("Keep-Alive").and_then(|value| value.strip_prefix("timeout="));
+        Duration::from_secs(seconds.and_then(|text| text.parse().ok()).expect("whole seconds"))
+    };
+    let mut clients: Vec<Client> = (0..CLIENTS).map(|_| service.client()).collect();
+    // By a worker, by the frontend, and a refusal.
+    let targets = ["/users", "/livez", "/users/7"];
+    for round in 0..2 {
+        let mut kept = Vec::new();
+        for (n, client) in clients.iter_mut().enumerate() {
+            let answer = match n % 4 {
+                3 => {
+                    client.send(b"GET /users HTTP/1.0\r\nConnection: keep-alive\r\n\r\n");
+                    client.answer("GET")
+                }
+                at => client.get(targets[at]),
+            };
+            assert!([200, 404].contains(&answer.status), "{round}: {answer:?}");
+            kept.push(said(&answer));
+        }
+        assert_eq!(kept, [Duration::from_secs(1); CLIENTS]);
+        // The client's wait is what is tested.
+        pause(kept[0]);
+    }
+    let closed = clients[0].request("GET", "/users", &[("Connection", "close")], "");
+    assert_eq!((closed.header("Connection"), closed.header("Keep-Alive")), (Some("close"), None));
 }
 
 #[test]

@@ -505,7 +505,53 @@ fn media_types() {
         assert_eq!(answer.status, expected, "{media_type:?}");
         if status == 415 {
             assert_eq!(answer.body.trim_end(), r#"{"error":"Unsupported media type"}"#);
+            assert_eq!(
+                (answer.header("Accept"), answer.header("Accept-Encoding")),
+                (Some("application/json"), None)
+            );
         }
+    }
+}
+
+/// A body is read as it is, so one that was compressed is refused and not taken for what it is not.
+#[test]
+fn content_codings() {
+    let service = Service::start();
+    let mut client = service.client();
+    client.post("/users", ADA);
+    let rows: [(&[&str], bool); 9] = [
+        (&[], true),
+        (&["identity"], true),
+        (&["Identity, identity"], true),
+        (&[""], true),
+        (&["gzip"], false),
+        (&["identity", "br"], false),
+        (&["identity,gzip"], false),
+        (&["x"], false),
+        (&["\u{e9}"], false),
+    ];
+    for (n, (codings, accepted)) in rows.into_iter().enumerate() {
+        let headers: Vec<_> = codings.iter().map(|coding| ("Content-Encoding", *coding)).collect();
+        let before = client.get("/users").json()["total"].as_u64().expect("a total");
+        let new = json!({"name": "A", "email": format!("{n}@example.com")}).to_string();
+        let name = json!({"name": format!("{n}")}).to_string();
+        for (method, target, body, status) in [
+            ("POST", "/users", &new, 201),
+            ("PUT", "/users/1", &name, 200),
+            ("PATCH", "/users/1", &name, 200),
+            ("PUT", "/users/999", &name, 404),
+            // It has no body that could be coded.
+            ("GET", "/users/1", &String::new(), 200),
+        ] {
+            let answer = client.request(method, target, &headers, body);
+            let refused = !accepted && status < 300 && method != "GET";
+            assert_eq!(answer.status, if refused { 415 } else { status }, "{method} {codings:?}");
+            assert_eq!(answer.header("Accept-Encoding"), refused.then_some("identity"), "{answer:?}");
+            assert_eq!(answer.header("Accept").is_some(), refused, "{answer:?}");
+        }
+        let user = client.get("/users/1").json();
+        assert_eq!(user["name"] == json!(n.to_string()), accepted, "{codings:?}");
+        assert_eq!(client.get("/users").json()["total"], before + u64::from(accepted), "{codings:?}");
     }
 }
 

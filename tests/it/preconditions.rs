@@ -248,6 +248,11 @@ fn reads_that_depend_on_tags() {
         ("If-Match", "*".to_owned(), 200),
         ("If-Match", old.clone(), 412),
         ("If-Match", weak.clone(), 412),
+        // An empty list is a list, and matches nothing.
+        ("If-None-Match", String::new(), 200),
+        ("If-None-Match", " , ,".to_owned(), 200),
+        ("If-Match", String::new(), 412),
+        ("If-Match", ",".to_owned(), 412),
         ("If-None-Match", new.trim_matches('"').to_owned(), 400),
         ("If-None-Match", "\"x".to_owned(), 400),
         ("If-None-Match", list(&[&new, "*"]), 400),
@@ -330,7 +335,10 @@ fn changes_that_depend_on_tags() {
         let weak = format!("W/{new}");
         let mut rows = vec![
             ("/users/1", "x", name, 400),
-            ("/users/1", "", name, 400),
+            ("/users/1", "", name, 412),
+            ("/users/1", " , ", set, 412),
+            ("/users/7", "", name, 404),
+            ("/users/1", "", "{", 400),
             ("/users/1", "*, \"x\"", "{", 400),
             ("/users/7", "x", name, 400),
             ("/users/abc", "\"x", name, 400),
@@ -393,7 +401,7 @@ fn changes_that_depend_on_tags() {
         // If-None-Match allows what it does not name.
         let now = current(&mut client);
         for (tags, status) in
-            [("*", 412), (now.as_str(), 412), ("\"x\"", 200), (old.as_str(), 200), ("x", 400)]
+            [("*", 412), (now.as_str(), 412), ("\"x\"", 200), (old.as_str(), 200), ("", 200), ("x", 400)]
         {
             let answer = client.request(method, "/users/1", &[("If-None-Match", tags)], "{}");
             assert_eq!(answer.status, status, "{method} {tags}");
@@ -405,6 +413,7 @@ fn changes_that_depend_on_tags() {
     let rows = [
         ("/users/1", "x", 400),
         ("/users/7", "x", 400),
+        ("/users/1", "", 412),
         ("/users/7", "\"x\"", 404),
         ("/users/7", "*", 404),
         ("/users/abc", "\"x\"", 404),
@@ -704,10 +713,12 @@ fn media_types_of_patches() {
         if status == 415 {
             assert_eq!(answer.body.trim_end(), r#"{"error":"Unsupported media type"}"#);
             assert_eq!(answer.header("Accept-Patch"), Some(ACCEPTED));
+            assert_eq!((answer.header("Accept"), answer.header("Accept-Encoding")), (Some(ACCEPTED), None));
         }
         // A missing user comes first.
         assert_eq!(client.request("PATCH", "/users/7", &headers, &name).status, 404, "{media_type:?}");
     }
     let refused = client.request("PUT", "/users/1", &[("Content-Type", "multipart/mixed")], "{}");
     assert_eq!((refused.status, refused.header("Accept-Patch")), (415, None));
+    assert_eq!(refused.header("Accept"), Some("application/json"));
 }

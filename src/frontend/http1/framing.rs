@@ -190,7 +190,7 @@ impl Framing {
             }
             if byte != b'\r' {
                 return Err(match is_text(byte) {
-                    true if self.request_line.is_none() => Error::UriTooLong,
+                    true if self.request_line.is_none() => RequestLine::too_long(&bytes[..at]),
                     true => Error::HeadTooLarge,
                     false => forbidden(byte),
                 });
@@ -345,7 +345,7 @@ mod tests {
                 "POST /x HTTP/1.1\r\nHost: a\r\nOrigin: null\r\n\r\n",
                 "POST /x#S HTTP/1.1\r\norigin: null\r\nhost: a\r\n\r\n",
             ),
-            ("GET HTTPS://h HTTP/1.1\r\nHost:\r\n\r\n", "GET /#S HTTP/1.1\r\n\r\n"),
+            ("GET HTTP://h HTTP/1.1\r\nHost:\r\n\r\n", "GET /#S HTTP/1.1\r\n\r\n"),
             ("GET http://h?q HTTP/1.1\r\nHost: \r\n\r\n", "GET /?q#S HTTP/1.1\r\n\r\n"),
             ("GET /x HTTP/1.2\r\nHost: a\r\n\r\n", "GET /x#S HTTP/1.1\r\n\r\n"),
             (
@@ -610,15 +610,15 @@ mod tests {
     fn persistence() {
         use Persistence::*;
         let rows = [
-            ("1.1", "", KeepAlive),
-            ("1.1", "Connection: keep-alive\r\n", KeepAlive),
+            ("1.1", "", KeepAlive(59)),
+            ("1.1", "Connection: keep-alive\r\n", KeepAlive(59)),
             ("1.1", "Connection: Close\r\n", Close),
             ("1.1", "Connection: x, close ,y\r\n", Close),
             ("1.1", "Connection: keep-alive\r\nConnection: close\r\n", Close),
-            ("1.1", "Connection: closed\r\n", KeepAlive),
-            ("1.1", "Connection: upgrade\r\n", KeepAlive),
+            ("1.1", "Connection: closed\r\n", KeepAlive(59)),
+            ("1.1", "Connection: upgrade\r\n", KeepAlive(59)),
             ("1.0", "", Close),
-            ("1.0", "Connection: Keep-Alive\r\n", KeepAliveHttp10),
+            ("1.0", "Connection: Keep-Alive\r\n", KeepAlive(59)),
             ("1.0", "Connection: keep-alive, close\r\n", Close),
         ];
         for (version, line, expected) in rows {
@@ -626,6 +626,26 @@ mod tests {
             let traits = outcome.requests[0].1;
             assert_eq!(traits.persistence, expected, "{version} {line}");
             assert!(traits.head_only);
+        }
+    }
+
+    #[test]
+    fn seconds_that_clients_may_rely_on() {
+        let rows = [
+            (0.001, 0),
+            (0.9, 0),
+            (1.0, 1),
+            (1.5, 1),
+            (2.0, 1),
+            (2.9, 1),
+            (3.0, 2),
+            (60.0, 59),
+            (86400.0, 86399),
+        ];
+        for (idle, expected) in rows {
+            let limits = Limits { idle_timeout: std::time::Duration::from_secs_f64(idle), ..limits() };
+            let outcome = feed(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", &limits, None);
+            assert_eq!(outcome.requests[0].1.persistence, Persistence::KeepAlive(expected), "{idle}");
         }
     }
 

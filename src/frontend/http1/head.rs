@@ -9,11 +9,18 @@ use super::{
     request_line::{RequestLine, is_authority, is_token},
 };
 use crate::{config::Limits, error::Error, host, http::Persistence, request_id::RequestId};
-use std::{fmt::Display, io::Write};
+use std::{fmt::Display, io::Write, time::Duration};
 
 /// Fields that the layers above look at, beside `Sec-Fetch-*` and `Host`. All others end here.
-const FORWARDED: [&str; 6] =
-    ["authorization", "content-type", "idempotency-key", "if-match", "if-none-match", "origin"];
+const FORWARDED: [&str; 7] = [
+    "authorization",
+    "content-encoding",
+    "content-type",
+    "idempotency-key",
+    "if-match",
+    "if-none-match",
+    "origin",
+];
 
 /// What a request's head says, as far as it is used.
 pub struct Head<'a> {
@@ -113,11 +120,9 @@ impl<'a> Head<'a> {
             host: line.authority(bytes).or(host).and_then(|host| str::from_utf8(host).ok()),
             traits: Traits {
                 head_only: line.method(bytes) == b"HEAD",
-                persistence: match (close, http10) {
-                    (true, _) => Persistence::Close,
-                    (false, false) => Persistence::KeepAlive,
-                    (false, true) if keep_alive => Persistence::KeepAliveHttp10,
-                    (false, true) => Persistence::Close,
+                persistence: match close || (http10 && !keep_alive) {
+                    true => Persistence::Close,
+                    false => Persistence::KeepAlive(reliable_seconds(limits.idle_timeout)),
                 },
                 client: forwarded::client(fields, &limits.trusted_proxies),
             },
@@ -234,6 +239,13 @@ impl Codings {
     fn any(&self) -> bool {
         self.chunked || self.unserved
     }
+}
+
+/// For how long clients may rely on an idle connection: a second less than it is kept, as a request is on its way for a
+/// while; but a whole second, where it is kept so long.
+fn reliable_seconds(idle_timeout: Duration) -> u64 {
+    let less = idle_timeout.saturating_sub(Duration::from_secs(1)).as_secs();
+    less.max(idle_timeout.as_secs().min(1))
 }
 
 /// A Content-Length: digits and nothing else. More than a u64 holds is too large, not malformed.

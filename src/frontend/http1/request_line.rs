@@ -8,6 +8,7 @@ use memchr::memchr;
 use std::{net::Ipv6Addr, ops::Range};
 
 const MAX_METHOD_BYTES: usize = 32;
+const METHOD_TOO_LONG: Error = Error::NotImplemented("the method is longer than any that is served");
 
 /// A well-formed request line, as positions in the bytes that it was parsed from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,11 +49,20 @@ impl RequestLine {
             _ => return Err(malformed),
         };
         if method.len() > MAX_METHOD_BYTES {
-            return Err(Error::NotImplemented("the method is longer than any that is served"));
+            return Err(METHOD_TOO_LONG);
         }
         let target = first + 1..last;
         let (authority, prefix, target) = split_target(line, method, target)?;
         Ok(RequestLine { method: 0..first, target, prefix, authority, http10 })
+    }
+
+    /// What is wrong with a line that is longer than allowed; `line` is its beginning.
+    pub fn too_long(line: &[u8]) -> Error {
+        let mut method = line.iter().take_while(|byte| **byte != b' ').copied();
+        match method.by_ref().take(MAX_METHOD_BYTES).filter(|byte| is_token(*byte)).count() {
+            MAX_METHOD_BYTES if method.next().is_some_and(is_token) => METHOD_TOO_LONG,
+            _ => Error::UriTooLong,
+        }
     }
 
     /// The method; `head` is what the line is the beginning of.
@@ -91,14 +101,17 @@ fn split_target(line: &[u8], method: &[u8], range: Range<usize>) -> Result<Targe
     if method == b"CONNECT" && has_port(target) && is_authority(target) {
         return Ok((None, b"", range));
     }
-    let scheme = [b"http://".as_slice(), b"https://"].into_iter();
-    let mut scheme = scheme.filter(|scheme| {
+    let has_scheme = |scheme: &[u8]| {
         target.split_at_checked(scheme.len()).is_some_and(|(start, _)| start.eq_ignore_ascii_case(scheme))
-    });
-    let Some(scheme) = scheme.next() else {
-        return Err(malformed);
     };
-    let start = range.start + scheme.len();
+    const HTTP: &[u8] = b"http://";
+    if has_scheme(b"https://") {
+        return Err(Error::BadRequest("an https target, and the connection has no TLS"));
+    }
+    if !has_scheme(HTTP) {
+        return Err(malformed);
+    }
+    let start = range.start + HTTP.len();
     let path = line[start..range.end].iter().position(|byte| matches!(byte, b'/' | b'?'));
     let path = path.map_or(range.end, |length| start + length);
     let authority = &line[start..path];
@@ -246,6 +259,8 @@ mod tests {
             ("GET /a#b HTTP/1.1", Err(400)),
             ("GET /a\\b HTTP/1.1", Err(400)),
             ("GET http:///x HTTP/1.1", Err(400)),
+            ("GET https://h/x HTTP/1.1", Err(400)),
+            ("GET HTTPS://h HTTP/1.1", Err(400)),
             ("GET http://a:b/ HTTP/1.1", Err(400)),
             ("GET / HTTP/2.0", Err(505)),
             ("GET / HTTP/0.9", Err(505)),

@@ -209,7 +209,7 @@ fn continue_is_said_only_when_the_body_will_be_read() {
 fn persistence_and_head() {
     let harness = Harness::new();
     let rows = [
-        ("1.1", "", None, false),
+        ("1.1", "", Some("keep-alive"), false),
         ("1.1", "Connection: close\r\n", Some("close"), true),
         ("1.0", "", Some("close"), true),
         ("1.0", "Connection: keep-alive\r\n", Some("keep-alive"), false),
@@ -219,6 +219,7 @@ fn persistence_and_head() {
         client.send(format!("GET / HTTP/{version}\r\nHost: a\r\n{field}\r\n"));
         let answer = client.answer();
         assert_eq!(answer.header("connection"), connection);
+        assert_eq!(answer.header("keep-alive"), (!ends).then_some("timeout=59"));
         if ends {
             assert!(client.ends());
         } else {

@@ -19,7 +19,7 @@ pub static DESCRIPTION: LazyLock<Value> = LazyLock::new(|| {
 });
 
 /// Fields that HTTP itself describes.
-const OF_HTTP: [&str; 4] = ["Date", "Content-Type", "Content-Length", "Connection"];
+const OF_HTTP: [&str; 5] = ["Date", "Content-Type", "Content-Length", "Connection", "Keep-Alive"];
 
 /// Panics where the description does not have this answer to such a request.
 pub fn check_described(method: &str, target: &str, answer: &Answer) {
