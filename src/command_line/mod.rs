@@ -10,6 +10,7 @@ mod log_json;
 mod log_writer;
 mod manual;
 mod output;
+mod privileges;
 mod progress;
 mod serve;
 mod upkeep;

@@ -6,7 +6,7 @@ use super::{
     arguments::Serve,
     ending::{End, Ending},
     environment::{self, is_set, passed_socket},
-    log_writer, start_error,
+    log_writer, privileges, start_error,
 };
 use std::{
     io::{self, Write},
@@ -14,7 +14,7 @@ use std::{
 };
 use userd::{
     BoundServer, Config, Database, ScratchDatabase,
-    embedded::{Cluster, Options},
+    embedded::{Account, Cluster, Options},
 };
 
 /// Runs the service until a signal, or the end of its parent, ends it.
@@ -35,6 +35,7 @@ pub fn serve(arguments: Serve) -> Result<(), Failure> {
     let format = environment::log_format().map_err(Failure::usage)?;
     log_writer::log_to_stderr(level, format).map_err(Failure::runtime)?;
     environment::warn_of_ineffective_variables(arguments.embedded());
+    let account = arguments.embedded().then(Account::find).transpose().map_err(Failure::runtime)?;
     let ending = Ending::watch(arguments.dir.is_none()).map_err(Failure::runtime)?;
     if let Some(parent) = arguments.parent {
         ending.watch_parent(parent)?;
@@ -54,7 +55,8 @@ pub fn serve(arguments: Serve) -> Result<(), Failure> {
             Some(scratch)
         }
     };
-    let server = bound.start(config, ending.on_broken()).map_err(start_error)?;
+    let on_listening = || account.as_ref().map_or(Ok(()), privileges::give_up);
+    let server = bound.start(config, on_listening, ending.on_broken()).map_err(start_error)?;
     if private && !arguments.ephemeral {
         log::info!("only this machine can connect; HOST=0.0.0.0 (better with API_TOKEN) lets others in");
     }

@@ -75,13 +75,12 @@ impl Frontend {
     /// `limits.max_connections` and [`MAX_SURPLUS`] more.
     pub fn open(
         listener: Listener,
-        limits: &Limits,
+        limits: Limits,
         resources: Resources,
         private: UnixStream,
         on_start: impl FnOnce() + Send + 'static,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> io::Result<(Frontend, Responder)> {
-        let limits = limits.clone();
         let Resources { budget, on_idle, immediate, recorder } = resources;
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;

@@ -136,9 +136,13 @@ impl BoundServer {
     }
 
     /// Starts the server on this address, whatever address `config` has now; otherwise as [`Server::start_watched`].
+    ///
+    /// `on_listening` is called when the process has all that it may take privileges to get, and before anything of a
+    /// client is read: a program that was started by root becomes another user there. Its error ends the start.
     pub fn start(
         self,
         config: Config,
+        on_listening: impl FnOnce() -> io::Result<()>,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> Result<Server, StartError> {
         let (wanted, possible) = (config.limits.max_connections, allowance::check(&config)?);
@@ -155,6 +159,7 @@ impl BoundServer {
             let thread = format!("http-{}", SERVERS.fetch_add(1, Ordering::Relaxed));
             let cores = Arc::new(Cores::new());
             let (private, http, stream) = PrivateSocket::connect(&thread)?;
+            on_listening()?;
             cores.add_threads_named(thread);
             let frontend_cores = cores.clone();
             let on_start = move || frontend_cores.add_this_thread(true);
@@ -189,7 +194,7 @@ impl BoundServer {
                 recorder,
             };
             let (frontend, responder) =
-                Frontend::open(listener, &limits, resources, stream, on_start, on_broken)?;
+                Frontend::open(listener, limits, resources, stream, on_start, on_broken)?;
             let cores_for_all = thread::available_parallelism().map_or(1, usize::from);
             let capacity = Capacity {
                 statements: config.workers.min(config.db_pool_size as usize),
@@ -233,7 +238,7 @@ impl Server {
     /// # Errors
     /// Each is one line, and nothing is left running after it.
     pub fn start(config: Config) -> Result<Server, StartError> {
-        BoundServer::bind(&config)?.start(config, || {})
+        Server::start_watched(config, || {})
     }
 
     /// As [`Server::start`]; `on_broken` is called, once and on a thread of the server's, when the stream
@@ -243,7 +248,7 @@ impl Server {
         config: Config,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> Result<Server, StartError> {
-        BoundServer::bind(&config)?.start(config, on_broken)
+        BoundServer::bind(&config)?.start(config, || Ok(()), on_broken)
     }
 
     /// Where it listens, without a slash at its end: `http://127.0.0.1:41234`, or `unix:/path`.

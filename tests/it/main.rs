@@ -9,7 +9,8 @@
 //! database, `machines` several services among other programs, `failover` three machines under Patroni, `prometheus`
 //! what it makes of their figures, `backup` its dumps, `export` and `import` files of
 //! users, `lifecycle` the command and its process, `embedding` the library, `testing` and `harness` what users' tests
-//! stand on, `readme` its lines for curl; `cluster` the private PostgreSQL, `tls` encrypted connections to it.
+//! stand on, `readme` its lines for curl; `cluster` the private PostgreSQL, `privileges` whose process it is,
+//! `tls` encrypted connections to it.
 
 mod backup;
 mod changes;
@@ -37,6 +38,7 @@ mod neighbours;
 mod operating;
 mod pages;
 mod preconditions;
+mod privileges;
 mod prometheus;
 mod readme;
 mod repeating;

@@ -87,7 +87,7 @@ impl Harness {
         let budget = Budget::new(limits.memory_budget);
         let (frontend, responder) = Frontend::open(
             listener,
-            limits,
+            limits.clone(),
             Resources {
                 budget: budget.clone(),
                 on_idle: Box::new(|| {}),

@@ -706,7 +706,7 @@ fn a_broken_private_stream_is_reported_and_answered_503() {
     let count = Arc::clone(&broken);
     let (frontend, _responder) = Frontend::open(
         listener,
-        &Limits::default(),
+        Limits::default(),
         Resources {
             budget: Budget::new(1 << 20),
             on_idle: Box::new(|| {}),

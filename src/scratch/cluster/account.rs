@@ -13,8 +13,9 @@ use nix::unistd::{Gid, Uid, User};
 
 use super::ClusterError;
 
+/// The user that PostgreSQL runs as: this process's own, or `postgres` where that is root.
 #[derive(Debug)]
-pub(super) struct Account {
+pub struct Account {
     uid: u32,
     gid: u32,
     /// We are root and act for this account.
@@ -22,7 +23,10 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// The current user, or `postgres` when that is root.
+    /// Reads the machine's list of users where this process is root's.
+    ///
+    /// # Errors
+    /// One line: it is, and there is no user `postgres`.
     pub fn find() -> Result<Account, ClusterError> {
         let (uid, gid) = (Uid::effective(), Gid::effective());
         let (uid, gid, switch) = match uid.is_root().then(|| User::from_name("postgres")) {
@@ -39,15 +43,21 @@ impl Account {
         Ok(Account { uid, gid, switch })
     }
 
+    /// Its user and its group, where this process is root's: what a program becomes that needs root no longer once
+    /// its cluster runs. All that a running [`Cluster`](super::Cluster) needs is this user's.
+    pub fn instead_of_root(&self) -> Option<(u32, u32)> {
+        self.switch.then_some((self.uid, self.gid))
+    }
+
     /// Makes `command` run as this account.
-    pub fn apply(&self, command: &mut Command) {
+    pub(super) fn apply(&self, command: &mut Command) {
         if self.switch {
             command.uid(self.uid).gid(self.gid);
         }
     }
 
     /// That the account can get to `dir`, which root would not notice.
-    pub fn check_way(&self, dir: &Path) -> Result<(), ClusterError> {
+    pub(super) fn check_way(&self, dir: &Path) -> Result<(), ClusterError> {
         for ancestor in dir.ancestors().filter(|_| self.switch) {
             let metadata = fs::metadata(ancestor).map_err(ClusterError::io("read", ancestor))?;
             let bit = match (metadata.uid() == self.uid, metadata.gid() == self.gid) {
@@ -67,8 +77,14 @@ impl Account {
         Ok(())
     }
 
+    /// Whether the account may write to `dir`, so that it can remove there what is its own.
+    pub(super) fn may_write(&self, dir: &Path) -> bool {
+        let open = |found: Metadata| found.uid() == self.uid || found.mode() & 0o002 != 0;
+        !self.switch || fs::metadata(dir).is_ok_and(open)
+    }
+
     /// That `path` is the account's.
-    pub fn check_owner(&self, path: &Path, metadata: &Metadata) -> Result<(), ClusterError> {
+    pub(super) fn check_owner(&self, path: &Path, metadata: &Metadata) -> Result<(), ClusterError> {
         if metadata.uid() == self.uid {
             return Ok(());
         }
@@ -85,20 +101,20 @@ impl Account {
 
     /// Whether `dir` is a directory, no symbolic link, of this account's (or ours, a moment before it is given to the
     /// account), that no other account can enter.
-    pub fn keeps_private(&self, dir: &Path) -> bool {
+    pub(super) fn keeps_private(&self, dir: &Path) -> bool {
         let own = [self.uid, Uid::effective().as_raw()];
         fs::symlink_metadata(dir)
             .is_ok_and(|found| found.is_dir() && own.contains(&found.uid()) && found.mode() & 0o777 == 0o700)
     }
 
     /// Makes a directory that only the account can enter.
-    pub fn create_dir(&self, dir: &Path) -> io::Result<()> {
+    pub(super) fn create_dir(&self, dir: &Path) -> io::Result<()> {
         DirBuilder::new().mode(0o700).create(dir)?;
         self.take_over(dir, 0)
     }
 
     /// Gives the account what belongs to root, and nothing of another owner (`owner`).
-    pub fn take_over(&self, dir: &Path, owner: u32) -> io::Result<()> {
+    pub(super) fn take_over(&self, dir: &Path, owner: u32) -> io::Result<()> {
         match self.switch && owner == 0 {
             true => lchown(dir, Some(self.uid), Some(self.gid)),
             false => Ok(()),
@@ -108,7 +124,7 @@ impl Account {
     /// A file of the account's to append to, made if missing; close-on-exec, as all of std's are. It must be a regular
     /// file with one name, and no symbolic link is followed: an account that may write to the directory must not make
     /// root open, or give away, another file.
-    pub fn open(&self, path: &Path) -> io::Result<File> {
+    pub(super) fn open(&self, path: &Path) -> io::Result<File> {
         let mut options = OpenOptions::new();
         options.read(true).append(true).create(true).mode(0o600);
         // A pipe would block until there is a reader.

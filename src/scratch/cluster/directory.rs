@@ -21,6 +21,7 @@ const SOCKET_LOCK: &str = ".s.PGSQL.5432.lock";
 /// How directories for sockets alone are named.
 const SOCKET_DIR: &str = "userd-socket-";
 const TEMPORARY: &str = "temporary";
+const OLD_LOG: &str = "postgres.log.old";
 /// The pipe that everyone who uses a shared cluster holds open; under its other names no process can join.
 pub(super) const USERS: &str = "users";
 pub(super) const USERS_NEW: &str = "users.new";
@@ -29,7 +30,7 @@ pub(super) const UNFINISHED_PGDATA: &str = "pgdata.new";
 const OURS: [&str; 11] = [
     UNFINISHED_PGDATA,
     "postgres.log",
-    "postgres.log.old",
+    OLD_LOG,
     "lock",
     TEMPORARY,
     USERS,
@@ -68,6 +69,11 @@ impl ClusterDir {
     pub fn open(dir: &Path, wait: Duration) -> Result<ClusterDir, ClusterError> {
         let account = Account::find()?;
         let (dir, lock) = lock(dir, &account, wait)?;
+        // Once the server runs, the account itself may be the one that bounds the log.
+        let old_log = dir.join(OLD_LOG);
+        if old_log.exists() {
+            account.open(&old_log).map_err(ClusterError::io("open", &old_log))?;
+        }
         let (socket_dir, socket_is_elsewhere) = match socket_fits(&dir) {
             Some(dir) => (dir, false),
             None => (temporary_socket_dir(&account)?, true),
@@ -159,7 +165,7 @@ impl ClusterDir {
             return Ok(());
         }
         let path = self.log_path();
-        let old_path = path.with_extension("log.old");
+        let old_path = self.dir.join(OLD_LOG);
         let mut log = self.account.open(&path).map_err(ClusterError::io("open", &path))?;
         let old = self.account.open(&old_path).map_err(ClusterError::io("open", &old_path))?;
         let mut copy = || {
@@ -371,7 +377,8 @@ fn socket_fits(dir: &Path) -> Option<String> {
 }
 
 fn temporary_socket_dir(account: &Account) -> Result<String, ClusterError> {
-    for base in [env::temp_dir(), PathBuf::from("/tmp")] {
+    let bases = [env::temp_dir(), PathBuf::from("/tmp")];
+    for base in bases.into_iter().filter(|base| account.may_write(base)) {
         for number in 0..1000 {
             let dir = base.join(format!("{SOCKET_DIR}{}-{number}", process::id()));
             let Some(text) = socket_fits(&dir) else {

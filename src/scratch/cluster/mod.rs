@@ -32,6 +32,7 @@ use processes::{PidFile, end};
 use programs::Programs;
 use watcher::Watcher;
 
+pub use account::Account;
 pub use error::ClusterError;
 pub(crate) use shared::{Shared, can_share};
 

@@ -1,0 +1,271 @@
+//! Whose the process is: started by root with a PostgreSQL of its own, it is that one's account from the moment on that it
+//! listens. Runs as root; for another user there is nothing to give up.
+
+use crate::support::{
+    Client, LONG, LONG_ON_DISK, Process, Service, TOKEN, TempDir, check, eventually, running,
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::{Pid, Uid, User, chown},
+};
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::TcpListener,
+    os::{
+        fd::OwnedFd,
+        unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
+    },
+    path::Path,
+    process::{Command, Stdio},
+};
+
+const USERD: &str = env!("CARGO_BIN_EXE_userd");
+const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
+const ADA_1: &str = r#"{"id":"1","name":"Ada","email":"ada@example.com",<times>}"#;
+
+fn is_root() -> bool {
+    let is_root = Uid::effective().is_root();
+    if !is_root {
+        println!("not tested: only root has something to give up");
+    }
+    is_root
+}
+
+fn account() -> User {
+    User::from_name("postgres").unwrap().expect("the tests need PostgreSQL, which brings this user")
+}
+
+/// A directory that PostgreSQL's account may enter, and only root may write to.
+fn directory() -> TempDir {
+    let dir = TempDir::new();
+    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    dir
+}
+
+/// What the threads of a process are and may: their users (real, effective, saved, of files), groups and capabilities.
+fn threads(process: u32) -> BTreeSet<String> {
+    let tasks = fs::read_dir(format!("/proc/{process}/task")).expect("it runs");
+    let status = |task: fs::DirEntry| fs::read_to_string(task.path().join("status")).ok();
+    let lines = tasks.filter_map(|task| {
+        let status = status(task.unwrap())?;
+        let lines = status.lines().filter(|line| {
+            ["Uid:", "Gid:", "CapPrm:", "CapEff:", "CapInh:", "CapAmb:"]
+                .iter()
+                .any(|name| line.starts_with(name))
+        });
+        Some(lines.map(str::to_owned).collect::<Vec<_>>())
+    });
+    lines.flatten().collect()
+}
+
+#[track_caller]
+fn check_given_up(process: u32) {
+    let User { uid, gid, .. } = account();
+    let none = "0000000000000000";
+    let expected = [
+        format!("CapAmb:\t{none}"),
+        format!("CapEff:\t{none}"),
+        format!("CapInh:\t{none}"),
+        format!("CapPrm:\t{none}"),
+        format!("Gid:\t{gid}\t{gid}\t{gid}\t{gid}"),
+        format!("Uid:\t{uid}\t{uid}\t{uid}\t{uid}"),
+    ];
+    assert_eq!(threads(process), BTreeSet::from(expected), "each of its threads");
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let groups = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap();
+    assert!(!groups.split_whitespace().any(|group| group == "0"), "the group of root: {groups}");
+}
+
+fn postmaster(data: &Path) -> u32 {
+    let file = fs::read_to_string(data.join("pgdata/postmaster.pid")).unwrap();
+    file.lines().next().unwrap().parse().unwrap()
+}
+
+/// What only root may read is read before: secrets, migrations. What it made stays usable: the cluster's directory, the
+/// one of an older version included.
+#[test]
+fn root_becomes_the_account_of_its_postgresql() {
+    if !is_root() {
+        return;
+    }
+    let dir = directory();
+    // With a comma, so that PostgreSQL's socket is elsewhere, and is removed from there.
+    let data = dir.path().join("da,ta");
+    let private = TempDir::new();
+    fs::set_permissions(private.path(), PermissionsExt::from_mode(0o700)).unwrap();
+    private.write("token", TOKEN);
+    let migrations = private.path().join("migrations");
+    let copied = Command::new("/bin/cp")
+        .args(["-r", concat!(env!("CARGO_MANIFEST_DIR"), "/migrations")])
+        .arg(&migrations)
+        .status();
+    assert!(copied.unwrap().success());
+    let token = private.path().join("token");
+    // Only root may raise the hard limit (not in every container), and stand in its home, and bind this port.
+    let few = r#"
+        (ulimit -n 200 && ulimit -n 300) 2>/dev/null && which= || which=-S
+        cd /root && ulimit $which -n 200 && exec "$0" "$@""#;
+    let port = (600..1024).rev().find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
+    let port = port.expect("a free port below 1024").to_string();
+    let variables = [
+        ("HOST", "127.0.0.1"),
+        ("PORT", &port),
+        ("API_TOKEN_FILE", token.to_str().unwrap()),
+        ("MIGRATIONS_DIR", migrations.to_str().unwrap()),
+    ];
+    let argument = format!("--embedded={}", data.display());
+    let start = || {
+        let mut process = Process::under(&["/bin/sh", "-c", few, USERD], &[&argument], &variables);
+        let url = process.wait_for_url_within(LONG_ON_DISK);
+        check_given_up(process.id());
+        let limits = fs::read_to_string(format!("/proc/{}/limits", process.id())).unwrap();
+        let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+        let files: u32 = files.split_whitespace().nth(3).unwrap().parse().unwrap();
+        assert!(files > 1024, "descriptors for 1024 connections: {files}");
+        let mut client = Client::new(&url);
+        let bearer = format!("Bearer {TOKEN}");
+        let authorization = [("Authorization", bearer.as_str())];
+        let answer = client.request("GET", "/users?email=ada@example.com", &authorization, "");
+        if answer.json()["total"] == 0 {
+            let created = client.request("POST", "/users", &authorization, ADA);
+            assert_eq!(created.status, 201, "{created:?}");
+        }
+        assert_eq!(client.get("/users/1").status, 401);
+        let ada = client.request("GET", "/users/1", &authorization, "");
+        assert_eq!((ada.status, &ada.json()["name"]), (200, &"Ada".into()), "{ada:?}");
+        process
+    };
+    let mut killed = start();
+    let server = postmaster(&data);
+    killed.signal(Signal::SIGKILL);
+    assert_eq!(killed.wait(LONG), -9);
+    assert!(running(server));
+
+    // As an older version made it, as root.
+    fs::write(data.join("postgres.log.old"), "").unwrap();
+    for name in ["", "lock", "postgres.log", "postgres.log.old"] {
+        chown(&data.join(name), Some(Uid::from_raw(0)), Some(0.into())).unwrap();
+    }
+    let mut process = start();
+    assert!(!running(server));
+    let server = postmaster(&data);
+    // The log is kept within its bounds by the account.
+    let log = data.join("postgres.log");
+    fs::OpenOptions::new().append(true).open(&log).unwrap().set_len(9 << 20).unwrap();
+    eventually(LONG, "the log is bounded", || fs::metadata(&log).unwrap().len() < 1 << 20);
+    assert_eq!(fs::metadata(data.join("postgres.log.old")).unwrap().len(), 8 << 20);
+    process.signal(Signal::SIGTERM);
+    assert_eq!(process.wait(LONG), 0, "{}", process.stderr());
+    assert!(!running(server), "PostgreSQL is left behind");
+    assert!(!process.stderr().contains("cannot"), "{}", process.stderr());
+    assert_eq!(process.left_behind(), [""; 0]);
+    assert!(!Path::new(&format!("/tmp/userd-socket-{}-0", process.id())).exists());
+}
+
+#[test]
+fn root_becomes_that_account_on_a_database_to_be_dropped() {
+    if !is_root() {
+        return;
+    }
+    let mut process = Process::start(&["--embedded", "--ephemeral"], &[]);
+    let url = process.wait_for_url_within(LONG_ON_DISK);
+    check_given_up(process.id());
+    check(&mut Client::new(&url), &format!("POST /users {ADA} => 201 {ADA_1}"));
+    process.signal(Signal::SIGTERM);
+    assert_eq!(process.wait(LONG), 0, "{}", process.stderr());
+    assert!(!process.stderr().contains("cannot drop"), "{}", process.stderr());
+    assert_eq!(process.left_behind(), [""; 0]);
+}
+
+/// The file is root's. Where the account may not remove it, it stays at the end as it does after a kill, and the next
+/// start replaces it.
+#[test]
+fn unix_sockets_of_a_process_that_was_roots() {
+    if !is_root() {
+        return;
+    }
+    let dir = directory();
+    let argument = format!("--embedded={}", dir.path().join("data").display());
+    let User { uid, gid, .. } = account();
+    for (name, owner) in [("its", Some(uid)), ("roots", None)] {
+        let sockets = dir.path().join(name);
+        fs::create_dir(&sockets).unwrap();
+        chown(&sockets, owner, owner.map(|_| gid)).unwrap();
+        let path = sockets.join("userd.sock");
+        let host = format!("unix:{}", path.display());
+        for signal in [Signal::SIGKILL, Signal::SIGTERM, Signal::SIGTERM] {
+            let mut process = Process::start(&[&argument], &[("HOST", &host)]);
+            let url = process.wait_for_url_within(LONG_ON_DISK);
+            check_given_up(process.id());
+            assert_eq!(Client::new(&url).get("/readyz").status, 200);
+            process.signal(signal);
+            let expected = if signal == Signal::SIGKILL { -9 } else { 0 };
+            assert_eq!(process.wait(LONG), expected, "{}", process.stderr());
+            let left = fs::symlink_metadata(&path).is_ok_and(|found| {
+                assert!(found.file_type().is_socket() && found.uid() == 0);
+                true
+            });
+            assert_eq!(left, signal == Signal::SIGKILL || owner.is_none(), "{name} {signal}");
+        }
+    }
+}
+
+/// As systemd passes one, to a service that runs as root.
+#[test]
+fn a_socket_that_was_passed_to_root() {
+    if !is_root() {
+        return;
+    }
+    let dir = directory();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let mut child = Command::new("/bin/sh")
+        .args(["-c", "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\" 3<&0 </dev/null", USERD])
+        .arg(format!("--embedded={}", dir.path().join("data").display()))
+        .env_clear()
+        .stdin(OwnedFd::from(listener))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    // It waits in the queue of the socket until the service takes it.
+    check(&mut Client::new(&url), &format!("POST /users {ADA} => 201 {ADA_1}"));
+    check_given_up(child.id());
+    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
+    eventually(LONG, "it ends", || child.try_wait().unwrap().is_some());
+    assert!(child.wait().unwrap().success());
+}
+
+/// A process that keeps root's capabilities as it becomes another user has given nothing up.
+#[test]
+fn a_start_that_cannot_give_root_up_ends() {
+    if !is_root() {
+        return;
+    }
+    let dir = directory();
+    let data = dir.path().join("data");
+    let keeping = ["/usr/bin/setpriv", "--securebits=+no_setuid_fixup", USERD];
+    let mut process = Process::under(&keeping, &[&format!("--embedded={}", data.display())], &[]);
+    assert_eq!(process.wait(LONG_ON_DISK), 1);
+    let (stdout, stderr) = (process.stdout(), process.stderr());
+    assert_eq!(stdout, "");
+    let last = stderr.lines().last().unwrap();
+    assert!(last.starts_with("userd: ") && last.contains("could become root again"), "{stderr}");
+    assert!(!data.join("pgdata/postmaster.pid").exists(), "PostgreSQL is left behind");
+}
+
+/// The command alone gives root up: a program that embeds the service decides for itself.
+#[test]
+fn the_library_leaves_the_process_as_it_is() {
+    if !is_root() {
+        return;
+    }
+    let service = Service::start();
+    assert_eq!(service.client().get("/users").status, 200);
+    let server = userd::testing::TestServer::start();
+    assert_eq!(Client::new(server.base_url()).get("/users").status, 200);
+    let ids: Vec<_> =
+        threads(std::process::id()).into_iter().filter(|line| line.starts_with("Uid:")).collect();
+    assert_eq!(ids, ["Uid:\t0\t0\t0\t0"]);
+}
