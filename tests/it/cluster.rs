@@ -523,6 +523,43 @@ fn a_throwaway_cluster_leaves_nothing() {
     assert!(gone() && !alive(postmaster));
 }
 
+/// Other accounts may make files beside it: links under the name that the directory gets as it goes, and one in the place
+/// of the directory itself.
+#[test]
+fn the_end_of_a_throwaway_cluster_follows_no_link() {
+    let scratch = Scratch::new("links");
+    fs::set_permissions(&scratch.0, PermissionsExt::from_mode(0o777)).unwrap();
+    let options = temporary(scratch.options("data"));
+    let victim = scratch.0.join("victim");
+    let precious = ["pgdata/precious", "precious"].map(|name| victim.join(name));
+    for file in &precious {
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, "").unwrap();
+    }
+    let link = |name: &str| std::os::unix::fs::symlink(&victim, scratch.0.join(name)).unwrap();
+    let ours = || {
+        let files = fs::read_dir(&scratch.0).unwrap();
+        let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.starts_with("data")).collect::<Vec<_>>()
+    };
+
+    let cluster = start(&options);
+    let guessed = format!("data.{}", watcher_of(&options));
+    link(&guessed);
+    cluster.stop().unwrap();
+    assert!(precious.iter().all(|file| file.exists()), "a link under the name that it may get");
+    assert_eq!(ours(), [guessed.as_str()], "the cluster is gone");
+    fs::remove_file(scratch.0.join(&guessed)).unwrap();
+
+    let cluster = start(&options);
+    fs::rename(&options.dir, scratch.0.join("moved")).unwrap();
+    link("data");
+    drop(cluster);
+    eventually(LONG, "the server is gone", || processes_about(&scratch.0).is_empty());
+    assert!(precious.iter().all(|file| file.exists()), "a link in its place");
+    assert!(!scratch.0.join("moved/pgdata").exists(), "what it had is gone");
+}
+
 /// The account that runs PostgreSQL may write to the directory; root must neither wait for its pipes nor give it files.
 #[test]
 fn files_of_a_directory_are_regular_and_have_one_name() {

@@ -16,11 +16,13 @@ use super::{ClusterError, POLL};
 /// Longer than the script's own bounds, of 10 s each for the server and the directory.
 const WATCHER_WAIT: Duration = Duration::from_secs(25);
 
-/// Lines on stdin name the process group to end, the last one counts; then come the directories.
+/// Lines on stdin name the process group to end, the last one counts; then come the directories. The first one is the
+/// working directory, too, so that what is in it has no name that leads through a link, whatever is made beside it.
 /// `postmaster.pid` is the server's last act. initdb has none, and removes what it made, by its name, as it ends: so the
 /// directory stays until its leader runs no more. A process that has ended keeps its number until it is reaped.
-/// The directory leaves its name in one step: a process that comes then makes a new one, and loses nothing of it. `pgdata`
-/// goes first, so that no half a cluster is ever without its mark.
+/// The directory leaves its name in one step, for one below a fresh directory that no other account can enter: a process
+/// that comes then makes a new one, and loses nothing of it. Where something else has taken the name, that stays.
+/// `pgdata` goes first, so that no half a cluster is ever without its mark.
 ///
 /// A shared cluster has its pipe in the directory, under the name `users`, and is kept for 10 s after its last
 /// user, since the next one is often a process that is just being started. Who holds the pipe when its name
@@ -37,16 +39,16 @@ listen() {
     done
 }
 listen
-while [ -p "$1/users" ]; do
+while [ -p users ]; do
     if [ $idle -lt 40 ]; then
         sleep 0.25
         idle=$((idle + 1))
         listen
     else
-        mv "$1/users" "$1/users.closed" || break
+        mv users users.closed || break
         if read -r line; then
             group=$line
-            mv "$1/users.closed" "$1/users"
+            mv users.closed users
             idle=0
             listen
         fi
@@ -58,21 +60,22 @@ runs() {
 }
 tries=0
 if [ -n "$group" ] && kill -s QUIT -- "-$group"; then
-    while { runs || [ -e "$1/pgdata/postmaster.pid" ]; } && kill -s 0 -- "-$group" && [ $tries -lt 500 ]; do
+    while { runs || [ -e pgdata/postmaster.pid ]; } && kill -s 0 -- "-$group" && [ $tries -lt 500 ]; do
         tries=$((tries + 1))
         if [ $tries -eq 350 ]; then kill -s KILL -- "-$group"; fi
         sleep 0.02
     done
 fi
-ended=$1.$$
-mv -- "$1" "$ended" || ended=$1
+place=$1
+fresh=$(mktemp -d -- "$1.XXXXXX") && mv -T -- "$1" "$fresh/cluster" && place=$fresh/cluster
 shift
 tries=0
-until rm -rf -- "$ended/pgdata" "$ended/pgdata.new" && rm -rf -- "$ended" "$@"; do
+until rm -rf -- pgdata pgdata.new "$@" && { [ ! "$place" -ef . ] || rm -rf -- "$place"; }; do
     tries=$((tries + 1))
     if [ $tries -ge 500 ]; then exit 1; fi
     sleep 0.02
 done
+[ -z "$fresh" ] || rmdir -- "$fresh"
 "#;
 
 /// Dropping it removes the directory and waits for that.
@@ -99,7 +102,7 @@ impl Watcher {
         let dir = directory.dir().to_owned();
         let mut command = Command::new("/bin/sh");
         command.args(["-c", SCRIPT, "userd-watcher"]).arg(&dir).args(directory.other_socket_dir());
-        command.current_dir("/").process_group(0);
+        command.current_dir(&dir).process_group(0);
         command.stdin(pipe).stdout(directory.lock_handle()?).stderr(Stdio::null());
         let spawned = command.spawn();
         let mut shell = spawned.map_err(|error| ClusterError::new(format!("cannot run /bin/sh: {error}")))?;
