@@ -6,11 +6,12 @@ set -eu
 userd=${USERD:-userd}
 command -v "$userd" >/dev/null || { echo "$userd is not there: set USERD" >&2; exit 1; }
 
-# userd ends when its standard input does, which the script holds as descriptor 3.
+# userd ends when its standard input does, which the script holds as descriptor 3. It gets no variable of the environment
+# that it might take for a setting: HOST, for one, which conda sets.
 pipes=$(mktemp -d)
 trap 'rm -rf "$pipes"' EXIT
 mkfifo "$pipes/in" "$pipes/out"
-"$userd" --embedded --ephemeral --port 0 --with-parent <"$pipes/in" >"$pipes/out" &
+env -i PATH="$PATH" "$userd" --embedded --ephemeral --port 0 --with-parent <"$pipes/in" >"$pipes/out" &
 exec 3>"$pipes/in"
 read -r _ _ url <"$pipes/out" # listening on http://127.0.0.1:41234
 rm -r "$pipes"

@@ -13,7 +13,11 @@ class Users(unittest.TestCase):
     def setUpClass(cls):
         # A database of its own; the service ends when this process does, however it does.
         command = [os.environ.get("USERD", "userd"), "--embedded", "--ephemeral", "--port=0", "--with-parent"]
-        cls.userd = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # No variable of the environment that it might take for a setting: HOST, for one, which conda sets.
+        settings = {"PATH": os.environ["PATH"], "LOG_LEVEL": "warn"}
+        cls.userd = subprocess.Popen(
+            command, env=settings, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         line = cls.userd.stdout.readline()
         assert line.startswith("listening on "), "userd says why on its standard error"
         cls.url = line.split()[-1]

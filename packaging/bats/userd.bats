@@ -2,8 +2,15 @@
 
 load userd
 
+# What the machine of somebody's sets, conda for one.
+export HOST=x86_64-conda-linux-gnu PORT=1 API_TOKEN=theirs SCHEMA=strict DATABASE_URL=postgres://192.0.2.1/theirs
+
 setup() { userd_start; }
 teardown() { userd_stop; }
+
+create() {
+    curl -s -o /dev/null -w '%{http_code}' "$userd_url/users" -d '{"name":"Ada","email":"ada@example.com"}'
+}
 
 @test "a user" {
     run curl -s "$userd_url/users" -d '{"name":"Ada","email":"ada@example.com"}'
@@ -15,4 +22,21 @@ teardown() { userd_stop; }
 @test "another test, another database" {
     run curl -s -o /dev/null -w '%{http_code}' "$userd_url/users/1"
     [ "$output" = 404 ]
+}
+
+@test "settings and arguments" {
+    userd_stop
+    userd_start SCHEMA=strict MAX_PER_PAGE=7 --host localhost
+    [[ $userd_url == http://127.0.0.1:* || $userd_url == http://\[::1]:* ]]
+    [ "$(create)" = 400 ]
+    run curl -s "$userd_url/users"
+    [[ $output == *'"perPage":7,'* ]]
+}
+
+@test "a service that ends badly fails its test" {
+    kill -9 "$userd_pid"
+    status=0
+    userd_stop || status=$?
+    [ $status = 137 ]
+    userd_start
 }
