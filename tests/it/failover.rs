@@ -4,7 +4,7 @@
 //! `DATABASE_URL`, and haproxy with PgBouncer.
 
 use crate::support::{
-    Account, BUSY, Caller, Daemon, Event, LONG, LONG_ON_DISK, Load, Own, Process, Relay, children,
+    Account, BUSY, Caller, Daemon, Event, LONG, LONG_ON_DISK, Load, Own, Process, Relay, TempDir, children,
     eventually, loopback_network, pause, program, running, users,
 };
 use nix::{
@@ -17,6 +17,7 @@ use std::{
     collections::{BTreeMap, HashSet},
     fs,
     io::{BufRead, BufReader},
+    os::unix::fs::PermissionsExt,
     path::PathBuf,
     process::{Command, Stdio},
     sync::{
@@ -519,4 +520,34 @@ fn a_primary_that_was_stopped_and_replaced_is_not_used_again() {
     let mut old = users(&mut primary.client());
     old.retain(|email, _| email != "0@example.com" && email != "1@example.com");
     assert!(old.is_empty(), "{old:?}");
+}
+
+/// Other accounts of the machine see the arguments of each process.
+#[test]
+fn passwords_are_no_arguments() {
+    let dir = TempDir::new();
+    let asked = dir.path().join("asked");
+    let shims = dir.path().join("bin");
+    fs::create_dir(&shims).unwrap();
+    // The programs that could get one.
+    for program in ["sed", "tr", "od", "mkdir", "chown"] {
+        let shim = format!(
+            "#!/bin/sh\necho {program} \"$@\" >>{}\nPATH=/usr/sbin:/usr/bin exec {program} \"$@\"\n",
+            asked.display()
+        );
+        fs::write(shims.join(program), shim).unwrap();
+        fs::set_permissions(shims.join(program), PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    let files = dir.path().join("machines");
+    let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", shims.display());
+    let made = Command::new("bash")
+        .args([SCRIPT, "files", files.to_str().unwrap(), "10.0.0.31", "10.0.0.32", "10.0.0.33"])
+        .env("PATH", path)
+        .status();
+    assert!(made.unwrap().success());
+    let sql = fs::read_to_string(files.join("node1/bootstrap.sql")).unwrap();
+    let password = sql.split('\'').nth(1).expect("a password in quotes");
+    assert!(password.len() == 32 && password.bytes().all(|byte| byte.is_ascii_hexdigit()), "{sql}");
+    let asked = fs::read_to_string(asked).unwrap();
+    assert!(asked.contains("sed ") && !asked.contains(password), "{asked}");
 }
