@@ -30,7 +30,7 @@ const PLAIN: &str = "
         created_at timestamptz not null default now(),
         updated_at timestamptz not null default now()
     );
-    create unique index plain_email_key on plain (lower(email))";
+    create unique index plain_email_key on plain (lower(email collate \"C\"))";
 
 fn main() {
     let users: u32 = env::var("USERS").ok().and_then(|count| count.parse().ok()).unwrap_or(1_000_000);

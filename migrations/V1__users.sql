@@ -14,7 +14,8 @@ create table users (
     version bigint not null default 1
 );
 
-create unique index users_email_key on users (lower(email));
+-- Upper and lower case of ASCII letters are the same, nothing else is, whatever the locale of the database.
+create unique index users_email_key on users (lower(email collate "C"));
 
 create table credentials (
     user_id bigint primary key references users (id) on delete cascade,

@@ -60,6 +60,8 @@ pub enum Error {
     AlreadyExists,
     /// A create has the key of an earlier one, and another body.
     KeyReused,
+    /// A create has the key of an earlier one, whose user was deleted since.
+    Gone,
     /// The record is not in a state that the request allows (`If-Match`, `If-None-Match`).
     PreconditionFailed,
     /// Any other error of a query or a connection.
@@ -227,6 +229,7 @@ impl Error {
             ),
             Error::AlreadyExists => fixed(409, "Already exists"),
             Error::KeyReused => fixed(422, "Idempotency-Key reused"),
+            Error::Gone => fixed(410, "Gone"),
             Error::PreconditionFailed => fixed(412, "Precondition failed"),
             Error::Database { .. } => fixed(500, "Database error"),
             Error::Unavailable(_) | Error::Busy(_) | Error::Contended => {
@@ -385,6 +388,7 @@ mod tests {
             (Error::NotFound, 404, r#"{"error":"Not found"}"#),
             (Error::AlreadyExists, 409, r#"{"error":"Already exists"}"#),
             (Error::KeyReused, 422, r#"{"error":"Idempotency-Key reused"}"#),
+            (Error::Gone, 410, r#"{"error":"Gone"}"#),
             (Error::PreconditionFailed, 412, r#"{"error":"Precondition failed"}"#),
             (
                 Error::UnsupportedMediaType { accepted: "a/b", patch: true, coded: true },

@@ -248,8 +248,10 @@ fn created_once(create: Box<CreateOnce>, result: Result<Once, Error>) -> Step {
 
 /// A create whose key was sent before: it has the answer of the earlier one, if it has the same body.
 fn repeated(mut create: Box<CreateOnce>, earlier: Box<Kept>) -> Step {
-    if create.fingerprint != earlier.fingerprint {
-        return Step::Failed(Error::KeyReused);
+    match &earlier.fingerprint {
+        None => return Step::Failed(Error::Gone),
+        Some(fingerprint) if *fingerprint != create.fingerprint => return Step::Failed(Error::KeyReused),
+        Some(_) => {}
     }
     match earlier.password_hash {
         None => Step::Done(replayed(&earlier.user)),

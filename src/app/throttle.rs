@@ -62,7 +62,7 @@ impl Throttle {
         if self.limit == 0 {
             return Ok(Attempt(None));
         }
-        let pair = self.hasher.hash_one((email.to_lowercase(), peer));
+        let pair = self.hasher.hash_one((email.to_ascii_lowercase(), peer));
         let mut attempts = self.attempts();
         let count = attempts.count(pair, now);
         if count.attempts >= self.limit {

@@ -56,7 +56,8 @@ const STORE_WITH_HASHES: &str = "\
     ), hashes as ( \
         insert into credentials (user_id, password_hash) \
         select id, password_hash from taken join given using (position) \
-        where password_hash is not null and lower(taken.email) = lower(given.email) \
+        where password_hash is not null and pg_catalog.lower(taken.email collate pg_catalog.\"C\") \
+            operator(pg_catalog.=) pg_catalog.lower(given.email collate pg_catalog.\"C\") \
         returning 1 \
     ) \
     select (select count(*) from stored), (select count(*) from hashes)";
@@ -64,12 +65,13 @@ const STORE_WITH_HASHES: &str = "\
 /// The lines whose address an earlier line has, and that line.
 const REPEATED: &str = "\
     select line, first from ( \
-        select line, min(line) over (partition by lower(email)) as first from userd_import) given \
+        select line, min(line) over (partition by pg_catalog.lower(email collate pg_catalog.\"C\")) as first from userd_import) given \
     where line > first";
 
 /// The lines whose address a stored user has.
 const TAKEN: &str = "select line, null::bigint as first from userd_import where exists ( \
-    select from users where lower(users.email) = lower(userd_import.email))";
+    select from users where pg_catalog.lower(users.email collate pg_catalog.\"C\") \
+        operator(pg_catalog.=) pg_catalog.lower(userd_import.email collate pg_catalog.\"C\"))";
 
 /// A user that is imported.
 pub struct ImportedUser<'a> {

@@ -272,7 +272,7 @@ pub(super) fn in_order<R>(
 /// one direction only; of equal addresses the first wins.
 pub(super) fn in_order_of_addresses<T>(new: &[T], email: impl Fn(&T) -> &str) -> Vec<usize> {
     let mut order: Vec<usize> = (0..new.len()).collect();
-    order.sort_by_cached_key(|index| email(&new[*index]).to_lowercase());
+    order.sort_by_cached_key(|index| email(&new[*index]).to_ascii_lowercase());
     order
 }
 

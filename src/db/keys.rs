@@ -159,14 +159,15 @@ impl Users {
     }
 
     fn kept(&self, row: &Row) -> Result<Kept, Error> {
-        let fingerprint = Fingerprint::from_bytes(column(row, 6)?);
+        let fingerprint = match column::<&[u8]>(row, 6)? {
+            [] => None,
+            bytes => {
+                let unknown = || Error::Internal("a fingerprint of another length".into());
+                Some(Fingerprint::from_bytes(bytes).ok_or_else(unknown)?)
+            }
+        };
         let hash: Option<String> = column(row, 7)?;
-        Ok(Kept {
-            fingerprint: fingerprint
-                .ok_or_else(|| Error::Internal("a fingerprint of another length".into()))?,
-            password_hash: hash.map(PasswordHash::from_phc),
-            user: self.user(row)?,
-        })
+        Ok(Kept { fingerprint, password_hash: hash.map(PasswordHash::from_phc), user: self.user(row)? })
     }
 }
 

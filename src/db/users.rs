@@ -25,12 +25,15 @@ const FIND_MANY: &str = "\
 const FIND_CREDENTIAL: &str = "select password_hash from credentials where user_id = $1";
 
 const FIND_BY_EMAIL: &str = "\
-    select id, name, email, created_at, updated_at, version from users where lower(email) = lower($1)";
+    select id, name, email, created_at, updated_at, version from users \
+    where pg_catalog.lower(email collate pg_catalog.\"C\") operator(pg_catalog.=) \
+        pg_catalog.lower($1 collate pg_catalog.\"C\")";
 
 const FIND_WITH_CREDENTIAL: &str = "\
     select id, name, email, created_at, updated_at, version, password_hash \
-    from users left join credentials on user_id = id \
-    where lower(email) = lower($1)";
+    from users left join credentials on user_id operator(pg_catalog.=) id \
+    where pg_catalog.lower(email collate pg_catalog.\"C\") operator(pg_catalog.=) \
+        pg_catalog.lower($1 collate pg_catalog.\"C\")";
 
 /// Any pages with their exact total, in time that grows neither with the users nor with the page number.
 pub(super) const PAGES: &str = include_str!("pages.sql");

@@ -21,8 +21,8 @@ pub struct Fingerprint([u8; 32]);
 /// What is kept of a create with a key.
 #[derive(Debug)]
 pub struct Kept {
-    /// Of the body.
-    pub fingerprint: Fingerprint,
+    /// Of the body; `None` where the user was deleted since, with which the rest was erased.
+    pub fingerprint: Option<Fingerprint>,
     /// Of the password in the body, if it had one.
     pub password_hash: Option<PasswordHash>,
     /// The user as it was created.

@@ -143,6 +143,13 @@ impl World {
                 let email = json!({"email": json(&taken)["email"]}).to_string();
                 with(&path, &[], if method == "POST" { &taken } else { &email })
             }
+            "410" => {
+                let body = new_user(None);
+                let created = with(&path, &[("Idempotency-Key", "of-a-deleted-user")], &body);
+                let location = created.header("Location").expect("it is where it says");
+                assert_eq!(self.plain.client().delete(location).status, 204);
+                with(&path, &[("Idempotency-Key", "of-a-deleted-user")], &body)
+            }
             "412" => with(&path, &[("If-Match", "\"another\"")], &body),
             "413" => raw(&self.plain, &format!("{head}Content-Length: 99999999\r\n\r\n")),
             "414" => with(&format!("{path}?{}", "x".repeat(9000)), &[], ""),

@@ -62,10 +62,6 @@ fn a_repeated_create_has_the_first_answer() {
         assert_eq!(client.put("/users/1", r#"{"name":"A","email":"a@example.com"}"#).status, 200);
         check(&mut client);
         assert_eq!(client.get("/users/1").json()["name"], "A");
-        assert_eq!(client.delete("/users/1").status, 204);
-        check(&mut client);
-        assert_eq!(client.get("/users/1").status, 404);
-        assert_eq!(client.get("/users").json()["total"], 0);
         // Another body, in any way.
         for body in [
             r#"{"name":"ada","email":"ada@example.com"}"#,
@@ -79,7 +75,9 @@ fn a_repeated_create_has_the_first_answer() {
         // One that is refused anyway.
         assert_eq!(post(&mut client, "key-1", r#"{"name":"Ada"}"#).status, 400);
         assert_eq!(post(&mut client, "key-1", r#"{"name":"Ada","email":"a@b.co","id":1}"#).status, 422);
-        assert_eq!(users(&service.database), "0");
+        assert_eq!(users(&service.database), "1");
+        assert_eq!(client.delete("/users/1").status, 204);
+        assert_eq!(client.get("/users/1").status, 404);
         // Another key is another create, and so is none.
         let other = post(&mut client, "KEY-1", ADA);
         assert_eq!((other.status, is_replayed(&other)), (201, false));
@@ -148,7 +146,7 @@ fn passwords_of_repeated_creates() {
     let row = "select password_hash like '$argon2id$v=19$m=19456,t=2,p=1$%' from idempotency_keys";
     assert_eq!(service.database.value(row), "true");
     assert_eq!(post(&mut client, "l", &body("12345678").replace("ada@", "bob@")).status, 201);
-    service.database.run("delete from users where email like 'bob%'");
+    service.database.run("update users set email = 'b@example.com' where email like 'bob%'");
     assert_eq!(post(&mut client, "m", &body("12345679").replace("ada@", "bob@")).status, 201);
     let fingerprints = "select count(distinct fingerprint) from idempotency_keys where email like 'bob%'";
     assert_eq!(service.database.value(fingerprints), "1");
@@ -206,6 +204,68 @@ fn passwords_cannot_be_guessed_by_repeating_a_create() {
     for _ in 0..12 {
         assert_eq!(post(&mut client, "k", &ada("guess no. 1")).status, 422);
     }
+}
+
+/// A delete, by whomever it is made, erases what was kept of the user, and its key creates none.
+#[test]
+fn keys_of_deleted_users() {
+    let service = Service::start();
+    let mut client = service.client();
+    let with_password = |n: u32| {
+        json!({"name": "Ada", "email": format!("ada-{n}@example.com"), "password": PASSWORD}).to_string()
+    };
+    type Delete<'a> = &'a dyn Fn(&mut Client, &str);
+    let deletes: [Delete; 5] = [
+        &|client, id| assert_eq!(client.delete(&format!("/users/{id}")).status, 204),
+        &|client, id| {
+            let any = [("If-Match", "*")];
+            assert_eq!(client.request("DELETE", &format!("/users/{id}"), &any, "").status, 204);
+        },
+        &|_, id| service.database.run(&format!("delete from users where id = {id}")),
+        &|_, _| service.database.run("delete from users"),
+        &|_, _| service.database.run("truncate users cascade"),
+    ];
+    for (n, delete) in (0..).zip(deletes) {
+        let (body, bare) = (with_password(n), ADA.replace("ada@", &format!("bare-{n}@")));
+        for (key, body) in [(format!("k-{n}"), &body), (format!("bare-{n}"), &bare)] {
+            let first = post(&mut client, &key, body);
+            assert_eq!(first.status, 201);
+            delete(&mut client, first.json()["id"].as_str().expect("an id"));
+            for body in [&body[..], &bare, ADA, &with_password(100), body] {
+                let answer = post(&mut client, &key, body);
+                assert_eq!(
+                    (answer.status, answer.body.trim_end()),
+                    (410, r#"{"error":"Gone"}"#),
+                    "{n} {body}"
+                );
+                assert!(!is_replayed(&answer));
+            }
+        }
+    }
+    assert_eq!(users(&service.database), "0");
+    let left = "select count(*) from idempotency_keys \
+                where name <> '' or email <> '' or password_hash is not null or fingerprint <> ''";
+    assert_eq!(service.database.value(left), "0");
+    assert_eq!(service.database.value("select count(*) from idempotency_keys"), "10");
+    // In batches, beside others.
+    let answers: Vec<_> = thread::scope(|scope| {
+        let ask = |n: usize| {
+            let service = &service;
+            scope.spawn(move || {
+                let body = json!({"name": "n", "email": format!("new-{n}@example.com")}).to_string();
+                let key = if n.is_multiple_of(2) { "k-0".to_owned() } else { format!("new-{n}") };
+                post(&mut service.client(), &key, &body).status
+            })
+        };
+        let asked: Vec<_> = (0..32).map(ask).collect();
+        asked.into_iter().map(|asked| asked.join().expect("an answer")).collect()
+    });
+    let expected: Vec<u16> = (0..32).map(|n: u16| if n.is_multiple_of(2) { 410 } else { 201 }).collect();
+    assert_eq!(answers, expected);
+    assert_eq!(users(&service.database), "16");
+    // After 24 hours it may be used again.
+    service.database.run("update idempotency_keys set kept_since = now() - interval '1 day'");
+    assert_eq!(post(&mut client, "k-0", &with_password(0)).status, 201);
 }
 
 #[test]
@@ -544,7 +604,7 @@ fn creates_with_keys_that_wait_together() {
     service
         .database
         .run("update idempotency_keys set kept_since = now() - interval '1 day' where name = 'late'");
-    service.database.run("delete from users where name = 'late'");
+    service.database.run("update users set email = 'was-late@example.com' where name = 'late'");
     // Key (none: without one), name, address; status, and whether it is replayed, where that is certain.
     let row = |n: usize| -> (Option<String>, String, String, u16, Option<bool>) {
         let own = |kind: &str| (format!("{kind} {n}"), format!("{n}@example.com"));
@@ -591,9 +651,9 @@ fn creates_with_keys_that_wait_together() {
         });
         assert_eq!(first.count(), 1, "{key}");
     }
-    // Taken, early, late, pair, and those with an address of their own.
+    // Taken, early, the one with an address that was late's, late, pair, and those with an address of their own.
     let own = (0..CLIENTS).filter(|n| [0, 7].contains(&(n % 8))).count();
-    assert_eq!(users(&service.database), (4 + own).to_string());
+    assert_eq!(users(&service.database), (5 + own).to_string());
     let keyed = "select count(*) from statements where inserted > 1";
     assert_ne!(service.database.value(keyed), "0", "no statement has created more than one");
 }

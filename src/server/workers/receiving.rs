@@ -172,6 +172,6 @@ impl Shared {
 /// Upper half of the numbers: see [`Scheduler`]'s queue of hashes. Addresses are equal whatever their case.
 fn account_number(email: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
-    email.to_lowercase().hash(&mut hasher);
+    email.to_ascii_lowercase().hash(&mut hasher);
     hasher.finish() | 1 << 63
 }

@@ -245,7 +245,7 @@ impl User {
 pub const FOREIGN: &str = "\"foreign,with,commas\"";
 
 fn same_address(a: &str, b: &str) -> bool {
-    a.to_lowercase() == b.to_lowercase()
+    a.eq_ignore_ascii_case(b)
 }
 
 impl State {

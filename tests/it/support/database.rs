@@ -54,8 +54,13 @@ impl Database {
 
     /// Without any tables.
     pub fn empty() -> Database {
+        Database::with("")
+    }
+
+    /// Without any tables, and with these options of CREATE DATABASE.
+    pub fn with(options: &str) -> Database {
         let database = Database::unmade();
-        admin(&format!("create database {}", database.name)).expect("a database can be created");
+        admin(&format!("create database {} {options}", database.name)).expect("a database can be created");
         database
     }
 
