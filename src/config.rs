@@ -6,7 +6,7 @@ mod networks;
 mod settings;
 mod value;
 
-pub use networks::{TrustedProxies, counted_as};
+pub use networks::{ProxyField, TrustedProxies, counted_as};
 pub use settings::{SETTINGS, Setting};
 
 use std::{ffi::OsString, fmt, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
@@ -116,6 +116,8 @@ pub struct Limits {
     /// Peers that speak for many clients: their connections are never closed to free slots, and what they say in
     /// `X-Forwarded-For` or `Forwarded` is believed.
     pub trusted_proxies: TrustedProxies,
+    /// In which of those fields.
+    pub proxy_field: ProxyField,
 }
 
 /// Which database to use.
@@ -257,6 +259,7 @@ impl Default for Limits {
             drain_delay: Duration::ZERO,
             stop_timeout: Duration::from_secs(10),
             trusted_proxies: TrustedProxies::default(),
+            proxy_field: ProxyField::default(),
         }
     }
 }

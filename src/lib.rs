@@ -115,7 +115,8 @@ pub mod users;
 
 pub use app::App;
 pub use config::{
-    Config, ConfigError, Database, Limits, PasswordHashing, Schema, Secret, TrustedProxies, Validation,
+    Config, ConfigError, Database, Limits, PasswordHashing, ProxyField, Schema, Secret, TrustedProxies,
+    Validation,
 };
 #[doc(hidden)]
 pub use db::New;

@@ -6,6 +6,18 @@ use std::{
     str::FromStr,
 };
 
+/// Which field a proxy names its client in. The other one may be the client's own.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ProxyField {
+    /// The one that is there; neither where both are there and disagree.
+    #[default]
+    Either,
+    /// `X-Forwarded-For`.
+    XForwardedFor,
+    /// `Forwarded` (RFC 7239).
+    Forwarded,
+}
+
 /// The proxies whose word about their clients is believed: addresses, networks, and `unix` for every peer on a Unix
 /// socket. Parsed from a list, separated by commas or spaces: `127.0.0.1, 10.0.0.0/8, unix`. Empty by default.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -49,6 +61,11 @@ impl FromStr for TrustedProxies {
             let address = address.parse::<IpAddr>().map_err(|_| entry.to_owned())?;
             let most = if address.is_ipv4() { 32 } else { 128 };
             let bits = bits.map_or(Ok(most), str::parse).ok().filter(|bits| *bits <= most);
+            // Peers have IPv4 addresses as such: a network of mapped ones is one of those, or partly of no peers.
+            let (address, bits) = match address.to_canonical() {
+                canonical if canonical == address => (address, bits),
+                canonical => (canonical, bits.and_then(|bits: u8| bits.checked_sub(96))),
+            };
             trusted.networks.push((address, bits.ok_or_else(|| entry.to_owned())?));
         }
         Ok(trusted)
@@ -106,7 +123,23 @@ mod tests {
         assert!(none.is_empty() && !none.contains(None) && !none.contains(Some([127, 0, 0, 1].into())));
         let all: TrustedProxies = "0.0.0.0/0".parse().unwrap();
         assert!(all.contains(Some([1, 2, 3, 4].into())) && !all.contains(None));
-        for text in ["x", "10.0.0.0/33", "10.0.0.0/", "10.0.0/8", "::/129", "10.0.0.1:80", "unix:/x", "/8"] {
+        let mapped: TrustedProxies = "::ffff:10.0.0.0/104, ::ffff:192.0.2.7".parse().unwrap();
+        assert_eq!(mapped.to_string(), "10.0.0.0/8,192.0.2.7/32");
+        for (address, expected) in [([10, 1, 2, 3], true), ([192, 0, 2, 7], true), ([192, 0, 2, 8], false)] {
+            assert_eq!(mapped.contains(Some(address.into())), expected, "{address:?}");
+        }
+        for text in [
+            "x",
+            "10.0.0.0/33",
+            "10.0.0.0/",
+            "10.0.0/8",
+            "::/129",
+            "10.0.0.1:80",
+            "unix:/x",
+            "/8",
+            "::ffff:10.0.0.0/95",
+            "::ffff:10.0.0.0/129",
+        ] {
             assert_eq!(text.parse::<TrustedProxies>(), Err(text.to_owned()));
         }
         assert_eq!(trusted.to_string().parse(), Ok(trusted));

@@ -108,6 +108,8 @@ pub const SETTINGS: &[Setting] = &[
         "Client connections at once; beyond it one of the peer that holds the most is closed, or 503"),
     field("TRUSTED_PROXIES", at!(limits.trusted_proxies), Any,
         "Addresses and networks (and `unix`) whose `X-Forwarded-For` or `Forwarded` is believed"),
+    field("PROXY_FIELD", at!(limits.proxy_field), Any,
+        "The field that they write: `x-forwarded-for`, `forwarded`, or `either` where it is the only one"),
     field("HEAD_TIMEOUT", at!(limits.head_timeout), SECONDS, "Seconds for a request's head, from its first byte"),
     field("BODY_TIMEOUT", at!(limits.body_timeout), SECONDS, "Seconds for a request's body"),
     field("IDLE_TIMEOUT", at!(limits.idle_timeout), SECONDS, "Seconds that an idle connection is kept"),

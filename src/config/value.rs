@@ -1,6 +1,6 @@
 //! How the text of a variable becomes the value of a field, and which values a field may have.
 
-use super::{ConfigError, Database, Schema, Secret, TrustedProxies, Validation};
+use super::{ConfigError, Database, ProxyField, Schema, Secret, TrustedProxies, Validation};
 use std::{fmt, path::PathBuf, time::Duration};
 
 /// Which values a field may have.
@@ -245,6 +245,14 @@ macro_rules! choice {
 }
 
 choice!(Schema, [("basic", Schema::Basic), ("strict", Schema::Strict)]);
+choice!(
+    ProxyField,
+    [
+        ("either", ProxyField::Either),
+        ("x-forwarded-for", ProxyField::XForwardedFor),
+        ("forwarded", ProxyField::Forwarded)
+    ]
+);
 choice!(Validation, [("declarative", Validation::Declarative), ("parser", Validation::Parser)]);
 
 /// `true` or `false`; with [`Bounds::Exactly`], on for one text.

@@ -7,9 +7,10 @@ use crate::support::{
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
+use socket2::{Domain, Socket, Type};
 use std::{
     io::{BufRead, BufReader, Read, Write},
-    net::{TcpListener, TcpStream},
+    net::{SocketAddr, TcpListener, TcpStream},
     path::Path,
     process::{Command, Stdio},
     sync::{Arc, Mutex},
@@ -164,6 +165,42 @@ fn a_read_is_repeated_by_haproxy_and_a_change_is_not() {
     assert!(ended > 0 && refused > 0, "both were asked: {ended}, {refused}");
     assert_eq!(created + ended + refused, EACH, "{created} created, {ended} not answered, {refused} refused");
     assert_eq!(service.database.value("select count(*) from users"), created.to_string());
+}
+
+/// Neither field of a client's own hides its address from a userd behind haproxy.
+#[test]
+fn a_client_behind_haproxy_cannot_hide() {
+    let Some(program) = program("haproxy", "haproxy") else {
+        return;
+    };
+    let database = Database::create();
+    let dir = TempDir::new();
+    let trusted = [("TRUSTED_PROXIES", "127.0.0.1"), ("LOG_LEVEL", "info"), ("LOG_FORMAT", "json")];
+    let port = free_port();
+    let mut replica = userd(&database.url(), port, &trusted);
+    replica.wait_for_url();
+    let (_haproxy, base_url) = haproxy(&program, &dir, &[port, port, port]);
+    let haproxy: SocketAddr = base_url.strip_prefix("http://").unwrap().parse().unwrap();
+    for (n, field) in
+        ["", "Forwarded: for=198.51.100.9\r\n", "X-Forwarded-For: 198.51.100.9\r\n"].iter().enumerate()
+    {
+        let request =
+            format!("GET /users/{n} HTTP/1.1\r\nHost: localhost\r\n{field}Connection: close\r\n\r\n");
+        let line = format!(r#""path":"/users/{n}""#);
+        let logged = || {
+            // From an address of its own. haproxy may not have found the replica yet.
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            socket.bind(&SocketAddr::from(([127, 0, 0, 2], 0)).into()).unwrap();
+            socket.connect(&haproxy.into()).unwrap();
+            (&socket).write_all(request.as_bytes()).unwrap();
+            (&socket).read_to_end(&mut Vec::new()).unwrap();
+            replica.stderr().contains(&line)
+        };
+        eventually(LONG, "the request is logged", logged);
+        let log = replica.stderr();
+        let mut lines = log.lines().filter(|text| text.contains(&line));
+        assert!(lines.all(|text| text.contains(r#""client":"127.0.0.2""#)), "{log}");
+    }
 }
 
 /// Three replicas behind haproxy, a primary with a synchronous standby. One replica is killed and restarted;

@@ -4,22 +4,24 @@
 //! right: entries that a trusted proxy appended are true, and the first address that is no trusted proxy's is the
 //! client's. What is left of it may be made up by that client.
 
-use crate::config::TrustedProxies;
+use crate::config::{ProxyField, TrustedProxies};
 use std::net::{IpAddr, SocketAddr};
 
 /// The client that a trusted proxy speaks for. `None` where there are no trusted proxies, the fields name no client,
-/// or both kinds are there and disagree: a proxy that appends to one kind passes the client's own other kind on.
+/// or either kind is believed and both are there and disagree: a proxy that appends to one kind passes the client's own
+/// other kind on.
 ///
 /// Only to be believed on a connection of a trusted proxy.
-pub fn client(fields: &[httparse::Header], trusted: &TrustedProxies) -> Option<IpAddr> {
+pub fn client(fields: &[httparse::Header], trusted: &TrustedProxies, believed: ProxyField) -> Option<IpAddr> {
     if trusted.is_empty() {
         return None;
     }
     let (mut plain, mut standard) = (Vec::new(), Vec::new());
     for field in fields {
-        let hops = match field.name {
-            name if name.eq_ignore_ascii_case("x-forwarded-for") => &mut plain,
-            name if name.eq_ignore_ascii_case("forwarded") => &mut standard,
+        let is = |name| field.name.eq_ignore_ascii_case(name);
+        let hops = match believed {
+            ProxyField::Either | ProxyField::XForwardedFor if is("x-forwarded-for") => &mut plain,
+            ProxyField::Either | ProxyField::Forwarded if is("forwarded") => &mut standard,
             _ => continue,
         };
         // A value that is not text hides everything to its left.
@@ -106,8 +108,21 @@ mod tests {
             };
             let fields: Vec<_> = fields.iter().map(header).collect();
             let expected = expected.map(|text| text.parse().unwrap());
-            assert_eq!(client(&fields, &trusted), expected, "{fields:?}");
-            assert_eq!(client(&fields, &TrustedProxies::default()), None);
+            let client = |believed| super::client(&fields, &trusted, believed);
+            assert_eq!(client(ProxyField::Either), expected, "{fields:?}");
+            assert_eq!(super::client(&fields, &TrustedProxies::default(), ProxyField::Either), None);
+            // Of one kind: as if the other one were not there.
+            for (believed, other) in
+                [(ProxyField::XForwardedFor, "forwarded"), (ProxyField::Forwarded, "x-forwarded-for")]
+            {
+                let ours = fields.iter().filter(|field| !field.name.eq_ignore_ascii_case(other));
+                let ours: Vec<_> = ours.copied().collect();
+                assert_eq!(
+                    client(believed),
+                    super::client(&ours, &trusted, ProxyField::Either),
+                    "{fields:?}"
+                );
+            }
         }
     }
 }

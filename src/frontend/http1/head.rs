@@ -124,7 +124,7 @@ impl<'a> Head<'a> {
                     true => Persistence::Close,
                     false => Persistence::KeepAlive(reliable_seconds(limits.idle_timeout)),
                 },
-                client: forwarded::client(fields, &limits.trusted_proxies),
+                client: forwarded::client(fields, &limits.trusted_proxies, limits.proxy_field),
             },
             length: match codings.chunked {
                 true => Length::Chunked,
