@@ -52,18 +52,95 @@ pub fn log_format() -> Result<Format, ConfigError> {
     Err(ConfigError { variable: VARIABLE, problem })
 }
 
-/// Says which variables have no effect, where a person may think that they had.
-pub fn warn_of_ineffective_variables(embedded: bool) {
-    if let Some(text) =
-        env::var_os("DB_SSL").filter(|text| !["", "true", "false"].iter().any(|known| text == known))
-    {
-        log::warn!("DB_SSL={text:?} leaves TLS to the database off: only the exact text `true` turns it on");
+/// The database as a connection string, and by its parts, which have no effect beside one.
+const URL: [&str; 2] = ["DATABASE_URL", "DATABASE_URL_FILE"];
+const PARTS: [&str; 8] =
+    ["DB_HOST", "DB_PORT", "DB_NAME", "DB_USER", "DB_PASS", "DB_PASS_FILE", "DB_SSL", "DB_SSL_CA"];
+
+/// The variables of libpq that are not read, and the parameter of a connection string that each stands for.
+const OF_LIBPQ: [(&str, &str); 34] = [
+    ("PGHOST", "host"),
+    ("PGHOSTADDR", "hostaddr"),
+    ("PGPORT", "port"),
+    ("PGDATABASE", "dbname"),
+    ("PGUSER", "user"),
+    ("PGSERVICE", "service"),
+    ("PGSERVICEFILE", "servicefile"),
+    ("PGSSLMODE", "sslmode"),
+    ("PGREQUIRESSL", "sslmode"),
+    ("PGSSLROOTCERT", "sslrootcert"),
+    ("PGSSLCERT", "sslcert"),
+    ("PGSSLKEY", "sslkey"),
+    ("PGSSLCERTMODE", "sslcertmode"),
+    ("PGSSLCRL", "sslcrl"),
+    ("PGSSLCRLDIR", "sslcrldir"),
+    ("PGSSLNEGOTIATION", "sslnegotiation"),
+    ("PGSSLCOMPRESSION", "sslcompression"),
+    ("PGSSLSNI", "sslsni"),
+    ("PGSSLMINPROTOCOLVERSION", "ssl_min_protocol_version"),
+    ("PGSSLMAXPROTOCOLVERSION", "ssl_max_protocol_version"),
+    ("PGREQUIREAUTH", "require_auth"),
+    ("PGREQUIREPEER", "requirepeer"),
+    ("PGCHANNELBINDING", "channel_binding"),
+    ("PGGSSENCMODE", "gssencmode"),
+    ("PGGSSDELEGATION", "gssdelegation"),
+    ("PGGSSLIB", "gsslib"),
+    ("PGKRBSRVNAME", "krbsrvname"),
+    ("PGMINPROTOCOLVERSION", "min_protocol_version"),
+    ("PGMAXPROTOCOLVERSION", "max_protocol_version"),
+    ("PGTARGETSESSIONATTRS", "target_session_attrs"),
+    ("PGLOADBALANCEHOSTS", "load_balance_hosts"),
+    ("PGCONNECT_TIMEOUT", "connect_timeout"),
+    ("PGAPPNAME", "application_name"),
+    ("PGOPTIONS", "options"),
+];
+
+/// Which variables have no effect, where a person may think that they had: a line for each reason. `embedded`: the database
+/// is one that the command starts. `passed`: the socket to listen on is there already.
+pub fn ineffective(argument: impl Fn(&str) -> Option<OsString>, embedded: bool, passed: bool) -> Vec<String> {
+    let value = |name: &str| argument(name).or_else(|| env::var_os(name)).filter(|text| !text.is_empty());
+    let set = |names: &[&'static str]| -> Vec<&'static str> {
+        names.iter().copied().filter(|name| value(name).is_some()).collect()
+    };
+    let line = |names: &[&str], reason: &str| match names {
+        [] => None,
+        [name] => Some(format!("{name} has no effect{reason}")),
+        names => Some(format!("{} have no effect{reason}", names.join(", "))),
+    };
+    let is_unix = value("HOST").is_some_and(|host| host.as_encoded_bytes().starts_with(b"unix:"));
+    let listening = match passed {
+        true => line(&set(&["HOST", "PORT"]), ": the socket that was passed is listened on"),
+        // Any port will do.
+        false if value("PORT").is_some_and(|port| port == "0") => None,
+        false if is_unix => line(&set(&["PORT"]), ": HOST names a Unix socket"),
+        false => None,
+    };
+    if embedded {
+        let reason = " with --embedded, which uses a database of its own";
+        return line(&set(&[&URL[..], &PARTS].concat()), reason).into_iter().chain(listening).collect();
     }
-    for variable in ["DATABASE_URL", "DATABASE_URL_FILE"] {
-        if embedded && is_set(variable) {
-            log::warn!("{variable} has no effect with --embedded, which uses a database of its own");
+    let ssl = value("DB_SSL");
+    let database = match set(&URL).first() {
+        Some(url) if ssl.as_ref().is_some_and(|text| text == "true") => {
+            let roots = value("DB_SSL_CA").unwrap_or_else(|| "system".into());
+            let tls = format!("sslmode=verify-full&sslrootcert={}", roots.display());
+            line(
+                &set(&PARTS),
+                &format!(" beside {url}; {tls} in it verifies the server as DB_SSL=true would"),
+            )
         }
-    }
+        Some(url) => line(&set(&PARTS), &format!(" beside {url}")),
+        None => ssl.filter(|text| text != "true" && text != "false").map(|text| {
+            format!("DB_SSL={text:?} leaves TLS to the database off: only the exact text `true` turns it on")
+        }),
+    };
+    let (names, parameters): (Vec<_>, Vec<_>) =
+        OF_LIBPQ.into_iter().filter(|(name, _)| value(name).is_some()).unzip();
+    let of_libpq = format!(
+        ": of libpq's variables only PGPASSWORD and PGPASSFILE are read; DATABASE_URL takes {}",
+        parameters.join(", ")
+    );
+    database.into_iter().chain(line(&names, &of_libpq)).chain(listening).collect()
 }
 
 /// The socket that systemd, or another supervisor that speaks its protocol, listens on (`LISTEN_FDS`, `LISTEN_PID`).
@@ -82,4 +159,17 @@ pub fn passed_socket() -> Result<Option<Arc<OwnedFd>>, Failure> {
             .map(OwnedFd::from),
     };
     Ok(socket.map(Arc::new))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use userd::config::SETTINGS;
+
+    #[test]
+    fn the_parts_are_those_of_the_table() {
+        let all = SETTINGS.iter().map(|setting| setting.variable);
+        let parts = all.skip_while(|name| *name != "DB_HOST").take_while(|name| *name != "DB_POOL_SIZE");
+        assert_eq!(parts.collect::<Vec<_>>(), PARTS);
+    }
 }

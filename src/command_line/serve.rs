@@ -34,7 +34,10 @@ pub fn serve(arguments: Serve) -> Result<(), Failure> {
     let level = environment::log_level().map_err(Failure::usage)?;
     let format = environment::log_format().map_err(Failure::usage)?;
     log_writer::log_to_stderr(level, format).map_err(Failure::runtime)?;
-    environment::warn_of_ineffective_variables(arguments.embedded());
+    let argument = |name: &str| arguments.address.variable(name);
+    for line in environment::ineffective(argument, arguments.embedded(), config.socket.is_some()) {
+        log::warn!("{line}");
+    }
     let account = arguments.embedded().then(Account::find).transpose().map_err(Failure::runtime)?;
     let ending = Ending::watch(arguments.dir.is_none()).map_err(Failure::runtime)?;
     if let Some(parent) = arguments.parent {

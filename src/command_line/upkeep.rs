@@ -25,11 +25,13 @@ pub fn check(address: &Address, migrate: bool) -> ExitCode {
         }
         Err(error) => vec![(Weight::Problem, "configuration", error.to_string())],
     };
+    let ineffective = environment::ineffective(|name| address.variable(name), false, false);
+    let ineffective = ineffective.into_iter().map(|line| (Weight::Note, "configuration", line));
     let log = [environment::log_level().err(), environment::log_format().err()].into_iter().flatten();
     let log = log.map(|error| (Weight::Problem, "configuration", error.to_string()));
     let mut text = String::new();
     let mut code = ExitCode::SUCCESS;
-    for (weight, subject, line) in log.chain(findings) {
+    for (weight, subject, line) in log.chain(ineffective).chain(findings) {
         let weight = match weight {
             Weight::Fine => "ok",
             Weight::Note => "note",

@@ -2,7 +2,7 @@
 
 use crate::support::{Client, Database, LONG, Process, TempDir, eventually, free_port, has_ipv6};
 use std::{
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Read},
     net::TcpListener,
     os::{fd::OwnedFd, unix::net::UnixListener},
     path::Path,
@@ -176,9 +176,10 @@ fn activated(socket: OwnedFd, database: &Database) -> Child {
         .args(["-c", "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" 3<&0 </dev/null", USERD])
         .env_clear()
         .env("DATABASE_URL", database.url())
+        .env("HOST", "192.0.2.1")
         .stdin(Stdio::from(socket))
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
+        .stderr(Stdio::piped())
         .spawn()
         .unwrap()
 }
@@ -202,7 +203,14 @@ fn a_socket_that_a_supervisor_passes() {
         }
         let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
         nix::sys::signal::kill(pid, nix::sys::signal::SIGTERM).unwrap();
+        let mut stderr = child.stderr.take().unwrap();
         ends(child);
+        let mut log = String::new();
+        stderr.read_to_string(&mut log).unwrap();
+        assert!(
+            log.contains("[WARN] HOST has no effect: the socket that was passed is listened on"),
+            "{log}"
+        );
     }
     assert!(path.exists(), "the supervisor's file stays");
 

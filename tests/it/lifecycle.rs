@@ -402,23 +402,89 @@ fn a_system_that_allows_too_little() {
     }
 }
 
+/// The variables of a start, and what it says of those that have no effect: one line.
 #[test]
 fn variables_without_effect_are_told() {
     let database = Database::create();
-    let url = database.url();
-    for (value, warned) in [("yes", true), ("TRUE", true), ("false", false), ("", false)] {
-        let dir = database.socket_dir();
-        let variables = [("DB_HOST", dir.as_str()), ("DB_NAME", database.name()), ("DB_SSL", value)];
-        let variables = [&variables[..], &[("HOST", "127.0.0.1"), ("PORT", "0")]].concat();
+    let (url, dir, other) = (database.url(), database.socket_dir(), TempDir::new());
+    let socket = format!("unix:{}/http", other.path().display());
+    other.write("url", &url);
+    let file = other.path().join("url").to_str().expect("UTF-8").to_owned();
+    let parts = [("DB_HOST", dir.as_str()), ("DB_NAME", database.name())];
+    let by_url = [("DATABASE_URL", url.as_str())];
+    let by_file = [("DATABASE_URL_FILE", file.as_str())];
+    let libpq = "of libpq's variables only PGPASSWORD and PGPASSFILE are read; DATABASE_URL takes";
+    let only_true = "leaves TLS to the database off: only the exact text `true` turns it on";
+    let tls = "in it verifies the server as DB_SSL=true would";
+    type Variables<'a> = &'a [(&'a str, &'a str)];
+    let rows: [(Variables, Variables, String); 16] = [
+        (&parts, &[("DB_SSL", "yes")], format!("DB_SSL=\"yes\" {only_true}")),
+        (&parts, &[("DB_SSL", "TRUE")], format!("DB_SSL=\"TRUE\" {only_true}")),
+        (&parts, &[("DB_SSL", "false")], String::new()),
+        (&parts, &[("DB_SSL", ""), ("DATABASE_URL", ""), ("PGSSLMODE", "")], String::new()),
+        // What is read as libpq does.
+        (&parts, &[("PGPASSWORD", "none is asked for"), ("PGPASSFILE", "/nowhere")], String::new()),
+        (&by_url, &[("PGPASSWORD", "none is asked for")], String::new()),
+        (&by_url, &[], String::new()),
+        (
+            &by_url,
+            &[("DB_SSL", "true")],
+            format!("DB_SSL has no effect beside DATABASE_URL; sslmode=verify-full&sslrootcert=system {tls}"),
+        ),
+        (
+            &by_file,
+            &[("DB_SSL", "true"), ("DB_SSL_CA", "/ca.pem")],
+            format!(
+                "DB_SSL, DB_SSL_CA have no effect beside DATABASE_URL_FILE; \
+                 sslmode=verify-full&sslrootcert=/ca.pem {tls}"
+            ),
+        ),
+        (&by_url, &[("DB_SSL", "false")], "DB_SSL has no effect beside DATABASE_URL".to_owned()),
+        (
+            &by_url,
+            &[("DB_HOST", "h"), ("DB_PORT", "x"), ("DB_NAME", "n"), ("DB_USER", "u"), ("DB_PASS", "hunter2")],
+            "DB_HOST, DB_PORT, DB_NAME, DB_USER, DB_PASS have no effect beside DATABASE_URL".to_owned(),
+        ),
+        (&by_url, &[("PGSSLMODE", "verify-full")], format!("PGSSLMODE has no effect: {libpq} sslmode")),
+        (
+            &parts,
+            &[("PGSSLROOTCERT", "/ca.pem"), ("PGHOST", "h"), ("PGOPTIONS", "-c a=b")],
+            format!("PGHOST, PGSSLROOTCERT, PGOPTIONS have no effect: {libpq} host, sslrootcert, options"),
+        ),
+        (
+            &by_url,
+            &[("HOST", &socket), ("PORT", "1")],
+            "PORT has no effect: HOST names a Unix socket".to_owned(),
+        ),
+        (&by_url, &[("HOST", &socket), ("PORT", "")], String::new()),
+        (&by_url, &[("API_TOKEN", TOKEN), ("ALLOWED_HOSTS", "a.example")], String::new()),
+    ];
+    for (database, variables, expected) in rows {
+        let host = [("HOST", "127.0.0.1")];
+        let variables = [&host[..], database, variables].concat();
         let mut process = Process::start(&[], &variables);
         process.wait_for_url();
-        let told = process.stderr().lines().any(|line| line.contains("[WARN]") && line.contains("DB_SSL"));
-        assert_eq!(told, warned, "{value:?}: {}", process.stderr());
+        let warned = |process: &Process| -> Vec<String> {
+            let log = process.stderr();
+            let lines = log.lines().filter_map(|line| line.split_once(" [WARN] "));
+            lines.map(|(_, line)| line.to_owned()).collect()
+        };
+        let told: Vec<String> = (!expected.is_empty()).then(|| expected.clone()).into_iter().collect();
+        assert_eq!(warned(&process), told, "{variables:?}: {}", process.stderr());
+        assert_no_secret(&process.stderr());
+        let mut check = Process::start(&["check"], &variables);
+        check.wait(LONG);
+        let said = check.stdout();
+        let notes: Vec<_> =
+            said.lines().filter(|line| line.starts_with("note ") && !line.contains(" database: ")).collect();
+        let noted: Vec<_> = told.iter().map(|line| format!("note     configuration: {line}")).collect();
+        assert_eq!(notes, noted, "{variables:?}: {said}");
     }
-    let variables = [("DATABASE_URL", url.as_str()), ("PORT", "0")];
+    let variables = [("DATABASE_URL", url.as_str()), ("DB_SSL", "true"), ("PGHOST", "h"), ("PORT", "0")];
     let mut process = Process::start(&["--embedded", "--ephemeral"], &variables);
     check(&mut process.client(), &format!("POST /users {ADA} => 201 {ADA_1}"));
-    process.logs("[WARN] DATABASE_URL has no effect");
+    process.logs("[WARN] DATABASE_URL, DB_SSL have no effect with --embedded");
+    assert!(!process.stderr().contains("PGHOST"), "{}", process.stderr());
     assert_eq!(database.value("select count(*) from users"), "0");
 }
 
