@@ -16,7 +16,12 @@ pub struct Export {
     pub format: Format,
     /// Whether with the hash of the password, as `passwordHash`.
     pub with_password_hashes: bool,
+    /// Whether names and addresses in CSV that a spreadsheet would take for formulas have an apostrophe before them.
+    pub for_spreadsheets: bool,
 }
+
+/// What a spreadsheet takes for the beginning of a formula, or leaves out before one.
+const FORMULA: [char; 10] = ['=', '+', '-', '@', '\t', '\r', '＝', '＋', '－', '＠'];
 
 /// Told how far it is: users written, and how many there are.
 pub type OnProgress<'a> = &'a mut dyn FnMut(u64, u64);
@@ -63,7 +68,7 @@ pub fn export(
 /// Lines that gather until there is enough for a write.
 enum Output<'a> {
     Json(BufWriter<&'a mut dyn Write>),
-    Csv { csv: Box<csv::Writer<&'a mut dyn Write>>, with_password_hashes: bool },
+    Csv { csv: Box<csv::Writer<&'a mut dyn Write>>, export: Export },
 }
 
 /// A user as GET answers it, and the hash where it is asked for and there is one.
@@ -91,13 +96,12 @@ impl Serialize for Digits {
 impl<'a> Output<'a> {
     fn begin(export: Export, to: &'a mut dyn Write) -> io::Result<Output<'a>> {
         const COLUMNS: [&str; 6] = ["id", "name", "email", "createdAt", "updatedAt", "passwordHash"];
-        let with_password_hashes = export.with_password_hashes;
         if export.format == Format::Ndjson {
             return Ok(Output::Json(BufWriter::with_capacity(WRITE, to)));
         }
         let mut csv = csv::WriterBuilder::new().buffer_capacity(WRITE).from_writer(to);
-        csv.write_record(&COLUMNS[..if with_password_hashes { 6 } else { 5 }])?;
-        Ok(Output::Csv { csv: Box::new(csv), with_password_hashes })
+        csv.write_record(&COLUMNS[..if export.with_password_hashes { 6 } else { 5 }])?;
+        Ok(Output::Csv { csv: Box::new(csv), export })
     }
 
     fn user(&mut self, user: &ExportedUser) -> io::Result<()> {
@@ -114,13 +118,17 @@ impl<'a> Output<'a> {
                 serde_json::to_writer(&mut *lines, &line)?;
                 lines.write_all(b"\n")
             }
-            Output::Csv { csv, with_password_hashes } => {
+            Output::Csv { csv, export } => {
                 csv.write_field(itoa::Buffer::new().format(user.id))?;
-                csv.write_field(user.name)?;
-                csv.write_field(user.email)?;
+                for text in [user.name, user.email] {
+                    match export.for_spreadsheets && text.starts_with(FORMULA) {
+                        true => csv.write_field(format!("'{text}"))?,
+                        false => csv.write_field(text)?,
+                    }
+                }
                 csv.write_field(user.created_at.to_rfc3339())?;
                 csv.write_field(user.updated_at.to_rfc3339())?;
-                if *with_password_hashes {
+                if export.with_password_hashes {
                     csv.write_field(user.password_hash.unwrap_or_default())?;
                 }
                 Ok(csv.write_record(None::<&[u8]>)?)

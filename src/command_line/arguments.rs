@@ -145,7 +145,11 @@ impl Arguments {
                 let what = Export {
                     format: given.format(),
                     with_password_hashes: given.has("--with-password-hashes"),
+                    for_spreadsheets: given.has("--for-spreadsheets"),
                 };
+                if what.for_spreadsheets && what.format != Format::Csv {
+                    return Err("--for-spreadsheets goes with --format csv".to_owned());
+                }
                 Arguments::Export(what, given.file())
             }
             "import" => {
@@ -296,6 +300,8 @@ mod tests {
             "export --format xml",
             "export --format",
             "export --skip-invalid",
+            "export --for-spreadsheets",
+            "export --for-spreadsheets users.ndjson",
             "import --with-password-hashes",
             "import --dry-run=no",
             "migrate now",

@@ -87,6 +87,11 @@ pub const VERBS: &[Verb] = &[
         options: &[
             FORMAT,
             option("--with-password-hashes", Nothing, "each user's hash, too, as passwordHash"),
+            option(
+                "--for-spreadsheets",
+                Nothing,
+                "in CSV, an apostrophe before names and addresses that a spreadsheet would take for formulas",
+            ),
         ],
         operand: Some("FILE"),
         help: "write all users to FILE, which is complete once it is there, or to standard output",

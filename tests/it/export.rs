@@ -76,6 +76,35 @@ fn a_line_is_what_a_get_answers() {
 }
 
 #[test]
+fn formulas_are_quoted_for_spreadsheets_alone() {
+    let service = Service::start();
+    let mut client = service.client();
+    let formulas = ["=1+1", "+1", "-1", "@a", "\t=1", "\r=1", "＝1", "＋1", "－1", "＠a", "=\"a\",\n"];
+    let plain = ["Ada", "a=1", "'=1", " =1", "1+1", ""];
+    for (n, name) in formulas.iter().chain(&plain).enumerate() {
+        let sign = ["", "=", "+", "-"][n % 4];
+        let body = json!({"name": name, "email": format!("{sign}{n}@example.com")});
+        assert_eq!(client.post("/users", body.to_string()).status, 201, "{body}");
+    }
+    let rows = |arguments: &[&str]| {
+        let text = exported(&service.database, &[&["--format=csv"], arguments].concat());
+        let records: Result<Vec<_>, _> = csv::Reader::from_reader(text.as_bytes()).into_records().collect();
+        let field = |record: &csv::StringRecord, at: usize| record.get(at).unwrap().to_owned();
+        records.unwrap().iter().map(|record| (field(record, 1), field(record, 2))).collect::<Vec<_>>()
+    };
+    let as_they_are = rows(&[]);
+    assert_eq!(as_they_are.len(), formulas.len() + plain.len());
+    for ((n, (name, email)), given) in rows(&["--for-spreadsheets"]).iter().enumerate().zip(as_they_are) {
+        let quote = if n < formulas.len() { "'" } else { "" };
+        assert_eq!(*name, format!("{quote}{}", given.0));
+        let quote = if n % 4 == 0 { "" } else { "'" };
+        assert_eq!(*email, format!("{quote}{}", given.1));
+    }
+    let mut refused = export(&service.database, &["--for-spreadsheets"]);
+    assert_eq!(refused.wait(LONG), 2, "lines of JSON have no formulas");
+}
+
+#[test]
 fn hashes_only_where_they_are_asked_for() {
     let database = Database::create();
     many(&database, 2);
