@@ -130,9 +130,7 @@ fn replica_that_answers(answer: &'static str) -> (u16, Arc<Mutex<Vec<String>>>) 
 /// Of three replicas one ends while it answers, and one answers 503.
 #[test]
 fn a_read_is_repeated_by_haproxy_and_a_change_is_not() {
-    let Some(program) = program("haproxy", "haproxy") else {
-        return;
-    };
+    let program = program("haproxy", "haproxy");
     const EACH: usize = 30;
     const UNAVAILABLE: &str =
         "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n";
@@ -207,9 +205,7 @@ fn a_client_behind_haproxy_cannot_hide() {
 /// then the primary is killed and the standby promoted.
 #[test]
 fn replicas_behind_haproxy_and_a_standby_that_is_promoted() {
-    let Some(program) = program("haproxy", "haproxy") else {
-        return;
-    };
+    let program = program("haproxy", "haproxy");
     let mut primary = Own::start();
     let standby = primary.standby();
     // Acknowledged means: to be seen on the standby.
@@ -384,9 +380,7 @@ impl Drop for Stopped<'_> {
 /// Two replicas with eight sessions each, and two to the database.
 #[test]
 fn replicas_behind_pgbouncer() {
-    let Some(program) = program("pgbouncer", "pgbouncer") else {
-        return;
-    };
+    let program = program("pgbouncer", "pgbouncer");
     let network = network();
     let address = format!("{}21", network[1].1);
     let postgres = Listening::start(&address);
@@ -494,9 +488,7 @@ fn replicas_behind_pgbouncer() {
 /// Two replicas are replaced one after the other, under load.
 #[test]
 fn a_rolling_restart_loses_no_request() {
-    let Some(program) = program("haproxy", "haproxy") else {
-        return;
-    };
+    let program = program("haproxy", "haproxy");
     let database = Database::create();
     // Ten of haproxy's checks, on a busy machine, too.
     let start = |port: u16| {
@@ -534,9 +526,7 @@ fn a_rolling_restart_loses_no_request() {
 /// Where no replica is ready, clients get the answers of userd all the same.
 #[test]
 fn haproxy_forwards_while_no_replica_is_ready() {
-    let Some(program) = program("haproxy", "haproxy") else {
-        return;
-    };
+    let program = program("haproxy", "haproxy");
     let database = Database::create();
     let relay = Relay::shut(&database);
     relay.open();
