@@ -40,6 +40,8 @@ struct Counts {
     heads: AtomicUsize,
     bodies: AtomicUsize,
     work: AtomicUsize,
+    /// Whether other work than hashes waits for memory.
+    work_waits: AtomicBool,
     /// The one hash that waits has this lock.
     turn: Mutex<()>,
     waits: AtomicBool,
@@ -64,6 +66,7 @@ impl Budget {
             heads: AtomicUsize::new(0),
             bodies: AtomicUsize::new(0),
             work: AtomicUsize::new(0),
+            work_waits: AtomicBool::new(false),
             turn: Mutex::new(()),
             waits: AtomicBool::new(false),
             freed: Default::default(),
@@ -109,13 +112,21 @@ impl Budget {
         Reservation { budget: self.clone(), purpose, bytes }
     }
 
+    /// Says whether other work than hashes waits for memory: then the next hash leaves it what becomes free.
+    pub fn set_work_waits(&self, waits: bool) {
+        self.0.work_waits.store(waits, Ordering::Relaxed);
+    }
+
     /// Reserves memory for a hash: at once where one half of the budget has it, else as soon as work has. Meanwhile no
     /// other work is begun. `None` where that takes longer than until the deadline.
     pub fn reserve_for_hash(&self, bytes: usize, deadline: Instant) -> Option<Reservation> {
         let bytes = bytes.min(self.work_limit());
         let at_once = || {
-            let found = self.try_reserve(Purpose::Work, bytes);
-            found.or_else(|| self.try_reserve(Purpose::Body, bytes))
+            let halves = match self.0.work_waits.load(Ordering::Relaxed) {
+                false => [Purpose::Work, Purpose::Body],
+                true => [Purpose::Body, Purpose::Work],
+            };
+            halves.into_iter().find_map(|half| self.try_reserve(half, bytes))
         };
         if let Some(reservation) = at_once() {
             return Some(reservation);
@@ -310,6 +321,18 @@ mod tests {
         waiting.join().unwrap();
         drop(first);
         assert_eq!(budget.held(), 0);
+    }
+
+    #[test]
+    fn a_hash_leaves_memory_to_work_that_waits() {
+        let budget = Budget::new(1000);
+        budget.set_work_waits(true);
+        let first = budget.reserve_for_hash(400, Instant::now() + LONG).unwrap();
+        let second = budget.reserve_for_hash(400, Instant::now() + LONG).unwrap();
+        assert_eq!((first.purpose, second.purpose), (Body, Work));
+        drop((first, second));
+        budget.set_work_waits(false);
+        assert_eq!(budget.reserve_for_hash(400, Instant::now() + LONG).unwrap().purpose, Work);
     }
 
     #[test]

@@ -319,8 +319,11 @@ fn start(transaction: &mut Transaction, prepared: bool) -> Result<(), postgres::
 
 /// How many users there are. One round trip.
 pub fn count(transaction: &mut Transaction) -> Result<u64, postgres::Error> {
-    let one: &[i64] = &[1];
-    let rows = transaction.query_typed(PAGES, &[(&one, Type::INT8_ARRAY), (&one, Type::INT8_ARRAY)])?;
+    let (one, none): (&[i64], &[i32]) = (&[1], &[0]);
+    let rows = transaction.query_typed(
+        PAGES,
+        &[(&one, Type::INT8_ARRAY), (&one, Type::INT8_ARRAY), (&none, Type::INT4_ARRAY)],
+    )?;
     let total: i64 = rows.first().map_or(Ok(0), |row| row.try_get(1))?;
     Ok(total.unsigned_abs())
 }

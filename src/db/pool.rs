@@ -103,20 +103,6 @@ impl Pool {
         self.execute(true, |session| session.query(sql, params))
     }
 
-    /// The same with one row after the other, so that not all of them are in memory. `each` is called with `None` before
-    /// the first row, and once more where the statement is executed again from its beginning.
-    pub(super) fn read_each(
-        &self,
-        sql: &'static str,
-        params: &[Param],
-        each: &mut dyn FnMut(Option<Row>),
-    ) -> Result<(), Error> {
-        self.execute(true, |session| {
-            each(None);
-            session.query_each(sql, params, &mut |row| each(Some(row)))
-        })
-    }
-
     /// The rows that a write returns. It is executed again, as a read is, only where the server has certainly not
     /// executed it. Had the connection broken after it was sent, that would be unknown.
     ///

@@ -8,7 +8,6 @@ use super::{
 use crate::error::Error;
 use postgres::{
     Row, Statement,
-    fallible_iterator::FallibleIterator,
     types::{ToSql, Type},
 };
 use std::time::{Duration, Instant, SystemTime};
@@ -124,27 +123,6 @@ impl Session {
         self.clock_was_set |= self.clock.is_some_and(|earlier| !reading.follows(&earlier));
         self.clock = Some(reading);
         Ok(reading)
-    }
-
-    /// The same as [`Session::query`] with one row after the other: the server is not read faster than rows are taken.
-    pub(super) fn query_each(
-        &mut self,
-        sql: &'static str,
-        params: &[Param],
-        each: &mut dyn FnMut(Row),
-    ) -> Result<(), Failure> {
-        self.run(sql, |session, sent| {
-            let statement = session.statement(sql, params)?;
-            *sent = true;
-            let mut rows = match statement {
-                Some(statement) => session.connection.query_raw(&statement, values(params))?,
-                None => session.connection.query_typed_raw(sql, params.iter().cloned())?,
-            };
-            while let Some(row) = rows.next()? {
-                each(row);
-            }
-            Ok(())
-        })
     }
 
     /// Executes a statement, for `answer_timeout` at the most.

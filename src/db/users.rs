@@ -39,15 +39,19 @@ const FIND_WITH_CREDENTIAL: &str = "\
 pub(super) const PAGES: &str = include_str!("pages.sql");
 
 /// Users that follow an id, for several requests: a range scan of the primary key for each. The columns are those of
-/// [`PAGES`].
+/// [`PAGES`], and so is `$3`.
 const WALKS: &str = "\
     select ordinal, 0::bigint, found.* \
-    from unnest($1::bigint[], $2::bigint[]) with ordinality as asked (after, most, ordinal) \
+    from unnest($1::bigint[], $2::bigint[], $3::int[]) with ordinality as asked (after, most, largest, ordinal) \
     cross join lateral ( \
-        select id, name, email, created_at, updated_at \
+        select id, case when octet_length(name) + octet_length(email) <= largest then name end, \
+            case when octet_length(name) + octet_length(email) <= largest then email end, created_at, updated_at \
         from users where id > asked.after order by id limit asked.most \
     ) as found \
     order by ordinal, id";
+
+/// What a row of these takes beside name and address, in bytes.
+const ROW: usize = 512;
 
 /// The users of one database; clones share it.
 #[derive(Clone)]
@@ -103,7 +107,7 @@ impl Users {
     }
 
     /// Several lists of one kind, by id, from one snapshot, pages with their exact total; each with the bytes that it may
-    /// take, and `None` where it needs more. One round trip; of the rows one is in memory at once.
+    /// take, and `None` where it needs more. One round trip.
     pub fn list_many(&self, asked: &[(Range, usize)]) -> Result<Vec<Option<List>>, Error> {
         let sql = match asked.first() {
             None => return Ok(Vec::new()),
@@ -118,15 +122,18 @@ impl Users {
                 Range::Walk { after, per_page } => (*after, i64::from(*per_page) + 1),
             })
             .unzip();
-        let (mut lists, mut result) = (Vec::new(), Ok(()));
-        let params: [Param; 2] = [(&positions, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY)];
-        self.pool.read_each(sql, &params, &mut |row| match row {
-            // A new attempt: what came before is not of the same snapshot.
-            None => lists = asked.iter().map(|(range, memory)| ListBody::new(*range, *memory)).collect(),
-            Some(row) if result.is_ok() => result = push(&row, &mut lists),
-            Some(_) => {}
-        })?;
-        result.map(|()| lists.into_iter().map(|list| list.finish(None)).collect())
+        // A row is freed before the next one becomes a part of the body: it takes what the user may, less its columns.
+        let largest: Vec<i32> = asked
+            .iter()
+            .map(|(range, memory)| (memory / range.per_page().max(1) as usize - ROW) as i32)
+            .collect();
+        let params: [Param; 3] =
+            [(&positions, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY), (&largest, Type::INT4_ARRAY)];
+        let mut lists: Vec<_> = asked.iter().map(|(range, memory)| ListBody::new(*range, *memory)).collect();
+        for row in self.pool.read(sql, &params)? {
+            push(&row, &mut lists)?;
+        }
+        Ok(lists.into_iter().map(|list| list.finish(None)).collect())
     }
 
     pub(super) fn user(&self, row: &Row) -> Result<User, Error> {
@@ -154,8 +161,13 @@ fn push(row: &Row, lists: &mut [ListBody]) -> Result<(), Error> {
     list.set_total(column(row, 1)?);
     // The one row of an empty page holds the total alone.
     if let Some(id) = column(row, 2)? {
-        let (name, email) = (column(row, 3)?, column(row, 4)?);
-        list.push(UserRef { id, name, email, created_at: column(row, 5)?, updated_at: column(row, 6)? });
+        match (column(row, 3)?, column(row, 4)?) {
+            (Some(name), Some(email)) => {
+                let (created_at, updated_at) = (column(row, 5)?, column(row, 6)?);
+                list.push(UserRef { id, name, email, created_at, updated_at });
+            }
+            _ => list.leave_out(),
+        }
     }
     Ok(())
 }

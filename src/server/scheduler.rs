@@ -263,19 +263,19 @@ impl<T> Scheduler<T> {
         };
         let most = self.memory.min(BATCH_MEMORY);
         let ran_dry = lane == Lane::Find && mem::take(&mut self.dry) && self.is_short();
-        let size = self.batch_size(lane);
+        let (first, size) = (self.first_that_fits(lane).unwrap_or(0), self.batch_size(lane));
         let waiting = &mut self.lanes[lane as usize].waiting;
         let mut memory = 0;
         let fits = |item: &&Item<T>| {
             memory += item.keys.memory;
             memory <= most
         };
-        let mut count = waiting.iter().take(size).take_while(fits).count().max(1);
+        let mut count = waiting.iter().skip(first).take(size).take_while(fits).count().max(1);
         let group = waiting.len();
         if ran_dry && IN_TWO.contains(&group) {
             count = count.div_ceil(2);
         }
-        let items: Vec<Item<T>> = waiting.drain(..count).collect();
+        let items: Vec<Item<T>> = waiting.drain(first..first + count).collect();
         if count < group {
             self.separate(lane, &items, now);
         }
@@ -391,17 +391,25 @@ impl<T> Scheduler<T> {
 
     fn ready_lane(&self, now: Instant) -> Option<Lane> {
         let oldest = |lane: Lane| {
-            let queue = &self.lanes[lane as usize];
-            let arrived = queue.waiting.front()?.arrived;
-            let ready =
-                self.may_start(lane) && !self.needs_memory(lane) && self.not_before(lane, now).is_none();
+            let first = self.first_that_fits(lane)?;
+            let arrived = self.lanes[lane as usize].waiting[first].arrived;
+            let ready = self.may_start(lane) && self.not_before(lane, now).is_none();
             ready.then_some((arrived, lane))
         };
         let ready = Lane::ALL.into_iter().filter_map(oldest);
         ready.min_by_key(|(arrived, _)| *arrived).map(|(_, lane)| lane)
     }
 
-    /// Whether the next command of a lane needs more memory than is free.
+    /// Where the next command of a lane is. One that needs more memory than is free holds up those behind it, so that its
+    /// turn comes; but not while a password is hashed, which ends soon and frees much.
+    fn first_that_fits(&self, lane: Lane) -> Option<usize> {
+        let overtakes = self.in_flight(Lane::Hash) > 0;
+        let may_be_next = if overtakes { usize::MAX } else { 1 };
+        let waiting = self.lanes[lane as usize].waiting.iter().take(may_be_next);
+        waiting.into_iter().position(|item| item.keys.memory <= self.memory)
+    }
+
+    /// Whether the oldest command of a lane needs more memory than is free.
     fn needs_memory(&self, lane: Lane) -> bool {
         self.lanes[lane as usize].waiting.front().is_some_and(|item| item.keys.memory > self.memory)
     }

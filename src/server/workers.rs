@@ -220,12 +220,16 @@ impl Shared {
             match state.scheduler.next(now) {
                 Next::Run(batch) => {
                     let held = self.reserve(batch.memory);
+                    if held.is_some() {
+                        self.app.budget().set_work_waits(state.scheduler.is_short_of_memory());
+                    }
                     state.batches += 1;
                     self.wake_for_the_rest(&mut state, now);
                     drop(state);
                     state = self.execute(batch, held, recorder);
                 }
                 Next::Wait(_) if !state.stopping && state.scheduler.is_short_of_memory() => {
+                    self.app.budget().set_work_waits(true);
                     self.app.budget().report_shortage();
                     let at = state.scheduler.next_time(now);
                     state = match state.receiving == 0 {

@@ -160,7 +160,7 @@ pub struct List {
     pub links: Option<String>,
 }
 
-/// A list's body, built from rows as they come, in no more memory than it may take.
+/// A list's body, in no more memory than it may take.
 pub struct ListBody {
     range: Range,
     body: Chunks,
@@ -229,12 +229,20 @@ impl ListBody {
         self.last_id = user.id;
     }
 
+    /// The next user, which is too large for what the list may take.
+    pub fn leave_out(&mut self) {
+        if self.users == self.range.per_page() {
+            self.has_more = true;
+            return;
+        }
+        self.is_too_large = true;
+        (self.body, self.last) = Default::default();
+    }
+
     /// Begins a piece of so many bytes at least, if it may; else drops what there is.
     fn next_piece(&mut self, needed: usize) {
-        self.is_too_large |= self.left < needed;
-        if self.is_too_large {
-            (self.body, self.last) = Default::default();
-            return;
+        if self.left < needed || self.is_too_large {
+            return self.leave_out();
         }
         let next = Vec::with_capacity(CHUNK.min(self.left));
         self.left -= next.capacity();

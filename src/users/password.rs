@@ -22,6 +22,9 @@ const CORES_PER_HASH: usize = 2;
 /// have it verified.
 const MOST: (u32, u32, u32) = (12, 64 << 10, 4);
 
+/// Bytes of the longest hash, as the column has it.
+const HASH_MAX: usize = 512;
+
 /// A PHC string (`$argon2id$v=19$m=19456,t=2,p=1$…`), or bcrypt's own format (`$2b$12$…`). Never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PasswordHash(String);
@@ -36,6 +39,9 @@ impl PasswordHash {
     /// the field's name in a line, and never a part of the hash.
     pub fn imported(text: String) -> Result<PasswordHash, String> {
         let (bcrypt_cost, memory, passes) = MOST;
+        if text.len() > HASH_MAX {
+            return Err(format!("is longer than {HASH_MAX} bytes"));
+        }
         if is_bcrypt(&text) {
             return match text.get(4..6).and_then(|cost| cost.parse::<u32>().ok()) {
                 Some(cost) if cost > bcrypt_cost => {
@@ -282,6 +288,8 @@ mod tests {
             (format!("$2b{tail}x"), "damaged"),
             (format!("$2b{}", tail.replace('H', "!")), "damaged"),
             ("$2b$05".to_owned(), "damaged"),
+            (format!("$2b{tail}{}", "x".repeat(453)), "longer than 512"),
+            (argon(&format!("v=19$m=8,t=1,p=1{}", "é".repeat(256))), "longer than 512"),
             ("5f4dcc3b5aa765d61d8327deb882cf99".to_owned(), "neither"),
             (String::new(), "neither"),
         ];

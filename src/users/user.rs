@@ -155,8 +155,10 @@ impl UserChanges {
             };
             if text.contains('\0') {
                 violations.push(violation(&key, "pattern", HAS_NUL));
-            } else if key == "email" && text.chars().count() > EMAIL_MAX {
-                let message = format!("must be at most {EMAIL_MAX} characters");
+            } else if let Some(most) = longest(&key)
+                && text.chars().count() > most
+            {
+                let message = format!("must be at most {most} characters");
                 violations.push(violation(&key, "maxLength", &message));
             } else if key == "password" && text.chars().count() < PASSWORD_MIN {
                 let message = format!("must be at least {PASSWORD_MIN} characters");
@@ -170,6 +172,15 @@ impl UserChanges {
             }
         }
         if violations.is_empty() { Ok(changes) } else { Err(Error::Unprocessable(violations)) }
+    }
+}
+
+/// Characters of the longest value of a field.
+fn longest(key: &str) -> Option<usize> {
+    match key {
+        "name" => Some(NAME_MAX),
+        "email" => Some(EMAIL_MAX),
+        _ => None,
     }
 }
 
@@ -412,6 +423,7 @@ mod tests {
         let rows = [
             (json!({"name": 1}), "/name", "type"),
             (json!({"name": null}), "/name", "type"),
+            (json!({"name": "é".repeat(1001)}), "/name", "maxLength"),
             (json!({"email": "a\0b"}), "/email", "pattern"),
             (json!({"email": "x".repeat(255)}), "/email", "maxLength"),
             (json!({"password": ["secret"]}), "/password", "type"),
@@ -429,6 +441,7 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
+        assert!(UserChanges::from_body(object(json!({"name": "🔑".repeat(1000)}))).is_ok());
         assert!(UserChanges::from_body(object(json!({"email": "é".repeat(254)}))).is_ok());
         assert!(UserChanges::from_body(object(json!({"password": "éééééééé"}))).is_ok());
         assert!(matches!(

@@ -161,6 +161,7 @@ fn what_a_put_may_set() {
     );
     // No format is asked of an address, but it has to fit.
     let (fits, too_long) = ("é".repeat(254), "é".repeat(255));
+    let (long_name, longer_name) = ("🔑".repeat(1000), "x".repeat(1001));
     check(
         &mut client,
         &format!(
@@ -170,6 +171,11 @@ fn what_a_put_may_set() {
             PUT /users/1 {{"email":"{fits}"}} => 200 {{"id":"1","name":"A","email":"{fits}",<times>}}
             PUT /users/1 {{"email":"{too_long}"}} => 422 {{"errors":[{{"path":"/email","keyword":"maxLength","message":"must be at most 254 characters"}}]}}
             GET /users/1 => 200 {{"id":"1","name":"A","email":"{fits}",<times>}}
+            PUT /users/1 {{"name":"{long_name}"}} => 200 {{"id":"1","name":"{long_name}","email":"{fits}",<times>}}
+            PUT /users/1 {{"name":"{longer_name}"}} => 422 {{"errors":[{{"path":"/name","keyword":"maxLength","message":"must be at most 1000 characters"}}]}}
+            PATCH /users/1 {{"name":"{longer_name}"}} => 400 {{"error":"Validation failed","errors":[{{"path":"/name","keyword":"maxLength","message":"value is longer than 1000 characters"}}]}}
+            GET /users/1 => 200 {{"id":"1","name":"{long_name}","email":"{fits}",<times>}}
+            PUT /users/1 {{"name":"A"}} => 200 {{"id":"1","name":"A","email":"{fits}",<times>}}
             "#
         ),
     );
@@ -357,7 +363,9 @@ fn values_that_a_user_cannot_have() {
         check(&mut service.client(), &format!("POST /users {body} => {refusal}"));
     }
     // Characters of a password count, not bytes.
+    let too_long = format!(r#""name":"{}","email":"a@b.co""#, "é".repeat(1001));
     let others = [
+        (too_long.as_str(), ("/name", "maxLength", "value is longer than 1000 characters")),
         (r#""name":"A\u0000","email":"a@b.co""#, ("/name", "pattern", NUL)),
         (r#""name":null,"email":"a@b.co""#, ("/name", "type", NO_STRING)),
         (r#""name":{},"email":"a@b.co""#, ("/name", "type", NO_STRING)),

@@ -309,6 +309,14 @@ fn broken_lines() -> Vec<(Vec<u8>, &'static str)> {
         ),
         (b"{\"name\":\"\0\",\"email\":\"x@example.com\"}".to_vec(), "is not JSON: control character"),
         (line(r#"{"name":"\u0000","email":"x@example.com"}"#), "/name must not contain NUL (U+0000)"),
+        (
+            line(&format!(r#"{{"name":"{}","email":"x@example.com"}}"#, "é".repeat(1001))),
+            "/name value is longer than 1000 characters",
+        ),
+        (
+            hash(&format!("$argon2id$v=19$m=8,t=1,p=1$c2FsdHNhbHQ${}", "A".repeat(470))),
+            "/passwordHash is longer than 512 bytes",
+        ),
         (line(r#"{"name":"n"}"#), "/email is required"),
         (line(r#"{"name":7,"email":"x@example.com"}"#), "/name value is not of type \"string\""),
         (line(r#"{"name":null,"email":["x"]}"#), "/name value is not of type"),
@@ -338,7 +346,7 @@ fn broken_lines() -> Vec<(Vec<u8>, &'static str)> {
             "/password and /passwordHash exclude one another",
         ),
         (line(r#"{"name":"good","email":"good@example.com"}"#), ""),
-        (line(r#"{"name":"again","email":"GOOD@example.com"}"#), "/email is that of line 27, too"),
+        (line(r#"{"name":"again","email":"GOOD@example.com"}"#), "/email is that of line 29, too"),
         (line(r#"{"name":"taken","email":"Ada@example.com"}"#), "/email is that of a user in the database"),
         (line(&format!(r#"{{"name":"{}","email":"x@example.com"}}"#, "x".repeat(2 << 20))), "is too long"),
         (line(r#"{"name":"last","email":"last@example.com"}"#), ""),

@@ -303,3 +303,23 @@ fn what_needs_memory_waits_for_it_and_nothing_else_does() {
     while bench.finish_next() != [20] {}
     assert!(bench.scheduler.is_idle());
 }
+
+/// While a password is hashed, what needs little overtakes what waits for its memory; and not while other work has that.
+#[test]
+fn what_waits_for_a_hash_holds_up_nothing() {
+    let mut bench = Bench::new(8);
+    let needs = |memory| Keys { memory, ..Keys::default() };
+    bench.hash(0, None).unwrap();
+    let hash = bench.scheduler.next_hash(bench.now).unwrap();
+    bench.scheduler.set_memory(100);
+    for (work, memory) in [(1, 500), (2, 60), (3, 500), (4, 40), (5, 10)] {
+        bench.push_with(work, Lane::List, needs(memory)).unwrap();
+    }
+    assert_eq!((bench.finish_next(), bench.finish_next()), (vec![2], vec![4, 5]));
+    assert!(bench.next().is_none() && bench.scheduler.is_short_of_memory());
+    bench.push_with(6, Lane::List, needs(10)).unwrap();
+    bench.finish(hash);
+    assert!(bench.next().is_none(), "it has its turn first");
+    bench.scheduler.set_memory(600);
+    assert_eq!((bench.finish_next(), bench.finish_next()), (vec![1], vec![3, 6]));
+}
