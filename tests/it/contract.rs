@@ -1084,6 +1084,22 @@ fn rows_that_could_not_be_served_are_refused_by_the_database() {
         ("insert into users (email) values ('a@b.co')", "23502"),
         ("insert into users (name, email, created_at) values ('n', 'a@b.co', null)", "23502"),
         ("insert into users (name, email) values ('n', repeat('x', 255))", "22001"),
+        ("insert into users (name, email) values (repeat('é', 1001), 'a@b.co')", "22001"),
+        ("update users set name = repeat('x', 1001)", "22001"),
+        (
+            "set local session_replication_role = replica; \
+                insert into users (name, email) values (repeat('x', 1001), 'a@b.co')",
+            "22001",
+        ),
+        ("insert into credentials (user_id, password_hash) values (1, repeat('x', 513))", "22001"),
+        (
+            "insert into idempotency_keys values ('', '', null, 1, repeat('x', 1001), '', now(), now(), 1)",
+            "22001",
+        ),
+        (
+            "insert into idempotency_keys values ('', '', repeat('x', 513), 1, '', '', now(), now(), 1)",
+            "22001",
+        ),
         ("insert into users (name, email) values ('n', 'a@b.co'), ('n', 'A@B.CO')", "23505"),
         ("insert into credentials (user_id, password_hash) values (7, 'x')", "23503"),
         ("update users set created_at = 'infinity'", "23514"),
