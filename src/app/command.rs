@@ -102,12 +102,10 @@ pub(crate) struct Login {
 /// What the next step of a command needs. Commands of one lane form batches, and wait for no other lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Lane {
-    /// Reads by id: one query for all.
+    /// Reads of one user, by its id, its address or the key of its create: one query for all of a kind.
     Find,
     /// Pages: one query for several.
     List,
-    /// A read by e-mail address, unbatched.
-    Lookup,
     /// Creates: one statement and one commit for all.
     Create,
     /// A change of one user, unbatched.
@@ -118,10 +116,10 @@ pub(crate) enum Lane {
 
 impl Lane {
     /// Their labels for figures, in the order of their numbers.
-    pub const LABELS: [&str; 6] = ["find", "list", "lookup", "create", "change", "hash"];
+    pub const LABELS: [&str; 5] = ["find", "list", "create", "change", "hash"];
 
     /// Each of them, in the order of their numbers (`lane as usize`).
-    pub const ALL: [Lane; 6] = [Lane::Find, Lane::List, Lane::Lookup, Lane::Create, Lane::Change, Lane::Hash];
+    pub const ALL: [Lane; 5] = [Lane::Find, Lane::List, Lane::Create, Lane::Change, Lane::Hash];
 
     /// Whether its statements change users: these may meet locks that reads do not.
     pub fn writes(self) -> bool {
@@ -158,7 +156,7 @@ impl Command {
     pub fn lane(&self) -> Lane {
         match self {
             Command::Find(..) | Command::RefuseUpdate(..) => Lane::Find,
-            Command::List(ListRequest::Email { .. }) => Lane::Lookup,
+            Command::List(ListRequest::Email { .. }) => Lane::Find,
             Command::List(ListRequest::Range(_)) | Command::ListAgain(_) => Lane::List,
             Command::Create(new) => match &new.password {
                 None => Lane::Create,
@@ -167,7 +165,7 @@ impl Command {
             },
             Command::CreateOnce(create) => match (&create.earlier, &create.new.password) {
                 (Earlier::Kept(_), _) | (Earlier::Absent, Some(Password::Clear(_))) => Lane::Hash,
-                (Earlier::Unknown, Some(Password::Clear(_))) => Lane::Lookup,
+                (Earlier::Unknown, Some(Password::Clear(_))) => Lane::Find,
                 (_, None) => Lane::Create,
                 (_, Some(Password::Hashed(_))) => Lane::Change,
             },
@@ -177,7 +175,7 @@ impl Command {
                 _ => Lane::Change,
             },
             Command::Delete(..) => Lane::Change,
-            Command::Authenticate(_) => Lane::Lookup,
+            Command::Authenticate(_) => Lane::Find,
             Command::Verify(..) => Lane::Hash,
             Command::Rehash(..) => Lane::Change,
         }
@@ -406,7 +404,7 @@ mod tests {
             ("HEAD", "/users/1", String::new(), Ok(Lane::Find)),
             ("GET", "/users?page=2", String::new(), Ok(Lane::List)),
             ("GET", "/users?after=2", String::new(), Ok(Lane::List)),
-            ("GET", "/users?email=a@b.co", String::new(), Ok(Lane::Lookup)),
+            ("GET", "/users?email=a@b.co", String::new(), Ok(Lane::Find)),
             ("POST", "/users", r#"{"name":"A","email":"a@b.co"}"#.to_owned(), Ok(Lane::Create)),
             ("POST", "/users", new("long enough"), Ok(Lane::Hash)),
             ("POST", "/users", new("long enough").replace("password", "passw\\u006frd"), Ok(Lane::Hash)),
@@ -427,7 +425,7 @@ mod tests {
                 "POST",
                 "/users/authenticate",
                 r#"{"email":"a@b.co","password":"x"}"#.to_owned(),
-                Ok(Lane::Lookup),
+                Ok(Lane::Find),
             ),
             ("OPTIONS", "/users", String::new(), Err(204)),
             ("GET", "/users/x", String::new(), Err(404)),
@@ -457,7 +455,7 @@ mod tests {
         let judge = Judge::new(&Config::default());
         let ada = json!({"name": "A", "email": "a@b.co"});
         let with_password = json!({"name": "A", "email": "a@b.co", "password": "long enough"});
-        for (body, lane, hashes) in [(&ada, Lane::Create, false), (&with_password, Lane::Lookup, true)] {
+        for (body, lane, hashes) in [(&ada, Lane::Create, false), (&with_password, Lane::Find, true)] {
             let request = Request::post("/users", body).with("Idempotency-Key", "k");
             let mut command = judge.command(&request).unwrap();
             assert_eq!((command.lane(), command.hashes()), (lane, hashes), "{body}");

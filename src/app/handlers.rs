@@ -26,7 +26,6 @@ pub(super) fn execute(app: &App, lane: Lane, commands: Vec<Command>, deadlines: 
         Lane::Find => find(app, commands),
         Lane::List => list(app, commands),
         Lane::Create => create(app, commands, deadlines),
-        Lane::Lookup => commands.into_iter().map(|command| look_up(app, command)).collect(),
         Lane::Change => {
             let commands = commands.into_iter().zip(deadlines);
             commands.map(|(command, deadline)| change(app, command, *deadline)).collect()
@@ -44,34 +43,77 @@ fn outcome(command: Command, result: Result<Response, Error>) -> Step {
     }
 }
 
-/// Reads by id, with one statement; and the look-up that comes before a change.
+/// Reads by id, with one statement; those by address, those of logins and those of keys, with one each; and the look-up that
+/// comes before a change.
 fn find(app: &App, commands: Vec<Command>) -> Vec<Step> {
-    let id = |command: &Command| match command {
-        Command::Find(id, _) | Command::RefuseUpdate(id, _) | Command::Update { id, .. } => *id,
-        other => unreachable!("{:?} is not a command of this lane", other.lane()),
-    };
-    let users = match app.users.find_many(&commands.iter().map(id).collect::<Vec<_>>()) {
-        Ok(users) => users,
-        Err(error) => return all(commands, &error),
-    };
-    let step = |command: Command| {
-        let Ok(at) = users.binary_search_by_key(&id(&command), |user| user.id) else {
-            return Step::Failed(Error::NotFound);
-        };
-        let user = &users[at];
+    let (mut ids, mut emails, mut logins, mut keys) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for command in &commands {
         match command {
-            Command::RefuseUpdate(_, refusal) => Step::Failed(refusal),
-            Command::Update { ref condition, .. } if !condition.holds(user.revision()) => {
-                Step::Failed(Error::PreconditionFailed)
-            }
-            Command::Update { id, changes, condition, .. } => {
-                Step::Next(Command::Update { id, changes, condition, found: true })
-            }
-            Command::Find(_, preconditions) => read(user, &preconditions),
+            Command::Find(id, _) | Command::RefuseUpdate(id, _) | Command::Update { id, .. } => ids.push(*id),
+            Command::List(ListRequest::Email { email, .. }) => emails.push(email.as_str()),
+            Command::Authenticate(login) => logins.push(login.email.as_str()),
+            Command::CreateOnce(create) => keys.push(&create.key),
             other => unreachable!("{:?} is not a command of this lane", other.lane()),
         }
+    }
+    let shared = commands.len() > 1;
+    let users = logged(app.users.find_many(&ids), shared);
+    let mut emails = logged(app.users.find_by_email(&emails), shared).map(Vec::into_iter);
+    let mut logins = logged(app.users.find_by_email_with_credential(&logins), shared).map(Vec::into_iter);
+    let mut keys = logged(app.users.find_kept(&keys), shared).map(Vec::into_iter);
+    let by_id = |id| match &users {
+        Ok(users) => Ok(users.binary_search_by_key(&id, |user| user.id).ok().map(|at| &users[at])),
+        Err(error) => Err(error.clone()),
+    };
+    let step = |command: Command| match command {
+        Command::Find(id, _) | Command::RefuseUpdate(id, _) | Command::Update { id, .. } => match by_id(id) {
+            Ok(Some(user)) => found(command, user),
+            Ok(None) => Step::Failed(Error::NotFound),
+            Err(error) => failed(command, &error, shared),
+        },
+        Command::List(ListRequest::Email { ref email, page }) => match next(&mut emails) {
+            Ok(user) => {
+                let list = list_of_one(email, page, user.as_ref());
+                outcome(command, list)
+            }
+            Err(error) => failed(command, &error, shared),
+        },
+        Command::Authenticate(login) => match next(&mut logins) {
+            Ok(user) => Step::Next(Command::Verify(login, user.map(Box::new))),
+            Err(error) => failed(Command::Authenticate(login), &error, shared),
+        },
+        Command::CreateOnce(mut create) => match next(&mut keys) {
+            Ok(Some(earlier)) => repeated(create, earlier),
+            Ok(None) => {
+                create.earlier = Earlier::Absent;
+                Step::Next(Command::CreateOnce(create))
+            }
+            Err(error) => failed(Command::CreateOnce(create), &error, shared),
+        },
+        other => unreachable!("{:?} is not a command of this lane", other.lane()),
     };
     commands.into_iter().map(step).collect()
+}
+
+/// What a statement that several commands share has for the next of them.
+fn next<T>(found: &mut Result<impl Iterator<Item = T>, Error>) -> Result<T, Error> {
+    let found = found.as_mut().map_err(|error| error.clone())?;
+    found.next().ok_or_else(|| Error::Internal("a command has no outcome".to_owned()))
+}
+
+/// A command of a user that there is.
+fn found(command: Command, user: &User) -> Step {
+    match command {
+        Command::RefuseUpdate(_, refusal) => Step::Failed(refusal),
+        Command::Update { ref condition, .. } if !condition.holds(user.revision()) => {
+            Step::Failed(Error::PreconditionFailed)
+        }
+        Command::Update { id, changes, condition, .. } => {
+            Step::Next(Command::Update { id, changes, condition, found: true })
+        }
+        Command::Find(_, preconditions) => read(user, &preconditions),
+        other => unreachable!("{:?} is not of one user", other.lane()),
+    }
 }
 
 /// The answer to a read.
@@ -96,25 +138,20 @@ fn list(app: &App, commands: Vec<Command>) -> Vec<Step> {
     };
     let asked = commands.iter().map(|command| (range(command), command.memory()));
     let (pages, walks): (Vec<_>, Vec<_>) = asked.partition(|(range, _)| matches!(range, Range::Page(_)));
-    let (pages, walks) = (app.users.list_many(&pages), app.users.list_many(&walks));
     let shared = commands.len() > 1;
-    for error in [pages.as_ref().err(), walks.as_ref().err()].into_iter().flatten() {
-        log(error, shared);
-    }
-    let (mut pages, mut walks) = (pages.map(Vec::into_iter), walks.map(Vec::into_iter));
+    let mut pages = logged(app.users.list_many(&pages), shared).map(Vec::into_iter);
+    let mut walks = logged(app.users.list_many(&walks), shared).map(Vec::into_iter);
     let step = |command: Command| {
         let range = range(&command);
         let lists = match range {
             Range::Page(_) => &mut pages,
             Range::Walk { .. } => &mut walks,
         };
-        match lists.as_mut().map(Iterator::next) {
-            Ok(Some(Some(list))) => Step::Done(listed(list)),
-            Ok(Some(None)) if matches!(command, Command::List(_)) => Step::Next(Command::ListAgain(range)),
-            Ok(_) => Step::Failed(Error::Internal(
-                "a list is missing, or a user larger than the table allows".into(),
-            )),
-            Err(error) => failed(command, error, shared),
+        match next(lists) {
+            Ok(Some(list)) => Step::Done(listed(list)),
+            Ok(None) if matches!(command, Command::List(_)) => Step::Next(Command::ListAgain(range)),
+            Ok(None) => Step::Failed(Error::Internal("a user is larger than the table allows".into())),
+            Err(error) => failed(command, &error, shared),
         }
     };
     commands.into_iter().map(step).collect()
@@ -174,31 +211,6 @@ fn create(app: &App, commands: Vec<Command>, deadlines: &[Instant]) -> Vec<Step>
 
 fn missing<T>() -> Result<T, Error> {
     Err(Error::Internal("a create has no outcome".to_owned()))
-}
-
-/// A read by e-mail address, for a list or a login, or of the key of a create.
-fn look_up(app: &App, command: Command) -> Step {
-    match command {
-        Command::List(ListRequest::Email { ref email, page }) => {
-            let found = app.users.find_by_email(email);
-            let result = found.and_then(|user| list_of_one(email, page, user.as_ref()));
-            outcome(command, result)
-        }
-        Command::CreateOnce(mut create) => match app.users.find_kept(&create.key) {
-            Ok(Some(earlier)) => repeated(create, earlier),
-            Ok(None) => {
-                create.earlier = Earlier::Absent;
-                Step::Next(Command::CreateOnce(create))
-            }
-            Err(error) => outcome(Command::CreateOnce(create), Err(error)),
-        },
-        Command::Authenticate(login) => match app.users.find_by_email_with_credential(&login.email) {
-            Ok(user) => Step::Next(Command::Verify(login, Some(Box::new(user)))),
-            Err(Error::NotFound) => Step::Next(Command::Verify(login, None)),
-            Err(error) => outcome(Command::Authenticate(login), Err(error)),
-        },
-        other => unreachable!("{:?} is not a command of this lane", other.lane()),
-    }
 }
 
 /// A change of one user.
@@ -358,18 +370,15 @@ fn created(user: &User) -> Response {
     Response::json(201, user).with("Location", location).with("ETag", etag(user))
 }
 
-/// An error of a statement is that of each command in it.
-fn all(commands: Vec<Command>, error: &Error) -> Vec<Step> {
-    let shared = commands.len() > 1;
-    log(error, shared);
-    commands.into_iter().map(|command| failed(command, error, shared)).collect()
-}
-
-/// Once for a statement that several commands share. What is retried is no error yet.
-fn log(error: &Error, shared: bool) {
-    if shared && !matches!(error, Error::Contended) {
+/// Logs the error of a statement that several commands share, once. What is retried is no error yet.
+fn logged<T>(result: Result<T, Error>, shared: bool) -> Result<T, Error> {
+    if let Err(error) = &result
+        && shared
+        && !matches!(error, Error::Contended)
+    {
         error.log(None);
     }
+    result
 }
 
 /// The end of a command whose statement has failed, unless it is to be retried.

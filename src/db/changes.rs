@@ -5,7 +5,7 @@ use super::{
     insert::Insert,
     session::{Deadlines, Param},
     sqlstate,
-    users::{EPOCH, Users, column},
+    users::{EPOCH, Users, at_positions, column},
 };
 use crate::{
     error::Error,
@@ -255,17 +255,13 @@ pub(super) fn in_order<R>(
     position: usize,
     outcome: impl Fn(&Row) -> Result<R, Error>,
 ) -> Result<Vec<Result<R, Error>>, Error> {
-    let mut outcomes: Vec<Option<Result<R, Error>>> = order.iter().map(|_| None).collect();
-    for row in &created.rows {
-        let index = at_position(column(row, position)?, order)?;
-        outcomes[index] = Some(outcome(row));
+    let found = at_positions(&created.rows, position, order.len(), outcome)?;
+    let mut outcomes: Vec<_> = order.iter().map(|_| Err(Error::AlreadyExists)).collect();
+    for (at, found) in found.into_iter().enumerate() {
+        let missing = || not_begun(created, at, deadlines[at]).unwrap_or(Error::AlreadyExists);
+        outcomes[order[at]] = found.ok_or_else(missing);
     }
-    for (at, index) in order.iter().enumerate() {
-        outcomes[*index].get_or_insert_with(|| {
-            Err(not_begun(created, at, deadlines[at]).unwrap_or(Error::AlreadyExists))
-        });
-    }
-    Ok(outcomes.into_iter().flatten().collect())
+    Ok(outcomes)
 }
 
 /// The indices of creates in the order of their addresses, so that two statements that share some wait for each other in
@@ -274,12 +270,6 @@ pub(super) fn in_order_of_addresses<T>(new: &[T], email: impl Fn(&T) -> &str) ->
     let mut order: Vec<usize> = (0..new.len()).collect();
     order.sort_by_cached_key(|index| email(&new[*index]).to_ascii_lowercase());
     order
-}
-
-/// The index that has this position, from 1, in an order.
-fn at_position(position: i64, order: &[usize]) -> Result<usize, Error> {
-    let index = usize::try_from(position - 1).ok().and_then(|position| order.get(position));
-    index.copied().ok_or_else(|| Error::Internal("a created row has no position".into()))
 }
 
 /// The outcomes of creates after a batch of them has failed: each by itself, where that may have another outcome.
@@ -368,10 +358,12 @@ mod tests {
             }
         }
         users.replace_hash(1, &hash, &PasswordHash::from_phc("other".into()), late).unwrap();
-        let found = users.find_by_email_with_credential("ada@example.com").unwrap();
+        let emails = ["ada@example.com", "bob@example.com"];
+        let mut found = users.find_by_email_with_credential(&emails).unwrap();
+        assert!(found.pop().unwrap().is_none());
+        let found = found.pop().unwrap().unwrap();
         assert_eq!((found.name.as_str(), found.version), ("Ada", ada.version));
         assert_eq!(found.credential.get().unwrap().as_ref().map(|found| &found.password_hash), Some(&hash));
-        assert!(users.find_by_email("bob@example.com").unwrap().is_none());
-        assert!(users.find_kept(&key).unwrap().is_none());
+        assert!(users.find_kept(&[&key]).unwrap()[0].is_none());
     }
 }

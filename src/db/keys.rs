@@ -6,7 +6,7 @@ use super::{
     cleaner::Cleaner,
     insert::Insert,
     session::{Deadlines, Param},
-    users::{Users, column},
+    users::{Users, at_positions, column},
 };
 use crate::{
     error::Error,
@@ -28,9 +28,16 @@ const CREATE_ONCE: &str = include_str!("create_once.sql");
 /// The same for several keys.
 static CREATE_MANY_ONCE: Insert = Insert::new(include_str!("create_many_once.sql"));
 
+/// Each row comes with the position of its key, from 1: two may ask for the same one.
 const FIND_KEPT: &str = "\
-    select id, name, email, created_at, updated_at, version, fingerprint, password_hash \
-    from idempotency_keys where key = $1 and kept_since > now() - interval '24 hours'";
+    select found.*, position \
+    from pg_catalog.unnest($1::bytea[]) with ordinality as asked (asked_key, position) cross join lateral ( \
+        select id, name, email, created_at, updated_at, version, fingerprint, password_hash \
+        from idempotency_keys \
+        where key operator(pg_catalog.=) asked_key \
+            and kept_since operator(pg_catalog.>) (pg_catalog.now() operator(pg_catalog.-) interval '24 hours') \
+        limit 1 \
+    ) as found";
 
 /// Rows that others are removing are left to them.
 const REMOVE_EXPIRED: &str = "\
@@ -126,16 +133,23 @@ impl Users {
         self.or_kept(key, created)
     }
 
-    /// What was kept of a key within the last 24 hours. One round trip.
-    pub fn find_kept(&self, key: &Key) -> Result<Option<Box<Kept>>, Error> {
-        let rows = self.pool.read(FIND_KEPT, &[(&key.as_bytes(), Type::BYTEA)])?;
-        rows.first().map(|row| self.kept(row).map(Box::new)).transpose()
+    /// What was kept of keys within the last 24 hours, each in the place of its key. One round trip.
+    pub fn find_kept(&self, keys: &[&Key]) -> Result<Vec<Option<Box<Kept>>>, Error> {
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let bytes: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
+        let rows = self.pool.read(FIND_KEPT, &[(&bytes, Type::BYTEA_ARRAY)])?;
+        at_positions(&rows, 8, keys.len(), |row| self.kept(row).map(Box::new))
     }
 
     /// What is taken, the address or the key, may be that of a create with the same key, which was answered meanwhile.
     fn or_kept(&self, key: &Key, created: Result<Once, Error>) -> Result<Once, Error> {
         match created {
-            Err(Error::AlreadyExists) => self.find_kept(key)?.map(Once::Kept).ok_or(Error::AlreadyExists),
+            Err(Error::AlreadyExists) => {
+                let kept = self.find_kept(&[key])?.pop().flatten();
+                kept.map(Once::Kept).ok_or(Error::AlreadyExists)
+            }
             created => created,
         }
     }

@@ -25,15 +25,27 @@ const FIND_MANY: &str = "\
 const FIND_CREDENTIAL: &str = "select password_hash from credentials where user_id = $1";
 
 const FIND_BY_EMAIL: &str = "\
-    select id, name, email, created_at, updated_at, version from users \
-    where pg_catalog.lower(email collate pg_catalog.\"C\") operator(pg_catalog.=) \
-        pg_catalog.lower($1 collate pg_catalog.\"C\")";
+    select id, name, email, created_at, updated_at, version, 1::bigint from users \
+    where pg_catalog.lower(email collate pg_catalog.\"C\") \
+            operator(pg_catalog.=) pg_catalog.lower($1 collate pg_catalog.\"C\")";
 
-const FIND_WITH_CREDENTIAL: &str = "\
-    select id, name, email, created_at, updated_at, version, password_hash \
-    from users left join credentials on user_id operator(pg_catalog.=) id \
-    where pg_catalog.lower(email collate pg_catalog.\"C\") operator(pg_catalog.=) \
-        pg_catalog.lower($1 collate pg_catalog.\"C\")";
+/// Each row comes with the position of its address, from 1: two may ask for the same one.
+const FIND_MANY_BY_EMAIL: &str = "\
+    select found.*, position \
+    from pg_catalog.unnest($1::text[]) with ordinality as asked (address, position) cross join lateral ( \
+        select id, name, email, created_at, updated_at, version from users \
+        where pg_catalog.lower(email collate pg_catalog.\"C\") \
+            operator(pg_catalog.=) pg_catalog.lower(address collate pg_catalog.\"C\") limit 1 \
+    ) as found";
+
+const FIND_MANY_WITH_CREDENTIALS: &str = "\
+    select found.*, position, \
+        (select password_hash from credentials where user_id operator(pg_catalog.=) found.id) \
+    from pg_catalog.unnest($1::text[]) with ordinality as asked (address, position) cross join lateral ( \
+        select id, name, email, created_at, updated_at, version from users \
+        where pg_catalog.lower(email collate pg_catalog.\"C\") \
+            operator(pg_catalog.=) pg_catalog.lower(address collate pg_catalog.\"C\") limit 1 \
+    ) as found";
 
 /// Any pages with their exact total, in time that grows neither with the users nor with the page number.
 pub(super) const PAGES: &str = include_str!("pages.sql");
@@ -84,6 +96,7 @@ impl Users {
     /// Those of these users that there are, by id. One round trip.
     pub fn find_many(&self, ids: &[i64]) -> Result<Vec<User>, Error> {
         let rows = match ids {
+            [] => return Ok(Vec::new()),
             [id] => self.pool.read(FIND, &[(id, Type::INT8)])?,
             several => self.pool.read(FIND_MANY, &[(&several, Type::INT8_ARRAY)])?,
         };
@@ -92,18 +105,27 @@ impl Users {
         Ok(users)
     }
 
-    /// The user with this address, in whatever case; `None` where there is none. One round trip.
-    pub fn find_by_email(&self, email: &str) -> Result<Option<User>, Error> {
-        let rows = self.pool.read(FIND_BY_EMAIL, &[(&email, Type::TEXT)])?;
-        rows.first().map(|row| self.user(row)).transpose()
+    /// The users with these addresses, in whatever case, each in the place of its address; `None` where there is none. One
+    /// round trip.
+    pub fn find_by_email(&self, emails: &[&str]) -> Result<Vec<Option<User>>, Error> {
+        let rows = match emails {
+            [] => return Ok(Vec::new()),
+            [email] => self.pool.read(FIND_BY_EMAIL, &[(email, Type::TEXT)])?,
+            several => self.pool.read(FIND_MANY_BY_EMAIL, &[(&several, Type::TEXT_ARRAY)])?,
+        };
+        at_positions(&rows, 6, emails.len(), |row| self.user(row))
     }
 
-    /// The user with this address, in whatever case, together with its credential.
-    pub fn find_by_email_with_credential(&self, email: &str) -> Result<User, Error> {
-        let rows = self.pool.read(FIND_WITH_CREDENTIAL, &[(&email, Type::TEXT)])?;
-        let row = rows.first().ok_or(Error::NotFound)?;
-        let hash: Option<String> = column(row, 6)?;
-        Ok(User { credential: Relation::loaded("credential", hash.map(credential)), ..self.user(row)? })
+    /// The same together with their credentials.
+    pub fn find_by_email_with_credential(&self, emails: &[&str]) -> Result<Vec<Option<User>>, Error> {
+        if emails.is_empty() {
+            return Ok(Vec::new());
+        }
+        let rows = self.pool.read(FIND_MANY_WITH_CREDENTIALS, &[(&emails, Type::TEXT_ARRAY)])?;
+        at_positions(&rows, 6, emails.len(), |row| {
+            let hash: Option<String> = column(row, 7)?;
+            Ok(User { credential: Relation::loaded("credential", hash.map(credential)), ..self.user(row)? })
+        })
     }
 
     /// Several lists of one kind, by id, from one snapshot, pages with their exact total; each with the bytes that it may
@@ -151,6 +173,22 @@ impl Users {
             },
         })
     }
+}
+
+/// What rows are, each at the position, from 1, that one of its columns has.
+pub(super) fn at_positions<T>(
+    rows: &[Row],
+    column_of_position: usize,
+    count: usize,
+    value: impl Fn(&Row) -> Result<T, Error>,
+) -> Result<Vec<Option<T>>, Error> {
+    let mut values: Vec<Option<T>> = (0..count).map(|_| None).collect();
+    for row in rows {
+        let position: i64 = column(row, column_of_position)?;
+        let at = usize::try_from(position - 1).ok().and_then(|at| values.get_mut(at));
+        *at.ok_or_else(|| Error::Internal("a row of no position".into()))? = Some(value(row)?);
+    }
+    Ok(values)
 }
 
 /// Adds a row to its list.
@@ -247,7 +285,7 @@ mod tests {
         let (_database, app) = ada_and_bob(false);
         let users = app.users();
         let mut unloaded = vec![users.find(1).unwrap(), users.find(2).unwrap()];
-        unloaded.push(users.find_by_email("ada@example.com").unwrap().unwrap());
+        unloaded.extend(users.find_by_email(&["ada@example.com"]).unwrap().pop().unwrap());
         let deadline = Instant::now() + LONG;
         unloaded.push(users.create("Eve", "eve@example.com", None, deadline).unwrap());
         unloaded.push(
@@ -292,7 +330,8 @@ mod tests {
         for production in [true, false] {
             let (_database, app) = ada_and_bob(production);
             for (email, has_password) in [("ADA@example.com", true), ("bob@example.com", false)] {
-                let user = app.users().find_by_email_with_credential(email).unwrap();
+                let found = app.users().find_by_email_with_credential(&[email]).unwrap().pop();
+                let user = found.unwrap().unwrap();
                 assert!(user.credential.is_loaded());
                 assert_eq!(user.credential.get().unwrap().is_some(), has_password, "{email}");
             }

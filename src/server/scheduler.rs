@@ -56,7 +56,7 @@ const fn batch_limit(lane: Lane) -> usize {
     match lane {
         Lane::Find | Lane::Create => 64,
         Lane::List => 16,
-        Lane::Lookup | Lane::Change | Lane::Hash => 1,
+        Lane::Change | Lane::Hash => 1,
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
 };
-use userd::Server;
+use userd::{PasswordHashing, Server};
 
 /// The ids in a list.
 fn ids(list: &Value) -> Vec<i64> {
@@ -396,4 +396,70 @@ fn lists_that_wait_together() {
             assert_eq!(client.answer("GET").body, expected[n], "{}", targets(n));
         }
     }
+}
+
+/// What waits together is asked for together; two that ask for one address both get it.
+#[test]
+fn reads_of_every_kind_that_wait_together() {
+    let service = Service::with(|config| config.password_hashing = PasswordHashing::LeastCostForTests);
+    let user =
+        |name: &str| json!({"name": name, "email": format!("{name}@example.com"), "password": PASSWORD});
+    let mut client = service.client();
+    let mut first = Vec::new();
+    for name in ["ada", "bob"] {
+        let body = user(name).to_string();
+        first.push(client.request("POST", "/users", &[("Idempotency-Key", name)], &body).body);
+    }
+    // A method, a target, a key and a body; a status, and the user in the answer.
+    let login = |email: &str, password: &str| json!({"email": email, "password": password}).to_string();
+    let rows = [
+        ("GET", "/users?email=ADA@example.com", "", String::new(), 200, Some(0)),
+        ("GET", "/users?email=ada@example.com", "", String::new(), 200, Some(0)),
+        ("GET", "/users?email=nobody@example.com", "", String::new(), 200, None),
+        ("GET", "/users?email=bob@example.com&page=2", "", String::new(), 200, None),
+        ("GET", "/users?email=bob@example.com", "", String::new(), 200, Some(1)),
+        ("GET", "/users/2", "", String::new(), 200, Some(1)),
+        ("GET", "/users/3", "", String::new(), 404, None),
+        ("POST", "/users/authenticate", "", login("Bob@example.com", PASSWORD), 200, Some(1)),
+        ("POST", "/users/authenticate", "", login("ada@example.com", PASSWORD), 200, Some(0)),
+        ("POST", "/users/authenticate", "", login("ada@example.com", OTHER_PASSWORD), 401, None),
+        ("POST", "/users/authenticate", "", login("nobody@example.com", PASSWORD), 401, None),
+        ("POST", "/users", "bob", user("bob").to_string(), 201, Some(1)),
+        ("POST", "/users", "ada", user("ada").to_string(), 201, Some(0)),
+        ("POST", "/users", "ada", user("bob").to_string(), 422, None),
+        ("PUT", "/users/1", "", json!({"name": 7}).to_string(), 422, None),
+    ];
+    let mut neighbour = service.database.client();
+    let mut lock = neighbour.transaction().unwrap();
+    lock.batch_execute("lock table users, idempotency_keys in access exclusive mode").unwrap();
+    let mut clients: Vec<Client> = rows.iter().map(|_| service.client()).collect();
+    for (client, (method, target, key, body, ..)) in clients.iter_mut().zip(&rows) {
+        let field = [("Idempotency-Key", *key)];
+        let fields = if key.is_empty() { &field[..0] } else { &field[..] };
+        client.send_request(method, target, fields, body);
+    }
+    let waiting = || client.get("/metrics").body.contains("\nuserd_commands_queued 15\n");
+    eventually(LONG, "all wait", waiting);
+    let batches = || {
+        let metrics = service.client().get("/metrics").body;
+        let count =
+            metrics.lines().find_map(|line| line.strip_prefix("userd_batch_size_count{lane=\"find\"} "));
+        count.and_then(|count| count.parse::<u32>().ok()).expect("it is counted")
+    };
+    let before = batches();
+    lock.rollback().unwrap();
+    for (client, (method, target, _, body, status, of)) in clients.iter_mut().zip(rows) {
+        let answer = client.answer(method);
+        assert_eq!(answer.status, status, "{method} {target} {body}: {answer:?}");
+        let value = answer.json();
+        let found = match target.contains("?email") {
+            true => value["data"].get(0).cloned(),
+            false => (status < 300).then_some(value),
+        };
+        let expected: Option<Value> = of.map(|of: usize| serde_json::from_str(&first[of]).unwrap());
+        assert_eq!(found, expected, "{method} {target} {body}");
+    }
+    // Some may have met the lock once more.
+    let batches = batches() - before;
+    assert!(batches < 8, "{batches} batches");
 }

@@ -36,8 +36,7 @@ impl<T> Scheduler<T> {
     }
 
     fn statements(&self) -> usize {
-        self.writes()
-            + [Lane::Find, Lane::List, Lane::Lookup].map(|lane| self.in_flight(lane)).iter().sum::<usize>()
+        self.writes() + [Lane::Find, Lane::List].map(|lane| self.in_flight(lane)).iter().sum::<usize>()
     }
 
     fn may_write(&self) -> bool {
@@ -63,7 +62,7 @@ impl<T> Scheduler<T> {
             Lane::Hash => 0,
             Lane::Change => share,
             Lane::Create => share.min(paced),
-            Lane::Find | Lane::List | Lane::Lookup => self.capacity.statements.min(paced),
+            Lane::Find | Lane::List => self.capacity.statements.min(paced),
         }
     }
 
@@ -191,7 +190,7 @@ impl<T> Scheduler<T> {
         let coalesces = match lane {
             Lane::Create => true,
             Lane::Find | Lane::List => !pace.is_short(),
-            Lane::Lookup | Lane::Change | Lane::Hash => false,
+            Lane::Change | Lane::Hash => false,
         };
         let batches = u32::try_from(self.limit(lane)).unwrap_or(u32::MAX);
         (coalesces && pace.shortest() < Duration::MAX).then(|| pace.shortest() / batches)

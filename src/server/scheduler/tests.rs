@@ -120,7 +120,7 @@ fn lanes(batches: &[Batch<u32>]) -> Vec<Lane> {
 
 #[test]
 fn the_lane_whose_command_has_waited_longest_is_next() {
-    let order = [Lane::List, Lane::Change, Lane::Find, Lane::Create, Lane::Lookup];
+    let order = [Lane::List, Lane::Change, Lane::Find, Lane::Create];
     for first in 0..order.len() {
         let mut bench = Bench::new(1);
         let order: Vec<Lane> = (0..order.len()).map(|n| order[(first + n) % order.len()]).collect();
@@ -176,7 +176,7 @@ fn reads_have_a_statement_that_writes_cannot_take() {
         }
         let mut writes = bench.all();
         assert_eq!(writes.len(), expected);
-        for lane in [Lane::Find, Lane::List, Lane::Lookup] {
+        for lane in [Lane::Find, Lane::List] {
             bench.push(2000, lane);
             if capacity == 1 {
                 bench.finish(writes.pop().unwrap());

@@ -4,9 +4,7 @@ use super::*;
 
 #[test]
 fn batches_have_a_limit() {
-    for (lane, limit) in
-        [(Lane::Find, 64), (Lane::Create, 64), (Lane::List, 16), (Lane::Lookup, 1), (Lane::Change, 1)]
-    {
+    for (lane, limit) in [(Lane::Find, 64), (Lane::Create, 64), (Lane::List, 16), (Lane::Change, 1)] {
         let mut bench = Bench::new(1);
         (0..100).for_each(|work| bench.push(work, lane));
         let mut found = Vec::new();

@@ -89,17 +89,16 @@ impl World {
         let (lane, hashes) = match self.random.below(20) {
             0..8 => (Lane::Find, false),
             8..10 => (Lane::List, false),
-            10 => (Lane::Lookup, true),
-            11 => (Lane::Find, true),
+            10..12 => (Lane::Find, true),
             12 => (Lane::Hash, true),
             13..16 => (Lane::Create, false),
             _ => (Lane::Change, false),
         };
-        if lane == Lane::Change || (lane == Lane::Find && hashes) {
-            row = Some(self.random.below(ROWS) as i64);
-        }
-        if lane == Lane::Lookup {
+        // A change of a password, or a login.
+        if lane == Lane::Find && hashes && self.random.below(2) == 0 {
             account = Some(self.random.below(5) | 1 << 63);
+        } else if lane == Lane::Change || (lane == Lane::Find && hashes) {
+            row = Some(self.random.below(ROWS) as i64);
         }
         let ordered = lane == Lane::Change;
         let pushed = self.bench.push_with(work, lane, Keys { row, account, hashes, memory: 0 });
@@ -136,7 +135,7 @@ impl World {
                 && self.bench.now < self.ended[lane as usize] + queue.pace.shortest();
             !queue.waiting.is_empty() && !locked && !coalesces
         };
-        let read = [Lane::Find, Lane::List, Lane::Lookup].into_iter().any(waits);
+        let read = [Lane::Find, Lane::List].into_iter().any(waits);
         assert!(!read || self.in_flight.len() == statements, "a read waits for nothing");
     }
 
@@ -195,7 +194,6 @@ impl World {
             }
             let next = match batch.lane {
                 Lane::Find if item.keys.hashes => Some(Lane::Hash),
-                Lane::Lookup => Some(Lane::Hash),
                 Lane::Hash if item.keys.account.is_none() => Some(Lane::Change),
                 _ => None,
             };
