@@ -63,8 +63,8 @@ impl Pool {
         /// after the database is.
         const RETRY_WITHIN: Duration = Duration::from_secs(1);
         /// The database ends a statement by itself at the statement time-out. Without any answer, a session waits
-        /// for this much longer.
-        const SLACK: Duration = Duration::from_secs(1);
+        /// for this much longer before it asks the database to cancel it.
+        const SLACK: Duration = Duration::from_millis(300);
         let outage = Arc::new(Outage::default());
         let manager = Manager {
             servers: servers.clone(),
@@ -255,7 +255,8 @@ impl ManageConnection for Manager {
     }
 
     fn has_broken(&self, session: &mut Session) -> bool {
-        session.epoch != self.servers.epoch() || session.connection.is_closed()
+        let is_old = session.epoch != self.servers.epoch();
+        is_old || session.connection.is_closed() || session.connection.watch().expired()
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{
     clock::{Changed, Reading},
     sqlstate::{Meaning, condition},
-    watchdog::Connection,
+    watchdog::{CANCEL_TIMEOUT, Connection},
 };
 use crate::error::Error;
 use postgres::{
@@ -30,7 +30,7 @@ pub(super) struct Session {
     pub(super) connection: Connection,
     /// A handful, so a scan beats a hash. `None` where the next statement may meet another server process.
     pub(super) statements: Option<Vec<(&'static str, Statement)>>,
-    /// How long one statement is waited for.
+    /// How long one statement is waited for before it is cancelled.
     pub(super) answer_timeout: Duration,
     /// [`Servers::epoch`](super::servers::Servers::epoch) when the connection was opened.
     pub(super) epoch: u64,
@@ -125,18 +125,28 @@ impl Session {
         Ok(reading)
     }
 
-    /// Executes a statement, for `answer_timeout` at the most.
+    /// Executes a statement, for `answer_timeout` and [`CANCEL_TIMEOUT`] at the most.
     fn run<T>(
         &mut self,
         sql: &'static str,
         work: impl FnOnce(&mut Session, &mut bool) -> Result<T, postgres::Error>,
     ) -> Result<T, Failure> {
-        self.connection.watch().begin(self.answer_timeout);
+        let watch = self.connection.watch();
+        match self.statements {
+            Some(_) => watch.begin_statement(self.answer_timeout),
+            // PgBouncer 1.18 and 1.19 crash where a request to cancel is closed at once, as the client does.
+            None => watch.begin(self.answer_timeout + CANCEL_TIMEOUT),
+        }
         let mut sent = false;
         let result = work(self, &mut sent);
-        let outcome = result.map_err(|error| self.failure(sql, sent, &error));
-        self.connection.watch().end();
-        outcome
+        if !self.connection.watch().end() {
+            // Whatever it says, a success included: it was asked to cancel, and then reports a commit as made that no
+            // standby has.
+            self.connection.watch().give_up();
+            let error = Error::Unavailable("the database fell silent, and its connection was closed".into());
+            return Err(Failure::Broken { sent, error });
+        }
+        result.map_err(|error| self.failure(sql, sent, &error))
     }
 
     /// Whether the server has sent nothing unasked: it does so to end the session. One system call.
@@ -177,10 +187,6 @@ impl Session {
     }
 
     fn failure(&mut self, sql: &'static str, sent: bool, error: &postgres::Error) -> Failure {
-        if self.connection.watch().expired() {
-            let error = Error::Unavailable("the database fell silent, and its connection was closed".into());
-            return Failure::Broken { sent, error };
-        }
         let meaning = Meaning::of(error);
         if meaning == Meaning::Broken || self.connection.is_closed() {
             self.connection.watch().shut_down();
@@ -206,6 +212,9 @@ impl Session {
         self.connection.watch().begin(TIMEOUT);
         // The statement's error stands, whatever becomes of the session: a closed one is replaced.
         let _ = self.connection.batch_execute("");
+        if !self.connection.watch().end() {
+            self.connection.watch().give_up();
+        }
     }
 }
 

@@ -1,15 +1,17 @@
 //! Bounds every wait for the database: a thread that waits for a silent server is freed by shutting the socket down
-//! under it, and then sees an ordinary broken connection.
+//! under it, and then sees an ordinary broken connection. Before that the server is asked to cancel a statement.
 //!
 //! `postgres` has no such bound: its `connect_timeout` ends with the TCP connect, a query and the closing of a
 //! connection wait for ever, and the socket is out of reach in a runtime of its own. Knows no SQL.
 
+mod cancel;
 mod descriptor;
 
 use super::{
     sqlstate::{self, explain},
     tls::{self, Connector},
 };
+use cancel::Cancel;
 use descriptor::connected_socket;
 use nix::sys::socket::{MsgFlags, Shutdown, recv, shutdown};
 use postgres::{Client, Config, Socket, tls::MakeTlsConnect};
@@ -43,6 +45,9 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Descriptors that are open while a connection is made: five of it stay, the look-up of a name and that of the socket
 /// take some.
 const CONNECT_DESCRIPTORS: usize = 12;
+
+/// After a cancel request, how long its session has to answer before its socket is shut down.
+pub(super) const CANCEL_TIMEOUT: Duration = Duration::from_millis(700);
 
 /// How long closing a connection may take.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -84,7 +89,11 @@ pub(super) struct Watch {
     watches: Arc<Watches>,
     /// In ticks; `NEVER` while no thread waits.
     until: AtomicU64,
+    /// Whether what is waited for is a statement, which can be cancelled.
+    cancels: AtomicBool,
+    /// For good, once the connection is made.
     expired: AtomicBool,
+    cancel: Mutex<Option<Arc<Cancel>>>,
     /// A descriptor of our own of the connection's socket, so that it is that socket whatever the client closes.
     socket: Mutex<Option<OwnedFd>>,
 }
@@ -218,12 +227,16 @@ impl Watchdog {
                 connection.batch_execute(set_up).map(|()| connection)
             })
         });
-        watch.end();
-        let connected = connected.map_err(ConnectError::System)?;
-        connected.map_err(|error| match watch.expired() {
-            true => ConnectError::Silent,
-            false => ConnectError::Refused(error),
-        })
+        let in_time = watch.end();
+        match connected.map_err(ConnectError::System)? {
+            Ok(connection) if in_time => {
+                let token = connection.cancel_token();
+                *watch.cancel() = Some(Arc::new(Cancel { token, tls: tls.clone(), limit: CANCEL_TIMEOUT }));
+                Ok(connection)
+            }
+            Err(error) if !watch.expired() => Err(ConnectError::Refused(error)),
+            _ => Err(ConnectError::Silent),
+        }
     }
 }
 
@@ -246,7 +259,9 @@ impl Watches {
         let watch = Arc::new(Watch {
             watches: self.clone(),
             until: AtomicU64::new(NEVER),
+            cancels: AtomicBool::new(false),
             expired: AtomicBool::new(false),
+            cancel: Mutex::new(None),
             socket: Mutex::new(None),
         });
         let mut all = self.all();
@@ -277,7 +292,9 @@ impl Watches {
         for watch in self.all().iter().filter_map(Weak::upgrade) {
             let until = watch.until.load(Ordering::Relaxed);
             if until <= now {
-                watch.expire(until);
+                watch.expire(until, now);
+                // It may have a while left, after a cancel request.
+                waits |= watch.until.load(Ordering::Relaxed) != NEVER;
             } else {
                 waits |= until != NEVER;
             }
@@ -332,20 +349,38 @@ impl Watches {
 impl Watch {
     /// A wait begins, which may take `limit`.
     pub(super) fn begin(&self, limit: Duration) {
-        let ticks = limit.as_millis() / TICK.as_millis() + 1;
-        let until = self.watches.ticks.load(Ordering::Relaxed) + ticks as u64;
-        self.until.store(until, Ordering::Relaxed);
+        self.start(limit, false);
+    }
+
+    /// The wait for a statement's answer begins. After `limit` the server is asked to cancel it, and [`CANCEL_TIMEOUT`]
+    /// later the socket is shut down.
+    pub(super) fn begin_statement(&self, limit: Duration) {
+        self.start(limit, true);
+    }
+
+    fn start(&self, limit: Duration, cancels: bool) {
+        self.cancels.store(cancels, Ordering::Relaxed);
+        let until = self.watches.ticks.load(Ordering::Relaxed) + ticks(limit);
+        self.until.store(until, Ordering::Release);
         self.watches.note();
     }
 
-    /// The wait is over.
-    pub(super) fn end(&self) {
-        self.until.store(NEVER, Ordering::Relaxed);
+    /// The wait is over; whether it was in time. Otherwise what was answered may be that of a cancelled statement, and
+    /// the connection is not to be used any more.
+    pub(super) fn end(&self) -> bool {
+        // Of this and `expire` one alone takes the time away.
+        let in_time = self.until.swap(NEVER, Ordering::AcqRel) != NEVER;
+        in_time && !self.expired()
     }
 
     /// Whether a wait was ended, and the connection with it.
     pub(super) fn expired(&self) -> bool {
-        self.expired.load(Ordering::Relaxed)
+        self.expired.load(Ordering::Acquire)
+    }
+
+    /// Makes sure that the connection is taken for expired: the thread that ends the wait may be about to say so.
+    pub(super) fn give_up(&self) {
+        self.expired.store(true, Ordering::Release);
     }
 
     /// Whether the server has sent nothing unasked. One system call, which never blocks.
@@ -369,13 +404,33 @@ impl Watch {
         self.socket.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn expire(&self, until: u64) {
-        let (relaxed, never) = (Ordering::Relaxed, NEVER);
-        if self.until.compare_exchange(until, never, relaxed, relaxed).is_ok() {
-            self.expired.store(true, relaxed);
+    fn cancel(&self) -> MutexGuard<'_, Option<Arc<Cancel>>> {
+        self.cancel.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn expire(&self, until: u64, now: u64) {
+        if self.until.compare_exchange(until, NEVER, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return;
+        }
+        // Told before anything is sent: whatever the server answers to that comes after it.
+        self.give_up();
+        let cancel = match self.cancels.swap(false, Ordering::Relaxed) {
+            true => self.cancel().clone(),
+            false => None,
+        };
+        let Some(cancel) = cancel else { return self.shut_down() };
+        self.until.store(now + ticks(CANCEL_TIMEOUT), Ordering::Release);
+        let thread = thread::Builder::new().name("cancel".to_owned());
+        if thread.spawn(move || cancel.send()).is_err() {
             self.shut_down();
         }
     }
+}
+
+/// At least so long.
+fn ticks(time: Duration) -> u64 {
+    let ticks = time.as_millis() / TICK.as_millis() + 1;
+    u64::try_from(ticks).unwrap_or(u64::MAX)
 }
 
 /// A connector that has the socket watched as soon as there is one.

@@ -275,7 +275,7 @@ impl Cluster {
 
 /// A running server; stopped when dropped.
 pub struct Server {
-    child: Child,
+    pub child: Child,
     pub port: u16,
 }
 

@@ -1,0 +1,57 @@
+//! Asks a server to give up what a session is at: where a commit waits for a standby, nothing else ends the wait, not even
+//! the end of the connection.
+//!
+//! The server then reports a commit that no standby has, as a success. So the session's statement has no outcome any more
+//! when this is sent, and the session is not used again: a request that comes late meets no other statement.
+
+use super::{descriptor::connected_socket, without_panic};
+use crate::db::{explain, tls::Connector};
+use nix::sys::socket::{Shutdown, shutdown};
+use postgres::{CancelToken, Socket, tls::MakeTlsConnect};
+use std::{io, os::fd::AsRawFd, time::Duration};
+
+/// What cancels the statements of one session.
+pub(super) struct Cancel {
+    pub token: CancelToken,
+    pub tls: Connector,
+    /// How long the request may take, beside the connect time-out.
+    pub limit: Duration,
+}
+
+impl Cancel {
+    /// Sends the request. Blocks for the connect time-out and the limit at the most.
+    pub fn send(&self) {
+        let bounded = Bounded { tls: self.tls.clone(), limit: self.limit };
+        let line = match without_panic(|| self.token.cancel_query(bounded)) {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => explain(&error),
+            Err(error) => error.to_string(),
+        };
+        log::debug!("a statement cannot be cancelled: {line}");
+    }
+}
+
+/// A connector that has the request's socket shut down when its time is up: a silent server does not answer the question
+/// whether it speaks TLS.
+struct Bounded {
+    tls: Connector,
+    limit: Duration,
+}
+
+impl MakeTlsConnect<Socket> for Bounded {
+    type Stream = <Connector as MakeTlsConnect<Socket>>::Stream;
+    type TlsConnect = <Connector as MakeTlsConnect<Socket>>::TlsConnect;
+    type Error = io::Error;
+
+    // Called before there is a socket, on the thread of the request and within its runtime, which ends with it.
+    fn make_tls_connect(&mut self, host: &str) -> io::Result<Self::TlsConnect> {
+        let limit = self.limit;
+        tokio::spawn(async move {
+            tokio::time::sleep(limit).await;
+            if let Ok(Some(socket)) = connected_socket() {
+                let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
+            }
+        });
+        self.tls.make_tls_connect(host)
+    }
+}
