@@ -1,4 +1,5 @@
--- What creates with an Idempotency-Key were answered, for 24 hours. Older rows count as absent; the service removes them.
+-- What creates with an Idempotency-Key were answered, for 24 hours. Older rows count as absent, and the service removes
+-- them.
 --
 -- A row is written by the statement that creates its user. It refers to no user: it outlives the user, whose values it
 -- holds as they were answered. A delete of the user erases these: then the row only says that the key was used.
@@ -50,4 +51,5 @@ revoke execute on function idempotency_functions(), idempotency_erase(), idempot
 
 create trigger idempotency_erase after delete on users
     referencing old table as changed for each statement execute function idempotency_erase();
-create trigger idempotency_erase_all after truncate on users for each statement execute function idempotency_erase_all();
+create trigger idempotency_erase_all after truncate on users
+    for each statement execute function idempotency_erase_all();

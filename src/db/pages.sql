@@ -1,6 +1,6 @@
 -- Pages of users in the order of their ids, for several requests at once, from one snapshot.
--- $1 bigint[]: positions of the first rows, from 0. $2 bigint[]: how many rows, at most. $3 int[]: bytes of the largest user
--- that is answered; a larger one has neither name nor address. Same length.
+-- $1 bigint[]: positions of the first rows, from 0. $2 bigint[]: how many rows, at most. $3 int[]: bytes of the largest
+-- user that is answered; a larger one has neither name nor address. Same length.
 -- Answers, by ordinal and id: ordinal (1..), total, and the row; an empty page is one row of nulls.
 -- Looks up the block of each level, then the row: see V2__page_counts.sql.
 with asked as materialized (

@@ -2,15 +2,17 @@
 //! a database that has users of another program already, completion and the manual page.
 
 use crate::support::{
-    Client, DATABASE_PASSWORD, Database, LONG, PASSWORD, Process, Service, TOKEN, TempDir, assert_no_secret,
-    pause,
+    Client, DATABASE_PASSWORD, Database, LONG, LONG_ON_DISK, PASSWORD, Process, Service, TOKEN, TempDir,
+    assert_no_secret, pause,
 };
+use nix::sys::signal::Signal;
 use serde_json::json;
 use std::{
     path::Path,
     process::{Command, Output, Stdio},
     time::{Duration, Instant},
 };
+use userd::embedded::{Cluster, Options};
 
 const README: &str = include_str!("../../README.md");
 
@@ -122,38 +124,89 @@ fn two_versions_on_one_database() {
     assert!(code == 1 && stdout.contains("problem  migrations: a newer userd has migrated it"), "{stdout}");
 }
 
-/// A database whose history has the built-in migrations in another form, as those from before the first release have.
+/// What refinery has written of the eight migrations that the built-in ones were before the first release.
+const EIGHT: &str = "\
+    delete from refinery_schema_history; \
+    insert into refinery_schema_history (version, name, applied_on, checksum) values \
+    (1, 'users', '2026-10-01T00:00:00Z', '3860724366595304288'), \
+    (2, 'page_counts', '2026-10-01T00:00:00Z', '6928467193171228315'), \
+    (3, 'restore_guard', '2026-10-01T00:00:00Z', '4630870426906897850'), \
+    (4, 'user_version', '2026-10-01T00:00:00Z', '3986207971106890140'), \
+    (5, 'idempotency_keys', '2026-10-01T00:00:00Z', '14864058654296762796'), \
+    (6, 'page_track', '2026-10-01T00:00:00Z', '9029622946769362183'), \
+    (7, 'lone_inserts', '2026-10-01T00:00:00Z', '3569897603545568929'), \
+    (8, 'insert_cost', '2026-10-01T00:00:00Z', '8912011388942735766'); \
+    comment on table refinery_schema_history is 'migration 8 is compatible with migration 2'";
+
+const BEFORE_THE_FIRST_RELEASE: &str = "\
+    a userd from before the first release has made its tables, which this one cannot use: that version's own \
+    `userd export` moves the users to a new database (of a directory of --embedded: while that version runs on it \
+    once more)";
+
+/// A database whose history has the built-in migrations in another form: each command ends with one line.
 #[test]
 fn a_database_of_a_version_before_the_first_release() {
-    let line = "a userd from before the first release has made its tables, which this one cannot use: that version's own \
-        `userd export` moves the users to a new database (of a directory of --embedded: while that version runs on it \
-        once more)";
-    let database = Database::create();
-    database.run("insert into users (name, email) values ('n', 'n@example.com')");
-    // What refinery has written of eight migrations that these were.
-    database.run(
-        "delete from refinery_schema_history; \
-         insert into refinery_schema_history (version, name, applied_on, checksum) values \
-         (1, 'users', '2026-10-01T00:00:00Z', '3860724366595304288'), \
-         (2, 'page_counts', '2026-10-01T00:00:00Z', '6928467193171228315'), \
-         (3, 'restore_guard', '2026-10-01T00:00:00Z', '4630870426906897850'), \
-         (4, 'user_version', '2026-10-01T00:00:00Z', '3986207971106890140'), \
-         (5, 'idempotency_keys', '2026-10-01T00:00:00Z', '14864058654296762796'), \
-         (6, 'page_track', '2026-10-01T00:00:00Z', '9029622946769362183'), \
-         (7, 'lone_inserts', '2026-10-01T00:00:00Z', '3569897603545568929'), \
-         (8, 'insert_cost', '2026-10-01T00:00:00Z', '8912011388942735766')",
-    );
-    let before = schema(&database);
-    for arguments in [&["migrate"][..], &["export"], &["--port=0"], &["--migrate=off", "--port=0"]] {
-        let (code, stdout, stderr) = on(&database, arguments, &[("HOST", "127.0.0.1")]);
-        assert_eq!((code, stdout.as_str()), (1, ""), "{arguments:?}: {stderr}");
-        assert!(stderr.lines().last().unwrap().ends_with(line), "{arguments:?}: {stderr}");
+    let histories = [
+        EIGHT,
+        "update refinery_schema_history set checksum = '1' where version = 1",
+        "update refinery_schema_history set checksum = '1' where version = 3",
+        "update refinery_schema_history set checksum = '1'; delete from refinery_schema_history where version > 1",
+    ];
+    for history in histories {
+        let database = Database::create();
+        database.run("insert into users (name, email) values ('n', 'n@example.com')");
+        database.run(history);
+        let rows = "select string_agg(h::text, ' ' order by version) from refinery_schema_history h";
+        let before = (schema(&database), database.value(rows));
+        for arguments in
+            [&["migrate"][..], &["export"], &["import"], &["--port=0"], &["--migrate=off", "--port=0"]]
+        {
+            let (code, stdout, stderr) = on(&database, arguments, &[("HOST", "127.0.0.1")]);
+            assert_eq!((code, stdout.as_str()), (1, ""), "{arguments:?}: {stderr}");
+            assert!(
+                stderr.lines().last().unwrap().ends_with(BEFORE_THE_FIRST_RELEASE),
+                "{arguments:?}: {stderr}"
+            );
+        }
+        let (code, stdout, _) = on(&database, &["check"], &[]);
+        let line = format!("problem  migrations: {BEFORE_THE_FIRST_RELEASE}");
+        assert!(code == 1 && stdout.contains(&line), "{stdout}");
+        assert_eq!((schema(&database), database.value(rows)), before);
+        assert_eq!(database.value("select string_agg(name, '') from users"), "n");
     }
-    let (code, stdout, _) = on(&database, &["check"], &[]);
-    assert!(code == 1 && stdout.contains(&format!("problem  migrations: {line}")), "{stdout}");
-    assert_eq!(schema(&database), before);
-    assert_eq!(database.value("select string_agg(name, '') from users"), "n");
-    assert_eq!(database.value("select count(*) from refinery_schema_history"), "8");
+}
+
+#[test]
+fn a_directory_of_a_version_before_the_first_release() {
+    let dir = TempDir::new();
+    let data = dir.path().join("data");
+    let argument = format!("--embedded={}", data.display());
+    let sql = |statement: &str| {
+        let cluster = Cluster::start(&Options::new(data.clone())).expect("a cluster");
+        let mut client = postgres::Client::connect(&cluster.connection_string("postgres"), postgres::NoTls)
+            .expect("a session");
+        client.batch_execute(statement).expect(statement);
+        let rows = "select string_agg(h::text, ' ' order by version), (select string_agg(name, '') from users), \
+                    (select string_agg(oid || relname || relfilenode, ' ' order by oid) from pg_class \
+                     where relnamespace = 'public'::regnamespace) from refinery_schema_history h";
+        let row = client.query_one(rows, &[]).expect("rows");
+        let found: [Option<String>; 3] = [row.get(0), row.get(1), row.get(2)];
+        drop(client);
+        cluster.stop().expect("it ends");
+        found
+    };
+    let mut process = Process::start(&[&argument], &[("HOST", "127.0.0.1")]);
+    process.wait_for_url_within(LONG_ON_DISK);
+    process.signal(Signal::SIGTERM);
+    assert_eq!(process.wait(LONG_ON_DISK), 0);
+    let before = sql(&format!("insert into users (name, email) values ('n', 'n@example.com'); {EIGHT}"));
+    assert_eq!(before[1].as_deref(), Some("n"));
+    let mut process = Process::start(&[&argument], &[("HOST", "127.0.0.1")]);
+    assert_eq!(process.wait(LONG_ON_DISK), 1);
+    let stderr = process.stderr();
+    assert!(stderr.lines().last().unwrap().ends_with(BEFORE_THE_FIRST_RELEASE), "{stderr}");
+    assert_eq!(process.stdout(), "");
+    assert_eq!(sql(""), before);
 }
 
 /// A query that takes long reads the table that a migration changes: other clients go on, and the log names it.
