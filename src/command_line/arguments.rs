@@ -37,6 +37,8 @@ pub struct Serve {
     pub dir: Option<PathBuf>,
     /// On a database that is dropped at the end.
     pub ephemeral: bool,
+    /// The directory of PostgreSQL's programs.
+    pub postgres: Option<PathBuf>,
     /// The process whose end is the end of this one.
     pub parent: Option<Parent>,
     /// Whether missing migrations are applied.
@@ -233,6 +235,7 @@ fn serve(given: &Given) -> Result<Serve, String> {
     let mut serve = Serve {
         dir: given.value("--embedded").map(PathBuf::from),
         ephemeral: given.has("--ephemeral"),
+        postgres: given.value("--postgres").map(PathBuf::from),
         parent: None,
         migrate: given.migrate(),
         address: given.address(),
@@ -245,6 +248,9 @@ fn serve(given: &Given) -> Result<Serve, String> {
                 Parent::Process(pid.ok_or("--with-parent= names no process")?)
             }
         });
+    }
+    if serve.postgres.is_some() && !given.has("--embedded") {
+        return Err("--postgres goes with --embedded".to_owned());
     }
     match (given.has("--embedded"), &serve.dir, serve.ephemeral) {
         (_, Some(_), true) => return Err("--ephemeral keeps nothing: it goes without a directory".to_owned()),

@@ -38,21 +38,26 @@ pub fn serve(arguments: Serve) -> Result<(), Failure> {
     for line in environment::ineffective(argument, arguments.embedded(), config.socket.is_some()) {
         log::warn!("{line}");
     }
-    let account = arguments.embedded().then(Account::find).transpose().map_err(Failure::runtime)?;
+    let account = arguments
+        .embedded()
+        .then(|| Account::find(!arguments.ephemeral))
+        .transpose()
+        .map_err(Failure::runtime)?;
     let ending = Ending::watch(arguments.dir.is_none()).map_err(Failure::runtime)?;
     if let Some(parent) = arguments.parent {
         ending.watch_parent(parent)?;
     }
 
     let bound = BoundServer::bind(&config).map_err(start_error)?;
+    let postgres = arguments.postgres.as_deref();
     let mut cluster = match &arguments.dir {
         None => None,
-        Some(dir) => Some(start_cluster(dir, &mut config, &ending)?),
+        Some(dir) => Some(start_cluster(dir, postgres, &mut config, &ending)?),
     };
     let scratch = match arguments.ephemeral {
         false => None,
         true => {
-            let scratch = ScratchDatabase::with_migrations(config.migrations_dir.as_deref());
+            let scratch = ScratchDatabase::with_programs(postgres, config.migrations_dir.as_deref());
             let scratch = scratch.map_err(Failure::runtime)?;
             config.database = Database::Url(scratch.url().into());
             Some(scratch)
@@ -83,8 +88,14 @@ pub fn serve(arguments: Serve) -> Result<(), Failure> {
     }
 }
 
-fn start_cluster(dir: &Path, config: &mut Config, ending: &Ending) -> Result<Cluster, Failure> {
+fn start_cluster(
+    dir: &Path,
+    postgres: Option<&Path>,
+    config: &mut Config,
+    ending: &Ending,
+) -> Result<Cluster, Failure> {
     let options = Options {
+        programs: postgres.map(Path::to_owned),
         // Some beyond the pool's, for migrations and for psql.
         max_connections: config.db_pool_size + 10,
         ..Options::new(dir)

@@ -69,6 +69,11 @@ pub const VERBS: &[Verb] = &[
                  /var/lib/userd when started by root); listens on 127.0.0.1 unless HOST or a token is set",
             ),
             option("--ephemeral", Nothing, "with --embedded: on a fresh database that is dropped at the end"),
+            option(
+                "--postgres",
+                Value("DIR"),
+                "with --embedded: the directory of PostgreSQL's programs; instead of the variable POSTGRES_BIN",
+            ),
             HOST,
             PORT,
             MIGRATE,

@@ -126,6 +126,8 @@ pub const SETTINGS: &[Setting] = &[
     field("ALLOWED_HOSTS", at!(allowed_hosts), Any,
         "Further host names that requests without a token may name; `*` for any"),
     field("MIGRATIONS_DIR", at!(migrations_dir), Any, "Directory of migrations instead of the built-in ones"),
+    command("POSTGRES_BIN", "",
+        "Directory of PostgreSQL's programs for `--embedded`; unset: those that are found"),
     command("LOG_FORMAT", "text", "`text`, or `json`: one object a line"),
     command("LOG_LEVEL", "info", "`off`, `error`, `warn`, `info`, `debug` or `trace`"),
 ];

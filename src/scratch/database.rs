@@ -20,7 +20,7 @@ use std::{
 };
 
 /// Of the cluster's directory and everything in it: another one for each version that is not compatible.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 
 /// Test runners start as many processes as there are cores, each with some servers and their pools.
 const MAX_CONNECTIONS: u32 = 1000;
@@ -37,8 +37,9 @@ const LEFTOVERS: &str = r"
     where datname ~ '^userd_scratch_\d+_\d+$' and split_part(datname, '_', 3)::int not in
         (select pid from pg_stat_activity where datname = 'postgres' and pid <> pg_backend_pid())";
 
-/// This process's share. In a static, since it is to last as long as the process, and no longer.
-static OWNER: Mutex<Option<Owner>> = Mutex::new(None);
+/// This process's shares: one, or one for each directory of programs. In a static, since they are to last as long as the
+/// process, and no longer.
+static OWNERS: Mutex<Vec<Owner>> = Mutex::new(Vec::new());
 
 /// A migrated database of its own, dropped with this value. In a private cluster, made from PostgreSQL's server
 /// programs (version 13 or newer) on this machine, that all of a user's processes share while they want one.
@@ -55,6 +56,8 @@ static OWNER: Mutex<Option<Owner>> = Mutex::new(None);
 pub struct ScratchDatabase {
     name: String,
     url: String,
+    /// Its owner's.
+    session: i32,
 }
 
 impl ScratchDatabase {
@@ -71,16 +74,27 @@ impl ScratchDatabase {
 
     /// The same, with the migrations of a directory, as `migrations_dir` has it in [`Config`].
     pub fn with_migrations(dir: Option<&Path>) -> Result<ScratchDatabase, StartError> {
+        ScratchDatabase::with_programs(None, dir)
+    }
+
+    /// The same, with PostgreSQL's programs in this directory. `None`: as the variable `POSTGRES_BIN` says, or else those
+    /// that are found on this machine.
+    pub fn with_programs(
+        programs: Option<&Path>,
+        migrations: Option<&Path>,
+    ) -> Result<ScratchDatabase, StartError> {
         let create = || {
-            let mut guard = OWNER.lock().unwrap_or_else(PoisonError::into_inner);
-            if guard.as_ref().is_some_and(|owner| owner.client.is_closed()) {
-                *guard = None;
-            }
-            let owner = match &mut *guard {
-                Some(owner) => owner,
-                None => guard.insert(Owner::join()?),
+            let mut owners = OWNERS.lock().unwrap_or_else(PoisonError::into_inner);
+            owners.retain(|owner| !owner.client.is_closed());
+            let of_these = |owner: &Owner| owner.programs.as_deref() == programs;
+            let at = match owners.iter().position(of_these) {
+                Some(at) => at,
+                None => {
+                    owners.push(Owner::join(programs)?);
+                    owners.len() - 1
+                }
             };
-            owner.create(dir)
+            owners[at].create(migrations)
         };
         outside_of_runtimes(create).map_err(StartError::Cluster)
     }
@@ -105,9 +119,10 @@ impl ScratchDatabase {
 impl Drop for ScratchDatabase {
     fn drop(&mut self) {
         outside_of_runtimes(|| {
-            let mut guard = OWNER.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut owners = OWNERS.lock().unwrap_or_else(PoisonError::into_inner);
+            let owner = owners.iter_mut().find(|owner| owner.session == self.session);
             let sql = format!("drop database if exists {} with (force)", self.name);
-            if let Some(Err(error)) = guard.as_mut().map(|owner| owner.client.batch_execute(&sql)) {
+            if let Some(Err(error)) = owner.map(|owner| owner.client.batch_execute(&sql)) {
                 log::warn!("cannot drop {}: {}", self.name, explain(&error));
             }
         });
@@ -116,6 +131,8 @@ impl Drop for ScratchDatabase {
 
 struct Owner {
     shared: Shared,
+    /// Their directory, as it was asked for.
+    programs: Option<PathBuf>,
     /// Its end says that our databases have no owner any more.
     client: Client,
     session: i32,
@@ -125,16 +142,21 @@ struct Owner {
 }
 
 impl Owner {
-    fn join() -> Result<Owner, String> {
-        let options =
-            Options { durable: false, max_connections: MAX_CONNECTIONS, ..Options::new(directory()) };
-        let shared = Shared::join(&options).map_err(|error| error.to_string())?;
-        Owner::connect(shared).map_err(|error| {
-            format!("the cluster in {} does not answer: {}", options.dir.display(), explain(&error))
-        })
+    fn join(programs: Option<&Path>) -> Result<Owner, String> {
+        let programs = programs.map(Path::to_owned);
+        let options = Options {
+            durable: false,
+            programs: programs.clone(),
+            max_connections: MAX_CONNECTIONS,
+            ..Options::new(PathBuf::new())
+        };
+        let shared = Shared::join(options, directory).map_err(|error| error.to_string())?;
+        let socket_dir = shared.socket_dir().to_owned();
+        Owner::connect(shared, programs)
+            .map_err(|error| format!("the cluster in {socket_dir} does not answer: {}", explain(&error)))
     }
 
-    fn connect(shared: Shared) -> Result<Owner, postgres::Error> {
+    fn connect(shared: Shared, programs: Option<PathBuf>) -> Result<Owner, postgres::Error> {
         let mut client = connect(&shared.connection_string("postgres"))?;
         for row in client.query_typed(LEFTOVERS, &[])? {
             let name: &str = row.get(0);
@@ -142,7 +164,7 @@ impl Owner {
             client.batch_execute(&format!("drop database if exists {name} with (force)"))?;
         }
         let session = client.query_typed_one("select pg_backend_pid()", &[])?.get(0);
-        Ok(Owner { shared, client, session, count: 0, templates: Vec::new() })
+        Ok(Owner { shared, programs, client, session, count: 0, templates: Vec::new() })
     }
 
     fn create(&mut self, migrations: Option<&Path>) -> Result<ScratchDatabase, String> {
@@ -156,7 +178,7 @@ impl Owner {
         self.count += 1;
         self.run(&format!("create database {name} template {template}"))?;
         let url = self.url(&name);
-        Ok(ScratchDatabase { name, url })
+        Ok(ScratchDatabase { name, url, session: self.session })
     }
 
     /// Only a finished one is marked as a template; it accepts no connection, so that it can be cloned at any time.
@@ -200,11 +222,11 @@ impl Owner {
     }
 }
 
-/// The directory of this user's shared cluster. In memory where 2 GiB are free there: to create a database is to create
+/// The directory of this user's shared cluster of these programs. In memory where 2 GiB are free there: to create a database is to create
 /// 300 files, 12 ms there and up to 180 ms on a disk's file system. A directory that another user has put there first
 /// is passed over.
-fn directory() -> PathBuf {
-    let name = format!("userd-scratch-{}-{FORMAT}", nix::unistd::Uid::effective());
+fn directory(programs: &str) -> PathBuf {
+    let name = format!("userd-scratch-{}-{FORMAT}-{programs}", nix::unistd::Uid::effective());
     let memory = Path::new("/dev/shm");
     let has_space = || {
         let found = nix::sys::statvfs::statvfs(memory);

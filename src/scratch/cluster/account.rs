@@ -8,13 +8,14 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
+use nix::errno::Errno;
 use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
-use nix::unistd::{Gid, Uid, User};
+use nix::unistd::{AccessFlags, Gid, Uid, User};
 
 use super::ClusterError;
 
-/// The user that PostgreSQL runs as: this process's own, or `postgres` where that is root.
-#[derive(Debug)]
+/// The user that PostgreSQL runs as: this process's own, or another one where that is root.
+#[derive(Clone, Copy, Debug)]
 pub struct Account {
     uid: u32,
     gid: u32,
@@ -23,16 +24,19 @@ pub struct Account {
 }
 
 impl Account {
-    /// Reads the machine's list of users where this process is root's.
+    /// Reads the machine's list of users where this process is root's: it is `postgres` then. Where there is none, what
+    /// is not kept (`durable`: false) runs as `nobody`, which other programs of the machine may be, too.
     ///
     /// # Errors
-    /// One line: it is, and there is no user `postgres`.
-    pub fn find() -> Result<Account, ClusterError> {
+    /// One line: it is root's, and there is no such user.
+    pub fn find(durable: bool) -> Result<Account, ClusterError> {
         let (uid, gid) = (Uid::effective(), Gid::effective());
-        let (uid, gid, switch) = match uid.is_root().then(|| User::from_name("postgres")) {
+        let names: &[&str] = if durable { &["postgres"] } else { &["postgres", "nobody"] };
+        let user = || names.iter().find_map(|name| User::from_name(name).ok().flatten());
+        let (uid, gid, switch) = match uid.is_root().then(user) {
             None => (uid, gid, false),
-            Some(Ok(Some(user))) => (user.uid, user.gid, true),
-            Some(_) => {
+            Some(Some(user)) => (user.uid, user.gid, true),
+            Some(None) => {
                 return Err(ClusterError::new(
                     "PostgreSQL refuses to run as root, and there is no user postgres to run it: \
                      create one (useradd --system postgres), or start userd as another user",
@@ -59,13 +63,7 @@ impl Account {
     /// That the account can get to `dir`, which root would not notice.
     pub(super) fn check_way(&self, dir: &Path) -> Result<(), ClusterError> {
         for ancestor in dir.ancestors().filter(|_| self.switch) {
-            let metadata = fs::metadata(ancestor).map_err(ClusterError::io("read", ancestor))?;
-            let bit = match (metadata.uid() == self.uid, metadata.gid() == self.gid) {
-                (true, _) => 0o100,
-                (_, true) => 0o010,
-                _ => 0o001,
-            };
-            if metadata.mode() & bit == 0 {
+            if !self.may_enter(ancestor)? {
                 return Err(ClusterError::new(format!(
                     "PostgreSQL runs as user {}, who may not enter {}: choose another directory, \
                      or chmod a+x this one",
@@ -75,6 +73,52 @@ impl Account {
             }
         }
         Ok(())
+    }
+
+    /// The same of PostgreSQL's programs. From the root on: of what is below a directory that is closed, nothing is known.
+    pub(super) fn check_programs(&self, dir: &Path) -> Result<(), ClusterError> {
+        let above = dir.ancestors().collect::<Vec<_>>();
+        for ancestor in above.into_iter().rev() {
+            if !self.may_enter(ancestor)? {
+                return Err(ClusterError::new(format!(
+                    "PostgreSQL's programs are in {}, and user {}, who would run them, may not enter {}: \
+                     chmod a+x it, or put them elsewhere",
+                    dir.display(),
+                    name(self.uid),
+                    ancestor.display()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn may_enter(&self, dir: &Path) -> Result<bool, ClusterError> {
+        if !self.switch {
+            return match nix::unistd::access(dir, AccessFlags::X_OK) {
+                Ok(()) => Ok(true),
+                Err(Errno::EACCES) => Ok(false),
+                Err(error) => Err(ClusterError::io("read", dir)(error.into())),
+            };
+        }
+        let metadata = fs::metadata(dir).map_err(ClusterError::io("read", dir))?;
+        let bit = match (metadata.uid() == self.uid, metadata.gid() == self.gid) {
+            (true, _) => 0o100,
+            (_, true) => 0o010,
+            _ => 0o001,
+        };
+        Ok(metadata.mode() & bit != 0)
+    }
+
+    /// What to do where `initdb` does not know the account's user, and does not start for that.
+    pub(super) fn unknown_to_system(&self) -> Option<String> {
+        let known = matches!(User::from_uid(Uid::from_raw(self.uid)), Ok(Some(_)));
+        (!known).then(|| {
+            format!(
+                "user {} has no entry in /etc/passwd, which PostgreSQL's initdb needs: start userd as a user that has \
+                 one (docker run --user nobody), or add one",
+                self.uid
+            )
+        })
     }
 
     /// Whether the account may write to `dir`, so that it can remove there what is its own.

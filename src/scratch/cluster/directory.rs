@@ -12,7 +12,8 @@ use std::{env, fs, thread};
 
 use super::account::Account;
 use super::processes::alive;
-use super::{ClusterError, POLL, programs};
+use super::programs::{self, ENVIRONMENT};
+use super::{ClusterError, POLL};
 
 /// Never listened on: it names the socket's file.
 pub(super) const PORT: &str = "5432";
@@ -42,8 +43,6 @@ const OURS: [&str; 11] = [
 ];
 /// `sun_path` without its final NUL.
 const SOCKET_PATH_MAX: usize = if cfg!(target_os = "linux") { 107 } else { 103 };
-/// What of our environment PostgreSQL gets: no PG*, no LC_*, no secrets of userd's.
-const ENVIRONMENT: [&str; 6] = ["PATH", "TZ", "TZDIR", "LD_LIBRARY_PATH", "LOCPATH", "LOCALE_ARCHIVE"];
 /// Of `postgres.log`, and of `postgres.log.old` beside it.
 const LOG_MAX_BYTES: u64 = 8 << 20;
 /// What `initdb` and the first segments of the log of changes need, about.
@@ -66,8 +65,7 @@ pub(super) struct ClusterDir {
 impl ClusterDir {
     /// The directory, ours alone until dropped; made when missing. Waits so long for what a killed userd
     /// left there; the error says whether it is `busy`.
-    pub fn open(dir: &Path, wait: Duration) -> Result<ClusterDir, ClusterError> {
-        let account = Account::find()?;
+    pub fn open(dir: &Path, account: Account, wait: Duration) -> Result<ClusterDir, ClusterError> {
         let (dir, lock) = lock(dir, &account, wait)?;
         // Once the server runs, the account itself may be the one that bounds the log.
         let old_log = dir.join(OLD_LOG);
@@ -83,6 +81,11 @@ impl ClusterDir {
 
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Whom PostgreSQL runs as here.
+    pub fn account(&self) -> &Account {
+        &self.account
     }
 
     pub fn pgdata(&self) -> PathBuf {

@@ -53,6 +53,9 @@ pub struct Options {
     /// `false`: a temporary cluster for tests. Nothing is synced to disk, and server and directory are
     /// gone as soon as the `Cluster` is dropped or this process ends, however it ends.
     pub durable: bool,
+    /// The directory of `initdb` and `postgres`, and no other is used. `None`: the one that the variable `POSTGRES_BIN`
+    /// names, or else what is found on this machine.
+    pub programs: Option<PathBuf>,
     /// The server's `max_connections`, at least 1.
     pub max_connections: u32,
     /// Bound on [`Cluster::start`], see there.
@@ -67,6 +70,7 @@ impl Options {
         Options {
             dir: dir.into(),
             durable: true,
+            programs: None,
             max_connections: 100,
             start_timeout: START_TIMEOUT,
             stop_timeout: STOP_TIMEOUT,
@@ -89,16 +93,18 @@ pub struct Cluster {
 
 impl Cluster {
     /// A cluster that accepts connections, made first if the directory has none. A server that a killed
-    /// userd left behind is stopped. PostgreSQL runs as the current user, or as `postgres` under root.
+    /// userd left behind is stopped. PostgreSQL runs as the current user, or under root as [`Account::find`] has it.
     ///
     /// Blocks for up to `start_timeout`, plus what stopping a server left behind takes, and up to
     /// 30 s for the remains of a userd that was killed a moment ago. After an error nothing is running.
     ///
     /// # Errors
-    /// One line saying what to do: PostgreSQL, its right version or the `postgres` user missing; the
-    /// directory unusable, not ours, or in use; `initdb` or the server failing, with its last word.
+    /// One line saying what to do: PostgreSQL, its right version or the `postgres` user missing; its programs not to be
+    /// entered or not starting; the directory unusable, not ours, or in use; `initdb` or the server failing, with its last
+    /// word.
     pub fn start(options: &Options) -> Result<Cluster, ClusterError> {
-        Cluster::start_in(ClusterDir::open(&options.dir, LOCK_WAIT)?, options, |directory| {
+        let account = Account::find(options.durable)?;
+        Cluster::start_in(ClusterDir::open(&options.dir, account, LOCK_WAIT)?, options, |directory| {
             match options.durable {
                 true => Ok(None),
                 false => Watcher::spawn(directory).map(Some),
@@ -115,7 +121,8 @@ impl Cluster {
         recovery::clear(&directory, options.stop_timeout)?;
         directory.claim(options.durable)?;
         let mut watcher = spawn_watcher(&directory)?;
-        let programs = Programs::find(directory.cluster_major()?)?;
+        let wanted = directory.cluster_major()?;
+        let programs = Programs::find(options.programs.as_deref(), wanted, directory.account())?;
         let deadline = Instant::now() + options.start_timeout;
         if !pgdata.exists() {
             let major = programs.major;
@@ -284,6 +291,10 @@ fn initialize(
     };
     // C.UTF-8 knows upper and lower case of every letter; C, which every system has, of a-z only.
     match run("--locale=C.UTF-8", watcher) {
+        Err(error) if directory.account().unknown_to_system().is_some() => {
+            let remedy = directory.account().unknown_to_system().unwrap_or_default();
+            return Err(ClusterError::new(format!("{error}; {remedy}")));
+        }
         Err(error) if Instant::now() < deadline => {
             log::warn!("{error}; trying without a locale");
             run("--no-locale", watcher)?;

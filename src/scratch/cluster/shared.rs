@@ -7,7 +7,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::mem::ManuallyDrop;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use super::account::Account;
 use super::directory::{ClusterDir, USERS, USERS_NEW};
 use super::processes::{PidFile, serves};
 use super::watcher::Watcher;
-use super::{Cluster, ClusterError, Options, POLL, connection_string};
+use super::{Cluster, ClusterError, Options, POLL, connection_string, programs};
 
 /// A share in the cluster, given back when this process ends: made to be kept in a static.
 #[derive(Debug)]
@@ -41,13 +41,20 @@ enum Share {
 }
 
 impl Shared {
-    /// Joins the cluster in `options.dir`, or starts it.
+    /// Joins the cluster of the programs that `options` means, or starts it. Its directory is what `directory` makes of
+    /// the programs' name: those of two versions, or of two places, have two clusters.
     ///
     /// Blocks for up to `start_timeout`, which others may use to start or to end one. Errors as
     /// [`Cluster::start`].
-    pub fn join(options: &Options) -> Result<Shared, ClusterError> {
+    pub fn join(options: Options, directory: impl Fn(&str) -> PathBuf) -> Result<Shared, ClusterError> {
+        let account = Account::find(options.durable)?;
+        let known = |name: &str| account.keeps_private(&directory(name));
+        let (programs, name) = programs::installation(options.programs.as_deref(), &account, known)?;
+        Shared::join_in(&Options { dir: directory(&name), programs: Some(programs), ..options }, account)
+    }
+
+    fn join_in(options: &Options, account: Account) -> Result<Shared, ClusterError> {
         let deadline = Instant::now() + options.start_timeout;
-        let account = Account::find()?;
         loop {
             // Another user can have made the directory, and would get all that is told to its server.
             if account.keeps_private(&options.dir)
@@ -59,7 +66,7 @@ impl Shared {
                 let dir = options.dir.display();
                 return Err(ClusterError::new(format!("{dir} is a symbolic link: remove it")));
             }
-            match ClusterDir::open(&options.dir, Duration::ZERO) {
+            match ClusterDir::open(&options.dir, account, Duration::ZERO) {
                 Ok(directory) => return Shared::found(directory, options),
                 Err(error) if !(error.busy || error.not_found) => return Err(error),
                 Err(error) if Instant::now() >= deadline => return Err(error),
@@ -110,7 +117,7 @@ impl Shared {
 
 /// Whether a shared cluster can be in `dir`: a directory of the account that runs PostgreSQL, closed to others.
 pub(crate) fn can_share(dir: &Path) -> bool {
-    Account::find().is_ok_and(|account| account.keeps_private(dir))
+    Account::find(false).is_ok_and(|account| account.keeps_private(dir))
 }
 
 /// Both ends of a new named pipe. A reader that blocks can be had only while there is a writer, and a
@@ -162,7 +169,7 @@ mod tests {
             std::os::unix::fs::chown(&dir, Some(65534), None).unwrap();
             assert!(!can_share(&dir));
         }
-        let error = Shared::join(&Options::new(&link)).unwrap_err();
+        let error = Shared::join_in(&Options::new(&link), Account::find(false).unwrap()).unwrap_err();
         assert!(error.to_string().contains("symbolic link"), "{error}");
 
         let (_reader, _writer) = pipe(&dir.join(USERS), &dir.join(USERS_NEW)).unwrap();
