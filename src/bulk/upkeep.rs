@@ -49,7 +49,15 @@ fn look(config: &Config, findings: &mut Vec<(Weight, &'static str, String)>) -> 
     findings.extend(server.into_iter().map(|(weight, line)| (weight, "database", line)));
 
     let migrated = |line| ("migrations", line);
-    let are_applied = migrations.are_applied(&mut client).map_err(migrated)?;
+    let are_applied = match migrations.are_applied(&mut client) {
+        Ok(are_applied) => are_applied,
+        Err(line) => {
+            // What else the role may not do belongs to it.
+            let privileges = inspection::privileges(&mut client, false).map_err(failed)?;
+            findings.extend(privileges.into_iter().map(|(weight, line)| (weight, "privileges", line)));
+            return Err(migrated(line));
+        }
+    };
     if are_applied {
         findings.push((Weight::Fine, "migrations", "all are applied".to_owned()));
     } else {

@@ -11,6 +11,9 @@ use std::{
 };
 use userd::bulk::{Export, Format, Import};
 
+/// The directory of the private cluster that a verb works on; `None`: the database of the variables.
+pub type Dir = Option<PathBuf>;
+
 /// What the command is to do.
 pub enum Arguments {
     Help,
@@ -18,15 +21,16 @@ pub enum Arguments {
     Healthcheck(Address),
     Serve(Serve),
     /// To a file; `None`: to standard output.
-    Export(Export, Option<PathBuf>),
+    Export(Export, Option<PathBuf>, Dir),
     /// From a file; `None`: from standard input.
-    Import(Import, Option<PathBuf>),
-    Migrate,
+    Import(Import, Option<PathBuf>, Dir),
+    Migrate(Dir),
     Check {
         address: Address,
         migrate: bool,
+        dir: Dir,
     },
-    Config(Address),
+    Config(Address, Dir),
     Man,
     Completion(String),
 }
@@ -94,6 +98,11 @@ impl Given {
         Address { host: value("--host"), port: value("--port") }
     }
 
+    fn dir(&self) -> Dir {
+        let dir = || self.value("--embedded").map_or_else(default_dir, PathBuf::from);
+        self.has("--embedded").then(dir)
+    }
+
     fn migrate(&self) -> bool {
         self.value("--migrate").is_none_or(|value| value == "on")
     }
@@ -152,7 +161,7 @@ impl Arguments {
                 if what.for_spreadsheets && what.format != Format::Csv {
                     return Err("--for-spreadsheets goes with --format csv".to_owned());
                 }
-                Arguments::Export(what, given.file())
+                Arguments::Export(what, given.file(), given.dir())
             }
             "import" => {
                 let what = Import {
@@ -162,11 +171,13 @@ impl Arguments {
                     dry_run: given.has("--dry-run"),
                     as_is: given.has("--as-is"),
                 };
-                Arguments::Import(what, given.file())
+                Arguments::Import(what, given.file(), given.dir())
             }
-            "migrate" => Arguments::Migrate,
-            "check" => Arguments::Check { address: given.address(), migrate: given.migrate() },
-            "config" => Arguments::Config(given.address()),
+            "migrate" => Arguments::Migrate(given.dir()),
+            "check" => {
+                Arguments::Check { address: given.address(), migrate: given.migrate(), dir: given.dir() }
+            }
+            "config" => Arguments::Config(given.address(), given.dir()),
             "man" => Arguments::Man,
             "completion" => Arguments::Completion(shell(given.operand)?),
             _ => Arguments::Serve(serve(&given)?),
@@ -233,7 +244,7 @@ fn shell(operand: Option<OsString>) -> Result<String, String> {
 
 fn serve(given: &Given) -> Result<Serve, String> {
     let mut serve = Serve {
-        dir: given.value("--embedded").map(PathBuf::from),
+        dir: given.dir(),
         ephemeral: given.has("--ephemeral"),
         postgres: given.value("--postgres").map(PathBuf::from),
         parent: None,
@@ -252,11 +263,13 @@ fn serve(given: &Given) -> Result<Serve, String> {
     if serve.postgres.is_some() && !given.has("--embedded") {
         return Err("--postgres goes with --embedded".to_owned());
     }
-    match (given.has("--embedded"), &serve.dir, serve.ephemeral) {
-        (_, Some(_), true) => return Err("--ephemeral keeps nothing: it goes without a directory".to_owned()),
-        (false, _, true) => return Err("--ephemeral goes with --embedded".to_owned()),
-        (true, None, false) => serve.dir = Some(default_dir()),
-        _ => {}
+    if serve.ephemeral {
+        if serve.dir.take().is_none() {
+            return Err("--ephemeral goes with --embedded".to_owned());
+        }
+        if given.value("--embedded").is_some() {
+            return Err("--ephemeral keeps nothing: it goes without a directory".to_owned());
+        }
     }
     Ok(serve)
 }
@@ -298,7 +311,7 @@ mod tests {
             ("export ./--format", Format::Ndjson, Some("./--format")),
         ];
         for (line, format, file) in rows {
-            let Ok(Arguments::Export(export, given)) = parse(line) else { panic!("{line}") };
+            let Ok(Arguments::Export(export, given, None)) = parse(line) else { panic!("{line}") };
             assert_eq!((export.format, given), (format, file.map(PathBuf::from)), "{line}");
         }
         let wrong = [
@@ -313,6 +326,8 @@ mod tests {
             "migrate now",
             "completion",
             "completion tcsh",
+            "export --embedded=",
+            "healthcheck --embedded",
             "config --migrate=off",
             "--migrate",
             "--migrate=maybe",

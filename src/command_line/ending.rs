@@ -17,7 +17,7 @@ use std::{
     os::unix::fs::MetadataExt,
     process,
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
@@ -51,8 +51,32 @@ pub struct Ending {
     end: mpsc::Sender<End>,
     /// Whether there is nothing to finish yet, so that the first signal ends it too.
     idle: Arc<AtomicBool>,
-    /// The private cluster's server, which must not outlive the process.
-    server: Arc<OnceLock<u32>>,
+}
+
+/// The private cluster's server, where the process has started one. Locked, it delays [`exit`].
+pub fn server() -> MutexGuard<'static, Option<u32>> {
+    static SERVER: Mutex<Option<u32>> = Mutex::new(None);
+    SERVER.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends the process at once, and the private cluster's server with it.
+pub fn exit(code: i32) -> ! {
+    if let Some(pid) = *server() {
+        let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGINT);
+    }
+    log::logger().flush();
+    process::exit(code)
+}
+
+/// Has the first signal end the process, from now on.
+pub fn exit_with_signals() -> io::Result<()> {
+    let mut signals = Signals::new(signals())?;
+    let body = move || {
+        if let Some(signal) = signals.forever().next() {
+            exit(128 + signal);
+        }
+    };
+    thread::Builder::new().name("signals".to_owned()).spawn(body).map(drop)
 }
 
 impl Ending {
@@ -61,22 +85,17 @@ impl Ending {
         let (end, ends) = mpsc::channel();
         let sender = end.clone();
         let idle = Arc::new(AtomicBool::new(idle));
-        let server = Arc::new(OnceLock::<u32>::new());
         let mut signals = Signals::new(signals())?;
-        let (is_idle, cluster) = (idle.clone(), server.clone());
+        let is_idle = idle.clone();
         thread::Builder::new().name("signals".to_owned()).spawn(move || {
             for (before, signal) in signals.forever().enumerate() {
                 if before > 0 || is_idle.load(Ordering::SeqCst) {
-                    if let Some(pid) = cluster.get() {
-                        let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGINT);
-                    }
-                    log::logger().flush();
-                    process::exit(128 + signal);
+                    exit(128 + signal);
                 }
                 let _ = sender.send(End::Asked);
             }
         })?;
-        Ok(Ending { ends, end, idle, server })
+        Ok(Ending { ends, end, idle })
     }
 
     /// Ends as with a signal when the parent does.
@@ -84,8 +103,7 @@ impl Ending {
         let (sender, idle) = (self.end.clone(), self.idle.clone());
         let ended = move || {
             if idle.load(Ordering::SeqCst) {
-                log::logger().flush();
-                process::exit(0);
+                exit(0);
             }
             let _ = sender.send(End::Asked);
         };
@@ -122,11 +140,6 @@ impl Ending {
     pub fn on_broken(&self) -> impl FnOnce() + Send + 'static {
         let end = self.end.clone();
         move || drop(end.send(End::Broken))
-    }
-
-    /// This server of a private cluster is stopped where the process ends at once.
-    pub fn end_with_us(&self, server: u32) {
-        let _ = self.server.set(server);
     }
 
     /// From now on there is something to finish.

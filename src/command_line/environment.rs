@@ -95,6 +95,11 @@ const OF_LIBPQ: [(&str, &str); 34] = [
     ("PGOPTIONS", "options"),
 ];
 
+/// Whether it is one of those that say which database, by a connection string or by its parts.
+pub fn is_of_database(name: &str) -> bool {
+    URL.contains(&name) || PARTS.contains(&name)
+}
+
 /// Which variables have no effect, where a person may think that they had: a line for each reason. `embedded`: the database
 /// is one that the command starts. `passed`: the socket to listen on is there already.
 pub fn ineffective(argument: impl Fn(&str) -> Option<OsString>, embedded: bool, passed: bool) -> Vec<String> {

@@ -1,16 +1,18 @@
 //! `userd export`: all users to a file or to standard output.
 
-use super::{Failure, environment, output::Output, progress::Progress, start_error};
+use super::{Failure, embedded, environment, output::Output, progress::Progress, start_error};
 use std::{io, path::Path};
 use userd::bulk::{self, BulkError, Export};
 
 /// What a shell reports of a program that a closed pipe has ended.
 const CLOSED_PIPE: u8 = 128 + 13;
 
-/// Writes all users to a file, or to standard output. Blocks until they are written.
-pub fn export(what: Export, file: Option<&Path>) -> Result<(), Failure> {
-    let config = environment::config(|_| None).map_err(Failure::usage)?;
+/// Writes all users to a file, or to standard output; those of the private cluster in `dir`, if any. Blocks until they
+/// are written.
+pub fn export(what: Export, file: Option<&Path>, dir: Option<&Path>) -> Result<(), Failure> {
+    let mut config = environment::config(|_| None).map_err(Failure::usage)?;
     let mut output = Output::open(file, what.with_password_hashes)?;
+    let _cluster = embedded::join(dir, &mut config, false)?;
     let progress = Progress::new();
     let exported = bulk::export(&config, what, &mut output, &mut |done, of| progress.users(done, of));
     drop(progress);

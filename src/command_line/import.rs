@@ -1,22 +1,26 @@
 //! `userd import`: creates the users of a file or of standard input.
 
-use super::{Failure, ending, environment, progress::Progress as Bar, start_error};
+use super::{Failure, embedded, ending, environment, progress::Progress as Bar, start_error};
 use signal_hook::iterator::Signals;
 use std::{
     fs::File,
     io::{self, Write},
     path::Path,
-    process, thread,
+    thread,
 };
 use userd::bulk::{self, BulkError, Import, Imported, Input, Progress, Stop};
 
-/// Imports the users of a file, or of standard input, and says what has become of each line that is refused. Blocks until
-/// that is done.
-pub fn import(what: Import, file: Option<&Path>) -> Result<(), Failure> {
-    let config = environment::config(|_| None).map_err(Failure::usage)?;
+/// Imports the users of a file, or of standard input, and says what has become of each line that is refused. A private
+/// cluster in `dir` is made and migrated where it is missing, unless nothing is to be changed. Blocks until that is done.
+pub fn import(what: Import, file: Option<&Path>, dir: Option<&Path>) -> Result<(), Failure> {
+    let mut config = environment::config(|_| None).map_err(Failure::usage)?;
     let (input, bytes) = open(file)?;
     let stop = Stop::default();
     end_with_signals(stop.clone()).map_err(Failure::runtime)?;
+    let cluster = embedded::join(dir, &mut config, !what.dry_run)?;
+    if cluster.is_some() && !what.dry_run {
+        bulk::migrate(&config).map_err(start_error)?;
+    }
     let bar = Bar::new();
     let imported = bulk::import(&config, what, input, &stop, |progress| match progress {
         Progress::Checked { lines, bytes: read } => bar.lines(lines, read, bytes),
@@ -96,7 +100,7 @@ fn end_with_signals(stop: Stop) -> io::Result<()> {
         for signal in signals.forever() {
             if stop.now() {
                 let _ = writeln!(io::stderr(), "userd: interrupted; nothing was imported");
-                process::exit(128 + signal);
+                ending::exit(128 + signal);
             }
         }
     };

@@ -1,6 +1,7 @@
 //! The command: arguments and environment to a configuration, the log, signals, start, wait, exit code.
 
 mod arguments;
+mod embedded;
 mod ending;
 mod environment;
 mod export;
@@ -9,6 +10,7 @@ mod import;
 mod log_json;
 mod log_writer;
 mod manual;
+mod memory;
 mod output;
 mod privileges;
 mod progress;
@@ -37,11 +39,13 @@ pub fn run() -> ExitCode {
             .map_err(Failure::usage)
             .and_then(|config| healthcheck::healthcheck(&config).map_err(Failure::runtime)),
         Ok(Arguments::Serve(serve)) => serve::serve(serve),
-        Ok(Arguments::Export(what, file)) => export::export(what, file.as_deref()),
-        Ok(Arguments::Import(what, file)) => import::import(what, file.as_deref()),
-        Ok(Arguments::Migrate) => upkeep::migrate(),
-        Ok(Arguments::Check { address, migrate }) => return upkeep::check(&address, migrate),
-        Ok(Arguments::Config(address)) => upkeep::config(&address),
+        Ok(Arguments::Export(what, file, dir)) => export::export(what, file.as_deref(), dir.as_deref()),
+        Ok(Arguments::Import(what, file, dir)) => import::import(what, file.as_deref(), dir.as_deref()),
+        Ok(Arguments::Migrate(dir)) => upkeep::migrate(dir.as_deref()),
+        Ok(Arguments::Check { address, migrate, dir }) => {
+            return upkeep::check(&address, migrate, dir.as_deref());
+        }
+        Ok(Arguments::Config(address, dir)) => upkeep::config(&address, dir.as_deref()),
         Ok(Arguments::Man) => return print(&manual::man()),
         Ok(Arguments::Completion(shell)) => return print(&manual::completion(&shell)),
         Err(problem) => Err(Failure::usage(format!("{problem}; `userd --help` lists what there is"))),

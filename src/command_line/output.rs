@@ -1,7 +1,7 @@
 //! Where an export goes: a file that is there once it is complete, or what is there already and is written to as it is
 //! (standard output, a device, a pipe).
 
-use super::Failure;
+use super::{Failure, ending};
 use signal_hook::iterator::Signals;
 use std::{
     fs::{self, File, OpenOptions},
@@ -154,13 +154,13 @@ fn unwritable(file: &Path, error: io::Error) -> Failure {
 }
 
 fn end_with_signals(unfinished: Arc<Unfinished>) -> io::Result<()> {
-    let mut signals = Signals::new(super::ending::signals())?;
+    let mut signals = Signals::new(ending::signals())?;
     let body = move || {
         if let Some(signal) = signals.forever().next() {
             // Held until the end: no file is put in its place any more.
             let mut path = unfinished.path();
             Unfinished::remove(&mut path);
-            process::exit(128 + signal);
+            ending::exit(128 + signal);
         }
     };
     thread::Builder::new().name("signals".to_owned()).spawn(body).map(drop)

@@ -4,8 +4,9 @@
 use super::{
     Failure,
     arguments::Serve,
-    ending::{End, Ending},
-    environment::{self, is_set, passed_socket},
+    embedded,
+    ending::{self, End, Ending},
+    environment::{self, passed_socket},
     log_writer, privileges, start_error,
 };
 use std::{
@@ -23,11 +24,7 @@ pub fn serve(arguments: Serve) -> Result<(), Failure> {
     config.migrate = arguments.migrate;
     config.socket = passed_socket()?;
     config.on_idle = Some(crate::give_back_memory);
-    let host_is_set = arguments.address.variable("HOST").is_some() || is_set("HOST");
-    let private = arguments.embedded() && !host_is_set && config.socket.is_none();
-    // What is tried out is for this machine; a test's database always is.
-    let private = private && (arguments.ephemeral || config.api_token.is_none());
-    if private {
+    if arguments.embedded() && embedded::is_private(&arguments.address) {
         config.host = Config::default().host;
     }
     userd::server::check_system(&config).map_err(start_error)?;
@@ -52,7 +49,7 @@ pub fn serve(arguments: Serve) -> Result<(), Failure> {
     let postgres = arguments.postgres.as_deref();
     let mut cluster = match &arguments.dir {
         None => None,
-        Some(dir) => Some(start_cluster(dir, postgres, &mut config, &ending)?),
+        Some(dir) => Some(start_cluster(dir, postgres, &mut config)?),
     };
     let scratch = match arguments.ephemeral {
         false => None,
@@ -65,9 +62,6 @@ pub fn serve(arguments: Serve) -> Result<(), Failure> {
     };
     let on_listening = || account.as_ref().map_or(Ok(()), privileges::give_up);
     let server = bound.start(config, on_listening, ending.on_broken()).map_err(start_error)?;
-    if private && !arguments.ephemeral {
-        log::info!("only this machine can connect; HOST=0.0.0.0 (better with API_TOKEN) lets others in");
-    }
     crate::give_back_memory();
     // Before a harness can know that it serves, and sends a signal for it.
     ending.begin();
@@ -88,20 +82,11 @@ pub fn serve(arguments: Serve) -> Result<(), Failure> {
     }
 }
 
-fn start_cluster(
-    dir: &Path,
-    postgres: Option<&Path>,
-    config: &mut Config,
-    ending: &Ending,
-) -> Result<Cluster, Failure> {
-    let options = Options {
-        programs: postgres.map(Path::to_owned),
-        // Some beyond the pool's, for migrations and for psql.
-        max_connections: config.db_pool_size + 10,
-        ..Options::new(dir)
-    };
+fn start_cluster(dir: &Path, postgres: Option<&Path>, config: &mut Config) -> Result<Cluster, Failure> {
+    let options = Options { programs: postgres.map(Path::to_owned), ..embedded::options(dir, config) };
+    log::info!("starting PostgreSQL with {}", embedded::chosen(&options));
     let cluster = Cluster::start(&options).map_err(Failure::runtime)?;
-    ending.end_with_us(cluster.pid());
+    *ending::server() = Some(cluster.pid());
     config.database = Database::Url(cluster.connection_string("postgres").into());
     Ok(cluster)
 }

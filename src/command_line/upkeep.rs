@@ -1,12 +1,17 @@
 //! `userd migrate`, `userd check` and `userd config`: what an operator asks before and after a deployment.
 
-use super::{Failure, arguments::Address, environment, print, start_error};
-use std::process::ExitCode;
-use userd::bulk::{self, Weight};
+use super::{Failure, arguments::Address, embedded, ending, environment, print, start_error};
+use std::{path::Path, process::ExitCode};
+use userd::{
+    Config,
+    bulk::{self, Weight},
+    embedded::Joined,
+};
 
 /// Applies the migrations that are missing, and says which. Blocks as a start does.
-pub fn migrate() -> Result<(), Failure> {
-    let config = environment::config(|_| None).map_err(Failure::usage)?;
+pub fn migrate(dir: Option<&Path>) -> Result<(), Failure> {
+    let mut config = environment::config(|_| None).map_err(Failure::usage)?;
+    let _cluster = join(dir, &mut config, true)?;
     let applied = bulk::migrate(&config).map_err(start_error)?;
     let mut text: String = applied.iter().map(|name| format!("applied {name}\n")).collect();
     if applied.is_empty() {
@@ -17,15 +22,18 @@ pub fn migrate() -> Result<(), Failure> {
 }
 
 /// One line for each finding. The exit code is 1 where one of them is a problem.
-pub fn check(address: &Address, migrate: bool) -> ExitCode {
-    let findings = match environment::config(|name| address.variable(name)) {
-        Ok(mut config) => {
-            config.migrate = migrate;
-            bulk::check(&config)
-        }
+pub fn check(address: &Address, migrate: bool, dir: Option<&Path>) -> ExitCode {
+    let joined = |mut config: Config| {
+        config.migrate = migrate;
+        let _cluster = join(dir, &mut config, false)?;
+        Ok(bulk::check(&config))
+    };
+    let findings = match environment::config(|name| address.variable(name)).map(joined) {
+        Ok(Ok(findings)) => findings,
+        Ok(Err(Failure { line, .. })) => vec![(Weight::Problem, "database", line)],
         Err(error) => vec![(Weight::Problem, "configuration", error.to_string())],
     };
-    let ineffective = environment::ineffective(|name| address.variable(name), false, false);
+    let ineffective = environment::ineffective(|name| address.variable(name), dir.is_some(), false);
     let ineffective = ineffective.into_iter().map(|line| (Weight::Note, "configuration", line));
     let log = [environment::log_level().err(), environment::log_format().err()].into_iter().flatten();
     let log = log.map(|error| (Weight::Problem, "configuration", error.to_string()));
@@ -46,22 +54,40 @@ pub fn check(address: &Address, migrate: bool) -> ExitCode {
     code
 }
 
-/// The table of the settings in force.
-pub fn config(address: &Address) -> Result<(), Failure> {
-    let config = environment::config(|name| address.variable(name)).map_err(Failure::usage)?;
+/// As [`embedded::join`], for a verb that does nothing at a signal but end.
+fn join(dir: Option<&Path>, config: &mut Config, make: bool) -> Result<Option<Joined>, Failure> {
+    if dir.is_some() {
+        ending::exit_with_signals().map_err(Failure::runtime)?;
+    }
+    embedded::join(dir, config, make)
+}
+
+/// The table of the settings in force, and for a private cluster what leads psql to it. Starts nothing.
+pub fn config(address: &Address, dir: Option<&Path>) -> Result<(), Failure> {
+    let mut config = environment::config(|name| address.variable(name)).map_err(Failure::usage)?;
     environment::log_level().map_err(Failure::usage)?;
     environment::log_format().map_err(Failure::usage)?;
+    let private = dir.is_some() && embedded::is_private(address);
+    if private {
+        config.host = Config::default().host;
+    }
     let rows = config.in_force(|name| address.variable(name).or_else(|| std::env::var_os(name)));
-    let rows = rows.map_err(Failure::usage)?;
+    let mut rows = rows.map_err(Failure::usage)?;
+    let below = dir.map(|dir| embedded::describe(dir, &config, &mut rows)).transpose()?;
     let width = |cell: fn(&(&'static str, String, String)) -> usize| rows.iter().map(cell).max().unwrap_or(0);
     let widths = [width(|row| row.0.chars().count()), width(|row| row.1.chars().count())];
     let mut text = String::new();
     for (variable, value, source) in &rows {
-        let source = if address.variable(variable).is_some() { "argument" } else { source };
+        let source = match *variable {
+            _ if address.variable(variable).is_some() => "argument",
+            "HOST" if private => "--embedded",
+            _ => source,
+        };
         let line = format!("{variable:<0$} {value:<1$} {source}", widths[0], widths[1]);
         text.push_str(line.trim_end());
         text.push('\n');
     }
+    text.push_str(&below.unwrap_or_default());
     print(&text);
     Ok(())
 }

@@ -44,6 +44,11 @@ const MIGRATE: Opt = option(
     OneOf(&["on", "off"]),
     "off: applies no migration, and refuses to start where one is missing (default on)",
 );
+const EMBEDDED: Opt = option(
+    "--embedded",
+    Optional("DIR"),
+    "work on the cluster that `userd --embedded[=DIR]` makes, whether that runs or not",
+);
 const FORMAT: Opt = option(
     "--format",
     OneOf(&["ndjson", "csv"]),
@@ -66,7 +71,7 @@ pub const VERBS: &[Verb] = &[
                 "--embedded",
                 Optional("DIR"),
                 "run a private PostgreSQL cluster in DIR from this machine's own programs (default ./userd-data; \
-                 /var/lib/userd when started by root); listens on 127.0.0.1 unless HOST or a token is set",
+                 /var/lib/userd when started by root); listens on 127.0.0.1 unless HOST is set",
             ),
             option("--ephemeral", Nothing, "with --embedded: on a fresh database that is dropped at the end"),
             option(
@@ -90,6 +95,7 @@ pub const VERBS: &[Verb] = &[
     Verb {
         name: "export",
         options: &[
+            EMBEDDED,
             FORMAT,
             option("--with-password-hashes", Nothing, "each user's hash, too, as passwordHash"),
             option(
@@ -104,6 +110,7 @@ pub const VERBS: &[Verb] = &[
     Verb {
         name: "import",
         options: &[
+            EMBEDDED,
             FORMAT,
             option("--skip-invalid", Nothing, "leave out lines that are refused, and import the others"),
             option("--skip-existing", Nothing, "leave out users whose e-mail address is in the database"),
@@ -119,20 +126,20 @@ pub const VERBS: &[Verb] = &[
     },
     Verb {
         name: "migrate",
-        options: &[],
+        options: &[EMBEDDED],
         operand: None,
         help: "apply the migrations that the database lacks, and end",
     },
     Verb {
         name: "check",
-        options: &[HOST, PORT, MIGRATE],
+        options: &[EMBEDDED, HOST, PORT, MIGRATE],
         operand: None,
         help: "say whether userd could start: configuration, database, migrations, privileges; changes nothing; \
                exit code 0 or 1",
     },
     Verb {
         name: "config",
-        options: &[HOST, PORT],
+        options: &[EMBEDDED, HOST, PORT],
         operand: None,
         help: "print the settings in force and where each comes from, without secrets",
     },

@@ -94,10 +94,10 @@ impl Migrations {
 
     /// Whether these were applied to the database, and no others but newer, compatible ones. Only reads, so a role
     /// without the right to write, or a standby, will do; one round trip. The error is one line: the database has newer
-    /// ones that are not compatible.
+    /// ones that are not compatible, or the role may not read which it has.
     pub fn are_applied(&self, client: &mut Client) -> Result<bool, String> {
         let Ok(rows) = client.query_typed(Schema::ASK, &[]) else {
-            return Ok(false);
+            return refuse_a_history_that_may_not_be_read(client).map(|()| false);
         };
         let applied = self.schema().judge(&rows)?;
         if let Applied::AndNewer(found) = applied {
@@ -161,6 +161,26 @@ fn key(migration: &Migration) -> (i64, String) {
 /// The versions and checksums of the migrations that were applied, of the rows of [`Schema::ASK`].
 fn applied(history: &[Row]) -> HashSet<(i64, String)> {
     history.iter().map(|row| (row.get(0), row.get(1))).collect()
+}
+
+/// A table that cannot be read may be missing. The error is one line: it is there, and the role may not read it. In a schema
+/// that the role may not use, it looks like a missing one.
+fn refuse_a_history_that_may_not_be_read(client: &mut Client) -> Result<(), String> {
+    const ASK: &str = "\
+        select current_user::text, nspname::text from pg_class join pg_namespace on pg_namespace.oid = relnamespace \
+        where relname = 'refinery_schema_history' and nspname in ( \
+                select trim(both ' \"' from name) from unnest(string_to_array(current_setting('search_path'), ',')) name) \
+            and not (has_schema_privilege(pg_namespace.oid, 'USAGE') and has_table_privilege(pg_class.oid, 'SELECT'))";
+    match client.query_typed(ASK, &[]).map_err(|error| explain(&error))?.first() {
+        None => Ok(()),
+        Some(row) => {
+            let (role, schema): (String, String) = (row.get(0), row.get(1));
+            Err(format!(
+                "role {role:?} may not read refinery_schema_history in schema {schema:?}, where userd's tables are: \
+                 `userd grants {role}`, as the role that owns them, prints the grants that it needs"
+            ))
+        }
+    }
 }
 
 /// The first migration creates a table `users`. The error is one line: another program has one where it would be.

@@ -153,7 +153,6 @@ impl BoundServer {
         let app = Arc::new(App::open(&config)?);
         let listener = self.0.listen().map_err(|error| StartError::Listen(address(&config), error))?;
         let (base_url, addr) = (listener.to_string(), listener.local_addr());
-        let exposed = addr.is_some_and(|addr| !addr.ip().is_loopback());
         let stages = || {
             static SERVERS: AtomicU32 = AtomicU32::new(0);
             let thread = format!("http-{}", SERVERS.fetch_add(1, Ordering::Relaxed));
@@ -210,9 +209,8 @@ impl BoundServer {
             Ok((private, frontend, workers))
         };
         let (private, frontend, workers) = stages().map_err(StartError::System)?;
-        if exposed && config.api_token.is_none() {
-            log::warn!("{base_url} may be reached by others, and API_TOKEN is not set");
-        }
+        let (level, line) = who_can_connect(addr, &config);
+        log::log!(level, "{line}");
         if addr.is_some()
             && let Some(hosts) = app.accepted_hosts()
         {
@@ -355,6 +353,22 @@ impl Drop for PrivateSocket {
             // It may have been removed by tiny_http's `Drop`, in part.
             let _ = fs::remove_dir_all(dir);
         }
+    }
+}
+
+/// Who can connect to a server at this address, and whether they need a token.
+fn who_can_connect(addr: Option<SocketAddr>, config: &Config) -> (log::Level, String) {
+    let is_exposed = addr.is_some_and(|addr| !addr.ip().is_loopback());
+    let who = match addr {
+        None => "programs of this machine that may open the socket can connect",
+        Some(_) if is_exposed => "other machines can connect",
+        Some(_) if config.socket.is_some() => "only this machine can connect",
+        Some(_) => "only this machine can connect (HOST=0.0.0.0 lets others in)",
+    };
+    match config.api_token {
+        Some(_) => (log::Level::Info, format!("{who}; /users and /metrics need the token (API_TOKEN)")),
+        None if is_exposed => (log::Level::Warn, format!("{who}, and no token is needed: set API_TOKEN")),
+        None => (log::Level::Info, format!("{who}; no token is needed (API_TOKEN sets one)")),
     }
 }
 

@@ -966,8 +966,8 @@ fn an_embedded_database_is_for_this_machine_unless_told_otherwise() {
     type Variables<'a> = &'a [(&'a str, &'a str)];
     let rows: [(&[&str], Variables, &str); 4] = [
         (&[], &[], "http://127.0.0.1:"),
-        (&[], &[("API_TOKEN", TOKEN)], "http://0.0.0.0:"),
-        (&[], &[("HOST", "0.0.0.0")], "http://0.0.0.0:"),
+        (&[], &[("API_TOKEN", TOKEN)], "http://127.0.0.1:"),
+        (&[], &[("HOST", "0.0.0.0"), ("API_TOKEN", TOKEN)], "http://0.0.0.0:"),
         (&["--host=0.0.0.0"], &[], "http://0.0.0.0:"),
     ];
     for (arguments, variables, expected) in rows {
@@ -977,8 +977,39 @@ fn an_embedded_database_is_for_this_machine_unless_told_otherwise() {
         assert!(url.starts_with(expected), "{arguments:?} {variables:?}: {url}");
         process.signal(Signal::SIGTERM);
         assert_eq!(process.wait(LONG_ON_DISK), 0, "{}", process.stderr());
-        let told = process.stderr().contains("HOST=0.0.0.0");
-        assert_eq!(told, expected.contains("127.0.0.1"), "how to open it: {}", process.stderr());
+    }
+}
+
+/// Each start says who can connect, and whether they need a token.
+#[test]
+fn who_can_connect() {
+    let database = Database::create();
+    let dir = TempDir::new();
+    let socket = format!("unix:{}/userd.sock", dir.path().display());
+    let here = "[INFO] only this machine can connect (HOST=0.0.0.0 lets others in)";
+    let others = "other machines can connect";
+    let token = "; /users and /metrics need the token (API_TOKEN)";
+    let none = "; no token is needed (API_TOKEN sets one)";
+    let rows = [
+        ("127.0.0.1", false, format!("{here}{none}")),
+        ("127.0.0.1", true, format!("{here}{token}")),
+        ("0.0.0.0", false, format!("[WARN] {others}, and no token is needed: set API_TOKEN")),
+        ("0.0.0.0", true, format!("[INFO] {others}{token}")),
+        (
+            &socket,
+            false,
+            format!("[INFO] programs of this machine that may open the socket can connect{none}"),
+        ),
+    ];
+    for (host, has_token, line) in rows {
+        let token = if has_token { TOKEN } else { "" };
+        let mut process = Process::on(&database, &[("HOST", host), ("API_TOKEN", token)]);
+        process.wait_for_url();
+        process.logs(&line);
+        let stderr = process.stderr();
+        let lines = stderr.lines().filter(|line| line.contains("can connect")).count();
+        assert_eq!(lines, 1, "{host}: {stderr}");
+        assert_no_secret(&stderr);
     }
 }
 

@@ -9,7 +9,7 @@
 //! database, `machines` several services among other programs, `failover` three machines under Patroni, `prometheus`
 //! what it makes of their figures, `backup` its dumps, `export` and `import` files of
 //! users, `lifecycle` the command and its process, `embedding` the library, `testing` and `harness` what users' tests
-//! stand on, `readme` its lines for curl; `cluster` the private PostgreSQL, `programs` whose programs that takes, `privileges` whose process it is,
+//! stand on, `readme` its lines for curl; `cluster` the private PostgreSQL, `verbs` the command's other verbs on it, `programs` whose programs that takes, `privileges` whose process it is,
 //! `tls` encrypted connections to it.
 
 mod backup;
@@ -48,3 +48,4 @@ mod sessions;
 mod support;
 mod testing;
 mod tls;
+mod verbs;

@@ -342,6 +342,50 @@ fn a_check_finds_what_is_wrong() {
     database.run(&format!("drop owned by {name}_reader; drop role {name}_reader"));
 }
 
+/// The tables are userd's own, and another role than their owner's is told what it lacks; with that it can do all.
+#[test]
+fn a_role_without_grants() {
+    let database = Database::create();
+    let name = database.name();
+    database.run(&format!(
+        "create schema private; create role {name}_app login; revoke create on schema public from public"
+    ));
+    let url = database.url().replace("user=postgres", &format!("user={name}_app"));
+    let variables = [("DATABASE_URL", url.as_str()), ("HOST", "127.0.0.1")];
+    let line = |schema: &str| {
+        format!(
+            "role \"{name}_app\" may not read refinery_schema_history in schema \"{schema}\", where userd's tables are: \
+             `userd grants {name}_app`, as the role that owns them, prints the grants that it needs"
+        )
+    };
+    let told = |variables: &[(&str, &str)], schema: &str| {
+        for arguments in
+            [&["migrate"][..], &["export"], &["import"], &["--port=0"], &["--migrate=off", "--port=0"]]
+        {
+            let (code, stdout, stderr) = userd(arguments, variables);
+            assert_eq!((code, stdout.as_str()), (1, ""), "{arguments:?}: {stderr}");
+            assert!(stderr.lines().last().unwrap().ends_with(&line(schema)), "{arguments:?}: {stderr}");
+        }
+        let (code, stdout, _) = userd(&["check"], variables);
+        assert!(code == 1 && stdout.contains(&format!("problem  migrations: {}", line(schema))), "{stdout}");
+        stdout
+    };
+    let stdout = told(&variables, "public");
+    assert!(stdout.contains("problem  privileges: the role may not select users"), "{stdout}");
+    // A schema that it may not use hides the tables altogether.
+    database.run(
+        "do $$ declare name text; begin \
+            for name in select tablename from pg_tables where schemaname = 'public' loop \
+                execute format('alter table %I set schema private', name); end loop; end $$",
+    );
+    let private = format!("{url} options='-c search_path=private'");
+    told(&[("DATABASE_URL", &private), ("HOST", "127.0.0.1")], "private");
+    // Where it is no schema of this role's, the tables are not its concern.
+    let (code, stdout, _) = userd(&["check"], &variables);
+    assert!(code == 1 && stdout.contains("the role may not create tables in its schema"), "{stdout}");
+    database.run(&format!("drop role {name}_app"));
+}
+
 // The configuration
 
 #[test]

@@ -47,6 +47,19 @@ impl Account {
         Ok(Account { uid, gid, switch })
     }
 
+    /// The owner of `dir`, where this process is root's and the directory another's; else as
+    /// [`Account::find`] for what is kept.
+    pub(super) fn owner_of(dir: &Path) -> Result<Account, ClusterError> {
+        match fs::metadata(dir) {
+            Ok(found) if Uid::effective().is_root() && found.uid() != 0 => {
+                let user = User::from_uid(Uid::from_raw(found.uid())).ok().flatten();
+                let gid = user.map_or(found.gid(), |user| user.gid.as_raw());
+                Ok(Account { uid: found.uid(), gid, switch: true })
+            }
+            _ => Account::find(true),
+        }
+    }
+
     /// Its user and its group, where this process is root's: what a program becomes that needs root no longer once
     /// its cluster runs. All that a running [`Cluster`](super::Cluster) needs is this user's.
     pub fn instead_of_root(&self) -> Option<(u32, u32)> {
@@ -187,7 +200,7 @@ impl Account {
     }
 }
 
-fn name(uid: u32) -> String {
+pub(super) fn name(uid: u32) -> String {
     match User::from_uid(Uid::from_raw(uid)) {
         Ok(Some(user)) => user.name,
         _ => uid.to_string(),

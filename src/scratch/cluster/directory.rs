@@ -63,8 +63,8 @@ pub(super) struct ClusterDir {
 }
 
 impl ClusterDir {
-    /// The directory, ours alone until dropped; made when missing. Waits so long for what a killed userd
-    /// left there; the error says whether it is `busy`.
+    /// The directory, of this account and ours alone until dropped; made when missing. Waits so long for what a killed
+    /// userd left there; the error says whether it is `busy`.
     pub fn open(dir: &Path, account: Account, wait: Duration) -> Result<ClusterDir, ClusterError> {
         let (dir, lock) = lock(dir, &account, wait)?;
         // Once the server runs, the account itself may be the one that bounds the log.
@@ -374,7 +374,7 @@ fn make(dir: &Path, account: &Account) -> Result<PathBuf, ClusterError> {
 }
 
 /// A socket's path is short, and a comma separates hosts in a connection string.
-fn socket_fits(dir: &Path) -> Option<String> {
+pub(super) fn socket_fits(dir: &Path) -> Option<String> {
     let dir = dir.to_str().filter(|dir| dir.len() + 1 + SOCKET.len() <= SOCKET_PATH_MAX)?;
     (!dir.contains(',')).then(|| dir.to_owned())
 }

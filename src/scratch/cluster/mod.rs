@@ -11,6 +11,7 @@
 mod account;
 mod directory;
 mod error;
+mod joined;
 mod processes;
 mod programs;
 mod recovery;
@@ -34,6 +35,7 @@ use watcher::Watcher;
 
 pub use account::Account;
 pub use error::ClusterError;
+pub use joined::{Joined, socket_dir};
 pub(crate) use shared::{Shared, can_share};
 
 /// How long a start may take by default: recovery after a crash replays the log, `initdb` syncs files.
@@ -58,6 +60,8 @@ pub struct Options {
     pub programs: Option<PathBuf>,
     /// The server's `max_connections`, at least 1.
     pub max_connections: u32,
+    /// Bytes of the server's `shared_buffers`; `None`: as the cluster's own configuration has it, at first 128 MB.
+    pub shared_buffers: Option<u64>,
     /// Bound on [`Cluster::start`], see there.
     pub start_timeout: Duration,
     /// Bound on a fast shutdown, see [`Cluster::stop`].
@@ -72,6 +76,7 @@ impl Options {
             durable: true,
             programs: None,
             max_connections: 100,
+            shared_buffers: None,
             start_timeout: START_TIMEOUT,
             stop_timeout: STOP_TIMEOUT,
         }
@@ -317,6 +322,7 @@ fn launch(
     socket_dir.push(directory.socket_dir().replace('"', "\"\""));
     socket_dir.push("\"");
     let connections = format!("max_connections={}", options.max_connections);
+    let buffers = options.shared_buffers.map(|bytes| format!("shared_buffers={}kB", bytes >> 10));
     let mut settings = vec![
         socket_dir.as_os_str(),
         OsStr::new(&connections),
@@ -330,6 +336,7 @@ fn launch(
         // Nor a line for each statement that is refused: clients of the service could fill the disk.
         OsStr::new("log_min_messages=log"),
     ];
+    settings.extend(buffers.as_ref().map(OsStr::new));
     if !options.durable {
         let temporary = [
             "fsync=off",

@@ -1,0 +1,117 @@
+//! The private cluster of `--embedded`: what it is started with, and what it is to a verb that works on it.
+
+use super::{
+    Failure,
+    arguments::Address,
+    ending,
+    environment::{self, is_set},
+    memory,
+};
+use std::path::Path;
+use userd::{
+    Config, Database,
+    embedded::{self, Joined, Options},
+};
+
+/// From so much memory on, PostgreSQL has what it has by default: a machine of 1 GB tells less than that.
+const ENOUGH: u64 = 896 << 20;
+
+/// How the cluster in this directory is started: for the sessions of the pool, and within the memory that there is.
+pub fn options(dir: &Path, config: &Config) -> Options {
+    Options {
+        // Some beyond the pool's, for migrations and for psql.
+        max_connections: config.db_pool_size + 10,
+        shared_buffers: shared_buffers(memory::available(Path::new("/"))),
+        ..Options::new(dir)
+    }
+}
+
+/// Bytes of PostgreSQL's shared buffers, where its own default is too much for this memory.
+fn shared_buffers(memory: Option<u64>) -> Option<u64> {
+    memory.filter(|memory| *memory < ENOUGH).map(|memory| memory / 8)
+}
+
+/// What the cluster is started with, in a line.
+pub fn chosen(options: &Options) -> String {
+    let memory = memory::available(Path::new("/"));
+    let memory = memory.map(|memory| format!(" for {} MiB of memory", memory >> 20)).unwrap_or_default();
+    let buffers = match options.shared_buffers {
+        Some(bytes) => format!("shared_buffers={}MB", bytes >> 20),
+        None => "PostgreSQL's default of shared_buffers".to_owned(),
+    };
+    format!("{buffers} and max_connections={}{memory}", options.max_connections)
+}
+
+/// Makes the cluster in `dir`, if any, the database of `config`, for as long as the value is kept: the one that a service
+/// runs, or else one that is started. `make`: it is made where the directory has none. Blocks until it accepts
+/// connections.
+pub fn join(dir: Option<&Path>, config: &mut Config, make: bool) -> Result<Option<Joined>, Failure> {
+    let Some(dir) = dir else { return Ok(None) };
+    // A signal ends the process once the server can be told, too.
+    let mut server = ending::server();
+    let joined = Joined::join(&options(dir, config), make).map_err(Failure::runtime)?;
+    *server = joined.started();
+    config.database = Database::Url(joined.connection_string("postgres").into());
+    Ok(Some(joined))
+}
+
+/// Whether the service is for this machine alone, as no setting says where it listens.
+pub fn is_private(address: &Address) -> bool {
+    address.variable("HOST").is_none() && !is_set("HOST")
+}
+
+/// What the table of settings says of the cluster in `dir`, which is not started: what its service uses instead of a
+/// database of the variables. Returns the lines below the table: how it is started, and what leads psql to it.
+pub fn describe(
+    dir: &Path,
+    config: &Config,
+    rows: &mut [(&'static str, String, String)],
+) -> Result<String, Failure> {
+    let socket_dir = embedded::socket_dir(dir).map_err(Failure::runtime)?;
+    for (variable, value, source) in rows {
+        if environment::is_of_database(variable) {
+            *value = "-".to_owned();
+            *source = "--embedded is used instead".to_owned();
+        }
+    }
+    let psql = match socket_dir {
+        Some(socket_dir) => format!("psql -h {} -U postgres", shell_word(&socket_dir)),
+        None => "(psql needs the directory of its socket, which is here while it runs)".to_owned(),
+    };
+    Ok(format!("\n{}\n{psql}\n", chosen(&options(dir, config))))
+}
+
+/// As a shell reads it as one word.
+fn shell_word(text: &str) -> String {
+    let plain = |sign: char| sign.is_alphanumeric() || "/._-+:@%".contains(sign);
+    match text.chars().all(plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_buffers_follow_the_memory() {
+        let rows = [
+            (None, None),
+            (Some(192), Some(24)),
+            (Some(256), Some(32)),
+            (Some(512), Some(64)),
+            (Some(960), None),
+        ];
+        for (memory, expected) in rows {
+            let mib = |mib: u64| mib << 20;
+            assert_eq!(shared_buffers(memory.map(mib)), expected.map(mib), "{memory:?} MiB");
+        }
+    }
+
+    #[test]
+    fn words_of_a_shell() {
+        assert_eq!(shell_word("/var/lib/userd"), "/var/lib/userd");
+        assert_eq!(shell_word("/o'brien/a b"), r"'/o'\''brien/a b'");
+    }
+}
