@@ -3,10 +3,12 @@
 //! Knows no other module and reads no environment: the command passes a look-up in.
 
 mod networks;
+mod origins;
 mod settings;
 mod value;
 
 pub use networks::{ProxyField, TrustedProxies, counted_as};
+pub use origins::AllowedOrigins;
 pub use settings::{SETTINGS, Setting};
 
 use std::{ffi::OsString, fmt, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
@@ -118,6 +120,8 @@ pub struct Limits {
     pub trusted_proxies: TrustedProxies,
     /// In which of those fields.
     pub proxy_field: ProxyField,
+    /// Origins whose pages may use the service from a browser (CORS). Any origin (`*`) needs a token.
+    pub allowed_origins: AllowedOrigins,
 }
 
 /// Which database to use.
@@ -260,6 +264,7 @@ impl Default for Limits {
             stop_timeout: Duration::from_secs(10),
             trusted_proxies: TrustedProxies::default(),
             proxy_field: ProxyField::default(),
+            allowed_origins: AllowedOrigins::default(),
         }
     }
 }
@@ -334,10 +339,19 @@ impl Config {
         settings::in_force(self, &lookup)
     }
 
-    /// Whether the numbers and durations are within the bounds that their variables have, and the memory suffices for
-    /// one of each thing that it has to hold. An error names the first that is not, by its variable.
+    /// Whether the numbers and durations are within the bounds that their variables have, the memory suffices for one of
+    /// each thing that it has to hold, and any origin is allowed only with a token. An error names the first that is not,
+    /// by its variable.
     pub fn check(&self) -> Result<(), ConfigError> {
         settings::check(self)?;
+        if self.limits.allowed_origins.any() && self.api_token.is_none() {
+            return Err(ConfigError {
+                variable: "ALLOWED_ORIGINS",
+                problem: "`*` needs API_TOKEN: without a token whoever can connect may do everything, and then any \
+                          page that a person opens could"
+                    .to_owned(),
+            });
+        }
         // Requests have one half, of it an eighth for heads; answers and hashes have the other half.
         let input = self.limits.max_body_bytes.saturating_add(self.limits.max_head_bytes);
         // The largest page, or a usual one while a password is hashed.

@@ -13,7 +13,7 @@ pub(crate) const HAS_NUL: &str = "must not contain NUL (U+0000)";
 /// One thing that is wrong with a body or a query string.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Violation {
-    /// Where: a JSON pointer into the body (`/email`), or the name of a query parameter.
+    /// Where: a JSON pointer into the body (`/email`), or the same to a query parameter (`/perPage`).
     pub path: String,
     /// The rule that does not hold, in the words of JSON Schema (`required`, `format`, …).
     pub keyword: String,
@@ -222,7 +222,11 @@ impl Error {
                 fixed(429, "Too many attempts").with("Retry-After", retry_after.to_string())
             }
             Error::Unauthorized => fixed(401, "Unauthorized").with("WWW-Authenticate", "Bearer"),
-            Error::CrossOrigin => fixed(403, "Cross-origin request refused"),
+            Error::CrossOrigin => Answer::new(
+                403,
+                Body::text("Cross-origin request refused")
+                    .message("ALLOWED_ORIGINS does not name this origin"),
+            ),
             Error::HostNotAllowed => Answer::new(
                 403,
                 Body::text("Host not allowed").message("ALLOWED_HOSTS does not name this host"),

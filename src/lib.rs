@@ -92,6 +92,7 @@ pub mod app;
 pub mod bulk;
 mod chunks;
 pub mod config;
+mod cors;
 mod db;
 #[doc(hidden)]
 pub mod error;
@@ -115,8 +116,8 @@ pub mod users;
 
 pub use app::App;
 pub use config::{
-    Config, ConfigError, Database, Limits, PasswordHashing, ProxyField, Schema, Secret, TrustedProxies,
-    Validation,
+    AllowedOrigins, Config, ConfigError, Database, Limits, PasswordHashing, ProxyField, Schema, Secret,
+    TrustedProxies, Validation,
 };
 #[doc(hidden)]
 pub use db::New;

@@ -1,7 +1,9 @@
-//! Which requests are accepted: those that carry the bearer token, and those that no page of another site can send.
+//! Which requests are accepted: those that carry the bearer token, and those that no page of a site that is not allowed can
+//! send.
 
 use crate::{
-    config::Config,
+    config::{AllowedOrigins, Config},
+    cors::Cors,
     error::Error,
     host,
     http::{Method, Request},
@@ -15,6 +17,8 @@ pub struct Access {
     token: Option<[u8; 32]>,
     /// What requests without a token may name as their host, beside what no stranger can own; `None` for any name.
     hosts: Option<Vec<String>>,
+    /// Whose pages may send requests.
+    origins: AllowedOrigins,
 }
 
 impl Access {
@@ -33,6 +37,7 @@ impl Access {
         Access {
             token: config.api_token.as_ref().map(|token| digest(token.expose())),
             hosts: (!config.allowed_hosts.iter().any(|name| name == "*")).then_some(hosts),
+            origins: config.limits.allowed_origins.clone(),
         }
     }
 
@@ -49,10 +54,13 @@ impl Access {
 
     /// [`Error::CrossOrigin`], [`Error::Unauthorized`] or [`Error::HostNotAllowed`] where the request is refused.
     pub fn check(&self, request: &Request) -> Result<(), Error> {
-        if is_cross_origin(request) {
+        let cors = self.cors(request);
+        if is_cross_origin(request) && !cors.is_allowed() {
             return Err(Error::CrossOrigin);
         }
         match self.token {
+            // Browsers send no token with a preflight, and its answer tells nothing of the users.
+            Some(_) if request.method == Method::Options && cors.is_allowed() => Ok(()),
             Some(expected) if !carries(request, &expected) => Err(Error::Unauthorized),
             // A page of another site does not know the token, whatever name it is served under.
             Some(_) => Ok(()),
@@ -62,6 +70,12 @@ impl Access {
                 _ => Ok(()),
             },
         }
+    }
+
+    /// What the answer tells a page of another origin.
+    pub fn cors(&self, request: &Request) -> Cors {
+        let fields = request.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
+        Cors::of(&self.origins, request.method == Method::Options, fields)
     }
 
     /// Whether the name in the Host is one of this service. A page whose own name resolves to this server (DNS rebinding)

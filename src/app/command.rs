@@ -15,10 +15,11 @@ use super::{
 };
 use crate::{
     config::{Config, Secret, counted_as},
+    cors::Cors,
     error::Error,
     http::{Request, Response},
     metrics::Route as Label,
-    request_id::RequestId,
+    request_id::{RequestId, log_line},
     users::{
         once::{Fingerprint, Kept, Key},
         pagination::{ListRequest, Range},
@@ -243,6 +244,11 @@ impl Judge {
         self.throttle.admit(email, peer.map(counted_as), Instant::now())
     }
 
+    /// What the answer tells a page of another origin.
+    pub fn cors(&self, request: &Request) -> Cors {
+        self.access.cors(request)
+    }
+
     /// Which hosts a request may name, as a text.
     pub fn accepted_hosts(&self) -> Option<String> {
         self.access.accepted_hosts()
@@ -264,7 +270,10 @@ impl Judge {
             query::none(request)?;
         }
         Ok(match route {
-            Route::Options(allow) => return Err(Refusal::Options(allow)),
+            Route::Options(allow) => {
+                let origin = request.header("origin").filter(|_| !self.access.cors(request).is_allowed());
+                return Err(Refusal::Options(allow, origin.map(|origin| origin.chars().take(100).collect())));
+            }
             Route::Metrics => return Err(Refusal::Metrics),
             Route::Description => return Err(Refusal::Description(self.description.response())),
             Route::List => Command::List(query::list(request, self.max_per_page)?),
@@ -310,8 +319,8 @@ impl Judge {
 /// An answer that needs no database.
 #[derive(Debug)]
 pub(super) enum Refusal {
-    /// `OPTIONS`, which is no error; the value of `Allow`.
-    Options(&'static str),
+    /// `OPTIONS`, which is no error; the value of `Allow`, and the page's origin where that is not allowed.
+    Options(&'static str, Option<String>),
     /// `GET /metrics`, which is none, either.
     Metrics,
     /// `GET /openapi.json`, neither.
@@ -331,10 +340,15 @@ impl Refusal {
         /// Of the text format of Prometheus.
         const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
         match self {
-            Refusal::Options(USER) => {
-                Response::no_content().with("Allow", USER).with("Accept-Patch", ACCEPT_PATCH)
+            Refusal::Options(allow, origin) => {
+                if let Some(origin) = origin {
+                    // All else that a page of this origin asks for stays in its browser.
+                    let line = format_args!("ALLOWED_ORIGINS does not name the origin {origin:?}");
+                    log_line(log::Level::Info, request, line);
+                }
+                let response = Response::no_content().with("Allow", allow);
+                if allow == USER { response.with("Accept-Patch", ACCEPT_PATCH) } else { response }
             }
-            Refusal::Options(allow) => Response::no_content().with("Allow", allow),
             Refusal::Metrics => {
                 let response = Response { status: 200, body: metrics().into(), ..Response::no_content() };
                 response.with("Content-Type", METRICS).with("Cache-Control", "no-store")

@@ -80,11 +80,12 @@ impl App {
     /// statements, and where a password is involved until it may be hashed and for that work, some 20 ms. What only
     /// a server can refuse (its [`Limits`](crate::Limits)) is not refused here.
     pub fn handle(&self, request: &Request) -> Response {
-        let command = match self.judge(request, None) {
-            Ok(command) => command,
-            Err(refusal) => return refusal,
+        let mut response = match self.judge(request, None) {
+            Ok(command) => outside_of_runtimes(|| self.run(command).contiguous()),
+            Err(refusal) => refusal,
         };
-        outside_of_runtimes(|| self.run(command).contiguous())
+        self.judge.cors(request).add_to(&mut response);
+        response
     }
 
     /// What a request asks for, or its answer where that needs no database. `id` is the request's, where it has one.

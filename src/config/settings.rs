@@ -125,6 +125,8 @@ pub const SETTINGS: &[Setting] = &[
         "Wrong passwords a minute from one peer for one e-mail address; 0 for any number"),
     field("ALLOWED_HOSTS", at!(allowed_hosts), Any,
         "Further host names that requests without a token may name; `*` for any"),
+    field("ALLOWED_ORIGINS", at!(limits.allowed_origins), Any,
+        "Origins whose pages may use the service from a browser (CORS); `*` for any, only with a token"),
     field("MIGRATIONS_DIR", at!(migrations_dir), Any, "Directory of migrations instead of the built-in ones"),
     command("POSTGRES_BIN", "",
         "Directory of PostgreSQL's programs for `--embedded`; unset: those that are found"),

@@ -1,6 +1,6 @@
 //! How the text of a variable becomes the value of a field, and which values a field may have.
 
-use super::{ConfigError, Database, ProxyField, Schema, Secret, TrustedProxies, Validation};
+use super::{AllowedOrigins, ConfigError, Database, ProxyField, Schema, Secret, TrustedProxies, Validation};
 use std::{fmt, path::PathBuf, time::Duration};
 
 /// Which values a field may have.
@@ -188,6 +188,18 @@ impl Value for TrustedProxies {
     fn set(&mut self, text: &str, _: &Bounds) -> Result<(), String> {
         let wrong = |entry| format!("{entry:?} is not an address, a network or `unix`");
         *self = text.parse().map_err(wrong)?;
+        Ok(())
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}
+
+/// A list, separated by commas or spaces.
+impl Value for AllowedOrigins {
+    fn set(&mut self, text: &str, _: &Bounds) -> Result<(), String> {
+        *self = text.parse()?;
         Ok(())
     }
 

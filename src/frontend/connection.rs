@@ -6,7 +6,7 @@
 
 use super::{
     Immediate,
-    http1::framing::Framing,
+    http1::{framing::Framing, head::Echo},
     listener::Stream,
     outgoing::Outgoing,
     peers::Peer,
@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     config::Limits,
+    cors::Cors,
     error::{Error, Reason},
     http::Persistence,
     memory::Reservation,
@@ -24,6 +25,7 @@ use crate::{
 };
 use mio::Registry;
 use std::{
+    mem,
     net::IpAddr,
     time::{Duration, Instant},
 };
@@ -108,6 +110,7 @@ pub(super) struct InWork {
     pub persistence: Persistence,
     pub client: Option<IpAddr>,
     pub id: RequestId,
+    pub cors: Cors,
 }
 
 /// Why a connection may be closed to free its slot for another, best first.
@@ -335,12 +338,14 @@ impl State {
         }
     }
 
-    /// The id of what is answered now, if its client gave it one or the workers have it.
-    pub fn request_id(&mut self) -> Option<RequestId> {
+    /// What the answer that is sent now repeats of its request, of which the workers have the id.
+    pub fn echo(&mut self) -> Echo {
         match self {
-            State::Head { framing, .. } | State::Body { framing, .. } => framing.take_request_id(),
-            State::Working { request, .. } => Some(request.id.clone()),
-            _ => None,
+            State::Head { framing, .. } | State::Body { framing, .. } => framing.take_echo(),
+            State::Working { request, .. } => {
+                Echo { id: Some(request.id.clone()), cors: mem::take(&mut request.cors) }
+            }
+            _ => Echo::default(),
         }
     }
 }

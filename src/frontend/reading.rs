@@ -2,12 +2,16 @@
 
 use super::{
     connection::{Action, Connection, Context, InWork, State},
-    http1::framing::{Framing, Step, Traits},
+    http1::{
+        framing::{Framing, Step, Traits},
+        head::Echo,
+    },
     peers::{Client, Peer},
     responder::Slot,
     slots::SharedState,
 };
 use crate::{
+    cors::Cors,
     error::{Error, Reason},
     http::{Persistence, Response},
     memory::{Budget, Purpose, Reservation},
@@ -189,7 +193,7 @@ impl Connection {
             {
                 let head_only = framing.head_only(bytes);
                 let why = Error::Busy(no_memory(shared));
-                return (used, Parsed::Refused(why, head_only, framing.take_request_id()));
+                return (used, Parsed::Refused(why, head_only, framing.take_echo()));
             }
             let parsed = match step {
                 Step::Head => Parsed::Head,
@@ -203,25 +207,26 @@ impl Connection {
                     Parsed::Abandoned
                 }
                 Step::Complete(traits) => {
-                    let id = framing.take_request_id();
+                    let Echo { id, cors } = framing.take_echo();
                     let id = id.unwrap_or_else(|| context.ids.make(context.now));
                     let client = Client(client(&traits, self.peer));
                     let parsed = match answer_immediately(start, &id, client, context) {
-                        Some(answer) => Parsed::Answered(traits, id, answer),
+                        Some(answer) => Parsed::Answered(traits, id, cors, answer),
                         None => {
                             let length = context.outgoing.since(start).len();
                             match pass_on(slot, length, held, shared) {
-                                Ok(()) => return (used, Parsed::Complete(traits, id)),
-                                Err(why) => Parsed::Refused(Error::Busy(why), traits.head_only, Some(id)),
+                                Ok(()) => return (used, Parsed::Complete(traits, id, cors)),
+                                Err(why) => {
+                                    let echo = Echo { id: Some(id), cors };
+                                    Parsed::Refused(Error::Busy(why), traits.head_only, echo)
+                                }
                             }
                         }
                     };
                     context.outgoing.truncate(start);
                     parsed
                 }
-                Step::Refused { error, head_only } => {
-                    Parsed::Refused(error, head_only, framing.take_request_id())
-                }
+                Step::Refused { error, head_only } => Parsed::Refused(error, head_only, framing.take_echo()),
             };
             return (used, parsed);
         }
@@ -249,12 +254,12 @@ impl Connection {
             let why = Error::Busy(no_memory(context.shared));
             match &mut parsed {
                 // Requests behind this one are not answered, which the client sees by the end of the connection.
-                Parsed::Complete(traits, _) | Parsed::Answered(traits, ..) => {
+                Parsed::Complete(traits, ..) | Parsed::Answered(traits, ..) => {
                     traits.persistence = Persistence::Close;
                 }
                 Parsed::Head | Parsed::Body => {
                     let head_only = framing.head_only(input.unused());
-                    parsed = Parsed::Refused(why, head_only, framing.take_request_id());
+                    parsed = Parsed::Refused(why, head_only, framing.take_echo());
                 }
                 Parsed::Refused(..) | Parsed::Abandoned => {}
             }
@@ -265,29 +270,30 @@ impl Connection {
             (Parsed::Head, _) => State::Head { since: now, framing, input },
             (Parsed::Body, &State::Body { since, .. }) => State::Body { since, framing, input, held },
             (Parsed::Body, _) => State::Body { since: now, framing, input, held },
-            (Parsed::Complete(traits, id), _) => {
-                State::Working { since: now, request: self.in_work(traits, id), input }
+            (Parsed::Complete(traits, id, cors), _) => {
+                State::Working { since: now, request: self.in_work(traits, id, cors), input }
             }
-            (Parsed::Answered(traits, id, answer), _) => {
-                let request = self.in_work(traits, id);
+            (Parsed::Answered(traits, id, cors, answer), _) => {
+                let request = self.in_work(traits, id, cors);
                 self.state = State::Working { since: now, request, input };
                 // The event loop goes on with this connection in any case.
                 self.answer(answer, None, context.stopping, &context.shared.budget);
                 return;
             }
-            (Parsed::Refused(error, head_only, id), _) => {
-                return self.refuse_as(&error, head_only, id, context);
+            (Parsed::Refused(error, head_only, echo), _) => {
+                return self.refuse_as(&error, head_only, echo, context);
             }
             (Parsed::Abandoned, _) => return self.give_up(),
         };
     }
 
-    fn in_work(&self, traits: Traits, id: RequestId) -> InWork {
+    fn in_work(&self, traits: Traits, id: RequestId, cors: Cors) -> InWork {
         InWork {
             head_only: traits.head_only,
             persistence: traits.persistence,
             client: client(&traits, self.peer),
             id,
+            cors,
         }
     }
 }
@@ -317,11 +323,11 @@ fn answer_immediately(start: usize, id: &RequestId, client: Client, context: &Co
 enum Parsed {
     Head,
     Body,
-    Complete(Traits, RequestId),
+    Complete(Traits, RequestId, Cors),
     /// Complete, and answered without a worker.
-    Answered(Traits, RequestId, Response),
-    /// Whether it was a HEAD request, and the id that its client gave it.
-    Refused(Error, bool, Option<RequestId>),
+    Answered(Traits, RequestId, Cors, Response),
+    /// Whether it was a HEAD request, and what the refusal repeats of it.
+    Refused(Error, bool, Echo),
     /// The client does not read: nothing is worth sending or reading.
     Abandoned,
 }

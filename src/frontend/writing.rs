@@ -2,6 +2,7 @@
 
 use super::{
     connection::{Action, Connection, Context, State},
+    http1::head::Echo,
     peers::{Client, Peer},
     reading::{Input, UNCOUNTED},
     responder::Delivery,
@@ -58,20 +59,15 @@ impl Answer {
 impl Connection {
     /// Answers with a refusal, after which the connection ends.
     pub fn refuse(&mut self, error: &Error, context: &mut Context) {
-        let (head_only, id) = (self.state.head_only(), self.state.request_id());
-        self.refuse_as(error, head_only, id, context);
+        let (head_only, echo) = (self.state.head_only(), self.state.echo());
+        self.refuse_as(error, head_only, echo, context);
     }
 
-    /// `id` is the request's, if its client gave it one.
-    pub(super) fn refuse_as(
-        &mut self,
-        error: &Error,
-        head_only: bool,
-        id: Option<RequestId>,
-        context: &mut Context,
-    ) {
-        let id = id.unwrap_or_else(|| context.ids.make(context.now));
-        let response = Response::from(error);
+    /// `echo` is the request's, as far as its head was read.
+    pub(super) fn refuse_as(&mut self, error: &Error, head_only: bool, echo: Echo, context: &mut Context) {
+        let id = echo.id.unwrap_or_else(|| context.ids.make(context.now));
+        let mut response = Response::from(error);
+        echo.cors.add_to(&mut response);
         match error {
             Error::Busy(why) => context.shared.unavailable.warn(context.now, why.text(), Some(&id)),
             error => log::info!(
@@ -94,7 +90,7 @@ impl Connection {
     /// request is in work.
     pub fn answer(
         &mut self,
-        response: Response,
+        mut response: Response,
         held: Option<Reservation>,
         stopping: bool,
         budget: &Budget,
@@ -102,6 +98,7 @@ impl Connection {
         let State::Working { request, input, .. } = mem::replace(&mut self.state, State::Closing) else {
             unreachable!("the caller has made sure that a request is in work");
         };
+        request.cors.add_to(&mut response);
         let persistence = if stopping { Persistence::Close } else { request.persistence };
         self.generation = self.generation.wrapping_add(1);
         let keep = match persistence {

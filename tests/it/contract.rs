@@ -1166,7 +1166,8 @@ fn the_token() {
 
 #[test]
 fn browsers_that_speak_for_other_sites() {
-    const REFUSED: &str = r#"{"error":"Cross-origin request refused"}"#;
+    const REFUSED: &str =
+        r#"{"error":"Cross-origin request refused","message":"ALLOWED_ORIGINS does not name this origin"}"#;
     let service = Service::start();
     let mut client = service.client();
     let own = service.server.base_url();

@@ -6,11 +6,11 @@
 
 use super::{
     body::{self, Body},
-    head::{Head, Length, parse_fields, request_id},
+    head::{Echo, Head, Length, parse_fields},
     request_line::RequestLine,
 };
-use crate::{config::Limits, error::Error, http::Persistence, request_id::RequestId};
-use std::{fmt::Display, net::IpAddr};
+use crate::{config::Limits, error::Error, http::Persistence};
+use std::{fmt::Display, mem, net::IpAddr};
 
 /// Empty lines that may precede a request line (RFC 9112, 2.2 asks for at least one).
 const MAX_EMPTY_LINES: u8 = 4;
@@ -29,8 +29,8 @@ pub struct Framing {
     fields: usize,
     empty_lines: u8,
     body: Option<Box<Body>>,
-    /// What the last head that was complete says, whether its request is refused or not.
-    request_id: Option<RequestId>,
+    /// Of the last head that was complete, whether its request is refused or not.
+    echo: Echo,
 }
 
 /// What came of some bytes.
@@ -87,14 +87,14 @@ impl Framing {
             Step::Refused { error, head_only }
         });
         if matches!(step, Step::Complete(_) | Step::Refused { .. }) {
-            *self = Framing { request_id: self.request_id.take(), ..Framing::default() };
+            *self = Framing { echo: self.take_echo(), ..Framing::default() };
         }
         (used, step)
     }
 
-    /// The id that the client gave the request that is arriving, or has just become complete or refused.
-    pub fn take_request_id(&mut self) -> Option<RequestId> {
-        self.request_id.take()
+    /// What the answer repeats of the request that is arriving, or has just become complete or refused.
+    pub fn take_echo(&mut self) -> Echo {
+        mem::take(&mut self.echo)
     }
 
     /// Whether the request that is arriving is a HEAD request, as far as can be told. `bytes` is what was last shown
@@ -137,7 +137,7 @@ impl Framing {
         let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
         let count = limits.max_header_fields.min(MAX_FIELDS);
         let fields = parse_fields(head, start, &mut fields[..count])?;
-        self.request_id = request_id(fields);
+        self.echo = Echo::of(&line, head, fields, limits);
         let head = Head::new(head, &line, fields, limits)?;
         let rest = &bytes[*used..];
         match head.length {

@@ -8,7 +8,7 @@ use super::{
     framing::Traits,
     request_line::{RequestLine, is_authority, is_token},
 };
-use crate::{config::Limits, error::Error, host, http::Persistence, request_id::RequestId};
+use crate::{config::Limits, cors::Cors, error::Error, host, http::Persistence, request_id::RequestId};
 use std::{fmt::Display, io::Write, time::Duration};
 
 /// Fields that the layers above look at, beside `Sec-Fetch-*` and `Host`. All others end here.
@@ -174,8 +174,26 @@ pub fn parse_fields<'a>(
     }
 }
 
+/// What an answer repeats of its request's head, whether that is refused or not.
+#[derive(Default)]
+pub struct Echo {
+    /// The id that the client gives its request.
+    pub id: Option<RequestId>,
+    /// Which page it is of.
+    pub cors: Cors,
+}
+
+impl Echo {
+    /// Of a head `bytes` with this request line and these fields.
+    pub fn of(line: &RequestLine, bytes: &[u8], fields: &[httparse::Header], limits: &Limits) -> Echo {
+        let named = fields.iter().map(|field| (field.name, field.value));
+        let cors = Cors::of(&limits.allowed_origins, line.method(bytes) == b"OPTIONS", named);
+        Echo { id: request_id(fields), cors }
+    }
+}
+
 /// The id that the client gives its request, where there is one such field and its value may be taken over.
-pub fn request_id(fields: &[httparse::Header]) -> Option<RequestId> {
+fn request_id(fields: &[httparse::Header]) -> Option<RequestId> {
     const NAME: &str = "x-request-id";
     let is_id =
         |field: &&httparse::Header| field.name.len() == NAME.len() && field.name.eq_ignore_ascii_case(NAME);

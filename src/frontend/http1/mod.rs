@@ -6,5 +6,5 @@
 mod body;
 mod forwarded;
 pub mod framing;
-mod head;
+pub(in crate::frontend) mod head;
 mod request_line;

@@ -1,0 +1,144 @@
+//! Origins whose pages may use the service from a browser.
+
+use std::{fmt, str::FromStr, sync::Arc};
+
+/// Exact origins (`https://app.example`), and `*` for any. Parsed from a list, separated by commas or spaces. Empty by
+/// default.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AllowedOrigins(Vec<Arc<str>>);
+
+impl AllowedOrigins {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether any origin is one.
+    pub fn any(&self) -> bool {
+        self.0.iter().any(|allowed| **allowed == *"*")
+    }
+
+    /// The entry that allows an origin, as a browser names it.
+    pub fn find(&self, origin: &[u8]) -> Option<&Arc<str>> {
+        self.0.iter().find(|allowed| ***allowed == *"*" || allowed.as_bytes() == origin)
+    }
+}
+
+impl FromStr for AllowedOrigins {
+    /// What is wrong with which entry.
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<AllowedOrigins, String> {
+        let entries = text.split([',', ' ']).filter(|entry| !entry.is_empty());
+        entries.map(|entry| origin(entry).map(Arc::from)).collect::<Result<_, _>>().map(AllowedOrigins)
+    }
+}
+
+impl fmt::Display for AllowedOrigins {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join(","))
+    }
+}
+
+/// The entry as browsers write it, who compare nothing: in lower case, and without the scheme's own port.
+fn origin(entry: &str) -> Result<String, String> {
+    const FORM: &str = "an origin is scheme://host or scheme://host:port, without a slash at its end";
+    let wrong = |why: &str| Err(format!("{entry:?} {why}"));
+    match entry {
+        "*" => return Ok(entry.to_owned()),
+        "null" => return wrong("is the origin of any sandboxed page and local file, and cannot be allowed"),
+        _ if !entry.is_ascii() => return wrong("is not ASCII; a browser writes such a name as xn--…"),
+        _ => {}
+    }
+    let lower = entry.to_ascii_lowercase();
+    let Some((scheme, authority)) = lower.split_once("://") else {
+        return wrong(&format!("has no scheme: {FORM}"));
+    };
+    // The colons of an IPv6 address are inside its brackets.
+    let (host, port) = match authority.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
+        _ => (authority, None),
+    };
+    let is_scheme = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
+    let is_host = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    let is_address = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    let is_address = is_address.is_some_and(|address| address.parse::<std::net::Ipv6Addr>().is_ok());
+    let is_port = port.is_none_or(|port| port.parse::<u16>().is_ok() && !port.starts_with(['+', '0']));
+    if scheme.is_empty()
+        || !scheme.bytes().all(is_scheme)
+        || !(is_address || (!host.is_empty() && host.bytes().all(is_host)))
+        || !is_port
+    {
+        return wrong(&format!("is no origin: {FORM}"));
+    }
+    match (scheme, port) {
+        ("https", Some("443")) | ("http", Some("80")) => {
+            wrong("names the port that its scheme has anyway; browsers leave it out, and so must this")
+        }
+        _ => Ok(lower),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries() {
+        let rows = [
+            ("", Ok("")),
+            ("https://app.example", Ok("https://app.example")),
+            (
+                "https://App.Example, http://localhost:5173 HTTP://[::1]:8080",
+                Ok("https://app.example,http://localhost:5173,http://[::1]:8080"),
+            ),
+            ("capacitor://localhost", Ok("capacitor://localhost")),
+            ("chrome-extension://abcdefgh", Ok("chrome-extension://abcdefgh")),
+            ("http://[::1]", Ok("http://[::1]")),
+            ("*", Ok("*")),
+            ("null", Err("\"null\" is the origin of any sandboxed page")),
+            ("app.example", Err("\"app.example\" has no scheme")),
+            ("https://app.example/", Err("\"https://app.example/\" is no origin")),
+            ("https://app.example/path", Err("is no origin")),
+            ("https://*.example", Err("is no origin")),
+            ("https://user@app.example", Err("is no origin")),
+            ("https://", Err("is no origin")),
+            ("https://a:0443", Err("is no origin")),
+            ("https://a:65536", Err("is no origin")),
+            ("https://a:", Err("is no origin")),
+            ("://a", Err("is no origin")),
+            ("https://app.example:443", Err("leave it out")),
+            ("http://a:80", Err("leave it out")),
+            ("https://bücher.example", Err("xn--")),
+            ("https://a.example https://b.example/", Err("\"https://b.example/\"")),
+        ];
+        for (text, expected) in rows {
+            match (text.parse::<AllowedOrigins>(), expected) {
+                (Ok(origins), Ok(shown)) => assert_eq!(origins.to_string(), shown, "{text}"),
+                (Err(line), Err(part)) => assert!(line.contains(part), "{text}: {line}"),
+                (found, _) => panic!("{text}: {found:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn origins_are_compared_exactly() {
+        let origins: AllowedOrigins = "https://app.example http://a:81".parse().unwrap();
+        for (origin, entry) in [
+            ("https://app.example", Some("https://app.example")),
+            ("http://a:81", Some("http://a:81")),
+            ("http://app.example", None),
+            ("https://app.example:8443", None),
+            ("https://app.example.evil.example", None),
+            ("https://xapp.example", None),
+            ("null", None),
+            ("*", None),
+            ("", None),
+        ] {
+            assert_eq!(origins.find(origin.as_bytes()).map(|entry| &**entry), entry, "{origin}");
+        }
+        let any: AllowedOrigins = "*".parse().unwrap();
+        assert_eq!(any.find(b"https://x.example").map(|entry| &**entry), Some("*"));
+        assert!(any.any() && !origins.any() && AllowedOrigins::default().find(b"*").is_none());
+    }
+}
