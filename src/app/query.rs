@@ -21,8 +21,8 @@ const NAMED_CHARS: usize = 64;
 /// [`Error::InvalidQuery`].
 pub fn list(request: &Request, max_per_page: u32) -> Result<ListRequest, Error> {
     let mut query = Query { request, violations: Vec::new() };
-    let page = query.number("page", "page", 1, i64::MAX);
-    let per_page = query.number("perPage", "perPage", 1, max_per_page.into());
+    let page = query.number("page", "/page", 1, i64::MAX);
+    let per_page = query.number("perPage", "/perPage", 1, max_per_page.into());
     let email = query.email();
     let after = query.number("after", "/after", 0, i64::MAX);
     if query.is_given("after") && (query.is_given("page") || query.is_given("email")) {
@@ -119,9 +119,12 @@ impl<'a> Query<'a> {
         let unknown = request.query().filter(|(name, _)| !known.contains(&name.as_ref()));
         for (name, _) in unknown.take(NAMED) {
             let meant = known.iter().find(|known| known.eq_ignore_ascii_case(&name));
-            let message = match meant {
-                Some(meant) => format!("is not a parameter here; {meant} is"),
-                None => "is not a parameter here".to_owned(),
+            let message = match (meant, known.split_last()) {
+                (Some(meant), _) => format!("is not a parameter here; {meant} is"),
+                (None, Some((last, others))) => {
+                    format!("is not a parameter here; {} and {last} are", others.join(", "))
+                }
+                (None, None) => "is not a parameter here; there is none".to_owned(),
             };
             let name: String = name.chars().take(NAMED_CHARS).collect();
             // As in a JSON pointer.
@@ -183,21 +186,21 @@ mod tests {
     #[test]
     fn what_cannot_be() {
         let rows = [
-            ("page=0", "page minimum"),
-            ("page=-1", "page type"),
-            ("page=abc", "page type"),
-            ("page=1.5", "page type"),
-            ("page=1e3", "page type"),
-            ("page=", "page type"),
-            ("page", "page type"),
-            ("page=+1", "page type"),
-            ("page=%201", "page type"),
-            ("page=1&page=2", "page maxItems"),
-            ("page=9223372036854775808", "page maximum"),
-            ("page=999999999999999999999999999999", "page maximum"),
-            ("perPage=1001", "perPage maximum"),
-            ("perPage=999999999999999999999999999999", "perPage maximum"),
-            ("page=%D9%A1", "page type"),
+            ("page=0", "/page minimum"),
+            ("page=-1", "/page type"),
+            ("page=abc", "/page type"),
+            ("page=1.5", "/page type"),
+            ("page=1e3", "/page type"),
+            ("page=", "/page type"),
+            ("page", "/page type"),
+            ("page=+1", "/page type"),
+            ("page=%201", "/page type"),
+            ("page=1&page=2", "/page maxItems"),
+            ("page=9223372036854775808", "/page maximum"),
+            ("page=999999999999999999999999999999", "/page maximum"),
+            ("perPage=1001", "/perPage maximum"),
+            ("perPage=999999999999999999999999999999", "/perPage maximum"),
+            ("page=%D9%A1", "/page type"),
             ("after=-1", "/after type"),
             ("after=", "/after type"),
             ("after=9223372036854775808", "/after maximum"),
@@ -219,8 +222,8 @@ mod tests {
         for (query, expected) in rows {
             assert_eq!(violations(parse(query)), [expected], "{query}");
         }
-        assert_eq!(violations(parse("page=0&perPage=0")), ["page minimum", "perPage minimum"]);
-        assert_eq!(violations(parse("x&page=0")), ["page minimum", "/x additionalProperties"]);
+        assert_eq!(violations(parse("page=0&perPage=0")), ["/page minimum", "/perPage minimum"]);
+        assert_eq!(violations(parse("x&page=0")), ["/page minimum", "/x additionalProperties"]);
     }
 
     #[test]
@@ -229,7 +232,7 @@ mod tests {
             ("perpage=2", "is not a parameter here; perPage is"),
             ("PAGE=2", "is not a parameter here; page is"),
             ("Email=a@b.co", "is not a parameter here; email is"),
-            ("limit=2", "is not a parameter here"),
+            ("limit=2", "is not a parameter here; page, perPage, email and after are"),
         ] {
             match parse(query) {
                 Err(Error::InvalidQuery(violations)) => assert_eq!(violations[0].message, message, "{query}"),
@@ -248,7 +251,10 @@ mod tests {
         }
         let many = format!("/users/1?{}", "a&".repeat(3000));
         match none(&Request::get(many)) {
-            Err(Error::InvalidQuery(violations)) => assert_eq!(violations.len(), NAMED),
+            Err(Error::InvalidQuery(violations)) => {
+                assert_eq!(violations.len(), NAMED);
+                assert_eq!(violations[0].message, "is not a parameter here; there is none");
+            }
             other => panic!("{other:?}"),
         }
     }
