@@ -3,7 +3,7 @@
 //! Knows what a record says and which rules hold; no file, no database.
 
 use super::{
-    Format,
+    Format, Import,
     fields::{Column, Field, Fields, parse_json},
     records::{Batch, Record},
 };
@@ -61,6 +61,7 @@ pub(super) enum Rows {
 pub(super) struct Rules {
     validation: Validation,
     as_is: bool,
+    keep_ids: bool,
     rows: Rows,
     hasher: Hasher,
     format: Format,
@@ -68,14 +69,15 @@ pub(super) struct Rules {
 }
 
 impl Rules {
-    /// The rules of these settings. `as_is`: what the columns can hold, not what the create schema accepts.
-    pub fn new(config: &Config, format: Format, as_is: bool, rows: Rows) -> Rules {
+    /// The rules of these settings and of this import.
+    pub fn new(config: &Config, import: Import, rows: Rows) -> Rules {
         Rules {
             validation: Validation::new(config.schema, Mode::Declarative),
-            as_is,
+            as_is: import.as_is,
+            keep_ids: import.keep_ids,
             rows,
             hasher: Hasher::new(config.password_hashing),
-            format,
+            format: import.format,
             columns: Vec::new(),
         }
     }
@@ -90,8 +92,9 @@ impl Rules {
         let unknown: Vec<String> = unknown.map(|name| (*name).to_owned()).collect();
         let known = names.iter().filter_map(|name| Column::named(name));
         self.columns = known.collect();
-        let required = [("name", Column::Name), ("email", Column::Email)];
-        if let Some((missing, _)) = required.iter().find(|(_, column)| !self.columns.contains(column)) {
+        let required = [("name", Column::Name), ("email", Column::Email), ("id", Column::Id)];
+        let mut required = required.iter().take(if self.keep_ids { 3 } else { 2 });
+        if let Some((missing, _)) = required.find(|(_, column)| !self.columns.contains(column)) {
             return Err(format!("the header has no column {missing}: {}", names.join(",")));
         }
         if !unknown.is_empty() {
@@ -163,11 +166,25 @@ impl Rules {
                     None
                 }
             },
-            Field::Other => {
+            Field::Whole(_) | Field::Other => {
                 problems.push("/passwordHash must be a string".to_owned());
                 None
             }
         });
+        let id = match fields.id {
+            _ if !self.keep_ids => None,
+            None | Some(Field::Null) => {
+                problems.push("/id is required by --keep-ids".to_owned());
+                None
+            }
+            Some(id) => {
+                let id = whole(&id);
+                if id.is_none() {
+                    problems.push(format!("/id must be a whole number from 1 to {}", i64::MAX));
+                }
+                id
+            }
+        };
         let mut time = |field, name| match field {
             None | Some(Field::Null) => None,
             Some(Field::Text(text)) if let Some(time) = Timestamp::parse(&text) => Some(time),
@@ -200,7 +217,7 @@ impl Rules {
             }
             (hash, ..) => hash,
         };
-        Ok((ImportedUser { line, name, email, password_hash, created_at, updated_at }, has_password))
+        Ok((ImportedUser { line, id, name, email, password_hash, created_at, updated_at }, has_password))
     }
 
     /// Name, address and password, if they are accepted. `has_hash`: a password is not asked for.
@@ -217,7 +234,7 @@ impl Rules {
                 None => return,
                 Some(Field::Text(text)) => Value::String(text.into_owned()),
                 Some(Field::Null) => Value::Null,
-                Some(Field::Other) => Value::Bool(false),
+                Some(Field::Whole(_) | Field::Other) => Value::Bool(false),
             };
             body.insert(key.to_owned(), value);
         };
@@ -246,6 +263,17 @@ impl Rules {
 
 /// Name, address and password.
 type Accepted<'a> = (Cow<'a, str>, Cow<'a, str>, Option<Password>);
+
+/// The id, where it is one in canonical form.
+fn whole(id: &Field) -> Option<i64> {
+    match id {
+        Field::Whole(number) => i64::try_from(*number).ok().filter(|id| *id > 0),
+        Field::Text(text) if text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0') => {
+            text.parse().ok()
+        }
+        _ => None,
+    }
+}
 
 /// What a refusal says of a line.
 fn problems(error: Error) -> Vec<String> {

@@ -44,13 +44,16 @@ impl Column {
 pub(super) enum Field<'a> {
     Text(Cow<'a, str>),
     Null,
-    /// A number, a boolean, an array or an object, which no field may be.
+    /// A whole number, which only an id may be.
+    Whole(u64),
+    /// Another number, a boolean, an array or an object, which no field may be.
     Other,
 }
 
-/// The fields of a record; of equal names the last one. An id is read over: the database gives a new one.
+/// The fields of a record; of equal names the last one.
 #[derive(Debug, Default)]
 pub(super) struct Fields<'a> {
+    pub id: Option<Field<'a>>,
     pub name: Option<Field<'a>>,
     pub email: Option<Field<'a>>,
     pub password: Option<Field<'a>>,
@@ -65,7 +68,7 @@ impl<'a> Fields<'a> {
         /// More names would make no better line.
         const MOST: usize = 20;
         let place = match column {
-            Column::Id => return,
+            Column::Id => &mut self.id,
             Column::Name => &mut self.name,
             Column::Email => &mut self.email,
             Column::Password => &mut self.password,
@@ -146,8 +149,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for Field<'a> {
                 Ok(Field::Other)
             }
 
-            fn visit_u64<E>(self, _: u64) -> Result<Field<'de>, E> {
-                Ok(Field::Other)
+            fn visit_u64<E>(self, number: u64) -> Result<Field<'de>, E> {
+                Ok(Field::Whole(number))
             }
 
             fn visit_f64<E>(self, _: f64) -> Result<Field<'de>, E> {

@@ -38,6 +38,8 @@ pub struct Import {
     pub dry_run: bool,
     /// Whether names and addresses are only held to what their columns can hold.
     pub as_is: bool,
+    /// Whether users get the ids of their lines.
+    pub keep_ids: bool,
 }
 
 /// What has become of the lines.
@@ -155,7 +157,7 @@ pub fn import(
     let breaker = client.breaker();
     stop.enter(Stage::Connected(client.breaker()))?;
     let run = || {
-        let staging = Staging::begin(&mut client, config.db_prepared)?;
+        let staging = Staging::begin(&mut client, config.db_prepared, import.keep_ids)?;
         Run { config, import, staging, on_progress: &mut on_progress }.run(input, stop)
     };
     let imported = run();
@@ -175,8 +177,10 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn run(mut self, input: Input, stop: &Stop) -> Result<Imported, BulkError> {
+        let Import { dry_run, skip_existing, keep_ids, .. } = self.import;
         let stored = match input.ahead() {
-            Some(input) if !self.import.dry_run && !self.import.skip_existing => self.store_unstaged(input),
+            // The sequence of ids has to be past those of the lines before one is stored.
+            Some(input) if !dry_run && !skip_existing && !keep_ids => self.store_unstaged(input),
             _ => Err(Unstored::ToBeStaged),
         };
         let (imported, is_stored) = match stored {
@@ -246,8 +250,9 @@ impl Run<'_> {
             imported.existing += staging.skip_existing()?;
             counts = staging.count()?;
         }
-        // A file without a fault meets no conflict, so none is looked for. Where one is found, all of them are.
-        let mut look = is_repeated || import.dry_run || imported.refused.count > 0;
+        // A file without a fault meets no conflict, so none is looked for. Where one is found, all of them are. With ids,
+        // the sequence moves before a conflict could be met, and for good.
+        let mut look = is_repeated || import.dry_run || import.keep_ids || imported.refused.count > 0;
         for attempt in 1.. {
             if look {
                 refuse_repeated(staging, &mut imported.refused)?;
@@ -333,7 +338,7 @@ impl From<StoreError> for Unstored {
 impl From<StoreError> for BulkError {
     fn from(error: StoreError) -> BulkError {
         BulkError::Database(match error {
-            StoreError::Repeated => "other sessions keep storing the same addresses".to_owned(),
+            StoreError::Repeated => "other sessions keep storing the same addresses or ids".to_owned(),
             StoreError::Altered { stored, sent } => format!(
                 "{} users and {} hashes were stored instead of {} and {}: a trigger of the table alters them",
                 stored.0, stored.1, sent.0, sent.1
@@ -343,14 +348,15 @@ impl From<StoreError> for BulkError {
     }
 }
 
-/// Refuses the staged lines whose address an earlier line or a stored user has.
+/// Refuses the staged lines whose address, or whose id, an earlier line or a stored user has.
 fn refuse_repeated(staging: &mut Staging, refused: &mut Refused) -> Result<(), BulkError> {
     let Repeated { first, count } = staging.take_repeated(Refused::MOST)?;
     refused.count += count - first.len() as u64;
-    for (line, of) in first {
+    for (line, of, is_id) in first {
+        let field = if is_id { "/id" } else { "/email" };
         let problem = match of {
-            Some(of) => format!("/email is that of line {of}, too"),
-            None => "/email is that of a user in the database".to_owned(),
+            Some(of) => format!("{field} is that of line {of}, too"),
+            None => format!("{field} is that of a user in the database"),
         };
         refused.add(Complaint { line, problem });
     }
@@ -365,7 +371,7 @@ fn check(
     input: Box<dyn Read + Send>,
     refused: &mut Refused,
 ) -> Result<Option<Pipeline>, BulkError> {
-    let mut rules = Rules::new(config, import.format, import.as_is, rows);
+    let mut rules = Rules::new(config, import, rows);
     let longest = LONGEST.max(config.limits.max_body_bytes + 4096);
     let input = match without_bom(input).map_err(BulkError::Read)? {
         Ok(input) => input,

@@ -170,6 +170,7 @@ impl Arguments {
                     skip_existing: given.has("--skip-existing"),
                     dry_run: given.has("--dry-run"),
                     as_is: given.has("--as-is"),
+                    keep_ids: given.has("--keep-ids"),
                 };
                 Arguments::Import(what, given.file(), given.dir())
             }

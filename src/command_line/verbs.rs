@@ -120,6 +120,7 @@ pub const VERBS: &[Verb] = &[
                 Nothing,
                 "accept every name and address that the database can hold, not only what the create schema accepts",
             ),
+            option("--keep-ids", Nothing, "give users the ids of their lines, not new ones"),
         ],
         operand: Some("FILE"),
         help: "create the users of FILE, or of standard input: all of them, or none where a line is refused",

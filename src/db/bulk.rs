@@ -27,11 +27,11 @@ const SETTINGS: &str = "\
 
 /// What an import stages before it stores it. Of the session alone, and gone with the transaction.
 const STAGE: &str = "\
-    create temporary table userd_import (line bigint not null, name text not null, email text not null, \
+    create temporary table userd_import (line bigint not null, id bigint, name text not null, email text not null, \
         password_hash text, created_at timestamptz, updated_at timestamptz) on commit drop";
 
 const STAGE_ROWS: &str = "\
-    copy userd_import (line, name, email, password_hash, created_at, updated_at) from stdin (format binary)";
+    copy userd_import (line, id, name, email, password_hash, created_at, updated_at) from stdin (format binary)";
 
 /// Of an import that stages nothing.
 const STORE_ROWS: &str = "\
@@ -62,20 +62,67 @@ const STORE_WITH_HASHES: &str = "\
     ) \
     select (select count(*) from stored), (select count(*) from hashes)";
 
+/// The same where lines have ids of their own.
+const STORE_WITH_IDS: &str = "\
+    with stored as ( \
+        insert into users (id, name, email, created_at, updated_at) overriding system value \
+        select id, name, email, coalesce(created_at, now()), coalesce(updated_at, now()) from userd_import \
+        returning id, email \
+    ), hashes as ( \
+        insert into credentials (user_id, password_hash) \
+        select given.id, password_hash from userd_import given, stored \
+        where given.id operator(pg_catalog.=) stored.id and password_hash is not null \
+            and pg_catalog.lower(stored.email collate pg_catalog.\"C\") \
+            operator(pg_catalog.=) pg_catalog.lower(given.email collate pg_catalog.\"C\") \
+        returning 1 \
+    ) \
+    select (select count(*) from stored), (select count(*) from hashes)";
+
+/// The sequence of ids.
+macro_rules! sequence {
+    () => {
+        "pg_catalog.pg_get_serial_sequence('users', 'id')::pg_catalog.regclass"
+    };
+}
+
+/// The largest id of a line, and how many ids the sequence is behind it.
+const IDS_BEHIND: &str = concat!(
+    "select max(id), max(id) - coalesce(pg_catalog.pg_sequence_last_value(",
+    sequence!(),
+    "), 0) from userd_import"
+);
+
+const DRAW_IDS: &str =
+    concat!("select count(pg_catalog.nextval(", sequence!(), ")) from pg_catalog.generate_series(1, $1)");
+
+const SET_IDS: &str = concat!("select pg_catalog.setval(", sequence!(), ", $1)");
+
 /// The lines whose address an earlier line has, and that line.
 const REPEATED: &str = "\
-    select line, first from ( \
+    select line, first, false as is_id from ( \
         select line, min(line) over (partition by pg_catalog.lower(email collate pg_catalog.\"C\")) as first from userd_import) given \
     where line > first";
 
+/// The lines whose id an earlier line has, and that line.
+const REPEATED_IDS: &str = "\
+    select line, first, true as is_id from ( \
+        select line, min(line) over (partition by id) as first from userd_import) given \
+    where line > first";
+
+/// The lines whose id a stored user has.
+const TAKEN_IDS: &str = "select line, null::bigint as first, true as is_id from userd_import where exists ( \
+    select from users where users.id operator(pg_catalog.=) userd_import.id)";
+
 /// The lines whose address a stored user has.
-const TAKEN: &str = "select line, null::bigint as first from userd_import where exists ( \
+const TAKEN: &str = "select line, null::bigint as first, false as is_id from userd_import where exists ( \
     select from users where pg_catalog.lower(users.email collate pg_catalog.\"C\") \
         operator(pg_catalog.=) pg_catalog.lower(userd_import.email collate pg_catalog.\"C\"))";
 
 /// A user that is imported.
 pub struct ImportedUser<'a> {
     pub line: u64,
+    /// The id that it keeps.
+    pub id: Option<i64>,
     pub name: Cow<'a, str>,
     pub email: Cow<'a, str>,
     pub password_hash: Option<PasswordHash>,
@@ -87,8 +134,9 @@ pub struct ImportedUser<'a> {
 impl ImportedUser<'_> {
     /// Appends its row for [`Staging::stage`], in the binary format of COPY.
     pub fn write_staged(&self, rows: &mut Vec<u8>) {
-        rows.extend_from_slice(&6_i16.to_be_bytes());
+        rows.extend_from_slice(&7_i16.to_be_bytes());
         field(rows, Some(&self.line.to_be_bytes()));
+        field(rows, self.id.map(i64::to_be_bytes).as_ref().map(|bytes| &bytes[..]));
         field(rows, Some(self.name.as_bytes()));
         field(rows, Some(self.email.as_bytes()));
         field(rows, self.password_hash.as_ref().map(|hash| hash.as_phc().as_bytes()));
@@ -117,17 +165,17 @@ fn moment(time: Timestamp) -> [u8; 8] {
     (time.unix_micros() - EPOCH).to_be_bytes()
 }
 
-/// Staged lines with an address that an earlier line has, or a stored user.
+/// Staged lines with an address or an id that an earlier line has, or a stored user.
 pub struct Repeated {
-    /// The first of them, each with the earlier line.
-    pub first: Vec<(u64, Option<u64>)>,
+    /// The first of them, each with the earlier line, and whether it is the id.
+    pub first: Vec<(u64, Option<u64>, bool)>,
     /// All of them.
     pub count: u64,
 }
 
 /// Why rows were not stored.
 pub enum StoreError {
-    /// A line has the address of an earlier one, or of a stored user.
+    /// A line has the address or the id of an earlier one, or of a stored user.
     Repeated,
     /// The rows that were stored are not those that were sent; users and hashes of both.
     Altered {
@@ -139,9 +187,13 @@ pub enum StoreError {
 
 impl From<postgres::Error> for StoreError {
     fn from(error: postgres::Error) -> StoreError {
-        let is_email = error.as_db_error().and_then(|error| error.constraint()) == Some("users_email_key");
+        let constraint = error.as_db_error().and_then(|error| error.constraint());
         match error.code() {
-            Some(&SqlState::UNIQUE_VIOLATION) if is_email => StoreError::Repeated,
+            Some(&SqlState::UNIQUE_VIOLATION)
+                if matches!(constraint, Some("users_email_key" | "users_pkey")) =>
+            {
+                StoreError::Repeated
+            }
             _ => StoreError::Database(error),
         }
     }
@@ -150,17 +202,23 @@ impl From<postgres::Error> for StoreError {
 /// The transaction of one import.
 pub struct Staging<'a> {
     transaction: Transaction<'a>,
+    /// Whether users get the ids of their lines.
+    keep_ids: bool,
 }
 
 impl<'a> Staging<'a> {
     /// Begins it. Whatever ends the session before [`Staging::commit`] leaves nothing.
-    pub fn begin(client: &'a mut Client, prepared: bool) -> Result<Staging<'a>, postgres::Error> {
+    pub fn begin(
+        client: &'a mut Client,
+        prepared: bool,
+        keep_ids: bool,
+    ) -> Result<Staging<'a>, postgres::Error> {
         notice_its_end(client, prepared);
         let mut transaction =
             client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start()?;
         start(&mut transaction, prepared)?;
         transaction.batch_execute(STAGE)?;
-        Ok(Staging { transaction })
+        Ok(Staging { transaction, keep_ids })
     }
 
     /// The time of users that have none in their line; `None` where rows have to be staged: COPY refuses them for a role
@@ -200,26 +258,34 @@ impl<'a> Staging<'a> {
         )
     }
 
-    /// Removes the staged lines whose address an earlier line has, or a stored user. `most`: of how many it returns the
-    /// lines.
+    /// Removes the staged lines whose address, or whose id if they are kept, an earlier line has, or a stored user. `most`:
+    /// of how many it returns the lines.
     pub fn take_repeated(&mut self, most: usize) -> Result<Repeated, postgres::Error> {
         self.analyze()?;
-        // Who is in both is told as what it repeats in the file.
+        let ids = match self.keep_ids {
+            true => format!(" union all {REPEATED_IDS} union all {TAKEN_IDS}"),
+            false => String::new(),
+        };
+        // Of a line that is there more than once, its address is told first, and what it repeats in the file.
         let found = format!(
             "create temporary table userd_repeated on commit drop as \
-             select line, min(first) as first from ({REPEATED} union all {TAKEN}) found group by line"
+             select distinct on (line) line, first, is_id from ({REPEATED} union all {TAKEN}{ids}) found \
+             order by line, is_id, first"
         );
         self.transaction.batch_execute("drop table if exists userd_repeated")?;
         let count = self.transaction.execute(found.as_str(), &[])?;
         let most = i64::try_from(most).unwrap_or(i64::MAX);
-        let first = "select line, first from userd_repeated order by line limit $1";
+        let first = "select line, first, is_id from userd_repeated order by line limit $1";
         let rows = self.transaction.query_typed(first, &[(&most, Type::INT8)])?;
         self.transaction.batch_execute(
             "delete from userd_import using userd_repeated where userd_import.line = userd_repeated.line",
         )?;
         let line = |row: &Row, at| row.get::<_, Option<i64>>(at).map(i64::unsigned_abs);
         Ok(Repeated {
-            first: rows.iter().map(|row| (line(row, 0).unwrap_or_default(), line(row, 1))).collect(),
+            first: rows
+                .iter()
+                .map(|row| (line(row, 0).unwrap_or_default(), line(row, 1), row.get(2)))
+                .collect(),
             count,
         })
     }
@@ -233,11 +299,15 @@ impl<'a> Staging<'a> {
 
     /// Stores what is staged: so many users, so many of them with a hash. After an error everything is staged as before.
     pub fn store(&mut self, users: u64, hashes: u64) -> Result<(), StoreError> {
+        if self.keep_ids {
+            self.reserve_ids()?;
+        }
         let mut attempt = self.transaction.transaction()?;
         let stored = match hashes {
-            0 => (attempt.execute(STORE, &[])?, 0),
+            0 if !self.keep_ids => (attempt.execute(STORE, &[])?, 0),
             _ => {
-                let row = attempt.query_typed_one(STORE_WITH_HASHES, &[])?;
+                let sql = if self.keep_ids { STORE_WITH_IDS } else { STORE_WITH_HASHES };
+                let row = attempt.query_typed_one(sql, &[])?;
                 (row.get::<_, i64>(0).unsigned_abs(), row.get::<_, i64>(1).unsigned_abs())
             }
         };
@@ -245,6 +315,24 @@ impl<'a> Staging<'a> {
             true => Ok(attempt.commit()?),
             false => Err(StoreError::Altered { stored, sent: (users, hashes) }),
         }
+    }
+
+    /// Has the sequence of ids go on behind those of the lines: before they are stored, so that no other session draws one
+    /// of them. What becomes of the import does not set it back.
+    fn reserve_ids(&mut self) -> Result<(), postgres::Error> {
+        /// So few are drawn one by one. Other sessions do not draw more in the time that a statement takes, so that setting
+        /// the sequence to an id that is further away never sets it back.
+        const FEW: i64 = 1000;
+        let row = self.transaction.query_typed_one(IDS_BEHIND, &[])?;
+        let (Some(largest), Some(behind)) = (row.try_get::<_, Option<i64>>(0)?, row.try_get(1)?) else {
+            return Ok(());
+        };
+        let (sql, number) = match behind {
+            ..=0 => return Ok(()),
+            1..=FEW => (DRAW_IDS, behind),
+            _ => (SET_IDS, largest),
+        };
+        self.transaction.query_typed_one(sql, &[(&number, Type::INT8)]).map(drop)
     }
 
     /// Makes what was stored permanent.

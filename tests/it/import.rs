@@ -485,6 +485,145 @@ fn existing_users_can_be_skipped() {
     assert!(stderr.starts_with("line 2: /email is that of line 1, too\n"), "{stderr}");
 }
 
+/// The two lines of the README: ids, times, hashes and answers of the copy are those of the original.
+#[test]
+fn a_copy_with_its_ids() {
+    let source = Service::start();
+    let mut client = source.client();
+    for n in 1..=5 {
+        let body = json!({"name": "n", "email": format!("{n}@example.com"), "password": PASSWORD});
+        assert_eq!(client.post("/users", body.to_string()).status, 201);
+    }
+    assert_eq!(client.put("/users/4", r#"{"name":"Changed"}"#).status, 200);
+    assert_eq!(client.delete("/users/2").status, 204);
+    source.database.run(
+        "insert into users (id, name, email) overriding system value
+             select n, n, 'x' || n from generate_series(3000, 5000) n;
+         insert into users (id, name, email) overriding system value values (9007199254740993, 'far', 'odd')",
+    );
+    let (_, block) =
+        include_str!("../../README.md").split_once("copy all users: ").expect("there is a sentence");
+    let (_, block) = block.split_once("\n```sh\n").expect("a block of shell");
+    let (block, _) = block.split_once("\n```").expect("it ends");
+    let copy = Service::start();
+    let dir = TempDir::new();
+    let userd = Path::new(env!("CARGO_BIN_EXE_userd")).parent().expect("a directory");
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", block]).current_dir(dir.path()).env_clear().stdin(Stdio::null());
+    shell.env("PATH", format!("{}:/usr/bin:/bin", userd.display()));
+    shell.env("DATABASE_URL", source.database.url()).env("OTHER_DATABASE", copy.database.url());
+    let output = shell.output().expect("sh");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(stdout, "imported 2006 users\n", "{}", String::from_utf8_lossy(&output.stderr));
+    let rows = "select md5(string_agg(concat_ws('|', id, name, email, created_at, updated_at, password_hash), ';' \
+        order by id)) from users left join credentials on user_id = id";
+    assert_eq!(copy.database.value(rows), source.database.value(rows));
+    assert_eq!(counted(&copy.database), (2006, 2006));
+    let mut other = copy.client();
+    for (id, same_tag) in
+        [(1, true), (2, true), (4, false), (5, true), (4000, true), (9007199254740993_i64, true)]
+    {
+        let [one, two] = [&mut client, &mut other].map(|client| client.get(&format!("/users/{id}")));
+        assert_eq!((one.status, &one.body), (two.status, &two.body), "{id}");
+        assert_eq!(one.header("ETag") == two.header("ETag"), same_tag, "{id}: {one:?} {two:?}");
+    }
+    let stale = client.get("/users/4").header("ETag").expect("a tag").to_owned();
+    assert_eq!(other.request("PUT", "/users/4", &[("If-Match", &stale)], r#"{"name":"x"}"#).status, 412);
+    assert!(can_log_in(&mut other, "5@example.com", PASSWORD));
+    // Behind the largest one.
+    let body = r#"{"name":"Next","email":"next@example.com"}"#;
+    assert_eq!(other.post("/users", body).id(), "9007199254740994");
+    assert_eq!(other.get("/users/9007199254740994").json()["name"], "Next");
+}
+
+#[test]
+fn ids_that_are_kept() {
+    let service = Service::start();
+    let mut client = service.client();
+    let database = &service.database;
+    assert_eq!(client.post("/users", r#"{"name":"Ada","email":"ada@example.com"}"#).id(), "1");
+    let keep =
+        |text: &str, arguments: &[&str]| import(database, text, &[&["--keep-ids"], arguments].concat());
+    let line = |id: &str, email: &str| format!("{{{id}\"name\":\"n\",\"email\":\"{email}@example.com\"}}\n");
+    let whole = "/id must be a whole number from 1 to 9223372036854775807";
+    for (id, problem) in [
+        ("", "/id is required by --keep-ids"),
+        ("\"id\":null,", "/id is required by --keep-ids"),
+        ("\"id\":\"\",", whole),
+        ("\"id\":0,", whole),
+        ("\"id\":-1,", whole),
+        ("\"id\":1.0,", whole),
+        ("\"id\":\"007\",", whole),
+        ("\"id\":\"+7\",", whole),
+        ("\"id\":\"x\",", whole),
+        ("\"id\":9223372036854775808,", whole),
+        ("\"id\":\"9223372036854775808\",", whole),
+        ("\"id\":[7],", whole),
+        ("\"id\":\"1\",", "/id is that of a user in the database"),
+        ("\"id\":\"9\",", "/id is that of line 1, too"),
+    ] {
+        let text = line("\"id\":9,", "first") + &line(id, "second");
+        let (code, _, stderr) = keep(&text, &[]);
+        assert_eq!(code, 1, "{id}");
+        assert!(stderr.starts_with(&format!("line 2: {problem}\n")), "{id}: {stderr}");
+        assert_eq!(counted(database), (1, 1), "{id}");
+    }
+    let (code, _, stderr) = keep("name,email\nn,n@example.com\n", &["--format=csv"]);
+    assert!(code == 1 && stderr.starts_with("line 1: the header has no column id: name,email\n"), "{stderr}");
+    // Nothing is drawn from the sequence for lines that are refused, nor in a dry run.
+    let text = line("\"id\":40,", "a") + &line("\"id\":\"30\",", "b") + &line("\"id\":1,", "ADA");
+    assert_eq!(
+        keep(&text, &["--dry-run", "--skip-existing"]).1,
+        "would import 2 users, skipped 1 existing user\n"
+    );
+    assert_eq!(client.post("/users", r#"{"name":"Bob","email":"bob@example.com"}"#).id(), "2");
+    assert_eq!(keep(&text, &["--skip-existing"]).1, "imported 2 users, skipped 1 existing user\n");
+    let ids = "select string_agg(concat(id, email), ' ' order by id) from users";
+    assert_eq!(database.value(ids), "1ada@example.com 2bob@example.com 30b@example.com 40a@example.com");
+    assert_eq!(client.get("/users/30").json()["email"], "b@example.com");
+    assert_eq!(client.post("/users", r#"{"name":"Eve","email":"eve@example.com"}"#).id(), "41");
+    // The id of another address is taken, whatever is skipped; the others can be imported without it.
+    let text = line("\"id\":40,", "other") + &line("\"id\":50000,", "c");
+    let (code, _, stderr) = keep(&text, &["--skip-existing"]);
+    assert!(code == 1 && stderr.starts_with("line 1: /id is that of a user in the database\n"), "{stderr}");
+    let (code, stdout, _) = keep(&text, &["--skip-existing", "--skip-invalid"]);
+    assert_eq!((code, stdout.as_str()), (0, "imported 1 user, skipped 1 invalid line\n"));
+    assert_eq!(client.post("/users", r#"{"name":"Zoe","email":"zoe@example.com"}"#).id(), "50001");
+    // Below the sequence nothing is set back; CSV, and a pipe.
+    let text = "email,id,name\nd@example.com,7,n\n";
+    let (code, stdout, stderr) = import_piped(database, text, &["--keep-ids", "--format=csv"]);
+    assert_eq!((code, stdout.as_str(), stderr.as_str()), (0, "imported 1 user\n", ""));
+    assert_eq!(client.post("/users", r#"{"name":"Kim","email":"kim@example.com"}"#).id(), "50002");
+    assert_eq!(client.get("/users/7").json()["email"], "d@example.com");
+    assert_eq!(counted(database), (9, 9));
+    // Without the option the id of a line means nothing.
+    assert_eq!(import(database, line("\"id\":1,", "new"), &[]).1, "imported 1 user\n");
+    assert_eq!(client.get("/users?email=new@example.com").json()["data"][0]["id"], "50003");
+}
+
+/// Creates that go on meanwhile never get an id of the file.
+#[test]
+fn ids_that_are_kept_while_users_are_created() {
+    let service = Service::start();
+    let database = &service.database;
+    let text: String = (1..=3000)
+        .map(|n| format!("{{\"id\":{},\"name\":\"n\",\"email\":\"k{n}@example.com\"}}\n", 100 + n))
+        .collect();
+    // Its rows are stored, and wait with their commit for this lock.
+    let mut lock = database.client();
+    lock.batch_execute("begin; lock table credentials in access exclusive mode").unwrap();
+    let dir = TempDir::new();
+    dir.write("users", &text);
+    let mut process = start(database, &dir.path().join("users"), &["--keep-ids"]);
+    database.waits_for_locks(1);
+    let mut client = service.client();
+    assert_eq!(client.post("/users", r#"{"name":"Ada","email":"ada@example.com"}"#).id(), "3101");
+    lock.batch_execute("commit").unwrap();
+    assert_eq!((process.wait(LONG), process.stdout().as_str()), (0, "imported 3000 users\n"));
+    assert_eq!(client.post("/users", r#"{"name":"Bob","email":"bob@example.com"}"#).id(), "3102");
+    assert_eq!(counted(database), (3002, 3002));
+}
+
 /// The users of a file are stored while it is read, those of a stream afterwards: the outcome is the same.
 #[test]
 fn a_file_is_imported_as_a_stream_is() {

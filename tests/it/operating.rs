@@ -422,6 +422,7 @@ const SHOP: &str = "
     create table users (
         id serial primary key, name text, email text unique, encrypted_password text not null default '',
         created_at timestamp not null, updated_at timestamp not null);
+    select setval('users_id_seq', 41);
     insert into users (name, email, encrypted_password, created_at, updated_at) values
         ('Ada', 'Ada@Example.com', '$2b$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2',
             '2001-02-03 04:05:06.789', '2002-02-03 04:05:06'),
@@ -496,6 +497,8 @@ fn both_ways_out_for_users_of_another_program() {
     let mut client = Client::new(&process.wait_for_url());
     let users = client.get("/users").json();
     assert_eq!(users["total"], 2);
+    // What the shop's other tables refer to.
+    assert_eq!((&users["data"][0]["id"], &users["data"][1]["id"]), (&"42".into(), &"43".into()));
     assert_eq!(users["data"][0]["email"], "Ada@Example.com");
     assert_eq!(users["data"][0]["createdAt"], "2001-02-03T04:05:06.789000Z");
     assert_eq!(users["data"][1]["name"], "Zoë, \"Z\"");
@@ -505,7 +508,7 @@ fn both_ways_out_for_users_of_another_program() {
     let hash = "select left(password_hash, 9) from userd.credentials";
     assert_eq!(database.value(hash), "$argon2id");
     // Each program has its own.
-    assert_eq!(client.delete("/users/1").status, 204);
+    assert_eq!(client.delete("/users/42").status, 204);
     assert_eq!(database.value("select count(*) from public.users"), "2");
 }
 
