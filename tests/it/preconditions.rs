@@ -222,6 +222,43 @@ fn changes_by_others_move_the_tag() {
     }
 }
 
+/// Columns and operators of others: of a row type, one in `public` is found before that of `pg_catalog`.
+#[test]
+fn what_others_have_made_keeps_no_tag() {
+    const DECOYS: &str = "\
+        create function decoy(users, users) returns boolean language plpgsql as \
+            $$ begin raise 'a decoy was used'; end $$; \
+        create operator = (leftarg = users, rightarg = users, function = decoy); \
+        create operator <> (leftarg = users, rightarg = users, function = decoy); \
+        create operator *<> (leftarg = users, rightarg = users, function = decoy); \
+        create function decoy(bigint, int) returns bigint language plpgsql as \
+            $$ begin raise 'a decoy was used'; end $$; \
+        create operator + (leftarg = bigint, rightarg = int, function = decoy)";
+    let service = Service::start();
+    let mut client = service.client();
+    client.post("/users", r#"{"name":"Ada","email":"ada@example.com"}"#);
+    service.database.run(DECOYS);
+    let rows = [
+        ("set search_path = public, pg_catalog; update users set name = 'A'", true),
+        ("set search_path = public, pg_catalog; update users set name = 'A'", false),
+        ("alter table users add twice text generated always as (name || name) stored", false),
+        ("update users set name = 'B'", true),
+        // PostgreSQL computes it after the trigger.
+        ("update users set name = 'B'", true),
+        ("alter table users drop twice; update users set name = 'B'", false),
+    ];
+    let mut last = current(&mut client);
+    for (sql, changes) in rows {
+        service.database.run(sql);
+        let new = current(&mut client);
+        assert_eq!(new != last, changes, "{sql}");
+        last = new;
+    }
+    let answer = if_match(&mut client, "PUT", &last, r#"{"name":"C"}"#);
+    assert_eq!((answer.status, &client.get("/users/1").json()["name"]), (200, &json!("C")));
+    assert_eq!(if_match(&mut client, "PUT", &last, r#"{"name":"D"}"#).status, 412);
+}
+
 // Reads that depend on tags
 
 #[test]
