@@ -120,9 +120,12 @@ pub fn ineffective(argument: impl Fn(&str) -> Option<OsString>, embedded: bool, 
         false if is_unix => line(&set(&["PORT"]), ": HOST names a Unix socket"),
         false => None,
     };
+    let token = set(&["API_TOKEN", "API_TOKEN_FILE"]);
+    let hosts = token.first().and_then(|token| line(&set(&["ALLOWED_HOSTS"]), &format!(" beside {token}")));
+    let rest = listening.into_iter().chain(hosts);
     if embedded {
         let reason = " with --embedded, which uses a database of its own";
-        return line(&set(&[&URL[..], &PARTS].concat()), reason).into_iter().chain(listening).collect();
+        return line(&set(&[&URL[..], &PARTS].concat()), reason).into_iter().chain(rest).collect();
     }
     let ssl = value("DB_SSL");
     let database = match set(&URL).first() {
@@ -145,7 +148,7 @@ pub fn ineffective(argument: impl Fn(&str) -> Option<OsString>, embedded: bool, 
         ": of libpq's variables only PGPASSWORD and PGPASSFILE are read; DATABASE_URL takes {}",
         parameters.join(", ")
     );
-    database.into_iter().chain(line(&names, &of_libpq)).chain(listening).collect()
+    database.into_iter().chain(line(&names, &of_libpq)).chain(rest).collect()
 }
 
 /// The socket that systemd, or another supervisor that speaks its protocol, listens on (`LISTEN_FDS`, `LISTEN_PID`).

@@ -417,7 +417,7 @@ fn variables_without_effect_are_told() {
     let only_true = "leaves TLS to the database off: only the exact text `true` turns it on";
     let tls = "in it verifies the server as DB_SSL=true would";
     type Variables<'a> = &'a [(&'a str, &'a str)];
-    let rows: [(Variables, Variables, String); 16] = [
+    let rows: [(Variables, Variables, String); 18] = [
         (&parts, &[("DB_SSL", "yes")], format!("DB_SSL=\"yes\" {only_true}")),
         (&parts, &[("DB_SSL", "TRUE")], format!("DB_SSL=\"TRUE\" {only_true}")),
         (&parts, &[("DB_SSL", "false")], String::new()),
@@ -457,7 +457,13 @@ fn variables_without_effect_are_told() {
             "PORT has no effect: HOST names a Unix socket".to_owned(),
         ),
         (&by_url, &[("HOST", &socket), ("PORT", "")], String::new()),
-        (&by_url, &[("API_TOKEN", TOKEN), ("ALLOWED_HOSTS", "a.example")], String::new()),
+        (&by_url, &[("API_TOKEN", TOKEN)], String::new()),
+        (&by_url, &[("ALLOWED_HOSTS", "a.example")], String::new()),
+        (
+            &by_url,
+            &[("API_TOKEN", TOKEN), ("ALLOWED_HOSTS", "a.example")],
+            "ALLOWED_HOSTS has no effect beside API_TOKEN".to_owned(),
+        ),
     ];
     for (database, variables, expected) in rows {
         let host = [("HOST", "127.0.0.1")];
