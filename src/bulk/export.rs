@@ -21,7 +21,10 @@ pub struct Export {
 }
 
 /// What a spreadsheet takes for the beginning of a formula, or leaves out before one.
-const FORMULA: [char; 10] = ['=', '+', '-', '@', '\t', '\r', '＝', '＋', '－', '＠'];
+const FORMULA: [char; 11] = ['=', '+', '-', '@', '\t', '\r', '\n', '＝', '＋', '－', '＠'];
+
+/// What ends a cell, quotes or not, for a spreadsheet whose language has the comma in numbers and another separator.
+const END_OF_CELL: [char; 4] = [';', '\t', '\r', '\n'];
 
 /// Told how far it is: users written, and how many there are.
 pub type OnProgress<'a> = &'a mut dyn FnMut(u64, u64);
@@ -84,6 +87,20 @@ struct Line<'a> {
     password_hash: Option<&'a str>,
 }
 
+/// The text with an apostrophe before each formula, at its beginning or where a cell may begin in it.
+fn without_formulas(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len() + 1);
+    let mut begins = true;
+    for sign in text.chars() {
+        if begins && FORMULA.contains(&sign) {
+            quoted.push('\'');
+        }
+        quoted.push(sign);
+        begins = END_OF_CELL.contains(&sign) || (begins && sign == '"');
+    }
+    quoted
+}
+
 /// A number, as a JSON string.
 struct Digits(i64);
 
@@ -121,8 +138,8 @@ impl<'a> Output<'a> {
             Output::Csv { csv, export } => {
                 csv.write_field(itoa::Buffer::new().format(user.id))?;
                 for text in [user.name, user.email] {
-                    match export.for_spreadsheets && text.starts_with(FORMULA) {
-                        true => csv.write_field(format!("'{text}"))?,
+                    match export.for_spreadsheets {
+                        true => csv.write_field(without_formulas(text))?,
                         false => csv.write_field(text)?,
                     }
                 }

@@ -79,9 +79,32 @@ fn a_line_is_what_a_get_answers() {
 fn formulas_are_quoted_for_spreadsheets_alone() {
     let service = Service::start();
     let mut client = service.client();
-    let formulas = ["=1+1", "+1", "-1", "@a", "\t=1", "\r=1", "＝1", "＋1", "－1", "＠a", "=\"a\",\n"];
-    let plain = ["Ada", "a=1", "'=1", " =1", "1+1", ""];
-    for (n, name) in formulas.iter().chain(&plain).enumerate() {
+    // Names, and what is written.
+    let names = [
+        ("=1+1", "'=1+1"),
+        ("+1", "'+1"),
+        ("-1", "'-1"),
+        ("@a", "'@a"),
+        ("\t=1", "'\t'=1"),
+        ("\r=1", "'\r'=1"),
+        ("\n=1", "'\n'=1"),
+        ("＝1", "'＝1"),
+        ("＋1", "'＋1"),
+        ("－1", "'－1"),
+        ("＠a", "'＠a"),
+        ("=\"a\",\n", "'=\"a\",\n"),
+        // As a spreadsheet reads it that separates by semicolons.
+        ("a;=1+1;b;-1", "a;'=1+1;b;'-1"),
+        ("a;\"=1\"", "a;\"'=1\""),
+        ("a\n@b", "a\n'@b"),
+        ("Ada", "Ada"),
+        ("a=1; b=2", "a=1; b=2"),
+        ("'=1", "'=1"),
+        (" =1", " =1"),
+        ("1+1", "1+1"),
+        ("", ""),
+    ];
+    for (n, (name, _)) in names.iter().enumerate() {
         let sign = ["", "=", "+", "-"][n % 4];
         let body = json!({"name": name, "email": format!("{sign}{n}@example.com")});
         assert_eq!(client.post("/users", body.to_string()).status, 201, "{body}");
@@ -92,13 +115,14 @@ fn formulas_are_quoted_for_spreadsheets_alone() {
         let field = |record: &csv::StringRecord, at: usize| record.get(at).unwrap().to_owned();
         records.unwrap().iter().map(|record| (field(record, 1), field(record, 2))).collect::<Vec<_>>()
     };
-    let as_they_are = rows(&[]);
-    assert_eq!(as_they_are.len(), formulas.len() + plain.len());
-    for ((n, (name, email)), given) in rows(&["--for-spreadsheets"]).iter().enumerate().zip(as_they_are) {
-        let quote = if n < formulas.len() { "'" } else { "" };
-        assert_eq!(*name, format!("{quote}{}", given.0));
+    let (as_they_are, quoted) = (rows(&[]), rows(&["--for-spreadsheets"]));
+    assert_eq!((as_they_are.len(), quoted.len()), (names.len(), names.len()));
+    for (n, ((name, written), (given, found))) in
+        names.iter().zip(as_they_are.iter().zip(&quoted)).enumerate()
+    {
+        assert_eq!((given.0.as_str(), found.0.as_str()), (*name, *written));
         let quote = if n % 4 == 0 { "" } else { "'" };
-        assert_eq!(*email, format!("{quote}{}", given.1));
+        assert_eq!(found.1, format!("{quote}{}", given.1));
     }
     let mut refused = export(&service.database, &["--for-spreadsheets"]);
     assert_eq!(refused.wait(LONG), 2, "lines of JSON have no formulas");
