@@ -117,15 +117,19 @@ fn a_wrong_password_names_a_scheme() {
     assert_eq!((answer.status, answer.header("WWW-Authenticate")), (401, Some("Userd-Password")));
 }
 
-/// What Chromium 123 sends for `fetch(target, {method})` of a page of this host over plain http, byte for byte. It says
-/// where a request comes from (Origin, `Sec-Fetch-*`) only over https and to localhost.
+/// What Chromium 156 sends for `fetch(target, {method})` of a page of this host over plain http, byte for byte. Only over
+/// https and to localhost it has `Sec-Fetch-*`, and a GET has no Origin.
 fn chromium(host: &str, method: &str, target: &str) -> String {
     let length = if method == "POST" { "Content-Length: 0\r\n" } else { "" };
+    let origin = match method {
+        "GET" | "HEAD" => String::new(),
+        _ => format!("Origin: http://{host}\r\n"),
+    };
     format!(
         "{method} {target} HTTP/1.1\r\nHost: {host}\r\nConnection: keep-alive\r\n{length}\
          User-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) \
-         HeadlessChrome/123.0.6312.0 Safari/537.36\r\n\
-         Accept: */*\r\nReferer: http://{host}/\r\nAccept-Encoding: gzip, deflate\r\n\r\n"
+         HeadlessChrome/156.0.8078.79 Safari/537.36\r\n\
+         Accept: */*\r\n{origin}Referer: http://{host}/\r\nAccept-Encoding: gzip, deflate\r\n\r\n"
     )
 }
 
