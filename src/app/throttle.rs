@@ -142,6 +142,13 @@ mod tests {
         guess(&throttle, "ada@example.com", B, at(20)).unwrap();
         guess(&throttle, "ada@example.com", None, at(20)).unwrap();
         guess(&throttle, "bob@example.com", A, at(20)).unwrap();
+        // Of ASCII letters alone the case is ignored: these are four accounts.
+        for email in ["é@example.com", "É@example.com", "\u{130}@example.com", "i\u{307}@example.com"] {
+            for _ in 0..3 {
+                guess(&throttle, email, A, at(20)).unwrap();
+            }
+            guess(&throttle, &email.replace("example", "EXAMPLE"), A, at(20)).unwrap_err();
+        }
         // Refused attempts do not count, and the minute is the first attempt's.
         guess(&throttle, "ada@example.com", A, at(60)).unwrap();
     }

@@ -970,7 +970,8 @@ fn bodies_of_authentication() {
 
 #[test]
 fn the_time_of_a_refusal_tells_nothing() {
-    let service = Service::start();
+    const ROUNDS: std::ops::Range<usize> = 8..100;
+    let service = Service::with(|config| config.auth_attempts = 0);
     let mut client = service.client();
     let ada = json!({"name": "Ada", "email": "ada@example.com", "password": PASSWORD});
     client.post("/users", ada.to_string());
@@ -980,16 +981,24 @@ fn the_time_of_a_refusal_tells_nothing() {
         let usage = getrusage(UsageWho::RUSAGE_THREAD).unwrap();
         (usage.user_time() + usage.system_time()).num_microseconds()
     };
-    let times = ["ada@example.com", "bob@example.com", "eve@example.com", "no address"].map(|email| {
-        let credentials = json!({"email": email, "password": OTHER_PASSWORD});
-        let request = Request::post("/users/authenticate", &credentials);
-        let before = worked();
-        assert_eq!(service.server.app().handle(&request).status, 401);
-        worked() - before
-    });
-    // Without a hash it would be a twentieth.
-    let known = times[0];
-    assert!(times.iter().all(|time| *time > known / 4), "microseconds: {times:?}");
+    let requests = ["ada@example.com", "bob@example.com", "eve@example.com", "no address"]
+        .map(|email| json!({"email": email, "password": OTHER_PASSWORD}))
+        .map(|credentials| Request::post("/users/authenticate", &credentials));
+    // The least of several rounds: what other processes do to the caches and the clock of a core only adds.
+    let mut times = [i64::MAX; 4];
+    // With one pass of Argon2 instead of two it would be a half, and without a hash a twentieth.
+    let agree = |times: &[i64; 4]| times.iter().all(|time| (time - times[0]).abs() < times[0] / 4);
+    for round in 0..ROUNDS.end {
+        if round >= ROUNDS.start && agree(&times) {
+            break;
+        }
+        for (request, least) in requests.iter().zip(&mut times) {
+            let before = worked();
+            assert_eq!(service.server.app().handle(request).status, 401);
+            *least = (worked() - before).min(*least);
+        }
+    }
+    assert!(agree(&times), "microseconds: {times:?}");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use crate::support::{
 };
 use nix::sys::signal::Signal;
 use std::{
+    fs,
     net::{TcpStream, UdpSocket},
     process::{Command, Stdio},
     sync::{
@@ -250,6 +251,17 @@ fn a_schema_that_is_not_the_one_expected() {
     becomes(&mut client, 503, OTHER_SCHEMA);
 }
 
+/// How often the threads of a process have gone to sleep.
+fn switches(process: u32) -> u64 {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).expect("it runs");
+    let count = |thread: fs::DirEntry| -> Option<u64> {
+        let status = fs::read_to_string(thread.path().join("status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+        line.trim().parse().ok()
+    };
+    threads.flatten().filter_map(count).sum()
+}
+
 /// While it is not asked, no session of the database is kept for it, and no thread wakes.
 #[test]
 fn an_idle_service_asks_nothing() {
@@ -261,7 +273,13 @@ fn an_idle_service_asks_nothing() {
             "select count(*) from pg_stat_activity where application_name = 'userd' and datname = current_database()",
         )
     };
-    eventually(LONG, "the pool's session is open", || sessions() == "1");
+    // What a start wakes for ends within a second or two.
+    eventually(LONG, "no thread wakes", || {
+        let before = switches(process.id());
+        pause(Duration::from_secs(1));
+        switches(process.id()) == before
+    });
+    assert_eq!(sessions(), "1", "the pool's");
     let mut client = process.client();
     assert_eq!(client.get("/readyz").status, 200);
     eventually(LONG, "the prober has one, too", || sessions() == "2");

@@ -3,6 +3,7 @@
 
 use crate::support::{
     BUSY, Client, Database, PASSWORD, Process, code_kib, eventually, memory_kib, pause, peak_kib,
+    time_of_a_hash,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use socket2::{Domain, Socket, Type};
@@ -248,15 +249,14 @@ fn passwords_at_once() {
             format!("POST /users HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n{body}").into_bytes()
         })
         .collect();
-    let began = Instant::now();
+    // How long a hash takes is learned while the requests come; at first it is 20 ms.
+    let each = time_of_a_hash().max(Duration::from_millis(20));
     let answers = exchange(address, &requests);
-    let took = began.elapsed();
     let created: Vec<_> = (0..300).filter(|n| answers[*n].0 == 201).collect();
     assert!(answers.iter().all(|(status, _)| [201, 503].contains(status)));
-    // Two seconds of work wait. How long a hash takes is learned while the requests come; at first it is 20 ms.
-    let each = (took / created.len().max(1) as u32).max(Duration::from_millis(20));
-    let promised = (WAIT.as_secs_f64() / each.as_secs_f64()) as usize / 2;
-    assert!(created.len() >= promised, "{} of {promised} in {took:?}", created.len());
+    // Two seconds of work wait: half of that, as this machine may be slower by now.
+    let promised = (WAIT.as_secs_f64() / each.as_secs_f64() / 2.0) as usize;
+    assert!(created.len() >= promised.max(1), "{} of {promised}, each {each:?}", created.len());
     let mut client = Client::new(&format!("http://{address}"));
     assert_eq!(client.get("/users").json()["total"], created.len());
     for n in [created[0], created[created.len() - 1]] {
@@ -297,8 +297,16 @@ fn the_least_addresses_suffice() {
     let pages = (0..32).map(|_| get("/users?perPage=1000").into_bytes());
     let users = (1..=256).map(|id| get(&format!("/users/{id}")).into_bytes());
     let answers = exchange(address, &bodies.chain(pages).chain(users).collect::<Vec<_>>());
-    let created = answers[..500].iter().filter(|(status, _)| *status == 201).count();
-    assert!(created > 0 && answers.iter().all(|(status, _)| [200, 201, 503].contains(status)));
+    assert!(answers.iter().all(|(status, _)| [200, 201, 503].contains(status)));
+    let succeeded = |first: usize, step: usize, end: usize| {
+        answers[first..end].iter().step_by(step).filter(|(status, _)| *status < 300).count()
+    };
+    let (large, hashed) = (succeeded(0, 2, 500), succeeded(1, 2, 500));
+    let (pages, users) = (succeeded(500, 1, 532), succeeded(532, 1, 788));
+    let created = large + hashed;
+    println!("{large} large bodies, {hashed} passwords, {pages} pages, {users} users");
+    // Bodies and passwords do not wait for memory, and the others do.
+    assert!(large >= 100 && hashed > 0 && (pages, users) == (32, 256));
     let mut client = Client::new(&url);
     assert_eq!(client.get("/users?perPage=1").json()["total"], 1000 + created);
     println!("all of it with the least addresses: {} KiB at most", peak_kib(process.id()));

@@ -33,6 +33,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
+use userd::{PasswordHashing, users::password::Hasher};
 
 /// Longer than anything takes on a busy machine: a wait of this length would never end.
 pub const LONG: Duration = Duration::from_secs(20);
@@ -80,6 +81,17 @@ pub fn program(name: &str, package: &str) -> PathBuf {
     let mut paths = ["/usr/bin", "/usr/sbin"].into_iter().map(|dir| Path::new(dir).join(name));
     let path = paths.find(|path| path.exists());
     path.unwrap_or_else(|| panic!("the tests need {name}: apt-get install {package}"))
+}
+
+/// How long hashing a password takes now, at its best.
+pub fn time_of_a_hash() -> Duration {
+    let hasher = Hasher::new(PasswordHashing::Owasp);
+    let times = (0..3).map(|_| {
+        let start = Instant::now();
+        hasher.hash(&"a password".into()).expect("a hash");
+        start.elapsed()
+    });
+    times.min().expect("three")
 }
 
 /// What the addresses of a part of the loopback network begin with that no other test uses: `127.1.2.`. A client there has
