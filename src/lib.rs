@@ -120,7 +120,7 @@ pub use config::{
     TrustedProxies, Validation,
 };
 #[doc(hidden)]
-pub use db::New;
+pub use db::{Delete, New, Update, Updated};
 pub use http::{Method, Request, Response};
 #[cfg(feature = "testing")]
 pub use scratch::testing;

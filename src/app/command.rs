@@ -53,8 +53,8 @@ pub(crate) enum Command {
         changes: UserChanges,
         /// In which states of the record.
         condition: Condition,
-        /// Whether the user existed when it was looked up. A password is hashed only after that.
-        found: bool,
+        /// What is known of the user.
+        progress: Progress,
     },
     /// `DELETE /users/:id`
     Delete(i64, Condition),
@@ -65,6 +65,17 @@ pub(crate) enum Command {
     /// The same for a user whose password was right and whose hash is outdated: the hash that it was checked with, and the
     /// one to store instead.
     Rehash(Box<User>, PasswordHash, PasswordHash),
+}
+
+/// What is known of a user that is to be changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// Nothing.
+    New,
+    /// It existed when it was looked up. A password is hashed only after that.
+    Found,
+    /// It is to have another address.
+    Moves,
 }
 
 /// A create that may be repeated.
@@ -86,6 +97,8 @@ pub(crate) struct CreateOnce {
 pub(crate) enum Earlier {
     /// Nothing. Where there is a password, it is looked up before the password is hashed.
     Unknown,
+    /// It was in the same batch. Looked up, all repeats are answered together.
+    Batched,
     /// There was none.
     Absent,
     /// It has the same body, if it has the same password.
@@ -109,22 +122,29 @@ pub(crate) enum Lane {
     List,
     /// Creates: one statement and one commit for all.
     Create,
-    /// A change of one user, unbatched.
+    /// Changes of users, passwords aside: one statement and one commit for all updates, one for all deletes.
     Change,
+    /// A write that is never batched: of passwords, of addresses, or on conditions of several states.
+    Single,
     /// A password to hash or to check: a core for some 20 ms, and no session.
     Hash,
 }
 
 impl Lane {
     /// Their labels for figures, in the order of their numbers.
-    pub const LABELS: [&str; 5] = ["find", "list", "create", "change", "hash"];
+    pub const LABELS: [&str; 6] = ["find", "list", "create", "change", "single", "hash"];
 
     /// Each of them, in the order of their numbers (`lane as usize`).
-    pub const ALL: [Lane; 5] = [Lane::Find, Lane::List, Lane::Create, Lane::Change, Lane::Hash];
+    pub const ALL: [Lane; 6] = [Lane::Find, Lane::List, Lane::Create, Lane::Change, Lane::Single, Lane::Hash];
 
     /// Whether its statements change users: these may meet locks that reads do not.
     pub fn writes(self) -> bool {
-        matches!(self, Lane::Create | Lane::Change)
+        matches!(self, Lane::Create | Lane::Change | Lane::Single)
+    }
+
+    /// Whether its statements change users that there are.
+    pub fn changes_rows(self) -> bool {
+        matches!(self, Lane::Change | Lane::Single)
     }
 }
 
@@ -162,23 +182,25 @@ impl Command {
             Command::Create(new) => match &new.password {
                 None => Lane::Create,
                 Some(Password::Clear(_)) => Lane::Hash,
-                Some(Password::Hashed(_)) => Lane::Change,
+                Some(Password::Hashed(_)) => Lane::Single,
             },
             Command::CreateOnce(create) => match (&create.earlier, &create.new.password) {
                 (Earlier::Kept(_), _) | (Earlier::Absent, Some(Password::Clear(_))) => Lane::Hash,
-                (Earlier::Unknown, Some(Password::Clear(_))) => Lane::Find,
+                (Earlier::Batched, _) | (Earlier::Unknown, Some(Password::Clear(_))) => Lane::Find,
                 (_, None) => Lane::Create,
-                (_, Some(Password::Hashed(_))) => Lane::Change,
+                (_, Some(Password::Hashed(_))) => Lane::Single,
             },
-            Command::Update { changes, found, .. } => match (&changes.password, found) {
-                (Some(Some(Password::Clear(_))), false) => Lane::Find,
-                (Some(Some(Password::Clear(_))), true) => Lane::Hash,
-                _ => Lane::Change,
+            Command::Update { changes, condition, progress, .. } => match (&changes.password, progress) {
+                (Some(Some(Password::Clear(_))), Progress::New) => Lane::Find,
+                (Some(Some(Password::Clear(_))), _) => Lane::Hash,
+                (None, Progress::New) if condition.is_simple() => Lane::Change,
+                _ => Lane::Single,
             },
-            Command::Delete(..) => Lane::Change,
+            Command::Delete(_, condition) if condition.is_simple() => Lane::Change,
+            Command::Delete(..) => Lane::Single,
             Command::Authenticate(_) => Lane::Find,
             Command::Verify(..) => Lane::Hash,
-            Command::Rehash(..) => Lane::Change,
+            Command::Rehash(..) => Lane::Single,
         }
     }
 
@@ -301,7 +323,7 @@ impl Judge {
                     _ => json(request),
                 };
                 match body.and_then(UserChanges::from_body) {
-                    Ok(changes) => Command::Update { id, changes, condition, found: false },
+                    Ok(changes) => Command::Update { id, changes, condition, progress: Progress::New },
                     Err(refusal) => Command::RefuseUpdate(id, refusal),
                 }
             }

@@ -4,11 +4,11 @@
 
 use super::{
     App,
-    command::{Command, CreateOnce, Earlier, Lane, Login, Step},
+    command::{Command, CreateOnce, Earlier, Lane, Login, Progress, Step},
     preconditions::{Preconditions, Read, etag},
 };
 use crate::{
-    db::{New, NewOnce, Once, PasswordChange},
+    db::{Delete, New, NewOnce, Once, PasswordChange, Update, Updated},
     error::Error,
     http::Response,
     users::{
@@ -26,9 +26,10 @@ pub(super) fn execute(app: &App, lane: Lane, commands: Vec<Command>, deadlines: 
         Lane::Find => find(app, commands),
         Lane::List => list(app, commands),
         Lane::Create => create(app, commands, deadlines),
-        Lane::Change => {
+        Lane::Change => change(app, commands, deadlines),
+        Lane::Single => {
             let commands = commands.into_iter().zip(deadlines);
-            commands.map(|(command, deadline)| change(app, command, *deadline)).collect()
+            commands.map(|(command, deadline)| single(app, command, *deadline)).collect()
         }
         Lane::Hash => commands.into_iter().map(|command| hash(app, command)).collect(),
     }
@@ -109,7 +110,7 @@ fn found(command: Command, user: &User) -> Step {
             Step::Failed(Error::PreconditionFailed)
         }
         Command::Update { id, changes, condition, .. } => {
-            Step::Next(Command::Update { id, changes, condition, found: true })
+            Step::Next(Command::Update { id, changes, condition, progress: Progress::Found })
         }
         Command::Find(_, preconditions) => read(user, &preconditions),
         other => unreachable!("{:?} is not of one user", other.lane()),
@@ -200,7 +201,8 @@ fn create(app: &App, commands: Vec<Command>, deadlines: &[Instant]) -> Vec<Step>
     let once = if once.is_empty() { Vec::new() } else { app.users.create_many_once(&once) };
     let (mut plain, mut once, mut repeats) = (plain.into_iter(), once.into_iter(), repeats.into_iter());
     let step = |command| match command {
-        Command::CreateOnce(create) if repeats.next() == Some(true) => {
+        Command::CreateOnce(mut create) if repeats.next() == Some(true) => {
+            create.earlier = Earlier::Batched;
             Step::Next(Command::CreateOnce(create))
         }
         Command::CreateOnce(create) => created_once(create, once.next().unwrap_or_else(missing)),
@@ -210,11 +212,46 @@ fn create(app: &App, commands: Vec<Command>, deadlines: &[Instant]) -> Vec<Step>
 }
 
 fn missing<T>() -> Result<T, Error> {
-    Err(Error::Internal("a create has no outcome".to_owned()))
+    Err(Error::Internal("a command has no outcome".to_owned()))
 }
 
-/// A change of one user.
-fn change(app: &App, command: Command, deadline: Instant) -> Step {
+/// Changes without a password: one statement and one commit for all updates, and one for all deletes.
+fn change(app: &App, commands: Vec<Command>, deadlines: &[Instant]) -> Vec<Step> {
+    let (mut updates, mut deletes) = (Vec::new(), Vec::new());
+    for (command, deadline) in commands.iter().zip(deadlines) {
+        let deadline = *deadline;
+        match command {
+            Command::Update { id, changes: UserChanges { name, email, .. }, condition, .. } => {
+                let (id, name, email) = (*id, name.as_deref(), email.as_deref());
+                updates.push(Update { id, name, email, condition, deadline });
+            }
+            Command::Delete(id, condition) => deletes.push(Delete { id: *id, condition, deadline }),
+            other => unreachable!("{:?} is not a command of this lane", other.lane()),
+        }
+    }
+    let updated = if updates.is_empty() { Vec::new() } else { app.users.update_many(&updates) };
+    let deleted = if deletes.is_empty() { Vec::new() } else { app.users.delete_many(&deletes) };
+    let (mut updated, mut deleted) = (updated.into_iter(), deleted.into_iter());
+    let step = |command| match command {
+        Command::Update { id, changes, condition, progress } => {
+            match updated.next().unwrap_or_else(missing) {
+                Ok(Updated::Unbatched) => {
+                    Step::Next(Command::Update { id, changes, condition, progress: Progress::Moves })
+                }
+                Ok(Updated::User(user)) => Step::Done(one(200, &user)),
+                Err(error) => outcome(Command::Update { id, changes, condition, progress }, Err(error)),
+            }
+        }
+        command => {
+            let deleted = deleted.next().unwrap_or_else(missing);
+            outcome(command, deleted.map(|()| Response::no_content()))
+        }
+    };
+    commands.into_iter().map(step).collect()
+}
+
+/// A write that is not batched.
+fn single(app: &App, command: Command, deadline: Instant) -> Step {
     if let Command::CreateOnce(create) = command {
         return create_once(app, create, deadline);
     }

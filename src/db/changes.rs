@@ -49,8 +49,17 @@ const CREATE_WITH_PASSWORD: &str = "\
     ) \
     select id, name, email, created_at, updated_at, version, pg_catalog.clock_timestamp() from created";
 
-/// Locks, compares and changes a user.
+/// Locks, compares and changes a user, and its password.
 const UPDATE: &str = include_str!("update.sql");
+
+/// Changes a user where its row may be compared without a lock.
+const UPDATE_ONE: &str = include_str!("update_one.sql");
+
+/// Changes users whose rows are not locked.
+const UPDATE_MANY: &str = include_str!("update_many.sql");
+
+/// Deletes users whose rows are not locked.
+const DELETE_MANY: &str = include_str!("delete_many.sql");
 
 /// The user's own row stays as it is: that the password is kept in another form is no change of the record.
 const REPLACE_HASH: &str = "\
@@ -104,6 +113,42 @@ pub struct New<'a> {
     pub deadline: Instant,
 }
 
+/// A change of a user, without its password.
+#[derive(Debug, Clone, Copy)]
+pub struct Update<'a> {
+    /// The user.
+    pub id: i64,
+    /// A new name.
+    pub name: Option<&'a str>,
+    /// A new address.
+    pub email: Option<&'a str>,
+    /// In which state; [simple](Condition::is_simple).
+    pub condition: &'a Condition,
+    /// Nothing is changed past this.
+    pub deadline: Instant,
+}
+
+/// What became of one of several updates.
+#[derive(Debug)]
+pub enum Updated {
+    /// The user as it then is.
+    User(User),
+    /// Nothing yet: the address is to be another one, and another transaction may be about to take that. So it is to be
+    /// updated unbatched, and holds up no other user meanwhile.
+    Unbatched,
+}
+
+/// A user to be removed.
+#[derive(Debug, Clone, Copy)]
+pub struct Delete<'a> {
+    /// The user.
+    pub id: i64,
+    /// In which state; [simple](Condition::is_simple).
+    pub condition: &'a Condition,
+    /// Nothing is removed past this.
+    pub deadline: Instant,
+}
+
 /// No change begins past its deadline, whatever holds a statement back: then it ends with [`Error::Unavailable`]. One more
 /// round trip where a single change is refused for what is stored.
 impl Users {
@@ -152,7 +197,7 @@ impl Users {
     }
 
     /// Changes what is given and returns the user as it then is; where nothing changes, nothing is written.
-    /// One round trip. [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::PreconditionFailed`] where the condition
+    /// One round trip, and one more where another transaction changes the user meanwhile. [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::PreconditionFailed`] where the condition
     /// does not hold; [`Error::Contended`] as well where a password is removed that another transaction may just have
     /// set.
     pub fn update(
@@ -164,6 +209,12 @@ impl Users {
         condition: &Condition,
         deadline: Instant,
     ) -> Result<User, Error> {
+        if matches!(password, PasswordChange::Keep) && condition.is_simple() {
+            let update = Update { id, name, email, condition, deadline };
+            if let Some(user) = self.update_one(&update)? {
+                return Ok(user);
+            }
+        }
         let (hash, remove) = match password {
             PasswordChange::Keep => (None, false),
             PasswordChange::Remove => (None, true),
@@ -186,6 +237,58 @@ impl Users {
             (true, true) => Err(Error::Contended),
             (true, false) => self.user(row),
         }
+    }
+
+    /// `None` where another transaction has changed the user meanwhile, or a trigger has left it out.
+    fn update_one(&self, update: &Update) -> Result<Option<User>, Error> {
+        let Update { id, name, email, condition, deadline } = update;
+        let state = state(condition);
+        let params: [Param; 4] =
+            [(id, Type::INT8), (name, Type::TEXT), (email, Type::TEXT), (&state, Type::BYTEA)];
+        let updated = self.pool.change(UPDATE_ONE, &params, Deadlines::One(*deadline))?;
+        let row = only(&updated, *deadline, || Error::NotFound)?;
+        match column(row, 6)? {
+            None => Ok(None),
+            Some(true) => self.user(row).map(Some),
+            Some(false) => Err(not_begun(&updated, 0, *deadline).unwrap_or(Error::PreconditionFailed)),
+        }
+    }
+
+    /// Changes users, no two of which are the same, in one statement and one commit, each with the outcome that it would
+    /// have had unbatched; [`Error::Contended`] where another transaction has locked the user. One round trip. Where the
+    /// database refuses the batch for what only some of them may have, one more for each, as for
+    /// [creates](Users::create_many).
+    pub fn update_many(&self, updates: &[Update]) -> Vec<Result<Updated, Error>> {
+        let unbatched = |update: &Update| {
+            let Update { id, name, email, condition, deadline } = *update;
+            let user = self.update(id, name, email, &PasswordChange::Keep, condition, deadline);
+            user.map(Updated::User)
+        };
+        if let [update] = updates {
+            return vec![unbatched(update)];
+        }
+        let batch = || {
+            let order = in_order_of_ids(updates, |update| update.id)?;
+            let given: Vec<&Update> = order.iter().map(|index| &updates[*index]).collect();
+            let ids: Vec<i64> = given.iter().map(|update| update.id).collect();
+            let (names, emails): (Vec<_>, Vec<_>) =
+                given.iter().map(|update| (update.name, update.email)).unzip();
+            let states: Vec<_> = given.iter().map(|update| state(update.condition)).collect();
+            let deadlines: Vec<Instant> = given.iter().map(|update| update.deadline).collect();
+            let params: [Param; 4] = [
+                (&ids, Type::INT8_ARRAY),
+                (&names, Type::TEXT_ARRAY),
+                (&emails, Type::TEXT_ARRAY),
+                (&states, Type::BYTEA_ARRAY),
+            ];
+            let changed = self.pool.change(UPDATE_MANY, &params, Deadlines::Each(&deadlines))?;
+            by_id(&changed, &ids, &deadlines, &order, 6, |row, outcome| match outcome {
+                Outcome::Done => self.user(row).map(Updated::User),
+                Outcome::Unbatched => Ok(Updated::Unbatched),
+                refused => Err(refused.into_error()),
+            })
+        };
+        batch().unwrap_or_else(|error| unbatched_after(&error, updates, unbatched))
     }
 
     /// Replaces the hash of a password by another one of the same password, where it is still that. One round trip.
@@ -219,6 +322,93 @@ impl Users {
             (true, false) => Err(Error::NotFound),
             (true, true) => Ok(()),
         }
+    }
+
+    /// Removes users, no two of which are the same, and their credentials, as [`Users::update_many`] changes them.
+    pub fn delete_many(&self, deletes: &[Delete]) -> Vec<Result<(), Error>> {
+        let unbatched = |delete: &Delete| self.delete(delete.id, delete.condition, delete.deadline);
+        if let [delete] = deletes {
+            return vec![unbatched(delete)];
+        }
+        let batch = || {
+            let order = in_order_of_ids(deletes, |delete| delete.id)?;
+            let given: Vec<&Delete> = order.iter().map(|index| &deletes[*index]).collect();
+            let ids: Vec<i64> = given.iter().map(|delete| delete.id).collect();
+            let states: Vec<_> = given.iter().map(|delete| state(delete.condition)).collect();
+            let deadlines: Vec<Instant> = given.iter().map(|delete| delete.deadline).collect();
+            let params: [Param; 2] = [(&ids, Type::INT8_ARRAY), (&states, Type::BYTEA_ARRAY)];
+            let changed = self.pool.change(DELETE_MANY, &params, Deadlines::Each(&deadlines))?;
+            by_id(&changed, &ids, &deadlines, &order, 0, |_, outcome| match outcome {
+                Outcome::Done => Ok(()),
+                refused => Err(refused.into_error()),
+            })
+        };
+        batch().unwrap_or_else(|error| unbatched_after(&error, deletes, unbatched))
+    }
+}
+
+/// What a statement says of one of several changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Done,
+    NotAllowed,
+    Unbatched,
+    /// Or late.
+    Locked,
+    Missing,
+}
+
+impl Outcome {
+    fn of(number: i32) -> Result<Outcome, Error> {
+        const ALL: [Outcome; 5] =
+            [Outcome::Done, Outcome::NotAllowed, Outcome::Unbatched, Outcome::Locked, Outcome::Missing];
+        let outcome = usize::try_from(number).ok().and_then(|number| ALL.get(number));
+        outcome.copied().ok_or_else(|| Error::Internal("a change of an unknown outcome".into()))
+    }
+
+    fn into_error(self) -> Error {
+        match self {
+            Outcome::NotAllowed => Error::PreconditionFailed,
+            Outcome::Missing => Error::NotFound,
+            Outcome::Locked => Error::Contended,
+            Outcome::Done | Outcome::Unbatched => Error::Internal("a change that is no refusal".into()),
+        }
+    }
+}
+
+/// The outcomes of a batch of changes that the statement got in this order. Column `asked` of a row is the id of the
+/// user, and the next one the outcome.
+fn by_id<R>(
+    changed: &Changed,
+    ids: &[i64],
+    deadlines: &[Instant],
+    order: &[usize],
+    asked: usize,
+    outcome: impl Fn(&Row, Outcome) -> Result<R, Error>,
+) -> Result<Vec<Result<R, Error>>, Error> {
+    let missing = || Err(Error::Internal("a change has no outcome".into()));
+    let mut outcomes: Vec<_> = ids.iter().map(|_| missing()).collect();
+    for row in &changed.rows {
+        let unknown = |_| Error::Internal("a change that was not asked for".into());
+        let at = ids.binary_search(&column(row, asked)?).map_err(unknown)?;
+        let of_row = Outcome::of(column(row, asked + 1)?)?;
+        let not_begun = match of_row {
+            Outcome::Done => None,
+            _ => not_begun(changed, at, deadlines[at]),
+        };
+        outcomes[order[at]] = not_begun.map_or_else(|| outcome(row, of_row), Err);
+    }
+    Ok(outcomes)
+}
+
+/// The indices of changes in the order of their ids, in which all statements lock them. Each user may be changed once in a
+/// statement.
+fn in_order_of_ids<T>(changes: &[T], id: impl Fn(&T) -> i64) -> Result<Vec<usize>, Error> {
+    let mut order: Vec<usize> = (0..changes.len()).collect();
+    order.sort_unstable_by_key(|index| id(&changes[*index]));
+    match order.windows(2).any(|pair| id(&changes[pair[0]]) == id(&changes[pair[1]])) {
+        true => Err(Error::Internal("a user is changed twice in one statement".into())),
+        false => Ok(order),
     }
 }
 
@@ -297,14 +487,21 @@ pub(super) fn unbatched_after<T, R>(
     new.iter().map(one).collect()
 }
 
-/// What a condition allows and what it does not, as statements compare states: `int8send(version) ||
-/// timestamptz_send(updated_at)`.
+/// A state as statements compare it: `int8send(version) || timestamptz_send(updated_at)`.
+fn bytes(revision: &Revision) -> Vec<u8> {
+    let micros = revision.updated_at.unix_micros() - EPOCH;
+    [revision.version.to_be_bytes(), micros.to_be_bytes()].concat()
+}
+
+/// The one state that a simple condition allows, or `None` for all of them; no bytes where it allows none.
+fn state(condition: &Condition) -> Option<Vec<u8>> {
+    let only = condition.only.as_ref()?;
+    Some(only.first().map(bytes).unwrap_or_default())
+}
+
+/// What a condition allows and what it does not.
 fn states(condition: &Condition) -> [Option<Vec<Vec<u8>>>; 2] {
-    let state = |revision: &Revision| {
-        let micros = revision.updated_at.unix_micros() - EPOCH;
-        [revision.version.to_be_bytes(), micros.to_be_bytes()].concat()
-    };
-    let states = |revisions: &Vec<Revision>| revisions.iter().map(state).collect();
+    let states = |revisions: &Vec<Revision>| revisions.iter().map(bytes).collect();
     let except = Some(&condition.except).filter(|except| !except.is_empty());
     [condition.only.as_ref().map(states), except.map(states)]
 }

@@ -27,7 +27,7 @@ pub mod tls;
 pub mod users;
 pub mod watchdog;
 
-pub use changes::{New, PasswordChange};
+pub use changes::{Delete, New, PasswordChange, Update, Updated};
 pub(crate) use cleaner::Cleaner;
 pub use keys::{NewOnce, Once};
 pub use pool::{LOCK_TIMEOUT, Pool, PoolLimits};

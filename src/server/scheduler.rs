@@ -50,13 +50,13 @@ const IN_TWO: RangeInclusive<usize> = 6..=32;
 /// How long commands wait that need more memory than is free, before the next look.
 const MEMORY_PAUSE: Duration = Duration::from_millis(5);
 
-/// Commands in one batch, at most, by lane. 64 reads or creates are where a statement's fixed cost no longer shows; a
+/// Commands in one batch, at most, by lane. 64 reads or writes are where a statement's fixed cost no longer shows; a
 /// page is a thousand rows.
 const fn batch_limit(lane: Lane) -> usize {
     match lane {
-        Lane::Find | Lane::Create => 64,
+        Lane::Find | Lane::Create | Lane::Change => 64,
         Lane::List => 16,
-        Lane::Change | Lane::Hash => 1,
+        Lane::Single | Lane::Hash => 1,
     }
 }
 
@@ -107,6 +107,8 @@ pub struct Scheduler<T> {
 struct Queue<T> {
     waiting: VecDeque<Item<T>>,
     in_flight: usize,
+    /// When those began that are no retries.
+    began: Vec<Instant>,
     /// Commands of the batches in flight.
     commands_in_flight: usize,
     pace: Pace,
@@ -123,6 +125,7 @@ impl<T> Scheduler<T> {
         let queue = |lane: Lane| Queue {
             waiting: VecDeque::new(),
             in_flight: 0,
+            began: Vec::new(),
             commands_in_flight: 0,
             pace: Pace::new(lane.writes(), now),
             window: Window::default(),
@@ -177,8 +180,16 @@ impl<T> Scheduler<T> {
         if item.lane == Lane::Hash && mem::take(&mut item.keys.hashes) {
             self.hashes.leave(item.keys.account);
         }
+        // Its row is still its own.
+        let has_row = item.lane.changes_rows() && item.keys.row.is_some();
         item.lane = lane;
-        self.queue(item);
+        match has_row && lane.changes_rows() {
+            true => {
+                self.queued += 1;
+                insert_by_arrival(&mut self.lanes[lane as usize].waiting, item);
+            }
+            false => self.queue(item),
+        }
     }
 
     /// Queues a command that met a lock, to be retried after a pause; gives it back where its time is up.
@@ -206,11 +217,11 @@ impl<T> Scheduler<T> {
         if item.keys.hashes {
             self.hashes.leave(item.keys.account);
         }
-        if let Some(row) = item.keys.row.filter(|_| item.lane == Lane::Change)
+        if let Some(row) = item.keys.row.filter(|_| item.lane.changes_rows())
             && let Some(behind) = self.rows.get_mut(&row)
         {
             match behind.pop_front() {
-                Some(next) => insert_by_arrival(&mut self.lanes[Lane::Change as usize].waiting, next),
+                Some(next) => insert_by_arrival(&mut self.lanes[next.lane as usize].waiting, next),
                 None => drop(self.rows.remove(&row)),
             }
         }
@@ -228,6 +239,8 @@ impl<T> Scheduler<T> {
         if retry {
             self.retries_in_flight[lane as usize] -= 1;
             self.fresh_first_until = now + took;
+        } else if let Some(at) = queue.began.iter().position(|began| *began == started) {
+            queue.began.swap_remove(at);
         }
         match lane {
             _ if atypical => {}
@@ -263,7 +276,7 @@ impl<T> Scheduler<T> {
         };
         let most = self.memory.min(BATCH_MEMORY);
         let ran_dry = lane == Lane::Find && mem::take(&mut self.dry) && self.is_short();
-        let (first, size) = (self.first_that_fits(lane).unwrap_or(0), self.batch_size(lane));
+        let (first, size) = (self.first_that_fits(lane).unwrap_or(0), self.batch_size(lane, now));
         let waiting = &mut self.lanes[lane as usize].waiting;
         let mut memory = 0;
         let fits = |item: &&Item<T>| {
@@ -303,8 +316,11 @@ impl<T> Scheduler<T> {
         let retries = self.retries.iter().map(|(due, _)| *due).filter(|_| self.may_retry());
         let queues = Lane::ALL.into_iter().filter_map(|lane| {
             let queue = &self.lanes[lane as usize];
-            let may_start = !queue.waiting.is_empty() && self.may_start(lane);
-            may_start.then(|| self.not_before(lane, now)).flatten()
+            match self.may_start(lane, now) {
+                _ if queue.waiting.is_empty() => None,
+                true => self.not_before(lane, now),
+                false => self.stalls(lane, now),
+            }
         });
         let memory = self.is_short_of_memory().then_some(now + MEMORY_PAUSE);
         retries.chain(queues).chain(memory).min()
@@ -358,7 +374,7 @@ impl<T> Scheduler<T> {
         if lane == Lane::Hash {
             return self.hashes.push(item);
         }
-        if let Some(row) = keys.row.filter(|_| lane == Lane::Change) {
+        if let Some(row) = keys.row.filter(|_| lane.changes_rows()) {
             match self.rows.get_mut(&row) {
                 Some(behind) => return behind.push_back(item),
                 None => drop(self.rows.insert(row, VecDeque::new())),
@@ -371,7 +387,10 @@ impl<T> Scheduler<T> {
         let queue = &mut self.lanes[lane as usize];
         queue.in_flight += 1;
         queue.commands_in_flight += items.len();
-        self.retries_in_flight[lane as usize] += usize::from(retry);
+        match retry {
+            true => self.retries_in_flight[lane as usize] += 1,
+            false => queue.began.push(now),
+        }
         self.queued -= items.len();
         let memory = items.iter().map(|item| item.keys.memory).sum();
         let token = Token { lane, started: now, commands: items.len(), retry };
@@ -393,7 +412,7 @@ impl<T> Scheduler<T> {
         let oldest = |lane: Lane| {
             let first = self.first_that_fits(lane)?;
             let arrived = self.lanes[lane as usize].waiting[first].arrived;
-            let ready = self.may_start(lane) && self.not_before(lane, now).is_none();
+            let ready = self.may_start(lane, now) && self.not_before(lane, now).is_none();
             ready.then_some((arrived, lane))
         };
         let ready = Lane::ALL.into_iter().filter_map(oldest);

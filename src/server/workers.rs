@@ -242,7 +242,7 @@ impl Shared {
                     return self.wake_all();
                 }
                 Next::Wait(_) if state.stopping => state = self.park(state, None),
-                Next::Wait(at) if state.receiving < state.scheduler.receivers() => {
+                Next::Wait(at) if state.receiving < state.scheduler.receivers(now) => {
                     state = self.receive(state, at, recorder);
                 }
                 // The one whose batch ends next receives; one of the others checks on it.

@@ -26,6 +26,11 @@ impl Condition {
         self.only.is_none() && self.except.is_empty()
     }
 
+    /// Whether it allows all states, or one at most: so statements for many users take them.
+    pub fn is_simple(&self) -> bool {
+        self.only.as_ref().is_none_or(|only| only.len() <= 1) && self.except.is_empty()
+    }
+
     /// Whether this state will do.
     pub fn holds(&self, revision: Revision) -> bool {
         self.only.as_ref().is_none_or(|only| only.contains(&revision)) && !self.except.contains(&revision)

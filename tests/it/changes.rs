@@ -36,69 +36,135 @@ fn puts(service: &Service, target: &'static str, body: &Value) -> JoinHandle<Ans
     thread::spawn(move || client.put(target, body))
 }
 
-#[test]
-fn every_combination_of_fields() {
-    let service = Service::start();
-    let mut client = service.client();
-    let old = hash(PASSWORD);
-    let mut sql = service.database.client();
-    let mut id = 0;
-    for had_password in [false, true] {
-        for name in [None, Some("n"), Some("m")] {
-            for email in [None, Some("same"), Some("other")] {
-                for password in [None, Some(Value::Null), Some(json!(OTHER_PASSWORD))] {
-                    id += 1;
-                    let address = format!("{id}@example.com");
-                    sql.execute("insert into users (name, email) values ('n', $1)", &[&address]).unwrap();
-                    if had_password {
-                        let insert = "insert into credentials values ($1, $2)";
-                        sql.execute(insert, &[&i64::from(id), &old]).unwrap();
-                    }
-                    let path = format!("/users/{id}");
-                    let before = client.get(&path).json();
-                    let mut body = serde_json::Map::new();
-                    let now = email.map(|variant| match variant {
-                        "same" => address.clone(),
-                        _ => format!("Other-{address}"),
-                    });
-                    for (key, value) in
-                        [("name", name.map(Value::from)), ("email", now.clone().map(Value::from))]
-                    {
-                        body.extend(value.map(|value| (key.to_owned(), value)));
-                    }
-                    body.extend(password.clone().map(|value| ("password".to_owned(), value)));
-                    let body = Value::from(body).to_string();
-                    let shown = format!(
-                        "{body} of a user {}",
-                        if had_password { "with a password" } else { "without" }
-                    );
+/// A PUT of some of the fields, of a user with or without a password.
+#[derive(Debug, Clone)]
+struct Combination {
+    id: usize,
+    had_password: bool,
+    name: Option<&'static str>,
+    email: Option<String>,
+    password: Option<Value>,
+}
 
-                    let answer = client.put(&path, &body);
-                    assert_eq!(answer.status, 200, "{shown}");
-                    let after = answer.json();
-                    assert_eq!(client.get(&path).json(), after, "{shown}");
-                    assert_eq!(after["name"], name.unwrap_or("n"), "{shown}");
-                    let now = now.unwrap_or(address);
-                    assert_eq!(after["email"], now, "{shown}");
-                    let changes = name == Some("m")
-                        || email == Some("other")
-                        || password == Some(json!(OTHER_PASSWORD))
-                        || (password == Some(Value::Null) && had_password);
-                    let (was, is) = (before["updatedAt"].as_str(), after["updatedAt"].as_str());
-                    assert_eq!(is > was, changes, "{shown}: {was:?}, {is:?}");
-                    assert_eq!(after["createdAt"], before["createdAt"], "{shown}");
-                    let opens = match password {
-                        None if had_password => Some(PASSWORD),
-                        None | Some(Value::Null) => None,
-                        Some(_) => Some(OTHER_PASSWORD),
-                    };
-                    // The one that opens the account now, or the one that might have remained.
-                    let tried = opens.unwrap_or(PASSWORD);
-                    assert_eq!(authenticates(&mut client, &now, tried), opens.is_some(), "{shown}");
-                    if opens == Some(OTHER_PASSWORD) && had_password {
-                        assert!(!authenticates(&mut client, &now, PASSWORD), "{shown}: the old password");
+impl Combination {
+    /// All of them; that of a new address has another case first.
+    fn all() -> Vec<Combination> {
+        let mut all = Vec::new();
+        for had_password in [false, true] {
+            for name in [None, Some("n"), Some("m")] {
+                for email in [None, Some(""), Some("Other-")] {
+                    for password in [None, Some(Value::Null), Some(json!(OTHER_PASSWORD))] {
+                        let id = all.len() + 1;
+                        let email = email.map(|prefix| format!("{prefix}{}", address(id)));
+                        all.push(Combination { id, had_password, name, email, password });
                     }
                 }
+            }
+        }
+        all
+    }
+
+    fn path(&self) -> String {
+        format!("/users/{}", self.id)
+    }
+
+    fn body(&self) -> String {
+        let fields = [
+            ("name", self.name.map(Value::from)),
+            ("email", self.email.clone().map(Value::from)),
+            ("password", self.password.clone()),
+        ];
+        let present = fields.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
+        Value::from(present.collect::<serde_json::Map<_, _>>()).to_string()
+    }
+
+    /// What is there afterwards is what was asked for and answered.
+    fn check(&self, client: &mut Client, before: &Value, answer: &Answer, how: &str) {
+        let shown = format!("{} of {self:?}, {how}", self.body());
+        assert_eq!(answer.status, 200, "{shown}: {}", answer.body);
+        let after = answer.json();
+        assert_eq!(client.get(&self.path()).json(), after, "{shown}");
+        assert_eq!(after["name"], self.name.unwrap_or("n"), "{shown}");
+        let now = self.email.clone().unwrap_or(address(self.id));
+        assert_eq!(after["email"], now, "{shown}");
+        let sets = self.password == Some(json!(OTHER_PASSWORD));
+        let removes = self.password == Some(Value::Null);
+        let changes =
+            self.name == Some("m") || now != address(self.id) || sets || removes && self.had_password;
+        let (was, is) = (before["updatedAt"].as_str(), after["updatedAt"].as_str());
+        assert_eq!(is > was, changes, "{shown}: {was:?}, {is:?}");
+        assert_eq!(after["createdAt"], before["createdAt"], "{shown}");
+        let opens = match &self.password {
+            None if self.had_password => Some(PASSWORD),
+            None | Some(Value::Null) => None,
+            Some(_) => Some(OTHER_PASSWORD),
+        };
+        // The one that opens the account now, or the one that might have remained.
+        let tried = opens.unwrap_or(PASSWORD);
+        assert_eq!(authenticates(client, &now, tried), opens.is_some(), "{shown}");
+        if opens == Some(OTHER_PASSWORD) && self.had_password {
+            assert!(!authenticates(client, &now, PASSWORD), "{shown}: the old password");
+        }
+    }
+}
+
+fn address(id: usize) -> String {
+    format!("{id}@example.com")
+}
+
+/// Alone, all at once, and all at once among deletes and creates.
+#[test]
+fn every_combination_of_fields() {
+    let (all, old) = (Combination::all(), hash(PASSWORD));
+    assert_eq!(all.len(), 54);
+    for (sessions, prepared) in [(1, true), (2, true), (8, true), (1, false), (2, false), (8, false)] {
+        let service = Service::with(|config| {
+            config.db_pool_size = sessions;
+            config.db_prepared = prepared;
+            config.password_hashing = PasswordHashing::LeastCostForTests;
+        });
+        let mut client = service.client();
+        let mut sql = service.database.client();
+        for (way, others) in [("alone", 0), ("together", 0), ("among others", 20)] {
+            let how = format!("{way}, {sessions} sessions, prepared: {prepared}");
+            sql.batch_execute("truncate users, credentials restart identity").unwrap();
+            sql.execute(
+                "insert into users (name, email) select 'n', i || '@example.com' from generate_series(1, $1) i",
+                &[&((all.len() + others) as i32)],
+            )
+            .unwrap();
+            for combination in all.iter().filter(|combination| combination.had_password) {
+                let insert = "insert into credentials values ($1, $2)";
+                sql.execute(insert, &[&(combination.id as i64), &old]).unwrap();
+            }
+            let before: Vec<Value> = all.iter().map(|one| client.get(&one.path()).json()).collect();
+            let answers: Vec<Answer> = match way {
+                "alone" => all.iter().map(|one| client.put(&one.path(), one.body())).collect(),
+                _ => thread::scope(|scope| {
+                    let puts: Vec<_> = all
+                        .iter()
+                        .map(|one| (service.client(), one))
+                        .map(|(mut client, one)| scope.spawn(move || client.put(&one.path(), one.body())))
+                        .collect();
+                    for id in all.len() + 1..=all.len() + others {
+                        let (mut deletes, mut creates) = (service.client(), service.client());
+                        scope.spawn(move || {
+                            assert_eq!(deletes.delete(&format!("/users/{id}")).status, 204);
+                        });
+                        scope.spawn(move || {
+                            let body = json!({"name": "new", "email": format!("new{id}@example.com")});
+                            assert_eq!(creates.post("/users", body.to_string()).status, 201);
+                        });
+                    }
+                    puts.into_iter().map(|put| put.join().expect("an answer")).collect()
+                }),
+            };
+            for ((combination, before), answer) in all.iter().zip(&before).zip(&answers) {
+                combination.check(&mut client, before, answer, &how);
+            }
+            assert_eq!(client.get("/users").json()["total"], all.len() + others, "{how}");
+            for id in all.len() + 1..=all.len() + others {
+                assert_eq!(client.get(&format!("/users/{id}")).status, 404, "{how}");
             }
         }
     }
@@ -147,10 +213,8 @@ fn a_change_that_waited_for_another_one() {
         (String::leak(rename(SET)), String::leak(rename(REMOVE)));
     let race = |had_password, first, put, then, opens| Race { had_password, first, put, then, opens };
     let races = [
-        // What was there before is a change now.
-        race(false, RENAME, json!({"name": "A"}), Some(("A", "a@example.com")), None),
+        race(false, RENAME, json!({"name": "C"}), Some(("C", "a@example.com")), None),
         race(false, RENAME, json!({"name": "B"}), Some(("B", "a@example.com")), None),
-        race(false, RENAME, json!({}), Some(("B", "a@example.com")), None),
         // A password that the other one has set is removed, replaced or kept.
         race(false, set, json!({"password": null}), Some(("B", "a@example.com")), None),
         race(false, set, json!({"name": "C", "password": null}), Some(("C", "a@example.com")), None),
@@ -216,6 +280,39 @@ fn a_change_that_waited_for_another_one() {
                 assert_eq!(authenticates(&mut client, email, password), expected, "{what}: {password}");
             }
         }
+    }
+}
+
+/// What the committed record tells is answered at once: that nothing changes, that its state does not allow the change.
+#[test]
+fn what_changes_nothing_waits_for_no_lock() {
+    for prepared in [true, false] {
+        let service = Service::with(|config| config.db_prepared = prepared);
+        let mut client = service.client();
+        let before = client.post("/users", r#"{"name":"A","email":"a@example.com"}"#);
+        let tag = before.header("ETag").unwrap().to_owned();
+        let mut sql = service.database.client();
+        let mut other = sql.transaction().unwrap();
+        other.batch_execute("update users set name = 'B'").unwrap();
+        let rows = [
+            (None, json!({"name": "A"}), 200),
+            (None, json!({"name": "A", "email": "a@example.com"}), 200),
+            (None, json!({}), 200),
+            (Some(tag.as_str()), json!({"name": "A"}), 200),
+            (Some("\"x\""), json!({"name": "C"}), 412),
+        ];
+        for (tag, body, status) in rows {
+            for method in ["PUT", "PATCH"] {
+                let field = tag.map(|tag| ("If-Match", tag));
+                let answer = client.request(method, "/users/1", field.as_slice(), body.to_string());
+                assert_eq!(answer.status, status, "{method} {body}");
+                assert!(status != 200 || answer.body == before.body, "{method} {body}");
+            }
+        }
+        other.commit().unwrap();
+        let found = client.get("/users/1");
+        assert_eq!((found.status, found.json()["name"].as_str()), (200, Some("B")));
+        assert_ne!(found.header("ETag"), Some(tag.as_str()));
     }
 }
 

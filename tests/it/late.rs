@@ -120,7 +120,7 @@ fn hold_back(postgres: &Own, prepared: bool, stopped: bool) {
         };
         sql.batch_execute("truncate users, credentials, idempotency_keys restart identity").unwrap();
         for name in ["ada", "bob"] {
-            let insert = "with u as (insert into users (name, email) values ($1, $1 || '@example.com') \
+            let insert = "with u as (insert into users (name, email) values ($1::text, $1::text || '@example.com') \
                 returning id) insert into credentials select id, $2 from u";
             sql.execute(insert, &[&name, &OUTDATED]).unwrap();
         }

@@ -2,7 +2,7 @@
 //!
 //! `contract` is what it answers, `description` what it tells machines of that,
 //! `finding` lists and their queries, `preconditions` entity tags and patches,
-//! `repeating` creates with a key, `changes` what a change leaves behind, `model` all of them for any history,
+//! `repeating` creates with a key, `changes` what a change leaves behind, `batches` changes of many users in one statement, `model` all of them for any history,
 //! `clients` what it withstands, `cors` which pages of browsers it answers, `pages` what it counts, `faults` what breaks beneath it, `sessions` how it uses its
 //! sessions of the database, `lanes` what waits for what, `late` changes that are held back, `requests` their ids and lines of the log, `health` its
 //! readiness, `figures` what it counts, `cores` what it leaves to other processes, `neighbours` other users of that
@@ -13,6 +13,7 @@
 //! `tls` encrypted connections to it.
 
 mod backup;
+mod batches;
 mod changes;
 mod clients;
 mod cluster;

@@ -21,6 +21,10 @@ const LONGEST_POLL: Duration = Duration::from_millis(1);
 /// batch that they would be executed in.
 const SMALLEST_SHARE: usize = 4;
 
+/// A write in flight for longer than this waits for a lock, most likely, up to its time-out. Until then, and no longer, the
+/// next one of its lane may wait for its end to be a fuller batch.
+const STALLED: Duration = Duration::from_millis(5);
+
 impl<T> Scheduler<T> {
     pub(super) fn in_flight(&self, lane: Lane) -> usize {
         self.lanes[lane as usize].in_flight
@@ -32,7 +36,7 @@ impl<T> Scheduler<T> {
     }
 
     fn writes(&self) -> usize {
-        self.in_flight(Lane::Create) + self.in_flight(Lane::Change)
+        self.in_flight(Lane::Create) + self.in_flight(Lane::Change) + self.in_flight(Lane::Single)
     }
 
     fn statements(&self) -> usize {
@@ -43,25 +47,45 @@ impl<T> Scheduler<T> {
         self.statements() < self.capacity.statements && self.writes() < self.write_capacity()
     }
 
+    /// One of those that write is left to the other kind of write, creates or changes.
+    fn write_share(&self) -> usize {
+        (self.write_capacity() - 1).max(1)
+    }
+
+    /// Batches in flight that are no retries, of this kind of write.
+    fn of_kind(&self, lane: Lane) -> usize {
+        match lane.changes_rows() {
+            true => {
+                [Lane::Change, Lane::Single].map(|lane| self.lanes[lane as usize].began.len()).iter().sum()
+            }
+            false => self.lanes[lane as usize].began.len(),
+        }
+    }
+
     /// Half of what writes may have, so that new ones are executed beside those that meet locks.
     pub(super) fn may_retry(&self) -> bool {
         let in_flight: usize = self.retries_in_flight.iter().sum();
         self.may_write() && in_flight < (self.write_capacity() / 2).max(1)
     }
 
-    pub(super) fn may_start(&self, lane: Lane) -> bool {
-        self.free(lane) > 0
+    pub(super) fn may_start(&self, lane: Lane, now: Instant) -> bool {
+        self.free(lane, now) > 0
+    }
+
+    /// When the next of the writes in flight counts as stalled.
+    pub(super) fn stalls(&self, lane: Lane, now: Instant) -> Option<Instant> {
+        let began = self.lanes[lane as usize].began.iter().filter(|_| lane.writes());
+        began.map(|began| *began + STALLED).filter(|at| *at > now).min()
     }
 
     /// Batches of a lane that may be in flight.
     fn limit(&self, lane: Lane) -> usize {
-        // One of those that write is left to the other kind of write.
-        let share = (self.write_capacity() - 1).max(1);
+        let share = self.write_share();
         let paced = self.lanes[lane as usize].pace.batches(self.short_batches(lane));
         match lane {
             Lane::Hash => 0,
-            Lane::Change => share,
-            Lane::Create => share.min(paced),
+            Lane::Single => share,
+            Lane::Create | Lane::Change => share.min(paced),
             Lane::Find | Lane::List => self.capacity.statements.min(paced),
         }
     }
@@ -101,11 +125,11 @@ impl<T> Scheduler<T> {
     }
 
     /// How many workers had better wait for requests: one for each batch that may start.
-    pub fn receivers(&self) -> usize {
+    pub fn receivers(&self, now: Instant) -> usize {
         match (self.is_short(), self.ends_soon()) {
             (false, _) => RECEIVERS,
             (true, true) => 0,
-            (true, false) => self.free(Lane::Find).max(1),
+            (true, false) => self.free(Lane::Find, now).max(1),
         }
     }
 
@@ -120,13 +144,15 @@ impl<T> Scheduler<T> {
     }
 
     /// Batches of a lane that may start.
-    fn free(&self, lane: Lane) -> usize {
+    fn free(&self, lane: Lane, now: Instant) -> usize {
         // Retries have a share of their own, and take nothing of what has not met a lock yet.
-        let in_flight = self.in_flight(lane) - self.retries_in_flight[lane as usize];
+        let began = self.lanes[lane as usize].began.iter();
+        let in_flight = began.filter(|began| !lane.writes() || now < **began + STALLED).count();
         let mut free = self.limit(lane).saturating_sub(in_flight);
         free = free.min(self.capacity.statements.saturating_sub(self.statements()));
         if lane.writes() {
             free = free.min(self.write_capacity().saturating_sub(self.writes()));
+            free = free.min(self.write_share().saturating_sub(self.of_kind(lane)));
         }
         free
     }
@@ -136,11 +162,11 @@ impl<T> Scheduler<T> {
     /// the whole group at every stage, here and in the database. Creates only where their clients can be
     /// [separated](Scheduler::separate), because each batch is a commit: 64 at once, of clients that wait for each other, were
     /// answered after 8.6 ms instead of 7.7 ms.
-    pub(super) fn batch_size(&self, lane: Lane) -> usize {
+    pub(super) fn batch_size(&self, lane: Lane, now: Instant) -> usize {
         let queue = &self.lanes[lane as usize];
         let waiting = queue.waiting.len();
         let shares = self.limit(lane).min(queue.pace.cheap_batches());
-        let size = match self.free(lane).min(shares.saturating_sub(queue.in_flight)) {
+        let size = match self.free(lane, now).min(shares.saturating_sub(queue.in_flight)) {
             free @ 2.. => {
                 let share = (queue.commands_in_flight + waiting).div_ceil(shares);
                 let least = match queue.waiting.front() {
@@ -180,7 +206,7 @@ impl<T> Scheduler<T> {
         if paused.is_some() || waiting >= batch_limit(lane) {
             return paused;
         }
-        queue.window.waits(waiting, self.free(lane), self.apart(lane)?, now)
+        queue.window.waits(waiting, self.free(lane, now), self.apart(lane)?, now)
     }
 
     /// How long it takes on average until the next batch may start, where all that may are in flight. A batch waits for more
@@ -190,7 +216,7 @@ impl<T> Scheduler<T> {
         let coalesces = match lane {
             Lane::Create => true,
             Lane::Find | Lane::List => !pace.is_short(),
-            Lane::Change | Lane::Hash => false,
+            Lane::Change | Lane::Single | Lane::Hash => false,
         };
         let batches = u32::try_from(self.limit(lane)).unwrap_or(u32::MAX);
         (coalesces && pace.shortest() < Duration::MAX).then(|| pace.shortest() / batches)

@@ -222,7 +222,7 @@ fn what_no_client_waits_for_is_dropped() {
     (30..40).for_each(|work| bench.hash(work, Some(work.into())).unwrap());
     (40..50).for_each(|work| bench.hash(work, None).unwrap());
     assert_eq!(bench.finish_next(), (0..10).collect::<Vec<_>>());
-    assert_eq!(bench.contend_next(), [10]);
+    assert_eq!(bench.contend_next(), [10, 20]);
     (0..10).for_each(|work| bench.push(work, Lane::Find));
     assert_eq!(bench.scheduler.len(), 38);
     // Odd ones are awaited: of row 1 the second is next, of row 2 the second.

@@ -4,7 +4,9 @@ use super::*;
 
 #[test]
 fn batches_have_a_limit() {
-    for (lane, limit) in [(Lane::Find, 64), (Lane::Create, 64), (Lane::List, 16), (Lane::Change, 1)] {
+    for (lane, limit) in
+        [(Lane::Find, 64), (Lane::Create, 64), (Lane::List, 16), (Lane::Change, 64), (Lane::Single, 1)]
+    {
         let mut bench = Bench::new(1);
         (0..100).for_each(|work| bench.push(work, lane));
         let mut found = Vec::new();
@@ -88,7 +90,7 @@ fn short_batches_in_flight_follow_the_cores() {
         let mut batches = vec![bench.next().unwrap()];
         assert_eq!(batches[0].items.len(), first as usize);
         if lane == Lane::Find {
-            assert_eq!(bench.scheduler.receivers(), expected - 1, "one for each that may start");
+            assert_eq!(bench.scheduler.receivers(bench.now), expected - 1, "one for each that may start");
         }
         (0..1000).for_each(|work| bench.push(work, lane));
         batches.extend(bench.all());
@@ -97,7 +99,7 @@ fn short_batches_in_flight_follow_the_cores() {
         // All that they had in flight is forgotten.
         batches.into_iter().for_each(|batch| bench.finish(batch));
         assert_eq!(bench.scheduler.lanes[lane as usize].commands_in_flight, 0);
-        assert!(bench.scheduler.receivers() > 0);
+        assert!(bench.scheduler.receivers(bench.now) > 0);
     }
 }
 
@@ -140,7 +142,7 @@ fn answered(lane: Lane, took: u64, batches: usize) -> Bench {
     // Long after the window for the client that was answered.
     bench.pass(100);
     let mut in_flight = Vec::new();
-    while bench.scheduler.may_start(lane) {
+    while bench.scheduler.may_start(lane, bench.now) {
         (0..2).for_each(|work| bench.push(work, lane));
         in_flight.push(bench.next().unwrap());
     }

@@ -7,13 +7,15 @@ fn changes_of_a_row_follow_each_other() {
     let mut bench = Bench::new(8);
     (0..5).for_each(|work| bench.change(work, 1));
     bench.change(5, 2);
-    let mut both = bench.all();
-    assert_eq!(both.iter().map(works).collect::<Vec<_>>(), [[0], [5]]);
+    // One change of each row is in a batch.
+    let mut batch = bench.next().unwrap();
+    assert_eq!(works(&batch), [0, 5]);
     assert_eq!(bench.scheduler.len(), 4);
     // What met a lock stays before what came later.
-    let (first, second) = (both.remove(0), both.remove(0));
-    assert!(bench.contend(first).is_empty());
-    bench.finish(second);
+    let (second, first) = (batch.items.pop().unwrap(), batch.items.pop().unwrap());
+    bench.scheduler.finished(batch.token, true, bench.now);
+    bench.scheduler.push_again(first, bench.now).unwrap();
+    bench.scheduler.done(&second);
     assert!(bench.next().is_none());
     assert_eq!(bench.scheduler.len(), 5);
     bench.pass(10);
@@ -50,7 +52,7 @@ fn what_met_a_lock_is_executed_again_after_pauses() {
 #[test]
 fn retries_take_half_of_the_writes_at_most() {
     for (capacity, expected) in [(1, 1), (2, 1), (3, 1), (5, 2), (8, 3)] {
-        for lane in [Lane::Change, Lane::Create] {
+        for lane in [Lane::Change, Lane::Single, Lane::Create] {
             let mut bench = Bench::new(capacity);
             for work in 0..20 {
                 bench.push(work, lane);
@@ -142,4 +144,50 @@ fn a_read_that_meets_a_lock_pauses_its_lane_alone() {
     bench.pass(10);
     assert_eq!(bench.finish_next(), [0, 1, 2, 3], "in the order of their arrival");
     assert!(bench.scheduler.is_idle());
+}
+
+/// Where batches are short, one of them is in flight. It counts for as long as such batches take.
+#[test]
+fn a_write_that_waits_for_a_lock_holds_up_none_behind_it() {
+    for lane in [Lane::Create, Lane::Change] {
+        let mut bench = Bench::new(8);
+        bench.scheduler.lanes[lane as usize].pace.fix(1);
+        bench.push(0, lane);
+        let waits = bench.next().unwrap();
+        (1..4).for_each(|work| bench.push(work, lane));
+        match bench.scheduler.next(bench.now) {
+            Next::Wait(Some(at)) => assert!(at <= bench.now + Duration::from_millis(5), "{lane:?}"),
+            other => panic!("{other:?}"),
+        }
+        bench.pass(4);
+        assert!(bench.next().is_none(), "{lane:?}: it may yet end");
+        bench.pass(1);
+        assert_eq!(bench.finish_next(), [1, 2, 3], "{lane:?}");
+        assert!(bench.contend(waits).is_empty());
+        bench.pass(10);
+        assert_eq!(bench.finish_next(), [0], "{lane:?}");
+        assert!(bench.scheduler.is_idle());
+    }
+}
+
+/// An update that is to be executed unbatched keeps its row.
+#[test]
+fn a_change_with_another_step_stays_before_those_behind_it() {
+    let mut bench = Bench::new(8);
+    (0..3).for_each(|work| bench.change(work, 1));
+    bench.change(3, 2);
+    let mut batch = bench.next().unwrap();
+    assert_eq!(works(&batch), [0, 3]);
+    let (second, first) = (batch.items.pop().unwrap(), batch.items.pop().unwrap());
+    bench.scheduler.finished(batch.token, false, bench.now);
+    bench.scheduler.done(&second);
+    bench.scheduler.push_next(first, Lane::Single, 0);
+    assert_eq!(bench.scheduler.len(), 3);
+    let single = bench.next().unwrap();
+    assert_eq!((single.lane, works(&single)), (Lane::Single, vec![0]));
+    assert!(bench.next().is_none());
+    bench.finish(single);
+    assert_eq!(bench.finish_next(), [1]);
+    assert_eq!(bench.finish_next(), [2]);
+    assert!(bench.scheduler.is_idle() && bench.scheduler.rows.is_empty());
 }

@@ -27,7 +27,7 @@ const QUEUED: usize = 300;
 const fn starts_within(lane: Lane) -> u64 {
     match lane {
         // 1,351 was the most in 60 histories, and 54 in the other lanes.
-        Lane::Change => 10 * QUEUED as u64,
+        Lane::Change | Lane::Single => 10 * QUEUED as u64,
         _ => QUEUED as u64,
     }
 }
@@ -92,15 +92,16 @@ impl World {
             10..12 => (Lane::Find, true),
             12 => (Lane::Hash, true),
             13..16 => (Lane::Create, false),
+            16 => (Lane::Single, false),
             _ => (Lane::Change, false),
         };
         // A change of a password, or a login.
         if lane == Lane::Find && hashes && self.random.below(2) == 0 {
             account = Some(self.random.below(5) | 1 << 63);
-        } else if lane == Lane::Change || (lane == Lane::Find && hashes) {
+        } else if lane.changes_rows() || (lane == Lane::Find && hashes) {
             row = Some(self.random.below(ROWS) as i64);
         }
-        let ordered = lane == Lane::Change;
+        let ordered = lane.changes_rows();
         let pushed = self.bench.push_with(work, lane, Keys { row, account, hashes, memory: 0 });
         assert!(pushed.is_ok() || hashes, "only what hashes is refused");
         let waits_since = pushed.is_ok().then_some(self.ends);
@@ -118,10 +119,14 @@ impl World {
             self.started(&batch);
             self.hashes.push(batch);
         }
-        let count = |lane: Lane| self.in_flight.iter().filter(|batch| batch.lane == lane).count();
-        let writes = count(Lane::Create) + count(Lane::Change);
-        let retries = self.in_flight.iter().filter(|batch| batch.token.retry).count();
         let statements = self.capacity.statements;
+        let count = |lane: Lane| self.in_flight.iter().filter(|batch| batch.lane == lane).count();
+        let writes = count(Lane::Create) + count(Lane::Change) + count(Lane::Single);
+        let creates = self.in_flight.iter().filter(|batch| batch.lane == Lane::Create && !batch.token.retry);
+        let changes = self.in_flight.iter().filter(|batch| batch.lane.changes_rows() && !batch.token.retry);
+        let share = (statements.saturating_sub(2)).max(1);
+        assert!(creates.count() <= share && changes.count() <= share);
+        let retries = self.in_flight.iter().filter(|batch| batch.token.retry).count();
         assert!(self.in_flight.len() <= statements);
         assert!(writes <= (statements - 1).max(1));
         assert!(retries <= ((statements - 1) / 2).max(1));
@@ -145,7 +150,7 @@ impl World {
         for item in &batch.items {
             let command = &mut self.commands[item.work as usize];
             assert!(!command.over && command.lane == batch.lane);
-            let row = command.row.filter(|_| batch.lane == Lane::Change);
+            let row = command.row.filter(|_| batch.lane.changes_rows());
             assert!(row.is_none_or(|row| self.rows.insert(row)), "a row is changed twice at once");
             if batch.lane != Lane::Hash
                 && let Some(since) = command.waits_since.take()
@@ -176,7 +181,7 @@ impl World {
             Lane::Hash => false,
             // The table itself is locked.
             _ if chance < 20 => batch.lane != Lane::Find || chance < 5,
-            Lane::Change => command.row.is_some_and(|row| row < LOCKED as i64) && chance < 500,
+            Lane::Change | Lane::Single => command.row.is_some_and(|row| row < LOCKED as i64) && chance < 500,
             _ => false,
         };
         let contended = locks && batch.items.iter().any(|item| locked(&self.commands[item.work as usize]));
@@ -184,7 +189,7 @@ impl World {
         self.ended[batch.lane as usize] = self.bench.now;
         for item in batch.items {
             let command = &mut self.commands[item.work as usize];
-            if let Some(row) = command.row.filter(|_| batch.lane == Lane::Change) {
+            if let Some(row) = command.row.filter(|_| batch.lane.changes_rows()) {
                 self.rows.remove(&row);
             }
             if contended {
@@ -194,7 +199,9 @@ impl World {
             }
             let next = match batch.lane {
                 Lane::Find if item.keys.hashes => Some(Lane::Hash),
-                Lane::Hash if item.keys.account.is_none() => Some(Lane::Change),
+                Lane::Hash if item.keys.account.is_none() => Some(Lane::Single),
+                // An update of an address.
+                Lane::Change if self.random.below(4) == 0 => Some(Lane::Single),
                 _ => None,
             };
             if let Some(lane) = next {
