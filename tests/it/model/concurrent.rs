@@ -88,16 +88,17 @@ fn plan() -> impl Strategy<Value = Plan> {
         4 => (0..6_usize, weighted(0.1, password()))
             .prop_map(|(address, password)| Step::Create { address, password }),
         4 => (0..3_usize, any::<bool>()).prop_map(|(user, conditional)| Step::Get { user, conditional }),
-        6 => (
+        // Most of them are batched: those without a password.
+        12 => (
             (0..3_usize, any::<bool>(), any::<bool>()),
             any::<bool>(),
             weighted(0.25, 0..6_usize),
-            weighted(0.4, weighted(0.3, password())),
+            weighted(0.2, weighted(0.3, password())),
         )
             .prop_map(|((user, patch, conditional), rename, address, password)| {
                 Step::Put { user, patch, conditional, rename, address, password }
             }),
-        2 => (0..3_usize, any::<bool>()).prop_map(|(user, conditional)| Step::Delete { user, conditional }),
+        4 => (0..3_usize, any::<bool>()).prop_map(|(user, conditional)| Step::Delete { user, conditional }),
         1 => (0..6_usize).prop_map(Step::Find),
         1 => (0..6_usize, password())
             .prop_map(|(address, password)| Step::Authenticate { address, password }),
@@ -358,6 +359,29 @@ fn concurrent_histories_of_three_replicas() {
     let servers = replicas(&database);
     let addresses = servers.each_ref().map(|server| host(server.base_url()));
     explore_concurrent("three replicas at once", &database, &addresses, None, &|| ());
+}
+
+/// What meets in one service is batched: histories without batches would say nothing of them.
+#[test]
+fn concurrent_histories_of_batches() {
+    let database = slow_database();
+    let config = Config {
+        password_hashing: PasswordHashing::LeastCostForTests,
+        auth_attempts: 0,
+        ..database.config()
+    };
+    let server = Server::start(config).expect("a server starts");
+    let addresses = [host(server.base_url())];
+    explore_concurrent("batches", &database, &addresses, None, &|| ());
+    let figures = Client::new(server.base_url()).get("/metrics").body;
+    let value = |name: &str| {
+        let line =
+            figures.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix("{lane=\"change\"} "));
+        line.and_then(|value| value.parse::<f64>().ok()).expect("a figure")
+    };
+    let (changes, batches) = (value("userd_batch_size_sum"), value("userd_batch_size_count"));
+    println!("batches: {changes} changes in {batches}");
+    assert!(changes > 1.1 * batches, "{changes} changes in {batches} batches");
 }
 
 /// The service as a process, with a proxy on its way to the database.
