@@ -554,6 +554,13 @@ mod tests {
                 check(users.delete(id, &condition, late));
             }
         }
+        for condition in [Condition::default(), only] {
+            let update =
+                |id| Update { id, name: Some("n"), email: None, condition: &condition, deadline: late };
+            users.update_many(&[update(1), update(2)]).into_iter().for_each(check);
+            let delete = |id| Delete { id, condition: &condition, deadline: late };
+            users.delete_many(&[delete(1), delete(2)]).into_iter().for_each(check);
+        }
         users.replace_hash(1, &hash, &PasswordHash::from_phc("other".into()), late).unwrap();
         let emails = ["ada@example.com", "bob@example.com"];
         let mut found = users.find_by_email_with_credential(&emails).unwrap();

@@ -1,9 +1,9 @@
 -- Creates users as create_once.sql does, each with a key of its own.
 -- $1 bytea[]: digests of the keys, no two equal. $2 bytea[]: those of the bodies. $3, $4 text[]: names and addresses.
 -- $5 timestamptz[]: past these, nothing is created.
--- Answers a row for each that was created or whose key was kept: the user, the digest of the body where it was kept, the
--- hash of its password, the position in the arrays, and the database's clock. Those without a row have an address that is
--- taken, or are late.
+-- Answers a row for each that was created or whose key was kept: the user, the digest of the body where it was kept,
+-- the hash of its password, the position in the arrays, and the database's clock. Those without a row have an address
+-- that is taken, or are late.
 with given as materialized (
     select *
     from rows from (

@@ -2,8 +2,8 @@
 -- $1 bytea: the key's digest. $2 bytea: that of the body without its password. $3, $4 text: name and address. $5 text:
 -- the hash of the password, or null. $6 timestamptz: past this, nothing is created.
 -- Answers one row, the user as it was created, with the digest of the body and the hash of the password where it is a
--- row that was kept, and the database's clock. Fails as a create does where the address is taken, or where another transaction keeps the same key
--- at the same time: then nothing is created.
+-- row that was kept, and the database's clock. Fails as a create does where the address is taken, or where another
+-- transaction keeps the same key at the same time: then nothing is created.
 with kept as materialized (
     select id, name, email, created_at, updated_at, version, fingerprint, password_hash
     from idempotency_keys

@@ -1,8 +1,8 @@
 -- Deletes users, and waits for none of their rows.
--- $1 bigint[]: the users, in the order of their ids, no two equal. $2 bytea[]: the one state that each is deleted in, or
--- null. $3 timestamptz[]: past these, nothing is deleted.
--- Answers a row for each: the id, the outcome, and the database's clock. Outcomes: 0: deleted. 1: the state does not allow
--- it. 3: the row is locked, or the delete is late. 4: there is no such row. See update_many.sql.
+-- $1 bigint[]: the users, in the order of their ids, no two equal. $2 bytea[]: the one state that each is deleted in,
+-- or null. $3 timestamptz[]: past these, nothing is deleted.
+-- Answers a row for each: the id, the outcome, and the database's clock. Outcomes: 0: deleted. 1: the state does not
+-- allow it. 3: the row is locked, or the delete is late. 4: there is no such row. See update_many.sql.
 with given as materialized (
     select *
     from rows from (

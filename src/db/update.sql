@@ -1,13 +1,14 @@
 -- Changes a user, where the state of its record is one that the change is allowed for.
 -- $1 bigint: the user. $2, $3 text: a new name, a new address, or null. $4 text: the hash of a new password, or null.
--- $5 bool: whether the password is removed. $6, $7 bytea[]: the states that the change is allowed for, or null for all of
--- them, and those that it is not, or null; a state is the version and the time of the last change, in 16 bytes.
+-- $5 bool: whether the password is removed. $6, $7 bytea[]: the states that the change is allowed for, or null for all
+-- of them, and those that it is not, or null; a state is the version and the time of the last change, in 16 bytes.
 -- $8 timestamptz: past this, nothing is changed.
--- Answers no row when there is no such user, or when it is late; else the user as it is after the change, whether its state
--- allowed the change, whether the statement was overtaken, and the database's clock. Where it was, or the state did not allow it, nothing is changed.
+-- Answers no row when there is no such user, or when it is late; else the user as it is after the change, whether its
+-- state allowed the change, whether the statement was overtaken, and the database's clock. Where it was, or the state
+-- did not allow it, nothing is changed.
 --
--- Everything is compared with the locked row, which another transaction may have changed after this statement took
--- its snapshot. The joins have both changes of the credential made before the update, for which they count.
+-- Everything is compared with the locked row, which another transaction may have changed after this statement took its
+-- snapshot. The joins have both changes of the credential made before the update, for which they count.
 --
 -- Overtaken: a deletion finds only what the snapshot has, so it misses a credential that another transaction has
 -- inserted meanwhile. That transaction has changed the user, too, whose row is then another one than the snapshot's.
@@ -41,8 +42,10 @@ with target as materialized (
         left join credential_removed on credential_removed.user_id operator(pg_catalog.=) target.id
 ), updated as (
     update users
-    set name = coalesce($2, change.name), email = coalesce($3, change.email), version = change.version operator(pg_catalog.+) 1,
-        updated_at = least(greatest(pg_catalog.now(), change.updated_at operator(pg_catalog.+) interval '1 microsecond'),
+    set name = coalesce($2, change.name), email = coalesce($3, change.email),
+        version = change.version operator(pg_catalog.+) 1,
+        updated_at = least(
+            greatest(pg_catalog.now(), change.updated_at operator(pg_catalog.+) interval '1 microsecond'),
             timestamptz '9999-12-31T23:59:59.999999Z')
     from change where users.id operator(pg_catalog.=) change.id and changed and allowed and not overtaken
     returning users.id, users.name, users.email, users.created_at, users.updated_at, users.version

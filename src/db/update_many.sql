@@ -1,12 +1,13 @@
 -- Changes names and addresses of users, each as update.sql does, and waits for no row.
 -- $1 bigint[]: the users, in the order of their ids, no two equal. $2, $3 text[]: new names, new addresses, or nulls.
--- $4 bytea[]: the one state that each change is allowed for, or null. $5 timestamptz[]: past these, nothing is changed.
+-- $4 bytea[]: the one state that each change is allowed for, or null. $5 timestamptz[]: past these, nothing is
+-- changed.
 -- Answers a row for each: the user as it then is, or nulls; the id; the outcome; and the database's clock. Outcomes:
 -- 0: as was asked for. 1: the state does not allow the change. 2: the address is to be another one, for which another
 -- transaction may have to be waited for. 3: the row is locked, or the change is late. 4: there is no such row.
 --
--- The limits make a look-up in the index of each, whenever the plan was made. A row that another transaction has changed
--- since the snapshot is locked, compared and changed as it is now.
+-- The limits make a look-up in the index of each, whenever the plan was made. A row that another transaction has
+-- changed since the snapshot is locked, compared and changed as it is now.
 with given as materialized (
     select *
     from rows from (
@@ -27,7 +28,8 @@ with given as materialized (
 ), updated as (
     update users
     set name = new_name, email = new_email, version = target.version operator(pg_catalog.+) 1,
-        updated_at = least(greatest(pg_catalog.now(), target.updated_at operator(pg_catalog.+) interval '1 microsecond'),
+        updated_at = least(
+            greatest(pg_catalog.now(), target.updated_at operator(pg_catalog.+) interval '1 microsecond'),
             timestamptz '9999-12-31T23:59:59.999999Z')
     from target
     where users.id operator(pg_catalog.=) any (array(
@@ -44,6 +46,7 @@ with given as materialized (
     from target where id operator(pg_catalog.<>) all (array(select id from updated))
 )
 select id, name, email, created_at, updated_at, version, asked,
-    coalesce(outcome, case when exists (select from users where users.id operator(pg_catalog.=) asked) then 3 else 4 end),
+    coalesce(
+        outcome, case when exists (select from users where users.id operator(pg_catalog.=) asked) then 3 else 4 end),
     pg_catalog.clock_timestamp()
 from given left join changed on id operator(pg_catalog.=) asked

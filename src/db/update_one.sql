@@ -1,8 +1,8 @@
 -- Changes name and address of a user, in the most frequent case by one UPDATE.
--- $1 bigint: the user. $2, $3 text: a new name, a new address, or null. $4 bytea: the one state that the change is allowed
--- for, or null (see update.sql). $5 timestamptz: past this, nothing is changed.
--- Answers the user as it was stored; else, where the row of the snapshot tells why nothing was, that row and whether its
--- state allows the change; else that row and null, or no row where there is none; and the database's clock.
+-- $1 bigint: the user. $2, $3 text: a new name, a new address, or null. $4 bytea: the one state that the change is
+-- allowed for, or null (see update.sql). $5 timestamptz: past this, nothing is changed.
+-- Answers the user as it was stored; else, where the row of the snapshot tells why nothing was, that row and whether
+-- its state allows the change; else that row and null, or no row where there is none; and the database's clock.
 with updated as (
     update users
     set name = coalesce($2, name), email = coalesce($3, email), version = version operator(pg_catalog.+) 1,
