@@ -266,6 +266,10 @@ impl Run<'_> {
                 Ok(()) => break,
                 // Other sessions store users, too.
                 Err(StoreError::Repeated) if attempt < ATTEMPTS => look = true,
+                Err(StoreError::IdTaken) if attempt < ATTEMPTS => match import.keep_ids {
+                    true => look = true,
+                    false => staging.move_ids()?,
+                },
                 Err(error) => return Err(error.into()),
             }
             if import.skip_existing {
@@ -301,7 +305,8 @@ impl Run<'_> {
 
 /// Why no users were stored without staging them.
 enum Unstored {
-    /// Not all of them are to be stored, or one has a password, or the table takes no rows that are not staged.
+    /// Not all of them are to be stored, or one has a password, or the table takes no rows that are not staged, or ids that
+    /// were drawn are taken.
     ToBeStaged,
     /// A line has the address of another one, or of a stored user.
     Repeated,
@@ -329,7 +334,7 @@ impl From<postgres::Error> for Unstored {
 impl From<StoreError> for Unstored {
     fn from(error: StoreError) -> Unstored {
         match error {
-            StoreError::Repeated => Unstored::Repeated,
+            StoreError::Repeated | StoreError::IdTaken => Unstored::Repeated,
             error => Unstored::Failed(error.into()),
         }
     }
@@ -338,7 +343,9 @@ impl From<StoreError> for Unstored {
 impl From<StoreError> for BulkError {
     fn from(error: StoreError) -> BulkError {
         BulkError::Database(match error {
-            StoreError::Repeated => "other sessions keep storing the same addresses or ids".to_owned(),
+            StoreError::Repeated | StoreError::IdTaken => {
+                "other sessions keep storing the same addresses or ids".to_owned()
+            }
             StoreError::Altered { stored, sent } => format!(
                 "{} users and {} hashes were stored instead of {} and {}: a trigger of the table alters them",
                 stored.0, stored.1, sent.0, sent.1

@@ -1,4 +1,5 @@
-//! Many users at once, past HTTP: what the commands `export`, `import`, `migrate` and `check` do with a database.
+//! Many users at once, past HTTP: what the commands `export`, `import`, `migrate`, `check`, `recount` and `grants` do with
+//! a database.
 //!
 //! Knows no arguments, no files by name and no terminal. Not part of the library's interface.
 
@@ -16,7 +17,7 @@ pub use check::Complaint;
 pub use export::{Export, export};
 pub use import::{Import, Imported, Progress, Refused, Stop, import};
 pub use input::Input;
-pub use upkeep::{check, migrate};
+pub use upkeep::{check, compare_counts, grants, migrate, recount};
 
 use crate::{
     config::Config,

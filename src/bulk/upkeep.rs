@@ -1,14 +1,17 @@
-//! Migrations without a service, and a check that changes nothing.
+//! Migrations without a service, a check that changes nothing, and what mends what it finds.
 
+use super::{BulkError, connect};
 use crate::{
     config::Config,
     db::{
-        explain,
+        counts, explain,
         inspection::{self, Weight},
         migrate::{Migrations, refuse_the_users_of_another_program},
+        upkeep,
     },
     server::{StartError, check_system, opening::Opening},
 };
+use postgres::Client;
 
 /// Applies the migrations that the database lacks; their names. Blocks as a start does.
 pub fn migrate(config: &Config) -> Result<Vec<String>, StartError> {
@@ -17,10 +20,33 @@ pub fn migrate(config: &Config) -> Result<Vec<String>, StartError> {
     opening.migrate(migrations, true)
 }
 
+/// Counts all users anew; a line with how many they are. Blocks while other transactions write users, for ten minutes at
+/// the most, and while they are counted.
+pub fn recount(config: &Config) -> Result<String, BulkError> {
+    let (_, mut client) = connect(config)?;
+    counts::recount(&mut client).map_err(BulkError::Database)
+}
+
+/// The statements that let a role run a service on the database.
+pub fn grants(config: &Config, role: &str) -> Result<Vec<String>, BulkError> {
+    let (_, mut client) = connect(config)?;
+    let grants = upkeep::grants(&mut client, role)?;
+    match grants.is_empty() {
+        true => Err(BulkError::Database(format!("there is no role {role:?}"))),
+        false => Ok(grants),
+    }
+}
+
+/// Whether the counts behind pages are those of the table; a line that says so, or what is wrong. For tests.
+pub fn compare_counts(client: &mut Client) -> Result<String, String> {
+    counts::compare(client)
+}
+
 /// What a start would meet: a word for the subject, and a line. Changes nothing. Blocks up to `db_connect_timeout`.
-pub fn check(config: &Config) -> Vec<(Weight, &'static str, String)> {
+/// `with_counts`: all users are counted, too.
+pub fn check(config: &Config, with_counts: bool) -> Vec<(Weight, &'static str, String)> {
     let mut findings = Vec::new();
-    if let Err((subject, line)) = look(config, &mut findings) {
+    if let Err((subject, line)) = look(config, with_counts, &mut findings) {
         findings.push((Weight::Problem, subject, line));
     }
     findings
@@ -29,7 +55,11 @@ pub fn check(config: &Config) -> Vec<(Weight, &'static str, String)> {
 type Problem = (&'static str, String);
 
 /// Everything up to the first problem that hides the others.
-fn look(config: &Config, findings: &mut Vec<(Weight, &'static str, String)>) -> Result<(), Problem> {
+fn look(
+    config: &Config,
+    with_counts: bool,
+    findings: &mut Vec<(Weight, &'static str, String)>,
+) -> Result<(), Problem> {
     let unusable = |error: StartError| match error {
         StartError::Config(error) => ("configuration", error.to_string()),
         error => ("database", error.to_string()),
@@ -74,5 +104,16 @@ fn look(config: &Config, findings: &mut Vec<(Weight, &'static str, String)>) -> 
     }
     let privileges = inspection::privileges(&mut client, !are_applied && config.migrate).map_err(failed)?;
     findings.extend(privileges.into_iter().map(|(weight, line)| (weight, "privileges", line)));
+    if are_applied {
+        let tables = [upkeep::ids(&mut client), upkeep::row_security(&mut client)];
+        for found in tables {
+            findings
+                .extend(found.map_err(failed)?.into_iter().map(|(weight, line)| (weight, "tables", line)));
+        }
+        if with_counts {
+            let line = counts::compare(&mut client).map_err(|line| ("tables", line))?;
+            findings.push((Weight::Fine, "tables", line));
+        }
+    }
     Ok(())
 }

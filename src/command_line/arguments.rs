@@ -28,8 +28,13 @@ pub enum Arguments {
     Check {
         address: Address,
         migrate: bool,
+        /// Whether the counts are compared with the table.
+        counts: bool,
         dir: Dir,
     },
+    Recount(Dir),
+    /// For this role.
+    Grants(String, Dir),
     Config(Address, Dir),
     Man,
     Completion(String),
@@ -175,8 +180,16 @@ impl Arguments {
                 Arguments::Import(what, given.file(), given.dir())
             }
             "migrate" => Arguments::Migrate(given.dir()),
-            "check" => {
-                Arguments::Check { address: given.address(), migrate: given.migrate(), dir: given.dir() }
+            "check" => Arguments::Check {
+                address: given.address(),
+                migrate: given.migrate(),
+                counts: given.has("--counts"),
+                dir: given.dir(),
+            },
+            "recount" => Arguments::Recount(given.dir()),
+            "grants" => {
+                let dir = given.dir();
+                Arguments::Grants(role(given.operand)?, dir)
             }
             "config" => Arguments::Config(given.address(), given.dir()),
             "man" => Arguments::Man,
@@ -241,6 +254,11 @@ fn shell(operand: Option<OsString>) -> Result<String, String> {
     let given = operand.unwrap_or_default();
     let known = SHELLS.iter().find(|shell| given == **shell);
     known.map(|shell| (*shell).to_owned()).ok_or_else(|| format!("completion is for {}", SHELLS.join(", ")))
+}
+
+fn role(operand: Option<OsString>) -> Result<String, String> {
+    let role = operand.ok_or("grants needs the name of a role")?;
+    role.into_string().map_err(|role| format!("{role:?} is no name of a role"))
 }
 
 fn serve(given: &Given) -> Result<Serve, String> {
@@ -329,6 +347,9 @@ mod tests {
             "completion tcsh",
             "export --embedded=",
             "healthcheck --embedded",
+            "grants",
+            "recount users",
+            "--counts",
             "config --migrate=off",
             "--migrate",
             "--migrate=maybe",

@@ -1,6 +1,6 @@
 //! `userd export`: all users to a file or to standard output.
 
-use super::{Failure, embedded, environment, output::Output, progress::Progress, start_error};
+use super::{Failure, bulk_error, embedded, environment, output::Output, progress::Progress};
 use std::{io, path::Path};
 use userd::bulk::{self, BulkError, Export};
 
@@ -25,7 +25,6 @@ fn failure(error: BulkError) -> Failure {
         BulkError::Write(error) if error.kind() == io::ErrorKind::BrokenPipe => {
             Failure { code: CLOSED_PIPE, line: String::new() }
         }
-        BulkError::Start(error) => start_error(error),
-        error => Failure::runtime(error),
+        error => bulk_error(error),
     }
 }

@@ -26,7 +26,7 @@ use std::{
     io::{self, Write},
     process::ExitCode,
 };
-use userd::StartError;
+use userd::{StartError, bulk::BulkError};
 
 /// Does what the arguments say. Blocks until that is done.
 pub fn run() -> ExitCode {
@@ -42,9 +42,11 @@ pub fn run() -> ExitCode {
         Ok(Arguments::Export(what, file, dir)) => export::export(what, file.as_deref(), dir.as_deref()),
         Ok(Arguments::Import(what, file, dir)) => import::import(what, file.as_deref(), dir.as_deref()),
         Ok(Arguments::Migrate(dir)) => upkeep::migrate(dir.as_deref()),
-        Ok(Arguments::Check { address, migrate, dir }) => {
-            return upkeep::check(&address, migrate, dir.as_deref());
+        Ok(Arguments::Check { address, migrate, counts, dir }) => {
+            return upkeep::check(&address, migrate, counts, dir.as_deref());
         }
+        Ok(Arguments::Recount(dir)) => upkeep::recount(dir.as_deref()),
+        Ok(Arguments::Grants(role, dir)) => upkeep::grants(&role, dir.as_deref()),
         Ok(Arguments::Config(address, dir)) => upkeep::config(&address, dir.as_deref()),
         Ok(Arguments::Man) => return print(&manual::man()),
         Ok(Arguments::Completion(shell)) => return print(&manual::completion(&shell)),
@@ -90,6 +92,13 @@ fn start_error(error: StartError) -> Failure {
         StartError::Database(_) => Failure::runtime(format!(
             "{error}; DATABASE_URL names another database, `userd --embedded` runs one of its own"
         )),
+        error => Failure::runtime(error),
+    }
+}
+
+fn bulk_error(error: BulkError) -> Failure {
+    match error {
+        BulkError::Start(error) => start_error(error),
         error => Failure::runtime(error),
     }
 }

@@ -1,6 +1,6 @@
-//! `userd migrate`, `userd check` and `userd config`: what an operator asks before and after a deployment.
+//! `userd migrate`, `check`, `recount`, `grants` and `config`: what an operator asks before and after a deployment.
 
-use super::{Failure, arguments::Address, embedded, ending, environment, print, start_error};
+use super::{Failure, arguments::Address, bulk_error, embedded, ending, environment, print, start_error};
 use std::{path::Path, process::ExitCode};
 use userd::{
     Config,
@@ -21,12 +21,31 @@ pub fn migrate(dir: Option<&Path>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// One line for each finding. The exit code is 1 where one of them is a problem.
-pub fn check(address: &Address, migrate: bool, dir: Option<&Path>) -> ExitCode {
+/// Counts all users anew.
+pub fn recount(dir: Option<&Path>) -> Result<(), Failure> {
+    let mut config = environment::config(|_| None).map_err(Failure::usage)?;
+    let _cluster = join(dir, &mut config, false)?;
+    let line = bulk::recount(&config).map_err(bulk_error)?;
+    print(&format!("{line}\n"));
+    Ok(())
+}
+
+/// Prints the statements that let a role run the service.
+pub fn grants(role: &str, dir: Option<&Path>) -> Result<(), Failure> {
+    let mut config = environment::config(|_| None).map_err(Failure::usage)?;
+    let _cluster = join(dir, &mut config, false)?;
+    let grants = bulk::grants(&config, role).map_err(bulk_error)?;
+    print(&grants.iter().map(|grant| format!("{grant}\n")).collect::<String>());
+    Ok(())
+}
+
+/// One line for each finding. The exit code is 1 where one of them is a problem. `counts`: whether they are compared with
+/// the table.
+pub fn check(address: &Address, migrate: bool, counts: bool, dir: Option<&Path>) -> ExitCode {
     let joined = |mut config: Config| {
         config.migrate = migrate;
         let _cluster = join(dir, &mut config, false)?;
-        Ok(bulk::check(&config))
+        Ok(bulk::check(&config, counts))
     };
     let findings = match environment::config(|name| address.variable(name)).map(joined) {
         Ok(Ok(findings)) => findings,

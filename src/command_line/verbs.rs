@@ -133,10 +133,28 @@ pub const VERBS: &[Verb] = &[
     },
     Verb {
         name: "check",
-        options: &[EMBEDDED, HOST, PORT, MIGRATE],
+        options: &[
+            EMBEDDED,
+            HOST,
+            PORT,
+            MIGRATE,
+            option("--counts", Nothing, "compare the counts behind pages with the table, too"),
+        ],
         operand: None,
-        help: "say whether userd could start: configuration, database, migrations, privileges; changes nothing; \
+        help: "say whether userd could start: configuration, database, migrations, privileges, tables; changes nothing; \
                exit code 0 or 1",
+    },
+    Verb {
+        name: "recount",
+        options: &[EMBEDDED],
+        operand: None,
+        help: "count all users anew, where triggers were disabled and totals are wrong; writers wait meanwhile",
+    },
+    Verb {
+        name: "grants",
+        options: &[EMBEDDED],
+        operand: Some("ROLE"),
+        help: "print the GRANT statements that ROLE needs to run the service on tables that another role owns",
     },
     Verb {
         name: "config",

@@ -1,6 +1,9 @@
 //! The statements that read or write many users at once.
 
-use super::users::{EPOCH, PAGES};
+use super::{
+    pool::MOVE_IDS,
+    users::{EPOCH, PAGES},
+};
 use crate::users::{password::PasswordHash, user::Timestamp};
 use postgres::{
     Client, IsolationLevel, Row, Transaction, binary_copy::BinaryCopyOutIter, error::SqlState,
@@ -177,6 +180,8 @@ pub struct Repeated {
 pub enum StoreError {
     /// A line has the address or the id of an earlier one, or of a stored user.
     Repeated,
+    /// A line drew an id that is taken: the sequence of ids is behind them.
+    IdTaken,
     /// The rows that were stored are not those that were sent; users and hashes of both.
     Altered {
         stored: (u64, u64),
@@ -188,12 +193,9 @@ pub enum StoreError {
 impl From<postgres::Error> for StoreError {
     fn from(error: postgres::Error) -> StoreError {
         let constraint = error.as_db_error().and_then(|error| error.constraint());
-        match error.code() {
-            Some(&SqlState::UNIQUE_VIOLATION)
-                if matches!(constraint, Some("users_email_key" | "users_pkey")) =>
-            {
-                StoreError::Repeated
-            }
+        match (error.code(), constraint) {
+            (Some(&SqlState::UNIQUE_VIOLATION), Some("users_email_key")) => StoreError::Repeated,
+            (Some(&SqlState::UNIQUE_VIOLATION), Some("users_pkey")) => StoreError::IdTaken,
             _ => StoreError::Database(error),
         }
     }
@@ -333,6 +335,13 @@ impl<'a> Staging<'a> {
             _ => (SET_IDS, largest),
         };
         self.transaction.query_typed_one(sql, &[(&number, Type::INT8)]).map(drop)
+    }
+
+    /// Moves the sequence of ids past the largest one, as the pool does. The lock is not kept, and that it was moved is.
+    pub fn move_ids(&mut self) -> Result<(), postgres::Error> {
+        let mut attempt = self.transaction.transaction()?;
+        attempt.query_typed(MOVE_IDS, &[])?;
+        attempt.rollback()
     }
 
     /// Makes what was stored permanent.

@@ -34,7 +34,7 @@ with given as materialized (
     select name, email from new
     where pg_catalog.clock_timestamp() operator(pg_catalog.<) deadline
         and pg_catalog.set_config('userd.position', position::text, true) operator(pg_catalog.<>) ''
-    on conflict do nothing
+    on conflict (pg_catalog.lower(email collate pg_catalog."C")) do nothing
     returning id, name, email, created_at, updated_at, version,
         pg_catalog.current_setting('userd.position')::bigint as position
 ), keeping as (

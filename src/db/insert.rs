@@ -1,4 +1,4 @@
-//! Batches of creates: with `on conflict do nothing` only where an address is likely to be taken.
+//! Batches of creates: with `on conflict … do nothing` only where an address is likely to be taken.
 //!
 //! With that clause PostgreSQL looks into each index before it inserts, and confirms each row by a second record in its
 //! log: 16 users take it 1.68 million instructions, and 1.21 million without. Two cores got 27,770 creates a second
@@ -16,8 +16,8 @@ use std::{
     time::Instant,
 };
 
-/// What makes a statement leave out the rows that it cannot insert.
-const CLAUSE: &str = "on conflict do nothing";
+/// What makes a statement leave out the rows whose address is taken. Not those whose id is: the sequence is moved then.
+const CLAUSE: &str = "on conflict (pg_catalog.lower(email collate pg_catalog.\"C\")) do nothing";
 
 /// Batches that are executed with the clause after one with an address that was taken. 32 clients got 10 to 20 % more
 /// creates a second than with the clause in each batch where one address in a thousand was taken, and as many where one in

@@ -8,6 +8,8 @@ pub mod bulk;
 mod changes;
 mod cleaner;
 mod clock;
+#[cfg(any(test, feature = "command"))]
+pub mod counts;
 mod figures;
 mod insert;
 #[cfg(feature = "command")]
@@ -24,6 +26,8 @@ mod silent;
 mod sqlstate;
 pub mod target;
 pub mod tls;
+#[cfg(feature = "command")]
+pub mod upkeep;
 pub mod users;
 pub mod watchdog;
 

@@ -21,6 +21,19 @@ use std::{
 /// client's lock blocks keeps a session for longer. Many times what a commit takes, and short beside a request.
 pub const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 
+/// Moves the sequence of ids past the largest one that is stored, where it is behind; that id. After a replication or a
+/// restore of rows alone it is. One session at a time: what it sees of the sequence comes after the lock, and is newer
+/// than the largest id.
+pub(super) const MOVE_IDS: &str = "\
+    with locked as materialized ( \
+        select pg_catalog.pg_advisory_xact_lock('users'::pg_catalog.regclass::pg_catalog.oid::pg_catalog.int4, 256) \
+    ) \
+    select pg_catalog.setval(sequence, largest) \
+    from (select pg_catalog.pg_get_serial_sequence('users', 'id')::pg_catalog.regclass as sequence) as ids, \
+        lateral (select (select pg_catalog.nextval(sequence) from locked) as next, \
+            (select pg_catalog.max(id) from users) as largest offset 0) as found \
+    where largest operator(pg_catalog.>) next";
+
 /// How much of the database a pool may use, and how long its users wait.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolLimits {
@@ -138,7 +151,7 @@ impl Pool {
         const LONGEST_PAUSE: Duration = Duration::from_millis(100);
         let deadline = Instant::now() + self.limits.statement_timeout;
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE, deadline);
-        let mut was_stale = false;
+        let (mut was_stale, mut was_moved) = (false, false);
         loop {
             let mut session = self.session()?;
             let outcome = match read || session.is_quiet() {
@@ -162,12 +175,34 @@ impl Pool {
                     was_stale = true;
                     self.figures.stale.add();
                 }
+                // One that is retried draws other ids.
+                Failure::IdTaken if was_moved => return Err(Error::Contended),
+                Failure::IdTaken => {
+                    was_moved = true;
+                    self.move_ids()?;
+                }
                 Failure::Contended => return Err(Error::Contended),
                 Failure::Broken { error, .. } | Failure::Stale(error) | Failure::Final(error) => {
                     return Err(error);
                 }
             }
         }
+    }
+
+    /// Moves the sequence of ids past the largest one.
+    fn move_ids(&self) -> Result<(), Error> {
+        let moved = self.write(MOVE_IDS, &[]).inspect_err(|_| {
+            log::warn!(
+                "ids that new users draw are taken, and their sequence cannot be moved: see `userd check`"
+            );
+        })?;
+        if let Some(largest) = moved.first().and_then(|row| row.try_get::<_, i64>(0).ok()) {
+            log::warn!(
+                "the sequence of ids was behind the largest one, {largest}, and is moved past it: ids of users who \
+                 were deleted may be used again"
+            );
+        }
+        Ok(())
     }
 
     /// Writes what is counted; `lock_retries`: how often a statement that met a lock was executed again.

@@ -57,6 +57,8 @@ pub(super) enum Failure {
     Stale(Error),
     /// The statement met a lock or a concurrent transaction. Nothing was changed; it may succeed later, on any session.
     Contended,
+    /// A new user drew an id that is taken: the sequence of ids is behind them. Nothing was changed.
+    IdTaken,
     /// The statement's own error. Nothing was changed; repeating it brings the same.
     Final(Error),
 }
@@ -198,6 +200,7 @@ impl Session {
                 log::debug!("contended: {}", super::explain(error));
                 Failure::Contended
             }
+            Meaning::IdTaken => Failure::IdTaken,
             Meaning::Outdated => Failure::Stale(condition(sql, error)),
             Meaning::ReadOnly if self.wants_primary => Failure::Stale(condition(sql, error)),
             _ => Failure::Final(condition(sql, error)),

@@ -3,6 +3,7 @@
 //! | SQLSTATE | what it says | condition |
 //! |---|---|---|
 //! | 23505 | a value that must be unique is taken | `AlreadyExists` |
+//! | 23505 of `users_pkey` | the sequence of ids is behind them | none: it is moved, and the statement executed again |
 //! | 40001, 40P01, 55P03 | a lock or a concurrent transaction was met | `Contended`, once retries have not helped |
 //! | 25006 | the database takes no changes for now, or another server does | `Unavailable` |
 //! | 53xxx | disk, memory or connections are used up for now | `Unavailable` |
@@ -27,6 +28,8 @@ pub(super) enum Meaning {
     /// A lock was not granted within `lock_timeout`, or the transaction lost against a concurrent one (a deadlock,
     /// a serialization failure). Nothing was changed.
     Contended,
+    /// The id that a new user drew is taken. Nothing was changed.
+    IdTaken,
     /// Anything else: the statement's own error.
     Statement,
 }
@@ -48,6 +51,7 @@ impl Meaning {
             "26000" => Meaning::Outdated,
             "25006" => Meaning::ReadOnly,
             "55P03" | "40P01" | "40001" => Meaning::Contended,
+            "23505" if error.constraint() == Some("users_pkey") => Meaning::IdTaken,
             _ => Meaning::Statement,
         }
     }
@@ -98,6 +102,12 @@ pub(super) fn is_ended(error: &postgres::Error) -> bool {
     code(error) == "57P01"
         || error.is_closed()
         || cause.is_some_and(|cause| matches!(cause.kind(), BrokenPipe | ConnectionReset | UnexpectedEof))
+}
+
+/// Whether a lock was not granted in time (SQLSTATE 55P03).
+#[cfg(any(test, feature = "command"))]
+pub(super) fn is_locked(error: &postgres::Error) -> bool {
+    code(error) == "55P03"
 }
 
 /// Whether a table does not exist (SQLSTATE 42P01, and 3F000 for its schema).

@@ -118,6 +118,13 @@ impl ScratchDatabase {
 
 impl Drop for ScratchDatabase {
     fn drop(&mut self) {
+        // Of every test of this crate that has not failed.
+        #[cfg(test)]
+        let compared = match std::thread::panicking() {
+            true => Ok(String::new()),
+            false => connect(&self.url)
+                .map_or(Ok(String::new()), |mut client| crate::db::counts::compare(&mut client)),
+        };
         outside_of_runtimes(|| {
             let mut owners = OWNERS.lock().unwrap_or_else(PoisonError::into_inner);
             let owner = owners.iter_mut().find(|owner| owner.session == self.session);
@@ -126,6 +133,8 @@ impl Drop for ScratchDatabase {
                 log::warn!("cannot drop {}: {}", self.name, explain(&error));
             }
         });
+        #[cfg(test)]
+        assert!(compared.is_ok(), "{compared:?}");
     }
 }
 

@@ -14,6 +14,10 @@ use std::{
 
 const README: &str = include_str!("../../README.md");
 
+/// As pg_dump writes them.
+const SETTINGS_OF_A_SCRIPT: &str =
+    "select set_config('search_path', '', false); set check_function_bodies = off";
+
 /// The blocks of the chapter, in their order.
 fn blocks() -> Vec<&'static str> {
     let (_, chapter) = README.split_once("\n## Backup and restore\n").expect("the README has the chapter");
@@ -253,9 +257,9 @@ fn over_the_tables_of_a_userd_it_is_refused() {
 fn other_sessions_may_write() {
     let database = Database::create();
     for (number, settings) in [
-        "set search_path = ''",
+        "select set_config('search_path', '', false)",
         "set check_function_bodies = off",
-        "set check_function_bodies = off; set search_path = ''; set userd.restore = on",
+        &format!("{SETTINGS_OF_A_SCRIPT}; set userd.restore = on"),
     ]
     .into_iter()
     .enumerate()
@@ -264,6 +268,34 @@ fn other_sessions_may_write() {
         database.run(&format!("{settings}; {insert}"));
     }
     assert_eq!(database.value("select count(*) from users"), "3");
+}
+
+/// After `set role` a session may be one that the role may not end: then the script goes on, and each of its rows is refused
+/// with the reason.
+#[test]
+fn where_the_guard_may_not_end_the_session_its_error_has_the_reason() {
+    let database = Database::create();
+    let role = format!("{}_restores", database.name());
+    database.run(&format!(
+        "create role {role}; \
+         grant select, insert on users, credentials, page_counts, page_open to {role}"
+    ));
+    let mut session = database.client();
+    session.batch_execute(&format!("set role {role}; {SETTINGS_OF_A_SCRIPT}")).expect("settings of a script");
+    for statement in [
+        "insert into public.users (name, email) values ('n', 'n@example.com')",
+        "insert into public.credentials values (1, 'x')",
+        "insert into public.page_counts values (1, 1, 1)",
+        "insert into public.page_open values (1)",
+    ] {
+        let error = session.batch_execute(statement).expect_err(statement);
+        let error = error.as_db_error().expect("the session goes on");
+        assert_eq!(error.code().code(), "55000", "{statement}: {error:?}");
+        assert_eq!(error.message(), "a dump can be restored into an empty database only", "{statement}");
+    }
+    drop(session);
+    assert_eq!(database.value("select count(*) from users"), "0");
+    database.run(&format!("drop owned by {role}; drop role {role}"));
 }
 
 /// A migration of a table in use does not block its writers, and is retried.

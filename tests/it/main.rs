@@ -1,8 +1,9 @@
 //! The service as its users meet it: real processes, real sockets, a real PostgreSQL.
 //!
 //! `contract` is what it answers, `description` what it tells machines of that,
-//! `finding` lists and their queries, `preconditions` entity tags and patches,
-//! `repeating` creates with a key, `changes` what a change leaves behind, `batches` changes of many users in one statement, `model` all of them for any history,
+//! `tables` what becomes of the tables behind its back, `finding` lists and their queries, `preconditions` entity tags and
+//! patches, `repeating` creates with a key, `changes` what a change leaves behind, `batches` changes of many users in one
+//! statement, `model` all of them for any history,
 //! `clients` what it withstands, `cors` which pages of browsers it answers, `pages` what it counts, `faults` what breaks beneath it, `sessions` how it uses its
 //! sessions of the database, `lanes` what waits for what, `late` changes that are held back, `requests` their ids and lines of the log, `health` its
 //! readiness, `figures` what it counts, `cores` what it leaves to other processes, `neighbours` other users of that
@@ -48,6 +49,7 @@ mod repeating;
 mod requests;
 mod sessions;
 mod support;
+mod tables;
 mod testing;
 mod tls;
 mod verbs;

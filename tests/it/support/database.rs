@@ -2,11 +2,15 @@
 
 use super::{LONG, eventually};
 use postgres::{Client, NoTls, config::Host, error::SqlState};
-use std::sync::{
-    OnceLock,
-    atomic::{AtomicU32, Ordering},
+use std::{
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread,
 };
 use userd::{
+    bulk,
     config::{Config, Database as Target},
     embedded::{Cluster, Options},
     server::Server,
@@ -27,7 +31,8 @@ fn cluster() -> &'static Cluster {
     }
 }
 
-/// A database, dropped with whatever is connected to it.
+/// A database, dropped with whatever is connected to it. Where the test has not failed, the counts are compared with the
+/// table first: a test that breaks them mends them, too.
 pub struct Database {
     name: String,
 }
@@ -136,9 +141,20 @@ impl Database {
 
 impl Drop for Database {
     fn drop(&mut self) {
+        let client = if thread::panicking() { None } else { Client::connect(&self.url(), NoTls).ok() };
+        let compared = client.map(compare_counts);
         // Whatever is left goes with the cluster.
         let _ = admin(&format!("drop database if exists {} with (force)", self.name));
+        assert!(!matches!(compared, Some(Err(_))), "{compared:?}");
     }
+}
+
+/// Whether the counts are those of the table, where the database has both.
+pub fn compare_counts(mut client: Client) -> Result<(), String> {
+    let tables = "select to_regclass('users') is not null and to_regclass('page_counts') is not null \
+        and set_config('statement_timeout', '0', false) || set_config('lock_timeout', '20s', false) <> ''";
+    let has_both = client.query_one(tables, &[]).is_ok_and(|row| row.get(0));
+    if has_both { bulk::compare_counts(&mut client).map(drop) } else { Ok(()) }
 }
 
 fn admin(sql: &str) -> Result<(), postgres::Error> {

@@ -1,6 +1,6 @@
 //! A PostgreSQL of one test's own, to be killed, stopped and restarted.
 
-use super::{LONG, TempDir, eventually, pause};
+use super::{LONG, TempDir, database::compare_counts, eventually, pause};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -15,6 +15,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 use userd::embedded::{Cluster, Options};
@@ -120,6 +121,18 @@ impl Own {
     /// Names by address.
     pub fn users(&self) -> HashMap<String, String> {
         users(&mut self.client())
+    }
+}
+
+/// The counts are compared, as those of [`Database`](super::Database), where the test has left the server running.
+impl Drop for Own {
+    fn drop(&mut self) {
+        let Some(cluster) = self.cluster.as_ref().filter(|_| !thread::panicking()) else { return };
+        let target: postgres::Config =
+            cluster.connection_string("postgres").parse().expect("our own connection string");
+        let client = target.clone().connect_timeout(Duration::from_secs(2)).connect(NoTls);
+        let compared = client.map(compare_counts);
+        assert!(!matches!(compared, Ok(Err(_))), "{compared:?}");
     }
 }
 

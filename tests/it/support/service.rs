@@ -16,6 +16,9 @@ use std::{
 };
 use userd::{config::Config, server::Server};
 
+/// Names the programs of PostgreSQL that all tests use, where it is set.
+const POSTGRES_BIN: &str = "POSTGRES_BIN";
+
 /// A server in this process, on a free port and a database of its own.
 pub struct Service {
     pub server: Server,
@@ -52,8 +55,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// With only these arguments and variables, a `TMPDIR` of its own, and a free port unless they name one: several
-    /// tests run at once.
+    /// With only these arguments and variables, PostgreSQL's programs as the tests themselves use them, a `TMPDIR` of its
+    /// own, and a free port unless they name one: several tests run at once.
     pub fn start(arguments: &[&str], variables: &[(&str, &str)]) -> Process {
         Process::under(&[env!("CARGO_BIN_EXE_userd")], arguments, variables)
     }
@@ -67,6 +70,7 @@ impl Process {
             .env_clear()
             .env("TMPDIR", temp_dir.path())
             .env("PORT", "0")
+            .envs(std::env::var_os(POSTGRES_BIN).map(|dir| (POSTGRES_BIN, dir)))
             .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

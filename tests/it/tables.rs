@@ -1,0 +1,398 @@
+//! What becomes of the tables behind the service's back: a sequence behind the ids, counts that are wrong, row security, and
+//! a role that owns none of them.
+
+use crate::support::{
+    Answer, Client, Database, LONG, LONG_ON_DISK, Own, PASSWORD, Process, Service, TempDir, eventually,
+};
+use serde_json::{Value, json};
+use std::{path::Path, process::Command, sync::Barrier, thread};
+
+/// How a command ends on this database: its exit code, and what it prints.
+fn userd(database_url: &str, arguments: &[&str]) -> (i32, String) {
+    let mut process = Process::start(arguments, &[("DATABASE_URL", database_url)]);
+    let code = process.wait(LONG);
+    (code, process.stdout() + &process.stderr())
+}
+
+fn body(name: &str, password: Option<&str>) -> String {
+    let mut body = json!({"name": name, "email": format!("{name}@example.com")});
+    if let Some(password) = password {
+        body["password"] = password.into();
+    }
+    body.to_string()
+}
+
+fn create(client: &mut Client, key: Option<&str>, body: &str) -> Answer {
+    let key = key.map(|key| ("Idempotency-Key", key));
+    client.request("POST", "/users", key.as_slice(), body)
+}
+
+/// The user has the address that it was created with, which says which one was meant.
+fn check_stored(client: &mut Client, created: &Answer, name: &str) {
+    assert_eq!(created.status, 201, "{name}: {created:?}");
+    let found = client.get(&format!("/users/{}", created.id())).json();
+    assert_eq!((&found["name"], &found["email"]), (&name.into(), &format!("{name}@example.com").into()));
+}
+
+// The sequence of ids
+
+/// As after a logical replication, a restore of rows alone, `restart with 1`: ids that are drawn are taken.
+#[test]
+fn a_sequence_behind_the_ids_is_moved_past_them() {
+    for prepared in [true, false] {
+        let service = Service::with(|config| config.db_prepared = prepared);
+        let mut client = service.client();
+        let mut highest = 0;
+        let behind = "insert into users (id, name, email) overriding system value \
+                select i, 'n', 'replicated' || i || '@example.com' from generate_series(LAST + 1, LAST + 1500) i; \
+            alter sequence users_id_seq restart with 1";
+        for (name, key, password) in [
+            ("plain", None, None),
+            ("password", None, Some(PASSWORD)),
+            ("key", Some("key"), None),
+            ("both", Some("both"), Some(PASSWORD)),
+        ] {
+            service.database.run(&behind.replace("LAST", &highest.to_string()));
+            highest += 1500;
+            // A taken address is one still, whatever ids are drawn.
+            let taken = create(&mut client, key, &body("REPLICATED7", password));
+            assert_eq!(taken.status, 409, "{name}: {taken:?}");
+            let created = create(&mut client, key, &body(name, password));
+            check_stored(&mut client, &created, name);
+            let id: i64 = created.id().parse().unwrap();
+            assert!(id > highest, "{name}: {id}");
+            highest = id;
+            if key.is_some() {
+                let again = create(&mut client, key, &body(name, password));
+                assert_eq!((again.status, again.id()), (201, created.id()), "{name}");
+            }
+            if password.is_some() {
+                let login = json!({"email": format!("{name}@example.com"), "password": PASSWORD}).to_string();
+                assert_eq!(client.post("/users/authenticate", login).json()["id"], created.id(), "{name}");
+            }
+        }
+        assert_eq!(client.get("/users").json()["total"], 4 * 1500 + 4);
+    }
+}
+
+/// Many at once, in batches, with keys and without: one move of the sequence, each user once.
+#[test]
+fn batches_on_a_sequence_behind_the_ids() {
+    const CLIENTS: usize = 16;
+    const ROUNDS: usize = 20;
+    let database = Database::create();
+    let mut process = Process::on(&database, &[]);
+    let url = process.wait_for_url();
+    database.run(
+        "insert into users (name, email) select 'n', i || '@example.com' from generate_series(1, 2000) i; \
+         alter sequence users_id_seq restart with 7",
+    );
+    let barrier = Barrier::new(CLIENTS);
+    thread::scope(|scope| {
+        for number in 0..CLIENTS {
+            let (url, barrier) = (&url, &barrier);
+            scope.spawn(move || {
+                let mut client = Client::new(url);
+                barrier.wait();
+                for round in 0..ROUNDS {
+                    let name = format!("c{number}-{round}");
+                    let key = number.is_multiple_of(2).then_some(name.as_str());
+                    let created = create(&mut client, key, &body(&name, None));
+                    check_stored(&mut client, &created, &name);
+                    let taken = create(&mut client, None, &body("1500", None));
+                    assert_eq!(taken.status, 409, "{taken:?}");
+                }
+            });
+        }
+    });
+    let total = 2000 + CLIENTS * ROUNDS;
+    assert_eq!(Client::new(&url).get("/users").json()["total"], total);
+    assert_eq!(database.value("select count(distinct id) from users"), total.to_string());
+    process.logs("[WARN] the sequence of ids was behind the largest one, 2000, and is moved past it: ids of users who were");
+    let moves = process.stderr().matches("the sequence of ids was behind").count();
+    assert_eq!(moves, 1, "{}", process.stderr());
+}
+
+/// The import is not a service, and has the same trouble.
+#[test]
+fn an_import_on_a_sequence_behind_the_ids() {
+    for line in [
+        json!({"name": "new", "email": "new@example.com"}),
+        json!({"name": "new", "email": "new@example.com", "password": PASSWORD}),
+    ] {
+        let database = Database::create();
+        database.run(
+            "insert into users (name, email) select 'n', i || '@example.com' from generate_series(1, 20) i; \
+             alter sequence users_id_seq restart with 1",
+        );
+        let dir = TempDir::new();
+        dir.write("users", &line.to_string());
+        let file = dir.path().join("users");
+        let (code, said) = userd(&database.url(), &["import", file.to_str().unwrap()]);
+        assert_eq!(code, 0, "{said}");
+        let id = database.value("select id from users where email = 'new@example.com'");
+        assert!(id.parse::<u32>().unwrap() > 20, "{id}");
+        let mut service = Process::on(&database, &[]);
+        let mut client = service.client();
+        assert_eq!(client.get(&format!("/users/{id}")).json()["name"], "new");
+        let created = create(&mut client, None, &body("next", None));
+        check_stored(&mut client, &created, "next");
+    }
+}
+
+#[test]
+fn a_check_finds_a_sequence_behind_the_ids() {
+    let database = Database::create();
+    let problem = |what: &str| {
+        let (code, said) = userd(&database.url(), &["check"]);
+        let found = said
+            .lines()
+            .find(|line| line.starts_with("problem  tables: the sequence of ids"))
+            .map(str::to_owned);
+        assert_eq!(code, i32::from(found.is_some()), "{what}: {said}");
+        found
+    };
+    assert_eq!(problem("no user, none drawn"), None);
+    database
+        .run("insert into users (name, email) select 'n', i || '@example.com' from generate_series(1, 20) i");
+    assert_eq!(problem("as it should be"), None);
+    database.run("alter sequence users_id_seq restart with 21");
+    assert_eq!(problem("the next one is free"), None);
+    for behind in ["alter sequence users_id_seq restart with 20", "select setval('users_id_seq', 19)"] {
+        database.run(behind);
+        let line = problem(behind).expect(behind);
+        let mend = line.split('`').nth(1).unwrap();
+        database.run(mend);
+        assert_eq!(problem(mend), None);
+        assert_eq!(database.value("select nextval('users_id_seq')"), "21", "{behind}");
+    }
+}
+
+// Counts
+
+#[test]
+fn wrong_counts_are_found_and_mended() {
+    let service = Service::start();
+    let (mut client, url) = (service.client(), service.database.url());
+    let add = "insert into users (name, email) select 'n', gen_random_uuid() || '@example.com' from generate_series(1, 3000)";
+    service.database.run(add);
+    let check = || userd(&url, &["check", "--counts"]);
+    let (code, said) = check();
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("\nok       tables: the page counts are those of the 3000 users\n"), "{said}");
+    let mut users = 3000;
+    for broken in [
+        "update page_counts set n = n + 1 where ctid = (select ctid from page_counts where level = 1 and block = 0 limit 1)",
+        "delete from page_counts where level = 2",
+        "update page_counts set n = n - 1 where level = 3",
+        "insert into page_counts values (3, 9, 5)",
+        "insert into page_counts values (1, 99, 5), (2, 6, 5), (3, 0, 5)",
+        // Users of open blocks are recorded nowhere else.
+        "ONE; ONE; ONE; delete from page_open",
+        "alter table users disable trigger page_delete; delete from users where id = 3; \
+         alter table users enable trigger page_delete",
+        "set session_replication_role = replica; delete from users where id % 3 = 0",
+    ] {
+        let one = "insert into users (name, email) values ('n', gen_random_uuid() || '@example.com')";
+        service.database.run(&broken.replace("ONE", one));
+        users = service.database.value("select count(*) from users").parse().unwrap();
+        let (code, said) = check();
+        assert_eq!(code, 1, "{broken}: {said}");
+        let line = format!("problem  tables: the page counts differ from the {users} users in ");
+        assert!(said.lines().any(|found| found.starts_with(&line)), "{broken}: {said}");
+        let (code, said) = userd(&url, &["check"]);
+        assert_eq!(code, 0, "counts are compared where that is asked for: {said}");
+        let (code, said) = userd(&url, &["recount"]);
+        assert_eq!(
+            (code, said),
+            (0, format!("the page counts are those of the {users} users\n")),
+            "{broken}"
+        );
+        let (code, said) = check();
+        assert_eq!(code, 0, "{broken}: {said}");
+        assert_eq!(client.get("/users").json()["total"], users, "{broken}");
+        let last = client.get(&format!("/users?perPage=1&page={users}")).json();
+        assert_eq!(last["data"][0]["id"], service.database.value("select max(id) from users"), "{broken}");
+    }
+    assert!(users > 1000);
+}
+
+/// A recount waits for writers, and makes others wait for moments only.
+#[test]
+fn a_recount_beside_writers() {
+    let service = Service::start();
+    let mut client = service.client();
+    let created = create(&mut client, None, &body("ada", None));
+    check_stored(&mut client, &created, "ada");
+    service.database.run("update page_counts set n = n + 1; insert into page_counts values (3, 9, 5)");
+    let mut writer = service.database.client();
+    let mut writing = writer.transaction().unwrap();
+    writing.execute("update users set name = 'held' where id = 1", &[]).unwrap();
+    let mut recount = Process::start(&["recount"], &[("DATABASE_URL", &service.database.url())]);
+    let waits = "select count(*) > 0 from pg_stat_activity where datname = current_database() \
+        and query ~ 'page_recount' and wait_event_type = 'Lock'";
+    eventually(LONG, "it waits", || service.database.value(waits) == "true");
+    for number in 0..20 {
+        let name = format!("beside-{number}");
+        let created = create(&mut client, None, &body(&name, None));
+        check_stored(&mut client, &created, &name);
+    }
+    writing.commit().unwrap();
+    assert_eq!(recount.wait(LONG), 0, "{}", recount.stderr());
+    let users = client.get("/users").json();
+    assert_eq!((&users["total"], &users["data"][0]["name"]), (&21.into(), &"held".into()));
+}
+
+#[test]
+fn a_recount_leaves_triggers_as_they_are() {
+    let database = Database::create();
+    let states = "select string_agg(format('%s %s', tgname, tgenabled), ', ' order by tgname) from pg_trigger \
+        where tgrelid = 'users'::regclass and not tgisinternal";
+    database.run(
+        "insert into users (name, email) select 'n', i || '@example.com' from generate_series(1, 700) i",
+    );
+    for state in ["enable always", "enable replica", "disable", "enable"] {
+        for trigger in ["all", "page_insert", "page_delete"] {
+            // ALL is of ENABLE and DISABLE alone.
+            if trigger == "all" && state.contains(' ') {
+                continue;
+            }
+            database.run(&format!("alter table users {state} trigger {trigger}"));
+            let before = database.value(states);
+            let (code, said) = userd(&database.url(), &["recount"]);
+            assert_eq!(code, 0, "{said}");
+            assert_eq!(database.value(states), before, "{state} {trigger}");
+        }
+    }
+}
+
+// Rights
+
+#[test]
+fn row_security_is_refused_by_a_check() {
+    let database = Database::create();
+    for table in ["users", "credentials", "idempotency_keys", "page_counts"] {
+        database.run(&format!("alter table {table} enable row level security"));
+        let (code, said) = userd(&database.url(), &["check"]);
+        let line = format!("problem  tables: row-level security is enabled for {table}, ");
+        let found = said.lines().find(|found| found.starts_with(&line)).unwrap_or_else(|| panic!("{said}"));
+        assert_eq!(code, 1, "{said}");
+        database.run(found.split('`').nth(1).unwrap());
+        let (code, said) = userd(&database.url(), &["check"]);
+        assert_eq!(code, 0, "{said}");
+    }
+}
+
+/// One role makes the tables, another one runs the service with what `userd grants` prints and nothing else; without any of
+/// it, a check has a finding.
+#[test]
+fn a_role_that_owns_nothing_runs_the_service() {
+    let database = Database::empty();
+    let name = database.name();
+    let (owner, app) = (format!("{name}_owner"), format!("{name}_App"));
+    // In a schema whose name wants quotes, and a database that not everybody may connect to.
+    database.run(&format!(
+        "create role {owner} login; create role \"{app}\" login; alter database {name} owner to {owner}; \
+         revoke all on database {name} from public; revoke all on schema public from public; \
+         create schema \"The app's\" authorization {owner}; \
+         alter role {owner} in database {name} set search_path = \"The app's\"; \
+         alter role \"{app}\" in database {name} set search_path = \"The app's\""
+    ));
+    let url = |role: &str| database.url().replace("user=postgres", &format!("user={role}"));
+    let (code, said) = userd(&url(&owner), &["migrate"]);
+    assert_eq!(code, 0, "{said}");
+    let (code, said) = userd(&url(&owner), &["grants", "nobody"]);
+    assert_eq!((code, said.as_str()), (1, "userd: database error: there is no role \"nobody\"\n"));
+    let (code, grants) = userd(&url(&owner), &["grants", &app]);
+    assert_eq!(code, 0, "{grants}");
+    let as_owner = |sql: &str| {
+        let done = postgres::Client::connect(&url(&owner), postgres::NoTls)
+            .and_then(|mut client| client.batch_execute(sql));
+        done.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    };
+    as_owner(&grants);
+
+    let (code, said) = userd(&url(&app), &["check", "--counts"]);
+    assert_eq!(code, 0, "{said}");
+    let variables = [("DATABASE_URL", url(&app)), ("HOST", "127.0.0.1".to_owned())];
+    let variables = variables.each_ref().map(|(name, value)| (*name, value.as_str()));
+    for arguments in [&[][..], &["--migrate=off"]] {
+        let mut process = Process::start(arguments, &variables);
+        let mut client = process.client();
+        let run = arguments.len();
+        serve(&mut client, &format!("of-{run}"));
+        database.run("select setval('\"The app''s\".users_id_seq', 1)");
+        let created = create(&mut client, None, &body(&format!("behind-{run}"), None));
+        check_stored(&mut client, &created, &format!("behind-{run}"));
+    }
+
+    for grant in grants.lines() {
+        let (rights, rest) = grant.strip_prefix("grant ").unwrap().split_once(" on ").unwrap();
+        let (tables, _) = rest.split_once(" to ").unwrap();
+        for right in rights.split(", ") {
+            for table in tables.split(", ") {
+                let kind = ["database ", "schema ", "sequence "].iter().any(|kind| table.starts_with(kind));
+                let on = if kind { table.to_owned() } else { format!("table {table}") };
+                as_owner(&format!("revoke {right} on {on} from \"{app}\""));
+                let (code, said) = userd(&url(&app), &["check"]);
+                assert!(
+                    code == 1 || said.contains("\nnote     tables: the role may not"),
+                    "{right} {table}: {said}"
+                );
+                as_owner(grant);
+            }
+        }
+    }
+    database.run(&format!("alter database {name} owner to postgres; drop owned by \"{app}\", {owner} cascade; drop role \"{app}\", {owner}"));
+}
+
+/// Each kind of request, and what each has done.
+fn serve(client: &mut Client, name: &str) {
+    let created = create(client, Some(name), &body(name, Some(PASSWORD)));
+    check_stored(client, &created, name);
+    let again = create(client, Some(name), &body(name, Some(PASSWORD)));
+    assert_eq!((again.status, again.id()), (201, created.id()));
+    let path = format!("/users/{}", created.id());
+    let other = create(client, None, &body(&format!("{name}-other"), None));
+    check_stored(client, &other, &format!("{name}-other"));
+    let email = format!("{name}@example.com");
+    let login = |password: &str| json!({"email": email, "password": password}).to_string();
+    assert_eq!(client.post("/users/authenticate", login(PASSWORD)).status, 200);
+    let renamed = format!("{name}-renamed");
+    assert_eq!(client.put(&path, json!({"name": renamed}).to_string()).status, 200);
+    let patched = client.request("PATCH", &path, &[("If-Match", "*")], r#"{"password":"another one"}"#);
+    assert_eq!(patched.status, 200, "{patched:?}");
+    assert_eq!(client.post("/users/authenticate", login("another one")).status, 200);
+    assert_eq!(client.put(&path, r#"{"password":null}"#).status, 200);
+    assert_eq!(client.post("/users/authenticate", login("another one")).status, 401);
+    let found = client.get(&format!("/users?email={email}")).json();
+    assert_eq!(found["data"][0]["name"], renamed);
+    let total = client.get("/users").json()["total"].as_u64().unwrap();
+    let walk = client.get("/users?after=0&perPage=100").json();
+    assert_eq!(walk["data"].as_array().map(Vec::len), Some(total as usize));
+    assert_eq!(client.delete(&path).status, 204);
+    assert_eq!(client.get(&path).status, 404);
+    assert_eq!(client.get("/users").json()["total"], Value::from(total - 1));
+    assert_eq!(create(client, Some(name), &body(name, Some(PASSWORD))).status, 410);
+}
+
+/// All of them, where a variable names others than the machine's own: a run of the tests is with one version.
+#[test]
+fn the_programs_that_are_named_are_those_of_the_tests() {
+    let Some(dir) = std::env::var_os("POSTGRES_BIN") else { return };
+    let version = Command::new(Path::new(&dir).join("postgres")).arg("--version").output().unwrap();
+    let version = String::from_utf8(version.stdout).unwrap();
+    let version = version.trim().strip_prefix("postgres (PostgreSQL) ").unwrap();
+    assert_eq!(Database::empty().value("current_setting('server_version')"), version);
+    assert_eq!(
+        Own::start().client().query_one("show server_version", &[]).unwrap().get::<_, &str>(0),
+        version
+    );
+    let dir = TempDir::new();
+    let data = dir.path().join("data");
+    let mut process = Process::start(&[&format!("--embedded={}", data.display())], &[("HOST", "127.0.0.1")]);
+    process.wait_for_url_within(LONG_ON_DISK);
+    let url = format!("host={} user=postgres dbname=postgres", data.display());
+    let (code, said) = userd(&url, &["check"]);
+    assert!(code == 0 && said.contains(&format!("\nok       database: PostgreSQL {version}\n")), "{said}");
+}
