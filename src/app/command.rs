@@ -445,14 +445,14 @@ mod tests {
             ("POST", "/users", new("long enough"), Ok(Lane::Hash)),
             ("POST", "/users", new("long enough").replace("password", "passw\\u006frd"), Ok(Lane::Hash)),
             ("PUT", "/users/1", r#"{"name":"forgot her \"password\""}"#.to_owned(), Ok(Lane::Change)),
-            ("PUT", "/users/1", r#"{"password":null}"#.to_owned(), Ok(Lane::Change)),
+            ("PUT", "/users/1", r#"{"password":null}"#.to_owned(), Ok(Lane::Single)),
             // The user is looked up before its password is hashed, or its body refused.
             ("PUT", "/users/1", r#"{"password":"long enough"}"#.to_owned(), Ok(Lane::Find)),
             ("PUT", "/users/1", r#"{"name":1}"#.to_owned(), Ok(Lane::Find)),
             ("PUT", "/users/1", "{".to_owned(), Ok(Lane::Find)),
             ("DELETE", "/users/1", String::new(), Ok(Lane::Change)),
             ("PATCH", "/users/1", r#"{"name":"A"}"#.to_owned(), Ok(Lane::Change)),
-            ("PATCH", "/users/1", r#"{"password":null}"#.to_owned(), Ok(Lane::Change)),
+            ("PATCH", "/users/1", r#"{"password":null}"#.to_owned(), Ok(Lane::Single)),
             ("PATCH", "/users/1", r#"{"password":"long enough"}"#.to_owned(), Ok(Lane::Find)),
             // A PUT may have it.
             ("PATCH", "/users/1", r#"{"email":"none"}"#.to_owned(), Ok(Lane::Find)),
