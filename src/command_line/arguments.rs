@@ -7,7 +7,7 @@ use super::{
 use std::{
     ffi::{OsStr, OsString},
     os::unix::ffi::OsStrExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 use userd::bulk::{Export, Format, Import};
 
@@ -48,6 +48,8 @@ pub struct Serve {
     pub ephemeral: bool,
     /// The directory of PostgreSQL's programs.
     pub postgres: Option<PathBuf>,
+    /// The users that a database to be dropped begins with.
+    pub seed: Option<(PathBuf, Format)>,
     /// The process whose end is the end of this one.
     pub parent: Option<Parent>,
     /// Whether missing migrations are applied.
@@ -118,14 +120,17 @@ impl Given {
     }
 
     fn format(&self) -> Format {
-        let is_csv = match self.value("--format") {
-            Some(format) => format == "csv",
-            None => self.file().is_some_and(|file| {
-                file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv"))
-            }),
-        };
-        if is_csv { Format::Csv } else { Format::Ndjson }
+        match self.value("--format") {
+            Some(format) if format == "csv" => Format::Csv,
+            Some(_) => Format::Ndjson,
+            None => self.file().map_or(Format::Ndjson, |file| format_of(&file)),
+        }
     }
+}
+
+fn format_of(file: &Path) -> Format {
+    let is_csv = file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
+    if is_csv { Format::Csv } else { Format::Ndjson }
 }
 
 impl Arguments {
@@ -266,6 +271,7 @@ fn serve(given: &Given) -> Result<Serve, String> {
         dir: given.dir(),
         ephemeral: given.has("--ephemeral"),
         postgres: given.value("--postgres").map(PathBuf::from),
+        seed: given.value("--seed").map(PathBuf::from).map(|file| (file.clone(), format_of(&file))),
         parent: None,
         migrate: given.migrate(),
         address: given.address(),
@@ -278,6 +284,9 @@ fn serve(given: &Given) -> Result<Serve, String> {
                 Parent::Process(pid.ok_or("--with-parent= names no process")?)
             }
         });
+    }
+    if serve.seed.is_some() && !serve.ephemeral {
+        return Err("--seed goes with --ephemeral".to_owned());
     }
     if serve.postgres.is_some() && !given.has("--embedded") {
         return Err("--postgres goes with --embedded".to_owned());

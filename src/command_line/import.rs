@@ -8,7 +8,10 @@ use std::{
     path::Path,
     thread,
 };
-use userd::bulk::{self, BulkError, Import, Imported, Input, Progress, Stop};
+use userd::{
+    Config,
+    bulk::{self, BulkError, Format, Import, Imported, Input, Progress, Stop},
+};
 
 /// Imports the users of a file, or of standard input, and says what has become of each line that is refused. A private
 /// cluster in `dir` is made and migrated where it is missing, unless nothing is to be changed. Blocks until that is done.
@@ -35,6 +38,17 @@ pub fn import(what: Import, file: Option<&Path>, dir: Option<&Path>) -> Result<(
     report(what, &imported)
 }
 
+/// Creates the users of a file in a database that begins with them: whatever their columns can hold. Blocks until that is
+/// done.
+pub fn seed(config: &Config, file: &Path, format: Format) -> Result<(), Failure> {
+    let what = Import { format, skip_invalid: false, skip_existing: false, dry_run: false, as_is: true };
+    let imported = bulk::import(config, what, open(Some(file))?.0, &Stop::default(), |_| ());
+    let imported = imported.map_err(failure)?;
+    refusals(what, &imported)?;
+    log::info!("the database begins with {}", counted(imported.users, "user"));
+    Ok(())
+}
+
 /// The input, and how many bytes it has, where that is known.
 fn open(file: Option<&Path>) -> Result<(Input, Option<u64>), Failure> {
     let open = || {
@@ -54,6 +68,21 @@ fn open(file: Option<&Path>) -> Result<(Input, Option<u64>), Failure> {
 
 /// The refused lines on standard error, and on standard output what was done.
 fn report(what: Import, imported: &Imported) -> Result<(), Failure> {
+    refusals(what, imported)?;
+    let done = if what.dry_run { "would import" } else { "imported" };
+    let mut line = format!("{done} {}", counted(imported.users, "user"));
+    if imported.existing > 0 {
+        line.push_str(&format!(", skipped {}", counted(imported.existing, "existing user")));
+    }
+    if imported.refused.count > 0 {
+        line.push_str(&format!(", skipped {}", counted(imported.refused.count, "invalid line")));
+    }
+    let _ = writeln!(io::stdout(), "{line}");
+    Ok(())
+}
+
+/// The refused lines on standard error. An error where nothing was imported because of them.
+fn refusals(what: Import, imported: &Imported) -> Result<(), Failure> {
     let refused = &imported.refused;
     let mut stderr = io::stderr().lock();
     // Standard error may be a terminal that is closed.
@@ -68,15 +97,6 @@ fn report(what: Import, imported: &Imported) -> Result<(), Failure> {
         let verb = if refused.count == 1 { "is" } else { "are" };
         return Err(Failure::runtime(format!("{count} {verb} refused; nothing was imported")));
     }
-    let done = if what.dry_run { "would import" } else { "imported" };
-    let mut line = format!("{done} {}", counted(imported.users, "user"));
-    if imported.existing > 0 {
-        line.push_str(&format!(", skipped {}", counted(imported.existing, "existing user")));
-    }
-    if refused.count > 0 {
-        line.push_str(&format!(", skipped {}", counted(refused.count, "invalid line")));
-    }
-    let _ = writeln!(io::stdout(), "{line}");
     Ok(())
 }
 

@@ -7,6 +7,7 @@ use super::{
     embedded,
     ending::{self, End, Ending},
     environment::{self, passed_socket},
+    import::seed,
     log_writer, privileges, start_error,
 };
 use std::{
@@ -60,6 +61,9 @@ pub fn serve(arguments: Serve) -> Result<(), Failure> {
             Some(scratch)
         }
     };
+    if let Some((file, format)) = &arguments.seed {
+        seed(&config, file, *format)?;
+    }
     let on_listening = || account.as_ref().map_or(Ok(()), privileges::give_up);
     let server = bound.start(config, on_listening, ending.on_broken()).map_err(start_error)?;
     crate::give_back_memory();

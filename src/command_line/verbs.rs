@@ -79,6 +79,11 @@ pub const VERBS: &[Verb] = &[
                 Value("DIR"),
                 "with --embedded: the directory of PostgreSQL's programs; instead of the variable POSTGRES_BIN",
             ),
+            option(
+                "--seed",
+                Value("FILE"),
+                "with --ephemeral: begin with the users of FILE, as userd import reads it; CSV where it ends in .csv",
+            ),
             HOST,
             PORT,
             MIGRATE,

@@ -116,6 +116,17 @@ impl ScratchDatabase {
     }
 }
 
+/// Ends the sessions of a database and waits until they have ended: `drop database` would look every 100 ms only.
+const END_SESSIONS: &str = r"
+    do $$ begin
+        for i in 1..100 loop
+            perform pg_stat_clear_snapshot();
+            perform pg_terminate_backend(pid) from pg_stat_activity where datname = 'DATABASE';
+            exit when not found;
+            perform pg_sleep(0.001);
+        end loop;
+    end $$";
+
 impl Drop for ScratchDatabase {
     fn drop(&mut self) {
         // Of every test of this crate that has not failed.
@@ -128,8 +139,13 @@ impl Drop for ScratchDatabase {
         outside_of_runtimes(|| {
             let mut owners = OWNERS.lock().unwrap_or_else(PoisonError::into_inner);
             let owner = owners.iter_mut().find(|owner| owner.session == self.session);
+            let end_sessions = END_SESSIONS.replace("DATABASE", &self.name);
             let sql = format!("drop database if exists {} with (force)", self.name);
-            if let Some(Err(error)) = owner.map(|owner| owner.client.batch_execute(&sql)) {
+            let drop = |owner: &mut Owner| {
+                owner.client.batch_execute(&end_sessions)?;
+                owner.client.batch_execute(&sql)
+            };
+            if let Some(Err(error)) = owner.map(drop) {
                 log::warn!("cannot drop {}: {}", self.name, explain(&error));
             }
         });
@@ -172,7 +188,10 @@ impl Owner {
             log::info!("dropping {name}, which a killed process left behind");
             client.batch_execute(&format!("drop database if exists {name} with (force)"))?;
         }
-        let session = client.query_typed_one("select pg_backend_pid()", &[])?.get(0);
+        let of_session = "select pg_backend_pid(), current_setting('server_version')";
+        let row = client.query_typed_one(of_session, &[])?;
+        let (session, version): (i32, &str) = (row.get(0), row.get(1));
+        log::info!("PostgreSQL {version}, programs in {}", shared.programs().display());
         Ok(Owner { shared, programs, client, session, count: 0, templates: Vec::new() })
     }
 

@@ -67,6 +67,43 @@ impl TestServer {
         }
     }
 
+    /// A server with the default settings that begins with these users: id, name and address of each. The next user that
+    /// is created has an id above theirs.
+    ///
+    /// ```
+    /// use userd::testing::TestServer;
+    ///
+    /// let server = TestServer::with_users([(7, "Ada Lovelace", "ada@example.com")]);
+    /// assert_eq!(server.user("Grace Hopper", "grace@example.com").id, 8);
+    /// ```
+    ///
+    /// # Panics
+    /// As [`TestServer::start`]; where two users have the same id or address, or the database refuses one.
+    #[track_caller]
+    pub fn with_users<'a>(users: impl IntoIterator<Item = (i64, &'a str, &'a str)>) -> TestServer {
+        const STORE: &str = "\
+            with stored as (insert into users (id, name, email) overriding system value \
+                select * from unnest($1::bigint[], $2::text[], $3::text[]) returning id) \
+            select setval(pg_get_serial_sequence('users', 'id'), max(id)) from stored";
+        let server = TestServer::start();
+        let (mut ids, mut names, mut emails) = (Vec::new(), Vec::new(), Vec::new());
+        for (id, name, email) in users {
+            ids.push(id);
+            names.push(name);
+            emails.push(email);
+        }
+        let store = || {
+            let mut client = super::connect(server.database_url())?;
+            client.query_typed(
+                STORE,
+                &[(&ids, Type::INT8_ARRAY), (&names, Type::TEXT_ARRAY), (&emails, Type::TEXT_ARRAY)],
+            )
+        };
+        let stored = crate::db::blocking::outside_of_runtimes(store);
+        stored.unwrap_or_else(|error| panic!("cannot store the users: {}", crate::db::explain(&error)));
+        server
+    }
+
     /// The same, with errors as values. The database stays the server's own, whatever the change says. Blocks for less than 100 ms, about a second where this is the
     /// machine's first, and no longer than a minute.
     ///

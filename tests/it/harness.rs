@@ -1,13 +1,16 @@
 //! The command as harnesses in other languages use it: the examples, as real processes.
 
 use crate::support::{Client, Database, LONG, Process, TempDir, eventually, free_port, has_ipv6};
+use nix::sys::signal::Signal;
 use std::{
     io::{BufRead, BufReader, Read},
     net::TcpListener,
     os::{fd::OwnedFd, unix::net::UnixListener},
     path::Path,
     process::{Child, Command, Stdio},
+    time::{Duration, Instant},
 };
+use userd::testing::TestServer;
 
 const USERD: &str = env!("CARGO_BIN_EXE_userd");
 
@@ -114,7 +117,9 @@ fn the_shell_script_leaves_nothing_without_userd() {
 
 #[test]
 fn arguments_that_make_no_sense_are_refused() {
-    let rows: [&[&str]; 9] = [
+    let rows: [&[&str]; 11] = [
+        &["--seed", "users.csv"],
+        &["--embedded", "--seed=users.csv"],
         &["--with-parent=me"],
         &["--ephemeral"],
         &["--embedded=/tmp/x", "--ephemeral"],
@@ -217,4 +222,59 @@ fn a_socket_that_a_supervisor_passes() {
     let socket = OwnedFd::from(std::os::unix::net::UnixStream::pair().unwrap().0);
     let code = activated(socket, &database).wait().unwrap().code();
     assert_eq!(code, Some(1), "a connection is no listener");
+}
+
+/// A drop of a database that has sessions takes 100 ms by itself.
+#[test]
+fn the_end_of_a_database_to_be_dropped_waits_for_nothing() {
+    let keep = TestServer::start();
+    let stops = (0..10).map(|_| {
+        let mut process = Process::start(&["--embedded", "--ephemeral"], &[("LOG_LEVEL", "warn")]);
+        let mut client = process.client();
+        assert_eq!(client.get("/users").status, 200);
+        let start = Instant::now();
+        process.signal(Signal::SIGTERM);
+        assert_eq!(process.wait(LONG), 0);
+        start.elapsed()
+    });
+    let quickest = stops.min().unwrap();
+    assert!(quickest < Duration::from_millis(90), "{quickest:?}");
+    drop(keep);
+}
+
+#[test]
+fn a_service_begins_with_the_users_of_a_file() {
+    let dir = TempDir::new();
+    let file = |name: &str, text: &str| {
+        dir.write(name, text);
+        dir.path().join(name).display().to_string()
+    };
+    let lines = "{\"name\":\"Ada\",\"email\":\"ada@example.com\",\"password\":\"correct horse\"}\n\
+        {\"name\":\"\",\"email\":\"no address\"}\n";
+    let table = "name,email\nAda,ada@example.com\n,no address\n";
+    for (seed, has_password) in [(file("users.ndjson", lines), true), (file("users.csv", table), false)] {
+        // They need not be what the create schema takes.
+        let arguments = ["--embedded", "--ephemeral", "--seed", &seed];
+        let mut process = Process::start(&arguments, &[("SCHEMA", "strict")]);
+        let mut client = process.client();
+        assert_eq!(client.get("/users/1").json()["name"], "Ada");
+        assert_eq!(client.get("/users/2").json()["email"], "no address");
+        assert_eq!(client.get("/users").json()["total"], 2);
+        let proof = r#"{"email":"ada@example.com","password":"correct horse"}"#;
+        let status = client.request("POST", "/users/authenticate", &[], proof).status;
+        assert_eq!(status, if has_password { 200 } else { 401 }, "{seed}");
+        process.logs("the database begins with 2 users");
+    }
+    let twice = file("twice.csv", "name,email\nAda,ada@example.com\nAda,ADA@example.com\n");
+    let missing = dir.path().join("missing").display().to_string();
+    for (seed, line) in [
+        (&twice, "line 3: /email is that of line 2, too"),
+        (&twice, "userd: 1 line is refused; nothing was imported"),
+        (&missing, "userd: cannot read "),
+    ] {
+        let mut process = Process::start(&["--embedded", "--ephemeral", "--seed", seed], &[]);
+        assert_eq!(process.wait(LONG), 1);
+        assert!(process.stderr().contains(line), "{}", process.stderr());
+        assert_eq!(process.stdout(), "", "it never listens");
+    }
 }

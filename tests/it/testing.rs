@@ -286,3 +286,15 @@ fn leak() {
     assert!(free * 10 >= ports.len() * 9, "{free} ports are free");
     println!("no more than before: {before:?}");
 }
+
+#[test]
+fn a_server_that_begins_with_users() {
+    let server = TestServer::with_users([(7, "Ada", "ada@example.com"), (3, "Grace", "grace@example.com")]);
+    assert_eq!(server.user("Alan", "alan@example.com").id, 8);
+    let mut client = Client::new(server.base_url());
+    assert_eq!(names(&mut client), ["Grace", "Ada", "Alan"]);
+    assert_eq!(client.get("/users/3").json()["email"], "grace@example.com");
+    assert_eq!(client.get("/users?page=1").json()["total"], 3);
+    let none = TestServer::with_users([]);
+    assert_eq!(none.user("Ada", "ada@example.com").id, 1);
+}

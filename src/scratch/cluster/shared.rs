@@ -25,6 +25,7 @@ use super::{Cluster, ClusterError, Options, POLL, connection_string, programs};
 #[derive(Debug)]
 pub(crate) struct Shared {
     socket_dir: String,
+    programs: PathBuf,
     /// What keeps the cluster: the pipe, or the cluster with its pipe.
     _share: Share,
 }
@@ -53,12 +54,13 @@ impl Shared {
         Shared::join_in(&Options { dir: directory(&name), programs: Some(programs), ..options }, account)
     }
 
+    /// With `programs` in the options.
     fn join_in(options: &Options, account: Account) -> Result<Shared, ClusterError> {
         let deadline = Instant::now() + options.start_timeout;
         loop {
             // Another user can have made the directory, and would get all that is told to its server.
             if account.keeps_private(&options.dir)
-                && let Some(shared) = Shared::enter(&options.dir)
+                && let Some(shared) = Shared::enter(options)
             {
                 return Ok(shared);
             }
@@ -80,15 +82,20 @@ impl Shared {
         connection_string(&self.socket_dir, database)
     }
 
+    /// The directory of the server's programs.
+    pub fn programs(&self) -> &Path {
+        &self.programs
+    }
+
     /// The directory of the server's socket.
     pub fn socket_dir(&self) -> &str {
         &self.socket_dir
     }
 
     /// `None` when there is nothing to join: no cluster, or one that is starting or ending.
-    fn enter(dir: &Path) -> Option<Shared> {
-        let mut pipe = writer(&dir.join(USERS)).ok()?;
-        let pgdata = dir.join("pgdata");
+    fn enter(options: &Options) -> Option<Shared> {
+        let mut pipe = writer(&options.dir.join(USERS)).ok()?;
+        let pgdata = options.dir.join("pgdata");
         let found = PidFile::read(&pgdata)?;
         if !serves(found.pid, &pgdata) {
             return None;
@@ -96,6 +103,7 @@ impl Shared {
         writeln!(pipe, "{}", found.pid).ok()?;
         Some(Shared {
             socket_dir: found.socket_dir.to_str()?.to_owned(),
+            programs: options.programs.clone().unwrap_or_default(),
             _share: Share::Guest { _pipe: pipe },
         })
     }
@@ -110,6 +118,7 @@ impl Shared {
         fs::rename(&hidden, &name).map_err(ClusterError::io("make", &name))?;
         Ok(Shared {
             socket_dir: cluster.directory.socket_dir().to_owned(),
+            programs: options.programs.clone().unwrap_or_default(),
             _share: Share::Founder { _cluster: ManuallyDrop::new(cluster) },
         })
     }
@@ -177,7 +186,7 @@ mod tests {
         for pid in [1, us] {
             let text = format!("{pid}\n{}\n0\n5432\n/tmp\n\n0\nready\n", dir.join("pgdata").display());
             fs::write(dir.join("pgdata/postmaster.pid"), text).unwrap();
-            assert!(Shared::enter(&dir).is_none(), "process {pid} is no PostgreSQL");
+            assert!(Shared::enter(&Options::new(&dir)).is_none(), "process {pid} is no PostgreSQL");
         }
         fs::remove_dir_all(&base).unwrap();
     }
