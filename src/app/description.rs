@@ -69,8 +69,8 @@ mod tests {
             let config = Config { schema, max_per_page: 77, ..Config::default() };
             let document = Description::new(&config).response().value();
             let schemas = &document["components"]["schemas"];
-            assert_eq!(schemas["CreateUser"]["required"].as_array().unwrap().len(), required);
-            assert_eq!(schemas["CreateUser"]["additionalProperties"], false);
+            assert_eq!(schemas["NewUser"]["required"].as_array().unwrap().len(), required);
+            assert_eq!(schemas["NewUser"]["additionalProperties"], false);
             assert_eq!(schemas["Authenticate"]["required"].as_array().unwrap().len(), 2);
             assert_eq!(document["components"]["parameters"]["perPage"]["schema"]["maximum"], 77);
             assert_eq!(document["info"]["version"], env!("CARGO_PKG_VERSION"));

@@ -3,8 +3,8 @@
 use super::{Failure, embedded, ending, environment, progress::Progress as Bar, start_error};
 use signal_hook::iterator::Signals;
 use std::{
-    fs::File,
-    io::{self, Write},
+    fs::{self, File},
+    io::{self, BufRead, BufReader, Write},
     path::Path,
     thread,
 };
@@ -38,15 +38,37 @@ pub fn import(what: Import, file: Option<&Path>, dir: Option<&Path>) -> Result<(
     report(what, &imported)
 }
 
-/// Creates the users of a file in a database that begins with them: whatever their columns can hold. Blocks until that is
-/// done.
+/// Creates the users of a file in a database that begins with them: whatever their columns can hold, with their ids where
+/// the first line has one. Blocks until that is done.
 pub fn seed(config: &Config, file: &Path, format: Format) -> Result<(), Failure> {
-    let what = Import { format, skip_invalid: false, skip_existing: false, dry_run: false, as_is: true };
+    let keep_ids = has_ids(file, format);
+    let what =
+        Import { format, skip_invalid: false, skip_existing: false, dry_run: false, as_is: true, keep_ids };
     let imported = bulk::import(config, what, open(Some(file))?.0, &Stop::default(), |_| ());
     let imported = imported.map_err(failure)?;
     refusals(what, &imported)?;
     log::info!("the database begins with {}", counted(imported.users, "user"));
     Ok(())
+}
+
+/// Whether the users of a file have ids, by its first line. What cannot be read twice, such as a pipe, is taken for one that
+/// has none, and so is what the import refuses in a moment.
+fn has_ids(file: &Path, format: Format) -> bool {
+    let first_line = || -> io::Result<String> {
+        let mut line = String::new();
+        if fs::metadata(file)?.is_file() {
+            BufReader::new(File::open(file)?).read_line(&mut line)?;
+        }
+        Ok(line)
+    };
+    let line = first_line().unwrap_or_default();
+    let line = line.trim_start_matches('\u{feff}').trim();
+    match format {
+        Format::Ndjson => {
+            serde_json::from_str::<serde_json::Value>(line).is_ok_and(|user| user.get("id").is_some())
+        }
+        Format::Csv => line.split(',').any(|name| name.trim_matches('"') == "id"),
+    }
 }
 
 /// The input, and how many bytes it has, where that is known.

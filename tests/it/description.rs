@@ -19,7 +19,7 @@ fn it_is_served_to_all() {
     let document = answer.json();
     assert_eq!(document["paths"], DESCRIPTION["paths"]);
     assert_eq!(document["security"], json!([{ "token": [] }]));
-    let body = &document["components"]["schemas"]["CreateUser"];
+    let body = &document["components"]["schemas"]["NewUser"];
     assert_eq!(body["properties"]["email"]["format"], "email");
     assert_eq!(client.request("HEAD", "/openapi.json", &[], "").status, 200);
     assert_eq!(client.post("/openapi.json", "").status, 405);

@@ -265,6 +265,17 @@ fn a_service_begins_with_the_users_of_a_file() {
         assert_eq!(status, if has_password { 200 } else { 401 }, "{seed}");
         process.logs("the database begins with 2 users");
     }
+    let kept = [
+        file("kept.ndjson", "{\"id\":\"7\",\"name\":\"Ada\",\"email\":\"ada@example.com\"}\n"),
+        file("kept.csv", "\u{feff}\"id\",name,email\n7,Ada,ada@example.com\n"),
+    ];
+    for seed in kept {
+        let mut process = Process::start(&["--embedded", "--ephemeral", "--seed", &seed], &[]);
+        let mut client = process.client();
+        assert_eq!(client.get("/users/7").json()["name"], "Ada", "{seed}");
+        let next = client.request("POST", "/users", &[], r#"{"name":"Grace","email":"grace@example.com"}"#);
+        assert_eq!(next.json()["id"], "8", "{seed}");
+    }
     let twice = file("twice.csv", "name,email\nAda,ada@example.com\nAda,ADA@example.com\n");
     let missing = dir.path().join("missing").display().to_string();
     for (seed, line) in [

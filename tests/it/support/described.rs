@@ -56,9 +56,23 @@ pub fn check_described(method: &str, target: &str, answer: &Answer) {
                 let errors: Vec<String> =
                     validator.iter_errors(&answer.json()).map(|error| error.to_string()).collect();
                 assert!(errors.is_empty(), "{errors:?}: {}", what());
+                check_text(content, &answer.json(), &what);
             }
         }
     }
+}
+
+/// The text of an error is one of the examples', and an answer has no member that the example lacks.
+fn check_text(content: &Value, body: &Value, what: &dyn Fn() -> String) {
+    if content["schema"]["$ref"] != "#/components/schemas/Error" {
+        return;
+    }
+    let examples = content["examples"].as_object().into_iter().flatten();
+    let mut bodies = examples.map(|(_, example)| &example["value"]);
+    let example = bodies.find(|example| example["error"] == body["error"]);
+    let example = example.unwrap_or_else(|| panic!("no example has this text: {}", what()));
+    let mut members = body.as_object().into_iter().flatten();
+    assert!(members.all(|(name, _)| !example[name].is_null()), "the example lacks a member: {}", what());
 }
 
 fn check_headers(response: &'static Value, answer: &Answer, what: &dyn Fn() -> String) {

@@ -1,0 +1,36 @@
+/** A running service on a fresh database, which goes with it. */
+export interface Userd extends AsyncDisposable {
+  /** Its address, as in `http://127.0.0.1:41234`. */
+  readonly url: string;
+  /** Ends it, as `await using` does. Fails where it did not end well; a second call does nothing. */
+  stop(): Promise<void>;
+  /** What it has logged so far. */
+  log(): string;
+  /** For the report of a test that failed: the service, its programs, settings without secrets, request ids, end of the log. */
+  explain(): string;
+}
+
+/** What `node:test` gives a test, as far as it is needed. */
+export interface TestContext {
+  after(hook: () => Promise<void>): void;
+  diagnostic(message: string): void;
+  readonly passed?: boolean;
+}
+
+export interface Options {
+  /** A file of users to begin with, JSON lines or CSV as `userd import` reads them. */
+  seed?: string | URL;
+  /** The context of a test of `node:test`: the service ends with the test, and explains its failure. */
+  test?: TestContext;
+  /** The path of the command, instead of the package's. */
+  userd?: string;
+}
+
+/**
+ * Starts a service on a free port. `settings` are variables of `userd --help`, such as `{ SCHEMA: "strict" }`; of the
+ * environment only `POSTGRES_BIN` has an effect. The service ends with this process, however that ends.
+ */
+export function startUserd(settings?: Record<string, string>, options?: Options): Promise<Userd>;
+
+/** The path of the command. */
+export function command(): string;

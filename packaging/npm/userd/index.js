@@ -1,0 +1,131 @@
+// A service for each test: startUserd. No dependency, and nothing of it outlives this process, however that ends.
+
+import { execFileSync, spawn } from "node:child_process";
+import { closeSync, fstatSync, mkdtempSync, openSync, readSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { additions, command } from "./programs.js";
+
+/** Of the log, in an explanation. */
+const LINES = 50;
+
+let variables;
+
+/** This process's environment without userd's variables, such as HOST, which conda sets; but with POSTGRES_BIN. */
+function environment(program) {
+  if (variables === undefined) {
+    const manual = execFileSync(program, ["--help"], { encoding: "utf8" }).split("Environment variables")[1];
+    variables = new Set([...manual.matchAll(/^ {2}([A-Z_]+) /gm)].map(([, name]) => name));
+    variables.delete("POSTGRES_BIN");
+  }
+  return Object.fromEntries(Object.entries(process.env).filter(([name]) => !variables.has(name)));
+}
+
+class Userd {
+  #child;
+  #log;
+  #ended;
+  #said;
+  #program;
+  #settings;
+
+  constructor(settings, { seed, userd }) {
+    this.#program = userd ?? command();
+    const given = ["--embedded", "--ephemeral", "--port=0", "--with-parent"];
+    const own = { ...environment(this.#program), ...settings };
+    const added = additions(given, own);
+    if (seed !== undefined) given.push("--seed", String(seed));
+    this.#settings = { ...own, ...added.environment };
+    const directory = mkdtempSync(join(tmpdir(), "userd-log-"));
+    this.#log = openSync(join(directory, "log"), "a+");
+    rmSync(directory, { recursive: true });
+    this.#child = spawn(this.#program, [...given, ...added.arguments], {
+      env: this.#settings,
+      stdio: ["pipe", "pipe", this.#log],
+    });
+    // It ends with its standard input, and so with this process, which does not wait for it.
+    this.#child.unref();
+    this.#child.stdin.unref();
+    this.#child.stdin.on("error", () => {});
+    this.#ended = new Promise((resolve, reject) => {
+      this.#child.on("error", reject);
+      this.#child.on("exit", (code, signal) => resolve(code ?? signal));
+    });
+    this.#ended.catch(() => {});
+  }
+
+  async listening() {
+    this.#child.ref();
+    let text = "";
+    const line = new Promise((resolve) => {
+      this.#child.stdout.on("data", (data) => {
+        text += data;
+        if (text.includes("\n")) resolve();
+      });
+    });
+    await Promise.race([line, this.#ended]);
+    this.#child.unref();
+    this.#child.stdout.unref();
+    const found = /^listening on (\S+)\n/.exec(text);
+    if (found === null) throw new Error(`userd did not start\n${this.explain()}`);
+    this.url = found[1];
+    return this;
+  }
+
+  log() {
+    if (this.#said !== undefined) return this.#said;
+    const bytes = Buffer.alloc(fstatSync(this.#log).size);
+    return bytes.toString("utf8", 0, readSync(this.#log, bytes, 0, bytes.length, 0));
+  }
+
+  explain() {
+    const ask = (...given) => execFileSync(this.#program, given, { env: this.#settings, encoding: "utf8", stdio: ["ignore", "pipe", "ignore"] }).trim();
+    const tell = (...given) => {
+      try {
+        return ask(...given);
+      } catch {
+        return "";
+      }
+    };
+    const log = this.log();
+    const programs = /PostgreSQL [^\n]*, programs in [^\n]*/.exec(log)?.[0] ?? "PostgreSQL did not start";
+    const rows = tell("config").split("\n").map((line) => line.split(/\s+/));
+    const settings = rows.filter((row) => row.at(-1) === "environment").map((row) => `${row[0]}=${row.slice(1, -1).join(" ")}`);
+    const ids = [...log.matchAll(/request_id=(\S+)/g)].map(([, id]) => id).slice(-LINES);
+    return [
+      `${tell("--version")} at ${this.url ?? "-"}, ${this.#program}`,
+      programs,
+      `settings: ${settings.join(", ") || "defaults"}`,
+      `request ids: ${ids.join(", ") || "none"}`,
+      `the last ${LINES} lines of its log:`,
+      ...log.trimEnd().split("\n").slice(-LINES),
+    ].join("\n");
+  }
+
+  async stop() {
+    if (this.#said !== undefined) return;
+    this.#child.ref();
+    this.#child.stdin.end();
+    const code = await this.#ended;
+    const said = this.log();
+    closeSync(this.#log);
+    this.#said = said;
+    if (code !== 0) throw new Error(`userd ended with ${code}\n${this.explain()}`);
+  }
+
+  async [Symbol.asyncDispose]() {
+    await this.stop();
+  }
+}
+
+/** See index.d.ts. */
+export async function startUserd(settings = {}, options = {}) {
+  const service = await new Userd(settings, options).listening();
+  options.test?.after(async () => {
+    await service.stop();
+    if (options.test.passed === false) options.test.diagnostic(service.explain());
+  });
+  return service;
+}
+
+export { command };
