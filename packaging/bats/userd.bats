@@ -40,3 +40,28 @@ create() {
     [ $status = 137 ]
     userd_start
 }
+
+@test "a failure is explained" {
+    userd_stop
+    userd_start
+    # bats takes a line that begins with its word for a test of this file.
+    sed 's/^test_/@test /' >"$BATS_TEST_TMPDIR/fails.bats" <<EOF
+load $PWD/packaging/bats/userd
+setup() { userd_start SCHEMA=strict API_TOKEN=a-secret-of-sixteen; }
+teardown() { userd_stop; }
+test_"fails" {
+    curl -s -o /dev/null -D - "\$userd_url/openapi.json" | sed -n 's/^X-Request-Id: /asked /p'
+    false
+}
+test_"passes" { true; }
+EOF
+    run env -u BATS_TEST_COMPLETED bats "$BATS_TEST_TMPDIR/fails.bats"
+    [ "$status" = 1 ]
+    id=$(sed -n 's/^# asked \([^[:space:]]*\).*/\1/p' <<<"$output")
+    [[ $output == *"request ids: $id"* ]]
+    [[ $output == *"PostgreSQL "*", programs in /"* ]]
+    [[ $output == *"settings: SCHEMA=strict API_TOKEN=***"* ]]
+    [[ $output == *"GET /openapi.json 200"* ]]
+    [[ $output != *a-secret-of-sixteen* ]]
+    [ "$(grep -c 'settings: ' <<<"$output")" = 1 ]
+}

@@ -32,7 +32,8 @@ export function postgres() {
   if (found === undefined) return undefined;
   const native = join(found, "..", "..", "native");
   const libraries = links(native);
-  const path = [libraries, process.env.LD_LIBRARY_PATH].filter(Boolean).join(":");
+  // A library that is found by a link looks for others beside the link.
+  const path = [libraries, join(native, "lib"), process.env.LD_LIBRARY_PATH].filter(Boolean).join(":");
   return { bin: join(native, "bin"), environment: libraries ? { LD_LIBRARY_PATH: path } : {} };
 }
 
