@@ -6,7 +6,7 @@ from http import HTTPStatus
 
 from userd_client import Client
 from userd_client.api.users import (
-    authenticate_user,
+    authenticate,
     create_user,
     delete_user,
     find_user,
@@ -58,12 +58,12 @@ def main(url: str, parser: str, full: str) -> None:
     assert list_users.sync_detailed(client=client, per_page=100_000).status_code == HTTPStatus.BAD_REQUEST
 
     proof = Authenticate(email="countess@example.com", password="correct horse")
-    assert authenticate_user.sync(client=client, body=proof) == again
+    assert authenticate.sync(client=client, body=proof) == again
     wrong = Authenticate(email="countess@example.com", password="battery staple")
-    login = authenticate_user.sync_detailed(client=client, body=wrong)
+    login = authenticate.sync_detailed(client=client, body=wrong)
     assert isinstance(login.parsed, Error) and login.parsed.error == "Invalid credentials"
     for _ in range(20):
-        login = authenticate_user.sync_detailed(client=client, body=wrong)
+        login = authenticate.sync_detailed(client=client, body=wrong)
     assert login.status_code == HTTPStatus.TOO_MANY_REQUESTS
     assert isinstance(login.parsed, Error) and login.parsed.error == "Too many attempts"
 

@@ -49,6 +49,8 @@ impl Description {
             let Some(mut file) = name.and_then(|name| validation::file(name, self.schema)) else {
                 continue;
             };
+            // Tools that generate clients would take it for the name, instead of the one that it has here.
+            file.as_object_mut().expect("a schema").remove("title");
             // In one schema the older keyword says the same, and more tools know it.
             if schema["unevaluatedProperties"] == false {
                 file["additionalProperties"] = false.into();
@@ -71,6 +73,7 @@ mod tests {
             let schemas = &document["components"]["schemas"];
             assert_eq!(schemas["NewUser"]["required"].as_array().unwrap().len(), required);
             assert_eq!(schemas["NewUser"]["additionalProperties"], false);
+            assert!(schemas.as_object().unwrap().values().all(|schema| schema["title"].is_null()));
             assert_eq!(schemas["Authenticate"]["required"].as_array().unwrap().len(), 2);
             assert_eq!(document["components"]["parameters"]["perPage"]["schema"]["maximum"], 77);
             assert_eq!(document["info"]["version"], env!("CARGO_PKG_VERSION"));
