@@ -51,6 +51,8 @@ pub struct Ending {
     end: mpsc::Sender<End>,
     /// Whether there is nothing to finish yet, so that the first signal ends it too.
     idle: Arc<AtomicBool>,
+    /// Whether that is no interrupted start, but an end as any other.
+    serving: Arc<AtomicBool>,
 }
 
 /// The private cluster's server, where the process has started one. Locked, it delays [`exit`].
@@ -86,16 +88,19 @@ impl Ending {
         let sender = end.clone();
         let idle = Arc::new(AtomicBool::new(idle));
         let mut signals = Signals::new(signals())?;
-        let is_idle = idle.clone();
+        let serving = Arc::new(AtomicBool::new(false));
+        let (is_idle, is_serving) = (idle.clone(), serving.clone());
         thread::Builder::new().name("signals".to_owned()).spawn(move || {
             for (before, signal) in signals.forever().enumerate() {
-                if before > 0 || is_idle.load(Ordering::SeqCst) {
-                    exit(128 + signal);
+                match (before, is_idle.load(Ordering::SeqCst), is_serving.load(Ordering::SeqCst)) {
+                    (0, true, true) => exit(0),
+                    (0, false, _) => {}
+                    _ => exit(128 + signal),
                 }
                 let _ = sender.send(End::Asked);
             }
         })?;
-        Ok(Ending { ends, end, idle })
+        Ok(Ending { ends, end, idle, serving })
     }
 
     /// Ends as with a signal when the parent does.
@@ -140,6 +145,11 @@ impl Ending {
     pub fn on_broken(&self) -> impl FnOnce() + Send + 'static {
         let end = self.end.clone();
         move || drop(end.send(End::Broken))
+    }
+
+    /// From now on requests are answered, though there is nothing to finish: an end is no interrupted start.
+    pub fn answering(&self) {
+        self.serving.store(true, Ordering::SeqCst);
     }
 
     /// From now on there is something to finish.

@@ -13,10 +13,13 @@ use super::{
 use std::{
     io::{self, Write},
     path::Path,
+    thread,
+    time::{Duration, Instant},
 };
 use userd::{
-    BoundServer, Config, Database, ScratchDatabase,
+    BoundServer, Config, Database, ScratchDatabase, Server, StartError,
     embedded::{Account, Cluster, Options},
+    server::{self, RefusingServer},
 };
 
 /// Runs the service until a signal, or the end of its parent, ends it.
@@ -28,7 +31,9 @@ pub fn serve(arguments: Serve) -> Result<(), Failure> {
     if arguments.embedded() && embedded::is_private(&arguments.address) {
         config.host = Config::default().host;
     }
-    userd::server::check_system(&config).map_err(start_error)?;
+    // The socket that was passed takes clients whether this process ends or not.
+    let waits = config.socket.is_some() && !arguments.embedded();
+    server::check_system(&config).map_err(start_error)?;
     let level = environment::log_level().map_err(Failure::usage)?;
     let format = environment::log_format().map_err(Failure::usage)?;
     log_writer::log_to_stderr(level, format).map_err(Failure::runtime)?;
@@ -65,7 +70,11 @@ pub fn serve(arguments: Serve) -> Result<(), Failure> {
         seed(&config, file, *format)?;
     }
     let on_listening = || account.as_ref().map_or(Ok(()), privileges::give_up);
-    let server = bound.start(config, on_listening, ending.on_broken()).map_err(start_error)?;
+    let started = match bound.start(config.clone(), on_listening, ending.on_broken()) {
+        Err(error) if waits && is_of_the_database(&error) => start_later(&config, &error, &ending),
+        started => started,
+    };
+    let server = started.map_err(start_error)?;
     crate::give_back_memory();
     // Before a harness can know that it serves, and sends a signal for it.
     ending.begin();
@@ -83,6 +92,36 @@ pub fn serve(arguments: Serve) -> Result<(), Failure> {
         End::Asked => Ok(()),
         End::Broken => Err(Failure::runtime("nothing could be served any more")),
         End::Cluster(line) => Err(Failure::runtime(line)),
+    }
+}
+
+fn is_of_the_database(error: &StartError) -> bool {
+    matches!(error, StartError::Database(_) | StartError::Migration(_) | StartError::NotMigrated(_))
+}
+
+/// Starts the server once its database lets it, and answers each request 503 until then. Tries once a second; a line in the
+/// log says why not, when the reason changes and once a minute.
+fn start_later(config: &Config, error: &StartError, ending: &Ending) -> Result<Server, StartError> {
+    const PAUSE: Duration = Duration::from_secs(1);
+    const LINES_APART: Duration = Duration::from_secs(60);
+    let refusing = RefusingServer::start(config)?;
+    ending.answering();
+    let mut reason = error.to_string();
+    let mut logged: Option<(Instant, String)> = None;
+    loop {
+        if logged.as_ref().is_none_or(|(at, last)| *last != reason || at.elapsed() > LINES_APART) {
+            log::error!("{reason}; every request is answered 503 until that is mended");
+            logged = Some((Instant::now(), reason));
+        }
+        thread::sleep(PAUSE);
+        let start = || BoundServer::bind(config)?.start(config.clone(), || Ok(()), ending.on_broken());
+        match server::reach(config).and_then(|()| start()) {
+            Err(error) if is_of_the_database(&error) => reason = error.to_string(),
+            started => {
+                refusing.stop();
+                return started;
+            }
+        }
     }
 }
 

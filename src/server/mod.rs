@@ -3,6 +3,7 @@
 mod allowance;
 mod cores;
 pub(crate) mod opening;
+mod refusing;
 mod scheduler;
 mod workers;
 
@@ -17,6 +18,7 @@ use nix::{
     sys::socket::{Shutdown, shutdown},
     unistd::mkdtemp,
 };
+pub use refusing::{RefusingServer, reach};
 use scheduler::Capacity;
 use std::{
     fmt, fs, io,

@@ -78,6 +78,11 @@ impl Opening {
         }
     }
 
+    /// One attempt of [`Opening::connect`], without a line in the log.
+    pub fn try_connect(&self) -> Result<(), StartError> {
+        self.servers.connect("").map(drop).map_err(|error| StartError::Database(error.to_string()))
+    }
+
     /// Applies the migrations that are missing; their names. Where `may` is not set, an error names them.
     pub fn migrate(&self, migrations: Migrations, may: bool) -> Result<Vec<String>, StartError> {
         let mut client = self.connect()?;

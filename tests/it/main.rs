@@ -9,7 +9,7 @@
 //! readiness, `figures` what it counts, `cores` what it leaves to other processes, `neighbours` other users of that
 //! database, `machines` several services among other programs, `failover` three machines under Patroni, `prometheus`
 //! what it makes of their figures, `backup` its dumps, `export` and `import` files of
-//! users, `lifecycle` the command and its process, `embedding` the library, `testing` and `harness` what users' tests
+//! users, `lifecycle` the command and its process, `deb` the Debian package's lines, `embedding` the library, `testing` and `harness` what users' tests
 //! stand on, `readme` its lines for curl; `cluster` the private PostgreSQL, `verbs` the command's other verbs on it, `programs` whose programs that takes, `privileges` whose process it is,
 //! `tls` encrypted connections to it.
 
@@ -21,6 +21,7 @@ mod cluster;
 mod contract;
 mod cores;
 mod cors;
+mod deb;
 mod description;
 mod embedding;
 mod export;

@@ -1,0 +1,82 @@
+//! What the Debian package says and brings: the lines that make a database, and the service that has a cluster of its own.
+
+use crate::support::{LONG, LONG_ON_DISK, Own, Process, TempDir, check, running};
+use nix::sys::signal::Signal;
+use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command};
+
+const README: &str = include_str!("../../README.md");
+const UNIT: &str = include_str!("../../packaging/debian/userd-embedded.service");
+const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
+const ADA_1: &str = r#"{"id":"1","name":"Ada","email":"ada@example.com",<times>}"#;
+
+/// The lines of a text that begin so.
+fn lines<'a>(text: &'a str, begins: &str) -> Vec<&'a str> {
+    text.lines().filter(|line| line.starts_with(begins)).collect()
+}
+
+/// Those of the README are those of `/etc/userd.env`, and do what they say.
+#[test]
+fn lines_that_make_a_database() {
+    let environment = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/environment");
+    let printed = Command::new(environment).arg(env!("CARGO_BIN_EXE_userd")).output().unwrap();
+    let printed = String::from_utf8(printed.stdout).unwrap();
+    let made = lines(README, "sudo -u postgres create");
+    assert_eq!(made.len(), 2, "{made:?}");
+    let url = README
+        .lines()
+        .find_map(|line| line.strip_prefix("echo ")?.strip_suffix(" | sudo tee -a /etc/userd.env"));
+    let url = url.expect("the README has the line");
+    for line in made.iter().chain([&url]) {
+        assert!(printed.lines().any(|found| found.strip_prefix("# ") == Some(line)), "{line}: {printed}");
+    }
+    // The settings themselves have their defaults behind a #.
+    assert_eq!(lines(&printed, "#PORT=3000").len(), 1, "{printed}");
+
+    let own = Own::start();
+    let dir = own.socket_dir();
+    for line in made {
+        let line = line.strip_prefix("sudo -u postgres ").unwrap();
+        let script = format!("PGHOST='{}' PGUSER=postgres {line}", dir.display());
+        let done = Command::new("/bin/sh").args(["-c", &script]).output().unwrap();
+        assert!(done.status.success(), "{line}: {}", String::from_utf8_lossy(&done.stderr));
+    }
+    // The service's user is the role, and its directory that of the machine's PostgreSQL.
+    let url = url.strip_prefix("DATABASE_URL=postgres:///").unwrap();
+    let url = format!("postgres:///{url}?user=userd&host={}", dir.display());
+    let mut process = Process::start(&[], &[("DATABASE_URL", &url), ("HOST", "127.0.0.1")]);
+    check(&mut process.client(), &format!("POST /users {ADA} => 201 {ADA_1}\nGET /users/1 => 200 {ADA_1}"));
+}
+
+/// The value of a setting of the unit.
+fn unit(name: &str) -> Vec<&'static str> {
+    UNIT.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('=')).collect()
+}
+
+#[test]
+fn the_service_with_a_cluster_of_its_own() {
+    // Only one of the two has the port.
+    assert_eq!(unit("Conflicts"), ["userd.service userd.socket"]);
+    let socket = include_str!("../../examples/deploy/userd.socket");
+    assert_eq!(lines(socket, "ListenStream="), ["ListenStream=127.0.0.1:3000"]);
+    // Its user owns the cluster, and userd alone is told to stop: it stops PostgreSQL after the last request.
+    assert_eq!(unit("User"), ["userd"]);
+    assert_eq!((unit("StateDirectory"), unit("StateDirectoryMode")), (vec!["userd"], vec!["0700"]));
+    assert_eq!(unit("KillMode"), ["mixed"]);
+    // What PostgreSQL needs: memory that may be written and executed for its compiler, and /proc/meminfo for userd.
+    assert_eq!((unit("MemoryDenyWriteExecute"), unit("ProcSubset")), (vec![], vec![]));
+
+    let dir = TempDir::new();
+    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let [start] = unit("ExecStart")[..] else { panic!("{UNIT}") };
+    let argument = start.strip_prefix("/usr/bin/userd ").unwrap();
+    let argument = argument.replace("/var/lib", dir.path().to_str().unwrap());
+    let mut process = Process::start(&[&argument], &[("NODE_ENV", "production")]);
+    assert!(process.wait_for_url_within(LONG_ON_DISK).starts_with("http://127.0.0.1:"));
+    check(&mut process.client(), &format!("POST /users {ADA} => 201 {ADA_1}"));
+    process.logs("starting PostgreSQL with ");
+    let file = fs::read_to_string(dir.path().join("userd/pgdata/postmaster.pid")).unwrap();
+    let server = file.lines().next().unwrap().parse().unwrap();
+    process.signal(Signal::SIGTERM);
+    assert_eq!(process.wait(LONG), 0, "{}", process.stderr());
+    assert!(!running(server));
+}
