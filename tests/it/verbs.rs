@@ -55,7 +55,8 @@ fn a_directory_without_a_cluster() {
     let path = dir.path().join("data");
     let path = path.display();
     let line = format!("{path} has no cluster; `userd --embedded={path}` makes one");
-    for arguments in [&["export"][..], &["config"], &["import", "--dry-run", file], &["check"]] {
+    for arguments in [&["export"][..], &["config"], &["recount"], &["import", "--dry-run", file], &["check"]]
+    {
         let (code, stdout, stderr) = userd(&[arguments, &[&argument]].concat());
         assert_eq!(code, 1, "{arguments:?}: {stdout}{stderr}");
         assert!((stdout + &stderr).contains(&line), "{arguments:?}: {stderr}");
@@ -106,7 +107,7 @@ fn on_a_cluster_that_a_service_runs_on() {
     assert_eq!((code, stdout.as_str(), stderr.as_str()), (0, "imported 1 user\n", ""));
     assert_eq!(client.get("/users/2").json()["email"], "grace@example.com");
     assert_eq!(addresses(&argument), ["ada@example.com", "grace@example.com"]);
-    for verb in ["migrate", "check"] {
+    for verb in ["migrate", "check", "recount"] {
         assert_eq!(userd(&[verb, &argument]).0, 0, "{verb}");
     }
     assert_eq!(postmaster(&dir), Some(server));
