@@ -238,6 +238,15 @@ pub struct ConfigError {
     pub problem: String,
 }
 
+impl ConfigError {
+    /// All of them as one, which is the first one's.
+    pub fn all(errors: impl IntoIterator<Item = ConfigError>) -> Option<ConfigError> {
+        errors
+            .into_iter()
+            .reduce(|all, one| ConfigError { problem: format!("{}; {one}", all.problem), ..all })
+    }
+}
+
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.variable, self.problem)
@@ -320,7 +329,7 @@ impl Config {
     /// Blocks only to read the files that the `…_FILE` variables name.
     ///
     /// # Errors
-    /// The first variable, in the table's order, that cannot be used.
+    /// The variables that cannot be used, in the table's order: the first one, and behind its problem the others.
     pub fn from_vars(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Config, ConfigError> {
         let mut config = Config::of_the_command();
         settings::apply(&mut config, &lookup)?;
@@ -450,6 +459,16 @@ mod tests {
             let error = from(&[(variable, value)]).unwrap_err();
             assert_eq!(error.variable, variable, "{variable}={value}");
         }
+    }
+
+    #[test]
+    fn all_that_is_wrong_is_told() {
+        let error =
+            from(&[("PORT", "abc"), ("WORKERS", "7"), ("SCHEMA", "x"), ("API_TOKEN_FILE", "/nowhere")]);
+        let line = error.unwrap_err().to_string();
+        let parts: Vec<&str> =
+            line.split("; ").map(|part| part.split(':').next().unwrap_or_default()).collect();
+        assert_eq!(parts, ["PORT", "SCHEMA", "API_TOKEN_FILE"], "{line}");
     }
 
     #[test]

@@ -85,6 +85,11 @@
 //! - `command`: the binary `userd`. The library is the same without it.
 #![warn(missing_docs)]
 
+/// The README's Rust compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 #[doc(hidden)]
 pub mod app;
 #[cfg(feature = "command")]
@@ -107,6 +112,8 @@ mod host;
 pub mod http;
 mod memory;
 mod metrics;
+#[doc(hidden)]
+pub mod nearest;
 mod request_id;
 mod scratch;
 #[doc(hidden)]

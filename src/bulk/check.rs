@@ -77,9 +77,14 @@ impl Rules {
             keep_ids: import.keep_ids,
             rows,
             hasher: Hasher::new(config.password_hashing),
-            format: import.format,
+            format: import.format.unwrap_or(Format::Ndjson),
             columns: Vec::new(),
         }
+    }
+
+    /// How a user is written.
+    pub fn format(&self) -> Format {
+        self.format
     }
 
     /// Takes the columns from the header of a CSV file. The error is what is wrong with it.
@@ -95,6 +100,12 @@ impl Rules {
         let required = [("name", Column::Name), ("email", Column::Email), ("id", Column::Id)];
         let mut required = required.iter().take(if self.keep_ids { 3 } else { 2 });
         if let Some((missing, _)) = required.find(|(_, column)| !self.columns.contains(column)) {
+            for (separator, name) in [(';', "semicolons"), ('\t', "tabs")] {
+                let is_known = |name: &str| Column::named(name).is_some();
+                if names.iter().any(|name| name.contains(separator) && name.split(separator).any(is_known)) {
+                    return Err(format!("the header is separated by {name}, and has to be by commas"));
+                }
+            }
             return Err(format!("the header has no column {missing}: {}", names.join(",")));
         }
         if !unknown.is_empty() {

@@ -28,8 +28,8 @@ use std::{
 /// What is imported, and how.
 #[derive(Debug, Clone, Copy)]
 pub struct Import {
-    /// How a user is written.
-    pub format: Format,
+    /// How a user is written; `None`: as the first one looks.
+    pub format: Option<Format>,
     /// Whether lines that are refused are left out.
     pub skip_invalid: bool,
     /// Whether users whose address is stored already are left out.
@@ -149,13 +149,15 @@ const LONGEST: usize = 1 << 20;
 pub fn import(
     config: &Config,
     import: Import,
-    input: Input,
+    mut input: Input,
     stop: &Stop,
     mut on_progress: impl FnMut(Progress),
 ) -> Result<Imported, BulkError> {
     let (_, mut client) = connect(config)?;
     let breaker = client.breaker();
     stop.enter(Stage::Connected(client.breaker()))?;
+    let format = import.format.map_or_else(|| input.format(), Ok).map_err(BulkError::Read)?;
+    let import = Import { format: Some(format), ..import };
     let run = || {
         let staging = Staging::begin(&mut client, config.db_prepared, import.keep_ids)?;
         Run { config, import, staging, on_progress: &mut on_progress }.run(input, stop)
@@ -387,8 +389,9 @@ fn check(
             return Ok(None);
         }
     };
-    let mut records = Records::new(BufReader::with_capacity(READ, input), import.format, longest);
-    if import.format == Format::Csv {
+    let format = rules.format();
+    let mut records = Records::new(BufReader::with_capacity(READ, input), format, longest);
+    if format == Format::Csv {
         let mut header = Batch::default();
         records.header(&mut header).map_err(BulkError::Read)?;
         let read = match header.records.first() {

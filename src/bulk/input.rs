@@ -1,8 +1,10 @@
 //! Where the users of an import come from: a stream, or a file, which can be read twice.
 
+use super::Format;
 use std::{
     fs::File,
     io::{self, Read, Seek},
+    mem,
     os::unix::fs::FileExt,
     sync::Arc,
 };
@@ -25,6 +27,38 @@ impl Input {
             true => Source::File(FromHere { at: file.stream_position()?, file: Arc::new(file) }),
             false => Source::Stream(Box::new(file)),
         }))
+    }
+
+    /// How its users seem to be written: as JSON where the first character begins an object or an array, which is refused
+    /// then, else as CSV. Waits for that character, and reads it again later.
+    pub(super) fn format(&mut self) -> io::Result<Format> {
+        /// More space than any file begins with.
+        const MOST: usize = 64 << 10;
+        let mut start = Vec::new();
+        let mut byte = [0];
+        let mut first = None;
+        let mut read = self.ahead();
+        while start.len() < MOST && first.is_none() {
+            let count = match (&mut read, &mut self.0) {
+                (Some(file), _) => file.read(&mut byte)?,
+                (None, Source::Stream(stream)) => stream.read(&mut byte)?,
+                (None, Source::File(_)) => 0,
+            };
+            if count == 0 {
+                break;
+            }
+            start.push(byte[0]);
+            let is_mark = start.len() <= 3 && b"\xef\xbb\xbf".starts_with(&start);
+            first = Some(byte[0]).filter(|byte| !is_mark && !byte.is_ascii_whitespace());
+        }
+        if let Source::Stream(stream) = &mut self.0 {
+            let rest = mem::replace(stream, Box::new(io::empty()));
+            *stream = Box::new(io::Cursor::new(start).chain(rest));
+        }
+        Ok(match first {
+            None | Some(b'{' | b'[' | 0xfe | 0xff) => Format::Ndjson,
+            Some(_) => Format::Csv,
+        })
     }
 
     /// All of it, where it can be read once more after that.

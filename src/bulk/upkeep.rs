@@ -42,11 +42,15 @@ pub fn compare_counts(client: &mut Client) -> Result<String, String> {
     counts::compare(client)
 }
 
-/// What a start would meet: a word for the subject, and a line. Changes nothing. Blocks up to `db_connect_timeout`.
-/// `with_counts`: all users are counted, too.
-pub fn check(config: &Config, with_counts: bool) -> Vec<(Weight, &'static str, String)> {
+/// What a start would meet: a word for the subject, and a line. Changes nothing. Blocks up to `db_connect_timeout`, of which
+/// `on_wait` is told: which database it is. `with_counts`: all users are counted, too.
+pub fn check(
+    config: &Config,
+    with_counts: bool,
+    on_wait: impl FnOnce(&str),
+) -> Vec<(Weight, &'static str, String)> {
     let mut findings = Vec::new();
-    if let Err((subject, line)) = look(config, with_counts, &mut findings) {
+    if let Err((subject, line)) = look(config, with_counts, on_wait, &mut findings) {
         findings.push((Weight::Problem, subject, line));
     }
     findings
@@ -58,6 +62,7 @@ type Problem = (&'static str, String);
 fn look(
     config: &Config,
     with_counts: bool,
+    on_wait: impl FnOnce(&str),
     findings: &mut Vec<(Weight, &'static str, String)>,
 ) -> Result<(), Problem> {
     let unusable = |error: StartError| match error {
@@ -72,12 +77,17 @@ fn look(
         StartError::System(error) => ("system", error.to_string()),
         error => ("system", error.to_string()),
     })?;
+    on_wait(&opening.to_string());
     let mut client = opening.connect().map_err(unusable)?;
     findings.push((Weight::Fine, "database", format!("connected to {opening}")));
     let failed = |error: postgres::Error| ("database", explain(&error));
     let server = inspection::server(&mut client, config.db_pool_size).map_err(failed)?;
     findings.extend(server.into_iter().map(|(weight, line)| (weight, "database", line)));
 
+    if config.db_prepared && sessions_are_lent(&opening, &mut client) {
+        let line = "a pooler lends its sessions for one transaction each: userd needs DB_PREPARED=false";
+        findings.push((Weight::Problem, "database", line.to_owned()));
+    }
     let migrated = |line| ("migrations", line);
     let are_applied = match migrations.are_applied(&mut client) {
         Ok(are_applied) => are_applied,
@@ -116,4 +126,19 @@ fn look(
         }
     }
     Ok(())
+}
+
+/// Whether two connections are served by one session of the server, as by a pooler in transaction mode. It lends the session
+/// that was given back last.
+fn sessions_are_lent(opening: &Opening, client: &mut postgres::Client) -> bool {
+    const TRIES: usize = 3;
+    let Ok(mut other) = opening.connect() else { return false };
+    let session = |client: &mut postgres::Client| {
+        let row = client.query_typed_one("select pg_catalog.pg_backend_pid()", &[]);
+        row.ok().map(|row| row.get::<_, i32>(0))
+    };
+    (0..TRIES).any(|_| {
+        let first = session(client);
+        first.is_some() && first == session(&mut other)
+    })
 }

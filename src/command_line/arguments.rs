@@ -2,21 +2,24 @@
 
 use super::{
     ending::Parent,
-    verbs::{Opt, SHELLS, Takes, VERBS, Verb},
+    verbs::{ANYWHERE, Opt, SHELLS, Takes, VERBS, Verb},
 };
 use std::{
     ffi::{OsStr, OsString},
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
-use userd::bulk::{Export, Format, Import};
+use userd::{
+    bulk::{Export, Format, Import},
+    nearest::nearest,
+};
 
 /// The directory of the private cluster that a verb works on; `None`: the database of the variables.
 pub type Dir = Option<PathBuf>;
 
 /// What the command is to do.
 pub enum Arguments {
-    Help,
+    Help(&'static Verb),
     Version,
     Healthcheck(Address),
     Serve(Serve),
@@ -119,23 +122,24 @@ impl Given {
         self.operand.as_ref().filter(|file| *file != "-").map(PathBuf::from)
     }
 
-    fn format(&self) -> Format {
+    /// `None` where neither an option nor the file's name says it.
+    fn format(&self) -> Option<Format> {
         match self.value("--format") {
-            Some(format) if format == "csv" => Format::Csv,
-            Some(_) => Format::Ndjson,
-            None => self.file().map_or(Format::Ndjson, |file| format_of(&file)),
+            Some(format) if format == "csv" => Some(Format::Csv),
+            Some(_) => Some(Format::Ndjson),
+            None => self.file().and_then(|file| format_of(&file)),
         }
     }
 }
 
-fn format_of(file: &Path) -> Format {
+fn format_of(file: &Path) -> Option<Format> {
     let is_csv = file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
-    if is_csv { Format::Csv } else { Format::Ndjson }
+    is_csv.then_some(Format::Csv)
 }
 
 impl Arguments {
-    /// The error is a line without `userd: ` before it.
-    pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Arguments, String> {
+    /// And the file of variables. The error is a line without `userd: ` before it.
+    pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<(Arguments, Option<PathBuf>), String> {
         let mut arguments = arguments.peekable();
         let named =
             |argument: &OsString| VERBS.iter().find(|verb| !verb.name.is_empty() && *argument == *verb.name);
@@ -151,20 +155,21 @@ impl Arguments {
                     given.operand = Some(argument);
                 }
                 None => return Err(unknown(verb, &argument)),
-                Some(("--help" | "-h", None)) => return Ok(Arguments::Help),
-                Some(("--version" | "-V", None)) => return Ok(Arguments::Version),
+                Some(("--help" | "-h", None)) => return Ok((Arguments::Help(verb), None)),
+                Some(("--version" | "-V", None)) => return Ok((Arguments::Version, None)),
                 Some((name, value)) => {
-                    let known = verb.options.iter().find(|known| known.name == name);
+                    let known = verb.options.iter().chain(ANYWHERE).find(|known| known.name == name);
                     let known = known.ok_or_else(|| unknown(verb, &argument))?;
                     given.options.push((known.name, known.value(value, &mut arguments)?));
                 }
             }
         }
-        Ok(match verb.name {
+        let env_file = given.value("--env-file").map(PathBuf::from);
+        let arguments = match verb.name {
             "healthcheck" => Arguments::Healthcheck(given.address()),
             "export" => {
                 let what = Export {
-                    format: given.format(),
+                    format: given.format().unwrap_or(Format::Ndjson),
                     with_password_hashes: given.has("--with-password-hashes"),
                     for_spreadsheets: given.has("--for-spreadsheets"),
                 };
@@ -199,8 +204,10 @@ impl Arguments {
             "config" => Arguments::Config(given.address(), given.dir()),
             "man" => Arguments::Man,
             "completion" => Arguments::Completion(shell(given.operand)?),
+            "help" => Arguments::Help(command(given.operand)?),
             _ => Arguments::Serve(serve(&given)?),
-        })
+        };
+        Ok((arguments, env_file))
     }
 }
 
@@ -217,11 +224,33 @@ fn option(argument: &OsStr) -> Option<(&str, Option<OsString>)> {
 }
 
 fn unknown(verb: &Verb, argument: &OsStr) -> String {
-    match verb.name {
+    let text = argument.to_string_lossy();
+    let name = text.split('=').next().unwrap_or_default();
+    let line = match verb.name {
         "" => format!("unknown argument {argument:?}"),
-        name if verb.arguments().is_empty() => format!("{name} takes no argument, not {argument:?}"),
-        name => format!("{name} takes {}, not {argument:?}", verb.arguments().join(" ")),
+        verb_name if verb.arguments().is_empty() => {
+            format!("{verb_name} takes no argument, not {argument:?}")
+        }
+        verb_name => format!("{verb_name} takes {}, not {argument:?}", verb.arguments().join(" ")),
+    };
+    let options = verb.options.iter().chain(ANYWHERE).map(|option| option.name);
+    let verbs = VERBS.iter().map(|verb| verb.name).filter(|name| !name.is_empty());
+    match nearest(name, options.chain(verbs)) {
+        Some(meant) if meant == name => format!("{line} ({name} goes before everything else)"),
+        Some(meant) => format!("{line} (did you mean {meant}?)"),
+        None => line,
     }
+}
+
+/// What `userd help` is asked about.
+fn command(operand: Option<OsString>) -> Result<&'static Verb, String> {
+    let given = operand.unwrap_or_default();
+    let name = given.to_string_lossy();
+    let verbs = || VERBS.iter().map(|verb| verb.name);
+    VERBS.iter().find(|verb| verb.name == name).ok_or_else(|| {
+        let meant = nearest(&name, verbs()).map(|meant| format!(" (did you mean {meant}?)"));
+        format!("there is no command {given:?}{}", meant.unwrap_or_default())
+    })
 }
 
 impl Opt {
@@ -255,10 +284,23 @@ impl Opt {
     }
 }
 
+/// The line that installs the completion of a shell.
+pub fn completion_is_installed_by(shell: &str) -> String {
+    let (directory, file) = match shell {
+        "zsh" => ("~/.zfunc", "_userd"),
+        "fish" => ("~/.config/fish/completions", "userd.fish"),
+        _ => ("~/.local/share/bash-completion/completions", "userd"),
+    };
+    format!("mkdir -p {directory} && userd completion {shell} > {directory}/{file}")
+}
+
 fn shell(operand: Option<OsString>) -> Result<String, String> {
     let given = operand.unwrap_or_default();
     let known = SHELLS.iter().find(|shell| given == **shell);
-    known.map(|shell| (*shell).to_owned()).ok_or_else(|| format!("completion is for {}", SHELLS.join(", ")))
+    known.map(|shell| (*shell).to_owned()).ok_or_else(|| {
+        let lines: Vec<String> = SHELLS.iter().map(|shell| completion_is_installed_by(shell)).collect();
+        format!("completion is for {}: {}", SHELLS.join(", "), lines.join("; "))
+    })
 }
 
 fn role(operand: Option<OsString>) -> Result<String, String> {
@@ -271,7 +313,10 @@ fn serve(given: &Given) -> Result<Serve, String> {
         dir: given.dir(),
         ephemeral: given.has("--ephemeral"),
         postgres: given.value("--postgres").map(PathBuf::from),
-        seed: given.value("--seed").map(PathBuf::from).map(|file| (file.clone(), format_of(&file))),
+        seed: given.value("--seed").map(PathBuf::from).map(|file| {
+            let format = format_of(&file).unwrap_or(Format::Ndjson);
+            (file, format)
+        }),
         parent: None,
         migrate: given.migrate(),
         address: given.address(),
@@ -313,7 +358,25 @@ mod tests {
     use super::{super::verbs::ANYWHERE, *};
 
     fn parse(line: &str) -> Result<Arguments, String> {
-        Arguments::parse(line.split_whitespace().map(OsString::from))
+        Arguments::parse(line.split_whitespace().map(OsString::from)).map(|(arguments, _)| arguments)
+    }
+
+    #[test]
+    fn what_may_have_been_meant() {
+        for (line, end) in [
+            ("exprot", "unknown argument \"exprot\" (did you mean export?)"),
+            ("--embeded", "unknown argument \"--embeded\" (did you mean --embedded?)"),
+            ("--embeded=/srv", "unknown argument \"--embeded=/srv\" (did you mean --embedded?)"),
+            ("--port 1 check", "unknown argument \"check\" (check goes before everything else)"),
+            ("import --skip-exist", "not \"--skip-exist\" (did you mean --skip-existing?)"),
+            ("config --prot=1", "not \"--prot=1\" (did you mean --port?)"),
+            ("something", "unknown argument \"something\""),
+            ("help exprot", "there is no command \"exprot\" (did you mean export?)"),
+            ("completion", "mkdir -p ~/.local/share/bash-completion/completions && userd completion bash > "),
+        ] {
+            let Err(problem) = parse(line) else { panic!("{line}") };
+            assert!(problem.ends_with(end) || (line == "completion" && problem.contains(end)), "{problem}");
+        }
     }
 
     #[test]

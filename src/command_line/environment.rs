@@ -20,6 +20,19 @@ pub fn config(first: impl Fn(&str) -> Option<OsString>) -> Result<Config, Config
     Ok(config)
 }
 
+/// The same, and what the log is set by. The error names every variable that cannot be used.
+pub fn with_log(
+    first: impl Fn(&str) -> Option<OsString>,
+) -> Result<(Config, LevelFilter, Format), ConfigError> {
+    match (config(first), log_level(), log_format()) {
+        (Ok(config), Ok(level), Ok(format)) => Ok((config, level, format)),
+        (config, level, format) => {
+            let errors = [config.err(), level.err(), format.err()].into_iter().flatten();
+            Err(ConfigError::all(errors).expect("one of them is an error"))
+        }
+    }
+}
+
 /// Whether a variable has a value.
 pub fn is_set(name: &str) -> bool {
     env::var_os(name).is_some_and(|value| !value.is_empty())

@@ -42,8 +42,14 @@ pub fn import(what: Import, file: Option<&Path>, dir: Option<&Path>) -> Result<(
 /// the first line has one. Blocks until that is done.
 pub fn seed(config: &Config, file: &Path, format: Format) -> Result<(), Failure> {
     let keep_ids = has_ids(file, format);
-    let what =
-        Import { format, skip_invalid: false, skip_existing: false, dry_run: false, as_is: true, keep_ids };
+    let what = Import {
+        format: Some(format),
+        skip_invalid: false,
+        skip_existing: false,
+        dry_run: false,
+        as_is: true,
+        keep_ids,
+    };
     let imported = bulk::import(config, what, open(Some(file))?.0, &Stop::default(), |_| ());
     let imported = imported.map_err(failure)?;
     refusals(what, &imported)?;

@@ -1,6 +1,9 @@
 //! What the tables of options and of settings look like as `--help`, as a manual page, and as the completion of a shell.
 
-use super::verbs::{ANYWHERE, Opt, SHELLS, Takes, VERBS, Verb};
+use super::{
+    arguments::completion_is_installed_by,
+    verbs::{ANYWHERE, Opt, SHELLS, Takes, VERBS, Verb},
+};
 use std::fmt::Write;
 use userd::config::{SETTINGS, Setting};
 
@@ -20,6 +23,19 @@ const EXIT_CODES: [(&str, &str); 5] = [
     ("130, 143", "An export or an import was ended by SIGINT or SIGTERM; nothing of it is left."),
     ("141", "The reader of an export's standard output has closed it."),
 ];
+
+/// The text of `--help` behind a subcommand.
+pub fn help_of(verb: &Verb) -> String {
+    let start = format!("usage: userd {}", verb.name);
+    let indent = " ".repeat(start.len() + 1);
+    let mut text = filled(&start, &indent, verb.arguments().iter().map(String::as_str));
+    text.push_str(&filled(&format!("\nuserd {}:", verb.name), "    ", verb.help.split(' ')));
+    for option in verb.options.iter().chain(ANYWHERE) {
+        text.push_str(&row(&option.usage(), option.help));
+    }
+    text.push_str("\nSettings are variables of the environment: `userd --help` lists them.\n");
+    text
+}
 
 /// The text of `--help`.
 pub fn help() -> String {
@@ -133,10 +149,16 @@ fn roff(text: &str) -> String {
 
 /// What makes a shell complete the arguments. `shell` is one of [`SHELLS`].
 pub fn completion(shell: &str) -> String {
+    let install = completion_is_installed_by(shell);
     match shell {
-        "zsh" => format!("#compdef userd\nautoload -U +X bashcompinit && bashcompinit\n{}", bash()),
-        "fish" => fish(),
-        _ => bash(),
+        // zsh looks at the first line.
+        "zsh" => format!(
+            "#compdef userd\n# {install}\n# and in ~/.zshrc, before compinit: fpath=(~/.zfunc $fpath)\n\
+             autoload -U +X bashcompinit && bashcompinit\n{}",
+            bash()
+        ),
+        "fish" => format!("# {install}\n{}", fish()),
+        _ => format!("# {install}\n{}", bash()),
     }
 }
 
@@ -144,6 +166,10 @@ pub fn completion(shell: &str) -> String {
 fn words_of(operand: Option<&str>) -> String {
     match operand {
         Some("SHELL") => SHELLS.join(" "),
+        Some("COMMAND") => {
+            let names = VERBS.iter().map(|verb| verb.name).filter(|name| !name.is_empty());
+            names.collect::<Vec<_>>().join(" ")
+        }
         _ => String::new(),
     }
 }
@@ -256,6 +282,12 @@ mod tests {
     fn the_help_has_lines_that_fit() {
         let help = help();
         let (before, _) = help.split_once("\nEnvironment variables").expect("it has the table");
+        for verb in VERBS {
+            let help = help_of(verb);
+            assert!(help.lines().count() < 40 && !help.contains("DB_HOST"), "{help}");
+            assert!(verb.options.iter().all(|option| help.contains(option.name)), "{help}");
+            assert!(help.lines().all(|line| line.len() <= WIDTH && line == line.trim_end()), "{help}");
+        }
         for line in before.lines() {
             assert!(line.len() <= WIDTH && line == line.trim_end(), "{line:?}");
         }

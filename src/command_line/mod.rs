@@ -3,6 +3,7 @@
 mod arguments;
 mod embedded;
 mod ending;
+mod env_file;
 mod environment;
 mod export;
 mod healthcheck;
@@ -30,10 +31,16 @@ use userd::{StartError, bulk::BulkError};
 
 /// Does what the arguments say. Blocks until that is done.
 pub fn run() -> ExitCode {
-    let arguments = Arguments::parse(env::args_os().skip(1));
+    let parsed = Arguments::parse(env::args_os().skip(1));
+    let arguments = parsed.map_err(Unstarted::Arguments).and_then(|(arguments, file)| match file {
+        None => Ok(arguments),
+        // No other thread is there yet.
+        Some(file) => env_file::read(&file).map(|()| arguments).map_err(Unstarted::File),
+    });
     let serves = matches!(arguments, Ok(Arguments::Serve(_)));
     let done = match arguments {
-        Ok(Arguments::Help) => return print(&manual::help()),
+        Ok(Arguments::Help(verb)) if verb.name.is_empty() => return print(&manual::help()),
+        Ok(Arguments::Help(verb)) => return print(&manual::help_of(verb)),
         Ok(Arguments::Version) => return print(concat!("userd ", env!("CARGO_PKG_VERSION"), "\n")),
         Ok(Arguments::Healthcheck(address)) => environment::config(|name| address.variable(name))
             .map_err(Failure::usage)
@@ -50,7 +57,10 @@ pub fn run() -> ExitCode {
         Ok(Arguments::Config(address, dir)) => upkeep::config(&address, dir.as_deref()),
         Ok(Arguments::Man) => return print(&manual::man()),
         Ok(Arguments::Completion(shell)) => return print(&manual::completion(&shell)),
-        Err(problem) => Err(Failure::usage(format!("{problem}; `userd --help` lists what there is"))),
+        Err(Unstarted::Arguments(problem)) => {
+            Err(Failure::usage(format!("{problem}; `userd --help` lists what there is")))
+        }
+        Err(Unstarted::File(problem)) => Err(Failure::usage(format!("--env-file: {problem}"))),
     };
     log::logger().flush();
     match done {
@@ -66,6 +76,12 @@ pub fn run() -> ExitCode {
             ExitCode::from(code)
         }
     }
+}
+
+/// What keeps the command from beginning.
+enum Unstarted {
+    Arguments(String),
+    File(String),
 }
 
 /// Why the command ends without success: an exit code, and one line for standard error; empty for none.

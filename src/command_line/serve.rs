@@ -24,7 +24,8 @@ use userd::{
 
 /// Runs the service until a signal, or the end of its parent, ends it.
 pub fn serve(arguments: Serve) -> Result<(), Failure> {
-    let mut config = environment::config(|name| arguments.address.variable(name)).map_err(Failure::usage)?;
+    let (mut config, level, format) =
+        environment::with_log(|name| arguments.address.variable(name)).map_err(Failure::usage)?;
     config.migrate = arguments.migrate;
     config.socket = passed_socket()?;
     config.on_idle = Some(crate::give_back_memory);
@@ -34,8 +35,6 @@ pub fn serve(arguments: Serve) -> Result<(), Failure> {
     // The socket that was passed takes clients whether this process ends or not.
     let waits = config.socket.is_some() && !arguments.embedded();
     server::check_system(&config).map_err(start_error)?;
-    let level = environment::log_level().map_err(Failure::usage)?;
-    let format = environment::log_format().map_err(Failure::usage)?;
     log_writer::log_to_stderr(level, format).map_err(Failure::runtime)?;
     let argument = |name: &str| arguments.address.variable(name);
     for line in environment::ineffective(argument, arguments.embedded(), config.socket.is_some()) {

@@ -1,12 +1,22 @@
 //! `userd migrate`, `check`, `recount`, `grants` and `config`: what an operator asks before and after a deployment.
 
 use super::{Failure, arguments::Address, bulk_error, embedded, ending, environment, print, start_error};
-use std::{path::Path, process::ExitCode};
+use std::{
+    io::{self, Write},
+    path::Path,
+    process::ExitCode,
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::Duration,
+};
 use userd::{
     Config,
     bulk::{self, Weight},
     embedded::Joined,
 };
+
+/// A check that takes longer says what it waits for.
+const SOON: Duration = Duration::from_millis(500);
 
 /// Applies the migrations that are missing, and says which. Blocks as a start does.
 pub fn migrate(dir: Option<&Path>) -> Result<(), Failure> {
@@ -45,7 +55,17 @@ pub fn check(address: &Address, migrate: bool, counts: bool, dir: Option<&Path>)
     let joined = |mut config: Config| {
         config.migrate = migrate;
         let _cluster = join(dir, &mut config, false)?;
-        Ok(bulk::check(&config, counts))
+        let seconds = config.db_connect_timeout.as_secs_f64();
+        let (_done, waiting) = mpsc::channel::<()>();
+        Ok(bulk::check(&config, counts, |database| {
+            let line = format!("connecting to {database}, for up to {seconds} s (DB_CONNECT_TIMEOUT)");
+            // The findings come all at once, in the end.
+            thread::spawn(move || {
+                if waiting.recv_timeout(SOON) == Err(RecvTimeoutError::Timeout) {
+                    let _ = writeln!(io::stderr(), "{line}");
+                }
+            });
+        }))
     };
     let findings = match environment::config(|name| address.variable(name)).map(joined) {
         Ok(Ok(findings)) => findings,

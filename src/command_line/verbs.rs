@@ -52,15 +52,23 @@ const EMBEDDED: Opt = option(
 const FORMAT: Opt = option(
     "--format",
     OneOf(&["ndjson", "csv"]),
-    "a JSON object a line, or RFC 4180 with a header; the default is csv where FILE ends in .csv, else ndjson",
+    "a JSON object a line, or RFC 4180 with a header; the default is csv where FILE ends in .csv, else ndjson, or for \
+     an import what the users look like",
 );
 
 /// What `userd completion` takes.
 pub const SHELLS: &[&str] = &["bash", "zsh", "fish"];
 
 /// Options of every subcommand.
-pub const ANYWHERE: &[Opt] =
-    &[option("--help", Nothing, "print this"), option("--version", Nothing, "print the version")];
+pub const ANYWHERE: &[Opt] = &[
+    option(
+        "--env-file",
+        Value("FILE"),
+        "read variables from FILE, as systemd's EnvironmentFile= has them; those of the environment go before them",
+    ),
+    option("--help", Nothing, "print what a command takes; of userd itself: everything"),
+    option("--version", Nothing, "print the version"),
+];
 
 /// In the order of the help.
 pub const VERBS: &[Verb] = &[
@@ -174,6 +182,7 @@ pub const VERBS: &[Verb] = &[
         help: "exit code 0 if the service that these variables start answers GET /readyz with 200, else 1: for images \
                without curl",
     },
+    Verb { name: "help", options: &[], operand: Some("COMMAND"), help: "print what a command takes" },
     Verb { name: "man", options: &[], operand: None, help: "print the manual page, userd(1)" },
     Verb {
         name: "completion",

@@ -93,7 +93,7 @@ pub const SETTINGS: &[Setting] = &[
     field("HOST", at!(host), Any, "Address to listen on, 127.0.0.1 with --embedded; `unix:/path` for a Unix socket"),
     field("PORT", at!(port), Whole(0, 65_535), "Port to listen on; 0 takes a free one and prints it"),
     field("NODE_ENV", at!(production), Bounds::Exactly("production"),
-        "`production` turns off lazy-loading prevention"),
+        "`production`: code that reads a relation which was not loaded fetches it; else that is an error. No request does so"),
     field("WORKERS", at!(workers), Whole(1, 1000), "Threads that answer requests"),
     field("BUSY_POLL", at!(busy_poll), Any,
         "`false` where processor time is paid for: few clients wait longer, and keep no core awake"),
@@ -153,6 +153,7 @@ pub(super) fn apply(
     config: &mut Config,
     lookup: &dyn Fn(&str) -> Option<OsString>,
 ) -> Result<(), ConfigError> {
+    let mut errors = Vec::new();
     for setting in SETTINGS {
         let Kind::Field(field, bounds) = &setting.kind else {
             continue;
@@ -161,12 +162,13 @@ pub(super) fn apply(
         let Some(value) = field(config) else {
             continue;
         };
-        let Some((variable, text)) = text(setting.variable, lookup)? else {
-            continue;
-        };
-        value.set(&text, bounds).map_err(|line| problem(variable, line))?;
+        let set = text(setting.variable, lookup).and_then(|given| match given {
+            None => Ok(()),
+            Some((variable, text)) => value.set(&text, bounds).map_err(|line| problem(variable, line)),
+        });
+        errors.extend(set.err());
     }
-    Ok(())
+    ConfigError::all(errors).map_or(Ok(()), Err)
 }
 
 /// Each variable with its value in `config` and where that comes from.

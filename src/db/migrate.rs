@@ -97,7 +97,8 @@ impl Migrations {
     /// ones that are not compatible, or the role may not read which it has.
     pub fn are_applied(&self, client: &mut Client) -> Result<bool, String> {
         let Ok(rows) = client.query_typed(Schema::ASK, &[]) else {
-            return refuse_a_history_that_may_not_be_read(client).map(|()| false);
+            refuse_a_history_that_may_not_be_read(client)?;
+            return refuse_a_missing_schema(client).map(|()| false);
         };
         let applied = self.schema().judge(&rows)?;
         if let Applied::AndNewer(found) = applied {
@@ -161,6 +162,19 @@ fn key(migration: &Migration) -> (i64, String) {
 /// The versions and checksums of the migrations that were applied, of the rows of [`Schema::ASK`].
 fn applied(history: &[Row]) -> HashSet<(i64, String)> {
     history.iter().map(|row| (row.get(0), row.get(1))).collect()
+}
+
+/// The error is one line: there is no schema that tables could be in.
+fn refuse_a_missing_schema(client: &mut Client) -> Result<(), String> {
+    const ASK: &str = "select current_setting('search_path') where current_schema() is null";
+    match client.query_typed(ASK, &[]).map_err(|error| explain(&error))?.first() {
+        None => Ok(()),
+        Some(row) => Err(format!(
+            "the search_path is {:?}, and the database has no such schema (or the role may not use it): make it with \
+             `create schema`",
+            row.get::<_, String>(0)
+        )),
+    }
 }
 
 /// A table that cannot be read may be missing. The error is one line: it is there, and the role may not read it. In a schema

@@ -119,7 +119,15 @@ pub(super) fn is_missing(error: &postgres::Error) -> bool {
 /// of a broken connection. The DETAIL is left out on purpose: it quotes whole rows.
 pub fn explain(error: &postgres::Error) -> String {
     let line = match error.as_db_error() {
-        Some(db) => format!("{}: {} ({})", db.severity(), db.message(), db.code().code()),
+        Some(db) => {
+            let code = db.code().code();
+            // A statement that was prepared is not there, or one of its name is already: the session is another one.
+            let hint = match code {
+                "26000" | "42P05" => "; behind a pooler in transaction mode userd needs DB_PREPARED=false",
+                _ => "",
+            };
+            format!("{}: {} ({code}){hint}", db.severity(), db.message())
+        }
         None => {
             let mut line = error.to_string();
             let mut cause = std::error::Error::source(error);

@@ -138,6 +138,21 @@ fn is_refused(answer: &Answer) -> bool {
     answer.status == 403 && (answer.body.trim_end() == refusal || answer.body.is_empty())
 }
 
+/// Which its client cannot read, but the log has it.
+#[test]
+fn https_at_the_port() {
+    let database = Database::create();
+    let mut process = Process::on(&database, &[]);
+    let mut client = process.client();
+    // The beginning of a ClientHello.
+    client.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03");
+    let answer = client.answer("GET");
+    let expected = r#"{"error":"Bad request","message":"this port speaks plain http, not https"}"#;
+    assert_eq!((answer.status, answer.body.trim_end()), (400, expected));
+    process.logs("this port speaks plain http, not https");
+    assert_eq!(process.client().get("/users").json()["total"], 0);
+}
+
 #[test]
 fn a_rebound_page_gets_nothing() {
     let service = Service::with(|config| config.allowed_hosts = vec!["users.example".to_owned()]);

@@ -410,10 +410,15 @@ fn broken_lines_are_told_by_their_number() {
 #[test]
 fn broken_csv() {
     let database = Database::create();
-    let rows: [(&[u8], &[&str]); 16] = [
+    let rows: [(&[u8], &[&str]); 18] = [
         (b"", &[]),
         (b"email\nx@example.com\n", &["line 1: the header has no column name: email"]),
-        (b"\n\nname;email\n", &["line 3: the header has no column name: name;email"]),
+        (b"\n\nname;email\n", &["line 3: the header is separated by semicolons, and has to be by commas"]),
+        (b"email\tname\n", &["line 1: the header is separated by tabs, and has to be by commas"]),
+        (
+            b"name,email\n\"n\"x,x@example.com\n\"m\",y@example.com\n",
+            &["line 2: has text behind a closing quote"],
+        ),
         (
             b"name,email,isAdmin\nn,x@example.com,1\n",
             &["line 1: These fields may not be mass assigned: \"isAdmin\""],
@@ -622,6 +627,34 @@ fn ids_that_are_kept_while_users_are_created() {
     assert_eq!((process.wait(LONG), process.stdout().as_str()), (0, "imported 3000 users\n"));
     assert_eq!(client.post("/users", r#"{"name":"Bob","email":"bob@example.com"}"#).id(), "3102");
     assert_eq!(counted(database), (3002, 3002));
+}
+
+/// Without `--format` and a name that says it, the first character does.
+#[test]
+fn the_format_is_that_of_the_users() {
+    let service = Service::start();
+    let csv = |n: usize| format!("\u{feff}\nname,email\nn,{n}@example.com\n");
+    let ndjson = |n: usize| format!("\u{feff}\n {{\"name\":\"n\",\"email\":\"{n}@example.com\"}}\n");
+    for (n, text) in [csv(1), ndjson(2)].iter().enumerate() {
+        let expected = (0, "imported 1 user\n".to_owned(), String::new());
+        assert_eq!(import(&service.database, text, &[]), expected, "{text}");
+        let piped = text.replace("@", &format!("{n}@"));
+        assert_eq!(import_piped(&service.database, &piped, &[]), expected, "{piped}");
+    }
+    for (text, problem) in [
+        ("name;email\nn;x@example.com\n", "line 1: the header is separated by semicolons"),
+        ("[{\"name\":\"n\"}]", "line 1: is not a JSON object"),
+        ("", ""),
+    ] {
+        let (code, _, stderr) = import_piped(&service.database, text, &[]);
+        assert_eq!(code, i32::from(!problem.is_empty()), "{stderr}");
+        assert!(stderr.starts_with(problem), "{stderr}");
+    }
+    let (code, _, stderr) = import(&service.database, csv(7), &["--format=ndjson"]);
+    assert!(code == 1 && stderr.starts_with("line 2: is not JSON"), "{stderr}");
+    let users = service.client().get("/users").json();
+    assert_eq!(users["total"], 4);
+    assert_eq!(users["data"][3]["email"], "21@example.com");
 }
 
 /// The users of a file are stored while it is read, those of a stream afterwards: the outcome is the same.

@@ -65,6 +65,65 @@ fn help_and_version() {
 }
 
 #[test]
+fn help_of_one_command() {
+    let said = |arguments: &[&str]| {
+        let mut process = Process::start(arguments, &[("PORT", "abc")]);
+        assert_eq!((process.wait(LONG), process.stderr().as_str()), (0, ""), "{arguments:?}");
+        process.stdout()
+    };
+    let help = said(&["help", "import"]);
+    assert!(help.starts_with("usage: userd import [--embedded"), "{help}");
+    assert!(help.contains("  --skip-existing ") && help.contains("`userd --help`"), "{help}");
+    assert!(!help.contains("DB_HOST") && help.lines().count() < 40, "{help}");
+    assert_eq!(said(&["import", "--help"]), help);
+    assert_eq!(said(&["import", "-h"]), help);
+    assert_eq!(said(&["help"]), said(&["--help"]));
+    for (arguments, expected) in [
+        (&["exprot"][..], "userd: unknown argument \"exprot\" (did you mean export?); `userd --help` lists "),
+        (&["import", "--skip-exsting"], "(did you mean --skip-existing?); "),
+        (&["help", "imprt"], "userd: there is no command \"imprt\" (did you mean import?); "),
+    ] {
+        let mut process = Process::start(arguments, &[]);
+        let line = complaint(&mut process, 2);
+        assert!(process.stderr().contains(expected), "{line}");
+    }
+}
+
+/// A person mends all of them at once.
+#[test]
+fn each_variable_that_cannot_be_used_is_named() {
+    let variables = [("PORT", "abc"), ("WORKERS", "0"), ("LOG_LEVEL", "loud"), ("SCHEMA", "basic")];
+    let line = complaint(&mut Process::start(&[], &variables), 2);
+    for part in ["PORT: must be ", "; WORKERS: must be ", "; LOG_LEVEL: must be one of "] {
+        assert!(line.contains(part), "{line}");
+    }
+    assert!(!line.contains("SCHEMA"), "{line}");
+}
+
+#[test]
+fn parameters_of_a_url_that_are_none() {
+    for (parameters, expected) in [
+        ("sslmod=require", "parameter 1 after '?' is unknown to PostgreSQL (did you mean sslmode?)"),
+        ("sslmode=disable&schema=app", ": instead of schema, options=-csearch_path%3DNAME "),
+        ("pgbouncer=true", ": instead of pgbouncer, the variable DB_PREPARED=false"),
+        ("nothing-like-it=1", "parameter 1 after '?' is unknown to PostgreSQL\n"),
+    ] {
+        let url = format!("postgres://u:{DATABASE_PASSWORD}@127.0.0.1:1/d?{parameters}");
+        let mut process = Process::start(&[], &[("DATABASE_URL", &url)]);
+        complaint(&mut process, 2);
+        let said = process.stderr();
+        assert!(said.contains(expected) && !said.contains("nothing-like-it"), "{said}");
+    }
+    // The line that the hint gives is one that works.
+    let database = Database::create();
+    database.run("create schema app");
+    let url = format!("{} options='-c search_path=app'", database.url());
+    let mut process = Process::start(&["migrate"], &[("DATABASE_URL", &url)]);
+    assert_eq!(process.wait(LONG), 0, "{}", process.stderr());
+    assert_eq!(database.value("select count(*) from app.users"), "0");
+}
+
+#[test]
 fn the_readme_has_the_table_of_settings() {
     let readme = include_str!("../../README.md");
     let after = readme.split_once("| Variable | Default | Meaning |\n|---|---|---|\n").unwrap().1;

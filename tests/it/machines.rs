@@ -427,6 +427,16 @@ fn replicas_behind_pgbouncer() {
     let mut refused = userd(&wrong, 0, &[("DB_PREPARED", "false"), ("DB_CONNECT_TIMEOUT", "1")]);
     assert_eq!(refused.wait(LONG), 1, "{}", refused.stderr());
     let mut replicas = [0, 0].map(|port| userd(&url, port, &[("DB_PREPARED", "false")]));
+    let check = |prepared: &str| {
+        let mut process = Process::start(&["check"], &[("DATABASE_URL", &url), ("DB_PREPARED", prepared)]);
+        (process.wait(LONG), process.stdout())
+    };
+    replicas[0].wait_for_url();
+    let (code, found) = check("false");
+    assert_eq!(code, 0, "{found}");
+    let (code, found) = check("true");
+    let problem = "problem  database: a pooler lends its sessions for one transaction each: userd needs DB_PREPARED=false";
+    assert!(code == 1 && found.contains(problem), "{found}");
     let urls = replicas.each_mut().map(Process::wait_for_url);
     // Every kind of statement.
     let mut caller = Caller::new(&urls[0], LONG);

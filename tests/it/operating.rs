@@ -292,7 +292,10 @@ fn a_check_changes_nothing() {
 fn a_check_finds_what_is_wrong() {
     let rows = [
         (&[("PORT", "x")][..], "problem  configuration: PORT: must be a whole number"),
-        (&[("LOG_LEVEL", "loud")], "problem  configuration: LOG_LEVEL: must be one of"),
+        (
+            &[("LOG_LEVEL", "loud"), ("DB_CONNECT_TIMEOUT", "0.1")],
+            "problem  configuration: LOG_LEVEL: must be one of",
+        ),
         (&[("DATABASE_URL", "mysql://u@h/d")], "problem  configuration: DATABASE_URL: "),
         (&[("MIGRATIONS_DIR", "/nowhere/at/all")], "problem  configuration: MIGRATIONS_DIR: "),
         (
@@ -512,7 +515,89 @@ fn both_ways_out_for_users_of_another_program() {
     assert_eq!(database.value("select count(*) from public.users"), "2");
 }
 
+/// One line that names it, whatever is to be done.
+#[test]
+fn a_search_path_without_a_schema() {
+    let database = Database::create();
+    let url = format!("{} options='-c search_path=missing'", database.url());
+    for arguments in
+        [&["--port=0"][..], &["--port=0", "--migrate=off"], &["migrate"], &["export"], &["check"]]
+    {
+        let variables = [("DATABASE_URL", url.as_str()), ("HOST", "127.0.0.1"), ("LOG_LEVEL", "error")];
+        let (code, stdout, stderr) = userd(arguments, &variables);
+        let expected = "the search_path is \"missing\", and the database has no such schema";
+        assert_eq!(code, 1, "{arguments:?}: {stdout}{stderr}");
+        assert!((stdout + &stderr).contains(expected), "{arguments:?}: {stderr}");
+    }
+    assert_eq!(database.value("select count(*) from pg_namespace where nspname = 'missing'"), "0");
+}
+
+/// A check of a server that accepts connections and says nothing.
+#[test]
+fn a_check_says_what_it_waits_for() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("postgres://u@{}/d?sslmode=disable", silent.local_addr().unwrap());
+    let (code, _, stderr) = userd(&["check"], &[("DATABASE_URL", &url), ("DB_CONNECT_TIMEOUT", "2")]);
+    assert_eq!(code, 1);
+    assert!(stderr.starts_with("connecting to database \"d\" as user \"u\" on 127.0.0.1:"), "{stderr}");
+    assert!(stderr.ends_with(", for up to 2 s (DB_CONNECT_TIMEOUT)\n"), "{stderr}");
+}
+
+/// The line of the README, with a file as the package has it.
+#[test]
+fn variables_of_a_file() {
+    let database = Database::create();
+    database.run("insert into users (name, email) values ('Ada', 'ada@example.com')");
+    let dir = crate::support::TempDir::new();
+    dir.write(
+        "userd.env",
+        &format!("# A comment\n\nDATABASE_URL=\"{}\"\nWORKERS=3\nPORT=\n", database.url()),
+    );
+    let file = dir.path().join("userd.env");
+    let file = file.to_str().unwrap();
+    let line = README.lines().find_map(|line| line.strip_prefix("sudo -u userd userd "));
+    let line = line.expect("a line").replace("/etc/userd.env", file);
+    let arguments: Vec<&str> = line.split(' ').filter(|word| *word != "users.ndjson").collect();
+    let (code, stdout, stderr) = userd(&arguments, &[]);
+    assert_eq!((code, stderr.as_str()), (0, ""), "{arguments:?}");
+    assert!(stdout.contains("\"email\":\"ada@example.com\""), "{stdout}");
+    // The environment goes before it, unless it is empty there.
+    for (variables, workers) in [(&[][..], "3"), (&[("WORKERS", "4")], "4"), (&[("WORKERS", "")], "3")] {
+        let (code, stdout, _) = userd(&["config", "--env-file", file], variables);
+        let row = stdout.lines().find(|line| line.starts_with("WORKERS ")).expect("a row");
+        assert_eq!((code, row.split_whitespace().nth(1)), (0, Some(workers)), "{variables:?}");
+    }
+    dir.write("wrong.env", "DATABASE_URL=x\nsecret text\n");
+    let wrong = dir.path().join("wrong.env");
+    for (name, problem) in
+        [(wrong.to_str().unwrap(), ": line 2 is not NAME=value"), ("/nowhere", "cannot read /nowhere: ")]
+    {
+        let (code, _, stderr) = userd(&["config", &format!("--env-file={name}")], &[]);
+        assert_eq!(code, 2);
+        assert!(stderr.starts_with("userd: --env-file: ") && stderr.contains(problem), "{stderr}");
+        assert!(!stderr.contains("secret text"), "{stderr}");
+    }
+}
+
 // Completion and the manual page
+
+/// The README's line for bash is the one that the completion says, and works in a home without the directory.
+#[test]
+fn completion_is_installed_by_its_own_line() {
+    let line = README.lines().find(|line| line.contains("userd completion bash >")).expect("a line");
+    for (name, begins) in
+        [("bash", "# mkdir -p "), ("fish", "# mkdir -p "), ("zsh", "#compdef userd\n# mkdir -p ")]
+    {
+        let (code, stdout, _) = userd(&["completion", name], &[]);
+        assert!(code == 0 && stdout.starts_with(begins), "{stdout}");
+        assert!(name != "bash" || stdout.starts_with(&format!("# {line}\n")), "{stdout}");
+    }
+    let home = crate::support::TempDir::new();
+    let output = shell(&format!("export HOME='{}'; {line}", home.path().display()));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let file = home.path().join(".local/share/bash-completion/completions/userd");
+    assert!(std::fs::read_to_string(file).unwrap().contains("complete -F _userd userd"));
+}
 
 /// What bash offers for the last of these words.
 fn offered(words: &[&str]) -> Vec<String> {

@@ -1,7 +1,11 @@
 //! The README's chapter "With curl and jq": its lines print what it says.
 
-use crate::support::{Service, TempDir, masked};
-use std::process::{Command, Stdio};
+use crate::support::{Service, TOKEN, TempDir, masked};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    process::{Command, Stdio},
+};
 
 const README: &str = include_str!("../../README.md");
 
@@ -38,6 +42,23 @@ fn the_lines_print_what_it_says() {
         assert_eq!(masked(found), masked(expected), "{lines}\n{said}");
     }
     assert_eq!(said, "");
+}
+
+/// The lines with a token, against a service that asks for one.
+#[test]
+fn the_lines_with_a_token() {
+    let service = Service::with(|config| config.api_token = Some(TOKEN.into()));
+    let url = service.server.base_url();
+    let (lines, _) = blocks().into_iter().find(|(lines, _)| lines.contains("API_TOKEN")).expect("a block");
+    for (token, status) in [(TOKEN, "200\n"), ("another", "401\n")] {
+        let dir = TempDir::new();
+        let mut shell = Command::new("sh");
+        shell.args(["-ec", &format!("users={url}/users\n{lines}")]).current_dir(dir.path());
+        let output = shell.env("no_proxy", "*").env("API_TOKEN", token).output().expect("a shell");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), status);
+        let mode = fs::metadata(dir.path().join("token.txt")).expect("a file").permissions().mode();
+        assert_eq!(mode & 0o077, 0, "others may read it");
+    }
 }
 
 /// Each route has a line there.

@@ -2,21 +2,24 @@
 //! (`postgres://…`) and keywords (`host=… user='…'`). Knows the syntax only: which names exist and
 //! what they mean is `target`'s. An error never quotes any of the text, which may hold a password.
 
+/// What is to be said of a name that is unknown, which may be nothing; `None` for one that is known.
+pub type Unknown<'a> = &'a dyn Fn(&str) -> Option<String>;
+
 /// The names and values in `text`, decoded, in order, repeated ones included. The error is a line on
-/// what is wrong with the syntax, or that a name is not `known`.
-pub fn parse(text: &str, known: &dyn Fn(&str) -> bool) -> Result<Vec<(String, String)>, String> {
+/// what is wrong with the syntax, or that a name is unknown.
+pub fn parse(text: &str, unknown: Unknown) -> Result<Vec<(String, String)>, String> {
     if text.contains('\0') {
         return Err("it contains a NUL character".into());
     }
     let url = ["postgres://", "postgresql://"].iter().find_map(|scheme| text.strip_prefix(scheme));
     match url {
-        Some(rest) => url_pairs(rest, known),
-        None => keyword_pairs(text, known),
+        Some(rest) => url_pairs(rest, unknown),
+        None => keyword_pairs(text, unknown),
     }
 }
 
 /// `[user[:password]@][host][:port][,…][/dbname][?name=value[&…]]`, as loose as libpq reads it.
-fn url_pairs(text: &str, known: &dyn Fn(&str) -> bool) -> Result<Vec<(String, String)>, String> {
+fn url_pairs(text: &str, unknown: Unknown) -> Result<Vec<(String, String)>, String> {
     let mut pairs = Vec::new();
     // Credentials end at the first `@` that comes before any `/`.
     let authority_end = text.find('/').unwrap_or(text.len());
@@ -63,17 +66,19 @@ fn url_pairs(text: &str, known: &dyn Fn(&str) -> bool) -> Result<Vec<(String, St
         // JDBC's spelling, which libpq takes in URLs too.
         pairs.push(match (name.as_str(), value.as_str()) {
             ("ssl", "true") => ("sslmode".into(), "require".into()),
-            _ if known(&name) => (name, value),
-            _ => {
-                return Err(format!("parameter {} after '?' is unknown to PostgreSQL", at + 1));
-            }
+            _ => match unknown(&name) {
+                None => (name, value),
+                Some(hint) => {
+                    return Err(format!("parameter {} after '?' is unknown to PostgreSQL{hint}", at + 1));
+                }
+            },
         });
     }
     Ok(pairs)
 }
 
 /// `name = value name='quoted value'`, where a backslash takes the next character as it is.
-fn keyword_pairs(text: &str, known: &dyn Fn(&str) -> bool) -> Result<Vec<(String, String)>, String> {
+fn keyword_pairs(text: &str, unknown: Unknown) -> Result<Vec<(String, String)>, String> {
     if text.split(['=', ' ']).next().is_some_and(|start| start.contains("://")) {
         return Err("a URL must start with postgres:// or postgresql://".into());
     }
@@ -100,8 +105,8 @@ fn keyword_pairs(text: &str, known: &dyn Fn(&str) -> bool) -> Result<Vec<(String
                 None => break,
             }
         }
-        if !known(name.trim_ascii_end()) {
-            return Err(format!("name {} in it is unknown to PostgreSQL", pairs.len() + 1));
+        if let Some(hint) = unknown(name.trim_ascii_end()) {
+            return Err(format!("name {} in it is unknown to PostgreSQL{hint}", pairs.len() + 1));
         }
         pairs.push((name.trim_ascii_end().into(), value));
         rest = chars.as_str().trim_ascii_start();
@@ -141,7 +146,7 @@ mod tests {
     fn table(rows: &str) {
         for row in rows.lines().map(str::trim).filter(|row| !row.is_empty()) {
             let (text, expected) = row.split_once('|').unwrap();
-            let shown = match parse(text.trim(), &|name| !name.contains("secret")) {
+            let shown = match parse(text.trim(), &|name| name.contains("secret").then(String::new)) {
                 Ok(mut pairs) => {
                     pairs.retain(|(_, value)| !value.is_empty());
                     let shown = |(name, value)| format!("{name}={value}");
@@ -204,7 +209,7 @@ mod tests {
             password='secret                 | ! a quoted value is not closed
             ",
         );
-        let pairs = parse("host=h\n\tuser=u\n", &|_| true).unwrap();
+        let pairs = parse("host=h\n\tuser=u\n", &|_| None).unwrap();
         assert_eq!(pairs[1], ("user".to_owned(), "u".to_owned()));
     }
 }

@@ -11,7 +11,10 @@ use postgres::Config;
 use postgres::config::SslMode;
 
 use super::conninfo;
-use crate::db::tls::{TlsSettings, Verify};
+use crate::{
+    db::tls::{TlsSettings, Verify},
+    nearest::nearest,
+};
 
 /// The parameters of a connection string, each once, the last one given.
 pub struct Parameters(Vec<(String, String)>);
@@ -22,7 +25,9 @@ impl Parameters {
         let listed = |list: &str, name: &str| list.split(' ').any(|listed| listed == name);
         let harmless = |name: &str| HARMLESS.iter().find(|(harmless, _)| *harmless == name);
         let given = conninfo::parse(text, &|name| {
-            harmless(name).is_some() || [OWN, SHARED, REFUSED].iter().any(|list| listed(list, name))
+            let known =
+                harmless(name).is_some() || [OWN, SHARED, REFUSED].iter().any(|list| listed(list, name));
+            (!known).then(|| hint(name))
         })?;
         let mut all: Vec<(String, String)> = Vec::new();
         for (name, value) in given {
@@ -168,6 +173,16 @@ impl Parameters {
     }
 }
 
+/// What may be meant by a name that is unknown. The name itself is not repeated: it may be a piece of a password.
+fn hint(name: &str) -> String {
+    if let Some((foreign, instead)) = FOREIGN.iter().find(|(foreign, _)| name.eq_ignore_ascii_case(foreign)) {
+        return format!(": instead of {foreign}, {instead}");
+    }
+    let known = [OWN, SHARED, REFUSED].iter().flat_map(|list| list.split(' '));
+    let known = known.chain(HARMLESS.iter().map(|(name, _)| *name));
+    nearest(name, known).map_or_else(String::new, |meant| format!(" (did you mean {meant}?)"))
+}
+
 /// The entry at `at`, unless it is missing or empty.
 fn entry<'a>(list: &[&'a str], at: usize) -> Option<&'a str> {
     list.get(at).copied().filter(|entry| !entry.is_empty())
@@ -194,6 +209,17 @@ const SHARED: &str = "application_name channel_binding connect_timeout keepalive
 const REFUSED: &str = "oauth_client_id oauth_client_secret oauth_issuer oauth_scope \
     require_auth requirepeer scram_client_key scram_server_key service servicefile sslcrl sslcrldir \
     sslkeylogfile sslpassword";
+
+/// Known to other programs' URLs, and what says the same here.
+const FOREIGN: [(&str, &str); 5] = [
+    ("schema", SCHEMA),
+    ("currentSchema", SCHEMA),
+    ("search_path", SCHEMA),
+    ("connection_limit", "the variable DB_POOL_SIZE"),
+    ("pgbouncer", "the variable DB_PREPARED=false"),
+];
+const SCHEMA: &str =
+    "options=-csearch_path%3DNAME (options='-c search_path=NAME' without a URL) names the schema";
 
 /// Known to libpq, and without effect here for these values (for any, where none is listed): there is
 /// no GSSAPI, no TLS compression and nothing older than TLS 1.2, and the service speaks UTF-8.

@@ -14,6 +14,8 @@ use std::{fmt::Display, mem, net::IpAddr};
 
 /// Empty lines that may precede a request line (RFC 9112, 2.2 asks for at least one).
 const MAX_EMPTY_LINES: u8 = 4;
+/// The first byte of what a client of https says.
+const TLS_HANDSHAKE: u8 = 0x16;
 /// httparse wants its array beforehand; `Limits::max_header_fields` counts up to this.
 const MAX_FIELDS: usize = 128;
 
@@ -192,6 +194,9 @@ impl Framing {
                 return Err(match is_text(byte) {
                     true if self.request_line.is_none() => RequestLine::too_long(&bytes[..at]),
                     true => Error::HeadTooLarge,
+                    false if at == 0 && self.request_line.is_none() && byte == TLS_HANDSHAKE => {
+                        Error::BadRequest("this port speaks plain http, not https")
+                    }
                     false => forbidden(byte),
                 });
             }
