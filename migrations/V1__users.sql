@@ -7,15 +7,15 @@ create table users (
     name varchar(1000) not null,
     -- 254 octets is the longest address that mail can be sent to (RFC 5321, 4.5.3.1.3, less the brackets).
     email varchar(254) not null,
-    created_at timestamptz not null default now(),
-    updated_at timestamptz not null default now(),
+    created_at timestamptz not null default pg_catalog.now(),
+    updated_at timestamptz not null default pg_catalog.now(),
     -- Moved by each change of the record, whoever makes it. ETags are made of it and of updated_at, so that a user who
     -- is restored or inserted again under an old id has another one.
     version bigint not null default 1
 );
 
 -- Upper and lower case of ASCII letters are the same, nothing else is, whatever the locale of the database.
-create unique index users_email_key on users (lower(email collate "C"));
+create unique index users_email_key on users (pg_catalog.lower(email collate pg_catalog."C"));
 
 create table credentials (
     user_id bigint primary key references users (id) on delete cascade,
@@ -24,7 +24,8 @@ create table credentials (
 );
 
 -- The triggers run in sessions of others, with the search_path of these. So they name the schemas of what they use,
--- operators included: an operator that somebody has made for exactly these types is found before that of pg_catalog.
+-- operators included: an operator that somebody has made for exactly these types is found before that of pg_catalog. So
+-- does whatever else is executed here as the owner.
 
 create function user_version() returns trigger language plpgsql as $$
 begin

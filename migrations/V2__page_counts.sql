@@ -64,7 +64,7 @@ end $$;
 
 -- Records what is missing of block b. For the holder of its lock; alone, where it is open.
 create or replace function page_settle(b bigint) returns void language plpgsql
-set search_path = pg_catalog, pg_temp as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     -- One statement, and so one snapshot for both sums. Within the insert they would be executed twice.
     missing bigint := (select count(*) from %1$I.users where id between b << 9 and b << 9 | 511)
@@ -78,7 +78,7 @@ end $$;
 
 -- Called when inserts reach block b: opens it and the two after it, closes those behind.
 create or replace function page_roll(users_oid oid, b bigint) returns void language plpgsql
-set search_path = pg_catalog, pg_temp as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     x bigint;
     held int[];

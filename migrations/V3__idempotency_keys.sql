@@ -17,7 +17,7 @@ create table idempotency_keys (
     created_at timestamptz not null,
     updated_at timestamptz not null,
     version bigint not null,
-    kept_since timestamptz not null default now()
+    kept_since timestamptz not null default pg_catalog.now()
 );
 
 create index idempotency_keys_kept_since on idempotency_keys (kept_since);

@@ -6,7 +6,7 @@ use crate::{
     db::{
         counts, explain,
         inspection::{self, Weight},
-        migrate::{Migrations, refuse_the_users_of_another_program},
+        migrate::{Migrations, refuse_the_users_of_another_program, renamed_schema},
         upkeep,
     },
     server::{StartError, check_system, opening::Opening},
@@ -83,6 +83,12 @@ fn look(
     let failed = |error: postgres::Error| ("database", explain(&error));
     let server = inspection::server(&mut client, config.db_pool_size).map_err(failed)?;
     findings.extend(server.into_iter().map(|(weight, line)| (weight, "database", line)));
+    if !config.db_prepared {
+        let settings = inspection::session_settings(&mut client).map_err(failed)?;
+        findings.extend(settings.into_iter().map(|(weight, line)| (weight, "settings", line)));
+    }
+    let schemas = inspection::schemas(&mut client).map_err(failed)?;
+    findings.extend(schemas.into_iter().map(|(weight, line)| (weight, "schema", line)));
 
     if config.db_prepared && sessions_are_lent(&opening, &mut client) {
         let line = "a pooler lends its sessions for one transaction each: userd needs DB_PREPARED=false";
@@ -111,6 +117,14 @@ fn look(
             (false, false) => (Weight::Problem, "`userd migrate` applies what is missing"),
         };
         findings.push((weight, "migrations", format!("{what}: {}", missing.join(", "))));
+    }
+    if let Some(schema) = renamed_schema(&mut client).map_err(migrated)? {
+        let (weight, what) = match config.migrate {
+            true => (Weight::Note, "a start"),
+            false => (Weight::Problem, "`userd migrate`"),
+        };
+        let line = format!("the schema was renamed to {schema}: {what} makes its functions anew");
+        findings.push((weight, "migrations", line));
     }
     let privileges = inspection::privileges(&mut client, !are_applied && config.migrate).map_err(failed)?;
     findings.extend(privileges.into_iter().map(|(weight, line)| (weight, "privileges", line)));

@@ -2,6 +2,7 @@
 
 use super::{
     pool::MOVE_IDS,
+    settings,
     users::{EPOCH, PAGES},
 };
 use crate::users::{password::PasswordHash, user::Timestamp};
@@ -19,14 +20,15 @@ const EXPORT: &str = "\
 
 const EXPORT_WITH_HASHES: &str = "\
     copy (select id, name, email, created_at, updated_at, password_hash \
-          from users left join credentials on user_id = id order by id) to stdout (format binary)";
+          from users left join credentials on user_id operator(pg_catalog.=) id order by id) to stdout (format binary)";
 
 /// What takes long is meant to. And no statement is compiled: where a table has no statistics yet, the planner takes the
 /// page counts for expensive, and compiling the statement that sums them took half a second. Not every version has every
 /// setting.
 const SETTINGS: &str = "\
-    select set_config(name, '0', true) from pg_settings where name in ('statement_timeout', 'lock_timeout', \
-        'idle_in_transaction_session_timeout', 'transaction_timeout', 'jit')";
+    select pg_catalog.set_config(name, '0', true) from pg_catalog.pg_settings \
+    where name operator(pg_catalog.=) any (array['statement_timeout', 'lock_timeout', \
+        'idle_in_transaction_session_timeout', 'transaction_timeout', 'jit'])";
 
 /// What an import stages before it stores it. Of the session alone, and gone with the transaction.
 const STAGE: &str = "\
@@ -43,33 +45,36 @@ const STORE_ROWS: &str = "\
 /// The rows are stored in the order in which they were staged, which is that of their lines.
 const STORE: &str = "\
     insert into users (name, email, created_at, updated_at) \
-    select name, email, coalesce(created_at, now()), coalesce(updated_at, now()) from userd_import";
+    select name, email, coalesce(created_at, pg_catalog.now()), coalesce(updated_at, pg_catalog.now()) \
+    from userd_import";
 
 /// The same with hashes. Ids rise in the order of the rows, so the n-th id is the n-th line's; the addresses are compared
 /// nevertheless, so that no user gets the hash of another one, whatever triggers have made of the rows.
 const STORE_WITH_HASHES: &str = "\
     with stored as ( \
         insert into users (name, email, created_at, updated_at) \
-        select name, email, coalesce(created_at, now()), coalesce(updated_at, now()) from userd_import \
+        select name, email, coalesce(created_at, pg_catalog.now()), coalesce(updated_at, pg_catalog.now()) \
+        from userd_import \
         returning id, email \
     ), given as ( \
-        select row_number() over (order by line) as position, email, password_hash from userd_import \
+        select pg_catalog.row_number() over (order by line) as position, email, password_hash from userd_import \
     ), taken as ( \
-        select row_number() over (order by id) as position, id, email from stored \
+        select pg_catalog.row_number() over (order by id) as position, id, email from stored \
     ), hashes as ( \
         insert into credentials (user_id, password_hash) \
-        select id, password_hash from taken join given using (position) \
+        select id, password_hash from taken join given on taken.position operator(pg_catalog.=) given.position \
         where password_hash is not null and pg_catalog.lower(taken.email collate pg_catalog.\"C\") \
             operator(pg_catalog.=) pg_catalog.lower(given.email collate pg_catalog.\"C\") \
         returning 1 \
     ) \
-    select (select count(*) from stored), (select count(*) from hashes)";
+    select (select pg_catalog.count(*) from stored), (select pg_catalog.count(*) from hashes)";
 
 /// The same where lines have ids of their own.
 const STORE_WITH_IDS: &str = "\
     with stored as ( \
         insert into users (id, name, email, created_at, updated_at) overriding system value \
-        select id, name, email, coalesce(created_at, now()), coalesce(updated_at, now()) from userd_import \
+        select id, name, email, coalesce(created_at, pg_catalog.now()), coalesce(updated_at, pg_catalog.now()) \
+        from userd_import \
         returning id, email \
     ), hashes as ( \
         insert into credentials (user_id, password_hash) \
@@ -79,7 +84,7 @@ const STORE_WITH_IDS: &str = "\
             operator(pg_catalog.=) pg_catalog.lower(given.email collate pg_catalog.\"C\") \
         returning 1 \
     ) \
-    select (select count(*) from stored), (select count(*) from hashes)";
+    select (select pg_catalog.count(*) from stored), (select pg_catalog.count(*) from hashes)";
 
 /// The sequence of ids.
 macro_rules! sequence {
@@ -90,27 +95,32 @@ macro_rules! sequence {
 
 /// The largest id of a line, and how many ids the sequence is behind it.
 const IDS_BEHIND: &str = concat!(
-    "select max(id), max(id) - coalesce(pg_catalog.pg_sequence_last_value(",
+    "select pg_catalog.max(id), \
+        pg_catalog.max(id) operator(pg_catalog.-) coalesce(pg_catalog.pg_sequence_last_value(",
     sequence!(),
     "), 0) from userd_import"
 );
 
-const DRAW_IDS: &str =
-    concat!("select count(pg_catalog.nextval(", sequence!(), ")) from pg_catalog.generate_series(1, $1)");
+const DRAW_IDS: &str = concat!(
+    "select pg_catalog.count(pg_catalog.nextval(",
+    sequence!(),
+    ")) from pg_catalog.generate_series(1, $1)"
+);
 
 const SET_IDS: &str = concat!("select pg_catalog.setval(", sequence!(), ", $1)");
 
 /// The lines whose address an earlier line has, and that line.
 const REPEATED: &str = "\
     select line, first, false as is_id from ( \
-        select line, min(line) over (partition by pg_catalog.lower(email collate pg_catalog.\"C\")) as first from userd_import) given \
-    where line > first";
+        select line, pg_catalog.min(line) over (partition by pg_catalog.lower(email collate pg_catalog.\"C\")) as first \
+        from userd_import) given \
+    where line operator(pg_catalog.>) first";
 
 /// The lines whose id an earlier line has, and that line.
 const REPEATED_IDS: &str = "\
     select line, first, true as is_id from ( \
-        select line, min(line) over (partition by id) as first from userd_import) given \
-    where line > first";
+        select line, pg_catalog.min(line) over (partition by id) as first from userd_import) given \
+    where line operator(pg_catalog.>) first";
 
 /// The lines whose id a stored user has.
 const TAKEN_IDS: &str = "select line, null::bigint as first, true as is_id from userd_import where exists ( \
@@ -227,7 +237,7 @@ impl<'a> Staging<'a> {
     /// that is subject to row security.
     pub fn present(&mut self) -> Result<Option<Timestamp>, postgres::Error> {
         // To be refused by COPY would end the session: the driver sends a message too many then.
-        let sql = "select case when not row_security_active('users') then now() end";
+        let sql = "select case when not pg_catalog.row_security_active('users') then pg_catalog.now() end";
         self.transaction.query_typed_one(sql, &[])?.try_get(0)
     }
 
@@ -255,7 +265,9 @@ impl<'a> Staging<'a> {
     pub fn skip_existing(&mut self) -> Result<u64, postgres::Error> {
         self.analyze()?;
         self.transaction.execute(
-            &format!("delete from userd_import where line in (select line from ({TAKEN}) taken)"),
+            &format!(
+                "delete from userd_import where line operator(pg_catalog.=) any (select line from ({TAKEN}) taken)"
+            ),
             &[],
         )
     }
@@ -280,7 +292,8 @@ impl<'a> Staging<'a> {
         let first = "select line, first, is_id from userd_repeated order by line limit $1";
         let rows = self.transaction.query_typed(first, &[(&most, Type::INT8)])?;
         self.transaction.batch_execute(
-            "delete from userd_import using userd_repeated where userd_import.line = userd_repeated.line",
+            "delete from userd_import using userd_repeated \
+             where userd_import.line operator(pg_catalog.=) userd_repeated.line",
         )?;
         let line = |row: &Row, at| row.get::<_, Option<i64>>(at).map(i64::unsigned_abs);
         Ok(Repeated {
@@ -294,7 +307,7 @@ impl<'a> Staging<'a> {
 
     /// How many users are staged, and how many of them with a hash.
     pub fn count(&mut self) -> Result<(u64, u64), postgres::Error> {
-        let sql = "select count(*), count(password_hash) from userd_import";
+        let sql = "select pg_catalog.count(*), pg_catalog.count(password_hash) from userd_import";
         let row = self.transaction.query_typed_one(sql, &[])?;
         Ok((row.get::<_, i64>(0).unsigned_abs(), row.get::<_, i64>(1).unsigned_abs()))
     }
@@ -390,9 +403,9 @@ pub struct ExportedUser<'a> {
 pub fn begin_export(client: &mut Client, prepared: bool) -> Result<Transaction<'_>, postgres::Error> {
     notice_its_end(client, prepared);
     let mut transaction = client.build_transaction().read_only(true).start()?;
+    start(&mut transaction, prepared)?;
     transaction
         .batch_execute("set local enable_sort = off; set local max_parallel_workers_per_gather = 0")?;
-    start(&mut transaction, prepared)?;
     Ok(transaction)
 }
 
@@ -407,6 +420,7 @@ fn notice_its_end(client: &mut Client, prepared: bool) {
 
 fn start(transaction: &mut Transaction, prepared: bool) -> Result<(), postgres::Error> {
     transaction.query_typed(SETTINGS, &[])?;
+    transaction.batch_execute(&settings::statements_of_bulk())?;
     if !prepared {
         // A pooler's session may hold a statement of another client's that has the name of one of ours.
         transaction.batch_execute("deallocate all")?;

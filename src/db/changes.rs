@@ -86,7 +86,7 @@ const DELETE_IF: &str = "\
         from users \
         where id operator(pg_catalog.=) $1 and pg_catalog.clock_timestamp() operator(pg_catalog.<) $4 for update \
     ), deleted as ( \
-        delete from users using target where users.id operator(pg_catalog.=) target.id and allowed returning users.id \
+        delete from users using target where users.id operator(pg_catalog.=) $1 and allowed returning users.id \
     ) \
     select allowed, deleted.id is not null, pg_catalog.clock_timestamp() \
     from target left join deleted on deleted.id operator(pg_catalog.=) target.id";

@@ -41,13 +41,15 @@ const FIND_KEPT: &str = "\
 
 /// Rows that others are removing are left to them.
 const REMOVE_EXPIRED: &str = "\
-    delete from idempotency_keys where key = any (array( \
-        select key from idempotency_keys where kept_since <= now() - interval '24 hours' \
+    delete from idempotency_keys where key operator(pg_catalog.=) any (array( \
+        select key from idempotency_keys \
+        where kept_since operator(pg_catalog.<=) (pg_catalog.now() operator(pg_catalog.-) interval '24 hours') \
         order by kept_since limit 500 for update skip locked))";
 
 /// Seconds until the next row expires; null where there is none.
 const NEXT_EXPIRY: &str = "\
-    select extract(epoch from min(kept_since) + interval '24 hours' - now())::float8 from idempotency_keys";
+    select pg_catalog.date_part('epoch', pg_catalog.min(kept_since) operator(pg_catalog.+) interval '24 hours' \
+        operator(pg_catalog.-) pg_catalog.now()) from idempotency_keys";
 
 /// The outcome of a create with a key.
 #[derive(Debug)]

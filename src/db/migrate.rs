@@ -40,7 +40,7 @@ const BLOCKERS: &str = "\
 /// Version and checksum of each built-in migration. refinery computes the checksums, too, but compiles a regular expression
 /// for it that stays in memory, 0.4 MiB. So refinery is asked only where a migration is missing.
 const BUILT_IN: [(i64, u64); 3] =
-    [(1, 17_983_603_484_794_674_582), (2, 511_592_970_535_898_299), (3, 18_425_351_879_812_002_149)];
+    [(1, 15_813_259_084_594_593_441), (2, 14_842_805_968_018_867_943), (3, 12_318_555_496_914_208_169)];
 
 /// About a database that has the built-in migrations in another form.
 const BEFORE_THE_FIRST_RELEASE: &str = "a userd from before the first release has made its tables, which this one \
@@ -181,10 +181,13 @@ fn refuse_a_missing_schema(client: &mut Client) -> Result<(), String> {
 /// that the role may not use, it looks like a missing one.
 fn refuse_a_history_that_may_not_be_read(client: &mut Client) -> Result<(), String> {
     const ASK: &str = "\
-        select current_user::text, nspname::text from pg_class join pg_namespace on pg_namespace.oid = relnamespace \
-        where relname = 'refinery_schema_history' and nspname in ( \
-                select trim(both ' \"' from name) from unnest(string_to_array(current_setting('search_path'), ',')) name) \
-            and not (has_schema_privilege(pg_namespace.oid, 'USAGE') and has_table_privilege(pg_class.oid, 'SELECT'))";
+        select current_user::text, nspname::text \
+        from pg_catalog.pg_class join pg_catalog.pg_namespace on pg_namespace.oid operator(pg_catalog.=) relnamespace \
+        where relname operator(pg_catalog.=) 'refinery_schema_history' and nspname operator(pg_catalog.=) any ( \
+                select pg_catalog.btrim(name, ' \"') from pg_catalog.unnest( \
+                    pg_catalog.string_to_array(pg_catalog.current_setting('search_path'), ',')) name) \
+            and not (pg_catalog.has_schema_privilege(pg_namespace.oid, 'USAGE') \
+                and pg_catalog.has_table_privilege(pg_class.oid, 'SELECT'))";
     match client.query_typed(ASK, &[]).map_err(|error| explain(&error))?.first() {
         None => Ok(()),
         Some(row) => {
@@ -199,8 +202,9 @@ fn refuse_a_history_that_may_not_be_read(client: &mut Client) -> Result<(), Stri
 
 /// The first migration creates a table `users`. The error is one line: another program has one where it would be.
 pub fn refuse_the_users_of_another_program(client: &mut Client) -> Result<(), String> {
-    const ASK: &str = "select current_schema() from pg_class \
-        where oid = to_regclass(format('%I.users', current_schema()))";
+    const ASK: &str = "select pg_catalog.current_schema() from pg_catalog.pg_class \
+        where oid operator(pg_catalog.=) \
+            pg_catalog.to_regclass(pg_catalog.format('%I.users', pg_catalog.current_schema()))";
     let history = client.query_typed(Schema::ASK, &[]).unwrap_or_default();
     if applied(&history).iter().any(|(version, _)| *version == 1) {
         return Ok(());
@@ -214,6 +218,33 @@ pub fn refuse_the_users_of_another_program(client: &mut Client) -> Result<(), St
             row.get::<_, String>(0)
         )),
     }
+}
+
+/// The name of the schema, where it was renamed: functions that run with the owner's rights name the tables with the schema
+/// that they were made in. The error is one line.
+pub fn renamed_schema(client: &mut Client) -> Result<Option<String>, String> {
+    const ASK: &str = "select pg_catalog.quote_ident(nspname) \
+        from pg_catalog.pg_class join pg_catalog.pg_proc on pronamespace operator(pg_catalog.=) relnamespace \
+            join pg_catalog.pg_namespace on pg_namespace.oid operator(pg_catalog.=) relnamespace \
+        where pg_class.oid operator(pg_catalog.=) pg_catalog.to_regclass('users') \
+            and proname operator(pg_catalog.=) 'page_fold' \
+            and pg_catalog.strpos(prosrc, pg_catalog.format(' %I.page_counts', nspname)) operator(pg_catalog.=) 0";
+    let rows = client.query_typed(ASK, &[]).map_err(|error| explain(&error))?;
+    Ok(rows.first().map(|row| row.get(0)))
+}
+
+/// Makes these functions for the name that the schema has now, which [`renamed_schema`] has told. Blocks while another
+/// replica does so. The error is one line.
+pub fn follow_the_schema(schema: &str, client: &mut Client, locker: &mut Client) -> Result<(), String> {
+    lock(locker)?;
+    let sql = format!(
+        "begin; set local search_path = {schema}; select page_functions(), idempotency_functions(); commit"
+    );
+    client.batch_execute(&sql).map_err(|error| {
+        format!("the schema {schema} was renamed, and its functions cannot be made anew: {}", explain(&error))
+    })?;
+    log::info!("the schema was renamed to {schema}: its functions were made anew");
+    locker.batch_execute("rollback").map_err(|error| explain(&error))
 }
 
 /// The migrations that a database has to have, by number and checksum.
@@ -234,8 +265,8 @@ pub enum Applied {
 impl Schema {
     /// What [`Schema::judge`] looks at. The last column says whether the server takes no changes.
     pub const ASK: &str = "select version::bigint, checksum::text, \
-        obj_description('refinery_schema_history'::regclass, 'pg_class'), \
-        current_setting('transaction_read_only') = 'on' from refinery_schema_history";
+        pg_catalog.obj_description('refinery_schema_history'::regclass, 'pg_class'), \
+        pg_catalog.current_setting('transaction_read_only') operator(pg_catalog.=) 'on' from refinery_schema_history";
 
     /// Whether these were applied. The error is one line: there are newer ones that are not compatible.
     pub fn judge(&self, rows: &[Row]) -> Result<Applied, String> {
@@ -326,7 +357,7 @@ fn is_lock_timeout(error: &refinery::Error) -> bool {
 /// Leaves a transaction open that holds the lock. It polls instead of waiting in a transaction: behind a pooler, waiting
 /// transactions could take all connections, and leave none for the lock's holder to migrate with.
 fn lock(locker: &mut Client) -> Result<(), String> {
-    const TRY: &str = "select pg_try_advisory_xact_lock($1)";
+    const TRY: &str = "select pg_catalog.pg_try_advisory_xact_lock($1)";
     let deadline = Instant::now() + LOCK_TIMEOUT;
     let mut logged = false;
     loop {

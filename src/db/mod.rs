@@ -21,6 +21,7 @@ pub mod probe;
 mod retry;
 pub mod servers;
 mod session;
+pub mod settings;
 #[cfg(test)]
 mod silent;
 mod sqlstate;

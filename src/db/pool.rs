@@ -6,6 +6,7 @@ use super::{
     retry::Backoff,
     servers::Servers,
     session::{Deadlines, Failure, Param, Session},
+    settings,
     watchdog::ConnectError,
 };
 use crate::{error::Error, metrics::Text};
@@ -304,20 +305,13 @@ impl r2d2::HandleError<ConnectError> for LogConnectError {
     }
 }
 
-/// What every session is set to. Statements are written for read committed, whatever the role's default is: each
-/// is a transaction. The time-out for locks is set here, not in a statement: a statement locks its tables before it can
-/// set anything. Pages want the last two: the planner takes one for more expensive than it is where a
-/// table has no statistics yet, and compiling the query then took 93 ms for a page of half a millisecond; and
-/// planning it anew for each call took longer than running it.
+/// What every session is set to. The time-out for locks is set here, not in a statement: a statement locks its tables
+/// before it can set anything.
 fn set_up(limits: &PoolLimits) -> String {
     let milliseconds = |time: Duration| time.as_millis().max(1);
     let statement = milliseconds(limits.statement_timeout);
     let lock = milliseconds(limits.lock_timeout);
-    format!(
-        "set statement_timeout = {statement}; set lock_timeout = {lock}; \
-         set default_transaction_isolation = 'read committed'; \
-         set jit = off; set plan_cache_mode = force_generic_plan"
-    )
+    format!("{}set statement_timeout = {statement}; set lock_timeout = {lock}", settings::statements())
 }
 
 #[cfg(test)]

@@ -69,7 +69,10 @@ pub(super) fn condition(sql: &'static str, error: &postgres::Error) -> Error {
         code if code == "25006" || code.starts_with("53") => Error::Unavailable(
             format!("the database cannot execute a statement now: {}", explain(error)).into(),
         ),
-        code => Error::Database { sql, message: explain(error), code: code.to_owned() },
+        code => {
+            let hint = if is_missing(error) { "; `userd check` says what is missing" } else { "" };
+            Error::Database { sql, message: explain(error) + hint, code: code.to_owned() }
+        }
     }
 }
 

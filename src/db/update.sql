@@ -29,8 +29,8 @@ with target as materialized (
     on conflict (user_id) do update set password_hash = excluded.password_hash
     returning user_id
 ), credential_removed as (
-    delete from credentials using target where credentials.user_id operator(pg_catalog.=) target.id and $5 and allowed
-    returning credentials.user_id
+    delete from credentials where user_id operator(pg_catalog.=) any (array(select id from target where $5 and allowed))
+    returning user_id
 ), change as materialized (
     select target.*,
         $5 and moved and credential_removed.user_id is null as overtaken,
@@ -47,7 +47,7 @@ with target as materialized (
         updated_at = least(
             greatest(pg_catalog.now(), change.updated_at operator(pg_catalog.+) interval '1 microsecond'),
             timestamptz '9999-12-31T23:59:59.999999Z')
-    from change where users.id operator(pg_catalog.=) change.id and changed and allowed and not overtaken
+    from change where users.id operator(pg_catalog.=) $1 and changed and allowed and not overtaken
     returning users.id, users.name, users.email, users.created_at, users.updated_at, users.version
 )
 select id, name, email, created_at, updated_at, version, true as allowed, false as overtaken,

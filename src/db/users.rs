@@ -17,12 +17,13 @@ use postgres::{
 use std::sync::{Arc, Weak, atomic::AtomicU32};
 
 const FIND: &str = "\
-    select id, name, email, created_at, updated_at, version from users where id = $1";
+    select id, name, email, created_at, updated_at, version from users where id operator(pg_catalog.=) $1";
 
 const FIND_MANY: &str = "\
-    select id, name, email, created_at, updated_at, version from users where id = any($1)";
+    select id, name, email, created_at, updated_at, version from users where id operator(pg_catalog.=) any ($1)";
 
-const FIND_CREDENTIAL: &str = "select password_hash from credentials where user_id = $1";
+const FIND_CREDENTIAL: &str = "\
+    select password_hash from credentials where user_id operator(pg_catalog.=) $1";
 
 const FIND_BY_EMAIL: &str = "\
     select id, name, email, created_at, updated_at, version, 1::bigint from users \
@@ -53,12 +54,13 @@ pub(super) const PAGES: &str = include_str!("pages.sql");
 /// Users that follow an id, for several requests: a range scan of the primary key for each. The columns are those of
 /// [`PAGES`], and so is `$3`.
 const WALKS: &str = "\
-    select ordinal, 0::bigint, found.* \
-    from unnest($1::bigint[], $2::bigint[], $3::int[]) with ordinality as asked (after, most, largest, ordinal) \
+    select ordinal, 0::bigint, id, case when bytes operator(pg_catalog.<=) largest then name end, \
+        case when bytes operator(pg_catalog.<=) largest then email end, created_at, updated_at \
+    from rows from (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::bigint[]), pg_catalog.unnest($3::int[])) \
+        with ordinality as asked (after, most, largest, ordinal) \
     cross join lateral ( \
-        select id, case when octet_length(name) + octet_length(email) <= largest then name end, \
-            case when octet_length(name) + octet_length(email) <= largest then email end, created_at, updated_at \
-        from users where id > asked.after order by id limit asked.most \
+        select *, pg_catalog.octet_length(name) operator(pg_catalog.+) pg_catalog.octet_length(email) as bytes \
+        from users where id operator(pg_catalog.>) asked.after order by id limit asked.most \
     ) as found \
     order by ordinal, id";
 

@@ -8,7 +8,7 @@ use crate::{
     db::{
         LOCK_TIMEOUT, Pool, PoolLimits,
         blocking::outside_of_runtimes,
-        migrate::{Migrations, Schema},
+        migrate::{Migrations, Schema, follow_the_schema, renamed_schema},
         probe::{self, Prober},
         servers::Servers,
         target::{Settings, Target, TargetError},
@@ -83,9 +83,19 @@ impl Opening {
         self.servers.connect("").map(drop).map_err(|error| StartError::Database(error.to_string()))
     }
 
-    /// Applies the migrations that are missing; their names. Where `may` is not set, an error names them.
+    /// Applies the migrations that are missing, and has the functions follow a schema that was renamed; the names of the
+    /// migrations. Where `may` is not set, an error says what is to be done.
     pub fn migrate(&self, migrations: Migrations, may: bool) -> Result<Vec<String>, StartError> {
         let mut client = self.connect()?;
+        if let Some(schema) = renamed_schema(&mut client).map_err(StartError::Migration)? {
+            if !may {
+                let line =
+                    format!("the schema was renamed to {schema}: `userd migrate` makes its functions anew");
+                return Err(StartError::Migration(line));
+            }
+            let followed = follow_the_schema(&schema, &mut client, &mut *self.connect()?);
+            followed.map_err(StartError::Migration)?;
+        }
         if migrations.are_applied(&mut client).map_err(StartError::Migration)? {
             return Ok(Vec::new());
         }

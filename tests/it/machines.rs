@@ -392,7 +392,9 @@ fn replicas_behind_pgbouncer() {
         let mut lines = lines.iter().flat_map(|(_, lines)| lines.lines());
         lines.find(|line| line.contains(end)).unwrap_or_else(|| panic!("a line with {end}"))
     };
-    postgres.shell(line("psql"));
+    let settings =
+        lines.iter().flat_map(|(_, lines)| lines.lines()).filter(|line| line.starts_with("psql -c"));
+    assert_eq!(settings.inspect(|line| postgres.shell(line)).count(), 4);
     let account = Account::new();
     let port = free_port().to_string();
     let userlist = account.write("userlist.txt", USERLIST);

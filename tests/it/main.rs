@@ -9,7 +9,8 @@
 //! readiness, `figures` what it counts, `cores` what it leaves to other processes, `neighbours` other users of that
 //! database, `machines` several services among other programs, `failover` three machines under Patroni, `prometheus`
 //! what it makes of their figures, `backup` its dumps, `export` and `import` files of
-//! users, `lifecycle` the command and its process, `deb` the Debian package's lines, `embedding` the library, `testing` and `harness` what users' tests
+//! users, `hostile` what another role puts into the schema, `plans` how statements are executed,
+//! `lifecycle` the command and its process, `deb` the Debian package's lines, `embedding` the library, `testing` and `harness` what users' tests
 //! stand on, `readme` its lines for curl; `cluster` the private PostgreSQL, `verbs` the command's other verbs on it, `programs` whose programs that takes, `privileges` whose process it is,
 //! `tls` encrypted connections to it.
 
@@ -31,6 +32,7 @@ mod figures;
 mod finding;
 mod harness;
 mod health;
+mod hostile;
 mod import;
 mod lanes;
 mod late;
@@ -41,6 +43,7 @@ mod model;
 mod neighbours;
 mod operating;
 mod pages;
+mod plans;
 mod preconditions;
 mod privileges;
 mod programs;

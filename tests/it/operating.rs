@@ -253,6 +253,49 @@ fn a_migration_behind_a_long_reader() {
     assert_eq!(client.get("/users/1").json()["name"], "Ada");
 }
 
+/// Functions that name the tables with their schema are made anew for another name of it.
+#[test]
+fn a_schema_that_is_renamed() {
+    let database = Database::empty();
+    database.run("create schema shop");
+    let url = |schema: &str| format!("{} options='-c search_path={schema}'", database.url());
+    let (code, _, stderr) = userd(&["migrate"], &[("DATABASE_URL", &url("shop"))]);
+    assert_eq!(code, 0, "{stderr}");
+    database.run(
+        "set search_path = shop; insert into users (name, email) select 'n', n::text from generate_series(1, 600) n; \
+         alter schema shop rename to store",
+    );
+    let url = url("store");
+    let variables = [("DATABASE_URL", url.as_str()), ("HOST", "127.0.0.1")];
+    let line = "the schema was renamed to store: `userd migrate` makes its functions anew";
+    let (code, _, stderr) = userd(&["--migrate=off", "--port=0"], &variables);
+    assert!(code == 1 && stderr.contains(line), "{stderr}");
+    let (code, stdout, _) = userd(&["check", "--migrate=off"], &variables);
+    assert!(code == 1 && stdout.contains(&format!("problem  migrations: {line}")), "{stdout}");
+    let (code, stdout, _) = userd(&["check"], &variables);
+    let note = "note     migrations: the schema was renamed to store: a start makes its functions anew";
+    assert!(code == 0 && stdout.contains(note), "{stdout}");
+
+    let mut process = Process::start(&["--port=0"], &variables);
+    let mut client = process.client();
+    process.logs("the schema was renamed to store: its functions were made anew");
+    for n in 0..20 {
+        let body = json!({"name": "n", "email": format!("{n}@example.com")}).to_string();
+        let created = client.request("POST", "/users", &[("Idempotency-Key", &n.to_string())], body);
+        assert_eq!(created.status, 201, "{created:?}");
+        let path = format!("/users/{}", created.id());
+        assert_eq!(client.get(&path).body, created.body);
+        assert_eq!(client.delete(&path).status, 204);
+        assert_eq!(client.get(&path).status, 404);
+    }
+    database.run(
+        "set search_path = store; insert into users (name, email) select 'n', (-n)::text from generate_series(1, 2000) n",
+    );
+    assert_eq!(client.get("/users").json()["total"], 2600);
+    let (code, stdout, _) = userd(&["check"], &variables);
+    assert!(code == 0 && !stdout.contains("renamed"), "{stdout}");
+}
+
 // Checks
 
 #[test]

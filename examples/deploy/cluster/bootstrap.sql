@@ -4,3 +4,8 @@ create database app owner app;
 -- What userd would set itself, for its sessions through PgBouncer.
 alter role app set statement_timeout = '10s';
 alter role app set lock_timeout = '100ms';
+alter role app set default_transaction_isolation = 'read committed';
+alter role app set plan_cache_mode = force_generic_plan;
+alter role app set enable_seqscan = off;
+alter role app set enable_bitmapscan = off;
+alter role app set jit = off;

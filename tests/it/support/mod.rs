@@ -14,6 +14,7 @@ mod proxy;
 mod relay;
 mod service;
 pub mod tls_servers;
+mod verbs;
 
 pub use database::Database;
 pub use described::{DESCRIPTION, check_described};
@@ -25,6 +26,7 @@ pub use own::{Daemon, Own, children, code_kib, memory_kib, peak_kib, programs_of
 pub use proxy::{Proxy, Weather};
 pub use relay::Relay;
 pub use service::{Process, Service};
+pub use verbs::every_verb;
 
 use std::{
     fs,

@@ -98,6 +98,11 @@ impl Own {
         Standby::start(self)
     }
 
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.options.dir.join("postgres.log")).expect("it logs")
+    }
+
     /// The file of its socket.
     pub fn socket(&self) -> PathBuf {
         let config: postgres::Config = self.url().parse().expect("our own connection string");

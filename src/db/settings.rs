@@ -1,0 +1,27 @@
+//! What the statements of a service need of their session. userd sets it at the opening of each; behind a pooler, which
+//! lends another session to each transaction, the role has to have it, and `userd check` compares.
+
+/// Name and value. Statements are written for read committed, whatever the role's default is: each is a transaction.
+///
+/// All of them walk indexes, however large a table was when they were planned, and whatever is known of it: a
+/// session keeps its plans for good, as planning a page takes longer than reading it. And nothing is compiled: the planner
+/// takes a page for more expensive than it is, and compiling one takes a hundred times as long as reading it.
+pub const NEEDED: [(&str, &str); 5] = [
+    ("default_transaction_isolation", "read committed"),
+    ("plan_cache_mode", "force_generic_plan"),
+    ("enable_seqscan", "off"),
+    ("enable_bitmapscan", "off"),
+    ("jit", "off"),
+];
+
+/// The statements that set it.
+pub fn statements() -> String {
+    NEEDED.map(|(name, value)| format!("set {name} = '{value}'; ")).concat()
+}
+
+/// The statements that let a transaction read whole tables, where the role has it otherwise.
+#[cfg(feature = "command")]
+pub fn statements_of_bulk() -> String {
+    let of_plans = NEEDED.iter().filter(|(name, _)| name.starts_with("enable_"));
+    of_plans.map(|(name, _)| format!("set local {name} = on; ")).collect()
+}

@@ -1,0 +1,189 @@
+//! How statements are executed: by an index, whatever the planner knows of the tables, and whenever a session has made its
+//! plans. PostgreSQL itself tells, by its module auto_explain, of statements within functions, too.
+
+use crate::support::{LONG, Own, Process, eventually, every_verb};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use userd::{Config, Database as Target, Server};
+
+/// Users that come after the plans were made.
+const USERS: u32 = 20_000;
+
+/// More rows of one scan than any statement of the service needs: those of three open blocks.
+const MOST: f64 = 2_000.0;
+
+const TABLES: [&str; 5] = ["users", "credentials", "idempotency_keys", "page_counts", "page_open"];
+
+/// Starts to log each statement of the service with how it was executed.
+fn explain(own: &Own) {
+    let mut client = own.client();
+    client.batch_execute("load 'auto_explain'").expect("it is of PostgreSQL's own modules");
+    for setting in [
+        "session_preload_libraries = 'auto_explain'",
+        "auto_explain.log_min_duration = 0",
+        "auto_explain.log_nested_statements = on",
+        "auto_explain.log_analyze = on",
+        "auto_explain.log_timing = off",
+        "auto_explain.log_format = 'json'",
+        "autovacuum = off",
+    ] {
+        client.batch_execute(&format!("alter system set {setting}")).expect("a superuser may");
+    }
+    own.run("select pg_reload_conf()");
+    let is_logged = "select current_setting('auto_explain.log_format', true) = 'json'";
+    eventually(LONG, "statements are logged", || {
+        own.client().query_one(is_logged, &[]).expect("a row").get::<_, Option<bool>>(0) == Some(true)
+    });
+}
+
+/// Many users with passwords and kept keys, by another client, whose statements are not logged.
+fn grow(own: &Own, order: &str) {
+    own.run(&format!(
+        "set auto_explain.log_min_duration = -1; \
+         insert into users (id, name, email) overriding system value \
+             select n + 1000, 'User', n || '@grown.example' from generate_series(1, {USERS}) n order by {order}; \
+         select setval('users_id_seq', {USERS} + 1000); \
+         insert into credentials select id, 'none' from users where email like '%grown.example'; \
+         insert into idempotency_keys (key, fingerprint, id, name, email, created_at, updated_at, version, kept_since) \
+             select sha256(id::text::bytea), 'f', id, name, email, created_at, updated_at, version, \
+                 now() - interval '23 hours' \
+             from users where email like '%grown.example'"
+    ));
+}
+
+/// The plans that were logged since `seen` bytes of log: text of the statement, and plan.
+fn plans(own: &Own, seen: usize) -> Vec<(String, Value)> {
+    let log = own.log();
+    let logged = log[seen..].split("  plan:\n").skip(1);
+    let plans = logged.map(|text| {
+        let lines = text.lines().take_while(|line| line.starts_with('\t'));
+        let json: String = lines.map(|line| &line[1..]).collect::<Vec<_>>().join("\n");
+        serde_json::from_str::<Value>(&json).unwrap_or_else(|error| panic!("{error}: {json}"))
+    });
+    plans
+        .map(|plan| (plan["Query Text"].as_str().expect("a text").to_owned(), plan["Plan"].clone()))
+        .collect()
+}
+
+/// What of a plan reads more than it has to, by lines.
+fn wrongs(plan: &Value, limited: bool, found: &mut BTreeSet<String>) {
+    let (node, table) = (plan["Node Type"].as_str(), plan["Relation Name"].as_str());
+    let (node, table) = (node.unwrap_or_default(), table.unwrap_or_default());
+    let number = |key: &str| plan[key].as_f64().unwrap_or_default();
+    let read = (number("Actual Rows") + number("Rows Removed by Filter")) * number("Actual Loops");
+    if TABLES.contains(&table) && node.ends_with("Scan") {
+        let has_condition = plan.get("Index Cond").is_some() || plan.get("TID Cond").is_some();
+        if !matches!(node, "Index Scan" | "Index Only Scan" | "Tid Scan") {
+            found.insert(format!("{node} on {table}"));
+        } else if !(has_condition || limited || table == "page_open") {
+            found.insert(format!("{node} of all of {table}"));
+        }
+        if read > MOST * number("Actual Loops").max(1.0) {
+            found.insert(format!("{node} on {table} reads {read} rows"));
+        }
+    }
+    for child in plan["Plans"].as_array().into_iter().flatten() {
+        wrongs(child, node == "Limit" || limited && node == "LockRows", found);
+    }
+}
+
+/// Fails for each statement that does not walk an index, and where one is missing that is known to be executed.
+fn check(plans: &[(String, Value)], state: &str) {
+    let mut lines: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    for (sql, plan) in plans {
+        let mut found = BTreeSet::new();
+        wrongs(plan, false, &mut found);
+        if !found.is_empty() {
+            lines.entry(sql).or_default().extend(found);
+        }
+    }
+    assert!(lines.is_empty(), "{state}: {lines:#?}");
+    for part in [
+        "from users where id operator(pg_catalog.=) $1",
+        "from users where id operator(pg_catalog.=) any ($1)",
+        "pg_catalog.unnest($1::text[]) with ordinality as asked (address, position)",
+        "(select password_hash from credentials where user_id",
+        "), opened as materialized (",
+        "as asked (after, most, largest, ordinal)",
+        "insert into users (name, email) ",
+        "insert into credentials (user_id, password_hash)",
+        "), expired as materialized (",
+        "as asked (asked_key, position)",
+        "delete from idempotency_keys where key",
+        "from idempotency_keys",
+        "delete from users",
+        "idempotency_keys set fingerprint = ''",
+        "insert into public.page_counts",
+        "DELETE FROM ONLY \"public\".\"credentials\"",
+    ] {
+        assert!(plans.iter().any(|(sql, _)| sql.contains(part)), "{state}: {part}");
+    }
+}
+
+/// A server on the cluster whose requests form batches.
+fn serve(own: &Own, prepared: bool) -> Server {
+    let database = Target::Url(own.url().as_str().into());
+    Server::start(Config {
+        database,
+        db_pool_size: 1,
+        workers: 1,
+        db_prepared: prepared,
+        ..Config::default()
+    })
+    .expect("a server")
+}
+
+/// Every verb and the cleaner, and the plans of all of that.
+fn executed(own: &Own, server: &Server, round: &str) -> Vec<(String, Value)> {
+    let seen = own.log().len();
+    every_verb(server.base_url(), round);
+    own.run(
+        "set auto_explain.log_min_duration = -1; \
+        update idempotency_keys set kept_since = now() - interval '25 hours' where email = ''",
+    );
+    server.app().users().remove_expired_keys().expect("they are removed");
+    plans(own, seen)
+}
+
+/// The settings that `userd check` asks for behind a pooler.
+fn as_checked(own: &Own, variables: &[(&str, &str)]) -> Vec<String> {
+    let url = own.url();
+    let mut process = Process::start(&["check"], &[&[("DATABASE_URL", url.as_str())], variables].concat());
+    process.wait(LONG);
+    let lines = process.stdout();
+    let lines = lines.lines().filter(|line| line.starts_with("problem  settings: "));
+    lines
+        .map(|line| line.split_once(": alter").map(|(_, sql)| format!("alter{sql}")).expect("what to do"))
+        .collect()
+}
+
+#[test]
+fn each_statement_walks_an_index_whenever_it_was_planned() {
+    for (state, before) in [
+        ("vacuumed while empty", "vacuum analyze"),
+        ("never vacuumed", "select"),
+        (
+            "analyzed at 60 rows",
+            "insert into users (name, email) select 'n', n || '@early.example' from generate_series(1, 60) n; analyze",
+        ),
+    ] {
+        let own = Own::start();
+        explain(&own);
+        let server = serve(&own, true);
+        before.split("; ").for_each(|sql| own.run(sql));
+        // The session makes its plans now, and keeps them.
+        every_verb(server.base_url(), "early");
+        grow(&own, "n");
+        check(&executed(&own, &server, "late"), state);
+        server.stop();
+
+        // Behind a pooler, each statement is planned anew.
+        for sql in as_checked(&own, &[("DB_PREPARED", "false")]) {
+            own.run(&sql);
+        }
+        assert_eq!(as_checked(&own, &[("DB_PREPARED", "false")]), [""; 0]);
+        let server = serve(&own, false);
+        check(&executed(&own, &server, "unprepared"), &format!("{state}, unprepared"));
+        server.stop();
+    }
+}
