@@ -28,8 +28,7 @@ select asked,
         when not allowed then 1
         -- A trigger has left it out.
         when allowed then 4
-        when exists (select from users where users.id operator(pg_catalog.=) asked) then 3
-        else 4
+        else coalesce((select 3 from users where users.id operator(pg_catalog.=) asked limit 1), 4)
     end,
     pg_catalog.clock_timestamp()
 from given

@@ -46,7 +46,7 @@ with given as materialized (
     from target where id operator(pg_catalog.<>) all (array(select id from updated))
 )
 select id, name, email, created_at, updated_at, version, asked,
-    coalesce(
-        outcome, case when exists (select from users where users.id operator(pg_catalog.=) asked) then 3 else 4 end),
+    -- Not `exists`, which may be executed by a scan of all users.
+    coalesce(outcome, (select 3 from users where users.id operator(pg_catalog.=) asked limit 1), 4),
     pg_catalog.clock_timestamp()
 from given left join changed on id operator(pg_catalog.=) asked

@@ -10,6 +10,7 @@
 //! database, `machines` several services among other programs, `failover` three machines under Patroni, `prometheus`
 //! what it makes of their figures, `backup` its dumps, `export` and `import` files of
 //! users, `hostile` what another role puts into the schema, `plans` how statements are executed,
+//! `publication` logical replication,
 //! `lifecycle` the command and its process, `deb` the Debian package's lines, `embedding` the library, `testing` and `harness` what users' tests
 //! stand on, `readme` its lines for curl; `cluster` the private PostgreSQL, `verbs` the command's other verbs on it, `programs` whose programs that takes, `privileges` whose process it is,
 //! `tls` encrypted connections to it.
@@ -48,6 +49,7 @@ mod preconditions;
 mod privileges;
 mod programs;
 mod prometheus;
+mod publication;
 mod readme;
 mod repeating;
 mod requests;

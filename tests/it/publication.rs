@@ -1,0 +1,88 @@
+//! Logical replication: with a publication, changes go on; and a subscriber takes over under load, with every user that was
+//! acknowledged, exact totals, and ids that go on.
+
+use crate::support::{LONG_ON_DISK, Load, Own, Process, eventually, every_verb};
+use std::{
+    process::Command,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+use userd::{Config, Database as Target, Server};
+
+const README: &str = include_str!("../../README.md");
+
+/// The lines of the chapter, by block.
+fn blocks() -> Vec<&'static str> {
+    let (_, chapter) =
+        README.split_once("**To the next PostgreSQL without downtime.**").expect("the chapter");
+    let (chapter, _) = chapter.split_once("\n## ").expect("it is not the last one");
+    chapter.split("\n```sh\n").skip(1).map(|block| block.split_once("```").expect("it ends").0).collect()
+}
+
+fn serve(own: &Own) -> Server {
+    let database = Target::Url(own.url().as_str().into());
+    Server::start(Config { database, db_pool_size: 4, ..Config::default() }).expect("a server")
+}
+
+/// A cluster that may publish.
+fn publisher() -> Own {
+    let mut own = Own::start();
+    own.run("alter system set wal_level = logical");
+    own.restart();
+    own
+}
+
+#[test]
+fn changes_go_on_with_a_publication() {
+    let own = publisher();
+    let server = serve(&own);
+    own.run("create publication everything for all tables");
+    own.run("insert into users (name, email) select 'n', n::text from generate_series(1, 2000) n");
+    every_verb(server.base_url(), "published");
+    for sql in ["delete from users where id % 3 = 0", "update users set name = 'm'", "select page_recount()"]
+    {
+        own.run(sql);
+    }
+    every_verb(server.base_url(), "again");
+    let missing = "select count(*) from pg_class where relkind = 'r' and relnamespace = 'public'::regnamespace \
+        and not (relreplident = 'f' or relreplident = 'd' and exists \
+            (select from pg_index where indrelid = pg_class.oid and indisprimary))";
+    assert_eq!(own.client().query_one(missing, &[]).expect("a count").get::<_, i64>(0), 0);
+}
+
+#[test]
+fn to_the_next_server_under_load() {
+    let (old, new) = (publisher(), Own::start());
+    let server = serve(&old);
+    let url = Arc::new(Mutex::new(server.base_url().to_owned()));
+    let load = Load::start("moved", 4, &url, Duration::from_secs(20));
+    load.creates(600);
+    let [copy, cut] = blocks()[..] else { panic!("two blocks: {:?}", blocks()) };
+    let userd = std::path::Path::new(env!("CARGO_BIN_EXE_userd")).parent().expect("a directory");
+    let path = format!("{}:{}", userd.display(), std::env::var("PATH").expect("a path"));
+    let shell = |lines: &str| {
+        // The servers are the test's own.
+        let lines: Vec<&str> = lines.lines().filter(|line| !line.starts_with("OLD=")).collect();
+        let mut command = Command::new("sh");
+        command.args(["-ec", &lines.join("\n")]).env("PATH", &path);
+        let output = command.env("OLD", old.url()).env("NEW", new.url()).output().expect("a shell");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    shell(copy);
+    load.creates(600);
+    shell(cut);
+    let next = serve(&new);
+    *url.lock().expect("no client panics") = next.base_url().to_owned();
+    load.creates(1200);
+    let books = load.stop();
+    server.stop();
+    let audit = books.audit(&new.users());
+    assert!(audit.lost.is_empty() && audit.unexpected.is_empty(), "{audit:?}");
+    let url = new.url();
+    let mut process = Process::start(&["check", "--counts"], &[("DATABASE_URL", &url)]);
+    assert_eq!(process.wait(LONG_ON_DISK), 0, "{}", process.stdout());
+    every_verb(next.base_url(), "moved-and-served");
+    eventually(LONG_ON_DISK, "the slot is gone", || {
+        old.client().query("select from pg_replication_slots", &[]).expect("rows").is_empty()
+    });
+}
