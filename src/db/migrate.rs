@@ -166,7 +166,8 @@ fn applied(history: &[Row]) -> HashSet<(i64, String)> {
 
 /// The error is one line: there is no schema that tables could be in.
 fn refuse_a_missing_schema(client: &mut Client) -> Result<(), String> {
-    const ASK: &str = "select pg_catalog.current_setting('search_path') where pg_catalog.current_schema() is null";
+    const ASK: &str =
+        "select pg_catalog.current_setting('search_path') where pg_catalog.current_schema() is null";
     match client.query_typed(ASK, &[]).map_err(|error| explain(&error))?.first() {
         None => Ok(()),
         Some(row) => Err(format!(
