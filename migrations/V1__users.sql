@@ -75,7 +75,25 @@ begin
     return null;
 end $$;
 
-revoke execute on function user_version(), user_id_is_fixed(), restore_guard() from public;
+-- `create or replace` leaves a function to the role that has made it before, which may change it later.
+create function refuse_functions_of_others(names text[]) returns void language plpgsql as $$
+declare
+    foreign_one text := (
+        select p.oid::pg_catalog.regprocedure::text
+        from pg_catalog.pg_proc p join pg_catalog.pg_class t on t.relnamespace operator(pg_catalog.=) p.pronamespace
+        where t.oid operator(pg_catalog.=)
+                pg_catalog.to_regclass(pg_catalog.format('%I.users', pg_catalog.current_schema()))
+            and p.proname::text operator(pg_catalog.=) any (names) and p.proowner operator(pg_catalog.<>) t.relowner
+        limit 1);
+begin
+    if foreign_one is not null then
+        raise exception 'another role than the owner of the table users has made the function %', foreign_one
+            using errcode = 'insufficient_privilege', hint = 'Drop it, and let no other role create in the schema.';
+    end if;
+end $$;
+
+revoke execute on function user_version(), user_id_is_fixed(), restore_guard(), refuse_functions_of_others(text[])
+    from public;
 
 create trigger restore_guard before insert on users for each statement execute function restore_guard();
 create trigger restore_guard before insert on credentials for each statement execute function restore_guard();

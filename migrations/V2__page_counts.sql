@@ -42,6 +42,10 @@ create sequence page_closings;
 -- operators, too.
 create function page_functions() returns void language plpgsql as $make$
 begin
+    execute pg_catalog.format(
+        'select %I.refuse_functions_of_others(%L)', pg_catalog.current_schema(), array[
+            'page_fold', 'page_settle', 'page_roll', 'page_record', 'page_insert', 'page_delete', 'page_reset',
+            'page_truncate', 'page_recount']::text[]);
     execute pg_catalog.format($functions$
 
 -- Replaces the rows of block b, and those of the blocks around it, by their sums; rows that another transaction is

@@ -26,6 +26,9 @@ create index idempotency_keys_id on idempotency_keys (id);
 -- Makes the functions, as page_functions() does: after the schema was renamed, this has to be called again.
 create function idempotency_functions() returns void language plpgsql as $make$
 begin
+    execute pg_catalog.format(
+        'select %I.refuse_functions_of_others(%L)', pg_catalog.current_schema(),
+        array['idempotency_erase', 'idempotency_erase_all']::text[]);
     execute pg_catalog.format($functions$
 
 -- Also for those who may delete users and nothing else. A plan that was made for an empty table must use the index.
