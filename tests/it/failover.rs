@@ -167,9 +167,10 @@ impl Machines {
         }
     }
 
-    fn script(&self, verb: &str, node: usize) {
+    /// What the script says to it.
+    fn script(&self, verb: &str, node: &str) -> String {
         let dir = self.dir();
-        script(&[verb, &(node + 1).to_string(), dir.to_str().expect("a plain path")]);
+        script(&[verb, node, dir.to_str().expect("a plain path")])
     }
 
     /// Asks each PostgreSQL but `old` directly, until one of them has stored a change.
@@ -220,11 +221,12 @@ fn ask(client: &mut Client, back: &Mutex<Back>, ended: &AtomicBool) {
     }
 }
 
-fn script(arguments: &[&str]) {
+fn script(arguments: &[&str]) -> String {
     let output =
         Command::new("bash").arg(SCRIPT).args(arguments).stdin(Stdio::null()).output().expect("bash");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{arguments:?}: {said}");
+    String::from_utf8(output.stdout).expect("UTF-8")
 }
 
 /// What a client has seen.
@@ -422,6 +424,12 @@ fn the_primary_is_killed_stopped_and_cut_off() {
     }
     let machines = Machines::start();
     let mut primary = machines.wait_until_whole();
+    // A second one would stop what the first one has started.
+    let mut second = Command::new("bash");
+    second.args([SCRIPT, "try"]).arg(machines.dir()).env("USERD", env!("CARGO_BIN_EXE_userd"));
+    let second = second.stdin(Stdio::null()).output().expect("bash");
+    let said = String::from_utf8_lossy(&second.stderr);
+    assert!(!second.status.success() && said.contains("another `cluster try` runs in "), "{said}");
     machines
         .client(primary)
         .unwrap()
@@ -455,14 +463,17 @@ fn the_primary_is_killed_stopped_and_cut_off() {
         creates(50);
         let at = Instant::now();
         match name {
-            "killed" => machines.script("kill", primary),
+            "killed" => {
+                let said = machines.script("kill", "leader");
+                assert_eq!(said, format!("killed node{}\n", primary + 1));
+            }
             "stopped" => machines.signal(primary, Signal::SIGSTOP),
             _ => machines.relays[primary].cut(),
         }
         let back = machines.wait_for_another(primary, at);
         creates(50);
         match name {
-            "killed" => machines.script("start", primary),
+            "killed" => drop(machines.script("start", &(primary + 1).to_string())),
             "stopped" => {
                 pause(STOPPED.saturating_sub(at.elapsed()));
                 machines.signal(primary, Signal::SIGCONT);
