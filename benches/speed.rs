@@ -1,4 +1,4 @@
-//! `cargo bench`: userd's four kinds of work, beside pgbench with the same statements in the same run.
+//! `cargo bench`: userd's kinds of work, beside pgbench with the same statements in the same run.
 //!
 //! Needs wrk and pgbench (Debian: `apt-get install wrk postgresql`). Everything runs on this machine: a
 //! durable private cluster with 100,000 users, userd as a process at its default settings with its log on,
@@ -18,15 +18,29 @@ const ROUNDS: usize = 3;
 const CONNECTIONS: [u32; 3] = [1, 32, 128];
 
 /// Name and wrk script of each kind of work.
-const WORK: [(&str, &str); 4] = [
+const WORK: [(&str, &str); 8] = [
     ("GET /users/:id", "return wrk.format('GET', '/users/' .. math.random(1, 100000))"),
     ("GET /users?page", "return wrk.format('GET', '/users?page=' .. math.random(1, 6000))"),
+    (
+        "GET /users?email",
+        "return wrk.format('GET', '/users?email=user' .. math.random(1, 100000) .. '@example.com')",
+    ),
     ("POST /users", "return create()"),
+    ("PUT /users/:id", "return put()"),
+    // Each deletes a user that is there.
+    ("DELETE /users/:id", "return wrk.format('DELETE', '/users/' .. FIRST + n)"),
     (
         "90 % find, 5 % list, 5 % create",
         "local dice = n % 20
          if dice == 0 then return create() end
          if dice == 1 then return wrk.format('GET', '/users?page=' .. math.random(1, 6000)) end
+         return wrk.format('GET', '/users/' .. math.random(1, 100000))",
+    ),
+    (
+        "60 % find, 20 % create, 20 % PUT",
+        "local dice = n % 10
+         if dice < 2 then return create() end
+         if dice < 4 then return put() end
          return wrk.format('GET', '/users/' .. math.random(1, 100000))",
     ),
 ];
@@ -38,7 +52,14 @@ local function create()
   local body = '{\"name\":\"Load Test\",\"email\":\"b' .. n .. '-' .. seed .. '@example.com\"}'
   return wrk.format('POST', '/users', nil, body)
 end
+local function put()
+  local body = '{\"name\":\"Name ' .. n .. '-' .. seed .. '\"}'
+  return wrk.format('PUT', '/users/' .. math.random(1, 100000), nil, body)
+end
 ";
+
+/// Users that one run may delete.
+const DELETED: u32 = 60_000 * SECONDS;
 
 /// The statements that userd would run for one request, for pgbench.
 const SELECT: &str = "\\set id random(1, 100000)
@@ -74,9 +95,22 @@ fn main() {
     for (name, script) in WORK {
         let path = scripts.join("work.lua");
         let text = format!("{PRELUDE}\nrequest = function()\n  n = n + 1\n  {script}\nend\n");
-        fs::write(&path, text).expect("a script");
+        let mut run = |connections| {
+            let mut text = text.clone();
+            if script.contains("FIRST") {
+                let insert = format!(
+                    "with i as (insert into users (name, email) \
+                         select 'D', gen_random_uuid() || '@example.com' from generate_series(1, {DELETED}) returning id) \
+                     select min(id) - 1 from i"
+                );
+                let first: i64 = client.query_one(&insert, &[]).expect("users").get(0);
+                text = text.replace("FIRST", &first.to_string());
+            }
+            fs::write(&path, text).expect("a script");
+            wrk(&userd.url, &path, connections)
+        };
         for connections in CONNECTIONS {
-            let runs: Vec<_> = (0..ROUNDS).map(|_| wrk(&userd.url, &path, connections)).collect();
+            let runs: Vec<_> = (0..ROUNDS).map(|_| run(connections)).collect();
             let [rate, p50, p99] = [0, 1, 2].map(|column| median(runs.iter().map(|run| run[column])));
             println!("| {name} | {connections} | {rate:.0} | {p50:.2} ms | {p99:.2} ms |");
         }
