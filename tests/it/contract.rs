@@ -722,13 +722,13 @@ fn what_pages_cannot_be() {
     let mut client = service.client();
     let whole = "must be a whole number of at least 1";
     let type_of = |name| (name, "type", whole);
-    let (page, per_page) = (type_of("page"), type_of("perPage"));
-    let many = ("perPage", "maximum", "must be at most 20");
+    let (page, per_page) = (type_of("/page"), type_of("/perPage"));
+    let many = ("/perPage", "maximum", "must be at most 20");
     let twice = |name| (name, "maxItems", "must be given once");
-    let far = ("page", "maximum", "must be at most 9223372036854775807");
+    let far = ("/page", "maximum", "must be at most 9223372036854775807");
     let rows: [(&str, Violations); 29] = [
-        ("page=0", &[("page", "minimum", whole)]),
-        ("page=00", &[("page", "minimum", whole)]),
+        ("page=0", &[("/page", "minimum", whole)]),
+        ("page=00", &[("/page", "minimum", whole)]),
         ("page=-1", &[page]),
         ("page=%2B1", &[page]),
         ("page=+1", &[page]),
@@ -745,17 +745,17 @@ fn what_pages_cannot_be() {
         ("page", &[page]),
         ("page=9223372036854775808", &[far]),
         ("page=999999999999999999999999999999", &[far]),
-        ("page=1&page=1", &[twice("page")]),
-        ("page=1&p%61ge=2", &[twice("page")]),
-        ("perPage=0", &[("perPage", "minimum", whole)]),
+        ("page=1&page=1", &[twice("/page")]),
+        ("page=1&p%61ge=2", &[twice("/page")]),
+        ("perPage=0", &[("/perPage", "minimum", whole)]),
         ("perPage=-1", &[per_page]),
         ("perPage=abc", &[per_page]),
         ("perPage=1.5", &[per_page]),
         ("perPage=", &[per_page]),
         ("perPage=21", &[many]),
         ("perPage=999999999999999999999999999999", &[many]),
-        ("perPage=5&perPage=6", &[twice("perPage")]),
-        ("page=0&perPage=x", &[("page", "minimum", whole), per_page]),
+        ("perPage=5&perPage=6", &[twice("/perPage")]),
+        ("page=0&perPage=x", &[("/page", "minimum", whole), per_page]),
     ];
     // Not even a missing table is noticed: no query is executed.
     service.database.run("drop table users cascade");
