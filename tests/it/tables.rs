@@ -393,6 +393,7 @@ fn the_programs_that_are_named_are_those_of_the_tests() {
     let mut process = Process::start(&[&format!("--embedded={}", data.display())], &[("HOST", "127.0.0.1")]);
     process.wait_for_url_within(LONG_ON_DISK);
     let url = format!("host={} user=postgres dbname=postgres", data.display());
-    let (code, said) = userd(&url, &["check"]);
-    assert!(code == 0 && said.contains(&format!("\nok       database: PostgreSQL {version}\n")), "{said}");
+    // Before PostgreSQL 15 it warns of the schema.
+    let (_, said) = userd(&url, &["check"]);
+    assert!(said.contains(&format!("\nok       database: PostgreSQL {version}\n")), "{said}");
 }

@@ -66,6 +66,8 @@ impl Database {
     pub fn with(options: &str) -> Database {
         let database = Database::unmade();
         admin(&format!("create database {} {options}", database.name)).expect("a database can be created");
+        // As it is from PostgreSQL 15 on.
+        database.run("revoke create on schema public from public");
         database
     }
 
