@@ -191,10 +191,12 @@ fn whoever_starts_it_gets_a_service_or_the_remedy() {
         "{line}"
     );
 
-    fs::set_permissions(dir.path().join("own"), PermissionsExt::from_mode(0o700)).unwrap();
+    // Others than those above, whose clusters may still run.
+    let closed = dir.path().join("closed");
+    let bin = installation(&closed);
+    fs::set_permissions(&closed, PermissionsExt::from_mode(0o700)).unwrap();
     for user in ["0", "65534"] {
-        let line = refused(run(user, "", &EPHEMERAL, bin));
-        let closed = dir.path().join("own");
+        let line = refused(run(user, "", &EPHEMERAL, bin.to_str().unwrap()));
         assert!(line.contains(&format!("may not enter {}: chmod a+x it", closed.display())), "{line}");
     }
 }
