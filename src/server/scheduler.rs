@@ -89,8 +89,6 @@ pub struct Scheduler<T> {
     lanes: [Queue<T>; LANES],
     /// Commands that met a lock, with the time of their retry.
     retries: Vec<(Instant, Item<T>)>,
-    /// Batches of those in flight, by lane.
-    retries_in_flight: [usize; LANES],
     /// Until then what has not met a lock goes first: for as long as the last retry took.
     fresh_first_until: Instant,
     /// Rows with a change queued for execution, in flight or to be retried, and the changes behind it.
@@ -136,7 +134,6 @@ impl<T> Scheduler<T> {
             capacity,
             lanes: std::array::from_fn(|lane| queue(Lane::ALL[lane])),
             retries: Vec::new(),
-            retries_in_flight: [0; LANES],
             fresh_first_until: now,
             rows: HashMap::new(),
             hashes: HashQueue::default(),
@@ -237,7 +234,6 @@ impl<T> Scheduler<T> {
         queue.all_answered = queue.commands_in_flight + queue.waiting.len() == 0;
         let took = now.saturating_duration_since(started);
         if retry {
-            self.retries_in_flight[lane as usize] -= 1;
             self.fresh_first_until = now + took;
         } else if let Some(at) = queue.began.iter().position(|began| *began == started) {
             queue.began.swap_remove(at);
@@ -387,9 +383,8 @@ impl<T> Scheduler<T> {
         let queue = &mut self.lanes[lane as usize];
         queue.in_flight += 1;
         queue.commands_in_flight += items.len();
-        match retry {
-            true => self.retries_in_flight[lane as usize] += 1,
-            false => queue.began.push(now),
+        if !retry {
+            queue.began.push(now);
         }
         self.queued -= items.len();
         let memory = items.iter().map(|item| item.keys.memory).sum();

@@ -64,7 +64,7 @@ impl<T> Scheduler<T> {
 
     /// Half of what writes may have, so that new ones are executed beside those that meet locks.
     pub(super) fn may_retry(&self) -> bool {
-        let in_flight: usize = self.retries_in_flight.iter().sum();
+        let in_flight: usize = self.lanes.iter().map(|queue| queue.in_flight - queue.began.len()).sum();
         self.may_write() && in_flight < (self.write_capacity() / 2).max(1)
     }
 
