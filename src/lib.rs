@@ -118,6 +118,7 @@ mod request_id;
 mod scratch;
 #[doc(hidden)]
 pub mod server;
+mod start_error;
 #[doc(hidden)]
 pub mod users;
 
@@ -132,5 +133,6 @@ pub use http::{Method, Request, Response};
 #[cfg(feature = "testing")]
 pub use scratch::testing;
 pub use scratch::{cluster as embedded, database::ScratchDatabase};
-pub use server::{BoundServer, Server, StartError};
+pub use server::{BoundServer, Server};
+pub use start_error::StartError;
 pub use users::user::{Timestamp, User};

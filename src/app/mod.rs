@@ -25,6 +25,8 @@ use crate::{
     db::{
         Backoff, Cleaner,
         blocking::{DropOutside, outside_of_runtimes},
+        migrate::Migrations,
+        open::Opening,
         users::Users,
     },
     error::Error,
@@ -32,6 +34,7 @@ use crate::{
     memory::Budget,
     metrics::{Metrics, Text},
     request_id::RequestId,
+    start_error::StartError,
     users::password::{Hasher, PasswordHash, Turns},
 };
 use command::Judge;
@@ -57,8 +60,28 @@ pub struct App {
 }
 
 impl App {
+    /// The service without a server: connects to the database and migrates it. `host`, `port` and `workers`
+    /// mean nothing here.
+    ///
+    /// Blocks for up to `db_connect_timeout`, as long as the migrations take, and up to ten minutes while another
+    /// replica migrates; may be called from within
+    /// an async runtime, whose thread it blocks as well. After an error nothing is left running.
+    pub fn open(config: &Config) -> Result<App, StartError> {
+        outside_of_runtimes(|| {
+            let opening = Opening::new(config)?;
+            let migrations = Migrations::load(config.migrations_dir.as_deref())?;
+            log::info!("connecting to {opening}");
+            let schema = migrations.schema();
+            opening.migrate(migrations, config.migrate)?;
+            let prober = opening.prober(schema, config.db_prepared).map_err(StartError::System)?;
+            let users = Users::new(opening.into_pool(config), config.production);
+            let cleaner = users.start_cleaner().map_err(StartError::System)?;
+            Ok(App::new(users, cleaner, Health::new(prober), config))
+        })
+    }
+
     /// The service over these users, as the settings have it.
-    pub(crate) fn new(users: Users, cleaner: Cleaner, health: Health, config: &Config) -> App {
+    fn new(users: Users, cleaner: Cleaner, health: Health, config: &Config) -> App {
         let budget = Budget::new(config.limits.memory_budget);
         App {
             _cleaner: cleaner,

@@ -21,8 +21,8 @@ pub use upkeep::{check, compare_counts, grants, migrate, recount};
 
 use crate::{
     config::Config,
-    db::{explain, migrate::Migrations, watchdog::Connection},
-    server::{StartError, opening::Opening},
+    db::{explain, migrate::Migrations, open::Opening, watchdog::Connection},
+    start_error::StartError,
 };
 use std::{fmt, io};
 

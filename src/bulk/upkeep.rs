@@ -7,9 +7,11 @@ use crate::{
         counts, explain,
         inspection::{self, Weight},
         migrate::{Migrations, refuse_the_users_of_another_program, renamed_schema},
+        open::Opening,
         upkeep,
     },
-    server::{StartError, check_system, opening::Opening},
+    server::check_system,
+    start_error::StartError,
 };
 use postgres::Client;
 

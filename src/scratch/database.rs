@@ -10,7 +10,7 @@ use super::{
 use crate::{
     config::{Config, Database},
     db::{blocking::outside_of_runtimes, explain, migrate::Migrations},
-    server::StartError,
+    start_error::StartError,
 };
 use postgres::{Client, types::Type};
 use std::{

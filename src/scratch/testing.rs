@@ -21,7 +21,8 @@
 use crate::{
     App, ScratchDatabase,
     config::{Config, PasswordHashing, Secret},
-    server::{Server, StartError},
+    server::Server,
+    start_error::StartError,
     users::{password::Hasher, user::User},
 };
 use postgres::types::Type;

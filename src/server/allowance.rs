@@ -1,8 +1,7 @@
 //! What the system allows this process: open descriptors, and addresses. What does not suffice ends the start, and not
 //! requests under load.
 
-use super::StartError;
-use crate::{config::Config, frontend::MAX_SURPLUS};
+use crate::{config::Config, frontend::MAX_SURPLUS, start_error::StartError};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use std::{fs, io};
 

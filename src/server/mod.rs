@@ -2,16 +2,16 @@
 
 mod allowance;
 mod cores;
-pub(crate) mod opening;
 mod refusing;
 mod scheduler;
 mod workers;
 
 use crate::{
     app::{self, App},
-    config::{Config, ConfigError, Limits},
+    config::{Config, Limits},
     frontend::{Bound, Frontend, Resources},
     http::Method,
+    start_error::StartError,
 };
 use cores::Cores;
 use nix::{
@@ -21,7 +21,7 @@ use nix::{
 pub use refusing::{RefusingServer, reach};
 use scheduler::Capacity;
 use std::{
-    fmt, fs, io,
+    fs, io,
     net::SocketAddr,
     os::{
         fd::AsRawFd,
@@ -56,56 +56,6 @@ struct Stages {
     frontend: Frontend,
     workers: Workers,
     _private: PrivateSocket,
-}
-
-/// Why a server did not start. Each is one clear line, and nothing is left running.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum StartError {
-    /// A setting that cannot be used.
-    Config(ConfigError),
-    /// No connection to the database within `db_connect_timeout`, or a refusal that a retry would not change.
-    Database(String),
-    /// No database to be thrown away: PostgreSQL's programs are missing, or its cluster does not start. Only
-    /// of [`ScratchDatabase`](crate::ScratchDatabase) and what stands on it.
-    Cluster(String),
-    /// A migration that could not be applied; nothing of it was.
-    Migration(String),
-    /// The database lacks these migrations, and `migrate` is off.
-    NotMigrated(Vec<String>),
-    /// The address cannot be listened on.
-    Listen(String, io::Error),
-    /// The system refused a thread or a socket of our own, or allows the process too few descriptors or addresses.
-    System(io::Error),
-}
-
-impl fmt::Display for StartError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            StartError::Config(error) => error.fmt(f),
-            StartError::Database(line) => write!(f, "cannot connect to the database: {line}"),
-            StartError::Cluster(line) => f.write_str(line),
-            StartError::Migration(line) => write!(f, "cannot migrate the database: {line}"),
-            StartError::NotMigrated(missing) if missing.is_empty() => {
-                f.write_str("the database has other migrations than this userd; `userd migrate` says which")
-            }
-            StartError::NotMigrated(missing) => write!(
-                f,
-                "the database lacks {}; `userd migrate` applies what is missing",
-                missing.join(", ")
-            ),
-            StartError::Listen(address, error) => write!(f, "cannot listen on {address}: {error}"),
-            StartError::System(error) => write!(f, "cannot start: {error}"),
-        }
-    }
-}
-
-impl std::error::Error for StartError {}
-
-impl From<ConfigError> for StartError {
-    fn from(error: ConfigError) -> StartError {
-        StartError::Config(error)
-    }
 }
 
 /// Whether the system allows the process what a server of these settings needs, descriptors and addresses; each start

@@ -1,13 +1,15 @@
 //! A server without a database: each request is answered 503. For a program to which a supervisor has passed a socket:
 //! clients can connect before the database can be used, and would otherwise wait for an answer. Knows no route.
 
-use super::{BoundServer, StartError, address, allowance, opening::Opening};
+use super::{BoundServer, address, allowance};
 use crate::{
     config::{Config, Limits},
+    db::open::Opening,
     error::{Error, Reason},
     frontend::{Frontend, Resources},
     memory::Budget,
     metrics::Metrics,
+    start_error::StartError,
 };
 use std::{os::unix::net::UnixStream, time::Duration};
 

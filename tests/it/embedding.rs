@@ -3,11 +3,7 @@
 use crate::support::{Answer, Client, Database, LONG, PASSWORD, Service, check, eventually, free_port};
 use serde_json::json;
 use std::{net::TcpStream, sync::Mutex, thread, time::Duration};
-use userd::{
-    config::Config,
-    http::Request,
-    server::{Server, StartError},
-};
+use userd::{StartError, config::Config, http::Request, server::Server};
 
 const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
 const ADA_1: &str = r#"{"id":"1","name":"Ada","email":"ada@example.com",<times>}"#;

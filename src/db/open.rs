@@ -1,21 +1,19 @@
-//! Opens the database of a configuration: sessions for migrations and for the command's own work, and the pool that an
-//! [`App`] stands on. The way from settings to a connection; knows no SQL but the settings of a session.
+//! From the settings to the database: sessions without bounds for migrations, exports and imports, and the pool and the
+//! prober of a service.
 
-use super::StartError;
+use super::{
+    Pool, PoolLimits,
+    migrate::{Migrations, Schema, follow_the_schema, renamed_schema},
+    pool::LOCK_TIMEOUT,
+    probe::{self, Prober},
+    servers::Servers,
+    target::{Settings, Target, TargetError},
+    tls,
+    watchdog::{CONNECT_TIMEOUT, Connection, Watchdog},
+};
 use crate::{
-    app::{App, Health},
     config::{Config, ConfigError, Database, Secret},
-    db::{
-        LOCK_TIMEOUT, Pool, PoolLimits,
-        blocking::outside_of_runtimes,
-        migrate::{Migrations, Schema, follow_the_schema, renamed_schema},
-        probe::{self, Prober},
-        servers::Servers,
-        target::{Settings, Target, TargetError},
-        tls,
-        users::Users,
-        watchdog::{CONNECT_TIMEOUT, Connection, Watchdog},
-    },
+    start_error::StartError,
 };
 use std::{
     fmt, io,
@@ -107,12 +105,19 @@ impl Opening {
     }
 
     /// A prober that has a session of its own while it is asked.
-    fn prober(&self, schema: Schema, prepared: bool) -> io::Result<Prober> {
+    pub fn prober(&self, schema: Schema, prepared: bool) -> io::Result<Prober> {
         Prober::start(probe::Database { servers: self.servers.clone(), schema, prepared })
     }
 
-    /// The pool of a service.
-    fn into_pool(self, limits: PoolLimits) -> Pool {
+    /// The pool of a service of these settings.
+    pub fn into_pool(self, config: &Config) -> Pool {
+        let limits = PoolLimits {
+            size: config.db_pool_size,
+            acquire_timeout: config.db_acquire_timeout,
+            statement_timeout: config.limits.request_timeout,
+            lock_timeout: LOCK_TIMEOUT,
+            prepared: config.db_prepared,
+        };
         Pool::new(self.servers, limits)
     }
 }
@@ -121,35 +126,6 @@ impl Opening {
 impl fmt::Display for Opening {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.target.fmt(f)
-    }
-}
-
-impl App {
-    /// The service without a server: connects to the database and migrates it. `host`, `port` and `workers`
-    /// mean nothing here.
-    ///
-    /// Blocks for up to `db_connect_timeout`, as long as the migrations take, and up to ten minutes while another
-    /// replica migrates; may be called from within
-    /// an async runtime, whose thread it blocks as well. After an error nothing is left running.
-    pub fn open(config: &Config) -> Result<App, StartError> {
-        outside_of_runtimes(|| {
-            let opening = Opening::new(config)?;
-            let migrations = Migrations::load(config.migrations_dir.as_deref())?;
-            log::info!("connecting to {opening}");
-            let schema = migrations.schema();
-            opening.migrate(migrations, config.migrate)?;
-            let limits = PoolLimits {
-                size: config.db_pool_size,
-                acquire_timeout: config.db_acquire_timeout,
-                statement_timeout: config.limits.request_timeout,
-                lock_timeout: LOCK_TIMEOUT,
-                prepared: config.db_prepared,
-            };
-            let prober = opening.prober(schema, config.db_prepared).map_err(StartError::System)?;
-            let users = Users::new(opening.into_pool(limits), config.production);
-            let cleaner = users.start_cleaner().map_err(StartError::System)?;
-            Ok(App::new(users, cleaner, Health::new(prober), config))
-        })
     }
 }
 
