@@ -3,6 +3,7 @@
 mod allowance;
 mod cores;
 mod refusing;
+mod relay;
 mod scheduler;
 mod workers;
 
@@ -14,21 +15,12 @@ use crate::{
     start_error::StartError,
 };
 use cores::Cores;
-use nix::{
-    sys::socket::{Shutdown, shutdown},
-    unistd::mkdtemp,
-};
 pub use refusing::{RefusingServer, reach};
+use relay::Relay;
 use scheduler::Capacity;
 use std::{
-    fs, io,
+    io,
     net::SocketAddr,
-    os::{
-        fd::AsRawFd,
-        unix::net::{UnixListener, UnixStream},
-    },
-    path::{Path, PathBuf},
-    process,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU32, Ordering},
@@ -55,7 +47,7 @@ pub struct Server {
 struct Stages {
     frontend: Frontend,
     workers: Workers,
-    _private: PrivateSocket,
+    _relay: Relay,
 }
 
 /// Whether the system allows the process what a server of these settings needs, descriptors and addresses; each start
@@ -109,7 +101,7 @@ impl BoundServer {
             static SERVERS: AtomicU32 = AtomicU32::new(0);
             let thread = format!("http-{}", SERVERS.fetch_add(1, Ordering::Relaxed));
             let cores = Arc::new(Cores::new());
-            let (private, http, stream) = PrivateSocket::connect(&thread)?;
+            let (relay, http, stream) = Relay::start(&thread)?;
             on_listening()?;
             cores.add_threads_named(thread);
             let frontend_cores = cores.clone();
@@ -158,9 +150,9 @@ impl BoundServer {
             let workers = Workers::start(http, responder, app.clone(), cores, capacity, on_idle)?;
             let _ = idle.set(workers.idle());
             app.metrics().add_source(workers.figures());
-            Ok((private, frontend, workers))
+            Ok((relay, frontend, workers))
         };
-        let (private, frontend, workers) = stages().map_err(StartError::System)?;
+        let (relay, frontend, workers) = stages().map_err(StartError::System)?;
         let (level, line) = who_can_connect(addr, &config);
         log::log!(level, "{line}");
         if addr.is_some()
@@ -172,7 +164,7 @@ impl BoundServer {
             app,
             base_url,
             addr,
-            stages: Mutex::new(Some(Stages { frontend, workers, _private: private })),
+            stages: Mutex::new(Some(Stages { frontend, workers, _relay: relay })),
             drain_delay: config.limits.drain_delay,
             stop_timeout: config.limits.stop_timeout,
         })
@@ -239,72 +231,6 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.shut_down();
-    }
-}
-
-/// The listening end of the stream between frontend and tiny_http, kept to end tiny_http's accept thread.
-struct PrivateSocket {
-    listener: UnixListener,
-    /// The directory of the socket's file. Where it is still there, it goes with this value.
-    dir: Option<PathBuf>,
-    /// tiny_http's `Drop` connects to the socket's path and then removes that file. As long as this descriptor is
-    /// open, the path leads into a directory that is gone, where no process can make another file.
-    _open: fs::File,
-}
-
-impl PrivateSocket {
-    /// tiny_http, and the one stream that it will ever serve: over a socket in a directory that only this user can
-    /// enter. Where there is a /proc, directory and file are removed before this returns.
-    ///
-    /// tiny_http's threads get the name `thread`: they inherit that of the thread that starts them.
-    fn connect(thread: &str) -> io::Result<(PrivateSocket, tiny_http::Server, UnixStream)> {
-        let temporary = std::env::temp_dir();
-        // The path of a socket has a hundred bytes, and build tools have long temporary directories.
-        let temporary = if temporary.as_os_str().len() > 64 { Path::new("/tmp") } else { &temporary };
-        let failed = |error: io::Error| {
-            let dir = temporary.display();
-            io::Error::new(
-                error.kind(),
-                format!("cannot make a socket in {dir} (TMPDIR names another directory): {error}"),
-            )
-        };
-        let dir =
-            mkdtemp(&temporary.join(format!("userd-{}-XXXXXX", process::id()))).map_err(io::Error::from);
-        let dir = dir.map_err(failed)?;
-        let connect = || {
-            let open = fs::File::open(&dir)?;
-            let by_descriptor = Path::new("/proc/self/fd").join(open.as_raw_fd().to_string());
-            let is_there = by_descriptor.is_dir();
-            // The name is unique, even if the descriptor's number is reused.
-            let name = dir.file_name().unwrap_or_default();
-            let path = if is_there { by_descriptor.join(name) } else { dir.join(name) };
-            let listener = UnixListener::bind(&path)?;
-            let stream = UnixStream::connect(&path)?;
-            let kept = (!is_there).then(|| dir.clone());
-            let private = PrivateSocket { listener: listener.try_clone()?, dir: kept, _open: open };
-            let start = || tiny_http::Server::from_listener(listener, None).map_err(io::Error::other);
-            let http = thread::scope(|scope| {
-                let starter = thread::Builder::new().name(thread.to_owned()).spawn_scoped(scope, start)?;
-                starter.join().unwrap_or_else(|_| Err(io::Error::other("tiny_http panicked as it started")))
-            })?;
-            Ok((private, http, stream))
-        };
-        let connected = connect().map_err(failed);
-        if !matches!(&connected, Ok((PrivateSocket { dir: Some(_), .. }, ..))) {
-            fs::remove_dir_all(&dir)?;
-        }
-        connected
-    }
-}
-
-impl Drop for PrivateSocket {
-    fn drop(&mut self) {
-        // tiny_http's own way, connecting to the path once more, finds the path gone.
-        let _ = shutdown(self.listener.as_raw_fd(), Shutdown::Both);
-        if let Some(dir) = &self.dir {
-            // It may have been removed by tiny_http's `Drop`, in part.
-            let _ = fs::remove_dir_all(dir);
-        }
     }
 }
 

@@ -1,0 +1,85 @@
+//! tiny_http, and the private socket over which the frontend is its only client.
+//!
+//! tiny_http gives each connection a thread, waits for a slow client, and takes whatever is sent. The frontend has done
+//! all that before it passes on whole requests over one stream, so tiny_http serves one client that never misbehaves. It
+//! takes only a listener; so the stream is a connection to a socket that no other process can reach.
+
+use nix::{
+    sys::socket::{Shutdown, shutdown},
+    unistd::mkdtemp,
+};
+use std::{
+    fs, io,
+    os::{
+        fd::AsRawFd,
+        unix::net::{UnixListener, UnixStream},
+    },
+    path::{Path, PathBuf},
+    process, thread,
+};
+
+/// The listening end of that socket, kept to end tiny_http's accept thread.
+pub struct Relay {
+    listener: UnixListener,
+    /// The directory of the socket's file. Where it is still there, it goes with this value.
+    dir: Option<PathBuf>,
+    /// tiny_http's `Drop` connects to the socket's path and then removes that file. As long as this descriptor is
+    /// open, the path leads into a directory that is gone, where no process can make another file.
+    _open: fs::File,
+}
+
+impl Relay {
+    /// tiny_http, and the one stream that it will ever serve: over a socket in a directory that only this user can
+    /// enter. Where there is a /proc, directory and file are removed before this returns.
+    ///
+    /// tiny_http's threads get the name `thread`: they inherit that of the thread that starts them.
+    pub fn start(thread: &str) -> io::Result<(Relay, tiny_http::Server, UnixStream)> {
+        let temporary = std::env::temp_dir();
+        // The path of a socket has a hundred bytes, and build tools have long temporary directories.
+        let temporary = if temporary.as_os_str().len() > 64 { Path::new("/tmp") } else { &temporary };
+        let failed = |error: io::Error| {
+            let dir = temporary.display();
+            io::Error::new(
+                error.kind(),
+                format!("cannot make a socket in {dir} (TMPDIR names another directory): {error}"),
+            )
+        };
+        let dir =
+            mkdtemp(&temporary.join(format!("userd-{}-XXXXXX", process::id()))).map_err(io::Error::from);
+        let dir = dir.map_err(failed)?;
+        let connect = || {
+            let open = fs::File::open(&dir)?;
+            let by_descriptor = Path::new("/proc/self/fd").join(open.as_raw_fd().to_string());
+            let is_there = by_descriptor.is_dir();
+            // The name is unique, even if the descriptor's number is reused.
+            let name = dir.file_name().unwrap_or_default();
+            let path = if is_there { by_descriptor.join(name) } else { dir.join(name) };
+            let listener = UnixListener::bind(&path)?;
+            let stream = UnixStream::connect(&path)?;
+            let kept = (!is_there).then(|| dir.clone());
+            let relay = Relay { listener: listener.try_clone()?, dir: kept, _open: open };
+            let start = || tiny_http::Server::from_listener(listener, None).map_err(io::Error::other);
+            let http = thread::scope(|scope| {
+                let starter = thread::Builder::new().name(thread.to_owned()).spawn_scoped(scope, start)?;
+                starter.join().unwrap_or_else(|_| Err(io::Error::other("tiny_http panicked as it started")))
+            })?;
+            Ok((relay, http, stream))
+        };
+        let connected = connect().map_err(failed);
+        if !matches!(&connected, Ok((Relay { dir: Some(_), .. }, ..))) {
+            fs::remove_dir_all(&dir)?;
+        }
+        connected
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        // tiny_http's own way, connecting to the path once more, finds the path gone.
+        let _ = shutdown(self.listener.as_raw_fd(), Shutdown::Both);
+        if let Some(dir) = &self.dir {
+            // It may have been removed by tiny_http's `Drop`, in part.
+            let _ = fs::remove_dir_all(dir);
+        }
+    }
+}
