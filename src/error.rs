@@ -3,7 +3,7 @@
 //! Owns every status and text of a refusal. Knows nothing of sockets, of the database's client and its SQLSTATEs, or of
 //! JSON Schema. The answer never holds what the database said; `Error::log` does.
 
-use crate::request_id::{RequestId, log_line};
+use crate::reason::Reason;
 use serde::Serialize;
 use std::{borrow::Cow, fmt};
 
@@ -107,90 +107,6 @@ pub enum Error {
     NotImplemented(&'static str),
 }
 
-/// Why a request is refused before it is queued, as a figure is labelled by it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Reason {
-    BadRequest,
-    RequestTimeout,
-    ContentTooLarge,
-    UriTooLong,
-    HeadTooLarge,
-    ExpectationFailed,
-    VersionNotSupported,
-    NotImplemented,
-    /// All connections are taken.
-    TooManyConnections,
-    /// Too many requests wait for workers that are stuck.
-    TooManyRequests,
-    /// Its time was up.
-    Unanswered,
-    /// Too many passwords wait to be hashed.
-    TooManyHashes,
-    /// The memory that requests may hold is used up.
-    NoMemory,
-    /// The server stopped.
-    Stopped,
-    /// The server cannot serve any more.
-    Broken,
-}
-
-impl Reason {
-    /// Each of them, in the order of their numbers (`reason as usize`).
-    pub const ALL: [Reason; 15] = [
-        Reason::BadRequest,
-        Reason::RequestTimeout,
-        Reason::ContentTooLarge,
-        Reason::UriTooLong,
-        Reason::HeadTooLarge,
-        Reason::ExpectationFailed,
-        Reason::VersionNotSupported,
-        Reason::NotImplemented,
-        Reason::TooManyConnections,
-        Reason::TooManyRequests,
-        Reason::Unanswered,
-        Reason::TooManyHashes,
-        Reason::NoMemory,
-        Reason::Stopped,
-        Reason::Broken,
-    ];
-
-    /// The label.
-    pub fn name(self) -> &'static str {
-        match self {
-            Reason::BadRequest => "bad_request",
-            Reason::RequestTimeout => "request_timeout",
-            Reason::ContentTooLarge => "content_too_large",
-            Reason::UriTooLong => "uri_too_long",
-            Reason::HeadTooLarge => "head_too_large",
-            Reason::ExpectationFailed => "expectation_failed",
-            Reason::VersionNotSupported => "version_not_supported",
-            Reason::NotImplemented => "not_implemented",
-            Reason::TooManyConnections => "too_many_connections",
-            Reason::TooManyRequests => "too_many_requests",
-            Reason::Unanswered => "not_answered_in_time",
-            Reason::TooManyHashes => "too_many_hashes",
-            Reason::NoMemory => "no_memory",
-            Reason::Stopped => "stopped",
-            Reason::Broken => "broken",
-        }
-    }
-
-    /// What the log says of it.
-    pub fn text(self) -> &'static str {
-        match self {
-            Reason::TooManyConnections => "too many connections",
-            Reason::TooManyRequests => "too many requests wait for the workers",
-            Reason::Unanswered => "a request was not answered in time",
-            Reason::TooManyHashes => "too many passwords wait to be hashed",
-            Reason::NoMemory => "the memory for requests is used up",
-            Reason::Stopped => "the server stopped",
-            Reason::Broken => "the stream to tiny_http is broken",
-            other => other.name(),
-        }
-    }
-}
-
 impl Error {
     /// The answer: status, body, and a header where the status wants one. This is the table.
     pub fn answer(&self) -> Answer {
@@ -248,31 +164,6 @@ impl Error {
             Error::HeadTooLarge => fixed(431, "Request header fields too large"),
             Error::VersionNotSupported => fixed(505, "HTTP version not supported"),
             Error::NotImplemented(what) => Answer::new(501, Body::text("Not implemented").message(what)),
-        }
-    }
-
-    /// Logs what the client is not told: the SQL and the database's message, the panic, what was late; with the id of
-    /// the request, where it concerns one. Errors that are the client's own are silent here; the access line shows their
-    /// status.
-    pub(crate) fn log(&self, request: Option<&RequestId>) {
-        use log::Level::{Error as Severe, Warn};
-        match self {
-            Error::Database { sql: "", message, .. } => {
-                log_line(Severe, request, format_args!("database error: {message}"));
-            }
-            Error::Database { sql, message, .. } => {
-                // One line, without comments.
-                let lines = sql.lines().map(|line| line.split("--").next().unwrap_or_default().trim());
-                let sql = lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
-                log_line(Severe, request, format_args!("database error: {message}; SQL: {sql}"));
-            }
-            Error::LazyLoadingViolation(_) | Error::Internal(_) => {
-                log_line(Severe, request, format_args!("{self}"));
-            }
-            Error::Unavailable(_) | Error::Busy(_) | Error::Contended => {
-                log_line(Warn, request, format_args!("{self}"))
-            }
-            _ => {}
         }
     }
 }

@@ -92,10 +92,10 @@ struct Readme;
 
 #[doc(hidden)]
 pub mod app;
+mod budget;
 #[cfg(feature = "command")]
 #[doc(hidden)]
 pub mod bulk;
-mod chunks;
 pub mod config;
 mod cors;
 mod db;
@@ -110,11 +110,10 @@ pub mod fuzzing {
 mod host;
 #[doc(hidden)]
 pub mod http;
-mod memory;
 mod metrics;
 #[doc(hidden)]
 pub mod nearest;
-mod request_id;
+mod reason;
 mod scratch;
 #[doc(hidden)]
 pub mod server;

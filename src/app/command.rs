@@ -17,9 +17,8 @@ use crate::{
     config::{Config, Secret, counted_as},
     cors::Cors,
     error::Error,
-    http::{Request, Response},
+    http::{Request, RequestId, Response, log_line},
     metrics::Route as Label,
-    request_id::{RequestId, log_line},
     users::{
         once::{Fingerprint, Kept, Key},
         pagination::{ListRequest, Range},

@@ -21,6 +21,7 @@ pub(crate) use health::Health;
 pub(crate) use router::label;
 
 use crate::{
+    budget::Budget,
     config::{Config, Secret},
     db::{
         Backoff, Cleaner,
@@ -30,10 +31,8 @@ use crate::{
         users::Users,
     },
     error::Error,
-    http::{Request, Response},
-    memory::Budget,
+    http::{Request, RequestId, Response},
     metrics::{Metrics, Text},
-    request_id::RequestId,
     start_error::StartError,
     users::password::{Hasher, PasswordHash, Turns},
 };

@@ -15,13 +15,13 @@ use super::{
     writing::{Answer, linger_time},
 };
 use crate::{
+    budget::Reservation,
     config::Limits,
     cors::Cors,
-    error::{Error, Reason},
-    http::Persistence,
-    memory::Reservation,
+    error::Error,
+    http::{Persistence, RequestId, RequestIds},
     metrics::Recorder,
-    request_id::{RequestId, RequestIds},
+    reason::Reason,
 };
 use mio::Registry;
 use std::{

@@ -15,11 +15,7 @@ use super::{
     responder::Slot,
     slots::SharedState,
 };
-use crate::{
-    error::{Error, Reason},
-    metrics::Recorder,
-    request_id::RequestIds,
-};
+use crate::{error::Error, http::RequestIds, metrics::Recorder, reason::Reason};
 use mio::{Events, Interest, Poll, Token, net};
 use polling::Polling;
 use std::{

@@ -26,7 +26,7 @@ mod writing;
 pub use listener::{Bound, Listener};
 pub use responder::{Responder, Slot};
 
-use crate::{config::Limits, http::Response, memory::Budget, metrics::Recorder};
+use crate::{budget::Budget, config::Limits, http::Response, metrics::Recorder};
 pub use admission::MAX_SURPLUS;
 use event_loop::{EventLoop, WAKER};
 use mio::{Poll, Waker};

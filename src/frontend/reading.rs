@@ -11,11 +11,11 @@ use super::{
     slots::SharedState,
 };
 use crate::{
+    budget::{Budget, Purpose, Reservation},
     cors::Cors,
-    error::{Error, Reason},
-    http::{Persistence, Response},
-    memory::{Budget, Purpose, Reservation},
-    request_id::RequestId,
+    error::Error,
+    http::{Persistence, RequestId, Response},
+    reason::Reason,
 };
 use memchr::{memchr, memchr2};
 use std::{

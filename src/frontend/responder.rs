@@ -4,7 +4,10 @@
 //! non-blocking write at most, so it never waits for a client, nor for another worker.
 
 use super::{connection::DOING, peers::Client, slots::SharedState};
-use crate::{http::Response, memory::Reservation, request_id::RequestId};
+use crate::{
+    budget::Reservation,
+    http::{RequestId, Response},
+};
 use std::{
     fmt,
     net::IpAddr,

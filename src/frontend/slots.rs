@@ -9,10 +9,10 @@ use super::{
     responder::Slot,
 };
 use crate::{
+    budget::{Budget, Reservation},
     config::Limits,
-    error::Reason,
-    memory::{Budget, Reservation},
-    request_id::{RequestId, log_line},
+    http::{RequestId, log_line},
+    reason::Reason,
 };
 use mio::Waker;
 use std::{

@@ -8,11 +8,10 @@ use super::{
     responder::Delivery,
 };
 use crate::{
-    chunks::Chunks,
-    error::{Error, Reason},
-    http::{Persistence, Response},
-    memory::{Budget, Purpose, Reservation},
-    request_id::{RequestId, log_line},
+    budget::{Budget, Purpose, Reservation},
+    error::Error,
+    http::{Chunks, Persistence, RequestId, Response, log_line},
+    reason::Reason,
 };
 use mio::{Interest, Token};
 use std::{

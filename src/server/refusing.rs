@@ -3,12 +3,13 @@
 
 use super::{BoundServer, address, allowance};
 use crate::{
+    budget::Budget,
     config::{Config, Limits},
     db::open::Opening,
-    error::{Error, Reason},
+    error::Error,
     frontend::{Frontend, Resources},
-    memory::Budget,
     metrics::Metrics,
+    reason::Reason,
     start_error::StartError,
 };
 use std::{os::unix::net::UnixStream, time::Duration};

@@ -21,11 +21,11 @@ use super::{
 };
 use crate::{
     app::{self, App, Command, Step},
+    budget::{Purpose, Reservation},
     error::Error,
     frontend::Responder,
-    memory::{Purpose, Reservation},
+    http::RequestId,
     metrics::Recorder,
-    request_id::RequestId,
 };
 use answering::guard;
 use job::Job;

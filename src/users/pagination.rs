@@ -1,8 +1,8 @@
 //! Which users are asked for, and lists of them as they are answered.
 
 use crate::{
-    chunks::{CHUNK, Chunks},
     config::{LARGEST_USER, REST_OF_PAGE, USUAL_USER},
+    http::{CHUNK, Chunks},
     users::user::{EMAIL_MAX, NAME_MAX, UserRef},
 };
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};

@@ -2,9 +2,9 @@
 //! well.
 
 use crate::{
+    budget::Budget,
     config::{PasswordHashing, Secret},
     error::Error,
-    memory::Budget,
 };
 use argon2::password_hash::phc::PasswordHash as Phc;
 use argon2::{Algorithm, Argon2, Params, PasswordHasher, PasswordVerifier, Version};

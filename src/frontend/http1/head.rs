@@ -8,7 +8,13 @@ use super::{
     framing::Traits,
     request_line::{RequestLine, is_authority, is_token},
 };
-use crate::{config::Limits, cors::Cors, error::Error, host, http::Persistence, request_id::RequestId};
+use crate::{
+    config::Limits,
+    cors::Cors,
+    error::Error,
+    host,
+    http::{Persistence, RequestId},
+};
 use std::{fmt::Display, io::Write, time::Duration};
 
 /// Fields that the layers above look at, beside `Sec-Fetch-*` and `Host`. All others end here.

@@ -4,10 +4,10 @@
 //! bytes, `/empty` 204.
 
 use crate::{
+    budget::Budget,
     config::Limits,
     frontend::{Frontend, Listener, Resources, Responder, Stopper},
     http::Response,
-    memory::Budget,
     metrics::Metrics,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};

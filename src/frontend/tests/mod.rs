@@ -5,9 +5,9 @@ mod harness;
 mod memory;
 
 use crate::{
+    budget::Budget,
     config::Limits,
     frontend::{Frontend, Listener, Resources},
-    memory::Budget,
     metrics::Metrics,
 };
 use harness::*;

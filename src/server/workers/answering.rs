@@ -3,11 +3,10 @@
 use super::{Job, Shared, Workers};
 use crate::{
     app,
+    budget::Reservation,
     error::Error,
-    http::Response,
-    memory::Reservation,
+    http::{RequestId, Response},
     metrics::{Kind, Recorder, Text},
-    request_id::RequestId,
 };
 use std::{
     fmt,

@@ -1,6 +1,11 @@
 //! A request on its way through the workers.
 
-use crate::{app::Command, frontend::Slot, http::Method, memory::Reservation, request_id::RequestId};
+use crate::{
+    app::Command,
+    budget::Reservation,
+    frontend::Slot,
+    http::{Method, RequestId},
+};
 use std::{borrow::Cow, time::Instant};
 
 /// A request that is queued or in flight.

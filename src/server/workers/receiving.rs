@@ -2,9 +2,10 @@
 
 use super::{FEW, Job, Shared, State, guard};
 use crate::{
-    error::{Error, Reason},
+    error::Error,
     http::{Method, Request},
     metrics::Recorder,
+    reason::Reason,
     server::scheduler::Keys,
 };
 use std::{

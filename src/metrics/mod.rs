@@ -9,7 +9,7 @@ mod text;
 
 pub use text::{Kind, Text};
 
-use crate::{error::Reason, http::Method};
+use crate::{http::Method, reason::Reason};
 use process::Process;
 use std::{
     array,

@@ -1,0 +1,11 @@
+//! HTTP as values: a [`Request`] with its id, a [`Response`] and its bytes. Knows no socket and no tiny_http.
+
+mod chunks;
+mod id;
+mod request;
+mod response;
+
+pub(crate) use chunks::{CHUNK, Chunks};
+pub(crate) use id::{RequestId, RequestIds, log_line};
+pub use request::{Method, Request, percent_decode};
+pub use response::{Persistence, Response};

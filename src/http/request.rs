@@ -1,0 +1,214 @@
+//! A request as a value: method, target, fields, body.
+
+use serde_json::Value;
+use std::{borrow::Cow, fmt, net::IpAddr};
+
+/// The methods that routes are told apart by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Method {
+    Get,
+    Head,
+    Post,
+    Put,
+    Patch,
+    Delete,
+    Options,
+    /// Any other; there is no route for it.
+    Other,
+}
+
+impl From<&str> for Method {
+    /// Method names are case-sensitive (RFC 9110, 9.1).
+    fn from(name: &str) -> Method {
+        match name {
+            "GET" => Method::Get,
+            "HEAD" => Method::Head,
+            "POST" => Method::Post,
+            "PUT" => Method::Put,
+            "PATCH" => Method::Patch,
+            "DELETE" => Method::Delete,
+            "OPTIONS" => Method::Options,
+            _ => Method::Other,
+        }
+    }
+}
+
+impl Method {
+    /// The method's name for the log, of a request whose method is `name`: that name, if it is no longer than any that
+    /// is in use.
+    pub(crate) fn shown(self, name: &str) -> Cow<'static, str> {
+        const LONGEST: usize = 16;
+        match self {
+            Method::Other if name.len() <= LONGEST => Cow::Owned(name.to_owned()),
+            known => Cow::Borrowed(known.name()),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Method::Get => "GET",
+            Method::Head => "HEAD",
+            Method::Post => "POST",
+            Method::Put => "PUT",
+            Method::Patch => "PATCH",
+            Method::Delete => "DELETE",
+            Method::Options => "OPTIONS",
+            Method::Other => "OTHER",
+        }
+    }
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A complete request: the body has arrived, framing and limits are behind it.
+#[derive(Clone)]
+pub struct Request {
+    /// The method.
+    pub method: Method,
+    /// Path and query as they were sent, percent-encoded: `/users?page=2`.
+    pub target: String,
+    /// Field names and values, in their order.
+    pub headers: Vec<(String, String)>,
+    /// The body, decoded from its framing.
+    pub body: Vec<u8>,
+    /// The client's address, behind a trusted proxy too. `None` on a Unix socket, and without a socket.
+    pub peer: Option<IpAddr>,
+}
+
+/// Neither the values of the fields, of which one may be a token, nor the body, which may hold a password.
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request")
+            .field("method", &self.method)
+            .field("target", &self.target)
+            .field("headers", &self.headers.iter().map(|(name, _)| name).collect::<Vec<_>>())
+            .field("body", &format_args!("{} bytes", self.body.len()))
+            .field("peer", &self.peer)
+            .finish()
+    }
+}
+
+impl Request {
+    /// `GET` of a target: `Request::get("/users?page=2")`.
+    pub fn get(target: impl Into<String>) -> Request {
+        Request::new(Method::Get, target, "")
+    }
+
+    /// `POST` of a JSON body:
+    ///
+    /// ```
+    /// # use userd::Request;
+    /// use serde_json::json;
+    ///
+    /// let request = Request::post("/users", &json!({"name": "Ada", "email": "ada@example.com"}));
+    /// ```
+    pub fn post(target: impl Into<String>, body: &Value) -> Request {
+        Request::new(Method::Post, target, body.to_string())
+    }
+
+    /// `PUT` of a JSON body.
+    pub fn put(target: impl Into<String>, body: &Value) -> Request {
+        Request::new(Method::Put, target, body.to_string())
+    }
+
+    /// `PATCH` of a JSON body.
+    pub fn patch(target: impl Into<String>, body: &Value) -> Request {
+        Request::new(Method::Patch, target, body.to_string())
+    }
+
+    /// `DELETE` of a target.
+    pub fn delete(target: impl Into<String>) -> Request {
+        Request::new(Method::Delete, target, "")
+    }
+
+    /// The same request with one more header: `.with("Authorization", "Bearer …")`.
+    pub fn with(mut self, name: impl Into<String>, value: impl Into<String>) -> Request {
+        self.headers.push((name.into(), value.into()));
+        self
+    }
+
+    /// A request without headers, of any method and with any body.
+    pub fn new(method: impl Into<Method>, target: impl Into<String>, body: impl Into<Vec<u8>>) -> Request {
+        Request {
+            method: method.into(),
+            target: target.into(),
+            headers: Vec::new(),
+            body: body.into(),
+            peer: None,
+        }
+    }
+
+    /// The value of the first field of that name, whatever its case.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let mut fields = self.headers.iter();
+        let found = fields.find(|(field, _)| field.eq_ignore_ascii_case(name));
+        found.map(|(_, value)| value.as_str())
+    }
+
+    /// The path, without the query.
+    pub fn path(&self) -> &str {
+        self.target.split('?').next().unwrap_or_default()
+    }
+
+    /// The parameters of the query string, decoded, in their order.
+    pub fn query(&self) -> impl Iterator<Item = (Cow<'_, str>, Cow<'_, str>)> {
+        let query = self.target.split_once('?').map_or("", |(_, query)| query);
+        form_urlencoded::parse(query.as_bytes())
+    }
+}
+
+/// Percent-decoding; `None` where an escape is cut short, not hexadecimal, or the result not UTF-8.
+pub fn percent_decode(text: &str) -> Option<Cow<'_, str>> {
+    let is_escape = |rest: &str| rest.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
+    if !text.split('%').skip(1).all(is_escape) {
+        return None;
+    }
+    percent_encoding::percent_decode_str(text).decode_utf8().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries() {
+        let request = Request::new("GET", "/users?page=2&&perPage=%31%35&x&y=a+b&z=%zz", "");
+        let pairs: Vec<_> = request.query().map(|(k, v)| format!("{k}={v}")).collect();
+        assert_eq!(pairs, ["page=2", "perPage=15", "x=", "y=a b", "z=%zz"]);
+        assert_eq!(request.path(), "/users");
+    }
+
+    #[test]
+    fn percent_decoding() {
+        let rows = [
+            ("abc", Some("abc")),
+            ("%34%32", Some("42")),
+            ("%4", None),
+            ("%", None),
+            ("%+1", None),
+            ("%zz", None),
+            ("%ff", None),
+            ("%c3%a9", Some("é")),
+            ("%2531", Some("%31")),
+            ("a%", None),
+            ("%4%31", None),
+            ("%é", None),
+        ];
+        for (text, expected) in rows {
+            assert_eq!(percent_decode(text).as_deref(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn requests_are_shown_without_secrets() {
+        let request = Request::post("/users/authenticate", &serde_json::json!({"password": "hunter2"}));
+        let shown = format!("{:?}", request.with("Authorization", "Bearer t0ken"));
+        assert!(shown.contains("Authorization") && shown.contains("22 bytes"), "{shown}");
+        assert!(!shown.contains("hunter2") && !shown.contains("t0ken"), "{shown}");
+    }
+}
