@@ -15,7 +15,7 @@ use crate::{
         once::{Kept, Key},
         pagination::{List, ListBody, ListRequest, PageRequest, Range},
         password::{Password, PasswordHash},
-        user::{NewUser, User, UserChanges},
+        user::{User, UserChanges},
     },
 };
 use std::{collections::HashSet, time::Instant};
@@ -187,12 +187,13 @@ fn create(app: &App, commands: Vec<Command>, deadlines: &[Instant]) -> Vec<Step>
     for (command, deadline) in commands.iter().zip(deadlines) {
         let deadline = *deadline;
         match command {
-            Command::Create(NewUser { name, email, .. }) => plain.push(New { name, email, deadline }),
+            Command::Create(new) => plain.push(New { values: new.values(), deadline }),
             Command::CreateOnce(create) => {
-                let CreateOnce { key, fingerprint, new: NewUser { name, email, .. }, .. } = &**create;
+                let CreateOnce { key, fingerprint, new, .. } = &**create;
                 let is_new = is_new(key);
                 repeats.push(!is_new);
-                once.extend(is_new.then_some(NewOnce { key, fingerprint, name, email, deadline }));
+                let values = new.values();
+                once.extend(is_new.then_some(NewOnce { key, fingerprint, values, deadline }));
             }
             other => unreachable!("{:?} is not a command of this lane", other.lane()),
         }
@@ -221,9 +222,8 @@ fn change(app: &App, commands: Vec<Command>, deadlines: &[Instant]) -> Vec<Step>
     for (command, deadline) in commands.iter().zip(deadlines) {
         let deadline = *deadline;
         match command {
-            Command::Update { id, changes: UserChanges { name, email, .. }, condition, .. } => {
-                let (id, name, email) = (*id, name.as_deref(), email.as_deref());
-                updates.push(Update { id, name, email, condition, deadline });
+            Command::Update { id, changes, condition, .. } => {
+                updates.push(Update { id: *id, values: changes.values(), condition, deadline });
             }
             Command::Delete(id, condition) => deletes.push(Delete { id: *id, condition, deadline }),
             other => unreachable!("{:?} is not a command of this lane", other.lane()),
@@ -257,18 +257,17 @@ fn single(app: &App, command: Command, deadline: Instant) -> Step {
     }
     let result = match &command {
         Command::Rehash(user, old, new) => Ok(rehash(app, user, old, new, deadline)),
-        Command::Create(NewUser { name, email, password }) => {
-            let hash = password.as_ref().map(hashed);
-            app.users.create(name, email, hash, deadline).map(|user| created(&user))
+        Command::Create(new) => {
+            let hash = new.password.as_ref().map(hashed);
+            app.users.create(new.values(), hash, deadline).map(|user| created(&user))
         }
-        Command::Update { id, changes: UserChanges { name, email, password }, condition, .. } => {
-            let password = match password {
+        Command::Update { id, changes, condition, .. } => {
+            let password = match &changes.password {
                 None => PasswordChange::Keep,
                 Some(None) => PasswordChange::Remove,
                 Some(Some(password)) => PasswordChange::Set(hashed(password).clone()),
             };
-            let updated =
-                app.users.update(*id, name.as_deref(), email.as_deref(), &password, condition, deadline);
+            let updated = app.users.update(*id, changes.values(), &password, condition, deadline);
             updated.map(|user| one(200, &user))
         }
         Command::Delete(id, condition) => {
@@ -283,7 +282,7 @@ fn single(app: &App, command: Command, deadline: Instant) -> Step {
 fn create_once(app: &App, create: Box<CreateOnce>, deadline: Instant) -> Step {
     let CreateOnce { key, fingerprint, new, .. } = &*create;
     let hash = new.password.as_ref().map(hashed);
-    let result = app.users.create_once(key, fingerprint, &new.name, &new.email, hash, deadline);
+    let result = app.users.create_once(key, fingerprint, new.values(), hash, deadline);
     created_once(create, result)
 }
 

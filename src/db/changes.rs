@@ -12,7 +12,7 @@ use crate::{
     users::{
         password::PasswordHash,
         revision::{Condition, Revision},
-        user::User,
+        user::{User, Values},
     },
 };
 use postgres::{Row, types::Type};
@@ -105,10 +105,8 @@ pub enum PasswordChange {
 /// A user to be created without a password.
 #[derive(Debug, Clone, Copy)]
 pub struct New<'a> {
-    /// The name.
-    pub name: &'a str,
-    /// The address.
-    pub email: &'a str,
+    /// The user: all values.
+    pub values: Values<'a>,
     /// Nothing is created past this.
     pub deadline: Instant,
 }
@@ -118,10 +116,8 @@ pub struct New<'a> {
 pub struct Update<'a> {
     /// The user.
     pub id: i64,
-    /// A new name.
-    pub name: Option<&'a str>,
-    /// A new address.
-    pub email: Option<&'a str>,
+    /// What is new.
+    pub values: Values<'a>,
     /// In which state; [simple](Condition::is_simple).
     pub condition: &'a Condition,
     /// Nothing is changed past this.
@@ -156,12 +152,11 @@ impl Users {
     /// address is taken.
     pub fn create(
         &self,
-        name: &str,
-        email: &str,
+        values: Values,
         password: Option<&PasswordHash>,
         deadline: Instant,
     ) -> Result<User, Error> {
-        let (name, email) = ((&name as _, Type::TEXT), (&email as _, Type::TEXT));
+        let (name, email) = ((&values.name as _, Type::TEXT), (&values.email as _, Type::TEXT));
         let until = Deadlines::One(deadline);
         let created = match password {
             None => self.pool.change(CREATE, &[name, email], until)?,
@@ -178,7 +173,7 @@ impl Users {
     /// database refuses the batch for what only some of them may have, one more for each; those that meet a lock, and
     /// those that were not tried for too many that do, end with [`Error::Contended`].
     pub fn create_many(&self, new: &[New]) -> Vec<Result<User, Error>> {
-        let unbatched = |new: &New| self.create(new.name, new.email, None, new.deadline);
+        let unbatched = |new: &New| self.create(new.values, None, new.deadline);
         // The statement for many takes up to a fourth more for one, and is executed twice where its address is taken.
         if let [user] = new {
             return vec![unbatched(user)];
@@ -187,9 +182,9 @@ impl Users {
     }
 
     fn create_batch(&self, new: &[New]) -> Result<Vec<Result<User, Error>>, Error> {
-        let order = in_order_of_addresses(new, |new| new.email);
-        let (names, emails): (Vec<&str>, Vec<&str>) =
-            order.iter().map(|index| (new[*index].name, new[*index].email)).unzip();
+        let order = in_order_of_addresses(new, |new| new.values);
+        let values = order.iter().map(|index| new[*index].values);
+        let (names, emails): (Vec<_>, Vec<_>) = values.map(|values| (values.name, values.email)).unzip();
         let params: [Param; 2] = [(&names, Type::TEXT_ARRAY), (&emails, Type::TEXT_ARRAY)];
         let deadlines: Vec<Instant> = order.iter().map(|index| new[*index].deadline).collect();
         let created = self.insert(&CREATE_MANY, &params, &deadlines)?;
@@ -203,14 +198,13 @@ impl Users {
     pub fn update(
         &self,
         id: i64,
-        name: Option<&str>,
-        email: Option<&str>,
+        values: Values,
         password: &PasswordChange,
         condition: &Condition,
         deadline: Instant,
     ) -> Result<User, Error> {
         if matches!(password, PasswordChange::Keep) && condition.is_simple() {
-            let update = Update { id, name, email, condition, deadline };
+            let update = Update { id, values, condition, deadline };
             if let Some(user) = self.update_one(&update)? {
                 return Ok(user);
             }
@@ -223,8 +217,8 @@ impl Users {
         let [allowed, except] = states(condition);
         let params: [Param; 7] = [
             (&id, Type::INT8),
-            (&name, Type::TEXT),
-            (&email, Type::TEXT),
+            (&values.name, Type::TEXT),
+            (&values.email, Type::TEXT),
             (&hash, Type::TEXT),
             (&remove, Type::BOOL),
             (&allowed, Type::BYTEA_ARRAY),
@@ -241,7 +235,7 @@ impl Users {
 
     /// `None` where another transaction has changed the user meanwhile, or a trigger has left it out.
     fn update_one(&self, update: &Update) -> Result<Option<User>, Error> {
-        let Update { id, name, email, condition, deadline } = update;
+        let Update { id, values: Values { name, email }, condition, deadline } = update;
         let state = state(condition);
         let params: [Param; 4] =
             [(id, Type::INT8), (name, Type::TEXT), (email, Type::TEXT), (&state, Type::BYTEA)];
@@ -260,8 +254,8 @@ impl Users {
     /// [creates](Users::create_many).
     pub fn update_many(&self, updates: &[Update]) -> Vec<Result<Updated, Error>> {
         let unbatched = |update: &Update| {
-            let Update { id, name, email, condition, deadline } = *update;
-            let user = self.update(id, name, email, &PasswordChange::Keep, condition, deadline);
+            let Update { id, values, condition, deadline } = *update;
+            let user = self.update(id, values, &PasswordChange::Keep, condition, deadline);
             user.map(Updated::User)
         };
         if let [update] = updates {
@@ -272,7 +266,7 @@ impl Users {
             let given: Vec<&Update> = order.iter().map(|index| &updates[*index]).collect();
             let ids: Vec<i64> = given.iter().map(|update| update.id).collect();
             let (names, emails): (Vec<_>, Vec<_>) =
-                given.iter().map(|update| (update.name, update.email)).unzip();
+                given.iter().map(|update| (update.values.name, update.values.email)).unzip();
             let states: Vec<_> = given.iter().map(|update| state(update.condition)).collect();
             let deadlines: Vec<Instant> = given.iter().map(|update| update.deadline).collect();
             let params: [Param; 4] = [
@@ -456,9 +450,9 @@ pub(super) fn in_order<R>(
 
 /// The indices of creates in the order of their addresses, so that two statements that share some wait for each other in
 /// one direction only; of equal addresses the first wins.
-pub(super) fn in_order_of_addresses<T>(new: &[T], email: impl Fn(&T) -> &str) -> Vec<usize> {
+pub(super) fn in_order_of_addresses<T>(new: &[T], values: impl Fn(&T) -> Values) -> Vec<usize> {
     let mut order: Vec<usize> = (0..new.len()).collect();
-    order.sort_by_cached_key(|index| email(&new[*index]).to_ascii_lowercase());
+    order.sort_by_cached_key(|index| values(&new[*index]).email.map(str::to_ascii_lowercase));
     order
 }
 
@@ -527,7 +521,7 @@ mod tests {
         let users = app.users();
         let hash = PasswordHash::from_phc("hash".into());
         let (soon, late) = (Instant::now() + LONG, Instant::now());
-        users.create("Ada", "ada@example.com", Some(&hash), soon).unwrap();
+        users.create(Values::new("Ada", "ada@example.com"), Some(&hash), soon).unwrap();
         let ada = users.find(1).unwrap();
         fn check<T: Debug>(outcome: Result<T, Error>) {
             assert!(matches!(outcome, Err(Error::Unavailable(_))), "{outcome:?}");
@@ -537,26 +531,26 @@ mod tests {
             let new = NewUser { name: "n".into(), email: email.into(), password: None };
             let fingerprint = Fingerprint::of(&new);
             for hash in [None, Some(&hash)] {
-                check(users.create("n", email, hash, late));
-                check(users.create_once(&key, &fingerprint, "n", email, hash, late));
+                check(users.create(new.values(), hash, late));
+                check(users.create_once(&key, &fingerprint, new.values(), hash, late));
             }
-            let batch = [New { name: "n", email, deadline: late }; 2];
+            let batch = [New { values: new.values(), deadline: late }; 2];
             users.create_many(&batch).into_iter().for_each(check);
         }
         let only = Condition { only: Some(vec![]), except: vec![] };
+        let renamed = Values { name: Some("n"), ..Values::default() };
         for id in [1, 2] {
             for condition in [Condition::default(), only.clone()] {
                 for password in
                     [PasswordChange::Keep, PasswordChange::Remove, PasswordChange::Set(hash.clone())]
                 {
-                    check(users.update(id, Some("n"), None, &password, &condition, late));
+                    check(users.update(id, renamed, &password, &condition, late));
                 }
                 check(users.delete(id, &condition, late));
             }
         }
         for condition in [Condition::default(), only] {
-            let update =
-                |id| Update { id, name: Some("n"), email: None, condition: &condition, deadline: late };
+            let update = |id| Update { id, values: renamed, condition: &condition, deadline: late };
             users.update_many(&[update(1), update(2)]).into_iter().for_each(check);
             let delete = |id| Delete { id, condition: &condition, deadline: late };
             users.delete_many(&[delete(1), delete(2)]).into_iter().for_each(check);

@@ -76,6 +76,7 @@ mod tests {
     use crate::{
         App, ScratchDatabase,
         db::{New, silent::LONG},
+        users::user::Values,
     };
 
     /// Each row that is tried draws an id: so their number tells which statement was executed.
@@ -90,24 +91,26 @@ mod tests {
             batch += 1;
             let emails = [format!("{batch}@example.com"), format!("other-{batch}@example.com")];
             let deadline = Instant::now() + LONG;
-            let mut new: Vec<_> = emails.iter().map(|email| New { name: "Ada", email, deadline }).collect();
+            let new_user = |name, email| New { values: Values::new(name, email), deadline };
+            let mut new: Vec<_> = emails.iter().map(|email| new_user("Ada", email)).collect();
             if with_taken {
                 // The last one to be inserted.
-                new.insert(1, New { name: "Eve", email: "TAKEN@example.com", deadline });
+                new.insert(1, new_user("Eve", "TAKEN@example.com"));
             }
-            for (New { name, email, .. }, outcome) in new.iter().zip(app.users().create_many(&new)) {
+            for (New { values, .. }, outcome) in new.iter().zip(app.users().create_many(&new)) {
+                let email = values.email.unwrap();
                 let taken = email.starts_with("TAKEN");
                 match outcome {
-                    Ok(user) if !taken => assert_eq!(app.users().find(user.id).unwrap().email, *email),
+                    Ok(user) if !taken => assert_eq!(app.users().find(user.id).unwrap().email, email),
                     Err(Error::AlreadyExists) if taken => {}
-                    outcome => panic!("{name}, {email}: {outcome:?}"),
+                    outcome => panic!("{email}: {outcome:?}"),
                 }
             }
             let before = drawn;
             drawn = sql.query_one("select last_value from users_id_seq", &[]).unwrap().get(0);
             drawn - before
         };
-        app.users().create("Bob", "taken@example.com", None, Instant::now() + LONG).unwrap();
+        app.users().create(Values::new("Bob", "taken@example.com"), None, Instant::now() + LONG).unwrap();
         assert_eq!(create(false), 1 + 2);
         assert_eq!(create(true), 3 + 3, "without the clause, and then with it");
         assert_eq!(create(true), 3, "with it");

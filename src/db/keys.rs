@@ -13,7 +13,7 @@ use crate::{
     users::{
         once::{Fingerprint, Kept, Key},
         password::PasswordHash,
-        user::User,
+        user::{User, Values},
     },
 };
 use postgres::{Row, types::Type};
@@ -67,10 +67,8 @@ pub struct NewOnce<'a> {
     pub key: &'a Key,
     /// Of the body.
     pub fingerprint: &'a Fingerprint,
-    /// The name.
-    pub name: &'a str,
-    /// The address.
-    pub email: &'a str,
+    /// The user: all values.
+    pub values: Values<'a>,
     /// Nothing is created past this.
     pub deadline: Instant,
 }
@@ -80,9 +78,8 @@ impl Users {
     /// that it would have had unbatched. As many round trips as [`Users::create_many`], and one more for each whose
     /// address is taken.
     pub fn create_many_once(&self, new: &[NewOnce]) -> Vec<Result<Once, Error>> {
-        let unbatched = |new: &NewOnce| {
-            self.create_once(new.key, new.fingerprint, new.name, new.email, None, new.deadline)
-        };
+        let unbatched =
+            |new: &NewOnce| self.create_once(new.key, new.fingerprint, new.values, None, new.deadline);
         if let [one] = new {
             return vec![unbatched(one)];
         }
@@ -95,11 +92,12 @@ impl Users {
     }
 
     fn create_batch_once(&self, new: &[NewOnce]) -> Result<Vec<Result<Once, Error>>, Error> {
-        let order = in_order_of_addresses(new, |new| new.email);
+        let order = in_order_of_addresses(new, |new| new.values);
         let given: Vec<&NewOnce> = order.iter().map(|index| &new[*index]).collect();
         let keys: Vec<&[u8]> = given.iter().map(|new| new.key.as_bytes()).collect();
         let fingerprints: Vec<&[u8]> = given.iter().map(|new| new.fingerprint.as_bytes()).collect();
-        let (names, emails): (Vec<&str>, Vec<&str>) = given.iter().map(|new| (new.name, new.email)).unzip();
+        let (names, emails): (Vec<_>, Vec<_>) =
+            given.iter().map(|new| (new.values.name, new.values.email)).unzip();
         let params: [Param; 4] = [
             (&keys, Type::BYTEA_ARRAY),
             (&fingerprints, Type::BYTEA_ARRAY),
@@ -117,8 +115,7 @@ impl Users {
         &self,
         key: &Key,
         fingerprint: &Fingerprint,
-        name: &str,
-        email: &str,
+        values: Values,
         password: Option<&PasswordHash>,
         deadline: Instant,
     ) -> Result<Once, Error> {
@@ -126,8 +123,8 @@ impl Users {
         let params: [Param; 5] = [
             (&key.as_bytes(), Type::BYTEA),
             (&fingerprint.as_bytes(), Type::BYTEA),
-            (&name, Type::TEXT),
-            (&email, Type::TEXT),
+            (&values.name, Type::TEXT),
+            (&values.email, Type::TEXT),
             (&hash, Type::TEXT),
         ];
         let created = self.pool.change(CREATE_ONCE, &params, Deadlines::One(deadline));

@@ -259,7 +259,7 @@ mod tests {
         App, Config, ScratchDatabase,
         config::PasswordHashing,
         db::{PasswordChange, silent::LONG},
-        users::{password::Hasher, revision::Condition},
+        users::{password::Hasher, revision::Condition, user::Values},
     };
     use std::{
         thread,
@@ -273,8 +273,10 @@ mod tests {
         let database = ScratchDatabase::create().unwrap();
         let app = App::open(&Config { production, db_pool_size: 2, ..database.config() }).unwrap();
         let hash = Hasher::new(PasswordHashing::Owasp).hash(&PASSWORD.into()).unwrap();
-        app.users().create("Ada", "ada@example.com", Some(&hash), Instant::now() + LONG).unwrap();
-        app.users().create("Bob", "bob@example.com", None, Instant::now() + LONG).unwrap();
+        app.users()
+            .create(Values::new("Ada", "ada@example.com"), Some(&hash), Instant::now() + LONG)
+            .unwrap();
+        app.users().create(Values::new("Bob", "bob@example.com"), None, Instant::now() + LONG).unwrap();
         (database, app)
     }
 
@@ -289,12 +291,10 @@ mod tests {
         let mut unloaded = vec![users.find(1).unwrap(), users.find(2).unwrap()];
         unloaded.extend(users.find_by_email(&["ada@example.com"]).unwrap().pop().unwrap());
         let deadline = Instant::now() + LONG;
-        unloaded.push(users.create("Eve", "eve@example.com", None, deadline).unwrap());
-        unloaded.push(
-            users
-                .update(2, Some("Robert"), None, &PasswordChange::Keep, &Condition::default(), deadline)
-                .unwrap(),
-        );
+        let renamed = Values { name: Some("Robert"), ..Values::default() };
+        unloaded.push(users.create(Values::new("Eve", "eve@example.com"), None, deadline).unwrap());
+        unloaded
+            .push(users.update(2, renamed, &PasswordChange::Keep, &Condition::default(), deadline).unwrap());
         assert_eq!(unloaded.len(), 5);
         for user in unloaded {
             assert!(!user.credential.is_loaded());

@@ -23,7 +23,10 @@ use crate::{
     config::{Config, PasswordHashing, Secret},
     server::Server,
     start_error::StartError,
-    users::{password::Hasher, user::User},
+    users::{
+        password::Hasher,
+        user::{User, Values},
+    },
 };
 use postgres::types::Type;
 use std::net::SocketAddr;
@@ -198,7 +201,7 @@ impl TestServer {
     fn create(&self, name: &str, email: &str, password: Option<Secret>) -> User {
         let create = || {
             let hash = password.as_ref().map(|clear| self.hasher.hash(clear)).transpose()?;
-            self.app().users().create(name, email, hash.as_ref(), self.app().deadline())
+            self.app().users().create(Values::new(name, email), hash.as_ref(), self.app().deadline())
         };
         crate::db::blocking::outside_of_runtimes(create)
             .unwrap_or_else(|error| panic!("cannot create the user {email}: {error:?}"))

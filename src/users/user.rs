@@ -104,6 +104,36 @@ pub struct UserChanges {
     pub password: Option<Option<Password>>,
 }
 
+/// The values that a request gives a user's record, which has no password in it; `None` where it gives none.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Values<'a> {
+    /// The name.
+    pub name: Option<&'a str>,
+    /// The address.
+    pub email: Option<&'a str>,
+}
+
+impl<'a> Values<'a> {
+    /// Those that each user has.
+    pub fn new(name: &'a str, email: &'a str) -> Values<'a> {
+        Values { name: Some(name), email: Some(email) }
+    }
+}
+
+impl NewUser {
+    /// What its record is made of.
+    pub fn values(&self) -> Values<'_> {
+        Values { name: Some(&self.name), email: Some(&self.email) }
+    }
+}
+
+impl UserChanges {
+    /// What is new in the record.
+    pub fn values(&self) -> Values<'_> {
+        Values { name: self.name.as_deref(), email: self.email.as_deref() }
+    }
+}
+
 impl User {
     /// The state of the record, of which its `ETag` is made.
     #[doc(hidden)]

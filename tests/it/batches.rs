@@ -14,7 +14,10 @@ use std::{
 use userd::{
     Delete, Update, Updated,
     error::Error,
-    users::revision::{Condition, Revision},
+    users::{
+        revision::{Condition, Revision},
+        user::Values,
+    },
 };
 
 /// Users 1 to `count`, without passwords.
@@ -54,7 +57,8 @@ fn each_update_of_a_batch_has_its_outcome() {
         let (any, now, old) = (Condition::default(), current(&service, 7), stale(&service, 8));
         let none = Condition { only: Some(Vec::new()), except: Vec::new() };
         let deadline = Instant::now() + LONG;
-        let update = |id, name, email, condition| Update { id, name, email, condition, deadline };
+        let update =
+            |id, name, email, condition| Update { id, values: Values { name, email }, condition, deadline };
         let batch = [
             update(8, Some("m8"), None, &old),
             update(1, Some("m1"), None, &any),
@@ -135,7 +139,8 @@ fn a_user_twice_in_a_batch_is_refused() {
     users(&service, 2);
     let (condition, deadline) = (Condition::default(), Instant::now() + LONG);
     let app = service.server.app();
-    let update = |id, name| Update { id, name: Some(name), email: None, condition: &condition, deadline };
+    let renamed = |name| Values { name: Some(name), email: None };
+    let update = |id, name| Update { id, values: renamed(name), condition: &condition, deadline };
     for outcome in app.users().update_many(&[update(1, "a"), update(2, "b"), update(1, "c")]) {
         assert!(matches!(outcome, Err(Error::Internal(_))), "{outcome:?}");
     }
@@ -253,8 +258,7 @@ fn what_a_trigger_refuses_is_refused_alone() {
         .enumerate()
         .map(|(at, name)| Update {
             id: at as i64 + 1,
-            name: Some(name),
-            email: None,
+            values: Values { name: Some(name), email: None },
             condition: &condition,
             deadline,
         })

@@ -8,7 +8,11 @@ use std::{
     thread::{self, JoinHandle},
     time::Instant,
 };
-use userd::{New, PasswordHashing, error::Error, users::password::Hasher};
+use userd::{
+    New, PasswordHashing,
+    error::Error,
+    users::{password::Hasher, user::Values},
+};
 
 /// A hash to be stored behind the service's back.
 fn hash(clear: &str) -> String {
@@ -18,7 +22,7 @@ fn hash(clear: &str) -> String {
 /// Creates that have time.
 fn news<'a>(batch: &[(&'a str, &'a str)]) -> Vec<New<'a>> {
     let deadline = Instant::now() + LONG;
-    batch.iter().map(|(name, email)| New { name, email, deadline }).collect()
+    batch.iter().map(|(name, email)| New { values: Values::new(name, email), deadline }).collect()
 }
 
 fn authenticates(client: &mut Client, email: &str, password: &str) -> bool {

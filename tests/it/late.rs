@@ -11,7 +11,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use userd::{Config, Database, New, PasswordHashing, Server, error::Error};
+use userd::{Config, Database, New, PasswordHashing, Server, error::Error, users::user::Values};
 
 /// `REQUEST_TIMEOUT`.
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -170,7 +170,7 @@ fn batches_do_what_is_in_time() {
     let users = service.server.app().users();
     let (soon, past) = (Instant::now() + LONG, Instant::now());
     fn new(email: &str, deadline: Instant) -> New<'_> {
-        New { name: "n", email, deadline }
+        New { values: Values::new("n", email), deadline }
     }
     let taken = users.create_many(&[new("taken@example.com", soon)]).pop();
     assert!(matches!(taken, Some(Ok(_))), "{taken:?}");
@@ -187,8 +187,8 @@ fn batches_do_what_is_in_time() {
         let outcomes = users.create_many(&batch);
         for (new, outcome) in batch.iter().zip(outcomes) {
             match outcome {
-                Ok(user) if new.deadline == soon => assert_eq!(user.email, new.email),
-                Err(Error::AlreadyExists) if new.email == "TAKEN@example.com" => {}
+                Ok(user) if new.deadline == soon => assert_eq!(Some(user.email.as_str()), new.values.email),
+                Err(Error::AlreadyExists) if new.values.email == Some("TAKEN@example.com") => {}
                 Err(Error::Unavailable(_)) if new.deadline == past => {}
                 outcome => panic!("{new:?}: {outcome:?}"),
             }
