@@ -7,6 +7,7 @@ use super::{
     access::Access,
     description::Description,
     idempotency,
+    lanes::{Account, Lane, Needs},
     preconditions::Preconditions,
     query,
     router::{Route, USER, label, route},
@@ -112,41 +113,6 @@ pub(crate) struct Login {
     pub attempt: Attempt,
 }
 
-/// What the next step of a command needs. Commands of one lane form batches, and wait for no other lane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Lane {
-    /// Reads of one user, by its id, its address or the key of its create: one query for all of a kind.
-    Find,
-    /// Pages: one query for several.
-    List,
-    /// Creates: one statement and one commit for all.
-    Create,
-    /// Changes of users, passwords aside: one statement and one commit for all updates, one for all deletes.
-    Change,
-    /// A write that is never batched: of passwords, of addresses, or on conditions of several states.
-    Single,
-    /// A password to hash or to check: a core for some 20 ms, and no session.
-    Hash,
-}
-
-impl Lane {
-    /// Their labels for figures, in the order of their numbers.
-    pub const LABELS: [&str; 6] = ["find", "list", "create", "change", "single", "hash"];
-
-    /// Each of them, in the order of their numbers (`lane as usize`).
-    pub const ALL: [Lane; 6] = [Lane::Find, Lane::List, Lane::Create, Lane::Change, Lane::Single, Lane::Hash];
-
-    /// Whether its statements change users: these may meet locks that reads do not.
-    pub fn writes(self) -> bool {
-        matches!(self, Lane::Create | Lane::Change | Lane::Single)
-    }
-
-    /// Whether its statements change users that there are.
-    pub fn changes_rows(self) -> bool {
-        matches!(self, Lane::Change | Lane::Single)
-    }
-}
-
 /// The outcome of a step.
 #[derive(Debug)]
 pub(crate) enum Step {
@@ -172,6 +138,13 @@ impl CreateOnce {
 }
 
 impl Command {
+    /// What its next step needs.
+    pub fn needs(&self) -> Needs {
+        let hash = (self.hashes() && self.lane() != Lane::Single)
+            .then(|| self.account().map_or(Account::NEW, Account::of));
+        Needs { row: self.changes_user(), memory: self.memory(), hash, ..Needs::of(self.lane()) }
+    }
+
     /// The lane of its next step.
     pub fn lane(&self) -> Lane {
         match self {

@@ -4,7 +4,8 @@
 
 use super::{
     App,
-    command::{Command, CreateOnce, Earlier, Lane, Login, Progress, Step},
+    command::{Command, CreateOnce, Earlier, Login, Progress, Step},
+    lanes::Lane,
     preconditions::{Preconditions, Read, etag},
 };
 use crate::{

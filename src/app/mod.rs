@@ -10,14 +10,16 @@ mod description;
 mod handlers;
 mod health;
 mod idempotency;
+mod lanes;
 mod preconditions;
 mod query;
 mod router;
 mod throttle;
 pub(crate) mod validation;
 
-pub(crate) use command::{Command, Lane, Step};
+pub(crate) use command::{Command, Step};
 pub(crate) use health::Health;
+pub(crate) use lanes::{Account, Lane, Needs};
 pub(crate) use router::label;
 
 use crate::{

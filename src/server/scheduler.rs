@@ -24,8 +24,8 @@ mod simulation;
 mod tests;
 mod window;
 
-use crate::app::Lane;
-pub use batch::{Batch, Item, Keys, Next, Token};
+use crate::app::{Lane, Needs};
+pub use batch::{Batch, Item, Next, Token};
 use hash_queue::HashQueue;
 use pace::Pace;
 use std::{
@@ -161,29 +161,30 @@ impl<T> Scheduler<T> {
     }
 
     /// Queues a command; gives it back where its hash would have to wait for too long.
-    pub fn push(&mut self, work: T, lane: Lane, keys: Keys, now: Instant) -> Result<(), T> {
-        if keys.hashes && !self.hashes.admit(keys.account, self.capacity.hashes) {
+    pub fn push(&mut self, work: T, needs: Needs, now: Instant) -> Result<(), T> {
+        if let Some(account) = needs.hash
+            && !self.hashes.admit(account, self.capacity.hashes)
+        {
             return Err(work);
         }
-        let queue = &mut self.lanes[lane as usize];
+        let queue = &mut self.lanes[needs.lane as usize];
         let returned = queue.window.arrived(now) && !queue.all_answered;
-        self.queue(Item { work, lane, keys, arrived: now, returned, retries: 0 });
+        self.queue(Item { work, needs, arrived: now, returned, retries: 0 });
         Ok(())
     }
 
-    /// Queues a command of a batch that was executed for its next step, which needs so much memory.
-    pub fn push_next(&mut self, mut item: Item<T>, lane: Lane, memory: usize) {
-        item.keys.memory = memory;
-        if item.lane == Lane::Hash && mem::take(&mut item.keys.hashes) {
-            self.hashes.leave(item.keys.account);
+    /// Queues a command of a batch that was executed for its next step. A hash that was not admitted at first is not counted.
+    pub fn push_next(&mut self, mut item: Item<T>, needs: Needs) {
+        let before = mem::replace(&mut item.needs, needs);
+        match (before.hash, needs.hash) {
+            (Some(account), None) => self.hashes.leave(account),
+            (admitted, _) => item.needs.hash = admitted,
         }
         // Its row is still its own.
-        let has_row = item.lane.changes_rows() && item.keys.row.is_some();
-        item.lane = lane;
-        match has_row && lane.changes_rows() {
+        match before.lane.changes_rows() && before.row.is_some() && needs.lane.changes_rows() {
             true => {
                 self.queued += 1;
-                insert_by_arrival(&mut self.lanes[lane as usize].waiting, item);
+                insert_by_arrival(&mut self.lanes[needs.lane as usize].waiting, item);
             }
             false => self.queue(item),
         }
@@ -196,12 +197,12 @@ impl<T> Scheduler<T> {
             return Err(item);
         }
         item.retries += 1;
-        if item.lane.writes() {
+        if item.needs.lane.writes() {
             self.retries.push((due, item));
             self.queued += 1;
         } else {
             // Only a lock on the table makes a read wait, and makes all of the lane wait.
-            let queue = &mut self.lanes[item.lane as usize];
+            let queue = &mut self.lanes[item.needs.lane as usize];
             queue.not_before = Some(due);
             insert_by_arrival(&mut queue.waiting, item);
             self.queued += 1;
@@ -211,14 +212,14 @@ impl<T> Scheduler<T> {
 
     /// The end of a command that was answered, or that no client waits for. The next change of its row may go on.
     pub fn done(&mut self, item: &Item<T>) {
-        if item.keys.hashes {
-            self.hashes.leave(item.keys.account);
+        if let Some(account) = item.needs.hash {
+            self.hashes.leave(account);
         }
-        if let Some(row) = item.keys.row.filter(|_| item.lane.changes_rows())
+        if let Some(row) = item.needs.row.filter(|_| item.needs.lane.changes_rows())
             && let Some(behind) = self.rows.get_mut(&row)
         {
             match behind.pop_front() {
-                Some(next) => insert_by_arrival(&mut self.lanes[next.lane as usize].waiting, next),
+                Some(next) => insert_by_arrival(&mut self.lanes[next.needs.lane as usize].waiting, next),
                 None => drop(self.rows.remove(&row)),
             }
         }
@@ -276,7 +277,7 @@ impl<T> Scheduler<T> {
         let waiting = &mut self.lanes[lane as usize].waiting;
         let mut memory = 0;
         let fits = |item: &&Item<T>| {
-            memory += item.keys.memory;
+            memory += item.needs.memory;
             memory <= most
         };
         let mut count = waiting.iter().skip(first).take(size).take_while(fits).count().max(1);
@@ -365,12 +366,12 @@ impl<T> Scheduler<T> {
     }
 
     fn queue(&mut self, item: Item<T>) {
-        let Item { lane, keys, .. } = item;
+        let Needs { lane, row, .. } = item.needs;
         self.queued += 1;
         if lane == Lane::Hash {
             return self.hashes.push(item);
         }
-        if let Some(row) = keys.row.filter(|_| lane.changes_rows()) {
+        if let Some(row) = row.filter(|_| lane.changes_rows()) {
             match self.rows.get_mut(&row) {
                 Some(behind) => return behind.push_back(item),
                 None => drop(self.rows.insert(row, VecDeque::new())),
@@ -387,7 +388,7 @@ impl<T> Scheduler<T> {
             queue.began.push(now);
         }
         self.queued -= items.len();
-        let memory = items.iter().map(|item| item.keys.memory).sum();
+        let memory = items.iter().map(|item| item.needs.memory).sum();
         let token = Token { lane, started: now, commands: items.len(), retry };
         Batch { lane, items, memory, token }
     }
@@ -400,7 +401,7 @@ impl<T> Scheduler<T> {
             return None;
         }
         let (_, item) = self.retries.swap_remove(at);
-        Some(self.start(item.lane, vec![item], true, now))
+        Some(self.start(item.needs.lane, vec![item], true, now))
     }
 
     fn ready_lane(&self, now: Instant) -> Option<Lane> {
@@ -420,12 +421,12 @@ impl<T> Scheduler<T> {
         let overtakes = self.in_flight(Lane::Hash) > 0;
         let may_be_next = if overtakes { usize::MAX } else { 1 };
         let waiting = self.lanes[lane as usize].waiting.iter().take(may_be_next);
-        waiting.into_iter().position(|item| item.keys.memory <= self.memory)
+        waiting.into_iter().position(|item| item.needs.memory <= self.memory)
     }
 
     /// Whether the oldest command of a lane needs more memory than is free.
     fn needs_memory(&self, lane: Lane) -> bool {
-        self.lanes[lane as usize].waiting.front().is_some_and(|item| item.keys.memory > self.memory)
+        self.lanes[lane as usize].waiting.front().is_some_and(|item| item.needs.memory > self.memory)
     }
 }
 

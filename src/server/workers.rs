@@ -350,8 +350,8 @@ impl Shared {
                     Err(item) => given_up.push(item),
                 }
             } else if let Some(command) = &item.work.command {
-                let (lane, memory) = (command.lane(), command.memory());
-                state.scheduler.push_next(item, lane, memory);
+                let needs = command.needs();
+                state.scheduler.push_next(item, needs);
             }
         }
         if state.scheduler.hash_is_ready() {

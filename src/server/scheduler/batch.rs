@@ -1,28 +1,14 @@
 //! What the scheduler is given, and what it gives to a worker.
 
-use crate::app::Lane;
+use crate::app::{Lane, Needs};
 use std::time::Instant;
-
-/// How a command is queued.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Keys {
-    /// The row that it changes.
-    pub row: Option<i64>,
-    /// The account whose password it checks, as a number: hashes take turns by account.
-    pub account: Option<u64>,
-    /// Whether it will hash, in this lane or in a later one.
-    pub hashes: bool,
-    /// Bytes of memory that its next step needs beside those that it holds.
-    pub memory: usize,
-}
 
 /// A command in a queue or in flight.
 #[derive(Debug)]
 pub struct Item<T> {
     /// The command itself.
     pub work: T,
-    pub(super) lane: Lane,
-    pub(super) keys: Keys,
+    pub(super) needs: Needs,
     pub(super) arrived: Instant,
     /// Whether its client had just been answered, and returned without waiting for the other clients' answers.
     pub(super) returned: bool,

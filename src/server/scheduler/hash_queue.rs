@@ -1,6 +1,7 @@
 //! The queue for hashes, bounded by time.
 
 use super::Item;
+use crate::app::Account;
 use std::{
     collections::{HashMap, VecDeque},
     time::Duration,
@@ -43,8 +44,8 @@ impl<T> Default for HashQueue<T> {
 
 impl<T> HashQueue<T> {
     /// Whether one more would be hashed in time: behind all that are admitted, or in its turn among the accounts.
-    pub fn admit(&mut self, account: Option<u64>, at_once: usize) -> bool {
-        let same = account.and_then(|account| self.admitted.get(&account)).copied().unwrap_or(0);
+    pub fn admit(&mut self, account: Account, at_once: usize) -> bool {
+        let same = account.0.and_then(|account| self.admitted.get(&account)).copied().unwrap_or(0);
         let others = self.admitted.len() + self.anonymous_admitted;
         let before = self.all_admitted.min(others * (same + 1));
         let wait = self.takes * u32::try_from(before).unwrap_or(u32::MAX) / at_once as u32;
@@ -52,14 +53,14 @@ impl<T> HashQueue<T> {
             return false;
         }
         self.all_admitted += 1;
-        match account {
+        match account.0 {
             Some(account) => *self.admitted.entry(account).or_default() += 1,
             None => self.anonymous_admitted += 1,
         }
         true
     }
 
-    pub fn leave(&mut self, account: Option<u64>) {
+    pub fn leave(&mut self, Account(account): Account) {
         self.all_admitted -= 1;
         self.anonymous_admitted -= usize::from(account.is_none());
         if let Some(account) = account
@@ -73,7 +74,7 @@ impl<T> HashQueue<T> {
     }
 
     pub fn push(&mut self, item: Item<T>) {
-        let account = item.keys.account.unwrap_or_else(|| {
+        let account = item.needs.hash.and_then(|account| account.0).unwrap_or_else(|| {
             self.anonymous += 1;
             // Accounts have the upper half of the numbers.
             self.anonymous & (u64::MAX >> 1)

@@ -114,7 +114,7 @@ impl Model {
                 Event::Arrive(client) => {
                     self.sent[client] = at;
                     let time = self.time();
-                    self.scheduler.push(client, self.lane, Keys::default(), time).expect("it hashes nothing");
+                    self.scheduler.push(client, Needs::of(self.lane), time).expect("it hashes nothing");
                 }
                 Event::Execute(batch) => {
                     let executed = self.compute(STATEMENT + COMMAND * self.size(batch) / 2);

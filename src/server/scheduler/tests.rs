@@ -6,6 +6,7 @@ mod locks;
 mod random;
 
 use super::*;
+use crate::app::Account;
 
 /// What a test has where it does not say otherwise.
 const CAPACITY: Capacity =
@@ -37,20 +38,20 @@ impl Bench {
 
     /// Queues a command; the next one arrives a microsecond later.
     fn push(&mut self, work: u32, lane: Lane) {
-        self.push_with(work, lane, Keys::default()).expect("it hashes nothing");
+        self.push_with(work, Needs::of(lane)).expect("it hashes nothing");
     }
 
-    fn push_with(&mut self, work: u32, lane: Lane, keys: Keys) -> Result<(), u32> {
+    fn push_with(&mut self, work: u32, needs: Needs) -> Result<(), u32> {
         self.now += Duration::from_micros(1);
-        self.scheduler.push(work, lane, keys, self.now)
+        self.scheduler.push(work, needs, self.now)
     }
 
     fn change(&mut self, work: u32, row: i64) {
-        self.push_with(work, Lane::Change, Keys { row: Some(row), ..Keys::default() }).unwrap();
+        self.push_with(work, Needs { row: Some(row), ..Needs::of(Lane::Change) }).unwrap();
     }
 
     fn hash(&mut self, work: u32, account: Option<u64>) -> Result<(), u32> {
-        self.push_with(work, Lane::Hash, Keys { account, hashes: true, ..Keys::default() })
+        self.push_with(work, Needs { hash: Some(Account(account)), ..Needs::of(Lane::Hash) })
     }
 
     fn next(&mut self) -> Option<Batch<u32>> {
@@ -274,12 +275,12 @@ fn idle_is_neither_queued_nor_in_flight() {
 fn what_needs_memory_waits_for_it_and_nothing_else_does() {
     const MIB: usize = 1 << 20;
     let mut bench = Bench::new(8);
-    let needs = |memory| Keys { memory, ..Keys::default() };
+    let needs = |memory| Needs { memory, ..Needs::of(Lane::List) };
     bench.scheduler.set_memory(MIB);
     for work in 0..5 {
-        bench.push_with(work, Lane::List, needs(MIB / 4)).unwrap();
+        bench.push_with(work, needs(MIB / 4)).unwrap();
     }
-    bench.push_with(5, Lane::List, needs(4 * MIB)).unwrap();
+    bench.push_with(5, needs(4 * MIB)).unwrap();
     bench.push(6, Lane::Find);
     let pages = bench.next().unwrap();
     assert_eq!((works(&pages), pages.memory), (vec![0, 1, 2, 3], MIB));
@@ -296,9 +297,9 @@ fn what_needs_memory_waits_for_it_and_nothing_else_does() {
     // However much is free, a batch takes a part of it; one command may take more.
     bench.scheduler.set_memory(usize::MAX);
     for work in 0..20 {
-        bench.push_with(work, Lane::List, needs(MIB)).unwrap();
+        bench.push_with(work, needs(MIB)).unwrap();
     }
-    bench.push_with(20, Lane::List, needs(100 * MIB)).unwrap();
+    bench.push_with(20, needs(100 * MIB)).unwrap();
     assert_eq!(bench.finish_next().len(), BATCH_MEMORY / MIB);
     while bench.finish_next() != [20] {}
     assert!(bench.scheduler.is_idle());
@@ -308,16 +309,16 @@ fn what_needs_memory_waits_for_it_and_nothing_else_does() {
 #[test]
 fn what_waits_for_a_hash_holds_up_nothing() {
     let mut bench = Bench::new(8);
-    let needs = |memory| Keys { memory, ..Keys::default() };
+    let needs = |memory| Needs { memory, ..Needs::of(Lane::List) };
     bench.hash(0, None).unwrap();
     let hash = bench.scheduler.next_hash(bench.now).unwrap();
     bench.scheduler.set_memory(100);
     for (work, memory) in [(1, 500), (2, 60), (3, 500), (4, 40), (5, 10)] {
-        bench.push_with(work, Lane::List, needs(memory)).unwrap();
+        bench.push_with(work, needs(memory)).unwrap();
     }
     assert_eq!((bench.finish_next(), bench.finish_next()), (vec![2], vec![4, 5]));
     assert!(bench.next().is_none() && bench.scheduler.is_short_of_memory());
-    bench.push_with(6, Lane::List, needs(10)).unwrap();
+    bench.push_with(6, needs(10)).unwrap();
     bench.finish(hash);
     assert!(bench.next().is_none(), "it has its turn first");
     bench.scheduler.set_memory(600);

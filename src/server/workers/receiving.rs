@@ -6,10 +6,8 @@ use crate::{
     http::{Method, Request},
     metrics::Recorder,
     reason::Reason,
-    server::scheduler::Keys,
 };
 use std::{
-    hash::{DefaultHasher, Hash, Hasher},
     sync::{MutexGuard, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -121,18 +119,12 @@ impl Shared {
         let now = Instant::now();
         for job in judged {
             let Some(command) = &job.command else { continue };
-            let keys = Keys {
-                row: command.changes_user(),
-                account: command.account().map(account_number),
-                hashes: command.hashes(),
-                memory: command.memory(),
-            };
-            let lane = command.lane();
-            match state.scheduler.push(job, lane, keys, now) {
+            let needs = command.needs();
+            match state.scheduler.push(job, needs, now) {
                 Ok(()) => state.unanswered += 1,
                 Err(job) => refused.push(job),
             }
-            let time = state.scheduler.poll_time(lane, state.unanswered);
+            let time = state.scheduler.poll_time(needs.lane, state.unanswered);
             poll_time = Some(poll_time.map_or(time, |shortest| time.min(shortest)));
         }
         if let Some(time) = poll_time {
@@ -168,11 +160,4 @@ impl Shared {
         let polls = few && state.placement.is_shared();
         self.responder.set_poll_time(if polls { poll_time } else { Duration::ZERO });
     }
-}
-
-/// Upper half of the numbers: see [`Scheduler`]'s queue of hashes. Addresses are equal whatever their case.
-fn account_number(email: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    email.to_ascii_lowercase().hash(&mut hasher);
-    hasher.finish() | 1 << 63
 }

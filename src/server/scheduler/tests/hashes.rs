@@ -71,22 +71,23 @@ fn an_account_that_is_guessed_at_holds_up_no_other() {
 #[test]
 fn steps_before_and_after_a_hash() {
     let mut bench = Bench::new(2);
-    let keys = Keys { row: Some(7), hashes: true, ..Keys::default() };
-    (0..101).for_each(|work| bench.push_with(work, Lane::Find, keys).unwrap());
+    let needs = |lane, hash| Needs { row: Some(7), hash, ..Needs::of(lane) };
+    let hashes = Some(Account::NEW);
+    (0..101).for_each(|work| bench.push_with(work, needs(Lane::Find, hashes)).unwrap());
     assert_eq!(bench.hash(101, None), Err(101), "those that are not looked up yet count");
     // 64 are found, one is not.
     let batch = bench.next().unwrap();
     bench.scheduler.finished(batch.token, false, bench.now);
     let mut items = batch.items.into_iter();
     bench.scheduler.done(&items.next().unwrap());
-    items.for_each(|item| bench.scheduler.push_next(item, Lane::Hash, 0));
+    items.for_each(|item| bench.scheduler.push_next(item, needs(Lane::Hash, hashes)));
     assert_eq!(bench.scheduler.len(), 100);
     assert_eq!(bench.hash(101, None), Ok(()));
     assert_eq!(bench.hash(102, None), Err(102));
     // Hashed: what is left to do is no hash.
     let batch = bench.scheduler.next_hash(bench.now).unwrap();
     bench.scheduler.finished(batch.token, true, bench.now);
-    batch.items.into_iter().for_each(|item| bench.scheduler.push_next(item, Lane::Change, 0));
+    batch.items.into_iter().for_each(|item| bench.scheduler.push_next(item, needs(Lane::Change, None)));
     assert_eq!(bench.hash(103, None), Ok(()));
     assert_eq!(bench.scheduler.len(), 102);
     assert_eq!(bench.finish_next(), [1], "it arrived before those that are not looked up yet");

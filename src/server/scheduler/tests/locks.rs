@@ -110,9 +110,9 @@ fn what_meets_a_lock_is_given_up_when_its_time_is_up() {
     for lane in [Lane::Change, Lane::Create, Lane::Find] {
         let retry_for = Duration::from_millis(500);
         let mut bench = Bench::with(Capacity { statements: 2, retry_for, ..CAPACITY });
-        bench.push_with(0, lane, Keys { row: Some(1), ..Keys::default() }).unwrap();
+        bench.push_with(0, Needs { row: Some(1), ..Needs::of(lane) }).unwrap();
         let arrived = bench.now;
-        bench.push_with(1, lane, Keys { row: Some(1), ..Keys::default() }).unwrap();
+        bench.push_with(1, Needs { row: Some(1), ..Needs::of(lane) }).unwrap();
         let mut given_up = Vec::new();
         while given_up.len() < 2 {
             bench.pass(1);
@@ -181,7 +181,7 @@ fn a_change_with_another_step_stays_before_those_behind_it() {
     let (second, first) = (batch.items.pop().unwrap(), batch.items.pop().unwrap());
     bench.scheduler.finished(batch.token, false, bench.now);
     bench.scheduler.done(&second);
-    bench.scheduler.push_next(first, Lane::Single, 0);
+    bench.scheduler.push_next(first, Needs { row: Some(1), ..Needs::of(Lane::Single) });
     assert_eq!(bench.scheduler.len(), 3);
     let single = bench.next().unwrap();
     assert_eq!((single.lane, works(&single)), (Lane::Single, vec![0]));

@@ -102,7 +102,8 @@ impl World {
             row = Some(self.random.below(ROWS) as i64);
         }
         let ordered = lane.changes_rows();
-        let pushed = self.bench.push_with(work, lane, Keys { row, account, hashes, memory: 0 });
+        let hash = hashes.then_some(Account(account));
+        let pushed = self.bench.push_with(work, Needs { row, hash, ..Needs::of(lane) });
         assert!(pushed.is_ok() || hashes, "only what hashes is refused");
         let waits_since = pushed.is_ok().then_some(self.ends);
         self.commands.push(Command { lane, row, waits_since, over: pushed.is_err(), ordered });
@@ -198,8 +199,10 @@ impl World {
                 continue;
             }
             let next = match batch.lane {
-                Lane::Find if item.keys.hashes => Some(Lane::Hash),
-                Lane::Hash if item.keys.account.is_none() => Some(Lane::Single),
+                Lane::Find if item.needs.hash.is_some() => Some(Lane::Hash),
+                Lane::Hash if item.needs.hash.is_none_or(|account| account == Account::NEW) => {
+                    Some(Lane::Single)
+                }
                 // An update of an address.
                 Lane::Change if self.random.below(4) == 0 => Some(Lane::Single),
                 _ => None,
@@ -207,7 +210,9 @@ impl World {
             if let Some(lane) = next {
                 command.lane = lane;
                 self.queued += 1;
-                self.bench.scheduler.push_next(item, lane, 0);
+                let hash = item.needs.hash.filter(|_| lane == Lane::Hash);
+                let needs = Needs { lane, hash, ..item.needs };
+                self.bench.scheduler.push_next(item, needs);
                 continue;
             }
             if let Some(row) = command.row.filter(|_| command.ordered) {
