@@ -93,9 +93,6 @@ struct Readme;
 #[doc(hidden)]
 pub mod app;
 mod budget;
-#[cfg(feature = "command")]
-#[doc(hidden)]
-pub mod bulk;
 pub mod config;
 mod cors;
 mod db;
@@ -118,6 +115,12 @@ mod scratch;
 #[doc(hidden)]
 pub mod server;
 mod start_error;
+#[cfg(feature = "command")]
+#[doc(hidden)]
+pub mod transfer;
+#[cfg(feature = "command")]
+#[doc(hidden)]
+pub mod upkeep;
 #[doc(hidden)]
 pub mod users;
 

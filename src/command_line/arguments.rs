@@ -10,8 +10,8 @@ use std::{
     path::{Path, PathBuf},
 };
 use userd::{
-    bulk::{Export, Format, Import},
     nearest::nearest,
+    transfer::{Export, Format, Import},
 };
 
 /// The directory of the private cluster that a verb works on; `None`: the database of the variables.

@@ -1,8 +1,8 @@
 //! `userd export`: all users to a file or to standard output.
 
-use super::{Failure, bulk_error, embedded, environment, output::Output, progress::Progress};
+use super::{Failure, embedded, environment, output::Output, progress::Progress, transfer_error};
 use std::{io, path::Path};
-use userd::bulk::{self, BulkError, Export};
+use userd::transfer::{self, Export, TransferError};
 
 /// What a shell reports of a program that a closed pipe has ended.
 const CLOSED_PIPE: u8 = 128 + 13;
@@ -14,17 +14,17 @@ pub fn export(what: Export, file: Option<&Path>, dir: Option<&Path>) -> Result<(
     let mut output = Output::open(file, what.with_password_hashes)?;
     let _cluster = embedded::join(dir, &mut config, false)?;
     let progress = Progress::new();
-    let exported = bulk::export(&config, what, &mut output, &mut |done, of| progress.users(done, of));
+    let exported = transfer::export(&config, what, &mut output, &mut |done, of| progress.users(done, of));
     drop(progress);
-    exported.map(drop).and_then(|()| output.finish().map_err(BulkError::Write)).map_err(failure)
+    exported.map(drop).and_then(|()| output.finish().map_err(TransferError::Write)).map_err(failure)
 }
 
 /// A reader that has enough, as `head` has, is no failure worth a line; but not everything was written.
-fn failure(error: BulkError) -> Failure {
+fn failure(error: TransferError) -> Failure {
     match error {
-        BulkError::Write(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+        TransferError::Write(error) if error.kind() == io::ErrorKind::BrokenPipe => {
             Failure { code: CLOSED_PIPE, line: String::new() }
         }
-        error => bulk_error(error),
+        error => transfer_error(error),
     }
 }

@@ -10,7 +10,8 @@ use std::{
 };
 use userd::{
     Config,
-    bulk::{self, BulkError, Format, Import, Imported, Input, Progress, Stop},
+    transfer::{self, Format, Import, Imported, Input, Progress, Stop, TransferError},
+    upkeep,
 };
 
 /// Imports the users of a file, or of standard input, and says what has become of each line that is refused. A private
@@ -22,10 +23,10 @@ pub fn import(what: Import, file: Option<&Path>, dir: Option<&Path>) -> Result<(
     end_with_signals(stop.clone()).map_err(Failure::runtime)?;
     let cluster = embedded::join(dir, &mut config, !what.dry_run)?;
     if cluster.is_some() && !what.dry_run {
-        bulk::migrate(&config).map_err(start_error)?;
+        upkeep::migrate(&config).map_err(start_error)?;
     }
     let bar = Bar::new();
-    let imported = bulk::import(&config, what, input, &stop, |progress| match progress {
+    let imported = transfer::import(&config, what, input, &stop, |progress| match progress {
         Progress::Checked { lines, bytes: read } => bar.lines(lines, read, bytes),
         Progress::Storing { users } => bar.storing(users),
     });
@@ -50,7 +51,7 @@ pub fn seed(config: &Config, file: &Path, format: Format) -> Result<(), Failure>
         as_is: true,
         keep_ids,
     };
-    let imported = bulk::import(config, what, open(Some(file))?.0, &Stop::default(), |_| ());
+    let imported = transfer::import(config, what, open(Some(file))?.0, &Stop::default(), |_| ());
     let imported = imported.map_err(failure)?;
     refusals(what, &imported)?;
     log::info!("the database begins with {}", counted(imported.users, "user"));
@@ -133,10 +134,10 @@ fn counted(count: u64, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-fn failure(error: BulkError) -> Failure {
+fn failure(error: TransferError) -> Failure {
     match error {
-        BulkError::Start(error) => start_error(error),
-        error @ BulkError::Uncertain(_) => Failure::runtime(error),
+        TransferError::Start(error) => start_error(error),
+        error @ TransferError::Uncertain(_) => Failure::runtime(error),
         error => Failure::runtime(format!("{error}; nothing was imported")),
     }
 }

@@ -27,7 +27,7 @@ use std::{
     io::{self, Write},
     process::ExitCode,
 };
-use userd::{StartError, bulk::BulkError};
+use userd::{StartError, transfer::TransferError};
 
 /// Does what the arguments say. Blocks until that is done.
 pub fn run() -> ExitCode {
@@ -112,9 +112,9 @@ fn start_error(error: StartError) -> Failure {
     }
 }
 
-fn bulk_error(error: BulkError) -> Failure {
+fn transfer_error(error: TransferError) -> Failure {
     match error {
-        BulkError::Start(error) => start_error(error),
+        TransferError::Start(error) => start_error(error),
         error => Failure::runtime(error),
     }
 }

@@ -1,6 +1,6 @@
 //! `userd migrate`, `check`, `recount`, `grants` and `config`: what an operator asks before and after a deployment.
 
-use super::{Failure, arguments::Address, bulk_error, embedded, ending, environment, print, start_error};
+use super::{Failure, arguments::Address, embedded, ending, environment, print, start_error, transfer_error};
 use std::{
     io::{self, Write},
     path::Path,
@@ -11,8 +11,8 @@ use std::{
 };
 use userd::{
     Config,
-    bulk::{self, Weight},
     embedded::Joined,
+    upkeep::{self, Weight},
 };
 
 /// A check that takes longer says what it waits for.
@@ -22,7 +22,7 @@ const SOON: Duration = Duration::from_millis(500);
 pub fn migrate(dir: Option<&Path>) -> Result<(), Failure> {
     let mut config = environment::config(|_| None).map_err(Failure::usage)?;
     let _cluster = join(dir, &mut config, true)?;
-    let applied = bulk::migrate(&config).map_err(start_error)?;
+    let applied = upkeep::migrate(&config).map_err(start_error)?;
     let mut text: String = applied.iter().map(|name| format!("applied {name}\n")).collect();
     if applied.is_empty() {
         text.push_str("nothing to apply\n");
@@ -35,7 +35,7 @@ pub fn migrate(dir: Option<&Path>) -> Result<(), Failure> {
 pub fn recount(dir: Option<&Path>) -> Result<(), Failure> {
     let mut config = environment::config(|_| None).map_err(Failure::usage)?;
     let _cluster = join(dir, &mut config, false)?;
-    let line = bulk::recount(&config).map_err(bulk_error)?;
+    let line = upkeep::recount(&config).map_err(transfer_error)?;
     print(&format!("{line}\n"));
     Ok(())
 }
@@ -44,7 +44,7 @@ pub fn recount(dir: Option<&Path>) -> Result<(), Failure> {
 pub fn grants(role: &str, dir: Option<&Path>) -> Result<(), Failure> {
     let mut config = environment::config(|_| None).map_err(Failure::usage)?;
     let _cluster = join(dir, &mut config, false)?;
-    let grants = bulk::grants(&config, role).map_err(bulk_error)?;
+    let grants = upkeep::grants(&config, role).map_err(transfer_error)?;
     print(&grants.iter().map(|grant| format!("{grant}\n")).collect::<String>());
     Ok(())
 }
@@ -57,7 +57,7 @@ pub fn check(address: &Address, migrate: bool, counts: bool, dir: Option<&Path>)
         let _cluster = join(dir, &mut config, false)?;
         let seconds = config.db_connect_timeout.as_secs_f64();
         let (_done, waiting) = mpsc::channel::<()>();
-        Ok(bulk::check(&config, counts, |database| {
+        Ok(upkeep::check(&config, counts, |database| {
             let line = format!("connecting to {database}, for up to {seconds} s (DB_CONNECT_TIMEOUT)");
             // The findings come all at once, in the end.
             thread::spawn(move || {

@@ -5,6 +5,7 @@
 //! compared with the database's own clock: where that is set back while a statement is held back, the statement may still
 //! change something.
 
+use crate::error::Error;
 use postgres::Row;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -80,10 +81,25 @@ impl Changed {
         Changed { rows, deadlines, ended: end.map(|end| end.latest()) }
     }
 
-    /// Whether a change without a row in the answer may have none because its deadline had passed.
-    pub(super) fn is_late(&self, index: usize) -> bool {
-        self.ended.is_none_or(|ended| ended >= self.deadlines[index])
+    /// Why a change was not begun, if its deadline may have passed. Where it has not, by our own clock, the database's was
+    /// set, or answers take long.
+    pub(super) fn not_begun(&self, index: usize, deadline: Instant) -> Option<Error> {
+        let is_late = self.ended.is_none_or(|ended| ended >= self.deadlines[index]);
+        is_late.then(|| match deadline > Instant::now() {
+            true => Error::Contended,
+            false => Error::Unavailable("the database did not begin a change in time".into()),
+        })
     }
+
+    /// The row of a single change; `missing` is why there is none, unless its deadline had passed.
+    pub(super) fn only(&self, deadline: Instant, missing: impl FnOnce() -> Error) -> Result<&Row, Error> {
+        self.rows.first().ok_or_else(|| self.not_begun(0, deadline).unwrap_or_else(missing))
+    }
+}
+
+/// A trigger may leave a row out.
+pub(super) fn no_row() -> Error {
+    Error::Internal("an insert returned no row".into())
 }
 
 #[cfg(test)]

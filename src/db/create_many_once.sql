@@ -1,15 +1,15 @@
 -- Creates users as create_once.sql does, each with a key of its own.
--- $1 bytea[]: digests of the keys, no two equal. $2 bytea[]: those of the bodies. $3, $4 text[]: names and addresses.
--- $5 timestamptz[]: past these, nothing is created.
+-- $1 timestamptz[]: past these, nothing is created. $2 bytea[]: digests of the keys, no two equal. $3 bytea[]: those of
+-- the bodies. Then the values, as arrays.
 -- Answers a row for each that was created or whose key was kept: the user, the digest of the body where it was kept,
 -- the hash of its password, the position in the arrays, and the database's clock. Those without a row have an address
 -- that is taken, or are late.
 with given as materialized (
     select *
     from rows from (
-        pg_catalog.unnest($1::bytea[]), pg_catalog.unnest($2::bytea[]), pg_catalog.unnest($3::text[]),
-        pg_catalog.unnest($4::text[]), pg_catalog.unnest($5::timestamptz[])
-    ) with ordinality as given (key, fingerprint, name, email, deadline, position)
+        pg_catalog.unnest($1::timestamptz[]), pg_catalog.unnest($2::bytea[]), pg_catalog.unnest($3::bytea[]),
+        {pg_catalog.unnest(VALUE::TYPE[])}
+    ) with ordinality as given (deadline, key, fingerprint, {GIVEN}, position)
 ), found as materialized (
     -- Its limit makes this a look-up in the index for each, even where the plan was made while the table was empty.
     select keys.*, given.position,
@@ -24,31 +24,30 @@ with given as materialized (
         and key operator(pg_catalog.=) any (array(select key from found where not is_kept))
     returning key
 ), new as materialized (
-    select name, email, deadline, position from given
+    select {GIVEN}, deadline, position from given
     where not exists (select from found where found.position operator(pg_catalog.=) given.position and is_kept)
     order by position
 ), created as (
     -- `returning` sees nothing of `new`. But an insert reads, stores and returns one row before it reads the next: the
     -- setting that reading a row writes is the one that `returning` finds.
-    insert into users (name, email)
-    select name, email from new
+    insert into users ({GIVEN})
+    select {GIVEN} from new
     where pg_catalog.clock_timestamp() operator(pg_catalog.<) deadline
         and pg_catalog.set_config('userd.position', position::text, true) operator(pg_catalog.<>) ''
     on conflict (pg_catalog.lower(email collate pg_catalog."C")) do nothing
-    returning id, name, email, created_at, updated_at, version,
+    returning {COLUMN},
         pg_catalog.current_setting('userd.position')::bigint as position
 ), keeping as (
-    insert into idempotency_keys (key, fingerprint, id, name, email, created_at, updated_at, version)
-    select given.key, given.fingerprint, created.id, created.name, created.email, created.created_at,
-        created.updated_at, created.version
+    insert into idempotency_keys (key, fingerprint, {COLUMN})
+    select given.key, given.fingerprint, {created.COLUMN}
     from created join given on given.position operator(pg_catalog.=) created.position
     -- Before these rows are written, those that they replace are gone.
     where (select pg_catalog.count(*) from expired) operator(pg_catalog.>=) 0
 )
-select id, name, email, created_at, updated_at, version, null::bytea, null::text, position,
+select {COLUMN}, null::bytea as fingerprint, null::text as password_hash, position,
     pg_catalog.clock_timestamp()
 from created
 union all
-select id, name, email, created_at, updated_at, version, fingerprint, password_hash, position,
+select {COLUMN}, fingerprint, password_hash, position,
     pg_catalog.clock_timestamp()
 from found where is_kept

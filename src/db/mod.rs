@@ -3,18 +3,13 @@
 //! The only module, with `scratch`, that knows SQL and SQLSTATEs. Knows nothing of HTTP.
 
 pub(crate) mod blocking;
-#[cfg(feature = "command")]
-pub mod bulk;
-mod changes;
-mod cleaner;
 mod clock;
 #[cfg(any(test, feature = "command"))]
 pub mod counts;
 mod figures;
-mod insert;
+mod idempotency;
 #[cfg(feature = "command")]
 pub mod inspection;
-mod keys;
 pub mod migrate;
 pub mod open;
 mod pool;
@@ -29,13 +24,15 @@ mod sqlstate;
 pub mod target;
 pub mod tls;
 #[cfg(feature = "command")]
+pub mod transfer;
+#[cfg(feature = "command")]
 pub mod upkeep;
 pub mod users;
 pub mod watchdog;
 
-pub use changes::{Delete, New, PasswordChange, Update, Updated};
-pub(crate) use cleaner::Cleaner;
-pub use keys::{NewOnce, Once};
+pub(crate) use idempotency::Cleaner;
+pub use idempotency::{NewOnce, Once};
 pub use pool::{Pool, PoolLimits};
 pub(crate) use retry::Backoff;
 pub use sqlstate::explain;
+pub use users::{Delete, New, PasswordChange, Update, Updated};

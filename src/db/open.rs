@@ -51,6 +51,17 @@ impl Opening {
         })
     }
 
+    /// A session of a database that has all migrations; see [`Opening::connect`].
+    #[cfg(feature = "command")]
+    pub fn connect_migrated(&self, config: &Config) -> Result<Connection, StartError> {
+        let migrations = Migrations::load(config.migrations_dir.as_deref())?;
+        let mut client = self.connect()?;
+        match migrations.are_applied(&mut client).map_err(StartError::Migration)? {
+            true => Ok(client),
+            false => Err(StartError::NotMigrated(migrations.missing(&mut client))),
+        }
+    }
+
     /// A session without bounds for its statements. Tries until `db_connect_timeout` is up. A log line says why it waits:
     /// at first, when the reason changes, and every few seconds. A refusal that a retry would not change ends it at once.
     pub fn connect(&self) -> Result<Connection, StartError> {

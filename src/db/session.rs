@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 /// A parameter and its type.
 pub type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
-/// Until when the rows of a statement may be changed: the statement's last parameter.
+/// Until when the rows of a statement may be changed: the statement's first parameter.
 #[derive(Clone, Copy)]
 pub(super) enum Deadlines<'a> {
     /// As a `timestamptz`.
@@ -77,8 +77,8 @@ impl Session {
         self.run(sql, |session, sent| session.execute(sql, params, sent))
     }
 
-    /// What a statement of changes answers. Its last parameter is the deadlines, past which it changes nothing; the last
-    /// column of its rows is the database's clock. One more round trip where it has no rows, or where the session's
+    /// What a statement of changes answers. Its first parameter, before those given, is the deadlines, past which it changes
+    /// nothing; the last column of its rows is the database's clock. One more round trip where it has no rows, or where the session's
     /// knowledge of the clock is old.
     pub(super) fn change(
         &mut self,
@@ -94,11 +94,11 @@ impl Session {
             Deadlines::One(deadline) => vec![reading.before(deadline)],
             Deadlines::Each(deadlines) => deadlines.iter().map(|each| reading.before(*each)).collect(),
         };
-        let last: Param = match deadlines {
+        let first: Param = match deadlines {
             Deadlines::One(_) => (&times[0], Type::TIMESTAMPTZ),
             Deadlines::Each(_) => (&times, Type::TIMESTAMPTZ_ARRAY),
         };
-        let params: Vec<Param> = params.iter().cloned().chain([last]).collect();
+        let params: Vec<Param> = [first].into_iter().chain(params.iter().cloned()).collect();
         let sent = Instant::now();
         let rows = self.query(sql, &params)?;
         let end = match rows.last() {

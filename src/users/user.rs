@@ -10,7 +10,7 @@ use crate::{
         revision::Revision,
     },
 };
-use serde::{Serialize, Serializer};
+use serde::{Serialize, Serializer, ser::SerializeStruct};
 use serde_json::{Map, Value};
 use std::fmt;
 
@@ -26,12 +26,10 @@ pub const EMAIL_MAX: usize = 254;
 /// Characters of the shortest password, as the create schemas have it.
 pub const PASSWORD_MIN: usize = 8;
 
-/// A stored user. As JSON: `id` (a string), `name`, `email`, `createdAt`, `updatedAt`, and nothing else.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
+/// A stored user. As JSON: the fields of its [`UserRef`].
+#[derive(Debug)]
 pub struct User {
     /// The identifier; positive.
-    #[serde(serialize_with = "as_string")]
     pub id: i64,
     /// The name, as given.
     pub name: String,
@@ -42,20 +40,16 @@ pub struct User {
     /// When anything of it last changed.
     pub updated_at: Timestamp,
     /// Moves with every change, the password's included.
-    #[serde(skip)]
     pub version: i64,
     /// What the user proves itself with. No read or list fetches it.
-    #[serde(skip)]
     #[doc(hidden)]
     pub credential: Relation<Credential>,
 }
 
-/// A stored user's values, where they are. As JSON it is what the [`User`] is.
-#[derive(Debug, Clone, Copy, Serialize)]
-#[serde(rename_all = "camelCase")]
+/// What is answered of a stored user. As JSON: `id` (a string), `name`, `email`, `createdAt`, `updatedAt`, and nothing else.
+#[derive(Debug, Clone, Copy)]
 pub struct UserRef<'a> {
     /// The identifier.
-    #[serde(serialize_with = "as_string")]
     pub id: i64,
     /// The name.
     pub name: &'a str,
@@ -68,10 +62,83 @@ pub struct UserRef<'a> {
 }
 
 impl User {
-    /// The values of its list row.
+    /// What is answered of it.
     pub fn as_row(&self) -> UserRef<'_> {
         let User { id, name, email, created_at, updated_at, .. } = self;
         UserRef { id: *id, name, email, created_at: *created_at, updated_at: *updated_at }
+    }
+}
+
+impl<'a> UserRef<'a> {
+    /// The names of the fields, in answers, exports and imports.
+    pub const FIELDS: [&'static str; 5] = ["id", "name", "email", "createdAt", "updatedAt"];
+
+    /// Their values, in the same order.
+    pub fn values(&self) -> [FieldValue<'a>; 5] {
+        let UserRef { id, name, email, created_at, updated_at } = *self;
+        [
+            FieldValue::Id(id),
+            FieldValue::Text(name),
+            FieldValue::Text(email),
+            FieldValue::Time(created_at),
+            FieldValue::Time(updated_at),
+        ]
+    }
+
+    /// A user of these values, which are all that it has.
+    pub fn new(id: i64, values: Values<'a>, created_at: Timestamp, updated_at: Timestamp) -> UserRef<'a> {
+        let Values { name, email } = values;
+        UserRef {
+            id,
+            name: name.unwrap_or_default(),
+            email: email.unwrap_or_default(),
+            created_at,
+            updated_at,
+        }
+    }
+
+    /// The user that it is.
+    pub fn into_user(self, version: i64, credential: Relation<Credential>) -> User {
+        let UserRef { id, name, email, created_at, updated_at } = self;
+        let (name, email) = (name.to_owned(), email.to_owned());
+        User { id, name, email, created_at, updated_at, version, credential }
+    }
+}
+
+/// The value of a field that is answered.
+#[derive(Debug, Clone, Copy)]
+pub enum FieldValue<'a> {
+    /// A string of digits.
+    Id(i64),
+    /// A string.
+    Text(&'a str),
+    /// A string as RFC 3339 has it.
+    Time(Timestamp),
+}
+
+impl Serialize for User {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.as_row().serialize(serializer)
+    }
+}
+
+impl Serialize for UserRef<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("User", UserRef::FIELDS.len())?;
+        for (name, value) in UserRef::FIELDS.into_iter().zip(self.values()) {
+            fields.serialize_field(name, &value)?;
+        }
+        fields.end()
+    }
+}
+
+impl Serialize for FieldValue<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            FieldValue::Id(id) => serializer.serialize_str(itoa::Buffer::new().format(*id)),
+            FieldValue::Text(text) => serializer.serialize_str(text),
+            FieldValue::Time(time) => time.serialize(serializer),
+        }
     }
 }
 
@@ -128,6 +195,11 @@ impl NewUser {
 }
 
 impl UserChanges {
+    /// The user that these make, where they suffice for one.
+    pub fn into_new(self) -> Option<NewUser> {
+        Some(NewUser { name: self.name?, email: self.email?, password: self.password.flatten() })
+    }
+
     /// What is new in the record.
     pub fn values(&self) -> Values<'_> {
         Values { name: self.name.as_deref(), email: self.email.as_deref() }
@@ -220,10 +292,6 @@ fn clear(password: String) -> Password {
 
 fn violation(key: &str, keyword: &str, message: &str) -> Violation {
     Violation { path: format!("/{key}"), keyword: keyword.to_owned(), message: message.to_owned() }
-}
-
-fn as_string<S: Serializer>(id: &i64, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(id)
 }
 
 /// A moment: microseconds since 1970-01-01T00:00:00Z. As text: RFC 3339 in UTC with microseconds and `Z`.
@@ -331,15 +399,15 @@ fn put(digits: &mut [u8], mut number: i64) {
     }
 }
 
-impl fmt::Display for Timestamp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(str::from_utf8(&self.to_rfc3339()).expect("ASCII"))
-    }
-}
-
 impl Serialize for Timestamp {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(str::from_utf8(&self.to_rfc3339()).expect("ASCII"))
+    }
+}
+
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(str::from_utf8(&self.to_rfc3339()).expect("ASCII"))
     }
 }
 

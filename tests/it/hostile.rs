@@ -7,7 +7,8 @@ use crate::support::{Client, Database, LONG, Process, TempDir, every_verb};
 use std::{collections::BTreeSet, fs, path::Path};
 use userd::{Config, Database as Target, Server};
 
-/// The SQL that userd executes, by where it is: the migrations, and what `src/db` has in files and in strings.
+/// The SQL that userd executes, by where it is: the migrations, and what `src/db` has in files and in strings, in which
+/// `{…}` stands for a list of columns.
 fn sources() -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut sources = Vec::new();
@@ -153,7 +154,7 @@ fn unqualified(text: &str) -> Vec<String> {
             "::" | ":=" | ":" | "<<" if before(1) == "[" => false,
             "::" | ":=" => false,
             "*" => !["select", ".", "(", ","].contains(&before(1)),
-            "=" if assigns == Some(depth) => !["set", ",", "local"].contains(&before(2)),
+            "=" if assigns == Some(depth) => !["set", ",", "local", "{"].contains(&before(2)),
             // Of a table's storage, and of an error.
             "=" => {
                 !before(1).starts_with("autovacuum_") && !["errcode", "detail", "hint"].contains(&before(1))

@@ -1,10 +1,13 @@
 //! All users of one snapshot, by id, as lines of JSON or as CSV.
 
-use super::{BulkError, Format, connect};
+use super::{Format, TransferError, fields::PASSWORD_HASH};
 use crate::{
     config::Config,
-    db::bulk::{self, ExportedUser},
-    users::user::Timestamp,
+    db::{
+        open::Opening,
+        transfer::{begin_export, count, each_user},
+    },
+    users::user::{FieldValue, UserRef},
 };
 use serde::Serialize;
 use std::io::{self, BufWriter, Write};
@@ -45,18 +48,18 @@ pub fn export(
     export: Export,
     to: &mut dyn Write,
     on_progress: OnProgress,
-) -> Result<u64, BulkError> {
-    let (_, mut client) = connect(config)?;
+) -> Result<u64, TransferError> {
+    let mut client = Opening::new(config)?.connect_migrated(config)?;
     let breaker = client.breaker();
-    let mut transaction = bulk::begin_export(&mut client, config.db_prepared)?;
-    let total = bulk::count(&mut transaction)?;
-    let mut output = Output::begin(export, to).map_err(BulkError::Write)?;
-    let mut count = 0;
-    let written = bulk::each_user(&mut transaction, export.with_password_hashes, |user| {
-        output.user(&user).map_err(BulkError::Write)?;
-        count += 1;
-        if count % STEP == 0 {
-            on_progress(count, total);
+    let mut transaction = begin_export(&mut client, config.db_prepared)?;
+    let total = count(&mut transaction)?;
+    let mut output = Output::begin(export, to).map_err(TransferError::Write)?;
+    let mut done = 0;
+    let written = each_user(&mut transaction, export.with_password_hashes, |user, hash| {
+        output.user(user, hash).map_err(TransferError::Write)?;
+        done += 1;
+        if done % STEP == 0 {
+            on_progress(done, total);
         }
         Ok(())
     });
@@ -64,8 +67,8 @@ pub fn export(
         // Otherwise the rest of the users would be read, to end the transaction in good order.
         breaker.trip();
     }
-    written.and_then(|()| output.end().map_err(BulkError::Write))?;
-    Ok(count)
+    written.and_then(|()| output.end().map_err(TransferError::Write))?;
+    Ok(done)
 }
 
 /// Lines that gather until there is enough for a write.
@@ -76,14 +79,10 @@ enum Output<'a> {
 
 /// A user as GET answers it, and the hash where it is asked for and there is one.
 #[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
 struct Line<'a> {
-    id: Digits,
-    name: &'a str,
-    email: &'a str,
-    created_at: Timestamp,
-    updated_at: Timestamp,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(flatten)]
+    user: UserRef<'a>,
+    #[serde(rename = "passwordHash", skip_serializing_if = "Option::is_none")]
     password_hash: Option<&'a str>,
 }
 
@@ -101,52 +100,36 @@ fn without_formulas(text: &str) -> String {
     quoted
 }
 
-/// A number, as a JSON string.
-struct Digits(i64);
-
-impl Serialize for Digits {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(itoa::Buffer::new().format(self.0))
-    }
-}
-
 impl<'a> Output<'a> {
     fn begin(export: Export, to: &'a mut dyn Write) -> io::Result<Output<'a>> {
-        const COLUMNS: [&str; 6] = ["id", "name", "email", "createdAt", "updatedAt", "passwordHash"];
         if export.format == Format::Ndjson {
             return Ok(Output::Json(BufWriter::with_capacity(WRITE, to)));
         }
         let mut csv = csv::WriterBuilder::new().buffer_capacity(WRITE).from_writer(to);
-        csv.write_record(&COLUMNS[..if export.with_password_hashes { 6 } else { 5 }])?;
+        let hash = export.with_password_hashes.then_some(PASSWORD_HASH);
+        csv.write_record(UserRef::FIELDS.into_iter().chain(hash))?;
         Ok(Output::Csv { csv: Box::new(csv), export })
     }
 
-    fn user(&mut self, user: &ExportedUser) -> io::Result<()> {
+    fn user(&mut self, user: UserRef, password_hash: Option<&str>) -> io::Result<()> {
         match self {
             Output::Json(lines) => {
-                let line = Line {
-                    id: Digits(user.id),
-                    name: user.name,
-                    email: user.email,
-                    created_at: user.created_at,
-                    updated_at: user.updated_at,
-                    password_hash: user.password_hash,
-                };
-                serde_json::to_writer(&mut *lines, &line)?;
+                serde_json::to_writer(&mut *lines, &Line { user, password_hash })?;
                 lines.write_all(b"\n")
             }
             Output::Csv { csv, export } => {
-                csv.write_field(itoa::Buffer::new().format(user.id))?;
-                for text in [user.name, user.email] {
-                    match export.for_spreadsheets {
-                        true => csv.write_field(without_formulas(text))?,
-                        false => csv.write_field(text)?,
+                for value in user.values() {
+                    match value {
+                        FieldValue::Text(text) if export.for_spreadsheets => {
+                            csv.write_field(without_formulas(text))?;
+                        }
+                        FieldValue::Text(text) => csv.write_field(text)?,
+                        FieldValue::Id(id) => csv.write_field(itoa::Buffer::new().format(id))?,
+                        FieldValue::Time(time) => csv.write_field(time.to_rfc3339())?,
                     }
                 }
-                csv.write_field(user.created_at.to_rfc3339())?;
-                csv.write_field(user.updated_at.to_rfc3339())?;
                 if export.with_password_hashes {
-                    csv.write_field(user.password_hash.unwrap_or_default())?;
+                    csv.write_field(password_hash.unwrap_or_default())?;
                 }
                 Ok(csv.write_record(None::<&[u8]>)?)
             }

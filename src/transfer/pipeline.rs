@@ -2,7 +2,7 @@
 //! the stream. A fixed number of batches goes round, so that a slow stage makes the others wait.
 
 use super::{
-    BulkError,
+    TransferError,
     check::{Checked, Rules},
     records::{Batch, Records},
 };
@@ -83,7 +83,7 @@ impl Pipeline {
     }
 
     /// The next batch in the order of the stream; `None` at its end.
-    pub fn next(&self) -> Result<Option<(Batch, Checked)>, BulkError> {
+    pub fn next(&self) -> Result<Option<(Batch, Checked)>, TransferError> {
         let mut waiting = self.waiting.borrow_mut();
         loop {
             let next = waiting.next;
@@ -100,10 +100,10 @@ impl Pipeline {
                     waiting.outcomes.push((number, batch, checked));
                 }
                 Ok(Outcome::End(count, read)) => {
-                    read.map_err(BulkError::Read)?;
+                    read.map_err(TransferError::Read)?;
                     waiting.end = Some(count);
                 }
-                Err(_) => return Err(BulkError::Read(io::Error::other("a thread has panicked"))),
+                Err(_) => return Err(TransferError::Read(io::Error::other("a thread has panicked"))),
             }
         }
     }

@@ -2,87 +2,63 @@
 //!
 //! Knows their names and no rule for their values.
 
+use crate::users::user::UserRef;
 use serde::{
     Deserialize, Deserializer,
     de::{IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
+use serde_json::{Map, Value};
 use std::{borrow::Cow, fmt};
 
-/// A field of a record. [`Column::Foreign`] is one that may not be set.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(field_identifier, rename_all = "camelCase")]
-pub(super) enum Column {
-    Id,
-    Name,
-    Email,
-    Password,
-    PasswordHash,
-    CreatedAt,
-    UpdatedAt,
-    Foreign(String),
-}
+/// The field of a hash, which exports have, too.
+pub(super) const PASSWORD_HASH: &str = "passwordHash";
 
-impl Column {
-    const KNOWN: [(&str, Column); 7] = [
-        ("id", Column::Id),
-        ("name", Column::Name),
-        ("email", Column::Email),
-        ("password", Column::Password),
-        ("passwordHash", Column::PasswordHash),
-        ("createdAt", Column::CreatedAt),
-        ("updatedAt", Column::UpdatedAt),
-    ];
-
-    /// A field that a record may have.
-    pub fn named(name: &str) -> Option<Column> {
-        Column::KNOWN.iter().find(|(known, _)| *known == name).map(|(_, column)| column.clone())
+/// The fields that a record may have: those of a user, and what a password is given by.
+const NAMES: [&str; UserRef::FIELDS.len() + 2] = {
+    let mut names = ["password"; UserRef::FIELDS.len() + 2];
+    let mut at = 0;
+    while at < UserRef::FIELDS.len() {
+        names[at] = UserRef::FIELDS[at];
+        at += 1;
     }
+    names[at] = PASSWORD_HASH;
+    names
+};
+
+/// Whether a record may have the field.
+pub(super) fn is_known(name: &str) -> bool {
+    NAMES.contains(&name)
 }
 
-/// The value of a field, as far as it matters.
-#[derive(Debug)]
-pub(super) enum Field<'a> {
-    Text(Cow<'a, str>),
-    Null,
-    /// A whole number, which only an id may be.
-    Whole(u64),
-    /// Another number, a boolean, an array or an object, which no field may be.
-    Other,
-}
-
-/// The fields of a record; of equal names the last one.
+/// The fields of a record, of equal names the last one, and the names of those that it may not have.
 #[derive(Debug, Default)]
 pub(super) struct Fields<'a> {
-    pub id: Option<Field<'a>>,
-    pub name: Option<Field<'a>>,
-    pub email: Option<Field<'a>>,
-    pub password: Option<Field<'a>>,
-    pub password_hash: Option<Field<'a>>,
-    pub created_at: Option<Field<'a>>,
-    pub updated_at: Option<Field<'a>>,
+    values: [Option<Field<'a>>; NAMES.len()],
     pub foreign: Vec<String>,
 }
 
+/// The value of a field: a text, or anything else, of which arrays and objects are empty here.
+#[derive(Debug)]
+pub(super) enum Field<'a> {
+    Text(Cow<'a, str>),
+    Value(Value),
+}
+
 impl<'a> Fields<'a> {
-    pub fn set(&mut self, column: Column, field: Field<'a>) {
+    pub fn set(&mut self, name: &str, field: Field<'a>) {
         /// More names would make no better line.
         const MOST: usize = 20;
-        let place = match column {
-            Column::Id => &mut self.id,
-            Column::Name => &mut self.name,
-            Column::Email => &mut self.email,
-            Column::Password => &mut self.password,
-            Column::PasswordHash => &mut self.password_hash,
-            Column::CreatedAt => &mut self.created_at,
-            Column::UpdatedAt => &mut self.updated_at,
-            Column::Foreign(name) => {
-                if self.foreign.len() < MOST {
-                    self.foreign.push(name);
-                }
-                return;
-            }
-        };
-        *place = Some(field);
+        match NAMES.iter().position(|known| *known == name) {
+            Some(at) => self.values[at] = Some(field),
+            None if self.foreign.len() < MOST => self.foreign.push(name.to_owned()),
+            None => {}
+        }
+    }
+
+    /// The value of a field, if it has one, null included.
+    pub fn take(&mut self, name: &str) -> Option<Field<'a>> {
+        let at = NAMES.iter().position(|known| *known == name).expect("a name of a field");
+        self.values[at].take()
     }
 }
 
@@ -109,8 +85,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
 
             fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Fields<'de>, A::Error> {
                 let mut fields = Fields::default();
-                while let Some(column) = members.next_key()? {
-                    fields.set(column, members.next_value()?);
+                while let Some(Name(name)) = members.next_key()? {
+                    fields.set(&name, members.next_value()?);
                 }
                 Ok(fields)
             }
@@ -118,6 +94,10 @@ impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
         deserializer.deserialize_map(Members)
     }
 }
+
+/// The name of a field, borrowed where it has no escapes.
+#[derive(Deserialize)]
+struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Field<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Field<'a>, D::Error> {
@@ -138,33 +118,33 @@ impl<'de: 'a, 'a> Deserialize<'de> for Field<'a> {
             }
 
             fn visit_unit<E>(self) -> Result<Field<'de>, E> {
-                Ok(Field::Null)
+                Ok(Field::Value(Value::Null))
             }
 
-            fn visit_bool<E>(self, _: bool) -> Result<Field<'de>, E> {
-                Ok(Field::Other)
+            fn visit_bool<E>(self, value: bool) -> Result<Field<'de>, E> {
+                Ok(Field::Value(value.into()))
             }
 
-            fn visit_i64<E>(self, _: i64) -> Result<Field<'de>, E> {
-                Ok(Field::Other)
+            fn visit_i64<E>(self, number: i64) -> Result<Field<'de>, E> {
+                Ok(Field::Value(number.into()))
             }
 
             fn visit_u64<E>(self, number: u64) -> Result<Field<'de>, E> {
-                Ok(Field::Whole(number))
+                Ok(Field::Value(number.into()))
             }
 
-            fn visit_f64<E>(self, _: f64) -> Result<Field<'de>, E> {
-                Ok(Field::Other)
+            fn visit_f64<E>(self, number: f64) -> Result<Field<'de>, E> {
+                Ok(Field::Value(number.into()))
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Field<'de>, A::Error> {
                 while items.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(Field::Other)
+                Ok(Field::Value(Value::Array(Vec::new())))
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Field<'de>, A::Error> {
                 while members.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-                Ok(Field::Other)
+                Ok(Field::Value(Value::Object(Map::new())))
             }
         }
         deserializer.deserialize_any(One)

@@ -1,16 +1,16 @@
-//! Batches of creates: with `on conflict … do nothing` only where an address is likely to be taken.
+//! Batches of creates: with `on conflict … do nothing` only while addresses turn out to be taken.
 //!
-//! With that clause PostgreSQL looks into each index before it inserts, and confirms each row by a second record in its
-//! log: 16 users take it 1.68 million instructions, and 1.21 million without. Two cores got 27,770 creates a second
-//! from 128 clients instead of 24,790, and 16,660 instead of 15,010 from 32 (medians of six rounds in one run). But
-//! without it a row that is refused fails the batch, which is then executed again.
+//! With that clause PostgreSQL looks into each index before it inserts a row, and writes a second record to its log after
+//! it, which costs a third of the statement. Without it a row that is refused fails the batch, which is executed again.
 
-use super::{
-    clock::Changed,
-    session::{Deadlines, Param},
-    users::Users,
+use super::{Users, columns::expand};
+use crate::{
+    db::{
+        clock::Changed,
+        session::{Deadlines, Param},
+    },
+    error::Error,
 };
-use crate::error::Error;
 use std::{
     sync::{OnceLock, atomic::Ordering},
     time::Instant,
@@ -19,46 +19,43 @@ use std::{
 /// What makes a statement leave out the rows whose address is taken. Not those whose id is: the sequence is moved then.
 const CLAUSE: &str = "on conflict (pg_catalog.lower(email collate pg_catalog.\"C\")) do nothing";
 
-/// Batches that are executed with the clause after one with an address that was taken. 32 clients got 10 to 20 % more
-/// creates a second than with the clause in each batch where one address in a thousand was taken, and as many where one in
-/// a hundred was; with eight instead of 32 batches, 6 % less there.
+/// Batches that are executed with the clause after one with an address that was taken: see `docs/performance.md`.
 const CAREFUL: u32 = 32;
 
-/// A statement that inserts a batch of users.
-pub(super) struct Insert {
-    careful: &'static str,
-    plain: OnceLock<String>,
-}
+/// A statement that inserts a batch of users: its text with the clause, and the two that are made of it.
+pub(in crate::db) struct Insert(&'static str, OnceLock<[String; 2]>);
 
 impl Insert {
     /// From its text, which has the clause.
     pub const fn new(careful: &'static str) -> Insert {
-        Insert { careful, plain: OnceLock::new() }
+        Insert(careful, OnceLock::new())
     }
 
-    fn plain(&'static self) -> &'static str {
-        debug_assert!(self.careful.contains(CLAUSE), "it would be executed twice in vain");
-        self.plain.get_or_init(|| self.careful.replace(CLAUSE, ""))
+    /// Without the clause, and with it.
+    fn texts(&'static self) -> &'static [String; 2] {
+        debug_assert!(self.0.contains(CLAUSE), "it would be executed twice in vain");
+        self.1.get_or_init(|| [expand(&self.0.replace(CLAUSE, "")), expand(self.0)])
     }
 }
 
 impl Users {
     /// What a statement returns for a batch: no rows for those that were left out because something that must be unique is
     /// taken. One round trip; two where that was not expected.
-    pub(super) fn insert(
+    pub(in crate::db) fn insert(
         &self,
         statement: &'static Insert,
         params: &[Param],
         deadlines: &[Instant],
     ) -> Result<Changed, Error> {
         let until = Deadlines::Each(deadlines);
+        let [plain, careful] = statement.texts();
         if self.careful.load(Ordering::Relaxed) == 0 {
-            match self.pool.change(statement.plain(), params, until) {
+            match self.pool.change(plain, params, until) {
                 Err(Error::AlreadyExists) => {}
                 result => return result,
             }
         }
-        let created = self.pool.change(statement.careful, params, until)?;
+        let created = self.pool.change(careful, params, until)?;
         match created.rows.len() < deadlines.len() {
             true => self.careful.store(CAREFUL, Ordering::Relaxed),
             false => {

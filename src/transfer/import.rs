@@ -5,9 +5,8 @@
 //! ids that are not known before.
 
 use super::{
-    BulkError, Format,
+    Format, TransferError,
     check::{Complaint, Rows, Rules},
-    connect,
     input::{Input, without_bom},
     pipeline::Pipeline,
     records::{Batch, Records},
@@ -15,8 +14,9 @@ use super::{
 use crate::{
     config::Config,
     db::{
-        bulk::{Repeated, Staging, StoreError},
         explain,
+        open::Opening,
+        transfer::{Repeated, Staging, StoreError},
         watchdog::Breaker,
     },
 };
@@ -116,9 +116,9 @@ impl Stop {
     }
 
     /// Goes on to this stage, unless the import has been stopped.
-    fn enter(&self, next: Stage) -> Result<(), BulkError> {
+    fn enter(&self, next: Stage) -> Result<(), TransferError> {
         match &mut *self.stage() {
-            Stage::Stopped => Err(BulkError::Database("stopped".to_owned())),
+            Stage::Stopped => Err(TransferError::Database("stopped".to_owned())),
             stage => {
                 *stage = next;
                 Ok(())
@@ -152,11 +152,11 @@ pub fn import(
     mut input: Input,
     stop: &Stop,
     mut on_progress: impl FnMut(Progress),
-) -> Result<Imported, BulkError> {
-    let (_, mut client) = connect(config)?;
+) -> Result<Imported, TransferError> {
+    let mut client = Opening::new(config)?.connect_migrated(config)?;
     let breaker = client.breaker();
     stop.enter(Stage::Connected(client.breaker()))?;
-    let format = import.format.map_or_else(|| input.format(), Ok).map_err(BulkError::Read)?;
+    let format = import.format.map_or_else(|| input.format(), Ok).map_err(TransferError::Read)?;
     let import = Import { format: Some(format), ..import };
     let run = || {
         let staging = Staging::begin(&mut client, config.db_prepared, import.keep_ids)?;
@@ -178,7 +178,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn run(mut self, input: Input, stop: &Stop) -> Result<Imported, BulkError> {
+    fn run(mut self, input: Input, stop: &Stop) -> Result<Imported, TransferError> {
         let Import { dry_run, skip_existing, keep_ids, .. } = self.import;
         let stored = match input.ahead() {
             // The sequence of ids has to be past those of the lines before one is stored.
@@ -193,7 +193,7 @@ impl Run<'_> {
         };
         if is_stored {
             stop.enter(Stage::Committing)?;
-            self.staging.commit().map_err(|error| BulkError::Uncertain(explain(&error)))?;
+            self.staging.commit().map_err(|error| TransferError::Uncertain(explain(&error)))?;
         }
         Ok(imported)
     }
@@ -207,11 +207,11 @@ impl Run<'_> {
     fn store_unstaged(&mut self, input: Box<dyn Read + Send>) -> Result<Imported, Unstored> {
         let Run { config, import, staging, on_progress } = self;
         let mut imported = Imported::default();
-        let Some(present) = staging.present()? else {
+        if !staging.may_store_unstaged {
             return Err(Unstored::ToBeStaged);
-        };
-        let rows = Rows::Stored { present };
-        let Some(outcomes) = check(config, *import, rows, input, &mut imported.refused)? else {
+        }
+        let rules = Rules::new(config, *import, Rows::Stored, staging.present);
+        let Some(outcomes) = check(config, rules, input, &mut imported.refused)? else {
             return Err(Unstored::ToBeStaged);
         };
         let mut lines = 0;
@@ -242,7 +242,7 @@ impl Run<'_> {
         &mut self,
         input: Box<dyn Read + Send>,
         is_repeated: bool,
-    ) -> Result<(Imported, bool), BulkError> {
+    ) -> Result<(Imported, bool), TransferError> {
         let import = self.import;
         let mut imported = Imported::default();
         let mut counts = self.stage(input, &mut imported.refused)?;
@@ -282,10 +282,14 @@ impl Run<'_> {
     }
 
     /// Checks all lines and stages those that are accepted: how many they are, and how many of them have a hash.
-    fn stage(&mut self, input: Box<dyn Read + Send>, refused: &mut Refused) -> Result<(u64, u64), BulkError> {
+    fn stage(
+        &mut self,
+        input: Box<dyn Read + Send>,
+        refused: &mut Refused,
+    ) -> Result<(u64, u64), TransferError> {
         let Run { config, import, staging, on_progress } = self;
-        let rows = Rows::Staged { hash: !import.dry_run };
-        let Some(outcomes) = check(config, *import, rows, input, refused)? else {
+        let rules = Rules::new(config, *import, Rows::Staged { hash: !import.dry_run }, staging.present);
+        let Some(outcomes) = check(config, rules, input, refused)? else {
             return Ok((0, 0));
         };
         let (mut lines, mut staged, mut hashes) = (0, 0, 0);
@@ -299,7 +303,7 @@ impl Run<'_> {
             checked.complaints.into_iter().for_each(|complaint| refused.add(complaint));
             on_progress(Progress::Checked { lines, bytes: batch.position });
             outcomes.reuse(batch);
-            Ok::<_, BulkError>(Some(checked.rows))
+            Ok::<_, TransferError>(Some(checked.rows))
         })?;
         Ok((staged, hashes))
     }
@@ -312,11 +316,11 @@ enum Unstored {
     ToBeStaged,
     /// A line has the address of another one, or of a stored user.
     Repeated,
-    Failed(BulkError),
+    Failed(TransferError),
 }
 
-impl From<BulkError> for Unstored {
-    fn from(error: BulkError) -> Unstored {
+impl From<TransferError> for Unstored {
+    fn from(error: TransferError) -> Unstored {
         Unstored::Failed(error)
     }
 }
@@ -342,9 +346,9 @@ impl From<StoreError> for Unstored {
     }
 }
 
-impl From<StoreError> for BulkError {
-    fn from(error: StoreError) -> BulkError {
-        BulkError::Database(match error {
+impl From<StoreError> for TransferError {
+    fn from(error: StoreError) -> TransferError {
+        TransferError::Database(match error {
             StoreError::Repeated | StoreError::IdTaken => {
                 "other sessions keep storing the same addresses or ids".to_owned()
             }
@@ -358,7 +362,7 @@ impl From<StoreError> for BulkError {
 }
 
 /// Refuses the staged lines whose address, or whose id, an earlier line or a stored user has.
-fn refuse_repeated(staging: &mut Staging, refused: &mut Refused) -> Result<(), BulkError> {
+fn refuse_repeated(staging: &mut Staging, refused: &mut Refused) -> Result<(), TransferError> {
     let Repeated { first, count } = staging.take_repeated(Refused::MOST)?;
     refused.count += count - first.len() as u64;
     for (line, of, is_id) in first {
@@ -375,14 +379,12 @@ fn refuse_repeated(staging: &mut Staging, refused: &mut Refused) -> Result<(), B
 /// Begins to check all lines. `None` where the first one says that none can be read, and is refused.
 fn check(
     config: &Config,
-    import: Import,
-    rows: Rows,
+    mut rules: Rules,
     input: Box<dyn Read + Send>,
     refused: &mut Refused,
-) -> Result<Option<Pipeline>, BulkError> {
-    let mut rules = Rules::new(config, import, rows);
+) -> Result<Option<Pipeline>, TransferError> {
     let longest = LONGEST.max(config.limits.max_body_bytes + 4096);
-    let input = match without_bom(input).map_err(BulkError::Read)? {
+    let input = match without_bom(input).map_err(TransferError::Read)? {
         Ok(input) => input,
         Err(problem) => {
             refused.add(Complaint { line: 1, problem });
@@ -393,7 +395,7 @@ fn check(
     let mut records = Records::new(BufReader::with_capacity(READ, input), format, longest);
     if format == Format::Csv {
         let mut header = Batch::default();
-        records.header(&mut header).map_err(BulkError::Read)?;
+        records.header(&mut header).map_err(TransferError::Read)?;
         let read = match header.records.first() {
             Some(record) => record.end.map_err(str::to_owned).and_then(|_| rules.read_header(&header.text)),
             None => Ok(()),
@@ -403,5 +405,5 @@ fn check(
             return Ok(None);
         }
     }
-    Pipeline::start(records, rules).map(Some).map_err(BulkError::Read)
+    Pipeline::start(records, rules).map(Some).map_err(TransferError::Read)
 }

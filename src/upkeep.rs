@@ -1,17 +1,19 @@
-//! Migrations without a service, a check that changes nothing, and what mends what it finds.
+//! What the commands `migrate`, `check`, `recount` and `grants` do with a database: its migrations without a service, a
+//! check that changes nothing, and what mends what that finds. Not part of the library's interface.
 
-use super::{BulkError, connect};
+pub use crate::db::inspection::Weight;
+
 use crate::{
     config::Config,
     db::{
-        counts, explain,
-        inspection::{self, Weight},
+        counts, explain, inspection,
         migrate::{Migrations, refuse_the_users_of_another_program, renamed_schema},
         open::Opening,
         upkeep,
     },
     server::check_system,
     start_error::StartError,
+    transfer::TransferError,
 };
 use postgres::Client;
 
@@ -24,17 +26,17 @@ pub fn migrate(config: &Config) -> Result<Vec<String>, StartError> {
 
 /// Counts all users anew; a line with how many they are. Blocks while other transactions write users, for ten minutes at
 /// the most, and while they are counted.
-pub fn recount(config: &Config) -> Result<String, BulkError> {
-    let (_, mut client) = connect(config)?;
-    counts::recount(&mut client).map_err(BulkError::Database)
+pub fn recount(config: &Config) -> Result<String, TransferError> {
+    let mut client = Opening::new(config)?.connect_migrated(config)?;
+    counts::recount(&mut client).map_err(TransferError::Database)
 }
 
 /// The statements that let a role run a service on the database.
-pub fn grants(config: &Config, role: &str) -> Result<Vec<String>, BulkError> {
-    let (_, mut client) = connect(config)?;
+pub fn grants(config: &Config, role: &str) -> Result<Vec<String>, TransferError> {
+    let mut client = Opening::new(config)?.connect_migrated(config)?;
     let grants = upkeep::grants(&mut client, role)?;
     match grants.is_empty() {
-        true => Err(BulkError::Database(format!("there is no role {role:?}"))),
+        true => Err(TransferError::Database(format!("there is no role {role:?}"))),
         false => Ok(grants),
     }
 }

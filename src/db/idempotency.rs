@@ -1,17 +1,15 @@
-//! Creates with a key: the statements on what is kept of them.
+//! Creates with a key: the statements on what is kept of them, and the thread that removes it once its time is over.
 
 use super::{
     Pool,
-    changes::{in_order, in_order_of_addresses, no_row, only, unbatched_after},
-    cleaner::Cleaner,
-    insert::Insert,
+    clock::{Changed, no_row},
     session::{Deadlines, Param},
-    users::{Users, at_positions, column},
+    users::{Arrays, Batched, Insert, Sql, Users, address, at_positions, column, with_values},
 };
 use crate::{
     error::Error,
     users::{
-        once::{Fingerprint, Kept, Key},
+        once::{Fingerprint, KEPT_FOR, Kept, Key},
         password::PasswordHash,
         user::{User, Values},
     },
@@ -19,25 +17,29 @@ use crate::{
 use postgres::{Row, types::Type};
 use std::{
     io,
+    sync::{Arc, Weak, mpsc},
+    thread,
     time::{Duration, Instant},
 };
 
 /// Creates a user and keeps the answer, or finds one that was kept.
-const CREATE_ONCE: &str = include_str!("create_once.sql");
+static CREATE_ONCE: Sql = Sql::new(include_str!("create_once.sql"));
 
 /// The same for several keys.
 static CREATE_MANY_ONCE: Insert = Insert::new(include_str!("create_many_once.sql"));
 
 /// Each row comes with the position of its key, from 1: two may ask for the same one.
-const FIND_KEPT: &str = "\
+static FIND_KEPT: Sql = Sql::new(
+    "\
     select found.*, position \
     from pg_catalog.unnest($1::bytea[]) with ordinality as asked (asked_key, position) cross join lateral ( \
-        select id, name, email, created_at, updated_at, version, fingerprint, password_hash \
+        select {COLUMN}, fingerprint, password_hash \
         from idempotency_keys \
         where key operator(pg_catalog.=) asked_key \
             and kept_since operator(pg_catalog.>) (pg_catalog.now() operator(pg_catalog.-) interval '24 hours') \
         limit 1 \
-    ) as found";
+    ) as found",
+);
 
 /// Rows that others are removing are left to them.
 const REMOVE_EXPIRED: &str = "\
@@ -78,35 +80,7 @@ impl Users {
     /// that it would have had unbatched. As many round trips as [`Users::create_many`], and one more for each whose
     /// address is taken.
     pub fn create_many_once(&self, new: &[NewOnce]) -> Vec<Result<Once, Error>> {
-        let unbatched =
-            |new: &NewOnce| self.create_once(new.key, new.fingerprint, new.values, None, new.deadline);
-        if let [one] = new {
-            return vec![unbatched(one)];
-        }
-        match self.create_batch_once(new) {
-            Ok(outcomes) => {
-                outcomes.into_iter().zip(new).map(|(once, new)| self.or_kept(new.key, once)).collect()
-            }
-            Err(error) => unbatched_after(&error, new, unbatched),
-        }
-    }
-
-    fn create_batch_once(&self, new: &[NewOnce]) -> Result<Vec<Result<Once, Error>>, Error> {
-        let order = in_order_of_addresses(new, |new| new.values);
-        let given: Vec<&NewOnce> = order.iter().map(|index| &new[*index]).collect();
-        let keys: Vec<&[u8]> = given.iter().map(|new| new.key.as_bytes()).collect();
-        let fingerprints: Vec<&[u8]> = given.iter().map(|new| new.fingerprint.as_bytes()).collect();
-        let (names, emails): (Vec<_>, Vec<_>) =
-            given.iter().map(|new| (new.values.name, new.values.email)).unzip();
-        let params: [Param; 4] = [
-            (&keys, Type::BYTEA_ARRAY),
-            (&fingerprints, Type::BYTEA_ARRAY),
-            (&names, Type::TEXT_ARRAY),
-            (&emails, Type::TEXT_ARRAY),
-        ];
-        let deadlines: Vec<Instant> = given.iter().map(|new| new.deadline).collect();
-        let created = self.insert(&CREATE_MANY_ONCE, &params, &deadlines)?;
-        in_order(&created, &deadlines, &order, 8, |row| self.once(row))
+        self.batch(new)
     }
 
     /// Stores a user, its password's hash and the key, in one transaction; or finds what was kept of the same key, and
@@ -120,15 +94,11 @@ impl Users {
         deadline: Instant,
     ) -> Result<Once, Error> {
         let hash = password.map(PasswordHash::as_phc);
-        let params: [Param; 5] = [
-            (&key.as_bytes(), Type::BYTEA),
-            (&fingerprint.as_bytes(), Type::BYTEA),
-            (&values.name, Type::TEXT),
-            (&values.email, Type::TEXT),
-            (&hash, Type::TEXT),
-        ];
-        let created = self.pool.change(CREATE_ONCE, &params, Deadlines::One(deadline));
-        let created = created.and_then(|created| self.once(only(&created, deadline, no_row)?));
+        let params: [Param; 3] =
+            [(&key.as_bytes(), Type::BYTEA), (&fingerprint.as_bytes(), Type::BYTEA), (&hash, Type::TEXT)];
+        let params = with_values(&params, &values);
+        let created = self.pool.change(CREATE_ONCE.text(), &params, Deadlines::One(deadline));
+        let created = created.and_then(|created| self.once(created.only(deadline, no_row)?));
         self.or_kept(key, created)
     }
 
@@ -138,8 +108,8 @@ impl Users {
             return Ok(Vec::new());
         }
         let bytes: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
-        let rows = self.pool.read(FIND_KEPT, &[(&bytes, Type::BYTEA_ARRAY)])?;
-        at_positions(&rows, 8, keys.len(), |row| self.kept(row).map(Box::new))
+        let rows = self.pool.read(FIND_KEPT.text(), &[(&bytes, Type::BYTEA_ARRAY)])?;
+        at_positions(&rows, keys.len(), |row| self.kept(row).map(Box::new))
     }
 
     /// What is taken, the address or the key, may be that of a create with the same key, which was answered meanwhile.
@@ -165,33 +135,117 @@ impl Users {
     }
 
     fn once(&self, row: &Row) -> Result<Once, Error> {
-        match column::<Option<&[u8]>>(row, 6)? {
+        match column::<Option<&[u8]>>(row, "fingerprint")? {
             None => Ok(Once::Created(self.user(row)?)),
             Some(_) => Ok(Once::Kept(Box::new(self.kept(row)?))),
         }
     }
 
     fn kept(&self, row: &Row) -> Result<Kept, Error> {
-        let fingerprint = match column::<&[u8]>(row, 6)? {
+        let fingerprint = match column::<&[u8]>(row, "fingerprint")? {
             [] => None,
             bytes => {
                 let unknown = || Error::Internal("a fingerprint of another length".into());
                 Some(Fingerprint::from_bytes(bytes).ok_or_else(unknown)?)
             }
         };
-        let hash: Option<String> = column(row, 7)?;
+        let hash: Option<String> = column(row, "password_hash")?;
         Ok(Kept { fingerprint, password_hash: hash.map(PasswordHash::from_phc), user: self.user(row)? })
     }
 }
 
+impl Batched for NewOnce<'_> {
+    type Outcome = Once;
+    type Key = Option<String>;
+
+    fn key(&self) -> Option<String> {
+        address(&self.values)
+    }
+
+    fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    fn batched(users: &Users, new: &[&Self], deadlines: &[Instant]) -> Result<Changed, Error> {
+        let keys: Vec<&[u8]> = new.iter().map(|new| new.key.as_bytes()).collect();
+        let fingerprints: Vec<&[u8]> = new.iter().map(|new| new.fingerprint.as_bytes()).collect();
+        let arrays = Arrays::of(new.iter().map(|new| new.values));
+        let fixed: [Param; 2] = [(&keys, Type::BYTEA_ARRAY), (&fingerprints, Type::BYTEA_ARRAY)];
+        users.insert(&CREATE_MANY_ONCE, &[&fixed[..], &arrays.params()].concat(), deadlines)
+    }
+
+    fn outcome(&self, users: &Users, row: Option<&Row>, late: Option<Error>) -> Result<Once, Error> {
+        let once = row.map(|row| users.once(row));
+        users.or_kept(self.key, once.unwrap_or_else(|| Err(late.unwrap_or(Error::AlreadyExists))))
+    }
+
+    fn unbatched(&self, users: &Users) -> Result<Once, Error> {
+        users.create_once(self.key, self.fingerprint, self.values, None, self.deadline)
+    }
+}
+
 /// Removes some of the keys that have expired.
-pub(super) fn remove_expired(pool: &Pool) -> Result<(), Error> {
+fn remove_expired(pool: &Pool) -> Result<(), Error> {
     pool.write(REMOVE_EXPIRED, &[]).map(drop)
 }
 
 /// How long until the first of the keys expires; zero where it has, `None` where there is no key.
-pub(super) fn next_expiry(pool: &Pool) -> Result<Option<Duration>, Error> {
+fn next_expiry(pool: &Pool) -> Result<Option<Duration>, Error> {
     let rows = pool.read(NEXT_EXPIRY, &[])?;
     let seconds: Option<f64> = rows.first().map(|row| column(row, 0)).transpose()?.flatten();
     Ok(seconds.map(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default()))
+}
+
+/// The first look at the rows after a start, and the shortest time between two.
+const SHORTEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Between two steps of one removal, for others to get at the database.
+const BETWEEN_STEPS: Duration = Duration::from_millis(50);
+
+/// After a failure.
+const AFTER_FAILURE: Duration = Duration::from_secs(60 * 60);
+
+/// Of the thread, in bytes.
+const STACK: usize = 256 << 10;
+
+/// The thread that removes expired keys: it sleeps until the next one expires, a day at the most. It ends soon after this
+/// is dropped.
+pub struct Cleaner(#[allow(dead_code, reason = "dropping it is what the thread waits for")] mpsc::Sender<()>);
+
+impl Cleaner {
+    /// Starts it. Errors: the system has no more threads.
+    fn start(pool: &Arc<Pool>) -> io::Result<Cleaner> {
+        let (sender, ended) = mpsc::channel();
+        let pool = Arc::downgrade(pool);
+        let thread = thread::Builder::new().name("cleaner".to_owned()).stack_size(STACK);
+        thread.spawn(move || work(&pool, &ended))?;
+        Ok(Cleaner(sender))
+    }
+}
+
+fn work(pool: &Weak<Pool>, ended: &mpsc::Receiver<()>) {
+    let mut pause = SHORTEST_PAUSE;
+    while let Err(mpsc::RecvTimeoutError::Timeout) = ended.recv_timeout(pause) {
+        let Some(pool) = pool.upgrade() else { return };
+        pause = match step(&pool) {
+            Ok(pause) => pause,
+            Err(Error::Contended) => SHORTEST_PAUSE,
+            Err(error) => {
+                log::warn!("cannot remove the idempotency keys that have expired: {error}");
+                AFTER_FAILURE
+            }
+        };
+    }
+}
+
+/// Removes some rows if there are any that have expired; returns when to go on.
+fn step(pool: &Pool) -> Result<Duration, Error> {
+    match next_expiry(pool)? {
+        None => Ok(KEPT_FOR),
+        Some(left) if !left.is_zero() => Ok(left.clamp(SHORTEST_PAUSE, KEPT_FOR)),
+        Some(_) => {
+            remove_expired(pool)?;
+            Ok(BETWEEN_STEPS)
+        }
+    }
 }

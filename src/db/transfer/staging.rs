@@ -1,61 +1,42 @@
-//! The statements that read or write many users at once.
+//! The transaction of an import: users are staged in a temporary table, looked for in what is stored, and stored by one
+//! statement; or stored as they come.
 
-use super::{
-    pool::MOVE_IDS,
-    settings,
-    users::{EPOCH, PAGES},
+use super::{notice_its_end, start};
+use crate::{
+    db::{
+        pool::MOVE_IDS,
+        users::{Sql, write_stored},
+    },
+    users::{
+        password::PasswordHash,
+        user::{Timestamp, UserRef},
+    },
 };
-use crate::users::{password::PasswordHash, user::Timestamp};
-use postgres::{
-    Client, IsolationLevel, Row, Transaction, binary_copy::BinaryCopyOutIter, error::SqlState,
-    fallible_iterator::FallibleIterator, types::Type,
-};
-use std::{
-    borrow::Cow,
-    io::{self, Write},
-};
-
-const EXPORT: &str = "\
-    copy (select id, name, email, created_at, updated_at from users order by id) to stdout (format binary)";
-
-const EXPORT_WITH_HASHES: &str = "\
-    copy (select id, name, email, created_at, updated_at, password_hash \
-          from users left join credentials on user_id operator(pg_catalog.=) id order by id) to stdout (format binary)";
-
-/// What takes long is meant to. And no statement is compiled: where a table has no statistics yet, the planner takes the
-/// page counts for expensive, and compiling the statement that sums them took half a second. Not every version has every
-/// setting.
-const SETTINGS: &str = "\
-    select pg_catalog.set_config(name, '0', true) from pg_catalog.pg_settings \
-    where name operator(pg_catalog.=) any (array['statement_timeout', 'lock_timeout', \
-        'idle_in_transaction_session_timeout', 'transaction_timeout', 'jit'])";
+use postgres::{Client, IsolationLevel, Row, Transaction, error::SqlState, types::Type};
+use std::io::{self, Write};
 
 /// What an import stages before it stores it. Of the session alone, and gone with the transaction.
-const STAGE: &str = "\
-    create temporary table userd_import (line bigint not null, id bigint, name text not null, email text not null, \
-        password_hash text, created_at timestamptz, updated_at timestamptz) on commit drop";
+static STAGE: Sql = Sql::new(
+    "\
+    create temporary table userd_import on commit drop as \
+    select 0::bigint as line, null::text as password_hash, {FIXED}, {TEXT::TYPE as TEXT} from users with no data",
+);
 
-const STAGE_ROWS: &str = "\
-    copy userd_import (line, id, name, email, password_hash, created_at, updated_at) from stdin (format binary)";
+static STAGE_ROWS: Sql =
+    Sql::new("copy userd_import (line, id, password_hash, {STORED}) from stdin (format binary)");
 
 /// Of an import that stages nothing.
-const STORE_ROWS: &str = "\
-    copy users (name, email, created_at, updated_at) from stdin (format binary)";
+static STORE_ROWS: Sql = Sql::new("copy users ({STORED}) from stdin (format binary)");
 
 /// The rows are stored in the order in which they were staged, which is that of their lines.
-const STORE: &str = "\
-    insert into users (name, email, created_at, updated_at) \
-    select name, email, coalesce(created_at, pg_catalog.now()), coalesce(updated_at, pg_catalog.now()) \
-    from userd_import";
+static STORE: Sql = Sql::new("insert into users ({STORED}) select {STORED} from userd_import");
 
 /// The same with hashes. Ids rise in the order of the rows, so the n-th id is the n-th line's; the addresses are compared
 /// nevertheless, so that no user gets the hash of another one, whatever triggers have made of the rows.
-const STORE_WITH_HASHES: &str = "\
+static STORE_WITH_HASHES: Sql = Sql::new(
+    "\
     with stored as ( \
-        insert into users (name, email, created_at, updated_at) \
-        select name, email, coalesce(created_at, pg_catalog.now()), coalesce(updated_at, pg_catalog.now()) \
-        from userd_import \
-        returning id, email \
+        insert into users ({STORED}) select {STORED} from userd_import returning id, email \
     ), given as ( \
         select pg_catalog.row_number() over (order by line) as position, email, password_hash from userd_import \
     ), taken as ( \
@@ -67,15 +48,15 @@ const STORE_WITH_HASHES: &str = "\
             operator(pg_catalog.=) pg_catalog.lower(given.email collate pg_catalog.\"C\") \
         returning 1 \
     ) \
-    select (select pg_catalog.count(*) from stored), (select pg_catalog.count(*) from hashes)";
+    select (select pg_catalog.count(*) from stored), (select pg_catalog.count(*) from hashes)",
+);
 
 /// The same where lines have ids of their own.
-const STORE_WITH_IDS: &str = "\
+static STORE_WITH_IDS: Sql = Sql::new(
+    "\
     with stored as ( \
-        insert into users (id, name, email, created_at, updated_at) overriding system value \
-        select id, name, email, coalesce(created_at, pg_catalog.now()), coalesce(updated_at, pg_catalog.now()) \
-        from userd_import \
-        returning id, email \
+        insert into users (id, {STORED}) overriding system value \
+        select id, {STORED} from userd_import returning id, email \
     ), hashes as ( \
         insert into credentials (user_id, password_hash) \
         select given.id, password_hash from userd_import given, stored \
@@ -84,7 +65,8 @@ const STORE_WITH_IDS: &str = "\
             operator(pg_catalog.=) pg_catalog.lower(given.email collate pg_catalog.\"C\") \
         returning 1 \
     ) \
-    select (select pg_catalog.count(*) from stored), (select pg_catalog.count(*) from hashes)";
+    select (select pg_catalog.count(*) from stored), (select pg_catalog.count(*) from hashes)",
+);
 
 /// The sequence of ids.
 macro_rules! sequence {
@@ -136,46 +118,24 @@ pub struct ImportedUser<'a> {
     pub line: u64,
     /// The id that it keeps.
     pub id: Option<i64>,
-    pub name: Cow<'a, str>,
-    pub email: Cow<'a, str>,
     pub password_hash: Option<PasswordHash>,
-    /// `None`: the present time.
-    pub created_at: Option<Timestamp>,
-    pub updated_at: Option<Timestamp>,
+    /// All else; its id means nothing.
+    pub user: UserRef<'a>,
 }
 
 impl ImportedUser<'_> {
     /// Appends its row for [`Staging::stage`], in the binary format of COPY.
     pub fn write_staged(&self, rows: &mut Vec<u8>) {
-        rows.extend_from_slice(&7_i16.to_be_bytes());
-        field(rows, Some(&self.line.to_be_bytes()));
-        field(rows, self.id.map(i64::to_be_bytes).as_ref().map(|bytes| &bytes[..]));
-        field(rows, Some(self.name.as_bytes()));
-        field(rows, Some(self.email.as_bytes()));
-        field(rows, self.password_hash.as_ref().map(|hash| hash.as_phc().as_bytes()));
-        field(rows, self.created_at.map(moment).as_ref().map(|bytes| &bytes[..]));
-        field(rows, self.updated_at.map(moment).as_ref().map(|bytes| &bytes[..]));
+        let id = self.id.map(i64::to_be_bytes);
+        let hash = self.password_hash.as_ref().map(|hash| hash.as_phc().as_bytes());
+        let fixed = [Some(&self.line.to_be_bytes()[..]), id.as_ref().map(|id| &id[..]), hash];
+        write_stored(&fixed, &self.user, rows);
     }
 
     /// Appends its row for [`Staging::store_unstaged`], which has no place for the hash.
-    pub fn write_stored(&self, present: Timestamp, rows: &mut Vec<u8>) {
-        rows.extend_from_slice(&4_i16.to_be_bytes());
-        field(rows, Some(self.name.as_bytes()));
-        field(rows, Some(self.email.as_bytes()));
-        field(rows, Some(&moment(self.created_at.unwrap_or(present))));
-        field(rows, Some(&moment(self.updated_at.unwrap_or(present))));
+    pub fn write_unstaged(&self, rows: &mut Vec<u8>) {
+        write_stored(&[], &self.user, rows);
     }
-}
-
-fn field(rows: &mut Vec<u8>, value: Option<&[u8]>) {
-    // A record is much shorter than what 32 bits count.
-    let length = value.map_or(-1, |value| value.len() as i32);
-    rows.extend_from_slice(&length.to_be_bytes());
-    rows.extend_from_slice(value.unwrap_or_default());
-}
-
-fn moment(time: Timestamp) -> [u8; 8] {
-    (time.unix_micros() - EPOCH).to_be_bytes()
 }
 
 /// Staged lines with an address or an id that an earlier line has, or a stored user.
@@ -216,6 +176,11 @@ pub struct Staging<'a> {
     transaction: Transaction<'a>,
     /// Whether users get the ids of their lines.
     keep_ids: bool,
+    /// The time of users that have none in their line.
+    pub present: Timestamp,
+    /// Whether rows may be stored without staging them: COPY refuses that to a role that is subject to row security, and to
+    /// be refused there would end the session, as the driver sends a message too many then.
+    pub may_store_unstaged: bool,
 }
 
 impl<'a> Staging<'a> {
@@ -229,16 +194,11 @@ impl<'a> Staging<'a> {
         let mut transaction =
             client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start()?;
         start(&mut transaction, prepared)?;
-        transaction.batch_execute(STAGE)?;
-        Ok(Staging { transaction, keep_ids })
-    }
-
-    /// The time of users that have none in their line; `None` where rows have to be staged: COPY refuses them for a role
-    /// that is subject to row security.
-    pub fn present(&mut self) -> Result<Option<Timestamp>, postgres::Error> {
-        // To be refused by COPY would end the session: the driver sends a message too many then.
-        let sql = "select case when not pg_catalog.row_security_active('users') then pg_catalog.now() end";
-        self.transaction.query_typed_one(sql, &[])?.try_get(0)
+        transaction.batch_execute(STAGE.text())?;
+        let sql = "select pg_catalog.now(), not pg_catalog.row_security_active('users')";
+        let row = transaction.query_typed_one(sql, &[])?;
+        let (present, may_store_unstaged) = (row.try_get(0)?, row.try_get(1)?);
+        Ok(Staging { transaction, keep_ids, present, may_store_unstaged })
     }
 
     /// Stores the rows that `next` returns, each call some of them, until it returns none; how many they were. After an
@@ -248,7 +208,7 @@ impl<'a> Staging<'a> {
         next: impl FnMut() -> Result<Option<Vec<u8>>, E>,
     ) -> Result<u64, E> {
         let mut attempt = self.transaction.transaction()?;
-        let count = copy(&mut attempt, STORE_ROWS, next)?;
+        let count = copy(&mut attempt, STORE_ROWS.text(), next)?;
         attempt.commit()?;
         Ok(count)
     }
@@ -258,7 +218,7 @@ impl<'a> Staging<'a> {
         &mut self,
         next: impl FnMut() -> Result<Option<Vec<u8>>, E>,
     ) -> Result<(), E> {
-        copy(&mut self.transaction, STAGE_ROWS, next).map(drop)
+        copy(&mut self.transaction, STAGE_ROWS.text(), next).map(drop)
     }
 
     /// Removes the staged users whose address is stored already; how many.
@@ -319,10 +279,10 @@ impl<'a> Staging<'a> {
         }
         let mut attempt = self.transaction.transaction()?;
         let stored = match hashes {
-            0 if !self.keep_ids => (attempt.execute(STORE, &[])?, 0),
+            0 if !self.keep_ids => (attempt.execute(STORE.text(), &[])?, 0),
             _ => {
-                let sql = if self.keep_ids { STORE_WITH_IDS } else { STORE_WITH_HASHES };
-                let row = attempt.query_typed_one(sql, &[])?;
+                let sql = if self.keep_ids { &STORE_WITH_IDS } else { &STORE_WITH_HASHES };
+                let row = attempt.query_typed_one(sql.text(), &[])?;
                 (row.get::<_, i64>(0).unsigned_abs(), row.get::<_, i64>(1).unsigned_abs())
             }
         };
@@ -384,80 +344,4 @@ fn copy<E: From<postgres::Error> + From<io::Error>>(
     }
     copy.write_all(&TRAILER.to_be_bytes())?;
     Ok(copy.finish()?)
-}
-
-/// A user as it is exported.
-pub struct ExportedUser<'a> {
-    pub id: i64,
-    pub name: &'a str,
-    pub email: &'a str,
-    pub created_at: Timestamp,
-    pub updated_at: Timestamp,
-    /// Where it was asked for, and the user has one.
-    pub password_hash: Option<&'a str>,
-}
-
-/// Begins what [`each_user`] and [`count`] read.
-///
-/// The rows come by the index: a sort would hold all of them on the server's disk before the first one is sent.
-pub fn begin_export(client: &mut Client, prepared: bool) -> Result<Transaction<'_>, postgres::Error> {
-    notice_its_end(client, prepared);
-    let mut transaction = client.build_transaction().read_only(true).start()?;
-    start(&mut transaction, prepared)?;
-    transaction
-        .batch_execute("set local enable_sort = off; set local max_parallel_workers_per_gather = 0")?;
-    Ok(transaction)
-}
-
-/// Has the server notice within a second that this process has ended, whatever it is at.
-fn notice_its_end(client: &mut Client, prepared: bool) {
-    // A pooler's session is not ours to set.
-    if prepared {
-        // Before version 14, and on other systems, there is no such setting: a statement is finished first.
-        let _ = client.batch_execute("set client_connection_check_interval = 1000");
-    }
-}
-
-fn start(transaction: &mut Transaction, prepared: bool) -> Result<(), postgres::Error> {
-    transaction.query_typed(SETTINGS, &[])?;
-    transaction.batch_execute(&settings::statements_of_bulk())?;
-    if !prepared {
-        // A pooler's session may hold a statement of another client's that has the name of one of ours.
-        transaction.batch_execute("deallocate all")?;
-    }
-    Ok(())
-}
-
-/// How many users there are. One round trip.
-pub fn count(transaction: &mut Transaction) -> Result<u64, postgres::Error> {
-    let (one, none): (&[i64], &[i32]) = (&[1], &[0]);
-    let rows = transaction.query_typed(
-        PAGES,
-        &[(&one, Type::INT8_ARRAY), (&one, Type::INT8_ARRAY), (&none, Type::INT4_ARRAY)],
-    )?;
-    let total: i64 = rows.first().map_or(Ok(0), |row| row.try_get(1))?;
-    Ok(total.unsigned_abs())
-}
-
-/// Calls `each` with every user, by id.
-pub fn each_user<E: From<postgres::Error>>(
-    transaction: &mut Transaction,
-    with_password_hashes: bool,
-    mut each: impl FnMut(ExportedUser) -> Result<(), E>,
-) -> Result<(), E> {
-    const TYPES: [Type; 6] =
-        [Type::INT8, Type::TEXT, Type::VARCHAR, Type::TIMESTAMPTZ, Type::TIMESTAMPTZ, Type::TEXT];
-    let (sql, columns) = if with_password_hashes { (EXPORT_WITH_HASHES, 6) } else { (EXPORT, 5) };
-    let mut rows = BinaryCopyOutIter::new(transaction.copy_out(sql)?, &TYPES[..columns]);
-    while let Some(row) = rows.next()? {
-        each(ExportedUser {
-            id: row.try_get(0)?,
-            name: row.try_get(1)?,
-            email: row.try_get(2)?,
-            created_at: row.try_get(3)?,
-            updated_at: row.try_get(4)?,
-            password_hash: if with_password_hashes { row.try_get(5)? } else { None },
-        })?;
-    }
-    Ok(())
 }

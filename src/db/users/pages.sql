@@ -1,7 +1,7 @@
 -- Pages of users in the order of their ids, for several requests at once, from one snapshot.
 -- $1 bigint[]: positions of the first rows, from 0. $2 bigint[]: how many rows, at most. $3 int[]: bytes of the largest
--- user that is answered; a larger one has neither name nor address. Same length.
--- Answers, by ordinal and id: ordinal (1..), total, and the row; an empty page is one row of nulls.
+-- user that is answered; a larger one has no texts. Same length.
+-- Answers, by ordinal and id: the row, ordinal (1..), and total; an empty page is one row of nulls.
 -- Looks up the block of each level, then the row: see V2__page_counts.sql.
 with asked as materialized (
     select ordinal, greatest(first, 0) as first, greatest(most, 0) as most, largest
@@ -23,10 +23,8 @@ with asked as materialized (
           union all select block operator(pg_catalog.>>) 8, n from opened) t
     group by block
 )
-select a.ordinal, (select coalesce(pg_catalog.max(upto), 0) from top) as total, u.id,
-       case when u.bytes operator(pg_catalog.<=) a.largest then u.name end,
-       case when u.bytes operator(pg_catalog.<=) a.largest then u.email end,
-       u.created_at, u.updated_at
+select {u.FIXED}, {case when u.bytes operator(pg_catalog.<=) a.largest then u.TEXT end},
+       a.ordinal, (select coalesce(pg_catalog.max(upto), 0) from top) as total
 from asked a
 left join lateral (
     select block, a.first operator(pg_catalog.-) (upto operator(pg_catalog.-) n) as first from top
@@ -52,7 +50,7 @@ left join lateral (
         group by block) b
     where upto operator(pg_catalog.>) m.first order by block limit 1) b on true
 left join lateral (
-    select *, pg_catalog.octet_length(name) operator(pg_catalog.+) pg_catalog.octet_length(email) as bytes
+    select *, {pg_catalog.octet_length(TEXT); operator(pg_catalog.+)} as bytes
     from users where id operator(pg_catalog.>=) (b.block operator(pg_catalog.<<) 9)
     order by id offset b.first limit a.most) u on true
 order by a.ordinal, u.id

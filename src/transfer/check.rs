@@ -4,21 +4,21 @@
 
 use super::{
     Format, Import,
-    fields::{Column, Field, Fields, parse_json},
+    fields::{Field, Fields, PASSWORD_HASH, is_known, parse_json},
     records::{Batch, Record},
 };
 use crate::{
     app::validation::Validation,
     config::{Config, Validation as Mode},
-    db::bulk::ImportedUser,
+    db::transfer::ImportedUser,
     error::Error,
     users::{
         password::{Hasher, Password, PasswordHash},
-        user::{NewUser, Timestamp, UserChanges},
+        user::{FILLABLE, NewUser, Timestamp, UserChanges, UserRef},
     },
 };
 use serde_json::{Map, Value};
-use std::{borrow::Cow, fmt};
+use std::fmt;
 
 /// What is wrong with a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,8 +53,8 @@ pub(super) struct Checked {
 pub(super) enum Rows {
     /// A row that is staged. Whether clear passwords are hashed: not where nothing is to be stored.
     Staged { hash: bool },
-    /// A row of the table of users itself, where a time that is missing is this one; without the password.
-    Stored { present: Timestamp },
+    /// A row of the table of users itself, without the password.
+    Stored,
 }
 
 /// The rules that records are held to.
@@ -63,19 +63,23 @@ pub(super) struct Rules {
     as_is: bool,
     keep_ids: bool,
     rows: Rows,
+    /// The time of users that have none in their line.
+    present: Timestamp,
     hasher: Hasher,
     format: Format,
-    columns: Vec<Column>,
+    /// Of a CSV file: the names of its fields.
+    columns: Vec<String>,
 }
 
 impl Rules {
     /// The rules of these settings and of this import.
-    pub fn new(config: &Config, import: Import, rows: Rows) -> Rules {
+    pub fn new(config: &Config, import: Import, rows: Rows, present: Timestamp) -> Rules {
         Rules {
             validation: Validation::new(config.schema, Mode::Declarative),
             as_is: import.as_is,
             keep_ids: import.keep_ids,
             rows,
+            present,
             hasher: Hasher::new(config.password_hashing),
             format: import.format.unwrap_or(Format::Ndjson),
             columns: Vec::new(),
@@ -93,21 +97,18 @@ impl Rules {
         reader(header).read_byte_record(&mut record).map_err(|error| error.to_string())?;
         let names = record.iter().map(str::from_utf8).collect::<Result<Vec<_>, _>>();
         let names = names.map_err(|_| "is not UTF-8".to_owned())?;
-        let unknown = names.iter().filter(|name| Column::named(name).is_none());
-        let unknown: Vec<String> = unknown.map(|name| (*name).to_owned()).collect();
-        let known = names.iter().filter_map(|name| Column::named(name));
-        self.columns = known.collect();
-        let required = [("name", Column::Name), ("email", Column::Email), ("id", Column::Id)];
+        let required = ["name", "email", "id"];
         let mut required = required.iter().take(if self.keep_ids { 3 } else { 2 });
-        if let Some((missing, _)) = required.find(|(_, column)| !self.columns.contains(column)) {
+        if let Some(missing) = required.find(|name| !names.contains(name)) {
             for (separator, name) in [(';', "semicolons"), ('\t', "tabs")] {
-                let is_known = |name: &str| Column::named(name).is_some();
                 if names.iter().any(|name| name.contains(separator) && name.split(separator).any(is_known)) {
                     return Err(format!("the header is separated by {name}, and has to be by commas"));
                 }
             }
             return Err(format!("the header has no column {missing}: {}", names.join(",")));
         }
+        self.columns = names.iter().map(|name| (*name).to_owned()).collect();
+        let unknown: Vec<String> = self.columns.iter().filter(|name| !is_known(name)).cloned().collect();
         if !unknown.is_empty() {
             return Err(Error::MassAssignment(unknown).to_string());
         }
@@ -132,16 +133,12 @@ impl Rules {
                         self.parse_csv(&values)
                     }
                 };
-                self.user(*line, fields?)
+                self.user(*line, fields?, &mut checked.rows)
             });
             match user {
-                Ok((user, has_password)) => {
+                Ok(has_password) => {
                     checked.count += 1;
                     checked.with_password += u64::from(has_password);
-                    match self.rows {
-                        Rows::Staged { .. } => user.write_staged(&mut checked.rows),
-                        Rows::Stored { present } => user.write_stored(present, &mut checked.rows),
-                    }
                 }
                 Err(problem) => checked.complaints.push(Complaint { line: *line, problem }),
             }
@@ -158,33 +155,34 @@ impl Rules {
         for (value, column) in values.iter().zip(&self.columns) {
             let text = str::from_utf8(value).map_err(|_| "is not UTF-8".to_owned())?;
             // Only these may be empty; of the others, that is how CSV says that there is none.
-            if !text.is_empty() || matches!(column, Column::Name | Column::Email) {
-                fields.set(column.clone(), Field::Text(text.into()));
+            if !text.is_empty() || matches!(column.as_str(), "name" | "email") {
+                fields.set(column, Field::Text(text.into()));
             }
         }
         Ok(fields)
     }
 
-    /// The user, and whether it has a password.
-    fn user<'a>(&self, line: u64, fields: Fields<'a>) -> Result<(ImportedUser<'a>, bool), String> {
+    /// Appends the row of a user who may be imported; whether it has a password.
+    fn user(&self, line: u64, mut fields: Fields, rows: &mut Vec<u8>) -> Result<bool, String> {
         let mut problems = Vec::new();
-        let hash = fields.password_hash.and_then(|field| match field {
-            Field::Null => None,
-            Field::Text(text) => match PasswordHash::imported(text.into_owned()) {
+        let hash = match fields.take(PASSWORD_HASH) {
+            None | Some(Field::Value(Value::Null)) => None,
+            Some(Field::Text(text)) => match PasswordHash::imported(text.into_owned()) {
                 Ok(hash) => Some(hash),
                 Err(problem) => {
                     problems.push(format!("/passwordHash {problem}"));
                     None
                 }
             },
-            Field::Whole(_) | Field::Other => {
+            Some(Field::Value(_)) => {
                 problems.push("/passwordHash must be a string".to_owned());
                 None
             }
-        });
-        let id = match fields.id {
+        };
+        let id = fields.take("id").filter(|_| self.keep_ids);
+        let id = match id {
             _ if !self.keep_ids => None,
-            None | Some(Field::Null) => {
+            None | Some(Field::Value(Value::Null)) => {
                 problems.push("/id is required by --keep-ids".to_owned());
                 None
             }
@@ -196,89 +194,75 @@ impl Rules {
                 id
             }
         };
-        let mut time = |field, name| match field {
-            None | Some(Field::Null) => None,
-            Some(Field::Text(text)) if let Some(time) = Timestamp::parse(&text) => Some(time),
+        let mut time = |name| match fields.take(name) {
+            None | Some(Field::Value(Value::Null)) => self.present,
+            Some(Field::Text(text)) if let Some(time) = Timestamp::parse(&text) => time,
             Some(_) => {
                 problems.push(format!("/{name} must be a time as in 2020-02-29T23:59:59.123456Z"));
-                None
+                self.present
             }
         };
-        let (created_at, updated_at) =
-            (time(fields.created_at, "createdAt"), time(fields.updated_at, "updatedAt"));
-        if hash.is_some() && fields.password.is_some() {
+        let (created_at, updated_at) = (time("createdAt"), time("updatedAt"));
+        let mut body = Map::new();
+        for name in FILLABLE {
+            let value = fields.take(name).map(|field| match field {
+                Field::Text(text) => Value::String(text.into_owned()),
+                Field::Value(value) => value,
+            });
+            body.extend(value.map(|value| (name.to_owned(), value)));
+        }
+        if hash.is_some() && body.contains_key("password") {
             problems.push("/password and /passwordHash exclude one another".to_owned());
         }
         if !fields.foreign.is_empty() {
             problems.push(Error::MassAssignment(fields.foreign).to_string());
         }
         let has_hash = hash.is_some() || !problems.is_empty();
-        let accepted = self.accept(fields.name, fields.email, fields.password, has_hash);
-        let (name, email, password) = accepted.unwrap_or_else(|mut found| {
-            problems.append(&mut found);
-            Default::default()
-        });
-        if !problems.is_empty() {
-            return Err(problems.join("; "));
-        }
-        let has_password = hash.is_some() || password.is_some();
-        let password_hash = match (hash, password, self.rows) {
+        let new = match self.accept(body, has_hash) {
+            Ok(new) if problems.is_empty() => new,
+            refused => {
+                problems.extend(refused.err().unwrap_or_default());
+                return Err(problems.join("; "));
+            }
+        };
+        let has_password = hash.is_some() || new.password.is_some();
+        let password_hash = match (hash, &new.password, self.rows) {
             (None, Some(Password::Clear(clear)), Rows::Staged { hash: true }) => {
-                Some(self.hasher.hash(&clear).map_err(|error| error.to_string())?)
+                Some(self.hasher.hash(clear).map_err(|error| error.to_string())?)
             }
             (hash, ..) => hash,
         };
-        Ok((ImportedUser { line, id, name, email, password_hash, created_at, updated_at }, has_password))
+        let user = UserRef::new(0, new.values(), created_at, updated_at);
+        let imported = ImportedUser { line, id, password_hash, user };
+        match self.rows {
+            Rows::Staged { .. } => imported.write_staged(rows),
+            Rows::Stored => imported.write_unstaged(rows),
+        }
+        Ok(has_password)
     }
 
-    /// Name, address and password, if they are accepted. `has_hash`: a password is not asked for.
-    fn accept<'a>(
-        &self,
-        name: Option<Field<'a>>,
-        email: Option<Field<'a>>,
-        password: Option<Field<'a>>,
-        has_hash: bool,
-    ) -> Result<Accepted<'a>, Vec<String>> {
-        let mut body = Map::new();
-        let mut put = |key: &str, field: Option<Field>| {
-            let value = match field {
-                None => return,
-                Some(Field::Text(text)) => Value::String(text.into_owned()),
-                Some(Field::Null) => Value::Null,
-                Some(Field::Whole(_) | Field::Other) => Value::Bool(false),
-            };
-            body.insert(key.to_owned(), value);
-        };
-        put("name", name);
-        put("email", email);
-        put("password", password);
+    /// The user of these fields, if they are accepted. `has_hash`: a password is not asked for.
+    fn accept(&self, mut body: Map<String, Value>, has_hash: bool) -> Result<NewUser, Vec<String>> {
         if self.as_is {
             let missing = ["name", "email"].into_iter().filter(|key| !body.contains_key(*key));
             let missing: Vec<String> = missing.map(|key| format!("/{key} is required")).collect();
             let changes = UserChanges::from_body(body);
-            return match changes.map_err(problems)? {
-                UserChanges { name: Some(name), email: Some(email), password } if missing.is_empty() => {
-                    Ok((name.into(), email.into(), password.flatten()))
-                }
-                _ => Err(missing),
-            };
+            let new = changes.map_err(problems)?.into_new();
+            return new.filter(|_| missing.is_empty()).ok_or(missing);
         }
         let stand_in = has_hash && !body.contains_key("password");
         if stand_in {
             body.insert("password".to_owned(), Value::String("has a hash".to_owned()));
         }
         let new = self.validation.create(body).and_then(NewUser::from_body).map_err(problems)?;
-        Ok((new.name.into(), new.email.into(), new.password.filter(|_| !stand_in)))
+        Ok(NewUser { password: new.password.filter(|_| !stand_in), ..new })
     }
 }
-
-/// Name, address and password.
-type Accepted<'a> = (Cow<'a, str>, Cow<'a, str>, Option<Password>);
 
 /// The id, where it is one in canonical form.
 fn whole(id: &Field) -> Option<i64> {
     match id {
-        Field::Whole(number) => i64::try_from(*number).ok().filter(|id| *id > 0),
+        Field::Value(Value::Number(number)) => number.as_i64().filter(|id| *id > 0),
         Field::Text(text) if text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0') => {
             text.parse().ok()
         }

@@ -1,0 +1,68 @@
+//! All users of one snapshot, by id.
+
+use super::{notice_its_end, start};
+use crate::{
+    db::users::{AnyRow, PAGES, Sql, answered_types, record},
+    users::user::UserRef,
+};
+use postgres::{
+    Client, Error, Transaction,
+    binary_copy::{BinaryCopyOutIter, BinaryCopyOutRow},
+    fallible_iterator::FallibleIterator,
+    types::{FromSql, Type},
+};
+
+static EXPORT: Sql =
+    Sql::new("copy (select {FIXED}, {TEXT} from users order by id) to stdout (format binary)");
+
+static EXPORT_WITH_HASHES: Sql = Sql::new(
+    "\
+    copy (select {FIXED}, {TEXT}, password_hash \
+          from users left join credentials on user_id operator(pg_catalog.=) id order by id) to stdout (format binary)",
+);
+
+/// Begins what [`each_user`] and [`count`] read.
+///
+/// The rows come by the index: a sort would hold all of them on the server's disk before the first one is sent.
+pub fn begin_export(client: &mut Client, prepared: bool) -> Result<Transaction<'_>, Error> {
+    notice_its_end(client, prepared);
+    let mut transaction = client.build_transaction().read_only(true).start()?;
+    start(&mut transaction, prepared)?;
+    transaction
+        .batch_execute("set local enable_sort = off; set local max_parallel_workers_per_gather = 0")?;
+    Ok(transaction)
+}
+
+/// How many users there are. One round trip.
+pub fn count(transaction: &mut Transaction) -> Result<u64, Error> {
+    let (one, none): (&[i64], &[i32]) = (&[1], &[0]);
+    let rows = transaction.query_typed(
+        PAGES.text(),
+        &[(&one, Type::INT8_ARRAY), (&one, Type::INT8_ARRAY), (&none, Type::INT4_ARRAY)],
+    )?;
+    let total: i64 = rows.first().map_or(Ok(0), |row| row.try_get("total"))?;
+    Ok(total.unsigned_abs())
+}
+
+/// Calls `each` with every user, by id, and with the hash of its password where it was asked for, and there is one.
+pub fn each_user<E: From<Error>>(
+    transaction: &mut Transaction,
+    with_password_hashes: bool,
+    mut each: impl FnMut(UserRef, Option<&str>) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut types = answered_types();
+    let hash_at = types.len();
+    types.extend(with_password_hashes.then_some(Type::TEXT));
+    let sql = if with_password_hashes { &EXPORT_WITH_HASHES } else { &EXPORT };
+    let mut rows = BinaryCopyOutIter::new(transaction.copy_out(sql.text())?, &types);
+    while let Some(row) = rows.next()? {
+        each(record(&row)?, if with_password_hashes { row.try_get(hash_at)? } else { None })?;
+    }
+    Ok(())
+}
+
+impl AnyRow for BinaryCopyOutRow {
+    fn cell<'a, T: FromSql<'a>>(&'a self, at: usize) -> Result<T, Error> {
+        self.try_get(at)
+    }
+}

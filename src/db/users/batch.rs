@@ -1,0 +1,84 @@
+//! Several requests in one statement: their order in it, the outcome of each, and what is done where it fails for all of
+//! them. The statement answers with a row for each, or for those that it has done, which has its position in the parameters.
+
+use super::{Users, at_positions};
+use crate::{
+    db::{clock::Changed, sqlstate},
+    error::Error,
+    users::user::Values,
+};
+use postgres::Row;
+use std::time::Instant;
+
+/// A request that may share its statement with others of its kind.
+pub(in crate::db) trait Batched: Sized {
+    /// What becomes of it.
+    type Outcome;
+    /// What the requests are ordered by in a statement, so that two statements wait for each other in one direction only.
+    type Key: Ord;
+
+    fn key(&self) -> Self::Key;
+
+    /// Nothing is changed past this.
+    fn deadline(&self) -> Instant;
+
+    /// Executes the statement for all of them.
+    fn batched(users: &Users, given: &[&Self], deadlines: &[Instant]) -> Result<Changed, Error>;
+
+    /// The outcome of this one by its row, if there is one. `late`: why it was not begun, if it may not have been.
+    fn outcome(&self, users: &Users, row: Option<&Row>, late: Option<Error>) -> Result<Self::Outcome, Error>;
+
+    /// Executes the statement for this one alone, which costs less.
+    fn unbatched(&self, users: &Users) -> Result<Self::Outcome, Error>;
+}
+
+impl Users {
+    /// Executes requests in one statement and one commit, each with the outcome that it would have had unbatched.
+    pub(in crate::db) fn batch<T: Batched>(&self, requests: &[T]) -> Vec<Result<T::Outcome, Error>> {
+        let executed = || {
+            let mut order: Vec<usize> = (0..requests.len()).collect();
+            // Of equal addresses the first wins.
+            order.sort_by_cached_key(|at| requests[*at].key());
+            let given: Vec<&T> = order.iter().map(|at| &requests[*at]).collect();
+            let deadlines: Vec<Instant> = given.iter().map(|request| request.deadline()).collect();
+            let changed = T::batched(self, &given, &deadlines)?;
+            let rows = at_positions(&changed.rows, given.len(), Ok)?;
+            let mut outcomes: Vec<_> = (0..given.len()).map(|_| Err(Error::AlreadyExists)).collect();
+            for (at, row) in rows.into_iter().enumerate() {
+                let late = changed.not_begun(at, deadlines[at]);
+                outcomes[order[at]] = given[at].outcome(self, row, late);
+            }
+            Ok(outcomes)
+        };
+        match requests {
+            [one] => vec![one.unbatched(self)],
+            several => executed().unwrap_or_else(|error| self.unbatched_after(&error, several)),
+        }
+    }
+
+    /// The outcomes of requests after a batch of them has failed: each by itself, where that may have another outcome.
+    fn unbatched_after<T: Batched>(&self, error: &Error, requests: &[T]) -> Vec<Result<T::Outcome, Error>> {
+        /// The batch and two of its users. An address that another transaction has stored and not committed yet blocks
+        /// its own user alone; a lock of the table blocks all of them, each for the whole of `lock_timeout`.
+        const REFUSALS: usize = 3;
+        let contended = matches!(error, Error::Contended);
+        if !(contended || sqlstate::is_of_rows(error)) {
+            return requests.iter().map(|_| Err(error.clone())).collect();
+        }
+        let mut refusals = usize::from(contended);
+        let one = |request: &T| {
+            if refusals == REFUSALS {
+                return Err(Error::Contended);
+            }
+            let outcome = request.unbatched(self);
+            refusals += usize::from(matches!(outcome, Err(Error::Contended)));
+            outcome
+        };
+        requests.iter().map(one).collect()
+    }
+}
+
+/// What creates are ordered by.
+pub(in crate::db) fn address(values: &Values) -> Option<String> {
+    values.email.map(str::to_ascii_lowercase)
+}
