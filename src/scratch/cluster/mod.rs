@@ -129,7 +129,8 @@ impl Cluster {
         let wanted = directory.cluster_major()?;
         let programs = Programs::find(options.programs.as_deref(), wanted, directory.account())?;
         let deadline = Instant::now() + options.start_timeout;
-        if !pgdata.exists() {
+        let is_new = !pgdata.exists();
+        if is_new {
             let major = programs.major;
             log::info!("making a PostgreSQL {major} cluster in {}", pgdata.display());
             let made = initialize(&directory, &programs, &mut watcher, options.durable, deadline);
@@ -157,6 +158,9 @@ impl Cluster {
             thread::sleep(CONNECT_PAUSE);
             said = cluster.directory.log_length();
             cluster.server = launch(&cluster.directory, &programs, &mut cluster.watcher, options)?;
+        }
+        if is_new && programs.major < 15 {
+            cluster.close_schemas()?;
         }
         log::info!(
             "PostgreSQL {} (process {}) serves {}, socket in {}",
@@ -218,6 +222,18 @@ impl Cluster {
             watcher.forget();
         }
         log::info!("PostgreSQL (process {pid}) has stopped");
+        Ok(())
+    }
+
+    /// Only a superuser may create in the schema `public`, as it is by itself from version 15 on.
+    fn close_schemas(&self) -> Result<(), ClusterError> {
+        for database in ["template1", "postgres"] {
+            let revoked = super::connect(&self.connection_string(database))
+                .and_then(|mut client| client.batch_execute("revoke create on schema public from public"));
+            revoked.map_err(|error| {
+                ClusterError::new(format!("cannot set up {database}: {}", crate::db::explain(&error)))
+            })?;
+        }
         Ok(())
     }
 
