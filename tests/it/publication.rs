@@ -52,12 +52,27 @@ fn changes_go_on_with_a_publication() {
 
 #[test]
 fn to_the_next_server_under_load() {
+    let [copy, _, cut] = blocks()[..] else { panic!("three blocks: {:?}", blocks()) };
+    to_the_next_server(copy, cut);
+}
+
+/// As a tool does that knows nothing of the tables.
+#[test]
+fn to_the_next_server_by_a_publication_of_all_tables() {
+    let [copy, empty, cut] = blocks()[..] else { panic!("three blocks: {:?}", blocks()) };
+    let (three, all) = ("for table users, credentials, idempotency_keys", "for all tables");
+    let subscription = "psql -X -q \"$NEW\" -c \"create subscription";
+    assert!(copy.contains(three) && copy.contains(subscription), "{copy}");
+    let copy = copy.replace(three, all).replace(subscription, &format!("{empty}\n{subscription}"));
+    to_the_next_server(&copy, cut);
+}
+
+fn to_the_next_server(copy: &str, cut: &str) {
     let (old, new) = (publisher(), Own::start());
     let server = serve(&old);
     let url = Arc::new(Mutex::new(server.base_url().to_owned()));
     let load = Load::start("moved", 4, &url, Duration::from_secs(20));
     load.creates(600);
-    let [copy, cut] = blocks()[..] else { panic!("two blocks: {:?}", blocks()) };
     let userd = std::path::Path::new(env!("CARGO_BIN_EXE_userd")).parent().expect("a directory");
     let path = format!("{}:{}", userd.display(), std::env::var("PATH").expect("a path"));
     let shell = |lines: &str| {
