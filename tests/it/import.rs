@@ -490,6 +490,48 @@ fn existing_users_can_be_skipped() {
     assert!(stderr.starts_with("line 2: /email is that of line 1, too\n"), "{stderr}");
 }
 
+/// Of the file and of the database; other letters than those of ASCII differ by their case.
+#[test]
+fn addresses_that_differ_in_the_case_of_their_letters() {
+    let addresses = [
+        "ada@example.com",
+        "ZOË@example.com",
+        "zoë@example.com",
+        "ADA@Example.COM",
+        "Zoë@EXAMPLE.com",
+        "é@example.com",
+    ];
+    let ndjson = addresses.map(|email| json!({"name": "n", "email": email}).to_string() + "\n").concat();
+    let csv = "name,email\n".to_owned() + &addresses.map(|email| format!("n,{email}\n")).concat();
+    for (format, text, first_line) in [("ndjson", ndjson, 1), ("csv", csv, 2)] {
+        let database = Database::create();
+        database.run("insert into users (name, email) values ('n', 'É@example.com')");
+        let at = |index: usize| first_line + index;
+        let refused = format!(
+            "line {}: /email is that of line {}, too\nline {}: /email is that of line {}, too\n",
+            at(3),
+            at(0),
+            at(4),
+            at(2)
+        );
+        let (code, _, stderr) = import(&database, &text, &["--format", format]);
+        assert_eq!(code, 1);
+        assert!(stderr.starts_with(&refused), "{format}: {stderr}");
+        assert_eq!(database.value("select count(*) from users"), "1");
+
+        let (code, stdout, stderr) = import(&database, &text, &["--format", format, "--skip-invalid"]);
+        assert_eq!((code, stdout.as_str()), (0, "imported 4 users, skipped 2 invalid lines\n"), "{stderr}");
+        let stored = database.value("select string_agg(email, ',' order by id) from users");
+        assert_eq!(stored, "É@example.com,ada@example.com,ZOË@example.com,zoë@example.com,é@example.com");
+
+        // Now all of them are those of users in the database.
+        let (code, _, stderr) = import(&database, &text, &["--format", format]);
+        assert_eq!(code, 1);
+        let lines: Vec<_> = stderr.lines().filter(|line| line.contains(" /email is that of ")).collect();
+        assert_eq!(lines.len(), 6, "{stderr}");
+    }
+}
+
 /// The two lines of the README: ids, times, hashes and answers of the copy are those of the original.
 #[test]
 fn a_copy_with_its_ids() {

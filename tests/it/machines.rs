@@ -493,6 +493,16 @@ fn replicas_behind_pgbouncer() {
     }
     assert!(!found.is_empty());
     replicas.iter().for_each(|replica| assert_no_secret(&replica.stderr()));
+
+    // One that prepares statements, in sessions that have those of another client: the log says what it needs.
+    let named = (0..100).fold(String::new(), |sql, n| sql + &format!("prepare s{n} as select 1; "));
+    let mut others = [0, 1].map(|_| postgres::Client::connect(&url, postgres::NoTls).expect("pgbouncer"));
+    others.iter_mut().for_each(|client| client.batch_execute("begin").expect("a session each"));
+    others.iter_mut().for_each(|client| client.batch_execute(&(named.clone() + "commit")).expect("names"));
+    let mut process = userd(&url, 0, &[]);
+    let answer = Caller::new(&process.wait_for_url(), LONG).call("GET", "/users/1", "").expect("an answer");
+    assert_eq!((answer.0, &answer.1["error"]), (500, &json!("Database error")));
+    process.logs("(42P05); behind a pooler in transaction mode userd needs DB_PREPARED=false");
 }
 
 /// Two replicas are replaced one after the other, under load.

@@ -1,9 +1,12 @@
 //! How statements are executed: by an index, whatever the planner knows of the tables, and whenever a session has made its
 //! plans. PostgreSQL itself tells, by its module auto_explain, of statements within functions, too.
 
-use crate::support::{LONG, Own, Process, eventually, every_verb};
-use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use crate::support::{LONG, LONG_ON_DISK, Own, Process, TempDir, eventually, every_verb};
+use serde_json::{Value, json};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+};
 use userd::{Config, Database as Target, Server};
 
 /// Users that come after the plans were made.
@@ -87,18 +90,64 @@ fn wrongs(plan: &Value, limited: bool, found: &mut BTreeSet<String>) {
     }
 }
 
-/// Fails for each statement that does not walk an index, and where one is missing that is known to be executed.
-fn check(plans: &[(String, Value)], state: &str) {
+/// The same of exports and imports, each of which is planned when it is executed, with the size that a table has by then:
+/// bitmaps are as good as indexes then, and an export reads all users by an index, without a sort. The counts have a row for
+/// some hundred users.
+fn wrongs_in_bulk(plan: &Value, whole: bool, found: &mut BTreeSet<String>) {
+    let (node, table) = (plan["Node Type"].as_str(), plan["Relation Name"].as_str());
+    let (node, table) = (node.unwrap_or_default(), table.unwrap_or_default());
+    let number = |key: &str| plan[key].as_f64().unwrap_or_default();
+    let read = number("Actual Rows") + number("Rows Removed by Filter");
+    let is_known = TABLES[..3].contains(&table);
+    if is_known && node == "Seq Scan" || whole && node.contains("Sort") {
+        found.insert(format!("{node} {table}"));
+    }
+    if is_known && !whole && read > MOST {
+        found.insert(format!("{node} on {table} reads {read} rows"));
+    }
+    for child in plan["Plans"].as_array().into_iter().flatten() {
+        wrongs_in_bulk(child, whole, found);
+    }
+}
+
+/// Fails for each statement that is wrong, and where one is missing that is known to be executed.
+fn check_each(
+    plans: &[(String, Value)],
+    state: &str,
+    wrongs: fn(&str, &Value, &mut BTreeSet<String>),
+    known: &[&str],
+) {
     let mut lines: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     for (sql, plan) in plans {
         let mut found = BTreeSet::new();
-        wrongs(plan, false, &mut found);
+        wrongs(sql, plan, &mut found);
         if !found.is_empty() {
             lines.entry(sql).or_default().extend(found);
         }
     }
     assert!(lines.is_empty(), "{state}: {lines:#?}");
-    for part in [
+    for part in known {
+        assert!(plans.iter().any(|(sql, _)| sql.contains(part)), "{state}: {part}");
+    }
+}
+
+fn check_bulk(plans: &[(String, Value)], state: &str) {
+    let wrongs = |sql: &str, plan: &Value, found: &mut BTreeSet<String>| {
+        wrongs_in_bulk(plan, sql.starts_with("copy (select id"), found);
+    };
+    let known = [
+        "copy (select id, name, email, created_at, updated_at from users",
+        "from users left join credentials on user_id",
+        "delete from userd_import where line operator(pg_catalog.=) any",
+        "create temporary table userd_repeated",
+        "from userd_import returning id, email ), given as (",
+        "from userd_import returning id, email ), hashes as (",
+    ];
+    check_each(plans, state, wrongs, &known);
+}
+
+fn check(plans: &[(String, Value)], state: &str) {
+    let known = [
         "from users where id operator(pg_catalog.=) $1",
         "from users where id operator(pg_catalog.=) any ($1)",
         "pg_catalog.unnest($1::text[]) with ordinality as asked (address, position)",
@@ -115,9 +164,8 @@ fn check(plans: &[(String, Value)], state: &str) {
         "idempotency_keys set fingerprint = ''",
         "insert into public.page_counts",
         "DELETE FROM ONLY \"public\".\"credentials\"",
-    ] {
-        assert!(plans.iter().any(|(sql, _)| sql.contains(part)), "{state}: {part}");
-    }
+    ];
+    check_each(plans, state, |_, plan, found| wrongs(plan, false, found), &known);
 }
 
 /// A server on the cluster whose requests form batches.
@@ -131,6 +179,42 @@ fn serve(own: &Own, prepared: bool) -> Server {
         ..Config::default()
     })
     .expect("a server")
+}
+
+/// Exports of all users, and imports of a few beside them, and the plans of that.
+fn exchanged(own: &Own, prepared: bool, round: &str) -> Vec<(String, Value)> {
+    let seen = own.log().len();
+    let prepared = if prepared { "true" } else { "false" };
+    let dir = TempDir::new();
+    let file = dir.path().join("users.ndjson");
+    let file = file.to_str().expect("UTF-8");
+    let hash = "$2b$04$abcdefghijklmnopqrstuuTc1kY2bLh9rDCLvJZ6Iz9d8rBFMnxhC";
+    let line = |name: &str, id: Option<i64>| {
+        let email = format!("{round}-{name}@imported.example");
+        json!({"name": name, "email": email, "passwordHash": hash, "id": id}).to_string() + "\n"
+    };
+    let run = |arguments: &[&str]| {
+        let url = own.url();
+        let mut process =
+            Process::start(arguments, &[("DATABASE_URL", url.as_str()), ("DB_PREPARED", prepared)]);
+        assert_eq!(process.wait(LONG_ON_DISK), 0, "{arguments:?}: {}", process.stderr());
+    };
+    run(&["export", file]);
+    run(&["export", "--with-password-hashes", file]);
+    let import = |text: String, options: &[&str]| {
+        fs::write(file, text).expect("a fresh directory");
+        run(&[&["import"], options, &[file]].concat());
+    };
+    import(line("a", None) + &line("b", None), &[]);
+    import(line("b", None) + &line("c", None), &["--skip-existing"]);
+    // A line that repeats another one has the file staged, and the repeated ones looked up.
+    import(line("d", None) + &line("d", None), &["--skip-invalid"]);
+    let next: i64 = own.client().query_one("select max(id) + 1 from users", &[]).expect("a row").get(0);
+    import(line("e", Some(next)), &["--keep-ids"]);
+    let plans = plans(own, seen);
+    let count = "select count(*) from users join credentials on user_id = id where email like $1 || '-%@imported.example'";
+    assert_eq!(own.client().query_one(count, &[&round]).expect("a row").get::<_, i64>(0), 5);
+    plans
 }
 
 /// Every verb and the cleaner, and the plans of all of that.
@@ -175,6 +259,7 @@ fn each_statement_walks_an_index_whenever_it_was_planned() {
         every_verb(server.base_url(), "early");
         grow(&own, "n");
         check(&executed(&own, &server, "late"), state);
+        check_bulk(&exchanged(&own, true, "bulk"), state);
         server.stop();
 
         // Behind a pooler, each statement is planned anew.
@@ -183,7 +268,9 @@ fn each_statement_walks_an_index_whenever_it_was_planned() {
         }
         assert_eq!(as_checked(&own, &[("DB_PREPARED", "false")]), [""; 0]);
         let server = serve(&own, false);
-        check(&executed(&own, &server, "unprepared"), &format!("{state}, unprepared"));
+        let state = format!("{state}, unprepared");
+        check(&executed(&own, &server, "unprepared"), &state);
+        check_bulk(&exchanged(&own, false, "unprepared-bulk"), &state);
         server.stop();
     }
 }

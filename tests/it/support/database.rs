@@ -3,6 +3,7 @@
 use super::{LONG, eventually};
 use postgres::{Client, NoTls, config::Host, error::SqlState};
 use std::{
+    ops::Deref,
     sync::{
         OnceLock,
         atomic::{AtomicU32, Ordering},
@@ -13,6 +14,7 @@ use userd::{
     config::{Config, Database as Target},
     embedded::{Cluster, Options},
     server::Server,
+    testing::TestServer,
     upkeep,
 };
 
@@ -148,6 +150,29 @@ impl Drop for Database {
         // Whatever is left goes with the cluster.
         let _ = admin(&format!("drop database if exists {} with (force)", self.name));
         assert!(!matches!(compared, Some(Err(_))), "{compared:?}");
+    }
+}
+
+/// A server of the library's own for tests. Where the test has not failed, its counts are compared with the table first.
+pub struct Compared(pub TestServer);
+
+impl Deref for Compared {
+    type Target = TestServer;
+
+    fn deref(&self) -> &TestServer {
+        &self.0
+    }
+}
+
+impl Drop for Compared {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            return;
+        }
+        // Not on this thread: it may be a runtime's, and the client of the database runs one of its own.
+        let compare = || Client::connect(self.0.database_url(), NoTls).map(compare_counts);
+        let compared = thread::scope(|scope| scope.spawn(compare).join().expect("it does not panic"));
+        assert!(matches!(compared, Ok(Ok(()))), "{compared:?}");
     }
 }
 

@@ -16,7 +16,7 @@ mod service;
 pub mod tls_servers;
 mod verbs;
 
-pub use database::Database;
+pub use database::{Compared, Database};
 pub use described::{DESCRIPTION, check_described};
 pub use http::{Answer, Client, check, is_timestamp, masked};
 pub use listening::{Account, Listening};
