@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// The last labels of names that no stranger can register, as the texts of the log and of the README have them;
+/// The last labels of names that no stranger can register, as the texts of the log and of docs/security.md have them;
 /// `home.arpa` is one, too.
 const RESERVED: [&str; 5] = ["localhost", "local", "internal", "test", "svc"];
 

@@ -85,10 +85,11 @@
 //! - `command`: the binary `userd`. The library is the same without it.
 #![warn(missing_docs)]
 
-/// The README's Rust compiles.
+/// The documents' Rust compiles.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
-struct Readme;
+#[doc = include_str!("../docs/testing.md")]
+struct Documents;
 
 #[doc(hidden)]
 pub mod app;

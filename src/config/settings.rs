@@ -1,8 +1,8 @@
 //! The one table of settings: variable, field, bounds and help. The default is the field's, in
 //! [`Config::default`] and `Config::of_the_command`.
 //!
-//! To add a setting: a field with its default, a row here, and the same row in the README. Reading the variable, its
-//! check, `userd --help` and the test that compares the README follow from the row.
+//! To add a setting: a field with its default, a row here, and the same row in docs/configuration.md. Reading the variable, its
+//! check, `userd --help` and the test that compares that page follow from the row.
 
 use super::{
     Config, ConfigError, Database,
@@ -65,7 +65,7 @@ macro_rules! part {
     };
 }
 
-/// Every variable, in the order of `userd --help` and of the README. A row applies after those above it.
+/// Every variable, in the order of `userd --help` and of docs/configuration.md. A row applies after those above it.
 #[rustfmt::skip]
 pub const SETTINGS: &[Setting] = &[
     field("DATABASE_URL", |config| Some(&mut config.database), Any,

@@ -4,7 +4,7 @@ use crate::support::{LONG, LONG_ON_DISK, Own, Process, TempDir, check, running};
 use nix::sys::signal::Signal;
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command};
 
-const README: &str = include_str!("../../README.md");
+const INSTALL: &str = include_str!("../../docs/install.md");
 const UNIT: &str = include_str!("../../packaging/debian/userd-embedded.service");
 const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
 const ADA_1: &str = r#"{"id":"1","name":"Ada","email":"ada@example.com",<times>}"#;
@@ -14,18 +14,18 @@ fn lines<'a>(text: &'a str, begins: &str) -> Vec<&'a str> {
     text.lines().filter(|line| line.starts_with(begins)).collect()
 }
 
-/// Those of the README are those of `/etc/userd.env`, and do what they say.
+/// Those of docs/install.md are those of `/etc/userd.env`, and do what they say.
 #[test]
 fn lines_that_make_a_database() {
     let environment = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/environment");
     let printed = Command::new(environment).arg(env!("CARGO_BIN_EXE_userd")).output().unwrap();
     let printed = String::from_utf8(printed.stdout).unwrap();
-    let made = lines(README, "sudo -u postgres create");
+    let made = lines(INSTALL, "sudo -u postgres create");
     assert_eq!(made.len(), 2, "{made:?}");
-    let url = README
+    let url = INSTALL
         .lines()
         .find_map(|line| line.strip_prefix("echo ")?.strip_suffix(" | sudo tee -a /etc/userd.env"));
-    let url = url.expect("the README has the line");
+    let url = url.expect("the page has the line");
     for line in made.iter().chain([&url]) {
         assert!(printed.lines().any(|found| found.strip_prefix("# ") == Some(line)), "{line}: {printed}");
     }

@@ -532,7 +532,7 @@ fn addresses_that_differ_in_the_case_of_their_letters() {
     }
 }
 
-/// The two lines of the README: ids, times, hashes and answers of the copy are those of the original.
+/// The two lines of docs/operations.md: ids, times, hashes and answers of the copy are those of the original.
 #[test]
 fn a_copy_with_its_ids() {
     let source = Service::start();
@@ -549,7 +549,7 @@ fn a_copy_with_its_ids() {
          insert into users (id, name, email) overriding system value values (9007199254740993, 'far', 'odd')",
     );
     let (_, block) =
-        include_str!("../../README.md").split_once("copy all users: ").expect("there is a sentence");
+        include_str!("../../docs/operations.md").split_once("copy all users: ").expect("there is a sentence");
     let (_, block) = block.split_once("\n```sh\n").expect("a block of shell");
     let (block, _) = block.split_once("\n```").expect("it ends");
     let copy = Service::start();
@@ -1052,11 +1052,12 @@ fn killed_at_any_moment() {
     assert_eq!(counted(&database), (COUNT, COUNT));
 }
 
-/// The lines of the README, in a directory with a file of new users.
+/// The lines of docs/operations.md, in a directory with a file of new users.
 #[test]
-fn the_lines_of_the_readme() {
-    let (_, chapter) =
-        include_str!("../../README.md").split_once("\n## Many at once\n").expect("there is a chapter");
+fn the_lines_of_the_page() {
+    let (_, chapter) = include_str!("../../docs/operations.md")
+        .split_once("\n## Many at once\n")
+        .expect("there is a chapter");
     let (_, block) = chapter.split_once("\n```sh\n").expect("a block of shell");
     let (block, _) = block.split_once("\n```").expect("it ends");
     let service = Service::start();

@@ -124,9 +124,9 @@ fn parameters_of_a_url_that_are_none() {
 }
 
 #[test]
-fn the_readme_has_the_table_of_settings() {
-    let readme = include_str!("../../README.md");
-    let after = readme.split_once("| Variable | Default | Meaning |\n|---|---|---|\n").unwrap().1;
+fn the_documents_have_the_table_of_settings() {
+    let page = include_str!("../../docs/configuration.md");
+    let after = page.split_once("| Variable | Default | Meaning |\n|---|---|---|\n").unwrap().1;
     let rows: Vec<&str> = after.lines().take_while(|line| line.starts_with('|')).collect();
     let row = |setting: &Setting| {
         let default = setting.default();

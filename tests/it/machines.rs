@@ -1,5 +1,5 @@
-//! Several userd, with other programs between them and their clients or their database: the set-ups of the README's
-//! "More than one machine", with the files of `examples/deploy` and the README's lines. Only addresses are replaced.
+//! Several userd, with other programs between them and their clients or their database: the set-ups of
+//! docs/clustering.md, with the files of `examples/deploy` and the lines of that page. Only addresses are replaced.
 
 use crate::support::{
     Account, BUSY, Caller, Client, Daemon, Database, Event, LONG, Listening, Load, Own, Process, Relay,
@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-const README: &str = include_str!("../../README.md");
+const CLUSTERING: &str = include_str!("../../docs/clustering.md");
 const HAPROXY: &str = include_str!("../../examples/deploy/haproxy.cfg");
 const PGBOUNCER: &str = include_str!("../../examples/deploy/pgbouncer.ini");
 const USERLIST: &str = include_str!("../../examples/deploy/userlist.txt");
@@ -52,10 +52,10 @@ fn with_ours(example: &str, ours: &[(&str, &str)]) -> String {
     text
 }
 
-/// The shell lines that follow `title` in the README, by the comments above them.
-fn readme(title: &str) -> Vec<(&'static str, &'static str)> {
-    let (_, chapter) = README.split_once(title).unwrap_or_else(|| panic!("the README has {title}"));
-    let (_, block) = chapter.split_once("\n```sh\n").expect("it has a block of shell lines");
+/// The shell lines that follow `title` there, by the comments above them.
+fn chapter(title: &str) -> Vec<(&'static str, &'static str)> {
+    let (_, text) = CLUSTERING.split_once(title).unwrap_or_else(|| panic!("the page has {title}"));
+    let (_, block) = text.split_once("\n```sh\n").expect("it has a block of shell lines");
     let (block, _) = block.split_once("```").expect("it ends");
     let parts = block.strip_prefix("# ").expect("it says where first").split("\n# ");
     parts.map(|part| part.split_once('\n').expect("a comment, then lines")).collect()
@@ -304,7 +304,7 @@ fn a_primary_that_is_demoted() {
     eventually(LONG, "it has moved", || users(&mut standby.client()).contains_key("19@example.com"));
 }
 
-/// The README's lines, each where they say: passwords are asked for on every way.
+/// The page's lines, each where they say: passwords are asked for on every way.
 #[test]
 fn a_standby_that_asks_for_passwords() {
     let network = network();
@@ -321,7 +321,7 @@ fn a_standby_that_asks_for_passwords() {
         answer.is_ok_and(|(status, _)| matches!(status, 201 | 409))
     };
     let mut places = Vec::new();
-    for (place, lines) in readme("**A primary and a standby.**") {
+    for (place, lines) in chapter("**A primary and a standby.**") {
         let lines =
             network.iter().fold(lines.to_owned(), |lines, (theirs, ours)| lines.replace(theirs, ours));
         places.push(place);
@@ -387,7 +387,7 @@ fn replicas_behind_pgbouncer() {
          echo 'host app app 127.0.0.0/8 scram-sha-256' >> data/pg_hba.conf
          psql -c 'select pg_reload_conf()'",
     );
-    let lines = readme("**PgBouncer in transaction mode**");
+    let lines = chapter("**PgBouncer in transaction mode**");
     let line = |end: &str| {
         let mut lines = lines.iter().flat_map(|(_, lines)| lines.lines());
         lines.find(|line| line.contains(end)).unwrap_or_else(|| panic!("a line with {end}"))

@@ -12,7 +12,7 @@
 //! users, `hostile` what another role puts into the schema, `plans` how statements are executed,
 //! `publication` logical replication,
 //! `lifecycle` the command and its process, `deb` the Debian package's lines, `embedding` the library, `testing` and `harness` what users' tests
-//! stand on, `readme` its lines for curl; `cluster` the private PostgreSQL, `verbs` the command's other verbs on it, `programs` whose programs that takes, `privileges` whose process it is,
+//! stand on, `documents` the documents and their lines for curl; `cluster` the private PostgreSQL, `verbs` the command's other verbs on it, `programs` whose programs that takes, `privileges` whose process it is,
 //! `tls` encrypted connections to it.
 
 mod backup;
@@ -25,6 +25,7 @@ mod cores;
 mod cors;
 mod deb;
 mod description;
+mod documents;
 mod embedding;
 mod export;
 mod failover;
@@ -50,7 +51,6 @@ mod privileges;
 mod programs;
 mod prometheus;
 mod publication;
-mod readme;
 mod repeating;
 mod requests;
 mod sessions;

@@ -14,7 +14,7 @@ use std::{
 };
 use userd::embedded::{Cluster, Options};
 
-const README: &str = include_str!("../../README.md");
+const OPERATIONS: &str = include_str!("../../docs/operations.md");
 
 /// How a command ends: its exit code, standard output and standard error.
 fn userd(arguments: &[&str], variables: &[(&str, &str)]) -> (i32, String, String) {
@@ -491,7 +491,7 @@ fn a_table_of_another_program_is_left_as_it_is() {
             assert!(line.contains(part), "{line}");
         }
         assert!(
-            README.contains("## A database that has users already")
+            OPERATIONS.contains("## A database that has users already")
                 && line.contains("\"A database that has users already\"")
         );
     }
@@ -521,7 +521,7 @@ fn both_ways_out_for_users_of_another_program() {
     let database = Database::empty();
     database.run(SHOP);
     let (_, chapter) =
-        README.split_once("\n## A database that has users already\n").expect("there is a chapter");
+        OPERATIONS.split_once("\n## A database that has users already\n").expect("there is a chapter");
     let (chapter, _) = chapter.split_once("\n## ").expect("it is not the last one");
     let blocks: Vec<String> = chapter
         .split("\n```sh\n")
@@ -586,7 +586,7 @@ fn a_check_says_what_it_waits_for() {
     assert!(stderr.ends_with(", for up to 2 s (DB_CONNECT_TIMEOUT)\n"), "{stderr}");
 }
 
-/// The line of the README, with a file as the package has it.
+/// The line of docs/operations.md, with a file as the package has it.
 #[test]
 fn variables_of_a_file() {
     let database = Database::create();
@@ -598,7 +598,7 @@ fn variables_of_a_file() {
     );
     let file = dir.path().join("userd.env");
     let file = file.to_str().unwrap();
-    let line = README.lines().find_map(|line| line.strip_prefix("sudo -u userd userd "));
+    let line = OPERATIONS.lines().find_map(|line| line.strip_prefix("sudo -u userd userd "));
     let line = line.expect("a line").replace("/etc/userd.env", file);
     let arguments: Vec<&str> = line.split(' ').filter(|word| *word != "users.ndjson").collect();
     let (code, stdout, stderr) = userd(&arguments, &[]);
@@ -624,10 +624,10 @@ fn variables_of_a_file() {
 
 // Completion and the manual page
 
-/// The README's line for bash is the one that the completion says, and works in a home without the directory.
+/// The line for bash in docs/operations.md is the one that the completion says, and works in a home without the directory.
 #[test]
 fn completion_is_installed_by_its_own_line() {
-    let line = README.lines().find(|line| line.contains("userd completion bash >")).expect("a line");
+    let line = OPERATIONS.lines().find(|line| line.contains("userd completion bash >")).expect("a line");
     for (name, begins) in
         [("bash", "# mkdir -p "), ("fish", "# mkdir -p "), ("zsh", "#compdef userd\n# mkdir -p ")]
     {

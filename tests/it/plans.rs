@@ -136,7 +136,7 @@ fn check_bulk(plans: &[(String, Value)], state: &str) {
         wrongs_in_bulk(plan, sql.starts_with("copy (select id"), found);
     };
     let known = [
-        "copy (select id, name, email, created_at, updated_at from users",
+        "copy (select id, created_at, updated_at, name, email from users",
         "from users left join credentials on user_id",
         "delete from userd_import where line operator(pg_catalog.=) any",
         "create temporary table userd_repeated",

@@ -12,12 +12,12 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-/// The files are where a person looks: in the README, and in the package.
+/// The files are where a person looks: in the page about figures, and in the package.
 #[test]
 fn the_files_are_named() {
-    let (readme, package) = (include_str!("../../README.md"), include_str!("../../packaging/deb"));
+    let (page, package) = (include_str!("../../docs/observability.md"), include_str!("../../packaging/deb"));
     for file in ["prometheus.yml", "alerts.yml", "dashboard.json"] {
-        assert!(readme.contains(&format!("[{file}](examples/deploy/{file})")), "{file}");
+        assert!(page.contains(&format!("[{file}](../examples/deploy/{file})")), "{file}");
         let names = package.lines().find_map(|line| line.strip_prefix("for file in ")).expect("a line");
         assert!(names.split([' ', ';']).any(|name| name == file), "{names}");
     }

@@ -9,13 +9,13 @@ use std::{
 };
 use userd::{Config, Database as Target, Server};
 
-const README: &str = include_str!("../../README.md");
+const OPERATIONS: &str = include_str!("../../docs/operations.md");
 
 /// The lines of the chapter, by block.
 fn blocks() -> Vec<&'static str> {
     let (_, chapter) =
-        README.split_once("**To the next PostgreSQL without downtime.**").expect("the chapter");
-    let (chapter, _) = chapter.split_once("\n## ").expect("it is not the last one");
+        OPERATIONS.split_once("**To the next PostgreSQL without downtime.**").expect("the chapter");
+    let chapter = chapter.split("\n## ").next().expect("all that follows");
     chapter.split("\n```sh\n").skip(1).map(|block| block.split_once("```").expect("it ends").0).collect()
 }
 

@@ -1,0 +1,176 @@
+//! The documents: where a person finds what, links that lead somewhere, and the lines of docs/curl.md, which print what it
+//! says.
+
+use crate::support::{Service, TOKEN, TempDir, masked};
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+const README: &str = include_str!("../../README.md");
+const CURL: &str = include_str!("../../docs/curl.md");
+
+/// Every document: its name from the root, and its text.
+fn documents() -> Vec<(String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let names = ["", "docs/"].into_iter().flat_map(|dir| {
+        let files = fs::read_dir(root.join(dir)).expect("a directory").flatten();
+        files.map(move |file| format!("{dir}{}", file.file_name().to_string_lossy()))
+    });
+    let names: BTreeSet<String> = names.filter(|name| name.ends_with(".md")).collect();
+    let text = |name: &String| fs::read_to_string(root.join(name)).expect("UTF-8");
+    names.into_iter().map(|name| (name.clone(), text(&name))).collect()
+}
+
+/// The lines that are no code.
+fn prose(text: &str) -> impl Iterator<Item = &str> {
+    let mut is_code = false;
+    text.lines().filter(move |line| {
+        let is_fence = line.starts_with("```");
+        is_code ^= is_fence;
+        !is_code && !is_fence
+    })
+}
+
+/// What a heading is called in a link.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = prose(text).filter(|line| line.starts_with('#'));
+    let name = |line: &str| {
+        let title = line.trim_start_matches('#').trim().to_lowercase();
+        let kept = title.chars().filter(|char| char.is_alphanumeric() || "-_ ".contains(*char));
+        kept.map(|char| if char == ' ' { '-' } else { char }).collect()
+    };
+    headings.map(name).collect()
+}
+
+fn links(text: &str) -> Vec<&str> {
+    let rest = |line| str::split(line, "](").skip(1);
+    prose(text).flat_map(rest).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target).collect()
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let (root, documents) = (Path::new(env!("CARGO_MANIFEST_DIR")), documents());
+    let mut count = 0;
+    for (name, text) in &documents {
+        for link in links(text).into_iter().filter(|link| !link.contains("://")) {
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let here = root.join(name);
+            let target = match file {
+                "" => here,
+                file => here.parent().expect("a directory").join(file),
+            };
+            assert!(target.exists(), "{name}: {link}");
+            let text = fs::read_to_string(&target).unwrap_or_default();
+            assert!(anchor.is_empty() || anchors(&text).contains(anchor), "{name}: {link}");
+            count += 1;
+        }
+    }
+    assert!(count > 50, "{count} links");
+}
+
+#[test]
+fn the_index_has_every_page_and_the_readme_is_short() {
+    let documents = documents();
+    let text = |name: &str| &documents.iter().find(|(found, _)| found == name).expect("a document").1;
+    let index = text("docs/README.md");
+    for (name, _) in documents.iter().filter(|(name, _)| name != "docs/README.md") {
+        let link = name.strip_prefix("docs/").map_or(format!("../{name}"), str::to_owned);
+        assert!(links(index).iter().any(|found| found.split('#').next() == Some(&link)), "{name}");
+    }
+    let readme = text("README.md");
+    assert!(readme.lines().count() <= 220 && readme.len() <= 12_000, "{} bytes", readme.len());
+    for (name, text) in &documents {
+        let long = prose(text).find(|line| line.chars().count() > 120 && !line.starts_with('|'));
+        assert_eq!(long, None, "{name}");
+    }
+}
+
+/// The table with fields of one's own: a user's row there goes with the user.
+#[test]
+fn a_table_beside_users() {
+    let (_, sql) = README.split_once("\n```sql\n").expect("a block of SQL");
+    let service = Service::start();
+    service.database.run(sql.split_once("```").expect("it ends").0);
+    let mut client = service.client();
+    for email in ["ada@example.com", "grace@example.com"] {
+        let id = client.post("/users", format!(r#"{{"name":"n","email":"{email}"}}"#)).id();
+        service.database.run(&format!("insert into profiles values ({id}, '555')"));
+    }
+    assert_eq!(client.delete("/users/1").status, 204);
+    assert_eq!(service.database.value("select string_agg(user_id::text, ',') from profiles"), "2");
+}
+
+/// Lines for a shell, and what they print.
+fn blocks() -> Vec<(&'static str, &'static str)> {
+    let block = |text: &'static str| {
+        let (lines, rest) = text.split_once("```\n").expect("it ends");
+        let printed = rest.split_once("```text\n").and_then(|(_, text)| text.split_once("```\n"));
+        (lines, printed.map_or("", |(printed, _)| printed))
+    };
+    CURL.split("\n```sh\n").skip(1).map(block).collect()
+}
+
+#[test]
+fn the_lines_print_what_it_says() {
+    let (service, dir) = (Service::start(), TempDir::new());
+    let url = service.server.base_url();
+    let blocks = blocks();
+    assert!(blocks.len() > 8, "{blocks:?}");
+    // One shell runs them all.
+    let script: String = blocks.iter().map(|(lines, _)| format!("{lines}echo '=='\n")).collect();
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", &script.replace("http://localhost:3000", url)]).current_dir(dir.path());
+    let output = shell.env("no_proxy", "*").stdin(Stdio::null()).output().expect("a shell");
+    let (printed, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}\n{printed}");
+    let printed = printed.replace('\r', "");
+    let mut found = printed.split("==\n");
+    for (lines, expected) in blocks {
+        let found = found.next().unwrap_or_default();
+        let masked = |text: &str| text.lines().map(masked).collect::<Vec<_>>();
+        assert_eq!(masked(found), masked(expected), "{lines}\n{said}");
+    }
+    assert_eq!(said, "");
+}
+
+/// The lines with a token, against a service that asks for one.
+#[test]
+fn the_lines_with_a_token() {
+    let service = Service::with(|config| config.api_token = Some(TOKEN.into()));
+    let url = service.server.base_url();
+    let (lines, _) = blocks().into_iter().find(|(lines, _)| lines.contains("API_TOKEN")).expect("a block");
+    for (token, status) in [(TOKEN, "200\n"), ("another", "401\n")] {
+        let dir = TempDir::new();
+        let mut shell = Command::new("sh");
+        shell.args(["-ec", &format!("users={url}/users\n{lines}")]).current_dir(dir.path());
+        let output = shell.env("no_proxy", "*").env("API_TOKEN", token).output().expect("a shell");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), status);
+        let mode = fs::metadata(dir.path().join("token.txt")).expect("a file").permissions().mode();
+        assert_eq!(mode & 0o077, 0, "others may read it");
+    }
+}
+
+/// Each route has a line there.
+#[test]
+fn each_route_has_a_line() {
+    let lines: String = blocks().into_iter().map(|(lines, _)| lines).collect();
+    for route in [
+        "$users -d",
+        "$users/1 ",
+        "$users?page=",
+        "$users?after=",
+        "$users?email=",
+        "-I $users/1",
+        "-X PUT $users/1",
+        "-X PATCH $users/",
+        "-X DELETE ",
+        "-X OPTIONS ",
+        "$users/authenticate -d",
+    ] {
+        assert!(lines.contains(route), "{route}");
+    }
+}
