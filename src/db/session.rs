@@ -144,7 +144,6 @@ impl Session {
         if !self.connection.watch().end() {
             // Whatever it says, a success included: it was asked to cancel, and then reports a commit as made that no
             // standby has.
-            self.connection.watch().give_up();
             let error = Error::Unavailable("the database fell silent, and its connection was closed".into());
             return Err(Failure::Broken { sent, error });
         }
@@ -215,9 +214,7 @@ impl Session {
         self.connection.watch().begin(TIMEOUT);
         // The statement's error stands, whatever becomes of the session: a closed one is replaced.
         let _ = self.connection.batch_execute("");
-        if !self.connection.watch().end() {
-            self.connection.watch().give_up();
-        }
+        self.connection.watch().end();
     }
 }
 

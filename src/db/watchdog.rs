@@ -6,6 +6,7 @@
 
 mod cancel;
 mod descriptor;
+mod watch;
 
 use super::{
     sqlstate::{self, explain},
@@ -13,25 +14,22 @@ use super::{
 };
 use cancel::Cancel;
 use descriptor::connected_socket;
-use nix::sys::socket::{MsgFlags, Shutdown, recv, shutdown};
 use postgres::{Client, Config, Socket, tls::MakeTlsConnect};
 use r2d2::ManageConnection;
 use r2d2_postgres::PostgresConnectionManager;
 use std::{
-    fmt, io,
+    fmt, io, mem,
     ops::{Deref, DerefMut},
-    os::{
-        fd::{AsRawFd, OwnedFd},
-        unix::net::UnixStream,
-    },
+    os::unix::net::UnixStream,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, Weak,
-        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence},
+        Arc, Condvar, Mutex, MutexGuard, Once, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
     },
-    thread::{self, Thread},
+    thread,
     time::Duration,
 };
+use watch::Watch;
 
 /// How often the thread looks at the watches, and how late it may be.
 const TICK: Duration = Duration::from_millis(100);
@@ -60,45 +58,29 @@ struct Running(Arc<Watches>);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.0.ended.store(true, Ordering::Relaxed);
-        self.0.wake();
+        self.0.activity().ended = true;
+        self.0.begun.notify_one();
     }
 }
 
 struct Watches {
     /// Time in ticks while the thread is awake: reading it costs a request no system call.
     ticks: AtomicU64,
-    /// One of `QUIET`, `IN_USE`, `ASLEEP`.
-    activity: AtomicU8,
-    ended: AtomicBool,
-    /// Set by the thread itself, before it first sleeps.
-    thread: OnceLock<Thread>,
+    activity: Mutex<Activity>,
+    /// Told when the thread sleeps and a wait begins, and at the end.
+    begun: Condvar,
     all: Mutex<Vec<Weak<Watch>>>,
     unbounded: Once,
 }
 
-/// No wait has begun since the last tick.
-const QUIET: u8 = 0;
-/// A wait has begun since the last tick.
-const IN_USE: u8 = 1;
-/// The thread sleeps until a wait begins.
-const ASLEEP: u8 = 2;
-
-/// Bounds the waits of one connection.
-pub(super) struct Watch {
-    watches: Arc<Watches>,
-    /// In ticks; `NEVER` while no thread waits.
-    until: AtomicU64,
-    /// Whether what is waited for is a statement, which can be cancelled.
-    cancels: AtomicBool,
-    /// For good, once the connection is made.
-    expired: AtomicBool,
-    cancel: Mutex<Option<Arc<Cancel>>>,
-    /// A descriptor of our own of the connection's socket, so that it is that socket whatever the client closes.
-    socket: Mutex<Option<OwnedFd>>,
+#[derive(Default)]
+struct Activity {
+    /// Whether a wait has begun since the last tick.
+    in_use: bool,
+    /// Whether the thread sleeps until a wait begins.
+    asleep: bool,
+    ended: bool,
 }
-
-const NEVER: u64 = u64::MAX;
 
 /// A client whose waits are bounded where its [`Watch`] is told, and whose closing always is.
 pub struct Connection {
@@ -196,9 +178,8 @@ impl Watchdog {
     pub fn start() -> io::Result<Watchdog> {
         let watches = Arc::new(Watches {
             ticks: AtomicU64::new(0),
-            activity: AtomicU8::new(QUIET),
-            ended: AtomicBool::new(false),
-            thread: OnceLock::new(),
+            activity: Mutex::default(),
+            begun: Condvar::new(),
             all: Mutex::default(),
             unbounded: Once::new(),
         });
@@ -231,7 +212,7 @@ impl Watchdog {
         match connected.map_err(ConnectError::System)? {
             Ok(connection) if in_time => {
                 let token = connection.cancel_token();
-                *watch.cancel() = Some(Arc::new(Cancel { token, tls: tls.clone(), limit: CANCEL_TIMEOUT }));
+                watch.cancel_with(Cancel { token, tls: tls.clone(), limit: CANCEL_TIMEOUT });
                 Ok(connection)
             }
             Err(error) if !watch.expired() => Err(ConnectError::Refused(error)),
@@ -255,15 +236,12 @@ impl Watches {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn activity(&self) -> MutexGuard<'_, Activity> {
+        self.activity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn add(self: &Arc<Watches>) -> Arc<Watch> {
-        let watch = Arc::new(Watch {
-            watches: self.clone(),
-            until: AtomicU64::new(NEVER),
-            cancels: AtomicBool::new(false),
-            expired: AtomicBool::new(false),
-            cancel: Mutex::new(None),
-            socket: Mutex::new(None),
-        });
+        let watch = Arc::new(Watch::new(self.clone()));
         let mut all = self.all();
         all.retain(|watch| watch.strong_count() > 0);
         all.push(Arc::downgrade(&watch));
@@ -271,16 +249,22 @@ impl Watches {
     }
 
     fn run(&self) {
-        self.thread.get_or_init(thread::current);
         let mut quiet = 0;
-        while !self.ended.load(Ordering::Relaxed) {
+        loop {
             thread::sleep(TICK);
             let waits = self.look();
-            let in_use = self.activity.swap(QUIET, Ordering::Relaxed) == IN_USE;
-            quiet = if waits || in_use { 0 } else { quiet + 1 };
+            let mut activity = self.activity();
+            quiet = if mem::take(&mut activity.in_use) || waits { 0 } else { quiet + 1 };
             if quiet == QUIET_TICKS {
                 quiet = 0;
-                self.sleep();
+                activity.asleep = true;
+                while !activity.in_use && !activity.ended {
+                    activity = self.begun.wait(activity).unwrap_or_else(PoisonError::into_inner);
+                }
+                activity.asleep = false;
+            }
+            if activity.ended {
+                return;
             }
         }
     }
@@ -288,51 +272,16 @@ impl Watches {
     /// Ends the waits whose time is up. Whether there are others.
     fn look(&self) -> bool {
         let now = self.ticks.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut waits = false;
-        for watch in self.all().iter().filter_map(Weak::upgrade) {
-            let until = watch.until.load(Ordering::Relaxed);
-            if until <= now {
-                watch.expire(until, now);
-                // It may have a while left, after a cancel request.
-                waits |= watch.until.load(Ordering::Relaxed) != NEVER;
-            } else {
-                waits |= until != NEVER;
-            }
-        }
-        waits
-    }
-
-    /// Blocks until a wait begins. Of this and [`Watches::note`] at least one sees what the other has stored before its
-    /// fence: either the thread sees the wait and stays awake, or the waiting thread sees that it has to wake it.
-    fn sleep(&self) {
-        let relaxed = Ordering::Relaxed;
-        if self.activity.compare_exchange(QUIET, ASLEEP, relaxed, relaxed).is_err() {
-            return;
-        }
-        fence(Ordering::SeqCst);
-        let waits = |watch: Arc<Watch>| watch.until.load(relaxed) != NEVER;
-        if self.all().iter().filter_map(Weak::upgrade).any(waits) {
-            self.activity.store(IN_USE, relaxed);
-        }
-        while self.activity.load(relaxed) == ASLEEP && !self.ended.load(relaxed) {
-            thread::park();
-        }
+        let watches: Vec<_> = self.all().iter().filter_map(Weak::upgrade).collect();
+        watches.iter().filter(|watch| watch.look(now)).count() > 0
     }
 
     /// A wait has begun.
     fn note(&self) {
-        fence(Ordering::SeqCst);
-        // Read first: while the thread is awake, requests only share this.
-        if self.activity.load(Ordering::Relaxed) != IN_USE
-            && self.activity.swap(IN_USE, Ordering::Relaxed) == ASLEEP
-        {
-            self.wake();
-        }
-    }
-
-    fn wake(&self) {
-        if let Some(thread) = self.thread.get() {
-            thread.unpark();
+        let mut activity = self.activity();
+        activity.in_use = true;
+        if activity.asleep {
+            self.begun.notify_one();
         }
     }
 
@@ -344,93 +293,6 @@ impl Watches {
             );
         });
     }
-}
-
-impl Watch {
-    /// A wait begins, which may take `limit`.
-    pub(super) fn begin(&self, limit: Duration) {
-        self.start(limit, false);
-    }
-
-    /// The wait for a statement's answer begins. After `limit` the server is asked to cancel it, and [`CANCEL_TIMEOUT`]
-    /// later the socket is shut down.
-    pub(super) fn begin_statement(&self, limit: Duration) {
-        self.start(limit, true);
-    }
-
-    fn start(&self, limit: Duration, cancels: bool) {
-        self.cancels.store(cancels, Ordering::Relaxed);
-        let until = self.watches.ticks.load(Ordering::Relaxed) + ticks(limit);
-        self.until.store(until, Ordering::Release);
-        self.watches.note();
-    }
-
-    /// The wait is over; whether it was in time. Otherwise what was answered may be that of a cancelled statement, and
-    /// the connection is not to be used any more.
-    pub(super) fn end(&self) -> bool {
-        // Of this and `expire` one alone takes the time away.
-        let in_time = self.until.swap(NEVER, Ordering::AcqRel) != NEVER;
-        in_time && !self.expired()
-    }
-
-    /// Whether a wait was ended, and the connection with it.
-    pub(super) fn expired(&self) -> bool {
-        self.expired.load(Ordering::Acquire)
-    }
-
-    /// Makes sure that the connection is taken for expired: the thread that ends the wait may be about to say so.
-    pub(super) fn give_up(&self) {
-        self.expired.store(true, Ordering::Release);
-    }
-
-    /// Whether the server has sent nothing unasked. One system call, which never blocks.
-    pub(super) fn is_quiet(&self) -> bool {
-        let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
-        match &*self.socket() {
-            Some(socket) => recv(socket.as_raw_fd(), &mut [0], flags) == Err(nix::Error::EAGAIN),
-            None => true,
-        }
-    }
-
-    /// Ends the connection: no operation on it blocks any more.
-    pub(super) fn shut_down(&self) {
-        if let Some(socket) = &*self.socket() {
-            // It may be closed already.
-            let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
-        }
-    }
-
-    fn socket(&self) -> MutexGuard<'_, Option<OwnedFd>> {
-        self.socket.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn cancel(&self) -> MutexGuard<'_, Option<Arc<Cancel>>> {
-        self.cancel.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn expire(&self, until: u64, now: u64) {
-        if self.until.compare_exchange(until, NEVER, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-            return;
-        }
-        // Told before anything is sent: whatever the server answers to that comes after it.
-        self.give_up();
-        let cancel = match self.cancels.swap(false, Ordering::Relaxed) {
-            true => self.cancel().clone(),
-            false => None,
-        };
-        let Some(cancel) = cancel else { return self.shut_down() };
-        self.until.store(now + ticks(CANCEL_TIMEOUT), Ordering::Release);
-        let thread = thread::Builder::new().name("cancel".to_owned());
-        if thread.spawn(move || cancel.send()).is_err() {
-            self.shut_down();
-        }
-    }
-}
-
-/// At least so long.
-fn ticks(time: Duration) -> u64 {
-    let ticks = time.as_millis() / TICK.as_millis() + 1;
-    u64::try_from(ticks).unwrap_or(u64::MAX)
 }
 
 /// A connector that has the socket watched as soon as there is one.
@@ -452,10 +314,7 @@ impl MakeTlsConnect<Socket> for Watched {
         if socket.is_none() {
             self.watch.watches.warn_of_unbounded_waits();
         }
-        *self.watch.socket() = socket;
-        // What expired was the wait for another address.
-        self.watch.expired.store(false, Ordering::Relaxed);
-        self.watch.begin(self.limit);
+        self.watch.begin_anew(socket, self.limit);
         self.tls.make_tls_connect(host)
     }
 }
@@ -466,13 +325,14 @@ mod tests {
     use crate::db::silent::{LONG, Until, server, watchdog};
     use std::{
         net::{TcpListener, TcpStream},
+        os::fd::AsRawFd,
         time::Instant,
     };
 
     /// Polls until the thread sleeps.
     fn asleep(watchdog: &Watchdog) {
         let deadline = Instant::now() + LONG;
-        while watchdog.0.0.activity.load(Ordering::Relaxed) != ASLEEP {
+        while !watchdog.0.0.activity().asleep {
             assert!(Instant::now() < deadline, "the thread still looks at the watches");
             thread::sleep(TICK / 10);
         }
