@@ -56,9 +56,6 @@ pub struct Config {
     pub production: bool,
     /// Threads that answer requests.
     pub workers: usize,
-    /// Whether the thread that waits for the next request of few clients polls, for up to a millisecond, instead of sleeping.
-    /// It takes up to one core then, and only where there are several.
-    pub busy_poll: bool,
     /// Which create schema.
     pub schema: Schema,
     /// When bodies are checked, and how a violation is answered.
@@ -302,7 +299,6 @@ impl Default for Config {
             socket: None,
             production: false,
             workers: 8,
-            busy_poll: true,
             schema: Schema::Basic,
             validation: Validation::Declarative,
             max_per_page: 1000,

@@ -95,8 +95,6 @@ pub const SETTINGS: &[Setting] = &[
     field("NODE_ENV", at!(production), Bounds::Exactly("production"),
         "`production`: code that reads a relation which was not loaded fetches it; else that is an error. No request does so"),
     field("WORKERS", at!(workers), Whole(1, 1000), "Threads that answer requests"),
-    field("BUSY_POLL", at!(busy_poll), Any,
-        "`false` where processor time is paid for: few clients wait longer, and keep no core awake"),
     field("SCHEMA", at!(schema), Any, "Create schema: `basic`, or `strict` (password required)"),
     field("VALIDATION", at!(validation), Any, "`declarative` (invalid bodies get 400) or `parser` (422)"),
     field("MAX_PER_PAGE", at!(max_per_page), Whole(1, 1_000_000),

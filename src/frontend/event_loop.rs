@@ -4,7 +4,6 @@
 //! [`super::connection`]; nothing here looks at them.
 
 mod deadlines;
-mod polling;
 
 use super::{
     Immediate, Listener,
@@ -17,14 +16,12 @@ use super::{
 };
 use crate::{error::Error, http::RequestIds, metrics::Recorder, reason::Reason};
 use mio::{Events, Interest, Poll, Token, net};
-use polling::Polling;
 use std::{
     collections::VecDeque,
     io::{self, ErrorKind, Read},
     mem,
     os::unix::net::UnixStream,
     sync::{Arc, atomic::Ordering},
-    thread,
     time::{Duration, Instant},
 };
 
@@ -77,8 +74,6 @@ pub struct EventLoop {
     active_at: Instant,
     /// When `on_idle` is due, if no event comes until then.
     idle_at: Option<Instant>,
-    idle_again: bool,
-    polling: Polling,
     /// When a stop has to be over.
     stop_at: Option<Instant>,
 }
@@ -123,8 +118,6 @@ impl EventLoop {
             on_idle,
             active_at: Instant::now(),
             idle_at: None,
-            idle_again: false,
-            polling: Polling::new(Instant::now()),
             stop_at: None,
         })
     }
@@ -133,7 +126,7 @@ impl EventLoop {
     pub fn run(&mut self, on_broken: &mut dyn FnMut()) -> io::Result<()> {
         let mut events = Events::with_capacity(EVENTS);
         loop {
-            match self.wait(&mut events) {
+            match self.poll.poll(&mut events, self.timeout()) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 result => result?,
             }
@@ -171,9 +164,6 @@ impl EventLoop {
             if self.shared.shortage.load(Ordering::Relaxed) {
                 self.give_up_answers(now);
             }
-            if !self.outgoing.is_empty() {
-                self.polling.request(self.shared.poll_time(), now);
-            }
             if let Err(error) = private.and_then(|()| self.flush()) {
                 self.break_down(&error, now);
                 on_broken();
@@ -182,20 +172,6 @@ impl EventLoop {
                 return Ok(());
             }
         }
-    }
-
-    /// Waits for events, or until something is due; while it polls, up to a millisecond longer.
-    fn wait(&mut self, events: &mut Events) -> io::Result<()> {
-        let mut now = Instant::now();
-        while self.requeued.is_empty() && self.polling.pays(self.shared.poll_time(), now) {
-            self.poll.poll(events, Some(Duration::ZERO))?;
-            if !events.is_empty() {
-                return Ok(());
-            }
-            thread::yield_now();
-            now = Instant::now();
-        }
-        self.poll.poll(events, self.timeout())
     }
 
     /// How long to wait for events.

@@ -38,11 +38,6 @@ impl Outgoing {
         }
     }
 
-    /// Whether everything is sent.
-    pub fn is_empty(&self) -> bool {
-        self.pieces.iter().all(|piece| piece.len() == self.sent)
-    }
-
     /// Sends what is taken at once. Returns whether that was all.
     pub fn send(&mut self, to: &mut impl Write) -> io::Result<bool> {
         loop {
@@ -105,7 +100,7 @@ mod tests {
             outgoing.tail().extend_from_slice(&request);
             expected.extend_from_slice(&request);
             let done = outgoing.send(&mut slow).unwrap();
-            assert_eq!(outgoing.is_empty(), done);
+            assert_eq!(outgoing.pieces.iter().all(|piece| piece.len() == outgoing.sent), done);
         }
         while !outgoing.send(&mut slow).unwrap() {}
         assert!(slow.0 == expected);

@@ -13,7 +13,7 @@ use std::{
     net::IpAddr,
     str::FromStr,
     sync::{Arc, atomic::Ordering},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 /// Which client waits for a request's answer, and for which of its requests: the fragment of the target that tiny_http
@@ -59,11 +59,6 @@ impl Responder {
         (claimed, held)
     }
 
-    /// How many requests have left a connection and were not [claimed](Responder::claim) yet.
-    pub fn unclaimed(&self) -> usize {
-        self.0.in_flight.count()
-    }
-
     /// Sends the answer to its client, as much of it as the socket takes at once, or returns `None` when it comes too
     /// late (the frontend has answered 503 by then, or the client is gone).
     ///
@@ -85,12 +80,6 @@ impl Responder {
     /// How many connections there are, by what they are doing; and how many there may be. Looks at each of them.
     pub fn connections(&self) -> (impl Iterator<Item = (&'static str, usize)>, usize) {
         (DOING.into_iter().zip(self.0.slots.count()), self.0.limits.max_connections)
-    }
-
-    /// For how long it pays from now on that the event loop polls after a request: where the next event is expected within
-    /// that time, and cores are free. It then takes up to one core.
-    pub fn set_poll_time(&self, time: Duration) {
-        self.0.set_poll_time(time);
     }
 
     /// Whether the client does not wait for the answer any more, so that work on it would be in vain. Cheap.

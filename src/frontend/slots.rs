@@ -20,7 +20,7 @@ use std::{
     io, mem,
     sync::{
         Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -40,8 +40,6 @@ pub struct SharedState {
     pub stopping: AtomicBool,
     /// The stop ends now.
     pub aborted: AtomicBool,
-    /// For how long polling pays after a request, in microseconds.
-    poll_time: AtomicU32,
     /// Connections that need the event loop after a worker's answer.
     scheduled: Mutex<Vec<u32>>,
     /// Warnings about clients that are answered 503.
@@ -62,7 +60,6 @@ impl SharedState {
             waker,
             stopping: AtomicBool::new(false),
             aborted: AtomicBool::new(false),
-            poll_time: AtomicU32::new(0),
             scheduled: Mutex::default(),
             unavailable: RateLimitedWarning::default(),
         }
@@ -82,16 +79,6 @@ impl SharedState {
     pub fn take_scheduled(&self, into: &mut Vec<u32>) {
         let mut scheduled = self.scheduled.lock().unwrap_or_else(PoisonError::into_inner);
         mem::swap(&mut *scheduled, into);
-    }
-
-    /// For how long polling pays after a request.
-    pub fn poll_time(&self) -> Duration {
-        Duration::from_micros(self.poll_time.load(Ordering::Relaxed).into())
-    }
-
-    pub fn set_poll_time(&self, time: Duration) {
-        let microseconds = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
-        self.poll_time.store(microseconds, Ordering::Relaxed);
     }
 
     pub fn wake(&self) {

@@ -1,23 +1,15 @@
 //! Which processor cores the threads of a server run on, and whether they interrupt each other.
 //!
 //! A request is handed over four times: frontend, tiny_http, worker, PostgreSQL, worker. Each wakes a thread, and where
-//! that thread sleeps on another core, waking it takes longer than its work: one client at a time got 6,661 reads a second
-//! on separate cores and 7,533 on one (an idle machine with two cores, medians of five rounds in one run), and 7,520 and
-//! 18,446 on a machine that other processes kept busy. Under load there is nothing to wake, and one core is not enough. So
-//! the threads share a core while one suffices, and are free to run on all of them otherwise. Knows no requests, only
-//! whether one core suffices to those in flight: a single one, or few short ones, for which the frontend polls, which keeps
-//! that core awake.
+//! that thread sleeps on another core, waking it takes longer than its work. Under load there is nothing to wake, and one
+//! core is not enough. So the threads share a core while one suffices, and run on all of them otherwise. Knows no requests,
+//! only whether one core suffices to those in flight.
 //!
 //! Under load the first of several requests would wake the next thread, which interrupts the one that is handing over the
 //! rest, and so on for each. So the threads have the system's policy for batches (`SCHED_BATCH`), under which a thread that
-//! wakes runs on a free core, or when the running thread has ended its turn: 32 connections got 71,500 reads a second
-//! instead of 57,500, and 128 connections 95,400 instead of 84,100 and 39,600 creates instead of 34,000, with a third of the
-//! context switches (two cores, PostgreSQL and the clients on them, medians of three rounds in one run).
-//!
-//! Where other processes keep all cores busy, that policy makes each woken thread wait for the end of their turns, some 3 ms:
-//! beside one such process for each of two cores, one client got 250 to 380 reads a second, and 2,700 to 3,900 with the usual
-//! policy; 8 clients 3,300 and 12,000; 32 clients 5,900 and 19,200. So the threads have the usual policy for as long as
-//! that is the case (`contention`).
+//! wakes runs on a free core, or when the running thread has ended its turn. Where other processes keep all cores busy, that
+//! policy makes each woken thread wait for the end of their turns; so the threads have the usual policy for as long as that
+//! is the case (`contention`).
 
 mod contention;
 
@@ -46,16 +38,9 @@ const MOVE: Duration = Duration::from_millis(5);
 pub struct Cores {
     /// Those that the server may use: `None` where there is only one, or the system does not say.
     all: Option<CpuSet>,
-    threads: Mutex<Vec<Thread>>,
+    threads: Mutex<Vec<Pid>>,
     /// The name of threads that are looked for when they are first needed.
     named: Mutex<Option<String>>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Thread {
-    id: Pid,
-    /// It may poll, so that the time for which it runs tells nothing.
-    polls: bool,
 }
 
 /// Which cores they use at present. Its owner knows whether one suffices.
@@ -75,16 +60,6 @@ impl Placement {
         Placement { found: false, shared_since: None, spread_at: now, contention: Contention::new(now) }
     }
 
-    /// Whether other processes keep the threads from running.
-    pub fn is_contended(&self) -> bool {
-        self.contention.is_found()
-    }
-
-    /// Whether the threads share a core.
-    pub fn is_shared(&self) -> bool {
-        self.shared_since.is_some()
-    }
-
     /// The threads are allowed on all cores, as if since then.
     fn spread(&mut self, at: Instant) {
         (self.shared_since, self.spread_at) = (None, at);
@@ -100,9 +75,9 @@ impl Cores {
         Cores { all: all.filter(several), threads: Mutex::default(), named: Mutex::default() }
     }
 
-    /// The calling thread is one of the server's from now on. `polls` where it may poll instead of sleeping.
-    pub fn add_this_thread(&self, polls: bool) {
-        self.add(Thread { id: gettid(), polls });
+    /// The calling thread is one of the server's from now on.
+    pub fn add_this_thread(&self) {
+        self.add(gettid());
     }
 
     /// So are the threads of that name, which has at most 15 bytes and which only this server uses.
@@ -119,11 +94,11 @@ impl Cores {
             fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim_end() == name)
         });
         let numbers = named.filter_map(|task| task.file_name().to_str()?.parse().ok());
-        numbers.for_each(|id| self.add(Thread { id: Pid::from_raw(id), polls: false }));
+        numbers.for_each(|id| self.add(Pid::from_raw(id)));
     }
 
-    fn add(&self, thread: Thread) {
-        set_policy(thread.id, libc::SCHED_BATCH);
+    fn add(&self, thread: Pid) {
+        set_policy(thread, libc::SCHED_BATCH);
         self.threads().push(thread);
     }
 
@@ -163,20 +138,20 @@ impl Cores {
     /// Ignores errors (a thread has ended, the system refuses): the placement affects nothing but speed.
     fn set(&self, cores: &CpuSet) {
         for thread in self.threads().iter() {
-            let _ = sched_setaffinity(thread.id, cores);
+            let _ = sched_setaffinity(*thread, cores);
         }
     }
 
     fn look_at_contention(&self, contention: &mut Contention, now: Instant) {
         let threads = self.threads();
-        let times = Times::of(threads.iter().filter(|thread| !thread.polls).map(|thread| thread.id));
+        let times = Times::of(threads.iter().copied());
         if contention.learn(times, now) {
             let policy = if contention.is_found() { libc::SCHED_OTHER } else { libc::SCHED_BATCH };
-            threads.iter().for_each(|thread| set_policy(thread.id, policy));
+            threads.iter().for_each(|thread| set_policy(*thread, policy));
         }
     }
 
-    fn threads(&self) -> MutexGuard<'_, Vec<Thread>> {
+    fn threads(&self) -> MutexGuard<'_, Vec<Pid>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -214,7 +189,7 @@ mod tests {
             let Some(all) = cores.all.as_ref().map(count) else {
                 return; // one core: there is nothing to share
             };
-            cores.add_this_thread(false);
+            cores.add_this_thread();
             let mut placement = Placement::new(start);
             let mut at = |milliseconds, one_suffices| {
                 cores.place(&mut placement, one_suffices, start + Duration::from_millis(milliseconds));
@@ -256,7 +231,7 @@ mod tests {
         let tid = started.recv().unwrap();
         cores.add_threads_named("cores-test".to_owned());
         cores.find_named();
-        assert_eq!(*cores.threads(), [Thread { id: tid, polls: false }]);
+        assert_eq!(*cores.threads(), [tid]);
         assert_eq!((policy(tid), policy(gettid())), (libc::SCHED_BATCH, libc::SCHED_OTHER));
         drop(end);
         thread.unwrap().join().unwrap();

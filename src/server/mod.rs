@@ -22,13 +22,13 @@ use std::{
     io,
     net::SocketAddr,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
     thread,
     time::{Duration, Instant},
 };
-use workers::{IdleWorkers, Workers};
+use workers::Workers;
 
 /// How long workers may take at a stop when the frontend has used its time up: they are stuck, or almost done.
 const LAST_WORK: Duration = Duration::from_millis(300);
@@ -105,7 +105,7 @@ impl BoundServer {
             on_listening()?;
             cores.add_threads_named(thread);
             let frontend_cores = cores.clone();
-            let on_start = move || frontend_cores.add_this_thread(true);
+            let on_start = move || frontend_cores.add_this_thread();
             let health = app.health().clone();
             let recorder = app.metrics().recorder();
             let counts = recorder.clone();
@@ -122,20 +122,9 @@ impl BoundServer {
                 counts.request(method, app::label(path), answer.status, Duration::ZERO);
                 Some(answer)
             });
-            let on_idle = config.on_idle;
-            let idle = Arc::new(OnceLock::<IdleWorkers>::new());
-            let idle_workers = idle.clone();
-            let resources = Resources {
-                budget: app.budget().clone(),
-                on_idle: Box::new(move || {
-                    if let (Some(on_idle), Some(idle)) = (on_idle, idle_workers.get()) {
-                        on_idle();
-                        idle.call();
-                    }
-                }),
-                immediate,
-                recorder,
-            };
+            let on_idle = config.on_idle.unwrap_or(|| ());
+            let resources =
+                Resources { budget: app.budget().clone(), on_idle: Box::new(on_idle), immediate, recorder };
             let (frontend, responder) =
                 Frontend::open(listener, limits, resources, stream, on_start, on_broken)?;
             let cores_for_all = thread::available_parallelism().map_or(1, usize::from);
@@ -143,12 +132,9 @@ impl BoundServer {
                 statements: config.workers.min(config.db_pool_size as usize),
                 hashes: app.hashes_at_once(),
                 cores: cores_for_all,
-                // A single core is needed for the database and the clients.
-                polls: config.busy_poll && cores_for_all > 1,
                 retry_for: config.limits.request_timeout,
             };
-            let workers = Workers::start(http, responder, app.clone(), cores, capacity, on_idle)?;
-            let _ = idle.set(workers.idle());
+            let workers = Workers::start(http, responder, app.clone(), cores, capacity)?;
             app.metrics().add_source(workers.figures());
             Ok((relay, frontend, workers))
         };

@@ -7,12 +7,8 @@
 //!   sessions, and changes of one row queue behind each other and not beside each other;
 //! - a create is executed: changes cannot take every session that writes may have, nor creates those of changes.
 //!
-//! A batch is what arrived while earlier ones were in flight. It waits for more only where the clients of the last batches
-//! are about to return and would have to wait longer ([`Window`]): creates, and reads of a database a network away. Reads
-//! of all clients at once become two batches where the database is near ([`Scheduler::ran_dry`]). Where it is distant,
-//! commands are divided among the free sessions ([`Scheduler::batch_size`]), and clients that return together are separated
-//! ([`Scheduler::separate`]). How many batches may be in flight is learned from the shortest ones of the last second
-//! ([`Pace`]).
+//! A batch is what arrived while earlier ones were in flight; nothing waits for company. How many batches of a lane may be
+//! in flight is learned from the shortest ones of the last second ([`Pace`]).
 
 mod batch;
 mod hash_queue;
@@ -22,7 +18,6 @@ mod pace;
 mod simulation;
 #[cfg(test)]
 mod tests;
-mod window;
 
 use crate::app::{Lane, Needs};
 pub use batch::{Batch, Item, Next, Token};
@@ -31,21 +26,13 @@ use pace::Pace;
 use std::{
     collections::{HashMap, VecDeque},
     mem,
-    ops::RangeInclusive,
     time::{Duration, Instant},
 };
-use window::Window;
 
 const LANES: usize = Lane::ALL.len();
 
 /// Memory that the commands of one batch need together, at most, unless one alone needs more.
 const BATCH_MEMORY: usize = 8 << 20;
-
-/// So many reads that arrived together after a gap are executed in two batches; see [`Scheduler::ran_dry`]. Eight clients
-/// got 37,700 reads a second instead of 28,100, and 16 of them 59,100 to 65,400 instead of 45,500 to 47,600 (medians in
-/// one run, two cores shared with PostgreSQL and the clients). With four clients it does not pay, and with 128, whose
-/// batches are long enough for the others to return meanwhile, it cost an eighth.
-const IN_TWO: RangeInclusive<usize> = 6..=32;
 
 /// How long commands wait that need more memory than is free, before the next look.
 const MEMORY_PAUSE: Duration = Duration::from_millis(5);
@@ -77,8 +64,6 @@ pub struct Capacity {
     pub hashes: usize,
     /// Processor cores, those that a database on the same machine uses included.
     pub cores: usize,
-    /// Whether the thread that waits for requests may keep a core from sleeping.
-    pub polls: bool,
     /// How long a command is retried from its arrival on.
     pub retry_for: Duration,
 }
@@ -98,8 +83,6 @@ pub struct Scheduler<T> {
     queued: usize,
     /// Bytes of memory that are free.
     memory: usize,
-    /// Whether [`Scheduler::ran_dry`] was called since the last batch of reads by id.
-    dry: bool,
 }
 
 struct Queue<T> {
@@ -107,14 +90,9 @@ struct Queue<T> {
     in_flight: usize,
     /// When those began that are no retries.
     began: Vec<Instant>,
-    /// Commands of the batches in flight.
-    commands_in_flight: usize,
     pace: Pace,
-    window: Window,
-    /// Not before that time: the table itself is locked, or a group of clients is to be separated.
+    /// Not before that time: the table itself is locked.
     not_before: Option<Instant>,
-    /// Whether no client was unanswered when its last batch finished.
-    all_answered: bool,
 }
 
 impl<T> Scheduler<T> {
@@ -124,11 +102,8 @@ impl<T> Scheduler<T> {
             waiting: VecDeque::new(),
             in_flight: 0,
             began: Vec::new(),
-            commands_in_flight: 0,
             pace: Pace::new(lane.writes(), now),
-            window: Window::default(),
             not_before: None,
-            all_answered: true,
         };
         Scheduler {
             capacity,
@@ -139,20 +114,12 @@ impl<T> Scheduler<T> {
             hashes: HashQueue::default(),
             queued: 0,
             memory: usize::MAX,
-            dry: false,
         }
     }
 
     /// How much memory is free now.
     pub fn set_memory(&mut self, bytes: usize) {
         self.memory = bytes;
-    }
-
-    /// No request was on its way when a worker asked for the next: all clients have been answered. What arrives next is
-    /// from all of them at once. In one batch again, they and the database would go on waiting for each other in turns. In
-    /// two, one half is executed while the other is answered and returns.
-    pub fn ran_dry(&mut self) {
-        self.dry = true;
     }
 
     /// Whether commands wait for memory.
@@ -167,9 +134,7 @@ impl<T> Scheduler<T> {
         {
             return Err(work);
         }
-        let queue = &mut self.lanes[needs.lane as usize];
-        let returned = queue.window.arrived(now) && !queue.all_answered;
-        self.queue(Item { work, needs, arrived: now, returned, retries: 0 });
+        self.queue(Item { work, needs, arrived: now, retries: 0 });
         Ok(())
     }
 
@@ -231,8 +196,6 @@ impl<T> Scheduler<T> {
         let Token { lane, started, commands, retry } = token;
         let queue = &mut self.lanes[lane as usize];
         queue.in_flight -= 1;
-        queue.commands_in_flight -= commands;
-        queue.all_answered = queue.commands_in_flight + queue.waiting.len() == 0;
         let took = now.saturating_duration_since(started);
         if retry {
             self.fresh_first_until = now + took;
@@ -243,9 +206,6 @@ impl<T> Scheduler<T> {
             _ if atypical => {}
             Lane::Hash => self.hashes.learn(took),
             _ => queue.pace.learn(took, commands, now),
-        }
-        if let Some(apart) = self.apart(lane).filter(|_| !atypical) {
-            self.lanes[lane as usize].window.open(commands, apart, now);
         }
     }
 
@@ -272,23 +232,15 @@ impl<T> Scheduler<T> {
             return Next::Wait(self.next_time(now));
         };
         let most = self.memory.min(BATCH_MEMORY);
-        let ran_dry = lane == Lane::Find && mem::take(&mut self.dry) && self.is_short();
-        let (first, size) = (self.first_that_fits(lane).unwrap_or(0), self.batch_size(lane, now));
+        let first = self.first_that_fits(lane).unwrap_or(0);
         let waiting = &mut self.lanes[lane as usize].waiting;
         let mut memory = 0;
         let fits = |item: &&Item<T>| {
             memory += item.needs.memory;
             memory <= most
         };
-        let mut count = waiting.iter().skip(first).take(size).take_while(fits).count().max(1);
-        let group = waiting.len();
-        if ran_dry && IN_TWO.contains(&group) {
-            count = count.div_ceil(2);
-        }
+        let count = waiting.iter().skip(first).take(batch_limit(lane)).take_while(fits).count().max(1);
         let items: Vec<Item<T>> = waiting.drain(first..first + count).collect();
-        if count < group {
-            self.separate(lane, &items, now);
-        }
         Next::Run(self.start(lane, items, false, now))
     }
 
@@ -303,11 +255,6 @@ impl<T> Scheduler<T> {
         self.hashes.queued > 0 && self.in_flight(Lane::Hash) < self.capacity.hashes
     }
 
-    /// Whether reads by id, the most frequent of all, end that soon.
-    pub fn is_short(&self) -> bool {
-        self.lanes[Lane::Find as usize].pace.is_short()
-    }
-
     /// When something becomes ready without anything being pushed or finished.
     pub fn next_time(&self, now: Instant) -> Option<Instant> {
         let retries = self.retries.iter().map(|(due, _)| *due).filter(|_| self.may_retry());
@@ -315,12 +262,12 @@ impl<T> Scheduler<T> {
             let queue = &self.lanes[lane as usize];
             match self.may_start(lane, now) {
                 _ if queue.waiting.is_empty() => None,
-                true => self.not_before(lane, now),
+                true => queue.not_before.filter(|at| *at > now),
                 false => self.stalls(lane, now),
             }
         });
         let memory = self.is_short_of_memory().then_some(now + MEMORY_PAUSE);
-        retries.chain(queues).chain(memory).min()
+        retries.chain(queues).chain(memory).chain(self.ends_by(now)).min()
     }
 
     /// Whether nothing is queued and nothing in flight.
@@ -383,7 +330,6 @@ impl<T> Scheduler<T> {
     fn start(&mut self, lane: Lane, items: Vec<Item<T>>, retry: bool, now: Instant) -> Batch<T> {
         let queue = &mut self.lanes[lane as usize];
         queue.in_flight += 1;
-        queue.commands_in_flight += items.len();
         if !retry {
             queue.began.push(now);
         }
@@ -408,7 +354,8 @@ impl<T> Scheduler<T> {
         let oldest = |lane: Lane| {
             let first = self.first_that_fits(lane)?;
             let arrived = self.lanes[lane as usize].waiting[first].arrived;
-            let ready = self.may_start(lane, now) && self.not_before(lane, now).is_none();
+            let ready =
+                self.may_start(lane, now) && self.lanes[lane as usize].not_before.is_none_or(|at| at <= now);
             ready.then_some((arrived, lane))
         };
         let ready = Lane::ALL.into_iter().filter_map(oldest);

@@ -4,16 +4,15 @@
 //! The highest module that knows tiny_http's types; everything it calls sees [`Request`] and [`Response`].
 //!
 //! Idle workers block in tiny_http's queue, which wakes one of them for a request: that worker executes it itself, so a
-//! lone request takes no further hand-over. There are as many as the scheduler says ([`Scheduler::receivers`]); the other
-//! idle ones wait until one is missing. While as many short batches are in flight as pay, none is there: the worker whose
-//! batch ends next receives whatever has come meanwhile as one batch. There is one worker more than may execute
-//! statements, so that one is always left to receive, judge and refuse. Passwords are hashed by threads of their own,
-//! because each takes a core for some 20 ms.
+//! lone request takes no further hand-over. What they do and when they are woken is decided in [`roles`]. There is one
+//! worker more than may execute statements, so that one is always left to receive, judge and refuse. Passwords are hashed
+//! by threads of their own, because each takes a core for some 20 ms.
 
 mod answering;
-mod idling;
 mod job;
 mod receiving;
+mod roles;
+mod waiting;
 
 use super::{
     cores::{Cores, Placement},
@@ -29,9 +28,10 @@ use crate::{
 };
 use answering::guard;
 use job::Job;
+use roles::{Role, Roles};
 use std::{
     io, mem,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, atomic::AtomicUsize, mpsc},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::AtomicUsize, mpsc},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -65,23 +65,6 @@ struct Shared {
     parked: Condvar,
     /// The same for the threads that hash.
     hash: Condvar,
-    on_idle: Option<fn()>,
-}
-
-/// Has each of the threads call `on_idle`.
-pub struct IdleWorkers(Weak<Shared>);
-
-impl IdleWorkers {
-    /// Wakes them for that, and returns at once.
-    pub fn call(&self) {
-        if let Some(shared) = self.0.upgrade() {
-            let mut state = shared.state();
-            state.idle_calls += 1;
-            shared.parked.notify_all();
-            shared.hash.notify_all();
-            shared.unblock(&state);
-        }
-    }
 }
 
 struct State {
@@ -89,21 +72,9 @@ struct State {
     placement: Placement,
     /// Commands that are queued or in flight.
     unanswered: usize,
-    /// How many batches were started.
-    batches: u64,
-    /// Workers in tiny_http's queue.
-    receiving: usize,
-    /// Workers that are parked.
-    parked: usize,
-    /// Whether one of them checks every [`TICK`].
-    ticking: bool,
-    /// When an idle worker wakes by itself, because something is due then.
-    wakes_at: Option<Instant>,
+    roles: Roles,
     /// How many commands may be queued before those are dropped that no client waits for.
     most_queued: usize,
-    /// How often the threads were asked to call `on_idle`.
-    idle_calls: u64,
-    stopping: bool,
 }
 
 impl Workers {
@@ -115,21 +86,14 @@ impl Workers {
         app: Arc<App>,
         cores: Arc<Cores>,
         capacity: Capacity,
-        on_idle: Option<fn()>,
     ) -> io::Result<Workers> {
         let now = Instant::now();
         let state = State {
             scheduler: Scheduler::new(capacity, now),
             placement: Placement::new(now),
             unanswered: 0,
-            batches: 0,
-            receiving: 0,
-            parked: 0,
-            ticking: false,
-            wakes_at: None,
+            roles: Roles::default(),
             most_queued: FEW,
-            idle_calls: 0,
-            stopping: false,
         };
         let shared = Arc::new(Shared {
             server,
@@ -140,7 +104,6 @@ impl Workers {
             state: Mutex::new(state),
             parked: Condvar::new(),
             hash: Condvar::new(),
-            on_idle,
         });
         let (end, ended) = mpsc::channel();
         let mut workers_started = Workers { shared, threads: Vec::new(), end, ended };
@@ -153,11 +116,6 @@ impl Workers {
         Ok(workers_started)
     }
 
-    /// What has the threads call `on_idle`.
-    pub fn idle(&self) -> IdleWorkers {
-        IdleWorkers(Arc::downgrade(&self.shared))
-    }
-
     /// Ends the threads once they have answered what was queued, and waits for them up to `timeout`. Those
     /// that are stuck for longer are left behind.
     pub fn stop(mut self, timeout: Duration) {
@@ -166,7 +124,7 @@ impl Workers {
 
     fn end(&mut self, timeout: Duration) {
         let deadline = Instant::now() + timeout;
-        self.shared.state().stopping = true;
+        self.shared.state().roles.stop();
         self.shared.wake_all();
         let threads = mem::take(&mut self.threads);
         for _ in &threads {
@@ -210,63 +168,50 @@ impl Shared {
     }
 
     fn work(&self, recorder: &Recorder) {
-        self.cores.add_this_thread(false);
+        self.cores.add_this_thread();
         let mut state = self.state();
-        let mut idle_calls = 0;
         loop {
-            state = self.idle_in_turn(state, &mut idle_calls);
             let now = Instant::now();
             state.scheduler.set_memory(self.app.budget().available());
-            match state.scheduler.next(now) {
+            let due = match state.scheduler.next(now) {
                 Next::Run(batch) => {
                     let held = self.reserve(batch.memory);
                     if held.is_some() {
                         self.app.budget().set_work_waits(state.scheduler.is_short_of_memory());
                     }
-                    state.batches += 1;
-                    self.wake_for_the_rest(&mut state, now);
+                    self.wake_for_the_rest(&state, now);
                     drop(state);
                     state = self.execute(batch, held, recorder);
+                    continue;
                 }
-                Next::Wait(_) if !state.stopping && state.scheduler.is_short_of_memory() => {
-                    self.app.budget().set_work_waits(true);
-                    self.app.budget().report_shortage();
-                    let at = state.scheduler.next_time(now);
-                    state = match state.receiving == 0 {
-                        true => self.receive(state, at, recorder),
-                        false => self.park_until_due(state),
-                    };
-                }
-                Next::Wait(_) if state.stopping && state.scheduler.is_idle() => {
+                Next::Wait(due) => due,
+            };
+            if state.scheduler.is_short_of_memory() {
+                self.app.budget().set_work_waits(true);
+                self.app.budget().report_shortage();
+            }
+            let (ends_soon, is_idle) = (state.scheduler.ends_by(now).is_some(), state.scheduler.is_idle());
+            state = match state.roles.rest(due, ends_soon, is_idle) {
+                Role::Receive(until) => self.receive(state, until, recorder),
+                Role::Park(until) => self.park(state, until),
+                Role::End => {
                     drop(state);
                     return self.wake_all();
                 }
-                Next::Wait(_) if state.stopping => state = self.park(state, None),
-                Next::Wait(at) if state.receiving < state.scheduler.receivers(now) => {
-                    state = self.receive(state, at, recorder);
-                }
-                // The one whose batch ends next receives; one of the others checks on it.
-                Next::Wait(_) if state.scheduler.is_short() && !state.ticking => {
-                    state = self.tick(state, recorder);
-                }
-                Next::Wait(_) => state = self.park_until_due(state),
-            }
+            };
         }
     }
 
     fn hash(&self, recorder: &Recorder) {
         let mut state = self.state();
-        let mut idle_calls = 0;
         loop {
-            state = self.idle(state, &mut idle_calls);
             if let Some(batch) = state.scheduler.next_hash(Instant::now()) {
                 drop(state);
                 state = self.execute(batch, None, recorder);
-                let now = Instant::now();
-                if state.scheduler.is_ready(now) {
-                    self.wake_one(&mut state);
+                if state.scheduler.is_ready(Instant::now()) {
+                    self.wake(state.roles.wake());
                 }
-            } else if state.stopping && state.scheduler.is_idle() {
+            } else if state.roles.is_stopping() && state.scheduler.is_idle() {
                 drop(state);
                 return self.wake_all();
             } else {

@@ -9,8 +9,6 @@ use super::{
 };
 use std::time::{Duration, Instant};
 
-const IDLE_AGAIN: Duration = Duration::from_secs(1);
-
 impl EventLoop {
     /// Ends what has taken too long.
     ///
@@ -55,9 +53,6 @@ impl EventLoop {
         };
         if self.idle_at.is_none() {
             (self.on_idle)();
-            // A second time for what other threads free at the first.
-            self.idle_again = !self.idle_again;
-            self.idle_at = self.idle_again.then_some(now + IDLE_AGAIN);
         }
     }
 

@@ -244,9 +244,6 @@ fn serve(mut request: tiny_http::Request, responder: &Responder, gate: &Gate) {
         Response::json(200, &json!({"held": true}))
     } else if let Some(length) = target.strip_prefix("/big/") {
         Response { body: vec![b'x'; length.parse().unwrap()], ..Response::json(200, &()) }
-    } else if let Some(milliseconds) = target.strip_prefix("/poll/") {
-        responder.set_poll_time(Duration::from_millis(milliseconds.parse().unwrap()));
-        Response::no_content()
     } else if target == "/peer" {
         Response::json(200, &json!({"peer": slot.peer()}))
     } else if target == "/empty" {

@@ -1012,34 +1012,6 @@ fn elsewhere() {
 }
 
 #[test]
-fn polling_ends_with_the_requests() {
-    let server = Elsewhere::start("serve", 100);
-    let mut client = server.connect();
-    let poll = GET.replace("/ ", "/poll/300 ");
-    // Beside other tests it may have no core for a while.
-    until(|| {
-        (0..10).for_each(|_| assert_eq!(client.send(&poll).answer().status, 204));
-        let before = server.ticks();
-        pause(Duration::from_millis(200));
-        (server.ticks() - before >= 10).then_some(())
-    });
-    pause(Duration::from_millis(300));
-    let before = server.ticks();
-    pause(Duration::from_millis(500));
-    assert!(server.ticks() - before < 15, "it polls with nothing to do");
-    // Not for a few requests after a pause.
-    (0..3).for_each(|_| assert_eq!(client.send(&poll).answer().status, 204));
-    let before = server.ticks();
-    pause(Duration::from_millis(250));
-    assert!(server.ticks() - before < 8, "it polls for a few requests");
-    // Its time is told with each answer.
-    (0..20).for_each(|_| assert_eq!(client.send(GET.replace("/ ", "/poll/0 ")).answer().status, 204));
-    let before = server.ticks();
-    pause(Duration::from_millis(250));
-    assert!(server.ticks() - before < 8, "it polls where that does not pay");
-}
-
-#[test]
 fn running_out_of_descriptors_is_survived() {
     let server = Elsewhere::start("starve", 100);
     // Idle ones are closed for new ones.

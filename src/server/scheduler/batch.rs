@@ -10,8 +10,6 @@ pub struct Item<T> {
     pub work: T,
     pub(super) needs: Needs,
     pub(super) arrived: Instant,
-    /// Whether its client had just been answered, and returned without waiting for the other clients' answers.
-    pub(super) returned: bool,
     /// How often it has met a lock.
     pub(super) retries: usize,
 }

@@ -10,7 +10,7 @@ use crate::app::Account;
 
 /// What a test has where it does not say otherwise.
 const CAPACITY: Capacity =
-    Capacity { statements: 8, hashes: 1, cores: 2, polls: true, retry_for: Duration::from_secs(10) };
+    Capacity { statements: 8, hashes: 1, cores: 2, retry_for: Duration::from_secs(10) };
 
 /// A scheduler, the time, and what it has started.
 struct Bench {
@@ -137,34 +137,24 @@ fn the_lane_whose_command_has_waited_longest_is_next() {
 }
 
 #[test]
-fn polling_pays_for_few_clients_of_a_near_database() {
+fn one_core_suffices_for_one_command_and_for_few_short_reads() {
     let rows = [
-        // Lane, cores, what its shortest batch took, commands unanswered, for how long.
-        (Lane::Find, 2, 50, 1, 400),
-        (Lane::Find, 2, 50, 16, 400),
-        (Lane::Find, 2, 50, 17, 0),
-        (Lane::Find, 4, 50, 8, 400),
-        (Lane::Find, 4, 50, 9, 0),
-        (Lane::Find, 2, 299, 1, 1000),
-        (Lane::Find, 2, 300, 1, 0),
-        (Lane::List, 2, 200, 2, 1000),
-        (Lane::Create, 2, 420, 16, 1000),
-        (Lane::Create, 2, 920, 1, 0),
-        (Lane::Change, 2, 500, 1, 1000),
-        (Lane::Hash, 2, 1, 1, 0),
+        // What the shortest batch of reads took, commands unanswered.
+        (None, 1, true),
+        (None, 2, false),
+        (Some(50), 1, true),
+        (Some(50), 8, true),
+        (Some(50), 9, false),
+        (Some(299), 8, true),
+        (Some(300), 2, false),
     ];
-    for (lane, cores, took, unanswered, expected) in rows {
-        for polls in [true, false] {
-            let mut bench = Bench::with(Capacity { cores, polls, ..CAPACITY });
-            assert_eq!(bench.scheduler.poll_time(lane, unanswered), Duration::ZERO, "nothing is known");
-            if lane != Lane::Hash {
-                let pace = &mut bench.scheduler.lanes[lane as usize].pace;
-                pace.learn(Duration::from_micros(took), 1, bench.now);
-            }
-            let expected = Duration::from_micros(if polls { expected } else { 0 });
-            let time = bench.scheduler.poll_time(lane, unanswered);
-            assert_eq!(time, expected, "{lane:?}, {took} µs, {unanswered}");
+    for (took, unanswered, expected) in rows {
+        let mut bench = Bench::new(8);
+        if let Some(took) = took {
+            let pace = &mut bench.scheduler.lanes[Lane::Find as usize].pace;
+            pace.learn(Duration::from_micros(took), 1, bench.now);
         }
+        assert_eq!(bench.scheduler.one_core_suffices(unanswered), expected, "{took:?} µs, {unanswered}");
     }
 }
 

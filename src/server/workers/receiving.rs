@@ -1,6 +1,6 @@
 //! From tiny_http's queue to the scheduler: requests are received, judged, and queued as commands.
 
-use super::{FEW, Job, Shared, State, guard};
+use super::{FEW, Job, Role, Shared, State, guard};
 use crate::{
     error::Error,
     http::{Method, Request},
@@ -9,7 +9,7 @@ use crate::{
 };
 use std::{
     sync::{MutexGuard, atomic::Ordering},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 /// Requests, and bytes of their bodies, that are judged before they are queued: then other workers may execute them.
@@ -17,31 +17,24 @@ const RECEIVE_REQUESTS: usize = 256;
 const RECEIVE_BYTES: usize = 256 << 10;
 
 impl Shared {
-    /// Waits for requests, at most until `at`, and queues them.
+    /// Waits for requests, at most until that time, and queues them.
     pub(super) fn receive<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
-        at: Option<Instant>,
+        state: MutexGuard<'a, State>,
+        until: Option<Instant>,
         recorder: &Recorder,
     ) -> MutexGuard<'a, State> {
-        let at = state.keep_time(at);
-        state.receiving += 1;
         drop(state);
-        let ran_dry = self.responder.unclaimed() == 0;
-        let first = match at {
+        let first = match until {
             None => self.server.recv().ok(),
-            Some(at) => {
-                let time = at.saturating_duration_since(Instant::now());
+            Some(until) => {
+                let time = until.saturating_duration_since(Instant::now());
                 self.server.recv_timeout(time).ok().flatten()
             }
         };
         let judged = self.judge(first.or_else(|| self.try_receive()), recorder);
         let mut state = self.state();
-        state.receiving -= 1;
-        if ran_dry {
-            state.scheduler.ran_dry();
-        }
-        state.kept_time(at);
+        state.roles.returned(Role::Receive(until));
         self.push(state, judged, recorder)
     }
 
@@ -115,7 +108,6 @@ impl Shared {
         recorder: &Recorder,
     ) -> MutexGuard<'a, State> {
         let mut refused = Vec::new();
-        let mut poll_time = None;
         let now = Instant::now();
         for job in judged {
             let Some(command) = &job.command else { continue };
@@ -124,12 +116,9 @@ impl Shared {
                 Ok(()) => state.unanswered += 1,
                 Err(job) => refused.push(job),
             }
-            let time = state.scheduler.poll_time(needs.lane, state.unanswered);
-            poll_time = Some(poll_time.map_or(time, |shortest| time.min(shortest)));
         }
-        if let Some(time) = poll_time {
-            self.place(&mut state, time, now);
-        }
+        let one_suffices = state.scheduler.one_core_suffices(state.unanswered);
+        self.cores.place(&mut state.placement, one_suffices, now);
         // Clients that give up and retry would let the queue grow without limit.
         if state.scheduler.len() > state.most_queued {
             let queued = state.scheduler.len();
@@ -149,15 +138,5 @@ impl Shared {
             self.refuse(&mut job, Error::Busy(Reason::TooManyHashes), recorder);
         }
         self.state()
-    }
-
-    /// Decides where the threads run, and whether the frontend polls, now that requests were queued for which that pays for
-    /// `poll_time`.
-    fn place(&self, state: &mut State, poll_time: Duration, now: Instant) {
-        let few = !poll_time.is_zero() && !state.placement.is_contended();
-        self.cores.place(&mut state.placement, few || state.unanswered <= 1, now);
-        // Where the threads do not share a core, there are often more requests than these.
-        let polls = few && state.placement.is_shared();
-        self.responder.set_poll_time(if polls { poll_time } else { Duration::ZERO });
     }
 }

@@ -45,8 +45,6 @@ struct World {
     queued: usize,
     /// Batches that have ended.
     ends: u64,
-    /// When the last batch of a lane did.
-    ended: [Instant; LANES],
     /// Of each row: the last change of it that was executed.
     last: [u32; ROWS as usize],
 }
@@ -69,7 +67,6 @@ impl World {
         let capacity = Capacity { statements, hashes, retry_for, ..CAPACITY };
         let bench = Bench::with(capacity);
         World {
-            ended: [bench.now; LANES],
             bench,
             random: Random(seed),
             capacity,
@@ -132,14 +129,11 @@ impl World {
         assert!(writes <= (statements - 1).max(1));
         assert!(retries <= ((statements - 1) / 2).max(1));
         assert!(self.hashes.len() <= self.capacity.hashes);
-        // A read that may be answered is in flight by now, unless it waits for a lock, or for clients that return: for less
-        // than the shortest batch after the last one.
+        // A read that may be answered is in flight by now, unless it waits for a lock.
         let waits = |lane: Lane| {
             let queue = &self.bench.scheduler.lanes[lane as usize];
             let locked = queue.not_before.is_some_and(|at| at > self.bench.now);
-            let coalesces = self.bench.scheduler.not_before(lane, self.bench.now).is_some()
-                && self.bench.now < self.ended[lane as usize] + queue.pace.shortest();
-            !queue.waiting.is_empty() && !locked && !coalesces
+            !queue.waiting.is_empty() && !locked
         };
         let read = [Lane::Find, Lane::List].into_iter().any(waits);
         assert!(!read || self.in_flight.len() == statements, "a read waits for nothing");
@@ -187,7 +181,6 @@ impl World {
         };
         let contended = locks && batch.items.iter().any(|item| locked(&self.commands[item.work as usize]));
         self.bench.scheduler.finished(batch.token, contended, self.bench.now);
-        self.ended[batch.lane as usize] = self.bench.now;
         for item in batch.items {
             let command = &mut self.commands[item.work as usize];
             if let Some(row) = command.row.filter(|_| batch.lane.changes_rows()) {
