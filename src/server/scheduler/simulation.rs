@@ -179,9 +179,9 @@ impl Model {
     }
 }
 
-/// How much less throughput, and how much more of the median wait, than with the best constant: a rule that gained less
-/// would not be worth its lines.
-const TOLERANCE: f64 = 0.15;
+/// How much less throughput, and how much more of the median wait, than with the best constant for either: more would be
+/// worth a rule that learns more than two values.
+const TOLERANCE: f64 = 0.25;
 
 #[test]
 fn what_is_learned_is_nearly_as_good_as_the_best_constant() {
