@@ -112,6 +112,11 @@ impl Budget {
         Reservation { budget: self.clone(), purpose, bytes }
     }
 
+    /// The bytes that bodies may reserve now.
+    pub fn free_for_input(&self) -> usize {
+        self.input_limit().saturating_sub(self.input())
+    }
+
     /// Says whether other work than hashes waits for memory: then the next hash leaves it what becomes free.
     pub fn set_work_waits(&self, waits: bool) {
         self.0.work_waits.store(waits, Ordering::Relaxed);

@@ -1,14 +1,14 @@
 //! How often a password may be guessed: attempts of one peer at one account, in a minute.
 //!
-//! Counts only in the memory of this process, and at most [`PAIRS`] pairs of a peer and an account. Knows nothing of
-//! passwords or of the database: an account that does not exist is counted like any other.
+//! Counts only in the memory of this process, and at most [`PAIRS`] pairs of a peer and an account: a peer that fills the
+//! table is refused more, and has others forgotten none of theirs. Knows nothing of passwords or of the database: an
+//! account that does not exist is counted like any other.
 
 use crate::error::Error;
 use std::{
-    collections::{HashMap, hash_map::RandomState},
+    collections::{BTreeSet, HashMap, hash_map::RandomState},
     fmt,
     hash::BuildHasher,
-    mem,
     net::IpAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
@@ -17,9 +17,11 @@ use std::{
 /// The time that attempts are counted for, from the first one on.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Pairs that are remembered, in two generations: some 1.5 MiB. When clients send more pairs than that within a minute,
-/// the oldest half is forgotten; the queue for hashes bounds how many passwords are checked at all.
-const PAIRS: usize = 32 << 10;
+/// Pairs that are remembered: some 2 MiB. What was not hashed is not remembered, and a minute has fewer hashes than this.
+const PAIRS: usize = 16 << 10;
+
+/// Of whom an attempt is, as connections are counted.
+type Peer = Option<IpAddr>;
 
 /// The attempts of the last minute.
 pub struct Throttle {
@@ -27,22 +29,30 @@ pub struct Throttle {
     limit: u32,
     /// Seeded at random for each process, so that no client can choose pairs that count as one.
     hasher: RandomState,
-    attempts: Mutex<Generations>,
+    attempts: Mutex<Attempts>,
 }
 
 /// An attempt that was admitted. It does not count any more once this is dropped, unless it was [wrong](Attempt::wrong).
 pub struct Attempt(Option<(Arc<Throttle>, u64)>);
 
+/// A pair, as a number.
+type Pair = u64;
+
 #[derive(Default)]
-struct Generations {
-    current: HashMap<u64, Count>,
-    previous: HashMap<u64, Count>,
+struct Attempts {
+    counts: HashMap<Pair, Count>,
+    /// The pairs of all peers and of each, the oldest first.
+    by_age: BTreeSet<(Instant, Pair)>,
+    by_peer: HashMap<Peer, BTreeSet<(Instant, Pair)>>,
+    /// The peers, by the number of their pairs.
+    by_size: BTreeSet<(usize, Peer)>,
 }
 
 #[derive(Clone, Copy)]
 struct Count {
     attempts: u32,
     since: Instant,
+    peer: Peer,
 }
 
 impl Throttle {
@@ -53,27 +63,31 @@ impl Throttle {
 
     /// Counts an attempt of a peer (`None`: any client without an address, as on a Unix socket) at an account, an
     /// e-mail address in whatever case. [`Error::TooManyAttempts`] beyond the limit.
-    pub fn admit(
-        self: &Arc<Self>,
-        email: &str,
-        peer: Option<IpAddr>,
-        now: Instant,
-    ) -> Result<Attempt, Error> {
+    pub fn admit(self: &Arc<Self>, email: &str, peer: Peer, now: Instant) -> Result<Attempt, Error> {
         if self.limit == 0 {
             return Ok(Attempt(None));
         }
         let pair = self.hasher.hash_one((email.to_ascii_lowercase(), peer));
         let mut attempts = self.attempts();
-        let count = attempts.count(pair, now);
-        if count.attempts >= self.limit {
-            let left = (count.since + MINUTE).saturating_duration_since(now);
-            return Err(Error::TooManyAttempts { retry_after: left.as_secs() + 1 });
+        attempts.forget_what_is_over(now);
+        let refused = |since: Instant| {
+            let left = (since + MINUTE).saturating_duration_since(now);
+            Err(Error::TooManyAttempts { retry_after: left.as_secs() + 1 })
+        };
+        match attempts.counts.get_mut(&pair) {
+            Some(count) if count.attempts >= self.limit => return refused(count.since),
+            Some(count) => count.attempts += 1,
+            None => {
+                if let Err(oldest) = attempts.make_room(peer) {
+                    return refused(oldest);
+                }
+                attempts.add(pair, Count { attempts: 1, since: now, peer });
+            }
         }
-        count.attempts += 1;
         Ok(Attempt(Some((Arc::clone(self), pair))))
     }
 
-    fn attempts(&self) -> MutexGuard<'_, Generations> {
+    fn attempts(&self) -> MutexGuard<'_, Attempts> {
         self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -88,9 +102,7 @@ impl Attempt {
 impl Drop for Attempt {
     fn drop(&mut self) {
         if let Some((throttle, pair)) = &self.0 {
-            let mut attempts = throttle.attempts();
-            let count = attempts.count(*pair, Instant::now());
-            count.attempts = count.attempts.saturating_sub(1);
+            throttle.attempts().take_back(*pair);
         }
     }
 }
@@ -101,19 +113,64 @@ impl fmt::Debug for Attempt {
     }
 }
 
-impl Generations {
-    /// The count of a pair, 0 where its minute is over.
-    fn count(&mut self, pair: u64, now: Instant) -> &mut Count {
-        if self.current.len() >= PAIRS / 2 && !self.current.contains_key(&pair) {
-            self.previous = mem::take(&mut self.current);
+impl Attempts {
+    fn add(&mut self, pair: Pair, count: Count) {
+        self.counts.insert(pair, count);
+        self.by_age.insert((count.since, pair));
+        let own = self.by_peer.entry(count.peer).or_default();
+        self.by_size.remove(&(own.len(), count.peer));
+        own.insert((count.since, pair));
+        self.by_size.insert((own.len(), count.peer));
+    }
+
+    fn remove(&mut self, pair: Pair) {
+        let Some(Count { since, peer, .. }) = self.counts.remove(&pair) else {
+            return;
+        };
+        self.by_age.remove(&(since, pair));
+        if let Some(own) = self.by_peer.get_mut(&peer) {
+            self.by_size.remove(&(own.len(), peer));
+            own.remove(&(since, pair));
+            match own.len() {
+                0 => drop(self.by_peer.remove(&peer)),
+                left => drop(self.by_size.insert((left, peer))),
+            }
         }
-        let fresh = Count { attempts: 0, since: now };
-        let earlier = self.previous.remove(&pair).unwrap_or(fresh);
-        let count = self.current.entry(pair).or_insert(earlier);
-        if now >= count.since + MINUTE {
-            *count = fresh;
+    }
+
+    /// An attempt that does not count after all.
+    fn take_back(&mut self, pair: Pair) {
+        if let Some(count) = self.counts.get_mut(&pair) {
+            count.attempts = count.attempts.saturating_sub(1);
+            if count.attempts == 0 {
+                self.remove(pair);
+            }
         }
-        count
+    }
+
+    fn forget_what_is_over(&mut self, now: Instant) {
+        while let Some((_, pair)) = self.by_age.first().filter(|(since, _)| now >= *since + MINUTE) {
+            self.remove(*pair);
+        }
+    }
+
+    /// Makes room for a pair of this peer, if there is none: at the cost of the peer that has the most. Where it is that
+    /// one itself, since when its oldest pair counts.
+    fn make_room(&mut self, peer: Peer) -> Result<(), Instant> {
+        if self.counts.len() < PAIRS {
+            return Ok(());
+        }
+        let own = self.by_peer.get(&peer).map_or(0, BTreeSet::len);
+        let Some((most, greedy)) = self.by_size.last().copied() else {
+            return Ok(());
+        };
+        let oldest = self.by_peer.get(&greedy).and_then(|pairs| pairs.first()).copied();
+        match oldest {
+            Some((_, pair)) if own < most => self.remove(pair),
+            Some((since, _)) => return Err(since),
+            None => {}
+        }
+        Ok(())
     }
 }
 
@@ -166,16 +223,40 @@ mod tests {
         assert!(throttle.admit("ada@example.com", A, now).is_err());
     }
 
+    /// A peer that fills the table is refused new accounts, and no pair of others is forgotten for it.
     #[test]
-    fn memory_is_bounded() {
-        let (throttle, now) = (Throttle::new(1), Instant::now());
-        for n in 0..3 * PAIRS {
-            guess(&throttle, &n.to_string(), A, now).unwrap();
-        }
+    fn a_full_table_is_shared_by_peer() {
+        let (throttle, start) = (Throttle::new(1), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        guess(&throttle, "victim@example.com", B, at(0)).unwrap();
+        let admitted = (0..3 * PAIRS).filter(|n| guess(&throttle, &n.to_string(), A, at(1)).is_ok()).count();
+        assert_eq!(admitted, PAIRS - 1);
+        let refused = guess(&throttle, "one more", A, at(20)).unwrap_err();
+        assert!(matches!(refused, Error::TooManyAttempts { retry_after: 42 }), "{refused:?}");
+        assert!(guess(&throttle, "victim@example.com", B, at(20)).is_err(), "it is remembered");
+        assert!(guess(&throttle, "1000", A, at(20)).is_err(), "so is what the table is full of");
+        // One that has fewer gets in, at the cost of the oldest pair of the first.
+        guess(&throttle, "another", B, at(20)).unwrap();
+        assert_eq!(throttle.attempts().counts.len(), PAIRS);
+        assert!(guess(&throttle, "another", B, at(20)).is_err());
+        // After a minute there is room again, and nothing is left of what was.
+        guess(&throttle, "one more", A, at(61)).unwrap();
         let attempts = throttle.attempts();
-        assert!(attempts.current.len() + attempts.previous.len() <= PAIRS);
-        drop(attempts);
-        assert!(guess(&throttle, &(3 * PAIRS - 1).to_string(), A, now).is_err(), "the latest are remembered");
+        let sizes =
+            (attempts.counts.len(), attempts.by_age.len(), attempts.by_peer.len(), attempts.by_size.len());
+        assert_eq!(sizes, (2, 2, 2, 2), "one more, and another");
+    }
+
+    /// What is refused before it was hashed is not remembered.
+    #[test]
+    fn attempts_that_were_not_hashed_take_no_room() {
+        let (throttle, now) = (Throttle::new(1), Instant::now());
+        guess(&throttle, "ada@example.com", A, now).unwrap();
+        for n in 0..3 * PAIRS {
+            drop(throttle.admit(&n.to_string(), A, now).unwrap());
+        }
+        assert_eq!(throttle.attempts().counts.len(), 1);
+        assert!(guess(&throttle, "ada@example.com", A, now).is_err());
     }
 
     #[test]
@@ -184,6 +265,6 @@ mod tests {
         for _ in 0..100 {
             guess(&throttle, "ada@example.com", A, Instant::now()).unwrap();
         }
-        assert!(throttle.attempts().current.is_empty());
+        assert!(throttle.attempts().counts.is_empty());
     }
 }

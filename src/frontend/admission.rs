@@ -8,12 +8,13 @@ use super::{
     connection::{Action, Expendable},
     event_loop::EventLoop,
     listener::Stream,
-    peers::{Peer, may_displace},
+    peers::{Peer, PeerCounts, PeerKey, may_displace},
     responder::Slot,
 };
 use mio::{Interest, Token};
 use std::{
     cmp::Reverse,
+    collections::HashMap,
     io::{self, ErrorKind},
     net::IpAddr,
     sync::{Arc, atomic::Ordering},
@@ -130,7 +131,7 @@ impl EventLoop {
     }
 
     /// The connection whose peer holds the most, and of its connections the idle ones first, then incomplete requests,
-    /// then answers that do not move, the oldest first.
+    /// then answers that do not move, then requests that no worker has begun to execute, the oldest first.
     fn candidate(&mut self, newcomer: Option<Peer>, now: Instant) -> Option<Candidate> {
         let held_by_newcomer = newcomer.map(|peer| self.peers.of(peer));
         let peers = &self.peers;
@@ -204,6 +205,40 @@ impl EventLoop {
                 None => Action::Wait,
             });
         }
+    }
+
+    /// Makes memory for a connection's body, and has it taken. The peer that has the most reserved for incomplete bodies gives
+    /// up the largest of them, as long as it has more than the connection's peer would have then.
+    pub(super) fn make_memory(&mut self, index: u32, bytes: usize, now: Instant) {
+        let shared = Arc::clone(&self.shared);
+        let mut peers: HashMap<PeerKey, (usize, Vec<(usize, u32)>)> = HashMap::new();
+        let mut own = None;
+        for other in 0..self.used {
+            let entry = shared.slots.get(other);
+            let Some(connection) = entry.as_ref().and_then(|entry| entry.connection.as_ref()) else {
+                continue;
+            };
+            let key = PeerCounts::key(connection.peer());
+            if other == index {
+                own = key;
+            }
+            if let Some((bytes, key)) = connection.incomplete().zip(key) {
+                let (all, bodies) = peers.entry(key).or_default();
+                *all += bytes;
+                bodies.push((bytes, other));
+            }
+        }
+        peers.values_mut().for_each(|(_, bodies)| bodies.sort_unstable());
+        let own = bytes + own.and_then(|key| peers.get(&key)).map_or(0, |(all, _)| *all);
+        while shared.budget.free_for_input() < bytes
+            && let Some((all, bodies)) = peers.values_mut().max_by_key(|(all, _)| *all)
+            && *all > own
+            && let Some((largest, other)) = bodies.pop()
+        {
+            *all -= largest;
+            self.call(other, now, |connection, context| connection.give_up_body(other, context));
+        }
+        self.call(index, now, |connection, context| connection.take_memory(index, context));
     }
 
     /// Closes the connection that has been surplus for longest, unless it has ended by itself.

@@ -53,6 +53,8 @@ pub struct Context<'a> {
     pub recorder: &'a Recorder,
     /// No request is waited for that has not begun to arrive.
     pub stopping: bool,
+    /// A body for which there is no memory is refused, and does not wait until the event loop has made some.
+    pub last_try: bool,
 }
 
 /// What the event loop does with a connection after having called it.
@@ -89,7 +91,7 @@ pub(super) enum State {
     Idle { since: Instant, input: Input },
     /// A head is arriving.
     Head { since: Instant, framing: Framing, input: Input },
-    /// A body is arriving, for all of which memory is reserved.
+    /// A body is arriving, for all of which memory is reserved, or is about to be.
     Body { since: Instant, framing: Framing, input: Input, held: Option<Reservation> },
     /// The request is with the workers; `input` is what was read beyond it.
     Working { since: Instant, request: InWork, input: Input },
@@ -111,6 +113,8 @@ pub(super) struct InWork {
     pub client: Option<IpAddr>,
     pub id: RequestId,
     pub cors: Cors,
+    /// Whether a worker executes it, or has begun to.
+    pub begun: bool,
 }
 
 /// Why a connection may be closed to free its slot for another, best first.
@@ -122,6 +126,8 @@ pub enum Expendable {
     Incomplete,
     /// The client does not take its answer.
     Stalled,
+    /// The request is queued, and no worker has begun to execute it.
+    Queued,
 }
 
 impl Connection {
@@ -202,6 +208,7 @@ impl Connection {
             }
             State::Head { since, .. } | State::Body { since, .. } => Some((Expendable::Incomplete, *since)),
             State::Writing { answer, .. } => Some((Expendable::Stalled, answer.moved)),
+            State::Working { since, request, .. } if !request.begun => Some((Expendable::Queued, *since)),
             State::Working { .. } | State::Closing => None,
         }
     }
@@ -270,7 +277,7 @@ impl Connection {
     pub fn make_way(&mut self, index: u32, context: &mut Context) -> Action {
         match &self.state {
             State::Idle { .. } => return self.close_if_idle(index, context),
-            State::Head { .. } | State::Body { .. } => {
+            State::Head { .. } | State::Body { .. } | State::Working { .. } => {
                 self.surplus = true;
                 self.refuse(&Error::Busy(Reason::TooManyConnections), context);
             }
@@ -281,6 +288,44 @@ impl Connection {
             _ => return Action::Close,
         }
         self.advance(index, context)
+    }
+
+    /// The bytes that are reserved for a body which is not complete. A trusted proxy's carries many clients, and has none.
+    pub fn incomplete(&self) -> Option<usize> {
+        match &self.state {
+            State::Body { held: Some(held), .. } if !self.peer.trusted => Some(held.bytes()),
+            _ => None,
+        }
+    }
+
+    /// The bytes of memory that a body needs, which the event loop is to make.
+    pub fn awaits_memory(&self, limits: &Limits) -> Option<usize> {
+        match &self.state {
+            State::Body { held: None, framing, .. } => framing.most(limits),
+            _ => None,
+        }
+    }
+
+    /// Takes the memory that was made for its body; without it, the request is refused.
+    pub fn take_memory(&mut self, index: u32, context: &mut Context) -> Action {
+        context.last_try = true;
+        self.take_in(&[], index, context);
+        self.advance(index, context)
+    }
+
+    /// Refuses an incomplete body for the sake of the memory that is reserved for it.
+    pub fn give_up_body(&mut self, index: u32, context: &mut Context) -> Action {
+        if self.incomplete().is_some() {
+            self.refuse(&Error::Busy(Reason::NoMemory), context);
+        }
+        self.advance(index, context)
+    }
+
+    /// A worker begins to execute its request.
+    pub fn begin(&mut self) {
+        if let State::Working { request, .. } = &mut self.state {
+            request.begun = true;
+        }
     }
 
     /// What it holds of an answer that has not moved for as long as given, weighed by the time.

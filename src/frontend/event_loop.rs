@@ -209,8 +209,10 @@ impl EventLoop {
             immediate: &self.immediate,
             recorder: &self.recorder,
             stopping: self.stop_at.is_some(),
+            last_try: false,
         };
         let action = work(connection, &mut context);
+        let awaited = connection.awaits_memory(&shared.limits);
         let is_surplus = connection.is_surplus();
         if !was_surplus && (is_surplus || action == Action::Close) {
             self.admitted -= 1;
@@ -226,6 +228,10 @@ impl EventLoop {
                 entry.close();
                 self.free.push(index);
             }
+        }
+        drop(entry);
+        if let Some(bytes) = awaited {
+            self.make_memory(index, bytes, now);
         }
     }
 

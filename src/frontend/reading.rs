@@ -116,7 +116,7 @@ impl Connection {
             Ok(0) => Some(Action::Close),
             Ok(count) => {
                 self.take_in(&scratch[..count], index, context);
-                None
+                self.awaits_memory(&context.shared.limits).map(|_| Action::Wait)
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
             Err(_) => Some(Action::Close),
@@ -140,7 +140,7 @@ impl Connection {
     }
 
     /// Takes bytes that were just read.
-    fn take_in(&mut self, fresh: &[u8], index: u32, context: &mut Context) {
+    pub(super) fn take_in(&mut self, fresh: &[u8], index: u32, context: &mut Context) {
         let (mut framing, mut input, mut held) = match &mut self.state {
             State::Head { framing, input, .. } => (mem::take(framing), mem::take(input), None),
             State::Body { framing, input, held, .. } => (mem::take(framing), mem::take(input), held.take()),
@@ -191,6 +191,9 @@ impl Connection {
                 && let Some(most) = framing.most(&shared.limits)
                 && !reserve(held, Purpose::Body, most, &shared.budget)
             {
+                if matches!(step, Step::Body) && !context.last_try {
+                    return (used, Parsed::Body);
+                }
                 let head_only = framing.head_only(bytes);
                 let why = Error::Busy(no_memory(shared));
                 return (used, Parsed::Refused(why, head_only, framing.take_echo()));
@@ -294,6 +297,7 @@ impl Connection {
             client: client(&traits, self.peer),
             id,
             cors,
+            begun: false,
         }
     }
 }

@@ -3,7 +3,11 @@
 //! Owns the name of a request ([`Slot`]) and what a worker may do with it. A worker holds the lock of one slot for one
 //! non-blocking write at most, so it never waits for a client, nor for another worker.
 
-use super::{connection::DOING, peers::Client, slots::SharedState};
+use super::{
+    connection::{Connection, DOING},
+    peers::Client,
+    slots::SharedState,
+};
 use crate::{
     budget::Reservation,
     http::{RequestId, Response},
@@ -80,6 +84,14 @@ impl Responder {
     /// How many connections there are, by what they are doing; and how many there may be. Looks at each of them.
     pub fn connections(&self) -> (impl Iterator<Item = (&'static str, usize)>, usize) {
         (DOING.into_iter().zip(self.0.slots.count()), self.0.limits.max_connections)
+    }
+
+    /// A worker begins to execute a request, which is not given up for other clients from now on. Whether its client waits
+    /// for the answer yet.
+    pub fn begin(&self, slot: Slot) -> bool {
+        let mut entry = self.0.slots.get(slot.index);
+        let connection = entry.as_mut().and_then(|entry| entry.awaiting_mut(slot.generation));
+        connection.map(Connection::begin).is_some()
     }
 
     /// Whether the client does not wait for the answer any more, so that work on it would be in vain. Cheap.

@@ -5,6 +5,7 @@
 //! - a read finds a worker and a session that writes cannot take, where there are two or more of both;
 //! - a change of a row that no session holds is executed: what met a lock is retried later, on a bounded share of the
 //!   sessions, and changes of one row queue behind each other and not beside each other;
+//! - peers take turns in each lane: one that queues a thousand commands holds up another's one by one batch;
 //! - a create is executed: changes cannot take every session that writes may have, nor creates those of changes.
 //!
 //! A batch is what arrived while earlier ones were in flight; nothing waits for company. How many batches of a lane may be
@@ -18,16 +19,19 @@ mod pace;
 mod simulation;
 #[cfg(test)]
 mod tests;
+mod turns;
 
 use crate::app::{Lane, Needs};
 pub use batch::{Batch, Item, Next, Token};
 use hash_queue::HashQueue;
 use pace::Pace;
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     mem,
     time::{Duration, Instant},
 };
+pub use turns::Peer;
+use turns::Turns;
 
 const LANES: usize = Lane::ALL.len();
 
@@ -77,7 +81,7 @@ pub struct Scheduler<T> {
     /// Until then what has not met a lock goes first: for as long as the last retry took.
     fresh_first_until: Instant,
     /// Rows with a change queued for execution, in flight or to be retried, and the changes behind it.
-    rows: HashMap<i64, VecDeque<Item<T>>>,
+    rows: HashMap<i64, Turns<T>>,
     hashes: HashQueue<T>,
     /// Commands in any of these queues.
     queued: usize,
@@ -86,7 +90,7 @@ pub struct Scheduler<T> {
 }
 
 struct Queue<T> {
-    waiting: VecDeque<Item<T>>,
+    waiting: Turns<T>,
     in_flight: usize,
     /// When those began that are no retries.
     began: Vec<Instant>,
@@ -99,7 +103,7 @@ impl<T> Scheduler<T> {
     /// Nothing queued.
     pub fn new(capacity: Capacity, now: Instant) -> Scheduler<T> {
         let queue = |lane: Lane| Queue {
-            waiting: VecDeque::new(),
+            waiting: Turns::new(),
             in_flight: 0,
             began: Vec::new(),
             pace: Pace::new(lane.writes(), now),
@@ -128,13 +132,13 @@ impl<T> Scheduler<T> {
     }
 
     /// Queues a command; gives it back where its hash would have to wait for too long.
-    pub fn push(&mut self, work: T, needs: Needs, now: Instant) -> Result<(), T> {
+    pub fn push(&mut self, work: T, needs: Needs, peer: Peer, now: Instant) -> Result<(), T> {
         if let Some(account) = needs.hash
-            && !self.hashes.admit(account, self.capacity.hashes)
+            && !self.hashes.admit(peer, account, self.capacity.hashes)
         {
             return Err(work);
         }
-        self.queue(Item { work, needs, arrived: now, retries: 0 });
+        self.queue(Item { work, needs, peer, arrived: now, retries: 0 });
         Ok(())
     }
 
@@ -142,14 +146,14 @@ impl<T> Scheduler<T> {
     pub fn push_next(&mut self, mut item: Item<T>, needs: Needs) {
         let before = mem::replace(&mut item.needs, needs);
         match (before.hash, needs.hash) {
-            (Some(account), None) => self.hashes.leave(account),
+            (Some(account), None) => self.hashes.leave(item.peer, account),
             (admitted, _) => item.needs.hash = admitted,
         }
         // Its row is still its own.
         match before.lane.changes_rows() && before.row.is_some() && needs.lane.changes_rows() {
             true => {
                 self.queued += 1;
-                insert_by_arrival(&mut self.lanes[needs.lane as usize].waiting, item);
+                self.lanes[needs.lane as usize].waiting.push(item);
             }
             false => self.queue(item),
         }
@@ -169,7 +173,7 @@ impl<T> Scheduler<T> {
             // Only a lock on the table makes a read wait, and makes all of the lane wait.
             let queue = &mut self.lanes[item.needs.lane as usize];
             queue.not_before = Some(due);
-            insert_by_arrival(&mut queue.waiting, item);
+            queue.waiting.push(item);
             self.queued += 1;
         }
         Ok(())
@@ -178,13 +182,13 @@ impl<T> Scheduler<T> {
     /// The end of a command that was answered, or that no client waits for. The next change of its row may go on.
     pub fn done(&mut self, item: &Item<T>) {
         if let Some(account) = item.needs.hash {
-            self.hashes.leave(account);
+            self.hashes.leave(item.peer, account);
         }
         if let Some(row) = item.needs.row.filter(|_| item.needs.lane.changes_rows())
             && let Some(behind) = self.rows.get_mut(&row)
         {
-            match behind.pop_front() {
-                Some(next) => insert_by_arrival(&mut self.lanes[next.needs.lane as usize].waiting, next),
+            match behind.pop() {
+                Some(next) => self.lanes[next.needs.lane as usize].waiting.push(next),
                 None => drop(self.rows.remove(&row)),
             }
         }
@@ -231,16 +235,16 @@ impl<T> Scheduler<T> {
         let Some(lane) = ready else {
             return Next::Wait(self.next_time(now));
         };
-        let most = self.memory.min(BATCH_MEMORY);
-        let first = self.first_that_fits(lane).unwrap_or(0);
+        let overtakes = self.overtakes();
+        let (mut items, mut free, mut left) = (Vec::new(), self.memory, BATCH_MEMORY);
         let waiting = &mut self.lanes[lane as usize].waiting;
-        let mut memory = 0;
-        let fits = |item: &&Item<T>| {
-            memory += item.needs.memory;
-            memory <= most
-        };
-        let count = waiting.iter().skip(first).take(batch_limit(lane)).take_while(fits).count().max(1);
-        let items: Vec<Item<T>> = waiting.drain(first..first + count).collect();
+        while items.len() < batch_limit(lane)
+            && let Some(item) = waiting.take(free, overtakes)
+        {
+            left = left.saturating_sub(item.needs.memory);
+            free = (free - item.needs.memory).min(left);
+            items.push(item);
+        }
         Next::Run(self.start(lane, items, false, now))
     }
 
@@ -289,12 +293,7 @@ impl<T> Scheduler<T> {
     pub fn retain(&mut self, mut awaited: impl FnMut(&T) -> bool) {
         let mut dropped = Vec::new();
         for queue in &mut self.lanes {
-            for item in mem::take(&mut queue.waiting) {
-                match awaited(&item.work) {
-                    true => queue.waiting.push_back(item),
-                    false => dropped.push(item),
-                }
-            }
+            dropped.extend(queue.waiting.take_unless(&mut awaited));
         }
         let retries = mem::take(&mut self.retries);
         let (kept, ended): (Vec<_>, Vec<_>) = retries.into_iter().partition(|(_, item)| awaited(&item.work));
@@ -302,9 +301,7 @@ impl<T> Scheduler<T> {
         dropped.extend(ended.into_iter().map(|(_, item)| item));
         dropped.extend(self.hashes.take_unless(&mut awaited));
         for behind in self.rows.values_mut() {
-            let before = behind.len();
-            behind.retain(|item| awaited(&item.work));
-            self.queued -= before - behind.len();
+            self.queued -= behind.take_unless(&mut awaited).len();
         }
         self.queued -= dropped.len();
         for item in &dropped {
@@ -320,11 +317,11 @@ impl<T> Scheduler<T> {
         }
         if let Some(row) = row.filter(|_| lane.changes_rows()) {
             match self.rows.get_mut(&row) {
-                Some(behind) => return behind.push_back(item),
-                None => drop(self.rows.insert(row, VecDeque::new())),
+                Some(behind) => return behind.push(item),
+                None => drop(self.rows.insert(row, Turns::new())),
             }
         }
-        self.lanes[lane as usize].waiting.push_back(item);
+        self.lanes[lane as usize].waiting.push(item);
     }
 
     fn start(&mut self, lane: Lane, items: Vec<Item<T>>, retry: bool, now: Instant) -> Batch<T> {
@@ -351,34 +348,25 @@ impl<T> Scheduler<T> {
     }
 
     fn ready_lane(&self, now: Instant) -> Option<Lane> {
+        let overtakes = self.overtakes();
         let oldest = |lane: Lane| {
-            let first = self.first_that_fits(lane)?;
-            let arrived = self.lanes[lane as usize].waiting[first].arrived;
-            let ready =
-                self.may_start(lane, now) && self.lanes[lane as usize].not_before.is_none_or(|at| at <= now);
+            let queue = &self.lanes[lane as usize];
+            let arrived = queue.waiting.fitting(self.memory, overtakes)?.arrived;
+            let ready = self.may_start(lane, now) && queue.not_before.is_none_or(|at| at <= now);
             ready.then_some((arrived, lane))
         };
         let ready = Lane::ALL.into_iter().filter_map(oldest);
         ready.min_by_key(|(arrived, _)| *arrived).map(|(_, lane)| lane)
     }
 
-    /// Where the next command of a lane is. One that needs more memory than is free holds up those behind it, so that its
-    /// turn comes; but not while a password is hashed, which ends soon and frees much.
-    fn first_that_fits(&self, lane: Lane) -> Option<usize> {
-        let overtakes = self.in_flight(Lane::Hash) > 0;
-        let may_be_next = if overtakes { usize::MAX } else { 1 };
-        let waiting = self.lanes[lane as usize].waiting.iter().take(may_be_next);
-        waiting.into_iter().position(|item| item.needs.memory <= self.memory)
+    /// Whether what needs little memory overtakes what waits for its own: while a password is hashed, which ends soon and
+    /// frees much.
+    fn overtakes(&self) -> bool {
+        self.in_flight(Lane::Hash) > 0
     }
 
-    /// Whether the oldest command of a lane needs more memory than is free.
+    /// Whether the next command of a lane needs more memory than is free.
     fn needs_memory(&self, lane: Lane) -> bool {
-        self.lanes[lane as usize].waiting.front().is_some_and(|item| item.needs.memory > self.memory)
+        self.lanes[lane as usize].waiting.first().is_some_and(|item| item.needs.memory > self.memory)
     }
-}
-
-/// Behind what arrived before it.
-fn insert_by_arrival<T>(waiting: &mut VecDeque<Item<T>>, item: Item<T>) {
-    let at = waiting.partition_point(|queued| queued.arrived <= item.arrived);
-    waiting.insert(at, item);
 }

@@ -233,16 +233,11 @@ impl Shared {
         mut held: Option<Reservation>,
         recorder: &Recorder,
     ) -> MutexGuard<'_, State> {
-        let Batch { lane, mut items, token, .. } = batch;
-        let mut ended = Vec::new();
+        let Batch { lane, items, token, .. } = batch;
         // A client that has been answered 503 has given the request up, or retries it: do not execute it.
-        // For reads by id the check costs more than it saves.
-        if lane != app::Lane::Find {
-            let (awaited, abandoned) =
-                items.into_iter().partition(|item| !self.responder.abandoned(item.work.slot));
-            items = awaited;
-            ended = abandoned;
-        }
+        let (items, abandoned): (Vec<_>, Vec<_>) =
+            items.into_iter().partition(|item| self.responder.begin(item.work.slot));
+        let (mut items, mut ended) = (items, abandoned);
         let deadlines: Vec<Instant> = items.iter().map(|item| item.work.deadline).collect();
         let commands: Vec<Command> = items.iter_mut().filter_map(|item| item.work.command.take()).collect();
         let only = match &items[..] {

@@ -111,6 +111,42 @@ fn answers_of_one_address_that_are_not_read_shut_out_no_other() {
     others_are_answered(1100, "GET /big/120000 HTTP/1.1\r\nHost: a\r\n\r\n");
 }
 
+/// A client that sends head and body in two segments has memory for its body, whatever another one has reserved.
+#[test]
+fn bodies_of_one_address_that_never_end_shut_out_no_other() {
+    let harness = Harness::new();
+    let address = harness.address.unwrap();
+    let flood = Flood::start(address, 900, &(post(65_000) + "half"));
+    until(|| (flood.opened.load(Ordering::SeqCst) >= 900).then_some(()));
+    for round in 0..60 {
+        let mut client = connect_from(OTHER, address).unwrap();
+        client.send(post(60_000));
+        pause(Duration::from_millis(2));
+        let answer = client.send("x".repeat(60_000)).answer();
+        assert_eq!(answer.status, 200, "{round}");
+        assert_eq!(answer.json()["body"].as_str().unwrap().len(), 60_000);
+    }
+    drop(flood);
+}
+
+/// A request that no worker has begun to execute is given up for a client of another address, and told so.
+#[test]
+fn queued_requests_make_way_and_those_that_are_executed_do_not() {
+    let harness = Harness::with(|limits| limits.max_connections = 8);
+    // The harness has four workers.
+    let mut greedy = clients(&harness, GREEDY, 8, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    until(|| (harness.gate.held.load(Ordering::SeqCst) == 4).then_some(()));
+    let at_once = "GET /immediate HTTP/1.1\r\nHost: a\r\n\r\n";
+    let mut others: Vec<_> = (0..6).flat_map(|_| clients(&harness, OTHER, 1, at_once)).collect();
+    let statuses: Vec<u16> = others.iter_mut().map(|client| client.answer().status).collect();
+    assert_eq!(statuses, [200; 6], "the last ones at the cost of idle ones of their own peer");
+    harness.release();
+    let mut statuses: Vec<u16> = greedy.iter_mut().map(|client| client.answer().status).collect();
+    statuses.sort_unstable();
+    assert_eq!(statuses, [200, 200, 200, 200, 503, 503, 503, 503]);
+    until(|| (harness.gate.late.load(Ordering::SeqCst) == 4).then_some(()));
+}
+
 /// Connects `count` clients of an address, and sends the same on each.
 fn clients(harness: &Harness, host: u8, count: usize, bytes: &str) -> Vec<Client<TcpStream>> {
     let open = |_| {

@@ -235,6 +235,10 @@ fn serve(mut request: tiny_http::Request, responder: &Responder, gate: &Gate) {
         gate.late.fetch_add(1, Ordering::SeqCst);
         return;
     };
+    if !responder.begin(slot) {
+        gate.late.fetch_add(1, Ordering::SeqCst);
+        return;
+    }
     let response = if target == "/hold" {
         gate.held.fetch_add(1, Ordering::SeqCst);
         let mut open = gate.open.lock().unwrap();

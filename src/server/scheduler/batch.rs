@@ -1,5 +1,6 @@
 //! What the scheduler is given, and what it gives to a worker.
 
+use super::Peer;
 use crate::app::{Lane, Needs};
 use std::time::Instant;
 
@@ -9,6 +10,7 @@ pub struct Item<T> {
     /// The command itself.
     pub work: T,
     pub(super) needs: Needs,
+    pub(super) peer: Peer,
     pub(super) arrived: Instant,
     /// How often it has met a lock.
     pub(super) retries: usize,
@@ -19,7 +21,7 @@ pub struct Item<T> {
 pub struct Batch<T> {
     /// Their lane.
     pub lane: Lane,
-    /// The commands, in the order of their arrival.
+    /// The commands, in the order of their turns.
     pub items: Vec<Item<T>>,
     /// Bytes of memory that they need.
     pub memory: usize,

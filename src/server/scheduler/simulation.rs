@@ -109,7 +109,7 @@ impl Model {
                 Event::Arrive(client) => {
                     self.sent[client] = at;
                     let time = self.time();
-                    self.scheduler.push(client, Needs::of(self.lane), time).expect("it hashes nothing");
+                    self.scheduler.push(client, Needs::of(self.lane), None, time).expect("it hashes nothing");
                 }
                 Event::Execute(batch) => {
                     let executed = self.compute(STATEMENT + COMMAND * self.size(batch) / 2);

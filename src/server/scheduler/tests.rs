@@ -4,9 +4,11 @@ mod batches;
 mod hashes;
 mod locks;
 mod random;
+mod shares;
 
 use super::*;
 use crate::app::Account;
+use std::{collections::VecDeque, net::IpAddr};
 
 /// What a test has where it does not say otherwise.
 const CAPACITY: Capacity =
@@ -42,8 +44,14 @@ impl Bench {
     }
 
     fn push_with(&mut self, work: u32, needs: Needs) -> Result<(), u32> {
+        self.push_from(0, work, needs)
+    }
+
+    /// From the peer of that number.
+    fn push_from(&mut self, peer: u8, work: u32, needs: Needs) -> Result<(), u32> {
         self.now += Duration::from_micros(1);
-        self.scheduler.push(work, needs, self.now)
+        let peer = Some(IpAddr::from([127, 0, 0, peer]));
+        self.scheduler.push(work, needs, peer, self.now)
     }
 
     fn change(&mut self, work: u32, row: i64) {
@@ -306,7 +314,7 @@ fn what_waits_for_a_hash_holds_up_nothing() {
     for (work, memory) in [(1, 500), (2, 60), (3, 500), (4, 40), (5, 10)] {
         bench.push_with(work, needs(memory)).unwrap();
     }
-    assert_eq!((bench.finish_next(), bench.finish_next()), (vec![2], vec![4, 5]));
+    assert_eq!((bench.finish_next(), bench.finish_next()), (vec![2, 4], vec![5]));
     assert!(bench.next().is_none() && bench.scheduler.is_short_of_memory());
     bench.push_with(6, needs(10)).unwrap();
     bench.finish(hash);

@@ -2,6 +2,7 @@
 
 use super::{FEW, Job, Role, Shared, State, guard};
 use crate::{
+    config::counted_as,
     error::Error,
     http::{Method, Request},
     metrics::Recorder,
@@ -112,7 +113,8 @@ impl Shared {
         for job in judged {
             let Some(command) = &job.command else { continue };
             let needs = command.needs();
-            match state.scheduler.push(job, needs, now) {
+            let peer = job.slot.peer().map(counted_as);
+            match state.scheduler.push(job, needs, peer, now) {
                 Ok(()) => state.unanswered += 1,
                 Err(job) => refused.push(job),
             }

@@ -3,10 +3,11 @@
 
 use super::{LONG, assert_no_secret, described::check_described};
 use serde_json::Value;
+use socket2::{Domain, Socket, Type};
 use std::{
     collections::VecDeque,
     io::{BufRead, BufReader, Read, Write},
-    net::TcpStream,
+    net::{SocketAddr, TcpStream},
     os::unix::net::UnixStream,
 };
 
@@ -108,6 +109,18 @@ impl Client {
     /// For the service at `http://host:port` or `unix:/path`. Connects when first used.
     pub fn new(base_url: &str) -> Client {
         Client { base_url: base_url.to_owned(), stream: None, targets: VecDeque::new() }
+    }
+
+    /// Connects at once, from another address of the loopback device than all others: another peer.
+    pub fn from_peer(base_url: &str, host: u8) -> Client {
+        let address: SocketAddr =
+            base_url.strip_prefix("http://").and_then(|it| it.parse().ok()).expect("an address");
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        let from = SocketAddr::from(([127, 0, 0, host], 0));
+        socket.bind(&from.into()).expect("the loopback device has it");
+        socket.connect(&address.into()).expect("it listens");
+        let stream = Some(BufReader::new(Box::new(TcpStream::from(socket)) as Box<dyn Stream>));
+        Client { stream, ..Client::new(base_url) }
     }
 
     /// Sends a request and reads its answer.
