@@ -176,10 +176,8 @@ pub struct ListBody {
 }
 
 impl ListBody {
-    /// Bytes of a user as JSON with neither name nor address, with the longest identifier, and of the comma behind it.
-    const EMPTY_USER: usize = 134;
-    /// Of the largest user: a control character is six bytes.
-    const LARGEST: usize = ListBody::EMPTY_USER + 6 * (NAME_MAX + EMAIL_MAX);
+    /// Bytes of the largest user: a control character is six bytes.
+    const LARGEST: usize = UserRef::EMPTY + 6 * (NAME_MAX + EMAIL_MAX);
     /// Of what comes behind the users, at most.
     const END: usize = 256;
 
@@ -213,7 +211,7 @@ impl ListBody {
             self.has_more = true;
             return;
         }
-        let most = ListBody::EMPTY_USER + 6 * (user.name.len() + user.email.len());
+        let most = UserRef::EMPTY + 6 * (user.name.len() + user.email.len());
         let needed = most.min(ListBody::LARGEST) + ListBody::END;
         if self.last.capacity() - self.last.len() < needed {
             self.next_piece(needed);
