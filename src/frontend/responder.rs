@@ -11,6 +11,7 @@ use super::{
 use crate::{
     budget::Reservation,
     http::{RequestId, Response},
+    reason::Reason,
 };
 use std::{
     fmt,
@@ -84,6 +85,11 @@ impl Responder {
     /// How many connections there are, by what they are doing; and how many there may be. Looks at each of them.
     pub fn connections(&self) -> (impl Iterator<Item = (&'static str, usize)>, usize) {
         (DOING.into_iter().zip(self.0.slots.count()), self.0.limits.max_connections)
+    }
+
+    /// Warns that a request is refused, at most once a second for each reason.
+    pub fn warn(&self, why: Reason, id: &RequestId) {
+        self.0.unavailable.warn(Instant::now(), why.text(), Some(id));
     }
 
     /// A worker begins to execute a request, which is not given up for other clients from now on. Whether its client waits

@@ -233,27 +233,35 @@ impl Unclaimed {
     }
 }
 
-/// A warning that is logged at most once a second, with the number of those that it stands for.
+/// Warnings of which each is logged at most once a second, with the number of those that it stands for.
 #[derive(Default)]
-pub struct RateLimitedWarning(Mutex<(Option<Instant>, u64)>);
+pub struct RateLimitedWarning(Mutex<HashMap<String, (Instant, u64)>>);
 
 impl RateLimitedWarning {
     /// `id` is that of the request that is refused now, if there is one.
     pub fn warn(&self, now: Instant, what: &str, id: Option<&RequestId>) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (last, skipped) = &mut *state;
-        if last.is_some_and(|last| now < last + Duration::from_secs(1)) {
-            *skipped += 1;
-            return;
-        }
-        match mem::take(skipped) {
+        let mut warnings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let skipped = match warnings.get_mut(what) {
+            Some((last, skipped)) if now < *last + Duration::from_secs(1) => {
+                *skipped += 1;
+                return;
+            }
+            Some((last, skipped)) => {
+                *last = now;
+                mem::take(skipped)
+            }
+            None => {
+                warnings.insert(what.to_owned(), (now, 0));
+                0
+            }
+        };
+        match skipped {
             0 => log_line(log::Level::Warn, id, format_args!("503: {what}")),
             more => {
                 let line = format_args!("503: {what} (and {more} more since the last such line)");
                 log_line(log::Level::Warn, id, line);
             }
         }
-        *last = Some(now);
     }
 }
 

@@ -42,10 +42,16 @@ impl Workers {
 }
 
 impl Shared {
-    /// Answers with an error, and logs it.
+    /// Answers with an error, and logs it: where there is too much to do, once a second, as many requests have that.
     pub(super) fn refuse(&self, job: &mut Job, error: Error, recorder: &Recorder) {
         let id = Some(&job.id);
-        let response = guard(id, || error.into_response(id)).unwrap_or_else(|response| response);
+        let response = match error {
+            Error::Busy(why) => {
+                self.responder.warn(why, &job.id);
+                Response::from(&error)
+            }
+            error => guard(id, || error.into_response(id)).unwrap_or_else(|response| response),
+        };
         self.answer(job, response, None, recorder);
     }
 
