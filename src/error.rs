@@ -28,7 +28,7 @@ pub enum Error {
     /// No such route or no such record.
     NotFound,
     /// The path exists, the method does not; holds the value of `Allow`.
-    MethodNotAllowed(&'static str),
+    MethodNotAllowed(String),
     /// The body sets fields that may not be mass assigned; holds their names.
     MassAssignment(Vec<String>),
     /// The body is not JSON, or not an object; holds what is wrong.
@@ -113,7 +113,7 @@ impl Error {
         let fixed = |status, text| Answer::new(status, Body::text(text));
         match self {
             Error::NotFound => fixed(404, "Not found"),
-            Error::MethodNotAllowed(allow) => fixed(405, "Method not allowed").with("Allow", *allow),
+            Error::MethodNotAllowed(allow) => fixed(405, "Method not allowed").with("Allow", allow.clone()),
             Error::MassAssignment(fields) => Answer::new(422, Body::text(mass_assignment(fields))),
             Error::InvalidJson(problem) => Answer::new(400, Body::text("Invalid JSON").message(problem)),
             Error::Invalid(violations) => {

@@ -103,7 +103,10 @@ mod frontend;
 /// What the fuzz target drives; only there when cargo-fuzz builds the crate.
 #[cfg(fuzzing)]
 pub mod fuzzing {
-    pub use crate::frontend::http1::framing::{Framing, Step, Traits};
+    pub use crate::frontend::{
+        Served,
+        http1::framing::{Framing, Step, Traits},
+    };
 }
 mod host;
 #[doc(hidden)]

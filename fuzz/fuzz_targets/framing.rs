@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 use std::net::Ipv6Addr;
 use userd::{
     Limits,
-    fuzzing::{Framing, Step},
+    fuzzing::{Framing, Served, Step},
 };
 
 fuzz_target!(|data: &[u8]| {
@@ -26,6 +26,8 @@ fuzz_target!(|data: &[u8]| {
         }
     }
 });
+
+const SERVED: Served = Served { fields: &["authorization", "content-type", "idempotency-key", "origin"], at_once: &["/"] };
 
 fn limits() -> Limits {
     Limits {
@@ -145,7 +147,7 @@ fn feed(stream: &[u8], limits: &Limits, sizes: &[u8]) -> (Vec<Vec<u8>>, Option<S
         rest = later;
         loop {
             let mut out = Vec::new();
-            let (used, step) = framing.advance(&kept, limits, "S", &mut out);
+            let (used, step) = framing.advance(&kept, limits, SERVED, "S", &mut out);
             kept.drain(..used);
             match step {
                 Step::Head | Step::Body => break assert!(out.is_empty()),

@@ -11,6 +11,9 @@ use crate::{
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
+/// The fields, beside Host, that it looks at on every route.
+pub const FIELDS: [&str; 3] = ["authorization", "origin", "sec-fetch-site"];
+
 /// The rules that stand before every route.
 pub struct Access {
     /// Digests are compared: equally long, and a difference in their first bytes tells nothing of the token.

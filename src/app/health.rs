@@ -3,28 +3,18 @@
 //! Answers from what is known, so that the frontend may ask it on its only thread. Knows no socket; the database is
 //! asked elsewhere ([`Prober`]).
 
+use super::routes::Probe;
 use crate::{
     db::probe::{Prober, Readiness},
-    error::Error,
-    http::{Method, Response, percent_decode},
+    http::Response,
 };
 use serde::Serialize;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// What both routes serve.
-const ALLOW: &str = "GET, HEAD, OPTIONS";
 
 /// The state that the routes tell.
 pub struct Health {
     prober: Prober,
     stopping: AtomicBool,
-}
-
-/// The routes.
-#[derive(Clone, Copy)]
-enum Route {
-    Live,
-    Ready,
 }
 
 impl Health {
@@ -38,16 +28,13 @@ impl Health {
         self.stopping.store(true, Ordering::Relaxed);
     }
 
-    /// The answer to a request for one of the routes; `None` for any other. Never blocks.
-    pub fn answer(&self, method: Method, path: &str) -> Option<Response> {
-        let route = Route::of(path)?;
-        let answer = match (method, route) {
-            (Method::Get | Method::Head, Route::Live) => Response::json(200, &Body::of("ok")),
-            (Method::Get | Method::Head, Route::Ready) => self.ready(),
-            (Method::Options, _) => return Some(Response::no_content().with("Allow", ALLOW)),
-            _ => return Some(Response::from(&Error::MethodNotAllowed(ALLOW))),
+    /// The answer to one of the questions. Never blocks.
+    pub fn answer(&self, probe: Probe) -> Response {
+        let answer = match probe {
+            Probe::Live => Response::json(200, &Body::of("ok")),
+            Probe::Ready => self.ready(),
         };
-        Some(answer.with("Cache-Control", "no-store"))
+        answer.with("Cache-Control", "no-store")
     }
 
     /// Why the service should get no requests.
@@ -89,45 +76,5 @@ struct Body {
 impl Body {
     fn of(status: &'static str) -> Body {
         Body { status, reason: None }
-    }
-}
-
-impl Route {
-    fn of(path: &str) -> Option<Route> {
-        let name = path.strip_prefix('/')?;
-        let route = |name: &str| match name {
-            "livez" => Some(Route::Live),
-            "readyz" => Some(Route::Ready),
-            _ => None,
-        };
-        match name.contains('%') {
-            false => route(name),
-            true => route(&percent_decode(name)?),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn routes() {
-        let rows = [
-            ("/livez", true),
-            ("/readyz", true),
-            ("/%6civez", true),
-            ("/livez/", false),
-            ("livez", false),
-            ("/Livez", false),
-            ("/users", false),
-            ("/%", false),
-            ("/", false),
-            ("", false),
-            ("*", false),
-        ];
-        for (path, expected) in rows {
-            assert_eq!(Route::of(path).is_some(), expected, "{path}");
-        }
     }
 }

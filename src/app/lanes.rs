@@ -1,6 +1,9 @@
 //! What the next step of a request needs: the lane that it is queued in, and what it may have to wait for there.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    time::Duration,
+};
 
 /// A kind of step. Steps of one lane form batches, and wait for no other lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -55,6 +58,11 @@ impl Needs {
     pub const fn of(lane: Lane) -> Needs {
         Needs { lane, row: None, memory: 0, hash: None }
     }
+
+    /// The same, of a request that changes this user.
+    pub const fn row(lane: Lane, user: i64) -> Needs {
+        Needs { row: Some(user), ..Needs::of(lane) }
+    }
 }
 
 /// The account that a password is of: accounts take turns in the queue for hashes.
@@ -71,4 +79,10 @@ impl Account {
         email.to_ascii_lowercase().hash(&mut hasher);
         Account(Some(hasher.finish() | 1 << 63))
     }
+}
+
+/// How long a step that met a lock waits before it is executed again, where it was so often before.
+pub(crate) fn retry_pause(retries: usize) -> Duration {
+    const MILLISECONDS: [u64; 4] = [10, 20, 50, 100];
+    Duration::from_millis(MILLISECONDS[retries.min(MILLISECONDS.len() - 1)])
 }

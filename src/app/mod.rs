@@ -1,32 +1,34 @@
 //! The service without a socket: a [`Request`] in, a [`Response`] out.
 //!
-//! A request is judged once: `App::judge` makes it a typed `Command` or answers it, without the database. `router`,
-//! `access` and `validation` hold the rules, `handlers` what a command does. Knows users and the database
-//! behind them; no socket, no thread, no queue.
+//! `routes` is the table of what is served, `endpoints` what becomes of a request. A request is judged once, and is then
+//! a [`Task`] whose steps are executed in batches, or an answer. Knows users and the database behind them; no socket, no
+//! thread, no queue.
 
 mod access;
-mod command;
+mod content;
 mod description;
-mod handlers;
+mod endpoints;
+mod hashing;
 mod health;
 mod idempotency;
 mod lanes;
+mod list;
 mod preconditions;
 mod query;
-mod router;
+mod routes;
 mod throttle;
 pub(crate) mod validation;
 
-pub(crate) use command::{Command, Step};
+pub(crate) use endpoints::{Outcome, Progress, Step, Task, answer_at_once};
 pub(crate) use health::Health;
-pub(crate) use lanes::{Account, Lane, Needs};
-pub(crate) use router::label;
+pub(crate) use lanes::{Account, Lane, Needs, retry_pause};
+pub(crate) use routes::{at_once, fields, label};
 
 use crate::{
     budget::Budget,
-    config::{Config, Secret},
+    config::Config,
     db::{
-        Backoff, Cleaner,
+        Cleaner,
         blocking::{DropOutside, outside_of_runtimes},
         migrate::Migrations,
         open::Opening,
@@ -36,23 +38,22 @@ use crate::{
     http::{Request, RequestId, Response},
     metrics::{Metrics, Text},
     start_error::StartError,
-    users::password::{Hasher, PasswordHash, Turns},
 };
-use command::Judge;
+use endpoints::{Judged, Rules};
+use hashing::Hashing;
 use std::{
     sync::{Arc, Mutex, PoisonError},
+    thread,
     time::{Duration, Instant},
 };
 
 /// The service without a server: a function from a request to a response. Shared by reference between threads.
 pub struct App {
     users: DropOutside<Users>,
-    judge: Judge,
+    rules: Rules,
     health: Arc<Health>,
     metrics: Metrics,
-    hasher: Hasher,
-    /// How many passwords are hashed at once, over all callers.
-    hashing: Turns,
+    hashing: Hashing,
     request_timeout: Duration,
     _cleaner: Cleaner,
     budget: Budget,
@@ -87,11 +88,10 @@ impl App {
         App {
             _cleaner: cleaner,
             users: DropOutside::new(users),
-            judge: Judge::new(config),
+            rules: Rules::new(config),
             health: Arc::new(health),
-            metrics: Metrics::new(&Lane::LABELS),
-            hasher: Hasher::new(config.password_hashing),
-            hashing: Turns::new(&budget, config.password_hashing.memory()),
+            metrics: Metrics::new(&Lane::LABELS, routes::labels()),
+            hashing: Hashing::new(config.password_hashing, &budget, config.limits.request_timeout),
             request_timeout: config.limits.request_timeout,
             budget,
             parsing: Mutex::default(),
@@ -101,37 +101,37 @@ impl App {
     /// Answers a request; what goes wrong is an answer too, and is logged where the client is not told.
     ///
     /// Blocks for the database, up to `db_acquire_timeout` for a connection and `request_timeout` for each of its
-    /// statements, and where a password is involved until it may be hashed and for that work, some 20 ms. What only
+    /// statements, and where a password is involved until it may be hashed and for that work. What only
     /// a server can refuse (its [`Limits`](crate::Limits)) is not refused here.
     pub fn handle(&self, request: &Request) -> Response {
         let mut response = match self.judge(request, None) {
-            Ok(command) => outside_of_runtimes(|| self.run(command).contiguous()),
-            Err(refusal) => refusal,
+            Ok(step) => outside_of_runtimes(|| self.run(step.task).contiguous()),
+            Err(answer) => answer,
         };
-        self.judge.cors(request).add_to(&mut response);
+        self.rules.cors(request).add_to(&mut response);
         response
     }
 
     /// What a request asks for, or its answer where that needs no database. `id` is the request's, where it has one.
-    /// Blocks for nothing.
-    pub(crate) fn judge(&self, request: &Request, id: Option<&RequestId>) -> Result<Command, Response> {
-        /// A JSON text of small members takes some eighty times its length as a value.
+    /// Blocks while another large body is parsed, and for nothing else.
+    pub(crate) fn judge(&self, request: &Request, id: Option<&RequestId>) -> Result<Step, Response> {
+        /// A JSON text of small members takes many times its length as a value.
         const LARGE: usize = 8 << 10;
         let _turn =
             (request.body.len() > LARGE).then(|| self.parsing.lock().unwrap_or_else(PoisonError::into_inner));
-        // A server's frontend has answered these before.
-        match self.health.answer(request.method, request.path()) {
-            Some(answer) => Err(answer),
-            None => {
-                self.judge.command(request).map_err(|refusal| refusal.into_response(id, || self.figures()))
-            }
+        match self.rules.judge(request, id) {
+            Ok(Judged::Step(step)) => Ok(step),
+            Ok(Judged::Answer(response)) => Err(response),
+            Ok(Judged::Health(probe)) => Err(self.health.answer(probe)),
+            Ok(Judged::Figures) => Err(self.figures()),
+            Err(error) => Err(error.into_response(id)),
         }
     }
 
-    /// Does the next step of commands of one lane, with as few statements as they allow; in their order. None of them
+    /// Executes the next steps of tasks, with as few statements as they allow; one outcome each, in their order. None
     /// begins a change past its deadline.
-    pub(crate) fn execute(&self, lane: Lane, commands: Vec<Command>, deadlines: &[Instant]) -> Vec<Step> {
-        handlers::execute(self, lane, commands, deadlines)
+    pub(crate) fn execute(&self, tasks: Vec<Task>, deadlines: &[Instant]) -> Vec<Outcome> {
+        endpoints::execute(self, tasks, deadlines)
     }
 
     /// That of a request that is complete now.
@@ -141,7 +141,7 @@ impl App {
 
     /// Which hosts a request may name, as a text; `None` with a token, which makes the name irrelevant.
     pub(crate) fn accepted_hosts(&self) -> Option<String> {
-        self.judge.accepted_hosts()
+        self.rules.accepted_hosts()
     }
 
     /// Whether it lives, and is ready.
@@ -152,18 +152,6 @@ impl App {
     /// What is counted.
     pub(crate) fn metrics(&self) -> &Metrics {
         &self.metrics
-    }
-
-    /// Hashes a password, in its turn.
-    fn hash(&self, password: &Secret) -> Result<PasswordHash, Error> {
-        let work = || self.hasher.hash(password);
-        self.hashing.take(self.hasher.memory(None), self.request_timeout, work).flatten()
-    }
-
-    /// Checks a password, in its turn.
-    fn verify(&self, password: &Secret, hash: Option<&PasswordHash>) -> Result<bool, Error> {
-        let work = || self.hasher.verify(password, hash);
-        self.hashing.take(self.hasher.memory(hash), self.request_timeout, work)
     }
 
     /// The memory that is held for clients.
@@ -183,7 +171,9 @@ impl App {
     }
 
     /// All figures, as Prometheus reads them. Takes less than a millisecond.
-    fn figures(&self) -> String {
+    fn figures(&self) -> Response {
+        /// Of the text format of Prometheus.
+        const FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
         let mut text = Text::default();
         self.metrics.write(&mut text);
         let ready = u8::from(self.health.unready().is_none());
@@ -194,24 +184,29 @@ impl App {
         text.gauge("userd_memory_held_bytes", "Memory that is held for clients.", held);
         text.gauge("userd_memory_budget_bytes", "The most memory that may be.", limit);
         self.users.pool().write_figures(&mut text, self.metrics.lock_retries());
-        text.end()
+        let response = Response { status: 200, body: text.end().into(), ..Response::no_content() };
+        response.with("Content-Type", FORMAT).with("Cache-Control", "no-store")
     }
 
-    /// All steps of one command. A step that meets another session's lock is retried until the command's time is up.
-    fn run(&self, mut command: Command) -> Response {
-        /// Time for the transaction that won a deadlock: a loser that retries at once often takes its locks before the
-        /// winner wakes, and both deadlock a second time (3 of 25 times on a busy machine).
-        const PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
+    /// All steps of one task. A step that meets another session's lock is executed again until the task's time is up.
+    fn run(&self, mut task: Task) -> Response {
         let deadline = self.deadline();
-        let mut backoff = Backoff::new(PAUSES[0], PAUSES[1], deadline);
+        let mut retries = 0;
         loop {
-            command = match self.execute(command.lane(), vec![command], &[deadline]).pop() {
-                Some(Step::Done(response)) => return response,
-                Some(Step::Failed(error)) => return error.into_response(None),
-                Some(Step::Next(command)) => command,
-                Some(Step::Contended(command)) if backoff.pause() => command,
-                Some(Step::Contended(_)) => return Error::Contended.into_response(None),
-                None => return Error::Internal("a command has no outcome".to_owned()).into_response(None),
+            task = match self.execute(vec![task], &[deadline]).pop() {
+                Some(Ok(Progress::Done(response))) => return response,
+                Some(Ok(Progress::Next(step))) => step.task,
+                Some(Ok(Progress::Contended(task))) => {
+                    let pause = retry_pause(retries);
+                    if Instant::now() + pause >= deadline {
+                        return Error::Contended.into_response(None);
+                    }
+                    thread::sleep(pause);
+                    retries += 1;
+                    task
+                }
+                Some(Err(error)) => return error.into_response(None),
+                None => return Error::Internal("a task has no outcome".to_owned()).into_response(None),
             };
         }
     }

@@ -5,8 +5,11 @@
 //! answer, the event loop for all else. Nothing here blocks.
 
 use super::{
-    Immediate,
-    http1::{framing::Framing, head::Echo},
+    AnswerAtOnce,
+    http1::{
+        framing::Framing,
+        head::{Echo, Served},
+    },
     listener::Stream,
     outgoing::Outgoing,
     peers::Peer,
@@ -47,8 +50,10 @@ pub struct Context<'a> {
     pub outgoing: &'a mut Outgoing,
     /// Ids for requests whose clients gave them none.
     pub ids: &'a mut RequestIds,
-    /// What is answered here.
-    pub immediate: &'a Immediate,
+    /// What the layers above serve.
+    pub served: Served,
+    /// What answers a request without a worker.
+    pub answer_at_once: &'a AnswerAtOnce,
     /// The figures of the event loop's thread.
     pub recorder: &'a Recorder,
     /// No request is waited for that has not begun to arrive.

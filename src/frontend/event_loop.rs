@@ -6,9 +6,10 @@
 mod deadlines;
 
 use super::{
-    Immediate, Listener,
+    AnswerAtOnce, Listener, Resources,
     admission::Candidates,
     connection::{Action, Connection, Context},
+    http1::head::Served,
     outgoing::Outgoing,
     peers::PeerCounts,
     responder::Slot,
@@ -50,7 +51,8 @@ pub struct EventLoop {
     /// Complete requests for tiny_http.
     outgoing: Outgoing,
     ids: RequestIds,
-    immediate: Immediate,
+    served: Served,
+    answer_at_once: AnswerAtOnce,
     pub(super) recorder: Arc<Recorder>,
     scratch: Box<[u8]>,
     /// Connections that count, up to `max_connections`.
@@ -85,10 +87,9 @@ impl EventLoop {
         shared: Arc<SharedState>,
         mut listener: Listener,
         private: UnixStream,
-        immediate: Immediate,
-        recorder: Arc<Recorder>,
-        on_idle: Box<dyn Fn() + Send>,
+        resources: Resources,
     ) -> io::Result<EventLoop> {
+        let Resources { served, answer_at_once, recorder, on_idle, .. } = resources;
         private.set_nonblocking(true)?;
         let mut private = net::UnixStream::from_std(private);
         let registry = poll.registry();
@@ -102,7 +103,8 @@ impl EventLoop {
             private_awaits_writable: false,
             outgoing: Outgoing::default(),
             ids: RequestIds::new(Instant::now()),
-            immediate,
+            served,
+            answer_at_once,
             recorder,
             scratch: vec![0; SCRATCH_BYTES].into(),
             admitted: 0,
@@ -206,7 +208,8 @@ impl EventLoop {
             scratch: &mut self.scratch,
             outgoing: &mut self.outgoing,
             ids: &mut self.ids,
-            immediate: &self.immediate,
+            served: self.served,
+            answer_at_once: &self.answer_at_once,
             recorder: &self.recorder,
             stopping: self.stop_at.is_some(),
             last_try: false,

@@ -23,10 +23,16 @@ mod slots;
 mod tests;
 mod writing;
 
+pub use http1::head::Served;
 pub use listener::{Bound, Listener};
 pub use responder::{Responder, Slot};
 
-use crate::{budget::Budget, config::Limits, http::Response, metrics::Recorder};
+use crate::{
+    budget::Budget,
+    config::Limits,
+    http::{Method, Response},
+    metrics::Recorder,
+};
 pub use admission::MAX_SURPLUS;
 use event_loop::{EventLoop, WAKER};
 use mio::{Poll, Waker};
@@ -39,9 +45,9 @@ use std::{
     thread,
 };
 
-/// What answers a request by its method and path at once, before it gets to tiny_http; `None` for most requests. It
-/// must not block.
-pub type Immediate = Box<dyn Fn(&[u8], &[u8]) -> Option<Response> + Send>;
+/// Answers a request for one of the paths in [`Served::at_once`], before it gets to tiny_http; `None` where a worker is to
+/// answer it all the same. It must not block.
+pub type AnswerAtOnce = Box<dyn Fn(Method, &str) -> Option<Response> + Send>;
 
 /// A running frontend. Dropping it ends it at once; [`Frontend::stop`] drains it.
 pub struct Frontend {
@@ -55,8 +61,10 @@ pub struct Resources {
     pub budget: Budget,
     /// Called on the frontend's thread once there has been nothing to do for a while.
     pub on_idle: Box<dyn Fn() + Send>,
-    /// What is answered without a worker.
-    pub immediate: Immediate,
+    /// What the layers above serve.
+    pub served: Served,
+    /// What answers without a worker.
+    pub answer_at_once: AnswerAtOnce,
     /// The figures of the frontend's thread.
     pub recorder: Arc<Recorder>,
 }
@@ -67,8 +75,8 @@ pub struct Stopper(Arc<SharedState>);
 
 impl Frontend {
     /// Starts the frontend: from now on clients are let in. Requests are written to `private`, whose other end
-    /// must be a tiny_http server's that has no other client; answers come through the [`Responder`]. What `immediate`
-    /// answers is not written there. `recorder` is written by the frontend's thread alone.
+    /// must be a tiny_http server's that has no other client; answers come through the [`Responder`]. What is
+    /// answered at once is not written there. `recorder` is written by the frontend's thread alone.
     ///
     /// `on_start` is called on the frontend's thread. If that stream breaks, everything is answered 503 and `on_broken` is called, once, on the
     /// frontend's thread: nothing can be served any more. The process has descriptors for
@@ -81,11 +89,10 @@ impl Frontend {
         on_start: impl FnOnce() + Send + 'static,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> io::Result<(Frontend, Responder)> {
-        let Resources { budget, on_idle, immediate, recorder } = resources;
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
         let slots = limits.max_connections + MAX_SURPLUS;
-        let shared = Arc::new(SharedState::new(limits, budget, slots, waker));
+        let shared = Arc::new(SharedState::new(limits, resources.budget.clone(), slots, waker));
         let weak = Arc::downgrade(&shared);
         shared.budget.on_shortage(move || {
             if let Some(shared) = weak.upgrade()
@@ -94,8 +101,7 @@ impl Frontend {
                 shared.wake();
             }
         });
-        let mut event_loop =
-            EventLoop::new(poll, Arc::clone(&shared), listener, private, immediate, recorder, on_idle)?;
+        let mut event_loop = EventLoop::new(poll, Arc::clone(&shared), listener, private, resources)?;
         let thread = thread::Builder::new().name("frontend".to_owned()).spawn(move || {
             on_start();
             let mut on_broken = Some(on_broken);

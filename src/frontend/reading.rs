@@ -17,7 +17,6 @@ use crate::{
     http::{Persistence, RequestId, Response},
     reason::Reason,
 };
-use memchr::{memchr, memchr2};
 use std::{
     io::{self, ErrorKind, Read, Write},
     mem,
@@ -185,7 +184,8 @@ impl Connection {
         loop {
             let outgoing = context.outgoing.tail();
             let start = outgoing.len();
-            let (count, step) = framing.advance(&bytes[used..], &shared.limits, slot, outgoing);
+            let (count, step) =
+                framing.advance(&bytes[used..], &shared.limits, context.served, slot, outgoing);
             used += count;
             if held.is_none()
                 && let Some(most) = framing.most(&shared.limits)
@@ -213,7 +213,7 @@ impl Connection {
                     let Echo { id, cors } = framing.take_echo();
                     let id = id.unwrap_or_else(|| context.ids.make(context.now));
                     let client = Client(client(&traits, self.peer));
-                    let parsed = match answer_immediately(start, &id, client, context) {
+                    let parsed = match answer_at_once(&traits, &id, client, context) {
                         Some(answer) => Parsed::Answered(traits, id, cors, answer),
                         None => {
                             let length = context.outgoing.since(start).len();
@@ -307,17 +307,13 @@ fn client(traits: &Traits, peer: Peer) -> Option<IpAddr> {
     traits.client.filter(|_| peer.trusted).or(peer.address)
 }
 
-/// The answer to the request that was appended to `outgoing` at `start`, if it is one that needs no worker.
-fn answer_immediately(start: usize, id: &RequestId, client: Client, context: &Context) -> Option<Response> {
-    let line = context.outgoing.since(start);
-    let (method, rest) = line.split_at(memchr(b' ', line)?);
-    let rest = rest.get(1..)?;
-    let path = &rest[..memchr2(b'?', b'#', rest)?];
-    let answer = (context.immediate)(method, path)?;
-    let (method, path) = (String::from_utf8_lossy(method), String::from_utf8_lossy(path));
-    let status = answer.status;
+/// The answer to a request that needs no worker.
+fn answer_at_once(traits: &Traits, id: &RequestId, client: Client, context: &Context) -> Option<Response> {
+    let (method, path) = traits.at_once?;
+    let answer = (context.answer_at_once)(method, path)?;
+    let (method, status) = (method.name(), answer.status);
     log::debug!(
-        method = method.as_ref(), path = path.as_ref(), status = status, client:% = client, request_id:% = id;
+        method = method, path = path, status = status, client:% = client, request_id:% = id;
         "{method} {path} {status} at once"
     );
     Some(answer)

@@ -45,7 +45,8 @@ impl Method {
         }
     }
 
-    fn name(self) -> &'static str {
+    /// The name, `OTHER` for all that routes do not tell apart.
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Method::Get => "GET",
             Method::Head => "HEAD",
@@ -164,6 +165,9 @@ impl Request {
 
 /// Percent-decoding; `None` where an escape is cut short, not hexadecimal, or the result not UTF-8.
 pub fn percent_decode(text: &str) -> Option<Cow<'_, str>> {
+    if !text.contains('%') {
+        return Some(Cow::Borrowed(text));
+    }
     let is_escape = |rest: &str| rest.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
     if !text.split('%').skip(1).all(is_escape) {
         return None;

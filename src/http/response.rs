@@ -290,7 +290,7 @@ mod tests {
     fn every_refusal_has_a_reason_phrase() {
         let errors = [
             Error::NotFound,
-            Error::MethodNotAllowed("GET"),
+            Error::MethodNotAllowed("GET".to_owned()),
             Error::MassAssignment(vec![]),
             Error::UnsupportedMediaType { accepted: "", patch: false, coded: false },
             Error::Unauthorized,

@@ -2,7 +2,7 @@
 //!
 //! Owns the figures that threads count, their names and labels. Each thread counts in a [`Recorder`] of its own, so that
 //! no two share a cache line; a scrape adds them up. Labels have a fixed set of values: no path and no text of a client is
-//! ever one. Knows nothing of where the other figures, those that are looked up at a scrape, come from.
+//! ever one. Other modules add figures that are looked up at each scrape.
 
 mod process;
 mod text;
@@ -19,37 +19,6 @@ use std::{
     },
     time::Duration,
 };
-
-/// The route of a request as a label, a template instead of its path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Route {
-    Users,
-    User,
-    Authenticate,
-    Live,
-    Ready,
-    Metrics,
-    Description,
-    /// No route.
-    Other,
-    /// The request was refused before its route was looked at.
-    None,
-}
-
-impl Route {
-    const LABELS: [&str; 9] = [
-        "/users",
-        "/users/{id}",
-        "/users/authenticate",
-        "/livez",
-        "/readyz",
-        "/metrics",
-        "/openapi.json",
-        "other",
-        "none",
-    ];
-}
 
 /// By their numbers, and then that of a request that was refused before its method was looked at.
 const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "OTHER", "none"];
@@ -73,6 +42,8 @@ const MOST_LANES: usize = 8;
 /// The figures of one server.
 pub struct Metrics {
     lanes: &'static [&'static str],
+    /// Those of the table, and then any other path, and what was refused before its path was looked at.
+    routes: Vec<&'static str>,
     recorders: Mutex<Vec<Arc<Recorder>>>,
     sources: Mutex<Vec<Source>>,
     process: Process,
@@ -85,7 +56,7 @@ type Source = Box<dyn Fn(&mut Text) + Send>;
 #[repr(align(128))]
 pub struct Recorder {
     /// By method and route; allocated with the first request.
-    requests: [OnceLock<Box<Requests>>; METHODS.len() * Route::LABELS.len()],
+    requests: Box<[OnceLock<Box<Requests>>]>,
     refusals: [Counter; Reason::ALL.len()],
     batches: [Histogram<{ SIZES.len() }>; MOST_LANES],
     accepted: Counter,
@@ -163,9 +134,9 @@ impl<const N: usize> Sum<N> {
 }
 
 impl Recorder {
-    fn new() -> Recorder {
+    fn new(routes: usize) -> Recorder {
         Recorder {
-            requests: array::from_fn(|_| OnceLock::new()),
+            requests: (0..METHODS.len() * routes).map(|_| OnceLock::new()).collect(),
             refusals: array::from_fn(|_| Counter::default()),
             batches: array::from_fn(|_| Histogram::new()),
             accepted: Counter::default(),
@@ -173,9 +144,9 @@ impl Recorder {
         }
     }
 
-    /// A request was answered, so long after it had come.
-    pub fn request(&self, method: Method, route: Route, status: u16, duration: Duration) {
-        let requests = self.requests(method as usize, route);
+    /// A request was answered, so long after it had come; `route` is the number of its route, where it has one.
+    pub fn request(&self, method: Method, route: Option<usize>, status: u16, duration: Duration) {
+        let requests = self.requests(method as usize, route.unwrap_or(self.routes() - 2));
         requests.count(status);
         let nanoseconds = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         requests.durations.add(duration.as_secs_f64(), &SECONDS, nanoseconds);
@@ -183,7 +154,7 @@ impl Recorder {
 
     /// A request was refused before its route was looked at.
     pub fn refusal(&self, reason: Option<Reason>, status: u16) {
-        self.requests(METHODS.len() - 1, Route::None).count(status);
+        self.requests(METHODS.len() - 1, self.routes() - 1).count(status);
         if let Some(reason) = reason {
             self.refused(reason);
         }
@@ -209,8 +180,12 @@ impl Recorder {
         self.lock_retries.add(1);
     }
 
-    fn requests(&self, method: usize, route: Route) -> &Requests {
-        self.requests[method * Route::LABELS.len() + route as usize].get_or_init(|| {
+    fn routes(&self) -> usize {
+        self.requests.len() / METHODS.len()
+    }
+
+    fn requests(&self, method: usize, route: usize) -> &Requests {
+        self.requests[method * self.routes() + route].get_or_init(|| {
             Box::new(Requests {
                 statuses: array::from_fn(|_| Counter::default()),
                 durations: Histogram::new(),
@@ -227,16 +202,17 @@ impl Requests {
 }
 
 impl Metrics {
-    /// Nothing counted. `lanes`: the labels of the lanes.
-    pub fn new(lanes: &'static [&'static str]) -> Metrics {
+    /// Nothing counted. `lanes` and `routes`: their labels.
+    pub fn new(lanes: &'static [&'static str], routes: impl Iterator<Item = &'static str>) -> Metrics {
         assert!(lanes.len() <= MOST_LANES, "there is room for {MOST_LANES} lanes");
         let (recorders, sources) = (Mutex::default(), Mutex::default());
-        Metrics { lanes, recorders, sources, process: Process::new() }
+        let routes = routes.chain(["other", "none"]).collect();
+        Metrics { lanes, routes, recorders, sources, process: Process::new() }
     }
 
     /// For one more thread. What it has counted stays when the thread ends.
     pub fn recorder(&self) -> Arc<Recorder> {
-        let recorder = Arc::new(Recorder::new());
+        let recorder = Arc::new(Recorder::new(self.routes.len()));
         locked(&self.recorders).push(recorder.clone());
         recorder
     }
@@ -262,9 +238,9 @@ impl Metrics {
             Kind::Counter,
             "Requests refused before they were queued, by reason.",
         );
-        for reason in Reason::ALL {
+        for (reason, label, _) in Reason::ALL {
             let count: u64 = recorders.iter().map(|recorder| recorder.refusals[reason as usize].get()).sum();
-            text.value(&[("reason", reason.name())], count);
+            text.value(&[("reason", label)], count);
         }
         text.family(
             "userd_http_connections_accepted_total",
@@ -284,11 +260,11 @@ impl Metrics {
     }
 
     fn write_requests(&self, text: &mut Text, recorders: &[Arc<Recorder>]) {
-        let label = |at: usize| (METHODS[at / Route::LABELS.len()], Route::LABELS[at % Route::LABELS.len()]);
+        let label = |at: usize| (METHODS[at / self.routes.len()], self.routes[at % self.routes.len()]);
         let series = |at: usize| -> Vec<&Requests> {
             recorders.iter().filter_map(|recorder| Some(&**recorder.requests[at].get()?)).collect()
         };
-        let all: Vec<_> = (0..METHODS.len() * Route::LABELS.len())
+        let all: Vec<_> = (0..METHODS.len() * self.routes.len())
             .map(|at| (label(at), series(at)))
             .filter(|(_, series)| !series.is_empty())
             .collect();
@@ -334,14 +310,14 @@ mod tests {
 
     #[test]
     fn threads_are_added_up() {
-        let metrics = Metrics::new(&["find", "create"]);
+        let metrics = Metrics::new(&["find", "create"], ["/users/{id}"].into_iter());
         let [one, other] = [metrics.recorder(), metrics.recorder()];
         let time = Duration::from_millis(2);
-        one.request(Method::Get, Route::User, 200, time);
-        one.request(Method::Get, Route::User, 200, Duration::from_secs(60));
-        other.request(Method::Get, Route::User, 200, time);
-        other.request(Method::Get, Route::User, 999, time);
-        other.request(Method::Other, Route::Other, 501, time);
+        one.request(Method::Get, Some(0), 200, time);
+        one.request(Method::Get, Some(0), 200, Duration::from_secs(60));
+        other.request(Method::Get, Some(0), 200, time);
+        other.request(Method::Get, Some(0), 999, time);
+        other.request(Method::Other, None, 501, time);
         one.refusal(Some(Reason::BadRequest), 400);
         one.batch(0, 64);
         other.batch(0, 1);
@@ -394,9 +370,8 @@ mod tests {
         for method in methods {
             assert_eq!(METHODS[method as usize], method.to_string());
         }
-        assert_eq!(Route::LABELS[Route::None as usize], "none");
-        for (at, reason) in Reason::ALL.into_iter().enumerate() {
-            assert_eq!(reason as usize, at, "{}", reason.name());
+        for (at, (reason, label, _)) in Reason::ALL.into_iter().enumerate() {
+            assert_eq!(reason as usize, at, "{label}");
         }
     }
 }

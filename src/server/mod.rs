@@ -10,7 +10,7 @@ mod workers;
 use crate::{
     app::{self, App},
     config::{Config, Limits},
-    frontend::{Bound, Frontend, Resources},
+    frontend::{Bound, Frontend, Resources, Served},
     http::Method,
     start_error::StartError,
 };
@@ -110,21 +110,20 @@ impl BoundServer {
             let recorder = app.metrics().recorder();
             let counts = recorder.clone();
             // Called on the frontend's thread, on which the frontend itself counts.
-            let immediate = Box::new(move |method: &[u8], path: &[u8]| {
-                // Most requests are for other paths, and told by the first letter.
-                if !matches!(path, [b'/', b'l' | b'r' | b'%', ..]) {
-                    return None;
-                }
-                let (method, path) = (str::from_utf8(method).ok()?, str::from_utf8(path).ok()?);
-                let method = Method::from(method);
-                let answer = health.answer(method, path)?;
+            let answer_at_once = Box::new(move |method: Method, path: &str| {
+                let answer = app::answer_at_once(&health, method, path)?;
                 // It takes some microseconds.
                 counts.request(method, app::label(path), answer.status, Duration::ZERO);
                 Some(answer)
             });
             let on_idle = config.on_idle.unwrap_or(|| ());
-            let resources =
-                Resources { budget: app.budget().clone(), on_idle: Box::new(on_idle), immediate, recorder };
+            let resources = Resources {
+                budget: app.budget().clone(),
+                on_idle: Box::new(on_idle),
+                served: Served { fields: app::fields(), at_once: app::at_once() },
+                answer_at_once,
+                recorder,
+            };
             let (frontend, responder) =
                 Frontend::open(listener, limits, resources, stream, on_start, on_broken)?;
             let cores_for_all = thread::available_parallelism().map_or(1, usize::from);

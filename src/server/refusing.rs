@@ -7,12 +7,12 @@ use crate::{
     config::{Config, Limits},
     db::open::Opening,
     error::Error,
-    frontend::{Frontend, Resources},
+    frontend::{Frontend, Resources, Served},
     metrics::Metrics,
     reason::Reason,
     start_error::StartError,
 };
-use std::{os::unix::net::UnixStream, time::Duration};
+use std::{iter, os::unix::net::UnixStream, time::Duration};
 
 /// Connections at once: each is answered as soon as its request is complete.
 const MOST_CONNECTIONS: usize = 128;
@@ -44,8 +44,9 @@ impl RefusingServer {
         let resources = Resources {
             budget: Budget::new(limits.memory_budget),
             on_idle: Box::new(|| ()),
-            immediate: Box::new(|_, _| Some(Error::Busy(Reason::Broken).into_response(None))),
-            recorder: Metrics::new(&[]).recorder(),
+            served: Served { fields: &[], at_once: &["*"] },
+            answer_at_once: Box::new(|_, _| Some(Error::Busy(Reason::Broken).into_response(None))),
+            recorder: Metrics::new(&[], iter::empty()).recorder(),
         };
         let open = || {
             let (private, unread) = UnixStream::pair()?;

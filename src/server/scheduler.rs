@@ -21,7 +21,7 @@ mod simulation;
 mod tests;
 mod turns;
 
-use crate::app::{Lane, Needs};
+use crate::app::{Lane, Needs, retry_pause};
 pub use batch::{Batch, Item, Next, Token};
 use hash_queue::HashQueue;
 use pace::Pace;
@@ -50,14 +50,6 @@ const fn batch_limit(lane: Lane) -> usize {
         Lane::Single | Lane::Hash => 1,
     }
 }
-
-/// Pauses before a command that met a lock is retried; the last one repeats.
-const RETRY_PAUSES: [Duration; 4] = [
-    Duration::from_millis(10),
-    Duration::from_millis(20),
-    Duration::from_millis(50),
-    Duration::from_millis(100),
-];
 
 /// What may be in use at once.
 #[derive(Debug, Clone, Copy)]
@@ -161,7 +153,7 @@ impl<T> Scheduler<T> {
 
     /// Queues a command that met a lock, to be retried after a pause; gives it back where its time is up.
     pub fn push_again(&mut self, mut item: Item<T>, now: Instant) -> Result<(), Item<T>> {
-        let due = now + RETRY_PAUSES[item.retries.min(RETRY_PAUSES.len() - 1)];
+        let due = now + retry_pause(item.retries);
         if due > item.arrived + self.capacity.retry_for {
             return Err(item);
         }

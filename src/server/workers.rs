@@ -19,7 +19,7 @@ use super::{
     scheduler::{Batch, Capacity, Item, Next, Scheduler},
 };
 use crate::{
-    app::{self, App, Command, Step},
+    app::{App, Needs, Outcome, Progress, Task},
     budget::{Purpose, Reservation},
     error::Error,
     frontend::Responder,
@@ -239,39 +239,39 @@ impl Shared {
             items.into_iter().partition(|item| self.responder.begin(item.work.slot));
         let (mut items, mut ended) = (items, abandoned);
         let deadlines: Vec<Instant> = items.iter().map(|item| item.work.deadline).collect();
-        let commands: Vec<Command> = items.iter_mut().filter_map(|item| item.work.command.take()).collect();
+        let tasks: Vec<Task> = items.iter_mut().filter_map(|item| item.work.task.take()).collect();
         let only = match &items[..] {
             [item] => Some(&item.work.id),
             _ => None,
         };
-        let steps = match commands.is_empty() {
+        let outcomes = match tasks.is_empty() {
             true => Vec::new(),
             false => {
-                recorder.batch(lane as usize, commands.len());
-                self.steps(lane, commands, &deadlines, only)
+                recorder.batch(lane as usize, tasks.len());
+                self.outcomes(tasks, &deadlines, only)
             }
         };
-        let mut unfinished: Vec<(Item<Job>, bool)> = Vec::new();
-        let mut atypical = steps.is_empty();
-        for (mut item, step) in items.into_iter().zip(steps) {
-            match step {
-                Step::Done(response) => {
+        let mut unfinished: Vec<(Item<Job>, Option<Needs>)> = Vec::new();
+        let mut atypical = outcomes.is_empty();
+        for (mut item, outcome) in items.into_iter().zip(outcomes) {
+            match outcome {
+                Ok(Progress::Done(response)) => {
                     let part = held.as_mut().map(|held| held.split(response.memory()));
                     self.answer(&mut item.work, response, part, recorder);
                     ended.push(item);
                 }
-                Step::Failed(error) => {
+                Err(error) => {
                     self.refuse(&mut item.work, error, recorder);
                     ended.push(item);
                 }
-                Step::Next(command) => {
-                    item.work.command = Some(command);
-                    unfinished.push((item, false));
+                Ok(Progress::Next(step)) => {
+                    item.work.task = Some(step.task);
+                    unfinished.push((item, Some(step.needs)));
                 }
-                Step::Contended(command) => {
+                Ok(Progress::Contended(task)) => {
                     atypical = true;
-                    item.work.command = Some(command);
-                    unfinished.push((item, true));
+                    item.work.task = Some(task);
+                    unfinished.push((item, None));
                 }
             }
         }
@@ -283,15 +283,13 @@ impl Shared {
         for item in &ended {
             state.scheduler.done(item);
         }
-        for (item, contended) in unfinished {
-            if contended {
-                match state.scheduler.push_again(item, now) {
+        for (item, next) in unfinished {
+            match next {
+                Some(needs) => state.scheduler.push_next(item, needs),
+                None => match state.scheduler.push_again(item, now) {
                     Ok(()) => recorder.lock_retry(),
                     Err(item) => given_up.push(item),
-                }
-            } else if let Some(command) = &item.work.command {
-                let needs = command.needs();
-                state.scheduler.push_next(item, needs);
+                },
             }
         }
         if state.scheduler.hash_is_ready() {
@@ -305,16 +303,10 @@ impl Shared {
         state
     }
 
-    /// The outcomes of commands; a panic is an answer to each. `only` is the request's id where there is one command.
-    fn steps(
-        &self,
-        lane: app::Lane,
-        commands: Vec<Command>,
-        deadlines: &[Instant],
-        only: Option<&RequestId>,
-    ) -> Vec<Step> {
-        let count = commands.len();
-        guard(only, || self.app.execute(lane, commands, deadlines))
-            .unwrap_or_else(|response| (0..count).map(|_| Step::Done(response.clone())).collect())
+    /// The outcomes of tasks; a panic is an answer to each. `only` is the request's id where there is one task.
+    fn outcomes(&self, tasks: Vec<Task>, deadlines: &[Instant], only: Option<&RequestId>) -> Vec<Outcome> {
+        let count = tasks.len();
+        guard(only, || self.app.execute(tasks, deadlines))
+            .unwrap_or_else(|response| (0..count).map(|_| Ok(Progress::Done(response.clone()))).collect())
     }
 }

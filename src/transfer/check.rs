@@ -13,7 +13,7 @@ use crate::{
     db::transfer::ImportedUser,
     error::Error,
     users::{
-        password::{Hasher, Password, PasswordHash},
+        password::{Hasher, PasswordHash},
         user::{FILLABLE, NewUser, Timestamp, UserChanges, UserRef},
     },
 };
@@ -227,7 +227,7 @@ impl Rules {
         };
         let has_password = hash.is_some() || new.password.is_some();
         let password_hash = match (hash, &new.password, self.rows) {
-            (None, Some(Password::Clear(clear)), Rows::Staged { hash: true }) => {
+            (None, Some(clear), Rows::Staged { hash: true }) => {
                 Some(self.hasher.hash(clear).map_err(|error| error.to_string())?)
             }
             (hash, ..) => hash,

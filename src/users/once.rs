@@ -80,14 +80,13 @@ impl fmt::Debug for Fingerprint {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::users::password::Password;
 
     #[test]
     fn fingerprints() {
         let new = |name: &str, email: &str, password: Option<&str>| NewUser {
             name: name.to_owned(),
             email: email.to_owned(),
-            password: password.map(|password| Password::Clear(password.into())),
+            password: password.map(Into::into),
         };
         let all = [
             new("a", "b", None),

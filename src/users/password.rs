@@ -1,22 +1,12 @@
-//! Argon2id: hash, verify, and how many threads do so at once. Hashes of bcrypt, from other programs, are verified as
-//! well.
+//! Argon2id: hash and verify. Hashes of bcrypt, from other programs, are verified as well.
 
 use crate::{
-    budget::Budget,
     config::{PasswordHashing, Secret},
     error::Error,
 };
 use argon2::password_hash::phc::PasswordHash as Phc;
 use argon2::{Algorithm, Argon2, Params, PasswordHasher, PasswordVerifier, Version};
-use std::{
-    fmt,
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
-    thread,
-    time::{Duration, Instant},
-};
-
-/// A hash occupies a core: one hash for every two cores leaves the rest to reads.
-const CORES_PER_HASH: usize = 2;
+use std::fmt;
 
 /// The most that verifying an imported hash may cost: some 300 ms and 64 MiB. Whoever knows the address of a user can
 /// have it verified.
@@ -89,61 +79,6 @@ fn is_bcrypt(text: &str) -> bool {
 fn is_whole_bcrypt(text: &[u8]) -> bool {
     let is_digit = |byte: &u8| byte.is_ascii_alphanumeric() || b"./".contains(byte);
     text.len() == 60 && text[6] == b'$' && text[7..].iter().all(is_digit)
-}
-
-/// A password that is to be stored.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Password {
-    /// As the client sent it, yet to be hashed.
-    Clear(Secret),
-    /// Hashed, ready to be stored.
-    Hashed(PasswordHash),
-}
-
-/// Bounds how many hashes are computed at once: each takes some ten milliseconds of a core, and 19 MiB of the budget.
-pub struct Turns {
-    count: usize,
-    free: Mutex<usize>,
-    freed: Condvar,
-    budget: Budget,
-}
-
-impl Turns {
-    /// One for every two cores, where the budget has memory for so many: each half of it serves whole hashes.
-    pub fn new(budget: &Budget, bytes: usize) -> Turns {
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        let memory = budget.work_limit() / bytes + budget.input_limit() / bytes;
-        let count = (cores / CORES_PER_HASH).min(memory).max(1);
-        Turns { count, free: Mutex::new(count), freed: Condvar::new(), budget: budget.clone() }
-    }
-
-    /// How many at once.
-    pub fn count(&self) -> usize {
-        self.count
-    }
-
-    /// Does the work of one hash, which takes so many bytes of memory. Blocks until it has its turn, for the memory up
-    /// to `timeout`, then [`Error::Unavailable`], and for the work.
-    pub fn take<T>(&self, bytes: usize, timeout: Duration, work: impl FnOnce() -> T) -> Result<T, Error> {
-        struct Turn<'a>(&'a Turns);
-        impl Drop for Turn<'_> {
-            fn drop(&mut self) {
-                *self.0.free() += 1;
-                self.0.freed.notify_one();
-            }
-        }
-        let waited = self.freed.wait_while(self.free(), |free| *free == 0);
-        *waited.unwrap_or_else(PoisonError::into_inner) -= 1;
-        let _turn = Turn(self);
-        match self.budget.reserve_for_hash(bytes, Instant::now() + timeout) {
-            Some(_held) => Ok(work()),
-            None => Err(Error::Unavailable("no memory became free for hashing a password".into())),
-        }
-    }
-
-    fn free(&self) -> MutexGuard<'_, usize> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// Hashes and checks passwords at one cost.

@@ -3,12 +3,9 @@
 //! Knows neither SQL nor HTTP; values come as JSON objects and leave as JSON.
 
 use crate::{
+    config::Secret,
     error::{Error, HAS_NUL, Violation},
-    users::{
-        password::{Password, PasswordHash},
-        relation::Relation,
-        revision::Revision,
-    },
+    users::{password::PasswordHash, relation::Relation, revision::Revision},
 };
 use serde::{Serialize, Serializer, ser::SerializeStruct};
 use serde_json::{Map, Value};
@@ -160,7 +157,7 @@ pub struct NewUser {
     /// The address.
     pub email: String,
     /// The password.
-    pub password: Option<Password>,
+    pub password: Option<Secret>,
 }
 
 /// What a PUT or a PATCH changes; `None` leaves the field as it is.
@@ -171,7 +168,7 @@ pub struct UserChanges {
     /// A new address.
     pub email: Option<String>,
     /// `Some(None)` removes the password.
-    pub password: Option<Option<Password>>,
+    pub password: Option<Option<Secret>>,
 }
 
 /// The values that a request gives a user's record, which has no password in it; `None` where it gives none.
@@ -233,7 +230,9 @@ impl NewUser {
             _ => None,
         };
         match (text("name"), text("email")) {
-            (Some(name), Some(email)) => Ok(NewUser { name, email, password: text("password").map(clear) }),
+            (Some(name), Some(email)) => {
+                Ok(NewUser { name, email, password: text("password").map(Secret::from) })
+            }
             _ => Err(Error::Internal("the create schema let a body through".into())),
         }
     }
@@ -272,7 +271,7 @@ impl UserChanges {
                 match key.as_str() {
                     "name" => changes.name = Some(text),
                     "email" => changes.email = Some(text),
-                    _ => changes.password = Some(Some(clear(text))),
+                    _ => changes.password = Some(Some(text.into())),
                 }
             }
         }
@@ -287,10 +286,6 @@ fn longest(key: &str) -> Option<usize> {
         "email" => Some(EMAIL_MAX),
         _ => None,
     }
-}
-
-fn clear(password: String) -> Password {
-    Password::Clear(password.into())
 }
 
 fn violation(key: &str, keyword: &str, message: &str) -> Violation {

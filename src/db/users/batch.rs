@@ -51,6 +51,7 @@ impl Users {
             Ok(outcomes)
         };
         match requests {
+            [] => Vec::new(),
             [one] => vec![one.unbatched(self)],
             several => executed().unwrap_or_else(|error| self.unbatched_after(&error, several)),
         }

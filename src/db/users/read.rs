@@ -9,7 +9,7 @@ use crate::{
     db::{session::Param, sqlstate},
     error::Error,
     users::{
-        pagination::{List, ListBody, Range},
+        pagination::{Listing, Range},
         relation::Relation,
         user::User,
     },
@@ -111,11 +111,11 @@ impl Users {
         })
     }
 
-    /// Several lists of one kind, by id, from one snapshot, pages with their exact total; each with the bytes that it may
-    /// take, and `None` where it needs more. One round trip.
-    pub fn list_many(&self, asked: &[(Range, usize)]) -> Result<Vec<Option<List>>, Error> {
+    /// Fills several lists of one kind, by id, from one snapshot, pages with their exact total; each is asked for with the
+    /// bytes that it may take. One round trip.
+    pub fn list_many<L: Listing>(&self, asked: &[(Range, usize)], lists: &mut [L]) -> Result<(), Error> {
         let sql = match asked.first() {
-            None => return Ok(Vec::new()),
+            None => return Ok(()),
             Some((Range::Page(_), _)) => PAGES.text(),
             Some((Range::Walk { .. }, _)) => WALKS.text(),
         };
@@ -134,16 +134,15 @@ impl Users {
             .collect();
         let params: [Param; 3] =
             [(&positions, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY), (&largest, Type::INT4_ARRAY)];
-        let mut lists: Vec<_> = asked.iter().map(|(range, memory)| ListBody::new(*range, *memory)).collect();
         for row in self.pool.read(sql, &params)? {
-            push(&row, &mut lists)?;
+            push(&row, lists)?;
         }
-        Ok(lists.into_iter().map(|list| list.finish(None)).collect())
+        Ok(())
     }
 }
 
 /// Adds a row to its list.
-fn push(row: &Row, lists: &mut [ListBody]) -> Result<(), Error> {
+fn push(row: &Row, lists: &mut [impl Listing]) -> Result<(), Error> {
     let ordinal: i64 = column(row, ANSWERED)?;
     let list = lists.get_mut(ordinal as usize - 1);
     let list = list.ok_or_else(|| Error::Internal("a row of no list".into()))?;

@@ -6,10 +6,14 @@
 
 use super::{
     body::{self, Body},
-    head::{Echo, Head, Length, parse_fields},
+    head::{Echo, Head, Length, Served, parse_fields},
     request_line::RequestLine,
 };
-use crate::{config::Limits, error::Error, http::Persistence};
+use crate::{
+    config::Limits,
+    error::Error,
+    http::{Method, Persistence},
+};
 use std::{fmt::Display, mem, net::IpAddr};
 
 /// Empty lines that may precede a request line (RFC 9112, 2.2 asks for at least one).
@@ -64,6 +68,8 @@ pub struct Traits {
     pub persistence: Persistence,
     /// The client that a proxy says it speaks for; only to be believed of a trusted one.
     pub client: Option<IpAddr>,
+    /// Its method and path, where it is answered at once.
+    pub at_once: Option<(Method, &'static str)>,
 }
 
 impl Framing {
@@ -76,13 +82,14 @@ impl Framing {
         &mut self,
         bytes: &[u8],
         limits: &Limits,
+        served: Served,
         slot: impl Display,
         out: &mut Vec<u8>,
     ) -> (usize, Step) {
         let mut used = 0;
         let step = match &mut self.body {
             Some(body) => body.advance(bytes, &mut used, limits, out),
-            None => self.head(bytes, &mut used, limits, slot, out),
+            None => self.head(bytes, &mut used, limits, served, slot, out),
         };
         let step = step.unwrap_or_else(|error| {
             let head_only = self.head_only(bytes);
@@ -121,6 +128,7 @@ impl Framing {
         bytes: &[u8],
         used: &mut usize,
         limits: &Limits,
+        served: Served,
         slot: impl Display,
         out: &mut Vec<u8>,
     ) -> Result<Step, Error> {
@@ -140,7 +148,7 @@ impl Framing {
         let count = limits.max_header_fields.min(MAX_FIELDS);
         let fields = parse_fields(head, start, &mut fields[..count])?;
         self.echo = Echo::of(&line, head, fields, limits);
-        let head = Head::new(head, &line, fields, limits)?;
+        let head = Head::new(head, &line, fields, limits, served)?;
         let rest = &bytes[*used..];
         match head.length {
             Length::Known(length) if length > limits.max_body_bytes as u64 => Err(Error::ContentTooLarge),
@@ -249,6 +257,19 @@ mod tests {
         continues: usize,
     }
 
+    const SERVED: Served = Served {
+        fields: &[
+            "authorization",
+            "content-type",
+            "idempotency-key",
+            "if-match",
+            "if-none-match",
+            "origin",
+            "sec-fetch-site",
+        ],
+        at_once: &["/at-once"],
+    };
+
     fn limits() -> Limits {
         Limits {
             max_head_bytes: 512,
@@ -270,7 +291,7 @@ mod tests {
             rest = &rest[size..];
             loop {
                 let mut out = b"before".to_vec();
-                let (used, step) = framing.advance(&kept, limits, "S", &mut out);
+                let (used, step) = framing.advance(&kept, limits, SERVED, "S", &mut out);
                 kept.drain(..used);
                 match step {
                     Step::Head | Step::Body => {
@@ -323,7 +344,7 @@ mod tests {
                  Cookie: no\r\nAuthorization: two\r\nSec-Fetch-Site: same-origin\r\n\
                  Content-Length: 3\r\n\r\nabc",
                 "PUT /x#S HTTP/1.1\r\nauthorization: Bearer x\r\ncontent-type: \r\n\
-                 authorization: two\r\nSec-Fetch-Site: same-origin\r\nContent-Length: 3\r\n\r\nabc",
+                 authorization: two\r\nsec-fetch-site: same-origin\r\nContent-Length: 3\r\n\r\nabc",
             ),
             // A name that a stranger may own.
             (
@@ -354,8 +375,8 @@ mod tests {
             ("GET http://h?q HTTP/1.1\r\nHost: \r\n\r\n", "GET /?q#S HTTP/1.1\r\n\r\n"),
             ("GET /x HTTP/1.2\r\nHost: a\r\n\r\n", "GET /x#S HTTP/1.1\r\n\r\n"),
             (
-                "GET / HTTP/1.1\r\nHost: a\r\nSec-Fetch-Mode: cors\r\nX-Sec-Fetch-Mode: x\r\n\r\n",
-                "GET /#S HTTP/1.1\r\nSec-Fetch-Mode: cors\r\n\r\n",
+                "GET / HTTP/1.1\r\nHost: a\r\nSec-Fetch-Mode: cors\r\nX-Sec-Fetch-Site: x\r\n\r\n",
+                "GET /#S HTTP/1.1\r\n\r\n",
             ),
             ("OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n", "OPTIONS *#S HTTP/1.1\r\n\r\n"),
             ("OPTIONS http://h HTTP/1.1\r\nHost: a\r\n\r\n", "OPTIONS *#S HTTP/1.1\r\n\r\n"),

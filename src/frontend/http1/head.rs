@@ -13,20 +13,27 @@ use crate::{
     cors::Cors,
     error::Error,
     host,
-    http::{Persistence, RequestId},
+    http::{Method, Persistence, RequestId, percent_decode},
 };
 use std::{fmt::Display, io::Write, time::Duration};
 
-/// Fields that the layers above look at, beside `Sec-Fetch-*` and `Host`. All others end here.
-const FORWARDED: [&str; 7] = [
-    "authorization",
-    "content-encoding",
-    "content-type",
-    "idempotency-key",
-    "if-match",
-    "if-none-match",
-    "origin",
-];
+/// What the layers above serve, as far as it is to be known here.
+#[derive(Clone, Copy, Default)]
+pub struct Served {
+    /// The fields that they read, in lower case, beside Host. All others end here.
+    pub fields: &'static [&'static str],
+    /// The paths of requests that they answer at once; `*` stands for any.
+    pub at_once: &'static [&'static str],
+}
+
+impl Served {
+    /// The method and the path of a request that is answered at once.
+    fn at_once(&self, line: &RequestLine, bytes: &[u8]) -> Option<(Method, &'static str)> {
+        let path = str::from_utf8(line.path(bytes)).ok().and_then(percent_decode).unwrap_or_default();
+        let found = self.at_once.iter().find(|known| **known == path || **known == "*")?;
+        Some((Method::from(str::from_utf8(line.method(bytes)).ok()?), found))
+    }
+}
 
 /// What a request's head says, as far as it is used.
 pub struct Head<'a> {
@@ -35,6 +42,7 @@ pub struct Head<'a> {
     fields: &'a [httparse::Header<'a>],
     /// The Host, or what replaces it; `None` in HTTP/1.0.
     host: Option<&'a str>,
+    served: Served,
     /// What has to be known to answer it.
     pub traits: Traits,
     /// How long its body is.
@@ -59,6 +67,7 @@ impl<'a> Head<'a> {
         line: &'a RequestLine,
         fields: &'a [httparse::Header<'a>],
         limits: &Limits,
+        served: Served,
     ) -> Result<Head<'a>, Error> {
         let http10 = line.http10;
         let (mut host, mut media_types) = (None, 0);
@@ -123,6 +132,7 @@ impl<'a> Head<'a> {
             bytes,
             line,
             fields,
+            served,
             host: line.authority(bytes).or(host).and_then(|host| str::from_utf8(host).ok()),
             traits: Traits {
                 head_only: line.method(bytes) == b"HEAD",
@@ -131,6 +141,7 @@ impl<'a> Head<'a> {
                     false => Persistence::KeepAlive(reliable_seconds(limits.idle_timeout)),
                 },
                 client: forwarded::client(fields, &limits.trusted_proxies, limits.proxy_field),
+                at_once: served.at_once(line, bytes),
             },
             length: match codings.chunked {
                 true => Length::Chunked,
@@ -153,9 +164,10 @@ impl<'a> Head<'a> {
         write!(out, "#{slot} HTTP/1.1\r\n").expect("writing to memory does not fail");
         let mut has_origin = false;
         for field in self.fields {
-            if let Some(name) = forwarded_name(field.name) {
+            let mut read = self.served.fields.iter();
+            if let Some(name) = read.find(|name| field.name.eq_ignore_ascii_case(name)) {
                 write_field(name, field.value, out);
-                has_origin |= name == "origin";
+                has_origin |= *name == "origin";
             }
         }
         if let Some(host) = self.host
@@ -208,18 +220,6 @@ fn request_id(fields: &[httparse::Header]) -> Option<RequestId> {
         (Some(field), None) => RequestId::given(field.value),
         _ => None,
     }
-}
-
-/// The name under which a field is passed on, if it is.
-fn forwarded_name(name: &str) -> Option<&str> {
-    let known = FORWARDED.into_iter().find(|known| name.eq_ignore_ascii_case(known));
-    known.or_else(|| is_fetch_metadata(name).then_some(name))
-}
-
-/// What browsers say about where a request comes from.
-fn is_fetch_metadata(name: &str) -> bool {
-    const PREFIX: &str = "sec-fetch-";
-    name.get(..PREFIX.len()).is_some_and(|start| start.eq_ignore_ascii_case(PREFIX))
 }
 
 fn write_field(name: &str, value: &[u8], out: &mut Vec<u8>) {

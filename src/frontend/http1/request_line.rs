@@ -70,6 +70,12 @@ impl RequestLine {
         &head[self.method.clone()]
     }
 
+    /// The path, without the query; nothing where absolute-form has left it out.
+    pub fn path<'a>(&self, head: &'a [u8]) -> &'a [u8] {
+        let target = &head[self.target.clone()];
+        &target[..memchr(b'?', target).unwrap_or(target.len())]
+    }
+
     /// The authority of an absolute-form target.
     pub fn authority<'a>(&self, head: &'a [u8]) -> Option<&'a [u8]> {
         self.authority.clone().map(|authority| &head[authority])

@@ -6,7 +6,7 @@
 use crate::{
     budget::Budget,
     config::Limits,
-    frontend::{Frontend, Listener, Resources, Responder, Stopper},
+    frontend::{Frontend, Listener, Resources, Responder, Served, Stopper},
     http::Response,
     metrics::Metrics,
 };
@@ -91,10 +91,12 @@ impl Harness {
             Resources {
                 budget: budget.clone(),
                 on_idle: Box::new(|| {}),
-                immediate: Box::new(|_, path| {
-                    (path == b"/immediate").then(|| Response::json(200, &json!({"at": "once"})))
-                }),
-                recorder: Metrics::new(&[]).recorder(),
+                served: Served {
+                    fields: &["authorization", "content-type", "origin"],
+                    at_once: &["/immediate"],
+                },
+                answer_at_once: Box::new(|_, _| Some(Response::json(200, &json!({"at": "once"})))),
+                recorder: Metrics::new(&[], std::iter::empty()).recorder(),
             },
             private,
             || {},

@@ -7,7 +7,7 @@ mod memory;
 use crate::{
     budget::Budget,
     config::Limits,
-    frontend::{Frontend, Listener, Resources},
+    frontend::{Frontend, Listener, Resources, Served},
     metrics::Metrics,
 };
 use harness::*;
@@ -710,8 +710,9 @@ fn a_broken_private_stream_is_reported_and_answered_503() {
         Resources {
             budget: Budget::new(1 << 20),
             on_idle: Box::new(|| {}),
-            immediate: Box::new(|_, _| None),
-            recorder: Metrics::new(&[]).recorder(),
+            served: Served::default(),
+            answer_at_once: Box::new(|_, _| None),
+            recorder: Metrics::new(&[], std::iter::empty()).recorder(),
         },
         ours,
         || {},

@@ -1,7 +1,7 @@
 //! A request on its way through the workers.
 
 use crate::{
-    app::Command,
+    app::Task,
     budget::Reservation,
     frontend::Slot,
     http::{Method, RequestId},
@@ -11,7 +11,7 @@ use std::{borrow::Cow, time::Instant};
 /// A request that is queued or in flight.
 pub(super) struct Job {
     /// `None` while it is executed.
-    pub(super) command: Option<Command>,
+    pub(super) task: Option<Task>,
     pub(super) slot: Slot,
     pub(super) id: RequestId,
     pub(super) received: Instant,

@@ -2,6 +2,7 @@
 
 use super::{FEW, Job, Role, Shared, State, guard};
 use crate::{
+    app::{Needs, Step},
     config::counted_as,
     error::Error,
     http::{Method, Request},
@@ -53,7 +54,7 @@ impl Shared {
     }
 
     /// Judges a request, and those that are there behind it; answers those that need no database.
-    pub(super) fn judge(&self, first: Option<tiny_http::Request>, recorder: &Recorder) -> Vec<Job> {
+    pub(super) fn judge(&self, first: Option<tiny_http::Request>, recorder: &Recorder) -> Vec<(Job, Needs)> {
         let mut judged = Vec::new();
         let mut bytes = 0;
         let mut next = first;
@@ -63,11 +64,11 @@ impl Shared {
                 bytes += request.body.len();
                 let id = Some(&job.id);
                 match guard(id, || self.app.judge(&request, id)).unwrap_or_else(Err) {
-                    Ok(command) => {
-                        job.command = Some(command);
-                        judged.push(job);
+                    Ok(Step { needs, task }) => {
+                        job.task = Some(task);
+                        judged.push((job, needs));
                     }
-                    Err(refusal) => self.answer(&mut job, refusal, None, recorder),
+                    Err(answer) => self.answer(&mut job, answer, None, recorder),
                 }
             }
             if judged.len() >= RECEIVE_REQUESTS || bytes >= RECEIVE_BYTES {
@@ -99,20 +100,18 @@ impl Shared {
         drop(incoming.into_writer());
         let (slot, id, deadline) = claimed.filter(|_| body.is_ok())?;
         let path = request.path().to_owned();
-        Some((Job { command: None, slot, id, received, deadline, method, name, path, held }, request))
+        Some((Job { task: None, slot, id, received, deadline, method, name, path, held }, request))
     }
 
     pub(super) fn push<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
-        judged: Vec<Job>,
+        judged: Vec<(Job, Needs)>,
         recorder: &Recorder,
     ) -> MutexGuard<'a, State> {
         let mut refused = Vec::new();
         let now = Instant::now();
-        for job in judged {
-            let Some(command) = &job.command else { continue };
-            let needs = command.needs();
+        for (job, needs) in judged {
             let peer = job.slot.peer().map(counted_as);
             match state.scheduler.push(job, needs, peer, now) {
                 Ok(()) => state.unanswered += 1,

@@ -1,0 +1,81 @@
+//! `GET /users`: a page of all users, those that follow an id, or the one with an address.
+
+use super::{Outcome, Progress, Step, Task};
+use crate::{
+    app::{
+        lanes::{Lane, Needs},
+        list::{List, ListBody},
+        query,
+    },
+    error::Error,
+    http::{Request, Response},
+    users::{
+        pagination::{ListRequest, Listing, PageRequest, Range},
+        user::User,
+    },
+};
+
+/// Some of all users, by id, in so many bytes of memory.
+#[derive(Debug)]
+pub(crate) struct Page {
+    pub range: Range,
+    pub memory: usize,
+}
+
+/// A page of those with an address: one user at the most.
+#[derive(Debug)]
+pub(crate) struct Address {
+    pub email: String,
+    page: PageRequest,
+}
+
+pub(super) fn judge(request: &Request, max_per_page: u32) -> Result<Step, Error> {
+    Ok(match query::list(request, max_per_page)? {
+        ListRequest::Range(range) => page(range, range.usual_memory()),
+        ListRequest::Email { email, page } => {
+            Step { needs: Needs::of(Lane::Find), task: Task::FindAddress(Address { email, page }) }
+        }
+    })
+}
+
+fn page(range: Range, memory: usize) -> Step {
+    let needs = Needs { memory, ..Needs::of(Lane::List) };
+    Step { needs, task: Task::Page(Page { range, memory }) }
+}
+
+impl Page {
+    /// Usual users need less memory than the largest ones. A list that needs more is made again with the most that it may.
+    pub fn listed(self, list: ListBody) -> Outcome {
+        let most = self.range.most_memory();
+        match list.finish(None) {
+            Some(list) => Ok(Progress::Done(answer(list))),
+            None if self.memory < most => Ok(Progress::Next(page(self.range, most))),
+            None => Err(too_large()),
+        }
+    }
+}
+
+impl Address {
+    pub fn found(self, user: Option<User>) -> Outcome {
+        let Address { email, page } = self;
+        let range = Range::Page(PageRequest { per_page: 1, ..page });
+        let mut list = ListBody::new(Range::Page(page), range.most_memory());
+        list.set_total(user.iter().len() as i64);
+        if let Some(user) = user.filter(|_| page.page == 1) {
+            list.push(user.as_row());
+        }
+        list.finish(Some(&email)).map(|list| Progress::Done(answer(list))).ok_or_else(too_large)
+    }
+}
+
+fn answer(List { body, links }: List) -> Response {
+    let response = Response::of_chunks(200, body);
+    match links {
+        Some(links) => response.with("Link", links),
+        None => response,
+    }
+}
+
+fn too_large() -> Error {
+    Error::Internal("a user is larger than the table allows".to_owned())
+}
