@@ -77,9 +77,8 @@ pub struct Config {
     pub allowed_hosts: Vec<String>,
     /// What clients may use up.
     pub limits: Limits,
-    /// Called five seconds after the last request or answer, and a second later again, on each of the threads that work
-    /// on requests: for allocators that keep memory until they are told. The workers call it one after another, so it
-    /// should return within milliseconds. No variable sets it.
+    /// Called five seconds after the last request or answer, on the thread that reads requests: for allocators that keep
+    /// memory until they are told. It should return within milliseconds. No variable sets it.
     pub on_idle: Option<fn()>,
 }
 
