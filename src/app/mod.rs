@@ -1,7 +1,7 @@
 //! The service without a socket: a [`Request`] in, a [`Response`] out.
 //!
 //! `routes` is the table of what is served, `endpoints` what becomes of a request. A request is judged once, and is then
-//! a [`Task`] whose steps are executed in batches, or an answer. Knows users and the database behind them; no socket, no
+//! a `Task` whose steps are executed in batches, or an answer. Knows users and the database behind them; no socket, no
 //! thread, no queue.
 
 mod access;

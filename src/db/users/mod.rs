@@ -11,6 +11,7 @@ pub(super) use batch::{Batched, address};
 pub(super) use columns::{AnyRow, answered_types, record, write_stored};
 pub(super) use columns::{Arrays, Sql, with_values};
 pub(super) use insert::Insert;
+#[cfg(feature = "command")]
 pub(super) use read::PAGES;
 pub use write::{Delete, New, PasswordChange, Update, Updated};
 
