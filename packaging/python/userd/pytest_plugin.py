@@ -10,8 +10,10 @@ import os
 import re
 import subprocess
 import tempfile
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 
 import pytest
 
@@ -29,7 +31,7 @@ class Server:
         arguments += programs(arguments, environment)
         if seed is not None:
             arguments += ["--seed", os.fspath(seed)]
-        self._userd, self._environment, self._begin = userd, environment, 0
+        self._userd, self._environment, self._begin = userd, environment, ""
         self._log = tempfile.TemporaryFile()
         # It ends with its standard input, and so with this process, however that ends.
         self._process = subprocess.Popen(
@@ -61,6 +63,8 @@ class Server:
             )
             return asked.stdout.strip()
 
+        # The service writes what it logs every 2 ms.
+        time.sleep(0.02)
         log = self.log()
         programs = re.findall(r"PostgreSQL [^\n]*, programs in [^\n]*", log) or ["PostgreSQL did not start"]
         rows = [row.split() for row in said("config").splitlines()]
@@ -77,10 +81,12 @@ class Server:
         )
 
     def _requests(self) -> list[str]:
-        return re.findall(r"request_id=(\S+)", self.log()[self._begin :])
+        lines = re.findall(r"^(\S+Z) .*request_id=(\S+)", self.log(), re.MULTILINE)
+        return [request for at, request in lines if at >= self._begin]
 
     def _begin_test(self) -> None:
-        self._begin = len(self.log())
+        # By the time and not by the place in the log, to which the last test's lines may yet be written.
+        self._begin = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
     def _stop(self) -> int:
         self._process.communicate()
