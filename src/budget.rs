@@ -5,8 +5,9 @@
 //! - input: heads (an eighth of the limit at most) and bodies, from their first byte to the answer of their request;
 //! - work: rows from the database, answers, and the blocks of Argon2.
 //!
-//! Input is never waited for: what does not fit is refused. Work waits, and what it waits for ends by itself: answers
-//! are taken or cut off, hashes are computed. Work that waits holds no work memory.
+//! Input is never waited for: what does not fit is refused, or an incomplete body of a peer that has more. Work waits,
+//! and what it waits for ends by itself: answers are taken or cut off, hashes are computed. Work that waits holds no work
+//! memory.
 
 use std::{
     fmt,

@@ -1,4 +1,4 @@
-//! Why a service does not start: one line for whoever starts it.
+//! Why a service does not start, in one line.
 
 use crate::config::ConfigError;
 use std::{fmt, io};

@@ -10,8 +10,8 @@ use std::{
 /// A command that would wait longer than this for a hash is refused at once.
 const HASH_WAIT: Duration = Duration::from_secs(2);
 
-/// Commands that wait for a hash. Peers take turns, and accounts of one peer: whoever guesses at passwords holds up no
-/// other's login.
+/// Commands that wait for a hash. Peers take turns, and so do the accounts of one peer: a peer that guesses at passwords
+/// holds up no other peer's login.
 pub(super) struct HashQueue<T> {
     peers: RoundRobin<Peer, RoundRobin<u64, VecDeque<Item<T>>>>,
     pub queued: usize,
@@ -110,9 +110,9 @@ impl<T> HashQueue<T> {
     }
 
     pub fn take_unless(&mut self, awaited: &mut impl FnMut(&T) -> bool) -> Vec<Item<T>> {
-        let all: Vec<Item<T>> = std::iter::from_fn(|| self.pop()).collect();
-        let (kept, dropped) = all.into_iter().partition(|item| awaited(&item.work));
-        Vec::into_iter(kept).for_each(|item| self.push(item));
+        let (kept, dropped): (Vec<_>, Vec<_>) =
+            std::iter::from_fn(|| self.pop()).partition(|item| awaited(&item.work));
+        kept.into_iter().for_each(|item| self.push(item));
         dropped
     }
 

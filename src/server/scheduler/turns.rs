@@ -101,9 +101,9 @@ impl<T> Turns<T> {
 
     /// Takes those out that no client waits for any more.
     pub fn take_unless(&mut self, awaited: &mut impl FnMut(&T) -> bool) -> Vec<Item<T>> {
-        let all: Vec<Item<T>> = std::iter::from_fn(|| self.pop()).collect();
-        let (kept, dropped) = all.into_iter().partition(|item| awaited(&item.work));
-        Vec::into_iter(kept).for_each(|item| self.push(item));
+        let (kept, dropped): (Vec<_>, Vec<_>) =
+            std::iter::from_fn(|| self.pop()).partition(|item| awaited(&item.work));
+        kept.into_iter().for_each(|item| self.push(item));
         dropped
     }
 
