@@ -44,16 +44,23 @@ fn name(client: &mut Client, id: usize) -> Option<String> {
     (found.status == 200).then(|| found.json()["name"].as_str().unwrap_or_default().to_owned())
 }
 
+/// The users that are as they were created and that a transaction has locked or tried to change: their rows have its number.
+fn locked(service: &Service) -> Vec<i64> {
+    let query = "select id from users where xmax <> 0 and updated_at = created_at order by id";
+    let rows = service.database.client().query(query, &[]).unwrap();
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
 #[test]
 fn each_update_of_a_batch_has_its_outcome() {
     for prepared in [true, false] {
         let service = Service::with(|config| config.db_prepared = prepared);
-        users(&service, 8);
+        users(&service, 10);
         let mut client = service.client();
         let before = client.get("/users").json();
         let mut sql = service.database.client();
         let mut other = sql.transaction().unwrap();
-        other.batch_execute("update users set name = 'locked' where id = 5").unwrap();
+        other.batch_execute("update users set name = 'locked' where id in (5, 9, 10)").unwrap();
         let (any, now, old) = (Condition::default(), current(&service, 7), stale(&service, 8));
         let none = Condition { only: Some(Vec::new()), except: Vec::new() };
         let deadline = Instant::now() + LONG;
@@ -69,6 +76,9 @@ fn each_update_of_a_batch_has_its_outcome() {
             update(4, None, Some("4@EXAMPLE.com"), &any),
             update(7, Some("m7"), Some("7@example.com"), &now),
             update(6, Some("m6"), None, &none),
+            // As they were before the transaction that has locked them.
+            update(9, Some("n9"), None, &any),
+            update(10, Some("m10"), None, &none),
         ];
         let outcomes: Vec<String> = service
             .server
@@ -92,11 +102,14 @@ fn each_update_of_a_batch_has_its_outcome() {
             "4 n4 4@EXAMPLE.com",
             "7 m7 7@example.com",
             "PreconditionFailed",
+            "9 n9 9@example.com",
+            "PreconditionFailed",
         ];
         assert_eq!(outcomes, expected, "prepared: {prepared}");
         other.rollback().unwrap();
+        assert_eq!(locked(&service), [5, 9, 10], "by the other transaction");
         let after = client.get("/users").json();
-        for id in 1..=8 {
+        for id in 1..=10 {
             let (before, after) = (&before["data"][id - 1], &after["data"][id - 1]);
             match id {
                 1 | 7 => assert_eq!(after["name"], format!("m{id}")),
@@ -125,6 +138,7 @@ fn each_delete_of_a_batch_has_its_outcome() {
         let expected = ["Err(Contended)", "Err(PreconditionFailed)", "Err(NotFound)", "Ok(())", "Ok(())"];
         assert_eq!(outcomes, expected, "prepared: {prepared}");
         other.rollback().unwrap();
+        assert_eq!(locked(&service), [5], "by the other transaction");
         let list = service.client().get("/users").json();
         let left: Vec<&str> =
             list["data"].as_array().unwrap().iter().filter_map(|user| user["id"].as_str()).collect();

@@ -64,10 +64,10 @@ static UPDATE: Sql = Sql::new(include_str!("update.sql"));
 /// Changes a user where its row may be compared without a lock.
 static UPDATE_ONE: Sql = Sql::new(include_str!("update_one.sql"));
 
-/// Changes users whose rows are not locked.
+/// Changes users whose rows no other transaction has locked.
 static UPDATE_MANY: Sql = Sql::new(include_str!("update_many.sql"));
 
-/// Deletes users whose rows are not locked.
+/// Deletes users whose rows no other transaction has locked.
 const DELETE_MANY: &str = include_str!("delete_many.sql");
 
 /// The user's own row stays as it is: that the password is kept in another form is no change of the record.
@@ -138,8 +138,8 @@ pub struct Update<'a> {
 pub enum Updated {
     /// The user as it then is.
     User(User),
-    /// Nothing yet: the address is to be another one, and another transaction may be about to take that. So it is to be
-    /// updated unbatched, and holds up no other user meanwhile.
+    /// Nothing yet: the address is to be another one, and another transaction may be about to take that; or a trigger has
+    /// left it out. So it is to be updated unbatched, and holds up no other user meanwhile.
     Unbatched,
 }
 

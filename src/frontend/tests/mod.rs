@@ -499,8 +499,9 @@ fn idle_connections_have_a_deadline() {
     const IDLE: Duration = Duration::from_secs(1);
     let harness = Harness::with(|limits| limits.idle_timeout = IDLE);
     for send in ["", GET] {
-        let mut client = harness.connect();
+        // Before it connects: its time begins when it is let in.
         let start = Instant::now();
+        let mut client = harness.connect();
         if !send.is_empty() {
             assert_eq!(client.send(send).answer().status, 200);
         }
