@@ -1,7 +1,7 @@
 //! Databases to be thrown away, in a cluster that all of a user's processes share while they want one.
 //!
-//! Each is a clone of a template that was migrated once, and is dropped with its value. What a killed process
-//! leaves is dropped by the next one, or goes with the cluster, some seconds after its last user.
+//! Each is a clone of a template that was migrated once, and is dropped with its value. What a process leaves when it
+//! ends is dropped by the next one, or goes with the cluster, some seconds after its last user.
 
 use super::{
     cluster::{self, Options, Shared},
@@ -17,6 +17,7 @@ use std::{
     env, fs,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
+    thread,
 };
 
 /// Of the cluster's directory and everything in it: another one for each version that is not compatible.
@@ -31,11 +32,16 @@ const SPACE_NEEDED: u64 = 2 << 30;
 /// Any number will do; held while a template is made.
 const TEMPLATE_LOCK: i64 = 0x0075_7365_7264;
 
-/// Databases whose owner, the session that created them, has ended. Its number may be ours by now.
-const LEFTOVERS: &str = r"
+/// A database whose owner, the session that created it, has ended.
+const LEFTOVER: &str = r"
     select datname from pg_database
     where datname ~ '^userd_scratch_\d+_\d+$' and split_part(datname, '_', 3)::int not in
-        (select pid from pg_stat_activity where datname = 'postgres' and pid <> pg_backend_pid())";
+        (select pid from pg_stat_activity where datname = 'postgres' and pid <> pg_backend_pid())
+    limit 1";
+
+/// Those of a session that has ended, and had this one's number.
+const NAMESAKES: &str = r"
+    select datname from pg_database where datname ~ ('^userd_scratch_' || pg_backend_pid() || '_\d+$')";
 
 /// This process's shares: one, or one for each directory of programs. In a static, since they are to last as long as the
 /// process, and no longer.
@@ -140,10 +146,9 @@ impl Drop for ScratchDatabase {
             let mut owners = OWNERS.lock().unwrap_or_else(PoisonError::into_inner);
             let owner = owners.iter_mut().find(|owner| owner.session == self.session);
             let end_sessions = END_SESSIONS.replace("DATABASE", &self.name);
-            let sql = format!("drop database if exists {} with (force)", self.name);
             let drop = |owner: &mut Owner| {
                 owner.client.batch_execute(&end_sessions)?;
-                owner.client.batch_execute(&sql)
+                drop_database(&mut owner.client, &self.name)
             };
             if let Some(Err(error)) = owner.map(drop) {
                 log::warn!("cannot drop {}: {}", self.name, explain(&error));
@@ -182,12 +187,17 @@ impl Owner {
     }
 
     fn connect(shared: Shared, programs: Option<PathBuf>) -> Result<Owner, postgres::Error> {
-        let mut client = connect(&shared.connection_string("postgres"))?;
-        for row in client.query_typed(LEFTOVERS, &[])? {
-            let name: &str = row.get(0);
-            log::info!("dropping {name}, which a killed process left behind");
-            client.batch_execute(&format!("drop database if exists {name} with (force)"))?;
+        let connection_string = shared.connection_string("postgres");
+        let mut client = connect(&connection_string)?;
+        for row in client.query_typed(NAMESAKES, &[])? {
+            drop_database(&mut client, row.get(0))?;
         }
+        // Beside the start, which is to be quick. What this thread does not come to is left to the next process.
+        thread::spawn(move || {
+            if let Err(error) = drop_leftovers(&connection_string) {
+                log::warn!("cannot drop what other processes left: {}", explain(&error));
+            }
+        });
         let of_session = "select pg_backend_pid(), current_setting('server_version')";
         let row = client.query_typed_one(of_session, &[])?;
         let (session, version): (i32, &str) = (row.get(0), row.get(1));
@@ -248,6 +258,21 @@ impl Owner {
         }
         format!("postgresql://postgres@{host}:5432/{database}")
     }
+}
+
+/// One after the other, each looked at right before: the number of its owner may become another session's.
+fn drop_leftovers(connection_string: &str) -> Result<(), postgres::Error> {
+    let mut client = connect(connection_string)?;
+    while let Some(row) = client.query_typed(LEFTOVER, &[])?.first() {
+        let name: &str = row.get(0);
+        log::debug!("dropping {name}, which an ended process left");
+        drop_database(&mut client, name)?;
+    }
+    Ok(())
+}
+
+fn drop_database(client: &mut Client, name: &str) -> Result<(), postgres::Error> {
+    client.batch_execute(&format!("drop database if exists {name} with (force)"))
 }
 
 /// The directory of this user's shared cluster of these programs. In memory where 2 GiB are free there: to create a database is to create

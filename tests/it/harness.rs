@@ -320,22 +320,61 @@ fn a_socket_that_a_supervisor_passes() {
     assert_eq!(code, Some(1), "a connection is no listener");
 }
 
+/// The database of the shared cluster that has this user, where there is one.
+fn database_of(email: &str, in_the_same_cluster: &str) -> Option<String> {
+    let connect = |url: &str| postgres::Client::connect(url, postgres::NoTls);
+    let (cluster, _) = in_the_same_cluster.rsplit_once('/')?;
+    let names = "select datname from pg_database where datname ~ '^userd_scratch'";
+    let rows = connect(in_the_same_cluster).unwrap().query(names, &[]).unwrap();
+    let urls = rows.iter().map(|row| format!("{cluster}/{}", row.get::<_, &str>(0)));
+    let has_it = |url: &String| {
+        let found = connect(url).and_then(|mut client| {
+            client.query_one("select exists (select from users where email = $1)", &[&email])
+        });
+        found.is_ok_and(|row| row.get(0))
+    };
+    urls.into_iter().find(has_it)
+}
+
+#[test]
+fn the_end_of_the_command_waits_for_no_drop_and_the_next_one_drops() {
+    const ADA: &str = r#"{"name":"Ada","email":"left-behind@example.com"}"#;
+    let keep = TestServer::start();
+    let mut process = Process::start(&["--embedded", "--ephemeral"], &[]);
+    assert_eq!(process.client().post("/users", ADA).status, 201);
+    let find = || database_of("left-behind@example.com", keep.database_url());
+    let url = find().expect("the command's database");
+
+    // Whatever takes it long: nothing can drop the database meanwhile.
+    let mut other = postgres::Client::connect(keep.database_url(), postgres::NoTls).unwrap();
+    let mut holding = other.transaction().unwrap();
+    holding
+        .batch_execute(&format!("comment on database {} is 'held'", url.rsplit_once('/').unwrap().1))
+        .unwrap();
+    process.signal(Signal::SIGTERM);
+    assert_eq!(process.wait(LONG), 0);
+    assert_eq!(find(), Some(url));
+
+    holding.rollback().unwrap();
+    eventually(LONG, "the next process drops it", || {
+        let mut next = Process::start(&["--embedded", "--ephemeral"], &[]);
+        next.wait_for_url();
+        find().is_none()
+    });
+}
+
 /// A drop of a database that has sessions takes 100 ms by itself.
 #[test]
 fn the_end_of_a_database_to_be_dropped_waits_for_nothing() {
-    let keep = TestServer::start();
     let stops = (0..10).map(|_| {
-        let mut process = Process::start(&["--embedded", "--ephemeral"], &[("LOG_LEVEL", "warn")]);
-        let mut client = process.client();
-        assert_eq!(client.get("/users").status, 200);
+        let server = TestServer::start();
+        assert_eq!(Client::new(server.base_url()).get("/users").status, 200);
         let start = Instant::now();
-        process.signal(Signal::SIGTERM);
-        assert_eq!(process.wait(LONG), 0);
+        drop(server);
         start.elapsed()
     });
     let quickest = stops.min().unwrap();
     assert!(quickest < Duration::from_millis(90), "{quickest:?}");
-    drop(keep);
 }
 
 #[test]
