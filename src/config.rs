@@ -11,7 +11,7 @@ pub use networks::{ProxyField, TrustedProxies, counted_as};
 pub use origins::AllowedOrigins;
 pub use settings::{SETTINGS, Setting};
 
-use std::{ffi::OsString, fmt, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
+use std::{ffi::OsString, fmt, net::SocketAddr, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
 
 /// Memory for rows and short answers, beside a hash and a page.
 const WORK_RESERVE: usize = 512 << 10;
@@ -75,6 +75,8 @@ pub struct Config {
     /// What requests without a token may name as their host, beside what no stranger can own, `host` and the machine's
     /// name; `*` for any name.
     pub allowed_hosts: Vec<String>,
+    /// Whether the page for the browser is served, at `/ui`.
+    pub ui: Ui,
     /// What clients may use up.
     pub limits: Limits,
     /// Called five seconds after the last request or answer, on the thread that reads requests: for allocators that keep
@@ -200,6 +202,17 @@ pub enum Validation {
     Parser,
 }
 
+/// Whether the page for the browser is served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ui {
+    /// To this machine alone: on an address of the loopback device, and without a trusted proxy.
+    Auto,
+    /// It is.
+    On,
+    /// It is not.
+    Off,
+}
+
 /// What it costs to hash a password with Argon2id, and so to guess one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PasswordHashing {
@@ -307,6 +320,7 @@ impl Default for Config {
             password_hashing: PasswordHashing::Owasp,
             auth_attempts: 10,
             allowed_hosts: Vec::new(),
+            ui: Ui::Auto,
             limits: Limits::default(),
             on_idle: None,
         }
@@ -341,6 +355,16 @@ impl Config {
         lookup: impl Fn(&str) -> Option<OsString>,
     ) -> Result<Vec<(&'static str, String, String)>, ConfigError> {
         settings::in_force(self, &lookup)
+    }
+
+    /// Whether the page for the browser is served by a server at this address; `None` where there is no server, or a Unix
+    /// socket.
+    pub(crate) fn serves_ui(&self, addr: Option<SocketAddr>) -> bool {
+        let is_loopback = || addr.is_some_and(|addr| addr.ip().to_canonical().is_loopback());
+        match self.ui {
+            Ui::Auto => is_loopback() && self.limits.trusted_proxies.is_empty(),
+            ui => ui == Ui::On,
+        }
     }
 
     /// Whether the numbers and durations are within the bounds that their variables have, the memory suffices for one of

@@ -131,7 +131,7 @@ pub mod users;
 pub use app::App;
 pub use config::{
     AllowedOrigins, Config, ConfigError, Database, Limits, PasswordHashing, ProxyField, Schema, Secret,
-    TrustedProxies, Validation,
+    TrustedProxies, Ui, Validation,
 };
 #[doc(hidden)]
 pub use db::{Delete, New, Update, Updated};

@@ -17,6 +17,7 @@ mod preconditions;
 mod query;
 mod routes;
 mod throttle;
+mod ui;
 pub(crate) mod validation;
 
 pub(crate) use endpoints::{Outcome, Progress, Step, Task, answer_at_once};
@@ -110,6 +111,11 @@ impl App {
         };
         self.rules.cors(request).add_to(&mut response);
         response
+    }
+
+    /// Whether `/ui` is served from now on.
+    pub(crate) fn serve_ui(&mut self, on: bool) {
+        self.rules.ui = on;
     }
 
     /// What a request asks for, or its answer where that needs no database. `id` is the request's, where it has one.

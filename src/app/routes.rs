@@ -43,6 +43,8 @@ pub(crate) enum Endpoint {
     Health(Probe),
     Metrics,
     Description,
+    /// The page for the browser.
+    Ui,
     /// The methods of these routes.
     Options(&'static [Route]),
 }
@@ -70,8 +72,11 @@ const KEYED_BODY: &[&str] = &["content-type", "content-encoding", "idempotency-k
 const TAGS: &[&str] = &["if-match", "if-none-match"];
 const BODY_AND_TAGS: &[&str] = &["content-type", "content-encoding", "if-match", "if-none-match"];
 
+/// The path of the page for the browser, which not every service has.
+const UI: &str = "/ui";
+
 /// The table. Of two rows that a path fits, the first one has it.
-static ROUTES: [Route; 7] = [
+static ROUTES: [Route; 8] = [
     Route {
         path: "/users",
         callers: Callers::Admitted,
@@ -96,6 +101,7 @@ static ROUTES: [Route; 7] = [
     Route { path: "/readyz", callers: Callers::Any, methods: &[(Get, Endpoint::Health(Probe::Ready), &[])] },
     Route { path: "/metrics", callers: Callers::Admitted, methods: &[(Get, Endpoint::Metrics, &[])] },
     Route { path: "/openapi.json", callers: Callers::Any, methods: &[(Get, Endpoint::Description, &[])] },
+    Route { path: UI, callers: Callers::Any, methods: &[(Get, Endpoint::Ui, &["if-none-match"])] },
 ];
 
 impl Route {
@@ -126,13 +132,13 @@ impl Route {
 }
 
 /// What is asked for; else [`Error::NotFound`], [`Error::MethodNotAllowed`], or [`Error::NotImplemented`] where no path has
-/// such a method.
-pub(crate) fn find(method: Method, path: &str) -> Result<Asked, Error> {
+/// such a method. `ui`: whether the page for the browser is served.
+pub(crate) fn find(method: Method, path: &str, ui: bool) -> Result<Asked, Error> {
     if (method, path) == (Options, "*") {
         // It asks about the server as a whole.
         return Ok(Asked { endpoint: Endpoint::Options(&ROUTES), callers: Callers::Any, user: None });
     }
-    let Some((at, second)) = row(path) else {
+    let Some((at, second)) = row(path).filter(|(at, _)| ui || ROUTES[*at].path != UI) else {
         return Err(match method {
             Method::Other => Error::NotImplemented("the method is not served on any path"),
             _ => Error::NotFound,
@@ -223,6 +229,7 @@ mod tests {
             ("/readyz", Some("/readyz")),
             ("/metrics", Some("/metrics")),
             ("/openapi.json", Some("/openapi.json")),
+            ("/ui", Some("/ui")),
             ("/users/", None),
             ("/users/1/x", None),
             ("/users/%", None),
@@ -243,7 +250,7 @@ mod tests {
 
     /// What is found, in short: the endpoint with the user, or the status.
     fn found(method: &str, path: &str) -> String {
-        match find(method.into(), path) {
+        match find(method.into(), path, true) {
             Ok(Asked { endpoint: Endpoint::Options(routes), .. }) => allow(routes),
             Ok(Asked { endpoint, user, .. }) => format!("{endpoint:?} {}", user.unwrap_or_default()),
             Err(error) => error.answer().status.to_string(),
@@ -285,6 +292,9 @@ mod tests {
             ("OPTIONS", "/openapi.json", "GET, HEAD, OPTIONS"),
             ("POST", "/openapi.json", "405"),
             ("GET", "/openapi.json/", "404"),
+            ("GET", "/ui", "Ui 0"),
+            ("OPTIONS", "/ui", "GET, HEAD, OPTIONS"),
+            ("POST", "/ui", "405"),
             ("HEAD", "/livez", "Health(Live) 0"),
             ("GET", "/%72eadyz", "Health(Ready) 0"),
             ("OPTIONS", "/livez", "GET, HEAD, OPTIONS"),
@@ -314,14 +324,21 @@ mod tests {
         }
     }
 
-    /// Path by path, what is served is what is described.
+    #[test]
+    fn without_the_page_its_path_is_none() {
+        let status = |method: &str| find(method.into(), "/ui", false).unwrap_err().answer().status;
+        assert_eq!(["GET", "HEAD", "OPTIONS", "POST", "BREW"].map(status), [404, 404, 404, 404, 501]);
+        assert!(find(Get, "/livez", false).is_ok());
+    }
+
+    /// Path by path, what is served is what is described; the page is for people.
     #[test]
     fn all_of_it_is_described() {
         let text = include_str!("../../schemas/openapi.json");
         let description: Value = serde_json::from_str(text).unwrap();
         let paths = description["paths"].as_object().unwrap();
-        assert_eq!(paths.len(), ROUTES.len());
-        for route in &ROUTES {
+        assert_eq!(paths.len(), ROUTES.len() - 1);
+        for route in ROUTES.iter().filter(|route| route.path != UI) {
             let described = paths[route.path].as_object().unwrap();
             for method in [Get, Head, Post, Put, Patch, Delete, Options] {
                 let name = method.name().to_ascii_lowercase();

@@ -125,6 +125,8 @@ pub const SETTINGS: &[Setting] = &[
         "Further host names that requests without a token may name; `*` for any"),
     field("ALLOWED_ORIGINS", at!(limits.allowed_origins), Any,
         "Origins whose pages may use the service from a browser (CORS); `*` for any, only with a token"),
+    field("UI", at!(ui), Any,
+        "The page for the browser, `/ui`: `true`, `false`, or `auto`: on loopback alone, without `TRUSTED_PROXIES`"),
     field("MIGRATIONS_DIR", at!(migrations_dir), Any, "Directory of migrations instead of the built-in ones"),
     command("POSTGRES_BIN", "",
         "Directory of PostgreSQL's programs for `--embedded`; unset: those that are found"),

@@ -1,6 +1,8 @@
 //! How the text of a variable becomes the value of a field, and which values a field may have.
 
-use super::{AllowedOrigins, ConfigError, Database, ProxyField, Schema, Secret, TrustedProxies, Validation};
+use super::{
+    AllowedOrigins, ConfigError, Database, ProxyField, Schema, Secret, TrustedProxies, Ui, Validation,
+};
 use std::{fmt, path::PathBuf, time::Duration};
 
 /// Which values a field may have.
@@ -265,6 +267,7 @@ choice!(
         ("forwarded", ProxyField::Forwarded)
     ]
 );
+choice!(Ui, [("auto", Ui::Auto), ("true", Ui::On), ("false", Ui::Off)]);
 choice!(Validation, [("declarative", Validation::Declarative), ("parser", Validation::Parser)]);
 
 /// `true` or `false`; with [`Bounds::Exactly`], on for one text.

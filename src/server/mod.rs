@@ -94,9 +94,11 @@ impl BoundServer {
             log::warn!("the limit of open descriptors suffices for {possible} connections, not {wanted}");
         }
         let limits = Limits { max_connections: possible, ..config.limits.clone() };
-        let app = Arc::new(App::open(&config)?);
+        let mut app = App::open(&config)?;
         let listener = self.0.listen().map_err(|error| StartError::Listen(address(&config), error))?;
         let (base_url, addr) = (listener.to_string(), listener.local_addr());
+        app.serve_ui(config.serves_ui(addr));
+        let app = Arc::new(app);
         let stages = || {
             static SERVERS: AtomicU32 = AtomicU32::new(0);
             let thread = format!("http-{}", SERVERS.fetch_add(1, Ordering::Relaxed));
@@ -144,6 +146,9 @@ impl BoundServer {
             && let Some(hosts) = app.accepted_hosts()
         {
             log::info!("hosts that requests may name (ALLOWED_HOSTS): {hosts}");
+        }
+        if addr.is_some() && config.serves_ui(addr) {
+            log::info!("a page for the browser (UI): {base_url}/ui");
         }
         Ok(Server {
             app,

@@ -4,7 +4,7 @@
 //! `tables` what becomes of the tables behind its back, `finding` lists and their queries, `preconditions` entity tags and
 //! patches, `repeating` creates with a key, `changes` what a change leaves behind, `batches` changes of many users in one
 //! statement, `model` all of them for any history,
-//! `clients` what it withstands, `cors` which pages of browsers it answers, `pages` what it counts, `faults` what breaks beneath it, `sessions` how it uses its
+//! `clients` what it withstands, `cors` which pages of browsers it answers, `ui` its own page, `pages` what it counts, `faults` what breaks beneath it, `sessions` how it uses its
 //! sessions of the database, `lanes` what waits for what, `late` changes that are held back, `requests` their ids and lines of the log, `health` its
 //! readiness, `figures` what it counts, `cores` what it leaves to other processes, `neighbours` other users of that
 //! database, `machines` several services among other programs, `failover` three machines under Patroni, `prometheus`
@@ -58,4 +58,5 @@ mod support;
 mod tables;
 mod testing;
 mod tls;
+mod ui;
 mod verbs;

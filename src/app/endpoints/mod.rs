@@ -23,6 +23,7 @@ use super::{
     query,
     routes::{self, Asked, Callers, Endpoint, Probe, Route},
     throttle::{Attempt, Throttle},
+    ui,
     validation::Validation,
 };
 use crate::{
@@ -99,6 +100,8 @@ pub(crate) struct Rules {
     description: Description,
     throttle: Arc<Throttle>,
     max_per_page: u32,
+    /// Whether the page for the browser is served.
+    pub ui: bool,
 }
 
 impl Rules {
@@ -110,18 +113,23 @@ impl Rules {
             description: Description::new(config),
             throttle: Throttle::new(config.auth_attempts),
             max_per_page: config.max_per_page,
+            ui: config.serves_ui(None),
         }
     }
 
     /// What the request asks for, or why it is refused: in the order of path, method, access, query, media type, JSON,
     /// schema, mass assignment. `id` is the request's, for the log.
     pub fn judge(&self, request: &Request, id: Option<&RequestId>) -> Result<Judged, Error> {
-        let asked = routes::find(request.method, request.path())?;
+        let asked = routes::find(request.method, request.path(), self.ui)?;
         if asked.callers == Callers::Admitted {
             self.access.check(request)?;
         }
         let ignores_query = match asked.endpoint {
-            Endpoint::List | Endpoint::Metrics | Endpoint::Description | Endpoint::Health(_) => true,
+            Endpoint::List
+            | Endpoint::Metrics
+            | Endpoint::Description
+            | Endpoint::Ui
+            | Endpoint::Health(_) => true,
             Endpoint::Options(routes) => routes.iter().all(Route::is_at_once),
             _ => false,
         };
@@ -143,6 +151,7 @@ impl Rules {
             Endpoint::Health(probe) => return Ok(Judged::Health(probe)),
             Endpoint::Metrics => return Ok(Judged::Figures),
             Endpoint::Description => return Ok(Judged::Answer(self.description.response())),
+            Endpoint::Ui => return Ok(Judged::Answer(ui::answer(request))),
             Endpoint::Options(routes) => {
                 if let Some(origin) = request.header("origin")
                     && !self.access.cors(request).is_allowed()
@@ -177,7 +186,7 @@ impl Rules {
 
 /// The answer to a request that asks for the health of the service; `None` for any other.
 pub(crate) fn answer_at_once(health: &Health, method: Method, path: &str) -> Option<Response> {
-    match routes::find(method, path) {
+    match routes::find(method, path, true) {
         Ok(Asked { endpoint: Endpoint::Health(probe), .. }) => Some(health.answer(probe)),
         Ok(Asked { endpoint: Endpoint::Options(routes), .. }) => Some(options(routes)),
         Ok(_) => None,

@@ -1,0 +1,150 @@
+//! `/ui`: the page for the browser, what confines it, and where it is served. What it does is tested in a browser:
+//! `.ci/browser`.
+
+use crate::support::{Answer, Process, Service, TOKEN, TempDir};
+use base64ct::{Base64, Encoding};
+use sha2::{Digest, Sha256};
+use userd::{Ui, config::Config};
+
+const PAGE: &str = include_str!("../../web/ui.html");
+
+/// Any other path that is none.
+const NO_PATH: &str = "/index.html";
+
+fn get(service: &Service, headers: &[(&str, &str)]) -> Answer {
+    service.client().request("GET", "/ui", headers, "")
+}
+
+#[test]
+fn the_page_and_what_confines_it() {
+    // It asks for no token: it has no rights.
+    let service = Service::with(|config| config.api_token = Some(TOKEN.into()));
+    let answer = get(&service, &[]);
+    assert_eq!((answer.status, answer.body.as_str()), (200, PAGE));
+    assert!(PAGE.len() <= 32 << 10, "{} bytes", PAGE.len());
+    let expected = [
+        ("Content-Type", "text/html; charset=utf-8"),
+        ("Cache-Control", "no-cache"),
+        ("Cross-Origin-Opener-Policy", "same-origin"),
+        ("Cross-Origin-Resource-Policy", "same-origin"),
+        ("X-Content-Type-Options", "nosniff"),
+        ("Referrer-Policy", "no-referrer"),
+    ];
+    for (name, value) in expected {
+        assert_eq!(answer.header(name), Some(value), "{name}");
+    }
+    let mut policy: Vec<&str> =
+        answer.header("Content-Security-Policy").expect("a policy").split("; ").collect();
+    policy.sort_unstable();
+    let [script, style] = ["script", "style"].map(|element| {
+        let (begin, end) = (format!("<{element}>"), format!("</{element}>"));
+        assert_eq!(PAGE.matches(&begin).count(), 1, "{element}");
+        let (_, rest) = PAGE.split_once(&begin).expect("it is there");
+        let (text, _) = rest.split_once(&end).expect("it ends");
+        format!("{element}-src 'sha256-{}'", Base64::encode_string(&Sha256::digest(text)))
+    });
+    let expected = [
+        "base-uri 'none'",
+        "connect-src 'self'",
+        "default-src 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "img-src data:",
+        "require-trusted-types-for 'script'",
+        &script,
+        &style,
+        "trusted-types 'none'",
+    ];
+    assert_eq!(policy, expected);
+    // It is no way around the token.
+    assert_eq!(service.client().get("/users").status, 401);
+}
+
+#[test]
+fn methods_and_tags() {
+    let service = Service::start();
+    let answer = get(&service, &[]);
+    let tag = answer.header("ETag").expect("a tag").to_owned();
+    let head = service.client().request("HEAD", "/ui", &[], "");
+    assert_eq!((head.status, head.header("ETag")), (200, Some(tag.as_str())));
+    assert_eq!(head.header("Content-Length"), answer.header("Content-Length"));
+    let refused = service.client().post("/ui", "{}");
+    assert_eq!((refused.status, refused.header("Allow")), (405, Some("GET, HEAD, OPTIONS")));
+    assert_eq!(service.client().request("OPTIONS", "/ui", &[], "").status, 204);
+    // Like /openapi.json, it ignores a query.
+    assert_eq!(service.client().get("/ui?x=1").status, 200);
+    let (weak, listed) = (format!("W/{tag}"), format!("\"x\", {tag}"));
+    for (value, status) in [
+        (tag.as_str(), 304),
+        (&weak, 304),
+        (&listed, 304),
+        ("*", 304),
+        ("\"x\"", 200),
+        ("x", 200),
+        ("", 200),
+        (tag.trim_matches('"'), 200),
+    ] {
+        let answer = get(&service, &[("If-None-Match", value)]);
+        assert_eq!((answer.status, answer.header("ETag")), (status, Some(tag.as_str())), "{value}");
+        // What confines the page holds for the one that the browser kept, too.
+        assert!(answer.header("Content-Security-Policy").is_some(), "{value}");
+    }
+}
+
+#[test]
+fn without_it_the_path_is_none() {
+    let service = Service::with(|config| config.ui = Ui::Off);
+    let mut client = service.client();
+    for (method, status) in [("GET", 404), ("HEAD", 404), ("OPTIONS", 404), ("POST", 404), ("BREW", 501)] {
+        let [page, other] = ["/ui", NO_PATH].map(|path| {
+            let answer = client.request(method, path, &[], "");
+            let mut names: Vec<String> = answer.headers.into_iter().map(|(name, _)| name).collect();
+            names.sort_unstable();
+            (answer.status, answer.body, names)
+        });
+        assert_eq!(page, other, "{method}");
+        assert_eq!(page.0, status, "{method}");
+    }
+}
+
+/// `auto` serves it to this machine alone; `true` and `false` are what they say.
+#[test]
+fn where_it_is_served() {
+    let [loopback, everywhere] = ["127.0.0.1", "0.0.0.0"];
+    let rows = [
+        (loopback, "", Ui::Auto, 200),
+        ("localhost", "", Ui::Auto, 200),
+        (everywhere, "", Ui::Auto, 404),
+        (loopback, "192.0.2.7", Ui::Auto, 404),
+        (everywhere, "192.0.2.7", Ui::On, 200),
+        (loopback, "", Ui::Off, 404),
+    ];
+    for (host, proxies, ui, status) in rows {
+        let service = Service::with(|config: &mut Config| {
+            config.host = host.to_owned();
+            config.limits.trusted_proxies = proxies.parse().expect("a list");
+            config.api_token = Some(TOKEN.into());
+            config.ui = ui;
+        });
+        assert_eq!(get(&service, &[]).status, status, "{host} {proxies:?} {ui:?}");
+    }
+    let dir = TempDir::new();
+    for (ui, status) in [(Ui::Auto, 404), (Ui::On, 200)] {
+        let service = Service::with(|config| {
+            config.host = format!("unix:{}/socket", dir.name());
+            config.ui = ui;
+        });
+        assert_eq!(get(&service, &[]).status, status, "{ui:?} on a Unix socket");
+    }
+}
+
+#[test]
+fn the_log_has_its_address() {
+    let database = crate::support::Database::create();
+    for (ui, status) in [("auto", 200), ("false", 404)] {
+        let mut process = Process::on(&database, &[("UI", ui)]);
+        let url = process.wait_for_url();
+        assert_eq!(process.client().get("/ui").status, status);
+        assert_eq!(process.stderr().contains(&format!("{url}/ui")), status == 200, "{}", process.stderr());
+    }
+}
