@@ -2,10 +2,12 @@
 //! clock of its own; the workers are the thin shell around it.
 //!
 //! What it guarantees, with any number of writes waiting for any lock:
-//! - a read finds a worker and a session that writes cannot take, where there are two or more of both;
+//! - a read finds a worker and a session that writes cannot take, where there are two or more of both, and a find by id or
+//!   by e-mail one that lists cannot take;
 //! - a change of a row that no session holds is executed: what met a lock is retried later, on a bounded share of the
 //!   sessions, and changes of one row queue behind each other and not beside each other;
-//! - peers take turns in each lane: one that queues a thousand commands holds up another's one by one batch;
+//! - lanes take turns, and peers take turns in each lane: one that queues a thousand commands holds up another's one by one
+//!   batch of each lane;
 //! - a create is executed: changes cannot take every session that writes may have, nor creates those of changes.
 //!
 //! A batch is what arrived while earlier ones were in flight; nothing waits for company. How many batches of a lane may be
@@ -77,12 +79,16 @@ pub struct Scheduler<T> {
     hashes: HashQueue<T>,
     /// Commands in any of these queues.
     queued: usize,
+    /// Batches that were started and are no retries.
+    batches: u64,
     /// Bytes of memory that are free.
     memory: usize,
 }
 
 struct Queue<T> {
     waiting: Turns<T>,
+    /// The lane's last batch that was no retry, counted from 1 over all lanes.
+    last: u64,
     in_flight: usize,
     /// When those began that are no retries.
     began: Vec<Instant>,
@@ -96,6 +102,7 @@ impl<T> Scheduler<T> {
     pub fn new(capacity: Capacity, now: Instant) -> Scheduler<T> {
         let queue = |lane: Lane| Queue {
             waiting: Turns::new(),
+            last: 0,
             in_flight: 0,
             began: Vec::new(),
             pace: Pace::new(lane.writes(), now),
@@ -109,6 +116,7 @@ impl<T> Scheduler<T> {
             rows: HashMap::new(),
             hashes: HashQueue::default(),
             queued: 0,
+            batches: 0,
             memory: usize::MAX,
         }
     }
@@ -214,8 +222,8 @@ impl<T> Scheduler<T> {
         Some(self.start(Lane::Hash, vec![item], false, now))
     }
 
-    /// The statement to execute now: of the lanes that may have one more batch in flight, the one whose oldest command
-    /// has waited for longest. What met a lock goes before, except for as long as the last retry took: where there is
+    /// The statement to execute now: of the lanes that may have one more batch in flight, the one whose last batch is the
+    /// longest ago. What met a lock goes before, except for as long as the last retry took: where there is
     /// capacity for one write, retries get half of its time.
     pub fn next(&mut self, now: Instant) -> Next<T> {
         let ready = self.ready_lane(now);
@@ -321,6 +329,8 @@ impl<T> Scheduler<T> {
         queue.in_flight += 1;
         if !retry {
             queue.began.push(now);
+            self.batches += 1;
+            queue.last = self.batches;
         }
         self.queued -= items.len();
         let memory = items.iter().map(|item| item.needs.memory).sum();
@@ -341,14 +351,14 @@ impl<T> Scheduler<T> {
 
     fn ready_lane(&self, now: Instant) -> Option<Lane> {
         let overtakes = self.overtakes();
-        let oldest = |lane: Lane| {
-            let queue = &self.lanes[lane as usize];
-            let arrived = queue.waiting.fitting(self.memory, overtakes)?.arrived;
-            let ready = self.may_start(lane, now) && queue.not_before.is_none_or(|at| at <= now);
-            ready.then_some((arrived, lane))
+        let is_ready = |lane: &Lane| {
+            let queue = &self.lanes[*lane as usize];
+            queue.waiting.fits(self.memory, overtakes)
+                && self.may_start(*lane, now)
+                && queue.not_before.is_none_or(|at| at <= now)
         };
-        let ready = Lane::ALL.into_iter().filter_map(oldest);
-        ready.min_by_key(|(arrived, _)| *arrived).map(|(_, lane)| lane)
+        let ready = Lane::ALL.into_iter().filter(is_ready);
+        ready.min_by_key(|lane| self.lanes[*lane as usize].last)
     }
 
     /// Whether what needs little memory overtakes what waits for its own: while a password is hashed, which ends soon and

@@ -75,7 +75,9 @@ impl<T> Scheduler<T> {
             Lane::Hash => 0,
             Lane::Single => share,
             Lane::Create | Lane::Change => share.min(paced),
-            Lane::Find | Lane::List => self.capacity.statements.min(paced),
+            Lane::Find => self.capacity.statements.min(paced),
+            // A list reads a thousand users: one is left to those that read a single one.
+            Lane::List => (self.capacity.statements - 1).max(1).min(paced),
         }
     }
 

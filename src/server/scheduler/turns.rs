@@ -81,14 +81,13 @@ impl<T> Turns<T> {
         self.peers.iter().next()?.front()
     }
 
-    /// The next command that needs no more memory than is `free`. One that needs more holds up the others, so that its turn
-    /// comes, unless it may be overtaken.
-    pub fn fitting(&self, free: usize, overtakes: bool) -> Option<&Item<T>> {
-        let (turn, at) = self.position(free, overtakes)?;
-        self.peers.iter().nth(turn)?.get(at)
+    /// Whether there is a command that may be taken.
+    pub fn fits(&self, free: usize, overtakes: bool) -> bool {
+        self.position(free, overtakes).is_some()
     }
 
-    /// Takes that command, which ends its peer's turn.
+    /// Takes the next command that needs no more memory than is `free`, which ends its peer's turn. One that needs more holds
+    /// up the others, so that its turn comes, unless it may be overtaken.
     pub fn take(&mut self, free: usize, overtakes: bool) -> Option<Item<T>> {
         let (turn, at) = self.position(free, overtakes)?;
         self.peers.take(turn, |queue| (queue.remove(at), !queue.is_empty())).flatten()

@@ -135,8 +135,11 @@ impl World {
             let locked = queue.not_before.is_some_and(|at| at > self.bench.now);
             !queue.waiting.is_empty() && !locked
         };
-        let read = [Lane::Find, Lane::List].into_iter().any(waits);
-        assert!(!read || self.in_flight.len() == statements, "a read waits for nothing");
+        let all = self.in_flight.len() == statements;
+        assert!(!waits(Lane::Find) || all, "a find waits for nothing");
+        let lists = count(Lane::List);
+        assert!(lists <= (statements - 1).max(1), "none is left to finds");
+        assert!(!waits(Lane::List) || all || lists == statements - 1, "a list waits for nothing");
     }
 
     fn started(&mut self, batch: &Batch<u32>) {
