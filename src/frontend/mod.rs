@@ -21,6 +21,7 @@ mod responder;
 mod slots;
 #[cfg(test)]
 mod tests;
+mod warnings;
 mod writing;
 
 pub use http1::head::Served;

@@ -88,8 +88,8 @@ impl Responder {
     }
 
     /// Warns that a request is refused, at most once a second for each reason.
-    pub fn warn(&self, why: Reason, id: &RequestId) {
-        self.0.unavailable.warn(Instant::now(), why.text(), Some(id));
+    pub fn warn(&self, why: Reason, slot: Slot, id: &RequestId) {
+        self.0.unavailable.warn(Instant::now(), why.text(), Some((slot.peer, id)));
     }
 
     /// A worker begins to execute a request, which is not given up for other clients from now on. Whether its client waits

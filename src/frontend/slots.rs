@@ -7,11 +7,11 @@ use super::{
     listener::Stream,
     peers::Peer,
     responder::Slot,
+    warnings::Warnings,
 };
 use crate::{
     budget::{Budget, Reservation},
     config::Limits,
-    http::{RequestId, log_line},
     reason::Reason,
 };
 use mio::Waker;
@@ -22,7 +22,7 @@ use std::{
         Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 /// What the event loop and the workers share.
@@ -43,7 +43,7 @@ pub struct SharedState {
     /// Connections that need the event loop after a worker's answer.
     scheduled: Mutex<Vec<u32>>,
     /// Warnings about clients that are answered 503.
-    pub unavailable: RateLimitedWarning,
+    pub unavailable: Warnings,
 }
 
 impl SharedState {
@@ -61,7 +61,7 @@ impl SharedState {
             stopping: AtomicBool::new(false),
             aborted: AtomicBool::new(false),
             scheduled: Mutex::default(),
-            unavailable: RateLimitedWarning::default(),
+            unavailable: Warnings::default(),
         }
     }
 
@@ -230,38 +230,6 @@ impl Unclaimed {
         let held = all.remove(&(slot.index, slot.generation))?;
         self.count.fetch_sub(1, Ordering::Relaxed);
         Some(held)
-    }
-}
-
-/// Warnings of which each is logged at most once a second, with the number of those that it stands for.
-#[derive(Default)]
-pub struct RateLimitedWarning(Mutex<HashMap<String, (Instant, u64)>>);
-
-impl RateLimitedWarning {
-    /// `id` is that of the request that is refused now, if there is one.
-    pub fn warn(&self, now: Instant, what: &str, id: Option<&RequestId>) {
-        let mut warnings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let skipped = match warnings.get_mut(what) {
-            Some((last, skipped)) if now < *last + Duration::from_secs(1) => {
-                *skipped += 1;
-                return;
-            }
-            Some((last, skipped)) => {
-                *last = now;
-                mem::take(skipped)
-            }
-            None => {
-                warnings.insert(what.to_owned(), (now, 0));
-                0
-            }
-        };
-        match skipped {
-            0 => log_line(log::Level::Warn, id, format_args!("503: {what}")),
-            more => {
-                let line = format_args!("503: {what} (and {more} more since the last such line)");
-                log_line(log::Level::Warn, id, line);
-            }
-        }
     }
 }
 

@@ -68,7 +68,10 @@ impl Connection {
         let mut response = Response::from(error);
         echo.cors.add_to(&mut response);
         match error {
-            Error::Busy(why) => context.shared.unavailable.warn(context.now, why.text(), Some(&id)),
+            Error::Busy(why) => {
+                let client = self.peer.address;
+                context.shared.unavailable.warn(context.now, why.text(), Some((client, &id)));
+            }
             error => log::info!(
                 status = response.status, client:% = Client(self.peer.address), request_id:% = id;
                 "refused: {error}"

@@ -7,6 +7,8 @@ use crate::support::{
 };
 use serde_json::json;
 use std::{
+    panic::{self, AssertUnwindSafe},
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -240,6 +242,33 @@ fn one_worker_and_one_session() {
     transaction.rollback().unwrap();
     assert_eq!(waiting.answer("PUT").status, 200);
     assert_eq!(client.request("GET", "/users/1", &token, "").json()["name"], "Ada");
+}
+
+/// However many requests come that a worker answers by itself.
+#[test]
+fn what_is_answered_at_once_holds_up_nothing_behind_it() {
+    let service = service((2, 2));
+    let mut caller = Caller::new(service.server.base_url(), AGES);
+    assert_eq!(caller.call("POST", "/users", &user("ada")).unwrap().0, 201);
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..64 {
+            let (mut client, over) = (service.client(), &over);
+            scope.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    assert_eq!(client.get("/metrics").status, 200);
+                }
+            });
+        }
+        let done = panic::catch_unwind(AssertUnwindSafe(|| {
+            for _ in 0..10 {
+                assert_eq!(soon(&mut caller, "PUT", "/users/1", &named("bob")), 200);
+                assert_eq!(name_of(&mut caller, 1), "bob");
+            }
+        }));
+        over.store(true, Ordering::Relaxed);
+        done.unwrap_or_else(|panic| panic::resume_unwind(panic));
+    });
 }
 
 #[test]

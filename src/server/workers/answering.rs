@@ -47,7 +47,7 @@ impl Shared {
         let id = Some(&job.id);
         let response = match error {
             Error::Busy(why) => {
-                self.responder.warn(why, &job.id);
+                self.responder.warn(why, job.slot, &job.id);
                 Response::from(&error)
             }
             error => guard(id, || error.into_response(id)).unwrap_or_else(|response| response),

@@ -17,6 +17,8 @@ use std::{
 /// Requests, and bytes of their bodies, that are judged before they are queued: then other workers may execute them.
 const RECEIVE_REQUESTS: usize = 256;
 const RECEIVE_BYTES: usize = 256 << 10;
+/// Requests that are answered at once meanwhile: those that were judged before wait for them.
+const RECEIVE_ANSWERED: usize = 8;
 
 impl Shared {
     /// Waits for requests, at most until that time, and queues them.
@@ -56,7 +58,7 @@ impl Shared {
     /// Judges a request, and those that are there behind it; answers those that need no database.
     pub(super) fn judge(&self, first: Option<tiny_http::Request>, recorder: &Recorder) -> Vec<(Job, Needs)> {
         let mut judged = Vec::new();
-        let mut bytes = 0;
+        let (mut bytes, mut answered) = (0, 0);
         let mut next = first;
         let received = Instant::now();
         while let Some(incoming) = next {
@@ -68,10 +70,13 @@ impl Shared {
                         job.task = Some(task);
                         judged.push((job, needs));
                     }
-                    Err(answer) => self.answer(&mut job, answer, None, recorder),
+                    Err(answer) => {
+                        self.answer(&mut job, answer, None, recorder);
+                        answered += 1;
+                    }
                 }
             }
-            if judged.len() >= RECEIVE_REQUESTS || bytes >= RECEIVE_BYTES {
+            if judged.len() >= RECEIVE_REQUESTS || bytes >= RECEIVE_BYTES || answered >= RECEIVE_ANSWERED {
                 break;
             }
             next = self.try_receive();
