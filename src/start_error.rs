@@ -39,9 +39,23 @@ impl fmt::Display for StartError {
                 "the database lacks {}; `userd migrate` applies what is missing",
                 missing.join(", ")
             ),
-            StartError::Listen(address, error) => write!(f, "cannot listen on {address}: {error}"),
+            StartError::Listen(address, error) => {
+                write!(f, "cannot listen on {address}: {error}; {}", remedy(address, error))
+            }
             StartError::System(error) => write!(f, "cannot start: {error}"),
         }
+    }
+}
+
+/// What makes an address one that can be listened on.
+fn remedy(address: &str, error: &io::Error) -> &'static str {
+    match error.kind() {
+        _ if address.starts_with("unix:") => {
+            "HOST names a socket in a directory that is there and may be written"
+        }
+        io::ErrorKind::AddrInUse => "end what listens there, or choose another PORT",
+        io::ErrorKind::PermissionDenied => "choose a PORT from 1024 on, or let systemd pass the socket",
+        _ => "HOST has to be an address of this machine",
     }
 }
 

@@ -81,6 +81,27 @@ pub fn describe(
     Ok(format!("\n{}\n{psql}\n", chosen(&options(dir, config))))
 }
 
+/// What a person who starts it wants to know, a line each: where the data are, and at the first start what this is and
+/// what to try.
+pub fn greeting(dir: &Path, is_new: bool, base_url: &str, has_token: bool) -> Vec<String> {
+    let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
+    let dir = dir.display();
+    if !is_new {
+        return vec![format!("started again, with the users that are kept in {dir}")];
+    }
+    let client = match base_url.strip_prefix("unix:") {
+        Some(path) => format!("curl --unix-socket {} http://localhost/users", shell_word(path)),
+        None => format!("curl {base_url}/users"),
+    };
+    let token = if has_token { r#" -H "Authorization: Bearer $API_TOKEN""# } else { "" };
+    vec![
+        format!(
+            "first start: users over HTTP, kept by a PostgreSQL of its own in {dir}, where each start finds them"
+        ),
+        format!(r#"to try it: {client}{token} -d '{{"name":"Ada Lovelace","email":"ada@example.com"}}'"#),
+    ]
+}
+
 /// As a shell reads it as one word.
 fn shell_word(text: &str) -> String {
     let plain = |sign: char| sign.is_alphanumeric() || "/._-+:@%".contains(sign);
@@ -106,6 +127,20 @@ mod tests {
         for (memory, expected) in rows {
             let mib = |mib: u64| mib << 20;
             assert_eq!(shared_buffers(memory.map(mib)), expected.map(mib), "{memory:?} MiB");
+        }
+    }
+
+    #[test]
+    fn the_line_to_try_is_for_this_service() {
+        let line = |base_url, has_token| greeting(Path::new("/nowhere"), true, base_url, has_token).remove(1);
+        let user = r#"-d '{"name":"Ada Lovelace","email":"ada@example.com"}'"#;
+        let token = r#" -H "Authorization: Bearer $API_TOKEN""#;
+        for (base_url, has_token, expected) in [
+            ("http://127.0.0.1:3000", false, format!("curl http://127.0.0.1:3000/users {user}")),
+            ("http://0.0.0.0:1", true, format!("curl http://0.0.0.0:1/users{token} {user}")),
+            ("unix:/a b", false, format!("curl --unix-socket '/a b' http://localhost/users {user}")),
+        ] {
+            assert_eq!(line(base_url, has_token), format!("to try it: {expected}"));
         }
     }
 

@@ -127,7 +127,9 @@ impl Ending {
             }),
             Parent::Process(pid) => {
                 let Some(start) = start_of(pid) else {
-                    return Err(Failure::usage(format!("--with-parent={pid}: there is no such process")));
+                    return Err(Failure::usage(format!(
+                        "--with-parent={pid}: there is no such process; name one that runs"
+                    )));
                 };
                 thread.spawn(move || {
                     while start_of(pid) == Some(start) {

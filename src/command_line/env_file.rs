@@ -6,8 +6,9 @@ use std::{env, fs, path::Path};
 /// Sets the variables of the file that the environment lacks. To be called while this is the only thread. The error is one
 /// line, which quotes nothing of the file but a name.
 pub fn read(file: &Path) -> Result<(), String> {
-    let text =
-        fs::read_to_string(file).map_err(|error| format!("cannot read {}: {error}", file.display()))?;
+    let text = fs::read_to_string(file).map_err(|error| {
+        format!("cannot read {}: {error}; name a file of lines NAME=value", file.display())
+    })?;
     let variables = parse(&text).map_err(|problem| format!("{}: {problem}", file.display()))?;
     for (name, value) in variables {
         // An empty variable counts as unset everywhere.

@@ -169,7 +169,9 @@ pub fn passed_socket() -> Result<Option<Arc<OwnedFd>>, Failure> {
     let mut passed = ListenFd::from_env();
     if passed.len() > 1 {
         let count = passed.len();
-        return Err(Failure::usage(format!("LISTEN_FDS: {count} sockets were passed, and one is served")));
+        return Err(Failure::usage(format!(
+            "LISTEN_FDS: {count} sockets were passed, and one is served; pass one"
+        )));
     }
     let tcp = passed.take_tcp_listener(0).map(|socket| socket.map(OwnedFd::from));
     let socket = match tcp {

@@ -45,7 +45,9 @@ fn ask(config: &Config) -> Result<Duration, String> {
         Some(path) => unix(path, timeout).and_then(exchange),
         None => tcp(config, timeout).and_then(exchange),
     };
-    let answer = answer.map_err(|error| format!("no answer from {address}: {error}"))?;
+    let answer = answer.map_err(|error| {
+        format!("no answer from {address}: {error}; start userd, or name its address with --host and --port")
+    })?;
     match answer.strip_prefix("HTTP/1.1 ") {
         Some(answer) if answer.starts_with("200 ") => {
             let age = answer.lines().find_map(|line| line.strip_prefix("Age: ")?.parse().ok());

@@ -92,7 +92,10 @@ fn open(file: Option<&Path>) -> Result<(Input, Option<u64>), Failure> {
         }
     };
     let file = file.unwrap_or(Path::new("-"));
-    open().map_err(|error: io::Error| Failure::runtime(format!("cannot read {}: {error}", file.display())))
+    open().map_err(|error: io::Error| {
+        let file = file.display();
+        Failure::runtime(format!("cannot read {file}: {error}; `userd help import` says what it reads"))
+    })
 }
 
 /// The refused lines on standard error, and on standard output what was done.

@@ -150,7 +150,7 @@ fn start_syncer(part: &File) -> io::Result<(SyncSender<()>, JoinHandle<io::Resul
 }
 
 fn unwritable(file: &Path, error: io::Error) -> Failure {
-    Failure::runtime(format!("cannot write {}: {error}", file.display()))
+    Failure::runtime(format!("cannot write {}: {error}; name another FILE", file.display()))
 }
 
 fn end_with_signals(unfinished: Arc<Unfinished>) -> io::Result<()> {

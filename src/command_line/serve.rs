@@ -79,6 +79,12 @@ pub fn serve(arguments: Serve) -> Result<(), Failure> {
     ending.begin();
     // A harness may have closed it; the service does not depend on being read.
     let _ = writeln!(io::stdout(), "listening on {}", server.base_url());
+    if let (Some(dir), Some(cluster)) = (&arguments.dir, &cluster) {
+        let has_token = config.api_token.is_some();
+        for line in embedded::greeting(dir, cluster.is_new(), server.base_url(), has_token) {
+            log::info!("{line}");
+        }
+    }
     let end = ending.wait(cluster.as_mut());
     log::info!("stopping");
     server.stop();
@@ -90,7 +96,9 @@ pub fn serve(arguments: Serve) -> Result<(), Failure> {
     log::info!("stopped");
     match end {
         End::Asked => Ok(()),
-        End::Broken => Err(Failure::runtime("nothing could be served any more")),
+        End::Broken => {
+            Err(Failure::runtime("nothing could be served any more; the log says why, start it again"))
+        }
         End::Cluster(line) => Err(Failure::runtime(line)),
     }
 }

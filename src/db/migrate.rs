@@ -60,7 +60,9 @@ impl Migrations {
             return Ok(Migrations::BuiltIn);
         };
         let problem = |problem: String| ConfigError { variable: "MIGRATIONS_DIR", problem };
-        let found = refinery::load_sql_migrations(dir).map_err(|error| problem(describe(error)))?;
+        let unreadable =
+            |error| problem(format!("{}; name a directory of migrations, or none", describe(error)));
+        let found = refinery::load_sql_migrations(dir).map_err(unreadable)?;
         if found.is_empty() {
             return Err(problem(format!("{} holds no migrations (V1__name.sql, …)", dir.display())));
         }

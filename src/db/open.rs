@@ -36,8 +36,9 @@ impl Opening {
     pub fn new(config: &Config) -> Result<Opening, StartError> {
         config.check()?;
         let target = target(config)?;
-        let tls =
-            tls::connector(target.tls.as_ref()).map_err(|error| StartError::Database(error.to_string()))?;
+        let tls = tls::connector(target.tls.as_ref()).map_err(|error| {
+            StartError::Database(format!("{error} (DB_SSL_CA, or sslrootcert, sslcert or sslkey)"))
+        })?;
         let watchdog = Watchdog::start().map_err(StartError::System)?;
         Ok(Opening {
             servers: Arc::new(Servers::new(&target, tls, watchdog)),

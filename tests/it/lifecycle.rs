@@ -1023,6 +1023,30 @@ fn an_embedded_database() {
     assert_no_secret(&third.stderr());
 }
 
+/// The first start says where the data are, and has a line to try, which does what it says; another one says the first.
+fn greets(process: &Process, is_first: bool, data: &Path) {
+    let said = process.stderr();
+    let data = data.canonicalize().unwrap();
+    let about = |begin: &str| said.lines().filter(|line| line.contains(begin)).collect::<Vec<_>>();
+    let (first, tries, again) =
+        (about("[INFO] first start: "), about("[INFO] to try it: "), about("[INFO] started again, "));
+    let expected = if is_first { (1, 1, 0) } else { (0, 0, 1) };
+    assert_eq!((first.len(), tries.len(), again.len()), expected, "{said}");
+    for line in first.iter().chain(&again) {
+        assert!(line.contains(data.to_str().unwrap()), "{line}");
+    }
+    for line in tries {
+        let (_, line) = line.split_once("to try it: ").unwrap();
+        let answer = |line: &str| {
+            let output = Command::new("/bin/sh").args(["-c", line]).stderr(Stdio::null()).output().unwrap();
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let (created, url) = (answer(line), line.split(' ').nth(1).unwrap());
+        assert!(created.contains(r#""name":"Ada Lovelace""#), "{line}: {created}");
+        assert_eq!(answer(&format!("curl {url}/1")), created);
+    }
+}
+
 #[test]
 fn an_embedded_database_is_for_this_machine_unless_told_otherwise() {
     let dir = TempDir::new();
@@ -1035,11 +1059,14 @@ fn an_embedded_database_is_for_this_machine_unless_told_otherwise() {
         (&[], &[("HOST", "0.0.0.0"), ("API_TOKEN", TOKEN)], "http://0.0.0.0:"),
         (&["--host=0.0.0.0"], &[], "http://0.0.0.0:"),
     ];
-    for (arguments, variables, expected) in rows {
+    for (at, (arguments, variables, expected)) in rows.into_iter().enumerate() {
         let arguments = [&[argument.as_str(), "--port=0"], arguments].concat();
         let mut process = Process::start(&arguments, variables);
         let url = process.wait_for_url_within(LONG_ON_DISK);
         assert!(url.starts_with(expected), "{arguments:?} {variables:?}: {url}");
+        process.logs(if at == 0 { "[INFO] to try it: " } else { "[INFO] started again, " });
+        assert_eq!(process.stdout(), format!("listening on {url}\n"));
+        greets(&process, at == 0, &dir.path().join("data"));
         process.signal(Signal::SIGTERM);
         assert_eq!(process.wait(LONG_ON_DISK), 0, "{}", process.stderr());
     }

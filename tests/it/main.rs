@@ -27,6 +27,7 @@ mod deb;
 mod description;
 mod documents;
 mod embedding;
+mod endings;
 mod export;
 mod failover;
 mod faults;

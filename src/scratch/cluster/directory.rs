@@ -334,12 +334,12 @@ fn make(dir: &Path, account: &Account) -> Result<PathBuf, ClusterError> {
                 return Err(ClusterError::new(text));
             }
             let parent = dir.parent().unwrap_or(&dir);
-            fs::create_dir_all(parent).map_err(ClusterError::io("create", parent))?;
+            fs::create_dir_all(parent).map_err(ClusterError::uncreatable(parent))?;
             let parent = fs::canonicalize(parent).map_err(ClusterError::io("read", parent))?;
             account.check_way(&parent)?;
             match account.create_dir(&dir) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                created => created.map_err(ClusterError::io("create", &dir))?,
+                created => created.map_err(ClusterError::uncreatable(&dir))?,
             }
             // So that it outlasts a power failure; who may write there may not be allowed to read.
             let _ = File::open(&parent).and_then(|parent| parent.sync_all());

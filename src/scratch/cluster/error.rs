@@ -32,6 +32,15 @@ impl ClusterError {
             ..ClusterError::new(format!("cannot {doing} {}: {error}", path.display()))
         }
     }
+
+    /// The same of a directory that cannot be made.
+    pub(super) fn uncreatable(path: &Path) -> impl Fn(io::Error) -> ClusterError {
+        move |error| {
+            let mut error = ClusterError::io("create", path)(error);
+            error.message.push_str("; choose another directory (--embedded=DIR)");
+            error
+        }
+    }
 }
 
 impl fmt::Display for ClusterError {

@@ -89,6 +89,7 @@ impl Options {
 #[derive(Debug)]
 pub struct Cluster {
     server: Child,
+    is_new: bool,
     stopped: bool,
     stop_timeout: Duration,
     // The order of these two matters: the directory is removed while its lock is still held.
@@ -142,6 +143,7 @@ impl Cluster {
         let mut said = directory.log_length();
         let mut cluster = Cluster {
             server: launch(&directory, &programs, &mut watcher, options)?,
+            is_new,
             stopped: false,
             stop_timeout: options.stop_timeout,
             watcher,
@@ -181,6 +183,11 @@ impl Cluster {
     /// The server's process id.
     pub fn pid(&self) -> u32 {
         self.server.id()
+    }
+
+    /// Whether this start has made the cluster.
+    pub fn is_new(&self) -> bool {
+        self.is_new
     }
 
     /// Looks after a running server, about once a second: keeps its log within bounds. Returns a line that says how

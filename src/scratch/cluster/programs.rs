@@ -85,7 +85,10 @@ impl Programs {
     /// The programs of a directory, run once. The error has their own words.
     fn within(dir: &Path, account: &Account) -> Result<Programs, ClusterError> {
         let (initdb, postgres) = (dir.join("initdb"), dir.join("postgres"));
-        account.check_programs(dir)?;
+        // Of one that is missing, that is said below.
+        if !matches!(dir.try_exists(), Ok(false)) {
+            account.check_programs(dir)?;
+        }
         if let Some(missing) = [&initdb, &postgres].into_iter().find(|program| !program.exists()) {
             let missing = missing.display();
             return Err(ClusterError::new(format!(

@@ -1,0 +1,119 @@
+//! What the command says as it ends without success: the cause, then the remedy, in at most two lines for each finding, and
+//! nothing on standard output.
+
+use crate::support::{LONG, Process, TempDir, assert_no_secret, free_port};
+use std::{fs, net::TcpListener, os::unix::fs::PermissionsExt};
+
+/// What comes between cause and remedy is the system's own words, or a list of what there is.
+#[test]
+fn each_names_the_cause_and_then_the_remedy() {
+    let dir = TempDir::new();
+    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    for (name, text) in [("file", ""), ("env", "no assignment\n"), ("bad.ndjson", "{\"name\":1}\n")] {
+        dir.write(name, text);
+    }
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().port().to_string();
+    let free = free_port().to_string();
+    let in_file = format!("--embedded={}", path("file"));
+    let nowhere = format!("--embedded={}", path("nowhere"));
+    let (env, none, bad) = (path("env"), path("none"), path("bad.ndjson"));
+    let none_csv = path("none.csv");
+    let unwritable = path("nowhere/users.ndjson");
+    const EPHEMERAL: [&str; 2] = ["--embedded", "--ephemeral"];
+    let with = |more: &[&'static str]| [&EPHEMERAL[..], more].concat();
+    let plain: [(&[&str], i32, &str, &str); 20] = [
+        (&["--verbose"], 2, "unknown argument \"--verbose\"", "`userd --help` lists"),
+        (&["--port"], 2, "--port needs a value", "`userd --help` lists"),
+        (&["--ephemeral"], 2, "--ephemeral", "goes with --embedded"),
+        (&["help", "nothing"], 2, "no command \"nothing\"", "`userd --help` lists"),
+        (&["completion", "tcsh"], 2, "completion is for", "bash, zsh, fish"),
+        (&["grants"], 2, "grants needs", "the name of a role"),
+        (&["export", "--format", "xml"], 2, "--format must be", "ndjson or csv"),
+        (&["--env-file", &none], 2, &none, "name a file of lines NAME=value"),
+        (&["--env-file", &env], 2, "line 1", "is not NAME=value"),
+        (&["--embedded", "--with-parent=2147483647"], 2, "there is no such process", "name one that runs"),
+        (&[&in_file], 1, "is not a directory", "choose another name"),
+        (&["--embedded=/proc/userd"], 1, "cannot create /proc/userd", "choose another directory"),
+        (&["export", &nowhere], 1, "has no cluster", "makes one"),
+        (&["import", &nowhere, &none_csv], 1, "cannot read", "`userd help import` says"),
+        (&["healthcheck", "--port", &free], 1, "no answer from", "start userd, or name its address"),
+        (&["migrate"], 1, "Connection refused", "`userd --embedded` runs one of its own"),
+        (&["export", &unwritable], 1, "cannot write", "name another FILE"),
+        (&["--port", &taken], 1, "Address already in use", "choose another PORT"),
+        (
+            &["--host", "unix:/nowhere/at/all"],
+            1,
+            "cannot listen on unix:/nowhere/at/all",
+            "a directory that is there",
+        ),
+        (&["--host", "192.0.2.1"], 1, "cannot listen on 192.0.2.1", "an address of this machine"),
+    ];
+    let ephemeral: [(Vec<&str>, i32, &str, &str); 3] = [
+        (with(&["--postgres", "/nowhere"]), 1, "/nowhere", "directory that has initdb and postgres"),
+        ([&EPHEMERAL[..], &["--seed", &none_csv]].concat(), 1, "cannot read", "`userd help import` says"),
+        ([&EPHEMERAL[..], &["--seed", &bad]].concat(), 1, "line 1: /name", "must be a string"),
+    ];
+    let database = ("DATABASE_URL", "postgres://ada@127.0.0.1:1/app");
+    let arguments =
+        plain.iter().map(|(arguments, code, cause, remedy)| (arguments.to_vec(), *code, *cause, *remedy));
+    for (arguments, code, cause, remedy) in arguments.chain(ephemeral) {
+        let variables = [database, ("DB_CONNECT_TIMEOUT", "1"), ("HOST", "127.0.0.1"), ("PORT", "0")];
+        says(Process::start(&arguments, &variables), &format!("{arguments:?}"), code, 1, cause, remedy);
+    }
+
+    let both = "postgres://ada@127.0.0.1:1/app?sslmode=require&sslrootcert=/nowhere";
+    type Variables<'a> = &'a [(&'a str, &'a str)];
+    let variables: [(Variables, i32, &str, &str); 9] = [
+        (&[("PORT", "abc")], 2, "PORT: must be", "a whole number from 0 to 65535"),
+        (&[("SCHEMA", "loose")], 2, "SCHEMA: must be", "basic"),
+        (&[("WORKERS", "0"), ("LOG_LEVEL", "loud")], 2, "; LOG_LEVEL: must be one of", "debug"),
+        (&[("MEMORY_BUDGET", "1")], 2, "MEMORY_BUDGET: must be", "at least"),
+        (&[("DATABASE_URL", "mysql://x")], 2, "DATABASE_URL: a URL must start", "with postgres://"),
+        (&[("API_TOKEN_FILE", "/nowhere")], 2, "API_TOKEN_FILE: cannot read", "\"/nowhere\""),
+        (
+            &[database, ("DB_CONNECT_TIMEOUT", "1")],
+            1,
+            "cannot connect",
+            "DATABASE_URL names another database",
+        ),
+        (&[("DATABASE_URL", both)], 1, "/nowhere cannot be read", "(DB_SSL_CA, or sslrootcert"),
+        (
+            &[database, ("MIGRATIONS_DIR", "/nowhere")],
+            2,
+            "MIGRATIONS_DIR: ",
+            "name a directory of migrations",
+        ),
+    ];
+    for (variables, code, cause, remedy) in variables {
+        let all = [variables, &[("HOST", "127.0.0.1")]].concat();
+        says(Process::start(&[], &all), &format!("{variables:?}"), code, 1, cause, remedy);
+    }
+}
+
+/// Each line that is refused is a finding, and the last line says what was done.
+#[test]
+fn each_line_that_is_refused_is_one() {
+    let dir = TempDir::new();
+    dir.write("users.ndjson", "{\"name\":1,\"email\":\"a@example.com\"}\n[]\n");
+    let file = dir.path().join("users.ndjson");
+    let arguments = ["--embedded", "--ephemeral", "--seed", file.to_str().unwrap()];
+    says(Process::start(&arguments, &[]), "two lines", 1, 3, "line 1: /name must be a string", "line 2: ");
+}
+
+/// It ends with the code; on standard error the cause comes before the remedy, in so many lines that are none of the log's.
+#[track_caller]
+fn says(mut process: Process, what: &str, code: i32, lines: usize, cause: &str, remedy: &str) {
+    let ended = process.wait(LONG);
+    let (stdout, stderr) = (process.stdout(), process.stderr());
+    assert_eq!((ended, stdout.as_str()), (code, ""), "{what}: {stderr}");
+    let is_of_the_log = |line: &&str| line.contains(" [INFO] ") || line.contains(" [WARN] ");
+    let said: Vec<&str> = stderr.lines().filter(|line| !is_of_the_log(line)).collect();
+    assert!(said.len() <= lines + 1, "{what}: {stderr}");
+    let said = said.join("\n");
+    let after = said.split_once(cause).unwrap_or_else(|| panic!("{what}: no {cause:?}: {said}")).1;
+    assert!(after.contains(remedy), "{what}: no {remedy:?} after {cause:?}: {said}");
+    assert!(!said.contains('\u{1b}'), "{what}: colour, and no terminal");
+    assert_no_secret(&stderr);
+}
