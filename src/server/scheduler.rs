@@ -264,8 +264,10 @@ impl<T> Scheduler<T> {
         let retries = self.retries.iter().map(|(due, _)| *due).filter(|_| self.may_retry());
         let queues = Lane::ALL.into_iter().filter_map(|lane| {
             let queue = &self.lanes[lane as usize];
+            if queue.waiting.is_empty() {
+                return None;
+            }
             match self.may_start(lane, now) {
-                _ if queue.waiting.is_empty() => None,
                 true => queue.not_before.filter(|at| *at > now),
                 false => self.stalls(lane, now),
             }
@@ -353,7 +355,8 @@ impl<T> Scheduler<T> {
         let overtakes = self.overtakes();
         let is_ready = |lane: &Lane| {
             let queue = &self.lanes[*lane as usize];
-            queue.waiting.fits(self.memory, overtakes)
+            !queue.waiting.is_empty()
+                && queue.waiting.fits(self.memory, overtakes)
                 && self.may_start(*lane, now)
                 && queue.not_before.is_none_or(|at| at <= now)
         };

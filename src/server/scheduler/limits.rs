@@ -86,8 +86,9 @@ impl<T> Scheduler<T> {
     pub fn ends_by(&self, now: Instant) -> Option<Instant> {
         let first_end = |lane: Lane| {
             let queue = &self.lanes[lane as usize];
+            let first = queue.began.iter().min()?;
             let full = queue.in_flight >= self.limit(lane) && queue.pace.is_short();
-            queue.began.iter().min().filter(|_| full).map(|began| *began + LATE)
+            full.then_some(*first + LATE)
         };
         [Lane::Find, Lane::List].into_iter().filter_map(first_end).max().filter(|at| *at > now)
     }

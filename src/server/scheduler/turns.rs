@@ -2,8 +2,7 @@
 
 use super::Item;
 use std::{
-    collections::{HashMap, VecDeque},
-    hash::Hash,
+    collections::{BTreeMap, VecDeque},
     net::IpAddr,
 };
 
@@ -13,7 +12,7 @@ pub type Peer = Option<IpAddr>;
 /// Queues that take turns: one by one, the one that has waited for longest first. Only those with something in them are
 /// there.
 pub(super) struct RoundRobin<K, Q> {
-    queues: HashMap<K, Q>,
+    queues: BTreeMap<K, Q>,
     /// The next one first.
     order: VecDeque<K>,
 }
@@ -25,11 +24,11 @@ pub(super) struct Turns<T> {
 
 impl<K, Q> Default for RoundRobin<K, Q> {
     fn default() -> Self {
-        RoundRobin { queues: HashMap::new(), order: VecDeque::new() }
+        RoundRobin { queues: BTreeMap::new(), order: VecDeque::new() }
     }
 }
 
-impl<K: Copy + Eq + Hash, Q: Default> RoundRobin<K, Q> {
+impl<K: Copy + Ord, Q: Default> RoundRobin<K, Q> {
     pub fn is_empty(&self) -> bool {
         self.order.is_empty()
     }
