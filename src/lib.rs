@@ -105,7 +105,7 @@ mod frontend;
 pub mod fuzzing {
     pub use crate::frontend::{
         Served,
-        http1::framing::{Framing, Step, Traits},
+        http1::{Step, Traits, framing::Framing},
     };
 }
 mod host;
@@ -141,4 +141,4 @@ pub use scratch::testing;
 pub use scratch::{cluster as embedded, database::ScratchDatabase};
 pub use server::{BoundServer, Server};
 pub use start_error::StartError;
-pub use users::user::{Timestamp, User};
+pub use users::{timestamp::Timestamp, user::User};

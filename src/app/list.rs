@@ -219,7 +219,7 @@ const IN_MEMORY: &str = "writing to memory does not fail";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::users::user::Timestamp;
+    use crate::users::timestamp::Timestamp;
     use serde_json::json;
 
     const FIRST: PageRequest = PageRequest { page: 1, per_page: 15 };

@@ -8,7 +8,8 @@ use crate::{
     http::Request,
     users::{
         revision::{Condition, Revision},
-        user::{Timestamp, User},
+        timestamp::Timestamp,
+        user::User,
     },
 };
 

@@ -2,7 +2,6 @@
 //!
 //! Knows not where lines go.
 
-use super::log_writer::{LogWriter, now};
 use log::{
     Level, LevelFilter, Log, Metadata, Record,
     kv::{Error, Key, Value, VisitSource, VisitValue},
@@ -11,21 +10,23 @@ use std::{
     fmt,
     io::Write,
     sync::{Mutex, PoisonError},
+    time::{SystemTime, UNIX_EPOCH},
 };
+use userd::Timestamp;
 
-/// A logger of userd's own lines; see [`log_to_stderr`](super::log_writer::log_to_stderr).
-pub struct JsonLogger {
+/// A logger of userd's own lines, each of which it writes in one piece.
+pub struct JsonLogger<W> {
     level: LevelFilter,
-    writer: Mutex<LogWriter>,
+    writer: Mutex<W>,
 }
 
-impl JsonLogger {
-    pub fn new(level: LevelFilter, writer: LogWriter) -> JsonLogger {
+impl<W> JsonLogger<W> {
+    pub fn new(level: LevelFilter, writer: W) -> JsonLogger<W> {
         JsonLogger { level, writer: Mutex::new(writer) }
     }
 }
 
-impl Log for JsonLogger {
+impl<W: Write + Send> Log for JsonLogger<W> {
     fn enabled(&self, metadata: &Metadata) -> bool {
         metadata.level() <= self.level && metadata.target().starts_with("userd")
     }
@@ -44,6 +45,12 @@ impl Log for JsonLogger {
     fn flush(&self) {
         let _ = self.writer.lock().unwrap_or_else(PoisonError::into_inner).flush();
     }
+}
+
+/// The time as both formats have it. `None` after the year 9999.
+pub fn now() -> Option<Timestamp> {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp::from_unix_micros(since.as_micros().try_into().ok()?)
 }
 
 /// A line without values.

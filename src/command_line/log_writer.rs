@@ -4,7 +4,7 @@
 //! was idle, so a quiet service logs promptly; lines that gather during a write go in the next one. When standard
 //! error is stuck, requests go on, and lines are dropped and counted.
 
-use super::log_json::{self, JsonLogger};
+use super::log_json::{self, JsonLogger, now};
 use log::{LevelFilter, Log, Metadata, Record, kv::Key};
 use simplelog::{ConfigBuilder, WriteLogger};
 use std::{
@@ -14,9 +14,8 @@ use std::{
     mem, panic,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
-use userd::Timestamp;
 
 /// Between two writes under load; some dozens of lines gather.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -59,12 +58,6 @@ fn text_logger(level: LevelFilter, writer: LogWriter) -> Box<WriteLogger<LogWrit
         .add_filter_allow_str("userd")
         .build();
     WriteLogger::new(level, config, writer)
-}
-
-/// The time as both formats have it. `None` after the year 9999.
-pub fn now() -> Option<Timestamp> {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timestamp::from_unix_micros(since.as_micros().try_into().ok()?)
 }
 
 thread_local! {

@@ -1,8 +1,8 @@
 //! Brings the schema up to date: refinery's migrations, one replica at a time, nothing half applied.
 
-use super::{Backoff, explain};
+use super::{Backoff, explain, sqlstate};
 use crate::config::ConfigError;
-use postgres::{Client, Row, error::SqlState, types::Type};
+use postgres::{Client, Row, types::Type};
 use refinery::{Migration, Report, Runner};
 use std::{
     collections::HashSet,
@@ -350,7 +350,7 @@ fn is_lock_timeout(error: &refinery::Error) -> bool {
     let mut cause = std::error::Error::source(error);
     while let Some(inner) = cause {
         if let Some(error) = inner.downcast_ref::<postgres::Error>() {
-            return error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE);
+            return sqlstate::is_locked(error);
         }
         cause = inner.source();
     }

@@ -1,6 +1,6 @@
 //! PostgreSQL: sessions and their pool, every statement, migrations, connection strings, TLS.
 //!
-//! The only module, with `scratch`, that knows SQL and SQLSTATEs. Knows nothing of HTTP.
+//! The only module that knows SQL and SQLSTATEs. Knows nothing of HTTP.
 
 pub(crate) mod blocking;
 mod clock;
@@ -15,13 +15,14 @@ pub mod open;
 mod pool;
 pub mod probe;
 mod retry;
+pub mod scratch;
 pub mod servers;
 mod session;
 pub mod settings;
-#[cfg(test)]
-mod silent;
 mod sqlstate;
 pub mod target;
+#[cfg(test)]
+mod tests;
 pub mod tls;
 #[cfg(feature = "command")]
 pub mod transfer;

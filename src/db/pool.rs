@@ -317,7 +317,7 @@ fn set_up(limits: &PoolLimits) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::db::silent::{LONG, Until, server, watchdog};
+    use crate::db::tests::{LONG, Until, server, watchdog};
     use std::{sync::mpsc, thread};
 
     fn pool(until: Until, statement_timeout: Duration) -> Pool {

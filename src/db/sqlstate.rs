@@ -107,8 +107,13 @@ pub(super) fn is_ended(error: &postgres::Error) -> bool {
         || cause.is_some_and(|cause| matches!(cause.kind(), BrokenPipe | ConnectionReset | UnexpectedEof))
 }
 
+/// The constraint that a value violates which must be unique and is taken (SQLSTATE 23505).
+#[cfg(feature = "command")]
+pub(super) fn taken(error: &postgres::Error) -> Option<&str> {
+    error.as_db_error().filter(|error| error.code().code() == "23505")?.constraint()
+}
+
 /// Whether a lock was not granted in time (SQLSTATE 55P03).
-#[cfg(any(test, feature = "command"))]
 pub(super) fn is_locked(error: &postgres::Error) -> bool {
     code(error) == "55P03"
 }

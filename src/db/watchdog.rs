@@ -322,7 +322,7 @@ impl MakeTlsConnect<Socket> for Watched {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::db::silent::{LONG, Until, server, watchdog};
+    use crate::db::tests::{LONG, Until, server, watchdog};
     use std::{
         net::{TcpListener, TcpStream},
         os::fd::AsRawFd,

@@ -4,18 +4,19 @@
 //! connections. The event loop and the workers both call in here, one at a time (the lock is the slot's): a worker to
 //! answer, the event loop for all else. Nothing here blocks.
 
+mod reading;
+mod writing;
+
 use super::{
     AnswerAtOnce,
     http1::{
         framing::Framing,
         head::{Echo, Served},
     },
+    in_flight::Shared,
     listener::Stream,
-    outgoing::Outgoing,
     peers::Peer,
-    reading::Input,
-    slots::SharedState,
-    writing::{Answer, linger_time},
+    to_tiny_http::ToTinyHttp,
 };
 use crate::{
     budget::Reservation,
@@ -27,11 +28,14 @@ use crate::{
     reason::Reason,
 };
 use mio::Registry;
+use reading::Input;
 use std::{
-    mem,
+    fmt, mem,
     net::IpAddr,
     time::{Duration, Instant},
 };
+use writing::Answer;
+pub use writing::linger_time;
 
 /// Reads and writes that a connection gets in one iteration of the event loop, before others get theirs.
 const STEPS_PER_ITERATION: usize = 8;
@@ -41,13 +45,13 @@ pub struct Context<'a> {
     /// The time, read once an iteration.
     pub now: Instant,
     /// Limits, and the number of requests in flight.
-    pub shared: &'a SharedState,
+    pub shared: &'a Shared,
     /// Where sockets are registered.
     pub registry: &'a Registry,
     /// What is read goes here first, so that a connection needs a buffer only for what is incomplete.
     pub scratch: &'a mut [u8],
     /// Complete requests for tiny_http, written once an iteration.
-    pub outgoing: &'a mut Outgoing,
+    pub to_tiny_http: &'a mut ToTinyHttp,
     /// Ids for requests whose clients gave them none.
     pub ids: &'a mut RequestIds,
     /// What the layers above serve.
@@ -75,23 +79,23 @@ pub enum Action {
 
 /// A client's connection.
 pub struct Connection {
-    pub(super) stream: Stream,
-    pub(super) peer: Peer,
+    stream: Stream,
+    peer: Peer,
     /// Counts requests, so that a late answer is recognized as late.
-    pub(super) generation: u32,
+    generation: u32,
     /// The socket may hold bytes, or an end, that were not read.
-    pub(super) readable: bool,
+    readable: bool,
     /// The client's end of sending was seen; a short read is not the last one then.
-    pub(super) ended: bool,
+    ended: bool,
     /// Registered for writability too.
-    pub(super) awaits_writable: bool,
+    awaits_writable: bool,
     /// Beyond the capacity: it is only told so.
-    pub(super) surplus: bool,
-    pub(super) state: State,
+    surplus: bool,
+    state: State,
 }
 
 /// What a connection is doing. `since` is when it began to: deadlines count from there, and no byte moves them.
-pub(super) enum State {
+enum State {
     /// Between requests; the beginning of the next one may have been read with the last.
     Idle { since: Instant, input: Input },
     /// A head is arriving.
@@ -112,7 +116,7 @@ pub(super) enum State {
 pub const DOING: [&str; 5] = ["idle", "reading", "working", "writing", "closing"];
 
 /// What has to be known of a request to answer it.
-pub(super) struct InWork {
+struct InWork {
     pub head_only: bool,
     pub persistence: Persistence,
     pub client: Option<IpAddr>,
@@ -133,6 +137,26 @@ pub enum Expendable {
     Stalled,
     /// The request is queued, and no worker has begun to execute it.
     Queued,
+}
+
+/// How much of an answer the client's socket took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Delivery {
+    /// Bytes that it took at once. The frontend sends the others as the client takes them, and logs where it does not.
+    pub taken: usize,
+    /// Bytes of the whole answer.
+    pub length: usize,
+}
+
+/// `2048B`, or `1024B of 2048B so far`.
+impl fmt::Display for Delivery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Delivery { taken, length } = self;
+        match taken == length {
+            true => write!(f, "{length}B"),
+            false => write!(f, "{taken}B of {length}B so far"),
+        }
+    }
 }
 
 impl Connection {

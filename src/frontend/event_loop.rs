@@ -3,19 +3,21 @@
 //! Owns the set of connections and the stream to tiny_http. What is done with one connection's bytes is in
 //! [`super::connection`]; nothing here looks at them.
 
+mod admission;
 mod deadlines;
 
 use super::{
     AnswerAtOnce, Listener, Resources,
-    admission::Candidates,
     connection::{Action, Connection, Context},
     http1::head::Served,
-    outgoing::Outgoing,
     peers::PeerCounts,
-    responder::Slot,
+    slot::Slot,
     slots::SharedState,
+    to_tiny_http::ToTinyHttp,
 };
 use crate::{error::Error, http::RequestIds, metrics::Recorder, reason::Reason};
+use admission::Candidates;
+pub use admission::MAX_SURPLUS;
 use mio::{Events, Interest, Poll, Token, net};
 use std::{
     collections::VecDeque,
@@ -49,7 +51,7 @@ pub struct EventLoop {
     private: net::UnixStream,
     private_awaits_writable: bool,
     /// Complete requests for tiny_http.
-    outgoing: Outgoing,
+    to_tiny_http: ToTinyHttp,
     ids: RequestIds,
     served: Served,
     answer_at_once: AnswerAtOnce,
@@ -101,7 +103,7 @@ impl EventLoop {
             listener: Some(listener),
             private,
             private_awaits_writable: false,
-            outgoing: Outgoing::default(),
+            to_tiny_http: ToTinyHttp::default(),
             ids: RequestIds::new(Instant::now()),
             served,
             answer_at_once,
@@ -206,7 +208,7 @@ impl EventLoop {
             shared,
             registry: self.poll.registry(),
             scratch: &mut self.scratch,
-            outgoing: &mut self.outgoing,
+            to_tiny_http: &mut self.to_tiny_http,
             ids: &mut self.ids,
             served: self.served,
             answer_at_once: &self.answer_at_once,
@@ -267,7 +269,7 @@ impl EventLoop {
 
     /// Sends the requests of this iteration to tiny_http with one write.
     fn flush(&mut self) -> io::Result<()> {
-        let done = self.outgoing.send(&mut self.private)?;
+        let done = self.to_tiny_http.send(&mut self.private)?;
         if self.private_awaits_writable == done {
             self.private_awaits_writable = !done;
             let interest = match done {
@@ -296,7 +298,7 @@ impl EventLoop {
 
     fn break_down(&mut self, error: &io::Error, now: Instant) {
         self.shared.in_flight.break_down(error);
-        self.outgoing = Outgoing::default();
+        self.to_tiny_http = ToTinyHttp::default();
         for index in 0..self.used {
             self.call(index, now, |connection, context| {
                 if connection.is_working() {

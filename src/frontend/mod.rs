@@ -5,24 +5,23 @@
 //! straight to the client through the [`Responder`]. A slow, idle, hostile or absent client costs a few hundred bytes
 //! and never a thread.
 //!
-//! `listener` is what is listened on, `event_loop` the thread, `admission` and `peers` which clients are let in,
-//! `connection`, `reading` and `writing` one client's state, `http1` which bytes are a request, `slots` and `responder`
-//! the way of an answer. None of them knows routes, workers or databases, and of tiny_http only that it takes requests.
+//! `listener` is what is listened on, `event_loop` the thread, its `admission` and `peers` which clients are let in,
+//! `connection` one client's state, `http1` which bytes are a request, `slots` and `responder` the way of an answer,
+//! `to_tiny_http` the queue of requests. None of them knows routes, workers or databases, and of tiny_http only that it takes requests.
 
-mod admission;
 mod connection;
 mod event_loop;
 pub(crate) mod http1;
+mod in_flight;
 mod listener;
-mod outgoing;
 mod peers;
-mod reading;
 mod responder;
+mod slot;
 mod slots;
 #[cfg(test)]
 mod tests;
+mod to_tiny_http;
 mod warnings;
-mod writing;
 
 pub use http1::head::Served;
 pub use listener::{Bound, Listener};
@@ -34,7 +33,7 @@ use crate::{
     http::{Method, Response},
     metrics::Recorder,
 };
-pub use admission::MAX_SURPLUS;
+pub use event_loop::MAX_SURPLUS;
 use event_loop::{EventLoop, WAKER};
 use mio::{Poll, Waker};
 use slots::SharedState;

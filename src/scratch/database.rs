@@ -3,16 +3,13 @@
 //! Each is a clone of a template that was migrated once, and is dropped with its value. What a process leaves when it
 //! ends is dropped by the next one, or goes with the cluster, some seconds after its last user.
 
-use super::{
-    cluster::{self, Options, Shared},
-    connect,
-};
+use super::cluster::{self, Options, Shared};
 use crate::{
     config::{Config, Database},
-    db::{blocking::outside_of_runtimes, explain, migrate::Migrations},
+    db::{blocking::outside_of_runtimes, explain, migrate::Migrations, scratch},
     start_error::StartError,
 };
-use postgres::{Client, types::Type};
+use postgres::Client;
 use std::{
     env, fs,
     path::{Path, PathBuf},
@@ -28,20 +25,6 @@ const MAX_CONNECTIONS: u32 = 1000;
 
 /// Bytes, for a cluster of 60 MB, some 8 MB a database, and PostgreSQL's own log of changes.
 const SPACE_NEEDED: u64 = 2 << 30;
-
-/// Any number will do; held while a template is made.
-const TEMPLATE_LOCK: i64 = 0x0075_7365_7264;
-
-/// A database whose owner, the session that created it, has ended.
-const LEFTOVER: &str = r"
-    select datname from pg_database
-    where datname ~ '^userd_scratch_\d+_\d+$' and split_part(datname, '_', 3)::int not in
-        (select pid from pg_stat_activity where datname = 'postgres' and pid <> pg_backend_pid())
-    limit 1";
-
-/// Those of a session that has ended, and had this one's number.
-const NAMESAKES: &str = r"
-    select datname from pg_database where datname ~ ('^userd_scratch_' || pg_backend_pid() || '_\d+$')";
 
 /// This process's shares: one, or one for each directory of programs. In a static, since they are to last as long as the
 /// process, and no longer.
@@ -122,35 +105,20 @@ impl ScratchDatabase {
     }
 }
 
-/// Ends the sessions of a database and waits until they have ended: `drop database` would look every 100 ms only.
-const END_SESSIONS: &str = r"
-    do $$ begin
-        for i in 1..100 loop
-            perform pg_stat_clear_snapshot();
-            perform pg_terminate_backend(pid) from pg_stat_activity where datname = 'DATABASE';
-            exit when not found;
-            perform pg_sleep(0.001);
-        end loop;
-    end $$";
-
 impl Drop for ScratchDatabase {
     fn drop(&mut self) {
         // Of every test of this crate that has not failed.
         #[cfg(test)]
         let compared = match std::thread::panicking() {
             true => Ok(String::new()),
-            false => connect(&self.url)
+            false => scratch::connect(&self.url)
                 .map_or(Ok(String::new()), |mut client| crate::db::counts::compare(&mut client)),
         };
         outside_of_runtimes(|| {
             let mut owners = OWNERS.lock().unwrap_or_else(PoisonError::into_inner);
             let owner = owners.iter_mut().find(|owner| owner.session == self.session);
-            let end_sessions = END_SESSIONS.replace("DATABASE", &self.name);
-            let drop = |owner: &mut Owner| {
-                owner.client.batch_execute(&end_sessions)?;
-                drop_database(&mut owner.client, &self.name)
-            };
-            if let Some(Err(error)) = owner.map(drop) {
+            let dropped = owner.map(|owner| scratch::drop_with_sessions(&mut owner.client, &self.name));
+            if let Some(Err(error)) = dropped {
                 log::warn!("cannot drop {}: {}", self.name, explain(&error));
             }
         });
@@ -188,19 +156,15 @@ impl Owner {
 
     fn connect(shared: Shared, programs: Option<PathBuf>) -> Result<Owner, postgres::Error> {
         let connection_string = shared.connection_string("postgres");
-        let mut client = connect(&connection_string)?;
-        for row in client.query_typed(NAMESAKES, &[])? {
-            drop_database(&mut client, row.get(0))?;
-        }
+        let mut client = scratch::connect(&connection_string)?;
+        scratch::drop_namesakes(&mut client)?;
         // Beside the start, which is to be quick. What this thread does not come to is left to the next process.
         thread::spawn(move || {
-            if let Err(error) = drop_leftovers(&connection_string) {
+            if let Err(error) = scratch::drop_leftovers(&connection_string) {
                 log::warn!("cannot drop what other processes left: {}", explain(&error));
             }
         });
-        let of_session = "select pg_backend_pid(), current_setting('server_version')";
-        let row = client.query_typed_one(of_session, &[])?;
-        let (session, version): (i32, &str) = (row.get(0), row.get(1));
+        let (session, version) = scratch::session(&mut client)?;
         log::info!("PostgreSQL {version}, programs in {}", shared.programs().display());
         Ok(Owner { shared, programs, client, session, count: 0, templates: Vec::new() })
     }
@@ -209,40 +173,16 @@ impl Owner {
         let migrations = Migrations::load(migrations).map_err(|error| error.to_string())?;
         let template = format!("userd_template_{:016x}", migrations.fingerprint());
         if !self.templates.contains(&template) {
-            self.make_template(&template, migrations)?;
+            let connection = self.shared.connection_string(&template);
+            let connect = || scratch::connect(&connection);
+            scratch::make_template(&mut self.client, &template, migrations, connect)?;
             self.templates.push(template.clone());
         }
         let name = format!("userd_scratch_{}_{}", self.session, self.count);
         self.count += 1;
-        self.run(&format!("create database {name} template {template}"))?;
+        scratch::create_database(&mut self.client, &name, &template).map_err(|error| explain(&error))?;
         let url = self.url(&name);
         Ok(ScratchDatabase { name, url, session: self.session })
-    }
-
-    /// Only a finished one is marked as a template; it accepts no connection, so that it can be cloned at any time.
-    fn make_template(&mut self, name: &str, migrations: Migrations) -> Result<(), String> {
-        self.run(&format!("select pg_advisory_lock({TEMPLATE_LOCK})"))?;
-        let made = self.make_template_locked(name, migrations);
-        self.run(&format!("select pg_advisory_unlock({TEMPLATE_LOCK})"))?;
-        made
-    }
-
-    fn make_template_locked(&mut self, name: &str, migrations: Migrations) -> Result<(), String> {
-        let ask = "select from pg_database where datname = $1 and datistemplate";
-        let made = self.client.query_typed(ask, &[(&name, Type::TEXT)]);
-        if made.map_err(|error| explain(&error))?.is_empty() {
-            self.run(&format!("drop database if exists {name} with (force)"))?;
-            self.run(&format!("create database {name}"))?;
-            let connection = self.shared.connection_string(name);
-            let connect = || connect(&connection).map_err(|error| explain(&error));
-            migrations.apply(&mut connect()?, &mut connect()?)?;
-            self.run(&format!("alter database {name} with is_template true allow_connections false"))?;
-        }
-        Ok(())
-    }
-
-    fn run(&mut self, sql: &str) -> Result<(), String> {
-        self.client.batch_execute(sql).map_err(|error| explain(&error))
     }
 
     /// Host and port as a URL has them: the socket's directory is percent-encoded.
@@ -258,21 +198,6 @@ impl Owner {
         }
         format!("postgresql://postgres@{host}:5432/{database}")
     }
-}
-
-/// One after the other, each looked at right before: the number of its owner may become another session's.
-fn drop_leftovers(connection_string: &str) -> Result<(), postgres::Error> {
-    let mut client = connect(connection_string)?;
-    while let Some(row) = client.query_typed(LEFTOVER, &[])?.first() {
-        let name: &str = row.get(0);
-        log::debug!("dropping {name}, which an ended process left");
-        drop_database(&mut client, name)?;
-    }
-    Ok(())
-}
-
-fn drop_database(client: &mut Client, name: &str) -> Result<(), postgres::Error> {
-    client.batch_execute(&format!("drop database if exists {name} with (force)"))
 }
 
 /// The directory of this user's shared cluster of these programs. In memory where 2 GiB are free there: to create a database is to create

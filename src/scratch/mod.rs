@@ -7,13 +7,3 @@ pub mod cluster;
 pub mod database;
 #[cfg(feature = "testing")]
 pub mod testing;
-
-use crate::db::tls;
-use postgres::{Client, Config, Error, config::SslMode};
-
-/// A connection without TLS. By the service's own connector: with another one, the client's code would be compiled twice.
-fn connect(connection_string: &str) -> Result<Client, Error> {
-    let plain = tls::connector(None).expect("it reads no certificate");
-    let mut config: Config = connection_string.parse()?;
-    config.ssl_mode(SslMode::Disable).connect(plain)
-}

@@ -21,6 +21,7 @@
 use crate::{
     App, ScratchDatabase,
     config::{Config, PasswordHashing, Secret},
+    db::scratch,
     server::Server,
     start_error::StartError,
     users::{
@@ -28,7 +29,6 @@ use crate::{
         user::{User, Values},
     },
 };
-use postgres::types::Type;
 use std::net::SocketAddr;
 
 /// A running server on a free port of the loopback, with a database of its own. Both go with this value.
@@ -85,10 +85,6 @@ impl TestServer {
     /// As [`TestServer::start`]; where two users have the same id or address, or the database refuses one.
     #[track_caller]
     pub fn with_users<'a>(users: impl IntoIterator<Item = (i64, &'a str, &'a str)>) -> TestServer {
-        const STORE: &str = "\
-            with stored as (insert into users (id, name, email) overriding system value \
-                select * from unnest($1::bigint[], $2::text[], $3::text[]) returning id) \
-            select setval(pg_get_serial_sequence('users', 'id'), max(id)) from stored";
         let server = TestServer::start();
         let (mut ids, mut names, mut emails) = (Vec::new(), Vec::new(), Vec::new());
         for (id, name, email) in users {
@@ -96,13 +92,7 @@ impl TestServer {
             names.push(name);
             emails.push(email);
         }
-        let store = || {
-            let mut client = super::connect(server.database_url())?;
-            client.query_typed(
-                STORE,
-                &[(&ids, Type::INT8_ARRAY), (&names, Type::TEXT_ARRAY), (&emails, Type::TEXT_ARRAY)],
-            )
-        };
+        let store = || scratch::store(server.database_url(), &ids, &names, &emails);
         let stored = crate::db::blocking::outside_of_runtimes(store);
         stored.unwrap_or_else(|error| panic!("cannot store the users: {}", crate::db::explain(&error)));
         server
@@ -160,19 +150,9 @@ impl TestServer {
     /// When the database refuses, as for an address that is taken.
     #[track_caller]
     pub fn seed(&self, n: u32) -> Vec<i64> {
-        const SEED: &str = "\
-            with start as (select coalesce(max(substring(email from '^user(\\d{1,9})@example\\.com$')::bigint), 0) \
-                as taken from users) \
-            insert into users (name, email) \
-            select 'User ' || taken + i, 'user' || taken + i || '@example.com' \
-            from start, generate_series(1, $1::bigint) as i order by i returning id";
-        let seed = || {
-            let mut client = super::connect(self.database_url())?;
-            client.query_typed(SEED, &[(&i64::from(n), Type::INT8)])
-        };
-        let rows = crate::db::blocking::outside_of_runtimes(seed);
-        let rows = rows.unwrap_or_else(|error| panic!("cannot seed: {}", crate::db::explain(&error)));
-        rows.iter().map(|row| row.get(0)).collect()
+        let seed = || scratch::seed(self.database_url(), n);
+        let ids = crate::db::blocking::outside_of_runtimes(seed);
+        ids.unwrap_or_else(|error| panic!("cannot seed: {}", crate::db::explain(&error)))
     }
 
     /// Creates a user without a password and returns it. Blocks for a few milliseconds.

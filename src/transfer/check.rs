@@ -14,7 +14,8 @@ use crate::{
     error::Error,
     users::{
         password::{Hasher, PasswordHash},
-        user::{FILLABLE, NewUser, Timestamp, UserChanges, UserRef},
+        timestamp::Timestamp,
+        user::{FILLABLE, NewUser, UserChanges, UserRef},
     },
 };
 use serde_json::{Map, Value};

@@ -5,4 +5,5 @@ pub mod pagination;
 pub mod password;
 pub(crate) mod relation;
 pub mod revision;
+pub mod timestamp;
 pub mod user;

@@ -1,6 +1,6 @@
 //! Which state a record is in, and changes that depend on it.
 
-use crate::users::user::Timestamp;
+use crate::users::timestamp::Timestamp;
 
 /// The state of a record; no two that it ever had are equal, whoever has changed it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

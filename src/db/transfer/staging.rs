@@ -5,14 +5,12 @@ use super::{notice_its_end, start};
 use crate::{
     db::{
         pool::MOVE_IDS,
+        sqlstate::taken,
         users::{Sql, write_stored},
     },
-    users::{
-        password::PasswordHash,
-        user::{Timestamp, UserRef},
-    },
+    users::{password::PasswordHash, timestamp::Timestamp, user::UserRef},
 };
-use postgres::{Client, IsolationLevel, Row, Transaction, error::SqlState, types::Type};
+use postgres::{Client, IsolationLevel, Row, Transaction, types::Type};
 use std::io::{self, Write};
 
 /// What an import stages before it stores it. Of the session alone, and gone with the transaction.
@@ -162,10 +160,9 @@ pub enum StoreError {
 
 impl From<postgres::Error> for StoreError {
     fn from(error: postgres::Error) -> StoreError {
-        let constraint = error.as_db_error().and_then(|error| error.constraint());
-        match (error.code(), constraint) {
-            (Some(&SqlState::UNIQUE_VIOLATION), Some("users_email_key")) => StoreError::Repeated,
-            (Some(&SqlState::UNIQUE_VIOLATION), Some("users_pkey")) => StoreError::IdTaken,
+        match taken(&error) {
+            Some("users_email_key") => StoreError::Repeated,
+            Some("users_pkey") => StoreError::IdTaken,
             _ => StoreError::Database(error),
         }
     }

@@ -3,7 +3,10 @@
 
 use crate::{
     db::session::Param,
-    users::user::{Timestamp, UserRef, Values},
+    users::{
+        timestamp::Timestamp,
+        user::{UserRef, Values},
+    },
 };
 use postgres::{
     Error, Row,

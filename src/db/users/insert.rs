@@ -72,7 +72,7 @@ mod tests {
     use super::*;
     use crate::{
         App, ScratchDatabase,
-        db::{New, silent::LONG},
+        db::{New, tests::LONG},
         users::user::Values,
     };
 

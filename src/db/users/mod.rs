@@ -116,7 +116,7 @@ mod tests {
     use crate::{
         App, Config, ScratchDatabase,
         config::PasswordHashing,
-        db::{PasswordChange, silent::LONG},
+        db::{PasswordChange, tests::LONG},
         users::{password::Hasher, revision::Condition, user::Values},
     };
     use std::{

@@ -424,7 +424,7 @@ mod tests {
     use super::*;
     use crate::{
         App, ScratchDatabase,
-        db::silent::LONG,
+        db::tests::LONG,
         users::{
             once::{Fingerprint, Key},
             user::NewUser,

@@ -1,10 +1,7 @@
 //! Whose time is up: deadlines of connections, and the end of a time without any event.
 
 use super::{
-    super::{
-        connection::{Action, Connection},
-        writing::linger_time,
-    },
+    super::connection::{Action, Connection, linger_time},
     EventLoop, IDLE, SWEEP_PAUSE,
 };
 use std::time::{Duration, Instant};

@@ -2,10 +2,7 @@
 //!
 //! Owns the decoding of chunks (RFC 9112, 7). Extensions and trailers are checked, bounded and dropped.
 
-use super::{
-    framing::{Step, Traits, forbidden, is_text},
-    request_line::is_token,
-};
+use super::{Step, Traits, forbidden, is_text, request_line::is_token};
 use crate::{config::Limits, error::Error};
 use std::io::Write;
 

@@ -5,16 +5,15 @@
 //! they were split on the way. To keep that true, every refusal is decided by the shortest prefix that deserves it.
 
 use super::{
+    Step,
     body::{self, Body},
+    forbidden,
     head::{Echo, Head, Length, Served, parse_fields},
+    is_text,
     request_line::RequestLine,
 };
-use crate::{
-    config::Limits,
-    error::Error,
-    http::{Method, Persistence},
-};
-use std::{fmt::Display, mem, net::IpAddr};
+use crate::{config::Limits, error::Error};
+use std::{fmt::Display, mem};
 
 /// Empty lines that may precede a request line (RFC 9112, 2.2 asks for at least one).
 const MAX_EMPTY_LINES: u8 = 4;
@@ -37,39 +36,6 @@ pub struct Framing {
     body: Option<Box<Body>>,
     /// Of the last head that was complete, whether its request is refused or not.
     echo: Echo,
-}
-
-/// What came of some bytes.
-#[derive(Debug)]
-pub enum Step {
-    /// The head is incomplete, if only an empty line before it has arrived.
-    Head,
-    /// The body is incomplete.
-    Body,
-    /// The head is complete, its body is welcome, and the client waits to be told so.
-    Continue,
-    /// A complete request was appended to `out`.
-    Complete(Traits),
-    /// This is not a request that is served here; the rest of the bytes means nothing.
-    Refused {
-        /// Why.
-        error: Error,
-        /// It was a HEAD request as far as can be told, so the refusal has no body.
-        head_only: bool,
-    },
-}
-
-/// What has to be known of a request to answer it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Traits {
-    /// HEAD: the answer has no body.
-    pub head_only: bool,
-    /// How the connection goes on afterwards.
-    pub persistence: Persistence,
-    /// The client that a proxy says it speaks for; only to be believed of a trusted one.
-    pub client: Option<IpAddr>,
-    /// Its method and path, where it is answered at once.
-    pub at_once: Option<(Method, &'static str)>,
 }
 
 impl Framing {
@@ -229,24 +195,10 @@ impl Framing {
     }
 }
 
-/// The refusal of a byte that may not stand where it does.
-pub fn forbidden(byte: u8) -> Error {
-    Error::BadRequest(match byte {
-        b'\r' => "a CR without LF",
-        b'\n' => "a LF without CR",
-        _ if is_text(byte) => "text where a line must end",
-        _ => "a control byte",
-    })
-}
-
-/// What may stand in a line: anything but control bytes, among them CR and LF; tabs are allowed.
-pub fn is_text(byte: u8) -> bool {
-    (byte >= b' ' && byte != 0x7f) || byte == b'\t'
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::Traits, *};
+    use crate::http::Persistence;
 
     /// What came of a stream: each request as it is passed on, and the refusal that ended it.
     #[derive(Debug, PartialEq)]

@@ -4,8 +4,7 @@
 //! knows nothing of how it arrived.
 
 use super::{
-    forwarded,
-    framing::Traits,
+    Traits, forwarded,
     request_line::{RequestLine, is_authority, is_token},
 };
 use crate::{

@@ -1,10 +1,64 @@
 //! HTTP/1.1 by RFC 9112: which bytes are a request.
 //!
 //! `framing` drives `request_line`, `head` and `body`, in the order in which the bytes arrive; `forwarded` says which
-//! client a proxy speaks for. `head` and `body` know of `framing` only the types of its result.
+//! client a proxy speaks for.
 
 mod body;
 mod forwarded;
 pub mod framing;
 pub(in crate::frontend) mod head;
 mod request_line;
+
+use crate::{
+    error::Error,
+    http::{Method, Persistence},
+};
+use std::net::IpAddr;
+
+/// What came of some bytes.
+#[derive(Debug)]
+pub enum Step {
+    /// The head is incomplete, if only an empty line before it has arrived.
+    Head,
+    /// The body is incomplete.
+    Body,
+    /// The head is complete, its body is welcome, and the client waits to be told so.
+    Continue,
+    /// A complete request was appended to `out`.
+    Complete(Traits),
+    /// This is not a request that is served here; the rest of the bytes means nothing.
+    Refused {
+        /// Why.
+        error: Error,
+        /// It was a HEAD request as far as can be told, so the refusal has no body.
+        head_only: bool,
+    },
+}
+
+/// What has to be known of a request to answer it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Traits {
+    /// HEAD: the answer has no body.
+    pub head_only: bool,
+    /// How the connection goes on afterwards.
+    pub persistence: Persistence,
+    /// The client that a proxy says it speaks for; only to be believed of a trusted one.
+    pub client: Option<IpAddr>,
+    /// Its method and path, where it is answered at once.
+    pub at_once: Option<(Method, &'static str)>,
+}
+
+/// The refusal of a byte that may not stand where it does.
+pub fn forbidden(byte: u8) -> Error {
+    Error::BadRequest(match byte {
+        b'\r' => "a CR without LF",
+        b'\n' => "a LF without CR",
+        _ if is_text(byte) => "text where a line must end",
+        _ => "a control byte",
+    })
+}
+
+/// What may stand in a line: anything but control bytes, among them CR and LF; tabs are allowed.
+pub fn is_text(byte: u8) -> bool {
+    (byte >= b' ' && byte != 0x7f) || byte == b'\t'
+}

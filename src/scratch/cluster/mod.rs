@@ -235,8 +235,7 @@ impl Cluster {
     /// Only a superuser may create in the schema `public`, as it is by itself from version 15 on.
     fn close_schemas(&self) -> Result<(), ClusterError> {
         for database in ["template1", "postgres"] {
-            let revoked = super::connect(&self.connection_string(database))
-                .and_then(|mut client| client.batch_execute("revoke create on schema public from public"));
+            let revoked = crate::db::scratch::close_schema(&self.connection_string(database));
             revoked.map_err(|error| {
                 ClusterError::new(format!("cannot set up {database}: {}", crate::db::explain(&error)))
             })?;
@@ -400,8 +399,7 @@ fn failed(program: &str, status: ExitStatus, directory: &ClusterDir, said: u64) 
 fn answers(connection_string: String, deadline: Instant) -> Result<(), String> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
-        let answer =
-            super::connect(&connection_string).and_then(|mut client| client.batch_execute("select 1"));
+        let answer = crate::db::scratch::answers(&connection_string);
         let _ = sender.send(answer.map_err(|error| match error.as_db_error() {
             Some(error) => error.message().to_owned(),
             None => error.to_string(),

@@ -11,13 +11,13 @@ const PIECE: usize = 64 << 10;
 
 /// What tiny_http has not taken yet.
 #[derive(Default)]
-pub struct Outgoing {
+pub struct ToTinyHttp {
     pieces: VecDeque<Vec<u8>>,
     /// How much of the first piece is sent.
     sent: usize,
 }
 
-impl Outgoing {
+impl ToTinyHttp {
     /// Where the next request is appended. The same until that is done.
     pub fn tail(&mut self) -> &mut Vec<u8> {
         if self.pieces.back().is_none_or(|last| last.len() >= PIECE) {
@@ -26,7 +26,7 @@ impl Outgoing {
         self.pieces.back_mut().expect("there is one now")
     }
 
-    /// What was appended last, from the position on that [`Outgoing::tail`] had as its end before.
+    /// What was appended last, from the position on that [`ToTinyHttp::tail`] had as its end before.
     pub fn since(&self, start: usize) -> &[u8] {
         self.pieces.back().map_or(&[], |last| &last[start..])
     }
@@ -92,18 +92,18 @@ mod tests {
 
     #[test]
     fn requests_are_sent_in_their_order_and_freed() {
-        let mut outgoing = Outgoing::default();
+        let mut to_tiny_http = ToTinyHttp::default();
         let mut slow = Slow(Vec::new(), 50_000, false);
         let mut expected = Vec::new();
         for turn in 0..200_u8 {
             let request = vec![turn; usize::from(turn) * 613];
-            outgoing.tail().extend_from_slice(&request);
+            to_tiny_http.tail().extend_from_slice(&request);
             expected.extend_from_slice(&request);
-            let done = outgoing.send(&mut slow).unwrap();
-            assert_eq!(outgoing.pieces.iter().all(|piece| piece.len() == outgoing.sent), done);
+            let done = to_tiny_http.send(&mut slow).unwrap();
+            assert_eq!(to_tiny_http.pieces.iter().all(|piece| piece.len() == to_tiny_http.sent), done);
         }
-        while !outgoing.send(&mut slow).unwrap() {}
+        while !to_tiny_http.send(&mut slow).unwrap() {}
         assert!(slow.0 == expected);
-        assert!(outgoing.pieces.len() == 1 && outgoing.pieces[0].capacity() <= PIECE);
+        assert!(to_tiny_http.pieces.len() == 1 && to_tiny_http.pieces[0].capacity() <= PIECE);
     }
 }

@@ -4,12 +4,12 @@
 //! away is told so, and read from for a while so that it can read that: such connections are `surplus`, beside those
 //! that count, and the oldest of them is closed when there are too many.
 
-use super::{
+use super::EventLoop;
+use crate::frontend::{
     connection::{Action, Expendable},
-    event_loop::EventLoop,
     listener::Stream,
     peers::{Peer, PeerCounts, PeerKey, may_displace},
-    responder::Slot,
+    slot::Slot,
 };
 use mio::{Interest, Token};
 use std::{

@@ -1,14 +1,11 @@
 //! One direction of a connection: from bytes on its socket to a request for the workers.
 
-use super::{
-    connection::{Action, Connection, Context, InWork, State},
-    http1::{
-        framing::{Framing, Step, Traits},
-        head::Echo,
-    },
+use super::{Action, Connection, Context, InWork, State};
+use crate::frontend::{
+    http1::{Step, Traits, framing::Framing, head::Echo},
+    in_flight::Shared,
     peers::{Client, Peer},
-    responder::Slot,
-    slots::SharedState,
+    slot::Slot,
 };
 use crate::{
     budget::{Budget, Purpose, Reservation},
@@ -71,12 +68,7 @@ fn reserve(held: &mut Option<Reservation>, purpose: Purpose, bytes: usize, budge
 }
 
 /// A request of so many bytes is complete: it takes what it has reserved with it.
-fn pass_on(
-    slot: Slot,
-    bytes: usize,
-    held: &mut Option<Reservation>,
-    shared: &SharedState,
-) -> Result<(), Reason> {
+fn pass_on(slot: Slot, bytes: usize, held: &mut Option<Reservation>, shared: &Shared) -> Result<(), Reason> {
     match bytes > UNCOUNTED {
         true if !reserve(held, Purpose::Body, bytes, &shared.budget) => return Err(no_memory(shared)),
         true => {}
@@ -89,7 +81,7 @@ fn pass_on(
     Ok(())
 }
 
-fn no_memory(shared: &SharedState) -> Reason {
+fn no_memory(shared: &Shared) -> Reason {
     // Answers that are not taken may be what holds it.
     shared.budget.report_shortage();
     Reason::NoMemory
@@ -182,10 +174,10 @@ impl Connection {
         let shared = context.shared;
         let mut used = 0;
         loop {
-            let outgoing = context.outgoing.tail();
-            let start = outgoing.len();
+            let to_tiny_http = context.to_tiny_http.tail();
+            let start = to_tiny_http.len();
             let (count, step) =
-                framing.advance(&bytes[used..], &shared.limits, context.served, slot, outgoing);
+                framing.advance(&bytes[used..], &shared.limits, context.served, slot, to_tiny_http);
             used += count;
             if held.is_none()
                 && let Some(most) = framing.most(&shared.limits)
@@ -216,7 +208,7 @@ impl Connection {
                     let parsed = match answer_at_once(&traits, &id, client, context) {
                         Some(answer) => Parsed::Answered(traits, id, cors, answer),
                         None => {
-                            let length = context.outgoing.since(start).len();
+                            let length = context.to_tiny_http.since(start).len();
                             match pass_on(slot, length, held, shared) {
                                 Ok(()) => return (used, Parsed::Complete(traits, id, cors)),
                                 Err(why) => {
@@ -226,7 +218,7 @@ impl Connection {
                             }
                         }
                     };
-                    context.outgoing.truncate(start);
+                    context.to_tiny_http.truncate(start);
                     parsed
                 }
                 Step::Refused { error, head_only } => Parsed::Refused(error, head_only, framing.take_echo()),

@@ -1,11 +1,12 @@
 //! The other direction of a connection: answers, refusals, and its end.
 
 use super::{
-    connection::{Action, Connection, Context, State},
+    Action, Connection, Context, Delivery, State,
+    reading::{Input, UNCOUNTED},
+};
+use crate::frontend::{
     http1::head::Echo,
     peers::{Client, Peer},
-    reading::{Input, UNCOUNTED},
-    responder::Delivery,
 };
 use crate::{
     budget::{Budget, Purpose, Reservation},
