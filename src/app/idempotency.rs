@@ -1,6 +1,6 @@
 //! The header field `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header).
 
-use crate::{error::Error, http::Request, users::once::Key};
+use crate::{error::Error, http::Request, users::idempotency::Key};
 
 /// Characters of the longest key.
 const LONGEST: usize = 255;

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     error::Error,
     users::{
-        once::{Fingerprint, KEPT_FOR, Kept, Key},
+        idempotency::{Fingerprint, KEPT_FOR, Kept, Key},
         password::PasswordHash,
         user::{User, Values},
     },

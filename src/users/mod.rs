@@ -1,6 +1,6 @@
 //! The domain: users and their passwords, pages of them. Knows neither SQL nor sockets.
 
-pub mod once;
+pub mod idempotency;
 pub mod pagination;
 pub mod password;
 pub(crate) mod relation;

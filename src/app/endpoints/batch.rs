@@ -15,7 +15,7 @@ use crate::{
     db::{self, New, NewOnce},
     error::Error,
     http::Response,
-    users::{once::Key, pagination::Range},
+    users::{idempotency::Key, pagination::Range},
 };
 use std::{time::Instant, vec};
 

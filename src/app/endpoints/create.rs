@@ -17,7 +17,7 @@ use crate::{
     error::Error,
     http::{Request, Response},
     users::{
-        once::{Fingerprint, Kept, Key},
+        idempotency::{Fingerprint, Kept, Key},
         password::PasswordHash,
         user::{NewUser, User},
     },

@@ -426,7 +426,7 @@ mod tests {
         App, ScratchDatabase,
         db::tests::LONG,
         users::{
-            once::{Fingerprint, Key},
+            idempotency::{Fingerprint, Key},
             user::NewUser,
         },
     };

@@ -25,6 +25,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
+use crate::db::{explain, scratch};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -235,9 +236,8 @@ impl Cluster {
     /// Only a superuser may create in the schema `public`, as it is by itself from version 15 on.
     fn close_schemas(&self) -> Result<(), ClusterError> {
         for database in ["template1", "postgres"] {
-            let revoked = crate::db::scratch::close_schema(&self.connection_string(database));
-            revoked.map_err(|error| {
-                ClusterError::new(format!("cannot set up {database}: {}", crate::db::explain(&error)))
+            scratch::close_schema(&self.connection_string(database)).map_err(|error| {
+                ClusterError::new(format!("cannot set up {database}: {}", explain(&error)))
             })?;
         }
         Ok(())
@@ -399,7 +399,7 @@ fn failed(program: &str, status: ExitStatus, directory: &ClusterDir, said: u64) 
 fn answers(connection_string: String, deadline: Instant) -> Result<(), String> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
-        let answer = crate::db::scratch::answers(&connection_string);
+        let answer = scratch::answers(&connection_string);
         let _ = sender.send(answer.map_err(|error| match error.as_db_error() {
             Some(error) => error.message().to_owned(),
             None => error.to_string(),
