@@ -38,7 +38,7 @@ const BLOCKERS: &str = "\
     left join pg_catalog.pg_stat_activity as activity on activity.pid operator(pg_catalog.=) blocker.pid";
 
 /// Version and checksum of each built-in migration. refinery computes the checksums, too, but compiles a regular expression
-/// for it that stays in memory, 0.4 MiB. So refinery is asked only where a migration is missing.
+/// for it that stays in memory. So refinery is asked only where a migration is missing.
 const BUILT_IN: [(i64, u64); 3] =
     [(1, 5_077_283_989_988_423_540), (2, 9_867_118_586_847_828_274), (3, 8_665_029_034_673_831_865)];
 

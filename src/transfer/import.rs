@@ -10,6 +10,7 @@ use super::{
     input::{Input, without_bom},
     pipeline::Pipeline,
     records::{Batch, Records},
+    stop::{Stage, Stop},
 };
 use crate::{
     config::Config,
@@ -17,13 +18,9 @@ use crate::{
         explain,
         open::Opening,
         transfer::{Repeated, Staging, StoreError},
-        watchdog::Breaker,
     },
 };
-use std::{
-    io::{self, BufReader, Read},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::io::{self, BufReader, Read};
 
 /// What is imported, and how.
 #[derive(Debug, Clone, Copy)]
@@ -81,54 +78,6 @@ pub enum Progress {
     Checked { lines: u64, bytes: u64 },
     /// All lines are checked: so many users are being stored.
     Storing { users: u64 },
-}
-
-/// Ends an import from another thread, so that nothing of it is left.
-#[derive(Clone, Default)]
-pub struct Stop(Arc<Mutex<Stage>>);
-
-#[derive(Default)]
-enum Stage {
-    #[default]
-    Unconnected,
-    Connected(Breaker),
-    Committing,
-    Stopped,
-}
-
-impl Stop {
-    /// Whether nothing was imported, and nothing will be; otherwise it was too late. Does not block. The process is
-    /// expected to end then.
-    pub fn now(&self) -> bool {
-        let mut stage = self.stage();
-        match &*stage {
-            Stage::Committing => return false,
-            Stage::Connected(breaker) => breaker.trip(),
-            Stage::Unconnected | Stage::Stopped => {}
-        }
-        *stage = Stage::Stopped;
-        true
-    }
-
-    /// Whether [`Stop::now`] has ended the import.
-    pub fn has_stopped(&self) -> bool {
-        matches!(*self.stage(), Stage::Stopped)
-    }
-
-    /// Goes on to this stage, unless the import has been stopped.
-    fn enter(&self, next: Stage) -> Result<(), TransferError> {
-        match &mut *self.stage() {
-            Stage::Stopped => Err(TransferError::Database("stopped".to_owned())),
-            stage => {
-                *stage = next;
-                Ok(())
-            }
-        }
-    }
-
-    fn stage(&self) -> MutexGuard<'_, Stage> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// Bytes of one read.

@@ -10,11 +10,13 @@ mod import;
 mod input;
 mod pipeline;
 mod records;
+mod stop;
 
 pub use check::Complaint;
 pub use export::{Export, export};
-pub use import::{Import, Imported, Progress, Refused, Stop, import};
+pub use import::{Import, Imported, Progress, Refused, import};
 pub use input::Input;
+pub use stop::Stop;
 
 use crate::{db::explain, start_error::StartError};
 use std::{fmt, io};

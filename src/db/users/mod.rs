@@ -5,6 +5,7 @@ mod columns;
 mod insert;
 mod read;
 mod write;
+mod write_many;
 
 pub(super) use batch::{Batched, address};
 #[cfg(feature = "command")]

@@ -1,0 +1,54 @@
+//! The end of an import that a signal asks for, which nothing is left of.
+
+use super::TransferError;
+use crate::db::watchdog::Breaker;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Ends an import from another thread, so that nothing of it is left.
+#[derive(Clone, Default)]
+pub struct Stop(Arc<Mutex<Stage>>);
+
+/// How far an import is.
+#[derive(Default)]
+pub(super) enum Stage {
+    #[default]
+    Unconnected,
+    Connected(Breaker),
+    Committing,
+    Stopped,
+}
+
+impl Stop {
+    /// Whether nothing was imported, and nothing will be; otherwise it was too late. Does not block. The process is
+    /// expected to end then.
+    pub fn now(&self) -> bool {
+        let mut stage = self.stage();
+        match &*stage {
+            Stage::Committing => return false,
+            Stage::Connected(breaker) => breaker.trip(),
+            Stage::Unconnected | Stage::Stopped => {}
+        }
+        *stage = Stage::Stopped;
+        true
+    }
+
+    /// Whether [`Stop::now`] has ended the import.
+    pub fn has_stopped(&self) -> bool {
+        matches!(*self.stage(), Stage::Stopped)
+    }
+
+    /// Goes on to this stage, unless the import has been stopped.
+    pub(super) fn enter(&self, next: Stage) -> Result<(), TransferError> {
+        match &mut *self.stage() {
+            Stage::Stopped => Err(TransferError::Database("stopped".to_owned())),
+            stage => {
+                *stage = next;
+                Ok(())
+            }
+        }
+    }
+
+    fn stage(&self) -> MutexGuard<'_, Stage> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
