@@ -16,11 +16,10 @@ use std::{ffi::OsString, fmt, net::SocketAddr, os::fd::OwnedFd, path::PathBuf, s
 /// Memory for rows and short answers, beside a hash and a page.
 const WORK_RESERVE: usize = 512 << 10;
 
-/// Memory that a page is made with, in bytes for each of its users: usual ones, and the largest ones, where it needs more.
+/// Memory that a page is made with, in bytes for each of its users: usual ones, and the largest ones, where it needs more;
+/// and what it takes beside that.
 pub(crate) const USUAL_USER: usize = 1 << 10;
 pub(crate) const LARGEST_USER: usize = 8 << 10;
-
-/// What it takes beside that.
 pub(crate) const REST_OF_PAGE: usize = 64 << 10;
 
 /// The settings of one server. `Config::default()` is the contract's defaults on loopback and a free port,
@@ -43,8 +42,7 @@ pub struct Config {
     pub os_user: Option<String>,
     /// The password where the database settings have none, before `pg_pass_file`.
     pub pg_password: Option<Secret>,
-    /// A file of passwords in libpq's format, for database settings without one. Ignored where it is missing or other
-    /// users can read it.
+    /// A file of passwords in libpq's format, for settings without one. Ignored where other users can read it.
     pub pg_pass_file: Option<PathBuf>,
     /// An address, a host name, or `unix:/path`.
     pub host: String,

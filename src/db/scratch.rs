@@ -2,6 +2,7 @@
 
 use super::{explain, migrate::Migrations, tls};
 use postgres::{Client, Config, Error, config::SslMode, types::Type};
+use std::{sync::mpsc, thread, time::Instant};
 
 /// Any number will do; held while a template is made.
 const TEMPLATE_LOCK: i64 = 0x0075_7365_7264;
@@ -112,9 +113,29 @@ pub fn close_schema(connection_string: &str) -> Result<(), Error> {
     connect(connection_string)?.batch_execute("revoke create on schema public from public")
 }
 
-/// Whether a server answers.
-pub fn answers(connection_string: &str) -> Result<(), Error> {
-    connect(connection_string)?.batch_execute("select 1")
+/// How a cluster's superuser reaches a database over the socket in a directory.
+pub fn connection_string(socket_dir: &str, port: &str, database: &str) -> String {
+    /// A value of libpq's keyword/value connection strings.
+    fn quote(value: &str) -> String {
+        format!("'{}'", value.replace('\\', "\\\\").replace('\'', "\\'"))
+    }
+    let (host, database) = (quote(socket_dir), quote(database));
+    format!("host={host} port={port} user=postgres dbname={database}")
+}
+
+/// Whether a server answers a query. On a thread, since a hung server would hold the client for ever; at most until the
+/// deadline. The error is one line.
+pub fn answers(connection_string: String, deadline: Instant) -> Result<(), String> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let answer = connect(&connection_string).and_then(|mut client| client.batch_execute("select 1"));
+        let _ = sender.send(answer.map_err(|error| match error.as_db_error() {
+            Some(error) => error.message().to_owned(),
+            None => error.to_string(),
+        }));
+    });
+    let left = deadline.saturating_duration_since(Instant::now());
+    receiver.recv_timeout(left).unwrap_or_else(|_| Err("a connection was not answered".to_owned()))
 }
 
 /// Stores users with these ids, and has the next user get an id above theirs.

@@ -15,7 +15,7 @@ use super::{
     },
     in_flight::Shared,
     listener::Stream,
-    peers::Peer,
+    peers::{Expendable, Peer},
     to_tiny_http::ToTinyHttp,
 };
 use crate::{
@@ -30,7 +30,7 @@ use crate::{
 use mio::Registry;
 use reading::Input;
 use std::{
-    fmt, mem,
+    mem,
     net::IpAddr,
     time::{Duration, Instant},
 };
@@ -124,39 +124,6 @@ struct InWork {
     pub cors: Cors,
     /// Whether a worker executes it, or has begun to.
     pub begun: bool,
-}
-
-/// Why a connection may be closed to free its slot for another, best first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Expendable {
-    /// Nothing is lost.
-    Idle,
-    /// The request is incomplete.
-    Incomplete,
-    /// The client does not take its answer.
-    Stalled,
-    /// The request is queued, and no worker has begun to execute it.
-    Queued,
-}
-
-/// How much of an answer the client's socket took.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Delivery {
-    /// Bytes that it took at once. The frontend sends the others as the client takes them, and logs where it does not.
-    pub taken: usize,
-    /// Bytes of the whole answer.
-    pub length: usize,
-}
-
-/// `2048B`, or `1024B of 2048B so far`.
-impl fmt::Display for Delivery {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Delivery { taken, length } = self;
-        match taken == length {
-            true => write!(f, "{length}B"),
-            false => write!(f, "{taken}B of {length}B so far"),
-        }
-    }
 }
 
 impl Connection {

@@ -86,6 +86,19 @@ impl PeerCounts {
     }
 }
 
+/// Why a connection may be closed to free its slot for another, best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Expendable {
+    /// Nothing is lost.
+    Idle,
+    /// The request is incomplete.
+    Incomplete,
+    /// The client does not take its answer.
+    Stalled,
+    /// The request is queued, and no worker has begun to execute it.
+    Queued,
+}
+
 /// Whether a connection that is not idle may be closed for a newcomer: only if the newcomer's peer does not get ahead
 /// of the other by that.
 pub fn may_displace(held_by_newcomer: usize, held_by_most: usize) -> bool {

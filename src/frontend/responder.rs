@@ -3,7 +3,7 @@
 //! Owns what a worker may do with a request, which it names by its [`Slot`]. A worker holds the lock of one slot for one
 //! non-blocking write at most, so it never waits for a client, nor for another worker.
 
-pub use super::{connection::Delivery, slot::Slot};
+pub use super::slot::{Delivery, Slot};
 
 use super::{
     connection::{Connection, DOING},

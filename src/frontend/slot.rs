@@ -64,3 +64,23 @@ mod tests {
         }
     }
 }
+
+/// How much of an answer the client's socket took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Delivery {
+    /// Bytes that it took at once. The frontend sends the others as the client takes them, and logs where it does not.
+    pub taken: usize,
+    /// Bytes of the whole answer.
+    pub length: usize,
+}
+
+/// `2048B`, or `1024B of 2048B so far`.
+impl fmt::Display for Delivery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Delivery { taken, length } = self;
+        match taken == length {
+            true => write!(f, "{length}B"),
+            false => write!(f, "{taken}B of {length}B so far"),
+        }
+    }
+}

@@ -1,12 +1,13 @@
 //! The other direction of a connection: answers, refusals, and its end.
 
 use super::{
-    Action, Connection, Context, Delivery, State,
+    Action, Connection, Context, State,
     reading::{Input, UNCOUNTED},
 };
 use crate::frontend::{
     http1::head::Echo,
     peers::{Client, Peer},
+    slot::Delivery,
 };
 use crate::{
     budget::{Budget, Purpose, Reservation},

@@ -6,9 +6,9 @@
 
 use super::EventLoop;
 use crate::frontend::{
-    connection::{Action, Expendable},
+    connection::Action,
     listener::Stream,
-    peers::{Peer, PeerCounts, PeerKey, may_displace},
+    peers::{Expendable, Peer, PeerCounts, PeerKey, may_displace},
     slot::Slot,
 };
 use mio::{Interest, Token};

@@ -147,8 +147,7 @@ impl ClusterDir {
         programs::number(&text).ok_or_else(bad).map(Some)
     }
 
-    /// PostgreSQL's `program`, to be run as the right user, in a process group of its own, its errors
-    /// going to the log.
+    /// PostgreSQL's `program`, to be run as the right user, in a process group of its own. It writes errors to the log.
     pub fn command(&self, program: &Path) -> Result<Command, ClusterError> {
         self.bound_log()?;
         let path = self.log_path();

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 use nix::unistd::Uid;
 
 use super::account::{self, Account};
-use super::directory::{ClusterDir, socket_fits};
+use super::directory::{ClusterDir, PORT, socket_fits};
 use super::processes::{PidFile, serves};
-use super::{CONNECT_PAUSE, Cluster, ClusterError, Options, answers, connection_string};
+use super::{CONNECT_PAUSE, Cluster, ClusterError, Options};
+use crate::db::scratch::{answers, connection_string};
 
 /// A cluster that accepts connections.
 #[derive(Debug)]
@@ -50,7 +51,7 @@ impl Joined {
                     let running = running(dir).filter(|file| file.ready);
                     let socket_dir = running.and_then(|file| file.socket_dir.to_str().map(str::to_owned));
                     if let Some(socket_dir) = socket_dir
-                        && answers(connection_string(&socket_dir, "postgres"), deadline).is_ok()
+                        && answers(connection_string(&socket_dir, PORT, "postgres"), deadline).is_ok()
                     {
                         return Ok(Joined::Running(socket_dir));
                     }
@@ -67,7 +68,7 @@ impl Joined {
     pub fn connection_string(&self, database: &str) -> String {
         match self {
             Joined::Started(cluster) => cluster.connection_string(database),
-            Joined::Running(socket_dir) => connection_string(socket_dir, database),
+            Joined::Running(socket_dir) => connection_string(socket_dir, PORT, database),
         }
     }
 

@@ -21,7 +21,6 @@ mod watcher;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::process::{Child, ExitStatus};
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
@@ -178,7 +177,7 @@ impl Cluster {
     /// What psql and the `postgres` crate need to connect to `database` as the superuser `postgres`:
     /// `host='/dir' port=5432 user=postgres dbname='…'`. The database `postgres` is always there.
     pub fn connection_string(&self, database: &str) -> String {
-        connection_string(self.directory.socket_dir(), database)
+        scratch::connection_string(self.directory.socket_dir(), PORT, database)
     }
 
     /// The server's process id.
@@ -254,7 +253,7 @@ impl Cluster {
             let ready = |file: PidFile| file.ready && file.pid.cast_unsigned() == self.pid();
             let mut pause = POLL;
             if PidFile::read(&pgdata).is_some_and(ready) {
-                match answers(self.connection_string("postgres"), deadline) {
+                match scratch::answers(self.connection_string("postgres"), deadline) {
                     Ok(()) => return Ok(()),
                     Err(error) => refusal = Some(error),
                 }
@@ -393,28 +392,4 @@ fn failed(program: &str, status: ExitStatus, directory: &ClusterDir, said: u64) 
     let (last, log) = (directory.last_word(said), directory.log_path());
     let last = directory.space_is_short().unwrap_or(last);
     ClusterError::new(format!("{program} failed ({status}): {last}; see {}", log.display()))
-}
-
-/// Whether a query is answered. On a thread, since a hung server would hold the client for ever.
-fn answers(connection_string: String, deadline: Instant) -> Result<(), String> {
-    let (sender, receiver) = mpsc::channel();
-    thread::spawn(move || {
-        let answer = scratch::answers(&connection_string);
-        let _ = sender.send(answer.map_err(|error| match error.as_db_error() {
-            Some(error) => error.message().to_owned(),
-            None => error.to_string(),
-        }));
-    });
-    let left = deadline.saturating_duration_since(Instant::now());
-    receiver.recv_timeout(left).unwrap_or_else(|_| Err("a connection was not answered".to_owned()))
-}
-
-fn connection_string(socket_dir: &str, database: &str) -> String {
-    let (host, database) = (quote(socket_dir), quote(database));
-    format!("host={host} port={PORT} user=postgres dbname={database}")
-}
-
-/// A value of libpq's keyword/value connection strings.
-fn quote(value: &str) -> String {
-    format!("'{}'", value.replace('\\', "\\\\").replace('\'', "\\'"))
 }

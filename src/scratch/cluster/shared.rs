@@ -16,10 +16,11 @@ use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
 use nix::sys::stat::Mode;
 
 use super::account::Account;
-use super::directory::{ClusterDir, USERS, USERS_NEW};
+use super::directory::{ClusterDir, PORT, USERS, USERS_NEW};
 use super::processes::{PidFile, serves};
 use super::watcher::Watcher;
-use super::{Cluster, ClusterError, Options, POLL, connection_string, programs};
+use super::{Cluster, ClusterError, Options, POLL, programs};
+use crate::db::scratch;
 
 /// A share in the cluster, given back when this process ends: made to be kept in a static.
 #[derive(Debug)]
@@ -79,7 +80,7 @@ impl Shared {
 
     /// For psql and the `postgres` crate, as [`Cluster::connection_string`].
     pub fn connection_string(&self, database: &str) -> String {
-        connection_string(&self.socket_dir, database)
+        scratch::connection_string(&self.socket_dir, PORT, database)
     }
 
     /// The directory of the server's programs.
