@@ -249,3 +249,24 @@ fn step(pool: &Pool) -> Result<Duration, Error> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// SQL has the time in words of its own.
+    #[test]
+    fn statements_keep_keys_for_the_time_that_is_said() {
+        let texts = [
+            include_str!("create_once.sql"),
+            include_str!("create_many_once.sql"),
+            include_str!("idempotency.rs"),
+        ];
+        let before = ["interval", "'"].join(" ");
+        let hours = format!("{} hours'", KEPT_FOR.as_secs() / 3600);
+        for text in texts {
+            let found: Vec<&str> = text.split(&before).skip(1).collect();
+            assert!(!found.is_empty() && found.iter().all(|rest| rest.starts_with(&hours)), "{found:?}");
+        }
+    }
+}
