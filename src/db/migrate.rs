@@ -212,7 +212,7 @@ pub fn refuse_the_users_of_another_program(client: &mut Client) -> Result<(), St
         None => Ok(()),
         Some(row) => Err(format!(
             "the schema {:?} has a table `users` of another program, which is left as it is: give userd a schema of its \
-             own, or move the users over with `userd import` (docs/operations.md, \"A database that has users already\")",
+             own, or move the users over with `userd import` (docs/operations.md, \"What if the database has users already?\")",
             row.get::<_, String>(0)
         )),
     }

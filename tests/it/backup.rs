@@ -1,4 +1,4 @@
-//! Dumps and what they are restored into: the lines of "Backup and restore" in docs/operations.md, and what it says is refused.
+//! Dumps and what they are restored into: the lines of "How do I back up and restore?" in docs/operations.md, and what it says is refused.
 
 use crate::support::{
     Client, Database, LONG, LONG_ON_DISK, Own, PASSWORD, Process, Service, TempDir, check, eventually,
@@ -20,7 +20,8 @@ const SETTINGS_OF_A_SCRIPT: &str =
 
 /// The blocks of the chapter, in their order.
 fn blocks() -> Vec<&'static str> {
-    let (_, chapter) = OPERATIONS.split_once("\n## Backup and restore\n").expect("the page has the chapter");
+    let (_, chapter) =
+        OPERATIONS.split_once("\n## How do I back up and restore?\n").expect("the page has the chapter");
     let chapter = chapter.split("\n## ").next().expect("all that follows");
     let blocks = chapter.split("\n```sh\n").skip(1);
     blocks.map(|block| block.split_once("```").expect("it ends").0).collect()

@@ -1056,7 +1056,7 @@ fn killed_at_any_moment() {
 #[test]
 fn the_lines_of_the_page() {
     let (_, chapter) = include_str!("../../docs/operations.md")
-        .split_once("\n## Many at once\n")
+        .split_once("\n## How do I export and import many users?\n")
         .expect("there is a chapter");
     let (_, block) = chapter.split_once("\n```sh\n").expect("a block of shell");
     let (block, _) = block.split_once("\n```").expect("it ends");

@@ -491,8 +491,8 @@ fn a_table_of_another_program_is_left_as_it_is() {
             assert!(line.contains(part), "{line}");
         }
         assert!(
-            OPERATIONS.contains("## A database that has users already")
-                && line.contains("\"A database that has users already\"")
+            OPERATIONS.contains("## What if the database has users already?")
+                && line.contains("\"What if the database has users already?\"")
         );
     }
     let (code, stdout, _) = on(&database, &["check"], &[]);
@@ -521,7 +521,7 @@ fn both_ways_out_for_users_of_another_program() {
     let database = Database::empty();
     database.run(SHOP);
     let (_, chapter) =
-        OPERATIONS.split_once("\n## A database that has users already\n").expect("there is a chapter");
+        OPERATIONS.split_once("\n## What if the database has users already?\n").expect("there is a chapter");
     let (chapter, _) = chapter.split_once("\n## ").expect("it is not the last one");
     let blocks: Vec<String> = chapter
         .split("\n```sh\n")
