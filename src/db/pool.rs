@@ -102,7 +102,7 @@ impl Pool {
             .test_on_check_out(false)
             .connection_timeout(RETRY_WITHIN)
             .thread_pool(Arc::new(threads))
-            .error_handler(Box::new(LogConnectError))
+            .error_handler(Box::new(LogConnectError::default()))
             .build_unchecked(manager);
         Pool { pool, limits, servers, outage, figures: Figures::default() }
     }
@@ -296,12 +296,18 @@ impl ManageConnection for Manager {
     }
 }
 
-#[derive(Debug)]
-struct LogConnectError;
+/// Each session tries by itself, twice a second: one line a second tells as much.
+#[derive(Debug, Default)]
+struct LogConnectError(Mutex<Option<Instant>>);
 
 impl r2d2::HandleError<ConnectError> for LogConnectError {
     fn handle_error(&self, error: ConnectError) {
-        log::warn!("cannot connect to the database: {error}");
+        let now = Instant::now();
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_none_or(|last| now >= last + Duration::from_secs(1)) {
+            *last = Some(now);
+            log::warn!("cannot connect to the database: {error}");
+        }
     }
 }
 
