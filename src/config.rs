@@ -42,7 +42,7 @@ pub struct Config {
     pub os_user: Option<String>,
     /// The password where the database settings have none, before `pg_pass_file`.
     pub pg_password: Option<Secret>,
-    /// A file of passwords in libpq's format, for settings without one. Ignored where other users can read it.
+    /// A file of passwords in libpq's format, for settings without one. Ignored where missing, or others can read it.
     pub pg_pass_file: Option<PathBuf>,
     /// An address, a host name, or `unix:/path`.
     pub host: String,

@@ -123,10 +123,16 @@ fn tags(request: &Request, name: &str, weak: bool) -> Option<Tags> {
 
 const SPACES: [char; 2] = [' ', '\t'];
 
-/// The states that a list of tags names, those of weak tags only where they count; `None` where it is malformed. An
-/// empty one is a list (RFC 9110, 5.6.1).
+/// The states that a list of tags names, those of weak tags only where they count; `None` where it is malformed.
 fn list(value: &str, weak: bool) -> Option<Vec<Revision>> {
     let mut revisions = Vec::new();
+    each_tag(value, |text, is_weak| revisions.extend(revision(text).filter(|_| weak || !is_weak)))?;
+    Some(revisions)
+}
+
+/// Calls `see` with the text of each tag of a list, and whether it is weak; `None` where the list is malformed. An empty one
+/// is a list (RFC 9110, 5.6.1).
+pub fn each_tag<'a>(value: &'a str, mut see: impl FnMut(&'a str, bool)) -> Option<()> {
     let mut rest = value.trim_matches([' ', '\t', ',']);
     while !rest.is_empty() {
         let (is_weak, tag) = match rest.strip_prefix("W/") {
@@ -137,13 +143,13 @@ fn list(value: &str, weak: bool) -> Option<Vec<Revision>> {
         if text.bytes().any(|byte| byte <= b' ' || byte == 0x7f) {
             return None;
         }
-        revisions.extend(revision(text).filter(|_| weak || !is_weak));
+        see(text, is_weak);
         rest = after.trim_start_matches(SPACES);
         if !rest.is_empty() {
             rest = rest.strip_prefix(',')?.trim_start_matches([' ', '\t', ',']);
         }
     }
-    Some(revisions)
+    Some(())
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //!
 //! It has no rights: it asks `/users` as any client does, with a token that a person types in.
 
+use super::preconditions::each_tag;
 use crate::http::{Request, Response};
 use base64ct::{Base64, Encoding};
 use sha2::{Digest, Sha256};
@@ -10,8 +11,8 @@ use std::sync::LazyLock;
 /// The page: one script and one style, both inline.
 const TEXT: &str = include_str!("../../web/ui.html");
 
-/// Names the state of the page.
-static TAG: LazyLock<String> = LazyLock::new(|| format!("\"{}\"", digest(TEXT)));
+/// Names the state of the page, as the text of its tag.
+static STATE: LazyLock<String> = LazyLock::new(|| digest(TEXT));
 
 /// Admits that script and that style, and requests to the service itself; nothing else, and no text as markup. Images
 /// within the page alone: an empty one keeps browsers from asking for an icon.
@@ -32,7 +33,7 @@ pub(super) fn answer(request: &Request) -> Response {
             .with("Content-Type", "text/html; charset=utf-8"),
     };
     response
-        .with("ETag", TAG.as_str())
+        .with("ETag", format!("\"{}\"", *STATE))
         .with("Cache-Control", "no-cache")
         .with("Content-Security-Policy", POLICY.as_str())
         .with("Cross-Origin-Opener-Policy", "same-origin")
@@ -43,9 +44,12 @@ pub(super) fn answer(request: &Request) -> Response {
 
 /// Whether If-None-Match names the page; weak comparison. A field that is no list of tags names nothing.
 fn has_it(request: &Request) -> bool {
-    let fields = request.headers.iter().filter(|(name, _)| name.eq_ignore_ascii_case("if-none-match"));
-    let mut tags = fields.flat_map(|(_, value)| value.split(',')).map(str::trim);
-    tags.any(|tag| tag == "*" || tag.strip_prefix("W/").unwrap_or(tag) == *TAG)
+    let mut fields = request.headers.iter().filter(|(name, _)| name.eq_ignore_ascii_case("if-none-match"));
+    fields.any(|(_, value)| {
+        let mut is_named = false;
+        let is_list = each_tag(value, |text, _| is_named |= text == *STATE).is_some();
+        value.trim() == "*" || is_list && is_named
+    })
 }
 
 fn digest(text: &str) -> String {

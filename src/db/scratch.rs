@@ -79,7 +79,7 @@ pub fn make_template(
         let ask = "select from pg_catalog.pg_database where datname::text operator(pg_catalog.=) $1 and datistemplate";
         let made = client.query_typed(ask, &[(&name, Type::TEXT)]).map_err(|error| explain(&error))?;
         if made.is_empty() {
-            run(client, &format!("drop database if exists {name} with (force)"))?;
+            drop_database(client, name).map_err(|error| explain(&error))?;
             run(client, &format!("create database {name}"))?;
             let connect = || connect().map_err(|error| explain(&error));
             migrations.apply(&mut connect()?, &mut connect()?)?;

@@ -25,10 +25,10 @@ const NAMED: usize = 3;
 
 /// The reasons of which there has been a line.
 #[derive(Default)]
-pub struct Warnings(Mutex<HashMap<String, Reason>>);
+pub struct Warnings(Mutex<HashMap<String, SinceTheLast>>);
 
 /// What has happened since the last line.
-struct Reason {
+struct SinceTheLast {
     last: Instant,
     skipped: u64,
     peers: HashMap<PeerKey, u64>,
@@ -40,7 +40,7 @@ impl Warnings {
         let mut reasons = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(reason) = reasons.get_mut(what) else {
             let peers = HashMap::new();
-            reasons.insert(what.to_owned(), Reason { last: now, skipped: 0, peers });
+            reasons.insert(what.to_owned(), SinceTheLast { last: now, skipped: 0, peers });
             drop(reasons);
             return log_line(log::Level::Warn, refused.map(|(_, id)| id), format_args!("503: {what}"));
         };
@@ -53,7 +53,7 @@ impl Warnings {
     }
 }
 
-impl Reason {
+impl SinceTheLast {
     fn skip(&mut self, peer: Option<Option<IpAddr>>) {
         self.skipped += 1;
         let Some(key) = peer.map(|address| address.map(counted_as)) else {
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn the_peers_that_had_the_most_are_named() {
         let now = Instant::now();
-        let mut reason = Reason { last: now, skipped: 0, peers: HashMap::new() };
+        let mut reason = SinceTheLast { last: now, skipped: 0, peers: HashMap::new() };
         assert_eq!(reason.take(now), "");
         reason.skip(None);
         assert_eq!(reason.take(now), " (and 1 more since the last such line)");

@@ -158,8 +158,9 @@ impl Owner {
         let connection_string = shared.connection_string("postgres");
         let mut client = scratch::connect(&connection_string)?;
         scratch::drop_namesakes(&mut client)?;
-        // Beside the start, which is to be quick. What this thread does not come to is left to the next process.
-        thread::spawn(move || {
+        // Beside the start, which is to be quick. What this thread does not come to is left to the next process, and all of
+        // it where there is no thread.
+        let _ = thread::Builder::new().spawn(move || {
             if let Err(error) = scratch::drop_leftovers(&connection_string) {
                 log::warn!("cannot drop what other processes left: {}", explain(&error));
             }

@@ -1,4 +1,5 @@
-//! Dumps and what they are restored into: the lines of "How do I back up and restore?" in docs/operations.md, and what it says is refused.
+//! Dumps and what they are restored into: the lines of "How do I back up and restore?" in docs/operations.md, and what it
+//! says is refused.
 
 use crate::support::{
     Client, Database, LONG, LONG_ON_DISK, Own, PASSWORD, Process, Service, TempDir, check, eventually,

@@ -18,8 +18,9 @@ impl<T> Scheduler<T> {
         self.lanes[lane as usize].in_flight
     }
 
-    /// Batches of statements that writes may have in flight: a read always has one more, if there are two.
-    fn write_capacity(&self) -> usize {
+    /// Batches of statements that writes, or lists, may have in flight: a find always has one more, if there are two, and a
+    /// list beside writes.
+    fn all_but_one(&self) -> usize {
         (self.capacity.statements - 1).max(1)
     }
 
@@ -32,12 +33,12 @@ impl<T> Scheduler<T> {
     }
 
     fn may_write(&self) -> bool {
-        self.statements() < self.capacity.statements && self.writes() < self.write_capacity()
+        self.statements() < self.capacity.statements && self.writes() < self.all_but_one()
     }
 
     /// One of those that write is left to the other kind of write, creates or changes.
     fn write_share(&self) -> usize {
-        (self.write_capacity() - 1).max(1)
+        (self.all_but_one() - 1).max(1)
     }
 
     /// Batches in flight that are no retries, of this kind of write.
@@ -53,7 +54,7 @@ impl<T> Scheduler<T> {
     /// Half of what writes may have, so that new ones are executed beside those that meet locks.
     pub(super) fn may_retry(&self) -> bool {
         let in_flight: usize = self.lanes.iter().map(|queue| queue.in_flight - queue.began.len()).sum();
-        self.may_write() && in_flight < (self.write_capacity() / 2).max(1)
+        self.may_write() && in_flight < (self.all_but_one() / 2).max(1)
     }
 
     pub(super) fn may_start(&self, lane: Lane, now: Instant) -> bool {
@@ -77,7 +78,7 @@ impl<T> Scheduler<T> {
             Lane::Create | Lane::Change => share.min(paced),
             Lane::Find => self.capacity.statements.min(paced),
             // A list reads a thousand users: one is left to those that read a single one.
-            Lane::List => (self.capacity.statements - 1).max(1).min(paced),
+            Lane::List => self.all_but_one().min(paced),
         }
     }
 
@@ -107,7 +108,7 @@ impl<T> Scheduler<T> {
         let mut free = self.limit(lane).saturating_sub(in_flight);
         free = free.min(self.capacity.statements.saturating_sub(self.statements()));
         if lane.writes() {
-            free = free.min(self.write_capacity().saturating_sub(self.writes()));
+            free = free.min(self.all_but_one().saturating_sub(self.writes()));
             free = free.min(self.write_share().saturating_sub(self.of_kind(lane)));
         }
         free
