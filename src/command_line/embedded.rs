@@ -2,7 +2,7 @@
 
 use super::{
     Failure,
-    arguments::Address,
+    arguments::Given,
     ending,
     environment::{self, is_set},
     memory,
@@ -42,22 +42,26 @@ pub fn chosen(options: &Options) -> String {
     format!("{buffers} and max_connections={}{memory}", options.max_connections)
 }
 
-/// Makes the cluster in `dir`, if any, the database of `config`, for as long as the value is kept: the one that a service
-/// runs, or else one that is started. `make`: it is made where the directory has none. Blocks until it accepts
+/// Makes the private cluster, if one is given, the database of `config`, for as long as the value is kept: the one that a
+/// service runs, or else one that is started. `make`: it is made where the directory has none. Blocks until it accepts
 /// connections.
-pub fn join(dir: Option<&Path>, config: &mut Config, make: bool) -> Result<Option<Joined>, Failure> {
-    let Some(dir) = dir else { return Ok(None) };
+pub fn join(given: &Given, config: &mut Config, make: bool) -> Result<Option<Joined>, Failure> {
+    let Some(dir) = given.dir() else { return Ok(None) };
     // A signal ends the process once the server can be told, too.
     let mut server = ending::server();
-    let joined = Joined::join(&options(dir, config), make).map_err(Failure::runtime)?;
+    let joined = Joined::join(&options(&dir, config), make).map_err(Failure::runtime)?;
     *server = joined.started();
     config.database = Database::Url(joined.connection_string("postgres").into());
     Ok(Some(joined))
 }
 
-/// Whether the service is for this machine alone, as no setting says where it listens.
-pub fn is_private(address: &Address) -> bool {
-    address.variable("HOST").is_none() && !is_set("HOST")
+/// Has the service listen for this machine alone, where no setting says where it listens. Returns whether it does.
+pub fn listen_privately(config: &mut Config) -> bool {
+    let is_private = !is_set("HOST");
+    if is_private {
+        config.host = Config::default().host;
+    }
+    is_private
 }
 
 /// What the table of settings says of the cluster in `dir`, which is not started: what its service uses instead of a

@@ -13,6 +13,7 @@ use signal_hook::{
     iterator::Signals,
 };
 use std::{
+    ffi::OsStr,
     fs, io,
     os::unix::fs::MetadataExt,
     process,
@@ -35,14 +36,6 @@ pub enum End {
     Broken,
     /// The private cluster's server is gone. A supervisor of the process starts both anew.
     Cluster(String),
-}
-
-/// The process whose end is the end of this one.
-pub enum Parent {
-    /// The one that holds the other end of standard input.
-    StandardInput,
-    /// The one of this number.
-    Process(i32),
 }
 
 /// What ends the process. The first signal lets it finish the requests in flight, the second does not.
@@ -103,8 +96,9 @@ impl Ending {
         Ok(Ending { ends, end, idle, serving })
     }
 
-    /// Ends as with a signal when the parent does.
-    pub fn watch_parent(&self, parent: Parent) -> Result<(), Failure> {
+    /// Ends as with a signal when the process of this number does; `None`: when standard input does, and so with the process
+    /// that holds its other end.
+    pub fn watch_parent(&self, pid: Option<&OsStr>) -> Result<(), Failure> {
         let (sender, idle) = (self.end.clone(), self.idle.clone());
         let ended = move || {
             if idle.load(Ordering::SeqCst) {
@@ -113,19 +107,21 @@ impl Ending {
             let _ = sender.send(End::Asked);
         };
         let thread = thread::Builder::new().name("parent".to_owned());
-        let spawned = match parent {
-            Parent::StandardInput if is_null_device(io::stdin()) => {
+        let spawned = match pid {
+            None if is_null_device(io::stdin()) => {
                 return Err(Failure::usage(
                     "--with-parent: standard input is /dev/null, as a shell gives it to a background job, and has \
                      ended already; give it a pipe, or name the process with --with-parent=PID",
                 ));
             }
-            Parent::StandardInput => thread.spawn(move || {
+            None => thread.spawn(move || {
                 let _ = io::copy(&mut io::stdin(), &mut io::sink());
                 log::info!("standard input has ended, and this process with it (--with-parent)");
                 ended();
             }),
-            Parent::Process(pid) => {
+            Some(pid) => {
+                let pid = pid.to_str().and_then(|pid| pid.parse().ok()).filter(|pid| *pid > 0);
+                let pid = pid.ok_or_else(|| Failure::argument("--with-parent= names no process"))?;
                 let Some(start) = start_of(pid) else {
                     return Err(Failure::usage(format!(
                         "--with-parent={pid}: there is no such process; name one that runs"

@@ -7,12 +7,12 @@ use log::LevelFilter;
 use std::{env, ffi::OsString, os::fd::OwnedFd, path::PathBuf, sync::Arc};
 use userd::{Config, ConfigError};
 
-/// The configuration that the variables make, with `first` asked before the environment.
-pub fn config(first: impl Fn(&str) -> Option<OsString>) -> Result<Config, ConfigError> {
-    let mut config = Config::from_vars(|name| first(name).or_else(|| env::var_os(name)))?;
+/// The configuration that the variables make.
+pub fn config() -> Result<Config, ConfigError> {
+    let mut config = Config::from_vars(|name| env::var_os(name))?;
     let user = nix::unistd::User::from_uid(nix::unistd::Uid::effective()).ok().flatten();
     if config.pg_pass_file.is_none() {
-        let home = env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
+        let home = value("HOME").map(PathBuf::from);
         let home = home.or_else(|| user.as_ref().map(|user| user.dir.clone()));
         config.pg_pass_file = home.map(|home| home.join(".pgpass")).filter(|file| file.is_file());
     }
@@ -21,10 +21,8 @@ pub fn config(first: impl Fn(&str) -> Option<OsString>) -> Result<Config, Config
 }
 
 /// The same, and what the log is set by. The error names every variable that cannot be used.
-pub fn with_log(
-    first: impl Fn(&str) -> Option<OsString>,
-) -> Result<(Config, LevelFilter, Format), ConfigError> {
-    match (config(first), log_level(), log_format()) {
+pub fn with_log() -> Result<(Config, LevelFilter, Format), ConfigError> {
+    match (config(), log_level(), log_format()) {
         (Ok(config), Ok(level), Ok(format)) => Ok((config, level, format)),
         (config, level, format) => {
             let errors = [config.err(), level.err(), format.err()].into_iter().flatten();
@@ -33,16 +31,20 @@ pub fn with_log(
     }
 }
 
+/// A variable that is empty counts as unset.
+fn value(name: &str) -> Option<OsString> {
+    env::var_os(name).filter(|value| !value.is_empty())
+}
+
 /// Whether a variable has a value.
 pub fn is_set(name: &str) -> bool {
-    env::var_os(name).is_some_and(|value| !value.is_empty())
+    value(name).is_some()
 }
 
 /// `LOG_LEVEL`.
 pub fn log_level() -> Result<LevelFilter, ConfigError> {
     const VARIABLE: &str = "LOG_LEVEL";
-    let level = env::var_os(VARIABLE).filter(|level| !level.is_empty());
-    let level = level.unwrap_or_else(|| "info".into());
+    let level = value(VARIABLE).unwrap_or_else(|| "info".into());
     let levels = LevelFilter::iter().map(|level| level.as_str().to_ascii_lowercase());
     let known: Vec<String> = levels.collect();
     let found = level.to_str().filter(|text| known.iter().any(|known| known == text));
@@ -115,10 +117,9 @@ pub fn is_of_database(name: &str) -> bool {
 
 /// Which variables have no effect, where a person may think that they had: a line for each reason. `embedded`: the database
 /// is one that the command starts. `passed`: the socket to listen on is there already.
-pub fn ineffective(argument: impl Fn(&str) -> Option<OsString>, embedded: bool, passed: bool) -> Vec<String> {
-    let value = |name: &str| argument(name).or_else(|| env::var_os(name)).filter(|text| !text.is_empty());
+pub fn ineffective(embedded: bool, passed: bool) -> Vec<String> {
     let set = |names: &[&'static str]| -> Vec<&'static str> {
-        names.iter().copied().filter(|name| value(name).is_some()).collect()
+        names.iter().copied().filter(|name| is_set(name)).collect()
     };
     let line = |names: &[&str], reason: &str| match names {
         [] => None,
@@ -155,8 +156,7 @@ pub fn ineffective(argument: impl Fn(&str) -> Option<OsString>, embedded: bool, 
             format!("DB_SSL={text:?} leaves TLS to the database off: only the exact text `true` turns it on")
         }),
     };
-    let (names, parameters): (Vec<_>, Vec<_>) =
-        OF_LIBPQ.into_iter().filter(|(name, _)| value(name).is_some()).unzip();
+    let (names, parameters): (Vec<_>, Vec<_>) = OF_LIBPQ.into_iter().filter(|(name, _)| is_set(name)).unzip();
     let of_libpq = format!(
         ": of libpq's variables only PGPASSWORD and PGPASSFILE are read; DATABASE_URL takes {}",
         parameters.join(", ")

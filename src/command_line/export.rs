@@ -1,18 +1,34 @@
 //! `userd export`: all users to a file or to standard output.
 
-use super::{Failure, embedded, environment, output::Output, progress::Progress, transfer_error};
-use std::{io, path::Path};
-use userd::transfer::{self, Export, TransferError};
+use super::{
+    Failure, arguments::Given, embedded, environment, output::Output, progress::Progress, transfer_error,
+};
+use std::io;
+use userd::transfer::{self, Export, Format, TransferError};
 
 /// What a shell reports of a program that a closed pipe has ended.
 const CLOSED_PIPE: u8 = 128 + 13;
 
-/// Writes all users to a file, or to standard output; those of the private cluster in `dir`, if any. Blocks until they
+/// Which users the arguments ask for, and how.
+pub fn what(given: &Given) -> Result<Export, Failure> {
+    let what = Export {
+        format: given.format().unwrap_or(Format::Ndjson),
+        with_password_hashes: given.has("--with-password-hashes"),
+        for_spreadsheets: given.has("--for-spreadsheets"),
+    };
+    match what.for_spreadsheets && what.format != Format::Csv {
+        true => Err(Failure::argument("--for-spreadsheets goes with --format csv")),
+        false => Ok(what),
+    }
+}
+
+/// Writes all users to a file, or to standard output; those of the private cluster, if one is given. Blocks until they
 /// are written.
-pub fn export(what: Export, file: Option<&Path>, dir: Option<&Path>) -> Result<(), Failure> {
-    let mut config = environment::config(|_| None).map_err(Failure::usage)?;
-    let mut output = Output::open(file, what.with_password_hashes)?;
-    let _cluster = embedded::join(dir, &mut config, false)?;
+pub fn export(given: &Given) -> Result<(), Failure> {
+    let what = what(given)?;
+    let mut config = environment::config().map_err(Failure::usage)?;
+    let mut output = Output::open(given.file(), what.with_password_hashes)?;
+    let _cluster = embedded::join(given, &mut config, false)?;
     let progress = Progress::new();
     let exported = transfer::export(&config, what, &mut output, &mut |done, of| progress.users(done, of));
     drop(progress);

@@ -1,6 +1,7 @@
 //! `userd healthcheck`: one request to the server that the same variables start. Knows its address, and enough of HTTP to
 //! read an answer.
 
+use super::{Failure, arguments::Given, environment};
 use std::{
     io::{self, Read, Write},
     net::{TcpStream, ToSocketAddrs},
@@ -19,16 +20,17 @@ const FRESH: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Asks whether the service is ready, until the answer is not from long ago. Blocks for up to three times the
-/// `request_timeout`. The error is one line.
-pub fn healthcheck(config: &Config) -> Result<(), String> {
+/// `request_timeout`.
+pub fn healthcheck(_: &Given) -> Result<(), Failure> {
+    let config = environment::config().map_err(Failure::usage)?;
     let deadline = Instant::now() + config.limits.request_timeout;
     loop {
-        let age = ask(config)?;
+        let age = ask(&config).map_err(Failure::runtime)?;
         if age < FRESH {
             return Ok(());
         }
         if Instant::now() > deadline {
-            return Err(format!("the database answered last {} s ago", age.as_secs()));
+            return Err(Failure::runtime(format!("the database answered last {} s ago", age.as_secs())));
         }
         thread::sleep(PAUSE);
     }

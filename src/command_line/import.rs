@@ -1,6 +1,12 @@
 //! `userd import`: creates the users of a file or of standard input.
 
-use super::{Failure, embedded, ending, environment, progress::Progress as Bar, start_error};
+use super::{
+    Failure,
+    arguments::{Given, format_of},
+    embedded, ending, environment,
+    progress::Progress as Bar,
+    start_error,
+};
 use signal_hook::iterator::Signals;
 use std::{
     fs::{self, File},
@@ -15,13 +21,21 @@ use userd::{
 };
 
 /// Imports the users of a file, or of standard input, and says what has become of each line that is refused. A private
-/// cluster in `dir` is made and migrated where it is missing, unless nothing is to be changed. Blocks until that is done.
-pub fn import(what: Import, file: Option<&Path>, dir: Option<&Path>) -> Result<(), Failure> {
-    let mut config = environment::config(|_| None).map_err(Failure::usage)?;
-    let (input, bytes) = open(file)?;
+/// cluster is made and migrated where it is missing, unless nothing is to be changed. Blocks until that is done.
+pub fn import(given: &Given) -> Result<(), Failure> {
+    let what = Import {
+        format: given.format(),
+        skip_invalid: given.has("--skip-invalid"),
+        skip_existing: given.has("--skip-existing"),
+        dry_run: given.has("--dry-run"),
+        as_is: given.has("--as-is"),
+        keep_ids: given.has("--keep-ids"),
+    };
+    let mut config = environment::config().map_err(Failure::usage)?;
+    let (input, bytes) = open(given.file())?;
     let stop = Stop::default();
     end_with_signals(stop.clone()).map_err(Failure::runtime)?;
-    let cluster = embedded::join(dir, &mut config, !what.dry_run)?;
+    let cluster = embedded::join(given, &mut config, !what.dry_run)?;
     if cluster.is_some() && !what.dry_run {
         upkeep::migrate(&config).map_err(start_error)?;
     }
@@ -41,7 +55,8 @@ pub fn import(what: Import, file: Option<&Path>, dir: Option<&Path>) -> Result<(
 
 /// Creates the users of a file in a database that begins with them: whatever their columns can hold, with their ids where
 /// the first line has one. Blocks until that is done.
-pub fn seed(config: &Config, file: &Path, format: Format) -> Result<(), Failure> {
+pub fn seed(config: &Config, file: &Path) -> Result<(), Failure> {
+    let format = format_of(file).unwrap_or(Format::Ndjson);
     let keep_ids = has_ids(file, format);
     let what = Import {
         format: Some(format),

@@ -1,11 +1,16 @@
 //! What the tables of options and of settings look like as `--help`, as a manual page, and as the completion of a shell.
 
 use super::{
-    arguments::completion_is_installed_by,
+    Failure,
+    arguments::Given,
+    print,
     verbs::{ANYWHERE, Opt, SHELLS, Takes, VERBS, Verb},
 };
 use std::fmt::Write;
-use userd::config::{SETTINGS, Setting};
+use userd::{
+    config::{SETTINGS, Setting},
+    nearest::nearest,
+};
 
 /// Columns of the help.
 const WIDTH: usize = 100;
@@ -24,8 +29,23 @@ const EXIT_CODES: [(&str, &str); 5] = [
     ("141", "The reader of an export's standard output has closed it."),
 ];
 
+/// Prints what the operand's subcommand takes; without one, everything.
+pub fn help(given: &Given) -> Result<(), Failure> {
+    let asked = given.operand.clone().unwrap_or_default();
+    let name = asked.to_string_lossy();
+    match VERBS.iter().find(|verb| verb.name == name) {
+        Some(_) if name.is_empty() => print(&help_of_all()),
+        Some(verb) => print(&help_of(verb)),
+        None => {
+            let meant = nearest(&name, VERBS.iter().map(|verb| verb.name));
+            let meant = meant.map(|meant| format!(" (did you mean {meant}?)")).unwrap_or_default();
+            Err(Failure::argument(format!("there is no command {asked:?}{meant}")))
+        }
+    }
+}
+
 /// The text of `--help` behind a subcommand.
-pub fn help_of(verb: &Verb) -> String {
+fn help_of(verb: &Verb) -> String {
     let start = format!("usage: userd {}", verb.name);
     let indent = " ".repeat(start.len() + 1);
     let mut text = filled(&start, &indent, verb.arguments().iter().map(String::as_str));
@@ -38,7 +58,7 @@ pub fn help_of(verb: &Verb) -> String {
 }
 
 /// The text of `--help`.
-pub fn help() -> String {
+fn help_of_all() -> String {
     let mut text = format!("userd: {SUMMARY}\n\n");
     for (at, verb) in VERBS.iter().enumerate() {
         let start = format!("{}userd {}", if at == 0 { "usage: " } else { "       " }, verb.name);
@@ -147,10 +167,16 @@ fn roff(text: &str) -> String {
     if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }
 }
 
-/// What makes a shell complete the arguments. `shell` is one of [`SHELLS`].
-pub fn completion(shell: &str) -> String {
-    let install = completion_is_installed_by(shell);
-    match shell {
+/// Prints what makes the operand's shell complete the arguments.
+pub fn completion(given: &Given) -> Result<(), Failure> {
+    let asked = given.operand.clone().unwrap_or_default();
+    let Some(shell) = SHELLS.iter().find(|shell| asked == **shell) else {
+        let lines: Vec<String> = SHELLS.iter().map(|shell| installed_by(shell)).collect();
+        let shells = SHELLS.join(", ");
+        return Err(Failure::argument(format!("completion is for {shells}: {}", lines.join("; "))));
+    };
+    let install = installed_by(shell);
+    print(&match *shell {
         // zsh looks at the first line.
         "zsh" => format!(
             "#compdef userd\n# {install}\n# and in ~/.zshrc, before compinit: fpath=(~/.zfunc $fpath)\n\
@@ -159,7 +185,17 @@ pub fn completion(shell: &str) -> String {
         ),
         "fish" => format!("# {install}\n{}", fish()),
         _ => format!("# {install}\n{}", bash()),
-    }
+    })
+}
+
+/// The line that installs the completion of a shell.
+fn installed_by(shell: &str) -> String {
+    let (directory, file) = match shell {
+        "zsh" => ("~/.zfunc", "_userd"),
+        "fish" => ("~/.config/fish/completions", "userd.fish"),
+        _ => ("~/.local/share/bash-completion/completions", "userd"),
+    };
+    format!("mkdir -p {directory} && userd completion {shell} > {directory}/{file}")
 }
 
 /// The words that may follow an operand's or an option's place; empty for the names of files.
@@ -280,7 +316,7 @@ mod tests {
 
     #[test]
     fn the_help_has_lines_that_fit() {
-        let help = help();
+        let help = help_of_all();
         let (before, _) = help.split_once("\nEnvironment variables").expect("it has the table");
         for verb in VERBS {
             let help = help_of(verb);

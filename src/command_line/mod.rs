@@ -19,11 +19,11 @@ mod serve;
 mod upkeep;
 mod verbs;
 
-use arguments::Arguments;
+use arguments::Given;
 use log::Level;
 use log_writer::Format;
 use std::{
-    env,
+    env, fmt,
     io::{self, Write},
     process::ExitCode,
 };
@@ -31,37 +31,13 @@ use userd::{StartError, transfer::TransferError};
 
 /// Does what the arguments say. Blocks until that is done.
 pub fn run() -> ExitCode {
-    let parsed = Arguments::parse(env::args_os().skip(1));
-    let arguments = parsed.map_err(Unstarted::Arguments).and_then(|(arguments, file)| match file {
-        None => Ok(arguments),
+    let given = Given::parse(env::args_os().skip(1)).map_err(Failure::argument);
+    let serves = given.as_ref().is_ok_and(|given| given.verb.name.is_empty());
+    let done = given.and_then(|given| {
         // No other thread is there yet.
-        Some(file) => env_file::read(&file).map(|()| arguments).map_err(Unstarted::File),
+        given.set_variables()?;
+        (given.verb.run)(&given)
     });
-    let serves = matches!(arguments, Ok(Arguments::Serve(_)));
-    let done = match arguments {
-        Ok(Arguments::Help(verb)) if verb.name.is_empty() => return print(&manual::help()),
-        Ok(Arguments::Help(verb)) => return print(&manual::help_of(verb)),
-        Ok(Arguments::Version) => return print(concat!("userd ", env!("CARGO_PKG_VERSION"), "\n")),
-        Ok(Arguments::Healthcheck(address)) => environment::config(|name| address.variable(name))
-            .map_err(Failure::usage)
-            .and_then(|config| healthcheck::healthcheck(&config).map_err(Failure::runtime)),
-        Ok(Arguments::Serve(serve)) => serve::serve(serve),
-        Ok(Arguments::Export(what, file, dir)) => export::export(what, file.as_deref(), dir.as_deref()),
-        Ok(Arguments::Import(what, file, dir)) => import::import(what, file.as_deref(), dir.as_deref()),
-        Ok(Arguments::Migrate(dir)) => upkeep::migrate(dir.as_deref()),
-        Ok(Arguments::Check { address, migrate, counts, dir }) => {
-            return upkeep::check(&address, migrate, counts, dir.as_deref());
-        }
-        Ok(Arguments::Recount(dir)) => upkeep::recount(dir.as_deref()),
-        Ok(Arguments::Grants(role, dir)) => upkeep::grants(&role, dir.as_deref()),
-        Ok(Arguments::Config(address, dir)) => upkeep::config(&address, dir.as_deref()),
-        Ok(Arguments::Man) => return print(&manual::man()),
-        Ok(Arguments::Completion(shell)) => return print(&manual::completion(&shell)),
-        Err(Unstarted::Arguments(problem)) => {
-            Err(Failure::usage(format!("{problem}; `userd --help` lists what there is")))
-        }
-        Err(Unstarted::File(problem)) => Err(Failure::usage(format!("--env-file: {problem}"))),
-    };
     log::logger().flush();
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -78,19 +54,19 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// What keeps the command from beginning.
-enum Unstarted {
-    Arguments(String),
-    File(String),
-}
-
 /// Why the command ends without success: an exit code, and one line for standard error; empty for none.
+#[derive(Debug)]
 struct Failure {
     code: u8,
     line: String,
 }
 
 impl Failure {
+    /// The arguments are none that there are.
+    fn argument(problem: impl fmt::Display) -> Failure {
+        Failure::usage(format!("{problem}; `userd --help` lists what there is"))
+    }
+
     /// The command line or a variable cannot be used.
     fn usage(problem: impl ToString) -> Failure {
         Failure { code: 2, line: problem.to_string() }
@@ -119,9 +95,7 @@ fn transfer_error(error: TransferError) -> Failure {
     }
 }
 
-fn print(text: &str) -> ExitCode {
-    match io::stdout().write_all(text.as_bytes()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::FAILURE,
-    }
+/// To standard output. The failure is without a line, as its reader has gone.
+fn print(text: &str) -> Result<(), Failure> {
+    io::stdout().write_all(text.as_bytes()).map_err(|_| Failure { code: 1, line: String::new() })
 }

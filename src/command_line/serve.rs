@@ -3,7 +3,7 @@
 
 use super::{
     Failure,
-    arguments::Serve,
+    arguments::Given,
     embedded,
     ending::{self, End, Ending},
     environment::{self, passed_socket},
@@ -18,55 +18,57 @@ use std::{
 };
 use userd::{
     BoundServer, Config, Database, ScratchDatabase, Server, StartError,
-    embedded::{Account, Cluster, Options},
+    embedded::{Account, Cluster},
     server::{self, RefusingServer},
 };
 
 /// Runs the service until a signal, or the end of its parent, ends it.
-pub fn serve(arguments: Serve) -> Result<(), Failure> {
-    let (mut config, level, format) =
-        environment::with_log(|name| arguments.address.variable(name)).map_err(Failure::usage)?;
-    config.migrate = arguments.migrate;
+pub fn serve(given: &Given) -> Result<(), Failure> {
+    let (is_embedded, is_ephemeral) = (given.has("--embedded"), given.has("--ephemeral"));
+    for (option, other) in
+        [("--seed", "--ephemeral"), ("--postgres", "--embedded"), ("--ephemeral", "--embedded")]
+    {
+        if given.has(option) && !given.has(other) {
+            return Err(Failure::argument(format!("{option} goes with {other}")));
+        }
+    }
+    if is_ephemeral && given.value("--embedded").is_some() {
+        return Err(Failure::argument("--ephemeral keeps nothing: it goes without a directory"));
+    }
+    let dir = given.dir().filter(|_| !is_ephemeral);
+    let (mut config, level, format) = environment::with_log().map_err(Failure::usage)?;
+    config.migrate = given.migrate();
     config.socket = passed_socket()?;
     config.on_idle = Some(crate::give_back_memory);
-    if arguments.embedded() && embedded::is_private(&arguments.address) {
-        config.host = Config::default().host;
+    if is_embedded {
+        embedded::listen_privately(&mut config);
     }
     // The socket that was passed takes clients whether this process ends or not.
-    let waits = config.socket.is_some() && !arguments.embedded();
+    let waits = config.socket.is_some() && !is_embedded;
     server::check_system(&config).map_err(start_error)?;
     log_writer::log_to_stderr(level, format).map_err(Failure::runtime)?;
-    let argument = |name: &str| arguments.address.variable(name);
-    for line in environment::ineffective(argument, arguments.embedded(), config.socket.is_some()) {
+    for line in environment::ineffective(is_embedded, config.socket.is_some()) {
         log::warn!("{line}");
     }
-    let account = arguments
-        .embedded()
-        .then(|| Account::find(!arguments.ephemeral))
-        .transpose()
-        .map_err(Failure::runtime)?;
-    let ending = Ending::watch(arguments.dir.is_none()).map_err(Failure::runtime)?;
-    if let Some(parent) = arguments.parent {
-        ending.watch_parent(parent)?;
+    let account = is_embedded.then(|| Account::find(!is_ephemeral)).transpose().map_err(Failure::runtime)?;
+    let ending = Ending::watch(dir.is_none()).map_err(Failure::runtime)?;
+    if given.has("--with-parent") {
+        ending.watch_parent(given.value("--with-parent"))?;
     }
 
     let bound = BoundServer::bind(&config).map_err(start_error)?;
-    let postgres = arguments.postgres.as_deref();
-    let mut cluster = match &arguments.dir {
-        None => None,
-        Some(dir) => Some(start_cluster(dir, postgres, &mut config)?),
-    };
-    let scratch = match arguments.ephemeral {
+    let mut cluster = dir.as_deref().map(|dir| start_cluster(dir, &mut config)).transpose()?;
+    let scratch = match is_ephemeral {
         false => None,
         true => {
-            let scratch = ScratchDatabase::with_programs(postgres, config.migrations_dir.as_deref());
+            let scratch = ScratchDatabase::with_migrations(config.migrations_dir.as_deref());
             let scratch = scratch.map_err(Failure::runtime)?;
             config.database = Database::Url(scratch.url().into());
             Some(scratch)
         }
     };
-    if let Some((file, format)) = &arguments.seed {
-        seed(&config, file, *format)?;
+    if let Some(file) = given.value("--seed") {
+        seed(&config, Path::new(file))?;
     }
     let on_listening = || account.as_ref().map_or(Ok(()), privileges::give_up);
     let started = match bound.start(config.clone(), on_listening, ending.on_broken()) {
@@ -79,7 +81,7 @@ pub fn serve(arguments: Serve) -> Result<(), Failure> {
     ending.begin();
     // A harness may have closed it; the service does not depend on being read.
     let _ = writeln!(io::stdout(), "listening on {}", server.base_url());
-    if let (Some(dir), Some(cluster)) = (&arguments.dir, &cluster) {
+    if let (Some(dir), Some(cluster)) = (&dir, &cluster) {
         let has_token = config.api_token.is_some();
         for line in embedded::greeting(dir, cluster.is_new(), server.base_url(), has_token) {
             log::info!("{line}");
@@ -133,8 +135,8 @@ fn start_later(config: &Config, error: &StartError, ending: &Ending) -> Result<S
     }
 }
 
-fn start_cluster(dir: &Path, postgres: Option<&Path>, config: &mut Config) -> Result<Cluster, Failure> {
-    let options = Options { programs: postgres.map(Path::to_owned), ..embedded::options(dir, config) };
+fn start_cluster(dir: &Path, config: &mut Config) -> Result<Cluster, Failure> {
+    let options = embedded::options(dir, config);
     log::info!("starting PostgreSQL with {}", embedded::chosen(&options));
     let cluster = Cluster::start(&options).map_err(Failure::runtime)?;
     *ending::server() = Some(cluster.pid());

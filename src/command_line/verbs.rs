@@ -1,7 +1,9 @@
 //! What the command can do: ONE table of subcommands, options and their help. Parsing, `--help`, the man page and the
 //! completion of shells follow from it.
 //!
-//! To add an option: a row here, and a field where `arguments` makes a value of it.
+//! To add an option: a row here; the file of its subcommand looks it up.
+
+use super::{Failure, arguments::Given, export, healthcheck, import, manual, print, serve, upkeep};
 
 /// A subcommand; the one without a name runs the service.
 pub struct Verb {
@@ -10,6 +12,7 @@ pub struct Verb {
     /// The operand, which may be left out.
     pub operand: Option<&'static str>,
     pub help: &'static str,
+    pub run: fn(&Given) -> Result<(), Failure>,
 }
 
 /// An option with two dashes.
@@ -70,6 +73,24 @@ pub const ANYWHERE: &[Opt] = &[
     option("--version", Nothing, "print the version"),
 ];
 
+/// `--help`, too, behind a subcommand, which is its operand then.
+pub const HELP: Verb = Verb {
+    name: "help",
+    options: &[],
+    operand: Some("COMMAND"),
+    help: "print what a command takes",
+    run: manual::help,
+};
+
+/// `--version`.
+pub const VERSION: Verb = Verb {
+    name: "--version",
+    options: &[],
+    operand: None,
+    help: "print the version",
+    run: |_| print(concat!("userd ", env!("CARGO_PKG_VERSION"), "\n")),
+};
+
 /// In the order of the help.
 pub const VERBS: &[Verb] = &[
     Verb {
@@ -104,6 +125,7 @@ pub const VERBS: &[Verb] = &[
         ],
         operand: None,
         help: "run the service",
+        run: serve::serve,
     },
     Verb {
         name: "export",
@@ -119,6 +141,7 @@ pub const VERBS: &[Verb] = &[
         ],
         operand: Some("FILE"),
         help: "write all users to FILE, which is complete once it is there, or to standard output",
+        run: export::export,
     },
     Verb {
         name: "import",
@@ -137,12 +160,14 @@ pub const VERBS: &[Verb] = &[
         ],
         operand: Some("FILE"),
         help: "create the users of FILE, or of standard input: all of them, or none where a line is refused",
+        run: import::import,
     },
     Verb {
         name: "migrate",
         options: &[EMBEDDED],
         operand: None,
         help: "apply the migrations that the database lacks, and end",
+        run: upkeep::migrate,
     },
     Verb {
         name: "check",
@@ -156,24 +181,28 @@ pub const VERBS: &[Verb] = &[
         operand: None,
         help: "say whether userd could start: configuration, database, migrations, privileges, tables; changes nothing; \
                exit code 0 or 1",
+        run: upkeep::check,
     },
     Verb {
         name: "recount",
         options: &[EMBEDDED],
         operand: None,
         help: "count all users anew, where triggers were disabled and totals are wrong; writers wait meanwhile",
+        run: upkeep::recount,
     },
     Verb {
         name: "grants",
         options: &[EMBEDDED],
         operand: Some("ROLE"),
         help: "print the GRANT statements that ROLE needs to run the service on tables that another role owns",
+        run: upkeep::grants,
     },
     Verb {
         name: "config",
         options: &[EMBEDDED, HOST, PORT],
         operand: None,
         help: "print the settings in force and where each comes from, without secrets",
+        run: upkeep::config,
     },
     Verb {
         name: "healthcheck",
@@ -181,14 +210,22 @@ pub const VERBS: &[Verb] = &[
         operand: None,
         help: "exit code 0 if the service that these variables start answers GET /readyz with 200, else 1: for images \
                without curl",
+        run: healthcheck::healthcheck,
     },
-    Verb { name: "help", options: &[], operand: Some("COMMAND"), help: "print what a command takes" },
-    Verb { name: "man", options: &[], operand: None, help: "print the manual page, userd(1)" },
+    HELP,
+    Verb {
+        name: "man",
+        options: &[],
+        operand: None,
+        help: "print the manual page, userd(1)",
+        run: |_| print(&manual::man()),
+    },
     Verb {
         name: "completion",
         options: &[],
         operand: Some("SHELL"),
         help: "print what makes bash, zsh or fish complete arguments",
+        run: manual::completion,
     },
 ];
 
