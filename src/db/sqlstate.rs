@@ -109,7 +109,7 @@ pub(super) fn is_ended(error: &postgres::Error) -> bool {
 
 /// The constraint that a value violates which must be unique and is taken (SQLSTATE 23505).
 #[cfg(feature = "command")]
-pub(super) fn taken(error: &postgres::Error) -> Option<&str> {
+pub fn taken(error: &postgres::Error) -> Option<&str> {
     error.as_db_error().filter(|error| error.code().code() == "23505")?.constraint()
 }
 

@@ -41,6 +41,9 @@ impl fmt::Display for Complaint {
 /// What a batch has come to.
 #[derive(Debug, Default)]
 pub(super) struct Checked {
+    pub lines: u64,
+    /// Bytes of the stream up to its end.
+    pub position: u64,
     /// The rows of those that may be imported, as the database takes them.
     pub rows: Vec<u8>,
     pub count: u64,
@@ -119,7 +122,8 @@ impl Rules {
 
     /// Checks the records of a batch, and hashes their clear passwords. Blocks for nothing else.
     pub fn check(&self, batch: &Batch) -> Checked {
-        let mut checked = Checked::default();
+        let (lines, position) = (batch.records.len() as u64, batch.position);
+        let mut checked = Checked { lines, position, ..Checked::default() };
         let mut csv = (self.format == Format::Csv).then(|| reader(&batch.text));
         let mut values = csv::ByteRecord::new();
         let mut start = 0;
@@ -233,7 +237,7 @@ impl Rules {
             }
             (hash, ..) => hash,
         };
-        let user = UserRef::new(0, new.values(), created_at, updated_at);
+        let user = UserRef { id: 0, name: &new.name, email: &new.email, created_at, updated_at };
         let imported = ImportedUser { line, id, password_hash, user };
         match self.rows {
             Rows::Staged { .. } => imported.write_staged(rows),

@@ -9,7 +9,7 @@ use super::{
     check::{Complaint, Rows, Rules},
     input::{Input, without_bom},
     pipeline::Pipeline,
-    records::{Batch, Records},
+    records::Records,
     stop::{Stage, Stop},
 };
 use crate::{
@@ -17,10 +17,10 @@ use crate::{
     db::{
         explain,
         open::Opening,
-        transfer::{Repeated, Staging, StoreError},
+        transfer::{Repeated, Staging},
     },
 };
-use std::io::{self, BufReader, Read};
+use std::io::{BufReader, Read};
 
 /// What is imported, and how.
 #[derive(Debug, Clone, Copy)]
@@ -132,13 +132,15 @@ impl Run<'_> {
         let stored = match input.ahead() {
             // The sequence of ids has to be past those of the lines before one is stored.
             Some(input) if !dry_run && !skip_existing && !keep_ids => self.store_unstaged(input),
-            _ => Err(Unstored::ToBeStaged),
+            _ => Err(TransferError::Unstaged),
         };
         let (imported, is_stored) = match stored {
             Ok(imported) => (imported, true),
-            Err(Unstored::ToBeStaged) => self.stage_and_store(input.read(), false)?,
-            Err(Unstored::Repeated) => self.stage_and_store(input.read(), true)?,
-            Err(Unstored::Failed(error)) => return Err(error),
+            Err(TransferError::Unstaged) => self.stage_and_store(input.read(), false)?,
+            Err(TransferError::EmailTaken | TransferError::IdTaken) => {
+                self.stage_and_store(input.read(), true)?
+            }
+            Err(error) => return Err(error),
         };
         if is_stored {
             stop.enter(Stage::Committing)?;
@@ -148,41 +150,34 @@ impl Run<'_> {
     }
 
     /// Stores the users of a file as they are read, without staging them, which makes less work for the server. After an
-    /// error nothing of it is stored.
+    /// error nothing of it is stored. [`TransferError::Unstaged`]: not all of them are to be stored, or one has a password,
+    /// or the table takes no rows that are not staged.
     ///
     /// Creates of the same addresses then wait from the moment that a line is stored, not from the moment that all lines
     /// are checked. So this is for a file, which is read as quickly as the database stores, and not for a stream, which
     /// may pause for hours; nor for passwords, of which a core hashes fifty a second.
-    fn store_unstaged(&mut self, input: Box<dyn Read + Send>) -> Result<Imported, Unstored> {
+    fn store_unstaged(&mut self, input: Box<dyn Read + Send>) -> Result<Imported, TransferError> {
         let Run { config, import, staging, on_progress } = self;
-        let mut imported = Imported::default();
+        let mut lines = Lines::default();
         if !staging.may_store_unstaged {
-            return Err(Unstored::ToBeStaged);
+            return Err(TransferError::Unstaged);
         }
         let rules = Rules::new(config, *import, Rows::Stored, staging.present);
-        let Some(outcomes) = check(config, rules, input, &mut imported.refused)? else {
-            return Err(Unstored::ToBeStaged);
+        let Some(mut checked) = check(config, rules, input, &mut lines.refused)? else {
+            return Err(TransferError::Unstaged);
         };
-        let mut lines = 0;
-        let count = staging.store_unstaged(|| {
-            let Some((batch, checked)) = outcomes.next()? else {
-                on_progress(Progress::Storing { users: imported.users });
-                return Ok(None);
-            };
-            lines += batch.records.len() as u64;
-            imported.users += checked.count;
-            checked.complaints.into_iter().for_each(|complaint| imported.refused.add(complaint));
-            if checked.with_password > 0 || (imported.refused.count > 0 && !import.skip_invalid) {
-                return Err(Unstored::ToBeStaged);
+        let stored = staging.store_unstaged(|| {
+            let rows = lines.take(&mut checked, on_progress)?;
+            if lines.with_password > 0 || (lines.refused.count > 0 && !import.skip_invalid) {
+                return Err(TransferError::Unstaged);
             }
-            on_progress(Progress::Checked { lines, bytes: batch.position });
-            outcomes.reuse(batch);
-            Ok(Some(checked.rows))
+            if rows.is_none() {
+                on_progress(Progress::Storing { users: lines.users });
+            }
+            Ok(rows)
         })?;
-        match count == imported.users {
-            true => Ok(imported),
-            false => Err(StoreError::Altered { stored: (count, 0), sent: (imported.users, 0) }.into()),
-        }
+        refuse_altered((stored, 0), (lines.users, 0))?;
+        Ok(Imported { users: lines.users, refused: lines.refused, ..Imported::default() })
     }
 
     /// Stages the users of all lines that are accepted, and stores them if they are to be stored; whether they were.
@@ -193,9 +188,10 @@ impl Run<'_> {
         is_repeated: bool,
     ) -> Result<(Imported, bool), TransferError> {
         let import = self.import;
-        let mut imported = Imported::default();
-        let mut counts = self.stage(input, &mut imported.refused)?;
-        (self.on_progress)(Progress::Storing { users: counts.0 });
+        let Lines { users, with_password, refused, .. } = self.stage(input)?;
+        let mut imported = Imported { refused, ..Imported::default() };
+        let mut counts = (users, with_password);
+        (self.on_progress)(Progress::Storing { users });
         let staging = &mut self.staging;
         if import.skip_existing {
             imported.existing += staging.skip_existing()?;
@@ -213,15 +209,15 @@ impl Run<'_> {
             if import.dry_run || (imported.refused.count > 0 && !import.skip_invalid) {
                 return Ok((imported, false));
             }
-            match staging.store(counts.0, counts.1) {
-                Ok(()) => break,
+            match staging.store(counts.1 > 0).map_err(TransferError::from) {
+                Ok(stored) => {
+                    refuse_altered(stored, counts)?;
+                    break;
+                }
                 // Other sessions store users, too.
-                Err(StoreError::Repeated) if attempt < ATTEMPTS => look = true,
-                Err(StoreError::IdTaken) if attempt < ATTEMPTS => match import.keep_ids {
-                    true => look = true,
-                    false => staging.move_ids()?,
-                },
-                Err(error) => return Err(error.into()),
+                Err(TransferError::IdTaken) if attempt < ATTEMPTS && !import.keep_ids => staging.move_ids()?,
+                Err(TransferError::EmailTaken | TransferError::IdTaken) if attempt < ATTEMPTS => look = true,
+                Err(error) => return Err(error),
             }
             if import.skip_existing {
                 imported.existing += staging.skip_existing()?;
@@ -230,83 +226,55 @@ impl Run<'_> {
         Ok((imported, true))
     }
 
-    /// Checks all lines and stages those that are accepted: how many they are, and how many of them have a hash.
-    fn stage(
-        &mut self,
-        input: Box<dyn Read + Send>,
-        refused: &mut Refused,
-    ) -> Result<(u64, u64), TransferError> {
+    /// Checks all lines and stages those that are accepted.
+    fn stage(&mut self, input: Box<dyn Read + Send>) -> Result<Lines, TransferError> {
         let Run { config, import, staging, on_progress } = self;
+        let mut lines = Lines::default();
         let rules = Rules::new(config, *import, Rows::Staged { hash: !import.dry_run }, staging.present);
-        let Some(outcomes) = check(config, rules, input, refused)? else {
-            return Ok((0, 0));
-        };
-        let (mut lines, mut staged, mut hashes) = (0, 0, 0);
-        staging.stage(|| {
-            let Some((batch, checked)) = outcomes.next()? else {
-                return Ok(None);
-            };
-            lines += batch.records.len() as u64;
-            staged += checked.count;
-            hashes += checked.with_password;
-            checked.complaints.into_iter().for_each(|complaint| refused.add(complaint));
-            on_progress(Progress::Checked { lines, bytes: batch.position });
-            outcomes.reuse(batch);
-            Ok::<_, TransferError>(Some(checked.rows))
-        })?;
-        Ok((staged, hashes))
-    }
-}
-
-/// Why no users were stored without staging them.
-enum Unstored {
-    /// Not all of them are to be stored, or one has a password, or the table takes no rows that are not staged, or ids that
-    /// were drawn are taken.
-    ToBeStaged,
-    /// A line has the address of another one, or of a stored user.
-    Repeated,
-    Failed(TransferError),
-}
-
-impl From<TransferError> for Unstored {
-    fn from(error: TransferError) -> Unstored {
-        Unstored::Failed(error)
-    }
-}
-
-impl From<io::Error> for Unstored {
-    fn from(error: io::Error) -> Unstored {
-        Unstored::Failed(error.into())
-    }
-}
-
-impl From<postgres::Error> for Unstored {
-    fn from(error: postgres::Error) -> Unstored {
-        StoreError::from(error).into()
-    }
-}
-
-impl From<StoreError> for Unstored {
-    fn from(error: StoreError) -> Unstored {
-        match error {
-            StoreError::Repeated | StoreError::IdTaken => Unstored::Repeated,
-            error => Unstored::Failed(error.into()),
+        if let Some(mut checked) = check(config, rules, input, &mut lines.refused)? {
+            staging.stage(|| lines.take(&mut checked, on_progress))?;
         }
+        Ok(lines)
     }
 }
 
-impl From<StoreError> for TransferError {
-    fn from(error: StoreError) -> TransferError {
-        TransferError::Database(match error {
-            StoreError::Repeated | StoreError::IdTaken => {
-                "other sessions keep storing the same addresses or ids".to_owned()
-            }
-            StoreError::Altered { stored, sent } => format!(
-                "{} users and {} hashes were stored instead of {} and {}: a trigger of the table alters them",
-                stored.0, stored.1, sent.0, sent.1
-            ),
-            StoreError::Database(error) => explain(&error),
-        })
+/// What the lines that were checked so far have come to.
+#[derive(Default)]
+struct Lines {
+    count: u64,
+    /// Those that are accepted, and how many of them have a password, in clear or hashed.
+    users: u64,
+    with_password: u64,
+    refused: Refused,
+}
+
+impl Lines {
+    /// Adds the next batch; its rows.
+    fn take(
+        &mut self,
+        pipeline: &mut Pipeline,
+        on_progress: &mut dyn FnMut(Progress),
+    ) -> Result<Option<Vec<u8>>, TransferError> {
+        let Some(checked) = pipeline.next()? else {
+            return Ok(None);
+        };
+        self.count += checked.lines;
+        self.users += checked.count;
+        self.with_password += checked.with_password;
+        checked.complaints.into_iter().for_each(|complaint| self.refused.add(complaint));
+        on_progress(Progress::Checked { lines: self.count, bytes: checked.position });
+        Ok(Some(checked.rows))
+    }
+}
+
+/// The error: what was stored, users and hashes, is not what was sent.
+fn refuse_altered(stored: (u64, u64), sent: (u64, u64)) -> Result<(), TransferError> {
+    match stored == sent {
+        true => Ok(()),
+        false => Err(TransferError::Database(format!(
+            "{} users and {} hashes were stored instead of {} and {}: a trigger of the table alters them",
+            stored.0, stored.1, sent.0, sent.1
+        ))),
     }
 }
 
@@ -343,8 +311,7 @@ fn check(
     let format = rules.format();
     let mut records = Records::new(BufReader::with_capacity(READ, input), format, longest);
     if format == Format::Csv {
-        let mut header = Batch::default();
-        records.header(&mut header).map_err(TransferError::Read)?;
+        let header = records.batch(1).map_err(TransferError::Read)?;
         let read = match header.records.first() {
             Some(record) => record.end.map_err(str::to_owned).and_then(|_| rules.read_header(&header.text)),
             None => Ok(()),

@@ -18,7 +18,10 @@ pub use import::{Import, Imported, Progress, Refused, import};
 pub use input::Input;
 pub use stop::Stop;
 
-use crate::{db::explain, start_error::StartError};
+use crate::{
+    db::{explain, transfer::taken},
+    start_error::StartError,
+};
 use std::{fmt, io};
 
 /// The format of a file of users.
@@ -43,6 +46,13 @@ pub enum TransferError {
     Read(io::Error),
     /// The connection broke while the import was committed; one line.
     Uncertain(String),
+    /// A line has the address of an earlier one, or of a stored user, and attempts to store it have ended.
+    EmailTaken,
+    /// The same of its id, or of the id that it drew.
+    IdTaken,
+    /// The users of the input are to be staged before they are stored.
+    #[doc(hidden)]
+    Unstaged,
 }
 
 impl fmt::Display for TransferError {
@@ -55,6 +65,10 @@ impl fmt::Display for TransferError {
             TransferError::Uncertain(line) => {
                 write!(f, "the connection broke at the very end: all users were imported, or none ({line})")
             }
+            TransferError::EmailTaken | TransferError::IdTaken => {
+                f.write_str("database error: other sessions keep storing the same addresses or ids")
+            }
+            TransferError::Unstaged => f.write_str("the users have to be staged"),
         }
     }
 }
@@ -79,6 +93,10 @@ impl From<io::Error> for TransferError {
 
 impl From<postgres::Error> for TransferError {
     fn from(error: postgres::Error) -> TransferError {
-        TransferError::Database(explain(&error))
+        match taken(&error) {
+            Some("users_email_key") => TransferError::EmailTaken,
+            Some("users_pkey") => TransferError::IdTaken,
+            _ => TransferError::Database(explain(&error)),
+        }
     }
 }

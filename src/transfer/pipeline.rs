@@ -1,5 +1,6 @@
 //! One thread cuts the stream into batches of records, one a core checks them, and the caller's takes them in the order of
-//! the stream. A fixed number of batches goes round, so that a slow stage makes the others wait.
+//! the stream: each core has every so many-th batch. Channels hold one batch each, so that a slow stage makes the others
+//! wait.
 
 use super::{
     TransferError,
@@ -7,111 +8,56 @@ use super::{
     records::{Batch, Records},
 };
 use std::{
-    cell::RefCell,
     io::{self, BufRead},
     sync::{
-        Arc, Mutex, PoisonError,
-        mpsc::{self, Receiver, Sender},
+        Arc,
+        mpsc::{self, Receiver},
     },
     thread,
 };
 
-/// Batches that go round, for each core: one is cut, one checked, one waits for its turn.
-const BATCHES_PER_CORE: usize = 3;
-
 /// The threads that cut and check. They are not waited for: one may wait for a stream that never goes on.
 pub(super) struct Pipeline {
-    outcomes: Receiver<Outcome>,
-    free: Sender<Batch>,
-    waiting: RefCell<Waiting>,
-}
-
-/// What came before its turn, with its number; and the number whose turn it is.
-#[derive(Default)]
-struct Waiting {
-    outcomes: Vec<(u64, Batch, Checked)>,
-    next: u64,
-    /// How many batches there are, once that is known.
-    end: Option<u64>,
-}
-
-enum Outcome {
-    Checked(u64, Batch, Checked),
-    /// There are so many batches, and what kept the stream from being read further.
-    End(u64, io::Result<()>),
+    /// Of each core; `None` is the end of the stream, and an error what keeps it from being read further.
+    checked: Vec<Receiver<io::Result<Option<Checked>>>>,
+    /// Which of them has the next batch.
+    turn: usize,
 }
 
 impl Pipeline {
     pub fn start<R: BufRead + Send + 'static>(mut records: Records<R>, rules: Rules) -> io::Result<Pipeline> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let (free, empty) = mpsc::channel();
-        let (full, read) = mpsc::channel::<(u64, Batch)>();
-        let (done, outcomes) = mpsc::channel();
-        for _ in 0..cores * BATCHES_PER_CORE {
-            // Its receiver is still here.
-            let _ = free.send(Batch::default());
-        }
-        let (read, rules) = (Arc::new(Mutex::new(read)), Arc::new(rules));
+        let rules = Arc::new(rules);
+        let (mut read, mut checked) = (Vec::new(), Vec::new());
         for core in 0..cores {
-            let (read, rules, done) = (read.clone(), rules.clone(), done.clone());
+            let (to_check, batches) = mpsc::sync_channel::<io::Result<Option<Batch>>>(1);
+            let (done, outcomes) = mpsc::sync_channel(1);
+            let rules = rules.clone();
             let body = move || {
-                loop {
-                    let next = read.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                    let Ok((number, batch)) = next else { break };
-                    let checked = rules.check(&batch);
-                    if done.send(Outcome::Checked(number, batch, checked)).is_err() {
-                        break;
-                    }
-                }
+                let check = |batch: Option<Batch>| batch.map(|batch| rules.check(&batch));
+                batches.into_iter().map(|batch| batch.map(check)).try_for_each(|outcome| done.send(outcome))
             };
             thread::Builder::new().name(format!("check-{core}")).spawn(body)?;
+            read.push(to_check);
+            checked.push(outcomes);
         }
         let body = move || {
-            let mut number = 0;
-            let end = loop {
-                let Ok(mut batch) = empty.recv() else { return };
-                match records.next_batch(&mut batch) {
-                    Ok(true) if full.send((number, batch)).is_ok() => number += 1,
-                    Ok(_) => break Ok(()),
-                    Err(error) => break Err(error),
+            for core in read.iter().cycle() {
+                let batch = records.next_batch();
+                let is_last = !matches!(batch, Ok(Some(_)));
+                if core.send(batch).is_err() || is_last {
+                    break;
                 }
-            };
-            let _ = done.send(Outcome::End(number, end));
+            }
         };
         thread::Builder::new().name("read".to_owned()).spawn(body)?;
-        Ok(Pipeline { outcomes, free, waiting: RefCell::default() })
+        Ok(Pipeline { checked, turn: 0 })
     }
 
-    /// The next batch in the order of the stream; `None` at its end.
-    pub fn next(&self) -> Result<Option<(Batch, Checked)>, TransferError> {
-        let mut waiting = self.waiting.borrow_mut();
-        loop {
-            let next = waiting.next;
-            if let Some(at) = waiting.outcomes.iter().position(|(number, ..)| *number == next) {
-                waiting.next += 1;
-                let (_, batch, checked) = waiting.outcomes.swap_remove(at);
-                return Ok(Some((batch, checked)));
-            }
-            if waiting.end == Some(next) {
-                return Ok(None);
-            }
-            match self.outcomes.recv() {
-                Ok(Outcome::Checked(number, batch, checked)) => {
-                    waiting.outcomes.push((number, batch, checked));
-                }
-                Ok(Outcome::End(count, read)) => {
-                    read.map_err(TransferError::Read)?;
-                    waiting.end = Some(count);
-                }
-                Err(_) => return Err(TransferError::Read(io::Error::other("a thread has panicked"))),
-            }
-        }
-    }
-
-    /// Gives a batch back to the thread that fills it.
-    pub fn reuse(&self, mut batch: Batch) {
-        batch.clear();
-        // The thread has ended where the stream has.
-        let _ = self.free.send(batch);
+    /// What the next batch in the order of the stream has come to; `None` at its end.
+    pub fn next(&mut self) -> Result<Option<Checked>, TransferError> {
+        let checked = self.checked[self.turn].recv();
+        self.turn = (self.turn + 1) % self.checked.len();
+        checked.unwrap_or_else(|_| Err(io::Error::other("a thread has panicked"))).map_err(TransferError::Read)
     }
 }

@@ -30,16 +30,6 @@ pub struct Record {
     pub end: Result<usize, &'static str>,
 }
 
-impl Batch {
-    /// Makes it an empty one.
-    pub fn clear(&mut self) {
-        self.text.clear();
-        self.records.clear();
-        // One long record does not keep its memory.
-        self.text.shrink_to(2 * BATCH_BYTES);
-    }
-}
-
 /// Cuts a stream.
 pub struct Records<R> {
     input: R,
@@ -49,12 +39,12 @@ pub struct Records<R> {
     /// The line that the next byte is on.
     line: u64,
     position: u64,
-    state: State,
+    place: Place,
 }
 
 /// Where in a record of CSV the next byte is. A quote means something at the start of a field and inside of a quoted one.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum Place {
     FieldStart,
     Unquoted,
     Quoted,
@@ -70,23 +60,21 @@ pub const STRAY: &str = "has text behind a closing quote (a quote within quotes 
 
 impl<R: BufRead> Records<R> {
     pub fn new(input: R, format: Format, longest: usize) -> Records<R> {
-        Records { input, format, longest, line: 1, position: 0, state: State::FieldStart }
+        Records { input, format, longest, line: 1, position: 0, place: Place::FieldStart }
     }
 
-    /// Fills an empty batch. `false` at the end of the stream, where the batch stays empty. Blocks for the input.
-    pub fn next_batch(&mut self, batch: &mut Batch) -> io::Result<bool> {
-        self.fill(batch, BATCH_RECORDS)
+    /// The next records; `None` at the end of the stream. Blocks for the input.
+    pub fn next_batch(&mut self) -> io::Result<Option<Batch>> {
+        let batch = self.batch(BATCH_RECORDS)?;
+        Ok(Some(batch).filter(|batch| !batch.records.is_empty()))
     }
 
-    /// The first record alone.
-    pub fn header(&mut self, batch: &mut Batch) -> io::Result<bool> {
-        self.fill(batch, 1)
-    }
-
-    fn fill(&mut self, batch: &mut Batch, most: usize) -> io::Result<bool> {
-        while batch.records.len() < most && batch.text.len() < BATCH_BYTES && self.record(batch)? {}
+    /// Records, `most` at most; none at the end of the stream. Blocks for the input.
+    pub fn batch(&mut self, most: usize) -> io::Result<Batch> {
+        let mut batch = Batch::default();
+        while batch.records.len() < most && batch.text.len() < BATCH_BYTES && self.record(&mut batch)? {}
         batch.position = self.position;
-        Ok(!batch.records.is_empty())
+        Ok(batch)
     }
 
     /// Adds the next record, unless it is blank. `false` at the end of the stream.
@@ -94,7 +82,7 @@ impl<R: BufRead> Records<R> {
         let start = batch.text.len();
         let line = self.line;
         let (mut length, mut ended, mut stray) = (0, false, false);
-        self.state = State::FieldStart;
+        self.place = Place::FieldStart;
         while !ended {
             let found = self.input.fill_buf()?;
             if found.is_empty() {
@@ -102,7 +90,7 @@ impl<R: BufRead> Records<R> {
             }
             let end = match self.format {
                 Format::Ndjson => memchr(b'\n', found).map(|end| end + 1),
-                Format::Csv => end_of_record(found, &mut self.state, &mut stray),
+                Format::Csv => end_of_record(found, &mut self.place, &mut stray),
             };
             ended = end.is_some();
             let piece = &found[..end.unwrap_or(found.len())];
@@ -118,7 +106,7 @@ impl<R: BufRead> Records<R> {
         if length == 0 {
             return Ok(false);
         }
-        let unclosed = !ended && self.state == State::Quoted;
+        let unclosed = !ended && self.place == Place::Quoted;
         if length > self.longest || unclosed || stray {
             batch.text.truncate(start);
             let problem = match (unclosed, stray) {
@@ -146,28 +134,28 @@ impl<R: BufRead> Records<R> {
 }
 
 /// Where a record of CSV ends in these bytes, if it does. `stray` is set where text follows a closing quote.
-fn end_of_record(bytes: &[u8], state: &mut State, stray: &mut bool) -> Option<usize> {
+fn end_of_record(bytes: &[u8], place: &mut Place, stray: &mut bool) -> Option<usize> {
     let mut at = 0;
     while let Some(byte) = bytes.get(at) {
         at += 1;
-        *state = match (*state, byte) {
-            (State::Quoted, b'"') => State::Quote,
-            (State::Quoted, _) => {
+        *place = match (*place, byte) {
+            (Place::Quoted, b'"') => Place::Quote,
+            (Place::Quoted, _) => {
                 at += memchr(b'"', &bytes[at..]).unwrap_or(bytes.len() - at);
-                State::Quoted
+                Place::Quoted
             }
             (_, b'\n') => return Some(at),
-            (State::Return, b',') => {
+            (Place::Return, b',') => {
                 *stray = true;
-                State::FieldStart
+                Place::FieldStart
             }
-            (_, b',') => State::FieldStart,
-            (State::FieldStart | State::Quote, b'"') => State::Quoted,
-            (State::Quote, b'\r') => State::Return,
+            (_, b',') => Place::FieldStart,
+            (Place::FieldStart | Place::Quote, b'"') => Place::Quoted,
+            (Place::Quote, b'\r') => Place::Return,
             (before, _) => {
-                *stray |= matches!(before, State::Quote | State::Return);
+                *stray |= matches!(before, Place::Quote | Place::Return);
                 at += memchr2(b',', b'\n', &bytes[at..]).unwrap_or(bytes.len() - at);
-                State::Unquoted
+                Place::Unquoted
             }
         };
     }
@@ -186,8 +174,8 @@ mod tests {
         let cut = |capacity| {
             let input = BufReader::with_capacity(capacity, text.as_bytes());
             let mut records = Records::new(input, format, 40);
-            let (mut found, mut batch) = (Vec::new(), Batch::default());
-            while records.next_batch(&mut batch).unwrap() {
+            let mut found = Vec::new();
+            while let Some(batch) = records.next_batch().unwrap() {
                 let mut start = 0;
                 for record in &batch.records {
                     let text = record.end.map(|end| {
@@ -198,7 +186,6 @@ mod tests {
                     found.push((record.line, text));
                 }
                 assert_eq!(start, batch.text.len());
-                batch.clear();
             }
             assert_eq!(records.position, text.len() as u64);
             found

@@ -4,7 +4,9 @@ mod export;
 mod staging;
 
 pub use export::{begin_export, count, each_user};
-pub use staging::{ImportedUser, Repeated, Staging, StoreError};
+pub use staging::{ImportedUser, Repeated, Staging};
+
+pub use super::sqlstate::taken;
 
 use super::settings;
 use postgres::{Client, Transaction};

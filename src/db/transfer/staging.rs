@@ -5,7 +5,6 @@ use super::{notice_its_end, start};
 use crate::{
     db::{
         pool::MOVE_IDS,
-        sqlstate::taken,
         users::{Sql, write_stored},
     },
     users::{password::PasswordHash, timestamp::Timestamp, user::UserRef},
@@ -144,30 +143,6 @@ pub struct Repeated {
     pub count: u64,
 }
 
-/// Why rows were not stored.
-pub enum StoreError {
-    /// A line has the address or the id of an earlier one, or of a stored user.
-    Repeated,
-    /// A line drew an id that is taken: the sequence of ids is behind them.
-    IdTaken,
-    /// The rows that were stored are not those that were sent; users and hashes of both.
-    Altered {
-        stored: (u64, u64),
-        sent: (u64, u64),
-    },
-    Database(postgres::Error),
-}
-
-impl From<postgres::Error> for StoreError {
-    fn from(error: postgres::Error) -> StoreError {
-        match taken(&error) {
-            Some("users_email_key") => StoreError::Repeated,
-            Some("users_pkey") => StoreError::IdTaken,
-            _ => StoreError::Database(error),
-        }
-    }
-}
-
 /// The transaction of one import.
 pub struct Staging<'a> {
     transaction: Transaction<'a>,
@@ -265,28 +240,22 @@ impl<'a> Staging<'a> {
     /// How many users are staged, and how many of them with a hash.
     pub fn count(&mut self) -> Result<(u64, u64), postgres::Error> {
         let sql = "select pg_catalog.count(*), pg_catalog.count(password_hash) from userd_import";
-        let row = self.transaction.query_typed_one(sql, &[])?;
-        Ok((row.get::<_, i64>(0).unsigned_abs(), row.get::<_, i64>(1).unsigned_abs()))
+        Ok(counts(&self.transaction.query_typed_one(sql, &[])?))
     }
 
-    /// Stores what is staged: so many users, so many of them with a hash. After an error everything is staged as before.
-    pub fn store(&mut self, users: u64, hashes: u64) -> Result<(), StoreError> {
+    /// Stores what is staged; how many users, and how many hashes. After an error everything is staged as before.
+    pub fn store(&mut self, with_hashes: bool) -> Result<(u64, u64), postgres::Error> {
         if self.keep_ids {
             self.reserve_ids()?;
         }
         let mut attempt = self.transaction.transaction()?;
-        let stored = match hashes {
-            0 if !self.keep_ids => (attempt.execute(STORE.text(), &[])?, 0),
-            _ => {
-                let sql = if self.keep_ids { &STORE_WITH_IDS } else { &STORE_WITH_HASHES };
-                let row = attempt.query_typed_one(sql.text(), &[])?;
-                (row.get::<_, i64>(0).unsigned_abs(), row.get::<_, i64>(1).unsigned_abs())
-            }
+        let stored = match (self.keep_ids, with_hashes) {
+            (false, false) => (attempt.execute(STORE.text(), &[])?, 0),
+            (true, _) => counts(&attempt.query_typed_one(STORE_WITH_IDS.text(), &[])?),
+            (false, true) => counts(&attempt.query_typed_one(STORE_WITH_HASHES.text(), &[])?),
         };
-        match stored == (users, hashes) {
-            true => Ok(attempt.commit()?),
-            false => Err(StoreError::Altered { stored, sent: (users, hashes) }),
-        }
+        attempt.commit()?;
+        Ok(stored)
     }
 
     /// Has the sequence of ids go on behind those of the lines: before they are stored, so that no other session draws one
@@ -323,6 +292,11 @@ impl<'a> Staging<'a> {
     fn analyze(&mut self) -> Result<(), postgres::Error> {
         self.transaction.batch_execute("analyze userd_import")
     }
+}
+
+/// Users and hashes.
+fn counts(row: &Row) -> (u64, u64) {
+    (row.get::<_, i64>(0).unsigned_abs(), row.get::<_, i64>(1).unsigned_abs())
 }
 
 /// Sends the rows that `next` returns; how many the server has taken.
