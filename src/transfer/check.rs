@@ -4,7 +4,7 @@
 
 use super::{
     Format, Import,
-    fields::{Field, Fields, PASSWORD_HASH, is_known, parse_json},
+    fields::{Fields, PASSWORD_HASH, is_known, parse_json},
     records::{Batch, Record},
 };
 use crate::{
@@ -151,7 +151,7 @@ impl Rules {
         checked
     }
 
-    fn parse_csv<'a>(&self, values: &'a csv::ByteRecord) -> Result<Fields<'a>, String> {
+    fn parse_csv(&self, values: &csv::ByteRecord) -> Result<Fields, String> {
         if values.len() != self.columns.len() {
             let (found, expected) = (values.len(), self.columns.len());
             return Err(format!("has {found} fields, and the header {expected}"));
@@ -161,7 +161,7 @@ impl Rules {
             let text = str::from_utf8(value).map_err(|_| "is not UTF-8".to_owned())?;
             // Only these may be empty; of the others, that is how CSV says that there is none.
             if !text.is_empty() || matches!(column.as_str(), "name" | "email") {
-                fields.set(column, Field::Text(text.into()));
+                fields.set(column, text.into());
             }
         }
         Ok(fields)
@@ -171,51 +171,32 @@ impl Rules {
     fn user(&self, line: u64, mut fields: Fields, rows: &mut Vec<u8>) -> Result<bool, String> {
         let mut problems = Vec::new();
         let hash = match fields.take(PASSWORD_HASH) {
-            None | Some(Field::Value(Value::Null)) => None,
-            Some(Field::Text(text)) => match PasswordHash::imported(text.into_owned()) {
-                Ok(hash) => Some(hash),
-                Err(problem) => {
-                    problems.push(format!("/passwordHash {problem}"));
-                    None
-                }
-            },
-            Some(Field::Value(_)) => {
-                problems.push("/passwordHash must be a string".to_owned());
-                None
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(text)) => {
+                PasswordHash::imported(text).map(Some).map_err(|problem| format!("/passwordHash {problem}"))
             }
+            Some(_) => Err("/passwordHash must be a string".to_owned()),
         };
-        let id = fields.take("id").filter(|_| self.keep_ids);
-        let id = match id {
-            _ if !self.keep_ids => None,
-            None | Some(Field::Value(Value::Null)) => {
-                problems.push("/id is required by --keep-ids".to_owned());
-                None
-            }
+        let id = match fields.take("id") {
+            _ if !self.keep_ids => Ok(None),
+            None | Some(Value::Null) => Err("/id is required by --keep-ids".to_owned()),
             Some(id) => {
-                let id = whole(&id);
-                if id.is_none() {
-                    problems.push(format!("/id must be a whole number from 1 to {}", i64::MAX));
-                }
-                id
+                let wrong = || format!("/id must be a whole number from 1 to {}", i64::MAX);
+                whole(&id).map(Some).ok_or_else(wrong)
             }
         };
+        let (hash, id) = (noted(hash, &mut problems), noted(id, &mut problems));
         let mut time = |name| match fields.take(name) {
-            None | Some(Field::Value(Value::Null)) => self.present,
-            Some(Field::Text(text)) if let Some(time) = Timestamp::parse(&text) => time,
+            None | Some(Value::Null) => self.present,
+            Some(Value::String(text)) if let Some(time) = Timestamp::parse(&text) => time,
             Some(_) => {
                 problems.push(format!("/{name} must be a time as in 2020-02-29T23:59:59.123456Z"));
                 self.present
             }
         };
         let (created_at, updated_at) = (time("createdAt"), time("updatedAt"));
-        let mut body = Map::new();
-        for name in FILLABLE {
-            let value = fields.take(name).map(|field| match field {
-                Field::Text(text) => Value::String(text.into_owned()),
-                Field::Value(value) => value,
-            });
-            body.extend(value.map(|value| (name.to_owned(), value)));
-        }
+        let body = FILLABLE.into_iter().filter_map(|name| Some((name.to_owned(), fields.take(name)?)));
+        let body: Map<String, Value> = body.collect();
         if hash.is_some() && body.contains_key("password") {
             problems.push("/password and /passwordHash exclude one another".to_owned());
         }
@@ -264,11 +245,19 @@ impl Rules {
     }
 }
 
+/// The value, unless there is a problem with it.
+fn noted<T>(value: Result<Option<T>, String>, problems: &mut Vec<String>) -> Option<T> {
+    value.unwrap_or_else(|problem| {
+        problems.push(problem);
+        None
+    })
+}
+
 /// The id, where it is one in canonical form.
-fn whole(id: &Field) -> Option<i64> {
+fn whole(id: &Value) -> Option<i64> {
     match id {
-        Field::Value(Value::Number(number)) => number.as_i64().filter(|id| *id > 0),
-        Field::Text(text) if text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0') => {
+        Value::Number(number) => number.as_i64().filter(|id| *id > 0),
+        Value::String(text) if text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0') => {
             text.parse().ok()
         }
         _ => None,

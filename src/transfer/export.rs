@@ -7,10 +7,13 @@ use crate::{
         open::Opening,
         transfer::{begin_export, count, each_user},
     },
-    users::user::{FieldValue, UserRef},
+    users::user::UserRef,
 };
 use serde::Serialize;
-use std::io::{self, BufWriter, Write};
+use std::{
+    borrow::Cow,
+    io::{self, BufWriter, Write},
+};
 
 /// What is exported, and how it is written.
 #[derive(Debug, Clone, Copy)]
@@ -105,7 +108,7 @@ impl<'a> Output<'a> {
         if export.format == Format::Ndjson {
             return Ok(Output::Json(BufWriter::with_capacity(WRITE, to)));
         }
-        let mut csv = csv::WriterBuilder::new().buffer_capacity(WRITE).from_writer(to);
+        let mut csv = csv::WriterBuilder::new().has_headers(false).buffer_capacity(WRITE).from_writer(to);
         let hash = export.with_password_hashes.then_some(PASSWORD_HASH);
         csv.write_record(UserRef::FIELDS.into_iter().chain(hash))?;
         Ok(Output::Csv { csv: Box::new(csv), export })
@@ -118,20 +121,17 @@ impl<'a> Output<'a> {
                 lines.write_all(b"\n")
             }
             Output::Csv { csv, export } => {
-                for value in user.values() {
-                    match value {
-                        FieldValue::Text(text) if export.for_spreadsheets => {
-                            csv.write_field(without_formulas(text))?;
-                        }
-                        FieldValue::Text(text) => csv.write_field(text)?,
-                        FieldValue::Id(id) => csv.write_field(itoa::Buffer::new().format(id))?,
-                        FieldValue::Time(time) => csv.write_field(time.to_rfc3339())?,
-                    }
-                }
-                if export.with_password_hashes {
-                    csv.write_field(password_hash.unwrap_or_default())?;
-                }
-                Ok(csv.write_record(None::<&[u8]>)?)
+                let cell = |text| match export.for_spreadsheets {
+                    true => Cow::Owned(without_formulas(text)),
+                    false => Cow::Borrowed(text),
+                };
+                let (name, email) = (cell(user.name), cell(user.email));
+                let user = UserRef { name: &name, email: &email, ..user };
+                let written = match export.with_password_hashes {
+                    true => csv.serialize((user, password_hash)),
+                    false => csv.serialize(user),
+                };
+                Ok(written?)
             }
         }
     }

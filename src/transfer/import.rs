@@ -215,7 +215,9 @@ impl Run<'_> {
                     break;
                 }
                 // Other sessions store users, too.
-                Err(TransferError::IdTaken) if attempt < ATTEMPTS && !import.keep_ids => staging.move_ids()?,
+                Err(TransferError::IdTaken) if attempt < ATTEMPTS && !import.keep_ids => {
+                    staging.move_ids()?
+                }
                 Err(TransferError::EmailTaken | TransferError::IdTaken) if attempt < ATTEMPTS => look = true,
                 Err(error) => return Err(error),
             }

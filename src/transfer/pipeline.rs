@@ -58,6 +58,8 @@ impl Pipeline {
     pub fn next(&mut self) -> Result<Option<Checked>, TransferError> {
         let checked = self.checked[self.turn].recv();
         self.turn = (self.turn + 1) % self.checked.len();
-        checked.unwrap_or_else(|_| Err(io::Error::other("a thread has panicked"))).map_err(TransferError::Read)
+        checked
+            .unwrap_or_else(|_| Err(io::Error::other("a thread has panicked")))
+            .map_err(TransferError::Read)
     }
 }

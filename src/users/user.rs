@@ -7,7 +7,7 @@ use crate::{
     error::{Error, HAS_NUL, Violation},
     users::{password::PasswordHash, relation::Relation, revision::Revision, timestamp::Timestamp},
 };
-use serde::{Serialize, Serializer, ser::SerializeStruct};
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 /// The fields that a body may set.
@@ -43,9 +43,11 @@ pub struct User {
 }
 
 /// What is answered of a stored user. As JSON: `id` (a string), `name`, `email`, `createdAt`, `updatedAt`, and nothing else.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct UserRef<'a> {
     /// The identifier.
+    #[serde(serialize_with = "digits")]
     pub id: i64,
     /// The name.
     pub name: &'a str,
@@ -65,79 +67,21 @@ impl User {
     }
 }
 
-impl<'a> UserRef<'a> {
+impl UserRef<'_> {
     /// The names of the fields, in answers, exports and imports.
     pub const FIELDS: [&'static str; 5] = ["id", "name", "email", "createdAt", "updatedAt"];
 
     /// Bytes of it as JSON with neither name nor address, with the longest identifier, and of the comma behind it.
     pub(crate) const EMPTY: usize = 134;
-
-    /// Their values, in the same order.
-    pub fn values(&self) -> [FieldValue<'a>; 5] {
-        let UserRef { id, name, email, created_at, updated_at } = *self;
-        [
-            FieldValue::Id(id),
-            FieldValue::Text(name),
-            FieldValue::Text(email),
-            FieldValue::Time(created_at),
-            FieldValue::Time(updated_at),
-        ]
-    }
-
-    /// A user of these values, which are all that it has.
-    pub fn new(id: i64, values: Values<'a>, created_at: Timestamp, updated_at: Timestamp) -> UserRef<'a> {
-        let Values { name, email } = values;
-        UserRef {
-            id,
-            name: name.unwrap_or_default(),
-            email: email.unwrap_or_default(),
-            created_at,
-            updated_at,
-        }
-    }
-
-    /// The user that it is.
-    pub fn into_user(self, version: i64, credential: Relation<Credential>) -> User {
-        let UserRef { id, name, email, created_at, updated_at } = self;
-        let (name, email) = (name.to_owned(), email.to_owned());
-        User { id, name, email, created_at, updated_at, version, credential }
-    }
 }
 
-/// The value of a field that is answered.
-#[derive(Debug, Clone, Copy)]
-pub enum FieldValue<'a> {
-    /// A string of digits.
-    Id(i64),
-    /// A string.
-    Text(&'a str),
-    /// A string as RFC 3339 has it.
-    Time(Timestamp),
+fn digits<S: Serializer>(id: &i64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(itoa::Buffer::new().format(*id))
 }
 
 impl Serialize for User {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.as_row().serialize(serializer)
-    }
-}
-
-impl Serialize for UserRef<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut fields = serializer.serialize_struct("User", UserRef::FIELDS.len())?;
-        for (name, value) in UserRef::FIELDS.into_iter().zip(self.values()) {
-            fields.serialize_field(name, &value)?;
-        }
-        fields.end()
-    }
-}
-
-impl Serialize for FieldValue<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            FieldValue::Id(id) => serializer.serialize_str(itoa::Buffer::new().format(*id)),
-            FieldValue::Text(text) => serializer.serialize_str(text),
-            FieldValue::Time(time) => time.serialize(serializer),
-        }
     }
 }
 
@@ -301,6 +245,19 @@ mod tests {
             Value::Object(map) => map,
             _ => panic!("an object was meant"),
         }
+    }
+
+    #[test]
+    fn fields() {
+        let time = Timestamp::from_unix_micros(0).unwrap();
+        let user = UserRef { id: 1, name: "n", email: "e", created_at: time, updated_at: time };
+        let mut rest = serde_json::to_string(&user).unwrap();
+        for name in UserRef::FIELDS {
+            let (before, after) = rest.split_once(&format!("\"{name}\":\"")).unwrap();
+            assert_eq!(before.matches(':').count(), 0, "{rest}");
+            rest = after.split_once('"').unwrap().1.to_owned();
+        }
+        assert_eq!(rest, "}");
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::{
     users::{
         password::PasswordHash,
         relation::{Load, Relation},
-        user::{Credential, User},
+        user::{Credential, User, UserRef},
     },
 };
 use postgres::{
@@ -63,12 +63,14 @@ impl Users {
     /// The user of a row whose first columns are those of a user.
     pub(super) fn user(&self, row: &Row) -> Result<User, Error> {
         let found = columns::record(row).and_then(|record| Ok((record, columns::version(row)?)));
-        let (record, version) = found.map_err(|error| sqlstate::condition("", &error))?;
+        let (UserRef { id, name, email, created_at, updated_at }, version) =
+            found.map_err(|error| sqlstate::condition("", &error))?;
         let credential = match &self.lazy {
-            Some(loader) => Relation::lazy("credential", loader.clone(), record.id),
+            Some(loader) => Relation::lazy("credential", loader.clone(), id),
             None => Relation::prevented("credential"),
         };
-        Ok(record.into_user(version, credential))
+        let (name, email) = (name.to_owned(), email.to_owned());
+        Ok(User { id, name, email, created_at, updated_at, version, credential })
     }
 }
 
