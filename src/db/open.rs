@@ -7,14 +7,11 @@ use super::{
     pool::LOCK_TIMEOUT,
     probe::{self, Prober},
     servers::Servers,
-    target::{Settings, Target, TargetError},
+    target::Target,
     tls,
-    watchdog::{CONNECT_TIMEOUT, Connection, Watchdog},
+    watchdog::{Connection, Watchdog},
 };
-use crate::{
-    config::{Config, ConfigError, Database, Secret},
-    start_error::StartError,
-};
+use crate::{config::Config, start_error::StartError};
 use std::{
     fmt, io,
     sync::Arc,
@@ -35,7 +32,7 @@ impl Opening {
     /// cannot be used, no thread.
     pub fn new(config: &Config) -> Result<Opening, StartError> {
         config.check()?;
-        let target = target(config)?;
+        let target = Target::new(config)?;
         let tls = tls::connector(target.tls.as_ref()).map_err(|error| {
             StartError::Database(format!("{error} (DB_SSL_CA, or sslrootcert, sslcert or sslkey)"))
         })?;
@@ -139,39 +136,4 @@ impl fmt::Display for Opening {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.target.fmt(f)
     }
-}
-
-fn target(config: &Config) -> Result<Target, ConfigError> {
-    let (variable, target) = match &config.database {
-        Database::Url(url) => ("DATABASE_URL", Target::parse(url.expose(), config.os_user.as_deref())),
-        Database::Parts { host, port, name, user, password, ssl } => (
-            match (host.is_empty(), *ssl) {
-                (true, _) => "DB_HOST",
-                (false, true) => "DB_SSL",
-                (false, false) => "DB_SSL_CA",
-            },
-            Target::from_settings(Settings {
-                host,
-                port: *port,
-                name,
-                user,
-                password: password.expose(),
-                ssl: *ssl,
-                ssl_ca: config.db_ssl_ca.as_deref(),
-            }),
-        ),
-    };
-    let problem = |variable| move |error: TargetError| ConfigError { variable, problem: error.to_string() };
-    let mut target = target.map_err(problem(variable))?;
-    let password = config.pg_password.as_ref().map(Secret::expose);
-    let found = target.find_password(password, config.pg_pass_file.as_deref());
-    found.map_err(problem("PGPASSFILE"))?;
-    if target.config.get_application_name().is_none() {
-        target.config.application_name("userd");
-    }
-    if target.config.get_connect_timeout().is_none() {
-        let timeout = CONNECT_TIMEOUT.min(config.db_connect_timeout);
-        target.config.connect_timeout(timeout);
-    }
-    Ok(target)
 }

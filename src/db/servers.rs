@@ -10,10 +10,7 @@ use super::{
     tls::Connector,
     watchdog::{CONNECT_TIMEOUT, ConnectError, Connection, Watchdog},
 };
-use postgres::{
-    Config,
-    config::{Host, LoadBalanceHosts, TargetSessionAttrs},
-};
+use postgres::{Config, config::TargetSessionAttrs};
 use std::{
     mem,
     sync::{
@@ -58,13 +55,11 @@ struct Known {
 impl Servers {
     /// The servers of a target. Connects to none.
     pub fn new(target: &Target, tls: Connector, watchdog: Watchdog) -> Servers {
-        let config = &target.config;
-        let wants_primary = config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite;
-        let each: Vec<Config> = match wants_primary {
-            true => (0..config.get_hosts().len()).map(|at| single(config, at)).collect(),
-            // In the order that is given, or in any, as `load_balance_hosts` says: the client's own affair.
-            false => vec![config.clone()],
-        };
+        let wants_primary = target.config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite;
+        // Where any will do, they are asked in the order that is given, or in any, as `load_balance_hosts` says: the client's
+        // own affair.
+        let at_once = if wants_primary { 1 } else { target.hosts.len() };
+        let each: Vec<Config> = target.hosts.chunks(at_once).map(|hosts| target.config_for(hosts)).collect();
         let known = Mutex::new(Known::new(each.len()));
         Servers { each, wants_primary, tls, watchdog, known, epoch: AtomicU64::new(0) }
     }
@@ -164,65 +159,10 @@ impl Known {
     }
 }
 
-/// The same with the server at `at` alone.
-fn single(config: &Config, at: usize) -> Config {
-    let mut single = Config::new();
-    single
-        .ssl_mode(config.get_ssl_mode())
-        .ssl_negotiation(config.get_ssl_negotiation())
-        .keepalives(config.get_keepalives())
-        .keepalives_idle(config.get_keepalives_idle())
-        .target_session_attrs(config.get_target_session_attrs())
-        .channel_binding(config.get_channel_binding())
-        // The addresses of one name.
-        .load_balance_hosts(match config.get_load_balance_hosts() {
-            LoadBalanceHosts::Random => LoadBalanceHosts::Random,
-            _ => LoadBalanceHosts::Disable,
-        });
-    match &config.get_hosts()[at] {
-        Host::Tcp(name) => single.host(name),
-        Host::Unix(path) => single.host_path(path),
-    };
-    if let Some(address) = config.get_hostaddrs().get(at) {
-        single.hostaddr(*address);
-    }
-    let ports = config.get_ports();
-    if let Some(port) = ports.get(at).or(ports.first()) {
-        single.port(*port);
-    }
-    if let Some(user) = config.get_user() {
-        single.user(user);
-    }
-    if let Some(password) = config.get_password() {
-        single.password(password);
-    }
-    if let Some(dbname) = config.get_dbname() {
-        single.dbname(dbname);
-    }
-    if let Some(options) = config.get_options() {
-        single.options(options);
-    }
-    if let Some(name) = config.get_application_name() {
-        single.application_name(name);
-    }
-    if let Some(timeout) = config.get_connect_timeout() {
-        single.connect_timeout(*timeout);
-    }
-    if let Some(timeout) = config.get_tcp_user_timeout() {
-        single.tcp_user_timeout(*timeout);
-    }
-    if let Some(interval) = config.get_keepalives_interval() {
-        single.keepalives_interval(interval);
-    }
-    if let Some(retries) = config.get_keepalives_retries() {
-        single.keepalives_retries(retries);
-    }
-    single
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::db::target::Host;
 
     #[test]
     fn the_last_one_is_asked_first_and_silent_ones_are_given_little_time() {
@@ -252,9 +192,12 @@ mod tests {
     /// What it does with one of several servers must not differ from what the client does with all of them.
     #[test]
     fn a_single_server_has_all_of_the_settings() {
-        let parse = |text: &str| Target::parse(text, None).unwrap().config;
+        let parse = |text: &str| Target::parse(text, None).unwrap();
         // Debug hides the password.
-        let shown = |config: &Config| format!("{config:?} {:?}", config.get_password());
+        let shown = |target: &Target, hosts: &[Host]| {
+            let config = target.config_for(hosts);
+            format!("{config:?} {:?}", config.get_password())
+        };
         let rest = "user=u password=p dbname=d options='-c x=y' application_name=a connect_timeout=7 \
                     tcp_user_timeout=9000 keepalives_idle=3 keepalives_interval=4 keepalives_count=5 \
                     target_session_attrs=read-write channel_binding=disable sslmode=disable";
@@ -262,9 +205,11 @@ mod tests {
         for (at, one) in
             ["host=a port=1 hostaddr=127.0.0.1", "host=b port=2 hostaddr=127.0.0.2"].iter().enumerate()
         {
-            assert_eq!(shown(&single(&all, at)), shown(&parse(&format!("{one} {rest}"))));
+            let one = parse(&format!("{one} {rest}"));
+            assert_eq!(shown(&all, &all.hosts[at..=at]), shown(&one, &one.hosts));
         }
         let sockets = parse(&format!("host=/run/a,/run/b {rest}"));
-        assert_eq!(shown(&single(&sockets, 1)), shown(&parse(&format!("host=/run/b {rest}"))));
+        let one = parse(&format!("host=/run/b {rest}"));
+        assert_eq!(shown(&sockets, &sockets.hosts[1..]), shown(&one, &one.hosts));
     }
 }

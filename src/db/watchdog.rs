@@ -344,7 +344,7 @@ mod tests {
         let target = server(Until::Accepted);
         for _ in 0..2 {
             asleep(&watchdog);
-            let refused = watchdog.connect(&target.config, &tls, "").err();
+            let refused = watchdog.connect(&target.config_for(&target.hosts), &tls, "").err();
             assert!(matches!(refused, Some(ConnectError::Silent)), "{refused:?}");
         }
         // It ends from its sleep, too.
@@ -362,7 +362,8 @@ mod tests {
     #[test]
     fn a_watch_is_of_one_socket_whatever_its_client_closes() {
         let (watchdog, tls) = watchdog();
-        let connection = watchdog.connect(&server(Until::Set).config, &tls, "").unwrap();
+        let target = server(Until::Set);
+        let connection = watchdog.connect(&target.config_for(&target.hosts), &tls, "").unwrap();
         assert!(connection.watch().is_quiet());
         let watch = connection.watch.clone();
         let before = watch.socket().as_ref().map(|socket| socket.as_raw_fd());

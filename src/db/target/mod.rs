@@ -7,58 +7,95 @@ mod conninfo;
 mod parameters;
 mod passfile;
 
-use std::error::Error;
 use std::fmt;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use postgres::Config;
-use postgres::config::{Host, SslMode, SslNegotiation};
+use postgres::Config as ClientConfig;
+use postgres::config::{SslMode, SslNegotiation};
 
 use self::parameters::Parameters;
 use super::tls::{TlsSettings, Verify};
+use super::watchdog::CONNECT_TIMEOUT;
+use crate::config::{Config, ConfigError, Database, Secret};
 
 /// A database to connect to. `Display` is a line for the log: hosts, database, user and TLS, never
 /// the password; nor does `Debug` show it.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// Where, as whom, and whether with TLS (`ssl_mode`).
-    pub config: Config,
+    /// As whom, and whether with TLS (`ssl_mode`); without the hosts.
+    pub config: ClientConfig,
+    /// Where: at least one.
+    pub hosts: Vec<Host>,
     /// How TLS is spoken, for `tls::connector`; `None` where it never is.
     pub tls: Option<TlsSettings>,
     /// The password file that the connection string names.
     passfile: Option<PathBuf>,
 }
 
-/// Settings given one by one; `Target::from_settings` says what they mean.
-#[derive(Clone, Copy)]
-pub struct Settings<'a> {
+/// Where a server is.
+#[derive(Clone, Debug)]
+pub struct Host {
     /// Name, address, or directory of a Unix socket if it starts with `/`.
-    pub host: &'a str,
+    pub name: String,
+    /// The address that the name stands for, where it is given.
+    pub address: Option<IpAddr>,
     /// TCP port, or the number in a Unix socket's name.
     pub port: u16,
-    /// Database name.
-    pub name: &'a str,
-    /// Role to log in as.
-    pub user: &'a str,
-    /// Its password; empty for none.
-    pub password: &'a str,
-    /// TLS, with certificate and host name verified; otherwise none at all.
-    pub ssl: bool,
-    /// PEM file of the authorities to trust; `None`: the system's.
-    pub ssl_ca: Option<&'a Path>,
 }
 
-/// Why there is no target: one line that quotes neither the password nor the connection string.
-#[derive(Debug, PartialEq, Eq)]
-pub struct TargetError(String);
+impl Host {
+    fn is_socket(&self) -> bool {
+        self.name.starts_with('/')
+    }
+}
 
 impl Target {
+    /// The target of these settings. An error if the syntax or a value is wrong, if a parameter asks for what cannot be
+    /// honoured, or if a file of passwords cannot be read; it names the variable. Blocks to read that file.
+    pub fn new(config: &Config) -> Result<Target, ConfigError> {
+        let wrong = |variable| move |problem: String| ConfigError { variable, problem };
+        let mut target = match &config.database {
+            Database::Url(url) => {
+                Target::parse(url.expose(), config.os_user.as_deref()).map_err(wrong("DATABASE_URL"))?
+            }
+            Database::Parts { host, .. } if host.is_empty() => {
+                return Err(wrong("DB_HOST")("the host is empty".to_owned()));
+            }
+            Database::Parts { ssl: false, .. } if config.db_ssl_ca.is_some() => {
+                let problem = "a file of certificates to trust is given, but TLS is off";
+                return Err(wrong("DB_SSL_CA")(problem.to_owned()));
+            }
+            Database::Parts { host, port, name, user, password, ssl } => {
+                let mut options = ClientConfig::new();
+                options.dbname(name).user(user);
+                if !password.expose().is_empty() {
+                    options.password(password.expose());
+                }
+                let verify_full = TlsSettings {
+                    verify: Verify::ChainAndName,
+                    roots: config.db_ssl_ca.clone(),
+                    client: None,
+                };
+                let hosts = vec![Host { name: host.clone(), address: None, port: *port }];
+                let tls = ssl.then_some((SslMode::Require, verify_full));
+                Target::join(options, hosts, tls).map_err(wrong("DB_SSL"))?
+            }
+        };
+        let found = target.find_password(config.pg_password.as_ref(), config.pg_pass_file.as_deref());
+        found.map_err(wrong("PGPASSFILE"))?;
+        if target.config.get_application_name().is_none() {
+            target.config.application_name("userd");
+        }
+        if target.config.get_connect_timeout().is_none() {
+            target.config.connect_timeout(CONNECT_TIMEOUT.min(config.db_connect_timeout));
+        }
+        Ok(target)
+    }
+
     /// The target that libpq would see in `text`, a URL or a keyword/value string. Where it names no
-    /// user that is `os_user`, and where it names no database one called like the user.
-    ///
-    /// An error if the syntax or a value is wrong, or if a parameter asks for what cannot be
-    /// honoured; the error names the parameter. Does not block.
-    pub fn parse(text: &str, os_user: Option<&str>) -> Result<Target, TargetError> {
+    /// user that is `os_user`, and where it names no database one called like the user. An error names the parameter.
+    pub fn parse(text: &str, os_user: Option<&str>) -> Result<Target, String> {
         let mut parameters = Parameters::new(text)?;
         let user =
             parameters.take("user").or_else(|| os_user.map(str::to_owned)).ok_or("it names no user")?;
@@ -68,63 +105,50 @@ impl Target {
         if let Some(password) = parameters.take("password") {
             config.password(password);
         }
-        parameters.add_hosts(&mut config)?;
+        let hosts = parameters.hosts()?;
         let passfile = parameters.take("passfile").map(PathBuf::from);
-        let tls = parameters.tls()?;
-        Ok(Target { passfile, ..Target::new(config, tls)? })
+        Ok(Target { passfile, ..Target::join(config, hosts, parameters.tls()?)? })
     }
 
     /// Finds a password where the target has none, in libpq's order: this one (`PGPASSWORD`), then a file of
     /// passwords, which is the connection string's or else `file` (`PGPASSFILE`).
-    ///
-    /// An error if the file cannot be read, or has different passwords for several hosts. Blocks to read it.
-    pub fn find_password(&mut self, password: Option<&str>, file: Option<&Path>) -> Result<(), TargetError> {
+    fn find_password(&mut self, password: Option<&Secret>, file: Option<&Path>) -> Result<(), String> {
         let file = self.passfile.as_deref().or(file);
         match (self.config.get_password(), password, file) {
-            (None, Some(password), _) => drop(self.config.password(password)),
-            (None, None, Some(file)) => passfile::add_password(&mut self.config, file)?,
+            (None, Some(password), _) => drop(self.config.password(password.expose())),
+            (None, None, Some(file)) => passfile::add_password(&mut self.config, &self.hosts, file)?,
             _ => {}
         }
         Ok(())
     }
 
-    /// The target made of single settings.
-    ///
-    /// An error if the host is empty, or if a file of authorities is given with TLS off. Does not
-    /// block.
-    pub fn from_settings(settings: Settings) -> Result<Target, TargetError> {
-        if settings.host.is_empty() {
-            return Err("the host is empty".into());
+    /// What a client connects to these of its hosts with.
+    pub fn config_for(&self, hosts: &[Host]) -> ClientConfig {
+        let mut config = self.config.clone();
+        for Host { name, address, port } in hosts {
+            config.host(name).port(*port);
+            if let Some(address) = address {
+                config.hostaddr(*address);
+            }
         }
-        if settings.ssl_ca.is_some() && !settings.ssl {
-            return Err("a file of certificates to trust is given, but TLS is off".into());
-        }
-        let mut config = Config::new();
-        config.host(settings.host).port(settings.port);
-        config.dbname(settings.name).user(settings.user);
-        if !settings.password.is_empty() {
-            config.password(settings.password);
-        }
-        let verify_full = TlsSettings {
-            verify: Verify::ChainAndName,
-            roots: settings.ssl_ca.map(Path::to_owned),
-            client: None,
-        };
-        Target::new(config, settings.ssl.then_some((SslMode::Require, verify_full)))
+        config
     }
 
-    /// Joins the two halves: TLS is never spoken over Unix sockets, whatever was asked for.
-    fn new(mut config: Config, tls: Option<(SslMode, TlsSettings)>) -> Result<Target, TargetError> {
-        let unix = |host: &Host| matches!(host, Host::Unix(_));
+    /// Joins the halves: TLS is never spoken over Unix sockets, whatever was asked for.
+    fn join(
+        mut config: ClientConfig,
+        hosts: Vec<Host>,
+        tls: Option<(SslMode, TlsSettings)>,
+    ) -> Result<Target, String> {
         let (mode, tls) = match tls {
-            Some(_) if config.get_hosts().iter().all(unix) => (SslMode::Disable, None),
+            Some(_) if hosts.iter().all(Host::is_socket) => (SslMode::Disable, None),
             // As libpq does that was built without TLS: `prefer` is plain text, and `require` fails.
             Some((SslMode::Require, _)) if cfg!(not(feature = "tls")) => {
                 return Err("TLS is required, and userd was built without it (feature `tls`)".into());
             }
             Some(_) if cfg!(not(feature = "tls")) => (SslMode::Disable, None),
             // One `ssl_mode` serves all hosts, and `Require` refuses Unix sockets.
-            Some((SslMode::Require, _)) if config.get_hosts().iter().any(unix) => {
+            Some((SslMode::Require, _)) if hosts.iter().any(Host::is_socket) => {
                 return Err("TLS cannot be required when some hosts are Unix sockets".into());
             }
             Some((mode, tls)) => (mode, Some(tls)),
@@ -134,7 +158,7 @@ impl Target {
         if mode == SslMode::Prefer && config.get_ssl_negotiation() == SslNegotiation::Direct {
             return Err("sslnegotiation=direct needs sslmode=require or stricter".into());
         }
-        Ok(Target { config, tls, passfile: None })
+        Ok(Target { config, hosts, tls, passfile: None })
     }
 }
 
@@ -144,14 +168,12 @@ impl fmt::Display for Target {
         let database = config.get_dbname().unwrap_or_default();
         let user = config.get_user().unwrap_or_default();
         write!(f, "database {database:?} as user {user:?} on ")?;
-        for (at, host) in config.get_hosts().iter().enumerate() {
-            let ports = config.get_ports();
-            let port = ports.get(at).or(ports.first()).copied().unwrap_or_default();
+        for (at, host) in self.hosts.iter().enumerate() {
+            let (name, port) = (host.name.escape_debug(), host.port);
             let comma = if at > 0 { ", " } else { "" };
-            match host {
-                Host::Tcp(name) if name.contains(':') => write!(f, "{comma}[{name}]:{port}")?,
-                Host::Tcp(name) => write!(f, "{comma}{}:{port}", name.escape_debug())?,
-                Host::Unix(path) => write!(f, "{comma}{}:{port}", path.to_string_lossy().escape_debug())?,
+            match host.name.contains(':') && !host.is_socket() {
+                true => write!(f, "{comma}[{name}]:{port}")?,
+                false => write!(f, "{comma}{name}:{port}")?,
             }
         }
         f.write_str(match (config.get_ssl_mode(), self.tls.as_ref().map(|tls| tls.verify)) {
@@ -164,26 +186,6 @@ impl fmt::Display for Target {
     }
 }
 
-impl fmt::Display for TargetError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl Error for TargetError {}
-
-impl From<&str> for TargetError {
-    fn from(line: &str) -> TargetError {
-        TargetError(line.into())
-    }
-}
-
-impl From<String> for TargetError {
-    fn from(line: String) -> TargetError {
-        TargetError(line)
-    }
-}
-
 #[cfg(all(test, not(feature = "tls")))]
 mod tests {
     use super::*;
@@ -192,7 +194,7 @@ mod tests {
     fn without_tls_it_is_refused_where_it_is_required() {
         for mode in ["require", "verify-full"] {
             let error = Target::parse(&format!("host=h user=u sslmode={mode}"), None).unwrap_err();
-            assert!(error.to_string().contains("feature `tls`"), "{error}");
+            assert!(error.contains("feature `tls`"), "{error}");
         }
         for mode in ["prefer", "disable"] {
             let target = Target::parse(&format!("host=h user=u sslmode={mode}"), None).unwrap();
@@ -250,13 +252,13 @@ mod tests {
             host=@abstract                         | ! abstract Unix sockets are not supported
         "#,
         );
-        let socket = parameters::socket_directory().display();
+        let socket = parameters::socket_directory();
         let default = format!("database \"me\" as user \"me\" on {socket}:5432, no TLS");
         for text in ["", "postgres://", "postgresql:///?sslmode=require", "host='' user="] {
             assert_eq!(shown(text), default, "{text}");
         }
         assert_eq!(shown("dbname='a\nb' host='c\nd' sslmode=disable").lines().count(), 1);
-        assert_eq!(Target::parse("host=h", None).unwrap_err().to_string(), "it names no user");
+        assert_eq!(Target::parse("host=h", None).unwrap_err(), "it names no user");
     }
 
     #[test]
@@ -328,29 +330,23 @@ mod tests {
 
     #[test]
     fn single_settings() {
-        let settings = Settings {
-            host: "h",
-            port: 1,
-            name: "d",
-            user: "u",
-            password: "secret",
-            ssl: true,
-            ssl_ca: None,
+        let target = |host: &str, ssl, db_ssl_ca: Option<PathBuf>| {
+            let (name, user, password) = ("d".into(), "u".into(), "secret".into());
+            let database = Database::Parts { host: host.into(), port: 1, name, user, password, ssl };
+            Target::new(&Config { database, db_ssl_ca, ..Config::default() })
         };
-        let shown = |settings| match Target::from_settings(settings) {
+        let shown = |host, ssl, ca| match target(host, ssl, ca) {
             Ok(target) => target.to_string(),
             Err(error) => format!("! {error}"),
         };
         let d = "database \"d\" as user \"u\" on ";
-        assert_eq!(shown(settings), format!("{d}h:1, TLS verified"));
-        let plain = Settings { ssl: false, ..settings };
-        assert_eq!(shown(plain), format!("{d}h:1, no TLS"));
-        assert_eq!(shown(Settings { host: "/s", ..settings }), format!("{d}/s:1, no TLS"));
-        assert_eq!(shown(Settings { host: "", ..settings }), "! the host is empty");
-        let ca = Some(Path::new("/ca"));
-        let line = "! a file of certificates to trust is given, but TLS is off";
-        assert_eq!(shown(Settings { ssl_ca: ca, ..plain }), line);
-        let target = Target::from_settings(plain).unwrap();
+        assert_eq!(shown("h", true, None), format!("{d}h:1, TLS verified"));
+        assert_eq!(shown("h", false, None), format!("{d}h:1, no TLS"));
+        assert_eq!(shown("/s", true, None), format!("{d}/s:1, no TLS"));
+        assert_eq!(shown("", true, None), "! DB_HOST: the host is empty");
+        let line = "! DB_SSL_CA: a file of certificates to trust is given, but TLS is off";
+        assert_eq!(shown("h", false, Some("/ca".into())), line);
+        let target = target("h", false, None).unwrap();
         assert_eq!((target.config.get_ssl_mode(), target.tls), (SslMode::Disable, None));
         assert_eq!(target.config.get_password(), Some(&b"secret"[..]));
     }

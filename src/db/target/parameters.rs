@@ -10,7 +10,7 @@ use std::time::Duration;
 use postgres::Config;
 use postgres::config::SslMode;
 
-use super::conninfo;
+use super::{Host, conninfo};
 use crate::{
     db::tls::{TlsSettings, Verify},
     nearest::nearest,
@@ -95,8 +95,8 @@ impl Parameters {
         number.transpose().map_err(|_| format!("{name} is not a whole number"))
     }
 
-    /// Adds host, hostaddr and port, one of each for a server.
-    pub fn add_hosts(&mut self, config: &mut Config) -> Result<(), String> {
+    /// The hosts, with a port each.
+    pub fn hosts(&mut self) -> Result<Vec<Host>, String> {
         let [hosts, addresses, ports] = ["host", "hostaddr", "port"].map(|name| self.take(name));
         let [hosts, addresses, ports] = [&hosts, &addresses, &ports]
             .map(|list| -> Vec<&str> { list.iter().flat_map(|list| list.split(',')).collect() });
@@ -107,33 +107,31 @@ impl Parameters {
         if ports.len() > 1 && ports.len() != servers {
             return Err("host and port have different numbers of entries".into());
         }
-        for at in 0..servers {
-            match (entry(&hosts, at), entry(&addresses, at)) {
-                (Some(host), _) if host.starts_with('@') => {
+        let host = |at| {
+            let (name, address) = match (entry(&hosts, at), entry(&addresses, at)) {
+                (Some(name), _) if name.starts_with('@') => {
                     return Err("abstract Unix sockets are not supported".into());
                 }
-                (Some(host), None) if addresses.is_empty() => config.host(host),
-                (None, None) if addresses.is_empty() => config.host_path(socket_directory()),
-                // With an address the host is but a name to verify: the address, if there is no other.
-                (host, address) => {
-                    let address = address.or(host).unwrap_or_default();
+                (name, None) if addresses.is_empty() => (name.unwrap_or(socket_directory()), None),
+                // With an address the name is but one to verify: the address, if there is no other.
+                (name, address) => {
+                    let address = address.or(name).unwrap_or_default();
                     let number: IpAddr = address.parse().map_err(|_| "hostaddr is not an IP address")?;
-                    match host.unwrap_or(address) {
-                        path if path.starts_with('/') => {
-                            return Err("hostaddr does not go with a Unix socket".into());
-                        }
-                        name => config.host(name).hostaddr(number),
-                    }
+                    (name.unwrap_or(address), Some(number))
                 }
             };
+            if name.starts_with('/') && address.is_some() {
+                return Err("hostaddr does not go with a Unix socket".into());
+            }
             // A single port serves every server.
             let port = match entry(&ports, if ports.len() == 1 { 0 } else { at }) {
                 Some(port) => port.trim().parse().ok().filter(|&port| port > 0),
                 None => Some(DEFAULT_PORT),
             };
-            config.port(port.ok_or("port is not a number from 1 to 65535")?);
-        }
-        Ok(())
+            let port = port.ok_or("port is not a number from 1 to 65535")?;
+            Ok(Host { name: name.to_owned(), address, port })
+        };
+        (0..servers).map(host).collect()
     }
 
     /// Whether and how TLS is spoken over TCP; `None` for not at all.
@@ -190,9 +188,9 @@ fn entry<'a>(list: &[&'a str], at: usize) -> Option<&'a str> {
 
 /// Where libpq looks for a Unix socket when no host is named: Debian's directory, or upstream's where
 /// there is none such.
-pub fn socket_directory() -> &'static Path {
-    let directory = Path::new("/var/run/postgresql");
-    if directory.is_dir() { directory } else { Path::new("/tmp") }
+pub fn socket_directory() -> &'static str {
+    let directory = "/var/run/postgresql";
+    if Path::new(directory).is_dir() { directory } else { "/tmp" }
 }
 
 const DEFAULT_PORT: u16 = 5432;

@@ -6,15 +6,14 @@ use std::path::Path;
 use std::{fs, io};
 
 use postgres::Config;
-use postgres::config::Host;
 
-use super::parameters::socket_directory;
+use super::{Host, parameters::socket_directory};
 
 /// Gives `config` the password that the file has for its hosts. A file that is missing is none; one that other users
 /// can read is ignored with a line in the log, as libpq does.
 ///
 /// An error if it has different passwords for several hosts: one is sent to all of them. It quotes no password.
-pub fn add_password(config: &mut Config, file: &Path) -> Result<(), String> {
+pub fn add_password(config: &mut Config, hosts: &[Host], file: &Path) -> Result<(), String> {
     let path = file.display();
     let metadata = match fs::metadata(file) {
         Ok(metadata) => metadata,
@@ -30,16 +29,10 @@ pub fn add_password(config: &mut Config, file: &Path) -> Result<(), String> {
     }
     let text = fs::read_to_string(file)
         .map_err(|error| format!("the password file {path} cannot be read: {error}"))?;
-    let ports = config.get_ports();
-    let hosts = config.get_hosts().iter().enumerate();
-    let mut found: Vec<String> = hosts
-        .filter_map(|(at, host)| {
-            let port = ports.get(at).or(ports.first()).copied().unwrap_or(5432).to_string();
-            let database = config.get_dbname().unwrap_or_default();
-            let user = config.get_user().unwrap_or_default();
-            find(&text, [&name(host), &port, database, user])
-        })
-        .collect();
+    let database = config.get_dbname().unwrap_or_default();
+    let user = config.get_user().unwrap_or_default();
+    let of_host = |host: &Host| find(&text, [name(host), &host.port.to_string(), database, user]);
+    let mut found: Vec<String> = hosts.iter().filter_map(of_host).collect();
     found.dedup();
     match found.len() {
         0 => {}
@@ -54,12 +47,8 @@ pub fn add_password(config: &mut Config, file: &Path) -> Result<(), String> {
 }
 
 /// The host as a line has it: the usual directory of a Unix socket is `localhost`.
-fn name(host: &Host) -> String {
-    match host {
-        Host::Tcp(name) => name.clone(),
-        Host::Unix(dir) if dir == socket_directory() => "localhost".to_owned(),
-        Host::Unix(dir) => dir.to_string_lossy().into_owned(),
-    }
+fn name(host: &Host) -> &str {
+    if host.name == socket_directory() { "localhost" } else { &host.name }
 }
 
 /// The password of the first line that matches the four.
@@ -123,10 +112,9 @@ mod tests {
         let password = |hosts: &[&str]| {
             let mut config = Config::new();
             config.user("u").dbname("d");
-            for host in hosts {
-                config.host(host).port(5432);
-            }
-            let added = add_password(&mut config, &path);
+            let host = |name: &&str| Host { name: (*name).to_owned(), address: None, port: 5432 };
+            let hosts: Vec<Host> = hosts.iter().map(host).collect();
+            let added = add_password(&mut config, &hosts, &path);
             added.map(|()| {
                 config.get_password().map(|password| String::from_utf8_lossy(password).into_owned())
             })
@@ -136,7 +124,7 @@ mod tests {
         fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
         assert_eq!(password(&["a"]), Ok(Some("one".into())));
         assert_eq!(password(&["a", "c"]), Ok(Some("one".into())));
-        assert_eq!(password(&[socket_directory().to_str().unwrap()]), Ok(Some("three".into())));
+        assert_eq!(password(&[socket_directory()]), Ok(Some("three".into())));
         let error = password(&["a", "b"]).unwrap_err();
         assert!(!error.contains("one") || error.contains("one serves all"), "{error}");
         fs::remove_file(&path).unwrap();

@@ -19,7 +19,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::certificate::Certificate;
 use super::verifier::{Verifier, no_name};
-use super::{TlsError, TlsSettings, Verify};
+use super::{TlsSettings, Verify};
 
 /// The one connector type for every mode, for `PostgresConnectionManager<Connector>`. Cloning is cheap.
 #[derive(Clone)]
@@ -28,8 +28,8 @@ pub struct Connector(Option<Arc<ClientConfig>>);
 /// A connector that speaks TLS by `settings`, or one that never does (`None`).
 ///
 /// Reads the named files, or the system's certificates, now and not again: blocks on the file
-/// system only. An error if one cannot be read or holds nothing usable.
-pub fn connector(settings: Option<&TlsSettings>) -> Result<Connector, TlsError> {
+/// system only. An error if one cannot be read or holds nothing usable: a line, which names the file.
+pub fn connector(settings: Option<&TlsSettings>) -> Result<Connector, String> {
     let Some(settings) = settings else {
         return Ok(Connector(None));
     };
@@ -153,7 +153,7 @@ impl AsyncWrite for Stream {
 }
 
 /// Every certificate in the PEM file `path`, at least one.
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
     match found {
         Ok(certificates) if certificates.is_empty() => Err(unusable(path, "holds no PEM certificate")),
@@ -163,11 +163,11 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
 }
 
 /// The certificates that this machine trusts, found where OpenSSL would look for them.
-fn system_certificates() -> Result<Vec<CertificateDer<'static>>, TlsError> {
+fn system_certificates() -> Result<Vec<CertificateDer<'static>>, String> {
     let found = rustls_native_certs::load_native_certs();
     if found.certs.is_empty() {
         let hint = "no system certificates found: install ca-certificates, or name a file to trust";
-        return Err(TlsError(hint.into()));
+        return Err(hint.into());
     }
     Ok(found.certs)
 }
@@ -177,7 +177,7 @@ fn client_certificate(
     certificate: &Path,
     key: &Path,
     provider: &CryptoProvider,
-) -> Result<CertifiedKey, TlsError> {
+) -> Result<CertifiedKey, String> {
     let chain = certificates(certificate)?;
     let private = PrivateKeyDer::from_pem_slice(&read(key)?)
         .map_err(|_| unusable(key, "holds no unencrypted PEM private key"))?;
@@ -195,10 +195,10 @@ fn client_certificate(
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+fn read(path: &Path) -> Result<Vec<u8>, String> {
     fs::read(path).map_err(|error| unusable(path, &format!("cannot be read: {error}")))
 }
 
-fn unusable(path: &Path, why: &str) -> TlsError {
-    TlsError(format!("{} {why}", path.display()))
+fn unusable(path: &Path, why: &str) -> String {
+    format!("{} {why}", path.display())
 }

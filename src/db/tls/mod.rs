@@ -13,7 +13,6 @@ mod tests;
 #[cfg(feature = "tls")]
 mod verifier;
 
-use std::fmt;
 use std::path::PathBuf;
 
 pub use connector::{Connector, Handshake, Stream, connector};
@@ -29,18 +28,6 @@ pub struct TlsSettings {
     /// PEM files of the certificate (chain) and private key to show to the server.
     pub client: Option<(PathBuf, PathBuf)>,
 }
-
-/// Why there is no connector: one line, naming the file.
-#[derive(Debug)]
-pub struct TlsError(String);
-
-impl fmt::Display for TlsError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for TlsError {}
 
 /// What of a server's certificate is checked. That the server owns its key always is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

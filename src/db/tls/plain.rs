@@ -6,7 +6,7 @@ use std::io;
 use postgres::tls::{MakeTlsConnect, NoTlsStream};
 use postgres::{NoTls, Socket};
 
-use super::{TlsError, TlsSettings};
+use super::TlsSettings;
 
 /// The one connector type for every mode. Cloning is cheap.
 #[derive(Clone)]
@@ -19,7 +19,7 @@ pub type Handshake = NoTls;
 pub type Stream = NoTlsStream;
 
 /// A connector that never speaks TLS.
-pub fn connector(_: Option<&TlsSettings>) -> Result<Connector, TlsError> {
+pub fn connector(_: Option<&TlsSettings>) -> Result<Connector, String> {
     Ok(Connector(()))
 }
 

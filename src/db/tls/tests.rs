@@ -10,8 +10,9 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 
 use super::connector;
+use crate::config::{Config, Database};
 use crate::db::explain;
-use crate::db::target::{Settings, Target};
+use crate::db::target::Target;
 use tls_servers::{Cluster, Pki};
 
 // Shared with the tests of the command over TLS.
@@ -28,7 +29,7 @@ fn connect(target: &Target) -> String {
         Err(error) => return format!("connector: {error}"),
     };
     // The type that the service uses, for every mode.
-    let manager = r2d2_postgres::PostgresConnectionManager::new(target.config.clone(), connector);
+    let manager = r2d2_postgres::PostgresConnectionManager::new(target.config_for(&target.hosts), connector);
     match r2d2::ManageConnection::connect(&manager) {
         Ok(mut client) => {
             let sql = "select ssl, repeat('x', 100000) from pg_stat_ssl \
@@ -259,28 +260,21 @@ fn single_settings() {
     let cluster = Cluster::new();
     let server = cluster.start(Some(pki.server("good")), "");
     let (ca, other, socket) = (pki.path("ca.crt"), pki.path("other-ca.crt"), cluster.socket_directory());
-    let settings = Settings {
-        host: "localhost",
-        port: server.port,
-        name: "postgres",
-        user: "u",
-        password: "secret",
-        ssl: true,
-        ssl_ca: Some(&ca),
-    };
-    for (settings, expected) in [
-        (settings, "tls"),
-        (Settings { host: "127.0.0.1", ..settings }, "tls"),
-        (Settings { ssl: false, ssl_ca: None, ..settings }, "plain"),
-        (Settings { host: &socket, ..settings }, "plain"),
-        (
-            Settings { ssl_ca: Some(&other), ..settings },
-            "error performing TLS handshake: the server's certificate was refused: \
-             it is not signed by a trusted authority",
-        ),
-        (Settings { password: "", ..settings }, "invalid configuration: password missing"),
+    let untrusted = "error performing TLS handshake: the server's certificate was refused: \
+                     it is not signed by a trusted authority";
+    for (host, password, db_ssl_ca, expected) in [
+        ("localhost", "secret", Some(&ca), "tls"),
+        ("127.0.0.1", "secret", Some(&ca), "tls"),
+        ("localhost", "secret", None, "plain"),
+        (&socket, "secret", Some(&ca), "plain"),
+        ("localhost", "secret", Some(&other), untrusted),
+        ("localhost", "", Some(&ca), "invalid configuration: password missing"),
     ] {
-        assert_eq!(connect(&Target::from_settings(settings).unwrap()), expected);
+        let (host, name, user) = (host.into(), "postgres".into(), "u".into());
+        let (port, password, ssl) = (server.port, password.into(), db_ssl_ca.is_some());
+        let database = Database::Parts { host, port, name, user, password, ssl };
+        let config = Config { database, db_ssl_ca: db_ssl_ca.cloned(), ..Config::default() };
+        assert_eq!(connect(&Target::new(&config).unwrap()), expected);
     }
 }
 
