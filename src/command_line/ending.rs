@@ -14,7 +14,7 @@ use signal_hook::{
 };
 use std::{
     ffi::OsStr,
-    fs, io,
+    fs, io, mem,
     os::unix::fs::MetadataExt,
     process,
     sync::{
@@ -63,34 +63,34 @@ pub fn exit(code: i32) -> ! {
     process::exit(code)
 }
 
-/// Has the first signal end the process, from now on.
-pub fn exit_with_signals() -> io::Result<()> {
-    let mut signals = Signals::new(signals())?;
-    let body = move || {
-        if let Some(signal) = signals.forever().next() {
-            exit(128 + signal);
-        }
-    };
-    thread::Builder::new().name("signals".to_owned()).spawn(body).map(drop)
+/// Has a thread call `each` with every signal that ends the process: SIGTERM, SIGINT, and SIGHUP where it is not ignored, as
+/// `nohup` has it.
+pub fn on_signals(each: impl FnMut(i32) + Send + 'static) -> Result<(), Failure> {
+    let taken =
+        [SIGTERM, SIGINT, SIGHUP].into_iter().filter(|signal| *signal != SIGHUP || !is_ignored(SIGHUP));
+    let mut signals = Signals::new(taken).map_err(Failure::runtime)?;
+    let thread = thread::Builder::new().name("signals".to_owned());
+    thread.spawn(move || signals.forever().for_each(each)).map(drop).map_err(Failure::runtime)
 }
 
 impl Ending {
-    /// Takes SIGTERM, SIGINT and SIGHUP from now on; SIGHUP not where it is ignored, as `nohup` has it.
-    pub fn watch(idle: bool) -> io::Result<Ending> {
+    /// Takes the signals from now on.
+    pub fn watch(idle: bool) -> Result<Ending, Failure> {
         let (end, ends) = mpsc::channel();
         let sender = end.clone();
         let idle = Arc::new(AtomicBool::new(idle));
-        let mut signals = Signals::new(signals())?;
         let serving = Arc::new(AtomicBool::new(false));
         let (is_idle, is_serving) = (idle.clone(), serving.clone());
-        thread::Builder::new().name("signals".to_owned()).spawn(move || {
-            for (before, signal) in signals.forever().enumerate() {
-                match (before, is_idle.load(Ordering::SeqCst), is_serving.load(Ordering::SeqCst)) {
-                    (0, true, true) => exit(0),
-                    (0, false, _) => {}
-                    _ => exit(128 + signal),
-                }
-                let _ = sender.send(End::Asked);
+        let mut is_first = true;
+        on_signals(move |signal| {
+            match (
+                mem::take(&mut is_first),
+                is_idle.load(Ordering::SeqCst),
+                is_serving.load(Ordering::SeqCst),
+            ) {
+                (true, true, true) => exit(0),
+                (true, false, _) => drop(sender.send(End::Asked)),
+                _ => exit(128 + signal),
             }
         })?;
         Ok(Ending { ends, end, idle, serving })
@@ -170,11 +170,6 @@ impl Ending {
             }
         }
     }
-}
-
-/// The signals that end the process: SIGHUP not where it is ignored, as `nohup` has it.
-pub fn signals() -> Vec<i32> {
-    [SIGTERM, SIGINT, SIGHUP].into_iter().filter(|signal| *signal != SIGHUP || !is_ignored(SIGHUP)).collect()
 }
 
 /// Whether the signal was ignored when the process started. Where there is no Linux /proc it was not.

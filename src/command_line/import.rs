@@ -7,7 +7,6 @@ use super::{
     progress::Progress as Bar,
     start_error,
 };
-use signal_hook::iterator::Signals;
 use std::{
     fs::{self, File},
     io::{self, BufRead, BufReader, Write},
@@ -34,7 +33,14 @@ pub fn import(given: &Given) -> Result<(), Failure> {
     let mut config = environment::config().map_err(Failure::usage)?;
     let (input, bytes) = open(given.file())?;
     let stop = Stop::default();
-    end_with_signals(stop.clone()).map_err(Failure::runtime)?;
+    let stopped = stop.clone();
+    // A signal leaves nothing of the import, unless it is being committed: then the outcome is told.
+    ending::on_signals(move |signal| {
+        if stopped.now() {
+            let _ = writeln!(io::stderr(), "userd: interrupted; nothing was imported");
+            ending::exit(128 + signal);
+        }
+    })?;
     let cluster = embedded::join(given, &mut config, !what.dry_run)?;
     if cluster.is_some() && !what.dry_run {
         upkeep::migrate(&config).map_err(start_error)?;
@@ -158,18 +164,4 @@ fn failure(error: TransferError) -> Failure {
         error @ TransferError::Uncertain(_) => Failure::runtime(error),
         error => Failure::runtime(format!("{error}; nothing was imported")),
     }
-}
-
-/// A signal ends the process and leaves nothing of the import, unless it is being committed: then the outcome is told.
-fn end_with_signals(stop: Stop) -> io::Result<()> {
-    let mut signals = Signals::new(ending::signals())?;
-    let body = move || {
-        for signal in signals.forever() {
-            if stop.now() {
-                let _ = writeln!(io::stderr(), "userd: interrupted; nothing was imported");
-                ending::exit(128 + signal);
-            }
-        }
-    };
-    thread::Builder::new().name("signals".to_owned()).spawn(body).map(drop)
 }

@@ -4,12 +4,12 @@
 //! was idle, so a quiet service logs promptly; lines that gather during a write go in the next one. When standard
 //! error is stuck, requests go on, and lines are dropped and counted.
 
-use super::log_json::{self, JsonLogger, now};
-use log::{LevelFilter, Log, Metadata, Record, kv::Key};
+use super::log_json::{self, now};
+use log::{Level, LevelFilter, Log, Metadata, Record, kv::Key};
 use simplelog::{ConfigBuilder, WriteLogger};
 use std::{
     cell::Cell,
-    fmt::Write as _,
+    fmt::{self, Write as _},
     io::{self, Write},
     mem, panic,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -31,13 +31,23 @@ pub enum Format {
     Json,
 }
 
+impl Format {
+    /// A line that goes past the log; as text, behind `before`.
+    pub fn line(self, level: Level, message: fmt::Arguments, before: &str) -> Vec<u8> {
+        match self {
+            Format::Text => format!("{before}{message}\n").into_bytes(),
+            Format::Json => log_json::line(&Record::builder().level(level).args(message).build()),
+        }
+    }
+}
+
 /// Logs userd's own lines alone: other crates log statements with their parameters, passwords among them. Times are
 /// in UTC with microseconds, all of the same width.
 pub fn log_to_stderr(level: LevelFilter, format: Format) -> io::Result<()> {
-    let writer = LogWriter::start(format)?;
+    let shared = Shared::start(format)?;
     let logger: Box<dyn Log> = match format {
-        Format::Text => Box::new(TextLogger(text_logger(level, writer))),
-        Format::Json => Box::new(JsonLogger::new(level, writer)),
+        Format::Text => Box::new(TextLogger(text_logger(level, LogWriter { shared, line: Vec::new() }))),
+        Format::Json => Box::new(JsonLogger { level, shared }),
     };
     log::set_max_level(level);
     // It fails only where a logger is set already, and no other is set before.
@@ -102,8 +112,29 @@ impl Log for TextLogger {
     }
 }
 
-/// A writer for loggers.
-pub struct LogWriter {
+struct JsonLogger {
+    level: LevelFilter,
+    shared: Arc<Shared>,
+}
+
+impl Log for JsonLogger {
+    fn enabled(&self, metadata: &Metadata) -> bool {
+        metadata.level() <= self.level && metadata.target().starts_with("userd")
+    }
+
+    fn log(&self, record: &Record) {
+        if self.enabled(record.metadata()) {
+            self.shared.add(&log_json::line(record));
+        }
+    }
+
+    fn flush(&self) {
+        self.shared.flush();
+    }
+}
+
+/// What simplelog writes to.
+struct LogWriter {
     shared: Arc<Shared>,
     /// The part of the current line that was written: simplelog writes a line in many pieces, under a lock of its own.
     line: Vec<u8>,
@@ -126,59 +157,63 @@ struct Gathered {
     writing: bool,
 }
 
-impl LogWriter {
-    /// Starts the thread; it ends with the process. Errors: the system has no more threads.
-    fn start(format: Format) -> io::Result<LogWriter> {
-        let shared = Arc::new(Shared { format, gathered: Mutex::default(), changed: Condvar::new() });
-        let writer = LogWriter { shared: shared.clone(), line: Vec::new() };
-        let body = move || {
-            loop {
-                shared.write_gathered();
-                thread::sleep(PAUSE);
-            }
-        };
-        thread::Builder::new().name("log".to_owned()).spawn(body)?;
-        Ok(writer)
-    }
-}
-
 impl Write for LogWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.line.is_empty()
-            && self.shared.format == Format::Text
             && let Some(now) = now()
         {
             write!(self.line, "{now} ")?;
         }
         self.line.extend_from_slice(bytes);
-        if !bytes.ends_with(b"\n") {
-            return Ok(bytes.len());
-        }
-        let mut gathered = self.shared.gathered();
-        if gathered.lines.len() > MOST_BYTES {
-            gathered.dropped += 1;
-        } else {
-            gathered.lines.extend_from_slice(&self.line);
-        }
-        self.line.clear();
-        if mem::take(&mut gathered.idle) {
-            drop(gathered);
-            self.shared.changed.notify_all();
+        if bytes.ends_with(b"\n") {
+            self.shared.add(&self.line);
+            self.line.clear();
         }
         Ok(bytes.len())
     }
 
-    /// Blocks until the lines logged so far are written, at most for a second.
     fn flush(&mut self) -> io::Result<()> {
-        const WAIT: Duration = Duration::from_secs(1);
-        let pending = |gathered: &mut Gathered| gathered.writing || !gathered.lines.is_empty();
-        let gathered = self.shared.gathered();
-        let _ = self.shared.changed.wait_timeout_while(gathered, WAIT, pending);
+        self.shared.flush();
         Ok(())
     }
 }
 
 impl Shared {
+    /// Starts the thread; it ends with the process. Errors: the system has no more threads.
+    fn start(format: Format) -> io::Result<Arc<Shared>> {
+        let shared = Arc::new(Shared { format, gathered: Mutex::default(), changed: Condvar::new() });
+        let writer = shared.clone();
+        let body = move || {
+            loop {
+                writer.write_gathered();
+                thread::sleep(PAUSE);
+            }
+        };
+        thread::Builder::new().name("log".to_owned()).spawn(body)?;
+        Ok(shared)
+    }
+
+    /// Adds a line, unless too many wait.
+    fn add(&self, line: &[u8]) {
+        let mut gathered = self.gathered();
+        if gathered.lines.len() > MOST_BYTES {
+            gathered.dropped += 1;
+        } else {
+            gathered.lines.extend_from_slice(line);
+        }
+        if mem::take(&mut gathered.idle) {
+            drop(gathered);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Blocks until the lines logged so far are written, at most for a second.
+    fn flush(&self) {
+        const WAIT: Duration = Duration::from_secs(1);
+        let pending = |gathered: &mut Gathered| gathered.writing || !gathered.lines.is_empty();
+        let _ = self.changed.wait_timeout_while(self.gathered(), WAIT, pending);
+    }
+
     fn gathered(&self) -> MutexGuard<'_, Gathered> {
         self.gathered.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -193,12 +228,13 @@ impl Shared {
         let waited = self.changed.wait_while(gathered, nothing);
         let mut gathered = waited.unwrap_or_else(PoisonError::into_inner);
         let mut lines = mem::take(&mut gathered.lines);
-        if let Some(dropped) = Some(mem::take(&mut gathered.dropped)).filter(|count| *count > 0) {
-            let line = format!("{dropped} lines of this log were dropped");
-            lines.extend(match self.format {
-                Format::Text => (line + "\n").into_bytes(),
-                Format::Json => log_json::line(log::Level::Warn, &line),
-            });
+        match mem::take(&mut gathered.dropped) {
+            0 => {}
+            dropped => lines.extend(self.format.line(
+                Level::Warn,
+                format_args!("{dropped} lines of this log were dropped"),
+                "",
+            )),
         }
         gathered.writing = true;
         drop(gathered);

@@ -42,10 +42,10 @@ pub fn run() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure { code, line }) => {
-            let line = match serves && environment::log_format() == Ok(Format::Json) {
-                _ if line.is_empty() => Vec::new(),
-                true => log_json::line(Level::Error, &line),
-                false => format!("userd: {line}\n").into_bytes(),
+            let format = environment::log_format().ok().filter(|_| serves).unwrap_or(Format::Text);
+            let line = match line.as_str() {
+                "" => Vec::new(),
+                line => format.line(Level::Error, format_args!("{line}"), "userd: "),
             };
             // Standard error may be a terminal that is closed.
             let _ = io::stderr().write_all(&line);

@@ -2,7 +2,6 @@
 //! (standard output, a device, a pipe).
 
 use super::{Failure, ending};
-use signal_hook::iterator::Signals;
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Write},
@@ -51,7 +50,13 @@ impl Output {
     /// SIGHUP from now on: they end the process and leave nothing.
     pub fn open(file: Option<&Path>, secret: bool) -> Result<Output, Failure> {
         let unfinished = Arc::new(Unfinished::default());
-        end_with_signals(unfinished.clone()).map_err(Failure::runtime)?;
+        let interrupted = unfinished.clone();
+        ending::on_signals(move |signal| {
+            // Held until the end: no file is put in its place any more.
+            let mut path = interrupted.path();
+            Unfinished::remove(&mut path);
+            ending::exit(128 + signal);
+        })?;
         let Some(file) = file else {
             // Unbuffered: whole blocks come.
             let stdout = io::stdout();
@@ -151,17 +156,4 @@ fn start_syncer(part: &File) -> io::Result<(SyncSender<()>, JoinHandle<io::Resul
 
 fn unwritable(file: &Path, error: io::Error) -> Failure {
     Failure::runtime(format!("cannot write {}: {error}; name another FILE", file.display()))
-}
-
-fn end_with_signals(unfinished: Arc<Unfinished>) -> io::Result<()> {
-    let mut signals = Signals::new(ending::signals())?;
-    let body = move || {
-        if let Some(signal) = signals.forever().next() {
-            // Held until the end: no file is put in its place any more.
-            let mut path = unfinished.path();
-            Unfinished::remove(&mut path);
-            ending::exit(128 + signal);
-        }
-    };
-    thread::Builder::new().name("signals".to_owned()).spawn(body).map(drop)
 }

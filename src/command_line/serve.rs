@@ -51,7 +51,7 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
         log::warn!("{line}");
     }
     let account = is_embedded.then(|| Account::find(!is_ephemeral)).transpose().map_err(Failure::runtime)?;
-    let ending = Ending::watch(dir.is_none()).map_err(Failure::runtime)?;
+    let ending = Ending::watch(dir.is_none())?;
     if given.has("--with-parent") {
         ending.watch_parent(given.value("--with-parent"))?;
     }

@@ -92,7 +92,7 @@ pub fn check(given: &Given) -> Result<(), Failure> {
 /// As [`embedded::join`], for a verb that does nothing at a signal but end.
 fn join(given: &Given, config: &mut Config, make: bool) -> Result<Option<Joined>, Failure> {
     if given.has("--embedded") {
-        ending::exit_with_signals().map_err(Failure::runtime)?;
+        ending::on_signals(|signal| ending::exit(128 + signal))?;
     }
     embedded::join(given, config, make)
 }
