@@ -1,7 +1,7 @@
 //! What the commands `migrate`, `check`, `recount` and `grants` do with a database: its migrations without a service, a
 //! check that changes nothing, and what mends what that finds. Not part of the library's interface.
 
-pub use crate::db::inspection::Weight;
+pub use crate::db::{inspection::Weight, target::of_variable as libpq_parameter};
 
 use crate::{
     config::Config,

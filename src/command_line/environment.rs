@@ -4,8 +4,8 @@
 use super::{Failure, log_writer::Format};
 use listenfd::ListenFd;
 use log::LevelFilter;
-use std::{env, ffi::OsString, os::fd::OwnedFd, path::PathBuf, sync::Arc};
-use userd::{Config, ConfigError};
+use std::{collections::BTreeSet, env, ffi::OsString, os::fd::OwnedFd, path::PathBuf, sync::Arc};
+use userd::{Config, ConfigError, config::SETTINGS, upkeep};
 
 /// The configuration that the variables make.
 pub fn config() -> Result<Config, ConfigError> {
@@ -72,44 +72,6 @@ const URL: [&str; 2] = ["DATABASE_URL", "DATABASE_URL_FILE"];
 const PARTS: [&str; 8] =
     ["DB_HOST", "DB_PORT", "DB_NAME", "DB_USER", "DB_PASS", "DB_PASS_FILE", "DB_SSL", "DB_SSL_CA"];
 
-/// The variables of libpq that are not read, and the parameter of a connection string that each stands for.
-const OF_LIBPQ: [(&str, &str); 34] = [
-    ("PGHOST", "host"),
-    ("PGHOSTADDR", "hostaddr"),
-    ("PGPORT", "port"),
-    ("PGDATABASE", "dbname"),
-    ("PGUSER", "user"),
-    ("PGSERVICE", "service"),
-    ("PGSERVICEFILE", "servicefile"),
-    ("PGSSLMODE", "sslmode"),
-    ("PGREQUIRESSL", "sslmode"),
-    ("PGSSLROOTCERT", "sslrootcert"),
-    ("PGSSLCERT", "sslcert"),
-    ("PGSSLKEY", "sslkey"),
-    ("PGSSLCERTMODE", "sslcertmode"),
-    ("PGSSLCRL", "sslcrl"),
-    ("PGSSLCRLDIR", "sslcrldir"),
-    ("PGSSLNEGOTIATION", "sslnegotiation"),
-    ("PGSSLCOMPRESSION", "sslcompression"),
-    ("PGSSLSNI", "sslsni"),
-    ("PGSSLMINPROTOCOLVERSION", "ssl_min_protocol_version"),
-    ("PGSSLMAXPROTOCOLVERSION", "ssl_max_protocol_version"),
-    ("PGREQUIREAUTH", "require_auth"),
-    ("PGREQUIREPEER", "requirepeer"),
-    ("PGCHANNELBINDING", "channel_binding"),
-    ("PGGSSENCMODE", "gssencmode"),
-    ("PGGSSDELEGATION", "gssdelegation"),
-    ("PGGSSLIB", "gsslib"),
-    ("PGKRBSRVNAME", "krbsrvname"),
-    ("PGMINPROTOCOLVERSION", "min_protocol_version"),
-    ("PGMAXPROTOCOLVERSION", "max_protocol_version"),
-    ("PGTARGETSESSIONATTRS", "target_session_attrs"),
-    ("PGLOADBALANCEHOSTS", "load_balance_hosts"),
-    ("PGCONNECT_TIMEOUT", "connect_timeout"),
-    ("PGAPPNAME", "application_name"),
-    ("PGOPTIONS", "options"),
-];
-
 /// Whether it is one of those that say which database, by a connection string or by its parts.
 pub fn is_of_database(name: &str) -> bool {
     URL.contains(&name) || PARTS.contains(&name)
@@ -156,10 +118,16 @@ pub fn ineffective(embedded: bool, passed: bool) -> Vec<String> {
             format!("DB_SSL={text:?} leaves TLS to the database off: only the exact text `true` turns it on")
         }),
     };
-    let (names, parameters): (Vec<_>, Vec<_>) = OF_LIBPQ.into_iter().filter(|(name, _)| is_set(name)).unzip();
+    let is_read = |name: &str| SETTINGS.iter().any(|setting| setting.variable == name);
+    let known = env::vars_os().filter_map(|(name, value)| {
+        let name = name.into_string().ok().filter(|name| !value.is_empty() && !is_read(name))?;
+        Some((upkeep::libpq_parameter(&name)?, name))
+    });
+    let (parameters, names): (BTreeSet<_>, BTreeSet<_>) = known.unzip();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let of_libpq = format!(
         ": of libpq's variables only PGPASSWORD and PGPASSFILE are read; DATABASE_URL takes {}",
-        parameters.join(", ")
+        parameters.into_iter().collect::<Vec<_>>().join(", ")
     );
     database.into_iter().chain(line(&names, &of_libpq)).chain(rest).collect()
 }
@@ -167,19 +135,16 @@ pub fn ineffective(embedded: bool, passed: bool) -> Vec<String> {
 /// The socket that systemd, or another supervisor that speaks its protocol, listens on (`LISTEN_FDS`, `LISTEN_PID`).
 pub fn passed_socket() -> Result<Option<Arc<OwnedFd>>, Failure> {
     let mut passed = ListenFd::from_env();
+    let unusable = |problem: String| Failure::usage(format!("LISTEN_FDS: {problem}"));
     if passed.len() > 1 {
-        let count = passed.len();
-        return Err(Failure::usage(format!(
-            "LISTEN_FDS: {count} sockets were passed, and one is served; pass one"
-        )));
+        return Err(unusable(format!("{} sockets were passed, and one is served; pass one", passed.len())));
     }
-    let tcp = passed.take_tcp_listener(0).map(|socket| socket.map(OwnedFd::from));
-    let socket = match tcp {
-        Ok(socket) => socket,
-        Err(_) => passed
-            .take_unix_listener(0)
-            .map_err(|error| Failure::usage(format!("LISTEN_FDS: {error}")))?
-            .map(OwnedFd::from),
+    let socket = match passed.take_tcp_listener(0) {
+        Ok(socket) => socket.map(OwnedFd::from),
+        Err(_) => {
+            let socket = passed.take_unix_listener(0).map_err(|error| unusable(error.to_string()))?;
+            socket.map(OwnedFd::from)
+        }
     };
     Ok(socket.map(Arc::new))
 }
@@ -187,7 +152,6 @@ pub fn passed_socket() -> Result<Option<Arc<OwnedFd>>, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use userd::config::SETTINGS;
 
     #[test]
     fn the_parts_are_those_of_the_table() {

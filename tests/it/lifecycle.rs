@@ -508,7 +508,7 @@ fn variables_without_effect_are_told() {
         (
             &parts,
             &[("PGSSLROOTCERT", "/ca.pem"), ("PGHOST", "h"), ("PGOPTIONS", "-c a=b")],
-            format!("PGHOST, PGSSLROOTCERT, PGOPTIONS have no effect: {libpq} host, sslrootcert, options"),
+            format!("PGHOST, PGOPTIONS, PGSSLROOTCERT have no effect: {libpq} host, options, sslrootcert"),
         ),
         (
             &by_url,

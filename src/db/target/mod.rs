@@ -7,6 +7,8 @@ mod conninfo;
 mod parameters;
 mod passfile;
 
+pub use parameters::of_variable;
+
 use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};

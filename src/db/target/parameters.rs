@@ -181,6 +181,20 @@ fn hint(name: &str) -> String {
     nearest(name, known).map_or_else(String::new, |meant| format!(" (did you mean {meant}?)"))
 }
 
+/// The parameter that a variable of libpq stands for; `None` where it is none of those.
+pub fn of_variable(variable: &str) -> Option<&'static str> {
+    let name = variable.strip_prefix("PG")?.to_ascii_lowercase().replace('_', "");
+    let name = match name.as_str() {
+        "database" => "dbname",
+        "requiressl" => "sslmode",
+        "appname" => "applicationname",
+        name => name,
+    };
+    let listed = [OWN, SHARED, REFUSED].into_iter().flat_map(|list| list.split(' '));
+    let mut all = listed.chain(HARMLESS.iter().map(|(harmless, _)| *harmless));
+    all.find(|parameter| parameter.replace('_', "") == name)
+}
+
 /// The entry at `at`, unless it is missing or empty.
 fn entry<'a>(list: &[&'a str], at: usize) -> Option<&'a str> {
     list.get(at).copied().filter(|entry| !entry.is_empty())
