@@ -13,26 +13,9 @@ pub(super) struct Figures {
     wait_nanoseconds: AtomicU64,
     timeouts: AtomicU64,
     /// After a connection broke.
-    pub(super) broken: Count,
+    pub(super) broken: AtomicU64,
     /// After a session turned out to be of no use any more.
-    pub(super) stale: Count,
-}
-
-/// A number that only grows.
-#[derive(Default)]
-pub(super) struct Count(AtomicU64);
-
-impl Count {
-    pub(super) fn add(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// The sessions of a pool at one moment.
-pub(super) struct Sessions {
-    pub(super) open: u32,
-    pub(super) idle: u32,
-    pub(super) most: u32,
+    pub(super) stale: AtomicU64,
 }
 
 impl Figures {
@@ -44,10 +27,10 @@ impl Figures {
         self.timeouts.fetch_add(u64::from(in_vain), Ordering::Relaxed);
     }
 
-    /// Writes all of it; `lock_retries` are counted by those who retry.
-    pub(super) fn write(&self, text: &mut Text, sessions: &Sessions, lock_retries: u64) {
+    /// Writes all of it; `most`: sessions at the most. `lock_retries` are counted by those who retry.
+    pub(super) fn write(&self, text: &mut Text, sessions: &r2d2::State, most: u32, lock_retries: u64) {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let Sessions { open, idle, most } = *sessions;
+        let (open, idle) = (sessions.connections, sessions.idle_connections);
         text.family(
             "userd_database_sessions",
             Kind::Gauge,
@@ -66,7 +49,7 @@ impl Figures {
             "Statements executed again, by what they met: a lock, a broken connection, a session of no use.";
         text.family("userd_database_retries_total", Kind::Counter, help);
         text.value(&[("reason", "lock")], lock_retries);
-        text.value(&[("reason", "connection")], get(&self.broken.0));
-        text.value(&[("reason", "session")], get(&self.stale.0));
+        text.value(&[("reason", "connection")], get(&self.broken));
+        text.value(&[("reason", "session")], get(&self.stale));
     }
 }

@@ -2,10 +2,9 @@
 //! prober of a service.
 
 use super::{
-    Pool, PoolLimits,
+    Pool,
     migrate::{Migrations, Schema, follow_the_schema, renamed_schema},
-    pool::LOCK_TIMEOUT,
-    probe::{self, Prober},
+    probe::Prober,
     servers::Servers,
     target::Target,
     tls,
@@ -115,19 +114,12 @@ impl Opening {
 
     /// A prober that has a session of its own while it is asked.
     pub fn prober(&self, schema: Schema, prepared: bool) -> io::Result<Prober> {
-        Prober::start(probe::Database { servers: self.servers.clone(), schema, prepared })
+        Prober::start(self.servers.clone(), schema, prepared)
     }
 
     /// The pool of a service of these settings.
     pub fn into_pool(self, config: &Config) -> Pool {
-        let limits = PoolLimits {
-            size: config.db_pool_size,
-            acquire_timeout: config.db_acquire_timeout,
-            statement_timeout: config.limits.request_timeout,
-            lock_timeout: LOCK_TIMEOUT,
-            prepared: config.db_prepared,
-        };
-        Pool::new(self.servers, limits)
+        Pool::new(self.servers, config)
     }
 }
 

@@ -2,19 +2,20 @@
 
 use super::{
     clock::Changed,
-    figures::{Figures, Sessions},
+    figures::Figures,
     retry::Backoff,
     servers::Servers,
     session::{Deadlines, Failure, Param, Session},
     settings,
+    sqlstate::Meaning,
     watchdog::ConnectError,
 };
-use crate::{error::Error, metrics::Text};
+use crate::{config::Config, error::Error, metrics::Text};
 use postgres::Row;
 use r2d2::{ManageConnection, PooledConnection};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -35,60 +36,31 @@ pub(super) const MOVE_IDS: &str = "\
             (select pg_catalog.max(id) from users) as largest offset 0) as found \
     where largest operator(pg_catalog.>) next";
 
-/// How much of the database a pool may use, and how long its users wait.
-#[derive(Debug, Clone, Copy)]
-pub struct PoolLimits {
-    /// Connections at the most.
-    pub size: u32,
-    /// How long a caller waits for a free one.
-    pub acquire_timeout: Duration,
-    /// How long the database works on one statement before it gives up; and for how long a read is executed again
-    /// where its session breaks.
-    pub statement_timeout: Duration,
-    /// How long a statement waits for a lock before it ends with [`Error::Contended`].
-    pub lock_timeout: Duration,
-    /// Whether sessions may keep prepared statements and settings between statements.
-    pub prepared: bool,
-}
-
 /// A pool of sessions.
 pub struct Pool {
     pool: r2d2::Pool<Manager>,
-    limits: PoolLimits,
     servers: Arc<Servers>,
-    outage: Arc<Outage>,
+    acquire_timeout: Duration,
+    statement_timeout: Duration,
     figures: Figures,
 }
 
-/// Since when no connection could be opened.
-#[derive(Default)]
-struct Outage(Mutex<Option<Instant>>);
-
-impl Outage {
-    fn since(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Pool {
-    /// A pool that opens its connections in the background: this does not block and does not fail.
-    pub fn new(servers: Arc<Servers>, limits: PoolLimits) -> Pool {
+    /// The pool of a service of these settings, which opens its connections in the background: this does not block and
+    /// does not fail.
+    pub fn new(servers: Arc<Servers>, config: &Config) -> Pool {
         /// r2d2 waits at most half of this between its tries to connect, so the pool is back this soon
         /// after the database is.
         const RETRY_WITHIN: Duration = Duration::from_secs(1);
         /// The database ends a statement by itself at the statement time-out. Without any answer, a session waits
         /// for this much longer before it asks the database to cancel it.
         const SLACK: Duration = Duration::from_millis(300);
-        let outage = Arc::new(Outage::default());
+        let statement_timeout = config.limits.request_timeout;
         let manager = Manager {
             servers: servers.clone(),
-            set_up: match limits.prepared {
-                true => set_up(&limits),
-                false => String::new(),
-            },
-            prepared: limits.prepared,
-            answer_timeout: limits.statement_timeout + SLACK,
-            outage: outage.clone(),
+            set_up: if config.db_prepared { set_up(statement_timeout) } else { String::new() },
+            prepared: config.db_prepared,
+            answer_timeout: statement_timeout + SLACK,
         };
         // r2d2's default of three threads is for pools that reconnect in bulk.
         let threads = ScheduledThreadPool::builder()
@@ -98,13 +70,14 @@ impl Pool {
             .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled)
             .build();
         let pool = r2d2::Pool::builder()
-            .max_size(limits.size)
+            .max_size(config.db_pool_size)
             .test_on_check_out(false)
             .connection_timeout(RETRY_WITHIN)
             .thread_pool(Arc::new(threads))
             .error_handler(Box::new(LogConnectError::default()))
             .build_unchecked(manager);
-        Pool { pool, limits, servers, outage, figures: Figures::default() }
+        let acquire_timeout = config.db_acquire_timeout;
+        Pool { pool, servers, acquire_timeout, statement_timeout, figures: Figures::default() }
     }
 
     /// The rows of a read. Where its session breaks it is executed again on a new one, until the statement time-out
@@ -150,42 +123,44 @@ impl Pool {
         /// While a database ends every session that it accepts, each attempt costs it a new one.
         const FIRST_PAUSE: Duration = Duration::from_millis(1);
         const LONGEST_PAUSE: Duration = Duration::from_millis(100);
-        let deadline = Instant::now() + self.limits.statement_timeout;
+        let deadline = Instant::now() + self.statement_timeout;
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE, deadline);
         let (mut was_stale, mut was_moved) = (false, false);
         loop {
             let mut session = self.session()?;
-            let outcome = match read || session.is_quiet() {
+            let outcome = match read || session.connection.watch().is_quiet() {
                 true => statement(&mut session),
-                false => Err(Failure::ended()),
+                false => Err(Failure::broken(false, "the database ended a session")),
             };
             let failure = match outcome {
                 Ok(rows) => return Ok(rows),
                 Err(failure) => failure,
             };
-            if matches!(failure, Failure::Broken { .. } | Failure::Stale(_)) {
+            let is_stale = match failure.meaning {
+                Meaning::Outdated => true,
+                Meaning::ReadOnly => self.servers.wants_primary(),
+                _ => false,
+            };
+            if is_stale || failure.meaning == Meaning::Broken {
                 // It is replaced, and so are all that are as old.
                 self.servers.end_epoch(session.epoch);
             }
             drop(session);
-            match failure {
-                Failure::Broken { sent, .. } if (read || !sent) && backoff.pause() => {
-                    self.figures.broken.add()
+            match failure.meaning {
+                Meaning::Broken if (read || !failure.sent) && backoff.pause() => {
+                    self.figures.broken.fetch_add(1, Ordering::Relaxed);
                 }
-                Failure::Stale(_) if !was_stale => {
+                _ if is_stale && !was_stale => {
                     was_stale = true;
-                    self.figures.stale.add();
+                    self.figures.stale.fetch_add(1, Ordering::Relaxed);
                 }
                 // One that is retried draws other ids.
-                Failure::IdTaken if was_moved => return Err(Error::Contended),
-                Failure::IdTaken => {
+                Meaning::IdTaken if was_moved => return Err(Error::Contended),
+                Meaning::IdTaken => {
                     was_moved = true;
                     self.move_ids()?;
                 }
-                Failure::Contended => return Err(Error::Contended),
-                Failure::Broken { error, .. } | Failure::Stale(error) | Failure::Final(error) => {
-                    return Err(error);
-                }
+                _ => return Err(failure.error),
             }
         }
     }
@@ -208,9 +183,7 @@ impl Pool {
 
     /// Writes what is counted; `lock_retries`: how often a statement that met a lock was executed again.
     pub fn write_figures(&self, text: &mut Text, lock_retries: u64) {
-        let state = self.pool.state();
-        let (open, idle) = (state.connections, state.idle_connections);
-        self.figures.write(text, &Sessions { open, idle, most: self.limits.size }, lock_retries);
+        self.figures.write(text, &self.pool.state(), self.pool.max_size(), lock_retries);
     }
 
     fn session(&self) -> Result<PooledConnection<Manager>, Error> {
@@ -239,10 +212,10 @@ impl Pool {
     fn acquire_deadline(&self) -> Instant {
         let now = Instant::now();
         let outage = match self.pool.state().connections {
-            0 => *self.outage.since(),
+            0 => self.servers.outage(),
             _ => None,
         };
-        outage.unwrap_or(now) + self.limits.acquire_timeout
+        outage.unwrap_or(now) + self.acquire_timeout
     }
 }
 
@@ -252,22 +225,6 @@ struct Manager {
     set_up: String,
     prepared: bool,
     answer_timeout: Duration,
-    outage: Arc<Outage>,
-}
-
-impl Manager {
-    fn open(&self) -> Result<Session, ConnectError> {
-        let (connection, epoch) = self.servers.connect(&self.set_up)?;
-        Ok(Session {
-            connection,
-            statements: self.prepared.then(Vec::new),
-            answer_timeout: self.answer_timeout,
-            epoch,
-            wants_primary: self.servers.wants_primary(),
-            clock: None,
-            clock_was_set: false,
-        })
-    }
 }
 
 impl ManageConnection for Manager {
@@ -275,14 +232,15 @@ impl ManageConnection for Manager {
     type Error = ConnectError;
 
     fn connect(&self) -> Result<Session, ConnectError> {
-        let opened = self.open();
-        let mut since = self.outage.since();
-        *since = match opened {
-            Ok(_) => None,
-            Err(_) => since.or_else(|| Some(Instant::now())),
-        };
-        drop(since);
-        opened
+        let (connection, epoch) = self.servers.connect(&self.set_up)?;
+        Ok(Session {
+            connection,
+            statements: self.prepared.then(Vec::new),
+            answer_timeout: self.answer_timeout,
+            epoch,
+            clock: None,
+            clock_was_set: false,
+        })
     }
 
     /// Never asked: a check at each checkout would cost a round trip.
@@ -313,29 +271,29 @@ impl r2d2::HandleError<ConnectError> for LogConnectError {
 
 /// What every session is set to. The time-out for locks is set here, not in a statement: a statement locks its tables
 /// before it can set anything.
-fn set_up(limits: &PoolLimits) -> String {
-    let milliseconds = |time: Duration| time.as_millis().max(1);
-    let statement = milliseconds(limits.statement_timeout);
-    let lock = milliseconds(limits.lock_timeout);
+fn set_up(statement_timeout: Duration) -> String {
+    let [statement, lock] = [statement_timeout, LOCK_TIMEOUT].map(|time| time.as_millis().max(1));
     format!("{}set statement_timeout = {statement}; set lock_timeout = {lock}", settings::statements())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Limits;
     use crate::db::tests::{LONG, Until, server, watchdog};
     use std::{sync::mpsc, thread};
 
     fn pool(until: Until, statement_timeout: Duration) -> Pool {
         let (watchdog, tls) = watchdog();
-        let limits = PoolLimits {
-            size: 1,
-            acquire_timeout: LONG,
-            statement_timeout,
-            lock_timeout: LOCK_TIMEOUT,
-            prepared: false,
+        let limits = Limits { request_timeout: statement_timeout, ..Limits::default() };
+        let config = Config {
+            db_pool_size: 1,
+            db_acquire_timeout: LONG,
+            limits,
+            db_prepared: false,
+            ..Config::default()
         };
-        Pool::new(Arc::new(Servers::new(&server(until), tls, watchdog)), limits)
+        Pool::new(Arc::new(Servers::new(&server(until), tls, watchdog)), &config)
     }
 
     /// What `work` returns; it does not block for long.

@@ -12,11 +12,8 @@ use super::{
     watchdog::{ConnectError, Connection},
 };
 use std::{
-    io,
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU8, Ordering},
-    },
+    io, mem,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -47,7 +44,6 @@ const STACK: usize = 512 << 10;
 
 /// What is known of the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
 pub enum Readiness {
     /// It answered when it was last asked, or has not failed often enough since.
     Ready,
@@ -69,14 +65,15 @@ enum Outcome {
 pub struct Prober(Arc<Shared>);
 
 struct Shared {
-    readiness: AtomicU8,
-    read_only: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
     on_silence: Box<dyn Fn() + Send + Sync>,
 }
 
 struct State {
+    readiness: Readiness,
+    /// Whether the database takes no changes, as the last probe has found it.
+    read_only: bool,
     asked: Option<Instant>,
     /// When the database was last known to answer: at the start, before there is a prober.
     answered: Instant,
@@ -98,35 +95,27 @@ impl State {
 
 /// What is asked, and how it rests.
 trait Probe: Send + 'static {
-    fn ask(&mut self) -> Outcome;
-    /// Whether the last answer was that the database takes no changes.
-    fn is_read_only(&self) -> bool;
+    /// Blocks for the answer, which says whether the database takes no changes, too.
+    fn ask(&mut self, read_only: &mut bool) -> Outcome;
     /// There will be no question for a while.
     fn rest(&mut self);
 }
 
-/// What is asked over a session of its own.
-pub struct Database {
-    /// Where, and how.
-    pub servers: Arc<Servers>,
-    /// The migrations that it has to have.
-    pub schema: Schema,
-    /// Whether sessions may keep settings.
-    pub prepared: bool,
-}
-
 impl Prober {
-    /// Starts the thread, which sleeps until [`Prober::readiness`] is called. Errors: the system has no more threads.
-    pub fn start(database: Database) -> io::Result<Prober> {
-        let servers = database.servers.clone();
+    /// Starts the thread, which sleeps until [`Prober::readiness`] is called. `schema`: what the database has to have;
+    /// `prepared`: whether sessions may keep settings. Errors: the system has no more threads.
+    pub fn start(servers: Arc<Servers>, schema: Schema, prepared: bool) -> io::Result<Prober> {
         // Idle sessions of the pool would only be waited for.
-        let on_silence = move || servers.end_epoch(servers.epoch());
-        Prober::of(Session { database, connection: None, read_only: false }, on_silence)
+        let known = servers.clone();
+        let on_silence = move || known.end_epoch(known.epoch());
+        Prober::of(DatabaseProbe { servers, schema, prepared, connection: None }, on_silence)
     }
 
     /// `on_silence` is called when the database has not answered several times in a row, and does not block.
     fn of(probe: impl Probe, on_silence: impl Fn() + Send + Sync + 'static) -> io::Result<Prober> {
         let state = State {
+            readiness: Readiness::Ready,
+            read_only: false,
             asked: None,
             answered: Instant::now(),
             failures: 0,
@@ -135,8 +124,6 @@ impl Prober {
             gone: false,
         };
         let shared = Arc::new(Shared {
-            readiness: AtomicU8::new(Readiness::Ready as u8),
-            read_only: AtomicBool::new(false),
             state: Mutex::new(state),
             changed: Condvar::new(),
             on_silence: Box::new(on_silence),
@@ -160,18 +147,18 @@ impl Prober {
         if before.is_none_or(|before| now >= before + LATELY) {
             self.0.changed.notify_all();
         }
-        let overdue = state.overdue();
-        if overdue > 0 && state.failures.saturating_add(overdue) >= FAILURES {
+        let (overdue, readiness) = (state.overdue(), state.readiness);
+        let is_silent = overdue > 0 && state.failures.saturating_add(overdue) >= FAILURES;
+        if is_silent {
             self.0.set(state, Readiness::Silent, &format!("{SILENT}: no answer for {overdue} s"));
-        } else {
-            drop(state);
         }
-        (self.0.readiness(), now.saturating_duration_since(answered))
+        let readiness = if is_silent { Readiness::Silent } else { readiness };
+        (readiness, now.saturating_duration_since(answered))
     }
 
     /// Whether the database takes no changes, as the last probe has found it. Never blocks.
     pub fn is_read_only(&self) -> bool {
-        self.0.read_only.load(Ordering::Relaxed)
+        self.0.state().read_only
     }
 }
 
@@ -190,22 +177,14 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn readiness(&self) -> Readiness {
-        match self.readiness.load(Ordering::Relaxed) {
-            ready if ready == Readiness::Ready as u8 => Readiness::Ready,
-            silent if silent == Readiness::Silent as u8 => Readiness::Silent,
-            _ => Readiness::OtherSchema,
-        }
-    }
-
     fn run(&self, mut probe: impl Probe) {
-        let mut last = None;
+        let (mut last, mut read_only) = (None, false);
         while self.wait(&mut probe, last) {
             last = Some(Instant::now());
             self.state().began = last;
-            let outcome = probe.ask();
-            self.read_only.store(probe.is_read_only(), Ordering::Relaxed);
+            let outcome = probe.ask(&mut read_only);
             let mut state = self.state();
+            state.read_only = read_only;
             let overdue = state.overdue();
             state.began = None;
             state.failures = match outcome {
@@ -235,7 +214,7 @@ impl Shared {
     fn wait(&self, probe: &mut impl Probe, last: Option<Instant>) -> bool {
         let mut resting = false;
         let mut state = self.state();
-        let trouble = state.failures > 0 || self.readiness() != Readiness::Ready;
+        let trouble = state.failures > 0 || state.readiness != Readiness::Ready;
         loop {
             if state.ended {
                 return false;
@@ -264,14 +243,14 @@ impl Shared {
     }
 
     /// Of two threads that judge, the one that has judged last is right.
-    fn set(&self, judged: MutexGuard<State>, readiness: Readiness, line: &str) {
-        let before = self.readiness.swap(readiness as u8, Ordering::Relaxed);
+    fn set(&self, mut judged: MutexGuard<State>, readiness: Readiness, line: &str) {
+        let before = mem::replace(&mut judged.readiness, readiness);
         drop(judged);
-        match (before == readiness as u8, readiness) {
-            (true, _) => {}
-            (false, Readiness::Ready) => log::info!("{line}"),
-            (false, Readiness::OtherSchema) => log::warn!("{line}"),
-            (false, Readiness::Silent) => {
+        match readiness {
+            _ if before == readiness => {}
+            Readiness::Ready => log::info!("{line}"),
+            Readiness::OtherSchema => log::warn!("{line}"),
+            Readiness::Silent => {
                 log::warn!("{line}");
                 (self.on_silence)();
             }
@@ -279,33 +258,22 @@ impl Shared {
     }
 }
 
-struct Session {
-    database: Database,
+/// What is asked over a connection of its own.
+struct DatabaseProbe {
+    servers: Arc<Servers>,
+    schema: Schema,
+    prepared: bool,
     connection: Option<Connection>,
-    read_only: bool,
 }
 
-impl Probe for Session {
+impl Probe for DatabaseProbe {
     /// A session that has ended since the last probe says nothing of the database, which may end idle ones: a new one is
     /// opened then. One that takes no changes may be of a primary that was demoted.
-    fn ask(&mut self) -> Outcome {
-        for _ in 0..2 {
-            let was_open = self.connection.is_some();
-            match self.ask_once() {
-                Ok(outcome) => return outcome,
-                Err(why) => {
-                    self.connection = None;
-                    if !was_open {
-                        return Outcome::Failed(why);
-                    }
-                }
-            }
-        }
-        Outcome::Failed("the database ended two sessions".to_owned())
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.read_only
+    fn ask(&mut self, read_only: &mut bool) -> Outcome {
+        let was_open = self.connection.is_some();
+        let outcome = self.ask_once(read_only);
+        let outcome = if was_open { outcome.or_else(|_| self.ask_once(read_only)) } else { outcome };
+        outcome.unwrap_or_else(Outcome::Failed)
     }
 
     fn rest(&mut self) {
@@ -313,47 +281,40 @@ impl Probe for Session {
     }
 }
 
-impl Session {
+impl DatabaseProbe {
     /// The error says why this session is of no use.
-    fn ask_once(&mut self) -> Result<Outcome, String> {
-        let connection = match &mut self.connection {
-            Some(connection) => connection,
-            None => match self.database.connect() {
-                Ok(connection) => self.connection.insert(connection),
-                // The server has answered. It is its number of sessions that is short, and this one is an extra.
-                Err(error) if error.is_full() => return Ok(Outcome::Answered),
-                Err(error) => return Err(error.to_string()),
-            },
+    fn ask_once(&mut self, read_only: &mut bool) -> Result<Outcome, String> {
+        let mut connection = match self.connection.take().map_or_else(|| self.connect(), Ok) {
+            Ok(connection) => connection,
+            // The server has answered. It is its number of sessions that is short, and this one is an extra.
+            Err(error) if error.is_full() => return Ok(Outcome::Answered),
+            Err(error) => return Err(error.to_string()),
         };
         connection.watch().begin(TIMEOUT);
         let rows = connection.query_typed(Schema::ASK, &[]);
-        connection.watch().end();
-        let error = match rows {
+        let in_time = connection.watch().end();
+        let outcome = match rows {
             Ok(rows) => {
-                self.read_only = rows.first().is_some_and(|row| row.get(3));
-                let wants_primary = self.database.servers.wants_primary();
-                return match self.database.schema.judge(&rows) {
-                    _ if self.read_only && wants_primary => Err("the server takes no changes".to_owned()),
-                    Ok(Applied::All | Applied::AndNewer(_)) => Ok(Outcome::Answered),
-                    Ok(Applied::No) | Err(_) => Ok(Outcome::OtherSchema),
-                };
+                *read_only = rows.first().is_some_and(|row| row.get(3));
+                match self.schema.judge(&rows) {
+                    _ if *read_only && self.servers.wants_primary() => {
+                        return Err("the server takes no changes".to_owned());
+                    }
+                    Ok(Applied::All | Applied::AndNewer(_)) => Outcome::Answered,
+                    Ok(Applied::No) | Err(_) => Outcome::OtherSchema,
+                }
             }
-            Err(error) => error,
+            Err(_) if !in_time => return Ok(Outcome::Failed("no answer within a second".to_owned())),
+            Err(error) if connection.is_closed() || Meaning::of(&error) == Meaning::Broken => {
+                return Err(explain(&error));
+            }
+            Err(error) if is_missing(&error) => Outcome::OtherSchema,
+            Err(error) => Outcome::Failed(explain(&error)),
         };
-        if connection.watch().expired() {
-            self.connection = None;
-            return Ok(Outcome::Failed("no answer within a second".to_owned()));
-        }
-        match Meaning::of(&error) {
-            _ if connection.is_closed() => Err(explain(&error)),
-            Meaning::Broken => Err(explain(&error)),
-            _ if is_missing(&error) => Ok(Outcome::OtherSchema),
-            _ => Ok(Outcome::Failed(explain(&error))),
-        }
+        self.connection = Some(connection);
+        Ok(outcome)
     }
-}
 
-impl Database {
     fn connect(&self) -> Result<Connection, ConnectError> {
         let set_up = match self.prepared {
             true => format!("set statement_timeout = {}", TIMEOUT.as_millis()),
@@ -372,13 +333,9 @@ mod tests {
     struct Scripted(mpsc::Sender<Instant>, mpsc::Receiver<Outcome>);
 
     impl Probe for Scripted {
-        fn ask(&mut self) -> Outcome {
+        fn ask(&mut self, _: &mut bool) -> Outcome {
             let _ = self.0.send(Instant::now());
             self.1.recv().unwrap_or(Outcome::Answered)
-        }
-
-        fn is_read_only(&self) -> bool {
-            false
         }
 
         fn rest(&mut self) {}

@@ -34,8 +34,6 @@ pub(super) struct Session {
     pub(super) answer_timeout: Duration,
     /// [`Servers::epoch`](super::servers::Servers::epoch) when the connection was opened.
     pub(super) epoch: u64,
-    /// Whether the connection string asks for a server that takes changes.
-    pub(super) wants_primary: bool,
     /// The database's clock, as it was seen last.
     pub(super) clock: Option<Reading>,
     /// Whether that clock was set since the session began, or another server answers now.
@@ -44,29 +42,19 @@ pub(super) struct Session {
 
 /// Why a statement has no result.
 #[derive(Debug)]
-pub(super) enum Failure {
-    /// The connection is gone. Where the statement was `sent`, the server may have executed it.
-    Broken {
-        /// Whether the statement itself, not only its preparation, was given to the connection.
-        sent: bool,
-        /// What a caller is told that does not execute it again.
-        error: Error,
-    },
-    /// The server refused the statement for what the session is: prepared before a table changed, or connected to what
-    /// is a standby now. Nothing was changed; a new session may succeed.
-    Stale(Error),
-    /// The statement met a lock or a concurrent transaction. Nothing was changed; it may succeed later, on any session.
-    Contended,
-    /// A new user drew an id that is taken: the sequence of ids is behind them. Nothing was changed.
-    IdTaken,
-    /// The statement's own error. Nothing was changed; repeating it brings the same.
-    Final(Error),
+pub(super) struct Failure {
+    pub(super) meaning: Meaning,
+    /// Whether the statement itself, not only its preparation, was given to the connection. Where that is broken, the server
+    /// may have executed it.
+    pub(super) sent: bool,
+    /// What a caller is told that does not execute it again.
+    pub(super) error: Error,
 }
 
 impl Failure {
-    /// The server has ended the session before anything was sent.
-    pub(super) fn ended() -> Failure {
-        Failure::Broken { sent: false, error: Error::Unavailable("the database ended a session".into()) }
+    /// The connection is gone.
+    pub(super) fn broken(sent: bool, line: &'static str) -> Failure {
+        Failure { meaning: Meaning::Broken, sent, error: Error::Unavailable(line.into()) }
     }
 }
 
@@ -74,7 +62,24 @@ impl Session {
     /// All rows of a statement, which is prepared on its first use. Blocks for one round trip, two the first time and
     /// after an error, and for `answer_timeout` at the most.
     pub(super) fn query(&mut self, sql: &'static str, params: &[Param]) -> Result<Vec<Row>, Failure> {
-        self.run(sql, |session, sent| session.execute(sql, params, sent))
+        self.run(sql, |Session { connection, statements, .. }, sent| {
+            let Some(statements) = statements else {
+                *sent = true;
+                return connection.query_typed(sql, params);
+            };
+            let statement = match statements.iter().find(|(known, _)| *known == sql) {
+                Some((_, statement)) => statement.clone(),
+                None => {
+                    let types: Vec<Type> = params.iter().map(|(_, ty)| ty.clone()).collect();
+                    let statement = connection.prepare_typed(sql, &types)?;
+                    statements.push((sql, statement.clone()));
+                    statement
+                }
+            };
+            *sent = true;
+            let values: Vec<_> = params.iter().map(|(value, _)| *value).collect();
+            connection.query(&statement, &values)
+        })
     }
 
     /// What a statement of changes answers. Its first parameter, before those given, is the deadlines, past which it changes
@@ -113,14 +118,13 @@ impl Session {
         const CLOCK: &str = "select pg_catalog.clock_timestamp()";
         let sent = Instant::now();
         // Not prepared: that would be one more round trip.
-        let rows = self.run(CLOCK, |session, _| session.connection.query_typed(CLOCK, &[]))?;
-        let none = || Failure::Final(Error::Internal("the database has no clock".to_owned()));
-        self.see_clock(CLOCK, rows.first().ok_or_else(none)?, sent)
+        let row = self.run(CLOCK, |session, _| session.connection.query_typed_one(CLOCK, &[]))?;
+        self.see_clock(CLOCK, &row, sent)
     }
 
     /// The clock in the last column of an answer.
     fn see_clock(&mut self, sql: &'static str, row: &Row, sent: Instant) -> Result<Reading, Failure> {
-        let clock = row.try_get(row.len() - 1).map_err(|error| Failure::Final(condition(sql, &error)))?;
+        let clock = row.try_get(row.len() - 1).map_err(|error| self.failure(sql, true, &error))?;
         let reading = Reading::new(clock, sent, Instant::now());
         self.clock_was_set |= self.clock.is_some_and(|earlier| !reading.follows(&earlier));
         self.clock = Some(reading);
@@ -144,70 +148,22 @@ impl Session {
         if !self.connection.watch().end() {
             // Whatever it says, a success included: it was asked to cancel, and then reports a commit as made that no
             // standby has.
-            let error = Error::Unavailable("the database fell silent, and its connection was closed".into());
-            return Err(Failure::Broken { sent, error });
+            return Err(Failure::broken(sent, "the database fell silent, and its connection was closed"));
         }
         result.map_err(|error| self.failure(sql, sent, &error))
     }
 
-    /// Whether the server has sent nothing unasked: it does so to end the session. One system call.
-    pub(super) fn is_quiet(&self) -> bool {
-        self.connection.watch().is_quiet()
-    }
-
-    fn execute(
-        &mut self,
-        sql: &'static str,
-        params: &[Param],
-        sent: &mut bool,
-    ) -> Result<Vec<Row>, postgres::Error> {
-        let statement = self.statement(sql, params)?;
-        *sent = true;
-        match statement {
-            Some(statement) => self.connection.query(&statement, &values(params)),
-            None => self.connection.query_typed(sql, params),
-        }
-    }
-
-    /// The prepared statement, which is prepared on its first use; `None` where none is kept.
-    fn statement(
-        &mut self,
-        sql: &'static str,
-        params: &[Param],
-    ) -> Result<Option<Statement>, postgres::Error> {
-        let Some(statements) = &mut self.statements else {
-            return Ok(None);
-        };
-        if let Some((_, statement)) = statements.iter().find(|(known, _)| *known == sql) {
-            return Ok(Some(statement.clone()));
-        }
-        let types: Vec<Type> = params.iter().map(|(_, ty)| ty.clone()).collect();
-        let statement = self.connection.prepare_typed(sql, &types)?;
-        statements.push((sql, statement.clone()));
-        Ok(Some(statement))
-    }
-
     fn failure(&mut self, sql: &'static str, sent: bool, error: &postgres::Error) -> Failure {
-        let meaning = Meaning::of(error);
-        if meaning == Meaning::Broken || self.connection.is_closed() {
-            self.connection.watch().shut_down();
-            return Failure::Broken { sent, error: condition(sql, error) };
-        }
-        self.settle();
+        let meaning = if self.connection.is_closed() { Meaning::Broken } else { Meaning::of(error) };
         match meaning {
-            Meaning::Contended => {
-                log::debug!("contended: {}", super::explain(error));
-                Failure::Contended
-            }
-            Meaning::IdTaken => Failure::IdTaken,
-            Meaning::Outdated => Failure::Stale(condition(sql, error)),
-            Meaning::ReadOnly if self.wants_primary => Failure::Stale(condition(sql, error)),
-            _ => Failure::Final(condition(sql, error)),
+            Meaning::Broken => self.connection.watch().shut_down(),
+            _ => self.settle(),
         }
+        Failure { meaning, sent, error: condition(sql, error) }
     }
 
     /// Reads what the server still has to say after an error, for which the client does not wait. Otherwise
-    /// [`Session::is_quiet`] would take it for the session's end.
+    /// `Watch::is_quiet` would take it for the session's end.
     fn settle(&mut self) {
         /// The server has answered already; only the end of that answer is missing.
         const TIMEOUT: Duration = Duration::from_secs(1);
@@ -216,9 +172,4 @@ impl Session {
         let _ = self.connection.batch_execute("");
         self.connection.watch().end();
     }
-}
-
-/// The values of parameters whose types were given when the statement was prepared.
-fn values<'a>(params: &[Param<'a>]) -> Vec<&'a (dyn ToSql + Sync)> {
-    params.iter().map(|(value, _)| *value).collect()
 }

@@ -21,16 +21,13 @@ use std::io;
 pub(super) enum Meaning {
     /// The server ends the session, or has lost what belongs to it.
     Broken,
-    /// A prepared statement does not fit the tables any more, or is gone: a new session can prepare it.
+    /// A prepared statement does not fit the tables any more, or is gone: a new session can prepare it. Nothing was changed.
     Outdated,
-    /// This server takes no changes, as a standby does.
+    /// This server takes no changes, as a standby does. Nothing was changed.
     ReadOnly,
-    /// A lock was not granted within `lock_timeout`, or the transaction lost against a concurrent one (a deadlock,
-    /// a serialization failure). Nothing was changed.
-    Contended,
     /// The id that a new user drew is taken. Nothing was changed.
     IdTaken,
-    /// Anything else: the statement's own error.
+    /// Anything else: the statement's own error. Nothing was changed.
     Statement,
 }
 
@@ -50,7 +47,6 @@ impl Meaning {
             code if code.starts_with("08") => Meaning::Broken,
             "26000" => Meaning::Outdated,
             "25006" => Meaning::ReadOnly,
-            "55P03" | "40P01" | "40001" => Meaning::Contended,
             "23505" if error.constraint() == Some("users_pkey") => Meaning::IdTaken,
             _ => Meaning::Statement,
         }
@@ -65,6 +61,7 @@ fn is_fatal(error: &DbError) -> bool {
 pub(super) fn condition(sql: &'static str, error: &postgres::Error) -> Error {
     match code(error) {
         "23505" => Error::AlreadyExists,
+        "55P03" | "40P01" | "40001" => Error::Contended,
         "57014" => Error::Unavailable("the database cancelled a statement".into()),
         code if code == "25006" || code.starts_with("53") => Error::Unavailable(
             format!("the database cannot execute a statement now: {}", explain(error)).into(),
