@@ -9,7 +9,6 @@ use crate::{
         counts, explain, inspection,
         migrate::{Migrations, refuse_the_users_of_another_program, renamed_schema},
         open::Opening,
-        upkeep,
     },
     server::check_system,
     start_error::StartError,
@@ -34,7 +33,7 @@ pub fn recount(config: &Config) -> Result<String, TransferError> {
 /// The statements that let a role run a service on the database.
 pub fn grants(config: &Config, role: &str) -> Result<Vec<String>, TransferError> {
     let mut client = Opening::new(config)?.connect_migrated(config)?;
-    let grants = upkeep::grants(&mut client, role)?;
+    let grants = inspection::grants(&mut client, role)?;
     match grants.is_empty() {
         true => Err(TransferError::Database(format!("there is no role {role:?}"))),
         false => Ok(grants),
@@ -133,7 +132,7 @@ fn look(
     let privileges = inspection::privileges(&mut client, !are_applied && config.migrate).map_err(failed)?;
     findings.extend(privileges.into_iter().map(|(weight, line)| (weight, "privileges", line)));
     if are_applied {
-        let tables = [upkeep::ids(&mut client), upkeep::row_security(&mut client)];
+        let tables = [inspection::ids(&mut client), inspection::row_security(&mut client)];
         for found in tables {
             findings
                 .extend(found.map_err(failed)?.into_iter().map(|(weight, line)| (weight, "tables", line)));

@@ -5,7 +5,7 @@ use crate::config::ConfigError;
 use postgres::{Client, Row, types::Type};
 use refinery::{Migration, Report, Runner};
 use std::{
-    collections::HashSet,
+    collections::BTreeSet,
     hash::{DefaultHasher, Hash, Hasher},
     path::Path,
     sync::mpsc::{self, Receiver, RecvTimeoutError},
@@ -61,7 +61,7 @@ impl Migrations {
         };
         let problem = |problem: String| ConfigError { variable: "MIGRATIONS_DIR", problem };
         let unreadable =
-            |error| problem(format!("{}; name a directory of migrations, or none", describe(error)));
+            |error| problem(format!("{}; name a directory of migrations, or none", explain(&error)));
         let found = refinery::load_sql_migrations(dir).map_err(unreadable)?;
         if found.is_empty() {
             return Err(problem(format!("{} holds no migrations (V1__name.sql, …)", dir.display())));
@@ -79,10 +79,7 @@ impl Migrations {
     /// A number that changes with any of the migrations.
     pub fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        match self {
-            Migrations::BuiltIn => BUILT_IN.hash(&mut hasher),
-            Migrations::Directory(found) => found.iter().map(key).for_each(|key| key.hash(&mut hasher)),
-        }
+        self.schema().0.hash(&mut hasher);
         hasher.finish()
     }
 
@@ -111,7 +108,7 @@ impl Migrations {
 
     /// The names of those that the database lacks (`V1__users`), or has in another form. One round trip.
     pub fn missing(&self, client: &mut Client) -> Vec<String> {
-        let applied = applied(&client.query_typed(Schema::ASK, &[]).unwrap_or_default());
+        let applied = history(client);
         let runner = self.runner();
         let missing = runner.get_migrations().iter().filter(|one| !applied.contains(&key(one)));
         missing.map(|one| format!("V{}__{}", one.version(), one.name())).collect()
@@ -135,13 +132,13 @@ impl Migrations {
             match run(&runner, client, locker) {
                 Ok(report) => break report,
                 // A migration of a table in use waits for its lock only as long as reads and writes may wait behind it.
-                Err(error) if is_lock_timeout(&error) => {
+                Err(error) if sqlstate::is_locked(&error) => {
                     log::info!("a table is locked; the migrations are retried");
                     if !backoff.pause() {
-                        return Err(describe(error));
+                        return Err(explain(&error));
                     }
                 }
-                Err(error) => return Err(describe(error)),
+                Err(error) => return Err(explain(&error)),
             }
         };
         for migration in report.applied_migrations() {
@@ -153,8 +150,19 @@ impl Migrations {
     }
 }
 
-fn built_in() -> HashSet<(i64, String)> {
+fn built_in() -> BTreeSet<(i64, String)> {
     BUILT_IN.map(|(version, checksum)| (version, checksum.to_string())).into()
+}
+
+/// What was applied to a database; nothing where that cannot be read.
+fn history(client: &mut Client) -> BTreeSet<(i64, String)> {
+    applied(&client.query_typed(Schema::ASK, &[]).unwrap_or_default())
+}
+
+/// The first row of an answer. The error is one line.
+fn first(client: &mut Client, sql: &str) -> Result<Option<Row>, String> {
+    let rows = client.query_typed(sql, &[]).map_err(|error| explain(&error))?;
+    Ok(rows.into_iter().next())
 }
 
 fn key(migration: &Migration) -> (i64, String) {
@@ -165,7 +173,7 @@ fn key(migration: &Migration) -> (i64, String) {
 fn refuse_a_missing_schema(client: &mut Client) -> Result<(), String> {
     const ASK: &str =
         "select pg_catalog.current_setting('search_path') where pg_catalog.current_schema() is null";
-    match client.query_typed(ASK, &[]).map_err(|error| explain(&error))?.first() {
+    match first(client, ASK)? {
         None => Ok(()),
         Some(row) => Err(format!(
             "the search_path is {:?}, and the database has no such schema (or the role may not use it): make it with \
@@ -186,7 +194,7 @@ fn refuse_a_history_that_may_not_be_read(client: &mut Client) -> Result<(), Stri
                     pg_catalog.string_to_array(pg_catalog.current_setting('search_path'), ',')) name) \
             and not (pg_catalog.has_schema_privilege(pg_namespace.oid, 'USAGE') \
                 and pg_catalog.has_table_privilege(pg_class.oid, 'SELECT'))";
-    match client.query_typed(ASK, &[]).map_err(|error| explain(&error))?.first() {
+    match first(client, ASK)? {
         None => Ok(()),
         Some(row) => {
             let (role, schema): (String, String) = (row.get(0), row.get(1));
@@ -203,12 +211,10 @@ pub fn refuse_the_users_of_another_program(client: &mut Client) -> Result<(), St
     const ASK: &str = "select pg_catalog.current_schema() from pg_catalog.pg_class \
         where oid operator(pg_catalog.=) \
             pg_catalog.to_regclass(pg_catalog.format('%I.users', pg_catalog.current_schema()))";
-    let history = client.query_typed(Schema::ASK, &[]).unwrap_or_default();
-    if applied(&history).iter().any(|(version, _)| *version == 1) {
+    if history(client).iter().any(|(version, _)| *version == 1) {
         return Ok(());
     }
-    let found = client.query_typed(ASK, &[]).map_err(|error| explain(&error))?;
-    match found.first() {
+    match first(client, ASK)? {
         None => Ok(()),
         Some(row) => Err(format!(
             "the schema {:?} has a table `users` of another program, which is left as it is: give userd a schema of its \
@@ -227,8 +233,7 @@ pub fn renamed_schema(client: &mut Client) -> Result<Option<String>, String> {
         where pg_class.oid operator(pg_catalog.=) pg_catalog.to_regclass('users') \
             and proname operator(pg_catalog.=) 'page_fold' \
             and pg_catalog.strpos(prosrc, pg_catalog.format(' %I.page_counts', nspname)) operator(pg_catalog.=) 0";
-    let rows = client.query_typed(ASK, &[]).map_err(|error| explain(&error))?;
-    Ok(rows.first().map(|row| row.get(0)))
+    Ok(first(client, ASK)?.map(|row| row.get(0)))
 }
 
 /// Makes these functions for the name that the schema has now, which [`renamed_schema`] has told. Blocks while another
@@ -280,17 +285,6 @@ fn name_blockers(locker: &mut Client, pid: i32, end: &Receiver<()>) {
     }
 }
 
-fn is_lock_timeout(error: &refinery::Error) -> bool {
-    let mut cause = std::error::Error::source(error);
-    while let Some(inner) = cause {
-        if let Some(error) = inner.downcast_ref::<postgres::Error>() {
-            return sqlstate::is_locked(error);
-        }
-        cause = inner.source();
-    }
-    false
-}
-
 /// Leaves a transaction open that holds the lock. It polls instead of waiting in a transaction: behind a pooler, waiting
 /// transactions could take all connections, and leave none for the lock's holder to migrate with.
 fn lock(locker: &mut Client) -> Result<(), String> {
@@ -320,23 +314,6 @@ fn lock(locker: &mut Client) -> Result<(), String> {
         }
         thread::sleep(Duration::from_millis(20));
     }
-}
-
-/// refinery's own text and the database's, in one line.
-fn describe(error: refinery::Error) -> String {
-    let mut line = error.to_string();
-    let mut cause = std::error::Error::source(&error);
-    while let Some(inner) = cause {
-        let text = match inner.downcast_ref::<postgres::Error>() {
-            Some(error) => explain(error),
-            None => inner.to_string(),
-        };
-        if !line.contains(&text) {
-            line = format!("{line}: {text}");
-        }
-        cause = inner.source();
-    }
-    line.replace('\n', " ")
 }
 
 #[cfg(test)]

@@ -26,8 +26,6 @@ mod tests;
 pub mod tls;
 #[cfg(feature = "command")]
 pub mod transfer;
-#[cfg(feature = "command")]
-pub mod upkeep;
 pub mod users;
 pub mod watchdog;
 

@@ -14,7 +14,7 @@
 
 use crate::error::Error;
 use postgres::error::{DbError, Severity};
-use std::io;
+use std::{io, iter};
 
 /// What a failed statement says about the session, and about executing it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,9 +110,9 @@ pub fn taken(error: &postgres::Error) -> Option<&str> {
     error.as_db_error().filter(|error| error.code().code() == "23505")?.constraint()
 }
 
-/// Whether a lock was not granted in time (SQLSTATE 55P03).
-pub(super) fn is_locked(error: &postgres::Error) -> bool {
-    code(error) == "55P03"
+/// Whether a lock was not granted in time (SQLSTATE 55P03), which may be the cause of an error of refinery.
+pub(super) fn is_locked(error: &(dyn std::error::Error + 'static)) -> bool {
+    causes(error).any(|cause| cause.downcast_ref().is_some_and(|error| code(error) == "55P03"))
 }
 
 /// Whether a table does not exist (SQLSTATE 42P01, and 3F000 for its schema).
@@ -122,31 +122,39 @@ pub(super) fn is_missing(error: &postgres::Error) -> bool {
 
 /// One line that says why the database refused: its severity, message and SQLSTATE, or the chain of causes
 /// of a broken connection. The DETAIL is left out on purpose: it quotes whole rows.
-pub fn explain(error: &postgres::Error) -> String {
-    let line = match error.as_db_error() {
-        Some(db) => {
-            let code = db.code().code();
-            // A statement that was prepared is not there, or one of its name is already: the session is another one.
-            let hint = match code {
-                "26000" | "42P05" => "; behind a pooler in transaction mode userd needs DB_PREPARED=false",
-                _ => "",
-            };
-            format!("{}: {} ({code}){hint}", db.severity(), db.message())
-        }
-        None => {
-            let mut line = error.to_string();
-            let mut cause = std::error::Error::source(error);
-            while let Some(inner) = cause {
-                let text = inner.to_string();
-                if !line.ends_with(&text) {
-                    line = format!("{line}: {text}");
-                }
-                cause = inner.source();
+pub fn explain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut line = String::new();
+    for cause in causes(error) {
+        let text = match cause.downcast_ref::<DbError>() {
+            Some(db) => {
+                let code = db.code().code();
+                // A statement that was prepared is not there, or one of its name is already: the session is another one.
+                let hint = match code {
+                    "26000" | "42P05" => {
+                        "; behind a pooler in transaction mode userd needs DB_PREPARED=false"
+                    }
+                    _ => "",
+                };
+                format!("{}: {} ({code}){hint}", db.severity(), db.message())
             }
-            line
+            // What comes next says it.
+            None if cause.downcast_ref::<postgres::Error>().is_some_and(|e| e.as_db_error().is_some()) => {
+                continue;
+            }
+            None => cause.to_string(),
+        };
+        if !line.contains(&text) {
+            line = if line.is_empty() { text } else { format!("{line}: {text}") };
         }
-    };
+    }
     line.replace(['\n', '\r'], " ")
+}
+
+/// An error, what caused it, what caused that, and so on.
+fn causes<'a>(
+    error: &'a (dyn std::error::Error + 'static),
+) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
+    iter::successors(Some(error), |cause| cause.source())
 }
 
 /// Empty where the error is not the server's.

@@ -2,7 +2,7 @@
 
 use super::{BUILT_IN, built_in};
 use postgres::Row;
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 /// About a database that has the built-in migrations in another form.
 const BEFORE_THE_FIRST_RELEASE: &str = "a userd from before the first release has made its tables, which this one \
@@ -11,7 +11,7 @@ const BEFORE_THE_FIRST_RELEASE: &str = "a userd from before the first release ha
 
 /// The migrations that a database has to have, by number and checksum.
 #[derive(Clone)]
-pub struct Schema(pub(super) HashSet<(i64, String)>);
+pub struct Schema(pub(super) BTreeSet<(i64, String)>);
 
 /// Whether a database has the migrations that it has to have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,8 +40,8 @@ impl Schema {
 /// Whether a release with our migrations can use a database with those that were applied. The last migration says so
 /// itself, in a comment on the history table: "migration 4 is compatible with migration 3".
 pub(super) fn judge(
-    applied: &HashSet<(i64, String)>,
-    ours: &HashSet<(i64, String)>,
+    applied: &BTreeSet<(i64, String)>,
+    ours: &BTreeSet<(i64, String)>,
     mark: Option<&str>,
 ) -> Result<Applied, String> {
     if !ours.is_subset(applied) {
@@ -51,7 +51,7 @@ pub(super) fn judge(
             false => Ok(Applied::No),
         };
     }
-    let newest = |migrations: &HashSet<(i64, String)>| migrations.iter().map(|(version, _)| *version).max();
+    let newest = |migrations: &BTreeSet<(i64, String)>| migrations.iter().map(|(version, _)| *version).max();
     let (found, known) = (newest(applied).unwrap_or_default(), newest(ours).unwrap_or_default());
     let all_others_are_newer = applied.difference(ours).all(|(version, _)| *version > known);
     let numbers =
@@ -71,6 +71,6 @@ pub(super) fn judge(
 }
 
 /// The versions and checksums of the migrations that were applied, of the rows of [`Schema::ASK`].
-pub(super) fn applied(history: &[Row]) -> HashSet<(i64, String)> {
+pub(super) fn applied(history: &[Row]) -> BTreeSet<(i64, String)> {
     history.iter().map(|row| (row.get(0), row.get(1))).collect()
 }
