@@ -11,11 +11,12 @@ use super::{
     watchdog::ConnectError,
 };
 use crate::{config::Config, error::Error, metrics::Text};
+use parking_lot::Mutex;
 use postgres::Row;
 use r2d2::{ManageConnection, PooledConnection};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 use std::{
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -261,7 +262,7 @@ struct LogConnectError(Mutex<Option<Instant>>);
 impl r2d2::HandleError<ConnectError> for LogConnectError {
     fn handle_error(&self, error: ConnectError) {
         let now = Instant::now();
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.0.lock();
         if last.is_none_or(|last| now >= last + Duration::from_secs(1)) {
             *last = Some(now);
             log::warn!("cannot connect to the database: {error}");

@@ -11,9 +11,10 @@ use super::{
     sqlstate::{Meaning, is_missing},
     watchdog::{ConnectError, Connection},
 };
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
     io, mem,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -132,7 +133,7 @@ impl Prober {
         let thread = thread::Builder::new().name("prober".to_owned()).stack_size(STACK);
         thread.spawn(move || {
             shared.run(probe);
-            shared.state().gone = true;
+            shared.state.lock().gone = true;
             shared.changed.notify_all();
         })?;
         Ok(prober)
@@ -142,7 +143,7 @@ impl Prober {
     /// from now on.
     pub fn readiness(&self) -> (Readiness, Duration) {
         let now = Instant::now();
-        let mut state = self.0.state();
+        let mut state = self.0.state.lock();
         let (before, answered) = (state.asked.replace(now), state.answered);
         if before.is_none_or(|before| now >= before + LATELY) {
             self.0.changed.notify_all();
@@ -158,32 +159,28 @@ impl Prober {
 
     /// Whether the database takes no changes, as the last probe has found it. Never blocks.
     pub fn is_read_only(&self) -> bool {
-        self.0.state().read_only
+        self.0.state.lock().read_only
     }
 }
 
 impl Drop for Prober {
     fn drop(&mut self) {
-        let mut state = self.0.state();
+        let mut state = self.0.state.lock();
         state.ended = true;
         self.0.changed.notify_all();
         // Where it does not end in time it ends by itself, within the time-outs of a probe.
-        let _ = self.0.changed.wait_timeout_while(state, LAST_WORK, |state| !state.gone);
+        self.0.changed.wait_while_for(&mut state, |state| !state.gone, LAST_WORK);
     }
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn run(&self, mut probe: impl Probe) {
         let (mut last, mut read_only) = (None, false);
         while self.wait(&mut probe, last) {
             last = Some(Instant::now());
-            self.state().began = last;
+            self.state.lock().began = last;
             let outcome = probe.ask(&mut read_only);
-            let mut state = self.state();
+            let mut state = self.state.lock();
             state.read_only = read_only;
             let overdue = state.overdue();
             state.began = None;
@@ -213,7 +210,7 @@ impl Shared {
     /// old failure is ever told.
     fn wait(&self, probe: &mut impl Probe, last: Option<Instant>) -> bool {
         let mut resting = false;
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let trouble = state.failures > 0 || state.readiness != Readiness::Ready;
         loop {
             if state.ended {
@@ -222,14 +219,11 @@ impl Shared {
             let now = Instant::now();
             let lately = state.asked.is_some_and(|asked| now < asked + LATELY);
             if !lately && !trouble {
-                state = if resting {
-                    self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+                if mem::replace(&mut resting, true) {
+                    self.changed.wait(&mut state);
                 } else {
-                    drop(state);
-                    probe.rest();
-                    resting = true;
-                    self.state()
-                };
+                    MutexGuard::unlocked(&mut state, || probe.rest());
+                }
                 continue;
             }
             let pause = if trouble { PAUSE_IN_TROUBLE } else { PAUSE };
@@ -237,8 +231,7 @@ impl Shared {
             if left.is_zero() {
                 return true;
             }
-            let waited = self.changed.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, left);
         }
     }
 

@@ -10,13 +10,11 @@ use super::{
     tls::Connector,
     watchdog::{CONNECT_TIMEOUT, ConnectError, Connection, Watchdog},
 };
+use parking_lot::Mutex;
 use postgres::{Config, config::TargetSessionAttrs};
 use std::{
     mem,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
@@ -84,7 +82,7 @@ impl Servers {
 
     /// Since when no connection could be made; `None` where the last one was.
     pub fn outage(&self) -> Option<Instant> {
-        self.known().outage
+        self.known.lock().outage
     }
 
     /// A connection on which `set_up` was run, and its epoch. The error is that of the server that was asked last.
@@ -93,7 +91,7 @@ impl Servers {
     /// the last connection took) where a server was silent within the last 30 s and others were not.
     pub fn connect(&self, set_up: &str) -> Result<(Connection, u64), ConnectError> {
         let connected = self.connect_to_one(set_up);
-        let outage = &mut self.known().outage;
+        let outage = &mut self.known.lock().outage;
         *outage = connected.as_ref().err().and(outage.or_else(|| Some(Instant::now())));
         connected
     }
@@ -102,16 +100,16 @@ impl Servers {
         // Read first: where an epoch ends while this connects, the new connection is suspect too.
         let mut epoch = self.epoch();
         let mut refused = None;
-        let order = self.known().order();
+        let order = self.known.lock().order();
         for at in order {
             let start = Instant::now();
             let mut config = self.each[at].clone();
             let limit = config.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT);
-            let short = self.known().short_timeout(at);
+            let short = self.known.lock().short_timeout(at);
             let limit = short.map_or(limit, |short| short.min(limit));
             match self.watchdog.connect(config.connect_timeout(limit), &self.tls, set_up) {
                 Ok(connection) => {
-                    let mut known = self.known();
+                    let mut known = self.known.lock();
                     known.took = start.elapsed();
                     known.has_ended = false;
                     known.silent[at] = None;
@@ -121,11 +119,11 @@ impl Servers {
                     return Ok((connection, epoch));
                 }
                 Err(error) => {
-                    if self.known().is_kept(at, &error) {
+                    if self.known.lock().is_kept(at, &error) {
                         return Err(error);
                     }
                     let was_silent = matches!(error, ConnectError::Silent) || start.elapsed() >= limit;
-                    let silent = &mut self.known().silent[at];
+                    let silent = &mut self.known.lock().silent[at];
                     match (was_silent, short) {
                         (false, _) => *silent = None,
                         (true, None) => *silent = Some(Instant::now()),
@@ -136,10 +134,6 @@ impl Servers {
             }
         }
         Err(refused.expect("a target has a host"))
-    }
-
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

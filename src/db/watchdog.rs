@@ -14,6 +14,7 @@ use super::{
 };
 use cancel::Cancel;
 use descriptor::connected_socket;
+use parking_lot::{Condvar, Mutex};
 use postgres::{Client, Config, Socket, tls::MakeTlsConnect};
 use r2d2::ManageConnection;
 use r2d2_postgres::PostgresConnectionManager;
@@ -23,7 +24,7 @@ use std::{
     os::unix::net::UnixStream,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, Once, PoisonError, Weak,
+        Arc, Once, Weak,
         atomic::{AtomicU64, Ordering},
     },
     thread,
@@ -50,15 +51,12 @@ pub(super) const CANCEL_TIMEOUT: Duration = Duration::from_millis(700);
 /// How long closing a connection may take.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// One thread that watches all connections of a pool; it ends soon after the last clone is dropped.
-#[derive(Clone)]
-pub struct Watchdog(Arc<Running>);
+/// One thread that watches all connections of a pool; it ends soon after this is dropped.
+pub struct Watchdog(Arc<Watches>);
 
-struct Running(Arc<Watches>);
-
-impl Drop for Running {
+impl Drop for Watchdog {
     fn drop(&mut self) {
-        self.0.activity().ended = true;
+        self.0.activity.lock().ended = true;
         self.0.begun.notify_one();
     }
 }
@@ -183,9 +181,9 @@ impl Watchdog {
             all: Mutex::default(),
             unbounded: Once::new(),
         });
-        let running = Running(watches.clone());
+        let watchdog = Watchdog(watches.clone());
         thread::Builder::new().name("watchdog".to_owned()).spawn(move || watches.run())?;
-        Ok(Watchdog(Arc::new(running)))
+        Ok(watchdog)
     }
 
     /// A connection on which `set_up` was run. Blocks for the connect time-out of `config` with each address, as long
@@ -196,7 +194,7 @@ impl Watchdog {
         tls: &Connector,
         set_up: &str,
     ) -> Result<Connection, ConnectError> {
-        let watch = self.0.0.add();
+        let watch = self.0.add();
         let limit = config.get_connect_timeout().copied();
         let limit = limit.unwrap_or(CONNECT_TIMEOUT);
         let watched = Watched { tls: tls.clone(), watch: watch.clone(), limit };
@@ -232,17 +230,9 @@ fn without_panic<T>(connect: impl FnOnce() -> T) -> io::Result<T> {
 }
 
 impl Watches {
-    fn all(&self) -> MutexGuard<'_, Vec<Weak<Watch>>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn activity(&self) -> MutexGuard<'_, Activity> {
-        self.activity.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn add(self: &Arc<Watches>) -> Arc<Watch> {
         let watch = Arc::new(Watch::new(self.clone()));
-        let mut all = self.all();
+        let mut all = self.all.lock();
         all.retain(|watch| watch.strong_count() > 0);
         all.push(Arc::downgrade(&watch));
         watch
@@ -253,13 +243,13 @@ impl Watches {
         loop {
             thread::sleep(TICK);
             let waits = self.look();
-            let mut activity = self.activity();
+            let mut activity = self.activity.lock();
             quiet = if mem::take(&mut activity.in_use) || waits { 0 } else { quiet + 1 };
             if quiet == QUIET_TICKS {
                 quiet = 0;
                 activity.asleep = true;
                 while !activity.in_use && !activity.ended {
-                    activity = self.begun.wait(activity).unwrap_or_else(PoisonError::into_inner);
+                    self.begun.wait(&mut activity);
                 }
                 activity.asleep = false;
             }
@@ -272,13 +262,13 @@ impl Watches {
     /// Ends the waits whose time is up. Whether there are others.
     fn look(&self) -> bool {
         let now = self.ticks.fetch_add(1, Ordering::Relaxed) + 1;
-        let watches: Vec<_> = self.all().iter().filter_map(Weak::upgrade).collect();
+        let watches: Vec<_> = self.all.lock().iter().filter_map(Weak::upgrade).collect();
         watches.iter().filter(|watch| watch.look(now)).count() > 0
     }
 
     /// A wait has begun.
     fn note(&self) {
-        let mut activity = self.activity();
+        let mut activity = self.activity.lock();
         activity.in_use = true;
         if activity.asleep {
             self.begun.notify_one();
@@ -332,7 +322,7 @@ mod tests {
     /// Polls until the thread sleeps.
     fn asleep(watchdog: &Watchdog) {
         let deadline = Instant::now() + LONG;
-        while !watchdog.0.0.activity().asleep {
+        while !watchdog.0.activity.lock().asleep {
             assert!(Instant::now() < deadline, "the thread still looks at the watches");
             thread::sleep(TICK / 10);
         }
@@ -349,7 +339,7 @@ mod tests {
         }
         // It ends from its sleep, too.
         asleep(&watchdog);
-        let watches = Arc::downgrade(&watchdog.0.0);
+        let watches = Arc::downgrade(&watchdog.0);
         drop(watchdog);
         let deadline = Instant::now() + LONG;
         while watches.strong_count() > 0 {
@@ -366,7 +356,7 @@ mod tests {
         let connection = watchdog.connect(&target.config_for(&target.hosts), &tls, "").unwrap();
         assert!(connection.watch().is_quiet());
         let watch = connection.watch.clone();
-        let before = watch.socket().as_ref().map(|socket| socket.as_raw_fd());
+        let before = watch.socket.lock().as_ref().map(|socket| socket.as_raw_fd());
         drop(connection);
         let others: Vec<_> = (0..64).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         assert!(others.iter().all(|other| Some(other.as_raw_fd()) != before), "it is ours until the end");

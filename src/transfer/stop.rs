@@ -2,7 +2,8 @@
 
 use super::TransferError;
 use crate::db::watchdog::Breaker;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// Ends an import from another thread, so that nothing of it is left.
 #[derive(Clone, Default)]
@@ -22,7 +23,7 @@ impl Stop {
     /// Whether nothing was imported, and nothing will be; otherwise it was too late. Does not block. The process is
     /// expected to end then.
     pub fn now(&self) -> bool {
-        let mut stage = self.stage();
+        let mut stage = self.0.lock();
         match &*stage {
             Stage::Committing => return false,
             Stage::Connected(breaker) => breaker.trip(),
@@ -34,21 +35,17 @@ impl Stop {
 
     /// Whether [`Stop::now`] has ended the import.
     pub fn has_stopped(&self) -> bool {
-        matches!(*self.stage(), Stage::Stopped)
+        matches!(*self.0.lock(), Stage::Stopped)
     }
 
     /// Goes on to this stage, unless the import has been stopped.
     pub(super) fn enter(&self, next: Stage) -> Result<(), TransferError> {
-        match &mut *self.stage() {
+        match &mut *self.0.lock() {
             Stage::Stopped => Err(TransferError::Database("stopped".to_owned())),
             stage => {
                 *stage = next;
                 Ok(())
             }
         }
-    }
-
-    fn stage(&self) -> MutexGuard<'_, Stage> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

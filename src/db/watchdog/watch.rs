@@ -2,10 +2,11 @@
 
 use super::{CANCEL_TIMEOUT, TICK, Watches, cancel::Cancel};
 use nix::sys::socket::{MsgFlags, Shutdown, recv, shutdown};
+use parking_lot::Mutex;
 use std::{
     mem,
     os::fd::{AsRawFd, OwnedFd},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
     thread,
     time::Duration,
 };
@@ -16,7 +17,7 @@ pub(in crate::db) struct Watch {
     wait: Mutex<Wait>,
     cancel: Mutex<Option<Arc<Cancel>>>,
     /// A descriptor of our own of the connection's socket, so that it is that socket whatever the client closes.
-    socket: Mutex<Option<OwnedFd>>,
+    pub(super) socket: Mutex<Option<OwnedFd>>,
 }
 
 #[derive(Default)]
@@ -37,14 +38,14 @@ impl Watch {
 
     /// The wait for the greeting behind this socket begins. What expired was the wait for another address.
     pub(super) fn begin_anew(&self, socket: Option<OwnedFd>, limit: Duration) {
-        *self.socket() = socket;
-        self.wait().expired = false;
+        *self.socket.lock() = socket;
+        self.wait.lock().expired = false;
         self.begin(limit);
     }
 
     /// The connection is made: this cancels its statements.
     pub(super) fn cancel_with(&self, cancel: Cancel) {
-        *self.cancel() = Some(Arc::new(cancel));
+        *self.cancel.lock() = Some(Arc::new(cancel));
     }
 
     /// A wait begins, which may take `limit`.
@@ -60,7 +61,7 @@ impl Watch {
 
     fn start(&self, limit: Duration, cancels: bool) {
         let until = self.watches.ticks.load(Ordering::Relaxed) + ticks(limit);
-        let mut wait = self.wait();
+        let mut wait = self.wait.lock();
         (wait.until, wait.cancels) = (Some(until), cancels);
         drop(wait);
         self.watches.note();
@@ -69,19 +70,19 @@ impl Watch {
     /// The wait is over; whether it was in time. Otherwise it has [expired](Watch::expired): what was answered may be that of a
     /// cancelled statement.
     pub(in crate::db) fn end(&self) -> bool {
-        let mut wait = self.wait();
+        let mut wait = self.wait.lock();
         wait.until.take().is_some() && !wait.expired
     }
 
     /// Whether a wait was ended, and the connection with it.
     pub(in crate::db) fn expired(&self) -> bool {
-        self.wait().expired
+        self.wait.lock().expired
     }
 
     /// Whether the server has sent nothing unasked. One system call, which never blocks.
     pub(in crate::db) fn is_quiet(&self) -> bool {
         let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
-        match &*self.socket() {
+        match &*self.socket.lock() {
             Some(socket) => recv(socket.as_raw_fd(), &mut [0], flags) == Err(nix::Error::EAGAIN),
             None => true,
         }
@@ -89,33 +90,21 @@ impl Watch {
 
     /// Ends the connection: no operation on it blocks any more.
     pub(in crate::db) fn shut_down(&self) {
-        if let Some(socket) = &*self.socket() {
+        if let Some(socket) = &*self.socket.lock() {
             // It may be closed already.
             let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
         }
     }
 
-    fn wait(&self) -> MutexGuard<'_, Wait> {
-        self.wait.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn socket(&self) -> MutexGuard<'_, Option<OwnedFd>> {
-        self.socket.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn cancel(&self) -> MutexGuard<'_, Option<Arc<Cancel>>> {
-        self.cancel.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Ends the wait where its time is up. Whether there is one afterwards.
     pub(super) fn look(&self, now: u64) -> bool {
-        let mut wait = self.wait();
+        let mut wait = self.wait.lock();
         if wait.until.is_none_or(|until| until > now) {
             return wait.until.is_some();
         }
         // Told before anything is sent: whatever the server answers to that comes after it.
         wait.expired = true;
-        let cancel = mem::take(&mut wait.cancels).then(|| self.cancel().clone()).flatten();
+        let cancel = mem::take(&mut wait.cancels).then(|| self.cancel.lock().clone()).flatten();
         wait.until = cancel.is_some().then(|| now + ticks(CANCEL_TIMEOUT));
         drop(wait);
         let thread = thread::Builder::new().name("cancel".to_owned());
