@@ -5,18 +5,10 @@ use std::{ops::Deref, panic::resume_unwind, thread};
 
 /// Runs `work` here, or on a thread of its own where here is within a tokio runtime. Blocks in both cases.
 pub(crate) fn outside_of_runtimes<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    let (mut work, mut result) = (Some(work), None);
-    let mut run = || result = work.take().map(|work| work());
     match tokio::runtime::Handle::try_current() {
-        Ok(_) => on_a_thread(&mut run),
-        Err(_) => run(),
+        Ok(_) => thread::scope(|scope| scope.spawn(work).join().unwrap_or_else(|panic| resume_unwind(panic))),
+        Err(_) => work(),
     }
-    result.expect("it was run")
-}
-
-/// Compiled once, whatever is run.
-fn on_a_thread(work: &mut (dyn FnMut() + Send)) {
-    thread::scope(|scope| scope.spawn(work).join().unwrap_or_else(|panic| resume_unwind(panic)));
 }
 
 /// A value that closes PostgreSQL connections when it is dropped, which is done there as well.

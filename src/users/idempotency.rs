@@ -5,17 +5,17 @@ use crate::users::{
     user::{NewUser, User},
 };
 use sha2::{Digest, Sha256};
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 /// How long the answer to a create with a key is kept.
 pub const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A key that a client has chosen for a create: its digest, as the key itself is not stored.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key([u8; 32]);
 
 /// What a body asks for, except for its password: its digest.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint([u8; 32]);
 
 /// What is kept of a create with a key.
@@ -62,18 +62,6 @@ impl Fingerprint {
     /// The digest.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
-    }
-}
-
-impl fmt::Debug for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Key(…)")
-    }
-}
-
-impl fmt::Debug for Fingerprint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Fingerprint(…)")
     }
 }
 

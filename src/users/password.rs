@@ -75,6 +75,11 @@ fn is_bcrypt(text: &str) -> bool {
     ["$2a$", "$2b$", "$2y$"].iter().any(|version| text.starts_with(version))
 }
 
+/// What a hash of Argon2id costs.
+fn params(text: &str) -> Option<Params> {
+    Params::try_from(&Phc::new(text).ok()?).ok()
+}
+
 /// Version, cost, and 53 characters of bcrypt's own base 64.
 fn is_whole_bcrypt(text: &[u8]) -> bool {
     let is_digit = |byte: &u8| byte.is_ascii_alphanumeric() || b"./".contains(byte);
@@ -115,14 +120,12 @@ impl Hasher {
             return password.len() <= MOST_READ && !password.contains('\0');
         }
         let work = |params: &Params| u64::from(params.m_cost()) * u64::from(params.t_cost());
-        let stored = Phc::new(text).ok().and_then(|hash| Params::try_from(&hash).ok());
-        stored.is_some_and(|params| work(&params) < work(self.argon2.params()))
+        params(text).is_some_and(|params| work(&params) < work(self.argon2.params()))
     }
 
     /// Bytes of memory that hashing takes, or checking a password against a hash.
     pub fn memory(&self, hash: Option<&PasswordHash>) -> usize {
-        let stored = hash.and_then(|hash| Phc::new(hash.as_phc()).ok());
-        let stored = stored.and_then(|hash| Params::try_from(&hash).ok());
+        let stored = hash.and_then(|hash| params(hash.as_phc()));
         let params = stored.as_ref().unwrap_or(self.argon2.params());
         (params.m_cost() as usize) << 10
     }

@@ -2,6 +2,8 @@
 //! (`postgres://…`) and keywords (`host=… user='…'`). Knows the syntax only: which names exist and
 //! what they mean is `target`'s. An error never quotes any of the text, which may hold a password.
 
+use percent_encoding::percent_decode_str;
+
 /// What is to be said of a name that is unknown, which may be nothing; `None` for one that is known.
 pub type Unknown<'a> = &'a dyn Fn(&str) -> Option<String>;
 
@@ -116,27 +118,15 @@ fn keyword_pairs(text: &str, unknown: Unknown) -> Result<Vec<(String, String)>, 
 
 /// Percent-decodes one component of a URL.
 fn decode(text: &str) -> Result<String, String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&byte, after)) = rest.split_first() {
-        rest = after;
-        bytes.push(match byte {
-            b'%' => {
-                let (digits, after) = rest.split_at_checked(2).ok_or(BAD_PERCENT)?;
-                rest = after;
-                let digit = |at: usize| char::from(digits[at]).to_digit(16).ok_or(BAD_PERCENT);
-                match (digit(0)? << 4 | digit(1)?) as u8 {
-                    0 => return Err("it contains %00".into()),
-                    byte => byte,
-                }
-            }
-            byte => byte,
-        });
+    let starts_with_digits =
+        |rest: &str| rest.as_bytes().get(..2).is_some_and(|two| two.iter().all(u8::is_ascii_hexdigit));
+    if !text.split('%').skip(1).all(starts_with_digits) {
+        return Err("'%' must be followed by two hexadecimal digits (write % itself as %25)".into());
     }
-    String::from_utf8(bytes).map_err(|_| "percent-encoded text is not UTF-8".into())
+    let decoded = percent_decode_str(text).decode_utf8();
+    let decoded = decoded.map_err(|_| "percent-encoded text is not UTF-8")?.into_owned();
+    if decoded.contains('\0') { Err("it contains %00".into()) } else { Ok(decoded) }
 }
-
-const BAD_PERCENT: &str = "'%' must be followed by two hexadecimal digits (write % itself as %25)";
 
 #[cfg(test)]
 mod tests {

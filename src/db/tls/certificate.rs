@@ -7,6 +7,8 @@ use std::cmp::Ordering;
 use ring::digest;
 use rustls::pki_types::{SubjectPublicKeyInfoDer, UnixTime};
 
+use crate::users::timestamp::Timestamp;
+
 /// The few fields of a DER certificate that `tls` asks for.
 pub struct Certificate<'a> {
     der: &'a [u8],
@@ -94,6 +96,7 @@ const SEQUENCE: u8 = 0x30;
 const VERSION: u8 = 0xa0;
 
 /// One DER element: tag, length, content.
+#[derive(Clone, Copy)]
 struct Element<'a> {
     whole: &'a [u8],
     content: &'a [u8],
@@ -123,25 +126,16 @@ impl<'a> Element<'a> {
 /// RFC 5280 allows `YYMMDDhhmmssZ` and `YYYYMMDDhhmmssZ`.
 fn time(input: &[u8]) -> Option<(u64, &[u8])> {
     let (element, century) = match Element::first(input, UTC_TIME) {
-        Some(utc) => (utc, 0),
-        None => (Element::first(input, GENERALIZED_TIME)?, 2),
+        Some(utc) => (utc, if utc.content < &b"5"[..] { "20" } else { "19" }),
+        None => (Element::first(input, GENERALIZED_TIME)?, ""),
     };
-    let digits = std::str::from_utf8(element.content).ok()?.strip_suffix('Z')?;
-    if digits.len() != 12 + century || !digits.bytes().all(|b| b.is_ascii_digit()) {
+    let text = format!("{century}{}", str::from_utf8(element.content).ok()?);
+    if text.len() != 15 || !text.is_ascii() || !text.ends_with('Z') {
         return None;
     }
-    let (year, fields) = digits.split_at(2 + century);
-    let year = match (year.parse::<i64>().ok()?, century) {
-        (year @ 0..50, 0) => 2000 + year,
-        (year, 0) => 1900 + year,
-        (year, _) => year,
-    };
-    let field = |at: usize| fields[at..at + 2].parse::<i64>().ok();
-    let (month, day) = (field(0)?, field(2)?);
-    // Days since 1970-01-01 in the Gregorian calendar, with years that begin in March.
-    let (y, m) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let days = 365 * y + y / 4 - y / 100 + y / 400 + (153 * m + 2) / 5 + day - 719_469;
-    let seconds = days * 86_400 + field(4)? * 3_600 + field(6)? * 60 + field(8)?;
+    let field = |at: usize| &text[at..at + 2];
+    let time = format!("{}-{}-{}T{}:{}:{}", &text[..4], field(4), field(6), field(8), field(10), &text[12..]);
+    let seconds = Timestamp::parse(&time)?.unix_micros() / 1_000_000;
     Some((seconds.max(0).cast_unsigned(), element.rest))
 }
 

@@ -3,8 +3,6 @@
 //! version 1 certificates). Signatures of the handshake are verified in every degree.
 
 use std::cmp::Ordering;
-use std::fmt;
-use std::sync::Arc;
 
 use rustls::CertificateError::{BadEncoding, Expired, NotValidForName, NotValidYet, Other, UnknownIssuer};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -133,18 +131,8 @@ fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<ParsedCertificate<'a
     ParsedCertificate::try_from(certificate)
 }
 
-fn refusal(why: &'static str) -> Error {
-    Other(OtherError(Arc::new(Refusal(why)))).into()
-}
-
 /// A reason that rustls has no name for.
-#[derive(Debug)]
-struct Refusal(&'static str);
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
-    }
+fn refusal(why: &'static str) -> Error {
+    let why: Box<dyn std::error::Error + Send + Sync> = why.into();
+    Other(OtherError(why.into())).into()
 }
-
-impl std::error::Error for Refusal {}
