@@ -4,7 +4,7 @@ use super::{
     Pool,
     clock::{Changed, no_row},
     session::{Deadlines, Param},
-    users::{Arrays, Batched, Insert, Sql, Users, address, at_positions, column, with_values},
+    users::{Batched, Insert, Sql, Users, address, arrays, at_positions, column, with_arrays, with_values},
 };
 use crate::{
     error::Error,
@@ -131,7 +131,7 @@ impl Users {
     /// Removes some of the keys that have expired, now.
     #[doc(hidden)]
     pub fn remove_expired_keys(&self) -> Result<(), Error> {
-        remove_expired(&self.pool)
+        self.pool.write(REMOVE_EXPIRED, &[]).map(drop)
     }
 
     fn once(&self, row: &Row) -> Result<Once, Error> {
@@ -169,9 +169,9 @@ impl Batched for NewOnce<'_> {
     fn batched(users: &Users, new: &[&Self], deadlines: &[Instant]) -> Result<Changed, Error> {
         let keys: Vec<&[u8]> = new.iter().map(|new| new.key.as_bytes()).collect();
         let fingerprints: Vec<&[u8]> = new.iter().map(|new| new.fingerprint.as_bytes()).collect();
-        let arrays = Arrays::of(new.iter().map(|new| new.values));
+        let arrays = arrays(new.iter().map(|new| new.values));
         let fixed: [Param; 2] = [(&keys, Type::BYTEA_ARRAY), (&fingerprints, Type::BYTEA_ARRAY)];
-        users.insert(&CREATE_MANY_ONCE, &[&fixed[..], &arrays.params()].concat(), deadlines)
+        users.insert(&CREATE_MANY_ONCE, &with_arrays(&fixed, &arrays), deadlines)
     }
 
     fn outcome(&self, users: &Users, row: Option<&Row>, late: Option<Error>) -> Result<Once, Error> {
@@ -182,11 +182,6 @@ impl Batched for NewOnce<'_> {
     fn unbatched(&self, users: &Users) -> Result<Once, Error> {
         users.create_once(self.key, self.fingerprint, self.values, None, self.deadline)
     }
-}
-
-/// Removes some of the keys that have expired.
-fn remove_expired(pool: &Pool) -> Result<(), Error> {
-    pool.write(REMOVE_EXPIRED, &[]).map(drop)
 }
 
 /// How long until the first of the keys expires; zero where it has, `None` where there is no key.
@@ -244,7 +239,7 @@ fn step(pool: &Pool) -> Result<Duration, Error> {
         None => Ok(KEPT_FOR),
         Some(left) if !left.is_zero() => Ok(left.clamp(SHORTEST_PAUSE, KEPT_FOR)),
         Some(_) => {
-            remove_expired(pool)?;
+            pool.write(REMOVE_EXPIRED, &[])?;
             Ok(BETWEEN_STEPS)
         }
     }

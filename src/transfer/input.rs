@@ -37,23 +37,17 @@ impl Input {
         let mut start = Vec::new();
         let mut byte = [0];
         let mut first = None;
-        let mut read = self.ahead();
-        while start.len() < MOST && first.is_none() {
-            let count = match (&mut read, &mut self.0) {
-                (Some(file), _) => file.read(&mut byte)?,
-                (None, Source::Stream(stream)) => stream.read(&mut byte)?,
-                (None, Source::File(_)) => 0,
-            };
-            if count == 0 {
-                break;
-            }
+        let mut read: Box<dyn Read + Send> = match &mut self.0 {
+            Source::File(file) => Box::new(file.clone()),
+            Source::Stream(stream) => mem::replace(stream, Box::new(io::empty())),
+        };
+        while start.len() < MOST && first.is_none() && read.read(&mut byte)? > 0 {
             start.push(byte[0]);
             let is_mark = start.len() <= 3 && b"\xef\xbb\xbf".starts_with(&start);
             first = Some(byte[0]).filter(|byte| !is_mark && !byte.is_ascii_whitespace());
         }
         if let Source::Stream(stream) = &mut self.0 {
-            let rest = mem::replace(stream, Box::new(io::empty()));
-            *stream = Box::new(io::Cursor::new(start).chain(rest));
+            *stream = Box::new(io::Cursor::new(start).chain(read));
         }
         Ok(match first {
             None | Some(b'{' | b'[' | 0xfe | 0xff) => Format::Ndjson,

@@ -125,26 +125,17 @@ pub(in crate::db) fn with_values<'a>(params: &[Param<'a>], values: &'a Values<'a
 }
 
 /// The values for several users, by column.
-#[derive(Default)]
-pub(in crate::db) struct Arrays<'a> {
-    names: Vec<Option<&'a str>>,
-    emails: Vec<Option<&'a str>>,
+pub(in crate::db) type Arrays<'a> = [Vec<Option<&'a str>>; 2];
+
+pub(in crate::db) fn arrays<'a>(values: impl Iterator<Item = Values<'a>>) -> Arrays<'a> {
+    let (names, emails) = values.map(|Values { name, email }| (name, email)).unzip();
+    [names, emails]
 }
 
-impl<'a> Arrays<'a> {
-    pub fn of(values: impl Iterator<Item = Values<'a>>) -> Arrays<'a> {
-        let mut arrays = Arrays::default();
-        for Values { name, email } in values {
-            arrays.names.push(name);
-            arrays.emails.push(email);
-        }
-        arrays
-    }
-
-    /// As parameters.
-    pub fn params(&self) -> [Param<'_>; 2] {
-        [(&self.names, Type::TEXT_ARRAY), (&self.emails, Type::TEXT_ARRAY)]
-    }
+/// Parameters, and the values for several users behind them.
+pub(in crate::db) fn with_arrays<'a>(params: &[Param<'a>], arrays: &'a Arrays) -> Vec<Param<'a>> {
+    let arrays = arrays.each_ref().map(|array| (array as _, Type::TEXT_ARRAY));
+    [params, &arrays].concat()
 }
 
 /// 2000-01-01T00:00:00Z, from which PostgreSQL counts microseconds, in microseconds since 1970.

@@ -10,7 +10,7 @@ mod write_many;
 pub(super) use batch::{Batched, address};
 #[cfg(feature = "command")]
 pub(super) use columns::{AnyRow, answered_types, record, write_stored};
-pub(super) use columns::{Arrays, Sql, with_values};
+pub(super) use columns::{Sql, arrays, with_arrays, with_values};
 pub(super) use insert::Insert;
 #[cfg(feature = "command")]
 pub(super) use read::PAGES;

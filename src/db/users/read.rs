@@ -28,26 +28,25 @@ static FIND_BY_EMAIL: Sql = Sql::new(
 );
 
 /// Each row comes with the position of its address, from 1: two may ask for the same one.
-static FIND_MANY_BY_EMAIL: Sql = Sql::new(
-    "\
-    select found.*, position \
-    from pg_catalog.unnest($1::text[]) with ordinality as asked (address, position) cross join lateral ( \
-        select {COLUMN} from users \
-        where pg_catalog.lower(email collate pg_catalog.\"C\") \
-            operator(pg_catalog.=) pg_catalog.lower(address collate pg_catalog.\"C\") limit 1 \
-    ) as found",
-);
+macro_rules! find_by_emails {
+    ($more:literal) => {
+        concat!(
+            "select found.*, position",
+            $more,
+            " from pg_catalog.unnest($1::text[]) with ordinality as asked (address, position) cross join lateral ( \
+                select {COLUMN} from users \
+                where pg_catalog.lower(email collate pg_catalog.\"C\") \
+                    operator(pg_catalog.=) pg_catalog.lower(address collate pg_catalog.\"C\") limit 1 \
+            ) as found"
+        )
+    };
+}
 
-static FIND_MANY_WITH_CREDENTIALS: Sql = Sql::new(
-    "\
-    select found.*, position, \
-        (select password_hash from credentials where user_id operator(pg_catalog.=) found.id) \
-    from pg_catalog.unnest($1::text[]) with ordinality as asked (address, position) cross join lateral ( \
-        select {COLUMN} from users \
-        where pg_catalog.lower(email collate pg_catalog.\"C\") \
-            operator(pg_catalog.=) pg_catalog.lower(address collate pg_catalog.\"C\") limit 1 \
-    ) as found",
-);
+static FIND_MANY_BY_EMAIL: Sql = Sql::new(find_by_emails!(""));
+
+static FIND_MANY_WITH_CREDENTIALS: Sql = Sql::new(find_by_emails!(
+    ", (select password_hash from credentials where user_id operator(pg_catalog.=) found.id)"
+));
 
 /// Any pages with their exact total, in time that grows neither with the users nor with the page number.
 pub(in crate::db) static PAGES: Sql = Sql::new(include_str!("pages.sql"));

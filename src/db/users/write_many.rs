@@ -4,7 +4,7 @@ use super::{
     Users,
     batch::{Batched, address},
     column,
-    columns::{Arrays, Sql},
+    columns::{Sql, arrays, with_arrays},
     insert::Insert,
     write::{Delete, New, PasswordChange, State, Update, Updated, state},
 };
@@ -54,8 +54,8 @@ impl Batched for New<'_> {
     }
 
     fn batched(users: &Users, new: &[&Self], deadlines: &[Instant]) -> Result<Changed, Error> {
-        let arrays = Arrays::of(new.iter().map(|new| new.values));
-        users.insert(&CREATE_MANY, &arrays.params(), deadlines)
+        let arrays = arrays(new.iter().map(|new| new.values));
+        users.insert(&CREATE_MANY, &with_arrays(&[], &arrays), deadlines)
     }
 
     fn outcome(&self, users: &Users, row: Option<&Row>, late: Option<Error>) -> Result<User, Error> {
@@ -81,10 +81,9 @@ impl Batched for Update<'_> {
 
     fn batched(users: &Users, updates: &[&Self], deadlines: &[Instant]) -> Result<Changed, Error> {
         let (ids, states) = ids_and_states(updates.iter().map(|update| (update.id, update.condition)))?;
-        let arrays = Arrays::of(updates.iter().map(|update| update.values));
+        let arrays = arrays(updates.iter().map(|update| update.values));
         let fixed: [Param; 2] = [(&ids, Type::INT8_ARRAY), (&states, Type::BYTEA_ARRAY)];
-        let params = [&fixed[..], &arrays.params()].concat();
-        users.pool.change(UPDATE_MANY.text(), &params, Deadlines::Each(deadlines))
+        users.pool.change(UPDATE_MANY.text(), &with_arrays(&fixed, &arrays), Deadlines::Each(deadlines))
     }
 
     fn outcome(&self, users: &Users, row: Option<&Row>, late: Option<Error>) -> Result<Updated, Error> {
