@@ -70,21 +70,17 @@ impl Reading {
 pub(super) struct Changed {
     /// Its rows. The last column is the clock.
     pub(super) rows: Vec<Row>,
-    deadlines: Vec<SystemTime>,
-    /// What the clock was at its end, at the latest; `None` where it was set meanwhile.
-    ended: Option<SystemTime>,
+    pub(super) deadlines: Vec<SystemTime>,
+    /// What the clock was at its end, or later: read after the statement, or by its last row. `None` where it was set
+    /// meanwhile.
+    pub(super) end: Option<Reading>,
 }
 
 impl Changed {
-    /// `end` was read after the statement, or by its last row; `None` where the clock was set meanwhile.
-    pub(super) fn new(rows: Vec<Row>, deadlines: Vec<SystemTime>, end: Option<Reading>) -> Changed {
-        Changed { rows, deadlines, ended: end.map(|end| end.latest()) }
-    }
-
     /// Why a change was not begun, if its deadline may have passed. Where it has not, by our own clock, the database's was
     /// set, or answers take long.
     pub(super) fn not_begun(&self, index: usize, deadline: Instant) -> Option<Error> {
-        let is_late = self.ended.is_none_or(|ended| ended >= self.deadlines[index]);
+        let is_late = self.end.is_none_or(|end| end.latest() >= self.deadlines[index]);
         is_late.then(|| match deadline > Instant::now() {
             true => Error::Contended,
             false => Error::Unavailable("the database did not begin a change in time".into()),

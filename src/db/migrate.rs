@@ -7,6 +7,7 @@ use refinery::{Migration, Report, Runner};
 use std::{
     collections::BTreeSet,
     hash::{DefaultHasher, Hash, Hasher},
+    mem,
     path::Path,
     sync::mpsc::{self, Receiver, RecvTimeoutError},
     thread,
@@ -289,7 +290,8 @@ fn name_blockers(locker: &mut Client, pid: i32, end: &Receiver<()>) {
 /// transactions could take all connections, and leave none for the lock's holder to migrate with.
 fn lock(locker: &mut Client) -> Result<(), String> {
     const TRY: &str = "select pg_catalog.pg_try_advisory_xact_lock($1)";
-    let deadline = Instant::now() + LOCK_TIMEOUT;
+    const PAUSE: Duration = Duration::from_millis(20);
+    let mut backoff = Backoff::new(PAUSE, PAUSE, Instant::now() + LOCK_TIMEOUT);
     let mut logged = false;
     loop {
         let mut attempt = || {
@@ -305,14 +307,12 @@ fn lock(locker: &mut Client) -> Result<(), String> {
         if attempt().map_err(|error: postgres::Error| explain(&error))? {
             return Ok(());
         }
-        if Instant::now() > deadline {
+        if !mem::replace(&mut logged, true) {
+            log::info!("waiting for another replica to finish its migrations");
+        }
+        if !backoff.pause() {
             return Err("another session has held the migration lock for too long".to_owned());
         }
-        if !logged {
-            log::info!("waiting for another replica to finish its migrations");
-            logged = true;
-        }
-        thread::sleep(Duration::from_millis(20));
     }
 }
 

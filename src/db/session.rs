@@ -110,8 +110,7 @@ impl Session {
             Some(row) => self.see_clock(sql, row, sent)?,
             None => self.read_clock()?,
         };
-        let was_set = !end.follows(&reading);
-        Ok(Changed::new(rows, times, (!was_set).then_some(end)))
+        Ok(Changed { rows, deadlines: times, end: Some(end).filter(|end| end.follows(&reading)) })
     }
 
     fn read_clock(&mut self) -> Result<Reading, Failure> {

@@ -30,7 +30,7 @@ use std::{
     thread,
     time::Duration,
 };
-use watch::Watch;
+pub(crate) use watch::Watch;
 
 /// How often the thread looks at the watches, and how late it may be.
 const TICK: Duration = Duration::from_millis(100);
@@ -93,20 +93,8 @@ impl Connection {
 
     /// What ends this connection while it is in use.
     #[cfg(feature = "command")]
-    pub fn breaker(&self) -> Breaker {
-        Breaker(self.watch.clone())
-    }
-}
-
-/// Ends a connection while it is in use.
-#[cfg(feature = "command")]
-pub struct Breaker(Arc<Watch>);
-
-#[cfg(feature = "command")]
-impl Breaker {
-    /// Closes the socket: the server takes back what is not committed, and no operation blocks any more.
-    pub fn trip(&self) {
-        self.0.shut_down();
+    pub(crate) fn breaker(&self) -> Arc<Watch> {
+        self.watch.clone()
     }
 }
 

@@ -70,7 +70,8 @@ pub(super) struct Rules {
     /// The time of users that have none in their line.
     present: Timestamp,
     hasher: Hasher,
-    format: Format,
+    /// How a user is written.
+    pub format: Format,
     /// Of a CSV file: the names of its fields.
     columns: Vec<String>,
 }
@@ -88,11 +89,6 @@ impl Rules {
             format: import.format.unwrap_or(Format::Ndjson),
             columns: Vec::new(),
         }
-    }
-
-    /// How a user is written.
-    pub fn format(&self) -> Format {
-        self.format
     }
 
     /// Takes the columns from the header of a CSV file. The error is what is wrong with it.

@@ -68,7 +68,7 @@ pub fn export(
     });
     if written.is_err() {
         // Otherwise the rest of the users would be read, to end the transaction in good order.
-        breaker.trip();
+        breaker.shut_down();
     }
     written.and_then(|()| output.end().map_err(TransferError::Write))?;
     Ok(done)

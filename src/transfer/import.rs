@@ -114,7 +114,7 @@ pub fn import(
     let imported = run();
     if imported.is_err() {
         // There is nothing to be ended in good order, and it might take long.
-        breaker.trip();
+        breaker.shut_down();
     }
     imported
 }
@@ -310,7 +310,7 @@ fn check(
             return Ok(None);
         }
     };
-    let format = rules.format();
+    let format = rules.format;
     let mut records = Records::new(BufReader::with_capacity(READ, input), format, longest);
     if format == Format::Csv {
         let header = records.batch(1).map_err(TransferError::Read)?;

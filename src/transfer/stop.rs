@@ -1,7 +1,7 @@
 //! The end of an import that a signal asks for, which nothing is left of.
 
 use super::TransferError;
-use crate::db::watchdog::Breaker;
+use crate::db::watchdog::Watch;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub struct Stop(Arc<Mutex<Stage>>);
 pub(super) enum Stage {
     #[default]
     Unconnected,
-    Connected(Breaker),
+    Connected(Arc<Watch>),
     Committing,
     Stopped,
 }
@@ -26,7 +26,7 @@ impl Stop {
         let mut stage = self.0.lock();
         match &*stage {
             Stage::Committing => return false,
-            Stage::Connected(breaker) => breaker.trip(),
+            Stage::Connected(connection) => connection.shut_down(),
             Stage::Unconnected | Stage::Stopped => {}
         }
         *stage = Stage::Stopped;

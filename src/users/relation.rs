@@ -1,6 +1,6 @@
 //! [`Relation`]: a record that belongs to another, and was loaded with it or was not.
 //!
-//! Knows no SQL: what loads is passed in as [`Load`]. Whether loading on access is allowed is decided where
+//! Knows no SQL: what loads is passed in as a [`Loader`]. Whether loading on access is allowed is decided where
 //! the relation is made.
 
 use crate::error::Error;
@@ -9,17 +9,14 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-/// Fetches the `T` that belongs to a record, one query an access.
-pub trait Load<T>: Send + Sync {
-    /// The related record of the owner with this id, or `None` where it has none.
-    fn load(&self, owner: i64) -> Result<Option<T>, Error>;
-}
+/// Fetches the `T` that belongs to the record with this id, or `None` where it has none; one query an access.
+pub type Loader<T> = Arc<dyn Fn(i64) -> Result<Option<T>, Error> + Send + Sync>;
 
 /// A related record: loaded, or loaded on access, or a violation.
 pub struct Relation<T> {
     name: &'static str,
     value: OnceLock<Option<T>>,
-    lazy: Option<(Arc<dyn Load<T>>, i64)>,
+    lazy: Option<(Loader<T>, i64)>,
 }
 
 impl<T> Relation<T> {
@@ -34,7 +31,7 @@ impl<T> Relation<T> {
     }
 
     /// A relation that is fetched when it is first accessed.
-    pub fn lazy(name: &'static str, loader: Arc<dyn Load<T>>, owner: i64) -> Relation<T> {
+    pub fn lazy(name: &'static str, loader: Loader<T>, owner: i64) -> Relation<T> {
         Relation { name, value: OnceLock::new(), lazy: Some((loader, owner)) }
     }
 
@@ -51,7 +48,7 @@ impl<T> Relation<T> {
         if self.value.get().is_none() {
             let (loader, owner) = self.lazy.as_ref().ok_or(Error::LazyLoadingViolation(self.name))?;
             // A second thread may have been first; both loaded the same record, so either will do.
-            let _ = self.value.set(loader.load(*owner)?);
+            let _ = self.value.set(loader(*owner)?);
         }
         Ok(self.value.get().and_then(Option::as_ref))
     }
@@ -69,26 +66,22 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    struct Counting(AtomicUsize);
-
-    impl Load<i64> for Counting {
-        fn load(&self, owner: i64) -> Result<Option<i64>, Error> {
-            self.0.fetch_add(1, Ordering::Relaxed);
-            Ok((owner > 0).then_some(owner * 2))
-        }
-    }
-
     #[test]
     fn loaded_lazy_prevented() {
         let loaded = Relation::loaded("r", Some(7));
         assert_eq!(loaded.get().unwrap(), Some(&7));
 
-        let loader = Arc::new(Counting(AtomicUsize::new(0)));
+        let count = Arc::new(AtomicUsize::new(0));
+        let counted = count.clone();
+        let loader: Loader<i64> = Arc::new(move |owner| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Ok((owner > 0).then_some(owner * 2))
+        });
         let lazy = Relation::lazy("r", loader.clone(), 21);
         assert!(!lazy.is_loaded());
         assert_eq!(lazy.get().unwrap(), Some(&42));
         assert_eq!(lazy.get().unwrap(), Some(&42));
-        assert_eq!(loader.0.load(Ordering::Relaxed), 1, "one query, then kept");
+        assert_eq!(count.load(Ordering::Relaxed), 1, "one query, then kept");
         assert_eq!(Relation::lazy("r", loader, 0).get().unwrap(), None);
 
         let prevented = Relation::<i64>::prevented("r");

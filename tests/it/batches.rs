@@ -30,7 +30,7 @@ fn users(service: &Service, count: usize) {
 
 /// The condition of the state that a user has now.
 fn current(service: &Service, id: i64) -> Condition {
-    let revision = service.server.app().users().find(id).expect("the user is there").revision();
+    let revision = service.server.app().users().find_many(&[id]).expect("an answer")[0].revision();
     Condition { only: Some(vec![revision]), except: Vec::new() }
 }
 

@@ -65,28 +65,18 @@ static STORE_WITH_IDS: Sql = Sql::new(
     select (select pg_catalog.count(*) from stored), (select pg_catalog.count(*) from hashes)",
 );
 
-/// The sequence of ids.
-macro_rules! sequence {
-    () => {
-        "pg_catalog.pg_get_serial_sequence('users', 'id')::pg_catalog.regclass"
-    };
-}
-
-/// The largest id of a line, and how many ids the sequence is behind it.
-const IDS_BEHIND: &str = concat!(
-    "select pg_catalog.max(id), \
-        pg_catalog.max(id) operator(pg_catalog.-) coalesce(pg_catalog.pg_sequence_last_value(",
-    sequence!(),
-    "), 0) from userd_import"
-);
-
-const DRAW_IDS: &str = concat!(
-    "select pg_catalog.count(pg_catalog.nextval(",
-    sequence!(),
-    ")) from pg_catalog.generate_series(1, $1)"
-);
-
-const SET_IDS: &str = concat!("select pg_catalog.setval(", sequence!(), ", $1)");
+/// Has the sequence of ids go on behind those of the lines. Up to 1000 are drawn one by one: other sessions do not draw more
+/// in the time that a statement takes, so that setting the sequence to an id that is further away never sets it back.
+const RESERVE_IDS: &str = "\
+    select case \
+            when behind operator(pg_catalog.>) 1000 then pg_catalog.setval(sequence, largest) \
+            when behind operator(pg_catalog.>) 0 then ( \
+                select pg_catalog.max(drawn) \
+                from (select pg_catalog.nextval(sequence) as drawn from pg_catalog.generate_series(1, behind)) as ids) \
+        end \
+    from (select pg_catalog.pg_get_serial_sequence('users', 'id')::pg_catalog.regclass as sequence) as ids, \
+        lateral (select pg_catalog.max(id) as largest, pg_catalog.max(id) operator(pg_catalog.-) \
+            coalesce(pg_catalog.pg_sequence_last_value(sequence), 0) as behind from userd_import offset 0) as found";
 
 /// The lines whose address an earlier line has, and that line.
 const REPEATED: &str = "\
@@ -246,7 +236,9 @@ impl<'a> Staging<'a> {
     /// Stores what is staged; how many users, and how many hashes. After an error everything is staged as before.
     pub fn store(&mut self, with_hashes: bool) -> Result<(u64, u64), postgres::Error> {
         if self.keep_ids {
-            self.reserve_ids()?;
+            // Before they are stored, so that no other session draws one of them. What becomes of the import does not set it
+            // back.
+            self.transaction.query_typed(RESERVE_IDS, &[])?;
         }
         let mut attempt = self.transaction.transaction()?;
         let stored = match (self.keep_ids, with_hashes) {
@@ -256,24 +248,6 @@ impl<'a> Staging<'a> {
         };
         attempt.commit()?;
         Ok(stored)
-    }
-
-    /// Has the sequence of ids go on behind those of the lines: before they are stored, so that no other session draws one
-    /// of them. What becomes of the import does not set it back.
-    fn reserve_ids(&mut self) -> Result<(), postgres::Error> {
-        /// So few are drawn one by one. Other sessions do not draw more in the time that a statement takes, so that setting
-        /// the sequence to an id that is further away never sets it back.
-        const FEW: i64 = 1000;
-        let row = self.transaction.query_typed_one(IDS_BEHIND, &[])?;
-        let (Some(largest), Some(behind)) = (row.try_get::<_, Option<i64>>(0)?, row.try_get(1)?) else {
-            return Ok(());
-        };
-        let (sql, number) = match behind {
-            ..=0 => return Ok(()),
-            1..=FEW => (DRAW_IDS, behind),
-            _ => (SET_IDS, largest),
-        };
-        self.transaction.query_typed_one(sql, &[(&number, Type::INT8)]).map(drop)
     }
 
     /// Moves the sequence of ids past the largest one, as the pool does. The lock is not kept, and that it was moved is.

@@ -98,7 +98,9 @@ mod tests {
                 let email = values.email.unwrap();
                 let taken = email.starts_with("TAKEN");
                 match outcome {
-                    Ok(user) if !taken => assert_eq!(app.users().find(user.id).unwrap().email, email),
+                    Ok(user) if !taken => {
+                        assert_eq!(app.users().find_many(&[user.id]).unwrap().remove(0).email, email)
+                    }
                     Err(Error::AlreadyExists) if taken => {}
                     outcome => panic!("{email}: {outcome:?}"),
                 }

@@ -21,7 +21,7 @@ use crate::{
     error::Error,
     users::{
         password::PasswordHash,
-        relation::{Load, Relation},
+        relation::{Loader, Relation},
         user::{Credential, User, UserRef},
     },
 };
@@ -32,7 +32,7 @@ use postgres::{
 };
 use std::{
     fmt::Display,
-    sync::{Arc, Weak, atomic::AtomicU32},
+    sync::{Arc, atomic::AtomicU32},
 };
 
 const FIND_CREDENTIAL: &str = "\
@@ -44,14 +44,25 @@ pub struct Users {
     pub(super) pool: Arc<Pool>,
     /// Batches of creates that are still to be executed with `on conflict do nothing`: see `insert`.
     careful: Arc<AtomicU32>,
-    lazy: Option<Arc<dyn Load<Credential>>>,
+    lazy: Option<Loader<Credential>>,
 }
 
 impl Users {
     /// The users behind a pool. `lazy_loading`: whether a relation that was not loaded is loaded on access.
     pub fn new(pool: Pool, lazy_loading: bool) -> Users {
         let pool = Arc::new(pool);
-        let lazy = lazy_loading.then(|| Arc::new(Credentials(Arc::downgrade(&pool))) as Arc<dyn Load<_>>);
+        // A user may outlive its service and be dropped anywhere, so it keeps no pool.
+        let weak = Arc::downgrade(&pool);
+        let loader: Loader<Credential> = Arc::new(move |owner| {
+            outside_of_runtimes(|| {
+                let pool =
+                    weak.upgrade().ok_or_else(|| Error::Unavailable("the service has stopped".into()))?;
+                let rows = pool.read(FIND_CREDENTIAL, &[(&owner, Type::INT8)])?;
+                let hash: Option<String> = rows.first().map(|row| column(row, 0)).transpose()?;
+                Ok(hash.map(credential))
+            })
+        });
+        let lazy = lazy_loading.then_some(loader);
         Users { pool, careful: Arc::default(), lazy }
     }
 
@@ -71,21 +82,6 @@ impl Users {
         };
         let (name, email) = (name.to_owned(), email.to_owned());
         Ok(User { id, name, email, created_at, updated_at, version, credential })
-    }
-}
-
-/// Loads a credential on access. A user may outlive its service and be dropped anywhere, so it keeps no pool.
-struct Credentials(Weak<Pool>);
-
-impl Load<Credential> for Credentials {
-    fn load(&self, owner: i64) -> Result<Option<Credential>, Error> {
-        outside_of_runtimes(|| {
-            let pool =
-                self.0.upgrade().ok_or_else(|| Error::Unavailable("the service has stopped".into()))?;
-            let rows = pool.read(FIND_CREDENTIAL, &[(&owner, Type::INT8)])?;
-            let hash: Option<String> = rows.first().map(|row| column(row, 0)).transpose()?;
-            Ok(hash.map(credential))
-        })
     }
 }
 
@@ -149,7 +145,8 @@ mod tests {
     fn outside_production_a_lazy_load_is_a_violation() {
         let (_database, app) = ada_and_bob(false);
         let users = app.users();
-        let mut unloaded = vec![users.find(1).unwrap(), users.find(2).unwrap()];
+        let mut unloaded =
+            vec![users.find_many(&[1]).unwrap().remove(0), users.find_many(&[2]).unwrap().remove(0)];
         unloaded.extend(users.find_by_email(&["ada@example.com"]).unwrap().pop().unwrap());
         let deadline = Instant::now() + LONG;
         let renamed = Values { name: Some("Robert"), ..Values::default() };
@@ -170,7 +167,7 @@ mod tests {
     fn in_production_a_lazy_load_is_a_query() {
         let (database, app) = ada_and_bob(true);
         let users = app.users();
-        let (ada, bob) = (users.find(1).unwrap(), users.find(2).unwrap());
+        let (ada, bob) = (users.find_many(&[1]).unwrap().remove(0), users.find_many(&[2]).unwrap().remove(0));
         assert!(!ada.credential.is_loaded() && !bob.credential.is_loaded());
         let credential = ada.credential.get().unwrap().expect("Ada has a password");
         assert!(
@@ -182,7 +179,7 @@ mod tests {
         );
         assert!(bob.credential.get().unwrap().is_none());
         // Once loaded, it is kept; what is not loaded yet asks the database, and has its errors.
-        let another = users.find(1).unwrap();
+        let another = users.find_many(&[1]).unwrap().remove(0);
         sql(&database).batch_execute("drop table credentials").unwrap();
         assert!(ada.credential.get().unwrap().is_some() && bob.credential.get().unwrap().is_none());
         assert!(matches!(another.credential.get(), Err(Error::Database { .. })));
@@ -204,7 +201,8 @@ mod tests {
     #[test]
     fn a_user_may_outlive_its_service_and_be_dropped_in_an_async_task() {
         let (database, app) = ada_and_bob(true);
-        let (ada, bob) = (app.users().find(1).unwrap(), app.users().find(2).unwrap());
+        let (ada, bob) =
+            (app.users().find_many(&[1]).unwrap().remove(0), app.users().find_many(&[2]).unwrap().remove(0));
         let mut sql = sql(&database);
         let mut sessions = || -> i64 {
             let count = "select count(*) from pg_stat_activity \

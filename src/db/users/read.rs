@@ -28,25 +28,26 @@ static FIND_BY_EMAIL: Sql = Sql::new(
 );
 
 /// Each row comes with the position of its address, from 1: two may ask for the same one.
-macro_rules! find_by_emails {
-    ($more:literal) => {
-        concat!(
-            "select found.*, position",
-            $more,
-            " from pg_catalog.unnest($1::text[]) with ordinality as asked (address, position) cross join lateral ( \
-                select {COLUMN} from users \
-                where pg_catalog.lower(email collate pg_catalog.\"C\") \
-                    operator(pg_catalog.=) pg_catalog.lower(address collate pg_catalog.\"C\") limit 1 \
-            ) as found"
-        )
-    };
-}
+static FIND_MANY_BY_EMAIL: Sql = Sql::new(
+    "\
+    select found.*, position \
+    from pg_catalog.unnest($1::text[]) with ordinality as asked (address, position) cross join lateral ( \
+        select {COLUMN} from users \
+        where pg_catalog.lower(email collate pg_catalog.\"C\") \
+            operator(pg_catalog.=) pg_catalog.lower(address collate pg_catalog.\"C\") limit 1 \
+    ) as found",
+);
 
-static FIND_MANY_BY_EMAIL: Sql = Sql::new(find_by_emails!(""));
-
-static FIND_MANY_WITH_CREDENTIALS: Sql = Sql::new(find_by_emails!(
-    ", (select password_hash from credentials where user_id operator(pg_catalog.=) found.id)"
-));
+static FIND_MANY_WITH_CREDENTIALS: Sql = Sql::new(
+    "\
+    select found.*, position, \
+        (select password_hash from credentials where user_id operator(pg_catalog.=) found.id) \
+    from pg_catalog.unnest($1::text[]) with ordinality as asked (address, position) cross join lateral ( \
+        select {COLUMN} from users \
+        where pg_catalog.lower(email collate pg_catalog.\"C\") \
+            operator(pg_catalog.=) pg_catalog.lower(address collate pg_catalog.\"C\") limit 1 \
+    ) as found",
+);
 
 /// Any pages with their exact total, in time that grows neither with the users nor with the page number.
 pub(in crate::db) static PAGES: Sql = Sql::new(include_str!("pages.sql"));
@@ -69,12 +70,6 @@ static WALKS: Sql = Sql::new(
 const ROW: usize = 512;
 
 impl Users {
-    /// The user with this id. One round trip; errors: [`Error::NotFound`], those of the database.
-    pub fn find(&self, id: i64) -> Result<User, Error> {
-        let rows = self.pool.read(FIND.text(), &[(&id, Type::INT8)])?;
-        self.user(rows.first().ok_or(Error::NotFound)?)
-    }
-
     /// Those of these users that there are, by id. One round trip.
     pub fn find_many(&self, ids: &[i64]) -> Result<Vec<User>, Error> {
         let rows = match ids {

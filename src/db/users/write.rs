@@ -305,7 +305,7 @@ mod tests {
         let hash = PasswordHash::from_phc("hash".into());
         let (soon, late) = (Instant::now() + LONG, Instant::now());
         users.create(Values::new("Ada", "ada@example.com"), Some(&hash), soon).unwrap();
-        let ada = users.find(1).unwrap();
+        let ada = users.find_many(&[1]).unwrap().remove(0);
         fn check<T: Debug>(outcome: Result<T, Error>) {
             assert!(matches!(outcome, Err(Error::Unavailable(_))), "{outcome:?}");
         }

@@ -12,7 +12,7 @@ use std::{
 };
 
 /// Bounds the waits of one connection.
-pub(in crate::db) struct Watch {
+pub(crate) struct Watch {
     pub(super) watches: Arc<Watches>,
     wait: Mutex<Wait>,
     cancel: Mutex<Option<Arc<Cancel>>>,
@@ -85,8 +85,8 @@ impl Watch {
         }
     }
 
-    /// Ends the connection: no operation on it blocks any more.
-    pub(in crate::db) fn shut_down(&self) {
+    /// Ends the connection: the server takes back what is not committed, and no operation on it blocks any more.
+    pub(crate) fn shut_down(&self) {
         if let Some(socket) = &*self.socket.lock() {
             // It may be closed already.
             let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
