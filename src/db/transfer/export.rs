@@ -2,23 +2,18 @@
 
 use super::{notice_its_end, start};
 use crate::{
-    db::users::{AnyRow, PAGES, Sql, answered_types, record},
+    db::users::{ANSWERED, PAGES, Sql, record},
     users::user::UserRef,
 };
-use postgres::{
-    Client, Error, Transaction,
-    binary_copy::{BinaryCopyOutIter, BinaryCopyOutRow},
-    fallible_iterator::FallibleIterator,
-    types::{FromSql, Type},
-};
+use postgres::{Client, Error, Transaction, fallible_iterator::FallibleIterator, types::Type};
+use std::iter;
 
-static EXPORT: Sql =
-    Sql::new("copy (select {FIXED}, {TEXT} from users order by id) to stdout (format binary)");
+static EXPORT: Sql = Sql::new("select {FIXED}, {TEXT} from users order by id");
 
 static EXPORT_WITH_HASHES: Sql = Sql::new(
     "\
-    copy (select {FIXED}, {TEXT}, password_hash \
-          from users left join credentials on user_id operator(pg_catalog.=) id order by id) to stdout (format binary)",
+    select {FIXED}, {TEXT}, password_hash \
+    from users left join credentials on user_id operator(pg_catalog.=) id order by id",
 );
 
 /// Begins what [`each_user`] and [`count`] read.
@@ -50,19 +45,10 @@ pub fn each_user<E: From<Error>>(
     with_password_hashes: bool,
     mut each: impl FnMut(UserRef, Option<&str>) -> Result<(), E>,
 ) -> Result<(), E> {
-    let mut types = answered_types();
-    let hash_at = types.len();
-    types.extend(with_password_hashes.then_some(Type::TEXT));
     let sql = if with_password_hashes { &EXPORT_WITH_HASHES } else { &EXPORT };
-    let mut rows = BinaryCopyOutIter::new(transaction.copy_out(sql.text())?, &types);
+    let mut rows = transaction.query_typed_raw(sql.text(), iter::empty::<(&str, Type)>())?;
     while let Some(row) = rows.next()? {
-        each(record(&row)?, if with_password_hashes { row.try_get(hash_at)? } else { None })?;
+        each(record(&row)?, if with_password_hashes { row.try_get(ANSWERED)? } else { None })?;
     }
     Ok(())
-}
-
-impl AnyRow for BinaryCopyOutRow {
-    fn cell<'a, T: FromSql<'a>>(&'a self, at: usize) -> Result<T, Error> {
-        self.try_get(at)
-    }
 }

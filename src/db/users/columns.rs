@@ -33,13 +33,7 @@ static COLUMNS: [Column; 6] = [
 ];
 
 /// How many columns are answered, of which the last one is a text: all but the version.
-pub(super) const ANSWERED: usize = COLUMNS.len() - 1;
-
-/// The types of those that are answered.
-#[cfg(feature = "command")]
-pub(in crate::db) fn answered_types() -> Vec<Type> {
-    COLUMNS[..ANSWERED].iter().map(|column| column.ty.clone()).collect()
-}
+pub(in crate::db) const ANSWERED: usize = COLUMNS.len() - 1;
 
 /// A statement. Where its text has `{… COLUMN …}`, it gets that once for each column of the list, with commas between, or
 /// with what follows a semicolon. `TYPE` is the type of a column, and `VALUE` the parameter that they are:
@@ -80,42 +74,20 @@ pub(super) fn expand(template: &str) -> String {
     parts.map(|(at, part)| if at % 2 == 0 { part.to_owned() } else { list(part) }).collect()
 }
 
-/// A row of a query or of a copy.
-pub(in crate::db) trait AnyRow {
-    fn cell<'a, T: FromSql<'a>>(&'a self, at: usize) -> Result<T, Error>;
-}
-
-impl AnyRow for Row {
-    fn cell<'a, T: FromSql<'a>>(&'a self, at: usize) -> Result<T, Error> {
-        self.try_get(at)
-    }
-}
-
-/// The cells of a row, one after the other.
-struct Cells<'a, R>(&'a R, usize);
-
-impl<'a, R: AnyRow> Cells<'a, R> {
-    fn next<T: FromSql<'a>>(&mut self) -> Result<T, Error> {
-        self.1 += 1;
-        self.0.cell(self.1 - 1)
-    }
-}
-
 /// What is answered of a user, in the order of [`COLUMNS`].
-pub(in crate::db) fn record<R: AnyRow>(row: &R) -> Result<UserRef<'_>, Error> {
-    let mut cells = Cells(row, 0);
+pub(in crate::db) fn record(row: &Row) -> Result<UserRef<'_>, Error> {
     Ok(UserRef {
-        id: cells.next()?,
-        created_at: cells.next()?,
-        updated_at: cells.next()?,
-        name: cells.next()?,
-        email: cells.next()?,
+        id: row.try_get(0)?,
+        created_at: row.try_get(1)?,
+        updated_at: row.try_get(2)?,
+        name: row.try_get(3)?,
+        email: row.try_get(4)?,
     })
 }
 
 /// The version in a row of all columns.
 pub(super) fn version(row: &Row) -> Result<i64, Error> {
-    row.cell(ANSWERED)
+    row.try_get(ANSWERED)
 }
 
 /// Parameters, and the values for one user behind them.

@@ -9,7 +9,7 @@ mod write_many;
 
 pub(super) use batch::{Batched, address};
 #[cfg(feature = "command")]
-pub(super) use columns::{AnyRow, answered_types, record, write_stored};
+pub(super) use columns::{ANSWERED, record, write_stored};
 pub(super) use columns::{Sql, arrays, with_arrays, with_values};
 pub(super) use insert::Insert;
 #[cfg(feature = "command")]
