@@ -78,7 +78,7 @@ impl App {
             opening.migrate(migrations, config.migrate)?;
             let prober = opening.prober(schema, config.db_prepared).map_err(StartError::System)?;
             let users = Users::new(opening.into_pool(config), config.production);
-            let cleaner = users.start_cleaner().map_err(StartError::System)?;
+            let cleaner = Cleaner::start(users.pool()).map_err(StartError::System)?;
             Ok(App::new(users, cleaner, Health::new(prober), config))
         })
     }

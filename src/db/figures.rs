@@ -31,11 +31,8 @@ impl Figures {
     pub(super) fn write(&self, text: &mut Text, sessions: &r2d2::State, most: u32, lock_retries: u64) {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let (open, idle) = (sessions.connections, sessions.idle_connections);
-        text.family(
-            "userd_database_sessions",
-            Kind::Gauge,
-            "Sessions of the database that are open, by state.",
-        );
+        let help = "Sessions of the database that are open, by state.";
+        text.family("userd_database_sessions", Kind::Gauge, help);
         text.value(&[("state", "idle")], idle.min(open));
         text.value(&[("state", "busy")], open.saturating_sub(idle));
         text.gauge("userd_database_sessions_max", "The most sessions that the pool opens.", most);

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     error::Error,
     users::{
-        idempotency::{Fingerprint, KEPT_FOR, Kept, Key},
+        idempotency::{Fingerprint, KEPT_FOR, KeptCreate, Key},
         password::PasswordHash,
         user::{User, Values},
     },
@@ -59,7 +59,7 @@ pub enum Once {
     /// It was the first one.
     Created(User),
     /// One with the same key came before it; whether they have the same body is still to be told.
-    Kept(Box<Kept>),
+    Kept(Box<KeptCreate>),
 }
 
 /// A create with a key and without a password.
@@ -103,7 +103,7 @@ impl Users {
     }
 
     /// What was kept of keys within the last 24 hours, each in the place of its key. One round trip.
-    pub fn find_kept(&self, keys: &[&Key]) -> Result<Vec<Option<Box<Kept>>>, Error> {
+    pub fn find_kept(&self, keys: &[&Key]) -> Result<Vec<Option<Box<KeptCreate>>>, Error> {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
@@ -123,11 +123,6 @@ impl Users {
         }
     }
 
-    /// Starts what removes the keys that have expired. Errors: the system has no more threads.
-    pub(crate) fn start_cleaner(&self) -> io::Result<Cleaner> {
-        Cleaner::start(&self.pool)
-    }
-
     /// Removes some of the keys that have expired, now.
     #[doc(hidden)]
     pub fn remove_expired_keys(&self) -> Result<(), Error> {
@@ -141,7 +136,7 @@ impl Users {
         }
     }
 
-    fn kept(&self, row: &Row) -> Result<Kept, Error> {
+    fn kept(&self, row: &Row) -> Result<KeptCreate, Error> {
         let fingerprint = match column::<&[u8]>(row, "fingerprint")? {
             [] => None,
             bytes => {
@@ -150,7 +145,7 @@ impl Users {
             }
         };
         let hash: Option<String> = column(row, "password_hash")?;
-        Ok(Kept { fingerprint, password_hash: hash.map(PasswordHash::from_phc), user: self.user(row)? })
+        Ok(KeptCreate { fingerprint, password_hash: hash.map(PasswordHash::from_phc), user: self.user(row)? })
     }
 }
 
@@ -205,7 +200,7 @@ pub struct Cleaner(#[allow(dead_code, reason = "dropping it is what the thread w
 
 impl Cleaner {
     /// Starts it. Errors: the system has no more threads.
-    fn start(pool: &Arc<Pool>) -> io::Result<Cleaner> {
+    pub(crate) fn start(pool: &Arc<Pool>) -> io::Result<Cleaner> {
         let (sender, ended) = mpsc::channel();
         let pool = Arc::downgrade(pool);
         let thread = thread::Builder::new().name("cleaner".to_owned()).stack_size(STACK);

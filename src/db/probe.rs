@@ -66,12 +66,12 @@ enum Outcome {
 pub struct Prober(Arc<Shared>);
 
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<ProbeState>,
     changed: Condvar,
     on_silence: Box<dyn Fn() + Send + Sync>,
 }
 
-struct State {
+struct ProbeState {
     readiness: Readiness,
     /// Whether the database takes no changes, as the last probe has found it.
     read_only: bool,
@@ -86,7 +86,7 @@ struct State {
     gone: bool,
 }
 
-impl State {
+impl ProbeState {
     /// How often the probe that is not over yet has failed by now.
     fn overdue(&self) -> u32 {
         let blocked = self.began.map_or(Duration::ZERO, |began| began.elapsed());
@@ -114,7 +114,7 @@ impl Prober {
 
     /// `on_silence` is called when the database has not answered several times in a row, and does not block.
     fn of(probe: impl Probe, on_silence: impl Fn() + Send + Sync + 'static) -> io::Result<Prober> {
-        let state = State {
+        let state = ProbeState {
             readiness: Readiness::Ready,
             read_only: false,
             asked: None,
@@ -236,7 +236,7 @@ impl Shared {
     }
 
     /// Of two threads that judge, the one that has judged last is right.
-    fn set(&self, mut judged: MutexGuard<State>, readiness: Readiness, line: &str) {
+    fn set(&self, mut judged: MutexGuard<ProbeState>, readiness: Readiness, line: &str) {
         let before = mem::replace(&mut judged.readiness, readiness);
         drop(judged);
         match readiness {

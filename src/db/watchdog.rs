@@ -198,7 +198,8 @@ impl Watchdog {
         match connected.map_err(ConnectError::System)? {
             Ok(connection) if in_time => {
                 let token = connection.cancel_token();
-                watch.cancel_with(Cancel { token, tls: tls.clone(), limit: CANCEL_TIMEOUT });
+                let cancel = Cancel { token, tls: tls.clone(), limit: CANCEL_TIMEOUT };
+                let _ = watch.cancel.set(Arc::new(cancel));
                 Ok(connection)
             }
             Err(error) if !watch.expired() => Err(ConnectError::Refused(error)),

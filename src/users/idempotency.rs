@@ -20,7 +20,7 @@ pub struct Fingerprint([u8; 32]);
 
 /// What is kept of a create with a key.
 #[derive(Debug)]
-pub struct Kept {
+pub struct KeptCreate {
     /// Of the body; `None` where the user was deleted since, with which the rest was erased.
     pub fingerprint: Option<Fingerprint>,
     /// Of the password in the body, if it had one.

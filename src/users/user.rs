@@ -200,16 +200,22 @@ impl UserChanges {
                     continue;
                 }
             };
+            let (least, most) = match key.as_str() {
+                "name" => (0, NAME_MAX),
+                "email" => (0, EMAIL_MAX),
+                _ => (PASSWORD_MIN, usize::MAX),
+            };
+            let length = text.chars().count();
             if text.contains('\0') {
                 violations.push(violation(&key, "pattern", HAS_NUL));
-            } else if let Some(most) = longest(&key)
-                && text.chars().count() > most
-            {
-                let message = format!("must be at most {most} characters");
-                violations.push(violation(&key, "maxLength", &message));
-            } else if key == "password" && text.chars().count() < PASSWORD_MIN {
-                let message = format!("must be at least {PASSWORD_MIN} characters");
-                violations.push(violation(&key, "minLength", &message));
+            } else if length > most {
+                violations.push(violation(&key, "maxLength", &format!("must be at most {most} characters")));
+            } else if length < least {
+                violations.push(violation(
+                    &key,
+                    "minLength",
+                    &format!("must be at least {least} characters"),
+                ));
             } else {
                 match key.as_str() {
                     "name" => changes.name = Some(text),
@@ -219,15 +225,6 @@ impl UserChanges {
             }
         }
         if violations.is_empty() { Ok(changes) } else { Err(Error::Unprocessable(violations)) }
-    }
-}
-
-/// Characters of the longest value of a field.
-fn longest(key: &str) -> Option<usize> {
-    match key {
-        "name" => Some(NAME_MAX),
-        "email" => Some(EMAIL_MAX),
-        _ => None,
     }
 }
 

@@ -17,7 +17,7 @@ use crate::{
     error::Error,
     http::{Request, Response},
     users::{
-        idempotency::{Fingerprint, Kept, Key},
+        idempotency::{Fingerprint, KeptCreate, Key},
         password::PasswordHash,
         user::{NewUser, User},
     },
@@ -63,7 +63,7 @@ pub(crate) struct CheckKept {
     email: String,
     password: Secret,
     peer: Option<IpAddr>,
-    kept: Box<Kept>,
+    kept: Box<KeptCreate>,
 }
 
 pub(super) fn judge(request: &Request, rules: &Rules) -> Result<Step, Error> {
@@ -105,7 +105,7 @@ impl Repeatable {
         Step { needs: Needs { hash, ..Needs::of(Lane::Find) }, task: Task::FindKept(self) }
     }
 
-    pub fn found(self, kept: Option<Box<Kept>>) -> Outcome {
+    pub fn found(self, kept: Option<Box<KeptCreate>>) -> Outcome {
         match kept {
             Some(kept) => self.repeated(kept),
             None => {
@@ -127,7 +127,7 @@ impl Repeatable {
     }
 
     /// Its key was sent before: it has the answer of the earlier create, if it has the same body.
-    fn repeated(self, kept: Box<Kept>) -> Outcome {
+    fn repeated(self, kept: Box<KeptCreate>) -> Outcome {
         match kept.fingerprint {
             None => return Err(Error::Gone),
             Some(fingerprint) if fingerprint != self.keyed.fingerprint => return Err(Error::KeyReused),

@@ -11,7 +11,7 @@ pub use parameters::of_variable;
 
 use std::fmt;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use postgres::Config as ClientConfig;
 use postgres::config::{SslMode, SslNegotiation};
@@ -19,7 +19,7 @@ use postgres::config::{SslMode, SslNegotiation};
 use self::parameters::Parameters;
 use super::tls::{TlsSettings, Verify};
 use super::watchdog::CONNECT_TIMEOUT;
-use crate::config::{Config, ConfigError, Database, Secret};
+use crate::config::{Config, ConfigError, Database};
 
 /// A database to connect to. `Display` is a line for the log: hosts, database, user and TLS, never
 /// the password; nor does `Debug` show it.
@@ -84,8 +84,14 @@ impl Target {
                 Target::join(options, hosts, tls).map_err(wrong("DB_SSL"))?
             }
         };
-        let found = target.find_password(config.pg_password.as_ref(), config.pg_pass_file.as_deref());
-        found.map_err(wrong("PGPASSFILE"))?;
+        // libpq's order: its variable, the connection string's file of passwords, or else that of the other variable.
+        let file = target.passfile.as_deref().or(config.pg_pass_file.as_deref());
+        match (target.config.get_password(), &config.pg_password, file) {
+            (None, Some(password), _) => drop(target.config.password(password.expose())),
+            (None, None, Some(file)) => passfile::add_password(&mut target.config, &target.hosts, file)
+                .map_err(wrong("PGPASSFILE"))?,
+            _ => {}
+        }
         if target.config.get_application_name().is_none() {
             target.config.application_name("userd");
         }
@@ -110,18 +116,6 @@ impl Target {
         let hosts = parameters.hosts()?;
         let passfile = parameters.take("passfile").map(PathBuf::from);
         Ok(Target { passfile, ..Target::join(config, hosts, parameters.tls()?)? })
-    }
-
-    /// Finds a password where the target has none, in libpq's order: this one (`PGPASSWORD`), then a file of
-    /// passwords, which is the connection string's or else `file` (`PGPASSFILE`).
-    fn find_password(&mut self, password: Option<&Secret>, file: Option<&Path>) -> Result<(), String> {
-        let file = self.passfile.as_deref().or(file);
-        match (self.config.get_password(), password, file) {
-            (None, Some(password), _) => drop(self.config.password(password.expose())),
-            (None, None, Some(file)) => passfile::add_password(&mut self.config, &self.hosts, file)?,
-            _ => {}
-        }
-        Ok(())
     }
 
     /// What a client connects to these of its hosts with.

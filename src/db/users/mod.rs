@@ -67,7 +67,7 @@ impl Users {
     }
 
     /// The pool that the statements are executed on.
-    pub(crate) fn pool(&self) -> &Pool {
+    pub(crate) fn pool(&self) -> &Arc<Pool> {
         &self.pool
     }
 

@@ -263,7 +263,7 @@ impl Users {
 }
 
 /// The state in which a user may be changed, as statements compare it; `None` for any.
-pub(super) type State = Option<Vec<u8>>;
+pub(super) type RowState = Option<Vec<u8>>;
 
 /// A state as statements compare it: `int8send(version) || timestamptz_send(updated_at)`.
 fn bytes(revision: &Revision) -> Vec<u8> {
@@ -271,7 +271,7 @@ fn bytes(revision: &Revision) -> Vec<u8> {
 }
 
 /// The one state that a simple condition allows, or `None` for all of them; no bytes where it allows none.
-pub(super) fn state(condition: &Condition) -> State {
+pub(super) fn state(condition: &Condition) -> RowState {
     let only = condition.only.as_ref()?;
     Some(only.first().map(bytes).unwrap_or_default())
 }

@@ -6,7 +6,7 @@ use super::{
     column,
     columns::{Sql, arrays, with_arrays},
     insert::Insert,
-    write::{Delete, New, PasswordChange, State, Update, Updated, state},
+    write::{Delete, New, PasswordChange, RowState, Update, Updated, state},
 };
 use crate::{
     db::{
@@ -131,7 +131,7 @@ fn done(row: Option<&Row>, late: Option<Error>) -> Result<Option<&Row>, Error> {
 /// What a statement for several users is told of each, beside the values. It may change each user once.
 fn ids_and_states<'a>(
     changes: impl Iterator<Item = (i64, &'a Condition)>,
-) -> Result<(Vec<i64>, Vec<State>), Error> {
+) -> Result<(Vec<i64>, Vec<RowState>), Error> {
     let (ids, states): (Vec<i64>, _) = changes.map(|(id, condition)| (id, state(condition))).unzip();
     match ids.windows(2).any(|pair| pair[0] == pair[1]) {
         true => Err(Error::Internal("a user is changed twice in one statement".into())),

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use std::{
     mem,
     os::fd::{AsRawFd, OwnedFd},
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, OnceLock, atomic::Ordering},
     thread,
     time::Duration,
 };
@@ -15,7 +15,8 @@ use std::{
 pub(crate) struct Watch {
     pub(super) watches: Arc<Watches>,
     wait: Mutex<Wait>,
-    cancel: Mutex<Option<Arc<Cancel>>>,
+    /// What cancels its statements, once it is made.
+    pub(super) cancel: OnceLock<Arc<Cancel>>,
     /// A descriptor of our own of the connection's socket, so that it is that socket whatever the client closes.
     pub(super) socket: Mutex<Option<OwnedFd>>,
 }
@@ -33,7 +34,7 @@ struct Wait {
 impl Watch {
     /// Of a connection that is yet to be made.
     pub(super) fn new(watches: Arc<Watches>) -> Watch {
-        Watch { watches, wait: Mutex::default(), cancel: Mutex::default(), socket: Mutex::default() }
+        Watch { watches, wait: Mutex::default(), cancel: OnceLock::new(), socket: Mutex::default() }
     }
 
     /// The wait for the greeting behind this socket begins. What expired was the wait for another address.
@@ -41,11 +42,6 @@ impl Watch {
         *self.socket.lock() = socket;
         self.wait.lock().expired = false;
         self.begin(limit);
-    }
-
-    /// The connection is made: this cancels its statements.
-    pub(super) fn cancel_with(&self, cancel: Cancel) {
-        *self.cancel.lock() = Some(Arc::new(cancel));
     }
 
     /// A wait begins, which may take `limit`.
@@ -101,7 +97,7 @@ impl Watch {
         }
         // Told before anything is sent: whatever the server answers to that comes after it.
         wait.expired = true;
-        let cancel = mem::take(&mut wait.cancels).then(|| self.cancel.lock().clone()).flatten();
+        let cancel = mem::take(&mut wait.cancels).then(|| self.cancel.get().cloned()).flatten();
         wait.until = cancel.is_some().then(|| now + ticks(CANCEL_TIMEOUT));
         drop(wait);
         let thread = thread::Builder::new().name("cancel".to_owned());
