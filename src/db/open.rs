@@ -63,9 +63,11 @@ impl Opening {
     /// at first, when the reason changes, and every few seconds. A refusal that a retry would not change ends it at once.
     pub fn connect(&self) -> Result<Connection, StartError> {
         const PAUSE: Duration = Duration::from_millis(500);
-        const LINES_APART: Duration = Duration::from_secs(5);
+        /// Every few seconds.
+        const TRIES_A_LINE: u32 = 10;
         let deadline = Instant::now() + self.timeout;
-        let mut logged: Option<(Instant, String)> = None;
+        let mut last = String::new();
+        let mut attempts = 0;
         loop {
             let error = match self.servers.connect(self.set_up) {
                 Ok((connection, _)) => return Ok(connection),
@@ -75,11 +77,10 @@ impl Opening {
             if error.is_final() || Instant::now() + PAUSE > deadline {
                 return Err(StartError::Database(reason));
             }
-            let is_known = |(at, last): &(Instant, String)| *last == reason && at.elapsed() < LINES_APART;
-            if !logged.as_ref().is_some_and(is_known) {
+            if attempts % TRIES_A_LINE == 0 || reason != last {
                 log::warn!("cannot connect to the database yet: {reason}");
-                logged = Some((Instant::now(), reason));
             }
+            (last, attempts) = (reason, attempts + 1);
             thread::sleep(PAUSE);
         }
     }

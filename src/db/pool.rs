@@ -139,7 +139,7 @@ impl Pool {
             };
             let is_stale = match failure.meaning {
                 Meaning::Outdated => true,
-                Meaning::ReadOnly => self.servers.wants_primary(),
+                Meaning::ReadOnly => self.servers.wants_primary,
                 _ => false,
             };
             if is_stale || failure.meaning == Meaning::Broken {

@@ -290,7 +290,7 @@ impl DatabaseProbe {
             Ok(rows) => {
                 *read_only = rows.first().is_some_and(|row| row.get(3));
                 match self.schema.judge(&rows) {
-                    _ if *read_only && self.servers.wants_primary() => {
+                    _ if *read_only && self.servers.wants_primary => {
                         return Err("the server takes no changes".to_owned());
                     }
                     Ok(Applied::All | Applied::AndNewer(_)) => Outcome::Answered,

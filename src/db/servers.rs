@@ -30,7 +30,7 @@ const SILENT_FOR: Duration = Duration::from_secs(30);
 pub struct Servers {
     each: Vec<Config>,
     /// Whether the connection string asks for one that takes changes.
-    wants_primary: bool,
+    pub wants_primary: bool,
     tls: Connector,
     watchdog: Watchdog,
     known: Mutex<Known>,
@@ -39,6 +39,7 @@ pub struct Servers {
 }
 
 /// What earlier connections have shown.
+#[derive(Default)]
 struct Known {
     /// The server that was connected to last.
     last: Option<usize>,
@@ -60,13 +61,8 @@ impl Servers {
         // own affair.
         let at_once = if wants_primary { 1 } else { target.hosts.len() };
         let each: Vec<Config> = target.hosts.chunks(at_once).map(|hosts| target.config_for(hosts)).collect();
-        let known = Mutex::new(Known::new(each.len()));
+        let known = Mutex::new(Known { silent: vec![None; each.len()], ..Known::default() });
         Servers { each, wants_primary, tls, watchdog, known, epoch: AtomicU64::new(0) }
-    }
-
-    /// Whether the connection string asks for a server that takes changes.
-    pub fn wants_primary(&self) -> bool {
-        self.wants_primary
     }
 
     /// Connections of earlier epochs are not to be used any more: a server has ended one of them or does not answer, or
@@ -138,16 +134,6 @@ impl Servers {
 }
 
 impl Known {
-    fn new(servers: usize) -> Known {
-        Known {
-            last: None,
-            has_ended: false,
-            took: Duration::ZERO,
-            silent: vec![None; servers],
-            outage: None,
-        }
-    }
-
     /// The last one first, the silent ones at the end, otherwise as they were given.
     fn order(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.silent.len()).collect();
@@ -180,7 +166,7 @@ mod tests {
 
     #[test]
     fn the_last_one_is_asked_first_and_silent_ones_are_given_little_time() {
-        let mut known = Known::new(3);
+        let mut known = Known { silent: vec![None; 3], ..Known::default() };
         assert_eq!(known.order(), [0, 1, 2]);
         known.last = Some(2);
         assert_eq!(known.order(), [2, 0, 1]);
@@ -197,7 +183,7 @@ mod tests {
 
     #[test]
     fn the_last_one_is_kept_where_another_might_answer() {
-        let mut known = Known::new(2);
+        let mut known = Known { silent: vec![None; 2], ..Known::default() };
         assert!(!known.is_kept(0, &ConnectError::Silent));
         known.last = Some(0);
         assert!(!known.is_kept(0, &ConnectError::Silent), "it does not answer");

@@ -41,7 +41,9 @@ impl Meaning {
             return Meaning::Outdated;
         }
         match error.code().code() {
-            _ if is_fatal(error) => Meaning::Broken,
+            _ if matches!(error.parsed_severity(), Some(Severity::Fatal | Severity::Panic)) => {
+                Meaning::Broken
+            }
             // The server shuts down, crashed, starts, has dropped the database, or ends idle sessions.
             "57P01" | "57P02" | "57P03" | "57P04" | "57P05" => Meaning::Broken,
             code if code.starts_with("08") => Meaning::Broken,
@@ -51,10 +53,6 @@ impl Meaning {
             _ => Meaning::Statement,
         }
     }
-}
-
-fn is_fatal(error: &DbError) -> bool {
-    matches!(error.parsed_severity(), Some(Severity::Fatal | Severity::Panic))
 }
 
 /// The condition that a failed statement is answered with. `sql` is its text, or empty.

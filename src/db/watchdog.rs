@@ -182,9 +182,12 @@ impl Watchdog {
         tls: &Connector,
         set_up: &str,
     ) -> Result<Connection, ConnectError> {
-        let watch = self.0.add();
-        let limit = config.get_connect_timeout().copied();
-        let limit = limit.unwrap_or(CONNECT_TIMEOUT);
+        let watch = Arc::new(Watch::new(self.0.clone()));
+        let mut all = self.0.all.lock();
+        all.retain(|watch| watch.strong_count() > 0);
+        all.push(Arc::downgrade(&watch));
+        drop(all);
+        let limit = config.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT);
         let watched = Watched { tls: tls.clone(), watch: watch.clone(), limit };
         let manager = PostgresConnectionManager::new(config.clone(), watched);
         let connected = without_panic(|| {
@@ -198,7 +201,7 @@ impl Watchdog {
         match connected.map_err(ConnectError::System)? {
             Ok(connection) if in_time => {
                 let token = connection.cancel_token();
-                let cancel = Cancel { token, tls: tls.clone(), limit: CANCEL_TIMEOUT };
+                let cancel = Cancel { token, tls: tls.clone() };
                 let _ = watch.cancel.set(Arc::new(cancel));
                 Ok(connection)
             }
@@ -219,14 +222,6 @@ fn without_panic<T>(connect: impl FnOnce() -> T) -> io::Result<T> {
 }
 
 impl Watches {
-    fn add(self: &Arc<Watches>) -> Arc<Watch> {
-        let watch = Arc::new(Watch::new(self.clone()));
-        let mut all = self.all.lock();
-        all.retain(|watch| watch.strong_count() > 0);
-        all.push(Arc::downgrade(&watch));
-        watch
-    }
-
     fn run(&self) {
         let mut quiet = 0;
         loop {
@@ -254,24 +249,6 @@ impl Watches {
         let watches: Vec<_> = self.all.lock().iter().filter_map(Weak::upgrade).collect();
         watches.iter().filter(|watch| watch.look(now)).count() > 0
     }
-
-    /// A wait has begun.
-    fn note(&self) {
-        let mut activity = self.activity.lock();
-        activity.in_use = true;
-        if activity.asleep {
-            self.begun.notify_one();
-        }
-    }
-
-    fn warn_of_unbounded_waits(&self) {
-        self.unbounded.call_once(|| {
-            log::warn!(
-                "cannot find a database connection's socket in /proc/self/fdinfo: \
-                 waits for a silent database server have no bound"
-            );
-        });
-    }
 }
 
 /// A connector that has the socket watched as soon as there is one.
@@ -291,7 +268,12 @@ impl MakeTlsConnect<Socket> for Watched {
     fn make_tls_connect(&mut self, host: &str) -> io::Result<tls::Handshake> {
         let socket = connected_socket()?;
         if socket.is_none() {
-            self.watch.watches.warn_of_unbounded_waits();
+            self.watch.watches.unbounded.call_once(|| {
+                log::warn!(
+                    "cannot find a database connection's socket in /proc/self/fdinfo: \
+                     waits for a silent database server have no bound"
+                );
+            });
         }
         self.watch.begin_anew(socket, self.limit);
         self.tls.make_tls_connect(host)

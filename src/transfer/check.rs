@@ -10,7 +10,7 @@ use super::{
 use crate::{
     app::validation::Validation,
     config::{Config, Validation as Mode},
-    db::transfer::ImportedUser,
+    db::transfer::{write_staged, write_unstaged},
     error::Error,
     users::{
         password::{Hasher, PasswordHash},
@@ -215,10 +215,9 @@ impl Rules {
             (hash, ..) => hash,
         };
         let user = UserRef { id: 0, name: &new.name, email: &new.email, created_at, updated_at };
-        let imported = ImportedUser { line, id, password_hash, user };
         match self.rows {
-            Rows::Staged { .. } => imported.write_staged(rows),
-            Rows::Stored => imported.write_unstaged(rows),
+            Rows::Staged { .. } => write_staged(line, id, password_hash.as_ref(), &user, rows),
+            Rows::Stored => write_unstaged(&user, rows),
         }
         Ok(has_password)
     }

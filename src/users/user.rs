@@ -65,6 +65,12 @@ impl User {
         let User { id, name, email, created_at, updated_at, .. } = self;
         UserRef { id: *id, name, email, created_at: *created_at, updated_at: *updated_at }
     }
+
+    /// The state of the record, of which its `ETag` is made.
+    #[doc(hidden)]
+    pub fn revision(&self) -> Revision {
+        Revision { version: self.version, updated_at: self.updated_at }
+    }
 }
 
 impl UserRef<'_> {
@@ -130,33 +136,6 @@ impl<'a> Values<'a> {
     }
 }
 
-impl NewUser {
-    /// What its record is made of.
-    pub fn values(&self) -> Values<'_> {
-        Values { name: Some(&self.name), email: Some(&self.email) }
-    }
-}
-
-impl UserChanges {
-    /// The user that these make, where they suffice for one.
-    pub fn into_new(self) -> Option<NewUser> {
-        Some(NewUser { name: self.name?, email: self.email?, password: self.password.flatten() })
-    }
-
-    /// What is new in the record.
-    pub fn values(&self) -> Values<'_> {
-        Values { name: self.name.as_deref(), email: self.email.as_deref() }
-    }
-}
-
-impl User {
-    /// The state of the record, of which its `ETag` is made.
-    #[doc(hidden)]
-    pub fn revision(&self) -> Revision {
-        Revision { version: self.version, updated_at: self.updated_at }
-    }
-}
-
 /// Refuses fields that may not be mass assigned, known or unknown, by name.
 pub fn guard(body: &Map<String, Value>) -> Result<(), Error> {
     let foreign = body.keys().filter(|key| !FILLABLE.contains(&key.as_str()));
@@ -165,6 +144,11 @@ pub fn guard(body: &Map<String, Value>) -> Result<(), Error> {
 }
 
 impl NewUser {
+    /// What its record is made of.
+    pub fn values(&self) -> Values<'_> {
+        Values { name: Some(&self.name), email: Some(&self.email) }
+    }
+
     /// From a body that the create schema and [`guard`] have passed.
     pub fn from_body(mut body: Map<String, Value>) -> Result<NewUser, Error> {
         guard(&body)?;
@@ -182,6 +166,16 @@ impl NewUser {
 }
 
 impl UserChanges {
+    /// The user that these make, where they suffice for one.
+    pub fn into_new(self) -> Option<NewUser> {
+        Some(NewUser { name: self.name?, email: self.email?, password: self.password.flatten() })
+    }
+
+    /// What is new in the record.
+    pub fn values(&self) -> Values<'_> {
+        Values { name: self.name.as_deref(), email: self.email.as_deref() }
+    }
+
     /// From the body of a PUT or a PATCH: the guard, then each value must be one that its column can hold, and a password one that
     /// a user could be created with.
     pub fn from_body(body: Map<String, Value>) -> Result<UserChanges, Error> {

@@ -4,7 +4,7 @@ mod export;
 mod staging;
 
 pub use export::{begin_export, count, each_user};
-pub use staging::{ImportedUser, Repeated, Staging};
+pub use staging::{Repeated, Staging, write_staged, write_unstaged};
 
 pub use super::sqlstate::taken;
 

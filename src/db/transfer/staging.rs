@@ -100,29 +100,23 @@ const TAKEN: &str = "select line, null::bigint as first, false as is_id from use
     select from users where pg_catalog.lower(users.email collate pg_catalog.\"C\") \
         operator(pg_catalog.=) pg_catalog.lower(userd_import.email collate pg_catalog.\"C\"))";
 
-/// A user that is imported.
-pub struct ImportedUser<'a> {
-    pub line: u64,
-    /// The id that it keeps.
-    pub id: Option<i64>,
-    pub password_hash: Option<PasswordHash>,
-    /// All else; its id means nothing.
-    pub user: UserRef<'a>,
+/// Appends the row of a user for [`Staging::stage`], in the binary format of COPY. `id`: the one that it keeps; that of `user`
+/// means nothing.
+pub fn write_staged(
+    line: u64,
+    id: Option<i64>,
+    hash: Option<&PasswordHash>,
+    user: &UserRef,
+    rows: &mut Vec<u8>,
+) {
+    let id = id.map(i64::to_be_bytes);
+    let hash = hash.map(|hash| hash.as_phc().as_bytes());
+    write_stored(&[Some(&line.to_be_bytes()), id.as_ref().map(|id| &id[..]), hash], user, rows);
 }
 
-impl ImportedUser<'_> {
-    /// Appends its row for [`Staging::stage`], in the binary format of COPY.
-    pub fn write_staged(&self, rows: &mut Vec<u8>) {
-        let id = self.id.map(i64::to_be_bytes);
-        let hash = self.password_hash.as_ref().map(|hash| hash.as_phc().as_bytes());
-        let fixed = [Some(&self.line.to_be_bytes()[..]), id.as_ref().map(|id| &id[..]), hash];
-        write_stored(&fixed, &self.user, rows);
-    }
-
-    /// Appends its row for [`Staging::store_unstaged`], which has no place for the hash.
-    pub fn write_unstaged(&self, rows: &mut Vec<u8>) {
-        write_stored(&[], &self.user, rows);
-    }
+/// Appends its row for [`Staging::store_unstaged`], which has no place for the hash.
+pub fn write_unstaged(user: &UserRef, rows: &mut Vec<u8>) {
+    write_stored(&[], user, rows);
 }
 
 /// Staged lines with an address or an id that an earlier line has, or a stored user.

@@ -4,24 +4,22 @@
 //! The server then reports a commit that no standby has, as a success. So the session's statement has no outcome any more
 //! when this is sent, and the session is not used again: a request that comes late meets no other statement.
 
-use super::{descriptor::connected_socket, without_panic};
+use super::{CANCEL_TIMEOUT, descriptor::connected_socket, without_panic};
 use crate::db::{explain, tls::Connector};
 use nix::sys::socket::{Shutdown, shutdown};
 use postgres::{CancelToken, Socket, tls::MakeTlsConnect};
-use std::{io, os::fd::AsRawFd, time::Duration};
+use std::{io, os::fd::AsRawFd};
 
 /// What cancels the statements of one session.
 pub(super) struct Cancel {
     pub token: CancelToken,
     pub tls: Connector,
-    /// How long the request may take, beside the connect time-out.
-    pub limit: Duration,
 }
 
 impl Cancel {
-    /// Sends the request. Blocks for the connect time-out and the limit at the most.
+    /// Sends the request. Blocks for the connect time-out and [`CANCEL_TIMEOUT`] at the most.
     pub fn send(&self) {
-        let bounded = Bounded { tls: self.tls.clone(), limit: self.limit };
+        let bounded = Bounded(self.tls.clone());
         let line = match without_panic(|| self.token.cancel_query(bounded)) {
             Ok(Ok(())) => return,
             Ok(Err(error)) => explain(&error),
@@ -33,10 +31,7 @@ impl Cancel {
 
 /// A connector that has the request's socket shut down when its time is up: a silent server does not answer the question
 /// whether it speaks TLS.
-struct Bounded {
-    tls: Connector,
-    limit: Duration,
-}
+struct Bounded(Connector);
 
 impl MakeTlsConnect<Socket> for Bounded {
     type Stream = <Connector as MakeTlsConnect<Socket>>::Stream;
@@ -45,13 +40,12 @@ impl MakeTlsConnect<Socket> for Bounded {
 
     // Called before there is a socket, on the thread of the request and within its runtime, which ends with it.
     fn make_tls_connect(&mut self, host: &str) -> io::Result<Self::TlsConnect> {
-        let limit = self.limit;
-        tokio::spawn(async move {
-            tokio::time::sleep(limit).await;
+        tokio::spawn(async {
+            tokio::time::sleep(CANCEL_TIMEOUT).await;
             if let Ok(Some(socket)) = connected_socket() {
                 let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
             }
         });
-        self.tls.make_tls_connect(host)
+        self.0.make_tls_connect(host)
     }
 }

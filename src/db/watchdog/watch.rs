@@ -50,7 +50,11 @@ impl Watch {
         let mut wait = self.wait.lock();
         (wait.until, wait.cancels) = (Some(until), false);
         drop(wait);
-        self.watches.note();
+        let mut activity = self.watches.activity.lock();
+        activity.in_use = true;
+        if activity.asleep {
+            self.watches.begun.notify_one();
+        }
     }
 
     /// The wait for a statement's answer begins. After `limit` the server is asked to cancel it, and [`CANCEL_TIMEOUT`]
