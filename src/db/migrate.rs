@@ -133,11 +133,8 @@ impl Migrations {
             match run(&runner, client, locker) {
                 Ok(report) => break report,
                 // A migration of a table in use waits for its lock only as long as reads and writes may wait behind it.
-                Err(error) if sqlstate::is_locked(&error) => {
+                Err(error) if sqlstate::is_locked(&error) && backoff.pause() => {
                     log::info!("a table is locked; the migrations are retried");
-                    if !backoff.pause() {
-                        return Err(explain(&error));
-                    }
                 }
                 Err(error) => return Err(explain(&error)),
             }

@@ -24,8 +24,8 @@ use std::{
     os::unix::net::UnixStream,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Once, Weak,
-        atomic::{AtomicU64, Ordering},
+        Arc, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
     time::Duration,
@@ -61,6 +61,7 @@ impl Drop for Watchdog {
     }
 }
 
+#[derive(Default)]
 struct Watches {
     /// Time in ticks while the thread is awake: reading it costs a request no system call.
     ticks: AtomicU64,
@@ -68,7 +69,8 @@ struct Watches {
     /// Told when the thread sleeps and a wait begins, and at the end.
     begun: Condvar,
     all: Mutex<Vec<Weak<Watch>>>,
-    unbounded: Once,
+    /// Whether the log says that there are waits without a bound.
+    unbounded: AtomicBool,
 }
 
 #[derive(Default)]
@@ -162,13 +164,7 @@ impl std::error::Error for ConnectError {}
 impl Watchdog {
     /// Starts the thread. Errors: the system has no more of them.
     pub fn start() -> io::Result<Watchdog> {
-        let watches = Arc::new(Watches {
-            ticks: AtomicU64::new(0),
-            activity: Mutex::default(),
-            begun: Condvar::new(),
-            all: Mutex::default(),
-            unbounded: Once::new(),
-        });
+        let watches = Arc::new(Watches::default());
         let watchdog = Watchdog(watches.clone());
         thread::Builder::new().name("watchdog".to_owned()).spawn(move || watches.run())?;
         Ok(watchdog)
@@ -267,13 +263,11 @@ impl MakeTlsConnect<Socket> for Watched {
     // Called for every address, right after its TCP or Unix connect, whether TLS is on or off.
     fn make_tls_connect(&mut self, host: &str) -> io::Result<tls::Handshake> {
         let socket = connected_socket()?;
-        if socket.is_none() {
-            self.watch.watches.unbounded.call_once(|| {
-                log::warn!(
-                    "cannot find a database connection's socket in /proc/self/fdinfo: \
-                     waits for a silent database server have no bound"
-                );
-            });
+        if socket.is_none() && !self.watch.watches.unbounded.swap(true, Ordering::Relaxed) {
+            log::warn!(
+                "cannot find a database connection's socket in /proc/self/fdinfo: \
+                 waits for a silent database server have no bound"
+            );
         }
         self.watch.begin_anew(socket, self.limit);
         self.tls.make_tls_connect(host)

@@ -25,14 +25,10 @@ impl<T> Relation<T> {
         Relation { name, value: OnceLock::from(value), lazy: None }
     }
 
-    /// A relation that was not fetched, and must not be on access.
-    pub fn prevented(name: &'static str) -> Relation<T> {
-        Relation { name, value: OnceLock::new(), lazy: None }
-    }
-
-    /// A relation that is fetched when it is first accessed.
-    pub fn lazy(name: &'static str, loader: Loader<T>, owner: i64) -> Relation<T> {
-        Relation { name, value: OnceLock::new(), lazy: Some((loader, owner)) }
+    /// A relation that was not fetched, and what fetches it for its owner's id when it is first accessed. `None`: it must not
+    /// be.
+    pub fn unloaded(name: &'static str, lazy: Option<(Loader<T>, i64)>) -> Relation<T> {
+        Relation { name, value: OnceLock::new(), lazy }
     }
 
     /// Whether an access costs nothing.
@@ -77,14 +73,14 @@ mod tests {
             counted.fetch_add(1, Ordering::Relaxed);
             Ok((owner > 0).then_some(owner * 2))
         });
-        let lazy = Relation::lazy("r", loader.clone(), 21);
+        let lazy = Relation::unloaded("r", Some((loader.clone(), 21)));
         assert!(!lazy.is_loaded());
         assert_eq!(lazy.get().unwrap(), Some(&42));
         assert_eq!(lazy.get().unwrap(), Some(&42));
         assert_eq!(count.load(Ordering::Relaxed), 1, "one query, then kept");
-        assert_eq!(Relation::lazy("r", loader, 0).get().unwrap(), None);
+        assert_eq!(Relation::unloaded("r", Some((loader, 0))).get().unwrap(), None);
 
-        let prevented = Relation::<i64>::prevented("r");
+        let prevented = Relation::<i64>::unloaded("r", None);
         assert!(matches!(prevented.get(), Err(Error::LazyLoadingViolation("r"))));
     }
 }

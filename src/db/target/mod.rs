@@ -7,6 +7,7 @@ mod conninfo;
 mod parameters;
 mod passfile;
 
+#[cfg(feature = "command")]
 pub use parameters::of_variable;
 
 use std::fmt;

@@ -24,11 +24,7 @@ impl Parameters {
     pub fn new(text: &str) -> Result<Parameters, String> {
         let listed = |list: &str, name: &str| list.split(' ').any(|listed| listed == name);
         let harmless = |name: &str| HARMLESS.iter().find(|(harmless, _)| *harmless == name);
-        let given = conninfo::parse(text, &|name| {
-            let known =
-                harmless(name).is_some() || [OWN, SHARED, REFUSED].iter().any(|list| listed(list, name));
-            (!known).then(|| hint(name))
-        })?;
+        let given = conninfo::parse(text, &|name| (!known().any(|known| known == name)).then(|| hint(name)))?;
         let mut all: Vec<(String, String)> = Vec::new();
         for (name, value) in given {
             all.retain(|(known, _)| *known != name);
@@ -176,12 +172,17 @@ fn hint(name: &str) -> String {
     if let Some((foreign, instead)) = FOREIGN.iter().find(|(foreign, _)| name.eq_ignore_ascii_case(foreign)) {
         return format!(": instead of {foreign}, {instead}");
     }
-    let known = [OWN, SHARED, REFUSED].iter().flat_map(|list| list.split(' '));
-    let known = known.chain(HARMLESS.iter().map(|(name, _)| *name));
-    nearest(name, known).map_or_else(String::new, |meant| format!(" (did you mean {meant}?)"))
+    nearest(name, known()).map_or_else(String::new, |meant| format!(" (did you mean {meant}?)"))
+}
+
+/// All names that libpq knows.
+fn known() -> impl Iterator<Item = &'static str> {
+    let listed = [OWN, SHARED, REFUSED].into_iter().flat_map(|list| list.split(' '));
+    listed.chain(HARMLESS.iter().map(|(harmless, _)| *harmless))
 }
 
 /// The parameter that a variable of libpq stands for; `None` where it is none of those.
+#[cfg(feature = "command")]
 pub fn of_variable(variable: &str) -> Option<&'static str> {
     let name = variable.strip_prefix("PG")?.to_ascii_lowercase().replace('_', "");
     let name = match name.as_str() {
@@ -190,9 +191,7 @@ pub fn of_variable(variable: &str) -> Option<&'static str> {
         "appname" => "applicationname",
         name => name,
     };
-    let listed = [OWN, SHARED, REFUSED].into_iter().flat_map(|list| list.split(' '));
-    let mut all = listed.chain(HARMLESS.iter().map(|(harmless, _)| *harmless));
-    all.find(|parameter| parameter.replace('_', "") == name)
+    known().find(|parameter| parameter.replace('_', "") == name)
 }
 
 /// The entry at `at`, unless it is missing or empty.

@@ -12,11 +12,14 @@ use crate::users::timestamp::Timestamp;
 /// The few fields of a DER certificate that `tls` asks for.
 pub struct Certificate<'a> {
     der: &'a [u8],
-    version_1: bool,
-    self_issued: bool,
+    /// Whether it is of X.509 version 1, that is, without extensions. webpki refuses to look at it.
+    pub is_version_1: bool,
+    /// Whether it names the same issuer and subject, as one that signed itself does.
+    pub is_self_issued: bool,
     not_before: u64,
     not_after: u64,
-    public_key: &'a [u8],
+    /// The public key.
+    pub public_key: SubjectPublicKeyInfoDer<'a>,
     signature_algorithm: &'a [u8],
 }
 
@@ -38,23 +41,13 @@ impl<'a> Certificate<'a> {
         let (not_after, _) = time(rest)?;
         Some(Certificate {
             der,
-            version_1: version.is_none(),
-            self_issued: issuer.whole == subject.whole,
+            is_version_1: version.is_none(),
+            is_self_issued: issuer.whole == subject.whole,
             not_before,
             not_after,
-            public_key: public_key.whole,
+            public_key: public_key.whole.into(),
             signature_algorithm: Element::first(signature_algorithm.content, OBJECT_ID)?.content,
         })
-    }
-
-    /// Whether it is of X.509 version 1, that is, without extensions. webpki refuses to look at it.
-    pub fn is_version_1(&self) -> bool {
-        self.version_1
-    }
-
-    /// Whether it names the same issuer and subject, as one that signed itself does.
-    pub fn is_self_issued(&self) -> bool {
-        self.self_issued
     }
 
     /// Whether `now` lies before (`Less`), within (`Equal`) or after (`Greater`) the validity.
@@ -64,11 +57,6 @@ impl<'a> Certificate<'a> {
             now if now > self.not_after => Ordering::Greater,
             _ => Ordering::Equal,
         }
-    }
-
-    /// The public key (SubjectPublicKeyInfo).
-    pub fn public_key(&self) -> SubjectPublicKeyInfoDer<'a> {
-        self.public_key.into()
     }
 
     /// The `tls-server-end-point` channel binding of RFC 5929: the certificate, hashed with its own

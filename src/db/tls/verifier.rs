@@ -76,7 +76,7 @@ impl ServerCertVerifier for Verifier {
                 now,
                 self.algorithms.all,
             )
-            .map_err(|error| match (error, fields.is_self_issued()) {
+            .map_err(|error| match (error, fields.is_self_issued) {
                 (Error::InvalidCertificate(UnknownIssuer | Other(_)), true) => {
                     refusal("it signed itself, and is not among the trusted ones")
                 }
@@ -109,9 +109,8 @@ impl ServerCertVerifier for Verifier {
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
         match Certificate::parse(certificate) {
-            Some(fields) if fields.is_version_1() => {
-                let key = fields.public_key();
-                verify_tls13_signature_with_raw_key(message, &key, signature, &self.algorithms)
+            Some(fields) if fields.is_version_1 => {
+                verify_tls13_signature_with_raw_key(message, &fields.public_key, signature, &self.algorithms)
             }
             _ => verify_tls13_signature(message, certificate, signature, &self.algorithms),
         }
@@ -125,7 +124,7 @@ impl ServerCertVerifier for Verifier {
 /// The certificate for webpki, which cannot read version 1. OpenSSL before 3.2 (Debian 12, Ubuntu 24.04) makes such
 /// where no extensions are asked for, as in the example of PostgreSQL's manual.
 fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<ParsedCertificate<'a>, Error> {
-    if Certificate::parse(certificate).is_some_and(|fields| fields.is_version_1()) {
+    if Certificate::parse(certificate).is_some_and(|fields| fields.is_version_1) {
         return Err(refusal("it is of X.509 version 1; make it again with a subjectAltName"));
     }
     ParsedCertificate::try_from(certificate)

@@ -76,10 +76,8 @@ impl Users {
         let found = columns::record(row).and_then(|record| Ok((record, columns::version(row)?)));
         let (UserRef { id, name, email, created_at, updated_at }, version) =
             found.map_err(|error| sqlstate::condition("", &error))?;
-        let credential = match &self.lazy {
-            Some(loader) => Relation::lazy("credential", loader.clone(), id),
-            None => Relation::prevented("credential"),
-        };
+        let lazy = self.lazy.clone().map(|loader| (loader, id));
+        let credential = Relation::unloaded("credential", lazy);
         let (name, email) = (name.to_owned(), email.to_owned());
         Ok(User { id, name, email, created_at, updated_at, version, credential })
     }
