@@ -86,8 +86,8 @@ pub fn describe(
 }
 
 /// What a person who starts it wants to know, a line each: where the data are, and at the first start what this is and
-/// what to try.
-pub fn greeting(dir: &Path, is_new: bool, base_url: &str, has_token: bool) -> Vec<String> {
+/// what to try. `token`: what a shell makes the token of, where one is needed.
+pub fn greeting(dir: &Path, is_new: bool, base_url: &str, token: Option<&str>) -> Vec<String> {
     let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
     let dir = dir.display();
     if !is_new {
@@ -97,13 +97,20 @@ pub fn greeting(dir: &Path, is_new: bool, base_url: &str, has_token: bool) -> Ve
         Some(path) => format!("curl --unix-socket {} http://localhost/users", shell_word(path)),
         None => format!("curl {base_url}/users"),
     };
-    let token = if has_token { r#" -H "Authorization: Bearer $API_TOKEN""# } else { "" };
+    let token = token.map(|token| format!(r#" -H "Authorization: Bearer {token}""#)).unwrap_or_default();
     vec![
         format!(
             "first start: users over HTTP, kept by a PostgreSQL of its own in {dir}, where each start finds them"
         ),
         format!(r#"to try it: {client}{token} -d '{{"name":"Ada Lovelace","email":"ada@example.com"}}'"#),
     ]
+}
+
+/// What a shell makes the token of.
+pub fn token_in_a_shell() -> String {
+    let file = environment::value("API_TOKEN_FILE")
+        .map(|file| format!("$(cat {})", shell_word(&file.to_string_lossy())));
+    file.unwrap_or_else(|| "$API_TOKEN".to_owned())
 }
 
 /// As a shell reads it as one word.
@@ -136,15 +143,15 @@ mod tests {
 
     #[test]
     fn the_line_to_try_is_for_this_service() {
-        let line = |base_url, has_token| greeting(Path::new("/nowhere"), true, base_url, has_token).remove(1);
+        let line = |base_url, token| greeting(Path::new("/nowhere"), true, base_url, token).remove(1);
         let user = r#"-d '{"name":"Ada Lovelace","email":"ada@example.com"}'"#;
         let token = r#" -H "Authorization: Bearer $API_TOKEN""#;
-        for (base_url, has_token, expected) in [
-            ("http://127.0.0.1:3000", false, format!("curl http://127.0.0.1:3000/users {user}")),
-            ("http://0.0.0.0:1", true, format!("curl http://0.0.0.0:1/users{token} {user}")),
-            ("unix:/a b", false, format!("curl --unix-socket '/a b' http://localhost/users {user}")),
+        for (base_url, token_of, expected) in [
+            ("http://127.0.0.1:3000", None, format!("curl http://127.0.0.1:3000/users {user}")),
+            ("http://0.0.0.0:1", Some("$API_TOKEN"), format!("curl http://0.0.0.0:1/users{token} {user}")),
+            ("unix:/a b", None, format!("curl --unix-socket '/a b' http://localhost/users {user}")),
         ] {
-            assert_eq!(line(base_url, has_token), format!("to try it: {expected}"));
+            assert_eq!(line(base_url, token_of), format!("to try it: {expected}"));
         }
     }
 

@@ -32,7 +32,7 @@ pub fn with_log() -> Result<(Config, LevelFilter, Format), ConfigError> {
 }
 
 /// A variable that is empty counts as unset.
-fn value(name: &str) -> Option<OsString> {
+pub fn value(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
 }
 

@@ -82,8 +82,8 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
     // A harness may have closed it; the service does not depend on being read.
     let _ = writeln!(io::stdout(), "listening on {}", server.base_url());
     if let (Some(dir), Some(cluster)) = (&dir, &cluster) {
-        let has_token = config.api_token.is_some();
-        for line in embedded::greeting(dir, cluster.is_new(), server.base_url(), has_token) {
+        let token = config.api_token.as_ref().map(|_| embedded::token_in_a_shell());
+        for line in embedded::greeting(dir, cluster.is_new(), server.base_url(), token.as_deref()) {
             log::info!("{line}");
         }
     }

@@ -117,7 +117,7 @@ pub const SETTINGS: &[Setting] = &[
     field("DRAIN_DELAY", at!(limits.drain_delay), Bounds::Seconds(0.0, 86_400.0),
         "Seconds between the announcement of a stop at `/readyz` and the stop itself"),
     field("STOP_TIMEOUT", at!(limits.stop_timeout), SECONDS, "Seconds that a stop waits for requests in flight"),
-    field("API_TOKEN", at!(api_token), Token, "Bearer token that `/users` asks for"),
+    field("API_TOKEN", at!(api_token), Token, "Bearer token that `/users` and `/metrics` ask for"),
     file("API_TOKEN_FILE", "API_TOKEN", "File that holds the token"),
     field("AUTH_ATTEMPTS", at!(auth_attempts), Whole(0, 1_000_000),
         "Wrong passwords a minute from one peer for one e-mail address; 0 for any number"),

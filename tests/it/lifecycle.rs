@@ -1041,9 +1041,10 @@ fn greets(process: &Process, is_first: bool, data: &Path) {
             let output = Command::new("/bin/sh").args(["-c", line]).stderr(Stdio::null()).output().unwrap();
             String::from_utf8(output.stdout).unwrap()
         };
-        let (created, url) = (answer(line), line.split(' ').nth(1).unwrap());
+        let created = answer(line);
         assert!(created.contains(r#""name":"Ada Lovelace""#), "{line}: {created}");
-        assert_eq!(answer(&format!("curl {url}/1")), created);
+        let (list, _) = line.split_once(" -d ").unwrap();
+        assert_eq!(answer(&list.replacen("/users", "/users/1", 1)), created);
     }
 }
 
@@ -1053,7 +1054,10 @@ fn an_embedded_database_is_for_this_machine_unless_told_otherwise() {
     fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let argument = format!("--embedded={}", dir.path().join("data").display());
     type Variables<'a> = &'a [(&'a str, &'a str)];
-    let rows: [(&[&str], Variables, &str); 4] = [
+    let file = dir.path().join("the token");
+    fs::write(&file, TOKEN).unwrap();
+    let rows: [(&[&str], Variables, &str); 5] = [
+        (&[], &[("API_TOKEN_FILE", file.to_str().unwrap())], "http://127.0.0.1:"),
         (&[], &[], "http://127.0.0.1:"),
         (&[], &[("API_TOKEN", TOKEN)], "http://127.0.0.1:"),
         (&[], &[("HOST", "0.0.0.0"), ("API_TOKEN", TOKEN)], "http://0.0.0.0:"),
