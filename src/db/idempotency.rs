@@ -153,8 +153,12 @@ impl Batched for NewOnce<'_> {
     type Outcome = Once;
     type Key = Option<String>;
 
-    fn key_and_deadline(&self) -> (Option<String>, Instant) {
-        (address(&self.values), self.deadline)
+    fn key(&self) -> Option<String> {
+        address(&self.values)
+    }
+
+    fn deadline(&self) -> Instant {
+        self.deadline
     }
 
     fn batched(users: &Users, new: &[&Self], deadlines: &[Instant]) -> Result<Changed, Error> {

@@ -63,11 +63,9 @@ impl Opening {
     /// at first, when the reason changes, and every few seconds. A refusal that a retry would not change ends it at once.
     pub fn connect(&self) -> Result<Connection, StartError> {
         const PAUSE: Duration = Duration::from_millis(500);
-        /// Every few seconds.
-        const TRIES_A_LINE: u32 = 10;
+        const LINES_APART: Duration = Duration::from_secs(5);
         let deadline = Instant::now() + self.timeout;
-        let mut last = String::new();
-        let mut attempts = 0;
+        let mut logged: Option<(Instant, String)> = None;
         loop {
             let error = match self.servers.connect(self.set_up) {
                 Ok((connection, _)) => return Ok(connection),
@@ -77,10 +75,11 @@ impl Opening {
             if error.is_final() || Instant::now() + PAUSE > deadline {
                 return Err(StartError::Database(reason));
             }
-            if attempts % TRIES_A_LINE == 0 || reason != last {
+            let is_known = |(at, last): &(Instant, String)| *last == reason && at.elapsed() < LINES_APART;
+            if !logged.as_ref().is_some_and(is_known) {
                 log::warn!("cannot connect to the database yet: {reason}");
+                logged = Some((Instant::now(), reason));
             }
-            (last, attempts) = (reason, attempts + 1);
             thread::sleep(PAUSE);
         }
     }

@@ -43,8 +43,12 @@ pub struct Pool {
     servers: Arc<Servers>,
     acquire_timeout: Duration,
     statement_timeout: Duration,
+    outage: Outage,
     figures: Figures,
 }
+
+/// Since when the pool could open no connection. A prober's connections say nothing of that.
+type Outage = Arc<Mutex<Option<Instant>>>;
 
 impl Pool {
     /// The pool of a service of these settings, which opens its connections in the background: this does not block and
@@ -57,8 +61,10 @@ impl Pool {
         /// for this much longer before it asks the database to cancel it.
         const SLACK: Duration = Duration::from_millis(300);
         let statement_timeout = config.limits.request_timeout;
+        let outage = Outage::default();
         let manager = Manager {
             servers: servers.clone(),
+            outage: outage.clone(),
             set_up: if config.db_prepared { set_up(statement_timeout) } else { String::new() },
             prepared: config.db_prepared,
             answer_timeout: statement_timeout + SLACK,
@@ -78,7 +84,7 @@ impl Pool {
             .error_handler(Box::new(LogConnectError::default()))
             .build_unchecked(manager);
         let acquire_timeout = config.db_acquire_timeout;
-        Pool { pool, servers, acquire_timeout, statement_timeout, figures: Figures::default() }
+        Pool { pool, servers, acquire_timeout, statement_timeout, outage, figures: Figures::default() }
     }
 
     /// The rows of a read. Where its session breaks it is executed again on a new one, until the statement time-out
@@ -213,7 +219,7 @@ impl Pool {
     fn acquire_deadline(&self) -> Instant {
         let now = Instant::now();
         let outage = match self.pool.state().connections {
-            0 => self.servers.outage(),
+            0 => *self.outage.lock(),
             _ => None,
         };
         outage.unwrap_or(now) + self.acquire_timeout
@@ -226,6 +232,7 @@ struct Manager {
     set_up: String,
     prepared: bool,
     answer_timeout: Duration,
+    outage: Outage,
 }
 
 impl ManageConnection for Manager {
@@ -233,7 +240,11 @@ impl ManageConnection for Manager {
     type Error = ConnectError;
 
     fn connect(&self) -> Result<Session, ConnectError> {
-        let (connection, epoch) = self.servers.connect(&self.set_up)?;
+        let connected = self.servers.connect(&self.set_up);
+        let mut outage = self.outage.lock();
+        *outage = connected.as_ref().err().and(outage.or_else(|| Some(Instant::now())));
+        drop(outage);
+        let (connection, epoch) = connected?;
         Ok(Session {
             connection,
             statements: self.prepared.then(Vec::new),

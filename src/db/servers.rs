@@ -49,8 +49,6 @@ struct Known {
     took: Duration,
     /// When each server did not answer although it was given its full time.
     silent: Vec<Option<Instant>>,
-    /// Since when no connection could be made.
-    outage: Option<Instant>,
 }
 
 impl Servers {
@@ -76,23 +74,11 @@ impl Servers {
         self.epoch.fetch_max(epoch + 1, Ordering::Relaxed);
     }
 
-    /// Since when no connection could be made; `None` where the last one was.
-    pub fn outage(&self) -> Option<Instant> {
-        self.known.lock().outage
-    }
-
     /// A connection on which `set_up` was run, and its epoch. The error is that of the server that was asked last.
     ///
     /// Blocks for as long as [`Watchdog::connect`] with each server, and for a quarter of a second (four times as long as
     /// the last connection took) where a server was silent within the last 30 s and others were not.
     pub fn connect(&self, set_up: &str) -> Result<(Connection, u64), ConnectError> {
-        let connected = self.connect_to_one(set_up);
-        let outage = &mut self.known.lock().outage;
-        *outage = connected.as_ref().err().and(outage.or_else(|| Some(Instant::now())));
-        connected
-    }
-
-    fn connect_to_one(&self, set_up: &str) -> Result<(Connection, u64), ConnectError> {
         // Read first: where an epoch ends while this connects, the new connection is suspect too.
         let mut epoch = self.epoch();
         let mut refused = None;

@@ -17,8 +17,10 @@ pub(in crate::db) trait Batched: Sized {
     /// What the requests are ordered by in a statement, so that two statements wait for each other in one direction only.
     type Key: Ord;
 
-    /// Its key, and the time past which nothing is changed.
-    fn key_and_deadline(&self) -> (Self::Key, Instant);
+    fn key(&self) -> Self::Key;
+
+    /// Nothing is changed past this.
+    fn deadline(&self) -> Instant;
 
     /// Executes the statement for all of them.
     fn batched(users: &Users, given: &[&Self], deadlines: &[Instant]) -> Result<Changed, Error>;
@@ -36,9 +38,9 @@ impl Users {
         let executed = || {
             let mut order: Vec<usize> = (0..requests.len()).collect();
             // Of equal addresses the first wins.
-            order.sort_by_cached_key(|at| requests[*at].key_and_deadline().0);
+            order.sort_by_cached_key(|at| requests[*at].key());
             let given: Vec<&T> = order.iter().map(|at| &requests[*at]).collect();
-            let deadlines: Vec<Instant> = given.iter().map(|request| request.key_and_deadline().1).collect();
+            let deadlines: Vec<Instant> = given.iter().map(|request| request.deadline()).collect();
             let changed = T::batched(self, &given, &deadlines)?;
             let rows = at_positions(&changed.rows, given.len(), Ok)?;
             let mut outcomes: Vec<_> = (0..given.len()).map(|_| Err(Error::AlreadyExists)).collect();

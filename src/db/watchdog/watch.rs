@@ -46,22 +46,25 @@ impl Watch {
 
     /// A wait begins, which may take `limit`.
     pub(in crate::db) fn begin(&self, limit: Duration) {
+        self.start(limit, false);
+    }
+
+    /// The wait for a statement's answer begins. After `limit` the server is asked to cancel it, and [`CANCEL_TIMEOUT`]
+    /// later the socket is shut down.
+    pub(in crate::db) fn begin_statement(&self, limit: Duration) {
+        self.start(limit, true);
+    }
+
+    fn start(&self, limit: Duration, cancels: bool) {
         let until = self.watches.ticks.load(Ordering::Relaxed) + ticks(limit);
         let mut wait = self.wait.lock();
-        (wait.until, wait.cancels) = (Some(until), false);
+        (wait.until, wait.cancels) = (Some(until), cancels);
         drop(wait);
         let mut activity = self.watches.activity.lock();
         activity.in_use = true;
         if activity.asleep {
             self.watches.begun.notify_one();
         }
-    }
-
-    /// The wait for a statement's answer begins. After `limit` the server is asked to cancel it, and [`CANCEL_TIMEOUT`]
-    /// later the socket is shut down.
-    pub(in crate::db) fn begin_statement(&self, limit: Duration) {
-        self.begin(limit);
-        self.wait.lock().cancels = true;
     }
 
     /// The wait is over; whether it was in time. Otherwise it has [expired](Watch::expired): what was answered may be that of a
