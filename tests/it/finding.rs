@@ -448,14 +448,18 @@ fn reads_of_every_kind_that_wait_together() {
         let fields = if key.is_empty() { &field[..0] } else { &field[..] };
         client.send_request(method, target, fields, body);
     }
-    let waiting = || client.get("/metrics").body.contains("\nuserd_commands_queued 15\n");
-    eventually(LONG, "all wait", waiting);
-    let batches = || {
-        let metrics = service.client().get("/metrics").body;
-        let count =
-            metrics.lines().find_map(|line| line.strip_prefix("userd_batch_size_count{lane=\"find\"} "));
-        count.and_then(|count| count.parse::<u32>().ok()).expect("it is counted")
+    // Each is with the service, and has most likely met the lock.
+    let mut figure = |name: &str| {
+        let metrics = client.get("/metrics").body;
+        let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u32>().ok());
+        value.expect("it is counted")
     };
+    let working = rows.len() as u32 + 1;
+    eventually(LONG, "all wait", || figure("userd_http_connections{state=\"working\"}") == working);
+    let retries = "userd_database_retries_total{reason=\"lock\"}";
+    let met = figure(retries) + rows.len() as u32;
+    eventually(LONG, "they meet the lock", || figure(retries) >= met);
+    let mut batches = || figure("userd_batch_size_count{lane=\"find\"}");
     let before = batches();
     lock.rollback().unwrap();
     for (client, (method, target, _, body, status, of)) in clients.iter_mut().zip(rows) {
