@@ -9,6 +9,7 @@ use crate::{
     db::{blocking::outside_of_runtimes, explain, migrate::Migrations, scratch},
     start_error::StartError,
 };
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use postgres::Client;
 use std::{
     env, fs,
@@ -26,9 +27,8 @@ const MAX_CONNECTIONS: u32 = 1000;
 /// Bytes, for a cluster of 60 MB, some 8 MB a database, and PostgreSQL's own log of changes.
 const SPACE_NEEDED: u64 = 2 << 30;
 
-/// This process's shares: one, or one for each directory of programs. In a static, since they are to last as long as the
-/// process, and no longer.
-static OWNERS: Mutex<Vec<Owner>> = Mutex::new(Vec::new());
+/// This process's share. In a static, since it is to last as long as the process, and no longer.
+static OWNER: Mutex<Option<Owner>> = Mutex::new(None);
 
 /// A migrated database of its own, dropped with this value. In a private cluster, made from PostgreSQL's server
 /// programs (version 13 or newer) on this machine, that all of a user's processes share while they want one.
@@ -63,27 +63,15 @@ impl ScratchDatabase {
 
     /// The same, with the migrations of a directory, as `migrations_dir` has it in [`Config`].
     pub fn with_migrations(dir: Option<&Path>) -> Result<ScratchDatabase, StartError> {
-        ScratchDatabase::with_programs(None, dir)
-    }
-
-    /// The same, with PostgreSQL's programs in this directory. `None`: as the variable `POSTGRES_BIN` says, or else those
-    /// that are found on this machine.
-    pub fn with_programs(
-        programs: Option<&Path>,
-        migrations: Option<&Path>,
-    ) -> Result<ScratchDatabase, StartError> {
         let create = || {
-            let mut owners = OWNERS.lock().unwrap_or_else(PoisonError::into_inner);
-            owners.retain(|owner| !owner.client.is_closed());
-            let of_these = |owner: &Owner| owner.programs.as_deref() == programs;
-            let at = match owners.iter().position(of_these) {
-                Some(at) => at,
-                None => {
-                    owners.push(Owner::join(programs)?);
-                    owners.len() - 1
-                }
-            };
-            owners[at].create(migrations)
+            let mut owner = OWNER.lock().unwrap_or_else(PoisonError::into_inner);
+            if owner.as_ref().is_some_and(|owner| owner.client.is_closed()) {
+                *owner = None;
+            }
+            match &mut *owner {
+                Some(owner) => owner.create(dir),
+                none => none.insert(Owner::join()?).create(dir),
+            }
         };
         outside_of_runtimes(create).map_err(StartError::Cluster)
     }
@@ -115,8 +103,8 @@ impl Drop for ScratchDatabase {
                 .map_or(Ok(String::new()), |mut client| crate::db::counts::compare(&mut client)),
         };
         outside_of_runtimes(|| {
-            let mut owners = OWNERS.lock().unwrap_or_else(PoisonError::into_inner);
-            let owner = owners.iter_mut().find(|owner| owner.session == self.session);
+            let mut owner = OWNER.lock().unwrap_or_else(PoisonError::into_inner);
+            let owner = owner.as_mut().filter(|owner| owner.session == self.session);
             let dropped = owner.map(|owner| scratch::drop_with_sessions(&mut owner.client, &self.name));
             if let Some(Err(error)) = dropped {
                 log::warn!("cannot drop {}: {}", self.name, explain(&error));
@@ -129,8 +117,6 @@ impl Drop for ScratchDatabase {
 
 struct Owner {
     shared: Shared,
-    /// Their directory, as it was asked for.
-    programs: Option<PathBuf>,
     /// Its end says that our databases have no owner any more.
     client: Client,
     session: i32,
@@ -140,21 +126,16 @@ struct Owner {
 }
 
 impl Owner {
-    fn join(programs: Option<&Path>) -> Result<Owner, String> {
-        let programs = programs.map(Path::to_owned);
-        let options = Options {
-            durable: false,
-            programs: programs.clone(),
-            max_connections: MAX_CONNECTIONS,
-            ..Options::new(PathBuf::new())
-        };
+    fn join() -> Result<Owner, String> {
+        let options =
+            Options { durable: false, max_connections: MAX_CONNECTIONS, ..Options::new(PathBuf::new()) };
         let shared = Shared::join(options, directory).map_err(|error| error.to_string())?;
         let socket_dir = shared.socket_dir().to_owned();
-        Owner::connect(shared, programs)
+        Owner::connect(shared)
             .map_err(|error| format!("the cluster in {socket_dir} does not answer: {}", explain(&error)))
     }
 
-    fn connect(shared: Shared, programs: Option<PathBuf>) -> Result<Owner, postgres::Error> {
+    fn connect(shared: Shared) -> Result<Owner, postgres::Error> {
         let connection_string = shared.connection_string("postgres");
         let mut client = scratch::connect(&connection_string)?;
         scratch::drop_namesakes(&mut client)?;
@@ -167,7 +148,7 @@ impl Owner {
         });
         let (session, version) = scratch::session(&mut client)?;
         log::info!("PostgreSQL {version}, programs in {}", shared.programs().display());
-        Ok(Owner { shared, programs, client, session, count: 0, templates: Vec::new() })
+        Ok(Owner { shared, client, session, count: 0, templates: Vec::new() })
     }
 
     fn create(&mut self, migrations: Option<&Path>) -> Result<ScratchDatabase, String> {
@@ -188,15 +169,8 @@ impl Owner {
 
     /// Host and port as a URL has them: the socket's directory is percent-encoded.
     fn url(&self, database: &str) -> String {
-        let mut host = String::new();
-        for byte in self.shared.socket_dir().bytes() {
-            match byte {
-                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => {
-                    host.push(byte.into());
-                }
-                _ => host.push_str(&format!("%{byte:02X}")),
-            }
-        }
+        const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.');
+        let host = utf8_percent_encode(self.shared.socket_dir(), PLAIN);
         format!("postgresql://postgres@{host}:5432/{database}")
     }
 }

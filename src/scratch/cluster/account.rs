@@ -1,6 +1,7 @@
 //! Whom PostgreSQL runs as: never root, which it refuses. Owns what that account may enter and what
 //! belongs to it. Knows nothing of clusters.
 
+use std::env;
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, fchown, lchown};
@@ -13,6 +14,9 @@ use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
 use nix::unistd::{AccessFlags, Gid, Uid, User};
 
 use super::ClusterError;
+
+/// What of our environment PostgreSQL gets: no PG*, no LC_*, no secrets of userd's.
+const ENVIRONMENT: [&str; 6] = ["PATH", "TZ", "TZDIR", "LD_LIBRARY_PATH", "LOCPATH", "LOCALE_ARCHIVE"];
 
 /// The user that PostgreSQL runs as: this process's own, or another one where that is root.
 #[derive(Clone, Copy, Debug)]
@@ -66,43 +70,52 @@ impl Account {
         self.switch.then_some((self.uid, self.gid))
     }
 
-    /// Makes `command` run as this account.
-    pub(super) fn apply(&self, command: &mut Command) {
+    /// A program of PostgreSQL's, run as this account, with little of our environment.
+    pub(super) fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        command.env_clear().envs(ENVIRONMENT.iter().filter_map(|name| Some((name, env::var_os(name)?))));
         if self.switch {
             command.uid(self.uid).gid(self.gid);
         }
+        command
     }
 
     /// That the account can get to `dir`, which root would not notice.
     pub(super) fn check_way(&self, dir: &Path) -> Result<(), ClusterError> {
-        for ancestor in dir.ancestors().filter(|_| self.switch) {
-            if !self.may_enter(ancestor)? {
-                return Err(ClusterError::new(format!(
-                    "PostgreSQL runs as user {}, who may not enter {}: choose another directory, \
-                     or chmod a+x this one",
-                    name(self.uid),
-                    ancestor.display()
-                )));
-            }
+        match if self.switch { self.closed_to(dir)? } else { None } {
+            None => Ok(()),
+            Some(closed) => Err(ClusterError::new(format!(
+                "PostgreSQL runs as user {}, who may not enter {}: choose another directory, or chmod a+x this one",
+                name(self.uid),
+                closed.display()
+            ))),
         }
-        Ok(())
     }
 
-    /// The same of PostgreSQL's programs. From the root on: of what is below a directory that is closed, nothing is known.
+    /// The same of PostgreSQL's programs.
     pub(super) fn check_programs(&self, dir: &Path) -> Result<(), ClusterError> {
-        let above = dir.ancestors().collect::<Vec<_>>();
+        match self.closed_to(dir)? {
+            None => Ok(()),
+            Some(closed) => Err(ClusterError::new(format!(
+                "PostgreSQL's programs are in {}, and user {}, who would run them, may not enter {}: \
+                 chmod a+x it, or put them elsewhere",
+                dir.display(),
+                name(self.uid),
+                closed.display()
+            ))),
+        }
+    }
+
+    /// The first directory on the way to `dir` that the account may not enter. From the root on: of what is below one that
+    /// is closed, nothing is known.
+    fn closed_to<'a>(&self, dir: &'a Path) -> Result<Option<&'a Path>, ClusterError> {
+        let above: Vec<_> = dir.ancestors().collect();
         for ancestor in above.into_iter().rev() {
             if !self.may_enter(ancestor)? {
-                return Err(ClusterError::new(format!(
-                    "PostgreSQL's programs are in {}, and user {}, who would run them, may not enter {}: \
-                     chmod a+x it, or put them elsewhere",
-                    dir.display(),
-                    name(self.uid),
-                    ancestor.display()
-                )));
+                return Ok(Some(ancestor));
             }
         }
-        Ok(())
+        Ok(None)
     }
 
     fn may_enter(&self, dir: &Path) -> Result<bool, ClusterError> {

@@ -12,7 +12,7 @@ use std::{env, fs, thread};
 
 use super::account::Account;
 use super::processes::alive;
-use super::programs::{self, ENVIRONMENT};
+use super::programs;
 use super::{ClusterError, POLL};
 
 /// Never listened on: it names the socket's file.
@@ -55,10 +55,12 @@ const REMOVE_WAIT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(super) struct ClusterDir {
-    dir: PathBuf,
-    account: Account,
+    pub dir: PathBuf,
+    /// Whom PostgreSQL runs as here.
+    pub account: Account,
     lock: File,
-    socket_dir: String,
+    /// The directory itself, unless its name is too long or has signs that no client takes.
+    pub socket_dir: String,
     socket_is_elsewhere: bool,
 }
 
@@ -79,30 +81,12 @@ impl ClusterDir {
         Ok(ClusterDir { dir, account, lock, socket_dir, socket_is_elsewhere })
     }
 
-    pub fn dir(&self) -> &Path {
-        &self.dir
-    }
-
-    /// Whom PostgreSQL runs as here.
-    pub fn account(&self) -> &Account {
-        &self.account
-    }
-
     pub fn pgdata(&self) -> PathBuf {
         self.dir.join("pgdata")
     }
 
-    pub fn unfinished_pgdata(&self) -> PathBuf {
-        self.dir.join(UNFINISHED_PGDATA)
-    }
-
     pub fn log_path(&self) -> PathBuf {
         self.dir.join("postgres.log")
-    }
-
-    /// The directory itself, unless its name is too long or has signs that no client takes.
-    pub fn socket_dir(&self) -> &str {
-        &self.socket_dir
     }
 
     /// The socket's directory, if it is not the cluster's.
@@ -152,11 +136,9 @@ impl ClusterDir {
         self.bound_log()?;
         let path = self.log_path();
         let log = self.account.open(&path).map_err(ClusterError::io("open", &path))?;
-        let mut command = Command::new(program);
-        command.env_clear().envs(ENVIRONMENT.iter().filter_map(|name| Some((name, env::var_os(name)?))));
+        let mut command = self.account.command(program);
         command.current_dir(&self.dir).process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        self.account.apply(&mut command);
         Ok(command)
     }
 
@@ -216,10 +198,6 @@ impl ClusterDir {
         File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(ClusterError::io("sync", &self.dir))
     }
 
-    pub fn remove_unfinished(&self) -> Result<(), ClusterError> {
-        self.remove(&self.unfinished_pgdata())
-    }
-
     /// Removes the socket files of a server that is gone. A leftover `.lock` whose process id belongs
     /// to another process by now would keep the next server from starting.
     ///
@@ -239,7 +217,7 @@ impl ClusterDir {
     }
 
     /// Removes a tree, several times if a program that is just ending still writes to it.
-    fn remove(&self, tree: &Path) -> Result<(), ClusterError> {
+    pub fn remove(&self, tree: &Path) -> Result<(), ClusterError> {
         let deadline = Instant::now() + REMOVE_WAIT;
         loop {
             match fs::remove_dir_all(tree) {

@@ -18,7 +18,6 @@ mod recovery;
 mod shared;
 mod watcher;
 
-use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
@@ -128,7 +127,7 @@ impl Cluster {
         directory.claim(options.durable)?;
         let mut watcher = spawn_watcher(&directory)?;
         let wanted = directory.cluster_major()?;
-        let programs = Programs::find(options.programs.as_deref(), wanted, directory.account())?;
+        let programs = Programs::find(options.programs.as_deref(), wanted, &directory.account)?;
         let deadline = Instant::now() + options.start_timeout;
         let is_new = !pgdata.exists();
         if is_new {
@@ -169,7 +168,7 @@ impl Cluster {
             programs.major,
             cluster.pid(),
             pgdata.display(),
-            cluster.directory.socket_dir()
+            cluster.directory.socket_dir
         );
         Ok(cluster)
     }
@@ -177,7 +176,7 @@ impl Cluster {
     /// What psql and the `postgres` crate need to connect to `database` as the superuser `postgres`:
     /// `host='/dir' port=5432 user=postgres dbname='…'`. The database `postgres` is always there.
     pub fn connection_string(&self, database: &str) -> String {
-        scratch::connection_string(self.directory.socket_dir(), PORT, database)
+        scratch::connection_string(&self.directory.socket_dir, PORT, database)
     }
 
     /// The server's process id.
@@ -288,9 +287,9 @@ fn initialize(
     durable: bool,
     deadline: Instant,
 ) -> Result<(), ClusterError> {
-    let new = directory.unfinished_pgdata();
+    let new = directory.dir.join(UNFINISHED_PGDATA);
     let run = |locale: &str, watcher: &mut Option<Watcher>| {
-        directory.remove_unfinished()?;
+        directory.remove(&new)?;
         let said = directory.log_length();
         let mut command = directory.command(&programs.initdb)?;
         // By its name in the directory, whatever that is called meanwhile: a watcher that was not told of this initdb,
@@ -316,16 +315,15 @@ fn initialize(
         }
     };
     // C.UTF-8 knows upper and lower case of every letter; C, which every system has, of a-z only.
-    match run("--locale=C.UTF-8", watcher) {
-        Err(error) if directory.account().unknown_to_system().is_some() => {
-            let remedy = directory.account().unknown_to_system().unwrap_or_default();
+    if let Err(error) = run("--locale=C.UTF-8", watcher) {
+        if let Some(remedy) = directory.account.unknown_to_system() {
             return Err(ClusterError::new(format!("{error}; {remedy}")));
         }
-        Err(error) if Instant::now() < deadline => {
-            log::warn!("{error}; trying without a locale");
-            run("--no-locale", watcher)?;
+        if Instant::now() >= deadline {
+            return Err(error);
         }
-        made => made?,
+        log::warn!("{error}; trying without a locale");
+        run("--no-locale", watcher)?;
     }
     let pgdata = directory.pgdata();
     fs::rename(&new, &pgdata).map_err(ClusterError::io("rename to", &pgdata))?;
@@ -339,40 +337,36 @@ fn launch(
     watcher: &mut Option<Watcher>,
     options: &Options,
 ) -> Result<Child, ClusterError> {
-    let mut socket_dir = OsString::from("unix_socket_directories=\"");
-    socket_dir.push(directory.socket_dir().replace('"', "\"\""));
-    socket_dir.push("\"");
+    let socket_dir = directory.socket_dir.replace('"', "\"\"");
+    let socket_dir = format!("unix_socket_directories=\"{socket_dir}\"");
     let connections = format!("max_connections={}", options.max_connections);
     let buffers = options.shared_buffers.map(|bytes| format!("shared_buffers={}kB", bytes >> 10));
     let mut settings = vec![
-        socket_dir.as_os_str(),
-        OsStr::new(&connections),
-        OsStr::new("listen_addresses="),
-        OsStr::new("unix_socket_permissions=0700"),
-        OsStr::new("superuser_reserved_connections=0"), // everybody is superuser here
-        OsStr::new("lc_messages=C"),
+        &*socket_dir,
+        &*connections,
+        "listen_addresses=",
+        "unix_socket_permissions=0700",
+        "superuser_reserved_connections=0", // everybody is superuser here
+        "lc_messages=C",
         // No values of users' records in the log: userd reports what goes wrong.
-        OsStr::new("log_error_verbosity=terse"),
-        OsStr::new("log_min_error_statement=panic"),
+        "log_error_verbosity=terse",
+        "log_min_error_statement=panic",
         // Nor a line for each statement that is refused: clients of the service could fill the disk.
-        OsStr::new("log_min_messages=log"),
+        "log_min_messages=log",
     ];
-    settings.extend(buffers.as_ref().map(OsStr::new));
+    settings.extend(buffers.as_deref());
     if !options.durable {
-        let temporary = [
+        settings.extend([
             "fsync=off",
             "synchronous_commit=off",
             "full_page_writes=off",
             // In the directory: a server that is killed would leave what it has in /dev/shm there.
             "dynamic_shared_memory_type=mmap",
-        ];
-        settings.extend(temporary.map(OsStr::new));
+        ]);
     }
     let mut command = directory.command(&programs.postgres)?;
     command.arg("-D").arg(directory.pgdata()).args(["-p", PORT]);
-    for setting in settings {
-        command.arg("-c").arg(setting);
-    }
+    command.args(settings.into_iter().flat_map(|setting| ["-c", setting]));
     let server = command.spawn().map_err(ClusterError::io("run", &programs.postgres))?;
     watch(watcher, &server);
     Ok(server)

@@ -13,10 +13,6 @@ use super::account::Account;
 /// The variable that names a directory of programs, for a service and for the servers of tests.
 const VARIABLE: &str = "POSTGRES_BIN";
 
-/// What of our environment PostgreSQL gets: no PG*, no LC_*, no secrets of userd's.
-pub(super) const ENVIRONMENT: [&str; 6] =
-    ["PATH", "TZ", "TZDIR", "LD_LIBRARY_PATH", "LOCPATH", "LOCALE_ARCHIVE"];
-
 /// From here on `postmaster.pid` says when the server is ready.
 const OLDEST: u32 = 10;
 
@@ -57,15 +53,8 @@ impl Programs {
         wanted: Option<u32>,
         account: &Account,
     ) -> Result<Programs, ClusterError> {
-        if let Some(dir) = named(only)? {
-            let found = Programs::within(&dir, account)?;
-            return match wanted.is_none_or(|wanted| wanted == found.major) && found.major >= OLDEST {
-                true => Ok(found),
-                false => Err(unsuitable(wanted, &[found.major])),
-            };
-        }
         let (mut majors, mut broken) = (Vec::new(), None);
-        for dir in installations() {
+        for dir in installations(only)? {
             match Programs::within(&dir, account) {
                 Ok(found) if found.major >= OLDEST && wanted.is_none_or(|wanted| wanted == found.major) => {
                     return Ok(found);
@@ -115,11 +104,7 @@ pub(super) fn installation(
         (program, file.dev(), file.ino(), file.size(), file.mtime(), file.mtime_nsec()).hash(&mut hasher);
         Ok(format!("{:016x}", hasher.finish()))
     };
-    let first = match named(only)? {
-        Some(dir) => Some(dir),
-        None => installations().next(),
-    };
-    if let Some(dir) = first
+    if let Some(dir) = installations(only)?.next()
         && let Ok(name) = name(&dir)
         && known(&name)
     {
@@ -131,19 +116,16 @@ pub(super) fn installation(
     Ok((dir, name))
 }
 
-/// The directory that an option, or else the variable, names. Absolute, as the programs run in another directory.
-fn named(only: Option<&Path>) -> Result<Option<PathBuf>, ClusterError> {
+/// The directory that an option, or else the variable, names: absolute, as the programs run in another directory. Where
+/// nothing is named: the directories that have an `initdb`, best first, looked up as they are needed.
+fn installations(only: Option<&Path>) -> Result<Box<dyn Iterator<Item = PathBuf>>, ClusterError> {
     let variable = || env::var_os(VARIABLE).filter(|dir| !dir.is_empty()).map(PathBuf::from);
-    let Some(dir) = only.map(Path::to_owned).or_else(variable) else {
-        return Ok(None);
-    };
-    path::absolute(&dir).map(Some).map_err(ClusterError::io("use", &dir))
-}
-
-/// Where nothing is named: the directories that have an `initdb`, best first. Looked up as they are needed.
-fn installations() -> impl Iterator<Item = PathBuf> {
-    candidates("/".into(), env::var_os("PATH").unwrap_or_default(), pg_config_bindir)
-        .filter(|dir| dir.join("initdb").is_file())
+    if let Some(dir) = only.map(Path::to_owned).or_else(variable) {
+        let dir = path::absolute(&dir).map_err(ClusterError::io("use", &dir))?;
+        return Ok(Box::new(iter::once(dir)));
+    }
+    let found = candidates("/".into(), env::var_os("PATH").unwrap_or_default(), pg_config_bindir);
+    Ok(Box::new(found.filter(|dir| dir.join("initdb").is_file())))
 }
 
 fn unsuitable(wanted: Option<u32>, found: &[u32]) -> ClusterError {
@@ -222,11 +204,8 @@ fn packaged() -> String {
 
 /// The major version, from `postgres (PostgreSQL) 15.18 (Debian …)`. Run as PostgreSQL will be.
 fn version(program: &Path, account: &Account) -> Result<u32, ClusterError> {
-    let mut command = Command::new(program);
-    command.env_clear().envs(ENVIRONMENT.iter().filter_map(|name| Some((name, env::var_os(name)?))));
-    command.arg("--version").current_dir("/").stdin(Stdio::null());
-    account.apply(&mut command);
-    let output = command.output().map_err(|error| match error.kind() {
+    let mut command = account.command(program);
+    let output = command.arg("--version").current_dir("/").stdin(Stdio::null()).output().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound if program.exists() => ClusterError::new(format!(
             "{} does not start: its loader is missing, as for a program that is made for another C library",
             program.display()

@@ -37,7 +37,7 @@ pub(super) fn clear(directory: &ClusterDir, stop_timeout: Duration) -> Result<()
         log::warn!("removing {}, which names no PostgreSQL of this directory", file.display());
         fs::remove_file(&file).map_err(ClusterError::io("remove", &file))?;
     }
-    directory.remove_sockets(directory.dir());
+    directory.remove_sockets(&directory.dir);
     // In a copied directory, the file speaks of the original, which may well be running.
     if let Some(file) = found.filter(|file| file.pgdata == pgdata) {
         directory.remove_sockets(&file.socket_dir);
@@ -56,7 +56,7 @@ pub(super) fn end_sessions(directory: &ClusterDir) -> Result<(), ClusterError> {
                 case $name in *postgres*) kill -s QUIT "${process##*/}" ;; esac
             fi
         done"#;
-    log::warn!("ending the sessions of a killed PostgreSQL in {}", directory.dir().display());
+    log::warn!("ending the sessions of a killed PostgreSQL in {}", directory.dir.display());
     let mut shell = directory.command(Path::new("/bin/sh"))?;
     shell.args(["-c", SCRIPT, "userd"]).arg(directory.pgdata()).stderr(Stdio::null());
     shell.status().map(drop).map_err(ClusterError::io("run", Path::new("/bin/sh")))

@@ -5,7 +5,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::mem::ManuallyDrop;
+use std::mem;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -27,19 +27,8 @@ use crate::db::scratch;
 pub(crate) struct Shared {
     socket_dir: String,
     programs: PathBuf,
-    /// What keeps the cluster: the pipe, or the cluster with its pipe.
-    _share: Share,
-}
-
-#[derive(Debug)]
-enum Share {
-    Guest {
-        _pipe: File,
-    },
-    /// Never stopped by us: there may be guests.
-    Founder {
-        _cluster: ManuallyDrop<Cluster>,
-    },
+    /// What keeps the cluster, where another process has started it.
+    _pipe: Option<File>,
 }
 
 impl Shared {
@@ -105,23 +94,22 @@ impl Shared {
         Some(Shared {
             socket_dir: found.socket_dir.to_str()?.to_owned(),
             programs: options.programs.clone().unwrap_or_default(),
-            _share: Share::Guest { _pipe: pipe },
+            _pipe: Some(pipe),
         })
     }
 
     fn found(directory: ClusterDir, options: &Options) -> Result<Shared, ClusterError> {
-        let (hidden, name) = (directory.dir().join(USERS_NEW), directory.dir().join(USERS));
+        let (hidden, name) = (directory.dir.join(USERS_NEW), directory.dir.join(USERS));
         let cluster = Cluster::start_in(directory, options, |directory| {
             let failed = ClusterError::io("make", &hidden);
             let (reader, writer) = pipe(&hidden, &name).map_err(&failed)?;
             Watcher::spawn_on(directory, Stdio::from(reader), Some(writer)).map(Some)
         })?;
         fs::rename(&hidden, &name).map_err(ClusterError::io("make", &name))?;
-        Ok(Shared {
-            socket_dir: cluster.directory.socket_dir().to_owned(),
-            programs: options.programs.clone().unwrap_or_default(),
-            _share: Share::Founder { _cluster: ManuallyDrop::new(cluster) },
-        })
+        let socket_dir = cluster.directory.socket_dir.clone();
+        // Its pipe stays open until this process ends, and it is never stopped by us: others may use it.
+        mem::forget(cluster);
+        Ok(Shared { socket_dir, programs: options.programs.clone().unwrap_or_default(), _pipe: None })
     }
 }
 

@@ -99,7 +99,7 @@ impl Watcher {
         pipe: Stdio,
         ours: Option<File>,
     ) -> Result<Watcher, ClusterError> {
-        let dir = directory.dir().to_owned();
+        let dir = directory.dir.to_owned();
         let mut command = Command::new("/bin/sh");
         command.args(["-c", SCRIPT, "userd-watcher"]).arg(&dir).args(directory.other_socket_dir());
         command.current_dir(&dir).process_group(0);
