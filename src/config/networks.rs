@@ -44,10 +44,11 @@ impl TrustedProxies {
 }
 
 impl FromStr for TrustedProxies {
-    /// The entry that is neither an address nor a network.
+    /// What is wrong with which entry.
     type Err = String;
 
     fn from_str(text: &str) -> Result<TrustedProxies, String> {
+        let wrong = |entry: &str| format!("{entry:?} is not an address, a network or `unix`");
         let mut trusted = TrustedProxies::default();
         for entry in text.split([',', ' ']).filter(|entry| !entry.is_empty()) {
             if entry == "unix" {
@@ -58,7 +59,7 @@ impl FromStr for TrustedProxies {
                 Some((address, bits)) => (address, Some(bits)),
                 None => (entry, None),
             };
-            let address = address.parse::<IpAddr>().map_err(|_| entry.to_owned())?;
+            let address = address.parse::<IpAddr>().map_err(|_| wrong(entry))?;
             let most = if address.is_ipv4() { 32 } else { 128 };
             let bits = bits.map_or(Ok(most), str::parse).ok().filter(|bits| *bits <= most);
             // Peers have IPv4 addresses as such: a network of mapped ones is one of those, or partly of no peers.
@@ -66,7 +67,7 @@ impl FromStr for TrustedProxies {
                 canonical if canonical == address => (address, bits),
                 canonical => (canonical, bits.and_then(|bits: u8| bits.checked_sub(96))),
             };
-            trusted.networks.push((address, bits.ok_or_else(|| entry.to_owned())?));
+            trusted.networks.push((address, bits.ok_or_else(|| wrong(entry))?));
         }
         Ok(trusted)
     }
@@ -140,7 +141,8 @@ mod tests {
             "::ffff:10.0.0.0/95",
             "::ffff:10.0.0.0/129",
         ] {
-            assert_eq!(text.parse::<TrustedProxies>(), Err(text.to_owned()));
+            let wrong = format!("{text:?} is not an address, a network or `unix`");
+            assert_eq!(text.parse::<TrustedProxies>(), Err(wrong));
         }
         assert_eq!(trusted.to_string().parse(), Ok(trusted));
     }

@@ -140,7 +140,7 @@ impl Setting {
         match self.kind {
             Kind::Field(_, Bounds::Exactly(_)) => String::new(),
             Kind::Field(field, _) => {
-                field(&mut Config::of_the_command()).map_or_else(String::new, |value| value.text())
+                field(&mut Config::of_the_command()).and_then(|value| value.text()).unwrap_or_default()
             }
             Kind::FileOf(_) => String::new(),
             Kind::Command(default) => default.to_owned(),
@@ -187,13 +187,15 @@ pub(super) fn in_force(
         };
         let (value, source) = match &setting.kind {
             Kind::Field(field, _) => match field(&mut config) {
-                Some(value) if value.is_secret() && given.is_none() => (String::new(), source),
-                Some(value) if value.is_secret() => ("***".to_owned(), source),
-                Some(value) => (value.text(), source),
+                Some(value) => {
+                    let secret = || given.as_ref().map_or("", |_| "***").to_owned();
+                    (value.text().unwrap_or_else(secret), source)
+                }
                 None => (String::new(), "DATABASE_URL is used instead"),
             },
-            Kind::FileOf(_) => (given.map_or_else(String::new, |(_, text)| text), source),
-            Kind::Command(default) => (given.map_or_else(|| (*default).to_owned(), |(_, text)| text), source),
+            Kind::FileOf(_) | Kind::Command(_) => {
+                (given.map_or_else(|| setting.default(), |(_, text)| text), source)
+            }
         };
         let value = if value.is_empty() { "-".to_owned() } else { value };
         rows.push((setting.variable, value, source.to_owned()));
@@ -224,14 +226,10 @@ fn text(
         Some(Ok(text)) => Ok(Some(text).filter(|text| !text.is_empty())),
         Some(Err(_)) => Err(problem(variable, "is not UTF-8")),
     };
-    let value = read(variable)?;
+    let value = read(variable)?.map(|text| (variable, text));
     let is_file = |setting: &&Setting| matches!(setting.kind, Kind::FileOf(of) if of == variable);
-    let Some(file) = SETTINGS.iter().find(is_file).map(|setting| setting.variable) else {
-        return Ok(value.map(|text| (variable, text)));
-    };
-    let Some(path) = read(file)? else {
-        return Ok(value.map(|text| (variable, text)));
-    };
+    let Some(Setting { variable: file, .. }) = SETTINGS.iter().find(is_file) else { return Ok(value) };
+    let Some(path) = read(file)? else { return Ok(value) };
     if value.is_some() {
         return Err(problem(file, format!("cannot be set together with {variable}")));
     }

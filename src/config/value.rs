@@ -31,12 +31,9 @@ pub(super) trait Value {
     /// Reads the text of a variable, which is not empty.
     fn set(&mut self, text: &str, bounds: &Bounds) -> Result<(), String>;
 
-    /// The value as a variable has it; empty for none, and for a secret.
-    fn text(&self) -> String;
-
-    /// Whether it is never shown.
-    fn is_secret(&self) -> bool {
-        false
+    /// The value as a variable has it; empty for none. `None` for a secret, which is never shown.
+    fn text(&self) -> Option<String> {
+        None
     }
 
     /// Whether the value is within the bounds.
@@ -72,8 +69,8 @@ macro_rules! number {
                 Ok(())
             }
 
-            fn text(&self) -> String {
-                self.to_string()
+            fn text(&self) -> Option<String> {
+                Some(self.to_string())
             }
 
             fn check(&self, bounds: &Bounds) -> Result<(), String> {
@@ -85,7 +82,6 @@ macro_rules! number {
 
 number!(u16);
 number!(u32);
-number!(u64);
 number!(usize);
 
 fn seconds(number: f64, bounds: &Bounds, found: impl fmt::Debug) -> Result<(), String> {
@@ -106,23 +102,12 @@ impl Value for Duration {
         Ok(())
     }
 
-    fn text(&self) -> String {
-        self.as_secs_f64().to_string()
+    fn text(&self) -> Option<String> {
+        Some(self.as_secs_f64().to_string())
     }
 
     fn check(&self, bounds: &Bounds) -> Result<(), String> {
         seconds(self.as_secs_f64(), bounds, self.as_secs_f64())
-    }
-}
-
-impl Value for String {
-    fn set(&mut self, text: &str, _: &Bounds) -> Result<(), String> {
-        text.clone_into(self);
-        Ok(())
-    }
-
-    fn text(&self) -> String {
-        self.clone()
     }
 }
 
@@ -132,8 +117,8 @@ impl Value for Option<PathBuf> {
         Ok(())
     }
 
-    fn text(&self) -> String {
-        self.as_ref().map_or_else(String::new, |path| path.display().to_string())
+    fn text(&self) -> Option<String> {
+        Some(self.as_ref().map_or_else(String::new, |path| path.display().to_string()))
     }
 }
 
@@ -145,27 +130,11 @@ impl Value for Secret {
         *self = text.into();
         Ok(())
     }
-
-    fn text(&self) -> String {
-        String::new()
-    }
-
-    fn is_secret(&self) -> bool {
-        true
-    }
 }
 
 impl Value for Option<Secret> {
     fn set(&mut self, text: &str, bounds: &Bounds) -> Result<(), String> {
         self.insert(Secret::default()).set(text, bounds)
-    }
-
-    fn text(&self) -> String {
-        String::new()
-    }
-
-    fn is_secret(&self) -> bool {
-        true
     }
 }
 
@@ -175,40 +144,27 @@ impl Value for Database {
         *self = Database::Url(text.into());
         Ok(())
     }
-
-    fn text(&self) -> String {
-        String::new()
-    }
-
-    fn is_secret(&self) -> bool {
-        true
-    }
 }
 
-/// A list, separated by commas or spaces.
-impl Value for TrustedProxies {
-    fn set(&mut self, text: &str, _: &Bounds) -> Result<(), String> {
-        let wrong = |entry| format!("{entry:?} is not an address, a network or `unix`");
-        *self = text.parse().map_err(wrong)?;
-        Ok(())
-    }
+/// A type that is parsed from its text.
+macro_rules! parsed {
+    ($type:ty) => {
+        impl Value for $type {
+            fn set(&mut self, text: &str, _: &Bounds) -> Result<(), String> {
+                *self = text.parse().map_err(|problem| format!("{problem}"))?;
+                Ok(())
+            }
 
-    fn text(&self) -> String {
-        self.to_string()
-    }
+            fn text(&self) -> Option<String> {
+                Some(self.to_string())
+            }
+        }
+    };
 }
 
-/// A list, separated by commas or spaces.
-impl Value for AllowedOrigins {
-    fn set(&mut self, text: &str, _: &Bounds) -> Result<(), String> {
-        *self = text.parse()?;
-        Ok(())
-    }
-
-    fn text(&self) -> String {
-        self.to_string()
-    }
-}
+parsed!(String);
+parsed!(TrustedProxies);
+parsed!(AllowedOrigins);
 
 /// A list of host names, separated by commas or spaces; `*` stands for any.
 impl Value for Vec<String> {
@@ -223,8 +179,8 @@ impl Value for Vec<String> {
         Ok(())
     }
 
-    fn text(&self) -> String {
-        self.join(",")
+    fn text(&self) -> Option<String> {
+        Some(self.join(","))
     }
 }
 
@@ -237,11 +193,6 @@ fn choose<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<T, String> {
     })
 }
 
-fn chosen<T: PartialEq>(value: &T, choices: &[(&str, T)]) -> String {
-    let found = choices.iter().find(|(_, choice)| choice == value);
-    found.expect("every value has a name").0.to_owned()
-}
-
 /// A type with a few values, each with a name.
 macro_rules! choice {
     ($type:ty, $choices:expr) => {
@@ -251,8 +202,8 @@ macro_rules! choice {
                 Ok(())
             }
 
-            fn text(&self) -> String {
-                chosen(self, &$choices)
+            fn text(&self) -> Option<String> {
+                $choices.iter().find(|(_, choice)| choice == self).map(|(name, _)| (*name).to_owned())
             }
         }
     };
@@ -280,7 +231,7 @@ impl Value for bool {
         Ok(())
     }
 
-    fn text(&self) -> String {
-        self.to_string()
+    fn text(&self) -> Option<String> {
+        Some(self.to_string())
     }
 }
