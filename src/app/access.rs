@@ -95,13 +95,9 @@ impl Access {
 
 /// Whether the request has exactly one Authorization field and it holds the token.
 fn carries(request: &Request, expected: &[u8; 32]) -> bool {
-    let mut fields = request.headers.iter().filter(|(name, _)| name.eq_ignore_ascii_case("authorization"));
-    let (Some((_, value)), None) = (fields.next(), fields.next()) else {
-        return false;
-    };
-    let Some((scheme, token)) = value.split_once(' ') else {
-        return false;
-    };
+    let mut fields = request.fields("authorization");
+    let (Some(value), None) = (fields.next(), fields.next()) else { return false };
+    let Some((scheme, token)) = value.split_once(' ') else { return false };
     let is_token = digest(token.trim()).ct_eq(expected);
     scheme.eq_ignore_ascii_case("bearer") && bool::from(is_token)
 }

@@ -15,30 +15,28 @@ pub fn merge_patch(request: &Request) -> Result<Map<String, Value>, Error> {
         request.header("content-type").map(|text| text.split(';').next().unwrap_or_default().trim());
     let accepted =
         |text: &str| ACCEPT_PATCH.split(", ").chain([CURLS]).any(|one| one.eq_ignore_ascii_case(text));
-    match media_type {
-        Some(other) if !accepted(other) => Err(unsupported(request, ACCEPT_PATCH, true)),
-        _ if is_coded(request) => Err(unsupported(request, ACCEPT_PATCH, true)),
-        _ => object(&request.body),
-    }
+    body(request, media_type.is_none_or(accepted), ACCEPT_PATCH, true)
 }
 
 /// Bodies are JSON whatever their Content-Type says, as curl's is a form's, except uploads.
 pub fn json(request: &Request) -> Result<Map<String, Value>, Error> {
     let media_type = request.header("content-type").unwrap_or_default();
     let upload = media_type.get(..10).is_some_and(|start| start.eq_ignore_ascii_case("multipart/"));
-    match upload || is_coded(request) {
-        true => Err(unsupported(request, "application/json", false)),
-        false => object(&request.body),
+    body(request, !upload, "application/json", false)
+}
+
+/// The JSON object, if its media type is one of those that are accepted, and it is not coded: a decoder would make
+/// something else of that than what was meant.
+fn body(
+    request: &Request,
+    is_accepted: bool,
+    accepted: &'static str,
+    patch: bool,
+) -> Result<Map<String, Value>, Error> {
+    let mut codings = request.fields("content-encoding").flat_map(|value| value.split(',')).map(str::trim);
+    let coded = codings.any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case("identity"));
+    match is_accepted && !coded {
+        true => object(&request.body),
+        false => Err(Error::UnsupportedMediaType { accepted, patch, coded }),
     }
-}
-
-/// Whether the body is something else than what was meant, which a decoder would make of it.
-fn is_coded(request: &Request) -> bool {
-    let fields = request.headers.iter().filter(|(name, _)| name.eq_ignore_ascii_case("content-encoding"));
-    let mut codings = fields.flat_map(|(_, value)| value.split(',')).map(str::trim);
-    codings.any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case("identity"))
-}
-
-fn unsupported(request: &Request, accepted: &'static str, patch: bool) -> Error {
-    Error::UnsupportedMediaType { accepted, patch, coded: is_coded(request) }
 }

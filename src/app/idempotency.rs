@@ -10,10 +10,8 @@ const LONGEST: usize = 255;
 pub fn key(request: &Request) -> Result<Option<Key>, Error> {
     const MALFORMED: Error =
         Error::BadRequest("Idempotency-Key holds not just 1 to 255 visible ASCII characters");
-    let mut fields = request.headers.iter().filter(|(name, _)| name.eq_ignore_ascii_case("idempotency-key"));
-    let Some((_, value)) = fields.next() else {
-        return Ok(None);
-    };
+    let mut fields = request.fields("idempotency-key");
+    let Some(value) = fields.next() else { return Ok(None) };
     let value = value.trim_matches([' ', '\t']);
     let text = match value.strip_prefix('"') {
         None => Some(value.to_owned()),

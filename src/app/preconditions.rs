@@ -104,10 +104,7 @@ impl Preconditions {
 /// What all fields of that name hold together; `None` where they are malformed.
 fn tags(request: &Request, name: &str, weak: bool) -> Option<Tags> {
     let mut found = Tags::Absent;
-    for (field, value) in &request.headers {
-        if !field.eq_ignore_ascii_case(name) {
-            continue;
-        }
+    for value in request.fields(name) {
         found = match found {
             Tags::Absent if value.trim_matches(SPACES) == "*" => Tags::Any,
             Tags::Absent => Tags::These(list(value, weak)?),

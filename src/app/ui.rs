@@ -44,8 +44,7 @@ pub(super) fn answer(request: &Request) -> Response {
 
 /// Whether If-None-Match names the page; weak comparison. A field that is no list of tags names nothing.
 fn has_it(request: &Request) -> bool {
-    let mut fields = request.headers.iter().filter(|(name, _)| name.eq_ignore_ascii_case("if-none-match"));
-    fields.any(|(_, value)| {
+    request.fields("if-none-match").any(|value| {
         let mut is_named = false;
         let is_list = each_tag(value, |text, _| is_named |= text == *STATE).is_some();
         value.trim() == "*" || is_list && is_named

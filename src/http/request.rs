@@ -146,8 +146,12 @@ impl Request {
 
     /// The value of the first field of that name, whatever its case.
     pub fn header(&self, name: &str) -> Option<&str> {
-        let mut fields = self.headers.iter();
-        let found = fields.find(|(field, _)| field.eq_ignore_ascii_case(name));
+        self.fields(name).next()
+    }
+
+    /// The values of all fields of that name, whatever its case, in their order.
+    pub(crate) fn fields(&self, name: &str) -> impl Iterator<Item = &str> {
+        let found = self.headers.iter().filter(move |(field, _)| field.eq_ignore_ascii_case(name));
         found.map(|(_, value)| value.as_str())
     }
 
