@@ -10,6 +10,7 @@ mod writing;
 use super::{
     AnswerAtOnce,
     http1::{
+        Traits,
         framing::Framing,
         head::{Echo, Served},
     },
@@ -23,7 +24,7 @@ use crate::{
     config::Limits,
     cors::Cors,
     error::Error,
-    http::{Persistence, RequestId, RequestIds},
+    http::{RequestId, RequestIds},
     metrics::Recorder,
     reason::Reason,
 };
@@ -98,10 +99,8 @@ pub struct Connection {
 enum State {
     /// Between requests; the beginning of the next one may have been read with the last.
     Idle { since: Instant, input: Input },
-    /// A head is arriving.
-    Head { since: Instant, framing: Framing, input: Input },
-    /// A body is arriving, for all of which memory is reserved, or is about to be.
-    Body { since: Instant, framing: Framing, input: Input, held: Option<Reservation> },
+    /// A head is arriving, or a body, for all of which memory is `held`, or is about to be.
+    Arriving { since: Instant, framing: Framing, input: Input, held: Option<Reservation> },
     /// The request is with the workers; `input` is what was read beyond it.
     Working { since: Instant, request: InWork, input: Input },
     /// The socket did not take all of an answer.
@@ -117,13 +116,19 @@ pub const DOING: [&str; 5] = ["idle", "reading", "working", "writing", "closing"
 
 /// What has to be known of a request to answer it.
 struct InWork {
-    pub head_only: bool,
-    pub persistence: Persistence,
-    pub client: Option<IpAddr>,
-    pub id: RequestId,
-    pub cors: Cors,
+    traits: Traits,
+    id: RequestId,
+    cors: Cors,
+    head_only: bool,
     /// Whether a worker executes it, or has begun to.
-    pub begun: bool,
+    begun: bool,
+}
+
+impl InWork {
+    /// The address of its client: the connection's, or the one that a trusted proxy names.
+    fn client(&self, peer: Peer) -> Option<IpAddr> {
+        self.traits.client.filter(|_| peer.trusted).or(peer.address)
+    }
 }
 
 impl Connection {
@@ -151,18 +156,12 @@ impl Connection {
         self.generation
     }
 
-    /// The address of the client whose request is in work, behind a trusted proxy too.
-    pub fn client(&self) -> Option<IpAddr> {
+    /// The client whose request is in work, behind a trusted proxy too, the request's id, and when it is answered 503.
+    pub fn in_work(&self, limits: &Limits) -> Option<(Option<IpAddr>, RequestId, Instant)> {
         match &self.state {
-            State::Working { request, .. } => request.client,
-            _ => self.peer.address,
-        }
-    }
-
-    /// The id of the request that is in work.
-    pub fn request_id(&self) -> Option<&RequestId> {
-        match &self.state {
-            State::Working { request, .. } => Some(&request.id),
+            State::Working { since, request, .. } => {
+                Some((request.client(self.peer), request.id.clone(), *since + limits.request_timeout))
+            }
             _ => None,
         }
     }
@@ -171,7 +170,7 @@ impl Connection {
     pub fn doing(&self) -> usize {
         match &self.state {
             State::Idle { .. } => 0,
-            State::Head { .. } | State::Body { .. } => 1,
+            State::Arriving { .. } => 1,
             State::Working { .. } => 2,
             State::Writing { .. } => 3,
             State::Closing | State::Lingering { .. } => 4,
@@ -202,7 +201,7 @@ impl Connection {
             State::Idle { since, .. } | State::Lingering { until: since, .. } => {
                 Some((Expendable::Idle, *since))
             }
-            State::Head { since, .. } | State::Body { since, .. } => Some((Expendable::Incomplete, *since)),
+            State::Arriving { since, .. } => Some((Expendable::Incomplete, *since)),
             State::Writing { answer, .. } => Some((Expendable::Stalled, answer.moved)),
             State::Working { since, request, .. } if !request.begun => Some((Expendable::Queued, *since)),
             State::Working { .. } | State::Closing => None,
@@ -213,8 +212,10 @@ impl Connection {
     pub fn deadline(&self, limits: &Limits) -> Option<Instant> {
         match &self.state {
             State::Idle { since, .. } => Some(*since + limits.idle_timeout),
-            State::Head { since, .. } => Some(*since + limits.head_timeout),
-            State::Body { since, .. } => Some(*since + limits.body_timeout),
+            State::Arriving { since, framing, .. } if framing.is_in_body() => {
+                Some(*since + limits.body_timeout)
+            }
+            State::Arriving { since, .. } => Some(*since + limits.head_timeout),
             State::Working { since, .. } => Some(*since + limits.request_timeout),
             State::Writing { since, .. } => Some(*since + limits.write_timeout),
             State::Lingering { until, .. } => Some(*until),
@@ -234,7 +235,7 @@ impl Connection {
         for _ in 0..STEPS_PER_ITERATION {
             let action = match &self.state {
                 State::Working { .. } => Some(Action::Wait),
-                State::Idle { .. } | State::Head { .. } | State::Body { .. } => self.read(index, context),
+                State::Idle { .. } | State::Arriving { .. } => self.read(index, context),
                 State::Writing { .. } => self.write(index, context),
                 // Without unread bytes, closing the socket does not reset the connection.
                 State::Closing if self.readable => self.linger(context),
@@ -254,7 +255,7 @@ impl Connection {
     /// Ends what has taken too long. Only to be called when the deadline has passed.
     pub fn expire(&mut self, index: u32, context: &mut Context) -> Action {
         match &self.state {
-            State::Head { .. } | State::Body { .. } => self.refuse(&Error::RequestTimeout, context),
+            State::Arriving { .. } => self.refuse(&Error::RequestTimeout, context),
             State::Working { .. } => {
                 self.refuse(&Error::Busy(Reason::Unanswered), context);
             }
@@ -273,7 +274,7 @@ impl Connection {
     pub fn make_way(&mut self, index: u32, context: &mut Context) -> Action {
         match &self.state {
             State::Idle { .. } => return self.close_if_idle(index, context),
-            State::Head { .. } | State::Body { .. } | State::Working { .. } => {
+            State::Arriving { .. } | State::Working { .. } => {
                 self.surplus = true;
                 self.refuse(&Error::Busy(Reason::TooManyConnections), context);
             }
@@ -289,7 +290,7 @@ impl Connection {
     /// The bytes that are reserved for a body which is not complete. A trusted proxy's carries many clients, and has none.
     pub fn incomplete(&self) -> Option<usize> {
         match &self.state {
-            State::Body { held: Some(held), .. } if !self.peer.trusted => Some(held.bytes()),
+            State::Arriving { held: Some(held), .. } if !self.peer.trusted => Some(held.bytes()),
             _ => None,
         }
     }
@@ -297,7 +298,7 @@ impl Connection {
     /// The bytes of memory that a body needs, which the event loop is to make.
     pub fn awaits_memory(&self, limits: &Limits) -> Option<usize> {
         match &self.state {
-            State::Body { held: None, framing, .. } => framing.most(limits),
+            State::Arriving { held: None, framing, .. } => framing.most(limits),
             _ => None,
         }
     }
@@ -368,23 +369,13 @@ impl Connection {
 }
 
 impl State {
-    /// Whether what is answered now is a HEAD request, as far as can be told.
-    pub fn head_only(&self) -> bool {
-        match self {
-            State::Head { framing, input, .. } | State::Body { framing, input, .. } => {
-                framing.head_only(input.unused())
-            }
-            State::Working { request, .. } => request.head_only,
-            _ => false,
-        }
-    }
-
-    /// What the answer that is sent now repeats of its request, of which the workers have the id.
+    /// What the answer that is sent now takes from its request, of which the workers have the id.
     pub fn echo(&mut self) -> Echo {
         match self {
-            State::Head { framing, .. } | State::Body { framing, .. } => framing.take_echo(),
+            State::Arriving { framing, .. } => framing.take_echo(),
             State::Working { request, .. } => {
-                Echo { id: Some(request.id.clone()), cors: mem::take(&mut request.cors) }
+                let (id, cors) = (Some(request.id.clone()), mem::take(&mut request.cors));
+                Echo { id, cors, head_only: request.head_only }
             }
             _ => Echo::default(),
         }

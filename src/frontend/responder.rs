@@ -37,11 +37,8 @@ impl Responder {
         let held = self.0.unclaimed.take(slot);
         let entry = self.0.slots.get(slot.index);
         let connection = entry.as_ref().and_then(|entry| entry.awaiting(slot.generation));
-        let claimed = connection.and_then(|connection| {
-            let deadline = connection.deadline(&self.0.limits)?;
-            Some((slot.of(connection.client()), connection.request_id()?.clone(), deadline))
-        });
-        (claimed, held)
+        let claimed = connection.and_then(|connection| connection.in_work(&self.0.limits));
+        (claimed.map(|(client, id, deadline)| (slot.of(client), id, deadline)), held)
     }
 
     /// Sends the answer to its client, as much of it as the socket takes at once, or returns `None` when it comes too

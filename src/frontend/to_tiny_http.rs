@@ -26,15 +26,10 @@ impl ToTinyHttp {
         self.pieces.back_mut().expect("there is one now")
     }
 
-    /// What was appended last, from the position on that [`ToTinyHttp::tail`] had as its end before.
-    pub fn since(&self, start: usize) -> &[u8] {
-        self.pieces.back().map_or(&[], |last| &last[start..])
-    }
-
-    /// Takes that back.
-    pub fn truncate(&mut self, start: usize) {
+    /// Takes so many bytes back that were appended last.
+    pub fn take_back(&mut self, bytes: usize) {
         if let Some(last) = self.pieces.back_mut() {
-            last.truncate(start);
+            last.truncate(last.len() - bytes);
         }
     }
 

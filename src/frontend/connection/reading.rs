@@ -2,26 +2,26 @@
 
 use super::{Action, Connection, Context, InWork, State};
 use crate::frontend::{
-    http1::{Step, Traits, framing::Framing, head::Echo},
+    http1::{Step, framing::Framing, head::Echo},
     in_flight::Shared,
     peers::{Client, Peer},
     slot::Slot,
 };
 use crate::{
     budget::{Budget, Purpose, Reservation},
-    cors::Cors,
     error::Error,
-    http::{Persistence, RequestId, Response},
+    http::{Persistence, Response},
     reason::Reason,
 };
 use std::{
     io::{self, ErrorKind, Read, Write},
     mem,
-    net::IpAddr,
 };
 
 /// What one connection or one request may hold without being counted, in bytes: nearly all of them do with it.
 pub(super) const UNCOUNTED: usize = 1 << 10;
+
+const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 /// Bytes that were read; the first `used` of them are done with.
 #[derive(Default)]
@@ -40,15 +40,31 @@ impl Input {
         self.unused().is_empty()
     }
 
-    /// Counts what it holds; whether there is memory for that.
-    fn reserve(&mut self, budget: &Budget) -> bool {
-        match self.bytes.capacity() {
-            bytes if bytes <= UNCOUNTED => {
-                self.held = None;
-                true
-            }
-            bytes => reserve(&mut self.held, Purpose::Head, bytes, budget),
+    /// Adds bytes that were read; all that are to be used. Moving the rest to the front at every request of many would
+    /// be quadratic, so that is done where there are more.
+    fn extend(&mut self, fresh: &[u8]) -> &[u8] {
+        if !fresh.is_empty() {
+            self.bytes.drain(..mem::take(&mut self.used));
+            self.bytes.extend_from_slice(fresh);
         }
+        self.unused()
+    }
+
+    /// Counts what it holds, which is nothing where all is used. Whether there is memory for that; else it is dropped.
+    fn reserve(&mut self, budget: &Budget) -> bool {
+        if self.is_empty() {
+            *self = Input::default();
+        }
+        let bytes = self.bytes.capacity();
+        if bytes <= UNCOUNTED {
+            self.held = None;
+            return true;
+        }
+        let fits = reserve(&mut self.held, Purpose::Head, bytes, budget);
+        if !fits {
+            *self = Input::default();
+        }
+        fits
     }
 }
 
@@ -67,20 +83,6 @@ fn reserve(held: &mut Option<Reservation>, purpose: Purpose, bytes: usize, budge
     }
 }
 
-/// A request of so many bytes is complete: it takes what it has reserved with it.
-fn pass_on(slot: Slot, bytes: usize, held: &mut Option<Reservation>, shared: &Shared) -> Result<(), Reason> {
-    match bytes > UNCOUNTED {
-        true if !reserve(held, Purpose::Body, bytes, &shared.budget) => return Err(no_memory(shared)),
-        true => {}
-        false => *held = None,
-    }
-    shared.in_flight.add()?;
-    if let Some(held) = held.take() {
-        shared.unclaimed.add(slot, held);
-    }
-    Ok(())
-}
-
 fn no_memory(shared: &Shared) -> Reason {
     // Answers that are not taken may be what holds it.
     shared.budget.report_shortage();
@@ -89,11 +91,8 @@ fn no_memory(shared: &Shared) -> Reason {
 
 impl Connection {
     pub(super) fn read(&mut self, index: u32, context: &mut Context) -> Option<Action> {
-        if let State::Idle { input, .. } = &mut self.state
-            && !input.is_empty()
-        {
-            let input = mem::take(input);
-            self.parse(Framing::default(), input, None, index, context);
+        if matches!(&self.state, State::Idle { input, .. } if !input.is_empty()) {
+            self.take_in(&[], index, context);
             return None;
         }
         if !self.readable {
@@ -130,196 +129,114 @@ impl Connection {
         }
     }
 
-    /// Takes bytes that were just read.
+    /// Takes bytes that were just read, behind those that were read before, and enters the state that follows. A state
+    /// that it is in already keeps its deadline.
     pub(super) fn take_in(&mut self, fresh: &[u8], index: u32, context: &mut Context) {
+        let (shared, mut since) = (context.shared, context.now);
         let (mut framing, mut input, mut held) = match &mut self.state {
-            State::Head { framing, input, .. } => (mem::take(framing), mem::take(input), None),
-            State::Body { framing, input, held, .. } => (mem::take(framing), mem::take(input), held.take()),
-            _ => (Framing::default(), Input::default(), None),
-        };
-        if !input.is_empty() {
-            input.bytes.extend_from_slice(fresh);
-            return self.parse(framing, input, held, index, context);
-        }
-        // A request that arrives in one piece needs no buffer.
-        let (used, step) = self.frame(&mut framing, fresh, &mut held, index, context);
-        let input = Input { bytes: fresh[used..].to_vec(), ..Input::default() };
-        self.settle(step, framing, input, held, context);
-    }
-
-    fn parse(
-        &mut self,
-        mut framing: Framing,
-        mut input: Input,
-        mut held: Option<Reservation>,
-        index: u32,
-        context: &mut Context,
-    ) {
-        let (used, step) = self.frame(&mut framing, input.unused(), &mut held, index, context);
-        input.used += used;
-        self.settle(step, framing, input, held, context);
-    }
-
-    /// Shows bytes to the framing until they make a request, or do not suffice. Returns how many were used. `held` is
-    /// what the request has reserved: the most that it may become, from the end of its head on.
-    fn frame(
-        &mut self,
-        framing: &mut Framing,
-        bytes: &[u8],
-        held: &mut Option<Reservation>,
-        index: u32,
-        context: &mut Context,
-    ) -> (usize, Parsed) {
-        let slot = Slot::new(index, self.generation);
-        let shared = context.shared;
-        let mut used = 0;
-        loop {
-            let to_tiny_http = context.to_tiny_http.tail();
-            let start = to_tiny_http.len();
-            let (count, step) =
-                framing.advance(&bytes[used..], &shared.limits, context.served, slot, to_tiny_http);
-            used += count;
-            if held.is_none()
-                && let Some(most) = framing.most(&shared.limits)
-                && !reserve(held, Purpose::Body, most, &shared.budget)
-            {
-                if matches!(step, Step::Body) && !context.last_try {
-                    return (used, Parsed::Body);
-                }
-                let head_only = framing.head_only(bytes);
-                let why = Error::Busy(no_memory(shared));
-                return (used, Parsed::Refused(why, head_only, framing.take_echo()));
+            State::Arriving { framing, input, held, .. } => {
+                (mem::take(framing), mem::take(input), held.take())
             }
-            let parsed = match step {
-                Step::Head => Parsed::Head,
-                Step::Body => Parsed::Body,
-                Step::Continue => {
-                    // If so little does not fit, the client has not read earlier answers; it gets no more.
-                    let interim = b"HTTP/1.1 100 Continue\r\n\r\n";
-                    if matches!(self.stream.write(interim), Ok(sent) if sent == interim.len()) {
-                        continue;
-                    }
-                    Parsed::Abandoned
-                }
-                Step::Complete(traits) => {
-                    let Echo { id, cors } = framing.take_echo();
-                    let id = id.unwrap_or_else(|| context.ids.make(context.now));
-                    let client = Client(client(&traits, self.peer));
-                    let parsed = match answer_at_once(&traits, &id, client, context) {
-                        Some(answer) => Parsed::Answered(traits, id, cors, answer),
-                        None => {
-                            let length = context.to_tiny_http.since(start).len();
-                            match pass_on(slot, length, held, shared) {
-                                Ok(()) => return (used, Parsed::Complete(traits, id, cors)),
-                                Err(why) => {
-                                    let echo = Echo { id: Some(id), cors };
-                                    Parsed::Refused(Error::Busy(why), traits.head_only, echo)
-                                }
-                            }
-                        }
-                    };
-                    context.to_tiny_http.truncate(start);
-                    parsed
-                }
-                Step::Refused { error, head_only } => Parsed::Refused(error, head_only, framing.take_echo()),
-            };
-            return (used, parsed);
+            State::Idle { input, .. } => (Framing::default(), mem::take(input), None),
+            _ => return,
+        };
+        let was_in_body = framing.is_in_body();
+        let slot = Slot::new(index, self.generation);
+        let to_tiny_http = context.to_tiny_http.tail();
+        let before = to_tiny_http.len();
+        // A request that arrives in one piece needs no buffer.
+        let bytes = match input.is_empty() {
+            true => fresh,
+            false => input.extend(fresh),
+        };
+        let mut used = 0;
+        let step = framing.advance(bytes, &mut used, &shared.limits, context.served, slot, to_tiny_http);
+        let length = to_tiny_http.len() - before;
+        match input.is_empty() {
+            true => input.bytes = fresh[used..].to_vec(),
+            false => input.used += used,
         }
-    }
-
-    /// Enters the state that follows from what was parsed. A state that it is in already keeps its deadline.
-    fn settle(
-        &mut self,
-        mut parsed: Parsed,
-        mut framing: Framing,
-        mut input: Input,
-        held: Option<Reservation>,
-        context: &mut Context,
-    ) {
-        let now = context.now;
-        match parsed {
-            // Moving the rest to the front at every request of many would be quadratic, so that waits.
-            Parsed::Complete(..) => {}
-            _ => drop(input.bytes.drain(..mem::take(&mut input.used))),
-        }
-        if input.is_empty() {
-            input = Input::default();
-        }
-        if !input.reserve(&context.shared.budget) {
-            let why = Error::Busy(no_memory(context.shared));
-            match &mut parsed {
-                // Requests behind this one are not answered, which the client sees by the end of the connection.
-                Parsed::Complete(traits, ..) | Parsed::Answered(traits, ..) => {
+        let fits = input.reserve(&shared.budget);
+        let awaits_continue = matches!(step, Ok(Step::Continue));
+        let refused = match step {
+            Ok(Step::Complete(mut traits)) => {
+                if !fits {
+                    // Requests behind this one are not answered, which the client sees by the end of the connection.
                     traits.persistence = Persistence::Close;
                 }
-                Parsed::Head | Parsed::Body => {
-                    let head_only = framing.head_only(input.unused());
-                    parsed = Parsed::Refused(why, head_only, framing.take_echo());
-                }
-                Parsed::Refused(..) | Parsed::Abandoned => {}
+                let Echo { id, cors, head_only } = framing.take_echo();
+                let id = id.unwrap_or_else(|| context.ids.make(context.now));
+                let request = InWork { traits, id, cors, head_only, begun: false };
+                self.state = State::Working { since, request, input };
+                return self.pass_on(slot, length, held, context);
             }
-            input = Input::default();
-        }
-        self.state = match (parsed, &self.state) {
-            (Parsed::Head, &State::Head { since, .. }) => State::Head { since, framing, input },
-            (Parsed::Head, _) => State::Head { since: now, framing, input },
-            (Parsed::Body, &State::Body { since, .. }) => State::Body { since, framing, input, held },
-            (Parsed::Body, _) => State::Body { since: now, framing, input, held },
-            (Parsed::Complete(traits, id, cors), _) => {
-                State::Working { since: now, request: self.in_work(traits, id, cors), input }
+            Err(error) => Some(error),
+            Ok(_) if !fits => Some(Error::Busy(no_memory(shared))),
+            Ok(Step::Head) => None,
+            Ok(Step::Body | Step::Continue) => {
+                let most = framing.most(&shared.limits).unwrap_or_default();
+                let fits = held.is_some() || reserve(&mut held, Purpose::Body, most, &shared.budget);
+                let may_wait = !awaits_continue && !context.last_try;
+                (!fits && !may_wait).then(|| Error::Busy(no_memory(shared)))
             }
-            (Parsed::Answered(traits, id, cors, answer), _) => {
-                let request = self.in_work(traits, id, cors);
-                self.state = State::Working { since: now, request, input };
-                // The event loop goes on with this connection in any case.
-                self.answer(answer, None, context.stopping, &context.shared.budget);
-                return;
-            }
-            (Parsed::Refused(error, head_only, echo), _) => {
-                return self.refuse_as(&error, head_only, echo, context);
-            }
-            (Parsed::Abandoned, _) => return self.give_up(),
         };
-    }
-
-    fn in_work(&self, traits: Traits, id: RequestId, cors: Cors) -> InWork {
-        InWork {
-            head_only: traits.head_only,
-            persistence: traits.persistence,
-            client: client(&traits, self.peer),
-            id,
-            cors,
-            begun: false,
+        if let State::Arriving { since: began, .. } = self.state
+            && framing.is_in_body() == was_in_body
+        {
+            since = began;
+        }
+        self.state = State::Arriving { since, framing, input, held };
+        match refused {
+            Some(error) => self.refuse(&error, context),
+            // If so little does not fit, the client has not read earlier answers; it gets no more.
+            None if awaits_continue && self.stream.write(CONTINUE).ok() != Some(CONTINUE.len()) => {
+                self.give_up()
+            }
+            None => {}
         }
     }
-}
 
-/// The address of a request's client: the connection's, or the one that a trusted proxy names.
-fn client(traits: &Traits, peer: Peer) -> Option<IpAddr> {
-    traits.client.filter(|_| peer.trusted).or(peer.address)
+    /// Answers a request that is complete at once, or passes it on with what it has reserved. `length`: its bytes, the
+    /// last ones of those for tiny_http.
+    fn pass_on(&mut self, slot: Slot, length: usize, mut held: Option<Reservation>, context: &mut Context) {
+        let State::Working { request, .. } = &self.state else {
+            return;
+        };
+        let shared = context.shared;
+        if let Some(answer) = answer_at_once(request, self.peer, context) {
+            context.to_tiny_http.take_back(length);
+            // The event loop goes on with this connection in any case.
+            self.answer(answer, None, context.stopping, &shared.budget);
+            return;
+        }
+        let counted = length > UNCOUNTED;
+        let passed = match counted && !reserve(&mut held, Purpose::Body, length, &shared.budget) {
+            true => Err(no_memory(shared)),
+            false => shared.in_flight.add(),
+        };
+        match passed {
+            Err(why) => {
+                context.to_tiny_http.take_back(length);
+                self.refuse(&Error::Busy(why), context);
+            }
+            Ok(()) => {
+                if let Some(held) = held.filter(|_| counted) {
+                    shared.unclaimed.add(slot, held);
+                }
+            }
+        }
+    }
 }
 
 /// The answer to a request that needs no worker.
-fn answer_at_once(traits: &Traits, id: &RequestId, client: Client, context: &Context) -> Option<Response> {
-    let (method, path) = traits.at_once?;
+fn answer_at_once(request: &InWork, peer: Peer, context: &Context) -> Option<Response> {
+    let (method, path) = request.traits.at_once?;
     let answer = (context.answer_at_once)(method, path)?;
     let (method, status) = (method.name(), answer.status);
     log::debug!(
-        method = method, path = path, status = status, client:% = client, request_id:% = id;
+        method = method, path = path, status = status, client:% = Client(request.client(peer)),
+        request_id:% = request.id;
         "{method} {path} {status} at once"
     );
     Some(answer)
-}
-
-/// What bytes turned out to be.
-enum Parsed {
-    Head,
-    Body,
-    Complete(Traits, RequestId, Cors),
-    /// Complete, and answered without a worker.
-    Answered(Traits, RequestId, Cors, Response),
-    /// Whether it was a HEAD request, and what the refusal repeats of it.
-    Refused(Error, bool, Echo),
-    /// The client does not read: nothing is worth sending or reading.
-    Abandoned,
 }

@@ -60,15 +60,10 @@ impl Answer {
 impl Connection {
     /// Answers with a refusal, after which the connection ends.
     pub fn refuse(&mut self, error: &Error, context: &mut Context) {
-        let (head_only, echo) = (self.state.head_only(), self.state.echo());
-        self.refuse_as(error, head_only, echo, context);
-    }
-
-    /// `echo` is the request's, as far as its head was read.
-    pub(super) fn refuse_as(&mut self, error: &Error, head_only: bool, echo: Echo, context: &mut Context) {
-        let id = echo.id.unwrap_or_else(|| context.ids.make(context.now));
+        let Echo { id, cors, head_only } = self.state.echo();
+        let id = id.unwrap_or_else(|| context.ids.make(context.now));
         let mut response = Response::from(error);
-        echo.cors.add_to(&mut response);
+        cors.add_to(&mut response);
         match error {
             Error::Busy(why) => {
                 let client = self.peer.address;
@@ -103,7 +98,7 @@ impl Connection {
             unreachable!("the caller has made sure that a request is in work");
         };
         request.cors.add_to(&mut response);
-        let persistence = if stopping { Persistence::Close } else { request.persistence };
+        let persistence = if stopping { Persistence::Close } else { request.traits.persistence };
         self.generation = self.generation.wrapping_add(1);
         let keep = match persistence {
             Persistence::Close => {

@@ -52,11 +52,6 @@ impl Body {
         Body { next: Part::Size, chunked: true, ..Body::counted(head, traits, 0) }
     }
 
-    /// Whether it belongs to a HEAD request.
-    pub fn head_only(&self) -> bool {
-        self.traits.head_only
-    }
-
     /// The most bytes that it and its head can have when it is complete.
     pub fn most(&self, limits: &Limits) -> usize {
         let body = match self.next {

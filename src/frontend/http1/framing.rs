@@ -40,56 +40,11 @@ pub struct Framing {
 
 impl Framing {
     /// Reads on. `bytes` is all that was not used yet, `slot` what marks the request when it is passed on; it must stay
-    /// the same until the request is complete. Returns how many bytes were used; the caller shows the others again,
-    /// with more behind them.
+    /// the same until the request is complete. `used` grows by how many bytes were used; the caller shows the others
+    /// again, with more behind them. After a request that is complete or refused, another value reads on.
     ///
     /// `out` grows by exactly one request when the step is [`Step::Complete`], and is untouched otherwise.
     pub fn advance(
-        &mut self,
-        bytes: &[u8],
-        limits: &Limits,
-        served: Served,
-        slot: impl Display,
-        out: &mut Vec<u8>,
-    ) -> (usize, Step) {
-        let mut used = 0;
-        let step = match &mut self.body {
-            Some(body) => body.advance(bytes, &mut used, limits, out),
-            None => self.head(bytes, &mut used, limits, served, slot, out),
-        };
-        let step = step.unwrap_or_else(|error| {
-            let head_only = self.head_only(bytes);
-            Step::Refused { error, head_only }
-        });
-        if matches!(step, Step::Complete(_) | Step::Refused { .. }) {
-            *self = Framing { echo: self.take_echo(), ..Framing::default() };
-        }
-        (used, step)
-    }
-
-    /// What the answer repeats of the request that is arriving, or has just become complete or refused.
-    pub fn take_echo(&mut self) -> Echo {
-        mem::take(&mut self.echo)
-    }
-
-    /// Whether the request that is arriving is a HEAD request, as far as can be told. `bytes` is what was last shown
-    /// and not used.
-    pub fn head_only(&self, bytes: &[u8]) -> bool {
-        match &self.body {
-            Some(body) => body.head_only(),
-            None => {
-                let empty = bytes.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
-                bytes[empty..].starts_with(b"HEAD ")
-            }
-        }
-    }
-
-    /// The most bytes that the request can have that is arriving, once its head is complete.
-    pub fn most(&self, limits: &Limits) -> Option<usize> {
-        self.body.as_ref().map(|body| body.most(limits))
-    }
-
-    fn head(
         &mut self,
         bytes: &[u8],
         used: &mut usize,
@@ -98,6 +53,11 @@ impl Framing {
         slot: impl Display,
         out: &mut Vec<u8>,
     ) -> Result<Step, Error> {
+        if let Some(body) = &mut self.body {
+            return body.advance(bytes, used, limits, out);
+        }
+        let empty = bytes.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
+        self.echo.head_only = bytes[empty..].starts_with(b"HEAD ");
         while bytes[*used..].starts_with(b"\r\n") {
             self.empty_lines += 1;
             if self.empty_lines > MAX_EMPTY_LINES {
@@ -140,6 +100,21 @@ impl Framing {
                 body.advance(bytes, used, limits, out)
             }
         }
+    }
+
+    /// What the answer takes from the request that is arriving, or that is complete or refused.
+    pub fn take_echo(&mut self) -> Echo {
+        mem::take(&mut self.echo)
+    }
+
+    /// The most bytes that the request can have that is arriving, once its head is complete.
+    pub fn most(&self, limits: &Limits) -> Option<usize> {
+        self.body.as_ref().map(|body| body.most(limits))
+    }
+
+    /// Whether its head is complete, and its body is arriving.
+    pub fn is_in_body(&self) -> bool {
+        self.body.is_some()
     }
 
     /// The request line, where the fields begin, and where the head ends, once it does. Refuses what no head may hold,
@@ -203,7 +178,7 @@ mod tests {
     /// What came of a stream: each request as it is passed on, and the refusal that ended it.
     #[derive(Debug, PartialEq)]
     struct Outcome {
-        requests: Vec<(String, Traits)>,
+        requests: Vec<(String, Traits, bool)>,
         refused: Option<String>,
         unused: usize,
         continues: usize,
@@ -243,21 +218,23 @@ mod tests {
             rest = &rest[size..];
             loop {
                 let mut out = b"before".to_vec();
-                let (used, step) = framing.advance(&kept, limits, SERVED, "S", &mut out);
+                let mut used = 0;
+                let step = framing.advance(&kept, &mut used, limits, SERVED, "S", &mut out);
                 kept.drain(..used);
                 match step {
-                    Step::Head | Step::Body => {
+                    Ok(Step::Head | Step::Body) => {
                         assert_eq!(out, b"before");
                         break;
                     }
-                    Step::Continue => outcome.continues += 1,
-                    Step::Complete(traits) => {
+                    Ok(Step::Continue) => outcome.continues += 1,
+                    Ok(Step::Complete(traits)) => {
                         let head = out.windows(4).position(|w| w == b"\r\n\r\n").unwrap();
                         assert!(out.starts_with(b"before") && out[..head].is_ascii());
                         let request = String::from_utf8_lossy(&out[6..]).into_owned();
-                        outcome.requests.push((request, traits));
+                        let Framing { echo, .. } = mem::take(&mut framing);
+                        outcome.requests.push((request, traits, echo.head_only));
                     }
-                    Step::Refused { error, .. } => {
+                    Err(error) => {
                         assert_eq!(out, b"before");
                         outcome.refused = Some(format!("{error:?}"));
                         return outcome;
@@ -353,7 +330,7 @@ mod tests {
             let outcome = whole(stream);
             assert_eq!(outcome.refused, None, "{stream}");
             assert_eq!(outcome.unused, 0, "{stream}");
-            let requests: Vec<_> = outcome.requests.iter().map(|(text, _)| text).collect();
+            let requests: Vec<_> = outcome.requests.iter().map(|(text, ..)| text).collect();
             assert_eq!(requests, [expected], "{stream}");
         }
     }
@@ -373,7 +350,7 @@ mod tests {
         let one = "GET /1 HTTP/1.1\r\nHost: a\r\n\r\n";
         let two = "POST /2 HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nGET ";
         let outcome = whole(format!("{one}{two}\r\n{one}GET"));
-        let starts: Vec<_> = outcome.requests.iter().map(|(text, _)| &text[..7]).collect();
+        let starts: Vec<_> = outcome.requests.iter().map(|(text, ..)| &text[..7]).collect();
         assert_eq!(starts, ["GET /1#", "POST /2", "GET /1#"]);
         assert_eq!(outcome.unused, 3);
     }
@@ -601,9 +578,9 @@ mod tests {
         ];
         for (version, line, expected) in rows {
             let outcome = whole(format!("HEAD / HTTP/{version}\r\nHost: a\r\n{line}\r\n"));
-            let traits = outcome.requests[0].1;
+            let (_, traits, head_only) = &outcome.requests[0];
             assert_eq!(traits.persistence, expected, "{version} {line}");
-            assert!(traits.head_only);
+            assert!(head_only);
         }
     }
 

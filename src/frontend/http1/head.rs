@@ -134,7 +134,6 @@ impl<'a> Head<'a> {
             served,
             host: line.authority(bytes).or(host).and_then(|host| str::from_utf8(host).ok()),
             traits: Traits {
-                head_only: line.method(bytes) == b"HEAD",
                 persistence: match close || (http10 && !keep_alive) {
                     true => Persistence::Close,
                     false => Persistence::KeepAlive(reliable_seconds(limits.idle_timeout)),
@@ -191,21 +190,24 @@ pub fn parse_fields<'a>(
     }
 }
 
-/// What an answer repeats of its request's head, whether that is refused or not.
+/// What an answer takes from its request's head, whether that is refused or not.
 #[derive(Default)]
 pub struct Echo {
     /// The id that the client gives its request.
     pub id: Option<RequestId>,
     /// Which page it is of.
     pub cors: Cors,
+    /// HEAD, as far as can be told: the answer has no body.
+    pub head_only: bool,
 }
 
 impl Echo {
     /// Of a head `bytes` with this request line and these fields.
     pub fn of(line: &RequestLine, bytes: &[u8], fields: &[httparse::Header], limits: &Limits) -> Echo {
         let named = fields.iter().map(|field| (field.name, field.value));
-        let cors = Cors::of(&limits.allowed_origins, line.method(bytes) == b"OPTIONS", named);
-        Echo { id: request_id(fields), cors }
+        let method = line.method(bytes);
+        let cors = Cors::of(&limits.allowed_origins, method == b"OPTIONS", named);
+        Echo { id: request_id(fields), cors, head_only: method == b"HEAD" }
     }
 }
 

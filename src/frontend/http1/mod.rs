@@ -26,20 +26,11 @@ pub enum Step {
     Continue,
     /// A complete request was appended to `out`.
     Complete(Traits),
-    /// This is not a request that is served here; the rest of the bytes means nothing.
-    Refused {
-        /// Why.
-        error: Error,
-        /// It was a HEAD request as far as can be told, so the refusal has no body.
-        head_only: bool,
-    },
 }
 
 /// What has to be known of a request to answer it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Traits {
-    /// HEAD: the answer has no body.
-    pub head_only: bool,
     /// How the connection goes on afterwards.
     pub persistence: Persistence,
     /// The client that a proxy says it speaks for; only to be believed of a trusted one.
