@@ -8,15 +8,11 @@ mod reading;
 mod writing;
 
 use super::{
-    AnswerAtOnce,
-    http1::{
-        Traits,
-        framing::Framing,
-        head::{Echo, Served},
-    },
-    in_flight::Shared,
+    Resources,
+    http1::{Traits, framing::Framing, head::Echo},
     listener::Stream,
     peers::{Expendable, Peer},
+    shared::Shared,
     to_tiny_http::ToTinyHttp,
 };
 use crate::{
@@ -25,10 +21,9 @@ use crate::{
     cors::Cors,
     error::Error,
     http::{RequestId, RequestIds},
-    metrics::Recorder,
     reason::Reason,
 };
-use mio::Registry;
+use mio::{Registry, event::Event};
 use reading::Input;
 use std::{
     mem,
@@ -55,12 +50,8 @@ pub struct Context<'a> {
     pub to_tiny_http: &'a mut ToTinyHttp,
     /// Ids for requests whose clients gave them none.
     pub ids: &'a mut RequestIds,
-    /// What the layers above serve.
-    pub served: Served,
-    /// What answers a request without a worker.
-    pub answer_at_once: &'a AnswerAtOnce,
-    /// The figures of the event loop's thread.
-    pub recorder: &'a Recorder,
+    /// What the frontend shares with the rest of the process.
+    pub resources: &'a Resources,
     /// No request is waited for that has not begun to arrive.
     pub stopping: bool,
     /// A body for which there is no memory is refused, and does not wait until the event loop has made some.
@@ -88,6 +79,8 @@ pub struct Connection {
     readable: bool,
     /// The client's end of sending was seen; a short read is not the last one then.
     ended: bool,
+    /// The client has reset the connection: it cannot take an answer.
+    reset: bool,
     /// Registered for writability too.
     awaits_writable: bool,
     /// Beyond the capacity: it is only told so.
@@ -113,6 +106,8 @@ enum State {
 
 /// What connections are doing, as figures are labelled by it.
 pub const DOING: [&str; 5] = ["idle", "reading", "working", "writing", "closing"];
+/// The place in [`DOING`] of those whose request the workers have.
+pub const WORKING: usize = 2;
 
 /// What has to be known of a request to answer it.
 struct InWork {
@@ -140,6 +135,7 @@ impl Connection {
             generation,
             readable: false,
             ended: false,
+            reset: false,
             awaits_writable: false,
             surplus: false,
             state: State::Idle { since: now, input: Input::default() },
@@ -171,7 +167,7 @@ impl Connection {
         match &self.state {
             State::Idle { .. } => 0,
             State::Arriving { .. } => 1,
-            State::Working { .. } => 2,
+            State::Working { .. } => WORKING,
             State::Writing { .. } => 3,
             State::Closing | State::Lingering { .. } => 4,
         }
@@ -224,16 +220,25 @@ impl Connection {
         }
     }
 
-    /// The socket may have something to read; `ended` when its end was seen.
-    pub fn note_readable(&mut self, ended: bool) {
+    /// The socket may have something to read.
+    pub fn note_readable(&mut self) {
         self.readable = true;
+    }
+
+    /// What an event says of the socket.
+    pub fn note(&mut self, event: &Event) {
+        let ended = event.is_read_closed() || event.is_error();
+        self.readable |= event.is_readable() || ended;
         self.ended |= ended;
+        self.reset |= event.is_error();
     }
 
     /// Does all that can be done without waiting.
     pub fn advance(&mut self, index: u32, context: &mut Context) -> Action {
         for _ in 0..STEPS_PER_ITERATION {
             let action = match &self.state {
+                // Work that has not begun is spared. (The end of sending alone says nothing of the kind.)
+                State::Working { .. } if self.reset => Some(Action::Close),
                 State::Working { .. } => Some(Action::Wait),
                 State::Idle { .. } | State::Arriving { .. } => self.read(index, context),
                 State::Writing { .. } => self.write(index, context),

@@ -7,15 +7,14 @@ mod admission;
 mod deadlines;
 
 use super::{
-    AnswerAtOnce, Listener, Resources,
+    Listener, Resources,
     connection::{Action, Connection, Context},
-    http1::head::Served,
     peers::PeerCounts,
+    shared::Shared,
     slot::Slot,
-    slots::SharedState,
     to_tiny_http::ToTinyHttp,
 };
-use crate::{error::Error, http::RequestIds, metrics::Recorder, reason::Reason};
+use crate::{error::Error, http::RequestIds, reason::Reason};
 use admission::Candidates;
 pub use admission::MAX_SURPLUS;
 use mio::{Events, Interest, Poll, Token, net};
@@ -46,16 +45,14 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(20);
 /// The state of the frontend's thread.
 pub struct EventLoop {
     pub(super) poll: Poll,
-    pub shared: Arc<SharedState>,
+    pub shared: Arc<Shared>,
     pub(super) listener: Option<Listener>,
     private: net::UnixStream,
     private_awaits_writable: bool,
     /// Complete requests for tiny_http.
     to_tiny_http: ToTinyHttp,
     ids: RequestIds,
-    served: Served,
-    answer_at_once: AnswerAtOnce,
-    pub(super) recorder: Arc<Recorder>,
+    pub(super) resources: Resources,
     scratch: Box<[u8]>,
     /// Connections that count, up to `max_connections`.
     pub(super) admitted: usize,
@@ -69,11 +66,9 @@ pub struct EventLoop {
     pub(super) used: u32,
     /// Connections that asked to be called again in the next iteration.
     requeued: Vec<u32>,
-    scheduled: Vec<u32>,
     /// There may be a client to accept, from then on.
     pub(super) accept_at: Option<Instant>,
     pub(super) sweep_at: Option<Instant>,
-    on_idle: Box<dyn Fn() + Send>,
     /// When the last event came.
     active_at: Instant,
     /// When `on_idle` is due, if no event comes until then.
@@ -86,12 +81,11 @@ impl EventLoop {
     /// Registers what the loop listens to.
     pub fn new(
         poll: Poll,
-        shared: Arc<SharedState>,
+        shared: Arc<Shared>,
         mut listener: Listener,
         private: UnixStream,
         resources: Resources,
     ) -> io::Result<EventLoop> {
-        let Resources { served, answer_at_once, recorder, on_idle, .. } = resources;
         private.set_nonblocking(true)?;
         let mut private = net::UnixStream::from_std(private);
         let registry = poll.registry();
@@ -105,9 +99,7 @@ impl EventLoop {
             private_awaits_writable: false,
             to_tiny_http: ToTinyHttp::default(),
             ids: RequestIds::new(Instant::now()),
-            served,
-            answer_at_once,
-            recorder,
+            resources,
             scratch: vec![0; SCRATCH_BYTES].into(),
             admitted: 0,
             peers: PeerCounts::default(),
@@ -116,10 +108,8 @@ impl EventLoop {
             free: Vec::new(),
             used: 0,
             requeued: Vec::new(),
-            scheduled: Vec::new(),
             accept_at: None,
             sweep_at: None,
-            on_idle,
             active_at: Instant::now(),
             idle_at: None,
             stop_at: None,
@@ -140,20 +130,23 @@ impl EventLoop {
                 self.idle_at.get_or_insert(now + IDLE);
             }
             let mut private = Ok(());
-            // An event may have named one of them a second time.
-            let mut requeued = mem::take(&mut self.requeued);
-            requeued.sort_unstable();
-            requeued.dedup();
-            for index in requeued {
-                self.advance(index, now);
-            }
+            let mut due = mem::take(&mut self.requeued);
             for event in &events {
                 match event.token() {
                     LISTENER => self.accept_at = Some(self.accept_at.unwrap_or(now)),
-                    WAKER => self.advance_scheduled(now),
+                    WAKER => self.shared.take_scheduled(&mut due),
                     PRIVATE => private = self.read_private(),
-                    Token(index) => self.handle(index as u32, event, now),
+                    Token(index) => self.call(index as u32, now, |connection, context| {
+                        connection.note(event);
+                        connection.advance(index as u32, context)
+                    }),
                 }
+            }
+            // One of them may be there twice.
+            due.sort_unstable();
+            due.dedup();
+            for index in due {
+                self.call(index, now, |connection, context| connection.advance(index, context));
             }
             // After the reads, which may find idle connections busy.
             if self.accept_at.is_some_and(|at| at <= now) {
@@ -210,18 +203,16 @@ impl EventLoop {
             scratch: &mut self.scratch,
             to_tiny_http: &mut self.to_tiny_http,
             ids: &mut self.ids,
-            served: self.served,
-            answer_at_once: &self.answer_at_once,
-            recorder: &self.recorder,
+            resources: &self.resources,
             stopping: self.stop_at.is_some(),
             last_try: false,
         };
         let action = work(connection, &mut context);
-        let awaited = connection.awaits_memory(&shared.limits);
+        let (peer, awaited) = (connection.peer(), connection.awaits_memory(&shared.limits));
         let is_surplus = connection.is_surplus();
         if !was_surplus && (is_surplus || action == Action::Close) {
             self.admitted -= 1;
-            self.peers.remove(connection.peer());
+            self.peers.remove(peer);
         }
         if is_surplus && !was_surplus {
             self.surplus.push_back(Slot::new(index, connection.generation()));
@@ -236,35 +227,8 @@ impl EventLoop {
         }
         drop(entry);
         if let Some(bytes) = awaited {
-            self.make_memory(index, bytes, now);
+            self.make_memory(index, peer, bytes, now);
         }
-    }
-
-    fn advance(&mut self, index: u32, now: Instant) {
-        self.call(index, now, |connection, context| connection.advance(index, context));
-    }
-
-    fn handle(&mut self, index: u32, event: &mio::event::Event, now: Instant) {
-        self.call(index, now, |connection, context| {
-            // A reset: the client cannot take the answer, so work that has not begun is spared. (The end of sending
-            // alone says nothing of the kind.)
-            if event.is_error() && connection.is_working() {
-                return Action::Close;
-            }
-            if event.is_readable() || event.is_read_closed() || event.is_error() {
-                connection.note_readable(event.is_read_closed() || event.is_error());
-            }
-            connection.advance(index, context)
-        });
-    }
-
-    fn advance_scheduled(&mut self, now: Instant) {
-        let mut scheduled = mem::take(&mut self.scheduled);
-        self.shared.take_scheduled(&mut scheduled);
-        for index in scheduled.drain(..) {
-            self.advance(index, now);
-        }
-        self.scheduled = scheduled;
     }
 
     /// Sends the requests of this iteration to tiny_http with one write.
@@ -328,7 +292,7 @@ impl EventLoop {
             for index in 0..self.used {
                 self.call(index, now, |connection, context| {
                     connection.hurry(now);
-                    connection.note_readable(false);
+                    connection.note_readable();
                     connection.advance(index, context)
                 });
             }

@@ -12,10 +12,10 @@
 mod connection;
 mod event_loop;
 pub(crate) mod http1;
-mod in_flight;
 mod listener;
 mod peers;
 mod responder;
+mod shared;
 mod slot;
 mod slots;
 #[cfg(test)]
@@ -36,7 +36,7 @@ use crate::{
 pub use event_loop::MAX_SURPLUS;
 use event_loop::{EventLoop, WAKER};
 use mio::{Poll, Waker};
-use slots::SharedState;
+use shared::Shared;
 use std::{
     io,
     os::unix::net::UnixStream,
@@ -51,7 +51,7 @@ pub type AnswerAtOnce = Box<dyn Fn(Method, &str) -> Option<Response> + Send>;
 
 /// A running frontend. Dropping it ends it at once; [`Frontend::stop`] drains it.
 pub struct Frontend {
-    shared: Arc<SharedState>,
+    shared: Arc<Shared>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
@@ -71,7 +71,7 @@ pub struct Resources {
 
 /// Starts the end of a [`Frontend`] from anywhere.
 #[derive(Clone)]
-pub struct Stopper(Arc<SharedState>);
+pub struct Stopper(Arc<Shared>);
 
 impl Frontend {
     /// Starts the frontend: from now on clients are let in. Requests are written to `private`, whose other end
@@ -92,7 +92,7 @@ impl Frontend {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
         let slots = limits.max_connections + MAX_SURPLUS;
-        let shared = Arc::new(SharedState::new(limits, resources.budget.clone(), slots, waker));
+        let shared = Arc::new(Shared::new(limits, resources.budget.clone(), slots, waker));
         let weak = Arc::downgrade(&shared);
         shared.budget.on_shortage(move || {
             if let Some(shared) = weak.upgrade()
@@ -112,18 +112,13 @@ impl Frontend {
             };
             let end = catch_unwind(AssertUnwindSafe(|| event_loop.run(on_broken)));
             event_loop.clear();
-            match end {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => {
-                    event_loop.shared.in_flight.break_down(&error);
-                    on_broken();
-                }
-                Err(_) => {
-                    let error = io::Error::other("the frontend's thread panicked");
-                    event_loop.shared.in_flight.break_down(&error);
-                    on_broken();
-                }
-            }
+            let error = match end {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => error,
+                Err(_) => io::Error::other("the frontend's thread panicked"),
+            };
+            event_loop.shared.in_flight.break_down(&error);
+            on_broken();
         })?;
         let frontend = Frontend { shared: Arc::clone(&shared), thread: Some(thread) };
         Ok((frontend, Responder(shared)))

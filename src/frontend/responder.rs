@@ -7,7 +7,7 @@ pub use super::slot::{Delivery, Slot};
 
 use super::{
     connection::{Connection, DOING},
-    slots::SharedState,
+    shared::Shared,
 };
 use crate::{
     budget::Reservation,
@@ -21,7 +21,7 @@ use std::{
 
 /// Sends answers to clients; one for all workers.
 #[derive(Clone)]
-pub struct Responder(pub(super) Arc<SharedState>);
+pub struct Responder(pub(super) Arc<Shared>);
 
 impl Responder {
     /// The slot in a request's fragment with the request's id and when it is answered 503, and the memory that is reserved for the request, to be

@@ -4,37 +4,13 @@
 
 use super::{
     connection::{Connection, DOING},
-    in_flight::Shared,
     listener::Stream,
     peers::Peer,
 };
-use crate::{budget::Budget, config::Limits};
-use mio::Waker;
 use std::{
-    ops::Deref,
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
     time::Instant,
 };
-
-/// What the event loop and the workers share.
-pub struct SharedState {
-    pub slots: Slots,
-    beside: Shared,
-}
-
-impl SharedState {
-    pub fn new(limits: Limits, budget: Budget, slots: usize, waker: Waker) -> SharedState {
-        SharedState { slots: Slots::new(slots), beside: Shared::new(limits, budget, waker) }
-    }
-}
-
-impl Deref for SharedState {
-    type Target = Shared;
-
-    fn deref(&self) -> &Shared {
-        &self.beside
-    }
-}
 
 /// A slot for each client that there may be. Memory for them is allocated as it is needed, and never moves.
 pub struct Slots {
@@ -45,7 +21,7 @@ const BLOCK: usize = 64;
 type Block = [Mutex<Entry>; BLOCK];
 
 impl Slots {
-    fn new(count: usize) -> Slots {
+    pub fn new(count: usize) -> Slots {
         let blocks = count.div_ceil(BLOCK);
         Slots { blocks: (0..blocks).map(|_| OnceLock::new()).collect() }
     }
@@ -57,19 +33,24 @@ impl Slots {
         Some(entry.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// What `of` makes of each connection and its index, where that is something. One of them is locked at a time.
+    pub fn each<T>(&self, mut of: impl FnMut(u32, &Connection) -> Option<T>) -> Vec<T> {
+        let entries = self.blocks.iter().map_while(OnceLock::get).flat_map(|block| block.iter());
+        let of = |(index, entry): (u32, &Mutex<Entry>)| {
+            of(index, entry.lock().unwrap_or_else(PoisonError::into_inner).connection.as_ref()?)
+        };
+        (0..).zip(entries).filter_map(of).collect()
+    }
+
     /// How many connections are in each state of [`DOING`].
     pub fn count(&self) -> [usize; DOING.len()] {
         let mut counts = [0; DOING.len()];
-        for entry in self.blocks.iter().filter_map(OnceLock::get).flat_map(|block| block.iter()) {
-            let entry = entry.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(connection) = &entry.connection {
-                counts[connection.doing()] += 1;
-            }
-        }
+        let doing = self.each(|_, connection| Some(connection.doing()));
+        doing.into_iter().for_each(|doing| counts[doing] += 1);
         counts
     }
 
-    /// Allocates the block of that index.
+    /// Allocates the block of that index, the first one that is not there.
     pub fn allocate(&self, index: u32) {
         self.blocks[index as usize / BLOCK]
             .get_or_init(|| Box::new(std::array::from_fn(|_| Mutex::default())));
@@ -117,7 +98,7 @@ mod tests {
     fn slots_that_were_never_used() {
         let slots = Slots::new(100);
         assert!(slots.get(0).is_none() && slots.get(127).is_none() && slots.get(u32::MAX).is_none());
-        slots.allocate(70);
-        assert!(slots.get(63).is_none() && slots.get(64).is_some() && slots.get(127).is_some());
+        slots.allocate(0);
+        assert!(slots.get(63).is_some() && slots.get(64).is_none() && slots.get(127).is_none());
     }
 }

@@ -3,8 +3,8 @@
 use super::{Action, Connection, Context, InWork, State};
 use crate::frontend::{
     http1::{Step, framing::Framing, head::Echo},
-    in_flight::Shared,
     peers::{Client, Peer},
+    shared::Shared,
     slot::Slot,
 };
 use crate::{
@@ -150,7 +150,8 @@ impl Connection {
             false => input.extend(fresh),
         };
         let mut used = 0;
-        let step = framing.advance(bytes, &mut used, &shared.limits, context.served, slot, to_tiny_http);
+        let step =
+            framing.advance(bytes, &mut used, &shared.limits, context.resources.served, slot, to_tiny_http);
         let length = to_tiny_http.len() - before;
         match input.is_empty() {
             true => input.bytes = fresh[used..].to_vec(),
@@ -231,7 +232,7 @@ impl Connection {
 /// The answer to a request that needs no worker.
 fn answer_at_once(request: &InWork, peer: Peer, context: &Context) -> Option<Response> {
     let (method, path) = request.traits.at_once?;
-    let answer = (context.answer_at_once)(method, path)?;
+    let answer = (context.resources.answer_at_once)(method, path)?;
     let (method, status) = (method.name(), answer.status);
     log::debug!(
         method = method, path = path, status = status, client:% = Client(request.client(peer)),

@@ -74,7 +74,7 @@ impl Connection {
                 "refused: {error}"
             ),
         }
-        context.recorder.refusal(error.reason(), response.status);
+        context.resources.recorder.refusal(error.reason(), response.status);
         self.generation = self.generation.wrapping_add(1);
         let chunks = response.into_chunks(Persistence::Close, head_only, &id);
         let length = chunks.len();

@@ -63,7 +63,7 @@ impl EventLoop {
             };
             match listener.accept() {
                 Ok((stream, address)) => {
-                    self.recorder.accepted();
+                    self.resources.recorder.accepted();
                     self.admit(stream, address, now);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -157,20 +157,13 @@ impl EventLoop {
         if pause_until.is_some_and(|until| now < until) {
             return None;
         }
-        let mut found = Vec::new();
-        for index in 0..self.used {
-            let entry = self.shared.slots.get(index);
-            let connection = entry.as_ref().and_then(|entry| entry.connection.as_ref());
-            if let Some((connection, state)) = connection.and_then(|it| Some((it, it.expendable()?))) {
-                let candidate = Candidate { index, peer: connection.peer(), state };
-                if may_go(&candidate) {
-                    found.push((usize::MAX - peers.of(candidate.peer), candidate));
-                }
-            }
-        }
-        found.sort_unstable_by_key(|(rank, candidate)| (*rank, candidate.state));
+        let mut found = self.shared.slots.each(|index, connection| {
+            let candidate = Candidate { index, peer: connection.peer(), state: connection.expendable()? };
+            may_go(&candidate).then_some(candidate)
+        });
+        found.sort_by_cached_key(|candidate| (Reverse(peers.of(candidate.peer)), candidate.state));
         found.truncate(CANDIDATES);
-        self.candidates.found = found.into_iter().map(|(_, candidate)| candidate).collect();
+        self.candidates.found = found;
         if self.candidates.found.is_empty() {
             *pause_until = Some(now + SEARCH_PAUSE * self.used);
             return None;
@@ -183,16 +176,10 @@ impl EventLoop {
     pub(super) fn give_up_answers(&mut self, now: Instant) {
         self.shared.shortage.store(false, Ordering::Relaxed);
         let shared = Arc::clone(&self.shared);
-        let mut stalled = Vec::new();
-        for index in 0..self.used {
-            let entry = shared.slots.get(index);
-            let Some(connection) = entry.as_ref().and_then(|entry| entry.connection.as_ref()) else {
-                continue;
-            };
-            if let Some((bytes, time)) = connection.stalled(now, STALLED) {
-                stalled.push((connection.peer().trusted, Reverse(bytes as u128 * time.as_millis()), index));
-            }
-        }
+        let mut stalled = shared.slots.each(|index, connection| {
+            let (bytes, time) = connection.stalled(now, STALLED)?;
+            Some((connection.peer().trusted, Reverse(bytes as u128 * time.as_millis()), index))
+        });
         stalled.sort_unstable();
         let enough = shared.budget.held().saturating_sub(shared.budget.limit() / FREED_PART);
         for (_, _, index) in stalled {
@@ -209,27 +196,19 @@ impl EventLoop {
 
     /// Makes memory for a connection's body, and has it taken. The peer that has the most reserved for incomplete bodies gives
     /// up the largest of them, as long as it has more than the connection's peer would have then.
-    pub(super) fn make_memory(&mut self, index: u32, bytes: usize, now: Instant) {
+    pub(super) fn make_memory(&mut self, index: u32, peer: Peer, bytes: usize, now: Instant) {
         let shared = Arc::clone(&self.shared);
         let mut peers: HashMap<PeerKey, (usize, Vec<(usize, u32)>)> = HashMap::new();
-        let mut own = None;
-        for other in 0..self.used {
-            let entry = shared.slots.get(other);
-            let Some(connection) = entry.as_ref().and_then(|entry| entry.connection.as_ref()) else {
-                continue;
-            };
-            let key = PeerCounts::key(connection.peer());
-            if other == index {
-                own = key;
-            }
-            if let Some((bytes, key)) = connection.incomplete().zip(key) {
-                let (all, bodies) = peers.entry(key).or_default();
-                *all += bytes;
-                bodies.push((bytes, other));
-            }
+        let incomplete = shared.slots.each(|other, connection| {
+            Some((PeerCounts::key(connection.peer())?, (connection.incomplete()?, other)))
+        });
+        for (key, body) in incomplete {
+            let (all, bodies) = peers.entry(key).or_default();
+            *all += body.0;
+            bodies.push(body);
         }
         peers.values_mut().for_each(|(_, bodies)| bodies.sort_unstable());
-        let own = bytes + own.and_then(|key| peers.get(&key)).map_or(0, |(all, _)| *all);
+        let own = bytes + PeerCounts::key(peer).and_then(|key| peers.get(&key)).map_or(0, |(all, _)| *all);
         while shared.budget.free_for_input() < bytes
             && let Some((all, bodies)) = peers.values_mut().max_by_key(|(all, _)| *all)
             && *all > own
@@ -251,7 +230,7 @@ impl EventLoop {
                 return Action::Wait;
             }
             // Unread bytes would reset the connection, and the reset overtakes the answer.
-            connection.note_readable(false);
+            connection.note_readable();
             connection.advance(index, context);
             Action::Close
         });

@@ -1,7 +1,7 @@
-//! What the event loop and the workers share beside the connections: limits, memory, the number of requests in flight, and
-//! how one wakes the other.
+//! What the event loop and the workers share: connections, limits, memory, the number of requests in flight, and how one
+//! wakes the other.
 
-use super::{slot::Slot, warnings::Warnings};
+use super::{slot::Slot, slots::Slots, warnings::Warnings};
 use crate::{
     budget::{Budget, Reservation},
     config::Limits,
@@ -10,15 +10,16 @@ use crate::{
 use mio::Waker;
 use std::{
     collections::HashMap,
-    io, mem,
+    io,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
-/// What the event loop and the workers share beside the connections.
+/// What the event loop and the workers share.
 pub struct Shared {
+    pub slots: Slots,
     pub in_flight: InFlight,
     /// What the requests hold that no worker has claimed yet.
     pub unclaimed: Unclaimed,
@@ -38,8 +39,9 @@ pub struct Shared {
 }
 
 impl Shared {
-    pub fn new(limits: Limits, budget: Budget, waker: Waker) -> Shared {
+    pub fn new(limits: Limits, budget: Budget, slots: usize, waker: Waker) -> Shared {
         Shared {
+            slots: Slots::new(slots),
             // Abandoned requests stay in tiny_http's queue until a worker claims them. Without a bound, stuck workers
             // would let it grow as long as clients retry.
             in_flight: InFlight::new(2 * limits.max_connections),
@@ -65,10 +67,9 @@ impl Shared {
         }
     }
 
-    /// Swaps the scheduled connections with an empty list.
+    /// Moves the scheduled connections to the end of a list.
     pub fn take_scheduled(&self, into: &mut Vec<u32>) {
-        let mut scheduled = self.scheduled.lock().unwrap_or_else(PoisonError::into_inner);
-        mem::swap(&mut *scheduled, into);
+        into.append(&mut self.scheduled.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     pub fn wake(&self) {
