@@ -17,7 +17,7 @@ use super::{
 use crate::{error::Error, http::RequestIds, reason::Reason};
 use admission::Candidates;
 pub use admission::MAX_SURPLUS;
-use mio::{Events, Interest, Poll, Token, net};
+use mio::{Events, Interest, Poll, Token, net, unix::SourceFd};
 use std::{
     collections::VecDeque,
     io::{self, ErrorKind, Read},
@@ -82,14 +82,14 @@ impl EventLoop {
     pub fn new(
         poll: Poll,
         shared: Arc<Shared>,
-        mut listener: Listener,
+        listener: Listener,
         private: UnixStream,
         resources: Resources,
     ) -> io::Result<EventLoop> {
         private.set_nonblocking(true)?;
         let mut private = net::UnixStream::from_std(private);
         let registry = poll.registry();
-        registry.register(listener.source(), LISTENER, Interest::READABLE)?;
+        registry.register(&mut SourceFd(&listener.fd()), LISTENER, Interest::READABLE)?;
         registry.register(&mut private, PRIVATE, Interest::READABLE)?;
         Ok(EventLoop {
             poll,

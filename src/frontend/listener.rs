@@ -2,16 +2,18 @@
 //!
 //! Owns the life of a Unix socket's file. Knows nothing of HTTP; the only place where a socket is bound.
 
-use mio::{event::Source, net};
-use nix::unistd::{AccessFlags, Uid, access};
-use socket2::{Domain, SockAddr, SockRef, Socket, Type};
+use nix::{
+    libc::MSG_NOSIGNAL,
+    unistd::{AccessFlags, Uid, access},
+};
+use socket2::{Domain, SockAddr, Socket, Type};
 use std::{
     fmt,
     fs::{self, TryLockError},
     io::{self, IoSlice, Read, Write},
     net::{IpAddr, Shutdown, SocketAddr, ToSocketAddrs},
     os::{
-        fd::OwnedFd,
+        fd::{AsRawFd, OwnedFd, RawFd},
         unix::fs::{FileTypeExt, MetadataExt},
     },
     path::{Path, PathBuf},
@@ -24,7 +26,7 @@ const BACKLOG: i32 = 4096;
 
 /// A socket that clients connect to. Dropping it frees the port, and removes the file that it made.
 pub struct Listener {
-    socket: Kind,
+    socket: Socket,
     name: String,
     origin: Origin,
 }
@@ -35,11 +37,6 @@ enum Origin {
     Bound(Option<File>),
     /// Passed by a supervisor, which goes on listening when this process stops.
     Passed,
-}
-
-enum Kind {
-    Tcp(net::TcpListener),
-    Unix(net::UnixListener),
 }
 
 /// An address that can be listened on, and is not yet: clients are refused until [`Bound::listen`].
@@ -117,45 +114,34 @@ impl Listener {
 
     /// The TCP address, port included; `None` for a Unix socket.
     pub fn local_addr(&self) -> Option<SocketAddr> {
-        match &self.socket {
-            Kind::Tcp(listener) => listener.local_addr().ok(),
-            Kind::Unix(_) => None,
-        }
+        self.socket.local_addr().ok()?.as_socket()
     }
 
     /// The next client, and its address unless it came over a Unix socket; `WouldBlock` when there is none.
     pub(super) fn accept(&self) -> io::Result<(Stream, Option<IpAddr>)> {
-        match &self.socket {
-            Kind::Tcp(listener) => {
-                let (stream, address) = listener.accept()?;
-                Ok((Stream::Tcp(stream), Some(address.ip())))
-            }
-            Kind::Unix(listener) => Ok((Stream::Unix(listener.accept()?.0), None)),
-        }
+        let (socket, address) = self.socket.accept()?;
+        socket.set_nonblocking(true)?;
+        Ok((Stream(socket), address.as_socket().map(|address| address.ip())))
     }
 
-    pub(super) fn source(&mut self) -> &mut dyn Source {
-        match &mut self.socket {
-            Kind::Tcp(listener) => listener,
-            Kind::Unix(listener) => listener,
-        }
+    /// What the readiness loop registers.
+    pub(super) fn fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
     }
 
     fn new(socket: Socket, origin: Origin) -> io::Result<Listener> {
         socket.set_nonblocking(true)?;
         let address = socket.local_addr()?;
-        let (name, socket) = match address.as_socket() {
+        let name = match address.as_socket() {
             Some(address) => {
                 // Linux hands it on to every connection that is accepted. An answer is one write, so
                 // waiting for more of it would only be late.
                 socket.set_tcp_nodelay(true)?;
-                let listener = std::net::TcpListener::from(socket);
-                (format!("http://{address}"), Kind::Tcp(net::TcpListener::from_std(listener)))
+                format!("http://{address}")
             }
             None if address.is_unix() => {
                 let path = address.as_pathname().unwrap_or(Path::new("(unnamed)"));
-                let listener = std::os::unix::net::UnixListener::from(OwnedFd::from(socket));
-                (format!("unix:{}", path.display()), Kind::Unix(net::UnixListener::from_std(listener)))
+                format!("unix:{}", path.display())
             }
             None => {
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a TCP nor a Unix socket"));
@@ -165,13 +151,8 @@ impl Listener {
     }
 }
 
-/// A client's socket.
-pub(super) enum Stream {
-    /// Over TCP.
-    Tcp(net::TcpStream),
-    /// Over a Unix socket.
-    Unix(net::UnixStream),
-}
+/// A client's socket, over TCP or a Unix socket.
+pub(super) struct Stream(Socket);
 
 /// `http://127.0.0.1:3000`, or `unix:/path`.
 impl fmt::Display for Listener {
@@ -182,44 +163,30 @@ impl fmt::Display for Listener {
 
 impl Stream {
     /// What the readiness loop registers.
-    pub(super) fn source(&mut self) -> &mut dyn Source {
-        match self {
-            Stream::Tcp(stream) => stream,
-            Stream::Unix(stream) => stream,
-        }
+    pub(super) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
     }
 
     /// Says that nothing more will be sent.
     pub(super) fn finish(&self) -> io::Result<()> {
-        match self {
-            Stream::Tcp(stream) => stream.shutdown(Shutdown::Write),
-            Stream::Unix(stream) => stream.shutdown(Shutdown::Write),
-        }
+        self.0.shutdown(Shutdown::Write)
     }
 }
 
 impl Read for Stream {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Stream::Tcp(stream) => stream.read(bytes),
-            Stream::Unix(stream) => stream.read(bytes),
-        }
+        self.0.read(bytes)
     }
 }
 
+/// A client that is gone is an error, and no signal.
 impl Write for Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Stream::Tcp(stream) => stream.write(bytes),
-            Stream::Unix(stream) => stream.write(bytes),
-        }
+        self.0.send_with_flags(bytes, MSG_NOSIGNAL)
     }
 
     fn write_vectored(&mut self, slices: &[IoSlice]) -> io::Result<usize> {
-        match self {
-            Stream::Tcp(stream) => stream.write_vectored(slices),
-            Stream::Unix(stream) => stream.write_vectored(slices),
-        }
+        self.0.send_vectored_with_flags(slices, MSG_NOSIGNAL)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -342,10 +309,7 @@ impl Drop for Listener {
             *file = None;
             // To close it is not enough: a process that another thread starts holds a copy until it runs its
             // program (187 of 20,000 ports were not free at once where six threads started processes).
-            let _ = match &self.socket {
-                Kind::Tcp(listener) => SockRef::from(listener).shutdown(Shutdown::Both),
-                Kind::Unix(listener) => SockRef::from(listener).shutdown(Shutdown::Both),
-            };
+            let _ = self.socket.shutdown(Shutdown::Both);
         }
     }
 }
@@ -359,10 +323,7 @@ mod tests {
         let listener = Listener::bind("127.0.0.1", 0).unwrap();
         let address = listener.local_addr().unwrap();
         let _client = std::net::TcpStream::connect(address).unwrap();
-        match listener.accept().unwrap().0 {
-            Stream::Tcp(stream) => assert!(stream.nodelay().unwrap()),
-            Stream::Unix(_) => unreachable!(),
-        }
+        assert!(listener.accept().unwrap().0.0.tcp_nodelay().unwrap());
     }
 
     #[test]
@@ -370,9 +331,8 @@ mod tests {
         let bind = |port| Listener::bind("127.0.0.1", port).unwrap();
         let listener = bind(0);
         let address = listener.local_addr().unwrap();
-        let Kind::Tcp(socket) = &listener.socket else { unreachable!() };
         // What a process that is being started has as well.
-        let copy = SockRef::from(socket).try_clone().unwrap();
+        let copy = listener.socket.try_clone().unwrap();
         drop(listener);
         assert!(std::net::TcpStream::connect(address).is_err());
         drop(bind(address.port()));

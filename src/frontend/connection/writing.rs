@@ -15,7 +15,7 @@ use crate::{
     http::{Chunks, Persistence, RequestId, Response, log_line},
     reason::Reason,
 };
-use mio::{Interest, Token};
+use mio::{Interest, Token, unix::SourceFd};
 use std::{
     io::{self, ErrorKind},
     mem,
@@ -169,8 +169,8 @@ impl Connection {
                 true => Interest::READABLE,
                 false => Interest::READABLE | Interest::WRITABLE,
             };
-            let token = Token(index as usize);
-            if self.stream.source().reregister(context.registry, token, interest).is_err() {
+            let (fd, token) = (self.stream.fd(), Token(index as usize));
+            if context.registry.reregister(&mut SourceFd(&fd), token, interest).is_err() {
                 return Some(Action::Close);
             }
             // Registering anew reports what is there already, so nothing is missed.

@@ -11,7 +11,7 @@ use crate::frontend::{
     peers::{Expendable, Peer, PeerCounts, PeerKey, may_displace},
     slot::Slot,
 };
-use mio::{Interest, Token};
+use mio::{Interest, Token, unix::SourceFd};
 use std::{
     cmp::Reverse,
     collections::HashMap,
@@ -85,7 +85,7 @@ impl EventLoop {
     }
 
     /// Gives a client a slot, if only to tell it that there is no capacity.
-    fn admit(&mut self, mut stream: Stream, address: Option<IpAddr>, now: Instant) {
+    fn admit(&mut self, stream: Stream, address: Option<IpAddr>, now: Instant) {
         let shared = Arc::clone(&self.shared);
         let peer = Peer::new(address, &shared.limits.trusted_proxies);
         // At most one connection becomes surplus below.
@@ -100,7 +100,7 @@ impl EventLoop {
         });
         let token = Token(index as usize);
         let registry = self.poll.registry();
-        if let Err(error) = registry.register(stream.source(), token, Interest::READABLE) {
+        if let Err(error) = registry.register(&mut SourceFd(&stream.fd()), token, Interest::READABLE) {
             self.free.push(index);
             let why = format!("a connection cannot be watched: {error}");
             return shared.unavailable.warn(now, &why, None);
