@@ -16,14 +16,13 @@ mod waiting;
 
 use super::{
     cores::{Cores, Placement},
-    scheduler::{Batch, Capacity, Item, Next, Scheduler},
+    scheduler::{Batch, Capacity, Next, Scheduler},
 };
 use crate::{
-    app::{App, Needs, Outcome, Progress, Task},
+    app::{App, Progress},
     budget::{Purpose, Reservation},
     error::Error,
     frontend::Responder,
-    http::RequestId,
     metrics::Recorder,
 };
 use answering::guard;
@@ -175,11 +174,14 @@ impl Shared {
             state.scheduler.set_memory(self.app.budget().available());
             let due = match state.scheduler.next(now) {
                 Next::Run(batch) => {
-                    let held = self.reserve(batch.memory);
-                    if held.is_some() {
+                    // The scheduler has seen that it is free.
+                    let held = (batch.memory > 0).then(|| {
                         self.app.budget().set_work_waits(state.scheduler.is_short_of_memory());
-                    }
-                    self.wake_for_the_rest(&state, now);
+                        self.app.budget().count(Purpose::Work, batch.memory)
+                    });
+                    let (is_ready, due) = (state.scheduler.is_ready(now), state.scheduler.next_time(now));
+                    let ends_soon = state.scheduler.ends_by(now).is_some();
+                    self.wake(state.roles.wake_for_the_rest(is_ready, ends_soon, due));
                     drop(state);
                     state = self.execute(batch, held, recorder);
                     continue;
@@ -220,11 +222,6 @@ impl Shared {
         }
     }
 
-    /// Counts the memory that a batch needs. The scheduler has seen that it is free.
-    fn reserve(&self, bytes: usize) -> Option<Reservation> {
-        (bytes > 0).then(|| self.app.budget().count(Purpose::Work, bytes))
-    }
-
     /// Executes a batch and answers what is done; what is not is queued for its next step. `held` is the memory that is
     /// reserved for it: answers keep their part.
     fn execute(
@@ -235,24 +232,19 @@ impl Shared {
     ) -> MutexGuard<'_, State> {
         let Batch { lane, items, token, .. } = batch;
         // A client that has been answered 503 has given the request up, or retries it: do not execute it.
-        let (items, abandoned): (Vec<_>, Vec<_>) =
+        let (mut items, mut ended): (Vec<_>, Vec<_>) =
             items.into_iter().partition(|item| self.responder.begin(item.work.slot));
-        let (mut items, mut ended) = (items, abandoned);
-        let deadlines: Vec<Instant> = items.iter().map(|item| item.work.deadline).collect();
-        let tasks: Vec<Task> = items.iter_mut().filter_map(|item| item.work.task.take()).collect();
-        let only = match &items[..] {
-            [item] => Some(&item.work.id),
-            _ => None,
-        };
-        let outcomes = match tasks.is_empty() {
-            true => Vec::new(),
-            false => {
-                recorder.batch(lane as usize, tasks.len());
-                self.outcomes(tasks, &deadlines, only)
-            }
-        };
-        let mut unfinished: Vec<(Item<Job>, Option<Needs>)> = Vec::new();
-        let mut atypical = outcomes.is_empty();
+        let tasks = items.iter_mut().filter_map(|item| Some((item.work.task.take()?, item.work.deadline)));
+        let (tasks, deadlines): (Vec<_>, Vec<_>) = tasks.unzip();
+        let count = tasks.len();
+        if count > 0 {
+            recorder.batch(lane as usize, count);
+        }
+        // A panic is an answer to each.
+        let only = items.first().filter(|_| count == 1).map(|item| &item.work.id);
+        let outcomes = guard(only, || self.app.execute(tasks, &deadlines))
+            .unwrap_or_else(|response| (0..count).map(|_| Ok(Progress::Done(response.clone()))).collect());
+        let (mut unfinished, mut contended) = (Vec::new(), Vec::new());
         for (mut item, outcome) in items.into_iter().zip(outcomes) {
             match outcome {
                 Ok(Progress::Done(response)) => {
@@ -266,47 +258,36 @@ impl Shared {
                 }
                 Ok(Progress::Next(step)) => {
                     item.work.task = Some(step.task);
-                    unfinished.push((item, Some(step.needs)));
+                    unfinished.push((item, step.needs));
                 }
                 Ok(Progress::Contended(task)) => {
-                    atypical = true;
                     item.work.task = Some(task);
-                    unfinished.push((item, None));
+                    contended.push(item);
                 }
             }
         }
         let now = Instant::now();
-        let mut given_up = Vec::new();
         let mut state = self.state();
-        state.scheduler.finished(token, atypical, now);
-        state.unanswered -= ended.len();
-        for item in &ended {
-            state.scheduler.done(item);
+        state.scheduler.finished(token, count == 0 || !contended.is_empty(), now);
+        for (item, needs) in unfinished {
+            state.scheduler.push_next(item, needs);
         }
-        for (item, next) in unfinished {
-            match next {
-                Some(needs) => state.scheduler.push_next(item, needs),
-                None => match state.scheduler.push_again(item, now) {
-                    Ok(()) => recorder.lock_retry(),
-                    Err(item) => given_up.push(item),
-                },
+        for item in contended {
+            match state.scheduler.push_again(item, now) {
+                Ok(()) => recorder.lock_retry(),
+                Err(mut item) => {
+                    self.refuse(&mut item.work, Error::Contended, recorder);
+                    ended.push(item);
+                }
             }
         }
         if state.scheduler.hash_is_ready() {
             self.hash.notify_one();
         }
-        state.unanswered -= given_up.len();
-        for mut item in given_up {
-            self.refuse(&mut item.work, Error::Contended, recorder);
-            state.scheduler.done(&item);
+        state.unanswered -= ended.len();
+        for item in &ended {
+            state.scheduler.done(item);
         }
         state
-    }
-
-    /// The outcomes of tasks; a panic is an answer to each. `only` is the request's id where there is one task.
-    fn outcomes(&self, tasks: Vec<Task>, deadlines: &[Instant], only: Option<&RequestId>) -> Vec<Outcome> {
-        let count = tasks.len();
-        guard(only, || self.app.execute(tasks, deadlines))
-            .unwrap_or_else(|response| (0..count).map(|_| Ok(Progress::Done(response.clone()))).collect())
     }
 }

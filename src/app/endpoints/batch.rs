@@ -171,19 +171,20 @@ fn missing() -> Error {
     Error::Internal("a task has no outcome".to_owned())
 }
 
-/// Hands back what a statement has found. An error of one that tasks share is logged already.
-fn shared<S, T>(
+/// Hands an outcome to the state that asked for it. What met a lock is the same task once more. An error of a statement
+/// that tasks share is logged already.
+pub(super) fn shared<S, T>(
     state: S,
     found: Result<T, Error>,
     is_shared: bool,
-    again: fn(S) -> Task,
+    again: impl FnOnce(S) -> Task,
     then: impl FnOnce(S, T) -> Outcome,
 ) -> Outcome {
     match found {
-        Err(error) if is_shared && !matches!(error, Error::Contended) => {
-            Ok(Progress::Done(Response::from(&error)))
-        }
-        found => hand_back(state, found, again, then),
+        Ok(value) => then(state, value),
+        Err(Error::Contended) => Ok(Progress::Contended(again(state))),
+        Err(error) if is_shared => Ok(Progress::Done(Response::from(&error))),
+        Err(error) => Err(error),
     }
 }
 

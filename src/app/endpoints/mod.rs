@@ -202,18 +202,14 @@ fn options(routes: &[Route]) -> Response {
     }
 }
 
-/// Hands an outcome to the state that asked for it. What met a lock is the same task once more.
+/// Hands an outcome of its own to the state that asked for it.
 fn hand_back<S, T>(
     state: S,
     outcome: Result<T, Error>,
     again: impl FnOnce(S) -> Task,
     then: impl FnOnce(S, T) -> Outcome,
 ) -> Outcome {
-    match outcome {
-        Ok(value) => then(state, value),
-        Err(Error::Contended) => Ok(Progress::Contended(again(state))),
-        Err(error) => Err(error),
-    }
+    batch::shared(state, outcome, false, again, then)
 }
 
 /// An answer with one user and the tag of its state.

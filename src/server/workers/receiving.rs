@@ -21,7 +21,8 @@ const RECEIVE_BYTES: usize = 256 << 10;
 const RECEIVE_ANSWERED: usize = 8;
 
 impl Shared {
-    /// Waits for requests, at most until that time, and queues them.
+    /// Waits for a request, at most until that time. Judges it, and those that are there behind it; answers those that
+    /// need no database, and queues the others.
     pub(super) fn receive<'a>(
         &'a self,
         state: MutexGuard<'a, State>,
@@ -36,31 +37,10 @@ impl Shared {
                 self.server.recv_timeout(time).ok().flatten()
             }
         };
-        let judged = self.judge(first.or_else(|| self.try_receive()), recorder);
-        let mut state = self.state();
-        state.roles.returned(Role::Receive(until));
-        self.push(state, judged, recorder)
-    }
-
-    /// A request that is there. tiny_http answers a worker that was told to leave its queue as if it were empty.
-    pub(super) fn try_receive(&self) -> Option<tiny_http::Request> {
-        loop {
-            let found = self.server.try_recv().ok().flatten();
-            let less = |count: usize| count.checked_sub(1);
-            if found.is_some()
-                || self.unblocks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_err()
-            {
-                return found;
-            }
-        }
-    }
-
-    /// Judges a request, and those that are there behind it; answers those that need no database.
-    pub(super) fn judge(&self, first: Option<tiny_http::Request>, recorder: &Recorder) -> Vec<(Job, Needs)> {
+        let mut next = first.or_else(|| self.try_receive());
+        let received = Instant::now();
         let mut judged = Vec::new();
         let (mut bytes, mut answered) = (0, 0);
-        let mut next = first;
-        let received = Instant::now();
         while let Some(incoming) = next {
             if let Ok(Some((mut job, request))) = guard(None, || self.accept(incoming, received)) {
                 bytes += request.body.len();
@@ -81,7 +61,22 @@ impl Shared {
             }
             next = self.try_receive();
         }
-        judged
+        let mut state = self.state();
+        state.roles.returned(Role::Receive(until));
+        self.push(state, judged, recorder)
+    }
+
+    /// A request that is there. tiny_http answers a worker that was told to leave its queue as if it were empty.
+    fn try_receive(&self) -> Option<tiny_http::Request> {
+        loop {
+            let found = self.server.try_recv().ok().flatten();
+            let less = |count: usize| count.checked_sub(1);
+            if found.is_some()
+                || self.unblocks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_err()
+            {
+                return found;
+            }
+        }
     }
 
     /// The request, and a job for it; `None` where no client waits for its answer any more.
@@ -108,7 +103,7 @@ impl Shared {
         Some((Job { task: None, slot, id, received, deadline, method, name, path, held }, request))
     }
 
-    pub(super) fn push<'a>(
+    fn push<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
         judged: Vec<(Job, Needs)>,

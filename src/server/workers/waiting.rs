@@ -10,13 +10,6 @@ use std::{
 };
 
 impl Shared {
-    /// Before a worker executes a batch: wakes another one for what else there is to do.
-    pub(super) fn wake_for_the_rest(&self, state: &State, now: Instant) {
-        let (is_ready, due) = (state.scheduler.is_ready(now), state.scheduler.next_time(now));
-        let ends_soon = state.scheduler.ends_by(now).is_some();
-        self.wake(state.roles.wake_for_the_rest(is_ready, ends_soon, due));
-    }
-
     /// Wakes this worker.
     pub(super) fn wake(&self, worker: Option<Wake>) {
         match worker {
