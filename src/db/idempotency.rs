@@ -62,7 +62,7 @@ pub enum Once {
     Kept(Box<KeptCreate>),
 }
 
-/// A create with a key and without a password.
+/// A create with a key, without its password.
 #[derive(Debug, Clone, Copy)]
 pub struct NewOnce<'a> {
     /// The key.
@@ -85,20 +85,14 @@ impl Users {
 
     /// Stores a user, its password's hash and the key, in one transaction; or finds what was kept of the same key, and
     /// stores nothing. One round trip; one more where the address is taken: [`Error::AlreadyExists`].
-    pub fn create_once(
-        &self,
-        key: &Key,
-        fingerprint: &Fingerprint,
-        values: Values,
-        password: Option<&PasswordHash>,
-        deadline: Instant,
-    ) -> Result<Once, Error> {
+    pub fn create_once(&self, new: &NewOnce, password: Option<&PasswordHash>) -> Result<Once, Error> {
+        let NewOnce { key, fingerprint, values, deadline } = new;
         let hash = password.map(PasswordHash::as_phc);
         let params: [Param; 3] =
             [(&key.as_bytes(), Type::BYTEA), (&fingerprint.as_bytes(), Type::BYTEA), (&hash, Type::TEXT)];
-        let params = with_values(&params, &values);
-        let created = self.pool.change(CREATE_ONCE.text(), &params, Deadlines::One(deadline));
-        let created = created.and_then(|created| self.once(created.only(deadline, no_row)?));
+        let params = with_values(&params, values);
+        let created = self.pool.change(CREATE_ONCE.text(), &params, Deadlines::One(*deadline));
+        let created = created.and_then(|created| self.once(created.only(*deadline, no_row)?));
         self.or_kept(key, created)
     }
 
@@ -175,7 +169,7 @@ impl Batched for NewOnce<'_> {
     }
 
     fn unbatched(&self, users: &Users) -> Result<Once, Error> {
-        users.create_once(self.key, self.fingerprint, self.values, None, self.deadline)
+        users.create_once(self, None)
     }
 }
 

@@ -21,7 +21,7 @@
 use crate::{
     App, ScratchDatabase,
     config::{Config, PasswordHashing, Secret},
-    db::scratch,
+    db::{New, scratch},
     server::Server,
     start_error::StartError,
     users::{
@@ -181,7 +181,8 @@ impl TestServer {
     fn create(&self, name: &str, email: &str, password: Option<Secret>) -> User {
         let create = || {
             let hash = password.as_ref().map(|clear| self.hasher.hash(clear)).transpose()?;
-            self.app().users().create(Values::new(name, email), hash.as_ref(), self.app().deadline())
+            let new = New { values: Values::new(name, email), deadline: self.app().deadline() };
+            self.app().users().create(&new, hash.as_ref())
         };
         crate::db::blocking::outside_of_runtimes(create)
             .unwrap_or_else(|error| panic!("cannot create the user {email}: {error:?}"))

@@ -142,7 +142,8 @@ pub(in crate::app) fn execute(app: &App, tasks: Vec<Task>, deadlines: &[Instant]
         Task::CreateAlone(task) => task.execute(app, *deadline),
         Task::UpdateAlone(task) => task.execute(app, *deadline),
         Task::DeleteAlone(task) => {
-            let deleted = app.users.delete(task.id, &task.condition, *deadline);
+            let (condition, deadline) = (&task.condition, *deadline);
+            let deleted = app.users.delete(&db::Delete { id: task.id, condition, deadline });
             hand_back(task, deleted, Task::DeleteAlone, Delete::deleted)
         }
         Task::Rehash(task) => task.execute(app, *deadline),

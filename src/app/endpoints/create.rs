@@ -13,7 +13,7 @@ use crate::{
         preconditions::etag,
     },
     config::Secret,
-    db::Once,
+    db::{New, NewOnce, Once},
     error::Error,
     http::{Request, Response},
     users::{
@@ -158,13 +158,14 @@ impl CreateAlone {
         let CreateAlone(Create { new, keyed }, hash) = self;
         match keyed {
             None => {
-                let user = app.users.create(new.values(), Some(&hash), deadline);
+                let user = app.users.create(&New { values: new.values(), deadline }, Some(&hash));
                 let again = |create| Task::CreateAlone(CreateAlone(create, hash));
                 hand_back(Create { new, keyed }, user, again, Create::created)
             }
             Some(keyed) => {
                 let Keyed { key, fingerprint, .. } = &*keyed;
-                let once = app.users.create_once(key, fingerprint, new.values(), Some(&hash), deadline);
+                let once = NewOnce { key, fingerprint, values: new.values(), deadline };
+                let once = app.users.create_once(&once, Some(&hash));
                 let again = |create: Repeatable| Task::CreateAlone(CreateAlone(create.into_create(), hash));
                 hand_back(Repeatable { new, keyed }, once, again, Repeatable::created)
             }

@@ -11,7 +11,7 @@ use crate::{
         preconditions::Preconditions,
     },
     config::Secret,
-    db::{PasswordChange, Updated},
+    db::{self, PasswordChange, Updated},
     error::Error,
     http::Request,
     users::{
@@ -116,7 +116,8 @@ impl HashChange {
 impl UpdateAlone {
     pub fn execute(self, app: &App, deadline: Instant) -> Outcome {
         let UpdateAlone(Update { id, changes, condition }, password) = &self;
-        let updated = app.users.update(*id, changes.values(), password, condition, deadline);
+        let update = db::Update { id: *id, values: changes.values(), condition, deadline };
+        let updated = app.users.update(&update, password);
         hand_back(self, updated, Task::UpdateAlone, |_, user| Ok(Progress::Done(one(200, &user))))
     }
 }

@@ -109,7 +109,8 @@ mod tests {
             drawn = sql.query_one("select last_value from users_id_seq", &[]).unwrap().get(0);
             drawn - before
         };
-        app.users().create(Values::new("Bob", "taken@example.com"), None, Instant::now() + LONG).unwrap();
+        let bob = New { values: Values::new("Bob", "taken@example.com"), deadline: Instant::now() + LONG };
+        app.users().create(&bob, None).unwrap();
         assert_eq!(create(false), 1 + 2);
         assert_eq!(create(true), 3 + 3, "without the clause, and then with it");
         assert_eq!(create(true), 3, "with it");

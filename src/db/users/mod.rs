@@ -128,10 +128,10 @@ mod tests {
         let database = ScratchDatabase::create().unwrap();
         let app = App::open(&Config { production, db_pool_size: 2, ..database.config() }).unwrap();
         let hash = Hasher::new(PasswordHashing::Owasp).hash(&PASSWORD.into()).unwrap();
-        app.users()
-            .create(Values::new("Ada", "ada@example.com"), Some(&hash), Instant::now() + LONG)
-            .unwrap();
-        app.users().create(Values::new("Bob", "bob@example.com"), None, Instant::now() + LONG).unwrap();
+        let deadline = Instant::now() + LONG;
+        let new = |name, email| New { values: Values::new(name, email), deadline };
+        app.users().create(&new("Ada", "ada@example.com"), Some(&hash)).unwrap();
+        app.users().create(&new("Bob", "bob@example.com"), None).unwrap();
         (database, app)
     }
 
@@ -147,10 +147,11 @@ mod tests {
             vec![users.find_many(&[1]).unwrap().remove(0), users.find_many(&[2]).unwrap().remove(0)];
         unloaded.extend(users.find_by_email(&["ada@example.com"]).unwrap().pop().unwrap());
         let deadline = Instant::now() + LONG;
-        let renamed = Values { name: Some("Robert"), ..Values::default() };
-        unloaded.push(users.create(Values::new("Eve", "eve@example.com"), None, deadline).unwrap());
-        unloaded
-            .push(users.update(2, renamed, &PasswordChange::Keep, &Condition::default(), deadline).unwrap());
+        let values = Values { name: Some("Robert"), ..Values::default() };
+        let eve = New { values: Values::new("Eve", "eve@example.com"), deadline };
+        unloaded.push(users.create(&eve, None).unwrap());
+        let renamed = Update { id: 2, values, condition: &Condition::default(), deadline };
+        unloaded.push(users.update(&renamed, &PasswordChange::Keep).unwrap());
         assert_eq!(unloaded.len(), 5);
         for user in unloaded {
             assert!(!user.credential.is_loaded());

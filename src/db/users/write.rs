@@ -86,7 +86,7 @@ pub enum PasswordChange {
     Set(PasswordHash),
 }
 
-/// A user to be created without a password.
+/// A user to be created, without its password.
 #[derive(Debug, Clone, Copy)]
 pub struct New<'a> {
     /// The user: all values.
@@ -102,7 +102,7 @@ pub struct Update<'a> {
     pub id: i64,
     /// What is new.
     pub values: Values<'a>,
-    /// In which state; [simple](Condition::is_simple).
+    /// In which state; of several in one statement, [simple](Condition::is_simple).
     pub condition: &'a Condition,
     /// Nothing is changed past this.
     pub deadline: Instant,
@@ -123,7 +123,7 @@ pub enum Updated {
 pub struct Delete<'a> {
     /// The user.
     pub id: i64,
-    /// In which state; [simple](Condition::is_simple).
+    /// In which state; of several in one statement, [simple](Condition::is_simple).
     pub condition: &'a Condition,
     /// Nothing is removed past this.
     pub deadline: Instant,
@@ -134,21 +134,17 @@ pub struct Delete<'a> {
 impl Users {
     /// Stores a user, and its password's hash with it. One round trip; [`Error::AlreadyExists`] when the
     /// address is taken.
-    pub fn create(
-        &self,
-        values: Values,
-        password: Option<&PasswordHash>,
-        deadline: Instant,
-    ) -> Result<User, Error> {
-        let until = Deadlines::One(deadline);
+    pub fn create(&self, new: &New, password: Option<&PasswordHash>) -> Result<User, Error> {
+        let New { values, deadline } = new;
+        let until = Deadlines::One(*deadline);
         let created = match password.map(PasswordHash::as_phc) {
-            None => self.pool.change(CREATE.text(), &with_values(&[], &values), until)?,
+            None => self.pool.change(CREATE.text(), &with_values(&[], values), until)?,
             Some(hash) => {
-                let params = with_values(&[(&hash, Type::TEXT)], &values);
+                let params = with_values(&[(&hash, Type::TEXT)], values);
                 self.pool.change(CREATE_WITH_PASSWORD.text(), &params, until)?
             }
         };
-        self.user(created.only(deadline, no_row)?)
+        self.user(created.only(*deadline, no_row)?)
     }
 
     /// Stores users in one statement and one commit, each with the outcome that it would have had unbatched. One round
@@ -163,37 +159,28 @@ impl Users {
     /// One round trip, and one more where another transaction changes the user meanwhile. [`Error::NotFound`],
     /// [`Error::AlreadyExists`], [`Error::PreconditionFailed`] where the condition does not hold; [`Error::Contended`] as
     /// well where a password is removed that another transaction may just have set.
-    pub fn update(
-        &self,
-        id: i64,
-        values: Values,
-        password: &PasswordChange,
-        condition: &Condition,
-        deadline: Instant,
-    ) -> Result<User, Error> {
+    pub fn update(&self, update: &Update, password: &PasswordChange) -> Result<User, Error> {
+        let Update { id, values, condition, deadline } = update;
         let (hash, remove) = match password {
-            PasswordChange::Keep if condition.is_simple() => {
-                let update = Update { id, values, condition, deadline };
-                match self.update_one(&update)? {
-                    Some(user) => return Ok(user),
-                    None => (None, false),
-                }
-            }
+            PasswordChange::Keep if condition.is_simple() => match self.update_one(update)? {
+                Some(user) => return Ok(user),
+                None => (None, false),
+            },
             PasswordChange::Keep => (None, false),
             PasswordChange::Remove => (None, true),
             PasswordChange::Set(hash) => (Some(hash.as_phc()), false),
         };
         let [allowed, except] = states(condition);
         let params: [Param; 5] = [
-            (&id, Type::INT8),
+            (id, Type::INT8),
             (&hash, Type::TEXT),
             (&remove, Type::BOOL),
             (&allowed, Type::BYTEA_ARRAY),
             (&except, Type::BYTEA_ARRAY),
         ];
-        let params = with_values(&params, &values);
-        let updated = self.pool.change(UPDATE.text(), &params, Deadlines::One(deadline))?;
-        let row = updated.only(deadline, || Error::NotFound)?;
+        let params = with_values(&params, values);
+        let updated = self.pool.change(UPDATE.text(), &params, Deadlines::One(*deadline))?;
+        let row = updated.only(*deadline, || Error::NotFound)?;
         match (column(row, "allowed")?, column(row, "overtaken")?) {
             (false, _) => Err(Error::PreconditionFailed),
             (true, true) => Err(Error::Contended),
@@ -238,7 +225,8 @@ impl Users {
 
     /// Removes a user and its credential. One round trip; [`Error::NotFound`], and [`Error::PreconditionFailed`] where
     /// the condition does not hold.
-    pub fn delete(&self, id: i64, condition: &Condition, deadline: Instant) -> Result<(), Error> {
+    pub fn delete(&self, delete: &Delete) -> Result<(), Error> {
+        let Delete { id, condition, deadline } = *delete;
         let until = Deadlines::One(deadline);
         if condition.is_empty() {
             let deleted = self.pool.change(DELETE, &[(&id, Type::INT8)], until)?;
@@ -288,7 +276,7 @@ mod tests {
     use super::*;
     use crate::{
         App, ScratchDatabase,
-        db::tests::LONG,
+        db::{NewOnce, tests::LONG},
         users::{
             idempotency::{Fingerprint, Key},
             user::NewUser,
@@ -304,7 +292,8 @@ mod tests {
         let users = app.users();
         let hash = PasswordHash::from_phc("hash".into());
         let (soon, late) = (Instant::now() + LONG, Instant::now());
-        users.create(Values::new("Ada", "ada@example.com"), Some(&hash), soon).unwrap();
+        let ada = New { values: Values::new("Ada", "ada@example.com"), deadline: soon };
+        users.create(&ada, Some(&hash)).unwrap();
         let ada = users.find_many(&[1]).unwrap().remove(0);
         fn check<T: Debug>(outcome: Result<T, Error>) {
             assert!(matches!(outcome, Err(Error::Unavailable(_))), "{outcome:?}");
@@ -312,13 +301,14 @@ mod tests {
         let key = Key::new("k");
         for email in ["ada@example.com", "bob@example.com"] {
             let new = NewUser { name: "n".into(), email: email.into(), password: None };
-            let fingerprint = Fingerprint::of(&new);
+            let fingerprint = &Fingerprint::of(&new);
+            let new = New { values: new.values(), deadline: late };
+            let once = NewOnce { key: &key, fingerprint, values: new.values, deadline: late };
             for hash in [None, Some(&hash)] {
-                check(users.create(new.values(), hash, late));
-                check(users.create_once(&key, &fingerprint, new.values(), hash, late));
+                check(users.create(&new, hash));
+                check(users.create_once(&once, hash));
             }
-            let batch = [New { values: new.values(), deadline: late }; 2];
-            users.create_many(&batch).into_iter().for_each(check);
+            users.create_many(&[new; 2]).into_iter().for_each(check);
         }
         let only = Condition { only: Some(vec![]), except: vec![] };
         let renamed = Values { name: Some("n"), ..Values::default() };
@@ -327,9 +317,10 @@ mod tests {
                 for password in
                     [PasswordChange::Keep, PasswordChange::Remove, PasswordChange::Set(hash.clone())]
                 {
-                    check(users.update(id, renamed, &password, &condition, late));
+                    let update = Update { id, values: renamed, condition: &condition, deadline: late };
+                    check(users.update(&update, &password));
                 }
-                check(users.delete(id, &condition, late));
+                check(users.delete(&Delete { id, condition: &condition, deadline: late }));
             }
         }
         for condition in [Condition::default(), only] {

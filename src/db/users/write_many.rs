@@ -63,7 +63,7 @@ impl Batched for New<'_> {
     }
 
     fn unbatched(&self, users: &Users) -> Result<User, Error> {
-        users.create(self.values, None, self.deadline)
+        users.create(self, None)
     }
 }
 
@@ -94,8 +94,7 @@ impl Batched for Update<'_> {
     }
 
     fn unbatched(&self, users: &Users) -> Result<Updated, Error> {
-        let Update { id, values, condition, deadline } = *self;
-        users.update(id, values, &PasswordChange::Keep, condition, deadline).map(Updated::User)
+        users.update(self, &PasswordChange::Keep).map(Updated::User)
     }
 }
 
@@ -122,7 +121,7 @@ impl Batched for Delete<'_> {
     }
 
     fn unbatched(&self, users: &Users) -> Result<(), Error> {
-        users.delete(self.id, self.condition, self.deadline)
+        users.delete(self)
     }
 }
 
