@@ -147,12 +147,8 @@ impl Batched for NewOnce<'_> {
     type Outcome = Once;
     type Key = Option<String>;
 
-    fn key(&self) -> Option<String> {
-        address(&self.values)
-    }
-
-    fn deadline(&self) -> Instant {
-        self.deadline
+    fn key(&self) -> (Option<String>, Instant) {
+        (address(&self.values), self.deadline)
     }
 
     fn batched(users: &Users, new: &[&Self], deadlines: &[Instant]) -> Result<Changed, Error> {

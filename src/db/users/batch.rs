@@ -17,10 +17,8 @@ pub(in crate::db) trait Batched: Sized {
     /// What the requests are ordered by in a statement, so that two statements wait for each other in one direction only.
     type Key: Ord;
 
-    fn key(&self) -> Self::Key;
-
-    /// Nothing is changed past this.
-    fn deadline(&self) -> Instant;
+    /// Its key, and its deadline, past which nothing is changed.
+    fn key(&self) -> (Self::Key, Instant);
 
     /// Executes the statement for all of them.
     fn batched(users: &Users, given: &[&Self], deadlines: &[Instant]) -> Result<Changed, Error>;
@@ -36,17 +34,19 @@ impl Users {
     /// Executes requests in one statement and one commit, each with the outcome that it would have had unbatched.
     pub(in crate::db) fn batch<T: Batched>(&self, requests: &[T]) -> Vec<Result<T::Outcome, Error>> {
         let executed = || {
-            let mut order: Vec<usize> = (0..requests.len()).collect();
+            let keyed = requests.iter().map(T::key).enumerate();
+            let mut order: Vec<_> = keyed.map(|(at, (key, deadline))| (key, at, deadline)).collect();
             // Of equal addresses the first wins.
-            order.sort_by_cached_key(|at| requests[*at].key());
-            let given: Vec<&T> = order.iter().map(|at| &requests[*at]).collect();
-            let deadlines: Vec<Instant> = given.iter().map(|request| request.deadline()).collect();
+            order.sort();
+            let given: Vec<&T> = order.iter().map(|(_, at, _)| &requests[*at]).collect();
+            let deadlines: Vec<Instant> = order.iter().map(|(.., deadline)| *deadline).collect();
             let changed = T::batched(self, &given, &deadlines)?;
             let rows = at_positions(&changed.rows, given.len(), Ok)?;
             let mut outcomes: Vec<_> = (0..given.len()).map(|_| Err(Error::AlreadyExists)).collect();
-            for (at, row) in rows.into_iter().enumerate() {
-                let late = changed.not_begun(at, deadlines[at]);
-                outcomes[order[at]] = given[at].outcome(self, row, late);
+            for (place, row) in rows.into_iter().enumerate() {
+                let (_, at, deadline) = &order[place];
+                let late = changed.not_begun(place, *deadline);
+                outcomes[*at] = requests[*at].outcome(self, row, late);
             }
             Ok(outcomes)
         };

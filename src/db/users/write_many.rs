@@ -45,12 +45,8 @@ impl Batched for New<'_> {
     type Outcome = User;
     type Key = Option<String>;
 
-    fn key(&self) -> Option<String> {
-        address(&self.values)
-    }
-
-    fn deadline(&self) -> Instant {
-        self.deadline
+    fn key(&self) -> (Option<String>, Instant) {
+        (address(&self.values), self.deadline)
     }
 
     fn batched(users: &Users, new: &[&Self], deadlines: &[Instant]) -> Result<Changed, Error> {
@@ -71,12 +67,8 @@ impl Batched for Update<'_> {
     type Outcome = Updated;
     type Key = i64;
 
-    fn key(&self) -> i64 {
-        self.id
-    }
-
-    fn deadline(&self) -> Instant {
-        self.deadline
+    fn key(&self) -> (i64, Instant) {
+        (self.id, self.deadline)
     }
 
     fn batched(users: &Users, updates: &[&Self], deadlines: &[Instant]) -> Result<Changed, Error> {
@@ -102,12 +94,8 @@ impl Batched for Delete<'_> {
     type Outcome = ();
     type Key = i64;
 
-    fn key(&self) -> i64 {
-        self.id
-    }
-
-    fn deadline(&self) -> Instant {
-        self.deadline
+    fn key(&self) -> (i64, Instant) {
+        (self.id, self.deadline)
     }
 
     fn batched(users: &Users, deletes: &[&Self], deadlines: &[Instant]) -> Result<Changed, Error> {
