@@ -10,7 +10,7 @@ mod watch;
 
 use super::{
     sqlstate::{self, explain},
-    tls::{self, Connector},
+    tls::Connector,
 };
 use cancel::Cancel;
 use descriptor::connected_socket;
@@ -256,12 +256,12 @@ struct Watched {
 }
 
 impl MakeTlsConnect<Socket> for Watched {
-    type Stream = tls::Stream;
-    type TlsConnect = tls::Handshake;
+    type Stream = <Connector as MakeTlsConnect<Socket>>::Stream;
+    type TlsConnect = <Connector as MakeTlsConnect<Socket>>::TlsConnect;
     type Error = io::Error;
 
     // Called for every address, right after its TCP or Unix connect, whether TLS is on or off.
-    fn make_tls_connect(&mut self, host: &str) -> io::Result<tls::Handshake> {
+    fn make_tls_connect(&mut self, host: &str) -> io::Result<Self::TlsConnect> {
         let socket = connected_socket()?;
         if socket.is_none() && !self.watch.watches.unbounded.swap(true, Ordering::Relaxed) {
             log::warn!(
@@ -270,7 +270,7 @@ impl MakeTlsConnect<Socket> for Watched {
             );
         }
         self.watch.begin_anew(socket, self.limit);
-        self.tls.make_tls_connect(host)
+        self.tls.make_tls_connect(host).map_err(io::Error::other)
     }
 }
 

@@ -1,12 +1,9 @@
 //! TLS to the database. Owns what of a server's certificate is checked, and how its refusal is put into words. Must
-//! not know where settings come from. Without the feature `tls` there is a connector that never speaks TLS.
+//! not know where settings come from.
 
 #[cfg(feature = "tls")]
 mod certificate;
 #[cfg(feature = "tls")]
-mod connector;
-#[cfg(not(feature = "tls"))]
-#[path = "plain.rs"]
 mod connector;
 #[cfg(all(test, feature = "tls"))]
 mod tests;
@@ -15,7 +12,18 @@ mod verifier;
 
 use std::path::PathBuf;
 
-pub use connector::{Connector, Handshake, Stream, connector};
+pub use connector::{Connector, connector};
+
+/// Of a build without TLS. A target that requires TLS is refused before it gets here.
+#[cfg(not(feature = "tls"))]
+mod connector {
+    pub use postgres::NoTls as Connector;
+
+    /// A connector that never speaks TLS.
+    pub fn connector(_: Option<&super::TlsSettings>) -> Result<Connector, String> {
+        Ok(Connector)
+    }
+}
 
 /// How TLS is spoken where it is spoken. Whether it is, and whether it may fall back to plain text,
 /// is `postgres::Config`'s `ssl_mode`.
