@@ -28,13 +28,7 @@ pub(crate) use routes::{at_once, fields, label};
 use crate::{
     budget::Budget,
     config::Config,
-    db::{
-        Cleaner,
-        blocking::{DropOutside, outside_of_runtimes},
-        migrate::Migrations,
-        open::Opening,
-        users::Users,
-    },
+    db::{Cleaner, blocking::outside_of_runtimes, migrate::Migrations, open::Opening, users::Users},
     error::Error,
     http::{Request, RequestId, Response},
     metrics::{Metrics, Text},
@@ -50,7 +44,7 @@ use std::{
 
 /// The service without a server: a function from a request to a response. Shared by reference between threads.
 pub struct App {
-    users: DropOutside<Users>,
+    users: Users,
     rules: Rules,
     health: Arc<Health>,
     metrics: Metrics,
@@ -88,7 +82,7 @@ impl App {
         let budget = Budget::new(config.limits.memory_budget);
         App {
             _cleaner: cleaner,
-            users: DropOutside::new(users),
+            users,
             rules: Rules::new(config),
             health: Arc::new(health),
             metrics: Metrics::new(&Lane::LABELS, routes::labels()),

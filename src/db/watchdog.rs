@@ -9,6 +9,7 @@ mod descriptor;
 mod watch;
 
 use super::{
+    blocking::outside_of_runtimes,
     sqlstate::{self, explain},
     tls::Connector,
 };
@@ -84,9 +85,11 @@ struct Activity {
 
 /// A client whose waits are bounded where its [`Watch`] is told, and whose closing always is.
 pub struct Connection {
-    client: Client,
+    client: Option<Client>,
     watch: Arc<Watch>,
 }
+
+const CLIENT: &str = "it is taken by drop only";
 
 impl Connection {
     pub(super) fn watch(&self) -> &Watch {
@@ -104,20 +107,22 @@ impl Deref for Connection {
     type Target = Client;
 
     fn deref(&self) -> &Client {
-        &self.client
+        self.client.as_ref().expect(CLIENT)
     }
 }
 
 impl DerefMut for Connection {
     fn deref_mut(&mut self) -> &mut Client {
-        &mut self.client
+        self.client.as_mut().expect(CLIENT)
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // The client is dropped after this, and the watch after the client.
         self.watch.begin(CLOSE_TIMEOUT);
+        let client = self.client.take();
+        // This may be in an async task, which drops the service.
+        outside_of_runtimes(|| drop(client));
     }
 }
 
@@ -188,7 +193,7 @@ impl Watchdog {
         let manager = PostgresConnectionManager::new(config.clone(), watched);
         let connected = without_panic(|| {
             manager.connect().and_then(|client| {
-                let mut connection = Connection { client, watch: watch.clone() };
+                let mut connection = Connection { client: Some(client), watch: watch.clone() };
                 watch.begin(limit);
                 connection.batch_execute(set_up).map(|()| connection)
             })
