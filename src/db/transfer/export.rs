@@ -1,6 +1,6 @@
 //! All users of one snapshot, by id.
 
-use super::{notice_its_end, start};
+use super::begin;
 use crate::{
     db::users::{ANSWERED, PAGES, Sql, record},
     users::user::UserRef,
@@ -20,9 +20,7 @@ static EXPORT_WITH_HASHES: Sql = Sql::new(
 ///
 /// The rows come by the index: a sort would hold all of them on the server's disk before the first one is sent.
 pub fn begin_export(client: &mut Client, prepared: bool) -> Result<Transaction<'_>, Error> {
-    notice_its_end(client, prepared);
-    let mut transaction = client.build_transaction().read_only(true).start()?;
-    start(&mut transaction, prepared)?;
+    let mut transaction = begin(client, prepared, true)?;
     transaction
         .batch_execute("set local enable_sort = off; set local max_parallel_workers_per_gather = 0")?;
     Ok(transaction)

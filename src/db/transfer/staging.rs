@@ -1,7 +1,7 @@
 //! The transaction of an import: users are staged in a temporary table, looked for in what is stored, and stored by one
 //! statement; or stored as they come.
 
-use super::{notice_its_end, start};
+use super::begin;
 use crate::{
     db::{
         pool::MOVE_IDS,
@@ -9,7 +9,7 @@ use crate::{
     },
     users::{password::PasswordHash, timestamp::Timestamp, user::UserRef},
 };
-use postgres::{Client, IsolationLevel, Row, Transaction, types::Type};
+use postgres::{Client, Row, Transaction, types::Type};
 use std::io::{self, Write};
 
 /// What an import stages before it stores it. Of the session alone, and gone with the transaction.
@@ -146,10 +146,7 @@ impl<'a> Staging<'a> {
         prepared: bool,
         keep_ids: bool,
     ) -> Result<Staging<'a>, postgres::Error> {
-        notice_its_end(client, prepared);
-        let mut transaction =
-            client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start()?;
-        start(&mut transaction, prepared)?;
+        let mut transaction = begin(client, prepared, false)?;
         transaction.batch_execute(STAGE.text())?;
         let sql = "select pg_catalog.now(), not pg_catalog.row_security_active('users')";
         let row = transaction.query_typed_one(sql, &[])?;
