@@ -80,9 +80,9 @@ fn look(
         StartError::System(error) => ("system", error.to_string()),
         error => ("system", error.to_string()),
     })?;
-    on_wait(&opening.to_string());
+    on_wait(&opening.target.to_string());
     let mut client = opening.connect().map_err(unusable)?;
-    findings.push((Weight::Fine, "database", format!("connected to {opening}")));
+    findings.push((Weight::Fine, "database", format!("connected to {}", opening.target)));
     let failed = |error: postgres::Error| ("database", explain(&error));
     let server = inspection::server(&mut client, config.db_pool_size).map_err(failed)?;
     findings.extend(server.into_iter().map(|(weight, line)| (weight, "database", line)));

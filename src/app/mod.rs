@@ -28,7 +28,10 @@ pub(crate) use routes::{at_once, fields, label};
 use crate::{
     budget::Budget,
     config::Config,
-    db::{Cleaner, blocking::outside_of_runtimes, migrate::Migrations, open::Opening, users::Users},
+    db::{
+        Cleaner, Pool, blocking::outside_of_runtimes, migrate::Migrations, open::Opening, probe::Prober,
+        users::Users,
+    },
     error::Error,
     http::{Request, RequestId, Response},
     metrics::{Metrics, Text},
@@ -67,11 +70,12 @@ impl App {
         outside_of_runtimes(|| {
             let opening = Opening::new(config)?;
             let migrations = Migrations::load(config.migrations_dir.as_deref())?;
-            log::info!("connecting to {opening}");
+            log::info!("connecting to {}", opening.target);
             let schema = migrations.schema();
             opening.migrate(migrations, config.migrate)?;
-            let prober = opening.prober(schema, config.db_prepared).map_err(StartError::System)?;
-            let users = Users::new(opening.into_pool(config), config.production);
+            let prober = Prober::start(opening.servers.clone(), schema, config.db_prepared)
+                .map_err(StartError::System)?;
+            let users = Users::new(Pool::new(opening.servers, config), config.production);
             let cleaner = Cleaner::start(users.pool()).map_err(StartError::System)?;
             Ok(App::new(users, cleaner, Health::new(prober), config))
         })

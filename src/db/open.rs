@@ -1,10 +1,7 @@
-//! From the settings to the database: sessions without bounds for migrations, exports and imports, and the pool and the
-//! prober of a service.
+//! From the settings to the database: its servers, and sessions without bounds for migrations, exports and imports.
 
 use super::{
-    Pool,
-    migrate::{Migrations, Schema, follow_the_schema, renamed_schema},
-    probe::Prober,
+    migrate::{Migrations, follow_the_schema, renamed_schema},
     servers::Servers,
     target::Target,
     tls,
@@ -12,7 +9,6 @@ use super::{
 };
 use crate::{config::Config, start_error::StartError};
 use std::{
-    fmt, io,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -20,8 +16,8 @@ use std::{
 
 /// A database, and all that it takes to connect to it.
 pub(crate) struct Opening {
-    target: Target,
-    servers: Arc<Servers>,
+    pub target: Target,
+    pub servers: Arc<Servers>,
     timeout: Duration,
     set_up: &'static str,
 }
@@ -110,22 +106,5 @@ impl Opening {
             return Err(StartError::NotMigrated(missing));
         }
         migrations.apply(&mut client, &mut *self.connect()?).map_err(StartError::Migration)
-    }
-
-    /// A prober that has a session of its own while it is asked.
-    pub fn prober(&self, schema: Schema, prepared: bool) -> io::Result<Prober> {
-        Prober::start(self.servers.clone(), schema, prepared)
-    }
-
-    /// The pool of a service of these settings.
-    pub fn into_pool(self, config: &Config) -> Pool {
-        Pool::new(self.servers, config)
-    }
-}
-
-/// Hosts, database, user and TLS; never the password.
-impl fmt::Display for Opening {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.target.fmt(f)
     }
 }
