@@ -105,7 +105,7 @@ mod frontend;
 pub mod fuzzing {
     pub use crate::frontend::{
         Served,
-        http1::{Step, Traits, framing::Framing},
+        http1::{Parsed, Traits, framing::Framing},
     };
 }
 mod host;

@@ -30,7 +30,7 @@ use std::{
     net::IpAddr,
     time::{Duration, Instant},
 };
-use writing::Answer;
+use writing::Unsent;
 pub use writing::linger_time;
 
 /// Reads and writes that a connection gets in one iteration of the event loop, before others get theirs.
@@ -97,7 +97,7 @@ enum State {
     /// The request is with the workers; `input` is what was read beyond it.
     Working { since: Instant, request: InWork, input: Input },
     /// The socket did not take all of an answer.
-    Writing { since: Instant, answer: Answer },
+    Writing { since: Instant, answer: Unsent },
     /// The last answer is sent.
     Closing,
     /// Shut down for writing; up to `left` bytes more are read and thrown away.

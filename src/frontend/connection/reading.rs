@@ -2,7 +2,7 @@
 
 use super::{Action, Connection, Context, InWork, State};
 use crate::frontend::{
-    http1::{Step, framing::Framing, head::Echo},
+    http1::{Parsed, framing::Framing, head::Echo},
     peers::{Client, Peer},
     shared::Shared,
     slot::Slot,
@@ -158,9 +158,9 @@ impl Connection {
             false => input.used += used,
         }
         let fits = input.reserve(&shared.budget);
-        let awaits_continue = matches!(step, Ok(Step::Continue));
+        let awaits_continue = matches!(step, Ok(Parsed::Continue));
         let refused = match step {
-            Ok(Step::Complete(mut traits)) => {
+            Ok(Parsed::Complete(mut traits)) => {
                 if !fits {
                     // Requests behind this one are not answered, which the client sees by the end of the connection.
                     traits.persistence = Persistence::Close;
@@ -173,8 +173,8 @@ impl Connection {
             }
             Err(error) => Some(error),
             Ok(_) if !fits => Some(Error::Busy(no_memory(shared))),
-            Ok(Step::Head) => None,
-            Ok(Step::Body | Step::Continue) => {
+            Ok(Parsed::Head) => None,
+            Ok(Parsed::Body | Parsed::Continue) => {
                 let most = framing.most(&shared.limits).unwrap_or_default();
                 let fits = held.is_some() || reserve(&mut held, Purpose::Body, most, &shared.budget);
                 let may_wait = !awaits_continue && !context.last_try;

@@ -30,7 +30,7 @@ const LINGER_BYTES: usize = 8 << 20;
 const LINGER_TIME_STOPPING: Duration = Duration::from_millis(300);
 
 /// An answer that the socket did not take at once.
-pub(super) struct Answer {
+pub(super) struct Unsent {
     /// What is left of it.
     chunks: Chunks,
     /// How long all of it is.
@@ -43,7 +43,7 @@ pub(super) struct Answer {
     held: Option<Reservation>,
 }
 
-impl Answer {
+impl Unsent {
     /// The memory that it holds.
     pub fn memory(&self) -> usize {
         self.chunks.memory()
@@ -78,7 +78,7 @@ impl Connection {
         self.generation = self.generation.wrapping_add(1);
         let chunks = response.into_chunks(Persistence::Close, head_only, &id);
         let length = chunks.len();
-        let answer = Answer { chunks, length, id, moved: context.now, keep: None, held: None };
+        let answer = Unsent { chunks, length, id, moved: context.now, keep: None, held: None };
         self.state = State::Writing { since: context.now, answer };
         // More of the request may come.
         self.readable = true;
@@ -122,7 +122,7 @@ impl Connection {
                     held.get_or_insert_with(|| budget.count(Purpose::Work, 0)).set(memory);
                 }
                 let taken = length - chunks.len();
-                let answer = Answer { chunks, length, id: request.id, moved: now, keep, held };
+                let answer = Unsent { chunks, length, id: request.id, moved: now, keep, held };
                 self.state = State::Writing { since: now, answer };
                 taken
             }

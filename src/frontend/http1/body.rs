@@ -2,7 +2,7 @@
 //!
 //! Owns the decoding of chunks (RFC 9112, 7). Extensions and trailers are checked, bounded and dropped.
 
-use super::{Step, Traits, forbidden, is_text, request_line::is_token};
+use super::{Parsed, Traits, forbidden, is_text, request_line::is_token};
 use crate::{config::Limits, error::Error};
 use std::io::Write;
 
@@ -68,7 +68,7 @@ impl Body {
         used: &mut usize,
         limits: &Limits,
         out: &mut Vec<u8>,
-    ) -> Result<Step, Error> {
+    ) -> Result<Parsed, Error> {
         loop {
             let rest = &bytes[*used..];
             match self.next {
@@ -78,7 +78,7 @@ impl Body {
                     *used += count;
                     if count < left {
                         self.next = Part::Data(left - count);
-                        return Ok(Step::Body);
+                        return Ok(Parsed::Body);
                     }
                     if !self.chunked {
                         return Ok(self.complete(out));
@@ -87,7 +87,7 @@ impl Body {
                 }
                 Part::DataEnd => {
                     let Some(line) = line(rest, 0, Error::BadRequest("a chunk is too long"))? else {
-                        return Ok(Step::Body);
+                        return Ok(Parsed::Body);
                     };
                     debug_assert!(line.is_empty());
                     *used += 2;
@@ -96,7 +96,7 @@ impl Body {
                 Part::Size => {
                     let too_long = Error::BadRequest("a chunk's size line is too long");
                     let Some(line) = line(rest, MAX_CHUNK_LINE, too_long)? else {
-                        return Ok(Step::Body);
+                        return Ok(Parsed::Body);
                     };
                     *used += line.len() + 2;
                     let (size, extension_bytes) = chunk_size(line)?;
@@ -115,7 +115,7 @@ impl Body {
                 Part::Trailer => {
                     let left = limits.max_head_bytes - self.trailer_bytes;
                     let Some(line) = line(rest, left, Error::HeadTooLarge)? else {
-                        return Ok(Step::Body);
+                        return Ok(Parsed::Body);
                     };
                     *used += line.len() + 2;
                     if line.is_empty() {
@@ -136,10 +136,10 @@ impl Body {
         }
     }
 
-    fn complete(&self, out: &mut Vec<u8>) -> Step {
+    fn complete(&self, out: &mut Vec<u8>) -> Parsed {
         out.extend_from_slice(&self.head);
         write(&self.body, out);
-        Step::Complete(self.traits)
+        Parsed::Complete(self.traits)
     }
 }
 

@@ -5,7 +5,7 @@
 //! they were split on the way. To keep that true, every refusal is decided by the shortest prefix that deserves it.
 
 use super::{
-    Step,
+    Parsed,
     body::{self, Body},
     forbidden,
     head::{Echo, Head, Length, Served, parse_fields},
@@ -43,7 +43,7 @@ impl Framing {
     /// the same until the request is complete. `used` grows by how many bytes were used; the caller shows the others
     /// again, with more behind them. After a request that is complete or refused, another value reads on.
     ///
-    /// `out` grows by exactly one request when the step is [`Step::Complete`], and is untouched otherwise.
+    /// `out` grows by exactly one request when the step is [`Parsed::Complete`], and is untouched otherwise.
     pub fn advance(
         &mut self,
         bytes: &[u8],
@@ -52,7 +52,7 @@ impl Framing {
         served: Served,
         slot: impl Display,
         out: &mut Vec<u8>,
-    ) -> Result<Step, Error> {
+    ) -> Result<Parsed, Error> {
         if let Some(body) = &mut self.body {
             return body.advance(bytes, used, limits, out);
         }
@@ -66,7 +66,7 @@ impl Framing {
             *used += 2;
         }
         let Some((line, start, end)) = self.scan(&bytes[*used..], limits)? else {
-            return Ok(Step::Head);
+            return Ok(Parsed::Head);
         };
         let head = &bytes[*used..*used + end];
         *used += end;
@@ -83,7 +83,7 @@ impl Framing {
                 head.write(slot, out);
                 body::write(&rest[..length], out);
                 *used += length;
-                Ok(Step::Complete(head.traits))
+                Ok(Parsed::Complete(head.traits))
             }
             length => {
                 let mut lines = Vec::with_capacity(128);
@@ -95,7 +95,7 @@ impl Framing {
                 };
                 let body = self.body.insert(Box::new(body));
                 if awaited {
-                    return Ok(Step::Continue);
+                    return Ok(Parsed::Continue);
                 }
                 body.advance(bytes, used, limits, out)
             }
@@ -222,12 +222,12 @@ mod tests {
                 let step = framing.advance(&kept, &mut used, limits, SERVED, "S", &mut out);
                 kept.drain(..used);
                 match step {
-                    Ok(Step::Head | Step::Body) => {
+                    Ok(Parsed::Head | Parsed::Body) => {
                         assert_eq!(out, b"before");
                         break;
                     }
-                    Ok(Step::Continue) => outcome.continues += 1,
-                    Ok(Step::Complete(traits)) => {
+                    Ok(Parsed::Continue) => outcome.continues += 1,
+                    Ok(Parsed::Complete(traits)) => {
                         let head = out.windows(4).position(|w| w == b"\r\n\r\n").unwrap();
                         assert!(out.starts_with(b"before") && out[..head].is_ascii());
                         let request = String::from_utf8_lossy(&out[6..]).into_owned();

@@ -6,6 +6,8 @@
 mod body;
 mod forwarded;
 pub mod framing;
+#[cfg(test)]
+mod fuzz;
 pub(in crate::frontend) mod head;
 mod request_line;
 
@@ -17,7 +19,7 @@ use std::net::IpAddr;
 
 /// What came of some bytes.
 #[derive(Debug)]
-pub enum Step {
+pub enum Parsed {
     /// The head is incomplete, if only an empty line before it has arrived.
     Head,
     /// The body is incomplete.

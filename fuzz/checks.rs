@@ -1,0 +1,195 @@
+//! Any bytes, split in any way: never a panic, the same answers as unsplit, never more requests than
+//! the ends of heads, and nothing but well-formed ASCII lines and counted bodies towards tiny_http. Chunk extensions and
+//! Host fields are held against automatons of their own. Tests run these checks, too.
+//!
+//! The first byte says how many sizes of pieces follow it, and by its two highest bits what the rest is: 01 a chunk's
+//! extensions, 10 a Host field, else a whole stream.
+
+use super::{Framing, Limits, Parsed, Served};
+use std::net::Ipv6Addr;
+
+pub fn check_all(data: &[u8]) {
+    let Some((&first, rest)) = data.split_first() else {
+        return;
+    };
+    let (sizes, rest) = rest.split_at(rest.len().min(first as usize % 16));
+    match first >> 6 {
+        1 => any_extensions(rest, sizes),
+        2 => any_host(rest, sizes),
+        _ => {
+            any_stream(rest, sizes);
+        }
+    }
+}
+
+const SERVED: Served =
+    Served { fields: &["authorization", "content-type", "idempotency-key", "origin"], at_once: &["/"] };
+
+fn limits() -> Limits {
+    Limits {
+        max_head_bytes: 512,
+        max_request_line_bytes: 128,
+        max_header_fields: 8,
+        max_body_bytes: 64,
+        ..Limits::default()
+    }
+}
+
+fn any_stream(stream: &[u8], sizes: &[u8]) -> usize {
+    let limits = limits();
+    let at_once = feed(stream, &limits, &[]);
+    let split = feed(stream, &limits, sizes);
+    assert_eq!(at_once, split, "splits matter");
+    let bytes = feed(stream, &limits, &[0; 1]);
+    assert_eq!(at_once, bytes, "splits matter");
+    let ends = stream.windows(4).filter(|four| four == b"\r\n\r\n").count();
+    assert!(at_once.0.len() <= ends, "more answers than requests");
+    for request in &at_once.0 {
+        check(request);
+    }
+    at_once.0.len()
+}
+
+/// Whether the bytes can stand in a line, and the line within its limit.
+fn fits(bytes: &[u8]) -> bool {
+    bytes.len() < 200 && bytes.iter().all(|&byte| (byte >= b' ' && byte != 0x7f) || byte == b'\t')
+}
+
+fn any_extensions(extensions: &[u8], sizes: &[u8]) {
+    if !fits(extensions) || extensions.first().is_some_and(u8::is_ascii_hexdigit) {
+        return;
+    }
+    let head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1";
+    let stream = [head.as_slice(), extensions, b"\r\nx\r\n0\r\n\r\n"].concat();
+    let accepted = any_stream(&stream, sizes) == 1;
+    assert_eq!(accepted, are_extensions(extensions), "{:?}", String::from_utf8_lossy(extensions));
+}
+
+/// RFC 9112, 7.1.1, one byte at a time.
+fn are_extensions(bytes: &[u8]) -> bool {
+    #[derive(Clone, Copy, PartialEq)]
+    enum At {
+        Start,
+        BlankBeforeNext,
+        BeforeName,
+        Name,
+        BlankAfterName,
+        BeforeValue,
+        Token,
+        Quoted,
+        Escaped,
+        AfterQuoted,
+    }
+    use At::*;
+    let mut at = Start;
+    for &byte in bytes {
+        let token = byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+        at = match (at, byte) {
+            (Quoted, b'"') => AfterQuoted,
+            (Quoted, b'\\') => Escaped,
+            (Quoted | Escaped, _) => Quoted,
+            (Start | BlankBeforeNext | Token | AfterQuoted, b' ' | b'\t') => BlankBeforeNext,
+            (Name | BlankAfterName, b' ' | b'\t') => BlankAfterName,
+            (BeforeName, b' ' | b'\t') => BeforeName,
+            (BeforeValue, b' ' | b'\t') => BeforeValue,
+            (Start | BlankBeforeNext | Name | BlankAfterName | Token | AfterQuoted, b';') => BeforeName,
+            (Name | BlankAfterName, b'=') => BeforeValue,
+            (BeforeName | Name, _) if token => Name,
+            (BeforeValue | Token, _) if token => Token,
+            (BeforeValue, b'"') => Quoted,
+            _ => return false,
+        };
+    }
+    matches!(at, Start | Name | Token | AfterQuoted)
+}
+
+fn any_host(host: &[u8], sizes: &[u8]) {
+    if !fits(host) {
+        return;
+    }
+    let stream = [b"GET / HTTP/1.1\r\nHost:".as_slice(), host, b"\r\n\r\n"].concat();
+    let accepted = any_stream(&stream, sizes) == 1;
+    assert_eq!(accepted, is_host(host), "{:?}", String::from_utf8_lossy(host));
+}
+
+/// RFC 9110, 7.2, from right to left.
+fn is_host(value: &[u8]) -> bool {
+    let Ok(value) = std::str::from_utf8(value) else {
+        return false;
+    };
+    let value = value.trim_matches([' ', '\t']);
+    if value.is_empty() {
+        return true;
+    }
+    let host = value.trim_end_matches(|c: char| c.is_ascii_digit()).strip_suffix(':');
+    let host = host.filter(|host| !host.contains(':') || host.ends_with(']')).unwrap_or(value);
+    if let Some(address) = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        return address.parse::<Ipv6Addr>().is_ok();
+    }
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-._~!$&'()*+,;=%".contains(c);
+    let escapes = host.split('%').skip(1);
+    let escaped = |rest: &str| rest.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
+    !host.is_empty() && host.chars().all(allowed) && escapes.into_iter().all(escaped)
+}
+
+fn feed(stream: &[u8], limits: &Limits, sizes: &[u8]) -> (Vec<Vec<u8>>, Option<String>, usize) {
+    let mut requests = Vec::new();
+    let (mut framing, mut kept, mut rest) = (Framing::default(), Vec::new(), stream);
+    let mut sizes = sizes.iter().cycle();
+    while !rest.is_empty() {
+        let size = sizes.next().map_or(rest.len(), |&size| size as usize + 1);
+        let (piece, later) = rest.split_at(size.min(rest.len()));
+        kept.extend_from_slice(piece);
+        rest = later;
+        loop {
+            let (mut used, mut out) = (0, Vec::new());
+            let parsed = framing.advance(&kept, &mut used, limits, SERVED, "S", &mut out);
+            kept.drain(..used);
+            match parsed {
+                Ok(Parsed::Head | Parsed::Body) => break assert!(out.is_empty()),
+                Ok(Parsed::Continue) => assert!(out.is_empty() && kept.is_empty()),
+                Ok(Parsed::Complete(_)) => {
+                    requests.push(out);
+                    framing = Framing::default();
+                }
+                Err(error) => {
+                    assert!(out.is_empty());
+                    return (requests, Some(format!("{error:?}")), 0);
+                }
+            }
+            if kept.is_empty() {
+                break;
+            }
+        }
+    }
+    assert!(kept.len() <= limits.max_head_bytes + 1);
+    (requests, None, kept.len())
+}
+
+/// What tiny_http would make of it: one request line, fields of ASCII, one length at most that is right.
+fn check(request: &[u8]) {
+    let end = request.windows(4).position(|four| four == b"\r\n\r\n");
+    let end = end.expect("a head ends");
+    let head = std::str::from_utf8(&request[..end]).expect("ASCII");
+    assert!(head.bytes().all(|byte| (b' '..0x7f).contains(&byte) || b"\t\r\n".contains(&byte)));
+    let mut lines = head.split("\r\n");
+    let first: Vec<&str> = lines.next().unwrap().split(' ').collect();
+    assert!(first.len() == 3 && first[2] == "HTTP/1.1");
+    assert!(first[1].strip_suffix("#S").is_some_and(|target| !target.is_empty()));
+    let mut length = None;
+    for line in lines {
+        let (name, value) = line.split_once(": ").expect("a field");
+        assert!(!value.contains(['\r', '\n']));
+        match name {
+            "Content-Length" => {
+                assert!(length.is_none());
+                length = Some(value.parse::<usize>().unwrap());
+            }
+            "authorization" | "content-encoding" | "content-type" | "host" | "idempotency-key"
+            | "if-match" | "if-none-match" | "origin" => {}
+            name if name.to_ascii_lowercase().starts_with("sec-fetch-") => {}
+            other => panic!("{other} was passed on"),
+        }
+    }
+    assert_eq!(request.len() - end - 4, length.unwrap_or(0));
+}

@@ -1,0 +1,27 @@
+//! What the fuzz target checks, on its corpus and on parts of it.
+
+#[path = "../../../fuzz/checks.rs"]
+mod checks;
+
+use super::{Parsed, framing::Framing};
+use crate::{config::Limits, frontend::Served};
+use std::{fs, path::Path};
+
+#[test]
+fn the_corpus() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/framing");
+    let files: Vec<_> =
+        fs::read_dir(corpus).unwrap().map(|file| fs::read(file.unwrap().path()).unwrap()).collect();
+    assert!(files.len() > 10);
+    for file in &files {
+        // Whole, cut off, and with one byte changed.
+        (0..=file.len()).for_each(|end| checks::check_all(&file[..end]));
+        for at in 0..file.len() {
+            for byte in [b'\r', b'\n', b' ', b':', b'0', 0, 0xff] {
+                let mut changed = file.clone();
+                changed[at] = byte;
+                checks::check_all(&changed);
+            }
+        }
+    }
+}
