@@ -8,13 +8,11 @@ use crate::{
     reason::Reason,
 };
 use mio::Waker;
+use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     io,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
 /// What the event loop and the workers share.
@@ -59,7 +57,7 @@ impl Shared {
 
     /// Has the event loop advance a connection. Only the first of several calls wakes it.
     pub fn schedule(&self, index: u32) {
-        let mut scheduled = self.scheduled.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scheduled = self.scheduled.lock();
         scheduled.push(index);
         if scheduled.len() == 1 {
             drop(scheduled);
@@ -69,7 +67,7 @@ impl Shared {
 
     /// Moves the scheduled connections to the end of a list.
     pub fn take_scheduled(&self, into: &mut Vec<u32>) {
-        into.append(&mut self.scheduled.lock().unwrap_or_else(PoisonError::into_inner));
+        into.append(&mut self.scheduled.lock());
     }
 
     pub fn wake(&self) {
@@ -135,7 +133,7 @@ impl Unclaimed {
     /// To be called before the request is passed on.
     pub fn add(&self, slot: Slot, held: Reservation) {
         self.count.fetch_add(1, Ordering::Relaxed);
-        let mut all = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.held.lock();
         all.insert((slot.index, slot.generation), held);
     }
 
@@ -144,7 +142,7 @@ impl Unclaimed {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        let mut all = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.held.lock();
         let held = all.remove(&(slot.index, slot.generation))?;
         self.count.fetch_sub(1, Ordering::Relaxed);
         Some(held)

@@ -7,10 +7,8 @@ use super::{
     listener::Stream,
     peers::Peer,
 };
-use std::{
-    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
-    time::Instant,
-};
+use parking_lot::{Mutex, MutexGuard};
+use std::{sync::OnceLock, time::Instant};
 
 /// A slot for each client that there may be. Memory for them is allocated as it is needed, and never moves.
 pub struct Slots {
@@ -30,15 +28,13 @@ impl Slots {
     pub fn get(&self, index: u32) -> Option<MutexGuard<'_, Entry>> {
         let block = self.blocks.get(index as usize / BLOCK)?.get()?;
         let entry = &block[index as usize % BLOCK];
-        Some(entry.lock().unwrap_or_else(PoisonError::into_inner))
+        Some(entry.lock())
     }
 
     /// What `of` makes of each connection and its index, where that is something. One of them is locked at a time.
     pub fn each<T>(&self, mut of: impl FnMut(u32, &Connection) -> Option<T>) -> Vec<T> {
         let entries = self.blocks.iter().map_while(OnceLock::get).flat_map(|block| block.iter());
-        let of = |(index, entry): (u32, &Mutex<Entry>)| {
-            of(index, entry.lock().unwrap_or_else(PoisonError::into_inner).connection.as_ref()?)
-        };
+        let of = |(index, entry): (u32, &Mutex<Entry>)| of(index, entry.lock().connection.as_ref()?);
         (0..).zip(entries).filter_map(of).collect()
     }
 

@@ -5,13 +5,13 @@ use crate::{
     config::counted_as,
     http::{RequestId, log_line},
 };
+use parking_lot::Mutex;
 use std::{
     cmp::Reverse,
     collections::HashMap,
     fmt::Write,
     mem,
     net::IpAddr,
-    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -37,7 +37,7 @@ struct SinceTheLast {
 impl Warnings {
     /// `refused`: the client's address, `None` on a Unix socket, and the request that is refused now, where there is one.
     pub fn warn(&self, now: Instant, what: &str, refused: Option<(Option<IpAddr>, &RequestId)>) {
-        let mut reasons = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reasons = self.0.lock();
         let Some(reason) = reasons.get_mut(what) else {
             let peers = HashMap::new();
             reasons.insert(what.to_owned(), SinceTheLast { last: now, skipped: 0, peers });

@@ -19,9 +19,9 @@ use nix::{
     sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity},
     unistd::{Pid, gettid},
 };
+use parking_lot::Mutex;
 use std::{
     fs, mem,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -82,11 +82,11 @@ impl Cores {
 
     /// So are the threads of that name, which has at most 15 bytes and which only this server uses.
     pub fn add_threads_named(&self, name: String) {
-        *self.named.lock().unwrap_or_else(PoisonError::into_inner) = Some(name);
+        *self.named.lock() = Some(name);
     }
 
     fn find_named(&self) {
-        let Some(name) = self.named.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+        let Some(name) = self.named.lock().take() else {
             return;
         };
         let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
@@ -99,7 +99,7 @@ impl Cores {
 
     fn add(&self, thread: Pid) {
         set_policy(thread, libc::SCHED_BATCH);
-        self.threads().push(thread);
+        self.threads.lock().push(thread);
     }
 
     /// A request has come; `one_suffices` where a single core does for those in flight. A few system calls for each thread
@@ -137,22 +137,18 @@ impl Cores {
 
     /// Ignores errors (a thread has ended, the system refuses): the placement affects nothing but speed.
     fn set(&self, cores: &CpuSet) {
-        for thread in self.threads().iter() {
+        for thread in self.threads.lock().iter() {
             let _ = sched_setaffinity(*thread, cores);
         }
     }
 
     fn look_at_contention(&self, contention: &mut Contention, now: Instant) {
-        let threads = self.threads();
+        let threads = self.threads.lock();
         let times = Times::of(threads.iter().copied());
         if contention.learn(times, now) {
             let policy = if contention.is_found() { libc::SCHED_OTHER } else { libc::SCHED_BATCH };
             threads.iter().for_each(|thread| set_policy(*thread, policy));
         }
-    }
-
-    fn threads(&self) -> MutexGuard<'_, Vec<Pid>> {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -231,7 +227,7 @@ mod tests {
         let tid = started.recv().unwrap();
         cores.add_threads_named("cores-test".to_owned());
         cores.find_named();
-        assert_eq!(*cores.threads(), [tid]);
+        assert_eq!(*cores.threads.lock(), [tid]);
         assert_eq!((policy(tid), policy(gettid())), (libc::SCHED_BATCH, libc::SCHED_OTHER));
         drop(end);
         thread.unwrap().join().unwrap();

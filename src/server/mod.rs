@@ -15,6 +15,7 @@ use crate::{
     start_error::StartError,
 };
 use cores::Cores;
+use parking_lot::Mutex;
 pub use refusing::{RefusingServer, reach};
 use relay::Relay;
 use scheduler::Capacity;
@@ -22,7 +23,7 @@ use std::{
     io,
     net::SocketAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU32, Ordering},
     },
     thread,
@@ -206,8 +207,7 @@ impl Server {
     }
 
     fn shut_down(&mut self) {
-        let stages = self.stages.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(stages) = stages.take() {
+        if let Some(mut stages) = self.stages.get_mut().take() {
             self.app.health().stop();
             thread::sleep(self.drain_delay);
             let deadline = Instant::now() + self.stop_timeout;

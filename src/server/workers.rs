@@ -15,6 +15,7 @@ mod roles;
 mod waiting;
 
 use super::{
+    LAST_WORK,
     cores::{Cores, Placement},
     scheduler::{Batch, Capacity, Next, Scheduler},
 };
@@ -27,10 +28,11 @@ use crate::{
 };
 use answering::guard;
 use job::Job;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use roles::{Role, Roles};
 use std::{
     io, mem,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::AtomicUsize, mpsc},
+    sync::{Arc, atomic::AtomicUsize, mpsc},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -40,9 +42,6 @@ const STACK: usize = 512 << 10;
 
 /// Commands queued before the first check whether clients still wait for them.
 const FEW: usize = 64;
-
-/// How long threads that were not stopped in order may take to end.
-const LAST_WORK: Duration = Duration::from_millis(300);
 
 /// The threads that answer requests. Dropping it stops them.
 pub struct Workers {
@@ -117,13 +116,9 @@ impl Workers {
 
     /// Ends the threads once they have answered what was queued, and waits for them up to `timeout`. Those
     /// that are stuck for longer are left behind.
-    pub fn stop(mut self, timeout: Duration) {
-        self.end(timeout);
-    }
-
-    fn end(&mut self, timeout: Duration) {
+    pub fn stop(&mut self, timeout: Duration) {
         let deadline = Instant::now() + timeout;
-        self.shared.state().roles.stop();
+        self.shared.state.lock().roles.stop();
         self.shared.wake_all();
         let threads = mem::take(&mut self.threads);
         for _ in &threads {
@@ -155,20 +150,14 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        if !self.threads.is_empty() {
-            self.end(LAST_WORK);
-        }
+        self.stop(LAST_WORK);
     }
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn work(&self, recorder: &Recorder) {
         self.cores.add_this_thread();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         loop {
             let now = Instant::now();
             state.scheduler.set_memory(self.app.budget().available());
@@ -193,19 +182,22 @@ impl Shared {
                 self.app.budget().report_shortage();
             }
             let (ends_soon, is_idle) = (state.scheduler.ends_by(now).is_some(), state.scheduler.is_idle());
-            state = match state.roles.rest(due, ends_soon, is_idle) {
-                Role::Receive(until) => self.receive(state, until, recorder),
-                Role::Park(until) => self.park(state, until),
+            match state.roles.rest(due, ends_soon, is_idle) {
+                Role::Receive(until) => {
+                    drop(state);
+                    state = self.receive(until, recorder);
+                }
+                Role::Park(until) => self.park(&mut state, until),
                 Role::End => {
                     drop(state);
                     return self.wake_all();
                 }
-            };
+            }
         }
     }
 
     fn hash(&self, recorder: &Recorder) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         loop {
             if let Some(batch) = state.scheduler.next_hash(Instant::now()) {
                 drop(state);
@@ -217,7 +209,7 @@ impl Shared {
                 drop(state);
                 return self.wake_all();
             } else {
-                state = self.hash.wait(state).unwrap_or_else(PoisonError::into_inner);
+                self.hash.wait(&mut state);
             }
         }
     }
@@ -267,7 +259,7 @@ impl Shared {
             }
         }
         let now = Instant::now();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.scheduler.finished(token, count == 0 || !contended.is_empty(), now);
         for (item, needs) in unfinished {
             state.scheduler.push_next(item, needs);

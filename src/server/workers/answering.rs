@@ -24,7 +24,7 @@ impl Workers {
             let Some(shared) = shared.upgrade() else {
                 return;
             };
-            let state = shared.state();
+            let state = shared.state.lock();
             let (queued, hashes) = (state.scheduler.len(), state.scheduler.hashes_waiting());
             drop(state);
             text.gauge("userd_commands_queued", "Commands that wait for a worker or a retry.", queued);

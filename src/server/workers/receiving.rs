@@ -9,10 +9,8 @@ use crate::{
     metrics::Recorder,
     reason::Reason,
 };
-use std::{
-    sync::{MutexGuard, atomic::Ordering},
-    time::Instant,
-};
+use parking_lot::MutexGuard;
+use std::{sync::atomic::Ordering, time::Instant};
 
 /// Requests, and bytes of their bodies, that are judged before they are queued: then other workers may execute them.
 const RECEIVE_REQUESTS: usize = 256;
@@ -23,13 +21,7 @@ const RECEIVE_ANSWERED: usize = 8;
 impl Shared {
     /// Waits for a request, at most until that time. Judges it, and those that are there behind it; answers those that
     /// need no database, and queues the others.
-    pub(super) fn receive<'a>(
-        &'a self,
-        state: MutexGuard<'a, State>,
-        until: Option<Instant>,
-        recorder: &Recorder,
-    ) -> MutexGuard<'a, State> {
-        drop(state);
+    pub(super) fn receive(&self, until: Option<Instant>, recorder: &Recorder) -> MutexGuard<'_, State> {
         let first = match until {
             None => self.server.recv().ok(),
             Some(until) => {
@@ -61,7 +53,7 @@ impl Shared {
             }
             next = self.try_receive();
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.roles.returned(Role::Receive(until));
         self.push(state, judged, recorder)
     }
@@ -138,6 +130,6 @@ impl Shared {
             recorder.refused(Reason::TooManyHashes);
             self.refuse(&mut job, Error::Busy(Reason::TooManyHashes), recorder);
         }
-        self.state()
+        self.state.lock()
     }
 }
