@@ -275,7 +275,7 @@ impl MakeTlsConnect<Socket> for Watched {
             );
         }
         self.watch.begin_anew(socket, self.limit);
-        self.tls.make_tls_connect(host).map_err(io::Error::other)
+        MakeTlsConnect::<Socket>::make_tls_connect(&mut self.tls, host).map_err(io::Error::other)
     }
 }
 

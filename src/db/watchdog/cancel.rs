@@ -46,6 +46,6 @@ impl MakeTlsConnect<Socket> for Bounded {
                 let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
             }
         });
-        self.0.make_tls_connect(host).map_err(io::Error::other)
+        MakeTlsConnect::<Socket>::make_tls_connect(&mut self.0, host).map_err(io::Error::other)
     }
 }
