@@ -189,7 +189,7 @@ impl Watchdog {
         all.push(Arc::downgrade(&watch));
         drop(all);
         let limit = config.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT);
-        let watched = Watched { tls: tls.clone(), watch: watch.clone(), limit };
+        let watched = Watched { tls: Connector::clone(tls), watch: watch.clone(), limit };
         let manager = PostgresConnectionManager::new(config.clone(), watched);
         let connected = without_panic(|| {
             manager.connect().and_then(|client| {
@@ -202,7 +202,7 @@ impl Watchdog {
         match connected.map_err(ConnectError::System)? {
             Ok(connection) if in_time => {
                 let token = connection.cancel_token();
-                let cancel = Cancel { token, tls: tls.clone() };
+                let cancel = Cancel { token, tls: Connector::clone(tls) };
                 let _ = watch.cancel.set(Arc::new(cancel));
                 Ok(connection)
             }

@@ -19,7 +19,7 @@ pub(super) struct Cancel {
 impl Cancel {
     /// Sends the request. Blocks for the connect time-out and [`CANCEL_TIMEOUT`] at the most.
     pub fn send(&self) {
-        let bounded = Bounded(self.tls.clone());
+        let bounded = Bounded(Connector::clone(&self.tls));
         let line = match without_panic(|| self.token.cancel_query(bounded)) {
             Ok(Ok(())) => return,
             Ok(Err(error)) => explain(&error),
