@@ -60,26 +60,9 @@ impl Failure {
 
 impl Session {
     /// All rows of a statement, which is prepared on its first use. Blocks for one round trip, two the first time and
-    /// after an error, and for `answer_timeout` at the most.
+    /// after an error, and for `answer_timeout` and [`CANCEL_TIMEOUT`] at the most.
     pub(super) fn query(&mut self, sql: &'static str, params: &[Param]) -> Result<Vec<Row>, Failure> {
-        self.run(sql, |Session { connection, statements, .. }, sent| {
-            let Some(statements) = statements else {
-                *sent = true;
-                return connection.query_typed(sql, params);
-            };
-            let statement = match statements.iter().find(|(known, _)| *known == sql) {
-                Some((_, statement)) => statement.clone(),
-                None => {
-                    let types: Vec<Type> = params.iter().map(|(_, ty)| ty.clone()).collect();
-                    let statement = connection.prepare_typed(sql, &types)?;
-                    statements.push((sql, statement.clone()));
-                    statement
-                }
-            };
-            *sent = true;
-            let values: Vec<_> = params.iter().map(|(value, _)| *value).collect();
-            connection.query(&statement, &values)
-        })
+        self.run(sql, params, self.statements.is_some())
     }
 
     /// What a statement of changes answers. Its first parameter, before those given, is the deadlines, past which it changes
@@ -117,8 +100,8 @@ impl Session {
         const CLOCK: &str = "select pg_catalog.clock_timestamp()";
         let sent = Instant::now();
         // Not prepared: that would be one more round trip.
-        let row = self.run(CLOCK, |session, _| session.connection.query_typed_one(CLOCK, &[]))?;
-        self.see_clock(CLOCK, &row, sent)
+        let rows = self.run(CLOCK, &[], false)?;
+        self.see_clock(CLOCK, &rows[0], sent)
     }
 
     /// The clock in the last column of an answer.
@@ -130,26 +113,39 @@ impl Session {
         Ok(reading)
     }
 
-    /// Executes a statement, for `answer_timeout` and [`CANCEL_TIMEOUT`] at the most.
-    fn run<T>(
-        &mut self,
-        sql: &'static str,
-        work: impl FnOnce(&mut Session, &mut bool) -> Result<T, postgres::Error>,
-    ) -> Result<T, Failure> {
+    /// The same, prepared only where `prepare` says so.
+    fn run(&mut self, sql: &'static str, params: &[Param], prepare: bool) -> Result<Vec<Row>, Failure> {
         let watch = self.connection.watch();
         match self.statements {
             Some(_) => watch.begin_statement(self.answer_timeout),
             // PgBouncer 1.18 and 1.19 crash where a request to cancel is closed at once, as the client does.
             None => watch.begin(self.answer_timeout + CANCEL_TIMEOUT),
         }
-        let mut sent = false;
-        let result = work(self, &mut sent);
+        let mut sent = !prepare;
+        let mut rows = || {
+            let Some(statements) = self.statements.as_mut().filter(|_| prepare) else {
+                return self.connection.query_typed(sql, params);
+            };
+            let statement = match statements.iter().find(|(known, _)| *known == sql) {
+                Some((_, statement)) => statement.clone(),
+                None => {
+                    let types: Vec<Type> = params.iter().map(|(_, ty)| ty.clone()).collect();
+                    let statement = self.connection.prepare_typed(sql, &types)?;
+                    statements.push((sql, statement.clone()));
+                    statement
+                }
+            };
+            sent = true;
+            let values: Vec<_> = params.iter().map(|(value, _)| *value).collect();
+            self.connection.query(&statement, &values)
+        };
+        let rows = rows();
         if !self.connection.watch().end() {
             // Whatever it says, a success included: it was asked to cancel, and then reports a commit as made that no
             // standby has.
             return Err(Failure::broken(sent, "the database fell silent, and its connection was closed"));
         }
-        result.map_err(|error| self.failure(sql, sent, &error))
+        rows.map_err(|error| self.failure(sql, sent, &error))
     }
 
     fn failure(&mut self, sql: &'static str, sent: bool, error: &postgres::Error) -> Failure {
