@@ -355,7 +355,8 @@ impl<T> Scheduler<T> {
         let overtakes = self.overtakes();
         let is_ready = |lane: &Lane| {
             let queue = &self.lanes[*lane as usize];
-            queue.waiting.fits(self.memory, overtakes)
+            !queue.waiting.is_empty()
+                && queue.waiting.fits(self.memory, overtakes)
                 && self.may_start(*lane, now)
                 && queue.not_before.is_none_or(|at| at <= now)
         };
