@@ -183,7 +183,8 @@ impl fmt::Display for Target {
     }
 }
 
-#[cfg(all(test, not(feature = "tls")))]
+#[cfg(test)]
+#[cfg(not(feature = "tls"))]
 mod tests {
     use super::*;
 
@@ -200,7 +201,8 @@ mod tests {
     }
 }
 
-#[cfg(all(test, feature = "tls"))]
+#[cfg(test)]
+#[cfg(feature = "tls")]
 mod tests {
     use super::*;
     use std::time::Duration;

@@ -5,7 +5,8 @@
 mod certificate;
 #[cfg(feature = "tls")]
 mod connector;
-#[cfg(all(test, feature = "tls"))]
+#[cfg(test)]
+#[cfg(feature = "tls")]
 mod tests;
 #[cfg(feature = "tls")]
 mod verifier;
