@@ -31,7 +31,7 @@ use std::{
     time::{Duration, Instant},
 };
 use writing::Unsent;
-pub use writing::linger_time;
+pub use writing::{interest, linger_time};
 
 /// Reads and writes that a connection gets in one iteration of the event loop, before others get theirs.
 const STEPS_PER_ITERATION: usize = 8;

@@ -8,7 +8,7 @@ mod deadlines;
 
 use super::{
     Listener, Resources,
-    connection::{Action, Connection, Context},
+    connection::{Action, Connection, Context, interest},
     peers::PeerCounts,
     shared::Shared,
     slot::Slot,
@@ -236,12 +236,7 @@ impl EventLoop {
         let done = self.to_tiny_http.send(&mut self.private)?;
         if self.private_awaits_writable == done {
             self.private_awaits_writable = !done;
-            let interest = match done {
-                true => Interest::READABLE,
-                false => Interest::READABLE | Interest::WRITABLE,
-            };
-            let registry = self.poll.registry();
-            registry.reregister(&mut self.private, PRIVATE, interest)?;
+            self.poll.registry().reregister(&mut self.private, PRIVATE, interest(!done))?;
         }
         Ok(())
     }

@@ -35,8 +35,8 @@ impl Responder {
             return (None, None);
         };
         let held = self.0.unclaimed.take(slot);
-        let entry = self.0.slots.get(slot.index);
-        let connection = entry.as_ref().and_then(|entry| entry.awaiting(slot.generation));
+        let mut entry = self.0.slots.get(slot.index);
+        let connection = entry.as_mut().and_then(|entry| entry.awaiting(slot.generation));
         let claimed = connection.and_then(|connection| connection.in_work(&self.0.limits));
         (claimed.map(|(client, id, deadline)| (slot.of(client), id, deadline)), held)
     }
@@ -49,7 +49,7 @@ impl Responder {
     pub fn answer(&self, slot: Slot, response: Response, held: Option<Reservation>) -> Option<Delivery> {
         let shared = &*self.0;
         let mut entry = shared.slots.get(slot.index)?;
-        let connection = entry.awaiting_mut(slot.generation)?;
+        let connection = entry.awaiting(slot.generation)?;
         let stopping = shared.stopping.load(Ordering::SeqCst);
         let (delivery, unfinished) = connection.answer(response, held, stopping, &shared.budget);
         drop(entry);
@@ -73,15 +73,12 @@ impl Responder {
     /// for the answer yet.
     pub fn begin(&self, slot: Slot) -> bool {
         let mut entry = self.0.slots.get(slot.index);
-        let connection = entry.as_mut().and_then(|entry| entry.awaiting_mut(slot.generation));
+        let connection = entry.as_mut().and_then(|entry| entry.awaiting(slot.generation));
         connection.map(Connection::begin).is_some()
     }
 
     /// Whether the client does not wait for the answer any more, so that work on it would be in vain. Cheap.
     pub fn abandoned(&self, slot: Slot) -> bool {
-        match self.0.slots.get(slot.index) {
-            Some(entry) => entry.awaiting(slot.generation).is_none(),
-            None => true,
-        }
+        self.0.slots.get(slot.index).is_none_or(|mut entry| entry.awaiting(slot.generation).is_none())
     }
 }

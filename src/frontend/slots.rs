@@ -76,12 +76,7 @@ impl Entry {
     }
 
     /// The connection, if that very request of it still waits for its answer.
-    pub fn awaiting(&self, generation: u32) -> Option<&Connection> {
-        self.connection.as_ref().filter(|connection| connection.awaits(generation))
-    }
-
-    /// As [`Entry::awaiting`].
-    pub fn awaiting_mut(&mut self, generation: u32) -> Option<&mut Connection> {
+    pub fn awaiting(&mut self, generation: u32) -> Option<&mut Connection> {
         self.connection.as_mut().filter(|connection| connection.awaits(generation))
     }
 }

@@ -165,10 +165,7 @@ impl Connection {
             // One write is nearly always enough, so writability is asked for only when it was not: a Unix socket would
             // report it after every answer.
             self.awaits_writable = !done;
-            let interest = match done {
-                true => Interest::READABLE,
-                false => Interest::READABLE | Interest::WRITABLE,
-            };
+            let interest = interest(!done);
             let (fd, token) = (self.stream.fd(), Token(index as usize));
             if context.registry.reregister(&mut SourceFd(&fd), token, interest).is_err() {
                 return Some(Action::Close);
@@ -235,6 +232,14 @@ impl Connection {
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
             _ => Some(Action::Close),
         }
+    }
+}
+
+/// What is asked of a socket that may have bytes to read, and of which writability is awaited or not.
+pub fn interest(awaits_writable: bool) -> Interest {
+    match awaits_writable {
+        true => Interest::READABLE | Interest::WRITABLE,
+        false => Interest::READABLE,
     }
 }
 

@@ -43,22 +43,14 @@ impl<T> Scheduler<T> {
 
     /// Batches in flight that are no retries, of this kind of write.
     fn of_kind(&self, lane: Lane) -> usize {
-        match lane.changes_rows() {
-            true => {
-                [Lane::Change, Lane::Single].map(|lane| self.lanes[lane as usize].began.len()).iter().sum()
-            }
-            false => self.lanes[lane as usize].began.len(),
-        }
+        let lanes = if lane.changes_rows() { &[Lane::Change, Lane::Single][..] } else { &[lane] };
+        lanes.iter().map(|lane| self.lanes[*lane as usize].began.len()).sum()
     }
 
     /// Half of what writes may have, so that new ones are executed beside those that meet locks.
     pub(super) fn may_retry(&self) -> bool {
         let in_flight: usize = self.lanes.iter().map(|queue| queue.in_flight - queue.began.len()).sum();
         self.may_write() && in_flight < (self.all_but_one() / 2).max(1)
-    }
-
-    pub(super) fn may_start(&self, lane: Lane, now: Instant) -> bool {
-        self.free(lane, now) > 0
     }
 
     /// When the next of the writes in flight counts as stalled.
@@ -100,17 +92,14 @@ impl<T> Scheduler<T> {
         unanswered <= 1 || unanswered <= FEW && self.lanes[Lane::Find as usize].pace.is_short()
     }
 
-    /// Batches of a lane that may start.
-    fn free(&self, lane: Lane, now: Instant) -> usize {
+    /// Whether one more batch of a lane may start.
+    pub(super) fn may_start(&self, lane: Lane, now: Instant) -> bool {
         // Retries have a share of their own, and take nothing of what has not met a lock yet.
         let began = self.lanes[lane as usize].began.iter();
         let in_flight = began.filter(|began| !lane.writes() || now < **began + STALLED).count();
-        let mut free = self.limit(lane).saturating_sub(in_flight);
-        free = free.min(self.capacity.statements.saturating_sub(self.statements()));
-        if lane.writes() {
-            free = free.min(self.all_but_one().saturating_sub(self.writes()));
-            free = free.min(self.write_share().saturating_sub(self.of_kind(lane)));
-        }
-        free
+        in_flight < self.limit(lane)
+            && self.statements() < self.capacity.statements
+            && (!lane.writes()
+                || (self.writes() < self.all_but_one() && self.of_kind(lane) < self.write_share()))
     }
 }
