@@ -6,13 +6,14 @@
 
 use super::log_json::{self, now};
 use log::{Level, LevelFilter, Log, Metadata, Record, kv::Key};
+use parking_lot::{Condvar, Mutex};
 use simplelog::{ConfigBuilder, WriteLogger};
 use std::{
     cell::Cell,
     fmt::{self, Write as _},
     io::{self, Write},
     mem, panic,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     thread,
     time::Duration,
 };
@@ -45,29 +46,21 @@ impl Format {
 /// in UTC with microseconds, all of the same width.
 pub fn log_to_stderr(level: LevelFilter, format: Format) -> io::Result<()> {
     let shared = Shared::start(format)?;
-    let logger: Box<dyn Log> = match format {
-        Format::Text => Box::new(TextLogger(text_logger(level, LogWriter { shared, line: Vec::new() }))),
-        Format::Json => Box::new(JsonLogger { level, shared }),
-    };
-    log::set_max_level(level);
-    // It fails only where a logger is set already, and no other is set before.
-    let _ = log::set_boxed_logger(logger);
-    if format == Format::Json {
-        panic::set_hook(Box::new(|panic| log::error!("{panic}")));
-    }
-    Ok(())
-}
-
-fn text_logger(level: LevelFilter, writer: LogWriter) -> Box<WriteLogger<LogWriter>> {
     let config = ConfigBuilder::new()
         // The writer puts it in front.
         .set_time_level(LevelFilter::Off)
         .set_target_level(LevelFilter::Off)
         .set_thread_level(LevelFilter::Off)
         .set_location_level(LevelFilter::Off)
-        .add_filter_allow_str("userd")
         .build();
-    WriteLogger::new(level, config, writer)
+    let text = WriteLogger::new(level, config, LogWriter { shared: shared.clone(), line: Vec::new() });
+    log::set_max_level(level);
+    // It fails only where a logger is set already, and no other is set before.
+    let _ = log::set_boxed_logger(Box::new(Logger { level, text, shared }));
+    if format == Format::Json {
+        panic::set_hook(Box::new(|panic| log::error!("{panic}")));
+    }
+    Ok(())
 }
 
 thread_local! {
@@ -78,18 +71,37 @@ thread_local! {
 /// Bytes of a line's text that a thread keeps for the next one.
 const KEPT: usize = 4 << 10;
 
-/// simplelog, with the client and the id of the request that a line is about at its end.
-struct TextLogger(Box<WriteLogger<LogWriter>>);
+struct Logger {
+    level: LevelFilter,
+    text: Box<WriteLogger<LogWriter>>,
+    shared: Arc<Shared>,
+}
 
-impl Log for TextLogger {
+impl Log for Logger {
     fn enabled(&self, metadata: &Metadata) -> bool {
-        self.0.enabled(metadata)
+        metadata.level() <= self.level && metadata.target().starts_with("userd")
     }
 
     fn log(&self, record: &Record) {
-        if !self.enabled(record.metadata()) {
-            return;
+        if self.enabled(record.metadata()) {
+            match self.shared.format {
+                Format::Text => self.log_text(record),
+                Format::Json => self.shared.add(&log_json::line(record)),
+            }
         }
+    }
+
+    /// Blocks until the lines logged so far are written, at most for a second.
+    fn flush(&self) {
+        const WAIT: Duration = Duration::from_secs(1);
+        let pending = |gathered: &mut Gathered| gathered.writing || !gathered.lines.is_empty();
+        self.shared.changed.wait_while_for(&mut self.shared.gathered.lock(), pending, WAIT);
+    }
+}
+
+impl Logger {
+    /// By simplelog, with the client and the id of the request that the line is about at its end.
+    fn log_text(&self, record: &Record) {
         let mut text = TEXT.take();
         // Writing to memory does not fail.
         let _ = text.write_fmt(*record.args());
@@ -100,36 +112,11 @@ impl Log for TextLogger {
                 None => write!(text, " request_id={id}"),
             };
         }
-        self.0.log(&record.to_builder().args(format_args!("{text}")).build());
+        self.text.log(&record.to_builder().args(format_args!("{text}")).build());
         text.clear();
         if text.capacity() <= KEPT {
             TEXT.set(text);
         }
-    }
-
-    fn flush(&self) {
-        self.0.flush();
-    }
-}
-
-struct JsonLogger {
-    level: LevelFilter,
-    shared: Arc<Shared>,
-}
-
-impl Log for JsonLogger {
-    fn enabled(&self, metadata: &Metadata) -> bool {
-        metadata.level() <= self.level && metadata.target().starts_with("userd")
-    }
-
-    fn log(&self, record: &Record) {
-        if self.enabled(record.metadata()) {
-            self.shared.add(&log_json::line(record));
-        }
-    }
-
-    fn flush(&self) {
-        self.shared.flush();
     }
 }
 
@@ -172,8 +159,8 @@ impl Write for LogWriter {
         Ok(bytes.len())
     }
 
+    /// Lines are written by the thread.
     fn flush(&mut self) -> io::Result<()> {
-        self.shared.flush();
         Ok(())
     }
 }
@@ -195,7 +182,7 @@ impl Shared {
 
     /// Adds a line, unless too many wait.
     fn add(&self, line: &[u8]) {
-        let mut gathered = self.gathered();
+        let mut gathered = self.gathered.lock();
         if gathered.lines.len() > MOST_BYTES {
             gathered.dropped += 1;
         } else {
@@ -207,26 +194,13 @@ impl Shared {
         }
     }
 
-    /// Blocks until the lines logged so far are written, at most for a second.
-    fn flush(&self) {
-        const WAIT: Duration = Duration::from_secs(1);
-        let pending = |gathered: &mut Gathered| gathered.writing || !gathered.lines.is_empty();
-        let _ = self.changed.wait_timeout_while(self.gathered(), WAIT, pending);
-    }
-
-    fn gathered(&self) -> MutexGuard<'_, Gathered> {
-        self.gathered.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Waits for lines and writes those that are there.
     fn write_gathered(&self) {
-        let gathered = self.gathered();
-        let nothing = |gathered: &mut Gathered| {
+        let mut gathered = self.gathered.lock();
+        self.changed.wait_while(&mut gathered, |gathered| {
             gathered.idle = gathered.lines.is_empty();
             gathered.idle
-        };
-        let waited = self.changed.wait_while(gathered, nothing);
-        let mut gathered = waited.unwrap_or_else(PoisonError::into_inner);
+        });
         let mut lines = mem::take(&mut gathered.lines);
         match mem::take(&mut gathered.dropped) {
             0 => {}
@@ -241,7 +215,7 @@ impl Shared {
         // There is no other place to report that standard error is closed.
         let _ = io::stderr().write_all(&lines);
         lines.clear();
-        let mut gathered = self.gathered();
+        let mut gathered = self.gathered.lock();
         gathered.writing = false;
         if gathered.lines.is_empty() {
             // Its capacity is used again.
