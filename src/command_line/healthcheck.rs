@@ -2,10 +2,10 @@
 //! read an answer.
 
 use super::{Failure, arguments::Given, environment};
+use socket2::{SockAddr, Socket, Type};
 use std::{
     io::{self, Read, Write},
-    net::{TcpStream, ToSocketAddrs},
-    os::unix::net::UnixStream,
+    net::ToSocketAddrs,
     thread,
     time::{Duration, Instant},
 };
@@ -38,16 +38,11 @@ pub fn healthcheck(_: &Given) -> Result<(), Failure> {
 
 /// How long ago the database answered, where the service is ready.
 fn ask(config: &Config) -> Result<Duration, String> {
-    let timeout = config.limits.request_timeout;
     let address = match config.host.starts_with("unix:") {
         true => config.host.clone(),
         false => format!("{}:{}", config.host, config.port),
     };
-    let answer = match config.host.strip_prefix("unix:") {
-        Some(path) => unix(path, timeout).and_then(exchange),
-        None => tcp(config, timeout).and_then(exchange),
-    };
-    let answer = answer.map_err(|error| {
+    let answer = connect(config).and_then(exchange).map_err(|error| {
         format!("no answer from {address}: {error}; start userd, or name its address with --host and --port")
     })?;
     match answer.strip_prefix("HTTP/1.1 ") {
@@ -64,30 +59,33 @@ fn ask(config: &Config) -> Result<Duration, String> {
     }
 }
 
-fn unix(path: &str, timeout: Duration) -> io::Result<UnixStream> {
-    let stream = UnixStream::connect(path)?;
-    stream.set_read_timeout(Some(timeout))?;
-    stream.set_write_timeout(Some(timeout))?;
-    Ok(stream)
-}
-
 /// Connecting to `0.0.0.0` or `::`, where a server listens on every address, reaches this machine.
-fn tcp(config: &Config, timeout: Duration) -> io::Result<TcpStream> {
+fn connect(config: &Config) -> io::Result<Socket> {
+    let timeout = config.limits.request_timeout;
     let host = config.host.trim_start_matches('[').trim_end_matches(']');
-    let mut result = Err(io::Error::new(io::ErrorKind::NotFound, "the host name has no address"));
-    for address in (host, config.port).to_socket_addrs()? {
-        result = TcpStream::connect_timeout(&address, timeout);
-        if result.is_ok() {
-            break;
+    let addresses = match host.strip_prefix("unix:") {
+        Some(path) => vec![SockAddr::unix(path)?],
+        None => (host, config.port).to_socket_addrs()?.map(SockAddr::from).collect(),
+    };
+    let mut failed = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
+    for address in addresses {
+        let socket = Socket::new(address.domain(), Type::STREAM, None)?;
+        socket.set_read_timeout(Some(timeout))?;
+        socket.set_write_timeout(Some(timeout))?;
+        // A Unix socket has no connection that is under way.
+        let connected = match address.is_unix() {
+            true => socket.connect(&address),
+            false => socket.connect_timeout(&address, timeout),
+        };
+        match connected {
+            Ok(()) => return Ok(socket),
+            Err(error) => failed = error,
         }
     }
-    let stream = result?;
-    stream.set_read_timeout(Some(timeout))?;
-    stream.set_write_timeout(Some(timeout))?;
-    Ok(stream)
+    Err(failed)
 }
 
-fn exchange(mut stream: impl Read + Write) -> io::Result<String> {
+fn exchange(mut stream: Socket) -> io::Result<String> {
     /// An answer has some 300 bytes; what is no answer of ours may have any number.
     const MOST_BYTES: u64 = 4096;
     let request = format!("GET {TARGET} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
