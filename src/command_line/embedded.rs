@@ -48,7 +48,7 @@ pub fn chosen(options: &Options) -> String {
 pub fn join(given: &Given, config: &mut Config, make: bool) -> Result<Option<Joined>, Failure> {
     let Some(dir) = given.dir() else { return Ok(None) };
     // A signal ends the process once the server can be told, too.
-    let mut server = ending::server();
+    let mut server = ending::SERVER.lock();
     let joined = Joined::join(&options(&dir, config), make).map_err(Failure::runtime)?;
     *server = joined.started();
     config.database = Database::Url(joined.connection_string("postgres").into());

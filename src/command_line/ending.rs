@@ -8,6 +8,7 @@ use nix::{
     },
     unistd::Pid,
 };
+use parking_lot::Mutex;
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     iterator::Signals,
@@ -18,7 +19,7 @@ use std::{
     os::unix::fs::MetadataExt,
     process,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
@@ -49,14 +50,11 @@ pub struct Ending {
 }
 
 /// The private cluster's server, where the process has started one. Locked, it delays [`exit`].
-pub fn server() -> MutexGuard<'static, Option<u32>> {
-    static SERVER: Mutex<Option<u32>> = Mutex::new(None);
-    SERVER.lock().unwrap_or_else(PoisonError::into_inner)
-}
+pub static SERVER: Mutex<Option<u32>> = Mutex::new(None);
 
 /// Ends the process at once, and the private cluster's server with it.
 pub fn exit(code: i32) -> ! {
-    if let Some(pid) = *server() {
+    if let Some(pid) = *SERVER.lock() {
         let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGINT);
     }
     log::logger().flush();

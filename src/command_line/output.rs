@@ -2,6 +2,7 @@
 //! (standard output, a device, a pipe).
 
 use super::{Failure, ending};
+use parking_lot::Mutex;
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Write},
@@ -9,39 +10,38 @@ use std::{
     path::{Path, PathBuf},
     process,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         mpsc::{self, SyncSender},
     },
     thread::{self, JoinHandle},
 };
 
-/// An output, and the file that it is to become.
+/// An output, and what it is to become.
 pub struct Output {
-    to: Box<dyn Write>,
-    part: Option<(File, PathBuf)>,
-    unfinished: Arc<Unfinished>,
+    to: File,
+    part: Option<Part>,
+    unfinished: Unfinished,
+}
+
+/// The file beside the one that it is to become. A signal removes it.
+type Unfinished = Arc<Mutex<Option<PathBuf>>>;
+
+/// An output that is a file.
+struct Part {
+    target: PathBuf,
     /// Bytes written since the disk was last told of them.
     unsynced: usize,
-    syncer: Option<(SyncSender<()>, JoinHandle<io::Result<()>>)>,
+    ask: SyncSender<()>,
+    syncer: JoinHandle<io::Result<()>>,
 }
 
 /// Bytes after which the disk is told of them. What is left for the end is short.
 const SYNC_AFTER: usize = 8 << 20;
 
-/// The file beside the one that it is to become. A signal removes it.
-#[derive(Default)]
-struct Unfinished(Mutex<Option<PathBuf>>);
-
-impl Unfinished {
-    fn path(&self) -> MutexGuard<'_, Option<PathBuf>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn remove(path: &mut Option<PathBuf>) {
-        if let Some(path) = path.take() {
-            // It may be gone with its directory.
-            let _ = fs::remove_file(path);
-        }
+fn remove(path: &mut Option<PathBuf>) {
+    if let Some(path) = path.take() {
+        // It may be gone with its directory.
+        let _ = fs::remove_file(path);
     }
 }
 
@@ -49,12 +49,12 @@ impl Output {
     /// Opens `file`, or standard output. With `secret`, a new file is for its owner alone. Takes SIGINT, SIGTERM and
     /// SIGHUP from now on: they end the process and leave nothing.
     pub fn open(file: Option<&Path>, secret: bool) -> Result<Output, Failure> {
-        let unfinished = Arc::new(Unfinished::default());
+        let unfinished = Unfinished::default();
         let interrupted = unfinished.clone();
         ending::on_signals(move |signal| {
             // Held until the end: no file is put in its place any more.
-            let mut path = interrupted.path();
-            Unfinished::remove(&mut path);
+            let mut path = interrupted.lock();
+            remove(&mut path);
             ending::exit(128 + signal);
         })?;
         let Some(file) = file else {
@@ -62,12 +62,13 @@ impl Output {
             let stdout = io::stdout();
             let stdout =
                 nix::unistd::dup(&stdout).map_err(|error| unwritable(Path::new("-"), error.into()))?;
-            return Ok(Output::as_it_is(File::from(stdout), unfinished));
+            return Ok(Output { to: File::from(stdout), part: None, unfinished });
         };
         let found = fs::metadata(file);
         if found.as_ref().is_ok_and(|found| !found.is_file()) {
             let opened = OpenOptions::new().write(true).open(file);
-            return Ok(Output::as_it_is(opened.map_err(|error| unwritable(file, error))?, unfinished));
+            let to = opened.map_err(|error| unwritable(file, error))?;
+            return Ok(Output { to, part: None, unfinished });
         }
         // What a link leads to is replaced, not the link.
         let target = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
@@ -75,38 +76,29 @@ impl Output {
         name.push(format!(".{}.part", process::id()));
         let path = target.with_file_name(name);
         let mode = if secret { 0o600 } else { 0o666 };
-        let mut unfinished_path = unfinished.path();
-        let part = OpenOptions::new().write(true).create_new(true).mode(mode).open(&path);
-        let part = part.map_err(|error| unwritable(file, error))?;
+        let mut unfinished_path = unfinished.lock();
+        let to = OpenOptions::new().write(true).create_new(true).mode(mode).open(&path);
+        let to = to.map_err(|error| unwritable(file, error))?;
         *unfinished_path = Some(path);
         drop(unfinished_path);
         if let Ok(found) = found {
             // As it was, but for others' rights to secrets.
             let mode = found.permissions().mode() & if secret { 0o700 } else { 0o777 };
-            part.set_permissions(PermissionsExt::from_mode(mode)).map_err(|error| unwritable(file, error))?;
+            to.set_permissions(PermissionsExt::from_mode(mode)).map_err(|error| unwritable(file, error))?;
         }
-        let to = Box::new(part.try_clone().map_err(Failure::runtime)?);
-        let syncer = start_syncer(&part).map_err(Failure::runtime)?;
-        Ok(Output { to, part: Some((part, target)), unfinished, unsynced: 0, syncer: Some(syncer) })
-    }
-
-    /// What is there already.
-    fn as_it_is(to: File, unfinished: Arc<Unfinished>) -> Output {
-        Output { to: Box::new(to), part: None, unfinished, unsynced: 0, syncer: None }
+        let (ask, syncer) = start_syncer(&to).map_err(Failure::runtime)?;
+        Ok(Output { to, part: Some(Part { target, unsynced: 0, ask, syncer }), unfinished })
     }
 
     /// Puts the file in its place, after it has reached the disk.
     pub fn finish(mut self) -> io::Result<()> {
-        self.to.flush()?;
-        let Some((part, target)) = &self.part else {
+        let Some(Part { target, ask, syncer, .. }) = self.part.take() else {
             return Ok(());
         };
-        if let Some((sender, thread)) = self.syncer.take() {
-            drop(sender);
-            thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread has panicked")))?;
-        }
-        part.sync_all()?;
-        let mut unfinished = self.unfinished.path();
+        drop(ask);
+        syncer.join().unwrap_or_else(|_| Err(io::Error::other("a thread has panicked")))?;
+        self.to.sync_all()?;
+        let mut unfinished = self.unfinished.lock();
         if let Some(path) = unfinished.as_ref() {
             fs::rename(path, target)?;
             *unfinished = None;
@@ -118,13 +110,13 @@ impl Output {
 impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.to.write(bytes)?;
-        self.unsynced += written;
-        if self.unsynced >= SYNC_AFTER
-            && let Some((sender, _)) = &self.syncer
-        {
-            self.unsynced = 0;
-            // The thread is at it still.
-            let _ = sender.try_send(());
+        if let Some(part) = &mut self.part {
+            part.unsynced += written;
+            if part.unsynced >= SYNC_AFTER {
+                part.unsynced = 0;
+                // The thread is at it still.
+                let _ = part.ask.try_send(());
+            }
         }
         Ok(written)
     }
@@ -136,7 +128,7 @@ impl Write for Output {
 
 impl Drop for Output {
     fn drop(&mut self) {
-        Unfinished::remove(&mut self.unfinished.path());
+        remove(&mut self.unfinished.lock());
     }
 }
 

@@ -139,7 +139,7 @@ fn start_cluster(dir: &Path, config: &mut Config) -> Result<Cluster, Failure> {
     let options = embedded::options(dir, config);
     log::info!("starting PostgreSQL with {}", embedded::chosen(&options));
     let cluster = Cluster::start(&options).map_err(Failure::runtime)?;
-    *ending::server() = Some(cluster.pid());
+    *ending::SERVER.lock() = Some(cluster.pid());
     config.database = Database::Url(cluster.connection_string("postgres").into());
     Ok(cluster)
 }
