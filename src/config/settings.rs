@@ -203,14 +203,15 @@ pub(super) fn in_force(
     Ok(rows)
 }
 
-/// Whether the numbers and durations of `config` are within their bounds.
+/// Whether the numbers and durations of `config` are within their bounds: whether their texts are.
 pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let mut config = config.clone();
     for setting in SETTINGS {
-        if let Kind::Field(field, bounds) = &setting.kind
+        if let Kind::Field(field, bounds @ (Bounds::Whole(..) | Bounds::Seconds(..))) = &setting.kind
             && let Some(value) = field(&mut config)
+            && let Some(text) = value.text()
         {
-            value.check(bounds).map_err(|line| problem(setting.variable, line))?;
+            value.set(&text, bounds).map_err(|line| problem(setting.variable, line))?;
         }
     }
     Ok(())

@@ -3,7 +3,7 @@
 use super::{
     AllowedOrigins, ConfigError, Database, ProxyField, Schema, Secret, TrustedProxies, Ui, Validation,
 };
-use std::{fmt, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 /// Which values a field may have.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ impl Bounds {
     pub const SECONDS: Bounds = Bounds::Seconds(0.001, 86_400.0);
 }
 
-/// A field's type: how it is read, shown and checked. An error is what follows the variable's name in a line, and
+/// A field's type: how it is read and shown. An error is what follows the variable's name in a line, and
 /// never a secret's text.
 pub(super) trait Value {
     /// Reads the text of a variable, which is not empty.
@@ -35,46 +35,35 @@ pub(super) trait Value {
     fn text(&self) -> Option<String> {
         None
     }
-
-    /// Whether the value is within the bounds.
-    fn check(&self, _bounds: &Bounds) -> Result<(), String> {
-        Ok(())
-    }
 }
 
 pub(super) fn problem(variable: &'static str, problem: impl Into<String>) -> ConfigError {
     ConfigError { variable, problem: problem.into() }
 }
 
-fn whole(number: u64, bounds: &Bounds, found: impl fmt::Debug) -> Result<(), String> {
-    match *bounds {
-        Bounds::Whole(min, max) if !(min..=max).contains(&number) => {
-            Err(format!("must be a whole number from {min} to {max}, not {found:?}"))
-        }
-        _ => Ok(()),
-    }
+/// Numbers are ASCII digits alone: no sign, no exponent, no space.
+fn whole(text: &str, bounds: &Bounds) -> Result<u64, String> {
+    let (min, max) = match *bounds {
+        Bounds::Whole(min, max) => (min, max),
+        _ => (0, u64::MAX),
+    };
+    let number = text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
+    number
+        .filter(|number| (min..=max).contains(number))
+        .ok_or_else(|| format!("must be a whole number from {min} to {max}, not {text:?}"))
 }
 
-/// Numbers are ASCII digits alone: no sign, no exponent, no space.
 macro_rules! number {
     ($type:ty) => {
         impl Value for $type {
             fn set(&mut self, text: &str, bounds: &Bounds) -> Result<(), String> {
-                let digits = text.bytes().all(|byte| byte.is_ascii_digit());
-                let number = text.parse().ok().filter(|_| digits);
-                whole(number.unwrap_or(u64::MAX), bounds, text)?;
-                *self = number
-                    .and_then(|number| number.try_into().ok())
-                    .ok_or_else(|| format!("must be a whole number, not {text:?}"))?;
+                let number = whole(text, bounds)?.try_into();
+                *self = number.map_err(|_| format!("must be a smaller number, not {text:?}"))?;
                 Ok(())
             }
 
             fn text(&self) -> Option<String> {
                 Some(self.to_string())
-            }
-
-            fn check(&self, bounds: &Bounds) -> Result<(), String> {
-                whole(u64::try_from(*self).unwrap_or(u64::MAX), bounds, self)
             }
         }
     };
@@ -84,30 +73,21 @@ number!(u16);
 number!(u32);
 number!(usize);
 
-fn seconds(number: f64, bounds: &Bounds, found: impl fmt::Debug) -> Result<(), String> {
-    match *bounds {
-        Bounds::Seconds(min, max) if !(min..=max).contains(&number) => {
-            Err(format!("must be a number of seconds from {min} to {max}, not {found:?}"))
-        }
-        _ => Ok(()),
-    }
-}
-
 impl Value for Duration {
     fn set(&mut self, text: &str, bounds: &Bounds) -> Result<(), String> {
         let plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
         let number = text.parse().ok().filter(|_| plain).unwrap_or(f64::NAN);
-        seconds(number, bounds, text)?;
+        if let Bounds::Seconds(min, max) = *bounds
+            && !(min..=max).contains(&number)
+        {
+            return Err(format!("must be a number of seconds from {min} to {max}, not {text:?}"));
+        }
         *self = Duration::try_from_secs_f64(number).map_err(|error| error.to_string())?;
         Ok(())
     }
 
     fn text(&self) -> Option<String> {
         Some(self.as_secs_f64().to_string())
-    }
-
-    fn check(&self, bounds: &Bounds) -> Result<(), String> {
-        seconds(self.as_secs_f64(), bounds, self.as_secs_f64())
     }
 }
 
