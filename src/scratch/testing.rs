@@ -86,12 +86,7 @@ impl TestServer {
     #[track_caller]
     pub fn with_users<'a>(users: impl IntoIterator<Item = (i64, &'a str, &'a str)>) -> TestServer {
         let server = TestServer::start();
-        let (mut ids, mut names, mut emails) = (Vec::new(), Vec::new(), Vec::new());
-        for (id, name, email) in users {
-            ids.push(id);
-            names.push(name);
-            emails.push(email);
-        }
+        let (ids, names, emails): (Vec<_>, Vec<_>, Vec<_>) = users.into_iter().collect();
         let store = || scratch::store(server.database_url(), &ids, &names, &emails);
         let stored = crate::db::blocking::outside_of_runtimes(store);
         stored.unwrap_or_else(|error| panic!("cannot store the users: {}", crate::db::explain(&error)));
