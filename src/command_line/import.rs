@@ -64,14 +64,7 @@ pub fn import(given: &Given) -> Result<(), Failure> {
 pub fn seed(config: &Config, file: &Path) -> Result<(), Failure> {
     let format = format_of(file).unwrap_or(Format::Ndjson);
     let keep_ids = has_ids(file, format);
-    let what = Import {
-        format: Some(format),
-        skip_invalid: false,
-        skip_existing: false,
-        dry_run: false,
-        as_is: true,
-        keep_ids,
-    };
+    let what = Import { format: Some(format), as_is: true, keep_ids, ..Import::default() };
     let imported = transfer::import(config, what, open(Some(file))?.0, &Stop::default(), |_| ());
     let imported = imported.map_err(failure)?;
     refusals(what, &imported)?;

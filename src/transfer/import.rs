@@ -23,7 +23,7 @@ use crate::{
 use std::io::{BufReader, Read};
 
 /// What is imported, and how.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Import {
     /// How a user is written; `None`: as the first one looks.
     pub format: Option<Format>,
@@ -119,6 +119,19 @@ pub fn import(
     imported
 }
 
+/// Why users were not stored as they were read.
+enum Unstored {
+    /// They have to be staged.
+    Unsuitable,
+    Failed(TransferError),
+}
+
+impl<E: Into<TransferError>> From<E> for Unstored {
+    fn from(error: E) -> Unstored {
+        Unstored::Failed(error.into())
+    }
+}
+
 struct Run<'a> {
     config: &'a Config,
     import: Import,
@@ -132,15 +145,15 @@ impl Run<'_> {
         let stored = match input.ahead() {
             // The sequence of ids has to be past those of the lines before one is stored.
             Some(input) if !dry_run && !skip_existing && !keep_ids => self.store_unstaged(input),
-            _ => Err(TransferError::Unstaged),
+            _ => Err(Unstored::Unsuitable),
         };
         let (imported, is_stored) = match stored {
             Ok(imported) => (imported, true),
-            Err(TransferError::Unstaged) => self.stage_and_store(input.read(), false)?,
-            Err(TransferError::EmailTaken | TransferError::IdTaken) => {
+            Err(Unstored::Unsuitable) => self.stage_and_store(input.read(), false)?,
+            Err(Unstored::Failed(TransferError::EmailTaken | TransferError::IdTaken)) => {
                 self.stage_and_store(input.read(), true)?
             }
-            Err(error) => return Err(error),
+            Err(Unstored::Failed(error)) => return Err(error),
         };
         if is_stored {
             stop.enter(Stage::Committing)?;
@@ -150,26 +163,26 @@ impl Run<'_> {
     }
 
     /// Stores the users of a file as they are read, without staging them, which makes less work for the server. After an
-    /// error nothing of it is stored. [`TransferError::Unstaged`]: not all of them are to be stored, or one has a password,
+    /// error nothing of it is stored. [`Unstored::Unsuitable`]: not all of them are to be stored, or one has a password,
     /// or the table takes no rows that are not staged.
     ///
     /// Creates of the same addresses then wait from the moment that a line is stored, not from the moment that all lines
     /// are checked. So this is for a file, which is read as quickly as the database stores, and not for a stream, which
     /// may pause for hours; nor for passwords, of which a core hashes fifty a second.
-    fn store_unstaged(&mut self, input: Box<dyn Read + Send>) -> Result<Imported, TransferError> {
+    fn store_unstaged(&mut self, input: Box<dyn Read + Send>) -> Result<Imported, Unstored> {
         let Run { config, import, staging, on_progress } = self;
         let mut lines = Lines::default();
         if !staging.may_store_unstaged {
-            return Err(TransferError::Unstaged);
+            return Err(Unstored::Unsuitable);
         }
         let rules = Rules::new(config, *import, Rows::Stored, staging.present);
         let Some(mut checked) = check(config, rules, input, &mut lines.refused)? else {
-            return Err(TransferError::Unstaged);
+            return Err(Unstored::Unsuitable);
         };
         let stored = staging.store_unstaged(|| {
             let rows = lines.take(&mut checked, on_progress)?;
             if lines.with_password > 0 || (lines.refused.count > 0 && !import.skip_invalid) {
-                return Err(TransferError::Unstaged);
+                return Err(Unstored::Unsuitable);
             }
             if rows.is_none() {
                 on_progress(Progress::Storing { users: lines.users });

@@ -50,9 +50,6 @@ pub enum TransferError {
     EmailTaken,
     /// The same of its id, or of the id that it drew.
     IdTaken,
-    /// The users of the input are to be staged before they are stored.
-    #[doc(hidden)]
-    Unstaged,
 }
 
 impl fmt::Display for TransferError {
@@ -68,7 +65,6 @@ impl fmt::Display for TransferError {
             TransferError::EmailTaken | TransferError::IdTaken => {
                 f.write_str("database error: other sessions keep storing the same addresses or ids")
             }
-            TransferError::Unstaged => f.write_str("the users have to be staged"),
         }
     }
 }
