@@ -45,13 +45,13 @@ pub fn compare_counts(client: &mut Client) -> Result<String, String> {
     counts::compare(client)
 }
 
+/// A subject in a word, and a line.
+type Finding = (Weight, &'static str, String);
+type Problem = (&'static str, String);
+
 /// What a start would meet: a word for the subject, and a line. Changes nothing. Blocks up to `db_connect_timeout`, of which
 /// `on_wait` is told: which database it is. `with_counts`: all users are counted, too.
-pub fn check(
-    config: &Config,
-    with_counts: bool,
-    on_wait: impl FnOnce(&str),
-) -> Vec<(Weight, &'static str, String)> {
+pub fn check(config: &Config, with_counts: bool, on_wait: impl FnOnce(&str)) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Err((subject, line)) = look(config, with_counts, on_wait, &mut findings) {
         findings.push((Weight::Problem, subject, line));
@@ -59,14 +59,12 @@ pub fn check(
     findings
 }
 
-type Problem = (&'static str, String);
-
 /// Everything up to the first problem that hides the others.
 fn look(
     config: &Config,
     with_counts: bool,
     on_wait: impl FnOnce(&str),
-    findings: &mut Vec<(Weight, &'static str, String)>,
+    findings: &mut Vec<Finding>,
 ) -> Result<(), Problem> {
     let unusable = |error: StartError| match error {
         StartError::Config(error) => ("configuration", error.to_string()),
@@ -83,15 +81,11 @@ fn look(
     on_wait(&opening.target.to_string());
     let mut client = opening.connect().map_err(unusable)?;
     findings.push((Weight::Fine, "database", format!("connected to {}", opening.target)));
-    let failed = |error: postgres::Error| ("database", explain(&error));
-    let server = inspection::server(&mut client, config.db_pool_size).map_err(failed)?;
-    findings.extend(server.into_iter().map(|(weight, line)| (weight, "database", line)));
+    add(findings, "database", inspection::server(&mut client, config.db_pool_size))?;
     if !config.db_prepared {
-        let settings = inspection::session_settings(&mut client).map_err(failed)?;
-        findings.extend(settings.into_iter().map(|(weight, line)| (weight, "settings", line)));
+        add(findings, "settings", inspection::session_settings(&mut client))?;
     }
-    let schemas = inspection::schemas(&mut client).map_err(failed)?;
-    findings.extend(schemas.into_iter().map(|(weight, line)| (weight, "schema", line)));
+    add(findings, "schema", inspection::schemas(&mut client))?;
 
     if config.db_prepared && sessions_are_lent(&opening, &mut client) {
         let line = "a pooler lends its sessions for one transaction each: userd needs DB_PREPARED=false";
@@ -102,8 +96,7 @@ fn look(
         Ok(are_applied) => are_applied,
         Err(line) => {
             // What else the role may not do belongs to it.
-            let privileges = inspection::privileges(&mut client, false).map_err(failed)?;
-            findings.extend(privileges.into_iter().map(|(weight, line)| (weight, "privileges", line)));
+            add(findings, "privileges", inspection::privileges(&mut client, false))?;
             return Err(migrated(line));
         }
     };
@@ -129,19 +122,25 @@ fn look(
         let line = format!("the schema was renamed to {schema}: {what} makes its functions anew");
         findings.push((weight, "migrations", line));
     }
-    let privileges = inspection::privileges(&mut client, !are_applied && config.migrate).map_err(failed)?;
-    findings.extend(privileges.into_iter().map(|(weight, line)| (weight, "privileges", line)));
+    add(findings, "privileges", inspection::privileges(&mut client, !are_applied && config.migrate))?;
     if are_applied {
-        let tables = [inspection::ids(&mut client), inspection::row_security(&mut client)];
-        for found in tables {
-            findings
-                .extend(found.map_err(failed)?.into_iter().map(|(weight, line)| (weight, "tables", line)));
-        }
+        add(findings, "tables", inspection::ids(&mut client))?;
+        add(findings, "tables", inspection::row_security(&mut client))?;
         if with_counts {
             let line = counts::compare(&mut client).map_err(|line| ("tables", line))?;
             findings.push((Weight::Fine, "tables", line));
         }
     }
+    Ok(())
+}
+
+fn add(
+    findings: &mut Vec<Finding>,
+    subject: &'static str,
+    found: inspection::Findings,
+) -> Result<(), Problem> {
+    let found = found.map_err(|error| ("database", explain(&error)))?;
+    findings.extend(found.into_iter().map(|(weight, line)| (weight, subject, line)));
     Ok(())
 }
 

@@ -102,7 +102,7 @@ const GRANTS: &str = "\
         and c.oid operator(pg_catalog.=) pg_catalog.to_regclass('users') \
         and n.oid operator(pg_catalog.=) c.relnamespace";
 
-type Findings = Result<Vec<(Weight, String)>, postgres::Error>;
+pub type Findings = Result<Vec<(Weight, String)>, postgres::Error>;
 
 /// The server: what it is, and whether it has as many connections as the pool may open.
 pub fn server(client: &mut Client, pool: u32) -> Findings {
