@@ -19,8 +19,7 @@ const SOON: Duration = Duration::from_millis(500);
 
 /// Applies the migrations that are missing, and says which. Blocks as a start does.
 pub fn migrate(given: &Given) -> Result<(), Failure> {
-    let mut config = environment::config().map_err(Failure::usage)?;
-    let _cluster = join(given, &mut config, true)?;
+    let (config, _cluster) = database(given, true)?;
     let applied = upkeep::migrate(&config).map_err(start_error)?;
     let mut text: String = applied.iter().map(|name| format!("applied {name}\n")).collect();
     if applied.is_empty() {
@@ -31,8 +30,7 @@ pub fn migrate(given: &Given) -> Result<(), Failure> {
 
 /// Counts all users anew.
 pub fn recount(given: &Given) -> Result<(), Failure> {
-    let mut config = environment::config().map_err(Failure::usage)?;
-    let _cluster = join(given, &mut config, false)?;
+    let (config, _cluster) = database(given, false)?;
     let line = upkeep::recount(&config).map_err(transfer_error)?;
     print(&format!("{line}\n"))
 }
@@ -41,8 +39,7 @@ pub fn recount(given: &Given) -> Result<(), Failure> {
 pub fn grants(given: &Given) -> Result<(), Failure> {
     let role = given.operand.as_ref().ok_or_else(|| Failure::argument("grants needs the name of a role"))?;
     let role = role.to_str().ok_or_else(|| Failure::argument(format!("{role:?} is no name of a role")))?;
-    let mut config = environment::config().map_err(Failure::usage)?;
-    let _cluster = join(given, &mut config, false)?;
+    let (config, _cluster) = database(given, false)?;
     let grants = upkeep::grants(&config, role).map_err(transfer_error)?;
     print(&grants.iter().map(|grant| format!("{grant}\n")).collect::<String>())
 }
@@ -87,6 +84,13 @@ pub fn check(given: &Given) -> Result<(), Failure> {
         text.push_str(&format!("{weight:<8} {subject}: {line}\n"));
     }
     print(&text).and(done)
+}
+
+/// The settings, and the private cluster for as long as it is kept, where one is given.
+fn database(given: &Given, make: bool) -> Result<(Config, Option<Joined>), Failure> {
+    let mut config = environment::config().map_err(Failure::usage)?;
+    let cluster = join(given, &mut config, make)?;
+    Ok((config, cluster))
 }
 
 /// As [`embedded::join`], for a verb that does nothing at a signal but end.
