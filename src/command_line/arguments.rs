@@ -2,7 +2,7 @@
 
 use super::{
     Failure, env_file,
-    verbs::{ANYWHERE, HELP, Opt, Takes, VERBS, VERSION, Verb},
+    verbs::{ANYWHERE, HELP, NAMED, Opt, Takes, VERBS, VERSION, Verb},
 };
 use std::{
     env,
@@ -26,8 +26,7 @@ impl Given {
     /// The error is a line without `userd: ` before it.
     pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Given, String> {
         let mut arguments = arguments.peekable();
-        let named =
-            |argument: &OsString| VERBS.iter().find(|verb| !verb.name.is_empty() && *argument == *verb.name);
+        let named = |argument: &OsString| NAMED.iter().find(|verb| *argument == *verb.name);
         let verb = arguments.peek().and_then(named);
         if verb.is_some() {
             arguments.next();
@@ -141,7 +140,7 @@ fn unknown(verb: &Verb, argument: &OsStr) -> String {
         verb_name => format!("{verb_name} takes {}, not {argument:?}", verb.arguments().join(" ")),
     };
     let options = verb.options.iter().chain(ANYWHERE).map(|option| option.name);
-    let verbs = VERBS.iter().map(|verb| verb.name).filter(|name| !name.is_empty());
+    let verbs = NAMED.iter().map(|verb| verb.name);
     match nearest(name, options.chain(verbs)) {
         Some(meant) if meant == name => format!("{line} ({name} goes before everything else)"),
         Some(meant) => format!("{line} (did you mean {meant}?)"),
@@ -158,9 +157,8 @@ impl Opt {
     ) -> Result<Option<OsString>, String> {
         let name = self.name;
         match (self.takes, value) {
-            (Takes::Nothing, None) => Ok(None),
+            (Takes::Nothing | Takes::Optional(_), None) => Ok(None),
             (Takes::Nothing, Some(_)) => Err(format!("{name} takes no value")),
-            (Takes::Optional(_), None) => Ok(None),
             (Takes::Optional(what), Some(value)) if value.is_empty() => {
                 Err(format!("{name}= needs {what} after it"))
             }

@@ -4,7 +4,7 @@ use super::{
     Failure,
     arguments::Given,
     print,
-    verbs::{ANYWHERE, Opt, SHELLS, Takes, VERBS, Verb},
+    verbs::{ANYWHERE, NAMED, Opt, SHELLS, Takes, VERBS, Verb},
 };
 use std::fmt::Write;
 use userd::{
@@ -50,9 +50,8 @@ fn help_of(verb: &Verb) -> String {
     let indent = " ".repeat(start.len() + 1);
     let mut text = filled(&start, &indent, verb.arguments().iter().map(String::as_str));
     text.push_str(&filled(&format!("\nuserd {}:", verb.name), "    ", verb.help.split(' ')));
-    for option in verb.options.iter().chain(ANYWHERE) {
-        text.push_str(&row(&option.usage(), option.help));
-    }
+    text.push_str(&rows(verb.options));
+    text.push_str(&rows(ANYWHERE));
     text.push_str("\nSettings are variables of the environment: `userd --help` lists them.\n");
     text
 }
@@ -68,9 +67,9 @@ fn help_of_all() -> String {
     for verb in VERBS {
         let name = if verb.name.is_empty() { "userd".to_owned() } else { format!("userd {}", verb.name) };
         text.push_str(&filled(&format!("\n{name}:"), "    ", verb.help.split(' ')));
-        let anywhere = if verb.name.is_empty() { ANYWHERE } else { &[] };
-        for option in verb.options.iter().chain(anywhere) {
-            text.push_str(&row(&option.usage(), option.help));
+        text.push_str(&rows(verb.options));
+        if verb.name.is_empty() {
+            text.push_str(&rows(ANYWHERE));
         }
     }
     text.push_str("\nEnvironment variables, with their defaults:\n");
@@ -86,15 +85,18 @@ fn default(setting: &Setting, none: &str) -> String {
     if default.is_empty() { none.to_owned() } else { default }
 }
 
-/// An option and its help, beside each other.
-fn row(option: &str, help: &str) -> String {
+/// Options, each with its help beside it.
+fn rows(options: &[Opt]) -> String {
     const COLUMN: usize = 26;
-    let start = format!("  {option}");
     let indent = " ".repeat(COLUMN);
-    match start.len() < COLUMN {
-        true => filled(&format!("{start:<width$}", width = COLUMN - 1), &indent, help.split(' ')),
-        false => format!("{start}\n{}", filled(&indent[1..], &indent, help.split(' '))),
-    }
+    let row = |option: &Opt| {
+        let (start, help) = (format!("  {}", option.usage()), option.help.split(' '));
+        match start.len() < COLUMN {
+            true => filled(&format!("{start:<width$}", width = COLUMN - 1), &indent, help),
+            false => format!("{start}\n{}", filled(&indent[1..], &indent, help)),
+        }
+    };
+    options.iter().map(row).collect()
 }
 
 /// Words in lines of at most `WIDTH` columns: the first behind `start`, the others behind `indent`.
@@ -133,7 +135,7 @@ pub fn man() -> String {
     options(&mut page, VERBS[0].options);
     options(&mut page, ANYWHERE);
     page.push_str(".SH COMMANDS\n");
-    for verb in VERBS.iter().filter(|verb| !verb.name.is_empty()) {
+    for verb in NAMED {
         let _ =
             writeln!(page, ".SS {} {}\n{}.", verb.name, verb.operand.unwrap_or_default(), roff(verb.help));
         options(&mut page, verb.options);
@@ -202,10 +204,7 @@ fn installed_by(shell: &str) -> String {
 fn words_of(operand: Option<&str>) -> String {
     match operand {
         Some("SHELL") => SHELLS.join(" "),
-        Some("COMMAND") => {
-            let names = VERBS.iter().map(|verb| verb.name).filter(|name| !name.is_empty());
-            names.collect::<Vec<_>>().join(" ")
-        }
+        Some("COMMAND") => NAMED.iter().map(|verb| verb.name).collect::<Vec<_>>().join(" "),
         _ => String::new(),
     }
 }
@@ -222,7 +221,6 @@ fn names(verb: &Verb) -> String {
 
 /// Bash splits at `=`, so an option and its value come as three words.
 fn bash() -> String {
-    let verbs: Vec<&str> = VERBS.iter().map(|verb| verb.name).filter(|name| !name.is_empty()).collect();
     let mut script = String::from(
         "_userd() {\n\
          \x20   local word=\"${COMP_WORDS[COMP_CWORD]}\" before=\"${COMP_WORDS[COMP_CWORD-1]}\" option=\"\"\n\
@@ -238,7 +236,7 @@ fn bash() -> String {
     script.push_str(
         "        ?*) COMPREPLY=($(compgen -f -- \"$word\")); return ;;\n    esac\n    case \"${COMP_WORDS[1]}\" in\n",
     );
-    for verb in VERBS.iter().filter(|verb| !verb.name.is_empty()) {
+    for verb in NAMED {
         let operands = match verb.operand {
             Some("FILE") => " $(compgen -f -- \"$word\")".to_owned(),
             operand => format!(" $(compgen -W \"{}\" -- \"$word\")", words_of(operand)),
@@ -256,7 +254,7 @@ fn bash() -> String {
         "    esac\n    [ \"$COMP_CWORD\" -eq 1 ] && COMPREPLY+=($(compgen -W \"{}\" -- \"$word\"))\n    \
          [[ \"${{COMPREPLY[0]}}\" == *= ]] && compopt -o nospace 2>/dev/null\n    return 0\n}}\n\
          complete -F _userd userd",
-        verbs.join(" ")
+        words_of(Some("COMMAND"))
     );
     script
 }

@@ -58,15 +58,11 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
 
     let bound = BoundServer::bind(&config).map_err(start_error)?;
     let mut cluster = dir.as_deref().map(|dir| start_cluster(dir, &mut config)).transpose()?;
-    let scratch = match is_ephemeral {
-        false => None,
-        true => {
-            let scratch = ScratchDatabase::with_migrations(config.migrations_dir.as_deref());
-            let scratch = scratch.map_err(Failure::runtime)?;
-            config.database = Database::Url(scratch.url().into());
-            Some(scratch)
-        }
-    };
+    let scratch = is_ephemeral.then(|| ScratchDatabase::with_migrations(config.migrations_dir.as_deref()));
+    let scratch = scratch.transpose().map_err(Failure::runtime)?;
+    if let Some(scratch) = &scratch {
+        config.database = Database::Url(scratch.url().into());
+    }
     if let Some(file) = given.value("--seed") {
         seed(&config, Path::new(file))?;
     }

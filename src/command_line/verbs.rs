@@ -91,6 +91,9 @@ pub const VERSION: Verb = Verb {
     run: |_| print(concat!("userd ", env!("CARGO_PKG_VERSION"), "\n")),
 };
 
+/// All but the first, which runs the service and has no name.
+pub const NAMED: &[Verb] = VERBS.split_first().expect("it runs the service").1;
+
 /// In the order of the help.
 pub const VERBS: &[Verb] = &[
     Verb {
