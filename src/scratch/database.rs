@@ -9,12 +9,12 @@ use crate::{
     db::{blocking::outside_of_runtimes, explain, migrate::Migrations, scratch},
     start_error::StartError,
 };
+use parking_lot::Mutex;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use postgres::Client;
 use std::{
     env, fs,
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
     thread,
 };
 
@@ -64,7 +64,7 @@ impl ScratchDatabase {
     /// The same, with the migrations of a directory, as `migrations_dir` has it in [`Config`].
     pub fn with_migrations(dir: Option<&Path>) -> Result<ScratchDatabase, StartError> {
         let create = || {
-            let mut owner = OWNER.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut owner = OWNER.lock();
             if owner.as_ref().is_some_and(|owner| owner.client.is_closed()) {
                 *owner = None;
             }
@@ -103,7 +103,7 @@ impl Drop for ScratchDatabase {
                 .map_or(Ok(String::new()), |mut client| crate::db::counts::compare(&mut client)),
         };
         outside_of_runtimes(|| {
-            let mut owner = OWNER.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut owner = OWNER.lock();
             let owner = owner.as_mut().filter(|owner| owner.session == self.session);
             let dropped = owner.map(|owner| scratch::drop_with_sessions(&mut owner.client, &self.name));
             if let Some(Err(error)) = dropped {
@@ -146,8 +146,7 @@ impl Owner {
                 log::warn!("cannot drop what other processes left: {}", explain(&error));
             }
         });
-        let (session, version) = scratch::session(&mut client)?;
-        log::info!("PostgreSQL {version}, programs in {}", shared.programs().display());
+        let session = scratch::session(&mut client)?;
         Ok(Owner { shared, client, session, count: 0, templates: Vec::new() })
     }
 

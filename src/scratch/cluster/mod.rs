@@ -112,7 +112,7 @@ impl Cluster {
         Cluster::start_in(ClusterDir::open(&options.dir, account, LOCK_WAIT)?, options, |directory| {
             match options.durable {
                 true => Ok(None),
-                false => Watcher::spawn(directory).map(Some),
+                false => Watcher::spawn(directory, None).map(Some),
             }
         })
     }

@@ -8,7 +8,6 @@ use std::io::{self, Write};
 use std::mem;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,7 +25,6 @@ use crate::db::scratch;
 #[derive(Debug)]
 pub(crate) struct Shared {
     socket_dir: String,
-    programs: PathBuf,
     /// What keeps the cluster, where another process has started it.
     _pipe: Option<File>,
 }
@@ -72,11 +70,6 @@ impl Shared {
         scratch::connection_string(&self.socket_dir, PORT, database)
     }
 
-    /// The directory of the server's programs.
-    pub fn programs(&self) -> &Path {
-        &self.programs
-    }
-
     /// The directory of the server's socket.
     pub fn socket_dir(&self) -> &str {
         &self.socket_dir
@@ -91,25 +84,20 @@ impl Shared {
             return None;
         }
         writeln!(pipe, "{}", found.pid).ok()?;
-        Some(Shared {
-            socket_dir: found.socket_dir.to_str()?.to_owned(),
-            programs: options.programs.clone().unwrap_or_default(),
-            _pipe: Some(pipe),
-        })
+        Some(Shared { socket_dir: found.socket_dir.to_str()?.to_owned(), _pipe: Some(pipe) })
     }
 
     fn found(directory: ClusterDir, options: &Options) -> Result<Shared, ClusterError> {
         let (hidden, name) = (directory.dir.join(USERS_NEW), directory.dir.join(USERS));
         let cluster = Cluster::start_in(directory, options, |directory| {
-            let failed = ClusterError::io("make", &hidden);
-            let (reader, writer) = pipe(&hidden, &name).map_err(&failed)?;
-            Watcher::spawn_on(directory, Stdio::from(reader), Some(writer)).map(Some)
+            let pipe = pipe(&hidden, &name).map_err(ClusterError::io("make", &hidden))?;
+            Watcher::spawn(directory, Some(pipe)).map(Some)
         })?;
         fs::rename(&hidden, &name).map_err(ClusterError::io("make", &name))?;
         let socket_dir = cluster.directory.socket_dir.clone();
         // Its pipe stays open until this process ends, and it is never stopped by us: others may use it.
         mem::forget(cluster);
-        Ok(Shared { socket_dir, programs: options.programs.clone().unwrap_or_default(), _pipe: None })
+        Ok(Shared { socket_dir, _pipe: None })
     }
 }
 

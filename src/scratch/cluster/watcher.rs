@@ -89,21 +89,18 @@ pub(super) struct Watcher {
 impl Watcher {
     /// The shell holds the directory's lock until it has ended, and nothing else of ours: not the
     /// terminal's process group, output or directory.
-    pub fn spawn(directory: &ClusterDir) -> Result<Watcher, ClusterError> {
-        Watcher::spawn_on(directory, Stdio::piped(), None)
-    }
-
-    /// The same, of users who hold `pipe`'s other end; `ours` is the first of them.
-    pub fn spawn_on(
-        directory: &ClusterDir,
-        pipe: Stdio,
-        ours: Option<File>,
-    ) -> Result<Watcher, ClusterError> {
+    ///
+    /// `pipe`: both ends of the pipe that users hold; without one, this process alone does.
+    pub fn spawn(directory: &ClusterDir, pipe: Option<(File, File)>) -> Result<Watcher, ClusterError> {
+        let (stdin, ours) = match pipe {
+            Some((reader, writer)) => (Stdio::from(reader), Some(writer)),
+            None => (Stdio::piped(), None),
+        };
         let dir = directory.dir.to_owned();
         let mut command = Command::new("/bin/sh");
         command.args(["-c", SCRIPT, "userd-watcher"]).arg(&dir).args(directory.other_socket_dir());
         command.current_dir(&dir).process_group(0);
-        command.stdin(pipe).stdout(directory.lock_handle()?).stderr(Stdio::null());
+        command.stdin(stdin).stdout(directory.lock_handle()?).stderr(Stdio::null());
         let spawned = command.spawn();
         let mut shell = spawned.map_err(|error| ClusterError::new(format!("cannot run /bin/sh: {error}")))?;
         let pipe = ours.or_else(|| Some(File::from(OwnedFd::from(shell.stdin.take()?))));
