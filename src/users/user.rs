@@ -156,12 +156,10 @@ impl NewUser {
             Some(Value::String(text)) => Some(text),
             _ => None,
         };
-        match (text("name"), text("email")) {
-            (Some(name), Some(email)) => {
-                Ok(NewUser { name, email, password: text("password").map(Secret::from) })
-            }
-            _ => Err(Error::Internal("the create schema let a body through".into())),
-        }
+        let (name, email) = (text("name"), text("email"));
+        let password = Some(text("password").map(Secret::from));
+        let new = UserChanges { name, email, password }.into_new();
+        new.ok_or_else(|| Error::Internal("the create schema let a body through".into()))
     }
 }
 
@@ -183,38 +181,13 @@ impl UserChanges {
         let mut changes = UserChanges::default();
         let mut violations = Vec::new();
         for (key, value) in body {
-            let text = match value {
-                Value::Null if key == "password" => {
-                    changes.password = Some(None);
-                    continue;
-                }
-                Value::String(text) => text,
-                _ => {
-                    violations.push(violation(&key, "type", "must be a string"));
-                    continue;
-                }
-            };
-            let (least, most) = match key.as_str() {
-                "name" => (0, NAME_MAX),
-                "email" => (0, EMAIL_MAX),
-                _ => (PASSWORD_MIN, usize::MAX),
-            };
-            let length = text.chars().count();
-            if text.contains('\0') {
-                violations.push(violation(&key, "pattern", HAS_NUL));
-            } else if length > most {
-                violations.push(violation(&key, "maxLength", &format!("must be at most {most} characters")));
-            } else if length < least {
-                violations.push(violation(
-                    &key,
-                    "minLength",
-                    &format!("must be at least {least} characters"),
-                ));
-            } else {
-                match key.as_str() {
-                    "name" => changes.name = Some(text),
-                    "email" => changes.email = Some(text),
-                    _ => changes.password = Some(Some(text.into())),
+            match (key.as_str(), text(&key, value)) {
+                ("name", Ok(text)) => changes.name = text,
+                ("email", Ok(text)) => changes.email = text,
+                (_, Ok(text)) => changes.password = Some(text.map(Secret::from)),
+                (_, Err((keyword, message))) => {
+                    let (path, keyword) = (format!("/{key}"), keyword.to_owned());
+                    violations.push(Violation { path, keyword, message });
                 }
             }
         }
@@ -222,8 +195,25 @@ impl UserChanges {
     }
 }
 
-fn violation(key: &str, keyword: &str, message: &str) -> Violation {
-    Violation { path: format!("/{key}"), keyword: keyword.to_owned(), message: message.to_owned() }
+/// The text of a fillable field, `None` where a password is removed. The error: the keyword of the rule that it violates,
+/// and what it must be.
+fn text(key: &str, value: Value) -> Result<Option<String>, (&'static str, String)> {
+    let (least, most) = match key {
+        "name" => (0, NAME_MAX),
+        "email" => (0, EMAIL_MAX),
+        _ => (PASSWORD_MIN, usize::MAX),
+    };
+    let text = match value {
+        Value::String(text) => text,
+        Value::Null if key == "password" => return Ok(None),
+        _ => return Err(("type", "must be a string".to_owned())),
+    };
+    match text.chars().count() {
+        _ if text.contains('\0') => Err(("pattern", HAS_NUL.to_owned())),
+        length if length > most => Err(("maxLength", format!("must be at most {most} characters"))),
+        length if length < least => Err(("minLength", format!("must be at least {least} characters"))),
+        _ => Ok(Some(text)),
+    }
 }
 
 #[cfg(test)]
