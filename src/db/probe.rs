@@ -37,9 +37,6 @@ const LATELY: Duration = Duration::from_secs(60);
 /// How long the end of the thread is waited for. It may be connecting, which takes up to some seconds.
 const LAST_WORK: Duration = Duration::from_millis(100);
 
-/// What the log says of a database that has not answered several times in a row.
-const SILENT: &str = "unready: the database does not answer";
-
 /// Of the thread, in bytes.
 const STACK: usize = 512 << 10;
 
@@ -51,14 +48,6 @@ pub enum Readiness {
     /// It has not answered several times in a row.
     Silent,
     /// It has not the migrations that it has to have, or others that are not compatible.
-    OtherSchema,
-}
-
-/// The outcome of one probe.
-#[derive(Debug)]
-enum Outcome {
-    Answered,
-    Failed(String),
     OtherSchema,
 }
 
@@ -94,14 +83,6 @@ impl ProbeState {
     }
 }
 
-/// What is asked, and how it rests.
-trait Probe: Send + 'static {
-    /// Blocks for the answer, which says whether the database takes no changes, too.
-    fn ask(&mut self, read_only: &mut bool) -> Outcome;
-    /// There will be no question for a while.
-    fn rest(&mut self);
-}
-
 impl Prober {
     /// Starts the thread, which sleeps until [`Prober::readiness`] is called. `schema`: what the database has to have;
     /// `prepared`: whether sessions may keep settings. Errors: the system has no more threads.
@@ -109,11 +90,16 @@ impl Prober {
         // Idle sessions of the pool would only be waited for.
         let known = servers.clone();
         let on_silence = move || known.end_epoch(known.epoch());
-        Prober::of(DatabaseProbe { servers, schema, prepared, connection: None }, on_silence)
+        let probe = DatabaseProbe { servers, schema, prepared };
+        Prober::of(move |connection, read_only| probe.ask(connection, read_only), on_silence)
     }
 
-    /// `on_silence` is called when the database has not answered several times in a row, and does not block.
-    fn of(probe: impl Probe, on_silence: impl Fn() + Send + Sync + 'static) -> io::Result<Prober> {
+    /// `ask` blocks for the answer of the database, over the connection that it has left last, or a new one; it says
+    /// whether the database takes no changes, too. `on_silence` is called when the database has not answered several times in a row, and does not block.
+    fn of<C>(
+        ask: impl FnMut(&mut Option<C>, &mut bool) -> Result<Readiness, String> + Send + 'static,
+        on_silence: impl Fn() + Send + Sync + 'static,
+    ) -> io::Result<Prober> {
         let state = ProbeState {
             readiness: Readiness::Ready,
             read_only: false,
@@ -132,7 +118,7 @@ impl Prober {
         let prober = Prober(shared.clone());
         let thread = thread::Builder::new().name("prober".to_owned()).stack_size(STACK);
         thread.spawn(move || {
-            shared.run(probe);
+            shared.run(ask);
             shared.state.lock().gone = true;
             shared.changed.notify_all();
         })?;
@@ -151,7 +137,7 @@ impl Prober {
         let (overdue, readiness) = (state.overdue(), state.readiness);
         let is_silent = overdue > 0 && state.failures.saturating_add(overdue) >= FAILURES;
         if is_silent {
-            self.0.set(state, Readiness::Silent, &format!("{SILENT}: no answer for {overdue} s"));
+            self.0.set(state, Readiness::Silent, &format!("no answer for {overdue} s"));
         }
         let readiness = if is_silent { Readiness::Silent } else { readiness };
         (readiness, now.saturating_duration_since(answered))
@@ -174,41 +160,36 @@ impl Drop for Prober {
 }
 
 impl Shared {
-    fn run(&self, mut probe: impl Probe) {
-        let (mut last, mut read_only) = (None, false);
-        while self.wait(&mut probe, last) {
+    fn run<C>(&self, mut ask: impl FnMut(&mut Option<C>, &mut bool) -> Result<Readiness, String>) {
+        let (mut connection, mut last, mut read_only) = (None, None, false);
+        while self.wait(&mut connection, last) {
             last = Some(Instant::now());
             self.state.lock().began = last;
-            let outcome = probe.ask(&mut read_only);
+            let found = ask(&mut connection, &mut read_only);
             let mut state = self.state.lock();
             state.read_only = read_only;
             let overdue = state.overdue();
             state.began = None;
-            state.failures = match outcome {
-                Outcome::Failed(_) => state.failures.saturating_add(overdue.max(1)),
-                _ => 0,
+            state.failures = match found {
+                Err(_) => state.failures.saturating_add(overdue.max(1)),
+                Ok(_) => 0,
             };
-            match outcome {
-                Outcome::Answered => {
-                    state.answered = Instant::now();
-                    self.set(state, Readiness::Ready, "ready again");
+            match found {
+                Ok(readiness) => {
+                    if readiness == Readiness::Ready {
+                        state.answered = Instant::now();
+                    }
+                    self.set(state, readiness, "");
                 }
-                Outcome::OtherSchema => self.set(
-                    state,
-                    Readiness::OtherSchema,
-                    "unready: the database's schema is not the one expected",
-                ),
-                Outcome::Failed(why) if state.failures >= FAILURES => {
-                    self.set(state, Readiness::Silent, &format!("{SILENT}: {why}"));
-                }
-                Outcome::Failed(_) => {}
+                Err(why) if state.failures >= FAILURES => self.set(state, Readiness::Silent, &why),
+                Err(_) => {}
             }
         }
     }
 
     /// Waits until a probe is due; `false` at the end. Until the service is ready again it goes on by itself, so that no
     /// old failure is ever told.
-    fn wait(&self, probe: &mut impl Probe, last: Option<Instant>) -> bool {
+    fn wait<C>(&self, connection: &mut Option<C>, last: Option<Instant>) -> bool {
         let mut resting = false;
         let mut state = self.state.lock();
         let trouble = state.failures > 0 || state.readiness != Readiness::Ready;
@@ -222,7 +203,7 @@ impl Shared {
                 if mem::replace(&mut resting, true) {
                     self.changed.wait(&mut state);
                 } else {
-                    MutexGuard::unlocked(&mut state, || probe.rest());
+                    MutexGuard::unlocked(&mut state, || *connection = None);
                 }
                 continue;
             }
@@ -235,16 +216,16 @@ impl Shared {
         }
     }
 
-    /// Of two threads that judge, the one that has judged last is right.
-    fn set(&self, mut judged: MutexGuard<ProbeState>, readiness: Readiness, line: &str) {
+    /// Of two threads that judge, the one that has judged last is right. `why`: how the database is silent.
+    fn set(&self, mut judged: MutexGuard<ProbeState>, readiness: Readiness, why: &str) {
         let before = mem::replace(&mut judged.readiness, readiness);
         drop(judged);
         match readiness {
             _ if before == readiness => {}
-            Readiness::Ready => log::info!("{line}"),
-            Readiness::OtherSchema => log::warn!("{line}"),
+            Readiness::Ready => log::info!("ready again"),
+            Readiness::OtherSchema => log::warn!("unready: the database's schema is not the one expected"),
             Readiness::Silent => {
-                log::warn!("{line}");
+                log::warn!("unready: the database does not answer: {why}");
                 (self.on_silence)();
             }
         }
@@ -256,56 +237,51 @@ struct DatabaseProbe {
     servers: Arc<Servers>,
     schema: Schema,
     prepared: bool,
-    connection: Option<Connection>,
-}
-
-impl Probe for DatabaseProbe {
-    /// A session that has ended since the last probe says nothing of the database, which may end idle ones: a new one is
-    /// opened then. One that takes no changes may be of a primary that was demoted.
-    fn ask(&mut self, read_only: &mut bool) -> Outcome {
-        let was_open = self.connection.is_some();
-        let outcome = self.ask_once(read_only);
-        let outcome = if was_open { outcome.or_else(|_| self.ask_once(read_only)) } else { outcome };
-        outcome.unwrap_or_else(Outcome::Failed)
-    }
-
-    fn rest(&mut self) {
-        self.connection = None;
-    }
 }
 
 impl DatabaseProbe {
-    /// The error says why this session is of no use.
-    fn ask_once(&mut self, read_only: &mut bool) -> Result<Outcome, String> {
-        let mut connection = match self.connection.take().map_or_else(|| self.connect(), Ok) {
+    /// A session that has ended since the last probe says nothing of the database, which may end idle ones: a new one is
+    /// opened then, in the time of this probe. One that takes no changes may be of a primary that was demoted.
+    fn ask(&self, connection: &mut Option<Connection>, read_only: &mut bool) -> Result<Readiness, String> {
+        let (was_open, began) = (connection.is_some(), Instant::now());
+        let found = self.ask_once(connection, read_only);
+        match was_open && connection.is_none() && began.elapsed() < TIMEOUT {
+            true => self.ask_once(connection, read_only),
+            false => found,
+        }
+    }
+
+    /// Leaves no connection where this one is of no use.
+    fn ask_once(&self, left: &mut Option<Connection>, read_only: &mut bool) -> Result<Readiness, String> {
+        let mut connection = match left.take().map_or_else(|| self.connect(), Ok) {
             Ok(connection) => connection,
             // The server has answered. It is its number of sessions that is short, and this one is an extra.
-            Err(error) if error.is_full() => return Ok(Outcome::Answered),
+            Err(error) if error.is_full() => return Ok(Readiness::Ready),
             Err(error) => return Err(error.to_string()),
         };
         connection.watch().begin(TIMEOUT);
         let rows = connection.query_typed(Schema::ASK, &[]);
         let in_time = connection.watch().end();
-        let outcome = match rows {
+        let found = match rows {
             Ok(rows) => {
                 *read_only = rows.first().is_some_and(|row| row.get(3));
                 match self.schema.judge(&rows) {
                     _ if *read_only && self.servers.wants_primary => {
                         return Err("the server takes no changes".to_owned());
                     }
-                    Ok(Applied::All | Applied::AndNewer(_)) => Outcome::Answered,
-                    Ok(Applied::No) | Err(_) => Outcome::OtherSchema,
+                    Ok(Applied::All | Applied::AndNewer(_)) => Ok(Readiness::Ready),
+                    Ok(Applied::No) | Err(_) => Ok(Readiness::OtherSchema),
                 }
             }
-            Err(_) if !in_time => return Ok(Outcome::Failed("no answer within a second".to_owned())),
+            Err(_) if !in_time => return Err("no answer within a second".to_owned()),
             Err(error) if connection.is_closed() || Meaning::of(&error) == Meaning::Broken => {
                 return Err(explain(&error));
             }
-            Err(error) if is_missing(&error) => Outcome::OtherSchema,
-            Err(error) => Outcome::Failed(explain(&error)),
+            Err(error) if is_missing(&error) => Ok(Readiness::OtherSchema),
+            Err(error) => Err(explain(&error)),
         };
-        self.connection = Some(connection);
-        Ok(outcome)
+        *left = Some(connection);
+        found
     }
 
     fn connect(&self) -> Result<Connection, ConnectError> {
@@ -322,16 +298,17 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
+    type Outcome = Result<Readiness, String>;
+
     /// Each probe takes its outcome from the test, and says when it began.
-    struct Scripted(mpsc::Sender<Instant>, mpsc::Receiver<Outcome>);
-
-    impl Probe for Scripted {
-        fn ask(&mut self, _: &mut bool) -> Outcome {
-            let _ = self.0.send(Instant::now());
-            self.1.recv().unwrap_or(Outcome::Answered)
+    fn scripted(
+        began: mpsc::Sender<Instant>,
+        outcomes: mpsc::Receiver<Outcome>,
+    ) -> impl FnMut(&mut Option<()>, &mut bool) -> Outcome {
+        move |_, _| {
+            let _ = began.send(Instant::now());
+            outcomes.recv().unwrap_or(Ok(Readiness::Ready))
         }
-
-        fn rest(&mut self) {}
     }
 
     const LONG: Duration = Duration::from_secs(20);
@@ -340,7 +317,7 @@ mod tests {
     fn three_failures_in_a_row_and_one_success() {
         let (asked, asks) = mpsc::channel();
         let (say, said) = mpsc::channel();
-        let prober = Prober::of(Scripted(asked, said), || {}).unwrap();
+        let prober = Prober::of(scripted(asked, said), || {}).unwrap();
         assert!(asks.recv_timeout(Duration::from_millis(50)).is_err(), "it was not asked");
         assert_eq!(prober.readiness().0, Readiness::Ready);
         let mut times = Vec::new();
@@ -354,17 +331,17 @@ mod tests {
                 thread::sleep(Duration::from_millis(1));
             }
         };
-        let failed = || Outcome::Failed("no".to_owned());
+        let failed = || Err("no".to_owned());
         step(failed(), Readiness::Ready);
         step(failed(), Readiness::Ready);
-        step(Outcome::Answered, Readiness::Ready);
+        step(Ok(Readiness::Ready), Readiness::Ready);
         step(failed(), Readiness::Ready);
         step(failed(), Readiness::Ready);
         step(failed(), Readiness::Silent);
         step(failed(), Readiness::Silent);
-        step(Outcome::Answered, Readiness::Ready);
-        step(Outcome::OtherSchema, Readiness::OtherSchema);
-        step(Outcome::Answered, Readiness::Ready);
+        step(Ok(Readiness::Ready), Readiness::Ready);
+        step(Ok(Readiness::OtherSchema), Readiness::OtherSchema);
+        step(Ok(Readiness::Ready), Readiness::Ready);
         let pauses: Vec<Duration> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
         assert!(pauses.iter().all(|pause| *pause >= PAUSE_IN_TROUBLE), "{pauses:?}");
         drop(say);
@@ -378,12 +355,12 @@ mod tests {
         let (say, said) = mpsc::channel();
         let (silenced, silences) = mpsc::channel();
         let on_silence = move || silenced.send(()).unwrap();
-        let prober = Prober::of(Scripted(asked, said), on_silence).unwrap();
+        let prober = Prober::of(scripted(asked, said), on_silence).unwrap();
         for failures_before in [0, 1] {
             for _ in 0..failures_before {
                 prober.readiness();
                 asks.recv_timeout(LONG).unwrap();
-                say.send(Outcome::Failed("no".to_owned())).unwrap();
+                say.send(Err("no".to_owned())).unwrap();
             }
             prober.readiness();
             let began = asks.recv_timeout(LONG).unwrap();
@@ -395,7 +372,7 @@ mod tests {
             assert!(began.elapsed() >= TIMEOUT * seconds, "{:?}, not {seconds} s", began.elapsed());
             assert_eq!(prober.readiness().0, Readiness::Silent);
             silences.recv_timeout(LONG).unwrap();
-            say.send(Outcome::Answered).unwrap();
+            say.send(Ok(Readiness::Ready)).unwrap();
             while prober.readiness().0 != Readiness::Ready {
                 assert!(began.elapsed() < LONG, "it is unready though the database has answered");
                 thread::sleep(Duration::from_millis(1));
