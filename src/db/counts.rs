@@ -1,8 +1,7 @@
 //! The counts behind pages: whether they are those of the table, and counting anew.
 
-use super::{Backoff, explain, sqlstate};
+use super::{explain, retry::until_unlocked};
 use postgres::Client;
-use std::time::{Duration, Instant};
 
 /// In one snapshot: how many blocks have another count than users, and how many users there are. What is recorded of a
 /// block that is open may be any number; what is recorded of a larger one is the sum of what is recorded in it. See
@@ -51,20 +50,12 @@ pub fn compare(client: &mut Client) -> Result<String, String> {
 pub fn recount(client: &mut Client) -> Result<String, String> {
     /// Without bounds of the session: those of a role are meant for a service.
     const SETTINGS: &str = "set local statement_timeout = 0; set local lock_timeout = '100ms'";
-    const PAUSES: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
-    const LONGEST: Duration = Duration::from_secs(600);
-    let mut backoff = Backoff::new(PAUSES[0], PAUSES[1], Instant::now() + LONGEST);
-    loop {
-        let attempt = || {
-            let mut transaction = client.transaction()?;
-            transaction.batch_execute(SETTINGS)?;
-            transaction.batch_execute(RECOUNT)?;
-            transaction.commit()
-        };
-        match { attempt }() {
-            Ok(()) => return compare(client),
-            Err(error) if sqlstate::is_locked(&error) && backoff.pause() => {}
-            Err(error) => return Err(explain(&error)),
-        }
-    }
+    let attempt = || {
+        let mut transaction = client.transaction()?;
+        transaction.batch_execute(SETTINGS)?;
+        transaction.batch_execute(RECOUNT)?;
+        transaction.commit()
+    };
+    until_unlocked::<_, postgres::Error>(attempt, || ())?;
+    compare(client)
 }

@@ -1,6 +1,9 @@
 //! Brings the schema up to date: refinery's migrations, one replica at a time, nothing half applied.
 
-use super::{Backoff, explain, sqlstate};
+use super::{
+    explain,
+    retry::{Backoff, until_unlocked},
+};
 use crate::config::ConfigError;
 use postgres::{Client, Row, types::Type};
 use refinery::{Migration, Report, Runner};
@@ -28,10 +31,6 @@ const LOCK: i64 = 0x0075_7365_7264;
 
 /// How long a replica waits while another one migrates.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(600);
-
-/// Between two tries to get the locks that a migration needs, at first and at the most: while one waits, reads and writes
-/// wait behind it.
-const LOCK_PAUSES: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
 
 /// How often the other session is asked whether the migrations wait for a lock: twice at least before they give up.
 const LOOK: Duration = Duration::from_millis(80);
@@ -128,17 +127,8 @@ impl Migrations {
             refuse_the_users_of_another_program(client)?;
         }
         let runner = self.runner().set_grouped(true);
-        let mut backoff = Backoff::new(LOCK_PAUSES[0], LOCK_PAUSES[1], Instant::now() + LOCK_TIMEOUT);
-        let report = loop {
-            match run(&runner, client, locker) {
-                Ok(report) => break report,
-                // A migration of a table in use waits for its lock only as long as reads and writes may wait behind it.
-                Err(error) if sqlstate::is_locked(&error) && backoff.pause() => {
-                    log::info!("a table is locked; the migrations are retried");
-                }
-                Err(error) => return Err(explain(&error)),
-            }
-        };
+        let on_retry = || log::info!("a table is locked; the migrations are retried");
+        let report = until_unlocked(|| run(&runner, client, locker), on_retry)?;
         for migration in report.applied_migrations() {
             log::info!("applied migration {migration}");
         }

@@ -32,6 +32,5 @@ pub mod watchdog;
 pub(crate) use idempotency::Cleaner;
 pub use idempotency::{NewOnce, Once};
 pub use pool::Pool;
-pub(crate) use retry::Backoff;
 pub use sqlstate::explain;
 pub use users::{Delete, New, PasswordChange, Update, Updated};

@@ -1,6 +1,8 @@
 //! Pauses between attempts, for callers that may block.
 
+use super::{explain, sqlstate};
 use std::{
+    error::Error,
     thread,
     time::{Duration, Instant},
 };
@@ -27,6 +29,22 @@ impl Backoff {
         }
         thread::sleep(pause);
         true
+    }
+}
+
+/// What an attempt returns that meets no lock. Each waits for its locks only as long as reads and writes may wait behind it,
+/// so others follow, after pauses, for ten minutes at the most. The error is one line.
+pub(super) fn until_unlocked<T, E: Error + 'static>(
+    mut attempt: impl FnMut() -> Result<T, E>,
+    on_retry: impl Fn(),
+) -> Result<T, String> {
+    let [first, longest, all] = [500, 10_000, 600_000].map(Duration::from_millis);
+    let mut backoff = Backoff::new(first, longest, Instant::now() + all);
+    loop {
+        match attempt() {
+            Err(error) if sqlstate::is_locked(&error) && backoff.pause() => on_retry(),
+            result => return result.map_err(|error| explain(&error)),
+        }
     }
 }
 
