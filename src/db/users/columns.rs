@@ -35,9 +35,13 @@ static COLUMNS: [Column; 6] = [
 /// How many columns are answered, of which the last one is a text: all but the version.
 pub(in crate::db) const ANSWERED: usize = COLUMNS.len() - 1;
 
-/// A statement. Where its text has `{… COLUMN …}`, it gets that once for each column of the list, with commas between, or
-/// with what follows a semicolon. `TYPE` is the type of a column, and `VALUE` the parameter that they are:
-/// these come after all others.
+/// The state of a row, in 16 bytes: its version and the time of its last change.
+const STATE: &str =
+    "pg_catalog.int8send(version) operator(pg_catalog.||) pg_catalog.timestamptz_send(updated_at)";
+
+/// A statement. Where its text has `{STATE}`, it gets [`STATE`]. Where it has `{… COLUMN …}`, it gets that once for each
+/// column of the list, with commas between, or with what follows a semicolon. `TYPE` is the type of a column, and `VALUE`
+/// the parameter that they are: these come after all others.
 pub(in crate::db) struct Sql {
     template: &'static str,
     text: OnceLock<String>,
@@ -70,6 +74,7 @@ pub(super) fn expand(template: &str) -> String {
         });
         columns.collect::<Vec<_>>().join(&format!("{separator} "))
     };
+    let template = template.replace("{STATE}", STATE);
     let parts = template.split(['{', '}']).enumerate();
     parts.map(|(at, part)| if at % 2 == 0 { part.to_owned() } else { list(part) }).collect()
 }

@@ -14,8 +14,7 @@ with given as materialized (
     from given cross join lateral (
         select id from users
         where id operator(pg_catalog.=) asked and pg_catalog.clock_timestamp() operator(pg_catalog.<) deadline
-            and (state is null or pg_catalog.int8send(version) operator(pg_catalog.||)
-                pg_catalog.timestamptz_send(updated_at) operator(pg_catalog.=) state)
+            and (state is null or {STATE} operator(pg_catalog.=) state)
         limit 1 for update skip locked
     ) as locked
 ), deleted as (
@@ -31,8 +30,7 @@ from given
     left join lateral (
         select
             case
-                when pg_catalog.int8send(version) operator(pg_catalog.||)
-                    pg_catalog.timestamptz_send(updated_at) operator(pg_catalog.<>) state then 1
+                when {STATE} operator(pg_catalog.<>) state then 1
                 when id operator(pg_catalog.=) any (array(select id from target)) then 4
                 else 3
             end as outcome

@@ -16,10 +16,8 @@
 with target as materialized (
     select {COLUMN},
         ctid operator(pg_catalog.<>) (select ctid from users where id operator(pg_catalog.=) $2) as moved,
-        ($5::bytea[] is null or pg_catalog.int8send(version) operator(pg_catalog.||)
-                pg_catalog.timestamptz_send(updated_at) operator(pg_catalog.=) any ($5))
-            and ($6::bytea[] is null or pg_catalog.int8send(version) operator(pg_catalog.||)
-                pg_catalog.timestamptz_send(updated_at) operator(pg_catalog.<>) all ($6)) as allowed
+        ($5::bytea[] is null or {STATE} operator(pg_catalog.=) any ($5))
+            and ($6::bytea[] is null or {STATE} operator(pg_catalog.<>) all ($6)) as allowed
     from users
     where id operator(pg_catalog.=) $2 and pg_catalog.clock_timestamp() operator(pg_catalog.<) $1
     for no key update

@@ -20,8 +20,7 @@ with given as materialized (
     from given cross join lateral (
         select {COLUMN} from users
         where id operator(pg_catalog.=) asked and pg_catalog.clock_timestamp() operator(pg_catalog.<) deadline
-            and (state is null or pg_catalog.int8send(version) operator(pg_catalog.||)
-                pg_catalog.timestamptz_send(updated_at) operator(pg_catalog.=) state)
+            and (state is null or {STATE} operator(pg_catalog.=) state)
             and ({GIVEN::TYPE operator(pg_catalog.<>) coalesce(new_GIVEN, GIVEN); or})
             and pg_catalog.lower(email collate pg_catalog."C") operator(pg_catalog.=)
                 pg_catalog.lower(coalesce(new_email, email) collate pg_catalog."C")
@@ -46,8 +45,7 @@ from given
     left join lateral (
         select {COLUMN},
             case
-                when pg_catalog.int8send(version) operator(pg_catalog.||)
-                    pg_catalog.timestamptz_send(updated_at) operator(pg_catalog.<>) state then 1
+                when {STATE} operator(pg_catalog.<>) state then 1
                 when pg_catalog.lower(email collate pg_catalog."C") operator(pg_catalog.<>)
                     pg_catalog.lower(coalesce(new_email, email) collate pg_catalog."C") then 2
                 when {GIVEN::TYPE operator(pg_catalog.=) coalesce(new_GIVEN, GIVEN); and} then 0

@@ -10,8 +10,7 @@ with updated as (
             timestamptz '9999-12-31T23:59:59.999999Z')
     where id operator(pg_catalog.=) $2 and pg_catalog.clock_timestamp() operator(pg_catalog.<) $1
         and ({GIVEN::TYPE operator(pg_catalog.<>) coalesce(VALUE, GIVEN); or})
-        and ($3::bytea is null or pg_catalog.int8send(version) operator(pg_catalog.||)
-            pg_catalog.timestamptz_send(updated_at) operator(pg_catalog.=) $3)
+        and ($3::bytea is null or {STATE} operator(pg_catalog.=) $3)
     returning {COLUMN}
 )
 select {COLUMN}, true as allowed, pg_catalog.clock_timestamp()
@@ -19,8 +18,7 @@ from updated
 union all
 select {COLUMN},
     case
-        when $3::bytea is not null and pg_catalog.int8send(version) operator(pg_catalog.||)
-            pg_catalog.timestamptz_send(updated_at) operator(pg_catalog.<>) $3 then false
+        when $3::bytea is not null and {STATE} operator(pg_catalog.<>) $3 then false
         when {GIVEN::TYPE operator(pg_catalog.=) coalesce(VALUE, GIVEN); and} then true
     end as allowed,
     pg_catalog.clock_timestamp()

@@ -59,21 +59,20 @@ const DELETE: &str = "\
 
 /// No row when there is no such user; else whether its state is one of $3 (null: any) and none of $4, and whether it was
 /// removed. The state is that of the locked row. See `update.sql`.
-const DELETE_IF: &str = "\
+static DELETE_IF: Sql = Sql::new(
+    "\
     with target as materialized ( \
         select id, \
-            ($3::bytea[] is null or pg_catalog.int8send(version) operator(pg_catalog.||) \
-                    pg_catalog.timestamptz_send(updated_at) operator(pg_catalog.=) any ($3)) \
-                and ($4::bytea[] is null or pg_catalog.int8send(version) operator(pg_catalog.||) \
-                    pg_catalog.timestamptz_send(updated_at) operator(pg_catalog.<>) all ($4)) \
-                as allowed \
+            ($3::bytea[] is null or {STATE} operator(pg_catalog.=) any ($3)) \
+                and ($4::bytea[] is null or {STATE} operator(pg_catalog.<>) all ($4)) as allowed \
         from users \
         where id operator(pg_catalog.=) $2 and pg_catalog.clock_timestamp() operator(pg_catalog.<) $1 for update \
     ), deleted as ( \
         delete from users using target where users.id operator(pg_catalog.=) $2 and allowed returning users.id \
     ) \
     select allowed, deleted.id is not null as removed, pg_catalog.clock_timestamp() \
-    from target left join deleted on deleted.id operator(pg_catalog.=) target.id";
+    from target left join deleted on deleted.id operator(pg_catalog.=) target.id",
+);
 
 /// What an update does to the password.
 #[derive(Debug, Clone)]
@@ -235,7 +234,7 @@ impl Users {
         let [allowed, except] = states(condition);
         let params: [Param; 3] =
             [(&id, Type::INT8), (&allowed, Type::BYTEA_ARRAY), (&except, Type::BYTEA_ARRAY)];
-        let deleted = self.pool.change(DELETE_IF, &params, until)?;
+        let deleted = self.pool.change(DELETE_IF.text(), &params, until)?;
         let row = deleted.only(deadline, || Error::NotFound)?;
         match (column(row, "allowed")?, column(row, "removed")?) {
             (false, _) => Err(Error::PreconditionFailed),
@@ -253,7 +252,7 @@ impl Users {
 /// The state in which a user may be changed, as statements compare it; `None` for any.
 pub(super) type RowState = Option<Vec<u8>>;
 
-/// A state as statements compare it: `int8send(version) || timestamptz_send(updated_at)`.
+/// A state as statements compare it: see `columns::STATE`.
 fn bytes(revision: &Revision) -> Vec<u8> {
     [revision.version.to_be_bytes(), moment(revision.updated_at)].concat()
 }

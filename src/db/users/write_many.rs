@@ -39,7 +39,7 @@ static CREATE_MANY: Insert = Insert::new(
 static UPDATE_MANY: Sql = Sql::new(include_str!("update_many.sql"));
 
 /// Deletes users whose rows no other transaction has locked.
-const DELETE_MANY: &str = include_str!("delete_many.sql");
+static DELETE_MANY: Sql = Sql::new(include_str!("delete_many.sql"));
 
 impl Batched for New<'_> {
     type Outcome = User;
@@ -101,7 +101,7 @@ impl Batched for Delete<'_> {
     fn batched(users: &Users, deletes: &[&Self], deadlines: &[Instant]) -> Result<Changed, Error> {
         let (ids, states) = ids_and_states(deletes.iter().map(|delete| (delete.id, delete.condition)))?;
         let params: [Param; 2] = [(&ids, Type::INT8_ARRAY), (&states, Type::BYTEA_ARRAY)];
-        users.pool.change(DELETE_MANY, &params, Deadlines::Each(deadlines))
+        users.pool.change(DELETE_MANY.text(), &params, Deadlines::Each(deadlines))
     }
 
     fn outcome(&self, _: &Users, row: Option<&Row>, late: Option<Error>) -> Result<(), Error> {
