@@ -169,13 +169,6 @@ impl Batched for NewOnce<'_> {
     }
 }
 
-/// How long until the first of the keys expires; zero where it has, `None` where there is no key.
-fn next_expiry(pool: &Pool) -> Result<Option<Duration>, Error> {
-    let rows = pool.read(NEXT_EXPIRY, &[])?;
-    let seconds: Option<f64> = rows.first().map(|row| column(row, 0)).transpose()?.flatten();
-    Ok(seconds.map(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default()))
-}
-
 /// The first look at the rows after a start, and the shortest time between two.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(60);
 
@@ -220,7 +213,10 @@ fn work(pool: &Weak<Pool>, ended: &mpsc::Receiver<()>) {
 
 /// Removes some rows if there are any that have expired; returns when to go on.
 fn step(pool: &Pool) -> Result<Duration, Error> {
-    match next_expiry(pool)? {
+    let rows = pool.read(NEXT_EXPIRY, &[])?;
+    let seconds: Option<f64> = rows.first().map(|row| column(row, 0)).transpose()?.flatten();
+    let left = seconds.map(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default());
+    match left {
         None => Ok(KEPT_FOR),
         Some(left) if !left.is_zero() => Ok(left.clamp(SHORTEST_PAUSE, KEPT_FOR)),
         Some(_) => {
