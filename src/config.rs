@@ -12,6 +12,7 @@ pub use origins::AllowedOrigins;
 pub use settings::{SETTINGS, Setting};
 
 use std::{ffi::OsString, fmt, net::SocketAddr, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
+use value::problem;
 
 /// Memory for rows and short answers, beside a hash and a page.
 const WORK_RESERVE: usize = 512 << 10;
@@ -371,12 +372,11 @@ impl Config {
     pub fn check(&self) -> Result<(), ConfigError> {
         settings::check(self)?;
         if self.limits.allowed_origins.any() && self.api_token.is_none() {
-            return Err(ConfigError {
-                variable: "ALLOWED_ORIGINS",
-                problem: "`*` needs API_TOKEN: without a token whoever can connect may do everything, and then any \
-                          page that a person opens could"
-                    .to_owned(),
-            });
+            return Err(problem(
+                "ALLOWED_ORIGINS",
+                "`*` needs API_TOKEN: without a token whoever can connect may do everything, and then any page that a \
+                 person opens could",
+            ));
         }
         // Requests have one half, of it an eighth for heads; answers and hashes have the other half.
         let input = self.limits.max_body_bytes.saturating_add(self.limits.max_head_bytes);
@@ -387,13 +387,12 @@ impl Config {
         let least = input.saturating_mul(8).div_ceil(3).max(work.saturating_mul(2));
         match self.limits.memory_budget >= least {
             true => Ok(()),
-            false => Err(ConfigError {
-                variable: "MEMORY_BUDGET",
-                problem: format!(
-                    "must be at least {least} with MAX_BODY_BYTES={} and MAX_PER_PAGE={}",
-                    self.limits.max_body_bytes, self.max_per_page
-                ),
-            }),
+            false => {
+                let (body, page) = (self.limits.max_body_bytes, self.max_per_page);
+                let line =
+                    format!("must be at least {least} with MAX_BODY_BYTES={body} and MAX_PER_PAGE={page}");
+                Err(problem("MEMORY_BUDGET", line))
+            }
         }
     }
 }

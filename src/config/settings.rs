@@ -138,11 +138,10 @@ impl Setting {
     /// The default as the variable's text; empty for none.
     pub fn default(&self) -> String {
         match self.kind {
-            Kind::Field(_, Bounds::Exactly(_)) => String::new(),
+            Kind::Field(_, Bounds::Exactly(_)) | Kind::FileOf(_) => String::new(),
             Kind::Field(field, _) => {
                 field(&mut Config::of_the_command()).and_then(|value| value.text()).unwrap_or_default()
             }
-            Kind::FileOf(_) => String::new(),
             Kind::Command(default) => default.to_owned(),
         }
     }

@@ -32,9 +32,6 @@ const FORMULA: [char; 11] = ['=', '+', '-', '@', '\t', '\r', '\n', '＝', '＋',
 /// What ends a cell, quotes or not, for a spreadsheet whose language has the comma in numbers and another separator.
 const END_OF_CELL: [char; 4] = [';', '\t', '\r', '\n'];
 
-/// Told how far it is: users written, and how many there are.
-pub type OnProgress<'a> = &'a mut dyn FnMut(u64, u64);
-
 /// Users between two calls.
 const STEP: u64 = 1000;
 
@@ -42,7 +39,8 @@ const STEP: u64 = 1000;
 const WRITE: usize = 64 << 10;
 
 /// Writes all users; how many they were. Holds some hundred kilobytes, however many there are. Blocks for as long as it
-/// takes; a slow reader of the output makes the database wait, with its snapshot.
+/// takes; a slow reader of the output makes the database wait, with its snapshot. `on_progress` is told how many users are
+/// written, and how many there are.
 ///
 /// # Errors
 /// After any of them the output is not complete.
@@ -50,7 +48,7 @@ pub fn export(
     config: &Config,
     export: Export,
     to: &mut dyn Write,
-    on_progress: OnProgress,
+    on_progress: &mut dyn FnMut(u64, u64),
 ) -> Result<u64, TransferError> {
     let mut client = Opening::new(config)?.connect_migrated(config)?;
     let breaker = client.breaker();
