@@ -68,16 +68,14 @@ fn look(
 ) -> Result<(), Problem> {
     let unusable = |error: StartError| match error {
         StartError::Config(error) => ("configuration", error.to_string()),
+        StartError::System(error) => ("system", error.to_string()),
         error => ("database", error.to_string()),
     };
     let opening = Opening::new(config).map_err(unusable)?;
     let migrations = Migrations::load(config.migrations_dir.as_deref());
     let migrations = migrations.map_err(|error| unusable(error.into()))?;
     findings.push((Weight::Fine, "configuration", "every variable can be used".to_owned()));
-    check_system(config).map_err(|error| match error {
-        StartError::System(error) => ("system", error.to_string()),
-        error => ("system", error.to_string()),
-    })?;
+    check_system(config).map_err(unusable)?;
     on_wait(&opening.target.to_string());
     let mut client = opening.connect().map_err(unusable)?;
     findings.push((Weight::Fine, "database", format!("connected to {}", opening.target)));
