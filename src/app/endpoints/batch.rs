@@ -66,14 +66,7 @@ impl<'a> Asked<'a> {
                 Task::Delete(task) => {
                     asked.deletes.push(db::Delete { id: task.id, condition: &task.condition, deadline });
                 }
-                Task::HashNew(_)
-                | Task::CreateAlone(_)
-                | Task::CheckKept(_)
-                | Task::HashChange(_)
-                | Task::UpdateAlone(_)
-                | Task::DeleteAlone(_)
-                | Task::Verify(_)
-                | Task::Rehash(_) => {}
+                Task::Alone(_) => {}
             }
         }
         asked
@@ -135,18 +128,7 @@ pub(in crate::app) fn execute(app: &App, tasks: Vec<Task>, deadlines: &[Instant]
         Task::Create(task) => hand_back(task, one_of(&mut created), Task::Create, Create::created),
         Task::Update(task) => hand_back(task, one_of(&mut updated), Task::Update, Update::updated),
         Task::Delete(task) => hand_back(task, one_of(&mut deleted), Task::Delete, Delete::deleted),
-        Task::HashNew(task) => task.execute(app),
-        Task::CheckKept(task) => task.execute(app),
-        Task::HashChange(task) => task.execute(app),
-        Task::Verify(task) => task.execute(app),
-        Task::CreateAlone(task) => task.execute(app, *deadline),
-        Task::UpdateAlone(task) => task.execute(app, *deadline),
-        Task::DeleteAlone(task) => {
-            let (condition, deadline) = (&task.condition, *deadline);
-            let deleted = app.users.delete(&db::Delete { id: task.id, condition, deadline });
-            hand_back(task, deleted, Task::DeleteAlone, Delete::deleted)
-        }
-        Task::Rehash(task) => task.execute(app, *deadline),
+        Task::Alone(task) => (task.0)(app, *deadline),
     };
     tasks.into_iter().zip(deadlines).map(outcome).collect()
 }
