@@ -36,11 +36,11 @@ pub enum Purpose {
 #[derive(Clone)]
 pub struct Budget(Arc<Counts>);
 
+#[derive(Default)]
 struct Counts {
     limit: usize,
-    heads: AtomicUsize,
-    bodies: AtomicUsize,
-    work: AtomicUsize,
+    /// By purpose.
+    held: [AtomicUsize; 3],
     /// Whether other work than hashes waits for memory.
     work_waits: AtomicBool,
     /// The one hash that waits has this lock.
@@ -62,17 +62,7 @@ pub struct Reservation {
 impl Budget {
     /// A budget of so many bytes.
     pub fn new(limit: usize) -> Budget {
-        Budget(Arc::new(Counts {
-            limit,
-            heads: AtomicUsize::new(0),
-            bodies: AtomicUsize::new(0),
-            work: AtomicUsize::new(0),
-            work_waits: AtomicBool::new(false),
-            turn: Mutex::new(()),
-            waits: AtomicBool::new(false),
-            freed: Default::default(),
-            on_shortage: OnceLock::new(),
-        }))
+        Budget(Arc::new(Counts { limit, ..Counts::default() }))
     }
 
     /// The bytes of the whole budget.
@@ -167,30 +157,28 @@ impl Budget {
 
     fn fits(&self, purpose: Purpose) -> bool {
         match purpose {
-            Purpose::Head => {
-                self.0.heads.load(Ordering::Relaxed) <= self.0.limit / 8 && self.fits(Purpose::Body)
-            }
+            Purpose::Head => self.0.held(Purpose::Head) <= self.0.limit / 8 && self.fits(Purpose::Body),
             Purpose::Body => self.input() <= self.input_limit(),
             Purpose::Work => self.work() <= self.work_limit(),
         }
     }
 
     fn input(&self) -> usize {
-        self.0.heads.load(Ordering::Relaxed) + self.0.bodies.load(Ordering::Relaxed)
+        self.0.held(Purpose::Head) + self.0.held(Purpose::Body)
     }
 
     fn work(&self) -> usize {
-        self.0.work.load(Ordering::Relaxed)
+        self.0.held(Purpose::Work)
     }
 }
 
 impl Counts {
     fn of(&self, purpose: Purpose) -> &AtomicUsize {
-        match purpose {
-            Purpose::Head => &self.heads,
-            Purpose::Body => &self.bodies,
-            Purpose::Work => &self.work,
-        }
+        &self.held[purpose as usize]
+    }
+
+    fn held(&self, purpose: Purpose) -> usize {
+        self.of(purpose).load(Ordering::Relaxed)
     }
 }
 
