@@ -12,7 +12,6 @@ pub use text::{Kind, Text};
 use crate::{http::Method, reason::Reason};
 use process::Process;
 use std::{
-    array,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -53,30 +52,34 @@ pub struct Metrics {
 type Source = Box<dyn Fn(&mut Text) + Send>;
 
 /// What one thread counts. Only that thread may write here.
+#[derive(Default)]
 #[repr(align(128))]
 pub struct Recorder {
     /// By method and route; allocated with the first request.
     requests: Box<[OnceLock<Box<Requests>>]>,
     refusals: [Counter; Reason::ALL.len()],
-    batches: [Histogram<{ SIZES.len() }>; MOST_LANES],
-    accepted: Counter,
-    lock_retries: Counter,
+    batches: [Histogram; MOST_LANES],
+    /// Connections.
+    pub accepted: Counter,
+    /// Commands that met a lock and were retried.
+    pub lock_retries: Counter,
 }
 
+#[derive(Default)]
 #[repr(align(128))]
 struct Requests {
     /// By status; the last one is any other.
     statuses: [Counter; STATUSES.len() + 1],
-    durations: Histogram<{ SECONDS.len() }>,
+    durations: Histogram,
 }
 
 /// A number that one thread writes and others read.
 #[derive(Default)]
-struct Counter(AtomicU64);
+pub struct Counter(AtomicU64);
 
 impl Counter {
     /// Without a locked instruction: there is one writer.
-    fn add(&self, more: u64) {
+    pub fn add(&self, more: u64) {
         self.0.store(self.get() + more, Ordering::Relaxed);
     }
 
@@ -85,63 +88,32 @@ impl Counter {
     }
 }
 
-/// How many values fell into each bucket, and beyond the last one; and their sum in some small unit.
-struct Histogram<const N: usize> {
-    buckets: [Counter; N],
-    beyond: Counter,
+/// How many values fell into each bucket, of which the one behind the last end has all beyond; and their sum in some small
+/// unit. One of few ends leaves buckets unused.
+#[derive(Default)]
+struct Histogram {
+    buckets: [Counter; SECONDS.len() + 1],
     sum: Counter,
 }
 
-impl<const N: usize> Histogram<N> {
-    fn new() -> Histogram<N> {
-        Histogram {
-            buckets: array::from_fn(|_| Counter::default()),
-            beyond: Counter::default(),
-            sum: Counter::default(),
-        }
-    }
-
-    fn add(&self, value: f64, ends: &[f64; N], units: u64) {
-        let bucket = ends.iter().position(|end| value <= *end);
-        bucket.map_or(&self.beyond, |at| &self.buckets[at]).add(1);
+impl Histogram {
+    fn add(&self, value: f64, ends: &[f64], units: u64) {
+        self.buckets[ends.iter().position(|end| value <= *end).unwrap_or(ends.len())].add(1);
         self.sum.add(units);
     }
 }
 
-/// Histograms of several threads, added up.
-struct Sum<const N: usize> {
-    buckets: [u64; N],
-    beyond: u64,
-    sum: u64,
-}
-
-impl<const N: usize> Sum<N> {
-    fn of<'a>(all: impl Iterator<Item = &'a Histogram<N>>) -> Sum<N> {
-        let mut total = Sum { buckets: [0; N], beyond: 0, sum: 0 };
-        for one in all {
-            for (total, bucket) in total.buckets.iter_mut().zip(&one.buckets) {
-                *total += bucket.get();
-            }
-            total.beyond += one.beyond.get();
-            total.sum += one.sum.get();
-        }
-        total
-    }
-
-    fn write(&self, text: &mut Text, labels: &[(&str, &str)], ends: &[f64; N], unit: f64) {
-        text.histogram(labels, ends.iter().copied().zip(self.buckets), self.beyond, self.sum as f64 * unit);
-    }
+/// Writes the histograms of several threads, added up.
+fn write_histograms(text: &mut Text, labels: &[(&str, &str)], ends: &[f64], unit: f64, all: &[&Histogram]) {
+    let counts = (0..=ends.len()).map(|at| all.iter().map(|one| one.buckets[at].get()).sum());
+    let sum: u64 = all.iter().map(|one| one.sum.get()).sum();
+    text.histogram(labels, ends, counts, sum as f64 * unit);
 }
 
 impl Recorder {
     fn new(routes: usize) -> Recorder {
-        Recorder {
-            requests: (0..METHODS.len() * routes).map(|_| OnceLock::new()).collect(),
-            refusals: array::from_fn(|_| Counter::default()),
-            batches: array::from_fn(|_| Histogram::new()),
-            accepted: Counter::default(),
-            lock_retries: Counter::default(),
-        }
+        let requests = (0..METHODS.len() * routes).map(|_| OnceLock::new()).collect();
+        Recorder { requests, ..Recorder::default() }
     }
 
     /// A request was answered, so long after it had come; `route` is the number of its route, where it has one.
@@ -170,27 +142,12 @@ impl Recorder {
         self.batches[lane].add(commands as f64, &SIZES, commands as u64);
     }
 
-    /// A connection was accepted.
-    pub fn accepted(&self) {
-        self.accepted.add(1);
-    }
-
-    /// A command met a lock, and is retried.
-    pub fn lock_retry(&self) {
-        self.lock_retries.add(1);
-    }
-
     fn routes(&self) -> usize {
         self.requests.len() / METHODS.len()
     }
 
     fn requests(&self, method: usize, route: usize) -> &Requests {
-        self.requests[method * self.routes() + route].get_or_init(|| {
-            Box::new(Requests {
-                statuses: array::from_fn(|_| Counter::default()),
-                durations: Histogram::new(),
-            })
-        })
+        self.requests[method * self.routes() + route].get_or_init(Box::default)
     }
 }
 
@@ -242,16 +199,12 @@ impl Metrics {
             let count: u64 = recorders.iter().map(|recorder| recorder.refusals[reason as usize].get()).sum();
             text.value(&[("reason", label)], count);
         }
-        text.family(
-            "userd_http_connections_accepted_total",
-            Kind::Counter,
-            "Connections of clients accepted.",
-        );
-        text.value(&[], recorders.iter().map(|recorder| recorder.accepted.get()).sum::<u64>());
+        let accepted: u64 = recorders.iter().map(|recorder| recorder.accepted.get()).sum();
+        text.counter("userd_http_connections_accepted_total", "Connections of clients accepted.", accepted);
         text.family("userd_batch_size", Kind::Histogram, "Commands executed as one batch, by lane.");
         for (at, lane) in self.lanes.iter().enumerate() {
-            let sum = Sum::of(recorders.iter().map(|recorder| &recorder.batches[at]));
-            sum.write(text, &[("lane", lane)], &SIZES, 1.0);
+            let all: Vec<_> = recorders.iter().map(|recorder| &recorder.batches[at]).collect();
+            write_histograms(text, &[("lane", lane)], &SIZES, 1.0, &all);
         }
         for source in locked(&self.sources).iter() {
             source(text);
@@ -288,8 +241,8 @@ impl Metrics {
             "Time from a whole request to its answer, by method and route.",
         );
         for ((method, route), series) in all.iter().filter(|((_, route), _)| *route != "none") {
-            let sum = Sum::of(series.iter().map(|one| &one.durations));
-            sum.write(text, &[("method", method), ("route", route)], &SECONDS, 1e-9);
+            let all: Vec<_> = series.iter().map(|one| &one.durations).collect();
+            write_histograms(text, &[("method", method), ("route", route)], &SECONDS, 1e-9, &all);
         }
     }
 }

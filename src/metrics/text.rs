@@ -49,21 +49,20 @@ impl Text {
         self.value(&[], value);
     }
 
-    /// A histogram: how many values each bucket has, by its upper end; how many are beyond; the sum of all.
+    /// A histogram: how many values each bucket has, by its upper end, and the last one beyond these; the sum of all.
     pub fn histogram(
         &mut self,
         labels: &[(&str, &str)],
-        buckets: impl Iterator<Item = (f64, u64)>,
-        beyond: u64,
+        ends: &[f64],
+        counts: impl Iterator<Item = u64>,
         sum: f64,
     ) {
         let mut count = 0;
-        for (end, values) in buckets {
+        for (at, values) in counts.enumerate() {
             count += values;
-            self.sample("_bucket", labels, Some(&end), count);
+            let end = ends.get(at).map_or(&"+Inf" as &dyn Display, |end| end);
+            self.sample("_bucket", labels, Some(end), count);
         }
-        count += beyond;
-        self.sample("_bucket", labels, Some(&"+Inf"), count);
         self.sample("_sum", labels, None, sum);
         self.sample("_count", labels, None, count);
     }

@@ -266,7 +266,7 @@ impl Shared {
         }
         for item in contended {
             match state.scheduler.push_again(item, now) {
-                Ok(()) => recorder.lock_retry(),
+                Ok(()) => recorder.lock_retries.add(1),
                 Err(mut item) => {
                     self.refuse(&mut item.work, Error::Contended, recorder);
                     ended.push(item);
