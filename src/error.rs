@@ -3,7 +3,7 @@
 //! Owns every status and text of a refusal. Knows nothing of sockets, of the database's client and its SQLSTATEs, or of
 //! JSON Schema. The answer never holds what the database said; `Error::log` does.
 
-use crate::reason::Reason;
+use crate::{http::Response, reason::Reason};
 use serde::Serialize;
 use std::{borrow::Cow, fmt};
 
@@ -109,20 +109,22 @@ pub enum Error {
 
 impl Error {
     /// The answer: status, body, and a header where the status wants one. This is the table.
-    pub fn answer(&self) -> Answer {
-        let fixed = |status, text| Answer::new(status, Body::text(text));
+    pub fn answer(&self) -> Response {
+        let fixed = |status, text| Response::json(status, &Body::text(text));
+        let explained = |status, text, message| {
+            Response::json(status, &Body { message: Some(message), ..Body::text(text) })
+        };
+        let invalid = |status, error, violations| {
+            Response::json(status, &Body { error, errors: Some(violations), message: None })
+        };
         match self {
             Error::NotFound => fixed(404, "Not found"),
             Error::MethodNotAllowed(allow) => fixed(405, "Method not allowed").with("Allow", allow.clone()),
-            Error::MassAssignment(fields) => Answer::new(422, Body::text(mass_assignment(fields))),
-            Error::InvalidJson(problem) => Answer::new(400, Body::text("Invalid JSON").message(problem)),
-            Error::Invalid(violations) => {
-                Answer::new(400, Body::text("Validation failed").errors(violations))
-            }
-            Error::Unprocessable(violations) => Answer::new(422, Body::default().errors(violations)),
-            Error::InvalidQuery(violations) => {
-                Answer::new(400, Body::text("Invalid query").errors(violations))
-            }
+            Error::MassAssignment(fields) => fixed(422, &mass_assignment(fields)),
+            Error::InvalidJson(problem) => explained(400, "Invalid JSON", problem),
+            Error::Invalid(violations) => invalid(400, Some("Validation failed"), violations),
+            Error::Unprocessable(violations) => invalid(422, None, violations),
+            Error::InvalidQuery(violations) => invalid(400, Some("Invalid query"), violations),
             // By Accept-Encoding a client knows that the coding is at fault (RFC 9110, 12.5.3).
             Error::UnsupportedMediaType { accepted, patch, coded } => {
                 let answer = fixed(415, "Unsupported media type").with("Accept", *accepted);
@@ -138,15 +140,12 @@ impl Error {
                 fixed(429, "Too many attempts").with("Retry-After", retry_after.to_string())
             }
             Error::Unauthorized => fixed(401, "Unauthorized").with("WWW-Authenticate", "Bearer"),
-            Error::CrossOrigin => Answer::new(
-                403,
-                Body::text("Cross-origin request refused")
-                    .message("ALLOWED_ORIGINS does not name this origin"),
-            ),
-            Error::HostNotAllowed => Answer::new(
-                403,
-                Body::text("Host not allowed").message("ALLOWED_HOSTS does not name this host"),
-            ),
+            Error::CrossOrigin => {
+                explained(403, "Cross-origin request refused", "ALLOWED_ORIGINS does not name this origin")
+            }
+            Error::HostNotAllowed => {
+                explained(403, "Host not allowed", "ALLOWED_HOSTS does not name this host")
+            }
             Error::AlreadyExists => fixed(409, "Already exists"),
             Error::KeyReused => fixed(422, "Idempotency-Key reused"),
             Error::Gone => fixed(410, "Gone"),
@@ -156,14 +155,14 @@ impl Error {
                 fixed(503, "Service unavailable").with("Retry-After", "1")
             }
             Error::LazyLoadingViolation(_) | Error::Internal(_) => fixed(500, "Internal server error"),
-            Error::BadRequest(rule) => Answer::new(400, Body::text("Bad request").message(rule)),
+            Error::BadRequest(rule) => explained(400, "Bad request", rule),
             Error::RequestTimeout => fixed(408, "Request timeout"),
             Error::ContentTooLarge => fixed(413, "Content too large"),
             Error::UriTooLong => fixed(414, "URI too long"),
             Error::ExpectationFailed => fixed(417, "Expectation failed"),
             Error::HeadTooLarge => fixed(431, "Request header fields too large"),
             Error::VersionNotSupported => fixed(505, "HTTP version not supported"),
-            Error::NotImplemented(what) => Answer::new(501, Body::text("Not implemented").message(what)),
+            Error::NotImplemented(what) => explained(501, "Not implemented", what),
         }
     }
 }
@@ -186,50 +185,20 @@ impl Error {
     }
 }
 
-/// How an [`Error`] is answered.
-#[derive(Debug)]
-pub struct Answer {
-    /// The HTTP status.
-    pub status: u16,
-    /// The JSON body.
-    pub body: Body,
-    /// More headers, where the status wants them.
-    pub headers: Vec<(&'static str, Cow<'static, str>)>,
-}
-
-impl Answer {
-    fn new(status: u16, body: Body) -> Answer {
-        Answer { status, body, headers: Vec::new() }
-    }
-
-    fn with(mut self, name: &'static str, value: impl Into<Cow<'static, str>>) -> Answer {
-        self.headers.push((name, value.into()));
-        self
-    }
-}
-
 /// The body of a refusal: `error`, and where they help `message` and `errors`.
-#[derive(Debug, Default, Serialize)]
-pub struct Body {
+#[derive(Default, Serialize)]
+struct Body<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<Cow<'static, str>>,
+    error: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    message: Option<String>,
+    message: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    errors: Option<Vec<Violation>>,
+    errors: Option<&'a [Violation]>,
 }
 
-impl Body {
-    fn text(error: impl Into<Cow<'static, str>>) -> Body {
-        Body { error: Some(error.into()), ..Body::default() }
-    }
-
-    fn message(self, message: &str) -> Body {
-        Body { message: Some(message.to_owned()), ..self }
-    }
-
-    fn errors(self, violations: &[Violation]) -> Body {
-        Body { errors: Some(violations.to_vec()), ..self }
+impl Body<'_> {
+    fn text(error: &str) -> Body<'_> {
+        Body { error: Some(error), ..Body::default() }
     }
 }
 
@@ -263,10 +232,7 @@ impl fmt::Display for Error {
             Error::Database { message, .. } => write!(f, "database error: {message}"),
             Error::BadRequest(rule) => write!(f, "bad request: {rule}"),
             Error::NotImplemented(what) => write!(f, "not implemented: {what}"),
-            other => {
-                let answer = other.answer();
-                f.write_str(answer.body.error.as_deref().unwrap_or("Validation failed"))
-            }
+            other => f.write_str(other.answer().value()["error"].as_str().unwrap_or("Validation failed")),
         }
     }
 }
@@ -308,11 +274,11 @@ mod tests {
         for (error, status, body) in rows {
             let answer = error.answer();
             assert_eq!(answer.status, *status);
-            let text = serde_json::to_string(&answer.body).unwrap();
+            let text = str::from_utf8(&answer.body).unwrap().trim_end();
             if matches!(error, Error::MassAssignment(_)) {
                 assert!(text.contains("id") && text.contains("mass assigned"));
             } else {
-                assert_eq!(&text, body);
+                assert_eq!(text, *body);
             }
         }
     }

@@ -194,14 +194,7 @@ impl Error {
     /// The answer, logged where the client is not told what went wrong; with the id of the request, where it has one.
     pub(crate) fn into_response(self, request: Option<&RequestId>) -> Response {
         self.log(request);
-        Response::from(&self)
-    }
-}
-
-impl From<&Error> for Response {
-    fn from(error: &Error) -> Response {
-        let answer = error.answer();
-        Response { headers: answer.headers, ..Response::json(answer.status, &answer.body) }
+        self.answer()
     }
 }
 
@@ -309,7 +302,7 @@ mod tests {
             Error::NotImplemented("rule"),
         ];
         for error in errors {
-            assert_ne!(reason(Response::from(&error).status), "", "{error:?}");
+            assert_ne!(reason(error.answer().status), "", "{error:?}");
         }
     }
 }

@@ -166,7 +166,7 @@ pub(super) fn shared<S, T>(
     match found {
         Ok(value) => then(state, value),
         Err(Error::Contended) => Ok(Progress::Contended(again(state))),
-        Err(error) if is_shared => Ok(Progress::Done(Response::from(&error))),
+        Err(error) if is_shared => Ok(Progress::Done(error.answer())),
         Err(error) => Err(error),
     }
 }

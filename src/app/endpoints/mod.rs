@@ -203,7 +203,7 @@ pub(crate) fn answer_at_once(health: &Health, method: Method, path: &str) -> Opt
         Ok(Asked { endpoint: Endpoint::Health(probe), .. }) => Some(health.answer(probe)),
         Ok(Asked { endpoint: Endpoint::Options(routes), .. }) => Some(options(routes)),
         Ok(_) => None,
-        Err(error) => Some(Response::from(&error)),
+        Err(error) => Some(error.answer()),
     }
 }
 

@@ -62,7 +62,7 @@ impl Connection {
     pub fn refuse(&mut self, error: &Error, context: &mut Context) {
         let Echo { id, cors, head_only } = self.state.echo();
         let id = id.unwrap_or_else(|| context.ids.make(context.now));
-        let mut response = Response::from(error);
+        let mut response = error.answer();
         cors.add_to(&mut response);
         match error {
             Error::Busy(why) => {

@@ -48,7 +48,7 @@ impl Shared {
         let response = match error {
             Error::Busy(why) => {
                 self.responder.warn(why, job.slot, &job.id);
-                Response::from(&error)
+                error.answer()
             }
             error => guard(id, || error.into_response(id)).unwrap_or_else(|response| response),
         };
