@@ -8,57 +8,42 @@ use crate::{
     http::Response,
 };
 use serde_json::Value;
-use std::sync::OnceLock;
+use std::sync::LazyLock;
 
-/// The description of one service, made when it is first asked for.
-pub(super) struct Description {
-    schema: Schema,
-    max_per_page: u32,
-    needs_token: bool,
-    response: OnceLock<Response>,
+/// The answer of one service, made when it is first asked for.
+pub(super) type Description = LazyLock<Response, Box<dyn FnOnce() -> Response + Send>>;
+
+/// That of a service with these settings.
+pub(super) fn of(config: &Config) -> Description {
+    let (schema, max_per_page, needs_token) =
+        (config.schema, config.max_per_page, config.api_token.is_some());
+    LazyLock::new(Box::new(move || Response::json(200, &document(schema, max_per_page, needs_token))))
 }
 
-impl Description {
-    /// Of a service with these settings.
-    pub fn new(config: &Config) -> Description {
-        Description {
-            schema: config.schema,
-            max_per_page: config.max_per_page,
-            needs_token: config.api_token.is_some(),
-            response: OnceLock::new(),
-        }
+fn document(schema: Schema, max_per_page: u32, needs_token: bool) -> Value {
+    const TEXT: &str = include_str!("../../schemas/openapi.json");
+    let mut document: Value = serde_json::from_str(TEXT).expect("a file of this crate is JSON");
+    document["info"]["version"] = env!("CARGO_PKG_VERSION").into();
+    document["components"]["parameters"]["perPage"]["schema"]["maximum"] = max_per_page.into();
+    if needs_token {
+        // It describes both ways; here there is one.
+        document["security"] = serde_json::json!([{ "token": [] }]);
     }
-
-    /// The answer.
-    pub fn response(&self) -> Response {
-        self.response.get_or_init(|| Response::json(200, &self.document())).clone()
-    }
-
-    fn document(&self) -> Value {
-        const TEXT: &str = include_str!("../../schemas/openapi.json");
-        let mut document: Value = serde_json::from_str(TEXT).expect("a file of this crate is JSON");
-        document["info"]["version"] = env!("CARGO_PKG_VERSION").into();
-        document["components"]["parameters"]["perPage"]["schema"]["maximum"] = self.max_per_page.into();
-        if self.needs_token {
-            // It describes both ways; here there is one.
-            document["security"] = serde_json::json!([{ "token": [] }]);
+    let schemas = document["components"]["schemas"].as_object_mut();
+    for entry in schemas.expect("it has schemas").values_mut() {
+        let name = entry["$ref"].as_str();
+        let Some(mut file) = name.and_then(|name| validation::file(name, schema)) else {
+            continue;
+        };
+        // Tools that generate clients would take it for the name, instead of the one that it has here.
+        file.as_object_mut().expect("a schema").remove("title");
+        // In one schema the older keyword says the same, and more tools know it.
+        if entry["unevaluatedProperties"] == false {
+            file["additionalProperties"] = false.into();
         }
-        let schemas = document["components"]["schemas"].as_object_mut();
-        for schema in schemas.expect("it has schemas").values_mut() {
-            let name = schema["$ref"].as_str();
-            let Some(mut file) = name.and_then(|name| validation::file(name, self.schema)) else {
-                continue;
-            };
-            // Tools that generate clients would take it for the name, instead of the one that it has here.
-            file.as_object_mut().expect("a schema").remove("title");
-            // In one schema the older keyword says the same, and more tools know it.
-            if schema["unevaluatedProperties"] == false {
-                file["additionalProperties"] = false.into();
-            }
-            *schema = file;
-        }
-        document
+        *entry = file;
     }
+    document
 }
 
 #[cfg(test)]
@@ -69,7 +54,7 @@ mod tests {
     fn the_schemas_that_bodies_are_held_against() {
         for (schema, required) in [(Schema::Basic, 2), (Schema::Strict, 3)] {
             let config = Config { schema, max_per_page: 77, ..Config::default() };
-            let document = Description::new(&config).response().value();
+            let document = of(&config).value();
             let schemas = &document["components"]["schemas"];
             assert_eq!(schemas["NewUser"]["required"].as_array().unwrap().len(), required);
             assert_eq!(schemas["NewUser"]["additionalProperties"], false);
@@ -95,7 +80,7 @@ mod tests {
                 _ => {}
             }
         }
-        let document = Description::new(&Config::default()).response().value();
+        let document = of(&Config::default()).value();
         check(&document, &document);
     }
 }

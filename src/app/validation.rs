@@ -10,13 +10,7 @@ use jsonschema::{
     EmailOptions, Keyword, ValidationError, Validator, error::ValidationErrorKind, paths::Location,
 };
 use serde_json::{Map, Value};
-use std::{mem, sync::LazyLock};
-
-macro_rules! schema {
-    ($file:expr) => {
-        LazyLock::new(|| compile($file))
-    };
-}
+use std::{mem, sync::OnceLock};
 
 // The files of `schemas/`: by variant, basic and strict, where there are two.
 const CREATE: [&str; 2] = [
@@ -31,12 +25,8 @@ const LOGIN: &str = include_str!("../../schemas/authenticate.json");
 /// What the others but that refer to.
 const USER: &str = include_str!("../../schemas/user.json");
 
-// Compiled when the first service of the process starts, and shared by all of them.
-static CREATE_BASIC: LazyLock<Validator> = schema!(CREATE[0]);
-static CREATE_STRICT: LazyLock<Validator> = schema!(CREATE[1]);
-static PATCH_BASIC: LazyLock<Validator> = schema!(PATCH[0]);
-static PATCH_STRICT: LazyLock<Validator> = schema!(PATCH[1]);
-static AUTHENTICATE: LazyLock<Validator> = schema!(LOGIN);
+// By file and variant; compiled when the first service of the process that has it starts, and shared by all of them.
+static COMPILED: [[OnceLock<Validator>; 2]; 3] = [const { [const { OnceLock::new() }; 2] }; 3];
 
 /// A schema of bodies by the name of its file in `schemas/`; for a basic one, that of the configured variant. `None`
 /// where bodies are held against no such file.
@@ -132,11 +122,10 @@ pub struct Validation {
 impl Validation {
     /// Validation by the settings `SCHEMA` and `VALIDATION`.
     pub fn new(schema: Schema, mode: config::Validation) -> Validation {
-        let (create, patch) = match schema {
-            Schema::Basic => (&CREATE_BASIC, &PATCH_BASIC),
-            Schema::Strict => (&CREATE_STRICT, &PATCH_STRICT),
-        };
-        Validation { create, patch, authenticate: &AUTHENTICATE, mode }
+        let variant = usize::from(schema == Schema::Strict);
+        let [create, patch, authenticate] = [(0, CREATE[variant]), (1, PATCH[variant]), (2, LOGIN)]
+            .map(|(at, file)| COMPILED[at][variant].get_or_init(|| compile(file)));
+        Validation { create, patch, authenticate, mode }
     }
 
     /// Checks the body of POST /users against the create schema.

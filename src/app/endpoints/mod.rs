@@ -17,7 +17,7 @@ use super::{
     App,
     access::Access,
     content::{ACCEPT_PATCH, json, merge_patch},
-    description::Description,
+    description::{self, Description},
     health::Health,
     lanes::Needs,
     preconditions::etag,
@@ -123,7 +123,7 @@ impl Rules {
         Rules {
             validation: Validation::new(config.schema, config.validation),
             access: Access::new(config),
-            description: Description::new(config),
+            description: description::of(config),
             throttle: Throttle::new(config.auth_attempts),
             max_per_page: config.max_per_page,
             ui: config.serves_ui(None),
@@ -163,7 +163,7 @@ impl Rules {
             Endpoint::Authenticate => authenticate::judge(request, self)?,
             Endpoint::Health(probe) => return Ok(Judged::Health(probe)),
             Endpoint::Metrics => return Ok(Judged::Figures),
-            Endpoint::Description => return Ok(Judged::Answer(self.description.response())),
+            Endpoint::Description => return Ok(Judged::Answer(Response::clone(&self.description))),
             Endpoint::Ui => return Ok(Judged::Answer(ui::answer(request))),
             Endpoint::Options(routes) => {
                 if let Some(origin) = request.header("origin")
