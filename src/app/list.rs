@@ -2,7 +2,7 @@
 //! to other lists.
 
 use crate::{
-    http::{CHUNK, Chunks},
+    http::{CHUNK, Chunks, Response},
     users::{
         pagination::{Listing, PageRequest, Range},
         user::{EMAIL_MAX, NAME_MAX, UserRef},
@@ -91,15 +91,6 @@ struct WalkSummary {
     has_more_pages: bool,
 }
 
-/// A list as it is answered.
-#[derive(Debug)]
-pub struct List {
-    /// Its JSON.
-    pub body: Chunks,
-    /// The field `Link`, where there is something to link to.
-    pub links: Option<String>,
-}
-
 /// A list's body, in no more memory than it may take.
 pub struct ListBody {
     range: Range,
@@ -150,8 +141,9 @@ impl ListBody {
         self.body.push_back(mem::replace(&mut self.last, next));
     }
 
-    /// The list; `None` where it would take more memory than it may. `email`: the address that it was asked for.
-    pub fn finish(mut self, email: Option<&str>) -> Option<List> {
+    /// The list as it is answered; `None` where it would take more memory than it may. `email`: the address that it was asked
+    /// for.
+    pub fn finish(mut self, email: Option<&str>) -> Option<Response> {
         if self.is_too_large {
             return None;
         }
@@ -174,7 +166,11 @@ impl ListBody {
         self.last[brace] = b',';
         self.last.push(b'\n');
         self.body.push_back(self.last);
-        Some(List { body: self.body, links })
+        let response = Response::of_chunks(200, self.body);
+        Some(match links {
+            Some(links) => response.with("Link", links),
+            None => response,
+        })
     }
 }
 
@@ -257,12 +253,12 @@ mod tests {
         );
     }
 
-    fn text(list: Option<List>) -> String {
-        String::from_utf8(list.expect("it fits").body.into_vec()).unwrap()
+    fn text(list: Option<Response>) -> String {
+        String::from_utf8(list.expect("it fits").contiguous().body).unwrap()
     }
 
     /// A list of users from id 4 with these names.
-    fn list(range: Range, names: &[&str], memory: usize) -> Option<List> {
+    fn list(range: Range, names: &[&str], memory: usize) -> Option<Response> {
         let mut body = ListBody::new(range, memory);
         body.set_total(7);
         for (id, name) in (4..).zip(names) {
@@ -290,7 +286,7 @@ mod tests {
         // The third one only tells that there is one, however large it is.
         for (names, more) in [(&["a", "b"][..], false), (&["a", "b", &long], true)] {
             let found = list(walk, names, walk.usual_memory()).unwrap();
-            assert_eq!(found.links.as_deref(), more.then_some("</users?after=5&perPage=2>; rel=\"next\""));
+            assert_eq!(found.header("Link"), more.then_some("</users?after=5&perPage=2>; rel=\"next\""));
             let found: serde_json::Value = serde_json::from_str(&text(Some(found))).unwrap();
             assert_eq!(
                 found,
@@ -316,7 +312,7 @@ mod tests {
                             let id = i64::MAX - i64::from(n);
                             body.push(UserRef { id, name, email, created_at: time, updated_at: time });
                         }
-                        body.finish(None).map(|list| (list.body.memory(), list.body.len()))
+                        body.finish(None).map(|list| (list.memory(), list.contiguous().body.len()))
                     };
                     let (memory, length) = made(range.most_memory()).expect("it suffices");
                     assert!(length <= memory && memory <= range.most_memory(), "{per_page}: {memory}");

@@ -20,7 +20,7 @@ mod throttle;
 mod ui;
 pub(crate) mod validation;
 
-pub(crate) use endpoints::{Outcome, Progress, Step, Task, answer_at_once};
+pub(crate) use endpoints::{Progress, Step, Task, answer_at_once};
 pub(crate) use health::Health;
 pub(crate) use lanes::{Account, Lane, Needs, retry_pause};
 pub(crate) use routes::{at_once, fields, label};
@@ -49,12 +49,15 @@ use std::{
 pub struct App {
     users: Users,
     rules: Rules,
-    health: Arc<Health>,
-    metrics: Metrics,
+    /// Whether it lives, and is ready.
+    pub(crate) health: Arc<Health>,
+    /// What is counted.
+    pub(crate) metrics: Metrics,
     hashing: Hashing,
     request_timeout: Duration,
     _cleaner: Cleaner,
-    budget: Budget,
+    /// The memory that is held for clients.
+    pub(crate) budget: Budget,
     /// Bodies that may become many times as large when they are parsed take turns.
     parsing: Mutex<()>,
 }
@@ -77,24 +80,19 @@ impl App {
                 .map_err(StartError::System)?;
             let users = Users::new(Pool::new(opening.servers, config), config.production);
             let cleaner = Cleaner::start(users.pool()).map_err(StartError::System)?;
-            Ok(App::new(users, cleaner, Health::new(prober), config))
+            let budget = Budget::new(config.limits.memory_budget);
+            Ok(App {
+                _cleaner: cleaner,
+                users,
+                rules: Rules::new(config),
+                health: Arc::new(Health::new(prober)),
+                metrics: Metrics::new(&Lane::LABELS, routes::labels()),
+                hashing: Hashing::new(config.password_hashing, &budget, config.limits.request_timeout),
+                request_timeout: config.limits.request_timeout,
+                budget,
+                parsing: Mutex::default(),
+            })
         })
-    }
-
-    /// The service over these users, as the settings have it.
-    fn new(users: Users, cleaner: Cleaner, health: Health, config: &Config) -> App {
-        let budget = Budget::new(config.limits.memory_budget);
-        App {
-            _cleaner: cleaner,
-            users,
-            rules: Rules::new(config),
-            health: Arc::new(health),
-            metrics: Metrics::new(&Lane::LABELS, routes::labels()),
-            hashing: Hashing::new(config.password_hashing, &budget, config.limits.request_timeout),
-            request_timeout: config.limits.request_timeout,
-            budget,
-            parsing: Mutex::default(),
-        }
     }
 
     /// Answers a request; what goes wrong is an answer too, and is logged where the client is not told.
@@ -107,7 +105,7 @@ impl App {
             Ok(step) => outside_of_runtimes(|| self.run(step.task).contiguous()),
             Err(answer) => answer,
         };
-        self.rules.cors(request).add_to(&mut response);
+        self.rules.access.cors(request).add_to(&mut response);
         response
     }
 
@@ -132,12 +130,6 @@ impl App {
         }
     }
 
-    /// Executes the next steps of tasks, with as few statements as they allow; one outcome each, in their order. None
-    /// begins a change past its deadline.
-    pub(crate) fn execute(&self, tasks: Vec<Task>, deadlines: &[Instant]) -> Vec<Outcome> {
-        endpoints::execute(self, tasks, deadlines)
-    }
-
     /// That of a request that is complete now.
     pub(crate) fn deadline(&self) -> Instant {
         Instant::now() + self.request_timeout
@@ -145,22 +137,7 @@ impl App {
 
     /// Which hosts a request may name, as a text; `None` with a token, which makes the name irrelevant.
     pub(crate) fn accepted_hosts(&self) -> Option<String> {
-        self.rules.accepted_hosts()
-    }
-
-    /// Whether it lives, and is ready.
-    pub(crate) fn health(&self) -> &Arc<Health> {
-        &self.health
-    }
-
-    /// What is counted.
-    pub(crate) fn metrics(&self) -> &Metrics {
-        &self.metrics
-    }
-
-    /// The memory that is held for clients.
-    pub(crate) fn budget(&self) -> &Budget {
-        &self.budget
+        self.rules.access.accepted_hosts()
     }
 
     /// How many passwords are hashed at once.

@@ -109,8 +109,8 @@ impl BoundServer {
             cores.add_threads_named(thread);
             let frontend_cores = cores.clone();
             let on_start = move || frontend_cores.add_this_thread();
-            let health = app.health().clone();
-            let recorder = app.metrics().recorder();
+            let health = app.health.clone();
+            let recorder = app.metrics.recorder();
             let counts = recorder.clone();
             // Called on the frontend's thread, on which the frontend itself counts.
             let answer_at_once = Box::new(move |method: Method, path: &str| {
@@ -121,7 +121,7 @@ impl BoundServer {
             });
             let on_idle = config.on_idle.unwrap_or(|| ());
             let resources = Resources {
-                budget: app.budget().clone(),
+                budget: app.budget.clone(),
                 on_idle: Box::new(on_idle),
                 served: Served { fields: app::fields(), at_once: app::at_once() },
                 answer_at_once,
@@ -137,7 +137,7 @@ impl BoundServer {
                 retry_for: config.limits.request_timeout,
             };
             let workers = Workers::start(http, responder, app.clone(), cores, capacity)?;
-            app.metrics().add_source(workers.figures());
+            app.metrics.add_source(workers.figures());
             Ok((relay, frontend, workers))
         };
         let (relay, frontend, workers) = stages().map_err(StartError::System)?;
@@ -208,7 +208,7 @@ impl Server {
 
     fn shut_down(&mut self) {
         if let Some(mut stages) = self.stages.get_mut().take() {
-            self.app.health().stop();
+            self.app.health.stop();
             thread::sleep(self.drain_delay);
             let deadline = Instant::now() + self.stop_timeout;
             stages.frontend.stop();

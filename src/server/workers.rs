@@ -137,7 +137,7 @@ impl Workers {
     /// Starts a thread. A panic in its loop is logged, and the loop is restarted.
     fn spawn(&mut self, name: &str, body: fn(&Shared, &Recorder)) -> io::Result<()> {
         let (shared, end) = (self.shared.clone(), self.end.clone());
-        let recorder = shared.app.metrics().recorder();
+        let recorder = shared.app.metrics.recorder();
         let thread = thread::Builder::new().name(name.to_owned()).stack_size(STACK).spawn(move || {
             while guard(None, || body(&shared, &recorder)).is_err() {}
             drop(shared);
@@ -160,13 +160,13 @@ impl Shared {
         let mut state = self.state.lock();
         loop {
             let now = Instant::now();
-            state.scheduler.set_memory(self.app.budget().available());
+            state.scheduler.set_memory(self.app.budget.available());
             let due = match state.scheduler.next(now) {
                 Next::Run(batch) => {
                     // The scheduler has seen that it is free.
                     let held = (batch.memory > 0).then(|| {
-                        self.app.budget().set_work_waits(state.scheduler.is_short_of_memory());
-                        self.app.budget().count(Purpose::Work, batch.memory)
+                        self.app.budget.set_work_waits(state.scheduler.is_short_of_memory());
+                        self.app.budget.count(Purpose::Work, batch.memory)
                     });
                     let (is_ready, due) = (state.scheduler.is_ready(now), state.scheduler.next_time(now));
                     let ends_soon = state.scheduler.ends_by(now).is_some();
@@ -178,8 +178,8 @@ impl Shared {
                 Next::Wait(due) => due,
             };
             if state.scheduler.is_short_of_memory() {
-                self.app.budget().set_work_waits(true);
-                self.app.budget().report_shortage();
+                self.app.budget.set_work_waits(true);
+                self.app.budget.report_shortage();
             }
             let (ends_soon, is_idle) = (state.scheduler.ends_by(now).is_some(), state.scheduler.is_idle());
             match state.roles.rest(due, ends_soon, is_idle) {

@@ -14,7 +14,6 @@ use crate::{
     app::{App, list::ListBody},
     db::{self, New, NewOnce},
     error::Error,
-    http::Response,
     users::{idempotency::Key, pagination::Range},
 };
 use std::{time::Instant, vec};
@@ -73,64 +72,71 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// Executes the next steps of tasks; one outcome each, in their order. None begins a change past its deadline.
-pub(in crate::app) fn execute(app: &App, tasks: Vec<Task>, deadlines: &[Instant]) -> Vec<Outcome> {
-    let is_shared = tasks.len() > 1;
-    let asked = Asked::by(&tasks, deadlines);
-    let users = logged(app.users.find_many(&asked.ids), is_shared);
-    let mut addresses = logged(app.users.find_by_email(&asked.addresses), is_shared).map(Vec::into_iter);
-    let mut logins =
-        logged(app.users.find_by_email_with_credential(&asked.logins), is_shared).map(Vec::into_iter);
-    let mut keys = logged(app.users.find_kept(&asked.keys), is_shared).map(Vec::into_iter);
-    let mut pages = logged(lists(app, &asked.pages), is_shared).map(Vec::into_iter);
-    let mut walks = logged(lists(app, &asked.walks), is_shared).map(Vec::into_iter);
-    let mut created = app.users.create_many(&asked.creates).into_iter();
-    let once = app.users.create_many_once(&asked.keyed).into_iter();
-    let mut once: Vec<_> = asked.keyed.iter().map(|new| *new.key).zip(once.map(Some)).collect();
-    let mut updated = app.users.update_many(&asked.updates).into_iter();
-    let mut deleted = app.users.delete_many(&asked.deletes).into_iter();
-    let by_id = |id: i64| match &users {
-        Ok(users) => Ok(users.binary_search_by_key(&id, |user| user.id).ok().map(|at| &users[at])),
-        Err(error) => Err(error.clone()),
-    };
-    let outcome = |(task, deadline): (Task, &Instant)| match task {
-        Task::Find(task) => {
-            let user = by_id(task.id);
-            shared(task, user, is_shared, Task::Find, Find::found)
-        }
-        Task::FindChanged(task) => {
-            let user = by_id(task.id);
-            shared(task, user, is_shared, Task::FindChanged, FindChanged::found)
-        }
-        Task::FindAddress(task) => {
-            shared(task, next(&mut addresses), is_shared, Task::FindAddress, Address::found)
-        }
-        Task::Login(task) => shared(task, next(&mut logins), is_shared, Task::Login, Login::found),
-        Task::FindKept(task) => shared(task, next(&mut keys), is_shared, Task::FindKept, Repeatable::found),
-        Task::Page(task) => {
-            let lists = match task.range {
-                Range::Page(_) => &mut pages,
-                Range::Walk { .. } => &mut walks,
-            };
-            shared(task, next(lists), is_shared, Task::Page, Page::listed)
-        }
-        Task::Create(Create { new, keyed: Some(keyed) }) => {
-            let create = Repeatable { new, keyed };
-            let mine = once.iter_mut().find(|(key, _)| *key == create.keyed.key);
-            match mine.and_then(|(_, once)| once.take()) {
-                Some(once) => {
-                    let again = |create: Repeatable| Task::Create(create.into_create());
-                    hand_back(create, once, again, Repeatable::created)
-                }
-                None => Ok(Progress::Next(create.look_up())),
+impl App {
+    /// Executes the next steps of tasks, with as few statements as they allow; one outcome each, in their order. None begins a
+    /// change past its deadline.
+    pub(crate) fn execute(&self, tasks: Vec<Task>, deadlines: &[Instant]) -> Vec<Outcome> {
+        let is_shared = tasks.len() > 1;
+        let asked = Asked::by(&tasks, deadlines);
+        let users = logged(self.users.find_many(&asked.ids), is_shared);
+        let mut addresses = logged(self.users.find_by_email(&asked.addresses), is_shared);
+        let mut logins = logged(self.users.find_by_email_with_credential(&asked.logins), is_shared);
+        let mut keys = logged(self.users.find_kept(&asked.keys), is_shared);
+        let mut pages = logged(lists(self, &asked.pages), is_shared);
+        let mut walks = logged(lists(self, &asked.walks), is_shared);
+        let mut created = self.users.create_many(&asked.creates).into_iter();
+        let once = self.users.create_many_once(&asked.keyed).into_iter();
+        let mut once: Vec<_> = asked.keyed.iter().map(|new| *new.key).zip(once.map(Some)).collect();
+        let mut updated = self.users.update_many(&asked.updates).into_iter();
+        let mut deleted = self.users.delete_many(&asked.deletes).into_iter();
+        let by_id = |id: i64| match &users {
+            Ok(users) => {
+                let users = users.as_slice();
+                Ok(users.binary_search_by_key(&id, |user| user.id).ok().map(|at| &users[at]))
             }
-        }
-        Task::Create(task) => hand_back(task, one_of(&mut created), Task::Create, Create::created),
-        Task::Update(task) => hand_back(task, one_of(&mut updated), Task::Update, Update::updated),
-        Task::Delete(task) => hand_back(task, one_of(&mut deleted), Task::Delete, Delete::deleted),
-        Task::Alone(task) => (task.0)(app, *deadline),
-    };
-    tasks.into_iter().zip(deadlines).map(outcome).collect()
+            Err(error) => Err(error.clone()),
+        };
+        let outcome = |(task, deadline): (Task, &Instant)| match task {
+            Task::Find(task) => {
+                let user = by_id(task.id);
+                shared(task, user, is_shared, Task::Find, Find::found)
+            }
+            Task::FindChanged(task) => {
+                let user = by_id(task.id);
+                shared(task, user, is_shared, Task::FindChanged, FindChanged::found)
+            }
+            Task::FindAddress(task) => {
+                shared(task, next(&mut addresses), is_shared, Task::FindAddress, Address::found)
+            }
+            Task::Login(task) => shared(task, next(&mut logins), is_shared, Task::Login, Login::found),
+            Task::FindKept(task) => {
+                shared(task, next(&mut keys), is_shared, Task::FindKept, Repeatable::found)
+            }
+            Task::Page(task) => {
+                let lists = match task.range {
+                    Range::Page(_) => &mut pages,
+                    Range::Walk { .. } => &mut walks,
+                };
+                shared(task, next(lists), is_shared, Task::Page, Page::listed)
+            }
+            Task::Create(Create { new, keyed: Some(keyed) }) => {
+                let create = Repeatable { new, keyed };
+                let mine = once.iter_mut().find(|(key, _)| *key == create.keyed.key);
+                match mine.and_then(|(_, once)| once.take()) {
+                    Some(once) => {
+                        let again = |create: Repeatable| Task::Create(create.into_create());
+                        hand_back(create, once, again, Repeatable::created)
+                    }
+                    None => Ok(Progress::Next(create.look_up())),
+                }
+            }
+            Task::Create(task) => hand_back(task, one_of(&mut created), Task::Create, Create::created),
+            Task::Update(task) => hand_back(task, one_of(&mut updated), Task::Update, Update::updated),
+            Task::Delete(task) => hand_back(task, one_of(&mut deleted), Task::Delete, Delete::deleted),
+            Task::Alone(task) => (task.0)(self, *deadline),
+        };
+        tasks.into_iter().zip(deadlines).map(outcome).collect()
+    }
 }
 
 /// Several lists of one kind.
@@ -172,12 +178,12 @@ pub(super) fn shared<S, T>(
 }
 
 /// Logs the error of a statement that tasks share, once. What is executed again is no error yet.
-fn logged<T>(result: Result<T, Error>, is_shared: bool) -> Result<T, Error> {
+fn logged<T>(result: Result<Vec<T>, Error>, is_shared: bool) -> Result<vec::IntoIter<T>, Error> {
     if let Err(error) = &result
         && is_shared
         && !matches!(error, Error::Contended)
     {
         error.log(None);
     }
-    result
+    result.map(Vec::into_iter)
 }

@@ -4,11 +4,11 @@ use super::{Outcome, Progress, Step, Task};
 use crate::{
     app::{
         lanes::{Lane, Needs},
-        list::{List, ListBody},
+        list::ListBody,
         query,
     },
     error::Error,
-    http::{Request, Response},
+    http::Request,
     users::{
         pagination::{ListRequest, Listing, PageRequest, Range},
         user::User,
@@ -48,7 +48,7 @@ impl Page {
     pub fn listed(self, list: ListBody) -> Outcome {
         let most = self.range.most_memory();
         match list.finish(None) {
-            Some(list) => Ok(Progress::Done(answer(list))),
+            Some(answer) => Ok(Progress::Done(answer)),
             None if self.memory < most => Ok(Progress::Next(page(self.range, most))),
             None => Err(too_large()),
         }
@@ -64,15 +64,7 @@ impl Address {
         if let Some(user) = user.filter(|_| page.page == 1) {
             list.push(user.as_row());
         }
-        list.finish(Some(&email)).map(|list| Progress::Done(answer(list))).ok_or_else(too_large)
-    }
-}
-
-fn answer(List { body, links }: List) -> Response {
-    let response = Response::of_chunks(200, body);
-    match links {
-        Some(links) => response.with("Link", links),
-        None => response,
+        list.finish(Some(&email)).map(Progress::Done).ok_or_else(too_large)
     }
 }
 

@@ -11,8 +11,6 @@ mod find;
 mod list;
 mod update;
 
-pub(super) use batch::execute;
-
 use super::{
     App,
     access::Access,
@@ -29,7 +27,6 @@ use super::{
 };
 use crate::{
     config::{Config, counted_as},
-    cors::Cors,
     error::Error,
     http::{Method, Request, RequestId, Response, log_line},
     users::user::User,
@@ -109,7 +106,8 @@ pub(super) enum Judged {
 /// The rules that requests are judged by.
 pub(crate) struct Rules {
     validation: Validation,
-    access: Access,
+    /// Which requests are accepted.
+    pub access: Access,
     description: Description,
     throttle: Arc<Throttle>,
     max_per_page: u32,
@@ -184,16 +182,6 @@ impl Rules {
     /// Counts an attempt of a client to name the password of an account; [`Error::TooManyAttempts`].
     fn attempt(&self, email: &str, peer: Option<IpAddr>) -> Result<Attempt, Error> {
         self.throttle.admit(email, peer.map(counted_as), Instant::now())
-    }
-
-    /// What the answer tells a page of another origin.
-    pub fn cors(&self, request: &Request) -> Cors {
-        self.access.cors(request)
-    }
-
-    /// Which hosts a request may name, as a text.
-    pub fn accepted_hosts(&self) -> Option<String> {
-        self.access.accepted_hosts()
     }
 }
 
