@@ -21,20 +21,26 @@ pub enum Method {
 impl From<&str> for Method {
     /// Method names are case-sensitive (RFC 9110, 9.1).
     fn from(name: &str) -> Method {
-        match name {
-            "GET" => Method::Get,
-            "HEAD" => Method::Head,
-            "POST" => Method::Post,
-            "PUT" => Method::Put,
-            "PATCH" => Method::Patch,
-            "DELETE" => Method::Delete,
-            "OPTIONS" => Method::Options,
-            _ => Method::Other,
-        }
+        Method::NAMES
+            .into_iter()
+            .find(|(_, known)| *known == name)
+            .map_or(Method::Other, |(method, _)| method)
     }
 }
 
 impl Method {
+    /// Each of them with its name, in the order of their numbers (`method as usize`).
+    const NAMES: [(Method, &'static str); 8] = [
+        (Method::Get, "GET"),
+        (Method::Head, "HEAD"),
+        (Method::Post, "POST"),
+        (Method::Put, "PUT"),
+        (Method::Patch, "PATCH"),
+        (Method::Delete, "DELETE"),
+        (Method::Options, "OPTIONS"),
+        (Method::Other, "OTHER"),
+    ];
+
     /// The method's name for the log, of a request whose method is `name`: that name, if it is no longer than any that
     /// is in use.
     pub(crate) fn shown(self, name: &str) -> Cow<'static, str> {
@@ -47,16 +53,7 @@ impl Method {
 
     /// The name, `OTHER` for all that routes do not tell apart.
     pub(crate) fn name(self) -> &'static str {
-        match self {
-            Method::Get => "GET",
-            Method::Head => "HEAD",
-            Method::Post => "POST",
-            Method::Put => "PUT",
-            Method::Patch => "PATCH",
-            Method::Delete => "DELETE",
-            Method::Options => "OPTIONS",
-            Method::Other => "OTHER",
-        }
+        Method::NAMES[self as usize].1
     }
 }
 
