@@ -14,11 +14,10 @@ const MAX_BYTES: usize = 128;
 
 /// What names a request: in its answer, and in every line of the log about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RequestId(Kind);
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Kind {
+pub enum RequestId {
+    /// The bytes of a UUID.
     Made([u8; 16]),
+    /// What the client says.
     Given(Arc<str>),
 }
 
@@ -31,23 +30,23 @@ impl RequestId {
             return None;
         }
         let text = str::from_utf8(value).ok()?;
-        Some(RequestId(Kind::Given(text.into())))
+        Some(RequestId::Given(text.into()))
     }
 
     /// Appends its text.
     pub fn write(&self, out: &mut Vec<u8>) {
-        match &self.0 {
-            Kind::Made(bytes) => out.extend_from_slice(&text(bytes)),
-            Kind::Given(text) => out.extend_from_slice(text.as_bytes()),
+        match self {
+            RequestId::Made(bytes) => out.extend_from_slice(&text(bytes)),
+            RequestId::Given(text) => out.extend_from_slice(text.as_bytes()),
         }
     }
 }
 
 impl fmt::Display for RequestId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Kind::Made(bytes) => f.write_str(str::from_utf8(&text(bytes)).expect("hexadecimal digits")),
-            Kind::Given(text) => f.write_str(text),
+        match self {
+            RequestId::Made(bytes) => f.write_str(str::from_utf8(&text(bytes)).expect("hexadecimal digits")),
+            RequestId::Given(text) => f.write_str(text),
         }
     }
 }
@@ -94,7 +93,7 @@ impl RequestIds {
         bytes[8..10].copy_from_slice(&variant.to_be_bytes());
         bytes[10] = count as u8;
         bytes[11..].copy_from_slice(&self.process);
-        RequestId(Kind::Made(bytes))
+        RequestId::Made(bytes)
     }
 }
 
