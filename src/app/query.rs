@@ -21,12 +21,12 @@ const NAMED_CHARS: usize = 64;
 /// [`Error::InvalidQuery`].
 pub fn list(request: &Request, max_per_page: u32) -> Result<ListRequest, Error> {
     let mut query = Query { request, violations: Vec::new() };
-    let page = query.number("page", "/page", 1, i64::MAX);
-    let per_page = query.number("perPage", "/perPage", 1, max_per_page.into());
+    let page = query.number("page", 1, i64::MAX);
+    let per_page = query.number("perPage", 1, max_per_page.into());
     let email = query.email();
-    let after = query.number("after", "/after", 0, i64::MAX);
+    let after = query.number("after", 0, i64::MAX);
     if query.is_given("after") && (query.is_given("page") || query.is_given("email")) {
-        query.refuse("/after", "not", "cannot be given together with page or email".to_owned());
+        query.refuse("after", "not", "cannot be given together with page or email".to_owned());
     }
     query.refuse_all_but(&OF_LISTS);
     if !query.violations.is_empty() {
@@ -55,45 +55,46 @@ struct Query<'a> {
 }
 
 impl<'a> Query<'a> {
-    fn refuse(&mut self, path: &str, keyword: &str, message: String) {
-        self.violations.push(Violation { path: path.to_owned(), keyword: keyword.to_owned(), message });
+    fn refuse(&mut self, name: &str, keyword: &str, message: String) {
+        // As in a JSON pointer.
+        let path = format!("/{}", name.replace('~', "~0").replace('/', "~1"));
+        self.violations.push(Violation { path, keyword: keyword.to_owned(), message });
     }
 
     fn is_given(&self, name: &str) -> bool {
         self.request.query().any(|(key, _)| key == name)
     }
 
-    /// The value of a parameter, which is refused under `path` where it is given more than once.
-    fn value(&mut self, name: &str, path: &str) -> Option<Cow<'a, str>> {
+    /// The value of a parameter, which is refused where it is given more than once.
+    fn value(&mut self, name: &str) -> Option<Cow<'a, str>> {
         let mut given = self.request.query().filter(|(key, _)| key == name);
         let (_, value) = given.next()?;
         if given.next().is_some() {
-            self.refuse(path, "maxItems", "must be given once".to_owned());
+            self.refuse(name, "maxItems", "must be given once".to_owned());
             return None;
         }
         Some(value)
     }
 
-    fn number(&mut self, name: &str, path: &str, min: i64, max: i64) -> Option<i64> {
-        let text = self.value(name, path)?;
+    fn number(&mut self, name: &str, min: i64, max: i64) -> Option<i64> {
+        let text = self.value(name)?;
         let too_small = || format!("must be a whole number of at least {min}");
         if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
-            self.refuse(path, "type", too_small());
+            self.refuse(name, "type", too_small());
             return None;
         }
         // Digits only, so what does not fit is too large.
         match text.parse().ok() {
-            Some(number) if number < min => self.refuse(path, "minimum", too_small()),
+            Some(number) if number < min => self.refuse(name, "minimum", too_small()),
             Some(number) if number <= max => return Some(number),
-            _ => self.refuse(path, "maximum", format!("must be at most {max}")),
+            _ => self.refuse(name, "maximum", format!("must be at most {max}")),
         }
         None
     }
 
     /// The address, in which `+` stands for itself, as in what people write for curl; in a form it would be a space.
     fn email(&mut self) -> Option<String> {
-        const PATH: &str = "/email";
-        self.value("email", PATH)?;
+        self.value("email")?;
         let query = self.request.target.split_once('?').map_or("", |(_, query)| query);
         let pairs = query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
         let is_email = |name: &str| {
@@ -101,13 +102,11 @@ impl<'a> Query<'a> {
         };
         let (_, encoded) = pairs.into_iter().find(|(name, _)| is_email(name))?;
         match percent_decode(encoded) {
-            None => self.refuse(PATH, "format", "must be UTF-8, percent-encoded".to_owned()),
+            None => self.refuse("email", "format", "must be UTF-8, percent-encoded".to_owned()),
             Some(email) if email.is_empty() => {
-                self.refuse(PATH, "minLength", "must not be empty".to_owned());
+                self.refuse("email", "minLength", "must not be empty".to_owned())
             }
-            Some(email) if email.contains('\0') => {
-                self.refuse(PATH, "pattern", HAS_NUL.to_owned());
-            }
+            Some(email) if email.contains('\0') => self.refuse("email", "pattern", HAS_NUL.to_owned()),
             Some(email) => return Some(email.into_owned()),
         }
         None
@@ -127,9 +126,7 @@ impl<'a> Query<'a> {
                 (None, None) => "is not a parameter here; there is none".to_owned(),
             };
             let name: String = name.chars().take(NAMED_CHARS).collect();
-            // As in a JSON pointer.
-            let path = format!("/{}", name.replace('~', "~0").replace('/', "~1"));
-            self.refuse(&path, "additionalProperties", message);
+            self.refuse(&name, "additionalProperties", message);
         }
     }
 }
