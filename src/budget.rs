@@ -72,7 +72,7 @@ impl Budget {
 
     /// The bytes that are held now. May be over the limit for a moment: see [`Budget::count`].
     pub fn held(&self) -> usize {
-        self.input() + self.work()
+        self.input() + self.0.held(Purpose::Work)
     }
 
     /// The bytes that bodies and heads may have together.
@@ -87,7 +87,7 @@ impl Budget {
 
     /// The bytes that work may reserve now.
     pub fn available(&self) -> usize {
-        self.work_limit().saturating_sub(self.work())
+        self.work_limit().saturating_sub(self.0.held(Purpose::Work))
     }
 
     /// Reserves memory, if there is some.
@@ -159,16 +159,12 @@ impl Budget {
         match purpose {
             Purpose::Head => self.0.held(Purpose::Head) <= self.0.limit / 8 && self.fits(Purpose::Body),
             Purpose::Body => self.input() <= self.input_limit(),
-            Purpose::Work => self.work() <= self.work_limit(),
+            Purpose::Work => self.0.held(Purpose::Work) <= self.work_limit(),
         }
     }
 
     fn input(&self) -> usize {
         self.0.held(Purpose::Head) + self.0.held(Purpose::Body)
-    }
-
-    fn work(&self) -> usize {
-        self.0.held(Purpose::Work)
     }
 }
 

@@ -17,17 +17,18 @@ const CORES_PER_HASH: usize = 2;
 
 /// The one place where passwords are hashed for requests. Each function blocks until it is the caller's turn, for the
 /// memory up to the time-out, then [`Error::Unavailable`], and for the work.
-pub(super) struct Hashing {
+pub(crate) struct Hashing {
     hasher: Hasher,
     timeout: Duration,
     budget: Budget,
-    count: usize,
+    /// How many hashes at once.
+    pub count: usize,
     free: Mutex<usize>,
     freed: Condvar,
 }
 
 /// What a password is to a hash.
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     Wrong,
     Right,
     /// It is right, and this is to be stored instead.
@@ -42,11 +43,6 @@ impl Hashing {
         let count = (cores / CORES_PER_HASH).min(memory).max(1);
         let (hasher, budget) = (Hasher::new(cost), budget.clone());
         Hashing { hasher, timeout, budget, count, free: Mutex::new(count), freed: Condvar::new() }
-    }
-
-    /// How many hashes at once.
-    pub fn count(&self) -> usize {
-        self.count
     }
 
     /// Hashes a password.

@@ -53,7 +53,8 @@ pub struct App {
     pub(crate) health: Arc<Health>,
     /// What is counted.
     pub(crate) metrics: Metrics,
-    hashing: Hashing,
+    /// Where passwords are hashed.
+    pub(crate) hashing: Hashing,
     request_timeout: Duration,
     _cleaner: Cleaner,
     /// The memory that is held for clients.
@@ -138,11 +139,6 @@ impl App {
     /// Which hosts a request may name, as a text; `None` with a token, which makes the name irrelevant.
     pub(crate) fn accepted_hosts(&self) -> Option<String> {
         self.rules.access.accepted_hosts()
-    }
-
-    /// How many passwords are hashed at once.
-    pub(crate) fn hashes_at_once(&self) -> usize {
-        self.hashing.count()
     }
 
     /// The users themselves, for what HTTP does not offer.

@@ -111,11 +111,6 @@ fn write_histograms(text: &mut Text, labels: &[(&str, &str)], ends: &[f64], unit
 }
 
 impl Recorder {
-    fn new(routes: usize) -> Recorder {
-        let requests = (0..METHODS.len() * routes).map(|_| OnceLock::new()).collect();
-        Recorder { requests, ..Recorder::default() }
-    }
-
     /// A request was answered, so long after it had come; `route` is the number of its route, where it has one.
     pub fn request(&self, method: Method, route: Option<usize>, status: u16, duration: Duration) {
         let requests = self.requests(method as usize, route.unwrap_or(self.routes() - 2));
@@ -169,7 +164,8 @@ impl Metrics {
 
     /// For one more thread. What it has counted stays when the thread ends.
     pub fn recorder(&self) -> Arc<Recorder> {
-        let recorder = Arc::new(Recorder::new(self.routes.len()));
+        let requests = (0..METHODS.len() * self.routes.len()).map(|_| OnceLock::new()).collect();
+        let recorder = Arc::new(Recorder { requests, ..Recorder::default() });
         locked(&self.recorders).push(recorder.clone());
         recorder
     }

@@ -132,7 +132,7 @@ impl BoundServer {
             let cores_for_all = thread::available_parallelism().map_or(1, usize::from);
             let capacity = Capacity {
                 statements: config.workers.min(config.db_pool_size as usize),
-                hashes: app.hashes_at_once(),
+                hashes: app.hashing.count,
                 cores: cores_for_all,
                 retry_for: config.limits.request_timeout,
             };
