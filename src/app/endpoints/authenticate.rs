@@ -5,6 +5,7 @@
 use super::{Outcome, Progress, Rules, Step, Task};
 use crate::{
     app::{
+        App,
         content::json,
         hashing::Verdict,
         lanes::{Account, Lane, Needs},
@@ -15,6 +16,7 @@ use crate::{
     http::{Request, Response},
     users::{password::PasswordHash, user::User},
 };
+use std::time::Instant;
 
 /// An address and a password, whose user is looked up.
 #[derive(Debug)]
@@ -23,6 +25,14 @@ pub(crate) struct Login {
     password: Secret,
     attempt: Attempt,
 }
+
+/// The same after the look-up: `None` where no user has that address.
+#[derive(Debug)]
+pub(crate) struct Verify(Login, Option<Box<User>>);
+
+/// A user whose password was right and whose hash is outdated: that hash, and the one to store instead.
+#[derive(Debug)]
+pub(crate) struct Rehash(Box<User>, PasswordHash, PasswordHash);
 
 pub(super) fn judge(request: &Request, rules: &Rules) -> Result<Step, Error> {
     let body = rules.validation.authenticate(json(request)?)?;
@@ -34,36 +44,39 @@ pub(super) fn judge(request: &Request, rules: &Rules) -> Result<Step, Error> {
 }
 
 impl Login {
-    /// `None` where no user has that address.
     pub fn found(self, user: Option<User>) -> Outcome {
         let needs = Needs { hash: Some(Account::of(&self.email)), ..Needs::of(Lane::Hash) };
-        let task = Task::alone(move |app, _| {
-            let credential = user.as_ref().map(|user| user.credential.get()).transpose()?.flatten();
-            let hash = credential.map(|credential| credential.password_hash.clone());
-            match (app.hashing.log_in(&self.password, hash.as_ref())?, user, hash) {
-                (Verdict::Right, Some(user), _) => Ok(Progress::Done(Response::json(200, &user))),
-                (Verdict::Outdated(new), Some(user), Some(old)) => {
-                    let step = Step { needs: Needs::of(Lane::Single), task: store(user, old, new) };
-                    Ok(Progress::Next(step))
-                }
-                _ => {
-                    self.attempt.wrong();
-                    Err(Error::InvalidCredentials)
-                }
-            }
-        });
-        Ok(Progress::Next(Step { needs, task }))
+        Ok(Progress::Next(Step { needs, task: Task::Verify(Verify(self, user.map(Box::new))) }))
     }
 }
 
-/// Replaces the outdated hash of a user whose password was right. The login has succeeded, whatever becomes of this: the next
-/// one tries again.
-fn store(user: User, old: PasswordHash, new: PasswordHash) -> Task {
-    Task::alone(move |app, deadline| {
+impl Verify {
+    pub fn execute(self, app: &App) -> Outcome {
+        let Verify(Login { password, attempt, .. }, user) = self;
+        let credential = user.as_ref().map(|user| user.credential.get()).transpose()?.flatten();
+        let hash = credential.map(|credential| credential.password_hash.clone());
+        match (app.hashing.log_in(&password, hash.as_ref())?, user, hash) {
+            (Verdict::Right, Some(user), _) => Ok(Progress::Done(Response::json(200, &user))),
+            (Verdict::Outdated(new), Some(user), Some(old)) => {
+                let task = Task::Rehash(Rehash(user, old, new));
+                Ok(Progress::Next(Step { needs: Needs::of(Lane::Single), task }))
+            }
+            _ => {
+                attempt.wrong();
+                Err(Error::InvalidCredentials)
+            }
+        }
+    }
+}
+
+impl Rehash {
+    /// The login has succeeded, whatever becomes of this: the next one tries again.
+    pub fn execute(self, app: &App, deadline: Instant) -> Outcome {
+        let Rehash(user, old, new) = self;
         match app.users.replace_hash(user.id, &old, &new, deadline) {
             Ok(()) | Err(Error::Contended) => {}
             Err(error) => error.log(None),
         }
         Ok(Progress::Done(Response::json(200, &user)))
-    })
+    }
 }

@@ -65,7 +65,14 @@ impl<'a> Asked<'a> {
                 Task::Delete(task) => {
                     asked.deletes.push(db::Delete { id: task.id, condition: &task.condition, deadline });
                 }
-                Task::Alone(_) => {}
+                Task::HashNew(_)
+                | Task::CreateAlone(_)
+                | Task::CheckKept(_)
+                | Task::HashChange(_)
+                | Task::UpdateAlone(_)
+                | Task::DeleteAlone(_)
+                | Task::Verify(_)
+                | Task::Rehash(_) => {}
             }
         }
         asked
@@ -133,7 +140,18 @@ impl App {
             Task::Create(task) => hand_back(task, one_of(&mut created), Task::Create, Create::created),
             Task::Update(task) => hand_back(task, one_of(&mut updated), Task::Update, Update::updated),
             Task::Delete(task) => hand_back(task, one_of(&mut deleted), Task::Delete, Delete::deleted),
-            Task::Alone(task) => (task.0)(self, *deadline),
+            Task::HashNew(task) => task.execute(self),
+            Task::CheckKept(task) => task.execute(self),
+            Task::HashChange(task) => task.execute(self),
+            Task::Verify(task) => task.execute(self),
+            Task::CreateAlone(task) => task.execute(self, *deadline),
+            Task::UpdateAlone(task) => task.execute(self, *deadline),
+            Task::DeleteAlone(task) => {
+                let (condition, deadline) = (&task.condition, *deadline);
+                let deleted = self.users.delete(&db::Delete { id: task.id, condition, deadline });
+                hand_back(task, deleted, Task::DeleteAlone, Delete::deleted)
+            }
+            Task::Rehash(task) => task.execute(self, *deadline),
         };
         tasks.into_iter().zip(deadlines).map(outcome).collect()
     }

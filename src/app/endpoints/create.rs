@@ -6,6 +6,7 @@
 use super::{Outcome, Progress, Rules, Step, Task, hand_back};
 use crate::{
     app::{
+        App,
         content::json,
         idempotency,
         lanes::{Account, Lane, Needs},
@@ -21,7 +22,7 @@ use crate::{
         user::{NewUser, User},
     },
 };
-use std::net::IpAddr;
+use std::{net::IpAddr, time::Instant};
 
 /// A user that is to be stored without a password.
 #[derive(Debug)]
@@ -48,6 +49,23 @@ pub(crate) struct Repeatable {
     pub keyed: Box<Keyed>,
 }
 
+/// A create whose password is hashed.
+#[derive(Debug)]
+pub(crate) struct HashNew(Create, Secret);
+
+/// A user that is to be stored with its password.
+#[derive(Debug)]
+pub(crate) struct CreateAlone(Create, PasswordHash);
+
+/// A repeat of an earlier create, if it has the same password.
+#[derive(Debug)]
+pub(crate) struct CheckKept {
+    email: String,
+    password: Secret,
+    peer: Option<IpAddr>,
+    kept: Box<KeptCreate>,
+}
+
 pub(super) fn judge(request: &Request, rules: &Rules) -> Result<Step, Error> {
     let key = idempotency::key(request)?;
     let mut new = NewUser::from_body(rules.validation.create(json(request)?)?)?;
@@ -68,32 +86,12 @@ fn hashing(lane: Lane) -> Needs {
 
 impl Create {
     fn store(self, password: Option<Secret>) -> Step {
-        let Some(password) = password else {
-            return Step { needs: Needs::of(Lane::Create), task: Task::Create(self) };
-        };
-        let task = Task::alone(move |app, _| {
-            let hash = app.hashing.hash(&password)?;
-            Ok(Progress::Next(Step { needs: Needs::of(Lane::Single), task: self.alone(hash) }))
-        });
-        Step { needs: hashing(Lane::Hash), task }
-    }
-
-    /// Stores a user with its password.
-    fn alone(self, hash: PasswordHash) -> Task {
-        Task::alone(move |app, deadline| match self {
-            Create { new, keyed: None } => {
-                let user = app.users.create(&New { values: new.values(), deadline }, Some(&hash));
-                let again = |create: Create| create.alone(hash);
-                hand_back(Create { new, keyed: None }, user, again, Create::created)
+        match password {
+            None => Step { needs: Needs::of(Lane::Create), task: Task::Create(self) },
+            Some(password) => {
+                Step { needs: hashing(Lane::Hash), task: Task::HashNew(HashNew(self, password)) }
             }
-            Create { new, keyed: Some(keyed) } => {
-                let Keyed { key, fingerprint, .. } = &*keyed;
-                let once = NewOnce { key, fingerprint, values: new.values(), deadline };
-                let once = app.users.create_once(&once, Some(&hash));
-                let again = |create: Repeatable| create.into_create().alone(hash);
-                hand_back(Repeatable { new, keyed }, once, again, Repeatable::created)
-            }
-        })
+        }
     }
 
     pub fn created(self, user: User) -> Outcome {
@@ -139,18 +137,52 @@ impl Repeatable {
         match (&kept.password_hash, password) {
             (None, _) => Ok(Progress::Done(replayed(&kept.user))),
             (Some(_), None) => Err(Error::KeyReused),
-            // The answer tells whether the password is right, as a login's does. One that waits for its turn does not
-            // count, as many clients may repeat a create at once.
             (Some(_), Some(password)) => {
-                let task = Task::alone(move |app, _| {
-                    let attempt = app.rules.attempt(&self.new.email, peer)?;
-                    if app.hashing.verify(&password, kept.password_hash.as_ref())? {
-                        return Ok(Progress::Done(replayed(&kept.user)));
-                    }
-                    attempt.wrong();
-                    Err(Error::KeyReused)
-                });
+                let task = Task::CheckKept(CheckKept { email: self.new.email, password, peer, kept });
                 Ok(Progress::Next(Step { needs: hashing(Lane::Hash), task }))
+            }
+        }
+    }
+}
+
+impl HashNew {
+    pub fn execute(self, app: &App) -> Outcome {
+        let hash = app.hashing.hash(&self.1)?;
+        let task = Task::CreateAlone(CreateAlone(self.0, hash));
+        Ok(Progress::Next(Step { needs: Needs::of(Lane::Single), task }))
+    }
+}
+
+impl CreateAlone {
+    pub fn execute(self, app: &App, deadline: Instant) -> Outcome {
+        let CreateAlone(Create { new, keyed }, hash) = self;
+        match keyed {
+            None => {
+                let user = app.users.create(&New { values: new.values(), deadline }, Some(&hash));
+                let again = |create| Task::CreateAlone(CreateAlone(create, hash));
+                hand_back(Create { new, keyed }, user, again, Create::created)
+            }
+            Some(keyed) => {
+                let Keyed { key, fingerprint, .. } = &*keyed;
+                let once = NewOnce { key, fingerprint, values: new.values(), deadline };
+                let once = app.users.create_once(&once, Some(&hash));
+                let again = |create: Repeatable| Task::CreateAlone(CreateAlone(create.into_create(), hash));
+                hand_back(Repeatable { new, keyed }, once, again, Repeatable::created)
+            }
+        }
+    }
+}
+
+impl CheckKept {
+    /// The answer tells whether the password is right, as a login's does. One that waits for its turn does not count,
+    /// as many clients may repeat a create at once.
+    pub fn execute(self, app: &App) -> Outcome {
+        let attempt = app.rules.attempt(&self.email, self.peer)?;
+        match app.hashing.verify(&self.password, self.kept.password_hash.as_ref())? {
+            true => Ok(Progress::Done(replayed(&self.kept.user))),
+            false => {
+                attempt.wrong();
+                Err(Error::KeyReused)
             }
         }
     }

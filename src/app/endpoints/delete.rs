@@ -1,12 +1,11 @@
 //! `DELETE /users/{id}`: removes a user, in the states that the request allows.
 
-use super::{Outcome, Progress, Step, Task, hand_back};
+use super::{Outcome, Progress, Step, Task};
 use crate::{
     app::{
         lanes::{Lane, Needs},
         preconditions::Preconditions,
     },
-    db,
     error::Error,
     http::{Request, Response},
     users::revision::Condition,
@@ -26,18 +25,11 @@ pub(super) fn judge(request: &Request, id: Option<i64>) -> Result<Step, Error> {
     let delete = Delete { id, condition };
     Ok(match is_simple {
         true => Step { needs: Needs::row(Lane::Change, id), task: Task::Delete(delete) },
-        false => Step { needs: Needs::row(Lane::Single, id), task: delete.alone() },
+        false => Step { needs: Needs::row(Lane::Single, id), task: Task::DeleteAlone(delete) },
     })
 }
 
 impl Delete {
-    fn alone(self) -> Task {
-        Task::alone(move |app, deadline| {
-            let deleted = app.users.delete(&db::Delete { id: self.id, condition: &self.condition, deadline });
-            hand_back(self, deleted, Delete::alone, Delete::deleted)
-        })
-    }
-
     pub fn deleted(self, (): ()) -> Outcome {
         Ok(Progress::Done(Response::no_content()))
     }

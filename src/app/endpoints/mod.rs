@@ -12,7 +12,6 @@ mod list;
 mod update;
 
 use super::{
-    App,
     access::Access,
     content::{ACCEPT_PATCH, json, merge_patch},
     description::{self, Description},
@@ -31,9 +30,9 @@ use crate::{
     http::{Method, Request, RequestId, Response, log_line},
     users::user::User,
 };
-use std::{fmt, net::IpAddr, sync::Arc, time::Instant};
+use std::{net::IpAddr, sync::Arc, time::Instant};
 
-/// A valid request, in the state that it is in: what shares a statement is a type of its endpoint.
+/// A valid request, in the state that it is in: each is a type of its endpoint.
 #[derive(Debug)]
 pub(crate) enum Task {
     Find(find::Find),
@@ -41,30 +40,18 @@ pub(crate) enum Task {
     FindAddress(list::Address),
     Create(create::Create),
     FindKept(create::Repeatable),
+    HashNew(create::HashNew),
+    CreateAlone(create::CreateAlone),
+    CheckKept(create::CheckKept),
     Update(update::Update),
     FindChanged(update::FindChanged),
+    HashChange(update::HashChange),
+    UpdateAlone(update::UpdateAlone),
     Delete(delete::Delete),
+    DeleteAlone(delete::Delete),
     Login(authenticate::Login),
-    Alone(Alone),
-}
-
-/// A step that shares no statement with those of other tasks: a hash, or a change that is never batched. The change does
-/// not begin past the deadline.
-pub(crate) struct Alone(Box<Work>);
-
-/// What is left to do of a step, with the service and its deadline.
-type Work = dyn FnOnce(&App, Instant) -> Outcome + Send;
-
-impl fmt::Debug for Alone {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Alone")
-    }
-}
-
-impl Task {
-    fn alone(work: impl FnOnce(&App, Instant) -> Outcome + Send + 'static) -> Task {
-        Task::Alone(Alone(Box::new(work)))
-    }
+    Verify(authenticate::Verify),
+    Rehash(authenticate::Rehash),
 }
 
 /// The next step of a task.

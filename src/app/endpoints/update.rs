@@ -6,6 +6,7 @@
 use super::{Outcome, Progress, Step, Task, hand_back, one};
 use crate::{
     app::{
+        App,
         lanes::{Account, Lane, Needs},
         preconditions::Preconditions,
     },
@@ -19,6 +20,7 @@ use crate::{
     },
 };
 use serde_json::{Map, Value};
+use std::time::Instant;
 
 /// A change of a user that leaves its password as it is.
 #[derive(Debug)]
@@ -34,6 +36,14 @@ pub(crate) struct FindChanged {
     pub id: i64,
     change: Result<(Update, Secret), Error>,
 }
+
+/// A change whose password is hashed.
+#[derive(Debug)]
+pub(crate) struct HashChange(Update, Secret);
+
+/// A change that is never batched: of a password, of an address, or on several states.
+#[derive(Debug)]
+pub(crate) struct UpdateAlone(Update, PasswordChange);
 
 pub(super) fn judge(
     request: &Request,
@@ -69,19 +79,11 @@ fn hashing(lane: Lane, id: i64) -> Needs {
 }
 
 impl Update {
-    /// A change that is never batched: of a password, of an address, or on several states.
     fn alone(self, password: PasswordChange) -> Step {
-        Step { needs: Needs::row(Lane::Single, self.id), task: self.task_alone(password) }
-    }
-
-    fn task_alone(self, password: PasswordChange) -> Task {
-        Task::alone(move |app, deadline| {
-            let Update { id, changes, condition } = &self;
-            let update = db::Update { id: *id, values: changes.values(), condition, deadline };
-            let updated = app.users.update(&update, &password);
-            let again = |update: Update| update.task_alone(password);
-            hand_back(self, updated, again, |_, user| Ok(Progress::Done(one(200, &user))))
-        })
+        Step {
+            needs: Needs::row(Lane::Single, self.id),
+            task: Task::UpdateAlone(UpdateAlone(self, password)),
+        }
     }
 
     pub fn updated(self, updated: Updated) -> Outcome {
@@ -99,10 +101,23 @@ impl FindChanged {
         if !update.condition.holds(user.revision()) {
             return Err(Error::PreconditionFailed);
         }
-        let task = Task::alone(move |app, _| {
-            let hash = app.hashing.hash(&password)?;
-            Ok(Progress::Next(update.alone(PasswordChange::Set(hash))))
-        });
+        let task = Task::HashChange(HashChange(update, password));
         Ok(Progress::Next(Step { needs: hashing(Lane::Hash, self.id), task }))
+    }
+}
+
+impl HashChange {
+    pub fn execute(self, app: &App) -> Outcome {
+        let hash = app.hashing.hash(&self.1)?;
+        Ok(Progress::Next(self.0.alone(PasswordChange::Set(hash))))
+    }
+}
+
+impl UpdateAlone {
+    pub fn execute(self, app: &App, deadline: Instant) -> Outcome {
+        let UpdateAlone(Update { id, changes, condition }, password) = &self;
+        let update = db::Update { id: *id, values: changes.values(), condition, deadline };
+        let updated = app.users.update(&update, password);
+        hand_back(self, updated, Task::UpdateAlone, |_, user| Ok(Progress::Done(one(200, &user))))
     }
 }
