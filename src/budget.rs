@@ -1,13 +1,14 @@
 //! The memory that is held for clients, counted against one limit.
 //!
-//! Owns the counts and the rule of what may be reserved; allocates nothing. The limit has two halves that do not lend to
-//! each other, so that neither clients that send slowly nor clients that do not read can stop what needs the other half:
+//! Owns the counts and the rule of what may be reserved; allocates nothing. The limit has two halves that do not lend
+//! to each other, so that neither clients that send slowly nor clients that do not read can stop what needs the other
+//! half:
 //! - input: heads (an eighth of the limit at most) and bodies, from their first byte to the answer of their request;
 //! - work: rows from the database, answers, and the blocks of Argon2.
 //!
 //! Input is never waited for: what does not fit is refused, or an incomplete body of a peer that has more. Work waits,
-//! and what it waits for ends by itself: answers are taken or cut off, hashes are computed. Work that waits holds no work
-//! memory.
+//! and what it waits for ends by itself: answers are taken or cut off, hashes are computed. Work that waits holds no
+//! work memory.
 
 use std::{
     fmt,

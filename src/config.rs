@@ -17,8 +17,8 @@ use value::problem;
 /// Memory for rows and short answers, beside a hash and a page.
 const WORK_RESERVE: usize = 512 << 10;
 
-/// Memory that a page is made with, in bytes for each of its users: usual ones, and the largest ones, where it needs more;
-/// and what it takes beside that.
+/// Memory that a page is made with, in bytes for each of its users: usual ones, and the largest ones, where it needs
+/// more; and what it takes beside that.
 pub(crate) const USUAL_USER: usize = 1 << 10;
 pub(crate) const LARGEST_USER: usize = 8 << 10;
 pub(crate) const REST_OF_PAGE: usize = 64 << 10;
@@ -78,8 +78,8 @@ pub struct Config {
     pub ui: Ui,
     /// What clients may use up.
     pub limits: Limits,
-    /// Called five seconds after the last request or answer, on the thread that reads requests: for allocators that keep
-    /// memory until they are told. It should return within milliseconds. No variable sets it.
+    /// Called five seconds after the last request or answer, on the thread that reads requests: for allocators that
+    /// keep memory until they are told. It should return within milliseconds. No variable sets it.
     pub on_idle: Option<fn()>,
 }
 
@@ -344,8 +344,8 @@ impl Config {
         Ok(config)
     }
 
-    /// The settings in force, in the table's order: the variable, its value as a variable has it (`***` for a secret, `-`
-    /// for none), and where that comes from. `lookup` is what this configuration was made with.
+    /// The settings in force, in the table's order: the variable, its value as a variable has it (`***` for a secret,
+    /// `-` for none), and where that comes from. `lookup` is what this configuration was made with.
     ///
     /// # Errors
     /// As [`Config::from_vars`].
@@ -356,8 +356,8 @@ impl Config {
         settings::in_force(self, &lookup)
     }
 
-    /// Whether the page for the browser is served by a server at this address; `None` where there is no server, or a Unix
-    /// socket.
+    /// Whether the page for the browser is served by a server at this address; `None` where there is no server, or a
+    /// Unix socket.
     pub(crate) fn serves_ui(&self, addr: Option<SocketAddr>) -> bool {
         let is_loopback = || addr.is_some_and(|addr| addr.ip().to_canonical().is_loopback());
         match self.ui {
@@ -366,9 +366,9 @@ impl Config {
         }
     }
 
-    /// Whether the numbers and durations are within the bounds that their variables have, the memory suffices for one of
-    /// each thing that it has to hold, and any origin is allowed only with a token. An error names the first that is not,
-    /// by its variable.
+    /// Whether the numbers and durations are within the bounds that their variables have, the memory suffices for one
+    /// of each thing that it has to hold, and any origin is allowed only with a token. An error names the first that is
+    /// not, by its variable.
     pub fn check(&self) -> Result<(), ConfigError> {
         settings::check(self)?;
         if self.limits.allowed_origins.any() && self.api_token.is_none() {

@@ -16,8 +16,8 @@ fn give_back_memory() {
 /// Large blocks, above all those of Argon2, go back to the system when they are freed.
 const LARGE: i32 = 4 << 20;
 
-/// glibc makes an arena for each thread, 64 MiB of addresses, and what is free in one is of no use to the others. It would
-/// keep blocks of up to 32 MiB for itself, once one of them was freed.
+/// glibc makes an arena for each thread, 64 MiB of addresses, and what is free in one is of no use to the others. It
+/// would keep blocks of up to 32 MiB for itself, once one of them was freed.
 fn limit_what_is_kept() {
     #[cfg(target_env = "gnu")]
     // SAFETY: there is no other thread yet.

@@ -1,7 +1,7 @@
 //! Which word a person may have meant. Pure.
 
-/// The one of `known` that `word` most likely stands for: it begins so, or a letter or two are wrong, missing, too many or
-/// swapped.
+/// The one of `known` that `word` most likely stands for: it begins so, or a letter or two are wrong, missing, too many
+/// or swapped.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     /// Shorter words are like too many others.
     const BEGINNING: usize = 3;

@@ -23,8 +23,8 @@ pub fn migrate(config: &Config) -> Result<Vec<String>, StartError> {
     opening.migrate(migrations, true)
 }
 
-/// Counts all users anew; a line with how many they are. Blocks while other transactions write users, for ten minutes at
-/// the most, and while they are counted.
+/// Counts all users anew; a line with how many they are. Blocks while other transactions write users, for ten minutes
+/// at the most, and while they are counted.
 pub fn recount(config: &Config) -> Result<String, TransferError> {
     let mut client = Opening::new(config)?.connect_migrated(config)?;
     counts::recount(&mut client).map_err(TransferError::Database)
@@ -49,8 +49,8 @@ pub fn compare_counts(client: &mut Client) -> Result<String, String> {
 type Finding = (Weight, &'static str, String);
 type Problem = (&'static str, String);
 
-/// What a start would meet: a word for the subject, and a line. Changes nothing. Blocks up to `db_connect_timeout`, of which
-/// `on_wait` is told: which database it is. `with_counts`: all users are counted, too.
+/// What a start would meet: a word for the subject, and a line. Changes nothing. Blocks up to `db_connect_timeout`, of
+/// which `on_wait` is told: which database it is. `with_counts`: all users are counted, too.
 pub fn check(config: &Config, with_counts: bool, on_wait: impl FnOnce(&str)) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Err((subject, line)) = look(config, with_counts, on_wait, &mut findings) {
@@ -142,8 +142,8 @@ fn add(
     Ok(())
 }
 
-/// Whether two connections are served by one session of the server, as by a pooler in transaction mode. It lends the session
-/// that was given back last.
+/// Whether two connections are served by one session of the server, as by a pooler in transaction mode. It lends the
+/// session that was given back last.
 fn sessions_are_lent(opening: &Opening, client: &mut postgres::Client) -> bool {
     const TRIES: usize = 3;
     let Ok(mut other) = opening.connect() else { return false };

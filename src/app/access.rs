@@ -1,5 +1,5 @@
-//! Which requests are accepted: those that carry the bearer token, and those that no page of a site that is not allowed can
-//! send.
+//! Which requests are accepted: those that carry the bearer token, and those that no page of a site that is not allowed
+//! can send.
 
 use crate::{
     config::{AllowedOrigins, Config},
@@ -81,9 +81,9 @@ impl Access {
         Cors::of(&self.origins, request.method == Method::Options, fields)
     }
 
-    /// Whether the name in the Host is one of this service. A page whose own name resolves to this server (DNS rebinding)
-    /// has the same origin as the service in the browser's eyes, and its GET over plain http looks like curl's; only the
-    /// name tells.
+    /// Whether the name in the Host is one of this service. A page whose own name resolves to this server (DNS
+    /// rebinding) has the same origin as the service in the browser's eyes, and its GET over plain http looks like
+    /// curl's; only the name tells.
     fn is_accepted(&self, authority: &str) -> bool {
         let Some(hosts) = &self.hosts else {
             return true;

@@ -7,8 +7,8 @@ use serde_json::{Map, Value};
 /// The media types of a patch, of which the first is the one that it has (RFC 7396).
 pub const ACCEPT_PATCH: &str = "application/merge-patch+json, application/json";
 
-/// The body of a PATCH. It is a merge patch if it is JSON, or if its type is curl's default; other kinds of patches mean
-/// something else, and so are refused.
+/// The body of a PATCH. It is a merge patch if it is JSON, or if its type is curl's default; other kinds of patches
+/// mean something else, and so are refused.
 pub fn merge_patch(request: &Request) -> Result<Map<String, Value>, Error> {
     const CURLS: &str = "application/x-www-form-urlencoded";
     let media_type =

@@ -36,7 +36,8 @@ pub(crate) enum Verdict {
 }
 
 impl Hashing {
-    /// One hash at once for every two cores, where the budget has memory for so many: each half of it serves whole hashes.
+    /// One hash at once for every two cores, where the budget has memory for so many: each half of it serves whole
+    /// hashes.
     pub fn new(cost: PasswordHashing, budget: &Budget, timeout: Duration) -> Hashing {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let memory = budget.work_limit() / cost.memory() + budget.input_limit() / cost.memory();

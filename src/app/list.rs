@@ -1,5 +1,5 @@
-//! Lists of users as they are answered: JSON that is written row by row, within the memory that it may take, and the links
-//! to other lists.
+//! Lists of users as they are answered: JSON that is written row by row, within the memory that it may take, and the
+//! links to other lists.
 
 use crate::{
     http::{CHUNK, Chunks, Response},
@@ -53,8 +53,8 @@ impl Summary {
         }
     }
 
-    /// The field `Link` (RFC 8288): the first page, the one before this, the next one, and the last one, where there are
-    /// such. References are relative to the server. `email`: the address that the list was asked for.
+    /// The field `Link` (RFC 8288): the first page, the one before this, the next one, and the last one, where there
+    /// are such. References are relative to the server. `email`: the address that the list was asked for.
     pub fn links(&self, email: Option<&str>) -> String {
         const IN_A_QUERY: &AsciiSet =
             &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'@');
@@ -141,8 +141,8 @@ impl ListBody {
         self.body.push_back(mem::replace(&mut self.last, next));
     }
 
-    /// The list as it is answered; `None` where it would take more memory than it may. `email`: the address that it was asked
-    /// for.
+    /// The list as it is answered; `None` where it would take more memory than it may. `email`: the address that it was
+    /// asked for.
     pub fn finish(mut self, email: Option<&str>) -> Option<Response> {
         if self.is_too_large {
             return None;

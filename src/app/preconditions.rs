@@ -127,8 +127,8 @@ fn list(value: &str, weak: bool) -> Option<Vec<Revision>> {
     Some(revisions)
 }
 
-/// Calls `see` with the text of each tag of a list, and whether it is weak; `None` where the list is malformed. An empty one
-/// is a list (RFC 9110, 5.6.1).
+/// Calls `see` with the text of each tag of a list, and whether it is weak; `None` where the list is malformed. An
+/// empty one is a list (RFC 9110, 5.6.1).
 pub fn each_tag<'a>(value: &'a str, mut see: impl FnMut(&'a str, bool)) -> Option<()> {
     let mut rest = value.trim_matches([' ', '\t', ',']);
     while !rest.is_empty() {

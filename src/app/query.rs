@@ -16,9 +16,9 @@ const OF_LISTS: [&str; 4] = ["page", "perPage", "email", "after"];
 const NAMED: usize = 10;
 const NAMED_CHARS: usize = 64;
 
-/// What `GET /users` asks for: `page` (default 1) and `perPage` (default 15, at most `max_per_page`), both whole numbers
-/// from 1; `email`, or instead of both `page` and `email` a whole number `after`. Each at most once, and no others; else
-/// [`Error::InvalidQuery`].
+/// What `GET /users` asks for: `page` (default 1) and `perPage` (default 15, at most `max_per_page`), both whole
+/// numbers from 1; `email`, or instead of both `page` and `email` a whole number `after`. Each at most once, and no
+/// others; else [`Error::InvalidQuery`].
 pub fn list(request: &Request, max_per_page: u32) -> Result<ListRequest, Error> {
     let mut query = Query { request, violations: Vec::new() };
     let page = query.number("page", 1, i64::MAX);

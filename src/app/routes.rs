@@ -131,8 +131,8 @@ impl Route {
     }
 }
 
-/// What is asked for; else [`Error::NotFound`], [`Error::MethodNotAllowed`], or [`Error::NotImplemented`] where no path has
-/// such a method. `ui`: whether the page for the browser is served.
+/// What is asked for; else [`Error::NotFound`], [`Error::MethodNotAllowed`], or [`Error::NotImplemented`] where no path
+/// has such a method. `ui`: whether the page for the browser is served.
 pub(crate) fn find(method: Method, path: &str, ui: bool) -> Result<Asked, Error> {
     if (method, path) == (Options, "*") {
         // It asks about the server as a whole.

@@ -1,8 +1,8 @@
 //! How often a password may be guessed: attempts of one peer at one account, in a minute.
 //!
-//! Counts only in the memory of this process, and at most [`PAIRS`] pairs of a peer and an account: a peer that fills the
-//! table is refused more, and has others forgotten none of theirs. Knows nothing of passwords or of the database: an
-//! account that does not exist is counted like any other.
+//! Counts only in the memory of this process, and at most [`PAIRS`] pairs of a peer and an account: a peer that fills
+//! the table is refused more, and has others forgotten none of theirs. Knows nothing of passwords or of the database:
+//! an account that does not exist is counted like any other.
 
 use crate::error::Error;
 use std::{
@@ -17,7 +17,8 @@ use std::{
 /// The time that attempts are counted for, from the first one on.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Pairs that are remembered: some 2 MiB. What was not hashed is not remembered, and a minute has fewer hashes than this.
+/// Pairs that are remembered: some 2 MiB. What was not hashed is not remembered, and a minute has fewer hashes than
+/// this.
 const PAIRS: usize = 16 << 10;
 
 /// Of whom an attempt is, as connections are counted.
@@ -32,7 +33,8 @@ pub struct Throttle {
     attempts: Mutex<Attempts>,
 }
 
-/// An attempt that was admitted. It does not count any more once this is dropped, unless it was [wrong](Attempt::wrong).
+/// An attempt that was admitted. It does not count any more once this is dropped, unless it was
+/// [wrong](Attempt::wrong).
 pub struct Attempt(Option<(Arc<Throttle>, u64)>);
 
 /// A pair, as a number.
@@ -154,8 +156,8 @@ impl Attempts {
         }
     }
 
-    /// Makes room for a pair of this peer, if there is none: at the cost of the peer that has the most. Where it is that
-    /// one itself, since when its oldest pair counts.
+    /// Makes room for a pair of this peer, if there is none: at the cost of the peer that has the most. Where it is
+    /// that one itself, since when its oldest pair counts.
     fn make_room(&mut self, peer: Peer) -> Result<(), Instant> {
         if self.counts.len() < PAIRS {
             return Ok(());

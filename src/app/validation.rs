@@ -44,8 +44,8 @@ pub fn file(name: &str, schema: Schema) -> Option<Value> {
     Some(file)
 }
 
-/// A schema of this crate's. One that refers to that of a user gets its rules, which its own add to: so the rules of a field
-/// are in one place, and violations have one order.
+/// A schema of this crate's. One that refers to that of a user gets its rules, which its own add to: so the rules of a
+/// field are in one place, and violations have one order.
 fn parse(file: &str) -> Value {
     let read = |file| serde_json::from_str(file).expect("a schema of this crate is JSON");
     let mut schema: Value = read(file);

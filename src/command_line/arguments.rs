@@ -53,8 +53,8 @@ impl Given {
         Ok(given)
     }
 
-    /// Sets the variables that options stand for, and of the others those of `--env-file` that the environment lacks. To be
-    /// called while this is the only thread.
+    /// Sets the variables that options stand for, and of the others those of `--env-file` that the environment lacks.
+    /// To be called while this is the only thread.
     pub fn set_variables(&self) -> Result<(), Failure> {
         for (option, variable) in VARIABLES {
             if let Some(value) = self.value(option) {

@@ -42,9 +42,9 @@ pub fn chosen(options: &Options) -> String {
     format!("{buffers} and max_connections={}{memory}", options.max_connections)
 }
 
-/// Makes the private cluster, if one is given, the database of `config`, for as long as the value is kept: the one that a
-/// service runs, or else one that is started. `make`: it is made where the directory has none. Blocks until it accepts
-/// connections.
+/// Makes the private cluster, if one is given, the database of `config`, for as long as the value is kept: the one that
+/// a service runs, or else one that is started. `make`: it is made where the directory has none. Blocks until it
+/// accepts connections.
 pub fn join(given: &Given, config: &mut Config, make: bool) -> Result<Option<Joined>, Failure> {
     let Some(dir) = given.dir() else { return Ok(None) };
     // A signal ends the process once the server can be told, too.

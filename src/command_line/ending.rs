@@ -61,8 +61,8 @@ pub fn exit(code: i32) -> ! {
     process::exit(code)
 }
 
-/// Has a thread call `each` with every signal that ends the process: SIGTERM, SIGINT, and SIGHUP where it is not ignored, as
-/// `nohup` has it.
+/// Has a thread call `each` with every signal that ends the process: SIGTERM, SIGINT, and SIGHUP where it is not
+/// ignored, as `nohup` has it.
 pub fn on_signals(each: impl FnMut(i32) + Send + 'static) -> Result<(), Failure> {
     let taken =
         [SIGTERM, SIGINT, SIGHUP].into_iter().filter(|signal| *signal != SIGHUP || !is_ignored(SIGHUP));
@@ -94,8 +94,8 @@ impl Ending {
         Ok(Ending { ends, end, idle, serving })
     }
 
-    /// Ends as with a signal when the process of this number does; `None`: when standard input does, and so with the process
-    /// that holds its other end.
+    /// Ends as with a signal when the process of this number does; `None`: when standard input does, and so with the
+    /// process that holds its other end.
     pub fn watch_parent(&self, pid: Option<&OsStr>) -> Result<(), Failure> {
         let (sender, idle) = (self.end.clone(), self.idle.clone());
         let ended = move || {

@@ -3,8 +3,8 @@
 
 use std::{env, fs, path::Path};
 
-/// Sets the variables of the file that the environment lacks. To be called while this is the only thread. The error is one
-/// line, which quotes nothing of the file but a name.
+/// Sets the variables of the file that the environment lacks. To be called while this is the only thread. The error is
+/// one line, which quotes nothing of the file but a name.
 pub fn read(file: &Path) -> Result<(), String> {
     let text = fs::read_to_string(file).map_err(|error| {
         format!("cannot read {}: {error}; name a file of lines NAME=value", file.display())
@@ -20,8 +20,8 @@ pub fn read(file: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The assignments, of equal names the last one. Blank lines and those that begin with `#` or `;` are comments; a backslash
-/// at the end of a line continues it; quotes, single or double, are left out.
+/// The assignments, of equal names the last one. Blank lines and those that begin with `#` or `;` are comments; a
+/// backslash at the end of a line continues it; quotes, single or double, are left out.
 fn parse(text: &str) -> Result<Vec<(String, String)>, String> {
     let mut variables: Vec<(String, String)> = Vec::new();
     let mut lines = text.lines().enumerate();
@@ -54,8 +54,8 @@ fn parse(text: &str) -> Result<Vec<(String, String)>, String> {
     Ok(variables)
 }
 
-/// The value without its quotes: in double ones and outside of any a backslash takes the next character as it is. `None`
-/// where a quote is open.
+/// The value without its quotes: in double ones and outside of any a backslash takes the next character as it is.
+/// `None` where a quote is open.
 fn unquoted(value: &str) -> Option<String> {
     let mut text = String::new();
     let mut quote = None;

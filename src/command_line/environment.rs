@@ -77,8 +77,8 @@ pub fn is_of_database(name: &str) -> bool {
     URL.contains(&name) || PARTS.contains(&name)
 }
 
-/// Which variables have no effect, where a person may think that they had: a line for each reason. `embedded`: the database
-/// is one that the command starts. `passed`: the socket to listen on is there already.
+/// Which variables have no effect, where a person may think that they had: a line for each reason. `embedded`: the
+/// database is one that the command starts. `passed`: the socket to listen on is there already.
 pub fn ineffective(embedded: bool, passed: bool) -> Vec<String> {
     let set = |names: &[&'static str]| -> Vec<&'static str> {
         names.iter().copied().filter(|name| is_set(name)).collect()

@@ -59,8 +59,8 @@ pub fn import(given: &Given) -> Result<(), Failure> {
     report(what, &imported)
 }
 
-/// Creates the users of a file in a database that begins with them: whatever their columns can hold, with their ids where
-/// the first line has one. Blocks until that is done.
+/// Creates the users of a file in a database that begins with them: whatever their columns can hold, with their ids
+/// where the first line has one. Blocks until that is done.
 pub fn seed(config: &Config, file: &Path) -> Result<(), Failure> {
     let format = format_of(file).unwrap_or(Format::Ndjson);
     let keep_ids = has_ids(file, format);
@@ -72,8 +72,8 @@ pub fn seed(config: &Config, file: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether the users of a file have ids, by its first line. What cannot be read twice, such as a pipe, is taken for one that
-/// has none, and so is what the import refuses in a moment.
+/// Whether the users of a file have ids, by its first line. What cannot be read twice, such as a pipe, is taken for one
+/// that has none, and so is what the import refuses in a moment.
 fn has_ids(file: &Path, format: Format) -> bool {
     let first_line = || -> io::Result<String> {
         let mut line = String::new();

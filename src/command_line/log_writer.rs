@@ -1,4 +1,5 @@
-//! The log: lines are gathered, and written to standard error by a thread of their own. `log_json` has the other format.
+//! The log: lines are gathered, and written to standard error by a thread of their own. `log_json` has the other
+//! format.
 //!
 //! Otherwise a line a request would be many small writes, made by the worker. The thread writes at once when the log
 //! was idle, so a quiet service logs promptly; lines that gather during a write go in the next one. When standard

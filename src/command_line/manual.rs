@@ -1,4 +1,5 @@
-//! What the tables of options and of settings look like as `--help`, as a manual page, and as the completion of a shell.
+//! What the tables of options and of settings look like as `--help`, as a manual page, and as the completion of a
+//! shell.
 
 use super::{
     Failure,

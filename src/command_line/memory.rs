@@ -1,13 +1,13 @@
-//! How much memory this process may use: the machine's, or less where a control group has a limit. Knows nothing of what
-//! it is used for.
+//! How much memory this process may use: the machine's, or less where a control group has a limit. Knows nothing of
+//! what it is used for.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// Bytes of memory, of the files below `root` (`/`): the least of what the machine has and what each control group of the
-/// process, version 1 or 2, may use. `None` where no file tells.
+/// Bytes of memory, of the files below `root` (`/`): the least of what the machine has and what each control group of
+/// the process, version 1 or 2, may use. `None` where no file tells.
 pub fn available(root: &Path) -> Option<u64> {
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let limits = groups.lines().flat_map(|line| limits(root, line));
@@ -21,8 +21,8 @@ fn machine(root: &Path) -> Option<u64> {
     total.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1 << 10)
 }
 
-/// Of a line of `/proc/self/cgroup`, `0::/path` in version 2, `4:memory:/path` in version 1: the limits of the group and
-/// of those that it is in. In a container the path may be the host's, and only the root of the hierarchy be there.
+/// Of a line of `/proc/self/cgroup`, `0::/path` in version 2, `4:memory:/path` in version 1: the limits of the group
+/// and of those that it is in. In a container the path may be the host's, and only the root of the hierarchy be there.
 fn limits(root: &Path, line: &str) -> Vec<u64> {
     let mut fields = line.splitn(3, ':').skip(1);
     let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else {

@@ -105,8 +105,8 @@ fn is_of_the_database(error: &StartError) -> bool {
     matches!(error, StartError::Database(_) | StartError::Migration(_) | StartError::NotMigrated(_))
 }
 
-/// Starts the server once its database lets it, and answers each request 503 until then. Tries once a second; a line in the
-/// log says why not, when the reason changes and once a minute.
+/// Starts the server once its database lets it, and answers each request 503 until then. Tries once a second; a line in
+/// the log says why not, when the reason changes and once a minute.
 fn start_later(config: &Config, error: &StartError, ending: &Ending) -> Result<Server, StartError> {
     const PAUSE: Duration = Duration::from_secs(1);
     const LINES_APART: Duration = Duration::from_secs(60);

@@ -1,8 +1,8 @@
 //! The one table of settings: variable, field, bounds and help. The default is the field's, in
 //! [`Config::default`] and `Config::of_the_command`.
 //!
-//! To add a setting: a field with its default, a row here, and the same row in docs/configuration.md. Reading the variable, its
-//! check, `userd --help` and the test that compares that page follow from the row.
+//! To add a setting: a field with its default, a row here, and the same row in docs/configuration.md. Reading the
+//! variable, its check, `userd --help` and the test that compares that page follow from the row.
 
 use super::{
     Config, ConfigError, Database,

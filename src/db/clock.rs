@@ -2,8 +2,8 @@
 //!
 //! A network or a stopped server process may hold a statement back for any time, and its request is answered 503
 //! meanwhile. So each statement of a change carries the deadline of its request, and changes nothing past it. It is
-//! compared with the database's own clock: where that is set back while a statement is held back, the statement may still
-//! change something.
+//! compared with the database's own clock: where that is set back while a statement is held back, the statement may
+//! still change something.
 
 use crate::error::Error;
 use postgres::Row;
@@ -15,8 +15,8 @@ const FRESH: Duration = Duration::from_secs(60);
 /// A reading that took longer is taken anew where there is time.
 const QUICK: Duration = Duration::from_millis(250);
 
-/// How much earlier a statement's deadline is than that of its request: a clock that is adjusted may go slower for a while,
-/// and in the long run by one part in [`DRIFT`].
+/// How much earlier a statement's deadline is than that of its request: a clock that is adjusted may go slower for a
+/// while, and in the long run by one part in [`DRIFT`].
 const MARGIN: Duration = Duration::from_millis(50);
 const DRIFT: u32 = 1000;
 
@@ -77,8 +77,8 @@ pub(super) struct Changed {
 }
 
 impl Changed {
-    /// Why a change was not begun, if its deadline may have passed. Where it has not, by our own clock, the database's was
-    /// set, or answers take long.
+    /// Why a change was not begun, if its deadline may have passed. Where it has not, by our own clock, the database's
+    /// was set, or answers take long.
     pub(super) fn not_begun(&self, index: usize, deadline: Instant) -> Option<Error> {
         let is_late = self.end.is_none_or(|end| end.latest() >= self.deadlines[index]);
         is_late.then(|| match deadline > Instant::now() {

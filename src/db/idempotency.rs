@@ -181,8 +181,8 @@ const AFTER_FAILURE: Duration = Duration::from_secs(60 * 60);
 /// Of the thread, in bytes.
 const STACK: usize = 256 << 10;
 
-/// The thread that removes expired keys: it sleeps until the next one expires, a day at the most. It ends soon after this
-/// is dropped.
+/// The thread that removes expired keys: it sleeps until the next one expires, a day at the most. It ends soon after
+/// this is dropped.
 pub struct Cleaner(#[allow(dead_code, reason = "dropping it is what the thread waits for")] mpsc::Sender<()>);
 
 impl Cleaner {

@@ -42,8 +42,8 @@ const BLOCKERS: &str = "\
     from pg_catalog.unnest(pg_catalog.pg_blocking_pids($1)) as blocker (pid) \
     left join pg_catalog.pg_stat_activity as activity on activity.pid operator(pg_catalog.=) blocker.pid";
 
-/// Version and checksum of each built-in migration. refinery computes the checksums, too, but compiles a regular expression
-/// for it that stays in memory. So refinery is asked only where a migration is missing.
+/// Version and checksum of each built-in migration. refinery computes the checksums, too, but compiles a regular
+/// expression for it that stays in memory. So refinery is asked only where a migration is missing.
 const BUILT_IN: [(i64, u64); 3] =
     [(1, 5_077_283_989_988_423_540), (2, 9_867_118_586_847_828_274), (3, 8_665_029_034_673_831_865)];
 
@@ -117,10 +117,9 @@ impl Migrations {
     /// Applies what is missing.
     ///
     /// refinery takes no lock of its own, so a transaction of `locker` holds one meanwhile: not its session, which a
-    /// pooler may lend to other clients. And refinery commits a migration apart from its history row unless told to group
-    /// them: all that is missing is applied in one transaction.
-    /// Blocks while another replica migrates, up to ten minutes, and as long as the migrations take. The names of those
-    /// that were applied; the error is one line.
+    /// pooler may lend to other clients. And refinery commits a migration apart from its history row unless told to
+    /// group them: all that is missing is applied in one transaction. Blocks while another replica migrates, up to ten
+    /// minutes, and as long as the migrations take. The names of those that were applied; the error is one line.
     pub fn apply(self, client: &mut Client, locker: &mut Client) -> Result<Vec<String>, String> {
         lock(locker)?;
         if matches!(self, Migrations::BuiltIn) {
@@ -171,8 +170,8 @@ fn refuse_a_missing_schema(client: &mut Client) -> Result<(), String> {
     }
 }
 
-/// A table that cannot be read may be missing. The error is one line: it is there, and the role may not read it. In a schema
-/// that the role may not use, it looks like a missing one.
+/// A table that cannot be read may be missing. The error is one line: it is there, and the role may not read it. In a
+/// schema that the role may not use, it looks like a missing one.
 fn refuse_a_history_that_may_not_be_read(client: &mut Client) -> Result<(), String> {
     const ASK: &str = "\
         select current_user::text, nspname::text \
@@ -212,8 +211,8 @@ pub fn refuse_the_users_of_another_program(client: &mut Client) -> Result<(), St
     }
 }
 
-/// The name of the schema, where it was renamed: functions that run with the owner's rights name the tables with the schema
-/// that they were made in. The error is one line.
+/// The name of the schema, where it was renamed: functions that run with the owner's rights name the tables with the
+/// schema that they were made in. The error is one line.
 pub fn renamed_schema(client: &mut Client) -> Result<Option<String>, String> {
     const ASK: &str = "select pg_catalog.quote_ident(nspname) \
         from pg_catalog.pg_class join pg_catalog.pg_proc on pronamespace operator(pg_catalog.=) relnamespace \
@@ -273,8 +272,8 @@ fn name_blockers(locker: &mut Client, pid: i32, end: &Receiver<()>) {
     }
 }
 
-/// Leaves a transaction open that holds the lock. It polls instead of waiting in a transaction: behind a pooler, waiting
-/// transactions could take all connections, and leave none for the lock's holder to migrate with.
+/// Leaves a transaction open that holds the lock. It polls instead of waiting in a transaction: behind a pooler,
+/// waiting transactions could take all connections, and leave none for the lock's holder to migrate with.
 fn lock(locker: &mut Client) -> Result<(), String> {
     const TRY: &str = "select pg_catalog.pg_try_advisory_xact_lock($1)";
     const PAUSE: Duration = Duration::from_millis(20);

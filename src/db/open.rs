@@ -55,8 +55,9 @@ impl Opening {
         }
     }
 
-    /// A session without bounds for its statements. Tries until `db_connect_timeout` is up. A log line says why it waits:
-    /// at first, when the reason changes, and every few seconds. A refusal that a retry would not change ends it at once.
+    /// A session without bounds for its statements. Tries until `db_connect_timeout` is up. A log line says why it
+    /// waits: at first, when the reason changes, and every few seconds. A refusal that a retry would not change ends it
+    /// at once.
     pub fn connect(&self) -> Result<Connection, StartError> {
         const PAUSE: Duration = Duration::from_millis(500);
         const LINES_APART: Duration = Duration::from_secs(5);
@@ -85,8 +86,8 @@ impl Opening {
         self.servers.connect("").map(drop).map_err(|error| StartError::Database(error.to_string()))
     }
 
-    /// Applies the migrations that are missing, and has the functions follow a schema that was renamed; the names of the
-    /// migrations. Where `may` is not set, an error says what is to be done.
+    /// Applies the migrations that are missing, and has the functions follow a schema that was renamed; the names of
+    /// the migrations. Where `may` is not set, an error says what is to be done.
     pub fn migrate(&self, migrations: Migrations, may: bool) -> Result<Vec<String>, StartError> {
         let mut client = self.connect()?;
         if let Some(schema) = renamed_schema(&mut client).map_err(StartError::Migration)? {

@@ -187,8 +187,8 @@ impl Shared {
         }
     }
 
-    /// Waits until a probe is due; `false` at the end. Until the service is ready again it goes on by itself, so that no
-    /// old failure is ever told.
+    /// Waits until a probe is due; `false` at the end. Until the service is ready again it goes on by itself, so that
+    /// no old failure is ever told.
     fn wait<C>(&self, connection: &mut Option<C>, last: Option<Instant>) -> bool {
         let mut resting = false;
         let mut state = self.state.lock();
@@ -240,8 +240,8 @@ struct DatabaseProbe {
 }
 
 impl DatabaseProbe {
-    /// A session that has ended since the last probe says nothing of the database, which may end idle ones: a new one is
-    /// opened then, in the time of this probe. One that takes no changes may be of a primary that was demoted.
+    /// A session that has ended since the last probe says nothing of the database, which may end idle ones: a new one
+    /// is opened then, in the time of this probe. One that takes no changes may be of a primary that was demoted.
     fn ask(&self, connection: &mut Option<Connection>, read_only: &mut bool) -> Result<Readiness, String> {
         let (was_open, began) = (connection.is_some(), Instant::now());
         let found = self.ask_once(connection, read_only);

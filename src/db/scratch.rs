@@ -32,7 +32,8 @@ const END_SESSIONS: &str = r"
         end loop;
     end $$";
 
-/// A connection without TLS. By the service's own connector: with another one, the client's code would be compiled twice.
+/// A connection without TLS. By the service's own connector: with another one, the client's code would be compiled
+/// twice.
 pub fn connect(connection_string: &str) -> Result<Client, Error> {
     let plain = tls::connector(None).expect("it reads no certificate");
     let mut config: Config = connection_string.parse()?;
@@ -47,8 +48,8 @@ pub fn drop_namesakes(client: &mut Client) -> Result<(), Error> {
     Ok(())
 }
 
-/// Drops what ended processes left, one after the other, each looked at right before: the number of its owner may become
-/// another session's.
+/// Drops what ended processes left, one after the other, each looked at right before: the number of its owner may
+/// become another session's.
 pub fn drop_leftovers(connection_string: &str) -> Result<(), Error> {
     let mut client = connect(connection_string)?;
     while let Some(row) = client.query_typed(LEFTOVER, &[])?.first() {
@@ -64,8 +65,8 @@ pub fn session(client: &mut Client) -> Result<i32, Error> {
     client.query_typed_one("select pg_catalog.pg_backend_pid()", &[]).map(|row| row.get(0))
 }
 
-/// Makes a migrated template of this name, unless it is there. `connect` connects to it. Only a finished one is marked as a
-/// template; it accepts no connection, so that it can be cloned at any time.
+/// Makes a migrated template of this name, unless it is there. `connect` connects to it. Only a finished one is marked
+/// as a template; it accepts no connection, so that it can be cloned at any time.
 pub fn make_template(
     client: &mut Client,
     name: &str,

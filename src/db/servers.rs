@@ -1,8 +1,8 @@
 //! The servers that a connection string names: which of them is connected to.
 //!
-//! Where one is wanted that takes changes, there is one such server at a time, and asking the others takes time or leads
-//! astray: a primary that was stopped for a while and goes on takes sessions as if nothing had happened, until it is
-//! told that another one has taken its place. So the server that was connected to last is asked first, and one that
+//! Where one is wanted that takes changes, there is one such server at a time, and asking the others takes time or
+//! leads astray: a primary that was stopped for a while and goes on takes sessions as if nothing had happened, until it
+//! is told that another one has taken its place. So the server that was connected to last is asked first, and one that
 //! did not answer is given little time. Knows no statements, and not what its sessions are for.
 
 use super::{
@@ -55,8 +55,8 @@ impl Servers {
     /// The servers of a target. Connects to none.
     pub fn new(target: &Target, tls: Connector, watchdog: Watchdog) -> Servers {
         let wants_primary = target.config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite;
-        // Where any will do, they are asked in the order that is given, or in any, as `load_balance_hosts` says: the client's
-        // own affair.
+        // Where any will do, they are asked in the order that is given, or in any, as `load_balance_hosts` says: the
+        // client's own affair.
         let at_once = if wants_primary { 1 } else { target.hosts.len() };
         let each: Vec<Config> = target.hosts.chunks(at_once).map(|hosts| target.config_for(hosts)).collect();
         let known = Mutex::new(Known { silent: vec![None; each.len()], ..Known::default() });
@@ -76,8 +76,8 @@ impl Servers {
 
     /// A connection on which `set_up` was run, and its epoch. The error is that of the server that was asked last.
     ///
-    /// Blocks for as long as [`Watchdog::connect`] with each server, and for a quarter of a second (four times as long as
-    /// the last connection took) where a server was silent within the last 30 s and others were not.
+    /// Blocks for as long as [`Watchdog::connect`] with each server, and for a quarter of a second (four times as long
+    /// as the last connection took) where a server was silent within the last 30 s and others were not.
     pub fn connect(&self, set_up: &str) -> Result<(Connection, u64), ConnectError> {
         // Read first: where an epoch ends while this connects, the new connection is suspect too.
         let mut epoch = self.epoch();

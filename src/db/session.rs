@@ -44,8 +44,8 @@ pub(super) struct Session {
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) meaning: Meaning,
-    /// Whether the statement itself, not only its preparation, was given to the connection. Where that is broken, the server
-    /// may have executed it.
+    /// Whether the statement itself, not only its preparation, was given to the connection. Where that is broken, the
+    /// server may have executed it.
     pub(super) sent: bool,
     /// What a caller is told that does not execute it again.
     pub(super) error: Error,
@@ -65,9 +65,9 @@ impl Session {
         self.run(sql, params, self.statements.is_some())
     }
 
-    /// What a statement of changes answers. Its first parameter, before those given, is the deadlines, past which it changes
-    /// nothing; the last column of its rows is the database's clock. One more round trip where it has no rows, or where the session's
-    /// knowledge of the clock is old.
+    /// What a statement of changes answers. Its first parameter, before those given, is the deadlines, past which it
+    /// changes nothing; the last column of its rows is the database's clock. One more round trip where it has no rows,
+    /// or where the session's knowledge of the clock is old.
     pub(super) fn change(
         &mut self,
         sql: &'static str,

@@ -3,8 +3,8 @@
 
 /// Name and value. Statements are written for read committed, whatever the role's default is: each is a transaction.
 ///
-/// All of them walk indexes, however large a table was when they were planned, and whatever is known of it: a
-/// session keeps its plans for good, as planning a page takes longer than reading it. And nothing is compiled: the planner
+/// All of them walk indexes, however large a table was when they were planned, and whatever is known of it: a session
+/// keeps its plans for good, as planning a page takes longer than reading it. And nothing is compiled: the planner
 /// takes a page for more expensive than it is, and compiling one takes a hundred times as long as reading it.
 pub const NEEDED: [(&str, &str); 5] = [
     ("default_transaction_isolation", "read committed"),

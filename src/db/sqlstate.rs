@@ -21,7 +21,8 @@ use std::{io, iter};
 pub(super) enum Meaning {
     /// The server ends the session, or has lost what belongs to it.
     Broken,
-    /// A prepared statement does not fit the tables any more, or is gone: a new session can prepare it. Nothing was changed.
+    /// A prepared statement does not fit the tables any more, or is gone: a new session can prepare it. Nothing was
+    /// changed.
     Outdated,
     /// This server takes no changes, as a standby does. Nothing was changed.
     ReadOnly,
@@ -126,7 +127,8 @@ pub fn explain(error: &(dyn std::error::Error + 'static)) -> String {
         let text = match cause.downcast_ref::<DbError>() {
             Some(db) => {
                 let code = db.code().code();
-                // A statement that was prepared is not there, or one of its name is already: the session is another one.
+                // A statement that was prepared is not there, or one of its name is already: the session is another
+                // one.
                 let hint = match code {
                     "26000" | "42P05" => {
                         "; behind a pooler in transaction mode userd needs DB_PREPARED=false"

@@ -292,7 +292,8 @@ impl Connection {
         self.advance(index, context)
     }
 
-    /// The bytes that are reserved for a body which is not complete. A trusted proxy's carries many clients, and has none.
+    /// The bytes that are reserved for a body which is not complete. A trusted proxy's carries many clients, and has
+    /// none.
     pub fn incomplete(&self) -> Option<usize> {
         match &self.state {
             State::Arriving { held: Some(held), .. } if !self.peer.trusted => Some(held.bytes()),

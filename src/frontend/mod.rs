@@ -45,8 +45,8 @@ use std::{
     thread,
 };
 
-/// Answers a request for one of the paths in [`Served::at_once`], before it gets to tiny_http; `None` where a worker is to
-/// answer it all the same. It must not block.
+/// Answers a request for one of the paths in [`Served::at_once`], before it gets to tiny_http; `None` where a worker is
+/// to answer it all the same. It must not block.
 pub type AnswerAtOnce = Box<dyn Fn(Method, &str) -> Option<Response> + Send>;
 
 /// A running frontend. Dropping it ends it at once; [`Frontend::stop`] drains it.

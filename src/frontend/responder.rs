@@ -1,7 +1,7 @@
 //! The way of an answer: from a worker straight to the client's socket.
 //!
-//! Owns what a worker may do with a request, which it names by its [`Slot`]. A worker holds the lock of one slot for one
-//! non-blocking write at most, so it never waits for a client, nor for another worker.
+//! Owns what a worker may do with a request, which it names by its [`Slot`]. A worker holds the lock of one slot for
+//! one non-blocking write at most, so it never waits for a client, nor for another worker.
 
 pub use super::slot::{Delivery, Slot};
 
@@ -24,9 +24,9 @@ use std::{
 pub struct Responder(pub(super) Arc<Shared>);
 
 impl Responder {
-    /// The slot in a request's fragment with the request's id and when it is answered 503, and the memory that is reserved for the request, to be
-    /// kept for as long as that is. To be called exactly once for every request that tiny_http hands out, as soon as it
-    /// does: this is how the frontend knows how many are in flight.
+    /// The slot in a request's fragment with the request's id and when it is answered 503, and the memory that is
+    /// reserved for the request, to be kept for as long as that is. To be called exactly once for every request that
+    /// tiny_http hands out, as soon as it does: this is how the frontend knows how many are in flight.
     ///
     /// No slot when the client does not wait for the answer any more; such a request is to be dropped.
     pub fn claim(&self, fragment: &str) -> (Option<(Slot, RequestId, Instant)>, Option<Reservation>) {
@@ -44,8 +44,8 @@ impl Responder {
     /// Sends the answer to its client, as much of it as the socket takes at once, or returns `None` when it comes too
     /// late (the frontend has answered 503 by then, or the client is gone).
     ///
-    /// Never blocks: what the client's socket does not take at once is sent by the event loop. `held` is what is reserved
-    /// for the answer; what it keeps is counted in any case.
+    /// Never blocks: what the client's socket does not take at once is sent by the event loop. `held` is what is
+    /// reserved for the answer; what it keeps is counted in any case.
     pub fn answer(&self, slot: Slot, response: Response, held: Option<Reservation>) -> Option<Delivery> {
         let shared = &*self.0;
         let mut entry = shared.slots.get(slot.index)?;
@@ -69,8 +69,8 @@ impl Responder {
         self.0.unavailable.warn(Instant::now(), why.text(), Some((slot.peer(), id)));
     }
 
-    /// A worker begins to execute a request, which is not given up for other clients from now on. Whether its client waits
-    /// for the answer yet.
+    /// A worker begins to execute a request, which is not given up for other clients from now on. Whether its client
+    /// waits for the answer yet.
     pub fn begin(&self, slot: Slot) -> bool {
         let mut entry = self.0.slots.get(slot.index);
         let connection = entry.as_mut().and_then(|entry| entry.awaiting(slot.generation));

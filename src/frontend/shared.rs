@@ -1,5 +1,5 @@
-//! What the event loop and the workers share: connections, limits, memory, the number of requests in flight, and how one
-//! wakes the other.
+//! What the event loop and the workers share: connections, limits, memory, the number of requests in flight, and how
+//! one wakes the other.
 
 use super::{slot::Slot, slots::Slots, warnings::Warnings};
 use crate::{
@@ -121,7 +121,8 @@ impl InFlight {
     }
 }
 
-/// The memory of requests that have left the frontend, until a worker claims them: their connections may be gone by then.
+/// The memory of requests that have left the frontend, until a worker claims them: their connections may be gone by
+/// then.
 #[derive(Default)]
 pub struct Unclaimed {
     /// Most requests hold none: this spares the lock.

@@ -5,8 +5,8 @@ use std::{
     io::{self, ErrorKind, Write},
 };
 
-/// Requests are gathered in pieces of about this size, and a piece is freed when it is sent: one buffer for all would be
-/// copied as it grows, and would keep its size.
+/// Requests are gathered in pieces of about this size, and a piece is freed when it is sent: one buffer for all would
+/// be copied as it grows, and would keep its size.
 const PIECE: usize = 64 << 10;
 
 /// What tiny_http has not taken yet.

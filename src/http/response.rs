@@ -1,4 +1,5 @@
-//! An answer as a value, and the bytes that it is on the wire; also the answer to an [`Error`], and what is logged of one.
+//! An answer as a value, and the bytes that it is on the wire; also the answer to an [`Error`], and what is logged of
+//! one.
 
 use super::{Chunks, RequestId, log_line};
 use crate::error::Error;
@@ -167,8 +168,8 @@ impl Response {
 
 impl Error {
     /// Logs what the client is not told: the SQL and the database's message, the panic, what was late; with the id of
-    /// the request, where it concerns one. Errors that are the client's own are silent here; the access line shows their
-    /// status.
+    /// the request, where it concerns one. Errors that are the client's own are silent here; the access line shows
+    /// their status.
     pub(crate) fn log(&self, request: Option<&RequestId>) {
         use log::Level::{Error as Severe, Warn};
         match self {

@@ -1,8 +1,8 @@
 //! What is counted while the service works, and the text that Prometheus reads (format 0.0.4).
 //!
-//! Owns the figures that threads count, their names and labels. Each thread counts in a [`Recorder`] of its own, so that
-//! no two share a cache line; a scrape adds them up. Labels have a fixed set of values: no path and no text of a client is
-//! ever one. Other modules add figures that are looked up at each scrape.
+//! Owns the figures that threads count, their names and labels. Each thread counts in a [`Recorder`] of its own, so
+//! that no two share a cache line; a scrape adds them up. Labels have a fixed set of values: no path and no text of a
+//! client is ever one. Other modules add figures that are looked up at each scrape.
 
 mod process;
 mod text;
@@ -88,8 +88,8 @@ impl Counter {
     }
 }
 
-/// How many values fell into each bucket, of which the one behind the last end has all beyond; and their sum in some small
-/// unit. One of few ends leaves buckets unused.
+/// How many values fell into each bucket, of which the one behind the last end has all beyond; and their sum in some
+/// small unit. One of few ends leaves buckets unused.
 #[derive(Default)]
 struct Histogram {
     buckets: [Counter; SECONDS.len() + 1],

@@ -1,5 +1,5 @@
-//! The figures of the process that every client library of Prometheus has, from Linux's /proc. Without one, or with parts
-//! of it hidden, what is missing is left out.
+//! The figures of the process that every client library of Prometheus has, from Linux's /proc. Without one, or with
+//! parts of it hidden, what is missing is left out.
 
 use super::Text;
 use nix::{

@@ -139,8 +139,8 @@ impl Owner {
         let connection_string = shared.connection_string("postgres");
         let mut client = scratch::connect(&connection_string)?;
         scratch::drop_namesakes(&mut client)?;
-        // Beside the start, which is to be quick. What this thread does not come to is left to the next process, and all of
-        // it where there is no thread.
+        // Beside the start, which is to be quick. What this thread does not come to is left to the next process, and
+        // all of it where there is no thread.
         let _ = thread::Builder::new().spawn(move || {
             if let Err(error) = scratch::drop_leftovers(&connection_string) {
                 log::warn!("cannot drop what other processes left: {}", explain(&error));
@@ -174,9 +174,9 @@ impl Owner {
     }
 }
 
-/// The directory of this user's shared cluster of these programs. In memory where 2 GiB are free there: to create a database is to create
-/// 300 files, 12 ms there and up to 180 ms on a disk's file system. A directory that another user has put there first
-/// is passed over.
+/// The directory of this user's shared cluster of these programs. In memory where 2 GiB are free there: to create a
+/// database is to create 300 files, 12 ms there and up to 180 ms on a disk's file system. A directory that another user
+/// has put there first is passed over.
 fn directory(programs: &str) -> PathBuf {
     let name = format!("userd-scratch-{}-{FORMAT}-{programs}", nix::unistd::Uid::effective());
     let memory = Path::new("/dev/shm");

@@ -71,8 +71,8 @@ impl TestServer {
         }
     }
 
-    /// A server with the default settings that begins with these users: id, name and address of each. The next user that
-    /// is created has an id above theirs.
+    /// A server with the default settings that begins with these users: id, name and address of each. The next user
+    /// that is created has an id above theirs.
     ///
     /// ```
     /// use userd::testing::TestServer;
@@ -93,8 +93,8 @@ impl TestServer {
         server
     }
 
-    /// The same, with errors as values. The database stays the server's own, whatever the change says. Blocks for less than 100 ms, about a second where this is the
-    /// machine's first, and no longer than a minute.
+    /// The same, with errors as values. The database stays the server's own, whatever the change says. Blocks for less
+    /// than 100 ms, about a second where this is the machine's first, and no longer than a minute.
     ///
     /// # Errors
     /// [`StartError::Cluster`] where there is no PostgreSQL on this machine, or it does not start; others

@@ -66,8 +66,8 @@ fn addresses(config: &Config) -> io::Result<()> {
     let budget = config.limits.memory_budget as u64;
     let stacks = STACK * (THREADS + config.workers as u64);
     let least = ALLOCATOR + PROGRAM + FRAGMENTED * budget + stacks;
-    // The allocator sets aside more where the limit is large, and may leave too little for the stacks. What is asked for
-    // is more than what is refused, as the process grows between two checks.
+    // The allocator sets aside more where the limit is large, and may leave too little for the stacks. What is asked
+    // for is more than what is refused, as the process grows between two checks.
     let in_use = size().unwrap_or_default() + stacks;
     let needed = least.max(in_use + PROGRAM);
     match limit >= least.max(in_use) {

@@ -200,8 +200,8 @@ impl Server {
     }
 
     /// Stops: `/readyz` says so for `drain_delay` (0 s), then it takes no new connections, answers the requests in
-    /// flight, frees the port. Blocks for that delay and at most `stop_timeout` (10 s), without any in flight for about a
-    /// millisecond. Dropping does the same.
+    /// flight, frees the port. Blocks for that delay and at most `stop_timeout` (10 s), without any in flight for about
+    /// a millisecond. Dropping does the same.
     pub fn stop(mut self) {
         self.shut_down();
     }

@@ -62,8 +62,8 @@ impl RefusingServer {
     }
 }
 
-/// Whether the database of these settings can be connected to, without a line in the log. Blocks for up to two seconds for
-/// each of its addresses.
+/// Whether the database of these settings can be connected to, without a line in the log. Blocks for up to two seconds
+/// for each of its addresses.
 ///
 /// # Errors
 /// [`StartError::Config`] and [`StartError::System`] as of a start, [`StartError::Database`] while it cannot.

@@ -1,8 +1,8 @@
 //! tiny_http, and the private socket over which the frontend is its only client.
 //!
 //! tiny_http gives each connection a thread, waits for a slow client, and takes whatever is sent. The frontend has done
-//! all that before it passes on whole requests over one stream, so tiny_http serves one client that never misbehaves. It
-//! takes only a listener; so the stream is a connection to a socket that no other process can reach.
+//! all that before it passes on whole requests over one stream, so tiny_http serves one client that never misbehaves.
+//! It takes only a listener; so the stream is a connection to a socket that no other process can reach.
 
 use nix::{
     sys::socket::{Shutdown, shutdown},

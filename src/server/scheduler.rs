@@ -1,17 +1,19 @@
-//! Which commands are executed next, in which batches, and how many batches at once. A pure value: no thread, no lock, no
-//! clock of its own; the workers are the thin shell around it.
+//! Which commands are executed next, in which batches, and how many batches at once. A pure value: no thread, no lock,
+//! no clock of its own; the workers are the thin shell around it.
 //!
 //! What it guarantees, with any number of writes waiting for any lock:
-//! - a read finds a worker and a session that writes cannot take, where there are two or more of both, and a find by id or
+//! - a read finds a worker and a session that writes cannot take, where there are two or more of both, and a find by id
+//!   or
 //!   by e-mail one that lists cannot take;
 //! - a change of a row that no session holds is executed: what met a lock is retried later, on a bounded share of the
 //!   sessions, and changes of one row queue behind each other and not beside each other;
-//! - lanes take turns, and peers take turns in each lane: one that queues a thousand commands holds up another's one by one
+//! - lanes take turns, and peers take turns in each lane: one that queues a thousand commands holds up another's one by
+//!   one
 //!   batch of each lane;
 //! - a create is executed: changes cannot take every session that writes may have, nor creates those of changes.
 //!
-//! A batch is what arrived while earlier ones were in flight; nothing waits for company. How many batches of a lane may be
-//! in flight is learned from the shortest ones of the last second ([`Pace`]).
+//! A batch is what arrived while earlier ones were in flight; nothing waits for company. How many batches of a lane may
+//! be in flight is learned from the shortest ones of the last second ([`Pace`]).
 
 mod batch;
 mod hash_queue;
@@ -142,7 +144,8 @@ impl<T> Scheduler<T> {
         Ok(())
     }
 
-    /// Queues a command of a batch that was executed for its next step. A hash that was not admitted at first is not counted.
+    /// Queues a command of a batch that was executed for its next step. A hash that was not admitted at first is not
+    /// counted.
     pub fn push_next(&mut self, mut item: Item<T>, needs: Needs) {
         let before = mem::replace(&mut item.needs, needs);
         match (before.hash, needs.hash) {
@@ -222,9 +225,9 @@ impl<T> Scheduler<T> {
         Some(self.start(Lane::Hash, vec![item], false, now))
     }
 
-    /// The statement to execute now: of the lanes that may have one more batch in flight, the one whose last batch is the
-    /// longest ago. What met a lock goes before, except for as long as the last retry took: where there is
-    /// capacity for one write, retries get half of its time.
+    /// The statement to execute now: of the lanes that may have one more batch in flight, the one whose last batch is
+    /// the longest ago. What met a lock goes before, except for as long as the last retry took: where there is capacity
+    /// for one write, retries get half of its time.
     pub fn next(&mut self, now: Instant) -> Next<T> {
         let ready = self.ready_lane(now);
         if (ready.is_none() || now >= self.fresh_first_until)
@@ -364,8 +367,8 @@ impl<T> Scheduler<T> {
         ready.min_by_key(|lane| self.lanes[*lane as usize].last)
     }
 
-    /// Whether what needs little memory overtakes what waits for its own: while a password is hashed, which ends soon and
-    /// frees much.
+    /// Whether what needs little memory overtakes what waits for its own: while a password is hashed, which ends soon
+    /// and frees much.
     fn overtakes(&self) -> bool {
         self.in_flight(Lane::Hash) > 0
     }

@@ -5,8 +5,8 @@
 //!
 //! Idle workers block in tiny_http's queue, which wakes one of them for a request: that worker executes it itself, so a
 //! lone request takes no further hand-over. What they do and when they are woken is decided in [`roles`]. There is one
-//! worker more than may execute statements, so that one is always left to receive, judge and refuse. Passwords are hashed
-//! by threads of their own, because each takes a core for some 20 ms.
+//! worker more than may execute statements, so that one is always left to receive, judge and refuse. Passwords are
+//! hashed by threads of their own, because each takes a core for some 20 ms.
 
 mod answering;
 mod job;

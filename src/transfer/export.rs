@@ -39,8 +39,8 @@ const STEP: u64 = 1000;
 const WRITE: usize = 64 << 10;
 
 /// Writes all users; how many they were. Holds some hundred kilobytes, however many there are. Blocks for as long as it
-/// takes; a slow reader of the output makes the database wait, with its snapshot. `on_progress` is told how many users are
-/// written, and how many there are.
+/// takes; a slow reader of the output makes the database wait, with its snapshot. `on_progress` is told how many users
+/// are written, and how many there are.
 ///
 /// # Errors
 /// After any of them the output is not complete.

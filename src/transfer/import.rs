@@ -1,8 +1,8 @@
 //! Creates the users of a file or a stream: all of them in one transaction, or none.
 //!
-//! Users are staged in a temporary table, where lines with the same address are found, and stored by one statement. Those
-//! of a file are first stored as they are read: most files have no such lines, and no passwords, whose hashes belong to
-//! ids that are not known before.
+//! Users are staged in a temporary table, where lines with the same address are found, and stored by one statement.
+//! Those of a file are first stored as they are read: most files have no such lines, and no passwords, whose hashes
+//! belong to ids that are not known before.
 
 use super::{
     Format, TransferError,
@@ -89,8 +89,8 @@ const ATTEMPTS: u32 = 5;
 /// Bytes that a record may have where bodies have no larger limit: one line of what a body of that size has become.
 const LONGEST: usize = 1 << 20;
 
-/// Imports users. Holds some megabytes, however many they and however long their lines are, and what hashing takes where
-/// there are clear passwords, 19 MiB a core. Blocks until all is stored, or not.
+/// Imports users. Holds some megabytes, however many they and however long their lines are, and what hashing takes
+/// where there are clear passwords, 19 MiB a core. Blocks until all is stored, or not.
 ///
 /// # Errors
 /// Nothing was imported. Lines that are refused are no error: [`Imported::refused`] has them, and nothing was imported
@@ -162,13 +162,13 @@ impl Run<'_> {
         Ok(imported)
     }
 
-    /// Stores the users of a file as they are read, without staging them, which makes less work for the server. After an
-    /// error nothing of it is stored. [`Unstored::Unsuitable`]: not all of them are to be stored, or one has a password,
-    /// or the table takes no rows that are not staged.
+    /// Stores the users of a file as they are read, without staging them, which makes less work for the server. After
+    /// an error nothing of it is stored. [`Unstored::Unsuitable`]: not all of them are to be stored, or one has a
+    /// password, or the table takes no rows that are not staged.
     ///
-    /// Creates of the same addresses then wait from the moment that a line is stored, not from the moment that all lines
-    /// are checked. So this is for a file, which is read as quickly as the database stores, and not for a stream, which
-    /// may pause for hours; nor for passwords, of which a core hashes fifty a second.
+    /// Creates of the same addresses then wait from the moment that a line is stored, not from the moment that all
+    /// lines are checked. So this is for a file, which is read as quickly as the database stores, and not for a stream,
+    /// which may pause for hours; nor for passwords, of which a core hashes fifty a second.
     fn store_unstaged(&mut self, input: Box<dyn Read + Send>) -> Result<Imported, Unstored> {
         let Run { config, import, staging, on_progress } = self;
         let mut lines = Lines::default();
@@ -210,8 +210,8 @@ impl Run<'_> {
             imported.existing += staging.skip_existing()?;
             counts = staging.count()?;
         }
-        // A file without a fault meets no conflict, so none is looked for. Where one is found, all of them are. With ids,
-        // the sequence moves before a conflict could be met, and for good.
+        // A file without a fault meets no conflict, so none is looked for. Where one is found, all of them are. With
+        // ids, the sequence moves before a conflict could be met, and for good.
         let mut look = is_repeated || import.dry_run || import.keep_ids || imported.refused.count > 0;
         for attempt in 1.. {
             if look {

@@ -29,8 +29,8 @@ impl Input {
         }))
     }
 
-    /// How its users seem to be written: as JSON where the first character begins an object or an array, which is refused
-    /// then, else as CSV. Waits for that character, and reads it again later.
+    /// How its users seem to be written: as JSON where the first character begins an object or an array, which is
+    /// refused then, else as CSV. Waits for that character, and reads it again later.
     pub(super) fn format(&mut self) -> io::Result<Format> {
         /// More space than any file begins with.
         const MOST: usize = 64 << 10;

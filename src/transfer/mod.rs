@@ -1,5 +1,5 @@
-//! All users of a database written to a stream, and the users of a stream or a file stored: what the commands `export` and
-//! `import` do.
+//! All users of a database written to a stream, and the users of a stream or a file stored: what the commands `export`
+//! and `import` do.
 //!
 //! Knows no arguments, no files by name and no terminal. Not part of the library's interface.
 

@@ -1,6 +1,6 @@
-//! One thread cuts the stream into batches of records, one a core checks them, and the caller's takes them in the order of
-//! the stream: each core has every so many-th batch. Channels hold one batch each, so that a slow stage makes the others
-//! wait.
+//! One thread cuts the stream into batches of records, one a core checks them, and the caller's takes them in the order
+//! of the stream: each core has every so many-th batch. Channels hold one batch each, so that a slow stage makes the
+//! others wait.
 
 use super::{
     TransferError,

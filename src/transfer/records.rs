@@ -1,5 +1,5 @@
-//! Cuts a stream into records: lines of JSON, or records of CSV, whose quoted fields may hold line ends. In batches, with
-//! the number of the line that each begins on.
+//! Cuts a stream into records: lines of JSON, or records of CSV, whose quoted fields may hold line ends. In batches,
+//! with the number of the line that each begins on.
 //!
 //! Holds no more than a batch and the longest record, whatever comes. Knows nothing of what is in a record.
 
@@ -7,7 +7,8 @@ use super::Format;
 use memchr::{memchr, memchr_iter, memchr2};
 use std::io::{self, BufRead};
 
-/// Bytes, and records, after which a batch ends: what one core has in work. A record with a password takes it some 20 ms.
+/// Bytes, and records, after which a batch ends: what one core has in work. A record with a password takes it some 20
+/// ms.
 const BATCH_BYTES: usize = 64 << 10;
 const BATCH_RECORDS: usize = 64;
 
@@ -42,7 +43,8 @@ pub struct Records<R> {
     place: Place,
 }
 
-/// Where in a record of CSV the next byte is. A quote means something at the start of a field and inside of a quoted one.
+/// Where in a record of CSV the next byte is. A quote means something at the start of a field and inside of a quoted
+/// one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     FieldStart,

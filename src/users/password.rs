@@ -25,8 +25,8 @@ impl PasswordHash {
         PasswordHash(text)
     }
 
-    /// A hash that another program made, if it is one that can be verified, at a bounded cost. The error is what follows
-    /// the field's name in a line, and never a part of the hash.
+    /// A hash that another program made, if it is one that can be verified, at a bounded cost. The error is what
+    /// follows the field's name in a line, and never a part of the hash.
     pub fn imported(text: String) -> Result<PasswordHash, String> {
         let (bcrypt_cost, memory, passes) = MOST;
         if text.len() > HASH_MAX {
@@ -109,8 +109,8 @@ impl Hasher {
         }
     }
 
-    /// Whether a hash is to be replaced by one of this hasher now that its password is known: one of bcrypt, unless that
-    /// may have read less of the password than there is, or one of Argon2id that costs less to guess.
+    /// Whether a hash is to be replaced by one of this hasher now that its password is known: one of bcrypt, unless
+    /// that may have read less of the password than there is, or one of Argon2id that costs less to guess.
     pub fn is_outdated(&self, hash: &PasswordHash, password: &Secret) -> bool {
         /// Bcrypt reads 72 bytes, the NUL at the end among them, and repeats what is shorter.
         const MOST_READ: usize = 71;
@@ -141,8 +141,8 @@ impl Hasher {
     }
 
     /// Whether the password is the one that was hashed, at whatever cost; never where it is empty. Without a hash it is
-    /// not, after the work of this hasher's cost, so that the time does not tell which users exist or have a password; an
-    /// imported hash takes its own time. Blocks for the work of one hash.
+    /// not, after the work of this hasher's cost, so that the time does not tell which users exist or have a password;
+    /// an imported hash takes its own time. Blocks for the work of one hash.
     pub fn verify(&self, password: &Secret, hash: Option<&PasswordHash>) -> bool {
         let text = hash.unwrap_or(&self.unknown).as_phc();
         let matches = match is_bcrypt(text) {

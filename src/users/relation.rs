@@ -25,8 +25,8 @@ impl<T> Relation<T> {
         Relation { name, value: OnceLock::from(value), lazy: None }
     }
 
-    /// A relation that was not fetched, and what fetches it for its owner's id when it is first accessed. `None`: it must not
-    /// be.
+    /// A relation that was not fetched, and what fetches it for its owner's id when it is first accessed. `None`: it
+    /// must not be.
     pub fn unloaded(name: &'static str, lazy: Option<(Loader<T>, i64)>) -> Relation<T> {
         Relation { name, value: OnceLock::new(), lazy }
     }

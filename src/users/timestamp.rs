@@ -81,8 +81,9 @@ impl Timestamp {
     }
 }
 
-/// Year, month and day of a day since 1970-01-01, in the Gregorian calendar. As Howard Hinnant computes it ("chrono-compatible
-/// low-level date algorithms"): years begin in March, so that a leap day is a year's last, and 400 of them have 146,097 days.
+/// Year, month and day of a day since 1970-01-01, in the Gregorian calendar. As Howard Hinnant computes it
+/// ("chrono-compatible low-level date algorithms"): years begin in March, so that a leap day is a year's last, and 400
+/// of them have 146,097 days.
 fn date_of(day: i64) -> (i64, i64, i64) {
     let (era, day) = ((day + 719_468).div_euclid(146_097), (day + 719_468).rem_euclid(146_097));
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

@@ -42,7 +42,8 @@ pub struct User {
     pub credential: Relation<Credential>,
 }
 
-/// What is answered of a stored user. As JSON: `id` (a string), `name`, `email`, `createdAt`, `updatedAt`, and nothing else.
+/// What is answered of a stored user. As JSON: `id` (a string), `name`, `email`, `createdAt`, `updatedAt`, and nothing
+/// else.
 #[derive(Debug, Clone, Copy, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UserRef<'a> {
@@ -174,8 +175,8 @@ impl UserChanges {
         Values { name: self.name.as_deref(), email: self.email.as_deref() }
     }
 
-    /// From the body of a PUT or a PATCH: the guard, then each value must be one that its column can hold, and a password one that
-    /// a user could be created with.
+    /// From the body of a PUT or a PATCH: the guard, then each value must be one that its column can hold, and a
+    /// password one that a user could be created with.
     pub fn from_body(body: Map<String, Value>) -> Result<UserChanges, Error> {
         guard(&body)?;
         let mut changes = UserChanges::default();
@@ -195,8 +196,8 @@ impl UserChanges {
     }
 }
 
-/// The text of a fillable field, `None` where a password is removed. The error: the keyword of the rule that it violates,
-/// and what it must be.
+/// The text of a fillable field, `None` where a password is removed. The error: the keyword of the rule that it
+/// violates, and what it must be.
 fn text(key: &str, value: Value) -> Result<Option<String>, (&'static str, String)> {
     let (least, most) = match key {
         "name" => (0, NAME_MAX),

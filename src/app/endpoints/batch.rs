@@ -80,8 +80,8 @@ impl<'a> Asked<'a> {
 }
 
 impl App {
-    /// Executes the next steps of tasks, with as few statements as they allow; one outcome each, in their order. None begins a
-    /// change past its deadline.
+    /// Executes the next steps of tasks, with as few statements as they allow; one outcome each, in their order. None
+    /// begins a change past its deadline.
     pub(crate) fn execute(&self, tasks: Vec<Task>, deadlines: &[Instant]) -> Vec<Outcome> {
         let is_shared = tasks.len() > 1;
         let asked = Asked::by(&tasks, deadlines);

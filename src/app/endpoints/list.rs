@@ -44,7 +44,8 @@ fn page(range: Range, memory: usize) -> Step {
 }
 
 impl Page {
-    /// Usual users need less memory than the largest ones. A list that needs more is made again with the most that it may.
+    /// Usual users need less memory than the largest ones. A list that needs more is made again with the most that it
+    /// may.
     pub fn listed(self, list: ListBody) -> Outcome {
         let most = self.range.most_memory();
         match list.finish(None) {

@@ -216,7 +216,8 @@ const OWN: &str = "dbname fallback_application_name host hostaddr keepalives_cou
 const SHARED: &str = "application_name channel_binding connect_timeout keepalives keepalives_idle \
     keepalives_interval load_balance_hosts options sslnegotiation target_session_attrs";
 
-/// Known to libpq, and refused: ignoring one silently could, for instance, leave a connection less secure than asked for.
+/// Known to libpq, and refused: ignoring one silently could, for instance, leave a connection less secure than asked
+/// for.
 const REFUSED: &str = "oauth_client_id oauth_client_secret oauth_issuer oauth_scope \
     require_auth requirepeer scram_client_key scram_server_key service servicefile sslcrl sslcrldir \
     sslkeylogfile sslpassword";

@@ -11,9 +11,9 @@ pub use super::sqlstate::taken;
 use super::settings;
 use postgres::{Client, IsolationLevel, Transaction};
 
-/// What takes long is meant to. And no statement is compiled: where a table has no statistics yet, the planner takes the
-/// page counts for expensive, and compiling the statement that sums them takes half a second. Not every version has every
-/// setting.
+/// What takes long is meant to. And no statement is compiled: where a table has no statistics yet, the planner takes
+/// the page counts for expensive, and compiling the statement that sums them takes half a second. Not every version has
+/// every setting.
 const SETTINGS: &str = "\
     select pg_catalog.set_config(name, '0', true) from pg_catalog.pg_settings \
     where name operator(pg_catalog.=) any (array['statement_timeout', 'lock_timeout', \
@@ -23,8 +23,8 @@ const SETTINGS: &str = "\
 fn begin(client: &mut Client, prepared: bool, only_reads: bool) -> Result<Transaction<'_>, postgres::Error> {
     // A pooler's session is not ours to set.
     if prepared {
-        // Has the server notice within a second that this process has ended, whatever it is at. Before version 14, and on
-        // other systems, there is no such setting: a statement is finished first.
+        // Has the server notice within a second that this process has ended, whatever it is at. Before version 14, and
+        // on other systems, there is no such setting: a statement is finished first.
         let _ = client.batch_execute("set client_connection_check_interval = 1000");
     }
     let transaction = client.build_transaction().isolation_level(IsolationLevel::ReadCommitted);

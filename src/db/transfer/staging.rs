@@ -28,8 +28,8 @@ static STORE_ROWS: Sql = Sql::new("copy users ({STORED}) from stdin (format bina
 /// The rows are stored in the order in which they were staged, which is that of their lines.
 static STORE: Sql = Sql::new("insert into users ({STORED}) select {STORED} from userd_import");
 
-/// The same with hashes. Ids rise in the order of the rows, so the n-th id is the n-th line's; the addresses are compared
-/// nevertheless, so that no user gets the hash of another one, whatever triggers have made of the rows.
+/// The same with hashes. Ids rise in the order of the rows, so the n-th id is the n-th line's; the addresses are
+/// compared nevertheless, so that no user gets the hash of another one, whatever triggers have made of the rows.
 static STORE_WITH_HASHES: Sql = Sql::new(
     "\
     with stored as ( \
@@ -65,8 +65,9 @@ static STORE_WITH_IDS: Sql = Sql::new(
     select (select pg_catalog.count(*) from stored), (select pg_catalog.count(*) from hashes)",
 );
 
-/// Has the sequence of ids go on behind those of the lines. Up to 1000 are drawn one by one: other sessions do not draw more
-/// in the time that a statement takes, so that setting the sequence to an id that is further away never sets it back.
+/// Has the sequence of ids go on behind those of the lines. Up to 1000 are drawn one by one: other sessions do not draw
+/// more in the time that a statement takes, so that setting the sequence to an id that is further away never sets it
+/// back.
 const RESERVE_IDS: &str = "\
     select case \
             when behind operator(pg_catalog.>) 1000 then pg_catalog.setval(sequence, largest) \
@@ -100,8 +101,8 @@ const TAKEN: &str = "select line, null::bigint as first, false as is_id from use
     select from users where pg_catalog.lower(users.email collate pg_catalog.\"C\") \
         operator(pg_catalog.=) pg_catalog.lower(userd_import.email collate pg_catalog.\"C\"))";
 
-/// Appends the row of a user for [`Staging::stage`], in the binary format of COPY. `id`: the one that it keeps; that of `user`
-/// means nothing.
+/// Appends the row of a user for [`Staging::stage`], in the binary format of COPY. `id`: the one that it keeps; that of
+/// `user` means nothing.
 pub fn write_staged(
     line: u64,
     id: Option<i64>,
@@ -134,8 +135,8 @@ pub struct Staging<'a> {
     keep_ids: bool,
     /// The time of users that have none in their line.
     pub present: Timestamp,
-    /// Whether rows may be stored without staging them: COPY refuses that to a role that is subject to row security, and to
-    /// be refused there would end the session, as the driver sends a message too many then.
+    /// Whether rows may be stored without staging them: COPY refuses that to a role that is subject to row security,
+    /// and to be refused there would end the session, as the driver sends a message too many then.
     pub may_store_unstaged: bool,
 }
 
@@ -185,8 +186,8 @@ impl<'a> Staging<'a> {
         )
     }
 
-    /// Removes the staged lines whose address, or whose id if they are kept, an earlier line has, or a stored user. `most`:
-    /// of how many it returns the lines.
+    /// Removes the staged lines whose address, or whose id if they are kept, an earlier line has, or a stored user.
+    /// `most`: of how many it returns the lines.
     pub fn take_repeated(&mut self, most: usize) -> Result<Repeated, postgres::Error> {
         self.analyze()?;
         let ids = match self.keep_ids {
@@ -227,8 +228,8 @@ impl<'a> Staging<'a> {
     /// Stores what is staged; how many users, and how many hashes. After an error everything is staged as before.
     pub fn store(&mut self, with_hashes: bool) -> Result<(u64, u64), postgres::Error> {
         if self.keep_ids {
-            // Before they are stored, so that no other session draws one of them. What becomes of the import does not set it
-            // back.
+            // Before they are stored, so that no other session draws one of them. What becomes of the import does not
+            // set it back.
             self.transaction.query_typed(RESERVE_IDS, &[])?;
         }
         let mut attempt = self.transaction.transaction()?;
@@ -241,7 +242,8 @@ impl<'a> Staging<'a> {
         Ok(stored)
     }
 
-    /// Moves the sequence of ids past the largest one, as the pool does. The lock is not kept, and that it was moved is.
+    /// Moves the sequence of ids past the largest one, as the pool does. The lock is not kept, and that it was moved
+    /// is.
     pub fn move_ids(&mut self) -> Result<(), postgres::Error> {
         let mut attempt = self.transaction.transaction()?;
         attempt.query_typed(MOVE_IDS, &[])?;

@@ -1,5 +1,6 @@
-//! Several requests in one statement: their order in it, the outcome of each, and what is done where it fails for all of
-//! them. The statement answers with a row for each, or for those that it has done, which has its position in the parameters.
+//! Several requests in one statement: their order in it, the outcome of each, and what is done where it fails for all
+//! of them. The statement answers with a row for each, or for those that it has done, which has its position in the
+//! parameters.
 
 use super::{Users, at_positions};
 use crate::{
@@ -14,7 +15,8 @@ use std::time::Instant;
 pub(in crate::db) trait Batched: Sized {
     /// What becomes of it.
     type Outcome;
-    /// What the requests are ordered by in a statement, so that two statements wait for each other in one direction only.
+    /// What the requests are ordered by in a statement, so that two statements wait for each other in one direction
+    /// only.
     type Key: Ord;
 
     /// Its key, and its deadline, past which nothing is changed.

@@ -1,5 +1,5 @@
-//! The columns of a user's record: the one list of them, the texts of statements that are made from it, and the ways from a
-//! row to a user and from values to parameters.
+//! The columns of a user's record: the one list of them, the texts of statements that are made from it, and the ways
+//! from a row to a user and from values to parameters.
 
 use crate::{
     db::session::Param,
@@ -21,8 +21,9 @@ struct Column {
     lists: &'static [&'static str],
 }
 
-/// Rows have them first and in this order. The lists are named by what stands for them in a statement: all columns; those
-/// that are answered, of a fixed length or texts; those that an import stores; those that requests give values for.
+/// Rows have them first and in this order. The lists are named by what stands for them in a statement: all columns;
+/// those that are answered, of a fixed length or texts; those that an import stores; those that requests give values
+/// for.
 static COLUMNS: [Column; 6] = [
     Column { name: "id", ty: Type::INT8, lists: &["COLUMN", "FIXED"] },
     Column { name: "created_at", ty: Type::TIMESTAMPTZ, lists: &["COLUMN", "FIXED", "STORED"] },
@@ -39,9 +40,9 @@ pub(in crate::db) const ANSWERED: usize = COLUMNS.len() - 1;
 const STATE: &str =
     "pg_catalog.int8send(version) operator(pg_catalog.||) pg_catalog.timestamptz_send(updated_at)";
 
-/// A statement. Where its text has `{STATE}`, it gets [`STATE`]. Where it has `{… COLUMN …}`, it gets that once for each
-/// column of the list, with commas between, or with what follows a semicolon. `TYPE` is the type of a column, and `VALUE`
-/// the parameter that they are: these come after all others.
+/// A statement. Where its text has `{STATE}`, it gets [`STATE`]. Where it has `{… COLUMN …}`, it gets that once for
+/// each column of the list, with commas between, or with what follows a semicolon. `TYPE` is the type of a column, and
+/// `VALUE` the parameter that they are: these come after all others.
 pub(in crate::db) struct Sql {
     template: &'static str,
     text: OnceLock<String>,

@@ -1,7 +1,8 @@
 //! Batches of creates: with `on conflict … do nothing` only while addresses turn out to be taken.
 //!
-//! With that clause PostgreSQL looks into each index before it inserts a row, and writes a second record to its log after
-//! it, which costs a third of the statement. Without it a row that is refused fails the batch, which is executed again.
+//! With that clause PostgreSQL looks into each index before it inserts a row, and writes a second record to its log
+//! after it, which costs a third of the statement. Without it a row that is refused fails the batch, which is executed
+//! again.
 
 use super::{Users, columns::expand};
 use crate::{
@@ -39,8 +40,8 @@ impl Insert {
 }
 
 impl Users {
-    /// What a statement returns for a batch: no rows for those that were left out because something that must be unique is
-    /// taken. One round trip; two where that was not expected.
+    /// What a statement returns for a batch: no rows for those that were left out because something that must be unique
+    /// is taken. One round trip; two where that was not expected.
     pub(in crate::db) fn insert(
         &self,
         statement: &'static Insert,

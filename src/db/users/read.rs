@@ -82,8 +82,8 @@ impl Users {
         Ok(users)
     }
 
-    /// The users with these addresses, in whatever case, each in the place of its address; `None` where there is none. One
-    /// round trip.
+    /// The users with these addresses, in whatever case, each in the place of its address; `None` where there is none.
+    /// One round trip.
     pub fn find_by_email(&self, emails: &[&str]) -> Result<Vec<Option<User>>, Error> {
         let rows = match emails {
             [] => return Ok(Vec::new()),
@@ -105,8 +105,8 @@ impl Users {
         })
     }
 
-    /// Fills several lists of one kind, by id, from one snapshot, pages with their exact total; each is asked for with the
-    /// bytes that it may take. One round trip.
+    /// Fills several lists of one kind, by id, from one snapshot, pages with their exact total; each is asked for with
+    /// the bytes that it may take. One round trip.
     pub fn list_many<L: Listing>(&self, asked: &[(Range, usize)], lists: &mut [L]) -> Result<(), Error> {
         let sql = match asked.first() {
             None => return Ok(()),

@@ -57,8 +57,8 @@ const DELETE: &str = "\
     where id operator(pg_catalog.=) $2 and pg_catalog.clock_timestamp() operator(pg_catalog.<) $1 \
     returning pg_catalog.clock_timestamp()";
 
-/// No row when there is no such user; else whether its state is one of $3 (null: any) and none of $4, and whether it was
-/// removed. The state is that of the locked row. See `update.sql`.
+/// No row when there is no such user; else whether its state is one of $3 (null: any) and none of $4, and whether it
+/// was removed. The state is that of the locked row. See `update.sql`.
 static DELETE_IF: Sql = Sql::new(
     "\
     with target as materialized ( \
@@ -112,8 +112,8 @@ pub struct Update<'a> {
 pub enum Updated {
     /// The user as it then is.
     User(User),
-    /// Nothing yet: the address is to be another one, and another transaction may be about to take that; or a trigger has
-    /// left it out. So it is to be updated unbatched, and holds up no other user meanwhile.
+    /// Nothing yet: the address is to be another one, and another transaction may be about to take that; or a trigger
+    /// has left it out. So it is to be updated unbatched, and holds up no other user meanwhile.
     Unbatched,
 }
 
@@ -128,8 +128,8 @@ pub struct Delete<'a> {
     pub deadline: Instant,
 }
 
-/// No change begins past its deadline, whatever holds a statement back: then it ends with [`Error::Unavailable`]. One more
-/// round trip where a single change is refused for what is stored.
+/// No change begins past its deadline, whatever holds a statement back: then it ends with [`Error::Unavailable`]. One
+/// more round trip where a single change is refused for what is stored.
 impl Users {
     /// Stores a user, and its password's hash with it. One round trip; [`Error::AlreadyExists`] when the
     /// address is taken.
@@ -147,17 +147,17 @@ impl Users {
     }
 
     /// Stores users in one statement and one commit, each with the outcome that it would have had unbatched. One round
-    /// trip; two where an address is taken and in the last batches none was. Where the database refuses the batch for what
-    /// only some of them may have, one more for each; those that meet a lock, and those that were not tried for too many
-    /// that do, end with [`Error::Contended`].
+    /// trip; two where an address is taken and in the last batches none was. Where the database refuses the batch for
+    /// what only some of them may have, one more for each; those that meet a lock, and those that were not tried for
+    /// too many that do, end with [`Error::Contended`].
     pub fn create_many(&self, new: &[New]) -> Vec<Result<User, Error>> {
         self.batch(new)
     }
 
-    /// Changes what is given and returns the user as it then is; where nothing changes, nothing is written.
-    /// One round trip, and one more where another transaction changes the user meanwhile. [`Error::NotFound`],
-    /// [`Error::AlreadyExists`], [`Error::PreconditionFailed`] where the condition does not hold; [`Error::Contended`] as
-    /// well where a password is removed that another transaction may just have set.
+    /// Changes what is given and returns the user as it then is; where nothing changes, nothing is written. One round
+    /// trip, and one more where another transaction changes the user meanwhile. [`Error::NotFound`],
+    /// [`Error::AlreadyExists`], [`Error::PreconditionFailed`] where the condition does not hold; [`Error::Contended`]
+    /// as well where a password is removed that another transaction may just have set.
     pub fn update(&self, update: &Update, password: &PasswordChange) -> Result<User, Error> {
         let Update { id, values, condition, deadline } = update;
         let (hash, remove) = match password {
@@ -201,9 +201,9 @@ impl Users {
         }
     }
 
-    /// Changes users, no two of which are the same, in one statement and one commit, each with the outcome that it would
-    /// have had unbatched; [`Error::Contended`] where another transaction has locked the user. One round trip. Where the
-    /// database refuses the batch for what only some of them may have, one more for each, as for
+    /// Changes users, no two of which are the same, in one statement and one commit, each with the outcome that it
+    /// would have had unbatched; [`Error::Contended`] where another transaction has locked the user. One round trip.
+    /// Where the database refuses the batch for what only some of them may have, one more for each, as for
     /// [creates](Users::create_many).
     pub fn update_many(&self, updates: &[Update]) -> Vec<Result<Updated, Error>> {
         self.batch(updates)

@@ -113,8 +113,8 @@ impl Batched for Delete<'_> {
     }
 }
 
-/// The row of a change that was made; `None` where it is to be made unbatched; else why it was not. The numbers are those of
-/// `update_many.sql`.
+/// The row of a change that was made; `None` where it is to be made unbatched; else why it was not. The numbers are
+/// those of `update_many.sql`.
 fn done(row: Option<&Row>, late: Option<Error>) -> Result<Option<&Row>, Error> {
     let row = row.ok_or_else(|| Error::Internal("a change has no outcome".into()))?;
     let refused = match column::<i32>(row, "outcome")? {

@@ -1,8 +1,8 @@
-//! Asks a server to give up what a session is at: where a commit waits for a standby, nothing else ends the wait, not even
-//! the end of the connection.
+//! Asks a server to give up what a session is at: where a commit waits for a standby, nothing else ends the wait, not
+//! even the end of the connection.
 //!
-//! The server then reports a commit that no standby has, as a success. So the session's statement has no outcome any more
-//! when this is sent, and the session is not used again: a request that comes late meets no other statement.
+//! The server then reports a commit that no standby has, as a success. So the session's statement has no outcome any
+//! more when this is sent, and the session is not used again: a request that comes late meets no other statement.
 
 use super::{CANCEL_TIMEOUT, descriptor::connected_socket, without_panic};
 use crate::db::{explain, tls::Connector};
@@ -29,8 +29,8 @@ impl Cancel {
     }
 }
 
-/// A connector that has the request's socket shut down when its time is up: a silent server does not answer the question
-/// whether it speaks TLS.
+/// A connector that has the request's socket shut down when its time is up: a silent server does not answer the
+/// question whether it speaks TLS.
 struct Bounded(Connector);
 
 impl MakeTlsConnect<Socket> for Bounded {

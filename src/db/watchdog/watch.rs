@@ -67,8 +67,8 @@ impl Watch {
         }
     }
 
-    /// The wait is over; whether it was in time. Otherwise it has [expired](Watch::expired): what was answered may be that of a
-    /// cancelled statement.
+    /// The wait is over; whether it was in time. Otherwise it has [expired](Watch::expired): what was answered may be
+    /// that of a cancelled statement.
     pub(in crate::db) fn end(&self) -> bool {
         let mut wait = self.wait.lock();
         wait.until.take().is_some() && !wait.expired

@@ -85,8 +85,8 @@ impl Connection {
     }
 
     /// Sends a worker's answer, as much of it as the socket takes, and keeps the rest, with what is reserved for it.
-    /// Returns how much was taken, and whether the event loop has to advance this connection now. Only to be called when a
-    /// request is in work.
+    /// Returns how much was taken, and whether the event loop has to advance this connection now. Only to be called
+    /// when a request is in work.
     pub fn answer(
         &mut self,
         mut response: Response,

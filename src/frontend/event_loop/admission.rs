@@ -194,8 +194,8 @@ impl EventLoop {
         }
     }
 
-    /// Makes memory for a connection's body, and has it taken. The peer that has the most reserved for incomplete bodies gives
-    /// up the largest of them, as long as it has more than the connection's peer would have then.
+    /// Makes memory for a connection's body, and has it taken. The peer that has the most reserved for incomplete
+    /// bodies gives up the largest of them, as long as it has more than the connection's peer would have then.
     pub(super) fn make_memory(&mut self, index: u32, peer: Peer, bytes: usize, now: Instant) {
         let shared = Arc::clone(&self.shared);
         let mut peers: HashMap<PeerKey, (usize, Vec<(usize, u32)>)> = HashMap::new();

@@ -137,8 +137,8 @@ fn answers_that_do_not_move_are_given_up_for_their_memory() {
     let mut smaller = big(2, 1_000_000);
     until(|| (harness.gate.answered.load(Ordering::SeqCst) == 2).then_some(()));
     assert!(harness.budget.held() > 4_500_000, "{:?}", harness.budget);
-    // The one that holds the most; that is more than is to be freed at once. Only reported while it is there, so that the
-    // other one is left.
+    // The one that holds the most; that is more than is to be freed at once. Only reported while it is there, so that
+    // the other one is left.
     let mut reported = Instant::now();
     until(|| {
         if reported.elapsed() > Duration::from_secs(1) {

@@ -106,8 +106,8 @@ impl Account {
         }
     }
 
-    /// The first directory on the way to `dir` that the account may not enter. From the root on: of what is below one that
-    /// is closed, nothing is known.
+    /// The first directory on the way to `dir` that the account may not enter. From the root on: of what is below one
+    /// that is closed, nothing is known.
     fn closed_to<'a>(&self, dir: &'a Path) -> Result<Option<&'a Path>, ClusterError> {
         let above: Vec<_> = dir.ancestors().collect();
         for ancestor in above.into_iter().rev() {

@@ -81,8 +81,8 @@ impl Joined {
     }
 }
 
-/// The directory of the socket of the cluster in `dir`, whether it runs or not. `None` where that is known only while it
-/// runs, as the directory's name is too long. Does not block.
+/// The directory of the socket of the cluster in `dir`, whether it runs or not. `None` where that is known only while
+/// it runs, as the directory's name is too long. Does not block.
 ///
 /// # Errors
 /// There is no cluster, or this user may not look.

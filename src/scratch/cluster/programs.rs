@@ -1,4 +1,5 @@
-//! Where this machine keeps `initdb` and `postgres`, and whether they start. Knows places and versions, nothing of clusters.
+//! Where this machine keeps `initdb` and `postgres`, and whether they start. Knows places and versions, nothing of
+//! clusters.
 
 use std::ffi::OsString;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -90,8 +91,8 @@ impl Programs {
     }
 }
 
-/// What tells the installation that [`Programs::find`] takes from others, without running it where `known`: its place and
-/// the file of its server, which an upgrade replaces. With the directory of its programs.
+/// What tells the installation that [`Programs::find`] takes from others, without running it where `known`: its place
+/// and the file of its server, which an upgrade replaces. With the directory of its programs.
 pub(super) fn installation(
     only: Option<&Path>,
     account: &Account,

@@ -18,9 +18,9 @@ const WATCHER_WAIT: Duration = Duration::from_secs(25);
 
 /// Lines on stdin name the process group to end, the last one counts; then come the directories. The first one is the
 /// working directory, too, so that what is in it has no name that leads through a link, whatever is made beside it.
-/// `postmaster.pid` is the server's last act. initdb has none, and removes what it made, by its name, as it ends: so the
-/// directory stays until its leader runs no more. A process that has ended keeps its number until it is reaped.
-/// The directory leaves its name in one step, for one below a fresh directory that no other account can enter: a process
+/// `postmaster.pid` is the server's last act. initdb has none, and removes what it made, by its name, as it ends: so
+/// the directory stays until its leader runs no more. A process that has ended keeps its number until it is reaped. The
+/// directory leaves its name in one step, for one below a fresh directory that no other account can enter: a process
 /// that comes then makes a new one, and loses nothing of it. Where something else has taken the name, that stays.
 /// `pgdata` goes first, so that no half a cluster is ever without its mark.
 ///

@@ -12,12 +12,13 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// Time run and waited that tells enough.
 const ENOUGH: Duration = Duration::from_millis(20);
 
-/// The threads were kept from running if they waited for a core so much longer than they ran. Alone with the database and
-/// the clients on two and on four cores, under 1 to 500 clients, they waited up to 2.1 times as long; beside a process for
-/// each core that never sleeps, 3.4 to 40 times.
+/// The threads were kept from running if they waited for a core so much longer than they ran. Alone with the database
+/// and the clients on two and on four cores, under 1 to 500 clients, they waited up to 2.1 times as long; beside a
+/// process for each core that never sleeps, 3.4 to 40 times.
 const TIMES_AS_LONG: u32 = 3;
 
-/// For how long the cores count as contended then: the first time, and at most, where they are still contended after that.
+/// For how long the cores count as contended then: the first time, and at most, where they are still contended after
+/// that.
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(16);
 
@@ -102,7 +103,8 @@ mod tests {
         let mut contention = Contention::new(start);
         assert!(!contention.is_due(start) && contention.is_due(start + PERIOD));
         let mut times = Times::default();
-        // When, in ms; what was added to both times since the row before, in ms; whether that is contention; the next time.
+        // When, in ms; what was added to both times since the row before, in ms; whether that is contention; the next
+        // time.
         let rows = [
             (100, 50, 110, false, 200),
             (200, 1, 18, false, 300),

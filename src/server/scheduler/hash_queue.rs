@@ -10,8 +10,8 @@ use std::{
 /// A command that would wait longer than this for a hash is refused at once.
 const HASH_WAIT: Duration = Duration::from_secs(2);
 
-/// Commands that wait for a hash. Peers take turns, and so do the accounts of one peer: a peer that guesses at passwords
-/// holds up no other peer's login.
+/// Commands that wait for a hash. Peers take turns, and so do the accounts of one peer: a peer that guesses at
+/// passwords holds up no other peer's login.
 pub(super) struct HashQueue<T> {
     peers: RoundRobin<Peer, RoundRobin<u64, VecDeque<Item<T>>>>,
     pub queued: usize,
@@ -47,8 +47,8 @@ impl<T> Default for HashQueue<T> {
 }
 
 impl<T> HashQueue<T> {
-    /// Whether one more would be hashed in time: in its turn among the accounts of its peer, and in that one's among the
-    /// peers.
+    /// Whether one more would be hashed in time: in its turn among the accounts of its peer, and in that one's among
+    /// the peers.
     pub fn admit(&mut self, peer: Peer, Account(account): Account, at_once: usize) -> bool {
         let own = self.admitted.get(&peer);
         let of_peer = own.map_or(0, |own| own.before(account));

@@ -9,8 +9,8 @@ const FEW: usize = 8;
 /// A short batch of reads in flight for longer than this takes longer than expected.
 const LATE: Duration = Duration::from_millis(1);
 
-/// A write in flight for longer than this waits for a lock, most likely, up to its time-out. Until then, and no longer, the
-/// next one of its lane may wait for its end to be a fuller batch.
+/// A write in flight for longer than this waits for a lock, most likely, up to its time-out. Until then, and no longer,
+/// the next one of its lane may wait for its end to be a fuller batch.
 const STALLED: Duration = Duration::from_millis(5);
 
 impl<T> Scheduler<T> {
@@ -18,8 +18,8 @@ impl<T> Scheduler<T> {
         self.lanes[lane as usize].in_flight
     }
 
-    /// Batches of statements that writes, or lists, may have in flight: a find always has one more, if there are two, and a
-    /// list beside writes.
+    /// Batches of statements that writes, or lists, may have in flight: a find always has one more, if there are two,
+    /// and a list beside writes.
     fn all_but_one(&self) -> usize {
         (self.capacity.statements - 1).max(1)
     }
@@ -59,8 +59,8 @@ impl<T> Scheduler<T> {
         began.map(|began| *began + STALLED).filter(|at| *at > now).min()
     }
 
-    /// Batches of a lane that may be in flight: where they are short, one for every two cores, as one uses the core that the
-    /// database leaves.
+    /// Batches of a lane that may be in flight: where they are short, one for every two cores, as one uses the core
+    /// that the database leaves.
     fn limit(&self, lane: Lane) -> usize {
         let share = self.write_share();
         let paced = self.lanes[lane as usize].pace.batches((self.capacity.cores / 2).max(1));
@@ -74,8 +74,8 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// As many short batches of reads are in flight as pay: until when one of them ends, most likely. What arrives until then
-    /// had better wait for its end, and be received and executed as one batch.
+    /// As many short batches of reads are in flight as pay: until when one of them ends, most likely. What arrives
+    /// until then had better wait for its end, and be received and executed as one batch.
     pub fn ends_by(&self, now: Instant) -> Option<Instant> {
         let first_end = |lane: Lane| {
             let queue = &self.lanes[lane as usize];
@@ -86,8 +86,8 @@ impl<T> Scheduler<T> {
         [Lane::Find, Lane::List].into_iter().filter_map(first_end).max().filter(|at| *at > now)
     }
 
-    /// Whether a single core suffices to the threads of the server for so many commands unanswered: for a few reads of a
-    /// database on the same machine.
+    /// Whether a single core suffices to the threads of the server for so many commands unanswered: for a few reads of
+    /// a database on the same machine.
     pub fn one_core_suffices(&self, unanswered: usize) -> bool {
         unanswered <= 1 || unanswered <= FEW && self.lanes[Lane::Find as usize].pace.is_short()
     }

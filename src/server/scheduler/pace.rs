@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 /// How many batches of a lane are worth having in flight.
 ///
 /// A batch costs this machine processor time, and the time between is waiting: for the network, for a commit. Where a
-/// batch is mostly processor time, few at once are best, because more share the same cores and are less full. Where it is
-/// mostly waiting, as many as there are sessions. The shortest batch of the last two windows tells which: contention for
-/// the cores lengthens batches, and the shortest is the least affected.
+/// batch is mostly processor time, few at once are best, because more share the same cores and are less full. Where it
+/// is mostly waiting, as many as there are sessions. The shortest batch of the last two windows tells which: contention
+/// for the cores lengthens batches, and the shortest is the least affected.
 #[derive(Debug)]
 pub(super) struct Pace {
     short: Duration,

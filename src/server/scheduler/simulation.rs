@@ -179,8 +179,8 @@ impl Model {
     }
 }
 
-/// How much less throughput, and how much more of the median wait, than with the best constant for either: more would be
-/// worth a rule that learns more than two values.
+/// How much less throughput, and how much more of the median wait, than with the best constant for either: more would
+/// be worth a rule that learns more than two values.
 const TOLERANCE: f64 = 0.25;
 
 #[test]
@@ -203,7 +203,8 @@ fn what_is_learned_is_nearly_as_good_as_the_best_constant() {
     assert!(worse.is_empty(), "{worse}");
 }
 
-/// On the machine itself, one large batch at a time measured best: waking another worker costs more than this model has.
+/// On the machine itself, one large batch at a time measured best: waking another worker costs more than this model
+/// has.
 #[test]
 fn with_a_database_on_the_same_machine_batches_are_short() {
     for clients in [1, 4, 16, 64, 256] {

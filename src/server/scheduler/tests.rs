@@ -309,7 +309,8 @@ fn what_needs_memory_waits_for_it_and_nothing_else_does() {
     assert!(bench.scheduler.is_idle());
 }
 
-/// While a password is hashed, what needs little overtakes what waits for its memory; and not while other work has that.
+/// While a password is hashed, what needs little overtakes what waits for its memory; and not while other work has
+/// that.
 #[test]
 fn what_waits_for_a_hash_holds_up_nothing() {
     let mut bench = Bench::new(8);

@@ -85,8 +85,8 @@ impl<T> Turns<T> {
         self.position(free, overtakes).is_some()
     }
 
-    /// Takes the next command that needs no more memory than is `free`, which ends its peer's turn. One that needs more holds
-    /// up the others, so that its turn comes, unless it may be overtaken.
+    /// Takes the next command that needs no more memory than is `free`, which ends its peer's turn. One that needs more
+    /// holds up the others, so that its turn comes, unless it may be overtaken.
     pub fn take(&mut self, free: usize, overtakes: bool) -> Option<Item<T>> {
         let (turn, at) = self.position(free, overtakes)?;
         self.peers.take(turn, |queue| (queue.remove(at), !queue.is_empty())).flatten()

@@ -1,8 +1,9 @@
-//! Which workers receive, which are parked, and which one is woken. A pure value: no thread, no lock, no clock of its own.
+//! Which workers receive, which are parked, and which one is woken. A pure value: no thread, no lock, no clock of its
+//! own.
 //!
-//! What it guarantees: while a worker executes, another one receives or has been told to, unless a short batch ends soon,
-//! whose worker then receives; what becomes ready by itself, a retry, memory that is free again or the end of that time,
-//! has an idle worker that wakes for it.
+//! What it guarantees: while a worker executes, another one receives or has been told to, unless a short batch ends
+//! soon, whose worker then receives; what becomes ready by itself, a retry, memory that is free again or the end of
+//! that time, has an idle worker that wakes for it.
 
 use std::time::Instant;
 
@@ -40,8 +41,8 @@ pub(super) enum Wake {
 }
 
 impl Roles {
-    /// What a worker does that has nothing to execute. `due` is when something becomes ready by itself, `ends_soon` where a
-    /// batch ends so soon that what arrives waits for it, and `is_idle` where nothing is queued or in flight.
+    /// What a worker does that has nothing to execute. `due` is when something becomes ready by itself, `ends_soon`
+    /// where a batch ends so soon that what arrives waits for it, and `is_idle` where nothing is queued or in flight.
     pub fn rest(&mut self, due: Option<Instant>, ends_soon: bool, is_idle: bool) -> Role {
         if self.stopping && is_idle {
             return Role::End;
@@ -79,7 +80,8 @@ impl Roles {
         }
     }
 
-    /// Before a worker executes: whom it wakes, because more is ready, no worker receives, or none wakes for what is due.
+    /// Before a worker executes: whom it wakes, because more is ready, no worker receives, or none wakes for what is
+    /// due.
     pub fn wake_for_the_rest(&self, is_ready: bool, ends_soon: bool, due: Option<Instant>) -> Option<Wake> {
         let watched = self.receiving > 0 || ends_soon || self.stopping;
         let timed = due.is_none() || self.wakes_at.is_some();
@@ -214,8 +216,8 @@ mod tests {
         assert_eq!(roles.rest(None, false, true), Role::End);
     }
 
-    /// Workers in any order: as many as rest are counted, and what is due has a worker that wakes for it in time, unless
-    /// all execute.
+    /// Workers in any order: as many as rest are counted, and what is due has a worker that wakes for it in time,
+    /// unless all execute.
     #[test]
     fn at_random() {
         let mut seed = 1_u64;

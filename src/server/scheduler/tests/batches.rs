@@ -68,8 +68,8 @@ fn short_batches_in_flight_follow_the_cores() {
     }
 }
 
-/// Where batches do little but wait, each session has one, but for what lanes leave to others; else whatever comes waits
-/// for the end of those that pay.
+/// Where batches do little but wait, each session has one, but for what lanes leave to others; else whatever comes
+/// waits for the end of those that pay.
 #[test]
 fn all_sessions_are_used_where_batches_wait() {
     for (lane, took, expected) in [
