@@ -67,22 +67,24 @@ fn connect(config: &Config) -> io::Result<Socket> {
         Some(path) => vec![SockAddr::unix(path)?],
         None => (host, config.port).to_socket_addrs()?.map(SockAddr::from).collect(),
     };
-    let mut failed = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
-    for address in addresses {
+    let open = |address: SockAddr| {
         let socket = Socket::new(address.domain(), Type::STREAM, None)?;
         socket.set_read_timeout(Some(timeout))?;
         socket.set_write_timeout(Some(timeout))?;
-        // A Unix socket has no connection that is under way.
-        let connected = match address.is_unix() {
-            true => socket.connect(&address),
-            false => socket.connect_timeout(&address, timeout),
-        };
-        match connected {
-            Ok(()) => return Ok(socket),
-            Err(error) => failed = error,
+        match address.is_unix() {
+            true => socket.connect(&address)?,
+            false => socket.connect_timeout(&address, timeout)?,
+        }
+        Ok(socket)
+    };
+    let mut result = Err(io::Error::new(io::ErrorKind::NotFound, "the host name has no address"));
+    for address in addresses {
+        result = open(address);
+        if result.is_ok() {
+            break;
         }
     }
-    Err(failed)
+    result
 }
 
 fn exchange(mut stream: Socket) -> io::Result<String> {
