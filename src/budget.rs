@@ -1,14 +1,13 @@
 //! The memory that is held for clients, counted against one limit.
 //!
-//! Owns the counts and the rule of what may be reserved; allocates nothing. The limit has two halves that do not lend
-//! to each other, so that neither clients that send slowly nor clients that do not read can stop what needs the other
-//! half:
-//! - input: heads (an eighth of the limit at most) and bodies, from their first byte to the answer of their request;
-//! - work: rows from the database, answers, and the blocks of Argon2.
+//! Owns the counts and the rule of what may be reserved; allocates nothing. The limit has two halves, shared by hashes
+//! alone, so that neither clients that send slowly nor clients that do not read can stop what needs the other half:
+//! - input: heads (an eighth of the limit at most) and bodies, from their first byte until their request is answered;
+//! - work: rows from the database, answers, and the memory of Argon2. A hash is counted in either half, whichever has
+//!   room.
 //!
-//! Input is never waited for: what does not fit is refused, or an incomplete body of a peer that has more. Work waits,
-//! and what it waits for ends by itself: answers are taken or cut off, hashes are computed. Work that waits holds no
-//! work memory.
+//! Input that does not fit is refused, unless refusing the largest incomplete body of a peer that has more makes room.
+//! Work waits until answers are sent or cut off, or hashes end; the one hash that waits is counted as work already.
 
 use std::{
     fmt,

@@ -1,6 +1,7 @@
-//! Why a request is refused before it is queued: the labels of a figure, and the texts of the log.
+//! Why the server refuses a request or gives it up, other than by an endpoint's answer: the values of a metric's label,
+//! and the texts of the log.
 
-/// Why a request is refused before it is queued.
+/// Why a request is refused or given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Reason {

@@ -1,5 +1,6 @@
-//! Which requests are accepted: those that carry the bearer token, and those that no page of a site that is not allowed
-//! can send.
+//! Who may use the routes that are not public. A change that a browser sends for a page of another origin is refused
+//! unless that origin is allowed; then the bearer token is required or, where none is set, a `Host` that is accepted
+//! (DNS rebinding).
 
 use crate::{
     config::{AllowedOrigins, Config},

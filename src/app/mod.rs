@@ -1,8 +1,9 @@
 //! The service without a socket: a [`Request`] in, a [`Response`] out.
 //!
-//! `routes` is the table of what is served, `endpoints` what becomes of a request. A request is judged once, and is then
-//! a `Task` whose steps are executed in batches, or an answer. Knows users and the database behind them; no socket, no
-//! thread, no queue.
+//! `routes` is the table of what is served, `endpoints` what becomes of a request. A request is judged once (route,
+//! access, validation); the result is an answer, or a `Task` whose steps the caller queues and has executed in batches.
+//! Knows users and the database behind them; no socket and no queue. Opening an [`App`] starts two threads: one probes
+//! the database, one removes expired idempotency keys.
 
 mod access;
 mod content;

@@ -1,8 +1,8 @@
 //! How often a password may be guessed: attempts of one peer at one account, in a minute.
 //!
-//! Counts only in the memory of this process, and at most [`PAIRS`] pairs of a peer and an account: a peer that fills
-//! the table is refused more, and has others forgotten none of theirs. Knows nothing of passwords or of the database:
-//! an account that does not exist is counted like any other.
+//! Counts only in the memory of this process, and at most [`PAIRS`] pairs of a peer and an account. When all are used,
+//! the peer with the most of them is refused further accounts, and any other peer takes the place of that peer's oldest
+//! pair. Knows nothing of passwords or of the database: an account that does not exist is counted like any other.
 
 use crate::error::Error;
 use std::{

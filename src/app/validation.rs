@@ -1,6 +1,7 @@
-//! The JSON Schemas of `schemas/`, compiled with this crate, and what a violation looks like.
+//! The JSON Schemas of `schemas/`, embedded in the binary and compiled when a service first starts, and what a
+//! violation looks like.
 //!
-//! Knows which variant is in use, and so with which of the two errors a bad body is refused.
+//! The setting `VALIDATION` decides with which of two errors a bad body is refused.
 
 use crate::{
     config::{self, Schema},

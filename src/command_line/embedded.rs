@@ -1,4 +1,5 @@
-//! The private cluster of `--embedded`: what it is started with, and what it is to a verb that works on it.
+//! The private cluster of `--embedded`: the options that it is started with, and how other verbs (export, import,
+//! migrate, …) get at it: they join the server that runs, or start one.
 
 use super::{
     Failure,

@@ -1,5 +1,5 @@
-//! `userd healthcheck`: one request to the server that the same variables start. Knows its address, and enough of HTTP to
-//! read an answer.
+//! `userd healthcheck`: one request to the server that the same variables start. Knows its address, and enough of HTTP
+//! to read an answer.
 
 use super::{Failure, arguments::Given, environment};
 use socket2::{SockAddr, Socket, Type};

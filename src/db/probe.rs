@@ -1,8 +1,9 @@
-//! Whether the database can be used, as a load balancer asks: a thread asks it now and then, over a session of its own,
-//! so that neither a busy pool nor a hanging database delays the answer.
+//! Whether the database can be used, as a load balancer asks. A thread probes it over a session of its own, once a
+//! second for as long as somebody asks, so that neither a busy pool nor a hanging database delays the answer.
 //!
-//! Owns how often it asks, and how many failures mean something. A probe may block for longer than it is given (nothing
-//! ends the look-up of a host's name), so the thread that asks for the readiness judges as well. Knows no HTTP.
+//! Owns how often it probes, and how many failures mean something. A probe may take longer than its time-out (nothing
+//! ends the look-up of a host's name), so [`Prober::readiness`] itself counts probes that are overdue as failures.
+//! Knows no HTTP.
 
 use super::{
     explain,

@@ -1,9 +1,9 @@
 //! The servers that a connection string names: which of them is connected to.
 //!
-//! Where one is wanted that takes changes, there is one such server at a time, and asking the others takes time or
-//! leads astray: a primary that was stopped for a while and goes on takes sessions as if nothing had happened, until it
-//! is told that another one has taken its place. So the server that was connected to last is asked first, and one that
-//! did not answer is given little time. Knows no statements, and not what its sessions are for.
+//! With `target_session_attrs=read-write` only the primary will do. Asking other servers takes time or misleads: an old
+//! primary that was suspended during a failover takes sessions again when it goes on, until it is told of its
+//! successor. So the server of the last connection is tried first, and one that did not answer lately last, and
+//! briefly. Knows no statements, and not what its sessions are for.
 
 use super::{
     target::Target,

@@ -1,6 +1,6 @@
 //! What is listened on: a TCP address, a Unix socket, or a socket that a supervisor has opened.
 //!
-//! Owns the life of a Unix socket's file. Knows nothing of HTTP; the only place where a socket is bound.
+//! Owns the life of a Unix socket's file. Binds every socket that clients connect to. Knows nothing of HTTP.
 
 use nix::{
     libc::MSG_NOSIGNAL,

@@ -7,7 +7,8 @@
 //!
 //! `listener` is what is listened on, `event_loop` the thread, its `admission` and `peers` which clients are let in,
 //! `connection` one client's state, `http1` which bytes are a request, `slots` and `responder` the way of an answer,
-//! `to_tiny_http` the queue of requests. None of them knows routes, workers or databases, and of tiny_http only that it takes requests.
+//! `to_tiny_http` the queue of requests. None of them knows routes, workers or databases, and of tiny_http only that it
+//! takes requests.
 
 mod connection;
 mod event_loop;

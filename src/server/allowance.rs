@@ -1,5 +1,5 @@
-//! What the system allows this process: open descriptors, and addresses. What does not suffice ends the start, and not
-//! requests under load.
+//! The system's limits for this process: open descriptors (`RLIMIT_NOFILE`) and address space (`RLIMIT_AS`). The first
+//! is raised where it can be; where they are too low, the server does not start, rather than fail requests under load.
 
 use crate::{config::Config, frontend::MAX_SURPLUS, start_error::StartError};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};

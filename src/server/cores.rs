@@ -1,15 +1,14 @@
-//! Which processor cores the threads of a server run on, and whether they interrupt each other.
+//! Which processor cores the threads of a server run on, and whether a thread that wakes preempts another one.
 //!
 //! A request is handed over four times: frontend, tiny_http, worker, PostgreSQL, worker. Each wakes a thread, and where
-//! that thread sleeps on another core, waking it takes longer than its work. Under load there is nothing to wake, and
-//! one core is not enough. So the threads share a core while one suffices, and run on all of them otherwise. Knows no
-//! requests, only whether one core suffices to those in flight.
+//! that thread sleeps on another core, waking it takes longer than its work. Under heavy load the threads rarely sleep,
+//! and one core is not enough. So the threads share a core while one suffices, and run on all of them otherwise. Knows
+//! no requests, only whether one core suffices to those in flight.
 //!
-//! Under load the first of several requests would wake the next thread, which interrupts the one that is handing over
-//! the rest, and so on for each. So the threads have the system's policy for batches (`SCHED_BATCH`), under which a
-//! thread that wakes runs on a free core, or when the running thread has ended its turn. Where other processes keep all
-//! cores busy, that policy makes each woken thread wait for the end of their turns; so the threads have the usual
-//! policy for as long as that is the case (`contention`).
+//! With several requests at once, each wake-up under the usual policy could preempt the thread that is handing over the
+//! rest. So the threads have the system's policy for batches (`SCHED_BATCH`), under which a woken thread does not
+//! preempt a running one. Where other processes keep all cores busy, it would have to wait for the end of their time
+//! slices; so the threads have the usual policy for as long as that is the case (`contention`).
 
 mod contention;
 

@@ -3,17 +3,15 @@
 //!
 //! What it guarantees, with any number of writes waiting for any lock:
 //! - a read finds a worker and a session that writes cannot take, where there are two or more of both, and a find by id
-//!   or
-//!   by e-mail one that lists cannot take;
+//!   or by e-mail one that lists cannot take;
 //! - a change of a row that no session holds is executed: what met a lock is retried later, on a bounded share of the
 //!   sessions, and changes of one row queue behind each other and not beside each other;
-//! - lanes take turns, and peers take turns in each lane: one that queues a thousand commands holds up another's one by
-//!   one
-//!   batch of each lane;
-//! - a create is executed: changes cannot take every session that writes may have, nor creates those of changes.
+//! - lanes take turns, and so do the peers within a lane: a peer that queues a thousand commands delays another peer's
+//!   command by at most one batch of each lane;
+//! - creates and changes do not starve each other: neither may use every session that writes may have.
 //!
-//! A batch is what arrived while earlier ones were in flight; nothing waits for company. How many batches of a lane may
-//! be in flight is learned from the shortest ones of the last second ([`Pace`]).
+//! A batch is what arrived while earlier ones were in flight; no time-out delays a batch so that it fills up. How many
+//! batches of a lane may be in flight is learned from the shortest ones of the last second ([`Pace`]).
 
 mod batch;
 mod hash_queue;

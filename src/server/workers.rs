@@ -1,10 +1,11 @@
 //! The fixed pool of workers: they receive requests from tiny_http, have them judged, and execute what the scheduler
 //! says; one log line a request.
 //!
-//! The highest module that knows tiny_http's types; everything it calls sees [`Request`] and [`Response`].
+//! The only module that handles `tiny_http::Request`; everything it calls sees the service's own [`Request`] and
+//! [`Response`].
 //!
-//! Idle workers block in tiny_http's queue, which wakes one of them for a request: that worker executes it itself, so a
-//! lone request takes no further hand-over. What they do and when they are woken is decided in [`roles`]. There is one
+//! Idle workers wait for a request: at most two in tiny_http's queue, the others on a condition variable ([`roles`]).
+//! The worker that receives a request can execute it itself, which saves a lone request a hand-over. There is one
 //! worker more than may execute statements, so that one is always left to receive, judge and refuse. Passwords are
 //! hashed by threads of their own, because each takes a core for some 20 ms.
 

@@ -1,8 +1,8 @@
 //! Creates the users of a file or a stream: all of them in one transaction, or none.
 //!
-//! Users are staged in a temporary table, where lines with the same address are found, and stored by one statement.
-//! Those of a file are first stored as they are read: most files have no such lines, and no passwords, whose hashes
-//! belong to ids that are not known before.
+//! Users are staged in a temporary table, where lines with the same address are found, and stored by one statement. A
+//! file is first stored as it is read, without staging, and read again where it has such lines or passwords: a hash is
+//! stored under its user's id, which is not known before the user is stored.
 
 use super::{
     Format, TransferError,

@@ -1,4 +1,5 @@
-//! The end of an import that a signal asks for, which nothing is left of.
+//! Lets another thread, such as one that handles signals, end a running import before its commit begins, so that
+//! nothing of it is stored.
 
 use super::TransferError;
 use crate::db::watchdog::Watch;

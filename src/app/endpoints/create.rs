@@ -1,7 +1,7 @@
-//! `POST /users`: creates a user; with an `Idempotency-Key`, once for all requests that have it.
+//! `POST /users`: creates a user; with an `Idempotency-Key`, once for all requests with the same key.
 //!
-//! A password is hashed before the user is stored, and a key is looked up before that. Without a password both are one
-//! statement, which several requests share.
+//! With a password the steps are: look the key up, if there is one; hash; store. Without one, a single statement, which
+//! several requests share, looks at the key and stores the user.
 
 use super::{Outcome, Progress, Rules, Step, Task, hand_back};
 use crate::{

@@ -1,7 +1,7 @@
 //! `PUT` and `PATCH /users/{id}`: change some fields of a user, in the states that the request allows.
 //!
-//! A missing user is 404 whatever the body is. So it is looked up before a body is refused or a password hashed; the
-//! statement that changes it tells otherwise.
+//! An unknown id is answered 404 even where the body is invalid. So the user is looked up before a body is refused or a
+//! password hashed; in all other cases the statement of the change finds out.
 
 use super::{Outcome, Progress, Step, Task, hand_back, one};
 use crate::{

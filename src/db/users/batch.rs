@@ -1,6 +1,7 @@
-//! Several requests in one statement: their order in it, the outcome of each, and what is done where it fails for all
-//! of them. The statement answers with a row for each, or for those that it has done, which has its position in the
-//! parameters.
+//! Executes several requests of one kind as one statement: in an order that lets two batches not wait for each other,
+//! with an outcome for each. The statement answers with a row for each request, or for each that it has done, which
+//! names the request's position. Where it fails for a reason that may concern only some of them, they are executed one
+//! by one.
 
 use super::{Users, at_positions};
 use crate::{

@@ -1,8 +1,9 @@
-//! Asks a server to give up what a session is at: where a commit waits for a standby, nothing else ends the wait, not
-//! even the end of the connection.
+//! Sends PostgreSQL's cancel request for the statement of a session. A commit that waits for a synchronous standby is
+//! ended by nothing else, not even by closing the connection.
 //!
-//! The server then reports a commit that no standby has, as a success. So the session's statement has no outcome any
-//! more when this is sent, and the session is not used again: a request that comes late meets no other statement.
+//! The server then reports that commit as a success, although no standby has it. So whatever it answers is ignored once
+//! the cancel request is sent, and the session is not used again: a request that arrives late cancels no other
+//! statement.
 
 use super::{CANCEL_TIMEOUT, descriptor::connected_socket, without_panic};
 use crate::db::{explain, tls::Connector};

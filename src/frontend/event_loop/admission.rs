@@ -1,8 +1,9 @@
 //! Which clients are let in, and which connections are closed to free slots for them.
 //!
 //! When all connections are taken, room is made at the cost of the peer that holds the most. A client that is turned
-//! away is told so, and read from for a while so that it can read that: such connections are `surplus`, beside those
-//! that count, and the oldest of them is closed when there are too many.
+//! away gets a 503 and is read from for a while: closing a socket with unread bytes would reset the connection before
+//! the client has seen the answer. Such connections are `surplus` and do not count towards the maximum; where there are
+//! too many of them, the oldest is closed.
 
 use super::EventLoop;
 use crate::frontend::{

@@ -1,4 +1,4 @@
-//! Whose time is up: deadlines of connections, and the end of a time without any event.
+//! Closes or answers connections whose deadline has passed, and calls `on_idle` after a while without events.
 
 use super::{
     super::connection::{Action, WORKING, linger_time},

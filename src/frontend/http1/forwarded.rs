@@ -2,7 +2,7 @@
 //!
 //! Any client can send these fields. Each proxy appends the address that it was called from, so they are read from the
 //! right: entries that a trusted proxy appended are true, and the first address that is no trusted proxy's is the
-//! client's. What is left of it may be made up by that client.
+//! client's. Entries further to the left may be made up by that client.
 
 use crate::config::{ProxyField, TrustedProxies};
 use std::net::{IpAddr, SocketAddr};

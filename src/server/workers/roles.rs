@@ -1,9 +1,10 @@
 //! Which workers receive, which are parked, and which one is woken. A pure value: no thread, no lock, no clock of its
 //! own.
 //!
-//! What it guarantees: while a worker executes, another one receives or has been told to, unless a short batch ends
-//! soon, whose worker then receives; what becomes ready by itself, a retry, memory that is free again or the end of
-//! that time, has an idle worker that wakes for it.
+//! What it guarantees, where a worker is idle: while others execute, one is in tiny_http's queue or has been woken. The
+//! exception is a short batch of reads that is about to end, whose worker receives next. What becomes ready without an
+//! event (a retry that is due, memory that is free again, the expected end of such a batch) is covered by the time-out
+//! of one idle worker.
 
 use std::time::Instant;
 
