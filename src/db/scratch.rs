@@ -60,9 +60,11 @@ pub fn drop_leftovers(connection_string: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// The number of the session.
-pub fn session(client: &mut Client) -> Result<i32, Error> {
-    client.query_typed_one("select pg_catalog.pg_backend_pid()", &[]).map(|row| row.get(0))
+/// The number of the session, and the server's version.
+pub fn session(client: &mut Client) -> Result<(i32, String), Error> {
+    let ask = "select pg_catalog.pg_backend_pid(), pg_catalog.current_setting('server_version')";
+    let row = client.query_typed_one(ask, &[])?;
+    Ok((row.get(0), row.get(1)))
 }
 
 /// Makes a migrated template of this name, unless it is there. `connect` connects to it. Only a finished one is marked

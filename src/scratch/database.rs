@@ -146,7 +146,8 @@ impl Owner {
                 log::warn!("cannot drop what other processes left: {}", explain(&error));
             }
         });
-        let session = scratch::session(&mut client)?;
+        let (session, version) = scratch::session(&mut client)?;
+        log::info!("PostgreSQL {version}, programs in {}", shared.programs().display());
         Ok(Owner { shared, client, session, count: 0, templates: Vec::new() })
     }
 

@@ -25,6 +25,7 @@ use crate::db::scratch;
 #[derive(Debug)]
 pub(crate) struct Shared {
     socket_dir: String,
+    programs: PathBuf,
     /// What keeps the cluster, where another process has started it.
     _pipe: Option<File>,
 }
@@ -70,6 +71,11 @@ impl Shared {
         scratch::connection_string(&self.socket_dir, PORT, database)
     }
 
+    /// The directory of the server's programs.
+    pub fn programs(&self) -> &Path {
+        &self.programs
+    }
+
     /// The directory of the server's socket.
     pub fn socket_dir(&self) -> &str {
         &self.socket_dir
@@ -84,7 +90,11 @@ impl Shared {
             return None;
         }
         writeln!(pipe, "{}", found.pid).ok()?;
-        Some(Shared { socket_dir: found.socket_dir.to_str()?.to_owned(), _pipe: Some(pipe) })
+        Some(Shared {
+            socket_dir: found.socket_dir.to_str()?.to_owned(),
+            programs: options.programs.clone().unwrap_or_default(),
+            _pipe: Some(pipe),
+        })
     }
 
     fn found(directory: ClusterDir, options: &Options) -> Result<Shared, ClusterError> {
@@ -97,7 +107,7 @@ impl Shared {
         let socket_dir = cluster.directory.socket_dir.clone();
         // Its pipe stays open until this process ends, and it is never stopped by us: others may use it.
         mem::forget(cluster);
-        Ok(Shared { socket_dir, _pipe: None })
+        Ok(Shared { socket_dir, programs: options.programs.clone().unwrap_or_default(), _pipe: None })
     }
 }
 
