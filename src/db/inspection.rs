@@ -19,7 +19,7 @@ pub enum Weight {
 
 const SERVER: &str = "\
     select pg_catalog.current_setting('server_version_num')::int, pg_catalog.current_setting('server_version'), \
-        pg_catalog.current_setting('server_encoding'), pg_catalog.pg_is_in_recovery(), \
+        pg_catalog.current_setting('server_encoding'), pg_catalog.current_setting('transaction_read_only')::bool, \
         pg_catalog.current_setting('max_connections')::int operator(pg_catalog.-) \
             pg_catalog.current_setting('superuser_reserved_connections')::int";
 
@@ -119,7 +119,10 @@ pub fn server(client: &mut Client, pool: u32) -> Findings {
         findings.push((Weight::Note, format!("its encoding is {encoding}: it cannot hold every name")));
     }
     if row.get(3) {
-        findings.push((Weight::Note, "it is a standby: it accepts no changes".to_owned()));
+        findings.push((
+            Weight::Note,
+            "it accepts no changes: a standby, or default_transaction_read_only is on".to_owned(),
+        ));
     }
     if i64::from(connections) < i64::from(pool) {
         let line = format!("it accepts {connections} connections, and DB_POOL_SIZE is {pool}");

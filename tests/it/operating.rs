@@ -317,6 +317,12 @@ fn a_check_changes_nothing() {
         assert!(line.starts_with(expected), "{line}");
     }
     assert_eq!(schema(&database), before);
+    database.run(&format!("alter database {} set default_transaction_read_only = on", database.name()));
+    let (code, stdout, _) = on(&database, &["check"], &[]);
+    assert_eq!(code, 0, "{stdout}");
+    let note =
+        "note     database: it accepts no changes: a standby, or default_transaction_read_only is on\n";
+    assert!(stdout.contains(note), "{stdout}");
 
     let empty = Database::empty();
     let (code, stdout, _) = on(&empty, &["check"], &[]);
