@@ -194,7 +194,8 @@ mod tests {
 
     /// The line of a command that does not begin.
     fn refused(line: &str) -> String {
-        let done = parse(line).map_err(Failure::argument).and_then(|given| (given.verb.run)(&given));
+        let done =
+            parse(line).map_err(Failure::argument).and_then(|given| crate::command_line::execute(&given));
         let Err(Failure { code: 2, line: problem }) = done else { panic!("{line}") };
         problem
     }

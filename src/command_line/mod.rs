@@ -36,7 +36,7 @@ pub fn run() -> ExitCode {
     let done = given.and_then(|given| {
         // No other thread is there yet.
         given.set_variables()?;
-        (given.verb.run)(&given)
+        execute(&given)
     });
     log::logger().flush();
     match done {
@@ -51,6 +51,25 @@ pub fn run() -> ExitCode {
             let _ = io::stderr().write_all(&line);
             ExitCode::from(code)
         }
+    }
+}
+
+/// Does what the subcommand is for. Not in the table of `verbs`, which some of these read.
+fn execute(given: &Given) -> Result<(), Failure> {
+    match given.verb.name {
+        "export" => export::export(given),
+        "import" => import::import(given),
+        "migrate" => upkeep::migrate(given),
+        "check" => upkeep::check(given),
+        "recount" => upkeep::recount(given),
+        "grants" => upkeep::grants(given),
+        "config" => upkeep::config(given),
+        "healthcheck" => healthcheck::healthcheck(given),
+        "man" => print(&manual::man()),
+        "completion" => manual::completion(given),
+        "help" => manual::help(given),
+        "--version" => print(concat!("userd ", env!("CARGO_PKG_VERSION"), "\n")),
+        _ => serve::serve(given),
     }
 }
 

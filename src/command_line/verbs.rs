@@ -1,9 +1,8 @@
 //! What the command can do: ONE table of subcommands, options and their help. Parsing, `--help`, the man page and the
 //! completion of shells follow from it.
 //!
-//! To add an option: a row here; the file of its subcommand looks it up.
-
-use super::{Failure, arguments::Given, export, healthcheck, import, manual, print, serve, upkeep};
+//! To add an option: a row here; the file of its subcommand looks it up. To add a subcommand: a row here, and an arm in
+//! `execute` of the module above.
 
 /// A subcommand; the one without a name runs the service.
 pub struct Verb {
@@ -12,7 +11,6 @@ pub struct Verb {
     /// The operand, which may be left out.
     pub operand: Option<&'static str>,
     pub help: &'static str,
-    pub run: fn(&Given) -> Result<(), Failure>,
 }
 
 /// An option with two dashes.
@@ -74,22 +72,11 @@ pub const ANYWHERE: &[Opt] = &[
 ];
 
 /// `--help`, too, behind a subcommand, which is its operand then.
-pub const HELP: Verb = Verb {
-    name: "help",
-    options: &[],
-    operand: Some("COMMAND"),
-    help: "print what a command takes",
-    run: manual::help,
-};
+pub const HELP: Verb =
+    Verb { name: "help", options: &[], operand: Some("COMMAND"), help: "print what a command takes" };
 
 /// `--version`.
-pub const VERSION: Verb = Verb {
-    name: "--version",
-    options: &[],
-    operand: None,
-    help: "print the version",
-    run: |_| print(concat!("userd ", env!("CARGO_PKG_VERSION"), "\n")),
-};
+pub const VERSION: Verb = Verb { name: "--version", options: &[], operand: None, help: "print the version" };
 
 /// All but the first, which runs the service and has no name.
 pub const NAMED: &[Verb] = VERBS.split_first().expect("it runs the service").1;
@@ -128,7 +115,6 @@ pub const VERBS: &[Verb] = &[
         ],
         operand: None,
         help: "run the service",
-        run: serve::serve,
     },
     Verb {
         name: "export",
@@ -144,7 +130,6 @@ pub const VERBS: &[Verb] = &[
         ],
         operand: Some("FILE"),
         help: "write all users to FILE, which is complete once it is there, or to standard output",
-        run: export::export,
     },
     Verb {
         name: "import",
@@ -163,14 +148,12 @@ pub const VERBS: &[Verb] = &[
         ],
         operand: Some("FILE"),
         help: "create the users of FILE, or of standard input: all of them, or none where a line is refused",
-        run: import::import,
     },
     Verb {
         name: "migrate",
         options: &[EMBEDDED],
         operand: None,
         help: "apply the migrations that the database lacks, and end",
-        run: upkeep::migrate,
     },
     Verb {
         name: "check",
@@ -184,28 +167,24 @@ pub const VERBS: &[Verb] = &[
         operand: None,
         help: "say whether userd could start: configuration, database, migrations, privileges, tables; changes nothing; \
                exit code 0 or 1",
-        run: upkeep::check,
     },
     Verb {
         name: "recount",
         options: &[EMBEDDED],
         operand: None,
         help: "count all users anew, where triggers were disabled and totals are wrong; writers wait meanwhile",
-        run: upkeep::recount,
     },
     Verb {
         name: "grants",
         options: &[EMBEDDED],
         operand: Some("ROLE"),
         help: "print the GRANT statements that ROLE needs to run the service on tables that another role owns",
-        run: upkeep::grants,
     },
     Verb {
         name: "config",
         options: &[EMBEDDED, HOST, PORT],
         operand: None,
         help: "print the settings in force and where each comes from, without secrets",
-        run: upkeep::config,
     },
     Verb {
         name: "healthcheck",
@@ -213,22 +192,14 @@ pub const VERBS: &[Verb] = &[
         operand: None,
         help: "exit code 0 if the service that these variables start answers GET /readyz with 200, else 1: for images \
                without curl",
-        run: healthcheck::healthcheck,
     },
     HELP,
-    Verb {
-        name: "man",
-        options: &[],
-        operand: None,
-        help: "print the manual page, userd(1)",
-        run: |_| print(&manual::man()),
-    },
+    Verb { name: "man", options: &[], operand: None, help: "print the manual page, userd(1)" },
     Verb {
         name: "completion",
         options: &[],
         operand: Some("SHELL"),
         help: "print what makes bash, zsh or fish complete arguments",
-        run: manual::completion,
     },
 ];
 

@@ -12,6 +12,7 @@ use super::{
     peers::PeerCounts,
     shared::Shared,
     slot::Slot,
+    slots::Slots,
     to_tiny_http::ToTinyHttp,
 };
 use crate::{error::Error, http::RequestIds, reason::Reason};
@@ -46,6 +47,7 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(20);
 pub struct EventLoop {
     pub(super) poll: Poll,
     pub shared: Arc<Shared>,
+    pub(super) slots: Arc<Slots>,
     pub(super) listener: Option<Listener>,
     private: net::UnixStream,
     private_awaits_writable: bool,
@@ -82,6 +84,7 @@ impl EventLoop {
     pub fn new(
         poll: Poll,
         shared: Arc<Shared>,
+        slots: Arc<Slots>,
         listener: Listener,
         private: UnixStream,
         resources: Resources,
@@ -94,6 +97,7 @@ impl EventLoop {
         Ok(EventLoop {
             poll,
             shared,
+            slots,
             listener: Some(listener),
             private,
             private_awaits_writable: false,
@@ -189,7 +193,7 @@ impl EventLoop {
         work: impl FnOnce(&mut Connection, &mut Context) -> Action,
     ) {
         let shared = &*self.shared;
-        let Some(mut entry) = shared.slots.get(index) else {
+        let Some(mut entry) = self.slots.get(index) else {
             return;
         };
         let Some(connection) = &mut entry.connection else {

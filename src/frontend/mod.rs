@@ -38,6 +38,7 @@ pub use event_loop::MAX_SURPLUS;
 use event_loop::{EventLoop, WAKER};
 use mio::{Poll, Waker};
 use shared::Shared;
+use slots::Slots;
 use std::{
     io,
     os::unix::net::UnixStream,
@@ -92,8 +93,8 @@ impl Frontend {
     ) -> io::Result<(Frontend, Responder)> {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
-        let slots = limits.max_connections + MAX_SURPLUS;
-        let shared = Arc::new(Shared::new(limits, resources.budget.clone(), slots, waker));
+        let slots = Arc::new(Slots::new(limits.max_connections + MAX_SURPLUS));
+        let shared = Arc::new(Shared::new(limits, resources.budget.clone(), waker));
         let weak = Arc::downgrade(&shared);
         shared.budget.on_shortage(move || {
             if let Some(shared) = weak.upgrade()
@@ -102,7 +103,8 @@ impl Frontend {
                 shared.wake();
             }
         });
-        let mut event_loop = EventLoop::new(poll, Arc::clone(&shared), listener, private, resources)?;
+        let responder = Responder { shared: shared.clone(), slots: slots.clone() };
+        let mut event_loop = EventLoop::new(poll, shared.clone(), slots, listener, private, resources)?;
         let thread = thread::Builder::new().name("frontend".to_owned()).spawn(move || {
             on_start();
             let mut on_broken = Some(on_broken);
@@ -121,8 +123,7 @@ impl Frontend {
             event_loop.shared.in_flight.break_down(&error);
             on_broken();
         })?;
-        let frontend = Frontend { shared: Arc::clone(&shared), thread: Some(thread) };
-        Ok((frontend, Responder(shared)))
+        Ok((Frontend { shared, thread: Some(thread) }, responder))
     }
 
     /// A handle for code that does not own the frontend, a signal handler's thread for one.

@@ -8,6 +8,7 @@ pub use super::slot::{Delivery, Slot};
 use super::{
     connection::{Connection, DOING},
     shared::Shared,
+    slots::Slots,
 };
 use crate::{
     budget::Reservation,
@@ -21,7 +22,10 @@ use std::{
 
 /// Sends answers to clients; one for all workers.
 #[derive(Clone)]
-pub struct Responder(pub(super) Arc<Shared>);
+pub struct Responder {
+    pub(super) shared: Arc<Shared>,
+    pub(super) slots: Arc<Slots>,
+}
 
 impl Responder {
     /// The slot in a request's fragment with the request's id and when it is answered 503, and the memory that is
@@ -30,14 +34,14 @@ impl Responder {
     ///
     /// No slot when the client does not wait for the answer any more; such a request is to be dropped.
     pub fn claim(&self, fragment: &str) -> (Option<(Slot, RequestId, Instant)>, Option<Reservation>) {
-        self.0.in_flight.remove();
+        self.shared.in_flight.remove();
         let Ok(slot) = fragment.parse::<Slot>() else {
             return (None, None);
         };
-        let held = self.0.unclaimed.take(slot);
-        let mut entry = self.0.slots.get(slot.index);
+        let held = self.shared.unclaimed.take(slot);
+        let mut entry = self.slots.get(slot.index);
         let connection = entry.as_mut().and_then(|entry| entry.awaiting(slot.generation));
-        let claimed = connection.and_then(|connection| connection.in_work(&self.0.limits));
+        let claimed = connection.and_then(|connection| connection.in_work(&self.shared.limits));
         (claimed.map(|(client, id, deadline)| (slot.of(client), id, deadline)), held)
     }
 
@@ -47,8 +51,8 @@ impl Responder {
     /// Never blocks: what the client's socket does not take at once is sent by the event loop. `held` is what is
     /// reserved for the answer; what it keeps is counted in any case.
     pub fn answer(&self, slot: Slot, response: Response, held: Option<Reservation>) -> Option<Delivery> {
-        let shared = &*self.0;
-        let mut entry = shared.slots.get(slot.index)?;
+        let shared = &*self.shared;
+        let mut entry = self.slots.get(slot.index)?;
         let connection = entry.awaiting(slot.generation)?;
         let stopping = shared.stopping.load(Ordering::SeqCst);
         let (delivery, unfinished) = connection.answer(response, held, stopping, &shared.budget);
@@ -61,24 +65,24 @@ impl Responder {
 
     /// How many connections there are, by what they are doing; and how many there may be. Looks at each of them.
     pub fn connections(&self) -> (impl Iterator<Item = (&'static str, usize)>, usize) {
-        (DOING.into_iter().zip(self.0.slots.count()), self.0.limits.max_connections)
+        (DOING.into_iter().zip(self.slots.count()), self.shared.limits.max_connections)
     }
 
     /// Warns that a request is refused, at most once a second for each reason.
     pub fn warn(&self, why: Reason, slot: Slot, id: &RequestId) {
-        self.0.unavailable.warn(Instant::now(), why.text(), Some((slot.peer(), id)));
+        self.shared.unavailable.warn(Instant::now(), why.text(), Some((slot.peer(), id)));
     }
 
     /// A worker begins to execute a request, which is not given up for other clients from now on. Whether its client
     /// waits for the answer yet.
     pub fn begin(&self, slot: Slot) -> bool {
-        let mut entry = self.0.slots.get(slot.index);
+        let mut entry = self.slots.get(slot.index);
         let connection = entry.as_mut().and_then(|entry| entry.awaiting(slot.generation));
         connection.map(Connection::begin).is_some()
     }
 
     /// Whether the client does not wait for the answer any more, so that work on it would be in vain. Cheap.
     pub fn abandoned(&self, slot: Slot) -> bool {
-        self.0.slots.get(slot.index).is_none_or(|mut entry| entry.awaiting(slot.generation).is_none())
+        self.slots.get(slot.index).is_none_or(|mut entry| entry.awaiting(slot.generation).is_none())
     }
 }

@@ -1,7 +1,7 @@
-//! What the event loop and the workers share: connections, limits, memory, the number of requests in flight, and how
-//! one wakes the other.
+//! What the event loop and the workers share beside the connections: limits, memory, the number of requests in flight,
+//! and how one wakes the other.
 
-use super::{slot::Slot, slots::Slots, warnings::Warnings};
+use super::{slot::Slot, warnings::Warnings};
 use crate::{
     budget::{Budget, Reservation},
     config::Limits,
@@ -15,9 +15,8 @@ use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-/// What the event loop and the workers share.
+/// What the event loop and the workers share beside the connections.
 pub struct Shared {
-    pub slots: Slots,
     pub in_flight: InFlight,
     /// What the requests hold that no worker has claimed yet.
     pub unclaimed: Unclaimed,
@@ -37,9 +36,8 @@ pub struct Shared {
 }
 
 impl Shared {
-    pub fn new(limits: Limits, budget: Budget, slots: usize, waker: Waker) -> Shared {
+    pub fn new(limits: Limits, budget: Budget, waker: Waker) -> Shared {
         Shared {
-            slots: Slots::new(slots),
             // Abandoned requests stay in tiny_http's queue until a worker claims them. Without a bound, stuck workers
             // would let it grow as long as clients retry.
             in_flight: InFlight::new(2 * limits.max_connections),

@@ -95,7 +95,7 @@ impl EventLoop {
         }
         let full = self.admitted >= shared.limits.max_connections && !self.make_room(Some(peer), now);
         let index = self.free.pop().unwrap_or_else(|| {
-            shared.slots.allocate(self.used);
+            self.slots.allocate(self.used);
             self.used += 1;
             self.used - 1
         });
@@ -109,7 +109,7 @@ impl EventLoop {
         self.admitted += 1;
         self.peers.add(peer);
         self.sweep_at.get_or_insert(now + self.shortest_deadline());
-        shared.slots.get(index).expect("it was just allocated").open(stream, peer, now);
+        self.slots.get(index).expect("it was just allocated").open(stream, peer, now);
         if full {
             self.call(index, now, |connection, context| connection.turn_away(index, context));
         }
@@ -158,7 +158,7 @@ impl EventLoop {
         if pause_until.is_some_and(|until| now < until) {
             return None;
         }
-        let mut found = self.shared.slots.each(|index, connection| {
+        let mut found = self.slots.each(|index, connection| {
             let candidate = Candidate { index, peer: connection.peer(), state: connection.expendable()? };
             may_go(&candidate).then_some(candidate)
         });
@@ -177,7 +177,7 @@ impl EventLoop {
     pub(super) fn give_up_answers(&mut self, now: Instant) {
         self.shared.shortage.store(false, Ordering::Relaxed);
         let shared = Arc::clone(&self.shared);
-        let mut stalled = shared.slots.each(|index, connection| {
+        let mut stalled = self.slots.each(|index, connection| {
             let (bytes, time) = connection.stalled(now, STALLED)?;
             Some((connection.peer().trusted, Reverse(bytes as u128 * time.as_millis()), index))
         });
@@ -200,7 +200,7 @@ impl EventLoop {
     pub(super) fn make_memory(&mut self, index: u32, peer: Peer, bytes: usize, now: Instant) {
         let shared = Arc::clone(&self.shared);
         let mut peers: HashMap<PeerKey, (usize, Vec<(usize, u32)>)> = HashMap::new();
-        let incomplete = shared.slots.each(|other, connection| {
+        let incomplete = self.slots.each(|other, connection| {
             Some((PeerCounts::key(connection.peer())?, (connection.incomplete()?, other)))
         });
         for (key, body) in incomplete {

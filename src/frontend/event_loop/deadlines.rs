@@ -13,7 +13,7 @@ impl EventLoop {
     /// of those is closer than the shortest time that anything is given.
     pub(super) fn sweep(&mut self, now: Instant) {
         let mut next = now + self.shortest_deadline();
-        let late = self.shared.slots.each(|index, connection| {
+        let late = self.slots.each(|index, connection| {
             let at = connection.deadline(&self.shared.limits)?;
             if at > now {
                 next = next.min(at);
@@ -35,7 +35,7 @@ impl EventLoop {
     /// Reports that there is nothing to do, unless there has been since this was due, or a worker has.
     pub(super) fn idle(&mut self, now: Instant) {
         let due = self.active_at + IDLE;
-        let is_working = || self.shared.slots.count()[WORKING] > 0;
+        let is_working = || self.slots.count()[WORKING] > 0;
         self.idle_at = match due > now {
             true => Some(due),
             false if is_working() => Some(now + IDLE),
