@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import datetime
 
 import pytest
 
@@ -31,7 +31,7 @@ class Server:
         arguments += programs(arguments, environment)
         if seed is not None:
             arguments += ["--seed", os.fspath(seed)]
-        self._userd, self._environment, self._begin = userd, environment, ""
+        self._userd, self._environment, self._begin = userd, environment, 0
         self._log = tempfile.TemporaryFile()
         # It ends with its standard input, and so with this process, however that ends.
         self._process = subprocess.Popen(
@@ -82,15 +82,23 @@ class Server:
 
     def _requests(self) -> list[str]:
         lines = re.findall(r"^(\S+Z) .*request_id=(\S+)", self.log(), re.MULTILINE)
-        return [request for at, request in lines if at >= self._begin]
+        return [request for at, request in lines if _arrived(at, request) >= self._begin]
 
     def _begin_test(self) -> None:
         # By the time and not by the place in the log, to which the last test's lines may yet be written.
-        self._begin = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        self._begin = time.time_ns() // 1_000_000
 
     def _stop(self) -> int:
         self._process.communicate()
         return self._process.returncode
+
+
+def _arrived(at: str, request: str) -> int:
+    """When a request came, in ms: the time in an id of userd's (UUID version 7), else that of its line, a moment later."""
+    made = re.match(r"([0-9a-f]{8})-([0-9a-f]{4})-7", request)
+    if made:
+        return int(made[1] + made[2], 16)
+    return int(datetime.fromisoformat(at.replace("Z", "+00:00")).timestamp() * 1000)
 
 
 #: Those that run.
