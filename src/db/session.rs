@@ -100,7 +100,9 @@ impl Session {
         const CLOCK: &str = "select pg_catalog.clock_timestamp()";
         let sent = Instant::now();
         // Not prepared: that would be one more round trip.
-        let rows = self.run(CLOCK, &[], false)?;
+        let rows = self.run(CLOCK, &[], false);
+        // It changes nothing, so that what it is read for may be executed again.
+        let rows = rows.map_err(|failure| Failure { sent: false, ..failure })?;
         self.see_clock(CLOCK, &rows[0], sent)
     }
 
@@ -166,5 +168,36 @@ impl Session {
         // The statement's error stands, whatever becomes of the session: a closed one is replaced.
         let _ = self.connection.batch_execute("");
         self.connection.watch().end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::db::tests::{LONG, Until, server, watchdog};
+
+    /// The clock is read before a change: that this fails says nothing against executing the change again.
+    #[test]
+    fn a_change_is_not_sent_where_the_clock_cannot_be_read() {
+        let (watchdog, tls) = watchdog();
+        let target = server(Until::Closed);
+        for statements in [Some(Vec::new()), None] {
+            let connection = watchdog.connect(&target.config_for(&target.hosts), &tls, "").unwrap();
+            let mut session = Session {
+                connection,
+                statements,
+                answer_timeout: LONG,
+                epoch: 0,
+                clock: None,
+                clock_was_set: false,
+            };
+            let changed = session.change("update", &[], Deadlines::One(Instant::now() + LONG));
+            let failure = changed.err().expect("the connection is closed");
+            assert_eq!((failure.meaning, failure.sent), (Meaning::Broken, false));
+            // A statement itself may have been executed.
+            let connection = watchdog.connect(&target.config_for(&target.hosts), &tls, "").unwrap();
+            session = Session { connection, statements: None, ..session };
+            assert!(session.query("update", &[]).unwrap_err().sent);
+        }
     }
 }

@@ -18,6 +18,8 @@ pub(super) enum Until {
     Accepted,
     /// It accepts sessions, and simple queries.
     Set,
+    /// The same, and closes the connection at a statement.
+    Closed,
     /// It answers a statement with an error, but not with the end of that answer.
     Refused,
 }
@@ -52,6 +54,7 @@ fn serve(mut stream: TcpStream, until: Until) {
             _ if until == Until::Accepted || refused => continue,
             _ if !started => [AUTHENTICATED, READY].concat(),
             b'Q' => [EMPTY, READY].concat(),
+            _ if until == Until::Closed => return,
             _ if until == Until::Refused => ERROR.to_vec(),
             _ => continue,
         };
