@@ -25,7 +25,7 @@ pub fn check_all(data: &[u8]) {
 const SERVED: Served =
     Served { fields: &["authorization", "content-type", "idempotency-key", "origin"], at_once: &["/"] };
 
-fn limits() -> Limits {
+pub fn limits() -> Limits {
     Limits {
         max_head_bytes: 512,
         max_request_line_bytes: 128,

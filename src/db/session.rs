@@ -192,7 +192,7 @@ mod tests {
                 clock_was_set: false,
             };
             let changed = session.change("update", &[], Deadlines::One(Instant::now() + LONG));
-            let failure = changed.err().expect("the connection is closed");
+            let failure = changed.expect_err("the connection is closed");
             assert_eq!((failure.meaning, failure.sent), (Meaning::Broken, false));
             // A statement itself may have been executed.
             let connection = watchdog.connect(&target.config_for(&target.hosts), &tls, "").unwrap();

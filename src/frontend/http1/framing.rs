@@ -172,7 +172,10 @@ impl Framing {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::Traits, *};
+    use super::{
+        super::{Traits, fuzz::checks::limits},
+        *,
+    };
     use crate::http::Persistence;
 
     /// What came of a stream: each request as it is passed on, and the refusal that ended it.
@@ -196,16 +199,6 @@ mod tests {
         ],
         at_once: &["/at-once"],
     };
-
-    fn limits() -> Limits {
-        Limits {
-            max_head_bytes: 512,
-            max_request_line_bytes: 128,
-            max_header_fields: 8,
-            max_body_bytes: 64,
-            ..Limits::default()
-        }
-    }
 
     /// Feeds a stream in pieces of the sizes given (the last one repeats), as a connection would.
     fn feed(stream: &[u8], limits: &Limits, sizes: impl IntoIterator<Item = usize>) -> Outcome {

@@ -1,7 +1,7 @@
 //! What the fuzz target checks, on its corpus and on parts of it.
 
 #[path = "../../../fuzz/checks.rs"]
-mod checks;
+pub(super) mod checks;
 
 use super::{Parsed, framing::Framing};
 use crate::{config::Limits, frontend::Served};
