@@ -87,15 +87,15 @@ const WITHOUT_NUL: &str = r"^[^\u0000]*$";
 /// Texts without NUL, without the cost of a regular expression's engine.
 struct WithoutNul;
 
-impl Keyword for WithoutNul {
-    fn validate<'i>(&self, instance: &'i Value) -> Result<(), ValidationError<'i>> {
+impl<'i> Keyword<'i> for WithoutNul {
+    fn validate(&self, instance: &'i Value) -> Result<(), ValidationError<'i>> {
         match self.is_valid(instance) {
             true => Ok(()),
             false => Err(ValidationError::custom(HAS_NUL)),
         }
     }
 
-    fn is_valid(&self, instance: &Value) -> bool {
+    fn is_valid(&self, instance: &'i Value) -> bool {
         instance.as_str().is_none_or(|text| !text.contains('\0'))
     }
 }
@@ -104,7 +104,7 @@ fn without_nul<'a>(
     _: &'a Map<String, Value>,
     pattern: &'a Value,
     _: Location,
-) -> Result<Box<dyn Keyword>, ValidationError<'a>> {
+) -> Result<Box<dyn for<'i> Keyword<'i>>, ValidationError<'a>> {
     match pattern.as_str() {
         Some(WITHOUT_NUL) => Ok(Box::new(WithoutNul)),
         _ => Err(ValidationError::custom("a pattern that is not implemented")),
