@@ -123,37 +123,6 @@ fn the_way_of_a_request_has_functions_that_there_are() {
     assert!(count > 40, "{count} functions");
 }
 
-/// Pictures and tables of docs/performance.md, byte for byte what the script makes of the committed rows.
-#[test]
-fn the_figures_are_drawn_from_their_rows() {
-    let (root, dir) = (Path::new(env!("CARGO_MANIFEST_DIR")), TempDir::new());
-    let drawn = Command::new("python3").arg(root.join("docs/figures/draw")).arg(dir.path()).output().unwrap();
-    assert!(drawn.status.success(), "{}", String::from_utf8_lossy(&drawn.stderr));
-    let read = |path: &Path| fs::read_to_string(path).expect("UTF-8");
-    let names: BTreeSet<String> = fs::read_dir(dir.path())
-        .unwrap()
-        .map(|file| file.unwrap().file_name().into_string().unwrap())
-        .collect();
-    assert_eq!(
-        names.into_iter().collect::<Vec<_>>(),
-        ["memory.svg", "pages.svg", "performance.md", "speed.svg"]
-    );
-    let page = read(&root.join("docs/performance.md"));
-    assert!(read(&dir.path().join("performance.md")) == page, "docs/figures/draw writes docs/performance.md");
-    for name in ["memory", "pages", "speed"] {
-        let picture = read(&root.join(format!("docs/figures/{name}.svg")));
-        assert!(
-            read(&dir.path().join(format!("{name}.svg"))) == picture,
-            "docs/figures/draw draws {name}.svg"
-        );
-        assert!(picture.contains("prefers-color-scheme: dark") && picture.contains("<text"), "{name}");
-        assert!(links(&page).contains(&format!("figures/{name}.svg").as_str()), "{name}");
-        let rows = read(&root.join(format!("docs/figures/{name}.csv")));
-        assert!(rows.starts_with("# userd ") && rows.contains("\ncommit,"), "{name}.csv names no commit");
-    }
-    assert!(links(README).iter().any(|link| link.starts_with("docs/figures/")), "README.md shows none");
-}
-
 /// The table with fields of one's own: a user's row there goes with the user.
 #[test]
 fn a_table_beside_users() {

@@ -32,13 +32,6 @@ fn a_shell_script() {
     assert_eq!(run("sh", "harness.sh"), "");
 }
 
-#[test]
-fn a_python_test() {
-    // The test's own result, and no line of a log.
-    let said = run("python3", "test_users.py");
-    assert!(said.ends_with("OK\n") && !said.contains('['), "{said}");
-}
-
 /// `userd` with its standard input in our hands.
 fn ephemeral(arguments: &[&str]) -> (Child, String) {
     let mut child = Command::new(USERD)

@@ -1,19 +1,7 @@
 //! The service as its users meet it: real processes, real sockets, a real PostgreSQL.
 //!
-//! `contract` is what it answers, `description` what it tells machines of that,
-//! `tables` what becomes of the tables behind its back, `finding` lists and their queries, `preconditions` entity tags and
-//! patches, `repeating` creates with a key, `changes` what a change leaves behind, `batches` changes of many users in one
-//! statement, `model` all of them for any history,
-//! `clients` what it withstands, `cors` which pages of browsers it answers, `ui` its own page, `pages` what it counts, `faults` what breaks beneath it, `sessions` how it uses its
-//! sessions of the database, `lanes` what waits for what, `late` changes that are held back, `requests` their ids and lines of the log, `health` its
-//! readiness, `figures` what it counts, `cores` what it leaves to other processes, `neighbours` other users of that
-//! database, `machines` several services among other programs, `failover` three machines under Patroni, `prometheus`
-//! what it makes of their figures, `backup` its dumps, `export` and `import` files of
-//! users, `hostile` what another role puts into the schema, `plans` how statements are executed,
-//! `publication` logical replication,
-//! `lifecycle` the command and its process, `deb` the Debian package's lines, `embedding` the library, `testing` and `harness` what users' tests
-//! stand on, `documents` the documents and their lines for curl; `cluster` the private PostgreSQL, `verbs` the command's other verbs on it, `programs` whose programs that takes, `privileges` whose process it is,
-//! `tls` encrypted connections to it.
+//! Each module opens with what it tests. `support` starts what the tests use. What needs more than PostgreSQL, curl and
+//! jq is in `tests/deploy`.
 
 mod backup;
 mod batches;
@@ -23,13 +11,11 @@ mod cluster;
 mod contract;
 mod cores;
 mod cors;
-mod deb;
 mod description;
 mod documents;
 mod embedding;
 mod endings;
 mod export;
-mod failover;
 mod faults;
 mod figures;
 mod finding;
@@ -40,7 +26,6 @@ mod import;
 mod lanes;
 mod late;
 mod lifecycle;
-mod machines;
 mod memory;
 mod model;
 mod neighbours;
@@ -50,11 +35,11 @@ mod plans;
 mod preconditions;
 mod privileges;
 mod programs;
-mod prometheus;
 mod publication;
 mod repeating;
 mod requests;
 mod sessions;
+#[allow(dead_code, unused_imports, reason = "tests/deploy uses the rest")]
 mod support;
 mod tables;
 mod testing;

@@ -6,7 +6,6 @@
 mod database;
 mod described;
 mod http;
-mod listening;
 mod load;
 mod machine;
 mod own;
@@ -19,10 +18,12 @@ mod verbs;
 pub use database::{Compared, Database};
 pub use described::{DESCRIPTION, check_described};
 pub use http::{Answer, Client, check, is_timestamp, masked};
-pub use listening::{Account, Listening};
 pub use load::{Audit, Books, Caller, Event, Load};
 pub use machine::{free_port, others_may_read, pause};
-pub use own::{Daemon, Own, children, code_kib, memory_kib, peak_kib, programs_of_postgres, running, users};
+pub use own::{
+    Daemon, Own, children, code_kib, memory_kib, peak_kib, program_of_postgres, programs_of_postgres,
+    running, users,
+};
 pub use proxy::{Proxy, Weather};
 pub use relay::Relay;
 pub use service::{Process, Service};
@@ -77,13 +78,6 @@ pub fn eventually(within: Duration, what: &str, mut condition: impl FnMut() -> b
 /// that lives for a moment only: it is woken without the lock that it is about to wait with. Anything of ours
 /// would be left 200 times.
 pub const MISSED: usize = 2;
-
-/// A program of Debian's package of that name. Where it is not installed, the test fails and says so.
-pub fn program(name: &str, package: &str) -> PathBuf {
-    let mut paths = ["/usr/bin", "/usr/sbin"].into_iter().map(|dir| Path::new(dir).join(name));
-    let path = paths.find(|path| path.exists());
-    path.unwrap_or_else(|| panic!("the tests need {name}: apt-get install {package}"))
-}
 
 /// How long hashing a password takes now, at its best.
 pub fn time_of_a_hash() -> Duration {

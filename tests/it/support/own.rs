@@ -9,12 +9,9 @@ use postgres::{Client, NoTls};
 use std::{
     collections::HashMap,
     fs,
-    os::unix::{
-        fs::{MetadataExt, PermissionsExt, chown},
-        process::CommandExt,
-    },
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    os::unix::fs::PermissionsExt,
+    path::PathBuf,
+    process::Child,
     thread,
     time::{Duration, Instant},
 };
@@ -93,9 +90,9 @@ impl Own {
         socket.parent().expect("a file in a directory").to_owned()
     }
 
-    /// A standby of it that follows, on a Unix socket in a directory of its own.
-    pub fn standby(&self) -> Standby {
-        Standby::start(self)
+    /// Returns the directory of its files.
+    pub fn data(&self) -> PathBuf {
+        self.options.dir.join("pgdata")
     }
 
     /// What it has logged.
@@ -183,71 +180,6 @@ fn status_kib(process: u32, name: &str) -> usize {
     number.parse().expect("a number of KiB")
 }
 
-/// A streaming standby, which may be promoted.
-pub struct Standby {
-    _server: Daemon,
-    // Removed when the server is gone.
-    dir: TempDir,
-}
-
-impl Standby {
-    fn start(primary: &Own) -> Standby {
-        let dir = TempDir::new();
-        // The standby runs under the primary's account: PostgreSQL refuses to run as root.
-        let owner = fs::metadata(primary.options.dir.join("pgdata")).expect("a cluster has its files");
-        let (uid, gid) = (owner.uid(), owner.gid());
-        chown(dir.path(), Some(uid), Some(gid)).expect("a fresh directory");
-        let data = dir.path().join("standby");
-        let run = |program: &str| {
-            let mut command = Command::new(program_of_postgres(program));
-            command.env_clear().env("LC_ALL", "C").current_dir("/");
-            command.uid(uid).gid(gid).stdin(Stdio::null()).stdout(Stdio::null());
-            command
-        };
-        let copied = run("pg_basebackup")
-            .args(["-U", "postgres", "-X", "stream", "-c", "fast", "-R", "-h"])
-            .arg(primary.socket_dir())
-            .arg("-D")
-            .arg(&data)
-            .status();
-        assert!(copied.expect("PostgreSQL's programs").success());
-        let log = fs::File::create(dir.path().join("log")).expect("a fresh directory");
-        let server = run("postgres")
-            .arg("-D")
-            .arg(&data)
-            .args(["-c", "listen_addresses=", "-c", "max_connections=100", "-k"])
-            .arg(dir.path())
-            .stderr(log)
-            .spawn();
-        let standby =
-            Standby { _server: Daemon::new(server.expect("PostgreSQL's programs"), Signal::SIGQUIT), dir };
-        eventually(LONG, "the standby takes connections", || Client::connect(&standby.url(), NoTls).is_ok());
-        standby
-    }
-
-    pub fn socket_dir(&self) -> &Path {
-        self.dir.path()
-    }
-
-    /// Whether what the primary has written by now is to be seen here.
-    pub fn has_replayed(&self, primary: &Own) -> bool {
-        let row = primary.client().query_one("select pg_current_wal_lsn()::text", &[]);
-        let written: String = row.expect("a primary").get(0);
-        let sql = "select pg_last_wal_replay_lsn() >= $1::text::pg_lsn";
-        self.client().query_one(sql, &[&written]).expect("a standby").get(0)
-    }
-
-    /// What `DATABASE_URL` takes.
-    pub fn url(&self) -> String {
-        format!("host='{}' user=postgres dbname=postgres", self.dir.path().display())
-    }
-
-    /// A session, to look behind the service's back.
-    pub fn client(&self) -> Client {
-        Client::connect(&self.url(), NoTls).expect("the standby takes connections")
-    }
-}
-
 /// Another's program, ended with this signal when dropped.
 pub struct Daemon {
     child: Child,
@@ -272,7 +204,8 @@ impl Drop for Daemon {
     }
 }
 
-fn program_of_postgres(name: &str) -> PathBuf {
+/// Returns the path of a program of PostgreSQL.
+pub fn program_of_postgres(name: &str) -> PathBuf {
     programs_of_postgres().join(name)
 }
 

@@ -1,6 +1,6 @@
 //! A PostgreSQL as an administrator sets one up: it listens on an address, at the usual port, and asks for passwords.
 
-use super::{Daemon, LONG, TempDir, eventually, own::programs_of_postgres};
+use crate::support::{Daemon, LONG, TempDir, eventually, programs_of_postgres};
 use nix::{
     sys::signal::Signal,
     unistd::{Uid, User},

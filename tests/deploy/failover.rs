@@ -3,9 +3,14 @@
 //! from etcd, while clients create, change, read and delete users, on both ways to the database: its three addresses in
 //! `DATABASE_URL`, and haproxy with PgBouncer.
 
-use crate::support::{
-    Account, BUSY, Caller, Daemon, Event, LONG, LONG_ON_DISK, Load, Own, Process, Relay, TempDir, children,
-    eventually, loopback_network, pause, program, running, users,
+use crate::{
+    listening::Account,
+    program,
+    standby::Standby,
+    support::{
+        BUSY, Caller, Daemon, Event, LONG, LONG_ON_DISK, Load, Own, Process, Relay, TempDir, children,
+        eventually, loopback_network, pause, running, users,
+    },
 };
 use nix::{
     sys::signal::{Signal, kill},
@@ -497,7 +502,7 @@ fn the_primary_is_killed_stopped_and_cut_off() {
 #[test]
 fn a_primary_that_was_stopped_and_replaced_is_not_used_again() {
     let primary = Own::start();
-    let standby = primary.standby();
+    let standby = Standby::start(&primary);
     let hosts = format!("{},{}", primary.socket_dir().display(), standby.socket_dir().display());
     let url = format!("host={hosts} user=postgres dbname=postgres target_session_attrs=read-write");
     let variables = [("DATABASE_URL", &*url), ("HOST", "127.0.0.1"), ("PORT", "0"), ("REQUEST_TIMEOUT", "2")];

@@ -1,12 +1,16 @@
 //! The files for Prometheus and Grafana in `examples/deploy`, as they stand but for the replicas' addresses and the pace:
 //! a real Prometheus scrapes a service under load, and evaluates every query and every alert.
 
-use crate::support::{BUSY, Client, Daemon, LONG, Load, Service, TempDir, eventually, free_port, program};
+use crate::{
+    program,
+    support::{BUSY, Client, Daemon, Database, LONG, Load, Process, Service, TempDir, eventually, free_port},
+};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::{
     collections::BTreeSet,
     fs,
+    io::Write,
     path::Path,
     process::{Command, Stdio},
     sync::{Arc, Mutex},
@@ -135,4 +139,27 @@ fn every_query_has_an_answer() {
     service.database.run("alter table refinery_schema_history rename to away");
     eventually(LONG, "the alert's query finds it", || series(&base_url, "userd_ready == 0") > 0);
     load.stop();
+}
+
+#[test]
+fn prometheus_finds_nothing_wrong() {
+    let promtool = program("promtool", "prometheus");
+    let database = Database::create();
+    let mut process = Process::on(&database, &[]);
+    let mut client = process.client();
+    client.post("/users", r#"{"name":"Ada","email":"ada@example.com"}"#);
+    client.get("/users/1");
+    client.get("/livez");
+    let text = client.get("/metrics").body;
+    let mut child = Command::new(promtool)
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("promtool runs");
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    assert!(output.status.success() && said.is_empty(), "{}\n{text}", String::from_utf8_lossy(&said));
 }

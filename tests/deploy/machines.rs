@@ -1,9 +1,14 @@
 //! Several userd, with other programs between them and their clients or their database: the set-ups of
 //! docs/clustering.md, with the files of `examples/deploy` and the lines of that page. Only addresses are replaced.
 
-use crate::support::{
-    Account, BUSY, Caller, Client, Daemon, Database, Event, LONG, Listening, Load, Own, Process, Relay,
-    Service, TempDir, assert_no_secret, eventually, free_port, loopback_network, pause, program, users,
+use crate::{
+    listening::{Account, Listening},
+    program,
+    standby::Standby,
+    support::{
+        BUSY, Caller, Client, Daemon, Database, Event, LONG, Load, Own, Process, Relay, Service, TempDir,
+        assert_no_secret, eventually, free_port, loopback_network, pause, users,
+    },
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -205,7 +210,7 @@ fn a_client_behind_haproxy_cannot_hide() {
 fn replicas_behind_haproxy_and_a_standby_that_is_promoted() {
     let program = program("haproxy", "haproxy");
     let mut primary = Own::start();
-    let standby = primary.standby();
+    let standby = Standby::start(&primary);
     // Acknowledged means: to be seen on the standby.
     primary.run("alter system set synchronous_standby_names = '*'");
     primary.run("alter system set synchronous_commit = 'remote_apply'");
@@ -280,7 +285,7 @@ fn replicas_behind_haproxy_and_a_standby_that_is_promoted() {
 #[test]
 fn a_primary_that_is_demoted() {
     let primary = Own::start();
-    let standby = primary.standby();
+    let standby = Standby::start(&primary);
     let hosts = format!("{},{}", primary.socket_dir().display(), standby.socket_dir().display());
     let url = format!("host={hosts} user=postgres dbname=postgres target_session_attrs=read-write");
     let mut process = userd(&url, 0, &[]);

@@ -1,0 +1,23 @@
+//! The service among other programs: proxies, poolers, clusters, Prometheus, Python and Debian's packages.
+//!
+//! `cargo test --test deploy` runs these; plain `cargo test` leaves them out. CONTRIBUTING.md says what they need.
+
+mod deb;
+mod failover;
+mod listening;
+mod machines;
+mod prometheus;
+mod python;
+mod standby;
+#[allow(dead_code, unused_imports, reason = "tests/it uses the rest")]
+#[path = "../it/support/mod.rs"]
+mod support;
+
+use std::path::{Path, PathBuf};
+
+/// Returns the path of a program, and panics with the name of its Debian package if it is not installed.
+pub fn program(name: &str, package: &str) -> PathBuf {
+    let mut paths = ["/usr/bin", "/usr/sbin"].into_iter().map(|dir| Path::new(dir).join(name));
+    let path = paths.find(|path| path.exists());
+    path.unwrap_or_else(|| panic!("the tests need {name}: apt-get install {package}"))
+}
