@@ -6,7 +6,7 @@ use std::{
     collections::BTreeSet,
     fs,
     os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Stdio},
 };
 
@@ -87,40 +87,6 @@ fn the_index_has_every_page_and_the_readme_is_short() {
     }
     let readme = text("README.md");
     assert!(readme.lines().count() <= 220 && readme.len() <= 12_000, "{} bytes", readme.len());
-    for (name, text) in &documents {
-        let long = prose(text).find(|line| line.chars().count() > 120 && !line.starts_with('|'));
-        assert_eq!(long, None, "{name}");
-    }
-}
-
-/// `file.rs:function`, as docs/architecture.md names the stops of a request.
-#[test]
-fn the_way_of_a_request_has_functions_that_there_are() {
-    fn sources(dir: &Path, found: &mut Vec<(PathBuf, String)>) {
-        for entry in fs::read_dir(dir).expect("a directory") {
-            let path = entry.expect("an entry").path();
-            match path.is_dir() {
-                true => sources(&path, found),
-                false => found.push((path.clone(), fs::read_to_string(path).unwrap_or_default())),
-            }
-        }
-    }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut files = Vec::new();
-    sources(&root.join("src"), &mut files);
-    let page = fs::read_to_string(root.join("docs/architecture.md")).expect("UTF-8");
-    let mut count = 0;
-    for (file, name) in page.split('`').skip(1).step_by(2).filter_map(|code| code.split_once(".rs:")) {
-        let file = format!("{file}.rs");
-        let function = format!("fn {}", name.rsplit("::").next().unwrap_or(name));
-        let mut named = files.iter().filter(|(path, _)| path.ends_with(&file));
-        let is_there = named.any(|(_, text)| {
-            text.match_indices(&function).any(|(at, _)| text[at + function.len()..].starts_with(['(', '<']))
-        });
-        assert!(is_there, "{file}:{name}");
-        count += 1;
-    }
-    assert!(count > 40, "{count} functions");
 }
 
 /// The table with fields of one's own: a user's row there goes with the user.
