@@ -122,9 +122,6 @@ mod start_error;
 #[cfg(feature = "command")]
 #[doc(hidden)]
 pub mod transfer;
-#[cfg(feature = "command")]
-#[doc(hidden)]
-pub mod upkeep;
 #[doc(hidden)]
 pub mod users;
 
@@ -133,6 +130,9 @@ pub use config::{
     AllowedOrigins, Config, ConfigError, Database, Limits, PasswordHashing, ProxyField, Schema, Secret,
     TrustedProxies, Ui, Validation,
 };
+#[cfg(feature = "command")]
+#[doc(hidden)]
+pub use db::check;
 #[doc(hidden)]
 pub use db::{Delete, New, Update, Updated};
 pub use http::{Method, Request, Response};

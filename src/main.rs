@@ -1,7 +1,7 @@
-//! The command `userd`. All that touches the process as a whole is here and in [`command_line`]; the library never
+//! The command `userd`. All that touches the process as a whole is here and in [`cli`]; the library never
 //! reads the environment, installs a logger or exits.
 
-mod command_line;
+mod cli;
 
 /// Gives memory back to the system that is free: what compiling schemas took at the start, and what clients made the
 /// service hold. Otherwise it would stay until it is allocated again.
@@ -29,5 +29,5 @@ fn limit_what_is_kept() {
 
 fn main() -> std::process::ExitCode {
     limit_what_is_kept();
-    command_line::run()
+    cli::run()
 }

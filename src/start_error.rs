@@ -11,6 +11,8 @@ pub enum StartError {
     Config(ConfigError),
     /// No connection to the database within `db_connect_timeout`, or a refusal that a retry would not change.
     Database(String),
+    /// The database refused a statement, or the connection broke.
+    Statement(String),
     /// No database to be thrown away: PostgreSQL's programs are missing, or its cluster does not start. Only
     /// of [`ScratchDatabase`](crate::ScratchDatabase) and what stands on it.
     Cluster(String),
@@ -29,6 +31,7 @@ impl fmt::Display for StartError {
         match self {
             StartError::Config(error) => error.fmt(f),
             StartError::Database(line) => write!(f, "cannot connect to the database: {line}"),
+            StartError::Statement(line) => write!(f, "database error: {line}"),
             StartError::Cluster(line) => f.write_str(line),
             StartError::Migration(line) => write!(f, "cannot migrate the database: {line}"),
             StartError::NotMigrated(missing) if missing.is_empty() => {

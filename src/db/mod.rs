@@ -3,6 +3,8 @@
 //! The only module that knows SQL and SQLSTATEs. Knows nothing of HTTP.
 
 pub(crate) mod blocking;
+#[cfg(feature = "command")]
+pub mod check;
 mod clock;
 #[cfg(any(test, feature = "command"))]
 pub mod counts;

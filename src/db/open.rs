@@ -81,11 +81,6 @@ impl Opening {
         }
     }
 
-    /// One attempt of [`Opening::connect`], without a line in the log.
-    pub fn try_connect(&self) -> Result<(), StartError> {
-        self.servers.connect("").map(drop).map_err(|error| StartError::Database(error.to_string()))
-    }
-
     /// Applies the migrations that are missing, and has the functions follow a schema that was renamed; the names of
     /// the migrations. Where `may` is not set, an error says what is to be done.
     pub fn migrate(&self, migrations: Migrations, may: bool) -> Result<Vec<String>, StartError> {

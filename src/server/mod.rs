@@ -2,7 +2,6 @@
 
 mod allowance;
 mod cores;
-mod refusing;
 mod relay;
 mod scheduler;
 mod workers;
@@ -16,7 +15,6 @@ use crate::{
 };
 use cores::Cores;
 use parking_lot::Mutex;
-pub use refusing::{RefusingServer, reach};
 use relay::Relay;
 use scheduler::Capacity;
 use std::{

@@ -2,7 +2,6 @@
 
 use crate::support::{Client, Database, LONG, Process, TempDir, eventually, free_port, has_ipv6};
 use nix::sys::signal::Signal;
-use serde_json::json;
 use std::{
     io::{BufRead, BufReader, Read},
     net::TcpListener,
@@ -190,88 +189,6 @@ fn activated_with(socket: OwnedFd, variables: &[(&str, &str)]) -> Child {
         .unwrap()
 }
 
-/// Its clients are answered before there is a database, and served once there is one.
-#[test]
-fn a_passed_socket_without_a_database() {
-    let (other, missing) = (Database::empty(), Database::unmade());
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    let socket = OwnedFd::from(listener);
-    let child = activated(socket.try_clone().unwrap(), &missing);
-    // One client that never completes its request delays no other.
-    let mut slow = Client::new(&url);
-    slow.send(b"GET /users HTTP/1.1\r\n");
-    let mut client = Client::new(&url);
-    let user = r#"{"name":"Ada","email":"ada@example.com"}"#;
-    let rows = [
-        ("GET", "/users", ""),
-        ("POST", "/users", user),
-        ("HEAD", "/users/1", ""),
-        ("OPTIONS", "/users", ""),
-        ("GET", "/livez", ""),
-        ("GET", "/readyz", ""),
-        ("GET", "/metrics", ""),
-        ("GET", "/openapi.json", ""),
-        ("GET", "/nowhere", ""),
-    ];
-    let mut asked = Instant::now();
-    for (method, target, body) in rows {
-        let answer = client.request(method, target, &[], body);
-        assert_eq!((answer.status, answer.header("Retry-After")), (503, Some("1")), "{method} {target}");
-        if method != "HEAD" {
-            assert_eq!(answer.json(), json!({"error": "Service unavailable"}), "{method} {target}");
-        }
-        // The first one includes the start of the process.
-        assert!(
-            asked.elapsed() < Duration::from_secs(if target == "/users" { 5 } else { 1 }),
-            "{method} {target}"
-        );
-        asked = Instant::now();
-    }
-    other.run(&format!("create database {}", missing.name()));
-    let mut client = Client::new(&url);
-    eventually(LONG, "it serves", || {
-        client = Client::new(&url);
-        client.get("/readyz").status == 200
-    });
-    assert_eq!(client.post("/users", user).status, 201);
-    assert_eq!(client.get("/users/1").json()["name"], "Ada");
-    let log = stopped(child);
-    let line = "[ERROR] cannot connect to the database: FATAL: database";
-    assert!(
-        log.lines().any(|found| found.contains(line) && found.ends_with("answered 503 until that is mended")),
-        "{log}"
-    );
-    assert_eq!(log.matches("cannot connect").count(), 1, "{log}");
-
-    // A role that may not make the tables: the same, and a stop meanwhile is one as any other.
-    let name = missing.name();
-    missing.run(&format!(
-        "revoke create on schema public from public; drop table refinery_schema_history, users cascade; \
-        create role {name}_app login"
-    ));
-    let url_of_role = missing.url().replace("user=postgres", &format!("user={name}_app"));
-    let child = activated_with(socket.try_clone().unwrap(), &[("DATABASE_URL", &url_of_role)]);
-    let answer = Client::new(&url).get("/users");
-    assert_eq!((answer.status, answer.header("Retry-After")), (503, Some("1")));
-    let log = stopped(child);
-    assert!(
-        log.contains("[ERROR] cannot migrate the database: ") && log.contains("permission denied"),
-        "{log}"
-    );
-    missing.run(&format!("drop role {name}_app"));
-
-    // A database that cannot be reached is waited for first.
-    let nowhere = [("DATABASE_URL", "postgres://u@127.0.0.1:1/d"), ("DB_CONNECT_TIMEOUT", "0.2")];
-    let child = activated_with(socket.try_clone().unwrap(), &nowhere);
-    assert_eq!(Client::new(&url).get("/users").status, 503);
-    stopped(child);
-
-    // A setting that cannot be used ends it.
-    let code = activated_with(socket, &[("WORKERS", "0")]).wait().unwrap().code();
-    assert_eq!(code, Some(2));
-}
-
 /// What a process has logged that SIGTERM ends with success.
 fn stopped(mut child: Child) -> String {
     let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
@@ -311,6 +228,14 @@ fn a_socket_that_a_supervisor_passes() {
     let socket = OwnedFd::from(std::os::unix::net::UnixStream::pair().unwrap().0);
     let code = activated(socket, &database).wait().unwrap().code();
     assert_eq!(code, Some(1), "a connection is no listener");
+
+    // The supervisor starts it again, and keeps the clients that connect meanwhile.
+    let listener = || OwnedFd::from(TcpListener::bind("127.0.0.1:0").unwrap());
+    let nowhere = [("DATABASE_URL", "postgres://u@127.0.0.1:1/d"), ("DB_CONNECT_TIMEOUT", "0.2")];
+    for (variables, expected) in [(&nowhere[..], 1), (&[("WORKERS", "0")], 2)] {
+        let code = activated_with(listener(), variables).wait().unwrap().code();
+        assert_eq!(code, Some(expected), "{variables:?}");
+    }
 }
 
 /// The database of the shared cluster that has this user, where there is one.

@@ -2,7 +2,7 @@
 
 use crate::support::{
     Client, DATABASE_PASSWORD, Database, LONG, LONG_ON_DISK, PASSWORD, Process, Relay, Service, TOKEN,
-    TempDir, assert_no_secret, check, eventually, free_port,
+    TempDir, assert_no_secret, check, eventually, free_port, running,
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -949,21 +949,61 @@ fn waiting(database: &Database) -> u32 {
     database.value(sql).parse().unwrap()
 }
 
-#[test]
-fn a_second_signal_ends_at_once() {
+/// A request in flight that waits for a lock, which ends with the transaction.
+fn with_a_request_in_flight(test: impl FnOnce(&mut Process, Client, postgres::Transaction)) {
     let database = Database::create();
     let mut process = Process::on(&database, &[]);
     let mut client = process.client();
-    client.post("/users", ADA);
+    check(&mut client, &format!("POST /users {ADA} => 201 {ADA_1}"));
     let mut sql = database.client();
     let mut lock = sql.transaction().unwrap();
     lock.batch_execute("lock table users").unwrap();
     client.send_request("GET", "/users/1", &[], "");
     eventually(LONG, "the request is in work", || waiting(&database) == 1);
+    test(&mut process, client, lock);
+}
+
+/// `timeout` and npm pass on the signal that the terminal has sent to the process, too.
+#[test]
+fn a_signal_that_comes_twice_is_one() {
+    with_a_request_in_flight(|process, mut client, lock| {
+        process.signal(Signal::SIGINT);
+        process.signal(Signal::SIGTERM);
+        eventually(LONG, "it stops", || process.stderr().contains("stopping"));
+        process.signal(Signal::SIGINT);
+        lock.rollback().unwrap();
+        let answer = client.answer("GET");
+        assert_eq!((answer.status, answer.id().as_str()), (200, "1"));
+        assert_eq!(process.wait(SOON), 0);
+    });
+}
+
+#[test]
+fn a_signal_a_second_later_ends_at_once() {
+    with_a_request_in_flight(|process, _client, _lock| {
+        let first = Instant::now();
+        process.signal(Signal::SIGTERM);
+        eventually(LONG, "it ends", || {
+            process.signal(Signal::SIGTERM);
+            !running(process.id())
+        });
+        assert_eq!(process.wait(SOON), 128 + 15);
+        assert!(first.elapsed() >= Duration::from_secs(1), "{:?}", first.elapsed());
+    });
+}
+
+/// Programs that rotate logs send them.
+#[test]
+fn signals_that_ask_for_nothing_are_ignored() {
+    let database = Database::create();
+    let mut process = Process::on(&database, &[]);
+    let mut client = process.client();
+    for signal in [Signal::SIGUSR1, Signal::SIGUSR2] {
+        process.signal(signal);
+        assert_eq!(client.get("/users").json()["total"], 0, "{signal}");
+    }
     process.signal(Signal::SIGTERM);
-    eventually(LONG, "it stops", || process.stderr().contains("stopping"));
-    process.signal(Signal::SIGTERM);
-    assert_eq!(process.wait(SOON), 128 + 15);
+    assert_eq!(process.wait(SOON), 0);
 }
 
 #[test]

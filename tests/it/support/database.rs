@@ -15,7 +15,6 @@ use userd::{
     embedded::{Cluster, Options},
     server::Server,
     testing::TestServer,
-    upkeep,
 };
 
 /// Started when first asked for. It is never dropped: its watcher ends it with this process.
@@ -181,7 +180,7 @@ pub fn compare_counts(mut client: Client) -> Result<(), String> {
     let tables = "select to_regclass('users') is not null and to_regclass('page_counts') is not null \
         and set_config('statement_timeout', '0', false) || set_config('lock_timeout', '20s', false) <> ''";
     let has_both = client.query_one(tables, &[]).is_ok_and(|row| row.get(0));
-    if has_both { upkeep::compare_counts(&mut client).map(drop) } else { Ok(()) }
+    if has_both { userd::check::compare_counts(&mut client).map(drop) } else { Ok(()) }
 }
 
 fn admin(sql: &str) -> Result<(), postgres::Error> {

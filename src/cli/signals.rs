@@ -10,12 +10,13 @@ use nix::{
 };
 use parking_lot::Mutex;
 use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGTERM},
+    consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2},
+    flag,
     iterator::Signals,
 };
 use std::{
     ffi::OsStr,
-    fs, io, mem,
+    fs, io,
     os::unix::fs::MetadataExt,
     process,
     sync::{
@@ -24,12 +25,15 @@ use std::{
         mpsc,
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use userd::embedded::Cluster;
 
 /// How often the cluster and the parent are looked at.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// How long after the first signal another one is taken for a repetition of it.
+const ONE_WISH: Duration = Duration::from_secs(1);
 
 /// Why the service ends.
 pub enum End {
@@ -39,14 +43,12 @@ pub enum End {
     Cluster(String),
 }
 
-/// What ends the process. The first signal lets it finish the requests in flight, the second does not.
+/// What ends the process. The first signal lets it finish the requests in flight; one a second or more later does not.
 pub struct Ending {
     ends: mpsc::Receiver<End>,
     end: mpsc::Sender<End>,
     /// Whether there is nothing to finish yet, so that the first signal ends it too.
     idle: Arc<AtomicBool>,
-    /// Whether that is no interrupted start, but an end as any other.
-    serving: Arc<AtomicBool>,
 }
 
 /// The private cluster's server, where the process has started one. Locked, it delays [`exit`].
@@ -61,6 +63,15 @@ pub fn exit(code: i32) -> ! {
     process::exit(code)
 }
 
+/// Ignores SIGUSR1 and SIGUSR2, which would end the process: programs that rotate logs send them. Programs that it
+/// starts have the system's default.
+pub fn ignore_what_asks_for_nothing() {
+    for signal in [SIGUSR1, SIGUSR2] {
+        // It fails for signals that cannot be handled.
+        let _ = flag::register(signal, Arc::default());
+    }
+}
+
 /// Has a thread call `each` with every signal that ends the process: SIGTERM, SIGINT, and SIGHUP where it is not
 /// ignored, as `nohup` has it.
 pub fn on_signals(each: impl FnMut(i32) + Send + 'static) -> Result<(), Failure> {
@@ -72,26 +83,24 @@ pub fn on_signals(each: impl FnMut(i32) + Send + 'static) -> Result<(), Failure>
 }
 
 impl Ending {
-    /// Takes the signals from now on.
+    /// Takes the signals from now on. A signal within [`ONE_WISH`] of the first one is part of it: `timeout` and npm
+    /// pass on what the terminal has sent already.
     pub fn watch(idle: bool) -> Result<Ending, Failure> {
         let (end, ends) = mpsc::channel();
         let sender = end.clone();
         let idle = Arc::new(AtomicBool::new(idle));
-        let serving = Arc::new(AtomicBool::new(false));
-        let (is_idle, is_serving) = (idle.clone(), serving.clone());
-        let mut is_first = true;
-        on_signals(move |signal| {
-            match (
-                mem::take(&mut is_first),
-                is_idle.load(Ordering::SeqCst),
-                is_serving.load(Ordering::SeqCst),
-            ) {
-                (true, true, true) => exit(0),
-                (true, false, _) => drop(sender.send(End::Asked)),
-                _ => exit(128 + signal),
+        let is_idle = idle.clone();
+        let mut first: Option<Instant> = None;
+        on_signals(move |signal| match first {
+            _ if is_idle.load(Ordering::SeqCst) => exit(128 + signal),
+            None => {
+                first = Some(Instant::now());
+                let _ = sender.send(End::Asked);
             }
+            Some(first) if first.elapsed() < ONE_WISH => {}
+            Some(_) => exit(128 + signal),
         })?;
-        Ok(Ending { ends, end, idle, serving })
+        Ok(Ending { ends, end, idle })
     }
 
     /// Ends as with a signal when the process of this number does; `None`: when standard input does, and so with the
@@ -141,11 +150,6 @@ impl Ending {
     pub fn on_broken(&self) -> impl FnOnce() + Send + 'static {
         let end = self.end.clone();
         move || drop(end.send(End::Broken))
-    }
-
-    /// From now on requests are answered, though there is nothing to finish: an end is no interrupted start.
-    pub fn answering(&self) {
-        self.serving.store(true, Ordering::SeqCst);
     }
 
     /// From now on there is something to finish.

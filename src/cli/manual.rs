@@ -4,8 +4,8 @@
 use super::{
     Failure,
     arguments::Given,
+    commands::{ANYWHERE, NAMED, Opt, SHELLS, Takes, VERBS, Verb},
     print,
-    verbs::{ANYWHERE, NAMED, Opt, SHELLS, Takes, VERBS, Verb},
 };
 use std::fmt::Write;
 use userd::{

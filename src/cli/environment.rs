@@ -1,11 +1,11 @@
 //! The process's environment as a configuration: the variables of the table, what libpq takes from its user and its
 //! own variables, and a socket that a supervisor passes.
 
-use super::{Failure, log_writer::Format};
+use super::{Failure, log::Format};
 use listenfd::ListenFd;
 use log::LevelFilter;
 use std::{collections::BTreeSet, env, ffi::OsString, os::fd::OwnedFd, path::PathBuf, sync::Arc};
-use userd::{Config, ConfigError, config::SETTINGS, upkeep};
+use userd::{Config, ConfigError, check, config::SETTINGS};
 
 /// The configuration that the variables make.
 pub fn config() -> Result<Config, ConfigError> {
@@ -121,7 +121,7 @@ pub fn ineffective(embedded: bool, passed: bool) -> Vec<String> {
     let is_read = |name: &str| SETTINGS.iter().any(|setting| setting.variable == name);
     let known = env::vars_os().filter_map(|(name, value)| {
         let name = name.into_string().ok().filter(|name| !value.is_empty() && !is_read(name))?;
-        Some((upkeep::libpq_parameter(&name)?, name))
+        Some((check::libpq_parameter(&name)?, name))
     });
     let (parameters, names): (BTreeSet<_>, BTreeSet<_>) = known.unzip();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();

@@ -1,27 +1,26 @@
 //! The command: arguments and environment to a configuration, the log, signals, start, wait, exit code.
 
 mod arguments;
+mod commands;
 mod embedded;
-mod ending;
 mod env_file;
 mod environment;
 mod export;
 mod healthcheck;
 mod import;
+mod log;
 mod log_json;
-mod log_writer;
 mod manual;
-mod memory;
 mod output;
 mod privileges;
 mod progress;
 mod serve;
-mod upkeep;
+mod signals;
 mod verbs;
 
+use self::log::Format;
+use ::log::Level;
 use arguments::Given;
-use log::Level;
-use log_writer::Format;
 use std::{
     env, fmt,
     io::{self, Write},
@@ -31,6 +30,7 @@ use userd::{StartError, transfer::TransferError};
 
 /// Does what the arguments say. Blocks until that is done.
 pub fn run() -> ExitCode {
+    signals::ignore_what_asks_for_nothing();
     let given = Given::parse(env::args_os().skip(1)).map_err(Failure::argument);
     let serves = given.as_ref().is_ok_and(|given| given.verb.name.is_empty());
     let done = given.and_then(|given| {
@@ -38,7 +38,7 @@ pub fn run() -> ExitCode {
         given.set_variables()?;
         execute(&given)
     });
-    log::logger().flush();
+    ::log::logger().flush();
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure { code, line }) => {
@@ -59,11 +59,11 @@ fn execute(given: &Given) -> Result<(), Failure> {
     match given.verb.name {
         "export" => export::export(given),
         "import" => import::import(given),
-        "migrate" => upkeep::migrate(given),
-        "check" => upkeep::check(given),
-        "recount" => upkeep::recount(given),
-        "grants" => upkeep::grants(given),
-        "config" => upkeep::config(given),
+        "migrate" => verbs::migrate(given),
+        "check" => verbs::check(given),
+        "recount" => verbs::recount(given),
+        "grants" => verbs::grants(given),
+        "config" => verbs::config(given),
         "healthcheck" => healthcheck::healthcheck(given),
         "man" => print(&manual::man()),
         "completion" => manual::completion(given),

@@ -3,9 +3,9 @@
 use super::{
     Failure,
     arguments::{Given, format_of},
-    embedded, ending, environment,
+    embedded, environment,
     progress::Progress as Bar,
-    start_error,
+    signals, start_error,
 };
 use std::{
     fs::{self, File},
@@ -14,9 +14,8 @@ use std::{
     thread,
 };
 use userd::{
-    Config,
+    Config, check,
     transfer::{self, Format, Import, Imported, Input, Progress, Stop, TransferError},
-    upkeep,
 };
 
 /// Imports the users of a file, or of standard input, and says what has become of each line that is refused. A private
@@ -35,15 +34,15 @@ pub fn import(given: &Given) -> Result<(), Failure> {
     let stop = Stop::default();
     let stopped = stop.clone();
     // A signal leaves nothing of the import, unless it is being committed: then the outcome is told.
-    ending::on_signals(move |signal| {
+    signals::on_signals(move |signal| {
         if stopped.now() {
             let _ = writeln!(io::stderr(), "userd: interrupted; nothing was imported");
-            ending::exit(128 + signal);
+            signals::exit(128 + signal);
         }
     })?;
     let cluster = embedded::join(given, &mut config, !what.dry_run)?;
     if cluster.is_some() && !what.dry_run {
-        upkeep::migrate(&config).map_err(start_error)?;
+        check::migrate(&config).map_err(start_error)?;
     }
     let bar = Bar::new();
     let imported = transfer::import(&config, what, input, &stop, |progress| match progress {

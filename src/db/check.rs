@@ -1,20 +1,14 @@
 //! What the commands `migrate`, `check`, `recount` and `grants` do with a database: its migrations without a service, a
 //! check that changes nothing, and what mends what that finds. Not part of the library's interface.
 
-pub use crate::db::{inspection::Weight, target::of_variable as libpq_parameter};
+pub use super::{inspection::Weight, target::of_variable as libpq_parameter};
 
-use crate::{
-    config::Config,
-    db::{
-        counts, explain, inspection,
-        migrate::{Migrations, refuse_the_users_of_another_program, renamed_schema},
-        open::Opening,
-    },
-    server::check_system,
-    start_error::StartError,
-    transfer::TransferError,
+use super::{
+    counts, explain, inspection,
+    migrate::{Migrations, refuse_the_users_of_another_program, renamed_schema},
+    open::Opening,
 };
-use postgres::Client;
+use crate::{config::Config, start_error::StartError};
 
 /// Applies the migrations that the database lacks; their names. Blocks as a start does.
 pub fn migrate(config: &Config) -> Result<Vec<String>, StartError> {
@@ -25,23 +19,24 @@ pub fn migrate(config: &Config) -> Result<Vec<String>, StartError> {
 
 /// Counts all users anew; a line with how many they are. Blocks while other transactions write users, for ten minutes
 /// at the most, and while they are counted.
-pub fn recount(config: &Config) -> Result<String, TransferError> {
+pub fn recount(config: &Config) -> Result<String, StartError> {
     let mut client = Opening::new(config)?.connect_migrated(config)?;
-    counts::recount(&mut client).map_err(TransferError::Database)
+    counts::recount(&mut client).map_err(StartError::Statement)
 }
 
 /// The statements that let a role run a service on the database.
-pub fn grants(config: &Config, role: &str) -> Result<Vec<String>, TransferError> {
+pub fn grants(config: &Config, role: &str) -> Result<Vec<String>, StartError> {
     let mut client = Opening::new(config)?.connect_migrated(config)?;
-    let grants = inspection::grants(&mut client, role)?;
+    let grants =
+        inspection::grants(&mut client, role).map_err(|error| StartError::Statement(explain(&error)))?;
     match grants.is_empty() {
-        true => Err(TransferError::Database(format!("there is no role {role:?}"))),
+        true => Err(StartError::Statement(format!("there is no role {role:?}"))),
         false => Ok(grants),
     }
 }
 
 /// Whether the counts behind pages are those of the table; a line that says so, or what is wrong. For tests.
-pub fn compare_counts(client: &mut Client) -> Result<String, String> {
+pub fn compare_counts(client: &mut postgres::Client) -> Result<String, String> {
     counts::compare(client)
 }
 
@@ -75,7 +70,6 @@ fn look(
     let migrations = Migrations::load(config.migrations_dir.as_deref());
     let migrations = migrations.map_err(|error| unusable(error.into()))?;
     findings.push((Weight::Fine, "configuration", "every variable can be used".to_owned()));
-    check_system(config).map_err(unusable)?;
     on_wait(&opening.target.to_string());
     let mut client = opening.connect().map_err(unusable)?;
     findings.push((Weight::Fine, "database", format!("connected to {}", opening.target)));

@@ -4,9 +4,8 @@
 use super::{
     Failure,
     arguments::Given,
-    ending,
     environment::{self, is_set},
-    memory,
+    signals,
 };
 use std::path::Path;
 use userd::{
@@ -14,33 +13,23 @@ use userd::{
     embedded::{self, Joined, Options},
 };
 
-/// From so much memory on, PostgreSQL has what it has by default: a machine of 1 GB tells less than that.
-const ENOUGH: u64 = 896 << 20;
+/// PostgreSQL's shared buffers, in bytes: they fit a machine of 192 MB.
+const SHARED_BUFFERS: u64 = 24 << 20;
 
 /// How the cluster in this directory is started: for the sessions of the pool, and within the memory that there is.
 pub fn options(dir: &Path, config: &Config) -> Options {
     Options {
         // Some beyond the pool's, for migrations and for psql.
         max_connections: config.db_pool_size + 10,
-        shared_buffers: shared_buffers(memory::available(Path::new("/"))),
+        shared_buffers: Some(SHARED_BUFFERS),
         ..Options::new(dir)
     }
 }
 
-/// Bytes of PostgreSQL's shared buffers, where its own default is too much for this memory.
-fn shared_buffers(memory: Option<u64>) -> Option<u64> {
-    memory.filter(|memory| *memory < ENOUGH).map(|memory| memory / 8)
-}
-
-/// What the cluster is started with, in a line.
+/// Returns a line with the memory and the connections that the cluster is started with.
 pub fn chosen(options: &Options) -> String {
-    let memory = memory::available(Path::new("/"));
-    let memory = memory.map(|memory| format!(" for {} MiB of memory", memory >> 20)).unwrap_or_default();
-    let buffers = match options.shared_buffers {
-        Some(bytes) => format!("shared_buffers={}MB", bytes >> 20),
-        None => "PostgreSQL's default of shared_buffers".to_owned(),
-    };
-    format!("{buffers} and max_connections={}{memory}", options.max_connections)
+    let buffers = SHARED_BUFFERS >> 20;
+    format!("shared_buffers={buffers}MB and max_connections={}", options.max_connections)
 }
 
 /// Makes the private cluster, if one is given, the database of `config`, for as long as the value is kept: the one that
@@ -49,7 +38,7 @@ pub fn chosen(options: &Options) -> String {
 pub fn join(given: &Given, config: &mut Config, make: bool) -> Result<Option<Joined>, Failure> {
     let Some(dir) = given.dir() else { return Ok(None) };
     // A signal ends the process once the server can be told, too.
-    let mut server = ending::SERVER.lock();
+    let mut server = signals::SERVER.lock();
     let joined = Joined::join(&options(&dir, config), make).map_err(Failure::runtime)?;
     *server = joined.started();
     config.database = Database::Url(joined.connection_string("postgres").into());
@@ -126,21 +115,6 @@ fn shell_word(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn shared_buffers_follow_the_memory() {
-        let rows = [
-            (None, None),
-            (Some(192), Some(24)),
-            (Some(256), Some(32)),
-            (Some(512), Some(64)),
-            (Some(960), None),
-        ];
-        for (memory, expected) in rows {
-            let mib = |mib: u64| mib << 20;
-            assert_eq!(shared_buffers(memory.map(mib)), expected.map(mib), "{memory:?} MiB");
-        }
-    }
 
     #[test]
     fn the_line_to_try_is_for_this_service() {

@@ -1,6 +1,6 @@
 //! `userd migrate`, `check`, `recount`, `grants` and `config`: what an operator asks before and after a deployment.
 
-use super::{Failure, arguments::Given, embedded, ending, environment, print, start_error, transfer_error};
+use super::{Failure, arguments::Given, embedded, environment, print, signals, start_error};
 use std::{
     env,
     io::{self, Write},
@@ -10,8 +10,9 @@ use std::{
 };
 use userd::{
     Config,
+    check::{self, Weight},
     embedded::Joined,
-    upkeep::{self, Weight},
+    server,
 };
 
 /// A check that takes longer says what it waits for.
@@ -20,7 +21,7 @@ const SOON: Duration = Duration::from_millis(500);
 /// Applies the migrations that are missing, and says which. Blocks as a start does.
 pub fn migrate(given: &Given) -> Result<(), Failure> {
     let (config, _cluster) = database(given, true)?;
-    let applied = upkeep::migrate(&config).map_err(start_error)?;
+    let applied = check::migrate(&config).map_err(start_error)?;
     let mut text: String = applied.iter().map(|name| format!("applied {name}\n")).collect();
     if applied.is_empty() {
         text.push_str("nothing to apply\n");
@@ -31,7 +32,7 @@ pub fn migrate(given: &Given) -> Result<(), Failure> {
 /// Counts all users anew.
 pub fn recount(given: &Given) -> Result<(), Failure> {
     let (config, _cluster) = database(given, false)?;
-    let line = upkeep::recount(&config).map_err(transfer_error)?;
+    let line = check::recount(&config).map_err(start_error)?;
     print(&format!("{line}\n"))
 }
 
@@ -40,7 +41,7 @@ pub fn grants(given: &Given) -> Result<(), Failure> {
     let role = given.operand.as_ref().ok_or_else(|| Failure::argument("grants needs the name of a role"))?;
     let role = role.to_str().ok_or_else(|| Failure::argument(format!("{role:?} is no name of a role")))?;
     let (config, _cluster) = database(given, false)?;
-    let grants = upkeep::grants(&config, role).map_err(transfer_error)?;
+    let grants = check::grants(&config, role).map_err(start_error)?;
     print(&grants.iter().map(|grant| format!("{grant}\n")).collect::<String>())
 }
 
@@ -50,8 +51,11 @@ pub fn check(given: &Given) -> Result<(), Failure> {
         config.migrate = given.migrate();
         let _cluster = join(given, &mut config, false)?;
         let seconds = config.db_connect_timeout.as_secs_f64();
+        if let Err(error) = server::check_system(&config) {
+            return Err(Failure::runtime(error));
+        }
         let (_done, waiting) = mpsc::channel::<()>();
-        Ok(upkeep::check(&config, given.has("--counts"), |database| {
+        Ok(check::check(&config, given.has("--counts"), |database| {
             let line = format!("connecting to {database}, for up to {seconds} s (DB_CONNECT_TIMEOUT)");
             // The findings come all at once, in the end.
             thread::spawn(move || {
@@ -96,7 +100,7 @@ fn database(given: &Given, make: bool) -> Result<(Config, Option<Joined>), Failu
 /// As [`embedded::join`], for a verb that does nothing at a signal but end.
 fn join(given: &Given, config: &mut Config, make: bool) -> Result<Option<Joined>, Failure> {
     if given.has("--embedded") {
-        ending::on_signals(|signal| ending::exit(128 + signal))?;
+        signals::on_signals(|signal| signals::exit(128 + signal))?;
     }
     embedded::join(given, config, make)
 }

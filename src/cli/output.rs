@@ -1,7 +1,7 @@
 //! Where an export goes: a file that is there once it is complete, or what is there already and is written to as it is
 //! (standard output, a device, a pipe).
 
-use super::{Failure, ending};
+use super::{Failure, signals};
 use parking_lot::Mutex;
 use std::{
     fs::{self, File, OpenOptions},
@@ -51,11 +51,11 @@ impl Output {
     pub fn open(file: Option<&Path>, secret: bool) -> Result<Output, Failure> {
         let unfinished = Unfinished::default();
         let interrupted = unfinished.clone();
-        ending::on_signals(move |signal| {
+        signals::on_signals(move |signal| {
             // Held until the end: no file is put in its place any more.
             let mut path = interrupted.lock();
             remove(&mut path);
-            ending::exit(128 + signal);
+            signals::exit(128 + signal);
         })?;
         let Some(file) = file else {
             // Unbuffered: whole blocks come.

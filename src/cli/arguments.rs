@@ -1,8 +1,9 @@
-//! The arguments, by the table of `verbs`. Knows no variable but those that an argument replaces.
+//! The arguments, by the table of `commands`. Knows no variable but those that an argument replaces.
 
 use super::{
-    Failure, env_file,
-    verbs::{ANYWHERE, HELP, NAMED, Opt, Takes, VERBS, VERSION, Verb},
+    Failure,
+    commands::{ANYWHERE, HELP, NAMED, Opt, Takes, VERBS, VERSION, Verb},
+    env_file,
 };
 use std::{
     env,
@@ -194,8 +195,7 @@ mod tests {
 
     /// The line of a command that does not begin.
     fn refused(line: &str) -> String {
-        let done =
-            parse(line).map_err(Failure::argument).and_then(|given| crate::command_line::execute(&given));
+        let done = parse(line).map_err(Failure::argument).and_then(|given| crate::cli::execute(&given));
         let Err(Failure { code: 2, line: problem }) = done else { panic!("{line}") };
         problem
     }

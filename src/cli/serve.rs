@@ -5,21 +5,21 @@ use super::{
     Failure,
     arguments::Given,
     embedded,
-    ending::{self, End, Ending},
     environment::{self, passed_socket},
     import::seed,
-    log_writer, privileges, start_error,
+    log::log_to_stderr,
+    privileges,
+    signals::{self, End, Ending},
+    start_error,
 };
 use std::{
     io::{self, Write},
     path::Path,
-    thread,
-    time::{Duration, Instant},
 };
 use userd::{
-    BoundServer, Config, Database, ScratchDatabase, Server, StartError,
+    BoundServer, Config, Database, ScratchDatabase,
     embedded::{Account, Cluster},
-    server::{self, RefusingServer},
+    server,
 };
 
 /// Runs the service until a signal, or the end of its parent, ends it.
@@ -43,10 +43,8 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
     if is_embedded {
         embedded::listen_privately(&mut config);
     }
-    // The socket that was passed takes clients whether this process ends or not.
-    let waits = config.socket.is_some() && !is_embedded;
     server::check_system(&config).map_err(start_error)?;
-    log_writer::log_to_stderr(level, format).map_err(Failure::runtime)?;
+    log_to_stderr(level, format).map_err(Failure::runtime)?;
     for line in environment::ineffective(is_embedded, config.socket.is_some()) {
         log::warn!("{line}");
     }
@@ -67,11 +65,7 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
         seed(&config, Path::new(file))?;
     }
     let on_listening = || account.as_ref().map_or(Ok(()), privileges::give_up);
-    let started = match bound.start(config.clone(), on_listening, ending.on_broken()) {
-        Err(error) if waits && is_of_the_database(&error) => start_later(&config, &error, &ending),
-        started => started,
-    };
-    let server = started.map_err(start_error)?;
+    let server = bound.start(config.clone(), on_listening, ending.on_broken()).map_err(start_error)?;
     crate::give_back_memory();
     // Before a harness can know that it serves, and sends a signal for it.
     ending.begin();
@@ -101,41 +95,11 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
     }
 }
 
-fn is_of_the_database(error: &StartError) -> bool {
-    matches!(error, StartError::Database(_) | StartError::Migration(_) | StartError::NotMigrated(_))
-}
-
-/// Starts the server once its database lets it, and answers each request 503 until then. Tries once a second; a line in
-/// the log says why not, when the reason changes and once a minute.
-fn start_later(config: &Config, error: &StartError, ending: &Ending) -> Result<Server, StartError> {
-    const PAUSE: Duration = Duration::from_secs(1);
-    const LINES_APART: Duration = Duration::from_secs(60);
-    let refusing = RefusingServer::start(config)?;
-    ending.answering();
-    let mut reason = error.to_string();
-    let mut logged: Option<(Instant, String)> = None;
-    loop {
-        if logged.as_ref().is_none_or(|(at, last)| *last != reason || at.elapsed() > LINES_APART) {
-            log::error!("{reason}; every request is answered 503 until that is mended");
-            logged = Some((Instant::now(), reason));
-        }
-        thread::sleep(PAUSE);
-        let start = || BoundServer::bind(config)?.start(config.clone(), || Ok(()), ending.on_broken());
-        match server::reach(config).and_then(|()| start()) {
-            Err(error) if is_of_the_database(&error) => reason = error.to_string(),
-            started => {
-                refusing.stop();
-                return started;
-            }
-        }
-    }
-}
-
 fn start_cluster(dir: &Path, config: &mut Config) -> Result<Cluster, Failure> {
     let options = embedded::options(dir, config);
     log::info!("starting PostgreSQL with {}", embedded::chosen(&options));
     let cluster = Cluster::start(&options).map_err(Failure::runtime)?;
-    *ending::SERVER.lock() = Some(cluster.pid());
+    *signals::SERVER.lock() = Some(cluster.pid());
     config.database = Database::Url(cluster.connection_string("postgres").into());
     Ok(cluster)
 }
