@@ -227,7 +227,7 @@ impl Rules {
         if self.as_is {
             let missing = ["name", "email"].into_iter().filter(|key| !body.contains_key(*key));
             let missing: Vec<String> = missing.map(|key| format!("/{key} is required")).collect();
-            let changes = UserChanges::from_body(body);
+            let changes = UserChanges::as_is(body);
             let new = changes.map_err(problems)?.into_new();
             return new.filter(|_| missing.is_empty()).ok_or(missing);
         }

@@ -1,5 +1,6 @@
 //! The domain: users and their passwords, pages of them. Knows neither SQL nor sockets.
 
+pub(crate) mod email;
 pub mod idempotency;
 pub mod pagination;
 pub mod password;

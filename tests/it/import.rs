@@ -320,7 +320,11 @@ fn broken_lines() -> Vec<(Vec<u8>, &'static str)> {
         (line(r#"{"name":"n"}"#), "/email is required"),
         (line(r#"{"name":7,"email":"x@example.com"}"#), "/name value is not of type \"string\""),
         (line(r#"{"name":null,"email":["x"]}"#), "/name value is not of type"),
-        (line(r#"{"name":"n","email":"x"}"#), "/email value is not an e-mail address"),
+        (line(r#"{"name":"n","email":"x"}"#), "/email value is not an e-mail address: it has no @"),
+        (
+            line(r#"{"name":"n","email":"Ann <ann@example.com>"}"#),
+            "/email value is not an e-mail address alone: leave out the display name and the < >",
+        ),
         (
             user(r#""isAdmin":true,"role":{"a":[1]}"#),
             "These fields may not be mass assigned: \"isAdmin\", \"role\"",
@@ -707,7 +711,7 @@ fn a_file_is_imported_as_a_stream_is() {
     let of_line = |line: usize| format!("/email is that of line {line}, too");
     let stored = "/email is that of a user in the database".to_owned();
     let user = |email: &str| json!({"name": "n", "email": email}).to_string();
-    let invalid = "/email value is not an e-mail address".to_owned();
+    let invalid = "/email value is not an e-mail address: it has no @".to_owned();
     // Lines that are others, by number, and what is said of lines. A batch has 64 lines.
     type Case = (Vec<(usize, String)>, Vec<(usize, String)>);
     let cases: [Case; 9] = [

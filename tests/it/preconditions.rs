@@ -654,7 +654,7 @@ fn patches() {
         PATCH /users/1 {"email":"bob@EXAMPLE.com"} => 409 {"error":"Already exists"}
         PATCH /users/1 {"name":null} => 400 {"error":"Validation failed","errors":[{"path":"/name","keyword":"type","message":"value is not of type \"string\""}]}
         PATCH /users/1 {"email":null} => 400 {"error":"Validation failed","errors":[{"path":"/email","keyword":"type","message":"value is not of type \"string\""}]}
-        PATCH /users/1 {"email":"no address"} => 400 {"error":"Validation failed","errors":[{"path":"/email","keyword":"format","message":"value is not an e-mail address"}]}
+        PATCH /users/1 {"email":"no address"} => 400 {"error":"Validation failed","errors":[{"path":"/email","keyword":"format","message":"value is not an e-mail address: it has white space in it"}]}
         PATCH /users/1 {"name":{"first":"Ada"}} => 400 {"error":"Validation failed","errors":[{"path":"/name","keyword":"type","message":"value is not of type \"string\""}]}
         PATCH /users/1 {"password":"1234567"} => 400 {"error":"Validation failed","errors":[{"path":"/password","keyword":"minLength","message":"value is shorter than 8 characters"}]}
         PATCH /users/1 {"isAdmin":true,"name":null} => 400 {"error":"Validation failed","errors":[{"path":"/name","keyword":"type","message":"value is not of type \"string\""}]}
