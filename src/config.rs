@@ -7,7 +7,7 @@ mod origins;
 mod settings;
 mod value;
 
-pub use networks::{ProxyField, TrustedProxies, counted_as};
+pub use networks::{TrustedProxies, counted_as};
 pub use origins::AllowedOrigins;
 pub use settings::{SETTINGS, Setting};
 
@@ -113,10 +113,8 @@ pub struct Limits {
     /// A stop, from then on until everything in work is answered.
     pub stop_timeout: Duration,
     /// Peers that speak for many clients: their connections are never closed to free slots, and what they say in
-    /// `X-Forwarded-For` or `Forwarded` is believed.
+    /// `X-Forwarded-For` is believed.
     pub trusted_proxies: TrustedProxies,
-    /// In which of those fields.
-    pub proxy_field: ProxyField,
     /// Origins whose pages may use the service from a browser (CORS). Any origin (`*`) needs a token.
     pub allowed_origins: AllowedOrigins,
 }
@@ -280,7 +278,6 @@ impl Default for Limits {
             drain_delay: Duration::ZERO,
             stop_timeout: Duration::from_secs(10),
             trusted_proxies: TrustedProxies::default(),
-            proxy_field: ProxyField::default(),
             allowed_origins: AllowedOrigins::default(),
         }
     }

@@ -127,8 +127,8 @@ pub mod users;
 
 pub use app::App;
 pub use config::{
-    AllowedOrigins, Config, ConfigError, Database, Limits, PasswordHashing, ProxyField, Schema, Secret,
-    TrustedProxies, Ui, Validation,
+    AllowedOrigins, Config, ConfigError, Database, Limits, PasswordHashing, Schema, Secret, TrustedProxies,
+    Ui, Validation,
 };
 #[cfg(feature = "command")]
 #[doc(hidden)]

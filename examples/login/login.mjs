@@ -1,6 +1,6 @@
 // Sign up, log in and out, change and reset a password: Node.js alone in front of userd, which keeps the users.
 //
-//     TRUSTED_PROXIES=127.0.0.1 PROXY_FIELD=x-forwarded-for userd --embedded
+//     TRUSTED_PROXIES=127.0.0.1 userd --embedded
 //     node login.mjs
 //
 // USERD_URL and USERD_TOKEN say where userd is, PORT where this listens; INSECURE=1 is for plain http on your own machine.

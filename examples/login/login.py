@@ -1,6 +1,6 @@
 """Sign up, log in and out, change and reset a password: Flask in front of userd, which keeps the users.
 
-    TRUSTED_PROXIES=127.0.0.1 PROXY_FIELD=x-forwarded-for userd --embedded
+    TRUSTED_PROXIES=127.0.0.1 userd --embedded
     pip install flask && flask --app login run
 
 USERD_URL and USERD_TOKEN say where userd is; INSECURE=1 is for plain http on your own machine. Sessions and reset tokens are

@@ -6,18 +6,6 @@ use std::{
     str::FromStr,
 };
 
-/// Which field a proxy names its client in. The other one may be the client's own.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum ProxyField {
-    /// The one that is there; neither where both are there and disagree.
-    #[default]
-    Either,
-    /// `X-Forwarded-For`.
-    XForwardedFor,
-    /// `Forwarded` (RFC 7239).
-    Forwarded,
-}
-
 /// The proxies whose word about their clients is believed: addresses, networks, and `unix` for every peer on a Unix
 /// socket. Parsed from a list, separated by commas or spaces: `127.0.0.1, 10.0.0.0/8, unix`. Empty by default.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -1,8 +1,6 @@
 //! How the text of a variable becomes the value of a field, and which values a field may have.
 
-use super::{
-    AllowedOrigins, ConfigError, Database, ProxyField, Schema, Secret, TrustedProxies, Ui, Validation,
-};
+use super::{AllowedOrigins, ConfigError, Database, Schema, Secret, TrustedProxies, Ui, Validation};
 use std::{path::PathBuf, time::Duration};
 
 /// Which values a field may have.
@@ -190,14 +188,6 @@ macro_rules! choice {
 }
 
 choice!(Schema, [("basic", Schema::Basic), ("strict", Schema::Strict)]);
-choice!(
-    ProxyField,
-    [
-        ("either", ProxyField::Either),
-        ("x-forwarded-for", ProxyField::XForwardedFor),
-        ("forwarded", ProxyField::Forwarded)
-    ]
-);
 choice!(Ui, [("auto", Ui::Auto), ("true", Ui::On), ("false", Ui::Off)]);
 choice!(Validation, [("declarative", Validation::Declarative), ("parser", Validation::Parser)]);
 

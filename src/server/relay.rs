@@ -21,7 +21,7 @@ use std::{
 /// The listening end of that socket, kept to end tiny_http's accept thread.
 pub struct Relay {
     listener: UnixListener,
-    /// The directory of the socket's file. Where it is still there, it goes with this value.
+    /// The directory of the socket's file, if it was not removed yet. It goes with this value.
     dir: Option<PathBuf>,
     /// tiny_http's `Drop` connects to the socket's path and then removes that file. As long as this descriptor is
     /// open, the path leads into a directory that is gone, where no process can make another file.
@@ -29,48 +29,66 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// tiny_http, and the one stream that it will ever serve: over a socket in a directory that only this user can
-    /// enter. Where there is a /proc, directory and file are removed before this returns.
+    /// Starts tiny_http, and connects the one stream that it will ever serve: over a socket in a directory that only
+    /// this user can enter, in TMPDIR, else /tmp, else /dev/shm. If there is a /proc, directory and file are removed
+    /// before this returns.
     ///
     /// tiny_http's threads get the name `thread`: they inherit that of the thread that starts them.
     pub fn start(thread: &str) -> io::Result<(Relay, tiny_http::Server, UnixStream)> {
         let temporary = std::env::temp_dir();
-        // The path of a socket has a hundred bytes, and build tools have long temporary directories.
-        let temporary = if temporary.as_os_str().len() > 64 { Path::new("/tmp") } else { &temporary };
-        let failed = |error: io::Error| {
-            let dir = temporary.display();
-            io::Error::new(
-                error.kind(),
-                format!("cannot make a socket in {dir} (TMPDIR names another directory): {error}"),
-            )
-        };
-        let dir =
-            mkdtemp(&temporary.join(format!("userd-{}-XXXXXX", process::id()))).map_err(io::Error::from);
-        let dir = dir.map_err(failed)?;
-        let connect = || {
-            let open = fs::File::open(&dir)?;
-            let by_descriptor = Path::new("/proc/self/fd").join(open.as_raw_fd().to_string());
-            let is_there = by_descriptor.is_dir();
-            // The name is unique, even if the descriptor's number is reused.
-            let name = dir.file_name().unwrap_or_default();
-            let path = if is_there { by_descriptor.join(name) } else { dir.join(name) };
-            let listener = UnixListener::bind(&path)?;
-            let stream = UnixStream::connect(&path)?;
-            let kept = (!is_there).then(|| dir.clone());
-            let relay = Relay { listener: listener.try_clone()?, dir: kept, _open: open };
-            let start = || tiny_http::Server::from_listener(listener, None).map_err(io::Error::other);
-            let http = thread::scope(|scope| {
-                let starter = thread::Builder::new().name(thread.to_owned()).spawn_scoped(scope, start)?;
-                starter.join().unwrap_or_else(|_| Err(io::Error::other("tiny_http panicked as it started")))
-            })?;
-            Ok((relay, http, stream))
-        };
-        let connected = connect().map_err(failed);
-        if !matches!(&connected, Ok((Relay { dir: Some(_), .. }, ..))) {
-            fs::remove_dir_all(&dir)?;
-        }
-        connected
+        let (relay, listener, stream) = connect([&temporary, Path::new("/tmp"), Path::new("/dev/shm")])?;
+        let start = || tiny_http::Server::from_listener(listener, None).map_err(io::Error::other);
+        let http = thread::scope(|scope| {
+            let starter = thread::Builder::new().name(thread.to_owned()).spawn_scoped(scope, start)?;
+            starter.join().unwrap_or_else(|_| Err(io::Error::other("tiny_http panicked as it started")))
+        })?;
+        Ok((relay, http, stream))
     }
+}
+
+type Connected = (Relay, UnixListener, UnixStream);
+
+/// Connects a socket in the first directory that takes one.
+fn connect(places: [&Path; 3]) -> io::Result<Connected> {
+    // The path of a socket has a hundred bytes, and build tools have long temporary directories.
+    let is_short = |place: &&Path| place.as_os_str().len() <= 64;
+    let mut first = None;
+    for place in places.into_iter().filter(is_short) {
+        match connect_in(place) {
+            Ok(connected) => return Ok(connected),
+            Err(error) => first = first.or(Some(error)),
+        }
+    }
+    let error = first.unwrap_or_else(|| io::ErrorKind::NotFound.into());
+    let [temporary, ..] = places.map(Path::display);
+    Err(io::Error::new(
+        error.kind(),
+        format!(
+            "cannot make a socket in {temporary}, /tmp or /dev/shm (TMPDIR names another directory): {error}"
+        ),
+    ))
+}
+
+/// Connects a socket in a new directory in this place.
+fn connect_in(place: &Path) -> io::Result<Connected> {
+    let dir = mkdtemp(&place.join(format!("userd-{}-XXXXXX", process::id())))?;
+    let connect = || {
+        let open = fs::File::open(&dir)?;
+        let by_descriptor = Path::new("/proc/self/fd").join(open.as_raw_fd().to_string());
+        let is_there = by_descriptor.is_dir();
+        // The name is unique, even if the descriptor's number is reused.
+        let name = dir.file_name().unwrap_or_default();
+        let path = if is_there { by_descriptor.join(name) } else { dir.join(name) };
+        let listener = UnixListener::bind(&path)?;
+        let stream = UnixStream::connect(&path)?;
+        let kept = (!is_there).then(|| dir.clone());
+        Ok((Relay { listener: listener.try_clone()?, dir: kept, _open: open }, listener, stream))
+    };
+    let connected = connect();
+    if !matches!(&connected, Ok((Relay { dir: Some(_), .. }, ..))) {
+        fs::remove_dir_all(&dir)?;
+    }
+    connected
 }
 
 impl Drop for Relay {
@@ -81,5 +99,20 @@ impl Drop for Relay {
             // It may have been removed by tiny_http's `Drop`, in part.
             let _ = fs::remove_dir_all(dir);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_directory_that_takes_a_socket() {
+        let none = Path::new("/nowhere");
+        let long = format!("/{}", "x".repeat(80));
+        let temporary = std::env::temp_dir();
+        assert!(connect([none, Path::new(&long), &temporary]).is_ok());
+        let line = connect([Path::new("/sys"), none, none]).err().unwrap().to_string();
+        assert!(line.starts_with("cannot make a socket in /sys, /tmp or /dev/shm (TMPDIR names"), "{line}");
     }
 }

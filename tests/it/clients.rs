@@ -33,10 +33,11 @@ fn malformed_requests_are_refused_and_change_nothing() {
     let long = "M".repeat(33);
     let longer = "M".repeat(8200);
     let rows = [
-        (chunked(";"), 400),
-        (chunked(";a="), 400),
-        (chunked(";=b"), 400),
-        (chunked(";a=\"b"), 400),
+        (chunked(" "), 400),
+        (chunked(",a"), 400),
+        (chunked(";a\u{e9}"), 400),
+        (chunked(";a=\"\r\""), 400),
+        (chunked(&format!(";{}", "a".repeat(256))), 400),
         (counted("[", ""), 400),
         (counted("[::1", ""), 400),
         (counted("a:b", ""), 400),
@@ -151,6 +152,23 @@ fn https_at_the_port() {
     assert_eq!((answer.status, answer.body.trim_end()), (400, expected));
     process.logs("this port speaks plain http, not https");
     assert_eq!(process.client().get("/users").json()["total"], 0);
+}
+
+/// A proxy announces its clients in a way that is not read: the log says so.
+#[test]
+fn the_proxy_protocol_at_the_port() {
+    let database = Database::create();
+    let expected = "the connection begins with the PROXY protocol, which is not read here";
+    let version_2 = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c";
+    for start in [&b"PROXY TCP4 192.0.2.7 192.0.2.8 56324 80\r\n"[..], b"PROXY UNKNOWN\r\n", version_2] {
+        let mut process = Process::on(&database, &[]);
+        let mut client = process.client();
+        client.send(&[start, counted("a", "").as_bytes()].concat());
+        let answer = client.answer("GET");
+        assert_eq!((answer.status, answer.json()["message"].as_str()), (400, Some(expected)));
+        process.logs(expected);
+        assert_eq!(process.client().get("/users").json()["total"], 0);
+    }
 }
 
 #[test]

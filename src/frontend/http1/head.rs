@@ -138,7 +138,7 @@ impl<'a> Head<'a> {
                     true => Persistence::Close,
                     false => Persistence::KeepAlive(reliable_seconds(limits.idle_timeout)),
                 },
-                client: forwarded::client(fields, &limits.trusted_proxies, limits.proxy_field),
+                client: forwarded::client(fields, &limits.trusted_proxies),
                 at_once: served.at_once(line, bytes),
             },
             length: match codings.chunked {

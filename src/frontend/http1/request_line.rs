@@ -8,6 +8,8 @@ use memchr::memchr;
 use std::{net::Ipv6Addr, ops::Range};
 
 const MAX_METHOD_BYTES: usize = 32;
+/// The rule that a proxy breaks if it announces its client in front of the first request.
+pub const PROXY_PROTOCOL: &str = "the connection begins with the PROXY protocol, which is not read here";
 const METHOD_TOO_LONG: Error = Error::NotImplemented("the method is longer than any that is served");
 
 /// A well-formed request line, as positions in the bytes that it was parsed from.
@@ -27,7 +29,10 @@ pub struct RequestLine {
 impl RequestLine {
     /// Parses the line, without its end.
     pub fn parse(line: &[u8]) -> Result<RequestLine, Error> {
-        let malformed = Error::BadRequest("the request line is malformed");
+        let malformed = Error::BadRequest(match line.starts_with(b"PROXY ") {
+            true => PROXY_PROTOCOL,
+            false => "the request line is malformed",
+        });
         let (Some(first), Some(last)) = (memchr(b' ', line), memchr::memrchr(b' ', line)) else {
             return Err(malformed);
         };
