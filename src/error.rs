@@ -1,11 +1,11 @@
-//! What can go wrong with a request, and the ONE table that says how it is answered.
+//! What can go wrong with a request, and the ONE table that says how it is answered; and what goes wrong at a start.
 //!
-//! Owns every status and text of a refusal. Knows nothing of sockets, of the database's client and its SQLSTATEs, or of
+//! Owns every status and text of a refusal. Knows nothing of HTTP's bytes, of sockets, of the database's client and its SQLSTATEs, or of
 //! JSON Schema. The answer never holds what the database said; `Error::log` does.
 
-use crate::{http::Response, reason::Reason};
+use crate::config::ConfigError;
 use serde::Serialize;
-use std::{borrow::Cow, fmt};
+use std::{borrow::Cow, fmt, io};
 
 /// The message of a violation whose value has a NUL in it, which PostgreSQL cannot store.
 pub(crate) const HAS_NUL: &str = "must not contain NUL (U+0000)";
@@ -108,19 +108,18 @@ pub enum Error {
 }
 
 impl Error {
-    /// The answer: status, body, and a header where the status wants one. This is the table.
-    pub fn answer(&self) -> Response {
-        let fixed = |status, text| Response::json(status, &Body::text(text));
-        let explained = |status, text, message| {
-            Response::json(status, &Body { message: Some(message), ..Body::text(text) })
-        };
-        let invalid = |status, error, violations| {
-            Response::json(status, &Body { error, errors: Some(violations), message: None })
+    /// Returns how the error is answered. This is the table.
+    pub(crate) fn refusal(&self) -> Refusal<'_> {
+        let fixed = |status, error| Refusal::new(status, Some(Cow::Borrowed(error)));
+        let explained = |status, error, message| Refusal { message: Some(message), ..fixed(status, error) };
+        let invalid = |status, error: Option<&'static str>, violations| {
+            let errors = Some(violations);
+            Refusal { errors, ..Refusal::new(status, error.map(Cow::Borrowed)) }
         };
         match self {
             Error::NotFound => fixed(404, "Not found"),
             Error::MethodNotAllowed(allow) => fixed(405, "Method not allowed").with("Allow", allow.clone()),
-            Error::MassAssignment(fields) => fixed(422, &mass_assignment(fields)),
+            Error::MassAssignment(fields) => Refusal::new(422, Some(mass_assignment(fields).into())),
             Error::InvalidJson(problem) => explained(400, "Invalid JSON", problem),
             Error::Invalid(violations) => invalid(400, Some("Validation failed"), violations),
             Error::Unprocessable(violations) => invalid(422, None, violations),
@@ -185,20 +184,29 @@ impl Error {
     }
 }
 
-/// The body of a refusal: `error`, and where they help `message` and `errors`.
-#[derive(Default, Serialize)]
-struct Body<'a> {
+/// How an error is answered: a status, the members of the body, and headers.
+#[derive(Serialize)]
+pub(crate) struct Refusal<'a> {
+    #[serde(skip)]
+    pub status: u16,
     #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<&'a str>,
+    error: Option<Cow<'static, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     errors: Option<&'a [Violation]>,
+    #[serde(skip)]
+    pub headers: Vec<(&'static str, Cow<'static, str>)>,
 }
 
-impl Body<'_> {
-    fn text(error: &str) -> Body<'_> {
-        Body { error: Some(error), ..Body::default() }
+impl Refusal<'_> {
+    fn new(status: u16, error: Option<Cow<'static, str>>) -> Self {
+        Refusal { status, error, message: None, errors: None, headers: Vec::new() }
+    }
+
+    fn with(mut self, name: &'static str, value: impl Into<Cow<'static, str>>) -> Self {
+        self.headers.push((name, value.into()));
+        self
     }
 }
 
@@ -232,12 +240,133 @@ impl fmt::Display for Error {
             Error::Database { message, .. } => write!(f, "database error: {message}"),
             Error::BadRequest(rule) => write!(f, "bad request: {rule}"),
             Error::NotImplemented(what) => write!(f, "not implemented: {what}"),
-            other => f.write_str(other.answer().value()["error"].as_str().unwrap_or("Validation failed")),
+            other => f.write_str(other.refusal().error.as_deref().unwrap_or("Validation failed")),
         }
     }
 }
 
 impl std::error::Error for Error {}
+
+/// Why a request is refused or given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Reason {
+    BadRequest,
+    RequestTimeout,
+    ContentTooLarge,
+    UriTooLong,
+    HeadTooLarge,
+    ExpectationFailed,
+    VersionNotSupported,
+    NotImplemented,
+    /// All connections are taken.
+    TooManyConnections,
+    /// Too many requests wait for workers that are stuck.
+    TooManyRequests,
+    /// Its time was up.
+    Unanswered,
+    /// Too many passwords wait to be hashed.
+    TooManyHashes,
+    /// The memory that requests may hold is used up.
+    NoMemory,
+    /// The server stopped.
+    Stopped,
+    /// The server cannot serve any more.
+    Broken,
+}
+
+impl Reason {
+    /// Each of them, in the order of their numbers (`reason as usize`), with its label and its text.
+    pub const ALL: [(Reason, &str, &str); 15] = [
+        (Reason::BadRequest, "bad_request", "bad request"),
+        (Reason::RequestTimeout, "request_timeout", "request timeout"),
+        (Reason::ContentTooLarge, "content_too_large", "content too large"),
+        (Reason::UriTooLong, "uri_too_long", "URI too long"),
+        (Reason::HeadTooLarge, "head_too_large", "head too large"),
+        (Reason::ExpectationFailed, "expectation_failed", "expectation failed"),
+        (Reason::VersionNotSupported, "version_not_supported", "version not supported"),
+        (Reason::NotImplemented, "not_implemented", "not implemented"),
+        (Reason::TooManyConnections, "too_many_connections", "too many connections"),
+        (Reason::TooManyRequests, "too_many_requests", "too many requests wait for the workers"),
+        (Reason::Unanswered, "not_answered_in_time", "a request was not answered in time"),
+        (Reason::TooManyHashes, "too_many_hashes", "too many passwords wait to be hashed"),
+        (Reason::NoMemory, "no_memory", "the memory for requests is used up"),
+        (Reason::Stopped, "stopped", "the server stopped"),
+        (Reason::Broken, "broken", "the stream to tiny_http is broken"),
+    ];
+
+    /// What the log says of it.
+    pub fn text(self) -> &'static str {
+        Reason::ALL[self as usize].2
+    }
+}
+
+/// Why a server did not start. Each is one clear line, and nothing is left running.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum StartError {
+    /// A setting that cannot be used.
+    Config(ConfigError),
+    /// No connection to the database within `db_connect_timeout`, or a refusal that a retry would not change.
+    Database(String),
+    /// The database refused a statement, or the connection broke.
+    Statement(String),
+    /// No database to be thrown away: PostgreSQL's programs are missing, or its cluster does not start. Only
+    /// of [`ScratchDatabase`](crate::ScratchDatabase) and what stands on it.
+    Cluster(String),
+    /// A migration that could not be applied; nothing of it was.
+    Migration(String),
+    /// The database lacks these migrations, and `migrate` is off.
+    NotMigrated(Vec<String>),
+    /// The address cannot be listened on.
+    Listen(String, io::Error),
+    /// The system refused a thread or a socket of our own, or allows the process too few descriptors or addresses.
+    System(io::Error),
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StartError::Config(error) => error.fmt(f),
+            StartError::Database(line) => write!(f, "cannot connect to the database: {line}"),
+            StartError::Statement(line) => write!(f, "database error: {line}"),
+            StartError::Cluster(line) => f.write_str(line),
+            StartError::Migration(line) => write!(f, "cannot migrate the database: {line}"),
+            StartError::NotMigrated(missing) if missing.is_empty() => {
+                f.write_str("the database has other migrations than this userd; `userd migrate` says which")
+            }
+            StartError::NotMigrated(missing) => write!(
+                f,
+                "the database lacks {}; `userd migrate` applies what is missing",
+                missing.join(", ")
+            ),
+            StartError::Listen(address, error) => {
+                write!(f, "cannot listen on {address}: {error}; {}", remedy(address, error))
+            }
+            StartError::System(error) => write!(f, "cannot start: {error}"),
+        }
+    }
+}
+
+/// What makes an address one that can be listened on.
+fn remedy(address: &str, error: &io::Error) -> &'static str {
+    match error.kind() {
+        _ if address.starts_with("unix:") => {
+            "HOST names a socket in a directory that is there and may be written"
+        }
+        io::ErrorKind::AddrInUse => "end what listens there, or choose another PORT",
+        io::ErrorKind::PermissionDenied => "choose a PORT from 1024 on, or let systemd pass the socket",
+        _ => "HOST has to be an address of this machine",
+    }
+}
+
+impl std::error::Error for StartError {}
+
+impl From<ConfigError> for StartError {
+    fn from(error: ConfigError) -> StartError {
+        StartError::Config(error)
+    }
+}
 
 #[cfg(test)]
 mod tests {

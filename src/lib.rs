@@ -95,7 +95,6 @@ struct Documents;
 pub mod app;
 mod budget;
 pub mod config;
-mod cors;
 mod db;
 #[doc(hidden)]
 pub mod error;
@@ -108,17 +107,14 @@ pub mod fuzzing {
         http1::{Parsed, Traits, framing::Framing},
     };
 }
-mod host;
 #[doc(hidden)]
 pub mod http;
 mod metrics;
 #[doc(hidden)]
 pub mod nearest;
-mod reason;
 mod scratch;
 #[doc(hidden)]
 pub mod server;
-mod start_error;
 #[cfg(feature = "command")]
 #[doc(hidden)]
 pub mod transfer;
@@ -135,10 +131,10 @@ pub use config::{
 pub use db::check;
 #[doc(hidden)]
 pub use db::{Delete, New, Update, Updated};
+pub use error::StartError;
 pub use http::{Method, Request, Response};
 #[cfg(feature = "testing")]
 pub use scratch::testing;
 pub use scratch::{cluster as embedded, database::ScratchDatabase};
 pub use server::{BoundServer, Server};
-pub use start_error::StartError;
 pub use users::{timestamp::Timestamp, user::User};

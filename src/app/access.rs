@@ -4,10 +4,8 @@
 
 use crate::{
     config::{AllowedOrigins, Config},
-    cors::Cors,
     error::Error,
-    host,
-    http::{Method, Request},
+    http::{Cors, Method, Request, hosts},
 };
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -33,7 +31,7 @@ impl Access {
         let listening = (!config.host.contains(':')).then_some(&config.host);
         let named = config.allowed_hosts.iter().chain(listening).chain(&machine);
         let mut hosts: Vec<String> = Vec::new();
-        for name in named.filter(|name| !host::is_local(name)).map(|name| host::name(name)) {
+        for name in named.filter(|name| !hosts::is_local(name)).map(|name| hosts::name(name)) {
             if !hosts.iter().any(|known| known.eq_ignore_ascii_case(name)) {
                 hosts.push(name.to_owned());
             }
@@ -89,8 +87,8 @@ impl Access {
         let Some(hosts) = &self.hosts else {
             return true;
         };
-        let name = host::name(authority);
-        host::is_local(authority) || hosts.iter().any(|accepted| accepted.eq_ignore_ascii_case(name))
+        let name = hosts::name(authority);
+        hosts::is_local(authority) || hosts.iter().any(|accepted| accepted.eq_ignore_ascii_case(name))
     }
 }
 

@@ -33,10 +33,9 @@ use crate::{
         Cleaner, Pool, blocking::outside_of_runtimes, migrate::Migrations, open::Opening, probe::Prober,
         users::Users,
     },
-    error::Error,
+    error::{Error, StartError},
     http::{Request, RequestId, Response},
     metrics::{Metrics, Text},
-    start_error::StartError,
 };
 use endpoints::{Judged, Rules};
 use hashing::Hashing;
@@ -53,7 +52,7 @@ pub struct App {
     /// Whether it lives, and is ready.
     pub(crate) health: Arc<Health>,
     /// What is counted.
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: Arc<Metrics>,
     /// Where passwords are hashed.
     pub(crate) hashing: Hashing,
     request_timeout: Duration,
@@ -88,7 +87,7 @@ impl App {
                 users,
                 rules: Rules::new(config),
                 health: Arc::new(Health::new(prober)),
-                metrics: Metrics::new(&Lane::LABELS, routes::labels()),
+                metrics: Arc::new(Metrics::new(&Lane::LABELS)),
                 hashing: Hashing::new(config.password_hashing, &budget, config.limits.request_timeout),
                 request_timeout: config.limits.request_timeout,
                 budget,
@@ -161,7 +160,7 @@ impl App {
         let (held, limit) = (self.budget.held(), self.budget.limit());
         text.gauge("userd_memory_held_bytes", "Memory that is held for clients.", held);
         text.gauge("userd_memory_budget_bytes", "The most memory that may be.", limit);
-        self.users.pool().write_figures(&mut text, self.metrics.lock_retries());
+        self.users.pool().write_figures(&mut text, self.metrics.lock_retries.get());
         let response = Response { status: 200, body: text.end().into(), ..Response::no_content() };
         response.with("Content-Type", FORMAT).with("Cache-Control", "no-store")
     }

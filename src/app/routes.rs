@@ -160,14 +160,9 @@ pub(crate) fn allow(routes: &[Route]) -> String {
     served.map(Method::name).collect::<Vec<_>>().join(", ")
 }
 
-/// The labels of the routes for figures, in the order of their numbers.
-pub(crate) fn labels() -> impl Iterator<Item = &'static str> {
-    ROUTES.iter().map(|route| route.path)
-}
-
-/// The number of a path's route; `None` where there is none.
-pub(crate) fn label(path: &str) -> Option<usize> {
-    row(path).map(|(at, _)| at)
+/// Returns the label of a path's route in figures; `other` if it has none.
+pub(crate) fn label(path: &str) -> &'static str {
+    row(path).map_or("other", |(at, _)| ROUTES[at].path)
 }
 
 /// The fields of a head that any route reads, in lower case, beside Host. All others need not be passed on.
@@ -244,7 +239,7 @@ mod tests {
             ("", None),
         ];
         for (path, expected) in rows {
-            assert_eq!(label(path).map(|at| ROUTES[at].path), expected, "{path}");
+            assert_eq!(label(path), expected.unwrap_or("other"), "{path}");
         }
         assert_eq!(at_once(), ["/livez", "/readyz"]);
     }

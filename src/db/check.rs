@@ -8,7 +8,7 @@ use super::{
     migrate::{Migrations, refuse_the_users_of_another_program, renamed_schema},
     open::Opening,
 };
-use crate::{config::Config, start_error::StartError};
+use crate::{config::Config, error::StartError};
 
 /// Applies the migrations that the database lacks; their names. Blocks as a start does.
 pub fn migrate(config: &Config) -> Result<Vec<String>, StartError> {

@@ -7,7 +7,7 @@ use super::{
     tls,
     watchdog::{Connection, Watchdog},
 };
-use crate::{config::Config, start_error::StartError};
+use crate::{config::Config, error::StartError};
 use std::{
     sync::Arc,
     thread,

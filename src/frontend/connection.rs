@@ -18,10 +18,8 @@ use super::{
 use crate::{
     budget::Reservation,
     config::Limits,
-    cors::Cors,
-    error::Error,
-    http::{RequestId, RequestIds},
-    reason::Reason,
+    error::{Error, Reason},
+    http::{Cors, RequestId, RequestIds},
 };
 use mio::{Registry, event::Event};
 use reading::Input;

@@ -15,7 +15,10 @@ use super::{
     slots::Slots,
     to_tiny_http::ToTinyHttp,
 };
-use crate::{error::Error, http::RequestIds, reason::Reason};
+use crate::{
+    error::{Error, Reason},
+    http::RequestIds,
+};
 use admission::Candidates;
 pub use admission::MAX_SURPLUS;
 use mio::{Events, Interest, Poll, Token, net, unix::SourceFd};

@@ -32,7 +32,7 @@ use crate::{
     budget::Budget,
     config::Limits,
     http::{Method, Response},
-    metrics::Recorder,
+    metrics::Metrics,
 };
 pub use event_loop::MAX_SURPLUS;
 use event_loop::{EventLoop, WAKER};
@@ -67,8 +67,8 @@ pub struct Resources {
     pub served: Served,
     /// What answers without a worker.
     pub answer_at_once: AnswerAtOnce,
-    /// The figures of the frontend's thread.
-    pub recorder: Arc<Recorder>,
+    /// The figures of the server.
+    pub metrics: Arc<Metrics>,
 }
 
 /// Starts the end of a [`Frontend`] from anywhere.
@@ -78,7 +78,7 @@ pub struct Stopper(Arc<Shared>);
 impl Frontend {
     /// Starts the frontend: from now on clients are let in. Requests are written to `private`, whose other end
     /// must be a tiny_http server's that has no other client; answers come through the [`Responder`]. What is
-    /// answered at once is not written there. `recorder` is written by the frontend's thread alone.
+    /// answered at once is not written there.
     ///
     /// `on_start` is called on the frontend's thread. If that stream breaks, everything is answered 503 and `on_broken` is called, once, on the
     /// frontend's thread: nothing can be served any more. The process has descriptors for

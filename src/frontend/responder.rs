@@ -12,8 +12,8 @@ use super::{
 };
 use crate::{
     budget::Reservation,
+    error::Reason,
     http::{RequestId, Response},
-    reason::Reason,
 };
 use std::{
     sync::{Arc, atomic::Ordering},

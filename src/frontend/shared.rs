@@ -5,7 +5,7 @@ use super::{slot::Slot, warnings::Warnings};
 use crate::{
     budget::{Budget, Reservation},
     config::Limits,
-    reason::Reason,
+    error::Reason,
 };
 use mio::Waker;
 use parking_lot::Mutex;

@@ -167,6 +167,12 @@ impl Response {
 }
 
 impl Error {
+    /// Returns the answer that the table of errors has.
+    pub fn answer(&self) -> Response {
+        let refusal = self.refusal();
+        Response { headers: refusal.headers.clone(), ..Response::json(refusal.status, &refusal) }
+    }
+
     /// Logs what the client is not told: the SQL and the database's message, the panic, what was late; with the id of
     /// the request, where it concerns one. Errors that are the client's own are silent here; the access line shows
     /// their status.

@@ -1,6 +1,6 @@
 //! The text format, 0.0.4: families with their help and kind, and samples with their labels.
 
-use std::fmt::{Display, Write};
+use std::fmt::Display;
 
 /// What Prometheus calls the type of a metric.
 #[derive(Debug, Clone, Copy)]
@@ -23,78 +23,48 @@ pub struct Text {
 impl Text {
     /// Begins a family. `help` is one line.
     pub fn family(&mut self, name: &'static str, kind: Kind, help: &str) {
-        let kind = match kind {
-            Kind::Counter => "counter",
-            Kind::Gauge => "gauge",
-            Kind::Histogram => "histogram",
-        };
-        self.push(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
+        let kind = format!("{kind:?}").to_lowercase();
+        self.text += &format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
         self.family = name;
     }
 
-    /// A counter's or a gauge's value. Labels need no escaping: they are constants.
+    /// Writes the value of a counter or a gauge. Labels need no escaping: they are constants.
     pub fn value(&mut self, labels: &[(&str, &str)], value: impl Display) {
-        self.sample("", labels, None, value);
+        self.sample("", labels, value);
     }
 
-    /// The family of a gauge without labels, and its value.
+    /// Writes a gauge without labels.
     pub fn gauge(&mut self, name: &'static str, help: &str, value: impl Display) {
         self.family(name, Kind::Gauge, help);
         self.value(&[], value);
     }
 
-    /// The same of a counter.
+    /// Writes a counter without labels.
     pub fn counter(&mut self, name: &'static str, help: &str, value: impl Display) {
         self.family(name, Kind::Counter, help);
         self.value(&[], value);
     }
 
-    /// A histogram: how many values each bucket has, by its upper end, and the last one beyond these; the sum of all.
-    pub fn histogram(
-        &mut self,
-        labels: &[(&str, &str)],
-        ends: &[f64],
-        counts: impl Iterator<Item = u64>,
-        sum: f64,
-    ) {
+    /// Writes a histogram. `counts` has the number of values in each bucket, `ends` the upper end of each but the last.
+    pub fn histogram(&mut self, labels: &[(&str, &str)], ends: &[f64], counts: &[u64], sum: f64) {
         let mut count = 0;
-        for (at, values) in counts.enumerate() {
+        for (at, values) in counts.iter().enumerate() {
             count += values;
-            let end = ends.get(at).map_or(&"+Inf" as &dyn Display, |end| end);
-            self.sample("_bucket", labels, Some(end), count);
+            let end = ends.get(at).map_or_else(|| "+Inf".to_owned(), f64::to_string);
+            self.sample("_bucket", &[labels, &[("le", &end)]].concat(), count);
         }
-        self.sample("_sum", labels, None, sum);
-        self.sample("_count", labels, None, count);
+        self.sample("_sum", labels, sum);
+        self.sample("_count", labels, count);
     }
 
-    /// The whole text.
+    /// Returns the whole text.
     pub fn end(self) -> String {
         self.text
     }
 
-    fn sample(
-        &mut self,
-        suffix: &str,
-        labels: &[(&str, &str)],
-        end: Option<&dyn Display>,
-        value: impl Display,
-    ) {
-        let family = self.family;
-        self.push(format_args!("{family}{suffix}"));
-        let mut before = '{';
-        for (name, label) in labels {
-            self.push(format_args!("{before}{name}=\"{label}\""));
-            before = ',';
-        }
-        if let Some(end) = end {
-            self.push(format_args!("{before}le=\"{end}\""));
-            before = ',';
-        }
-        let after = if before == ',' { "}" } else { "" };
-        self.push(format_args!("{after} {value}\n"));
-    }
-
-    fn push(&mut self, text: std::fmt::Arguments) {
-        self.text.write_fmt(text).expect("writing to memory does not fail");
+    fn sample(&mut self, suffix: &str, labels: &[(&str, &str)], value: impl Display) {
+        let labels: Vec<_> = labels.iter().map(|(name, label)| format!("{name}=\"{label}\"")).collect();
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+        self.text += &format!("{}{suffix}{labels} {value}\n", self.family);
     }
 }

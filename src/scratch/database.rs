@@ -7,7 +7,7 @@ use super::cluster::{self, Options, Shared};
 use crate::{
     config::{Config, Database},
     db::{blocking::outside_of_runtimes, explain, migrate::Migrations, scratch},
-    start_error::StartError,
+    error::StartError,
 };
 use parking_lot::Mutex;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};

@@ -22,8 +22,8 @@ use crate::{
     App, ScratchDatabase,
     config::{Config, PasswordHashing, Secret},
     db::{New, scratch},
+    error::StartError,
     server::Server,
-    start_error::StartError,
     users::{
         password::Hasher,
         user::{User, Values},

@@ -1,7 +1,7 @@
 //! The system's limits for this process: open descriptors (`RLIMIT_NOFILE`) and address space (`RLIMIT_AS`). The first
 //! is raised where it can be; where they are too low, the server does not start, rather than fail requests under load.
 
-use crate::{config::Config, frontend::MAX_SURPLUS, start_error::StartError};
+use crate::{config::Config, error::StartError, frontend::MAX_SURPLUS};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use std::{fs, io};
 

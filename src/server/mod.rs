@@ -9,9 +9,9 @@ mod workers;
 use crate::{
     app::{self, App},
     config::{Config, Limits},
+    error::StartError,
     frontend::{Bound, Frontend, Resources, Served},
     http::Method,
-    start_error::StartError,
 };
 use cores::Cores;
 use parking_lot::Mutex;
@@ -123,7 +123,7 @@ impl BoundServer {
                 on_idle: Box::new(on_idle),
                 served: Served { fields: app::fields(), at_once: app::at_once() },
                 answer_at_once,
-                recorder,
+                metrics: recorder,
             };
             let (frontend, responder) =
                 Frontend::open(listener, limits, resources, stream, on_start, on_broken)?;

@@ -20,7 +20,7 @@ pub use stop::Stop;
 
 use crate::{
     db::{explain, transfer::taken},
-    start_error::StartError,
+    error::StartError,
 };
 use std::{fmt, io};
 

@@ -9,9 +9,8 @@ use crate::frontend::{
 };
 use crate::{
     budget::{Budget, Purpose, Reservation},
-    error::Error,
+    error::{Error, Reason},
     http::{Persistence, Response},
-    reason::Reason,
 };
 use std::{
     io::{self, ErrorKind, Read, Write},

@@ -11,9 +11,8 @@ use crate::frontend::{
 };
 use crate::{
     budget::{Budget, Purpose, Reservation},
-    error::Error,
+    error::{Error, Reason},
     http::{Chunks, Persistence, RequestId, Response, log_line},
-    reason::Reason,
 };
 use mio::{Interest, Token, unix::SourceFd};
 use std::{
@@ -74,7 +73,7 @@ impl Connection {
                 "refused: {error}"
             ),
         }
-        context.resources.recorder.refusal(error.reason(), response.status);
+        context.resources.metrics.refusal(error.reason(), response.status);
         self.generation = self.generation.wrapping_add(1);
         let chunks = response.into_chunks(Persistence::Close, head_only, &id);
         let length = chunks.len();

@@ -64,7 +64,7 @@ impl EventLoop {
             };
             match listener.accept() {
                 Ok((stream, address)) => {
-                    self.resources.recorder.accepted.add(1);
+                    self.resources.metrics.accepted.add(1);
                     self.admit(stream, address, now);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {

@@ -9,10 +9,8 @@ use super::{
 };
 use crate::{
     config::Limits,
-    cors::Cors,
     error::Error,
-    host,
-    http::{Method, Persistence, RequestId, percent_decode},
+    http::{Cors, Method, Persistence, RequestId, hosts, percent_decode},
 };
 use std::{fmt::Display, io::Write, time::Duration};
 
@@ -169,7 +167,7 @@ impl<'a> Head<'a> {
             }
         }
         if let Some(host) = self.host
-            && (has_origin || !host::is_local(host))
+            && (has_origin || !hosts::is_local(host))
         {
             write_field("host", host.as_bytes(), out);
         }

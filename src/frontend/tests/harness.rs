@@ -96,7 +96,7 @@ impl Harness {
                     at_once: &["/immediate"],
                 },
                 answer_at_once: Box::new(|_, _| Some(Response::json(200, &json!({"at": "once"})))),
-                recorder: Metrics::new(&[], std::iter::empty()).recorder(),
+                metrics: Arc::new(Metrics::new(&[])),
             },
             private,
             || {},

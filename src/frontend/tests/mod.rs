@@ -713,7 +713,7 @@ fn a_broken_private_stream_is_reported_and_answered_503() {
             on_idle: Box::new(|| {}),
             served: Served::default(),
             answer_at_once: Box::new(|_, _| None),
-            recorder: Metrics::new(&[], std::iter::empty()).recorder(),
+            metrics: Arc::new(Metrics::new(&[])),
         },
         ours,
         || {},

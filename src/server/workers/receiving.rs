@@ -4,10 +4,9 @@ use super::{FEW, Job, Role, Shared, State, guard};
 use crate::{
     app::{Needs, Step},
     config::counted_as,
-    error::Error,
+    error::{Error, Reason},
     http::{Method, Request},
     metrics::Recorder,
-    reason::Reason,
 };
 use parking_lot::MutexGuard;
 use std::{sync::atomic::Ordering, time::Instant};

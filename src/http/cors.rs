@@ -2,7 +2,8 @@
 //!
 //! Pure. Where `ALLOWED_ORIGINS` is empty, nothing here is looked at.
 
-use crate::{config::AllowedOrigins, http::Response};
+use super::Response;
+use crate::config::AllowedOrigins;
 use std::sync::Arc;
 
 /// The fields that a page may send beside those that need no permission.
