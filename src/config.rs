@@ -9,7 +9,7 @@ mod value;
 
 pub use networks::{TrustedProxies, counted_as};
 pub use origins::AllowedOrigins;
-pub use settings::{SETTINGS, Setting};
+pub use settings::{SETTINGS, Setting, near_miss, nearest};
 
 use std::{ffi::OsString, fmt, net::SocketAddr, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
 use value::problem;
@@ -242,15 +242,6 @@ pub struct ConfigError {
     pub variable: &'static str,
     /// What is wrong with it; never a secret's text.
     pub problem: String,
-}
-
-impl ConfigError {
-    /// All of them as one, which is the first one's.
-    pub fn all(errors: impl IntoIterator<Item = ConfigError>) -> Option<ConfigError> {
-        errors
-            .into_iter()
-            .reduce(|all, one| ConfigError { problem: format!("{}; {one}", all.problem), ..all })
-    }
 }
 
 impl fmt::Display for ConfigError {

@@ -351,6 +351,9 @@ impl fmt::Display for StartError {
 /// What makes an address one that can be listened on.
 fn remedy(address: &str, error: &io::Error) -> &'static str {
     match error.kind() {
+        io::ErrorKind::AddrInUse if address.starts_with("unix:") => {
+            "end what listens there, or choose another path"
+        }
         _ if address.starts_with("unix:") => {
             "HOST names a socket in a directory that is there and may be written"
         }

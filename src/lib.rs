@@ -110,8 +110,6 @@ pub mod fuzzing {
 #[doc(hidden)]
 pub mod http;
 mod metrics;
-#[doc(hidden)]
-pub mod nearest;
 mod scratch;
 #[doc(hidden)]
 pub mod server;

@@ -1,108 +1,116 @@
-//! The arguments, by the table of `commands`. Knows no variable but those that an argument replaces.
+//! The arguments, as clap parses them. Knows no variable but those that an argument replaces.
 
 use super::{
     Failure,
-    commands::{ANYWHERE, HELP, NAMED, Opt, Takes, VERBS, VERSION, Verb},
-    env_file,
+    commands::{OPERAND, VARIABLES, command},
+    env_file::{self, Assignment},
+    environment, manual, print,
+};
+use clap::{
+    ArgMatches,
+    error::{ContextKind, ContextValue, Error, ErrorKind},
+    parser::ValueSource,
 };
 use std::{
     env,
     ffi::{OsStr, OsString},
-    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
-use userd::{nearest::nearest, transfer::Format};
+use userd::transfer::Format;
 
-/// Options that stand for variables.
-const VARIABLES: [(&str, &str); 3] = [("--host", "HOST"), ("--port", "PORT"), ("--postgres", "POSTGRES_BIN")];
-
-/// The subcommand that was given, its options, each a row of the table, and its operand.
+/// The subcommand that was given, with its options and its operand.
 pub struct Given {
-    pub verb: &'static Verb,
-    options: Vec<(&'static str, Option<OsString>)>,
-    pub operand: Option<OsString>,
+    /// Empty for the service itself.
+    pub verb: String,
+    matches: ArgMatches,
+    /// What `--env-file` has set.
+    pub assigned: Vec<Assignment>,
 }
 
 impl Given {
-    /// The error is a line without `userd: ` before it.
-    pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Given, String> {
-        let mut arguments = arguments.peekable();
-        let named = |argument: &OsString| NAMED.iter().find(|verb| *argument == *verb.name);
-        let verb = arguments.peek().and_then(named);
-        if verb.is_some() {
-            arguments.next();
-        }
-        let verb = verb.unwrap_or(&VERBS[0]);
-        let mut given = Given { verb, options: Vec::new(), operand: None };
-        while let Some(argument) = arguments.next() {
-            match option(&argument) {
-                None if verb.operand.is_some() && given.operand.is_none() && !argument.is_empty() => {
-                    given.operand = Some(argument);
-                }
-                None => return Err(unknown(verb, &argument)),
-                Some(("--help" | "-h", None)) => {
-                    return Ok(Given { verb: &HELP, options: Vec::new(), operand: Some(verb.name.into()) });
-                }
-                Some(("--version" | "-V", None)) => return Ok(Given { verb: &VERSION, ..given }),
-                Some((name, value)) => {
-                    let known = verb.options.iter().chain(ANYWHERE).find(|known| known.name == name);
-                    let known = known.ok_or_else(|| unknown(verb, &argument))?;
-                    given.options.push((known.name, known.value(value, &mut arguments)?));
-                }
-            }
-        }
-        Ok(given)
+    /// Parses the arguments. `None` if they ask for the help or the version, which is printed.
+    pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Option<Given>, Failure> {
+        let parsed = command().try_get_matches_from([OsString::from("userd")].into_iter().chain(arguments));
+        let mut matches = match parsed {
+            Ok(matches) => matches,
+            Err(error) if !error.use_stderr() => return print(&manual::with_settings(&error)).map(|()| None),
+            Err(error) => return Err(Failure::argument(problem(error))),
+        };
+        let (verb, matches) = matches.remove_subcommand().unwrap_or((String::new(), matches));
+        Ok(Some(Given { verb, matches, assigned: Vec::new() }))
     }
 
-    /// Sets the variables that options stand for, and of the others those of `--env-file` that the environment lacks.
-    /// To be called while this is the only thread.
-    pub fn set_variables(&self) -> Result<(), Failure> {
+    /// Sets the variables that options stand for, and those of `--env-file` that the environment lacks. To be called
+    /// while this is the only thread.
+    pub fn set_variables(&mut self) -> Result<(), Failure> {
         for (option, variable) in VARIABLES {
             if let Some(value) = self.value(option) {
                 // SAFETY: no other thread reads or writes the environment.
                 unsafe { env::set_var(variable, value) };
             }
         }
-        match self.value("--env-file") {
-            None => Ok(()),
-            Some(file) => env_file::read(Path::new(file))
-                .map_err(|problem| Failure::usage(format!("--env-file: {problem}"))),
+        if let Some(file) = self.value("--env-file") {
+            let read = env_file::read(Path::new(file));
+            self.assigned = read.map_err(|problem| Failure::usage(format!("--env-file: {problem}")))?;
         }
+        let of_file = self.assigned.iter().map(|Assignment { name, place }| (place.as_str(), name.as_str()));
+        let settings = self.values("--settings").filter_map(|name| Some(("--settings", name.to_str()?)));
+        let mut misspelt = of_file
+            .chain(settings)
+            .filter_map(|(place, name)| environment::misspelt(name).map(|line| format!("{place}: {line}")));
+        misspelt.next().map_or(Ok(()), |line| Err(Failure::usage(line)))
     }
 
-    /// Whether an option was given.
+    /// Returns whether an option was given.
     pub fn has(&self, name: &str) -> bool {
-        self.options.iter().any(|(given, _)| *given == name)
+        let known = self.matches.try_contains_id(name).unwrap_or_default();
+        known && self.matches.value_source(name) == Some(ValueSource::CommandLine)
     }
 
-    /// The value of an option; of the last one, where it was given more than once.
+    /// Returns the value of an option; the last one if it was given more than once.
     pub fn value(&self, name: &str) -> Option<&OsStr> {
-        let given = self.options.iter().rev().find(|(given, _)| *given == name);
-        given.and_then(|(_, value)| value.as_deref())
+        self.values(name).next_back()
     }
 
-    /// Whether an option stands for this variable.
+    /// Returns all values of an option.
+    pub fn values(&self, name: &str) -> impl DoubleEndedIterator<Item = &OsStr> {
+        let values = self.matches.try_get_many::<OsString>(name).ok().flatten();
+        values.into_iter().flatten().map(OsString::as_os_str)
+    }
+
+    /// Returns the value of each occurrence of an option of the service that may have none.
+    pub fn occurrences(&self, name: &str) -> impl Iterator<Item = Option<&OsStr>> {
+        let occurrences = self.matches.get_occurrences::<OsString>(name).into_iter().flatten();
+        occurrences.map(|mut values| values.next().map(OsString::as_os_str))
+    }
+
+    /// Returns whether an option stands for this variable.
     pub fn replaces(&self, variable: &str) -> bool {
         VARIABLES.iter().any(|(option, replaced)| *replaced == variable && self.has(option))
     }
 
-    /// The directory of the private cluster that a verb works on; `None`: the database of the variables.
+    /// Returns the argument that is no option.
+    pub fn operand(&self) -> Option<&OsStr> {
+        self.value(OPERAND)
+    }
+
+    /// Returns the directory of the private cluster that a verb works on; `None`: the database of the variables.
     pub fn dir(&self) -> Option<PathBuf> {
         let dir = || self.value("--embedded").map_or_else(default_dir, PathBuf::from);
         self.has("--embedded").then(dir)
     }
 
-    /// Whether missing migrations are applied.
+    /// Returns whether missing migrations are applied.
     pub fn migrate(&self) -> bool {
         self.value("--migrate").is_none_or(|value| value == "on")
     }
 
-    /// The operand as a file. `None`: `-`, or none, is standard output, or standard input.
+    /// Returns the operand as a file. `None`: `-`, or none, is standard output, or standard input.
     pub fn file(&self) -> Option<&Path> {
-        self.operand.as_deref().filter(|file| *file != "-").map(Path::new)
+        self.operand().filter(|file| *file != "-").map(Path::new)
     }
 
-    /// `None` where neither an option nor the file's name says it.
+    /// Returns the format that an option or the file's name says.
     pub fn format(&self) -> Option<Format> {
         match self.value("--format") {
             Some(format) if format == "csv" => Some(Format::Csv),
@@ -112,74 +120,38 @@ impl Given {
     }
 }
 
-/// The format that a file's name tells.
+/// Returns the format that a file's name tells.
 pub fn format_of(file: &Path) -> Option<Format> {
     let is_csv = file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
     is_csv.then_some(Format::Csv)
 }
 
-/// The name of an option, and its value where there is a `=`. `None` where the argument is no option.
-fn option(argument: &OsStr) -> Option<(&str, Option<OsString>)> {
-    let bytes = argument.as_bytes();
-    if bytes.first() != Some(&b'-') || bytes == b"-" {
-        return None;
-    }
-    let end = bytes.iter().position(|byte| *byte == b'=').unwrap_or(bytes.len());
-    let value = bytes.get(end + 1..).map(|value| OsStr::from_bytes(value).to_owned());
-    // What is not UTF-8 is no name of an option.
-    Some((str::from_utf8(&bytes[..end]).unwrap_or_default(), value))
-}
-
-fn unknown(verb: &Verb, argument: &OsStr) -> String {
-    let text = argument.to_string_lossy();
-    let name = text.split('=').next().unwrap_or_default();
-    let line = match verb.name {
-        "" => format!("unknown argument {argument:?}"),
-        verb_name if verb.arguments().is_empty() => {
-            format!("{verb_name} takes no argument, not {argument:?}")
-        }
-        verb_name => format!("{verb_name} takes {}, not {argument:?}", verb.arguments().join(" ")),
+/// Returns clap's message in one line. A stray argument may be a secret: only a name of an option is repeated.
+fn problem(mut error: Error) -> String {
+    let is_option = |text: &str| {
+        let name = text.strip_prefix("--").unwrap_or_default();
+        !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-')
     };
-    let options = verb.options.iter().chain(ANYWHERE).map(|option| option.name);
-    let verbs = NAMED.iter().map(|verb| verb.name);
-    match nearest(name, options.chain(verbs)) {
-        Some(meant) if meant == name => format!("{line} ({name} goes before everything else)"),
-        Some(meant) => format!("{line} (did you mean {meant}?)"),
-        None => line,
-    }
-}
-
-impl Opt {
-    /// The value of this option, which may be the next argument.
-    fn value(
-        &self,
-        value: Option<OsString>,
-        rest: &mut impl Iterator<Item = OsString>,
-    ) -> Result<Option<OsString>, String> {
-        let name = self.name;
-        match (self.takes, value) {
-            (Takes::Nothing | Takes::Optional(_), None) => Ok(None),
-            (Takes::Nothing, Some(_)) => Err(format!("{name} takes no value")),
-            (Takes::Optional(what), Some(value)) if value.is_empty() => {
-                Err(format!("{name}= needs {what} after it"))
-            }
-            (Takes::Optional(_), value) => Ok(value),
-            (Takes::Value(_), value) => {
-                let value = value.or_else(|| rest.next()).filter(|value| !value.is_empty());
-                value.map(Some).ok_or_else(|| format!("{name} needs a value"))
-            }
-            (Takes::OneOf(words), value) => {
-                let value = value.or_else(|| rest.next()).unwrap_or_default();
-                match words.iter().any(|word| value == *word) {
-                    true => Ok(Some(value)),
-                    false => Err(format!("{name} must be {}, not {value:?}", words.join(" or "))),
-                }
-            }
+    for kind in [ContextKind::InvalidArg, ContextKind::InvalidSubcommand, ContextKind::InvalidValue] {
+        let Some(ContextValue::String(text)) = error.get(kind) else { continue };
+        let is_ours = match error.kind() {
+            ErrorKind::UnknownArgument => is_option(text),
+            ErrorKind::InvalidSubcommand => error.get(ContextKind::SuggestedSubcommand).is_some(),
+            _ => kind != ContextKind::InvalidValue || text.is_empty(),
+        };
+        if !is_ours {
+            error.insert(kind, ContextValue::String("…".to_owned()));
         }
     }
+    let text = error.render().to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with("For more information"));
+    lines.collect::<Vec<_>>().join("; ").replace(":; ", ": ")
 }
 
-/// Root's PostgreSQL runs as another user, who could not enter most directories that root works in.
+/// Returns the default directory of the cluster. Root's PostgreSQL runs as another user, who could not enter most
+/// directories that root works in.
 fn default_dir() -> PathBuf {
     let root = nix::unistd::Uid::effective().is_root();
     PathBuf::from(if root { "/var/lib/userd" } else { "userd-data" })
@@ -190,43 +162,39 @@ mod tests {
     use super::{super::export, *};
 
     fn parse(line: &str) -> Result<Given, String> {
-        Given::parse(line.split_whitespace().map(OsString::from))
-    }
-
-    /// The line of a command that does not begin.
-    fn refused(line: &str) -> String {
-        let done = parse(line).map_err(Failure::argument).and_then(|given| crate::cli::execute(&given));
-        let Err(Failure { code: 2, line: problem }) = done else { panic!("{line}") };
-        problem
+        let parsed = Given::parse(line.split_whitespace().map(OsString::from));
+        parsed.map(|given| given.expect("no help was asked for")).map_err(|failure| failure.line)
     }
 
     #[test]
-    fn what_may_have_been_meant() {
-        for (line, end) in [
-            ("exprot", "unknown argument \"exprot\" (did you mean export?)"),
-            ("--embeded", "unknown argument \"--embeded\" (did you mean --embedded?)"),
-            ("--embeded=/srv", "unknown argument \"--embeded=/srv\" (did you mean --embedded?)"),
-            ("--port 1 check", "unknown argument \"check\" (check goes before everything else)"),
-            ("import --skip-exist", "not \"--skip-exist\" (did you mean --skip-existing?)"),
-            ("config --prot=1", "not \"--prot=1\" (did you mean --port?)"),
-            ("something", "unknown argument \"something\""),
-            ("help exprot", "there is no command \"exprot\" (did you mean export?)"),
-            ("completion", "mkdir -p ~/.local/share/bash-completion/completions && userd completion bash > "),
+    fn arguments_that_are_none() {
+        for (line, expected) in [
+            ("exprot", "unrecognized subcommand 'exprot'; tip: a similar subcommand exists: 'export'"),
+            (
+                "--embeded",
+                "unexpected argument '--embeded' found; tip: a similar argument exists: '--embedded'",
+            ),
+            ("--embeded=/srv", "unexpected argument '--embeded' found; tip: a similar argument"),
+            (
+                "import --skip-exist",
+                "'--skip-exist' found; tip: a similar argument exists: '--skip-existing'",
+            ),
+            ("config --prot=1", "'--prot' found; tip: a similar argument exists: '--port'"),
+            ("hunter2", "unexpected argument '…' found"),
+            ("--Hunter2", "unexpected argument '…' found"),
+            ("-hunter2", "unexpected argument '-u' found"),
+            ("export a hunter2", "unexpected argument '…' found"),
+            (
+                "export --format hunter2",
+                "invalid value '…' for '--format <WORD>'; [possible values: ndjson, csv]",
+            ),
+            ("help hunter2", "unrecognized subcommand '…'"),
+            ("completion hunter2", "invalid value '…' for '<SHELL>'; [possible values: bash, zsh, fish]"),
+            ("grants", "the following required arguments were not provided: <ROLE>"),
         ] {
-            let problem = refused(line);
-            let problem = problem.strip_suffix("; `userd --help` lists what there is").unwrap();
-            assert!(problem.ends_with(end) || (line == "completion" && problem.contains(end)), "{problem}");
-        }
-    }
-
-    #[test]
-    fn the_table_has_each_name_once() {
-        for verb in VERBS {
-            assert_eq!(VERBS.iter().filter(|other| other.name == verb.name).count(), 1, "{}", verb.name);
-            for option in verb.options {
-                let same = verb.options.iter().chain(ANYWHERE).filter(|other| other.name == option.name);
-                assert_eq!(same.count(), 1, "{} {}", verb.name, option.name);
-            }
+            let problem = parse(line).err().unwrap_or_else(|| panic!("{line}"));
+            assert!(problem.contains(expected), "{line}: {problem}");
+            assert!(!problem.to_lowercase().contains("hunter2") && !problem.contains('\n'), "{problem}");
         }
     }
 
@@ -239,41 +207,49 @@ mod tests {
             ("export users.csv", Format::Csv, Some("users.csv")),
             ("export users.CSV", Format::Csv, Some("users.CSV")),
             ("export --format=ndjson users.csv", Format::Ndjson, Some("users.csv")),
+            ("export --format=csv --format=ndjson", Format::Ndjson, None),
             ("export ./--format", Format::Ndjson, Some("./--format")),
         ];
         for (line, format, file) in rows {
-            let Ok(given) = parse(line) else { panic!("{line}") };
+            let given = parse(line).unwrap_or_else(|problem| panic!("{line}: {problem}"));
             let Ok(export) = export::what(&given) else { panic!("{line}") };
-            assert_eq!(
-                (export.format, given.file(), given.dir()),
-                (format, file.map(Path::new), None),
-                "{line}"
-            );
+            let found = (export.format, given.file(), given.dir());
+            assert_eq!(found, (format, file.map(Path::new), None), "{line}");
+        }
+        for line in ["export --for-spreadsheets", "export --for-spreadsheets users.ndjson"] {
+            let given = parse(line).unwrap_or_else(|problem| panic!("{line}: {problem}"));
+            assert!(export::what(&given).is_err(), "{line}");
         }
         let wrong = [
             "export a b",
             "export --format xml",
             "export --format",
             "export --skip-invalid",
-            "export --for-spreadsheets",
-            "export --for-spreadsheets users.ndjson",
             "import --with-password-hashes",
             "import --dry-run=no",
             "migrate now",
             "completion",
             "completion tcsh",
             "export --embedded=",
+            "--port=",
             "healthcheck --embedded",
             "grants",
             "recount users",
             "--counts",
+            "--port 1 check",
             "config --migrate=off",
             "--migrate",
             "--migrate=maybe",
             "--format csv",
+            "--ephemeral",
         ];
         for line in wrong {
-            refused(line);
+            assert!(parse(line).is_err(), "{line}");
         }
+    }
+
+    #[test]
+    fn the_commands_are_consistent() {
+        command().debug_assert();
     }
 }

@@ -1,224 +1,204 @@
-//! What the command can do: ONE table of subcommands, options and their help. Parsing, `--help`, the man page and the
-//! completion of shells follow from it.
+//! What the command can do: clap's commands. Parsing, `--help`, the manual page and the completion of shells follow.
 //!
-//! To add an option: a row here; the file of its subcommand looks it up. To add a subcommand: a row here, and an arm in
-//! `execute` of the module above.
+//! To add an option: an argument here; the file of its subcommand asks `Given` for it. To add a subcommand: a command
+//! here, and an arm in `execute` of the module above.
 
-/// A subcommand; the one without a name runs the service.
-pub struct Verb {
-    pub name: &'static str,
-    pub options: &'static [Opt],
-    /// The operand, which may be left out.
-    pub operand: Option<&'static str>,
-    pub help: &'static str,
+use clap::{
+    Arg, ArgAction, Command,
+    builder::{OsStringValueParser, PossibleValuesParser, TypedValueParser},
+};
+use std::ffi::OsString;
+use userd::config::SETTINGS;
+
+/// The argument of a subcommand that is no option.
+pub const OPERAND: &str = "operand";
+
+/// Options that stand for variables, whose help they have.
+pub const VARIABLES: [(&str, &str); 3] =
+    [("--host", "HOST"), ("--port", "PORT"), ("--postgres", "POSTGRES_BIN")];
+
+/// Columns of the help.
+const WIDTH: usize = 100;
+
+/// Stands in the help for the table of settings.
+pub const TABLE: &str = "{settings}";
+
+const SIGNALS: &str = "SIGTERM, SIGHUP or Ctrl-C: answers the requests in flight, then ends; a signal a second later \
+                       ends at once.";
+
+const EMBEDDED: &str = "work on the cluster that `userd --embedded[=DIR]` makes, whether that runs or not";
+
+/// Returns the command with its subcommands.
+pub fn command() -> Command {
+    let env_file = "read variables from FILE, as systemd's EnvironmentFile= has them; those of the environment go \
+                    before them";
+    let settings = "names of variables, separated by commas: refuses to start if one of them is no setting";
+    let end = "end when standard input does, and so with the process that holds its other end; with PID: end when \
+               that process does; may be given twice";
+    let cluster = "run a private PostgreSQL cluster in DIR from this machine's own programs (default ./userd-data; \
+                   /var/lib/userd when started by root); listens on 127.0.0.1 unless HOST is set";
+    let users =
+        "with --ephemeral: begin with the users of FILE, as userd import reads it; CSV if it ends in .csv";
+    Command::new("userd")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("A user-management HTTP service over PostgreSQL. Without a command it runs the service.")
+        .after_help(format!("Environment variables, with their defaults:\n{TABLE}\n{SIGNALS}"))
+        .term_width(WIDTH)
+        .args_override_self(true)
+        .args_conflicts_with_subcommands(true)
+        .args([
+            optional("--embedded", "DIR", cluster),
+            flag("--ephemeral", "with --embedded: on a fresh database that is dropped at the end")
+                .requires("--embedded"),
+            variable("--postgres").requires("--embedded"),
+            option("--seed", "FILE", users).requires("--ephemeral"),
+            variable("--host"),
+            variable("--port"),
+            migrate(),
+            optional("--with-parent", "PID", end).action(ArgAction::Append),
+            option("--settings", "NAMES", settings).value_delimiter(',').hide(true),
+            option("--env-file", "FILE", env_file).global(true),
+        ])
+        .subcommands(transfers())
+        .subcommands(upkeep())
+        .subcommand(verb("man", "print the manual page, userd(1)"))
+        .subcommand(
+            verb("completion", "print what makes a shell complete arguments")
+                .arg(Arg::new(OPERAND).value_name("SHELL").required(true).value_parser(words(&SHELLS))),
+        )
 }
 
-/// An option with two dashes.
-pub struct Opt {
-    pub name: &'static str,
-    pub takes: Takes,
-    pub help: &'static str,
+/// Shells that `userd completion` is for.
+const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
+
+/// Returns the subcommands for all users.
+fn transfers() -> [Command; 2] {
+    let format = one_of(
+        "--format",
+        &["ndjson", "csv"],
+        "a JSON object a line, or RFC 4180 with a header; the default is csv if FILE ends in .csv, else ndjson, or for \
+         an import what the users look like",
+    );
+    let as_is =
+        "accept every name and address that the database can hold, not only what the create schema accepts";
+    let formulas =
+        "in CSV, an apostrophe before names and addresses that a spreadsheet would take for formulas";
+    [
+        verb("export", "write all users to FILE, which is complete once it is there, or to standard output")
+            .args([
+                optional("--embedded", "DIR", EMBEDDED),
+                format.clone(),
+                flag("--with-password-hashes", "each user's hash, too, as passwordHash"),
+                flag("--for-spreadsheets", formulas),
+                operand("FILE"),
+            ]),
+        verb(
+            "import",
+            "create the users of FILE, or of standard input: all of them, or none if a line is refused",
+        )
+        .args([
+            optional("--embedded", "DIR", EMBEDDED),
+            format,
+            flag("--skip-invalid", "leave out lines that are refused, and import the others"),
+            flag("--skip-existing", "leave out users whose e-mail address is in the database"),
+            flag("--dry-run", "check everything, change nothing"),
+            flag("--as-is", as_is),
+            flag("--keep-ids", "give users the ids of their lines, not new ones"),
+            operand("FILE"),
+        ]),
+    ]
 }
 
-/// What an option takes, under the name that its help gives it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Takes {
-    Nothing,
-    /// `--name=VALUE`, or `--name` alone.
-    Optional(&'static str),
-    /// `--name VALUE` or `--name=VALUE`.
-    Value(&'static str),
-    /// One of these words.
-    OneOf(&'static [&'static str]),
-}
-
-use Takes::{Nothing, OneOf, Optional, Value};
-
-const fn option(name: &'static str, takes: Takes, help: &'static str) -> Opt {
-    Opt { name, takes, help }
-}
-
-const HOST: Opt = option("--host", Value("HOST"), "instead of the variable HOST");
-const PORT: Opt = option("--port", Value("PORT"), "instead of the variable PORT; 0 takes a free one");
-const MIGRATE: Opt = option(
-    "--migrate",
-    OneOf(&["on", "off"]),
-    "off: applies no migration, and refuses to start where one is missing (default on)",
-);
-const EMBEDDED: Opt = option(
-    "--embedded",
-    Optional("DIR"),
-    "work on the cluster that `userd --embedded[=DIR]` makes, whether that runs or not",
-);
-const FORMAT: Opt = option(
-    "--format",
-    OneOf(&["ndjson", "csv"]),
-    "a JSON object a line, or RFC 4180 with a header; the default is csv where FILE ends in .csv, else ndjson, or for \
-     an import what the users look like",
-);
-
-/// What `userd completion` takes.
-pub const SHELLS: &[&str] = &["bash", "zsh", "fish"];
-
-/// Options of every subcommand.
-pub const ANYWHERE: &[Opt] = &[
-    option(
-        "--env-file",
-        Value("FILE"),
-        "read variables from FILE, as systemd's EnvironmentFile= has them; those of the environment go before them",
-    ),
-    option("--help", Nothing, "print what a command takes; of userd itself: everything"),
-    option("--version", Nothing, "print the version"),
-];
-
-/// `--help`, too, behind a subcommand, which is its operand then.
-pub const HELP: Verb =
-    Verb { name: "help", options: &[], operand: Some("COMMAND"), help: "print what a command takes" };
-
-/// `--version`.
-pub const VERSION: Verb = Verb { name: "--version", options: &[], operand: None, help: "print the version" };
-
-/// All but the first, which runs the service and has no name.
-pub const NAMED: &[Verb] = VERBS.split_first().expect("it runs the service").1;
-
-/// In the order of the help.
-pub const VERBS: &[Verb] = &[
-    Verb {
-        name: "",
-        options: &[
-            option(
-                "--embedded",
-                Optional("DIR"),
-                "run a private PostgreSQL cluster in DIR from this machine's own programs (default ./userd-data; \
-                 /var/lib/userd when started by root); listens on 127.0.0.1 unless HOST is set",
-            ),
-            option("--ephemeral", Nothing, "with --embedded: on a fresh database that is dropped at the end"),
-            option(
-                "--postgres",
-                Value("DIR"),
-                "with --embedded: the directory of PostgreSQL's programs; instead of the variable POSTGRES_BIN",
-            ),
-            option(
-                "--seed",
-                Value("FILE"),
-                "with --ephemeral: begin with the users of FILE, as userd import reads it; CSV where it ends in .csv",
-            ),
-            HOST,
-            PORT,
-            MIGRATE,
-            option(
-                "--with-parent",
-                Optional("PID"),
-                "end when standard input does, and so with the process that holds its other end; \
-                 --with-parent=PID: end when that process does",
-            ),
-        ],
-        operand: None,
-        help: "run the service",
-    },
-    Verb {
-        name: "export",
-        options: &[
+/// Returns the subcommands of operators.
+fn upkeep() -> [Command; 6] {
+    [
+        verb("migrate", "apply the migrations that the database lacks, and end").arg(optional(
+            "--embedded",
+            "DIR",
             EMBEDDED,
-            FORMAT,
-            option("--with-password-hashes", Nothing, "each user's hash, too, as passwordHash"),
-            option(
-                "--for-spreadsheets",
-                Nothing,
-                "in CSV, an apostrophe before names and addresses that a spreadsheet would take for formulas",
-            ),
-        ],
-        operand: Some("FILE"),
-        help: "write all users to FILE, which is complete once it is there, or to standard output",
-    },
-    Verb {
-        name: "import",
-        options: &[
-            EMBEDDED,
-            FORMAT,
-            option("--skip-invalid", Nothing, "leave out lines that are refused, and import the others"),
-            option("--skip-existing", Nothing, "leave out users whose e-mail address is in the database"),
-            option("--dry-run", Nothing, "check everything, change nothing"),
-            option(
-                "--as-is",
-                Nothing,
-                "accept every name and address that the database can hold, not only what the create schema accepts",
-            ),
-            option("--keep-ids", Nothing, "give users the ids of their lines, not new ones"),
-        ],
-        operand: Some("FILE"),
-        help: "create the users of FILE, or of standard input: all of them, or none where a line is refused",
-    },
-    Verb {
-        name: "migrate",
-        options: &[EMBEDDED],
-        operand: None,
-        help: "apply the migrations that the database lacks, and end",
-    },
-    Verb {
-        name: "check",
-        options: &[
-            EMBEDDED,
-            HOST,
-            PORT,
-            MIGRATE,
-            option("--counts", Nothing, "compare the counts behind pages with the table, too"),
-        ],
-        operand: None,
-        help: "say whether userd could start: configuration, database, migrations, privileges, tables; changes nothing; \
-               exit code 0 or 1",
-    },
-    Verb {
-        name: "recount",
-        options: &[EMBEDDED],
-        operand: None,
-        help: "count all users anew, where triggers were disabled and totals are wrong; writers wait meanwhile",
-    },
-    Verb {
-        name: "grants",
-        options: &[EMBEDDED],
-        operand: Some("ROLE"),
-        help: "print the GRANT statements that ROLE needs to run the service on tables that another role owns",
-    },
-    Verb {
-        name: "config",
-        options: &[EMBEDDED, HOST, PORT],
-        operand: None,
-        help: "print the settings in force and where each comes from, without secrets",
-    },
-    Verb {
-        name: "healthcheck",
-        options: &[HOST, PORT],
-        operand: None,
-        help: "exit code 0 if the service that these variables start answers GET /readyz with 200, else 1: for images \
-               without curl",
-    },
-    HELP,
-    Verb { name: "man", options: &[], operand: None, help: "print the manual page, userd(1)" },
-    Verb {
-        name: "completion",
-        options: &[],
-        operand: Some("SHELL"),
-        help: "print what makes bash, zsh or fish complete arguments",
-    },
-];
-
-impl Opt {
-    /// As a synopsis has it: `--host HOST`, `--embedded[=DIR]`.
-    pub fn usage(&self) -> String {
-        match self.takes {
-            Nothing => self.name.to_owned(),
-            Optional(value) => format!("{}[={value}]", self.name),
-            Value(value) => format!("{} {value}", self.name),
-            OneOf(words) => format!("{}={}", self.name, words.join("|")),
-        }
-    }
+        )),
+        verb(
+            "check",
+            "say if userd could start: configuration, address, database, migrations, privileges, tables; changes \
+             nothing; exit code 0 or 1",
+        )
+        .args([
+            optional("--embedded", "DIR", EMBEDDED),
+            variable("--host"),
+            variable("--port"),
+            migrate(),
+            flag("--counts", "compare the counts behind pages with the table, too"),
+        ]),
+        verb(
+            "recount",
+            "count all users anew, if triggers were disabled and totals are wrong; writers wait meanwhile",
+        )
+        .arg(optional("--embedded", "DIR", EMBEDDED)),
+        verb(
+            "grants",
+            "print the GRANT statements that ROLE needs to run the service on tables that another role owns",
+        )
+        .args([optional("--embedded", "DIR", EMBEDDED), operand("ROLE").required(true)]),
+        verb("config", "print the settings in force and where each comes from, without secrets").args([
+            optional("--embedded", "DIR", EMBEDDED),
+            variable("--host"),
+            variable("--port"),
+        ]),
+        verb(
+            "healthcheck",
+            "exit code 0 if the service that these variables start answers GET /readyz with 200, else 1: for images \
+             without curl",
+        )
+        .args([variable("--host"), variable("--port")]),
+    ]
 }
 
-impl Verb {
-    /// Its options and its operand, as a synopsis has them.
-    pub fn arguments(&self) -> Vec<String> {
-        let options = self.options.iter().map(|option| format!("[{}]", option.usage()));
-        options.chain(self.operand.map(|operand| format!("[{operand}]"))).collect()
-    }
+fn verb(name: &'static str, about: &'static str) -> Command {
+    Command::new(name)
+        .about(about)
+        .after_help("Settings are variables of the environment: `userd --help` lists them.")
+        .args_override_self(true)
+}
+
+fn flag(name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(&name[2..]).action(ArgAction::SetTrue).help(help)
+}
+
+/// Returns an option with a value, which is not empty.
+fn option(name: &'static str, value: &'static str, help: &'static str) -> Arg {
+    let text = OsStringValueParser::new().try_map(|text: OsString| match text.is_empty() {
+        true => Err("it needs a value"),
+        false => Ok(text),
+    });
+    Arg::new(name).long(&name[2..]).value_name(value).value_parser(text).help(help)
+}
+
+/// Returns an option with or without `=VALUE`.
+fn optional(name: &'static str, value: &'static str, help: &'static str) -> Arg {
+    option(name, value, help).num_args(0..=1).require_equals(true)
+}
+
+fn one_of(name: &'static str, values: &'static [&'static str], help: &'static str) -> Arg {
+    option(name, "WORD", help).value_parser(words(values))
+}
+
+/// Returns an option that stands for a variable.
+fn variable(name: &'static str) -> Arg {
+    let variable = VARIABLES.iter().find(|(option, _)| *option == name).map(|(_, variable)| variable);
+    let setting = SETTINGS.iter().find(|setting| variable == Some(&setting.variable));
+    let setting = setting.expect("each stands for a setting");
+    option(name, setting.variable, setting.help)
+}
+
+fn migrate() -> Arg {
+    let help = "off: applies no migration, and refuses to start if one is missing (default on)";
+    one_of("--migrate", &["on", "off"], help)
+}
+
+fn operand(name: &'static str) -> Arg {
+    Arg::new(OPERAND).value_name(name).value_parser(OsStringValueParser::new())
+}
+
+fn words(words: &'static [&'static str]) -> impl TypedValueParser<Value = OsString> {
+    PossibleValuesParser::new(words).map(OsString::from)
 }

@@ -26,7 +26,7 @@ pub fn what(given: &Given) -> Result<Export, Failure> {
 /// are written.
 pub fn export(given: &Given) -> Result<(), Failure> {
     let what = what(given)?;
-    let mut config = environment::config().map_err(Failure::usage)?;
+    let mut config = environment::config(given).map_err(Failure::usage)?;
     let mut output = Output::open(given.file(), what.with_password_hashes)?;
     let _cluster = embedded::join(given, &mut config, false)?;
     let progress = Progress::new();

@@ -21,8 +21,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Asks whether the service is ready, until the answer is not from long ago. Blocks for up to three times the
 /// `request_timeout`.
-pub fn healthcheck(_: &Given) -> Result<(), Failure> {
-    let config = environment::config().map_err(Failure::usage)?;
+pub fn healthcheck(given: &Given) -> Result<(), Failure> {
+    let config = environment::config(given).map_err(Failure::usage)?;
     let deadline = Instant::now() + config.limits.request_timeout;
     loop {
         let age = ask(&config).map_err(Failure::runtime)?;

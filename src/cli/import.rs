@@ -29,7 +29,7 @@ pub fn import(given: &Given) -> Result<(), Failure> {
         as_is: given.has("--as-is"),
         keep_ids: given.has("--keep-ids"),
     };
-    let mut config = environment::config().map_err(Failure::usage)?;
+    let mut config = environment::config(given).map_err(Failure::usage)?;
     let (input, bytes) = open(given.file())?;
     let stop = Stop::default();
     let stopped = stop.clone();

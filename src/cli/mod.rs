@@ -9,7 +9,6 @@ mod export;
 mod healthcheck;
 mod import;
 mod log;
-mod log_json;
 mod manual;
 mod output;
 mod privileges;
@@ -25,24 +24,24 @@ use std::{
     env, fmt,
     io::{self, Write},
     process::ExitCode,
+    thread,
 };
-use userd::{StartError, transfer::TransferError};
+use userd::{StartError, check, server::threads, transfer::TransferError};
+
+/// Threads of a subcommand beside one for each core.
+const THREADS: usize = 6;
 
 /// Does what the arguments say. Blocks until that is done.
 pub fn run() -> ExitCode {
     signals::ignore_what_asks_for_nothing();
-    let given = Given::parse(env::args_os().skip(1)).map_err(Failure::argument);
-    let serves = given.as_ref().is_ok_and(|given| given.verb.name.is_empty());
-    let done = given.and_then(|given| {
-        // No other thread is there yet.
-        given.set_variables()?;
-        execute(&given)
-    });
+    let given = Given::parse(env::args_os().skip(1));
+    let serves = matches!(&given, Ok(Some(given)) if given.verb.is_empty());
+    let done = given.and_then(|given| given.map_or(Ok(()), execute));
     ::log::logger().flush();
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure { code, line }) => {
-            let format = environment::log_format().ok().filter(|_| serves).unwrap_or(Format::Text);
+            let format = if serves { environment::log().1 } else { Format::Text };
             let line = match line.as_str() {
                 "" => Vec::new(),
                 line => format.line(Level::Error, format_args!("{line}"), "userd: "),
@@ -54,9 +53,16 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Does what the subcommand is for. Not in the table of `verbs`, which some of these read.
-fn execute(given: &Given) -> Result<(), Failure> {
-    match given.verb.name {
+/// Does what the subcommand is for.
+fn execute(mut given: Given) -> Result<(), Failure> {
+    // No other thread is there yet.
+    given.set_variables()?;
+    let given = &given;
+    if !["", "man", "completion"].contains(&given.verb.as_str()) {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        threads::check(THREADS + cores).map_err(Failure::runtime)?;
+    }
+    match given.verb.as_str() {
         "export" => export::export(given),
         "import" => import::import(given),
         "migrate" => verbs::migrate(given),
@@ -65,15 +71,13 @@ fn execute(given: &Given) -> Result<(), Failure> {
         "grants" => verbs::grants(given),
         "config" => verbs::config(given),
         "healthcheck" => healthcheck::healthcheck(given),
-        "man" => print(&manual::man()),
+        "man" => manual::man(),
         "completion" => manual::completion(given),
-        "help" => manual::help(given),
-        "--version" => print(concat!("userd ", env!("CARGO_PKG_VERSION"), "\n")),
         _ => serve::serve(given),
     }
 }
 
-/// Why the command ends without success: an exit code, and one line for standard error; empty for none.
+/// The end of the command without success: an exit code, and one line for standard error; empty for none.
 #[derive(Debug)]
 struct Failure {
     code: u8,
@@ -81,17 +85,22 @@ struct Failure {
 }
 
 impl Failure {
-    /// The arguments are none that there are.
+    /// Reports an argument that cannot be used.
     fn argument(problem: impl fmt::Display) -> Failure {
         Failure::usage(format!("{problem}; `userd --help` lists what there is"))
     }
 
-    /// The command line or a variable cannot be used.
+    /// Reports a command line or a variable that cannot be used.
     fn usage(problem: impl ToString) -> Failure {
         Failure { code: 2, line: problem.to_string() }
     }
 
-    /// The service could not start, or could not go on.
+    /// Reports that a thread could not be started.
+    fn thread(error: io::Error) -> Failure {
+        Failure::runtime(threads::ran_out(&error))
+    }
+
+    /// Reports that the service could not start, or could not go on.
     fn runtime(problem: impl ToString) -> Failure {
         Failure { code: 1, line: problem.to_string() }
     }
@@ -100,9 +109,7 @@ impl Failure {
 fn start_error(error: StartError) -> Failure {
     match error {
         StartError::Config(error) => Failure::usage(error),
-        StartError::Database(_) => Failure::runtime(format!(
-            "{error}; DATABASE_URL names another database, `userd --embedded` runs one of its own"
-        )),
+        StartError::Database(_) => Failure::runtime(format!("{error}; {}", check::ANOTHER_DATABASE)),
         error => Failure::runtime(error),
     }
 }
@@ -114,7 +121,7 @@ fn transfer_error(error: TransferError) -> Failure {
     }
 }
 
-/// To standard output. The failure is without a line, as its reader has gone.
+/// Writes to standard output. The failure has no line, as the reader has gone.
 fn print(text: &str) -> Result<(), Failure> {
     io::stdout().write_all(text.as_bytes()).map_err(|_| Failure { code: 1, line: String::new() })
 }

@@ -25,33 +25,28 @@ use userd::{
 /// Runs the service until a signal, or the end of its parent, ends it.
 pub fn serve(given: &Given) -> Result<(), Failure> {
     let (is_embedded, is_ephemeral) = (given.has("--embedded"), given.has("--ephemeral"));
-    for (option, other) in
-        [("--seed", "--ephemeral"), ("--postgres", "--embedded"), ("--ephemeral", "--embedded")]
-    {
-        if given.has(option) && !given.has(other) {
-            return Err(Failure::argument(format!("{option} goes with {other}")));
-        }
-    }
     if is_ephemeral && given.value("--embedded").is_some() {
         return Err(Failure::argument("--ephemeral keeps nothing: it goes without a directory"));
     }
     let dir = given.dir().filter(|_| !is_ephemeral);
-    let (mut config, level, format) = environment::with_log().map_err(Failure::usage)?;
+    let socket = passed_socket()?;
+    let mut config = environment::with_socket(given, socket.is_some()).map_err(Failure::usage)?;
     config.migrate = given.migrate();
-    config.socket = passed_socket()?;
+    config.socket = socket;
     config.on_idle = Some(crate::give_back_memory);
     if is_embedded {
         embedded::listen_privately(&mut config);
     }
     server::check_system(&config).map_err(start_error)?;
-    log_to_stderr(level, format).map_err(Failure::runtime)?;
-    for line in environment::ineffective(is_embedded, config.socket.is_some()) {
+    let (level, format) = environment::log();
+    log_to_stderr(level, format)?;
+    for line in environment::warnings(given, config.socket.is_some()) {
         log::warn!("{line}");
     }
     let account = is_embedded.then(|| Account::find(!is_ephemeral)).transpose().map_err(Failure::runtime)?;
     let ending = Ending::watch(dir.is_none())?;
-    if given.has("--with-parent") {
-        ending.watch_parent(given.value("--with-parent"))?;
+    for pid in given.occurrences("--with-parent") {
+        ending.watch_parent(pid)?;
     }
 
     let bound = BoundServer::bind(&config).map_err(start_error)?;

@@ -3,7 +3,7 @@
 use super::Failure;
 use nix::{
     sys::{
-        signal::{Signal, kill},
+        signal::{SigHandler, Signal, kill, signal},
         stat::fstat,
     },
     unistd::Pid,
@@ -29,10 +29,10 @@ use std::{
 };
 use userd::embedded::Cluster;
 
-/// How often the cluster and the parent are looked at.
+/// Interval between two looks at the cluster and at the parent.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How long after the first signal another one is taken for a repetition of it.
+/// Time after the first signal within which another one is taken for a repetition of it.
 const ONE_WISH: Duration = Duration::from_secs(1);
 
 /// Why the service ends.
@@ -43,15 +43,16 @@ pub enum End {
     Cluster(String),
 }
 
-/// What ends the process. The first signal lets it finish the requests in flight; one a second or more later does not.
+/// Source of the end of a service. The first signal lets it finish the requests in flight; one a second or more later
+/// ends it at once.
 pub struct Ending {
     ends: mpsc::Receiver<End>,
     end: mpsc::Sender<End>,
-    /// Whether there is nothing to finish yet, so that the first signal ends it too.
+    /// Whether there is nothing to finish yet, so that the first signal ends it at once, too.
     idle: Arc<AtomicBool>,
 }
 
-/// The private cluster's server, where the process has started one. Locked, it delays [`exit`].
+/// The private cluster's server, if the process has started one. Locked, it delays [`exit`].
 pub static SERVER: Mutex<Option<u32>> = Mutex::new(None);
 
 /// Ends the process at once, and the private cluster's server with it.
@@ -72,14 +73,19 @@ pub fn ignore_what_asks_for_nothing() {
     }
 }
 
-/// Has a thread call `each` with every signal that ends the process: SIGTERM, SIGINT, and SIGHUP where it is not
-/// ignored, as `nohup` has it.
+/// Calls `each` on a thread with every signal that ends the process: SIGTERM, SIGINT, and SIGHUP unless it is ignored,
+/// as `nohup` has it.
 pub fn on_signals(each: impl FnMut(i32) + Send + 'static) -> Result<(), Failure> {
-    let taken =
-        [SIGTERM, SIGINT, SIGHUP].into_iter().filter(|signal| *signal != SIGHUP || !is_ignored(SIGHUP));
-    let mut signals = Signals::new(taken).map_err(Failure::runtime)?;
-    let thread = thread::Builder::new().name("signals".to_owned());
-    thread.spawn(move || signals.forever().for_each(each)).map(drop).map_err(Failure::runtime)
+    // SAFETY: no function is set as the handler.
+    let before = unsafe { signal(Signal::SIGHUP, SigHandler::SigIgn) };
+    let hangup = (!matches!(before, Ok(SigHandler::SigIgn))).then_some(SIGHUP);
+    let mut signals = Signals::new([SIGTERM, SIGINT].into_iter().chain(hangup)).map_err(Failure::runtime)?;
+    spawn("signals", move || signals.forever().for_each(each))
+}
+
+/// Starts a thread that ends with the process.
+pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+    thread::Builder::new().name(name.to_owned()).spawn(body).map(drop).map_err(Failure::thread)
 }
 
 impl Ending {
@@ -87,72 +93,63 @@ impl Ending {
     /// pass on what the terminal has sent already.
     pub fn watch(idle: bool) -> Result<Ending, Failure> {
         let (end, ends) = mpsc::channel();
-        let sender = end.clone();
-        let idle = Arc::new(AtomicBool::new(idle));
-        let is_idle = idle.clone();
+        let ending = Ending { ends, end, idle: Arc::new(AtomicBool::new(idle)) };
+        let (sender, idle) = (ending.end.clone(), ending.idle.clone());
         let mut first: Option<Instant> = None;
         on_signals(move |signal| match first {
-            _ if is_idle.load(Ordering::SeqCst) => exit(128 + signal),
-            None => {
+            Some(first) if first.elapsed() < ONE_WISH => {}
+            None if !idle.load(Ordering::SeqCst) => {
                 first = Some(Instant::now());
                 let _ = sender.send(End::Asked);
             }
-            Some(first) if first.elapsed() < ONE_WISH => {}
-            Some(_) => exit(128 + signal),
+            _ => exit(128 + signal),
         })?;
-        Ok(Ending { ends, end, idle })
+        Ok(ending)
     }
 
     /// Ends as with a signal when the process of this number does; `None`: when standard input does, and so with the
     /// process that holds its other end.
     pub fn watch_parent(&self, pid: Option<&OsStr>) -> Result<(), Failure> {
         let (sender, idle) = (self.end.clone(), self.idle.clone());
-        let ended = move || {
+        let ended = move |what: String| {
+            log::info!("{what} has ended, and this process with it (--with-parent)");
             if idle.load(Ordering::SeqCst) {
                 exit(0);
             }
             let _ = sender.send(End::Asked);
         };
-        let thread = thread::Builder::new().name("parent".to_owned());
-        let spawned = match pid {
-            None if is_null_device(io::stdin()) => {
+        let Some(pid) = pid else {
+            if is_null_device(io::stdin()) {
                 return Err(Failure::usage(
                     "--with-parent: standard input is /dev/null, as a shell gives it to a background job, and has \
                      ended already; give it a pipe, or name the process with --with-parent=PID",
                 ));
             }
-            None => thread.spawn(move || {
+            return spawn("parent", move || {
                 let _ = io::copy(&mut io::stdin(), &mut io::sink());
-                log::info!("standard input has ended, and this process with it (--with-parent)");
-                ended();
-            }),
-            Some(pid) => {
-                let pid = pid.to_str().and_then(|pid| pid.parse().ok()).filter(|pid| *pid > 0);
-                let pid = pid.ok_or_else(|| Failure::argument("--with-parent= names no process"))?;
-                let Some(start) = start_of(pid) else {
-                    return Err(Failure::usage(format!(
-                        "--with-parent={pid}: there is no such process; name one that runs"
-                    )));
-                };
-                thread.spawn(move || {
-                    while start_of(pid) == Some(start) {
-                        thread::sleep(LOOK);
-                    }
-                    log::info!("process {pid} has ended, and this process with it (--with-parent)");
-                    ended();
-                })
-            }
+                ended("standard input".to_owned());
+            });
         };
-        spawned.map(drop).map_err(Failure::runtime)
+        let pid = pid.to_str().and_then(|pid| pid.parse::<u32>().ok()).filter(|pid| *pid > 0);
+        let pid = pid.ok_or_else(|| Failure::argument("--with-parent= names no process"))?;
+        let start = start_of(pid).ok_or_else(|| {
+            Failure::usage(format!("--with-parent={pid}: there is no such process; name one that runs"))
+        })?;
+        spawn("parent", move || {
+            while start_of(pid).as_ref() == Some(&start) {
+                thread::sleep(LOOK);
+            }
+            ended(format!("process {pid}"));
+        })
     }
 
-    /// To be called when the service is broken.
+    /// Returns what is to be called when the service is broken.
     pub fn on_broken(&self) -> impl FnOnce() + Send + 'static {
         let end = self.end.clone();
         move || drop(end.send(End::Broken))
     }
 
-    /// From now on there is something to finish.
+    /// Says that there is something to finish from now on.
     pub fn begin(&self) {
         self.idle.store(false, Ordering::SeqCst);
     }
@@ -164,22 +161,12 @@ impl Ending {
                 Some(_) => self.ends.recv_timeout(LOOK).ok(),
                 None => self.ends.recv().ok(),
             };
-            if let Some(end) = end {
+            let ended = || cluster.as_mut().and_then(|cluster| cluster.ended()).map(End::Cluster);
+            if let Some(end) = end.or_else(ended) {
                 return end;
-            }
-            if let Some(line) = cluster.as_mut().and_then(|cluster| cluster.ended()) {
-                return End::Cluster(line);
             }
         }
     }
-}
-
-/// Whether the signal was ignored when the process started. Where there is no Linux /proc it was not.
-fn is_ignored(signal: i32) -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    ignored.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 fn is_null_device(file: impl std::os::fd::AsFd) -> bool {
@@ -189,17 +176,11 @@ fn is_null_device(file: impl std::os::fd::AsFd) -> bool {
     }
 }
 
-/// When a process that has not ended was started, in the system's own unit: its number may become another's. Where
-/// there is no Linux /proc, 0 for any process.
-fn start_of(pid: i32) -> Option<u64> {
-    if !fs::exists("/proc/self/stat").unwrap_or_default() {
-        return kill(Pid::from_raw(pid), None).ok().map(|()| 0);
-    }
+/// Returns when a process that has not ended was started, by the system's clock: its number may become another's.
+fn start_of(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name, in brackets, may hold anything.
     let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
-    match fields.first() {
-        Some(&"Z" | &"X") => None,
-        _ => fields.get(19)?.parse().ok(),
-    }
+    let has_ended = matches!(fields.first(), Some(&"Z" | &"X"));
+    fields.get(19).filter(|_| !has_ended).map(|start| (*start).to_owned())
 }

@@ -1,15 +1,16 @@
 //! `userd migrate`, `check`, `recount`, `grants` and `config`: what an operator asks before and after a deployment.
 
-use super::{Failure, arguments::Given, embedded, environment, print, signals, start_error};
+use super::{
+    Failure, arguments::Given, embedded, env_file::Assignment, environment, print, signals, start_error,
+};
 use std::{
-    env,
-    io::{self, Write},
+    io::{self, ErrorKind::AddrInUse, Write},
     sync::mpsc::{self, RecvTimeoutError},
     thread,
     time::Duration,
 };
 use userd::{
-    Config,
+    BoundServer, Config, StartError,
     check::{self, Weight},
     embedded::Joined,
     server,
@@ -38,45 +39,32 @@ pub fn recount(given: &Given) -> Result<(), Failure> {
 
 /// Prints the statements that let a role run the service.
 pub fn grants(given: &Given) -> Result<(), Failure> {
-    let role = given.operand.as_ref().ok_or_else(|| Failure::argument("grants needs the name of a role"))?;
-    let role = role.to_str().ok_or_else(|| Failure::argument(format!("{role:?} is no name of a role")))?;
+    let role = given.operand().and_then(|role| role.to_str());
+    let role = role.ok_or_else(|| Failure::argument("grants needs the name of a role, in UTF-8"))?;
     let (config, _cluster) = database(given, false)?;
     let grants = check::grants(&config, role).map_err(start_error)?;
     print(&grants.iter().map(|grant| format!("{grant}\n")).collect::<String>())
 }
 
-/// One line for each finding. The exit code is 1 where one of them is a problem.
+type Finding = (Weight, &'static str, String);
+
+/// Prints one line for each finding. The exit code is 1 if one of them is a problem.
 pub fn check(given: &Given) -> Result<(), Failure> {
-    let joined = |mut config: Config| {
-        config.migrate = given.migrate();
-        let _cluster = join(given, &mut config, false)?;
-        let seconds = config.db_connect_timeout.as_secs_f64();
-        if let Err(error) = server::check_system(&config) {
-            return Err(Failure::runtime(error));
+    let notes = environment::warnings(given, false).into_iter().chain(environment::misspelt_variables());
+    let mut findings: Vec<Finding> = notes.map(|line| (Weight::Note, "configuration", line)).collect();
+    match environment::config(given) {
+        Ok(config) => {
+            findings.extend(system(&config));
+            match of_database(given, config) {
+                Ok(found) => findings.extend(found),
+                Err(Failure { line, .. }) => findings.push((Weight::Problem, "database", line)),
+            }
         }
-        let (_done, waiting) = mpsc::channel::<()>();
-        Ok(check::check(&config, given.has("--counts"), |database| {
-            let line = format!("connecting to {database}, for up to {seconds} s (DB_CONNECT_TIMEOUT)");
-            // The findings come all at once, in the end.
-            thread::spawn(move || {
-                if waiting.recv_timeout(SOON) == Err(RecvTimeoutError::Timeout) {
-                    let _ = writeln!(io::stderr(), "{line}");
-                }
-            });
-        }))
-    };
-    let findings = match environment::config().map(joined) {
-        Ok(Ok(findings)) => findings,
-        Ok(Err(Failure { line, .. })) => vec![(Weight::Problem, "database", line)],
-        Err(error) => vec![(Weight::Problem, "configuration", error.to_string())],
-    };
-    let ineffective = environment::ineffective(given.has("--embedded"), false);
-    let ineffective = ineffective.into_iter().map(|line| (Weight::Note, "configuration", line));
-    let log = [environment::log_level().err(), environment::log_format().err()].into_iter().flatten();
-    let log = log.map(|error| (Weight::Problem, "configuration", error.to_string()));
+        Err(error) => findings.push((Weight::Problem, "configuration", error.to_string())),
+    }
     let mut text = String::new();
     let mut done = Ok(());
-    for (weight, subject, line) in log.chain(ineffective).chain(findings) {
+    for (weight, subject, line) in findings {
         let weight = match weight {
             Weight::Fine => "ok",
             Weight::Note => "note",
@@ -90,9 +78,45 @@ pub fn check(given: &Given) -> Result<(), Failure> {
     print(&text).and(done)
 }
 
+/// Returns what a start would meet before it asks the database: the limits of the system, and the address.
+fn system(config: &Config) -> Vec<Finding> {
+    let limits = match server::check_system(config) {
+        Err(StartError::System(error)) => Some((Weight::Problem, "system", error.to_string())),
+        _ => None,
+    };
+    let address = match BoundServer::bind(config) {
+        Err(error @ StartError::Listen(..)) => {
+            let is_in_use = matches!(&error, StartError::Listen(_, cause) if cause.kind() == AddrInUse);
+            let weight = if is_in_use { Weight::Note } else { Weight::Problem };
+            Some((weight, "address", error.to_string()))
+        }
+        // The check of the database says what else there is.
+        _ => None,
+    };
+    limits.into_iter().chain(address).collect()
+}
+
+fn of_database(given: &Given, mut config: Config) -> Result<Vec<Finding>, Failure> {
+    config.migrate = given.migrate();
+    let _cluster = join(given, &mut config, false)?;
+    let seconds = config.db_connect_timeout.as_secs_f64();
+    let (_done, waiting) = mpsc::channel::<()>();
+    let findings = check::check(&config, given.has("--counts"), |database| {
+        let line = format!("connecting to {database}, for up to {seconds} s (DB_CONNECT_TIMEOUT)");
+        let say = move || {
+            if waiting.recv_timeout(SOON) == Err(RecvTimeoutError::Timeout) {
+                let _ = writeln!(io::stderr(), "{line}");
+            }
+        };
+        // The findings come all at once, in the end. Without the thread, only the line is missing.
+        let _ = thread::Builder::new().spawn(say);
+    });
+    Ok(findings)
+}
+
 /// The settings, and the private cluster for as long as it is kept, where one is given.
 fn database(given: &Given, make: bool) -> Result<(Config, Option<Joined>), Failure> {
-    let mut config = environment::config().map_err(Failure::usage)?;
+    let mut config = environment::config(given).map_err(Failure::usage)?;
     let cluster = join(given, &mut config, make)?;
     Ok((config, cluster))
 }
@@ -105,21 +129,22 @@ fn join(given: &Given, config: &mut Config, make: bool) -> Result<Option<Joined>
     embedded::join(given, config, make)
 }
 
-/// The table of the settings in force, and for a private cluster what leads psql to it. Starts nothing.
+/// Prints the table of the settings in force, and for a private cluster what leads psql to it. Starts nothing.
 pub fn config(given: &Given) -> Result<(), Failure> {
-    let mut config = environment::config().map_err(Failure::usage)?;
-    environment::log_level().map_err(Failure::usage)?;
-    environment::log_format().map_err(Failure::usage)?;
+    let mut config = environment::config(given).map_err(Failure::usage)?;
     let is_private = given.has("--embedded") && embedded::listen_privately(&mut config);
-    let mut rows = config.in_force(|name| env::var_os(name)).map_err(Failure::usage)?;
+    let ineffective = environment::ineffective(given.has("--embedded"), false);
+    let mut rows = config.in_force(environment::lookup(&ineffective)).map_err(Failure::usage)?;
     let below = given.dir().map(|dir| embedded::describe(&dir, &config, &mut rows)).transpose()?;
     let width = |cell: fn(&(&'static str, String, String)) -> usize| rows.iter().map(cell).max().unwrap_or(0);
     let widths = [width(|row| row.0.chars().count()), width(|row| row.1.chars().count())];
     let mut text = String::new();
     for (variable, value, source) in &rows {
-        let source = match *variable {
+        let place = given.assigned.iter().find(|assignment| assignment.name == *variable);
+        let source = match (*variable, place) {
             _ if given.replaces(variable) => "argument",
-            "HOST" if is_private => "--embedded",
+            ("HOST", _) if is_private => "--embedded",
+            (_, Some(Assignment { place, .. })) if source == "environment" => place,
             _ => source,
         };
         let line = format!("{variable:<0$} {value:<1$} {source}", widths[0], widths[1]);

@@ -6,7 +6,7 @@
 
 use super::{
     Config, ConfigError, Database,
-    value::{Bounds, Value, problem},
+    value::{Bounds, Value, must_be, problem},
 };
 use Bounds::{Any, Token, Whole};
 use std::ffi::OsString;
@@ -32,8 +32,8 @@ enum Kind {
     Field(Field, Bounds),
     /// It names a file that holds the value of another variable.
     FileOf(&'static str),
-    /// The command reads it by itself; this is the default.
-    Command(&'static str),
+    /// The command reads it by itself; the default, and the words that it may be: any if there are none.
+    Command(&'static str, &'static [&'static str]),
 }
 
 const fn field(variable: &'static str, field: Field, bounds: Bounds, help: &'static str) -> Setting {
@@ -44,8 +44,13 @@ const fn file(variable: &'static str, of: &'static str, help: &'static str) -> S
     Setting { variable, help, kind: Kind::FileOf(of) }
 }
 
-const fn command(variable: &'static str, default: &'static str, help: &'static str) -> Setting {
-    Setting { variable, help, kind: Kind::Command(default) }
+const fn command(
+    variable: &'static str,
+    default: &'static str,
+    words: &'static [&'static str],
+    help: &'static str,
+) -> Setting {
+    Setting { variable, help, kind: Kind::Command(default, words) }
 }
 
 /// A field of [`Config`].
@@ -126,10 +131,11 @@ pub const SETTINGS: &[Setting] = &[
     field("UI", at!(ui), Any,
         "The page for the browser, `/ui`: `true`, `false`, or `auto`: on loopback alone, without `TRUSTED_PROXIES`"),
     field("MIGRATIONS_DIR", at!(migrations_dir), Any, "Directory of migrations instead of the built-in ones"),
-    command("POSTGRES_BIN", "",
+    command("POSTGRES_BIN", "", &[],
         "Directory of PostgreSQL's programs for `--embedded`; unset: those that are found"),
-    command("LOG_FORMAT", "text", "`text`, or `json`: one object a line"),
-    command("LOG_LEVEL", "info", "`off`, `error`, `warn`, `info`, `debug` or `trace`"),
+    command("LOG_FORMAT", "text", &["text", "json"], "`text`, or `json`: one object a line"),
+    command("LOG_LEVEL", "info", &["off", "error", "warn", "info", "debug", "trace"],
+        "`off`, `error`, `warn`, `info`, `debug` or `trace`"),
 ];
 
 impl Setting {
@@ -140,7 +146,7 @@ impl Setting {
             Kind::Field(field, _) => {
                 field(&mut Config::of_the_command()).and_then(|value| value.text()).unwrap_or_default()
             }
-            Kind::Command(default) => default.to_owned(),
+            Kind::Command(default, _) => default.to_owned(),
         }
     }
 }
@@ -151,21 +157,41 @@ pub(super) fn apply(
     lookup: &dyn Fn(&str) -> Option<OsString>,
 ) -> Result<(), ConfigError> {
     let mut errors = Vec::new();
-    for setting in SETTINGS {
-        let Kind::Field(field, bounds) = &setting.kind else {
-            continue;
-        };
-        // A part of the database's address means nothing where there is a connection string.
-        let Some(value) = field(config) else {
-            continue;
-        };
-        let set = text(setting.variable, lookup).and_then(|given| match given {
-            None => Ok(()),
-            Some((variable, text)) => value.set(&text, bounds).map_err(|line| problem(variable, line)),
-        });
+    for Setting { variable, kind, .. } in SETTINGS {
+        let set =
+            match kind {
+                // A part of the database's address has no field beside a connection string.
+                Kind::Field(field, bounds) => field(config)
+                    .map_or(Ok(()), |value| read(variable, lookup, |text| value.set(text, bounds))),
+                Kind::Command(_, words) if !words.is_empty() => read(variable, lookup, |text| {
+                    if words.contains(&text) { Ok(()) } else { Err(must_be(text, words)) }
+                }),
+                Kind::Command(..) | Kind::FileOf(_) => Ok(()),
+            };
         errors.extend(set.err());
     }
-    ConfigError::all(errors).map_or(Ok(()), Err)
+    let all = errors.into_iter();
+    let all = all.reduce(|all, one| ConfigError { problem: format!("{}; {one}", all.problem), ..all });
+    all.map_or(Ok(()), Err)
+}
+
+/// Returns the setting that a misspelt name is meant for: a letter or two are wrong, missing, too many or swapped, or
+/// letters follow its end, as in `DB_PASSWORD`.
+pub fn near_miss(name: &str) -> Option<&'static str> {
+    let name = name.to_ascii_uppercase();
+    let names = SETTINGS.iter().map(|setting| setting.variable);
+    let goes_on = |known: &&str| {
+        let rest = name.strip_prefix(*known).filter(|_| known.contains('_'));
+        rest.is_some_and(|rest| !rest.starts_with('_'))
+    };
+    nearest(&name, names.clone().filter(|known| known.len() > 2)).or_else(|| names.clone().find(goes_on))
+}
+
+/// Returns the word that a misspelt one is meant for.
+pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let rated = known.into_iter().map(|known| (strsim::osa_distance(word, known), known));
+    let near = rated.filter(|(steps, known)| *steps <= if known.len() > 5 { 2 } else { 1 });
+    near.min_by_key(|(steps, _)| *steps).map(|(_, known)| known)
 }
 
 /// Each variable with its value in `config` and where that comes from.
@@ -190,7 +216,7 @@ pub(super) fn in_force(
                 }
                 None => (String::new(), "DATABASE_URL is used instead"),
             },
-            Kind::FileOf(_) | Kind::Command(_) => {
+            Kind::FileOf(_) | Kind::Command(..) => {
                 (given.map_or_else(|| setting.default(), |(_, text)| text), source)
             }
         };
@@ -212,6 +238,18 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         }
     }
     Ok(())
+}
+
+/// Passes the text of a variable, if it has one, to `set`, and blames the variable for an error.
+fn read(
+    variable: &'static str,
+    lookup: &dyn Fn(&str) -> Option<OsString>,
+    set: impl FnOnce(&str) -> Result<(), String>,
+) -> Result<(), ConfigError> {
+    match text(variable, lookup)? {
+        None => Ok(()),
+        Some((variable, text)) => set(&text).map_err(|line| problem(variable, line)),
+    }
 }
 
 /// The text of a variable, or of the file that its `…_FILE` names, with the variable to blame for it.

@@ -162,13 +162,16 @@ impl Value for Vec<String> {
     }
 }
 
+/// Says which words are possible.
+pub(super) fn must_be(text: &str, words: &[&str]) -> String {
+    format!("must be one of {}, not {text:?}", words.join(", "))
+}
+
 /// Finds the name of a choice.
 fn choose<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<T, String> {
     let found = choices.iter().find(|(name, _)| *name == text);
-    found.map(|(_, value)| *value).ok_or_else(|| {
-        let names: Vec<_> = choices.iter().map(|(name, _)| *name).collect();
-        format!("must be one of {}, not {text:?}", names.join(", "))
-    })
+    let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
+    found.map(|(_, value)| *value).ok_or_else(|| must_be(text, &names))
 }
 
 /// A type with a few values, each with a name.

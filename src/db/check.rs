@@ -10,6 +10,10 @@ use super::{
 };
 use crate::{config::Config, error::StartError};
 
+/// Remedy for a database that cannot be connected to.
+pub const ANOTHER_DATABASE: &str =
+    "DATABASE_URL names another database, `userd --embedded` runs one of its own";
+
 /// Applies the migrations that the database lacks; their names. Blocks as a start does.
 pub fn migrate(config: &Config) -> Result<Vec<String>, StartError> {
     let opening = Opening::new(config)?;
@@ -64,6 +68,7 @@ fn look(
     let unusable = |error: StartError| match error {
         StartError::Config(error) => ("configuration", error.to_string()),
         StartError::System(error) => ("system", error.to_string()),
+        error @ StartError::Database(_) => ("database", format!("{error}; {ANOTHER_DATABASE}")),
         error => ("database", error.to_string()),
     };
     let opening = Opening::new(config).map_err(unusable)?;

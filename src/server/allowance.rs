@@ -1,6 +1,7 @@
 //! The system's limits for this process: open descriptors (`RLIMIT_NOFILE`) and address space (`RLIMIT_AS`). The first
 //! is raised where it can be; where they are too low, the server does not start, rather than fail requests under load.
 
+use super::threads;
 use crate::{config::Config, error::StartError, frontend::MAX_SURPLUS};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use std::{fs, io};
@@ -28,7 +29,9 @@ const FRAGMENTED: u64 = 2;
 /// Raises the limit of descriptors to what a server of these settings needs; for how many clients they suffice.
 /// Errors: they do not for any, or there are too few addresses; the line has the number that is needed.
 pub fn check(config: &Config) -> Result<usize, StartError> {
-    addresses(config).and_then(|()| descriptors(config)).map_err(StartError::System)
+    let threads = config.workers + THREADS as usize;
+    let checked = threads::check(threads).and_then(|()| addresses(config));
+    checked.and_then(|()| descriptors(config)).map_err(StartError::System)
 }
 
 fn descriptors(config: &Config) -> io::Result<usize> {

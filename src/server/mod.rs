@@ -4,11 +4,13 @@ mod allowance;
 mod cores;
 mod relay;
 mod scheduler;
+pub mod threads;
 mod workers;
 
 use crate::{
     app::{self, App},
     config::{Config, Limits},
+    db::target::Target,
     error::StartError,
     frontend::{Bound, Frontend, Resources, Served},
     http::Method,
@@ -70,6 +72,8 @@ impl BoundServer {
     /// too little.
     pub fn bind(config: &Config) -> Result<BoundServer, StartError> {
         config.check()?;
+        // An address that cannot be used is told before anything is bound.
+        Target::new(config)?;
         check_system(config)?;
         let bound = match &config.socket {
             Some(socket) => socket.try_clone().and_then(Bound::from_fd),

@@ -24,13 +24,13 @@ fn each_names_the_cause_and_then_the_remedy() {
     const EPHEMERAL: [&str; 2] = ["--embedded", "--ephemeral"];
     let with = |more: &[&'static str]| [&EPHEMERAL[..], more].concat();
     let plain: [(&[&str], i32, &str, &str); 20] = [
-        (&["--verbose"], 2, "unknown argument \"--verbose\"", "`userd --help` lists"),
-        (&["--port"], 2, "--port needs a value", "`userd --help` lists"),
-        (&["--ephemeral"], 2, "--ephemeral", "goes with --embedded"),
-        (&["help", "nothing"], 2, "no command \"nothing\"", "`userd --help` lists"),
-        (&["completion", "tcsh"], 2, "completion is for", "bash, zsh, fish"),
-        (&["grants"], 2, "grants needs", "the name of a role"),
-        (&["export", "--format", "xml"], 2, "--format must be", "ndjson or csv"),
+        (&["--verbose"], 2, "unexpected argument '--verbose'", "`userd --help` lists"),
+        (&["--port"], 2, "a value is required for '--port <PORT>'", "`userd --help` lists"),
+        (&["--ephemeral"], 2, "required arguments were not provided", "--embedded"),
+        (&["help", "nothing"], 2, "unrecognized subcommand", "`userd --help` lists"),
+        (&["completion", "tcsh"], 2, "invalid value", "bash, zsh, fish"),
+        (&["grants"], 2, "required arguments were not provided", "<ROLE>"),
+        (&["export", "--format", "xml"], 2, "invalid value", "ndjson, csv"),
         (&["--env-file", &none], 2, &none, "name a file of lines NAME=value"),
         (&["--env-file", &env], 2, "line 1", "is not NAME=value"),
         (&["--embedded", "--with-parent=2147483647"], 2, "there is no such process", "name one that runs"),

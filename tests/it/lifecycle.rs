@@ -49,7 +49,7 @@ fn help_and_version() {
         let mut process = Process::start(&[argument], &[]);
         assert_eq!((process.wait(LONG), process.stderr().as_str()), (0, ""));
         let help = process.stdout();
-        assert!(help.contains("usage: userd [--embedded[=DIR]"), "{help}");
+        assert!(help.contains("Usage: userd [OPTIONS]"), "{help}");
         for setting in SETTINGS {
             let name = setting.variable;
             let found = help.lines().find(|line| line.split_whitespace().next() == Some(name));
@@ -72,20 +72,31 @@ fn help_of_one_command() {
         process.stdout()
     };
     let help = said(&["help", "import"]);
-    assert!(help.starts_with("usage: userd import [--embedded"), "{help}");
+    assert!(help.contains("Usage: userd import [OPTIONS] [FILE]"), "{help}");
     assert!(help.contains("  --skip-existing ") && help.contains("`userd --help`"), "{help}");
     assert!(!help.contains("DB_HOST") && help.lines().count() < 40, "{help}");
     assert_eq!(said(&["import", "--help"]), help);
     assert_eq!(said(&["import", "-h"]), help);
     assert_eq!(said(&["help"]), said(&["--help"]));
     for (arguments, expected) in [
-        (&["exprot"][..], "userd: unknown argument \"exprot\" (did you mean export?); `userd --help` lists "),
-        (&["import", "--skip-exsting"], "(did you mean --skip-existing?); "),
-        (&["help", "imprt"], "userd: there is no command \"imprt\" (did you mean import?); "),
+        (
+            &["exprot"][..],
+            "userd: unrecognized subcommand 'exprot'; tip: a similar subcommand exists: 'export'; ",
+        ),
+        (
+            &["import", "--skip-exsting"],
+            "tip: a similar argument exists: '--skip-existing'; `userd --help` lists ",
+        ),
+        (&["help", "imprt"], "userd: unrecognized subcommand '…'; `userd --help` lists "),
+        // It may be a password that a person has pasted.
+        (&["correct-horse-battery"], "userd: unrecognized subcommand '…'; "),
+        (&["export", "users.csv", "correct-horse-battery"], "userd: unexpected argument '…' found; "),
+        (&["export", "--format=correct-horse-battery"], "userd: invalid value '…' for '--format <WORD>'; "),
     ] {
         let mut process = Process::start(arguments, &[]);
         let line = complaint(&mut process, 2);
         assert!(process.stderr().contains(expected), "{line}");
+        assert!(!line.contains("horse"), "{line}");
     }
 }
 
@@ -541,7 +552,7 @@ fn variables_without_effect_are_told() {
         check.wait(LONG);
         let said = check.stdout();
         let notes: Vec<_> =
-            said.lines().filter(|line| line.starts_with("note ") && !line.contains(" database: ")).collect();
+            said.lines().filter(|line| line.starts_with("note     configuration: ")).collect();
         let noted: Vec<_> = told.iter().map(|line| format!("note     configuration: {line}")).collect();
         assert_eq!(notes, noted, "{variables:?}: {said}");
     }

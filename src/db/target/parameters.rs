@@ -12,8 +12,8 @@ use postgres::config::SslMode;
 
 use super::{Host, conninfo};
 use crate::{
+    config::nearest,
     db::tls::{TlsSettings, Verify},
-    nearest::nearest,
 };
 
 /// The parameters of a connection string, each once, the last one given.
