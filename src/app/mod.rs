@@ -2,8 +2,8 @@
 //!
 //! `routes` is the table of what is served, `endpoints` what becomes of a request. A request is judged once (route,
 //! access, validation); the result is an answer, or a `Task` whose steps the caller queues and has executed in batches.
-//! Knows users and the database behind them; no socket and no queue. Opening an [`App`] starts two threads: one probes
-//! the database, one removes expired idempotency keys.
+//! Knows users and the database behind them; no socket and no queue. Opening an [`App`] starts a thread that
+//! probes the database.
 
 mod access;
 mod content;
@@ -30,8 +30,7 @@ use crate::{
     budget::Budget,
     config::Config,
     db::{
-        Cleaner, Pool, blocking::outside_of_runtimes, migrate::Migrations, open::Opening, probe::Prober,
-        users::Users,
+        Pool, blocking::outside_of_runtimes, migrate::Migrations, open::Opening, probe::Prober, users::Users,
     },
     error::{Error, StartError},
     http::{Request, RequestId, Response},
@@ -56,7 +55,6 @@ pub struct App {
     /// Where passwords are hashed.
     pub(crate) hashing: Hashing,
     request_timeout: Duration,
-    _cleaner: Cleaner,
     /// The memory that is held for clients.
     pub(crate) budget: Budget,
     /// Bodies that may become many times as large when they are parsed take turns.
@@ -76,14 +74,12 @@ impl App {
             let migrations = Migrations::load(config.migrations_dir.as_deref())?;
             log::info!("connecting to {}", opening.target);
             let schema = migrations.schema();
-            opening.migrate(migrations, config.migrate)?;
+            opening.migrate(&migrations, config.migrate)?;
             let prober = Prober::start(opening.servers.clone(), schema, config.db_prepared)
                 .map_err(StartError::System)?;
             let users = Users::new(Pool::new(opening.servers, config), config.production);
-            let cleaner = Cleaner::start(users.pool()).map_err(StartError::System)?;
             let budget = Budget::new(config.limits.memory_budget);
             Ok(App {
-                _cleaner: cleaner,
                 users,
                 rules: Rules::new(config),
                 health: Arc::new(Health::new(prober)),

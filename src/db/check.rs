@@ -5,7 +5,7 @@ pub use super::{inspection::Weight, target::of_variable as libpq_parameter};
 
 use super::{
     counts, explain, inspection,
-    migrate::{Migrations, refuse_the_users_of_another_program, renamed_schema},
+    migrate::{Migrations, refuse_the_users_of_another_program},
     open::Opening,
 };
 use crate::{config::Config, error::StartError};
@@ -18,7 +18,7 @@ pub const ANOTHER_DATABASE: &str =
 pub fn migrate(config: &Config) -> Result<Vec<String>, StartError> {
     let opening = Opening::new(config)?;
     let migrations = Migrations::load(config.migrations_dir.as_deref())?;
-    opening.migrate(migrations, true)
+    opening.migrate(&migrations, true)
 }
 
 /// Counts all users anew; a line with how many they are. Blocks while other transactions write users, for ten minutes
@@ -110,14 +110,6 @@ fn look(
             (false, false) => (Weight::Problem, "`userd migrate` applies what is missing"),
         };
         findings.push((weight, "migrations", format!("{what}: {}", missing.join(", "))));
-    }
-    if let Some(schema) = renamed_schema(&mut client).map_err(migrated)? {
-        let (weight, what) = match config.migrate {
-            true => (Weight::Note, "a start"),
-            false => (Weight::Problem, "`userd migrate`"),
-        };
-        let line = format!("the schema was renamed to {schema}: {what} makes its functions anew");
-        findings.push((weight, "migrations", line));
     }
     add(findings, "privileges", inspection::privileges(&mut client, !are_applied && config.migrate))?;
     if are_applied {

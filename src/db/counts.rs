@@ -1,38 +1,26 @@
-//! The counts behind pages: whether they are those of the table, and counting anew.
+//! The counts behind pages: whether they are those of the table, and counting anew. See `V2__user_counts.sql`.
 
 use super::{explain, retry::until_unlocked};
 use postgres::Client;
 
-/// In one snapshot: how many blocks have another count than users, and how many users there are. What is recorded of a
-/// block that is open may be any number; what is recorded of a larger one is the sum of what is recorded in it. See
-/// `V2__page_counts.sql`.
+/// In one snapshot: the number of blocks with another count than users, and the number of users.
 const COUNTS: &str = "\
-    with counted as materialized ( \
-        select id operator(pg_catalog.>>) 9 as block, pg_catalog.count(*) as n from users group by 1 \
-    ), recorded as materialized ( \
-        select level::pg_catalog.int4 as level, block, pg_catalog.sum(n) as n from page_counts group by 1, 2 \
-    ), expected (level, block, n) as ( \
-        select 1, block, n from counted \
-        union all \
-        select above, block operator(pg_catalog.>>) bits, pg_catalog.sum(n) \
-            from recorded cross join (values (2, 4), (3, 8)) as levels (above, bits) \
-            where level operator(pg_catalog.=) 1 group by 1, 2 \
-    ), compared as ( \
-        select coalesce(e.level, r.level) as level, coalesce(e.block, r.block) as block, \
-            coalesce(e.n, 0) operator(pg_catalog.<>) coalesce(r.n, 0) as differ \
-        from expected as e full join recorded as r \
-            on e.level operator(pg_catalog.=) r.level and e.block operator(pg_catalog.=) r.block \
-    ) \
-    select (select pg_catalog.count(*) from compared where differ and (level operator(pg_catalog.<>) 1 \
-            or block operator(pg_catalog.<>) all (array(select block from page_open)))), \
-        coalesce((select pg_catalog.sum(n) from counted), 0)::pg_catalog.int8";
+    select count(*) filter (where coalesce(c.n, 0) <> coalesce(r.n, 0)), coalesce(sum(c.n), 0)::bigint \
+    from (select id >> 13 as block, count(*) as n from users group by 1) c \
+    full join (select block, sum(n) as n from user_counts group by 1) r on c.block = r.block";
 
-const RECOUNT: &str = "select page_recount()";
+/// Unlike a TRUNCATE, the delete makes no reader wait, and leaves snapshots that are older their counts. The lock comes
+/// before the first snapshot that looks at rows.
+const RECOUNT: &str = "\
+    set local statement_timeout = 0; set local lock_timeout = '100ms'; \
+    lock table users in share row exclusive mode; \
+    delete from user_counts; \
+    insert into user_counts select id >> 13, count(*) from users group by 1";
 
-/// Whether the counts are those of the table. Blocks while the users are counted; writers go on.
+/// Compares the counts with the table. Blocks while the users are counted; writers go on.
 ///
 /// # Errors
-/// One line: they are not, or cannot be read.
+/// One line: they differ, or cannot be read.
 pub fn compare(client: &mut Client) -> Result<String, String> {
     let row = client.query_typed_one(COUNTS, &[]).map_err(|error| explain(&error))?;
     let (blocks, users): (i64, i64) = (row.get(0), row.get(1));
@@ -45,14 +33,13 @@ pub fn compare(client: &mut Client) -> Result<String, String> {
     }
 }
 
-/// Counts all users anew, which only the tables' owner may do; the line that says so. Writers wait meanwhile, and so do
-/// they for a moment at each attempt to begin, while other transactions have written users: ten minutes at the most.
+/// Counts all users anew, which only the tables' owner may do; returns a line that says so. Writers wait meanwhile, and
+/// for a moment at each attempt to begin, while other transactions have written users: ten minutes at the most.
 pub fn recount(client: &mut Client) -> Result<String, String> {
-    /// Without bounds of the session: those of a role are meant for a service.
-    const SETTINGS: &str = "set local statement_timeout = 0; set local lock_timeout = '100ms'";
     let attempt = || {
-        let mut transaction = client.transaction()?;
-        transaction.batch_execute(SETTINGS)?;
+        // At another level, the delete would not see rows that were committed since the transaction began.
+        let transaction = client.build_transaction().isolation_level(postgres::IsolationLevel::ReadCommitted);
+        let mut transaction = transaction.start()?;
         transaction.batch_execute(RECOUNT)?;
         transaction.commit()
     };

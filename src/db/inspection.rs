@@ -26,7 +26,7 @@ const SERVER: &str = "\
 /// The rights that a request or a command needs and the role has not. Tables that are not there yet are left out.
 const MISSING_RIGHTS: &str = "\
     select pg_catalog.format('the role may not %s %s', pg_catalog.lower(action), name) \
-    from pg_catalog.unnest(array['users', 'credentials', 'idempotency_keys', 'page_counts', 'page_open', \
+    from pg_catalog.unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts', \
             'refinery_schema_history']) with ordinality as tables (name, position), \
         pg_catalog.unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) action \
     where not pg_catalog.has_table_privilege(pg_catalog.to_regclass(name), action) \
@@ -85,7 +85,7 @@ const ROW_SECURITY: &str = "\
         `alter table %1$s disable row level security`', oid::pg_catalog.regclass) from pg_catalog.pg_class \
     where relrowsecurity and oid operator(pg_catalog.=) any (array( \
         select pg_catalog.to_regclass(name) from pg_catalog.unnest(array['users', 'credentials', 'idempotency_keys', \
-            'page_counts', 'page_open', 'refinery_schema_history']) as tables (name))) \
+            'user_counts', 'refinery_schema_history']) as tables (name))) \
     order by 1";
 
 /// What a role needs for a service to run with it, a statement a row.
@@ -96,7 +96,7 @@ const GRANTS: &str = "\
         'grant connect on database %1$I to %4$I;', \
         'grant usage on schema %2$I to %4$I;', \
         'grant select, insert, update, delete on %2$I.users, %2$I.credentials, %2$I.idempotency_keys to %4$I;', \
-        'grant select on %2$I.page_counts, %2$I.page_open, %2$I.refinery_schema_history to %4$I;', \
+        'grant select on %2$I.user_counts, %2$I.refinery_schema_history to %4$I;', \
         'grant select, update on sequence %3$s to %4$I;']) as line \
     where r.rolname operator(pg_catalog.=) $1 \
         and c.oid operator(pg_catalog.=) pg_catalog.to_regclass('users') \

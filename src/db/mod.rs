@@ -5,13 +5,14 @@
 pub(crate) mod blocking;
 #[cfg(feature = "command")]
 pub mod check;
-mod clock;
+#[cfg(feature = "command")]
+mod columns;
 #[cfg(any(test, feature = "command"))]
 pub mod counts;
 mod figures;
-mod idempotency;
 #[cfg(feature = "command")]
 pub mod inspection;
+mod keys;
 pub mod migrate;
 pub mod open;
 mod pool;
@@ -31,8 +32,7 @@ pub mod transfer;
 pub mod users;
 pub mod watchdog;
 
-pub(crate) use idempotency::Cleaner;
-pub use idempotency::{NewOnce, Once};
+pub use keys::{NewOnce, Once};
 pub use pool::Pool;
 pub use sqlstate::explain;
 pub use users::{Delete, New, PasswordChange, Update, Updated};

@@ -1,7 +1,7 @@
 //! From the settings to the database: its servers, and sessions without bounds for migrations, exports and imports.
 
 use super::{
-    migrate::{Migrations, follow_the_schema, renamed_schema},
+    migrate::Migrations,
     servers::Servers,
     target::Target,
     tls,
@@ -81,19 +81,9 @@ impl Opening {
         }
     }
 
-    /// Applies the migrations that are missing, and has the functions follow a schema that was renamed; the names of
-    /// the migrations. Where `may` is not set, an error says what is to be done.
-    pub fn migrate(&self, migrations: Migrations, may: bool) -> Result<Vec<String>, StartError> {
+    /// Applies the migrations that are missing; returns their names. If `may` is not set, an error says what to do.
+    pub fn migrate(&self, migrations: &Migrations, may: bool) -> Result<Vec<String>, StartError> {
         let mut client = self.connect()?;
-        if let Some(schema) = renamed_schema(&mut client).map_err(StartError::Migration)? {
-            if !may {
-                let line =
-                    format!("the schema was renamed to {schema}: `userd migrate` makes its functions anew");
-                return Err(StartError::Migration(line));
-            }
-            let followed = follow_the_schema(&schema, &mut client, &mut *self.connect()?);
-            followed.map_err(StartError::Migration)?;
-        }
         if migrations.are_applied(&mut client).map_err(StartError::Migration)? {
             return Ok(Vec::new());
         }

@@ -1,11 +1,10 @@
 //! The pool of sessions: how a session is taken, opened and replaced, and when a statement is executed again.
 
 use super::{
-    clock::Changed,
     figures::Figures,
     retry::Backoff,
     servers::Servers,
-    session::{Deadlines, Failure, Param, Session},
+    session::{Failure, Param, Session},
     settings,
     sqlstate::Meaning,
     watchdog::ConnectError,
@@ -23,19 +22,6 @@ use std::{
 /// How long a statement waits for a lock before it is given up and executed again later: no statement that another
 /// client's lock blocks keeps a session for longer. Many times what a commit takes, and short beside a request.
 pub const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
-
-/// Moves the sequence of ids past the largest one that is stored, where it is behind; that id. After a replication or a
-/// restore of rows alone it is. One session at a time: what it sees of the sequence comes after the lock, and is newer
-/// than the largest id.
-pub(super) const MOVE_IDS: &str = "\
-    with locked as materialized ( \
-        select pg_catalog.pg_advisory_xact_lock('users'::pg_catalog.regclass::pg_catalog.oid::pg_catalog.int4, 256) \
-    ) \
-    select pg_catalog.setval(sequence, largest) \
-    from (select pg_catalog.pg_get_serial_sequence('users', 'id')::pg_catalog.regclass as sequence) as ids, \
-        lateral (select (select pg_catalog.nextval(sequence) from locked) as next, \
-            (select pg_catalog.max(id) from users) as largest offset 0) as found \
-    where largest operator(pg_catalog.>) next";
 
 /// A pool of sessions.
 pub struct Pool {
@@ -60,7 +46,7 @@ impl Pool {
         /// The database ends a statement by itself at the statement time-out. Without any answer, a session waits
         /// for this much longer before it asks the database to cancel it.
         const SLACK: Duration = Duration::from_millis(300);
-        let statement_timeout = config.limits.request_timeout;
+        let statement_timeout = config.limits.request_timeout / 2;
         let outage = Outage::default();
         let manager = Manager {
             servers: servers.clone(),
@@ -105,21 +91,24 @@ impl Pool {
         self.execute(false, |session| session.query(sql, params))
     }
 
-    /// What a statement of changes answers, as [`Session::change`] has it; executed again as [`Pool::write`] does.
+    /// The rows of a statement of changes for a request that ends at `deadline`. It is sent only while the statement
+    /// time-out is left until then, so that it has ended before the request is answered 503; else
+    /// [`Error::Unavailable`]. Executed again as [`Pool::write`] does.
     pub(super) fn change(
         &self,
         sql: &'static str,
         params: &[Param],
-        deadlines: Deadlines,
-    ) -> Result<Changed, Error> {
-        self.execute(false, |session| {
-            let outcome = session.change(sql, params, deadlines);
-            if session.clock_was_set {
-                // What other sessions know of the clock is wrong, too.
-                self.servers.end_epoch(session.epoch);
-            }
-            outcome
+        deadline: Instant,
+    ) -> Result<Vec<Row>, Error> {
+        self.execute(false, |session| match Instant::now() + self.statement_timeout <= deadline {
+            true => session.query(sql, params),
+            false => Err(Failure::late()),
         })
+    }
+
+    /// How long a statement may take.
+    pub(super) fn statement_timeout(&self) -> Duration {
+        self.statement_timeout
     }
 
     fn execute<T>(
@@ -132,7 +121,7 @@ impl Pool {
         const LONGEST_PAUSE: Duration = Duration::from_millis(100);
         let deadline = Instant::now() + self.statement_timeout;
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE, deadline);
-        let (mut was_stale, mut was_moved) = (false, false);
+        let mut was_stale = false;
         loop {
             let mut session = self.session()?;
             let outcome = match read || session.connection.watch().is_quiet() {
@@ -161,31 +150,9 @@ impl Pool {
                     was_stale = true;
                     self.figures.stale.fetch_add(1, Ordering::Relaxed);
                 }
-                // One that is retried draws other ids.
-                Meaning::IdTaken if was_moved => return Err(Error::Contended),
-                Meaning::IdTaken => {
-                    was_moved = true;
-                    self.move_ids()?;
-                }
                 _ => return Err(failure.error),
             }
         }
-    }
-
-    /// Moves the sequence of ids past the largest one.
-    fn move_ids(&self) -> Result<(), Error> {
-        let moved = self.write(MOVE_IDS, &[]).inspect_err(|_| {
-            log::warn!(
-                "ids that new users draw are taken, and their sequence cannot be moved: see `userd check`"
-            );
-        })?;
-        if let Some(largest) = moved.first().and_then(|row| row.try_get::<_, i64>(0).ok()) {
-            log::warn!(
-                "the sequence of ids was behind the largest one, {largest}, and is moved past it: ids of users who \
-                 were deleted may be used again"
-            );
-        }
-        Ok(())
     }
 
     /// Writes what is counted; `lock_retries`: how often a statement that met a lock was executed again.
@@ -250,8 +217,6 @@ impl ManageConnection for Manager {
             statements: self.prepared.then(Vec::new),
             answer_timeout: self.answer_timeout,
             epoch,
-            clock: None,
-            clock_was_set: false,
         })
     }
 

@@ -3,7 +3,6 @@
 //! | SQLSTATE | what it says | condition |
 //! |---|---|---|
 //! | 23505 | a value that must be unique is taken | `AlreadyExists` |
-//! | 23505 of `users_pkey` | the sequence of ids is behind them | none: it is moved, and the statement executed again |
 //! | 40001, 40P01, 55P03 | a lock or a concurrent transaction was met | `Contended`, once retries have not helped |
 //! | 25006 | the database takes no changes for now, or another server does | `Unavailable` |
 //! | 53xxx | disk, memory or connections are used up for now | `Unavailable` |
@@ -26,8 +25,6 @@ pub(super) enum Meaning {
     Outdated,
     /// This server takes no changes, as a standby does. Nothing was changed.
     ReadOnly,
-    /// The id that a new user drew is taken. Nothing was changed.
-    IdTaken,
     /// Anything else: the statement's own error. Nothing was changed.
     Statement,
 }
@@ -50,7 +47,6 @@ impl Meaning {
             code if code.starts_with("08") => Meaning::Broken,
             "26000" => Meaning::Outdated,
             "25006" => Meaning::ReadOnly,
-            "23505" if error.constraint() == Some("users_pkey") => Meaning::IdTaken,
             _ => Meaning::Statement,
         }
     }

@@ -2,8 +2,7 @@
 //! says is refused.
 
 use crate::support::{
-    Client, Database, LONG, LONG_ON_DISK, Own, PASSWORD, Process, Service, TempDir, check, eventually,
-    programs_of_postgres,
+    Client, Database, LONG, LONG_ON_DISK, Own, PASSWORD, Process, TempDir, eventually, programs_of_postgres,
 };
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -14,10 +13,6 @@ use std::{
 };
 
 const OPERATIONS: &str = include_str!("../../docs/operations.md");
-
-/// As pg_dump writes them.
-const SETTINGS_OF_A_SCRIPT: &str =
-    "select set_config('search_path', '', false); set check_function_bodies = off";
 
 /// The blocks of the chapter, in their order.
 fn blocks() -> Vec<&'static str> {
@@ -194,110 +189,6 @@ fn a_server() {
     let mut client = other.client();
     shell(dir.path(), &ours(blocks()[3]));
     assert_restored(&mut client, &before);
-}
-
-/// No way of restoring over the tables of a userd changes any user, credential, total or next id.
-#[test]
-fn over_the_tables_of_a_userd_it_is_refused() {
-    let (source, dir) = (Service::start(), TempDir::new());
-    fill(&mut source.client(), &mut source.database.client());
-    let dump = |options: &str, file: &str| {
-        let url = source.database.url();
-        shell(dir.path(), &format!(r#"pg_dump {options} "{url}" > {file}"#));
-    };
-    dump("", "plain.sql");
-    dump("--inserts", "inserts.sql");
-    dump("--data-only", "data.sql");
-    dump("--data-only -t users", "users.sql");
-    dump("-Fc", "archive");
-    // Without credentials, the first rows of a script are those of the counts.
-    source.database.run(
-        "delete from credentials; insert into users (name, email) \
-         select 'n', 'counted' || i || '@example.com' from generate_series(1, 3000) i",
-    );
-    dump("--inserts", "counts.sql");
-    for had_users in [false, true] {
-        let running = Service::start();
-        let mut client = running.client();
-        if had_users {
-            // With the ids of other users, and no passwords.
-            check(
-                &mut client,
-                r#"
-                POST /users {"name":"Eve","email":"eve@example.com"} => 201 {"id":"1","name":"Eve","email":"eve@example.com",<times>}
-                POST /users {"name":"Zoe","email":"zoe@example.com"} => 201 {"id":"2","name":"Zoe","email":"zoe@example.com",<times>}
-                "#,
-            );
-        }
-        let before = pages(&mut client);
-        let url = running.database.url();
-        for restore in [
-            format!(r#"psql -X -f plain.sql "{url}""#),
-            format!(r#"psql -X -1 -v ON_ERROR_STOP=1 -f plain.sql "{url}""#),
-            format!(r#"psql -X -f inserts.sql "{url}""#),
-            format!(r#"psql -X -f counts.sql "{url}""#),
-            format!(r#"psql -X -f data.sql "{url}""#),
-            format!(r#"psql -X -f users.sql "{url}""#),
-            format!(r#"pg_restore -d "{url}" archive"#),
-            format!(r#"pg_restore --data-only -d "{url}" archive"#),
-        ] {
-            let output = run(dir.path(), &restore);
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(!output.status.success(), "{restore}: {said}");
-            assert_eq!(pages(&mut client), before, "{restore}: {said}");
-            assert_eq!(running.database.value("select count(*) from credentials"), "0", "{restore}");
-        }
-        let created = client.post("/users", r#"{"name":"new","email":"new@example.com"}"#);
-        let next = if had_users { "3" } else { "1" };
-        assert_eq!((created.status, created.id().as_str()), (201, next));
-        assert_eq!(client.get("/users").json()["total"], if had_users { 3 } else { 1 });
-    }
-}
-
-/// Only the combination of both settings of a restore is refused.
-#[test]
-fn other_sessions_may_write() {
-    let database = Database::create();
-    for (number, settings) in [
-        "select set_config('search_path', '', false)",
-        "set check_function_bodies = off",
-        &format!("{SETTINGS_OF_A_SCRIPT}; set userd.restore = on"),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let insert = format!("insert into public.users (name, email) values ('n', '{number}@example.com')");
-        database.run(&format!("{settings}; {insert}"));
-    }
-    assert_eq!(database.value("select count(*) from users"), "3");
-}
-
-/// After `set role` a session may be one that the role may not end: then the script goes on, and each of its rows is refused
-/// with the reason.
-#[test]
-fn where_the_guard_may_not_end_the_session_its_error_has_the_reason() {
-    let database = Database::create();
-    let role = format!("{}_restores", database.name());
-    database.run(&format!(
-        "create role {role}; \
-         grant select, insert on users, credentials, page_counts, page_open to {role}"
-    ));
-    let mut session = database.client();
-    session.batch_execute(&format!("set role {role}; {SETTINGS_OF_A_SCRIPT}")).expect("settings of a script");
-    for statement in [
-        "insert into public.users (name, email) values ('n', 'n@example.com')",
-        "insert into public.credentials values (1, 'x')",
-        "insert into public.page_counts values (1, 1, 1)",
-        "insert into public.page_open values (1)",
-    ] {
-        let error = session.batch_execute(statement).expect_err(statement);
-        let error = error.as_db_error().expect("the session goes on");
-        assert_eq!(error.code().code(), "55000", "{statement}: {error:?}");
-        assert_eq!(error.message(), "a dump can be restored into an empty database only", "{statement}");
-    }
-    drop(session);
-    assert_eq!(database.value("select count(*) from users"), "0");
-    database.run(&format!("drop owned by {role}; drop role {role}"));
 }
 
 /// A migration of a table in use does not block its writers, and is retried.

@@ -992,7 +992,7 @@ fn a_role_with_few_rights() {
     let role = format!("{}_few", database.name());
     database.run(&format!(
         "create role {role} login; grant select, insert on users, credentials to {role};
-         grant select on page_counts, page_open, refinery_schema_history to {role}"
+         grant select on user_counts, refinery_schema_history to {role}"
     ));
     let dir = TempDir::new();
     let hash = "$2b$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2";

@@ -11,7 +11,15 @@ use std::{
 };
 use userd::{config::Config, server::Server};
 
-const PAGES: &str = include_str!("../../src/db/users/pages.sql");
+/// Counts all users anew, as `userd recount` does.
+const RECOUNT: &str = "begin; lock table users in share row exclusive mode; delete from user_counts; \
+    insert into user_counts select id >> 13, count(*) from users group by 1; commit";
+
+/// The statement of pages.
+fn pages() -> &'static str {
+    let source = include_str!("../../src/db/users.rs").split("const PAGES: &str = \"").nth(1);
+    source.and_then(|rest| rest.split("\";").next()).expect("a constant")
+}
 
 /// One change of a random kind. Errors of its own making (equal addresses, deadlocks) undo it, as they may.
 fn change(client: &mut Client, dice: &mut Dice) -> Result<(), postgres::Error> {
@@ -108,14 +116,11 @@ fn compare(client: &mut Client, dice: &mut Dice) {
     let total: i64 = snapshot.query_one("select count(*) from users", &[]).expect("a count").get(0);
     let positions = [0, dice.roll(total.max(1) as u64) as i64, (total - 3).max(0), total, i64::MAX];
     let limits = [15_i64; 5];
-    // Of the lists of columns, it looks at ids alone.
-    let pages = PAGES.replace("FIXED", "id").replace("TEXT", "name").replace("; operator(pg_catalog.+)", "");
-    let pages = pages.replace(['{', '}'], "");
     let rows =
-        snapshot.query(&pages, &[&positions.as_slice(), &limits.as_slice(), &[i32::MAX; 5].as_slice()]);
+        snapshot.query(pages(), &[&positions.as_slice(), &limits.as_slice(), &[i32::MAX; 5].as_slice()]);
     let rows = rows.expect("pages");
     for (ordinal, position) in (1_i64..).zip(positions) {
-        let page = rows.iter().filter(|row| row.get::<_, i64>("ordinal") == ordinal);
+        let page = rows.iter().filter(|row| row.get::<_, i64>("position") == ordinal);
         let (totals, ids): (Vec<i64>, Vec<Option<i64>>) =
             page.map(|row| (row.get::<_, i64>("total"), row.get::<_, Option<i64>>("id"))).unzip();
         assert!(!totals.is_empty() && totals.iter().all(|one| *one == total), "{totals:?} {total}");
@@ -269,7 +274,7 @@ fn with_inserts(statements: &str) -> String {
 
 #[test]
 fn one_statement_may_change_users_several_times() {
-    // Each reaches a new block of 512, where the one behind is counted, amid a change of that one.
+    // Several changes in one statement, each with its own trigger.
     counts_survive(
         "ADD(511)
          with gone as (delete from users where id = 5) ADD(1)
@@ -395,26 +400,22 @@ fn nobody_needs_more_rights_than_those_on_users_nor_gets_at_the_counts() {
             );
         }
     }
-    // The session sees the block, has seen it, and has not seen it. The guard of restores runs with the writer's rights.
     decoys += &format!(
-        "alter table users disable trigger restore_guard; \
-         set search_path = decoys, pg_catalog, public; set role {writer}; \
+        "set search_path = decoys, pg_catalog, public; set role {writer}; \
          insert into users (name, email) values ('a', 'decoy1@example.com'); \
          insert into users (name, email) values ('a', 'decoy2@example.com'); \
-         reset userd.page_seen; \
          insert into users (name, email) values ('a', 'decoy3@example.com'); \
          delete from users where email like 'decoy_@example.com'; \
-         reset role; reset search_path; drop schema decoys cascade; \
-         alter table users enable trigger restore_guard"
+         reset role; reset search_path; drop schema decoys cascade"
     );
     client.batch_execute(&decoys).expect("no decoy is used");
     compare(&mut client, &mut dice);
 
     let functions = "select proname || '(' || coalesce((select string_agg('null', ',') \
                      from generate_series(1, pronargs)), '') || ')', prorettype = 'trigger'::regtype \
-                     from pg_proc where proname like 'page\\_%' order by 1";
+                     from pg_proc where proname like 'user\\_counts\\_%' order by 1";
     let functions = client.query(functions, &[]).expect("functions");
-    assert!(functions.len() > 5, "{functions:?}");
+    assert_eq!(functions.len(), 2, "{functions:?}");
     for role in [&writer, &unprivileged] {
         for function in &functions {
             let (call, is_trigger): (String, bool) = (function.get(0), function.get(1));
@@ -442,16 +443,14 @@ fn a_recount_repairs_whatever_the_counts_have_become() {
     let database = Database::create();
     let (mut client, mut dice) = (database.client(), Dice(7));
     for broken in [
-        "update page_counts set n = n + 3",
-        "delete from page_counts where level = 2",
-        "insert into page_counts select * from page_counts",
-        "insert into page_open select generate_series(0, 9)",
-        "truncate page_open",
-        "truncate page_counts, page_open",
+        "update user_counts set n = n + 3",
+        "delete from user_counts where block = 0",
+        "insert into user_counts select * from user_counts",
+        "truncate user_counts",
         "set session_replication_role = replica; delete from users where id % 3 = 0; reset session_replication_role",
-        "begin; delete from users where id % 7 = 0; update page_counts set n = 0; commit",
+        "begin; delete from users where id % 7 = 0; update user_counts set n = 0; commit",
     ] {
-        let statements = format!("ADD(700); {broken}; select page_recount()");
+        let statements = format!("ADD(700); {broken}; {RECOUNT}");
         client
             .batch_execute(&with_inserts(&statements))
             .unwrap_or_else(|error| panic!("{broken}: {error:?}"));
@@ -461,91 +460,6 @@ fn a_recount_repairs_whatever_the_counts_have_become() {
             .expect("changes");
         compare(&mut client, &mut dice);
     }
-    // Where it could not be right, it is refused.
-    for (refused, code) in [
-        ("begin isolation level repeatable read; select page_recount()", SqlState::INVALID_TRANSACTION_STATE),
-        ("with new as (ADD(600)) select page_recount()", SqlState::OBJECT_IN_USE),
-    ] {
-        let error = client.batch_execute(&with_inserts(refused)).expect_err(refused);
-        assert_eq!(error.code(), Some(&code), "{error:?}");
-        client.batch_execute("rollback").expect("a rollback");
-        compare(&mut client, &mut dice);
-    }
-}
-
-/// A session keeps which block it has seen open. Here, two do, and what each keeps goes out of date.
-#[test]
-fn what_a_session_has_seen_open_is_not_taken_for_open_later() {
-    let database = Database::create();
-    let (mut one, mut other, mut dice) = (database.client(), database.client(), Dice(7));
-    let mut run = |client: &mut Client, statements: &str| {
-        client
-            .batch_execute(&with_inserts(statements))
-            .unwrap_or_else(|error| panic!("{statements}: {error:?}"));
-        compare(client, &mut dice);
-    };
-    let seen = |client: &mut Client| {
-        let seen = "select current_setting('userd.page_seen', true)";
-        client.query_one(seen, &[]).expect("a setting").get::<_, Option<String>>(0)
-    };
-    let old = "insert into users (id, name, email) overriding system value \
-               values (ID, 'n', gen_random_uuid() || '@example.com')";
-    run(&mut one, "ADD(1)");
-    run(&mut one, "ADD(1)");
-    assert_eq!(seen(&mut one).as_deref(), Some("0"), "it is kept");
-    // The other session closes the block.
-    run(&mut other, "delete from users where id = 1; ADD(1800)");
-    run(&mut one, &old.replace("ID", "1"));
-    // Into a block that is open, but not for as long as a snapshot is old.
-    run(&mut one, "ADD(1)");
-    run(&mut one, "ADD(1)");
-    one.batch_execute("begin isolation level repeatable read; select from users limit 1")
-        .expect("a snapshot");
-    run(&mut other, "ADD(1024)");
-    run(&mut other, "ADD(1)");
-    one.batch_execute(&with_inserts("ADD(1)")).expect("an insert");
-    let same = "select (select count(*) from users) = (select coalesce(sum(n), 0) from page_counts \
-                where level = 1 and block not in (select block from page_open)) \
-                + (select count(*) from users where id >> 9 in (select block from page_open))";
-    assert!(one.query_one(same, &[]).expect("counts").get::<_, bool>(0), "in its own snapshot");
-    run(&mut one, "commit");
-    // An imported snapshot may be older than what the session has seen.
-    run(&mut other, "truncate users cascade");
-    other.batch_execute("begin isolation level repeatable read").expect("a transaction");
-    let snapshot: String = other.query_one("select pg_export_snapshot()", &[]).expect("a snapshot").get(0);
-    run(&mut one, "ADD(600)");
-    run(&mut one, "ADD(1)");
-    let import =
-        format!("begin isolation level repeatable read; set transaction snapshot '{snapshot}'; ADD(1)");
-    one.batch_execute(&with_inserts(&import)).expect("an insert");
-    assert!(one.query_one(same, &[]).expect("counts").get::<_, bool>(0), "in the imported snapshot");
-    run(&mut one, "commit");
-    run(&mut other, "commit");
-    // What was kept by a part of a transaction that is undone is undone, too.
-    let before = seen(&mut one);
-    run(&mut one, "begin; savepoint s; ADD(600); ADD(1); rollback to s; ADD(1); commit");
-    run(&mut one, "begin; ADD(600); ADD(1); ADD(1); rollback; ADD(1)");
-    assert!(before.is_some() && seen(&mut one).is_some());
-    // Blocks are open no more after a TRUNCATE or a recount, in either session.
-    for end in ["truncate users cascade", "select page_recount()"] {
-        run(&mut one, "ADD(1)");
-        run(&mut one, "ADD(1)");
-        run(&mut other, end);
-        run(&mut one, "ADD(1)");
-        run(&mut one, "ADD(1)");
-    }
-    // A restore sets the sequence back, to where it was when the session saw the block.
-    let restore = "truncate users cascade; select setval('page_closings', 7); select page_recount()";
-    for _ in 0..2 {
-        run(&mut other, restore);
-        run(&mut one, "ADD(1)");
-        run(&mut one, "ADD(1)");
-    }
-    // Nor is a setting of another table's, nor one that was reset.
-    run(&mut one, "reset userd.page_seen; ADD(1)");
-    run(&mut one, "discard all");
-    run(&mut one, "ADD(1)");
-    run(&mut one, "set userd.page_key = '0 1'; ADD(1)");
 }
 
 #[test]

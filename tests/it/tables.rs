@@ -5,7 +5,7 @@ use crate::support::{
     Answer, Client, Database, LONG, LONG_ON_DISK, Own, PASSWORD, Process, Service, TempDir, eventually,
 };
 use serde_json::{Value, json};
-use std::{path::Path, process::Command, sync::Barrier, thread};
+use std::{path::Path, process::Command};
 
 /// How a command ends on this database: its exit code, and what it prints.
 fn userd(database_url: &str, arguments: &[&str]) -> (i32, String) {
@@ -35,83 +35,6 @@ fn check_stored(client: &mut Client, created: &Answer, name: &str) {
 }
 
 // The sequence of ids
-
-/// As after a logical replication, a restore of rows alone, `restart with 1`: ids that are drawn are taken.
-#[test]
-fn a_sequence_behind_the_ids_is_moved_past_them() {
-    for prepared in [true, false] {
-        let service = Service::with(|config| config.db_prepared = prepared);
-        let mut client = service.client();
-        let mut highest = 0;
-        let behind = "insert into users (id, name, email) overriding system value \
-                select i, 'n', 'replicated' || i || '@example.com' from generate_series(LAST + 1, LAST + 1500) i; \
-            alter sequence users_id_seq restart with 1";
-        for (name, key, password) in [
-            ("plain", None, None),
-            ("password", None, Some(PASSWORD)),
-            ("key", Some("key"), None),
-            ("both", Some("both"), Some(PASSWORD)),
-        ] {
-            service.database.run(&behind.replace("LAST", &highest.to_string()));
-            highest += 1500;
-            // A taken address is one still, whatever ids are drawn.
-            let taken = create(&mut client, key, &body("REPLICATED7", password));
-            assert_eq!(taken.status, 409, "{name}: {taken:?}");
-            let created = create(&mut client, key, &body(name, password));
-            check_stored(&mut client, &created, name);
-            let id: i64 = created.id().parse().unwrap();
-            assert!(id > highest, "{name}: {id}");
-            highest = id;
-            if key.is_some() {
-                let again = create(&mut client, key, &body(name, password));
-                assert_eq!((again.status, again.id()), (201, created.id()), "{name}");
-            }
-            if password.is_some() {
-                let login = json!({"email": format!("{name}@example.com"), "password": PASSWORD}).to_string();
-                assert_eq!(client.post("/users/authenticate", login).json()["id"], created.id(), "{name}");
-            }
-        }
-        assert_eq!(client.get("/users").json()["total"], 4 * 1500 + 4);
-    }
-}
-
-/// Many at once, in batches, with keys and without: one move of the sequence, each user once.
-#[test]
-fn batches_on_a_sequence_behind_the_ids() {
-    const CLIENTS: usize = 16;
-    const ROUNDS: usize = 20;
-    let database = Database::create();
-    let mut process = Process::on(&database, &[]);
-    let url = process.wait_for_url();
-    database.run(
-        "insert into users (name, email) select 'n', i || '@example.com' from generate_series(1, 2000) i; \
-         alter sequence users_id_seq restart with 7",
-    );
-    let barrier = Barrier::new(CLIENTS);
-    thread::scope(|scope| {
-        for number in 0..CLIENTS {
-            let (url, barrier) = (&url, &barrier);
-            scope.spawn(move || {
-                let mut client = Client::new(url);
-                barrier.wait();
-                for round in 0..ROUNDS {
-                    let name = format!("c{number}-{round}");
-                    let key = number.is_multiple_of(2).then_some(name.as_str());
-                    let created = create(&mut client, key, &body(&name, None));
-                    check_stored(&mut client, &created, &name);
-                    let taken = create(&mut client, None, &body("1500", None));
-                    assert_eq!(taken.status, 409, "{taken:?}");
-                }
-            });
-        }
-    });
-    let total = 2000 + CLIENTS * ROUNDS;
-    assert_eq!(Client::new(&url).get("/users").json()["total"], total);
-    assert_eq!(database.value("select count(distinct id) from users"), total.to_string());
-    process.logs("[WARN] the sequence of ids was behind the largest one, 2000, and is moved past it: ids of users who were");
-    let moves = process.stderr().matches("the sequence of ids was behind").count();
-    assert_eq!(moves, 1, "{}", process.stderr());
-}
 
 /// The import is not a service, and has the same trouble.
 #[test]
@@ -182,15 +105,11 @@ fn wrong_counts_are_found_and_mended() {
     assert!(said.contains("\nok       tables: the page counts are those of the 3000 users\n"), "{said}");
     let mut users = 3000;
     for broken in [
-        "update page_counts set n = n + 1 where ctid = (select ctid from page_counts where level = 1 and block = 0 limit 1)",
-        "delete from page_counts where level = 2",
-        "update page_counts set n = n - 1 where level = 3",
-        "insert into page_counts values (3, 9, 5)",
-        "insert into page_counts values (1, 99, 5), (2, 6, 5), (3, 0, 5)",
-        // Users of open blocks are recorded nowhere else.
-        "ONE; ONE; ONE; delete from page_open",
-        "alter table users disable trigger page_delete; delete from users where id = 3; \
-         alter table users enable trigger page_delete",
+        "update user_counts set n = n + 1 where ctid = (select ctid from user_counts where block = 0 limit 1)",
+        "ONE; delete from user_counts",
+        "insert into user_counts values (9, 5)",
+        "alter table users disable trigger user_counts_delete; delete from users where id = 3; \
+         alter table users enable trigger user_counts_delete",
         "set session_replication_role = replica; delete from users where id % 3 = 0",
     ] {
         let one = "insert into users (name, email) values ('n', gen_random_uuid() || '@example.com')";
@@ -224,13 +143,13 @@ fn a_recount_beside_writers() {
     let mut client = service.client();
     let created = create(&mut client, None, &body("ada", None));
     check_stored(&mut client, &created, "ada");
-    service.database.run("update page_counts set n = n + 1; insert into page_counts values (3, 9, 5)");
+    service.database.run("update user_counts set n = n + 1; insert into user_counts values (9, 5)");
     let mut writer = service.database.client();
     let mut writing = writer.transaction().unwrap();
     writing.execute("update users set name = 'held' where id = 1", &[]).unwrap();
     let mut recount = Process::start(&["recount"], &[("DATABASE_URL", &service.database.url())]);
     let waits = "select count(*) > 0 from pg_stat_activity where datname = current_database() \
-        and query ~ 'page_recount' and wait_event_type = 'Lock'";
+        and query ~ 'delete from user_counts' and wait_event_type = 'Lock'";
     eventually(LONG, "it waits", || service.database.value(waits) == "true");
     for number in 0..20 {
         let name = format!("beside-{number}");
@@ -252,7 +171,7 @@ fn a_recount_leaves_triggers_as_they_are() {
         "insert into users (name, email) select 'n', i || '@example.com' from generate_series(1, 700) i",
     );
     for state in ["enable always", "enable replica", "disable", "enable"] {
-        for trigger in ["all", "page_insert", "page_delete"] {
+        for trigger in ["all", "user_counts_insert", "user_counts_delete"] {
             // ALL is of ENABLE and DISABLE alone.
             if trigger == "all" && state.contains(' ') {
                 continue;
@@ -271,7 +190,7 @@ fn a_recount_leaves_triggers_as_they_are() {
 #[test]
 fn row_security_is_refused_by_a_check() {
     let database = Database::create();
-    for table in ["users", "credentials", "idempotency_keys", "page_counts"] {
+    for table in ["users", "credentials", "idempotency_keys", "user_counts"] {
         database.run(&format!("alter table {table} enable row level security"));
         let (code, said) = userd(&database.url(), &["check"]);
         let line = format!("problem  tables: row-level security is enabled for {table}, ");
@@ -321,9 +240,6 @@ fn a_role_that_owns_nothing_runs_the_service() {
         let mut client = process.client();
         let run = arguments.len();
         serve(&mut client, &format!("of-{run}"));
-        database.run("select setval('\"The app''s\".users_id_seq', 1)");
-        let created = create(&mut client, None, &body(&format!("behind-{run}"), None));
-        check_stored(&mut client, &created, &format!("behind-{run}"));
     }
 
     for grant in grants.lines() {

@@ -2,7 +2,10 @@
 
 use super::begin;
 use crate::{
-    db::users::{ANSWERED, PAGES, Sql, record},
+    db::{
+        columns::{ANSWERED, Sql},
+        users::{PAGES, record},
+    },
     users::user::UserRef,
 };
 use postgres::{Client, Error, Transaction, fallible_iterator::FallibleIterator, types::Type};
@@ -30,7 +33,7 @@ pub fn begin_export(client: &mut Client, prepared: bool) -> Result<Transaction<'
 pub fn count(transaction: &mut Transaction) -> Result<u64, Error> {
     let (one, none): (&[i64], &[i32]) = (&[1], &[0]);
     let rows = transaction.query_typed(
-        PAGES.text(),
+        PAGES,
         &[(&one, Type::INT8_ARRAY), (&one, Type::INT8_ARRAY), (&none, Type::INT4_ARRAY)],
     )?;
     let total: i64 = rows.first().map_or(Ok(0), |row| row.try_get("total"))?;

@@ -3,14 +3,24 @@
 
 use super::begin;
 use crate::{
-    db::{
-        pool::MOVE_IDS,
-        users::{Sql, write_stored},
-    },
+    db::columns::{Sql, write_stored},
     users::{password::PasswordHash, timestamp::Timestamp, user::UserRef},
 };
 use postgres::{Client, Row, Transaction, types::Type};
 use std::io::{self, Write};
+
+/// Moves the sequence of ids past the largest one that is stored, where it is behind; that id. After a replication or a
+/// restore of rows alone it is. One session at a time: what it sees of the sequence comes after the lock, and is newer
+/// than the largest id.
+const MOVE_IDS: &str = "\
+    with locked as materialized ( \
+        select pg_catalog.pg_advisory_xact_lock('users'::pg_catalog.regclass::pg_catalog.oid::pg_catalog.int4, 256) \
+    ) \
+    select pg_catalog.setval(sequence, largest) \
+    from (select pg_catalog.pg_get_serial_sequence('users', 'id')::pg_catalog.regclass as sequence) as ids, \
+        lateral (select (select pg_catalog.nextval(sequence) from locked) as next, \
+            (select pg_catalog.max(id) from users) as largest offset 0) as found \
+    where largest operator(pg_catalog.>) next";
 
 /// What an import stages before it stores it. Of the session alone, and gone with the transaction.
 static STAGE: Sql = Sql::new(

@@ -177,7 +177,7 @@ impl Drop for Compared {
 
 /// Whether the counts are those of the table, where the database has both.
 pub fn compare_counts(mut client: Client) -> Result<(), String> {
-    let tables = "select to_regclass('users') is not null and to_regclass('page_counts') is not null \
+    let tables = "select to_regclass('users') is not null and to_regclass('user_counts') is not null \
         and set_config('statement_timeout', '0', false) || set_config('lock_timeout', '20s', false) <> ''";
     let has_both = client.query_one(tables, &[]).is_ok_and(|row| row.get(0));
     if has_both { userd::check::compare_counts(&mut client).map(drop) } else { Ok(()) }

@@ -1,17 +1,9 @@
 //! The columns of a user's record: the one list of them, the texts of statements that are made from it, and the ways
 //! from a row to a user and from values to parameters.
 
-use crate::{
-    db::session::Param,
-    users::{
-        timestamp::Timestamp,
-        user::{UserRef, Values},
-    },
-};
-use postgres::{
-    Error, Row,
-    types::{FromSql, Type},
-};
+use super::users::moment;
+use crate::users::user::UserRef;
+use postgres::types::Type;
 use std::sync::OnceLock;
 
 /// A column, the type that its values are read and written with, and the lists that it belongs to.
@@ -36,12 +28,7 @@ static COLUMNS: [Column; 6] = [
 /// How many columns are answered, of which the last one is a text: all but the version.
 pub(in crate::db) const ANSWERED: usize = COLUMNS.len() - 1;
 
-/// The state of a row, in 16 bytes: its version and the time of its last change.
-const STATE: &str =
-    "pg_catalog.int8send(version) operator(pg_catalog.||) pg_catalog.timestamptz_send(updated_at)";
-
-/// A statement. Where its text has `{STATE}`, it gets [`STATE`]. Where it has `{… COLUMN …}`, it gets that once for
-/// each column of the list, with commas between, or with what follows a semicolon. `TYPE` is the type of a column, and
+/// A statement. Where it has `{… COLUMN …}`, it gets that once for each column of the list, with commas between, or with what follows a semicolon. `TYPE` is the type of a column, and
 /// `VALUE` the parameter that they are: these come after all others.
 pub(in crate::db) struct Sql {
     template: &'static str,
@@ -75,49 +62,9 @@ pub(super) fn expand(template: &str) -> String {
         });
         columns.collect::<Vec<_>>().join(&format!("{separator} "))
     };
-    let template = template.replace("{STATE}", STATE);
     let parts = template.split(['{', '}']).enumerate();
     parts.map(|(at, part)| if at % 2 == 0 { part.to_owned() } else { list(part) }).collect()
 }
-
-/// What is answered of a user, in the order of [`COLUMNS`].
-pub(in crate::db) fn record(row: &Row) -> Result<UserRef<'_>, Error> {
-    Ok(UserRef {
-        id: row.try_get(0)?,
-        created_at: row.try_get(1)?,
-        updated_at: row.try_get(2)?,
-        name: row.try_get(3)?,
-        email: row.try_get(4)?,
-    })
-}
-
-/// The version in a row of all columns.
-pub(super) fn version(row: &Row) -> Result<i64, Error> {
-    row.try_get(ANSWERED)
-}
-
-/// Parameters, and the values for one user behind them.
-pub(in crate::db) fn with_values<'a>(params: &[Param<'a>], values: &'a Values<'a>) -> Vec<Param<'a>> {
-    let values: [Param; 2] = [(&values.name, Type::TEXT), (&values.email, Type::TEXT)];
-    [params, &values[..]].concat()
-}
-
-/// The values for several users, by column.
-pub(in crate::db) type Arrays<'a> = [Vec<Option<&'a str>>; 2];
-
-pub(in crate::db) fn arrays<'a>(values: impl Iterator<Item = Values<'a>>) -> Arrays<'a> {
-    let (names, emails) = values.map(|Values { name, email }| (name, email)).unzip();
-    [names, emails]
-}
-
-/// Parameters, and the values for several users behind them.
-pub(in crate::db) fn with_arrays<'a>(params: &[Param<'a>], arrays: &'a Arrays) -> Vec<Param<'a>> {
-    let arrays = arrays.each_ref().map(|array| (array as _, Type::TEXT_ARRAY));
-    [params, &arrays].concat()
-}
-
-/// 2000-01-01T00:00:00Z, from which PostgreSQL counts microseconds, in microseconds since 1970.
-const EPOCH: i64 = 946_684_800_000_000;
 
 /// Appends a row for COPY in its binary format: values, and what an import stores of a user behind them.
 #[cfg(feature = "command")]
@@ -130,24 +77,5 @@ pub(in crate::db) fn write_stored(values: &[Option<&[u8]>], user: &UserRef, rows
     for value in values.iter().copied().chain(stored) {
         rows.extend_from_slice(&value.map_or(-1, |value| value.len() as i32).to_be_bytes());
         rows.extend_from_slice(value.unwrap_or_default());
-    }
-}
-
-/// A moment as PostgreSQL has it in its binary format.
-pub(in crate::db) fn moment(time: Timestamp) -> [u8; 8] {
-    (time.unix_micros() - EPOCH).to_be_bytes()
-}
-
-impl FromSql<'_> for Timestamp {
-    fn from_sql(_: &Type, raw: &[u8]) -> Result<Timestamp, Box<dyn std::error::Error + Sync + Send>> {
-        let micros = i64::from_be_bytes(raw.try_into()?);
-        let since_1970 = micros.checked_add(EPOCH);
-        since_1970
-            .and_then(Timestamp::from_unix_micros)
-            .ok_or_else(|| "a timestamp outside the years 1 to 9999".into())
-    }
-
-    fn accepts(ty: &Type) -> bool {
-        *ty == Type::TIMESTAMPTZ
     }
 }
