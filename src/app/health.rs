@@ -53,6 +53,7 @@ impl Health {
             Readiness::Ready => None,
             Readiness::Silent => Some("the database does not answer"),
             Readiness::OtherSchema => Some("the database's schema is not the one expected"),
+            Readiness::MissingTable => Some("a table is missing in the database"),
         }
     }
 

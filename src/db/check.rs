@@ -113,6 +113,12 @@ fn look(
     }
     add(findings, "privileges", inspection::privileges(&mut client, !are_applied && config.migrate))?;
     if are_applied {
+        let before = findings.len();
+        add(findings, "tables", inspection::tables(&mut client))?;
+        if findings.len() > before {
+            // The rest would fail, or say it once more.
+            return Ok(());
+        }
         add(findings, "tables", inspection::ids(&mut client))?;
         add(findings, "tables", inspection::row_security(&mut client))?;
         if with_counts {
@@ -139,7 +145,7 @@ fn sessions_are_lent(opening: &Opening, client: &mut postgres::Client) -> bool {
     const TRIES: usize = 3;
     let Ok(mut other) = opening.connect() else { return false };
     let session = |client: &mut postgres::Client| {
-        let row = client.query_typed_one("select pg_catalog.pg_backend_pid()", &[]);
+        let row = client.query_typed_one("select pg_backend_pid()", &[]);
         row.ok().map(|row| row.get::<_, i32>(0))
     };
     (0..TRIES).any(|_| {

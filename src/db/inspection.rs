@@ -18,89 +18,117 @@ pub enum Weight {
 }
 
 const SERVER: &str = "\
-    select pg_catalog.current_setting('server_version_num')::int, pg_catalog.current_setting('server_version'), \
-        pg_catalog.current_setting('server_encoding'), pg_catalog.current_setting('transaction_read_only')::bool, \
-        pg_catalog.current_setting('max_connections')::int operator(pg_catalog.-) \
-            pg_catalog.current_setting('superuser_reserved_connections')::int";
+    select current_setting('server_version_num')::int, current_setting('server_version'), \
+        current_setting('server_encoding'), current_setting('transaction_read_only')::bool, \
+        current_setting('max_connections')::int - \
+            current_setting('superuser_reserved_connections')::int";
 
 /// The rights that a request or a command needs and the role has not. Tables that are not there yet are left out.
 const MISSING_RIGHTS: &str = "\
-    select pg_catalog.format('the role may not %s %s', pg_catalog.lower(action), name) \
-    from pg_catalog.unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts', \
+    select format('the role may not %s %s', lower(action), name) \
+    from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts', \
             'refinery_schema_history']) with ordinality as tables (name, position), \
-        pg_catalog.unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) action \
-    where not pg_catalog.has_table_privilege(pg_catalog.to_regclass(name), action) \
-        and (position operator(pg_catalog.<=) 3 or action operator(pg_catalog.=) 'SELECT') \
+        unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) action \
+    where not has_table_privilege(to_regclass(name), action) \
+        and (position <= 3 or action = 'SELECT') \
     order by position";
 
 /// Why the role cannot migrate: it may not create tables where they would be created, or change those that are there.
 const NO_MIGRATIONS: &str = "\
     select 'the role may not create tables in its schema' \
-    where not coalesce(pg_catalog.has_schema_privilege(pg_catalog.current_schema(), 'CREATE'), false) \
+    where not coalesce(has_schema_privilege(current_schema(), 'CREATE'), false) \
     union all \
-    select 'the role does not own the table users' from pg_catalog.pg_class \
-    where oid operator(pg_catalog.=) pg_catalog.to_regclass('users') \
-        and not pg_catalog.pg_has_role(relowner, 'USAGE')";
+    select 'the role does not own the table users' from pg_class \
+    where oid = to_regclass('users') \
+        and not pg_has_role(relowner, 'USAGE')";
 
-const MAY_CREATE_TEMPORARY: &str =
-    "select pg_catalog.has_database_privilege(pg_catalog.current_database(), 'TEMPORARY')";
+const MAY_CREATE_TEMPORARY: &str = "select has_database_privilege(current_database(), 'TEMPORARY')";
 
 const DISABLED_TRIGGERS: &str = "\
-    select pg_catalog.format('the trigger %s of users is disabled: totals and pages may be wrong', tgname) \
-    from pg_catalog.pg_trigger \
-    where tgrelid operator(pg_catalog.=) pg_catalog.to_regclass('users') and not tgisinternal \
-        and tgenabled operator(pg_catalog.=) 'D' order by 1";
+    select format('the trigger %s of users is disabled: totals and pages may be wrong', tgname) \
+    from pg_trigger \
+    where tgrelid = to_regclass('users') and not tgisinternal \
+        and tgenabled = 'D' order by 1";
+
+/// A line for each fact of the tables, in the words of [`EXPECTED`]: columns, keys, unique indexes and triggers.
+const FACTS: &str = "\
+    with ours as ( \
+        select oid, relname from pg_class where oid = any (array( \
+            select to_regclass(name) from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts']) name)) \
+    ) \
+    select relname::text from ours \
+    union all select format('%s.%s: %s%s%s', relname, attname, format_type(atttypid, atttypmod), \
+        case when attnotnull then ' not null' end, \
+        case when attidentity = 'a' then ' identity' else ' default ' || pg_get_expr(adbin, adrelid) end) \
+        from ours join pg_attribute on attrelid = oid left join pg_attrdef on adrelid = attrelid and adnum = attnum \
+        where attnum > 0 and not attisdropped \
+    union all select format('%s: %s', relname, pg_get_constraintdef(c.oid, true)) \
+        from ours join pg_constraint c on conrelid = ours.oid where contype in ('p', 'u', 'f') and convalidated \
+    union all select format('%s: %s', relname, regexp_replace(pg_get_indexdef(indexrelid, 0, true), '^.* USING ', '')) \
+        from ours join pg_index on indrelid = oid where indisunique and indisvalid and not indisprimary \
+    union all select format('%s: trigger %s calls %s', relname, tgname, proname) \
+        from ours join pg_trigger on tgrelid = ours.oid join pg_proc p on p.oid = tgfoid where not tgisinternal";
+
+/// What the migrations make, as [`FACTS`] has it.
+pub const EXPECTED: &str = include_str!("expected.txt");
+
+/// Functions with the owner's rights whose names are looked up in another schema than that of the tables.
+const RENAMED: &str = "\
+    select format('the schema was renamed, and the function looks tables up by its old name: \
+        alter function %s set search_path = %I, pg_temp', p.oid::regprocedure, nspname) \
+    from pg_class c join pg_namespace n on n.oid = relnamespace join pg_proc p on pronamespace = n.oid \
+    where c.oid = to_regclass('users') and proname in ('user_counts_record', 'user_counts_reset', 'idempotency_erase') \
+        and not coalesce(proconfig, '{}') @> array['search_path=' || quote_ident(nspname) || ', pg_temp'] order by 1";
 
 /// The schemas in which names are looked up and in which another role than the owner of the tables, or all of them, may
 /// create, and what ends that.
 const OPEN_SCHEMAS: &str = "\
-    select pg_catalog.format('other roles may create tables and functions in the schema %1$s: \
+    select format('other roles may create tables and functions in the schema %1$s: \
             revoke create on schema %1$I from %2$s', nspname, \
-        case when grantee operator(pg_catalog.=) 0 then 'public' \
-            else pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(grantee)) end) \
-    from pg_catalog.pg_namespace, pg_catalog.aclexplode(nspacl) \
-    where nspname operator(pg_catalog.=) any (pg_catalog.current_schemas(false)) \
-        and privilege_type operator(pg_catalog.=) 'CREATE' and grantee operator(pg_catalog.<>) nspowner \
-        and grantee operator(pg_catalog.<>) coalesce( \
-            (select relowner from pg_catalog.pg_class where oid operator(pg_catalog.=) pg_catalog.to_regclass('users')), \
-            (select oid from pg_catalog.pg_roles where rolname operator(pg_catalog.=) current_user)) \
+        case when grantee = 0 then 'public' \
+            else quote_ident(pg_get_userbyid(grantee)) end) \
+    from pg_namespace, aclexplode(nspacl) \
+    where nspname = any (current_schemas(false)) \
+        and privilege_type = 'CREATE' and grantee <> nspowner \
+        and grantee <> coalesce( \
+            (select relowner from pg_class where oid = to_regclass('users')), \
+            (select oid from pg_roles where rolname = current_user)) \
     order by 1";
 
 /// Settings of the session that differ from what is needed, and the line that changes them for the role.
 const OTHER_SETTINGS: &str = "\
-    select pg_catalog.format('%s is %s: alter role %I set %s = %L', name, setting, current_user, name, needed) \
-    from rows from (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) as given (name, needed), \
-        pg_catalog.current_setting(name) as setting \
-    where setting operator(pg_catalog.<>) needed";
+    select format('%s is %s: alter role %I set %s = %L', name, setting, current_user, name, needed) \
+    from rows from (unnest($1::text[]), unnest($2::text[])) as given (name, needed), \
+        current_setting(name) as setting \
+    where setting <> needed";
 
-/// The sequence of ids, and what the role may do to it.
+/// The sequence of ids, and whether the role may look at it.
 const SEQUENCE: &str = "\
-    select sequence, pg_catalog.has_sequence_privilege(sequence, 'SELECT'), \
-        pg_catalog.has_sequence_privilege(sequence, 'UPDATE') \
-    from pg_catalog.pg_get_serial_sequence('users', 'id') as sequence";
+    select sequence, has_sequence_privilege(sequence, 'SELECT') \
+    from pg_get_serial_sequence('users', 'id') as sequence";
 
 /// The tables of which a role may see some rows only.
 const ROW_SECURITY: &str = "\
-    select pg_catalog.format('row-level security is enabled for %1$s, and totals are those of all rows: \
-        `alter table %1$s disable row level security`', oid::pg_catalog.regclass) from pg_catalog.pg_class \
-    where relrowsecurity and oid operator(pg_catalog.=) any (array( \
-        select pg_catalog.to_regclass(name) from pg_catalog.unnest(array['users', 'credentials', 'idempotency_keys', \
+    select format('row-level security is enabled for %1$s, and totals are those of all rows: \
+        `alter table %1$s disable row level security`', oid::regclass) from pg_class \
+    where relrowsecurity and oid = any (array( \
+        select to_regclass(name) from unnest(array['users', 'credentials', 'idempotency_keys', \
             'user_counts', 'refinery_schema_history']) as tables (name))) \
     order by 1";
 
 /// What a role needs for a service to run with it, a statement a row.
 const GRANTS: &str = "\
-    select pg_catalog.format(line, pg_catalog.current_database(), n.nspname, \
-        pg_catalog.pg_get_serial_sequence('users', 'id'), r.rolname) \
-    from pg_catalog.pg_roles as r, pg_catalog.pg_class as c, pg_catalog.pg_namespace as n, pg_catalog.unnest(array[ \
+    select format(line, current_database(), n.nspname, \
+        pg_get_serial_sequence('users', 'id'), r.rolname) \
+    from pg_roles as r, pg_class as c, pg_namespace as n, unnest(array[ \
         'grant connect on database %1$I to %4$I;', \
         'grant usage on schema %2$I to %4$I;', \
         'grant select, insert, update, delete on %2$I.users, %2$I.credentials, %2$I.idempotency_keys to %4$I;', \
         'grant select on %2$I.user_counts, %2$I.refinery_schema_history to %4$I;', \
-        'grant select, update on sequence %3$s to %4$I;']) as line \
-    where r.rolname operator(pg_catalog.=) $1 \
-        and c.oid operator(pg_catalog.=) pg_catalog.to_regclass('users') \
-        and n.oid operator(pg_catalog.=) c.relnamespace";
+        'grant select on sequence %3$s to %4$I;']) as line \
+    where r.rolname = $1 \
+        and c.oid = to_regclass('users') \
+        and n.oid = c.relnamespace";
 
 pub type Findings = Result<Vec<(Weight, String)>, postgres::Error>;
 
@@ -166,23 +194,35 @@ pub fn privileges(client: &mut Client, migrating: bool) -> Findings {
     Ok(findings)
 }
 
-/// Whether new users get ids that are free, and who would see to it.
+/// What the migrations have made and is not there any more; see also [`privileges`] on triggers that are disabled.
+pub fn tables(client: &mut Client) -> Findings {
+    let rows = client.query_typed(FACTS, &[])?;
+    let facts: Vec<&str> = rows.iter().map(|row| row.get(0)).collect();
+    let missing = |line: &&str| !facts.contains(line);
+    let tables: Vec<&str> = EXPECTED.lines().filter(|line| !line.contains(':')).filter(missing).collect();
+    // Of a table that is missing, the rest says nothing new.
+    let of_missing = |line: &str| {
+        tables
+            .iter()
+            .any(|table| line.starts_with(&format!("{table}.")) || line.starts_with(&format!("{table}:")))
+    };
+    let lines = EXPECTED.lines().filter(missing).filter(|line| !of_missing(line));
+    let mut findings: Vec<_> = lines.map(|line| (Weight::Problem, format!("missing: {line}"))).collect();
+    findings.extend(problems(client, RENAMED, &[])?);
+    Ok(findings)
+}
+
+/// Whether new users get ids that are free.
 pub fn ids(client: &mut Client) -> Findings {
     let row = client.query_typed_one(SEQUENCE, &[])?;
-    let (name, may_select, may_update): (String, bool, bool) = (row.get(0), row.get(1), row.get(2));
-    if !(may_select && may_update) {
-        let line = format!(
-            "the role may not select and update {name}: creates fail once it is behind the ids, as after a replication"
-        );
-        return Ok(vec![(Weight::Note, line)]);
-    }
+    let (Some(name), Some(true)) = (row.get::<_, Option<String>>(0), row.get(1)) else {
+        return Ok(Vec::new());
+    };
     let behind = format!(
-        "select pg_catalog.format('the sequence of ids is at %2$s and the largest id is %1$s: \
-                `select setval(''%3$s'', %1$s)` moves it, else the first create that meets a taken id does', \
-             largest, last_value, $1) \
-         from {name}, (select pg_catalog.max(id) as largest from users) as ids \
-         where largest operator(pg_catalog.>) last_value \
-            or (largest operator(pg_catalog.=) last_value and not is_called)"
+        "select format('the sequence of ids is at %2$s and the largest id is %1$s, so that creates fail: \
+                `select setval(''%3$s'', %1$s)` moves it', largest, last_value, $1) \
+         from {name}, (select max(id) as largest from users) as ids \
+         where largest > last_value or (largest = last_value and not is_called)"
     );
     problems(client, &behind, &[(&name, Type::TEXT)])
 }

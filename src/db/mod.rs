@@ -7,10 +7,10 @@ pub(crate) mod blocking;
 pub mod check;
 #[cfg(feature = "command")]
 mod columns;
+pub mod connect;
 #[cfg(any(test, feature = "command"))]
 pub mod counts;
 mod figures;
-#[cfg(feature = "command")]
 pub mod inspection;
 mod keys;
 pub mod migrate;
@@ -19,18 +19,14 @@ mod pool;
 pub mod probe;
 mod retry;
 pub mod scratch;
-pub mod servers;
 mod session;
 pub mod settings;
 mod sqlstate;
 pub mod target;
-#[cfg(test)]
-mod tests;
 pub mod tls;
 #[cfg(feature = "command")]
 pub mod transfer;
 pub mod users;
-pub mod watchdog;
 
 pub use keys::{NewOnce, Once};
 pub use pool::Pool;

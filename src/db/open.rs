@@ -1,15 +1,16 @@
 //! From the settings to the database: its servers, and sessions without bounds for migrations, exports and imports.
 
 use super::{
+    connect::{Connection, Servers},
+    inspection,
     migrate::Migrations,
-    servers::Servers,
+    settings,
     target::Target,
     tls,
-    watchdog::{Connection, Watchdog},
 };
 use crate::{config::Config, error::StartError};
 use std::{
-    sync::Arc,
+    sync::{Arc, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -19,27 +20,26 @@ pub(crate) struct Opening {
     pub target: Target,
     pub servers: Arc<Servers>,
     timeout: Duration,
-    set_up: &'static str,
+    set_up: String,
 }
 
 impl Opening {
     /// The database of these settings. Does not connect. Errors: [`StartError::Config`], files of TLS settings that
-    /// cannot be used, no thread.
+    /// cannot be used.
     pub fn new(config: &Config) -> Result<Opening, StartError> {
         config.check()?;
         let target = Target::new(config)?;
         let tls = tls::connector(target.tls.as_ref()).map_err(|error| {
             StartError::Database(format!("{error} (DB_SSL_CA, or sslrootcert, sslcert or sslkey)"))
         })?;
-        let watchdog = Watchdog::start().map_err(StartError::System)?;
         Ok(Opening {
-            servers: Arc::new(Servers::new(&target, tls, watchdog)),
+            servers: Arc::new(Servers::new(&target, tls)),
             target,
             timeout: config.db_connect_timeout,
             // Migrations take as long as they take, whatever bounds the role has for the statements of a service.
             set_up: match config.db_prepared {
-                true => "set statement_timeout = 0; set lock_timeout = 0",
-                false => "",
+                true => format!("set statement_timeout = 0; set lock_timeout = 0; {}", settings::SEARCH_PATH),
+                false => String::new(),
             },
         })
     }
@@ -64,9 +64,15 @@ impl Opening {
         let deadline = Instant::now() + self.timeout;
         let mut logged: Option<(Instant, String)> = None;
         loop {
-            let error = match self.servers.connect(self.set_up) {
-                Ok((connection, _)) => return Ok(connection),
-                Err(error) => error,
+            // On a thread of its own, as a server that listens and says nothing would be waited for without a bound.
+            let (servers, set_up) = (self.servers.clone(), self.set_up.clone());
+            let (sender, connected) = mpsc::channel();
+            let connect = move || drop(sender.send(servers.connect(&set_up)));
+            thread::Builder::new().name("connect".to_owned()).spawn(connect).map_err(StartError::System)?;
+            let error = match connected.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Ok((connection, _))) => return Ok(connection),
+                Ok(Err(error)) => error,
+                Err(_) => return Err(StartError::Database("the server does not answer".to_owned())),
             };
             let reason = error.to_string();
             if error.is_final() || Instant::now() + PAUSE > deadline {
@@ -84,6 +90,10 @@ impl Opening {
     /// Applies the migrations that are missing; returns their names. If `may` is not set, an error says what to do.
     pub fn migrate(&self, migrations: &Migrations, may: bool) -> Result<Vec<String>, StartError> {
         let mut client = self.connect()?;
+        // A start goes on if the catalog cannot be read.
+        for (_, line) in inspection::schemas(&mut client).unwrap_or_default() {
+            log::warn!("{line}");
+        }
         if migrations.are_applied(&mut client).map_err(StartError::Migration)? {
             return Ok(Vec::new());
         }

@@ -1,13 +1,11 @@
 //! The pool of sessions: how a session is taken, opened and replaced, and when a statement is executed again.
 
 use super::{
+    connect::{ConnectError, Servers},
     figures::Figures,
-    retry::Backoff,
-    servers::Servers,
     session::{Failure, Param, Session},
     settings,
     sqlstate::Meaning,
-    watchdog::ConnectError,
 };
 use crate::{config::Config, error::Error, metrics::Text};
 use parking_lot::Mutex;
@@ -43,9 +41,6 @@ impl Pool {
         /// r2d2 waits at most half of this between its tries to connect, so the pool is back this soon
         /// after the database is.
         const RETRY_WITHIN: Duration = Duration::from_secs(1);
-        /// The database ends a statement by itself at the statement time-out. Without any answer, a session waits
-        /// for this much longer before it asks the database to cancel it.
-        const SLACK: Duration = Duration::from_millis(300);
         let statement_timeout = config.limits.request_timeout / 2;
         let outage = Outage::default();
         let manager = Manager {
@@ -53,7 +48,6 @@ impl Pool {
             outage: outage.clone(),
             set_up: if config.db_prepared { set_up(statement_timeout) } else { String::new() },
             prepared: config.db_prepared,
-            answer_timeout: statement_timeout + SLACK,
         };
         // r2d2's default of three threads is for pools that reconnect in bulk.
         let threads = ScheduledThreadPool::builder()
@@ -73,20 +67,17 @@ impl Pool {
         Pool { pool, servers, acquire_timeout, statement_timeout, outage, figures: Figures::default() }
     }
 
-    /// The rows of a read. Where its session breaks it is executed again on a new one, until the statement time-out
-    /// has passed.
+    /// Returns the rows of a read. If its session breaks, it is executed once more on a new one.
     ///
-    /// Blocks for a free connection up to the acquire time-out, then [`Error::Unavailable`]; and for an answer up to
-    /// the statement time-out and a second, then [`Error::Unavailable`] too. [`Error::Contended`] where a lock was not
-    /// granted within the lock time-out.
+    /// Blocks for a free connection up to the acquire time-out, then [`Error::Unavailable`]; and for an answer, as
+    /// which the database sends [`Error::Unavailable`] after the statement time-out. [`Error::Contended`] if a lock was
+    /// not granted within the lock time-out.
     pub(super) fn read(&self, sql: &'static str, params: &[Param]) -> Result<Vec<Row>, Error> {
         self.execute(true, |session| session.query(sql, params))
     }
 
-    /// The rows that a write returns. It is executed again, as a read is, only where the server has certainly not
-    /// executed it. Had the connection broken after it was sent, that would be unknown.
-    ///
-    /// Blocks as [`Pool::read`] does.
+    /// Returns the rows of a write. It is executed again, as a read is, only if the server has certainly not executed
+    /// it. Blocks as [`Pool::read`] does.
     pub(super) fn write(&self, sql: &'static str, params: &[Param]) -> Result<Vec<Row>, Error> {
         self.execute(false, |session| session.query(sql, params))
     }
@@ -111,24 +102,20 @@ impl Pool {
         self.statement_timeout
     }
 
-    fn execute<T>(
+    fn execute(
         &self,
         read: bool,
-        mut statement: impl FnMut(&mut Session) -> Result<T, Failure>,
-    ) -> Result<T, Error> {
-        /// While a database ends every session that it accepts, each attempt costs it a new one.
-        const FIRST_PAUSE: Duration = Duration::from_millis(1);
-        const LONGEST_PAUSE: Duration = Duration::from_millis(100);
-        let deadline = Instant::now() + self.statement_timeout;
-        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE, deadline);
-        let mut was_stale = false;
+        mut statement: impl FnMut(&mut Session) -> Result<Vec<Row>, Failure>,
+    ) -> Result<Vec<Row>, Error> {
+        let mut is_repeated = false;
         loop {
             let mut session = self.session()?;
-            let outcome = match read || session.connection.watch().is_quiet() {
-                true => statement(&mut session),
-                false => Err(Failure::broken(false, "the database ended a session")),
-            };
-            let failure = match outcome {
+            if !read && !session.is_alive() {
+                self.servers.end_epoch(session.epoch);
+                self.figures.broken.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+            let failure = match statement(&mut session) {
                 Ok(rows) => return Ok(rows),
                 Err(failure) => failure,
             };
@@ -137,21 +124,19 @@ impl Pool {
                 Meaning::ReadOnly => self.servers.wants_primary,
                 _ => false,
             };
-            if is_stale || failure.meaning == Meaning::Broken {
+            let is_broken = failure.meaning == Meaning::Broken;
+            if is_stale || is_broken {
                 // It is replaced, and so are all that are as old.
                 self.servers.end_epoch(session.epoch);
             }
             drop(session);
-            match failure.meaning {
-                Meaning::Broken if (read || !failure.sent) && backoff.pause() => {
-                    self.figures.broken.fetch_add(1, Ordering::Relaxed);
-                }
-                _ if is_stale && !was_stale => {
-                    was_stale = true;
-                    self.figures.stale.fetch_add(1, Ordering::Relaxed);
-                }
-                _ => return Err(failure.error),
+            let may_repeat = is_stale || is_broken && (read || !failure.sent);
+            if !may_repeat || is_repeated {
+                return Err(failure.error);
             }
+            is_repeated = true;
+            let count = if is_broken { &self.figures.broken } else { &self.figures.stale };
+            count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -198,7 +183,6 @@ struct Manager {
     servers: Arc<Servers>,
     set_up: String,
     prepared: bool,
-    answer_timeout: Duration,
     outage: Outage,
 }
 
@@ -212,12 +196,7 @@ impl ManageConnection for Manager {
         *outage = connected.as_ref().err().and(outage.or_else(|| Some(Instant::now())));
         drop(outage);
         let (connection, epoch) = connected?;
-        Ok(Session {
-            connection,
-            statements: self.prepared.then(Vec::new),
-            answer_timeout: self.answer_timeout,
-            epoch,
-        })
+        Ok(Session { connection, statements: self.prepared.then(Vec::new), epoch, answered: Instant::now() })
     }
 
     /// Never asked: a check at each checkout would cost a round trip.
@@ -227,7 +206,7 @@ impl ManageConnection for Manager {
 
     fn has_broken(&self, session: &mut Session) -> bool {
         let is_old = session.epoch != self.servers.epoch();
-        is_old || session.connection.is_closed() || session.connection.watch().expired()
+        is_old || session.connection.is_closed()
     }
 }
 
@@ -251,53 +230,4 @@ impl r2d2::HandleError<ConnectError> for LogConnectError {
 fn set_up(statement_timeout: Duration) -> String {
     let [statement, lock] = [statement_timeout, LOCK_TIMEOUT].map(|time| time.as_millis().max(1));
     format!("{}set statement_timeout = {statement}; set lock_timeout = {lock}", settings::statements())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::Limits;
-    use crate::db::tests::{LONG, Until, server, watchdog};
-    use std::{sync::mpsc, thread};
-
-    fn pool(until: Until, statement_timeout: Duration) -> Pool {
-        let (watchdog, tls) = watchdog();
-        let limits = Limits { request_timeout: statement_timeout, ..Limits::default() };
-        let config = Config {
-            db_pool_size: 1,
-            db_acquire_timeout: LONG,
-            limits,
-            db_prepared: false,
-            ..Config::default()
-        };
-        Pool::new(Arc::new(Servers::new(&server(until), tls, watchdog)), &config)
-    }
-
-    /// What `work` returns; it does not block for long.
-    fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-        let (done, outcome) = mpsc::channel();
-        thread::spawn(move || done.send(work()));
-        outcome.recv_timeout(LONG).expect("it ends in time")
-    }
-
-    #[test]
-    fn a_silent_server_blocks_neither_statements_nor_the_closing_of_sessions() {
-        let outcome = in_time(|| {
-            let pool = pool(Until::Refused, LONG);
-            let outcome = pool.write("select", &[]);
-            drop(pool);
-            outcome
-        });
-        assert!(matches!(outcome, Err(Error::Database { code, .. }) if code == "XX000"));
-
-        for read in [true, false] {
-            let outcome = in_time(move || {
-                let pool = pool(Until::Set, Duration::from_millis(100));
-                let outcome = pool.execute(read, |session| session.query("select", &[]));
-                drop(pool);
-                outcome
-            });
-            assert!(matches!(outcome, Err(Error::Unavailable(_))), "{outcome:?}");
-        }
-    }
 }

@@ -1,15 +1,16 @@
 //! One connection with the statements that were prepared on it, and what a failed statement means for both.
 
 use super::{
+    connect::Connection,
     sqlstate::{Meaning, condition},
-    watchdog::{CANCEL_TIMEOUT, Connection},
 };
 use crate::error::Error;
 use postgres::{
     Row, Statement,
+    fallible_iterator::FallibleIterator,
     types::{ToSql, Type},
 };
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A parameter and its type.
 pub type Param<'a> = (&'a (dyn ToSql + Sync), Type);
@@ -18,56 +19,50 @@ pub type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 pub(super) struct Session {
     // Before the statements: a statement whose client lives sends a message when it is dropped.
     pub(super) connection: Connection,
-    /// A handful, so a scan beats a hash. `None` where the next statement may meet another server process.
+    /// A handful, so a scan beats a hash. `None` if the next statement may meet another server process.
     pub(super) statements: Option<Vec<(&'static str, Statement)>>,
-    /// How long one statement is waited for before it is cancelled.
-    pub(super) answer_timeout: Duration,
-    /// [`Servers::epoch`](super::servers::Servers::epoch) when the connection was opened.
+    /// [`Servers::epoch`](super::connect::Servers::epoch) when the connection was opened.
     pub(super) epoch: u64,
+    /// When the server answered last.
+    pub(super) answered: Instant,
 }
 
 /// Why a statement has no result.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) meaning: Meaning,
-    /// Whether the statement itself, not only its preparation, was given to the connection. Where that is broken, the
+    /// Whether the statement itself, not only its preparation, was given to the connection. If that is broken, the
     /// server may have executed it.
     pub(super) sent: bool,
-    /// What a caller is told that does not execute it again.
+    /// The answer, unless the statement is executed again.
     pub(super) error: Error,
 }
 
 impl Failure {
-    /// The time of its request is nearly up.
+    /// The time of the request is nearly up.
     pub(super) fn late() -> Failure {
         let error = Error::Unavailable("a change could not be sent in time".into());
         Failure { meaning: Meaning::Statement, sent: false, error }
     }
-
-    /// The connection is gone.
-    pub(super) fn broken(sent: bool, line: &'static str) -> Failure {
-        Failure { meaning: Meaning::Broken, sent, error: Error::Unavailable(line.into()) }
-    }
 }
 
 impl Session {
-    /// All rows of a statement, which is prepared on its first use. Blocks for one round trip, two the first time and
-    /// after an error, and for `answer_timeout` and [`CANCEL_TIMEOUT`] at the most.
-    pub(super) fn query(&mut self, sql: &'static str, params: &[Param]) -> Result<Vec<Row>, Failure> {
-        self.run(sql, params, self.statements.is_some())
+    /// Tells whether the server has not ended the connection. Looks only if it was idle for a second, as a write on a
+    /// connection that has ended cannot be repeated. Blocks for a millisecond.
+    pub(super) fn is_alive(&mut self) -> bool {
+        const IDLE: Duration = Duration::from_secs(1);
+        const LOOK: Duration = Duration::from_millis(1);
+        self.answered.elapsed() < IDLE
+            || self.connection.notifications().timeout_iter(LOOK).next().is_ok()
+                && !self.connection.is_closed()
     }
 
-    /// The same, prepared only where `prepare` says so.
-    fn run(&mut self, sql: &'static str, params: &[Param], prepare: bool) -> Result<Vec<Row>, Failure> {
-        let watch = self.connection.watch();
-        match self.statements {
-            Some(_) => watch.begin_statement(self.answer_timeout),
-            // PgBouncer 1.18 and 1.19 crash where a request to cancel is closed at once, as the client does.
-            None => watch.begin(self.answer_timeout + CANCEL_TIMEOUT),
-        }
-        let mut sent = !prepare;
+    /// Returns all rows of a statement, which is prepared on its first use. Blocks for one round trip, two the first
+    /// time.
+    pub(super) fn query(&mut self, sql: &'static str, params: &[Param]) -> Result<Vec<Row>, Failure> {
+        let mut sent = self.statements.is_none();
         let mut rows = || {
-            let Some(statements) = self.statements.as_mut().filter(|_| prepare) else {
+            let Some(statements) = &mut self.statements else {
                 return self.connection.query_typed(sql, params);
             };
             let statement = match statements.iter().find(|(known, _)| *known == sql) {
@@ -84,31 +79,10 @@ impl Session {
             self.connection.query(&statement, &values)
         };
         let rows = rows();
-        if !self.connection.watch().end() {
-            // Whatever it says, a success included: it was asked to cancel, and then reports a commit as made that no
-            // standby has.
-            return Err(Failure::broken(sent, "the database fell silent, and its connection was closed"));
-        }
-        rows.map_err(|error| self.failure(sql, sent, &error))
-    }
-
-    fn failure(&mut self, sql: &'static str, sent: bool, error: &postgres::Error) -> Failure {
-        let meaning = if self.connection.is_closed() { Meaning::Broken } else { Meaning::of(error) };
-        match meaning {
-            Meaning::Broken => self.connection.watch().shut_down(),
-            _ => self.settle(),
-        }
-        Failure { meaning, sent, error: condition(sql, error) }
-    }
-
-    /// Reads what the server still has to say after an error, for which the client does not wait. Otherwise
-    /// `Watch::is_quiet` would take it for the session's end.
-    fn settle(&mut self) {
-        /// The server has answered already; only the end of that answer is missing.
-        const TIMEOUT: Duration = Duration::from_secs(1);
-        self.connection.watch().begin(TIMEOUT);
-        // The statement's error stands, whatever becomes of the session: a closed one is replaced.
-        let _ = self.connection.batch_execute("");
-        self.connection.watch().end();
+        self.answered = Instant::now();
+        rows.map_err(|error| {
+            let meaning = if self.connection.is_closed() { Meaning::Broken } else { Meaning::of(&error) };
+            Failure { meaning, sent, error: condition(sql, &error) }
+        })
     }
 }

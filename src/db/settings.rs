@@ -14,9 +14,13 @@ pub const NEEDED: [(&str, &str); 5] = [
     ("jit", "off"),
 ];
 
+/// Has names looked up in the schema of the tables alone, and never in that of temporary tables.
+pub const SEARCH_PATH: &str = "select set_config('search_path', quote_ident(current_schema()) || ', pg_temp', false) \
+    where current_schema() is not null; ";
+
 /// The statements that set it.
 pub fn statements() -> String {
-    NEEDED.map(|(name, value)| format!("set {name} = '{value}'; ")).concat()
+    NEEDED.map(|(name, value)| format!("set {name} = '{value}'; ")).concat() + SEARCH_PATH
 }
 
 /// The statements that let a transaction read whole tables, where the role has it otherwise.

@@ -13,7 +13,7 @@
 
 use crate::error::Error;
 use postgres::error::{DbError, Severity};
-use std::{io, iter};
+use std::iter;
 
 /// What a failed statement says about the session, and about executing it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,15 +88,6 @@ pub(super) fn is_final(error: &postgres::Error) -> bool {
 /// Whether a connection was refused for the number of those that there are (SQLSTATE 53300).
 pub(super) fn is_full(error: &postgres::Error) -> bool {
     code(error) == "53300"
-}
-
-/// Whether a connection was accepted and ended then, by an administrator or without a word: the next one may be better.
-pub(super) fn is_ended(error: &postgres::Error) -> bool {
-    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
-    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
-    code(error) == "57P01"
-        || error.is_closed()
-        || cause.is_some_and(|cause| matches!(cause.kind(), BrokenPipe | ConnectionReset | UnexpectedEof))
 }
 
 /// The constraint that a value violates which must be unique and is taken (SQLSTATE 23505).

@@ -2,7 +2,7 @@
 //! nothing of it is stored.
 
 use super::TransferError;
-use crate::db::watchdog::Watch;
+use crate::db::connect::Breaker;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub struct Stop(Arc<Mutex<Stage>>);
 pub(super) enum Stage {
     #[default]
     Unconnected,
-    Connected(Arc<Watch>),
+    Connected(Arc<Breaker>),
     Committing,
     Stopped,
 }

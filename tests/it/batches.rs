@@ -146,26 +146,6 @@ fn each_delete_of_a_batch_has_its_outcome() {
     }
 }
 
-/// The scheduler has one change of a user in a batch. Were there two, which of them is made would not be known.
-#[test]
-fn a_user_twice_in_a_batch_is_refused() {
-    let service = Service::start();
-    users(&service, 2);
-    let (condition, deadline) = (Condition::default(), Instant::now() + LONG);
-    let app = service.server.app();
-    let renamed = |name| Values { name: Some(name), email: None };
-    let update = |id, name| Update { id, values: renamed(name), condition: &condition, deadline };
-    for outcome in app.users().update_many(&[update(1, "a"), update(2, "b"), update(1, "c")]) {
-        assert!(matches!(outcome, Err(Error::Internal(_))), "{outcome:?}");
-    }
-    let delete = |id| Delete { id, condition: &condition, deadline };
-    for outcome in app.users().delete_many(&[delete(2), delete(2)]) {
-        assert!(matches!(outcome, Err(Error::Internal(_))), "{outcome:?}");
-    }
-    let mut client = service.client();
-    assert_eq!((name(&mut client, 1).as_deref(), name(&mut client, 2).as_deref()), (Some("n1"), Some("n2")));
-}
-
 /// Sends requests at once, each on a connection of its own, and calls `meanwhile` when `answered` of them were answered;
 /// their statuses.
 fn at_once(

@@ -3,6 +3,7 @@
 
 use crate::support::{
     Client, DATABASE_PASSWORD, Database, LONG, PASSWORD, Process, TOKEN, TempDir, assert_no_secret,
+    eventually,
 };
 use serde_json::json;
 use std::{
@@ -215,6 +216,64 @@ fn a_check_finds_what_is_wrong() {
     let (code, stdout, _) = userd(&["check"], &[("DATABASE_URL", &url)]);
     assert!(code == 1 && stdout.contains("problem  privileges: the role may not create tables"), "{stdout}");
     database.run(&format!("drop owned by {name}_reader; drop role {name}_reader"));
+}
+
+/// A check compares what is there with what the migrations make, and never panics.
+#[test]
+fn a_check_finds_what_is_missing() {
+    for (sql, missing) in [
+        ("drop table credentials", "credentials"),
+        ("drop table user_counts", "user_counts"),
+        ("drop table users cascade", "users"),
+        ("alter table users rename version to v", "users.version: bigint not null default 1"),
+        (
+            "alter table users alter created_at drop default",
+            "users.created_at: timestamp with time zone not null default now()",
+        ),
+        ("alter table users alter id drop identity", "users.id: bigint not null identity"),
+        ("alter table credentials drop constraint credentials_pkey", "credentials: PRIMARY KEY (user_id)"),
+        ("drop index users_email_key", "users: btree (lower(email::text COLLATE \"C\"))"),
+        ("drop trigger zz_user_version on users", "users: trigger zz_user_version calls user_version"),
+    ] {
+        let database = Database::create();
+        assert_eq!(on(&database, &["check"], &[]).0, 0);
+        database.run(sql);
+        let (code, stdout, stderr) = on(&database, &["check", "--counts"], &[]);
+        assert_eq!((code, stderr.as_str()), (1, ""), "{sql}: {stdout}");
+        let expected = format!("problem  tables: missing: {missing}");
+        assert!(stdout.lines().any(|line| line == expected), "{sql}: {stdout}");
+    }
+    let database = Database::create();
+    database.run("alter schema public rename to store; create schema public");
+    let url = format!("{} options='-c search_path=store'", database.url());
+    let (code, stdout, _) = userd(&["check"], &[("DATABASE_URL", &url)]);
+    assert!(code == 1 && stdout.contains("problem  tables: the schema was renamed"), "{stdout}");
+    for line in stdout.lines().filter_map(|line| line.split_once("its old name: ")) {
+        database.run(&format!("set search_path = store; {}", line.1));
+    }
+    let (code, stdout, _) = userd(&["check"], &[("DATABASE_URL", &url)]);
+    assert_eq!(code, 0, "{stdout}");
+}
+
+/// As after a restore of `pg_dump -T credentials`: the service is unready, with the reason.
+#[test]
+fn without_a_table_the_service_is_unready() {
+    let database = Database::create();
+    database.run("drop table credentials");
+    let mut process = Process::on(&database, &[]);
+    let mut client = process.client();
+    let expected = json!({"status": "unready", "reason": "a table is missing in the database"});
+    eventually(LONG, "it is unready", || client.get("/readyz").json() == expected);
+    assert_eq!(client.get("/readyz").status, 503);
+    database.run(
+        "create table credentials (user_id bigint primary key references users (id) on delete cascade, \
+         password_hash varchar(512) not null)",
+    );
+    eventually(LONG, "it is ready", || client.get("/readyz").status == 200);
+    let ada = json!({"name": "Ada", "email": "ada@example.com", "password": PASSWORD}).to_string();
+    assert_eq!(client.post("/users", ada).status, 201);
+    let login = json!({"email": "ada@example.com", "password": PASSWORD}).to_string();
+    assert_eq!(client.post("/users/authenticate", login).json()["id"], "1");
 }
 
 /// The tables are userd's own, and another role than their owner's is told what it lacks; with that it can do all.

@@ -18,8 +18,8 @@ use postgres::Config as ClientConfig;
 use postgres::config::{SslMode, SslNegotiation};
 
 use self::parameters::Parameters;
+use super::connect::CONNECT_TIMEOUT;
 use super::tls::{TlsSettings, Verify};
-use super::watchdog::CONNECT_TIMEOUT;
 use crate::config::{Config, ConfigError, Database};
 
 /// A database to connect to. `Display` is a line for the log: hosts, database, user and TLS, never

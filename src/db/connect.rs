@@ -1,0 +1,188 @@
+//! Connections to the servers of a connection string. A server that is gone is noticed by TCP within seconds; one whose
+//! kernel answers while it is stopped is waited for until it goes on or ends.
+
+use super::{
+    blocking::outside_of_runtimes,
+    sqlstate::{self, explain},
+    target::Target,
+    tls::Connector,
+};
+use postgres::{CancelToken, Client, Config, config::TargetSessionAttrs};
+use std::{
+    fmt, io,
+    ops::{Deref, DerefMut},
+    os::unix::net::UnixStream,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+/// How long one address may take to be connected to, if the connection string does not say.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Bounds for a server that does not acknowledge, if the connection string does not say. Unix sockets have none.
+const KEEPALIVES_IDLE: Duration = Duration::from_secs(5);
+const KEEPALIVES_INTERVAL: Duration = Duration::from_secs(2);
+const KEEPALIVES_RETRIES: u32 = 3;
+const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The client library's value, which tells that the connection string does not say.
+const DEFAULT_KEEPALIVES_IDLE: Duration = Duration::from_secs(2 * 60 * 60);
+
+/// Descriptors that are open while a connection is made: five of it stay, the look-up of a name and that of the socket
+/// take some.
+const CONNECT_DESCRIPTORS: usize = 12;
+
+/// The servers of a connection string.
+pub struct Servers {
+    config: Config,
+    tls: Connector,
+    /// Whether only a server that takes changes will do.
+    pub wants_primary: bool,
+    epoch: AtomicU64,
+}
+
+impl Servers {
+    /// Connects to none.
+    pub fn new(target: &Target, tls: Connector) -> Servers {
+        let mut config = target.config_for(&target.hosts);
+        if config.get_keepalives_idle() == DEFAULT_KEEPALIVES_IDLE {
+            config.keepalives_idle(KEEPALIVES_IDLE);
+        }
+        if config.get_keepalives_interval().is_none() {
+            config.keepalives_interval(KEEPALIVES_INTERVAL);
+        }
+        if config.get_keepalives_retries().is_none() {
+            config.keepalives_retries(KEEPALIVES_RETRIES);
+        }
+        if config.get_tcp_user_timeout().is_none() {
+            config.tcp_user_timeout(TCP_USER_TIMEOUT);
+        }
+        let wants_primary = config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite;
+        Servers { config, tls, wants_primary, epoch: AtomicU64::new(0) }
+    }
+
+    /// Connections of earlier epochs are not to be used any more: a server has ended one of them or does not answer, or
+    /// another server has taken its place.
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    /// Ends an epoch, if it has not ended yet.
+    pub fn end_epoch(&self, epoch: u64) {
+        self.epoch.fetch_max(epoch + 1, Ordering::Relaxed);
+    }
+
+    /// Returns a connection on which `set_up` was executed, and its epoch. Blocks for the connect time-out with each
+    /// address, and for as long as a server takes to answer.
+    pub fn connect(&self, set_up: &str) -> Result<(Connection, u64), ConnectError> {
+        // Read first: if an epoch ends while this connects, the new connection is suspect, too.
+        let epoch = self.epoch();
+        let connected = without_panic(|| {
+            let client = self.config.connect(self.tls.clone())?;
+            let mut connection = Connection { client: Some(client), tls: self.tls.clone() };
+            connection.batch_execute(set_up).map(|()| connection)
+        });
+        let connection = connected.map_err(ConnectError::System)?.map_err(ConnectError::Refused)?;
+        Ok((connection, epoch))
+    }
+}
+
+/// A client that may be dropped in an async task.
+pub struct Connection {
+    client: Option<Client>,
+    tls: Connector,
+}
+
+const CLIENT: &str = "only drop takes it";
+
+impl Connection {
+    /// Returns what ends a statement of this connection from another thread.
+    #[cfg(feature = "command")]
+    pub(crate) fn breaker(&self) -> Arc<Breaker> {
+        Arc::new(Breaker { token: self.cancel_token(), tls: self.tls.clone() })
+    }
+}
+
+impl Deref for Connection {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        self.client.as_ref().expect(CLIENT)
+    }
+}
+
+impl DerefMut for Connection {
+    fn deref_mut(&mut self) -> &mut Client {
+        self.client.as_mut().expect(CLIENT)
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let client = self.client.take();
+        outside_of_runtimes(|| drop(client));
+    }
+}
+
+/// Ends the statement of a connection.
+#[cfg(feature = "command")]
+pub(crate) struct Breaker {
+    token: CancelToken,
+    tls: Connector,
+}
+
+#[cfg(feature = "command")]
+impl Breaker {
+    /// Asks the server to cancel the statement, if one is executed. Blocks for the connect time-out.
+    pub(crate) fn shut_down(&self) {
+        if let Err(error) = self.token.cancel_query(self.tls.clone()) {
+            log::debug!("a statement cannot be cancelled: {}", explain(&error));
+        }
+    }
+}
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub enum ConnectError {
+    /// The network, or the server, refused.
+    Refused(postgres::Error),
+    /// The system has nothing to connect with: no descriptor is left, or no memory for a thread.
+    System(io::Error),
+}
+
+impl ConnectError {
+    /// Tells whether waiting cannot mend it.
+    pub fn is_final(&self) -> bool {
+        matches!(self, ConnectError::Refused(error) if sqlstate::is_final(error))
+    }
+
+    /// Tells whether the server has answered, and has no connection left.
+    pub fn is_full(&self) -> bool {
+        matches!(self, ConnectError::Refused(error) if sqlstate::is_full(error))
+    }
+}
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ConnectError::Refused(error) => f.write_str(&explain(error)),
+            ConnectError::System(error) => write!(f, "the system refuses a connection: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for ConnectError {}
+
+/// Catches the panic of `postgres` if the system refuses it a runtime. Descriptors are looked for first, as a panic is
+/// told on standard error; another thread may take them before they are used.
+fn without_panic<T>(connect: impl FnOnce() -> T) -> io::Result<T> {
+    // Not `/dev/null`, which a jail may lack.
+    let free: io::Result<Vec<_>> = (0..CONNECT_DESCRIPTORS / 2).map(|_| UnixStream::pair()).collect();
+    drop(free?);
+    catch_unwind(AssertUnwindSafe(connect))
+        .map_err(|_| io::Error::other("no descriptor, or no memory for a thread"))
+}
