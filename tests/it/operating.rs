@@ -2,9 +2,10 @@
 //! a database that has users of another program already, completion and the manual page.
 
 use crate::support::{
-    Client, DATABASE_PASSWORD, Database, LONG, PASSWORD, Process, TOKEN, TempDir, assert_no_secret,
-    eventually,
+    Client, DATABASE_PASSWORD, Database, LONG, LONG_ON_DISK, PASSWORD, Process, TOKEN, TempDir,
+    assert_no_secret, eventually,
 };
+use nix::sys::signal::Signal;
 use serde_json::json;
 use std::{
     path::Path,

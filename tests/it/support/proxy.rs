@@ -24,10 +24,6 @@ pub enum Weather {
     Slow(Duration),
     /// They wait until the weather changes. Connections are taken.
     Stalled,
-    /// They are lost, and so is what follows them on their connection, for good. Connections are taken.
-    Lost,
-    /// This many bytes of the server's next words pass, and the rest of them is lost for good.
-    LostAfter(usize),
     /// This many bytes of what one side says next pass, and then their connection is closed.
     CutAfter { from_server: bool, bytes: usize },
 }
@@ -131,12 +127,11 @@ fn join(client: TcpStream, server: UnixStream, shared: &Arc<Mutex<Shared>>) {
 
 fn carry(mut from: impl Read, mut to: impl Write, shared: &Mutex<Shared>, from_server: bool) {
     let mut buffer = [0; 4096];
-    let (mut lost, mut cut) = (false, false);
+    let mut cut = false;
     while let Ok(length @ 1..) = from.read(&mut buffer) {
         let bytes = loop {
             let weather = shared.lock().unwrap().weather;
             break match weather {
-                _ if lost => 0,
                 Weather::Stalled => {
                     pause(Duration::from_millis(2));
                     continue;
@@ -145,16 +140,13 @@ fn carry(mut from: impl Read, mut to: impl Write, shared: &Mutex<Shared>, from_s
                     pause(time);
                     length
                 }
-                Weather::Lost => 0,
-                Weather::LostAfter(bytes) if from_server => bytes.min(length),
                 Weather::CutAfter { from_server: cut_side, bytes } if from_server == cut_side => {
                     cut = true;
                     bytes.min(length)
                 }
-                Weather::Fair | Weather::LostAfter(_) | Weather::CutAfter { .. } => length,
+                Weather::Fair | Weather::CutAfter { .. } => length,
             };
         };
-        lost |= bytes < length;
         if to.write_all(&buffer[..bytes]).is_err() || cut {
             return;
         }
