@@ -41,8 +41,6 @@ struct Counts {
     limit: usize,
     /// By purpose.
     held: [AtomicUsize; 3],
-    /// Whether other work than hashes waits for memory.
-    work_waits: AtomicBool,
     /// The one hash that waits has this lock.
     turn: Mutex<()>,
     waits: AtomicBool,
@@ -85,11 +83,6 @@ impl Budget {
         self.0.limit - self.input_limit()
     }
 
-    /// The bytes that work may reserve now.
-    pub fn available(&self) -> usize {
-        self.work_limit().saturating_sub(self.0.held(Purpose::Work))
-    }
-
     /// Reserves memory, if there is some.
     pub fn try_reserve(&self, purpose: Purpose, bytes: usize) -> Option<Reservation> {
         let reservation = self.count(purpose, bytes);
@@ -108,22 +101,12 @@ impl Budget {
         self.input_limit().saturating_sub(self.input())
     }
 
-    /// Says whether other work than hashes waits for memory: then the next hash leaves it what becomes free.
-    pub fn set_work_waits(&self, waits: bool) {
-        self.0.work_waits.store(waits, Ordering::Relaxed);
-    }
-
     /// Reserves memory for a hash: at once where one half of the budget has it, else as soon as work has. Meanwhile no
     /// other work is begun. `None` where that takes longer than until the deadline.
     pub fn reserve_for_hash(&self, bytes: usize, deadline: Instant) -> Option<Reservation> {
         let bytes = bytes.min(self.work_limit());
-        let at_once = || {
-            let halves = match self.0.work_waits.load(Ordering::Relaxed) {
-                false => [Purpose::Work, Purpose::Body],
-                true => [Purpose::Body, Purpose::Work],
-            };
-            halves.into_iter().find_map(|half| self.try_reserve(half, bytes))
-        };
+        let at_once =
+            || [Purpose::Work, Purpose::Body].into_iter().find_map(|half| self.try_reserve(half, bytes));
         if let Some(reservation) = at_once() {
             return Some(reservation);
         }
@@ -213,13 +196,6 @@ impl Reservation {
         fits
     }
 
-    /// Takes a part of it, as much as there is of what is asked for.
-    pub fn split(&mut self, bytes: usize) -> Reservation {
-        let bytes = bytes.min(self.bytes);
-        self.bytes -= bytes;
-        Reservation { budget: self.budget.clone(), purpose: self.purpose, bytes }
-    }
-
     fn give_back(&self, bytes: usize) {
         let counts = &self.budget.0;
         counts.of(self.purpose).fetch_sub(bytes, Ordering::Relaxed);
@@ -262,9 +238,9 @@ mod tests {
             assert_eq!(reservation.is_some(), fits, "{purpose:?} {bytes}");
             kept.extend(reservation);
         }
-        assert_eq!((budget.held(), budget.available()), (1000, 0));
+        assert_eq!(budget.held(), 1000);
         kept.clear();
-        assert_eq!((budget.held(), budget.available()), (0, 500));
+        assert_eq!(budget.held(), 0);
     }
 
     #[test]
@@ -273,16 +249,13 @@ mod tests {
         let mut one = budget.try_reserve(Work, 100).unwrap();
         assert!(one.try_grow(500) && one.try_grow(20) && one.bytes() == 500);
         assert!(!one.try_grow(501) && one.bytes() == 500);
-        let part = one.split(200);
-        assert_eq!((one.bytes(), part.bytes(), budget.held()), (300, 200, 500));
-        drop(part);
         one.set(40);
         assert_eq!(budget.held(), 40);
-        assert_eq!((one.split(100).bytes(), one.bytes()), (40, 0));
+        drop(one);
         assert_eq!(budget.held(), 0);
         // What exists is counted even if it is too much, and nothing is admitted then.
         let too_much = budget.count(Work, 600);
-        assert!(budget.try_reserve(Work, 0).is_none() && budget.available() == 0);
+        assert!(budget.try_reserve(Work, 0).is_none());
         drop(too_much);
         assert!(budget.try_reserve(Work, 500).is_some());
     }
@@ -314,18 +287,6 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_leaves_memory_to_work_that_waits() {
-        let budget = Budget::new(1000);
-        budget.set_work_waits(true);
-        let first = budget.reserve_for_hash(400, Instant::now() + LONG).unwrap();
-        let second = budget.reserve_for_hash(400, Instant::now() + LONG).unwrap();
-        assert_eq!((first.purpose, second.purpose), (Body, Work));
-        drop((first, second));
-        budget.set_work_waits(false);
-        assert_eq!(budget.reserve_for_hash(400, Instant::now() + LONG).unwrap().purpose, Work);
-    }
-
-    #[test]
     fn a_hash_does_not_wait_for_ever() {
         let budget = Budget::new(1000);
         let all = [budget.count(Work, 450), budget.count(Body, 450)];
@@ -348,9 +309,8 @@ mod tests {
                     for turn in 0..2000 {
                         let purpose = [Head, Body, Work][turn % 3];
                         if let Some(mut held) = budget.try_reserve(purpose, (turn * 37 + thread) << 6) {
-                            let part = held.split(turn);
                             held.set(turn * 11);
-                            drop((part, held));
+                            drop(held);
                         }
                         if turn % 64 == 0 {
                             drop(budget.reserve_for_hash(300_000, Instant::now() + LONG));

@@ -23,7 +23,7 @@ pub(crate) mod validation;
 
 pub(crate) use endpoints::{Progress, Step, Task, answer_at_once};
 pub(crate) use health::Health;
-pub(crate) use lanes::{Account, Lane, Needs, retry_pause};
+pub(crate) use lanes::{Lane, Needs, retry_pause};
 pub(crate) use routes::{at_once, fields, label};
 
 use crate::{

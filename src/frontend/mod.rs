@@ -80,15 +80,14 @@ impl Frontend {
     /// must be a tiny_http server's that has no other client; answers come through the [`Responder`]. What is
     /// answered at once is not written there.
     ///
-    /// `on_start` is called on the frontend's thread. If that stream breaks, everything is answered 503 and `on_broken` is called, once, on the
-    /// frontend's thread: nothing can be served any more. The process has descriptors for
-    /// `limits.max_connections` and [`MAX_SURPLUS`] more.
+    /// If that stream breaks, everything is answered 503 and `on_broken` is called, once, on the frontend's thread:
+    /// nothing can be served any more. The process has descriptors for `limits.max_connections` and [`MAX_SURPLUS`]
+    /// more.
     pub fn open(
         listener: Listener,
         limits: Limits,
         resources: Resources,
         private: UnixStream,
-        on_start: impl FnOnce() + Send + 'static,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> io::Result<(Frontend, Responder)> {
         let poll = Poll::new()?;
@@ -106,7 +105,6 @@ impl Frontend {
         let responder = Responder { shared: shared.clone(), slots: slots.clone() };
         let mut event_loop = EventLoop::new(poll, shared.clone(), slots, listener, private, resources)?;
         let thread = thread::Builder::new().name("frontend".to_owned()).spawn(move || {
-            on_start();
             let mut on_broken = Some(on_broken);
             let on_broken = &mut || {
                 if let Some(on_broken) = on_broken.take() {

@@ -1,9 +1,8 @@
 //! Wires the stages together and stops them in order.
 
-mod allowance;
-mod cores;
+mod descriptors;
+mod lanes;
 mod relay;
-mod scheduler;
 pub mod threads;
 mod workers;
 
@@ -15,10 +14,9 @@ use crate::{
     frontend::{Bound, Frontend, Resources, Served},
     http::Method,
 };
-use cores::Cores;
+use lanes::Capacity;
 use parking_lot::Mutex;
 use relay::Relay;
-use scheduler::Capacity;
 use std::{
     io,
     net::SocketAddr,
@@ -51,13 +49,12 @@ struct Stages {
     _relay: Relay,
 }
 
-/// Whether the system allows the process what a server of these settings needs, descriptors and addresses; each start
-/// asks it. A program that starts threads before asks first.
+/// Checks that the process may open the descriptors that a server of these settings needs, and raises their limit.
 ///
 /// # Errors
 /// [`StartError::System`], with the number that is needed.
 pub fn check_system(config: &Config) -> Result<(), StartError> {
-    allowance::check(config).map(drop)
+    descriptors::connections(config).map(drop)
 }
 
 /// The address of a server that is yet to start: taken, and not listened on. For a program that has to start a
@@ -92,7 +89,7 @@ impl BoundServer {
         on_listening: impl FnOnce() -> io::Result<()>,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> Result<Server, StartError> {
-        let (wanted, possible) = (config.limits.max_connections, allowance::check(&config)?);
+        let (wanted, possible) = (config.limits.max_connections, descriptors::connections(&config)?);
         if possible < wanted {
             log::warn!("the limit of open descriptors suffices for {possible} connections, not {wanted}");
         }
@@ -105,12 +102,8 @@ impl BoundServer {
         let stages = || {
             static SERVERS: AtomicU32 = AtomicU32::new(0);
             let thread = format!("http-{}", SERVERS.fetch_add(1, Ordering::Relaxed));
-            let cores = Arc::new(Cores::new());
             let (relay, http, stream) = Relay::start(&thread)?;
             on_listening()?;
-            cores.add_threads_named(thread);
-            let frontend_cores = cores.clone();
-            let on_start = move || frontend_cores.add_this_thread();
             let health = app.health.clone();
             let recorder = app.metrics.recorder();
             let counts = recorder.clone();
@@ -129,16 +122,14 @@ impl BoundServer {
                 answer_at_once,
                 metrics: recorder,
             };
-            let (frontend, responder) =
-                Frontend::open(listener, limits, resources, stream, on_start, on_broken)?;
-            let cores_for_all = thread::available_parallelism().map_or(1, usize::from);
+            let (frontend, responder) = Frontend::open(listener, limits, resources, stream, on_broken)?;
             let capacity = Capacity {
-                statements: config.workers.min(config.db_pool_size as usize),
-                hashes: app.hashing.count,
-                cores: cores_for_all,
-                retry_for: config.limits.request_timeout,
+                sessions: config.workers.min(config.db_pool_size as usize),
+                hashers: app.hashing.count,
+                cores: thread::available_parallelism().map_or(1, usize::from),
+                retry_for: config.limits.request_timeout / 2,
             };
-            let workers = Workers::start(http, responder, app.clone(), cores, capacity)?;
+            let workers = Workers::start(http, responder, app.clone(), capacity)?;
             app.metrics.add_source(workers.figures());
             Ok((relay, frontend, workers))
         };

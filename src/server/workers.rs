@@ -1,45 +1,43 @@
-//! The fixed pool of workers: they receive requests from tiny_http, have them judged, and execute what the scheduler
-//! says; one log line a request.
+//! The threads that answer requests: they receive them from tiny_http, have them judged, and execute batches of
+//! commands. One log line a request.
 //!
 //! The only module that handles `tiny_http::Request`; everything it calls sees the service's own [`Request`] and
-//! [`Response`].
+//! [`Response`](crate::http::Response).
 //!
-//! Idle workers wait for a request: at most two in tiny_http's queue, the others on a condition variable ([`roles`]).
-//! The worker that receives a request can execute it itself, which saves a lone request a hand-over. There is one
-//! worker more than may execute statements, so that one is always left to receive, judge and refuse. Passwords are
-//! hashed by threads of their own, because each takes a core for some 20 ms.
+//! Workers follow the pattern Leader/Followers: two wait in tiny_http's queue, and the one that gets a request goes on
+//! to execute it, which saves a lone request a hand-over. While all sessions are in use, two workers are left to
+//! receive and refuse. Passwords are hashed by threads of their own, as each takes a core for some 20 ms.
 
 mod answering;
-mod job;
 mod receiving;
-mod roles;
-mod waiting;
 
 use super::{
     LAST_WORK,
-    cores::{Cores, Placement},
-    scheduler::{Batch, Capacity, Next, Scheduler},
+    lanes::{Batch, Capacity, Lanes, Queued},
 };
 use crate::{
-    app::{App, Progress},
-    budget::{Purpose, Reservation},
-    error::Error,
-    frontend::Responder,
+    app::{App, Progress, Task},
+    budget::Reservation,
+    error::{Error, Reason},
+    frontend::{Responder, Slot},
+    http::{Method, RequestId},
     metrics::Recorder,
 };
 use answering::guard;
-use job::Job;
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use roles::{Role, Roles};
 use std::{
+    borrow::Cow,
     io, mem,
-    sync::{Arc, atomic::AtomicUsize, mpsc},
+    sync::{Arc, mpsc},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
-/// Of a worker, in bytes. Only what is used becomes memory: 48 KiB at most under load of every kind.
+/// Bytes of a thread's stack. Only what is used becomes memory: 48 KiB at most under load of every kind.
 const STACK: usize = 512 << 10;
+
+/// Workers in tiny_http's queue, at most: one for the next request, and one for those that come while it is executed.
+const RECEIVERS: usize = 2;
 
 /// Commands queued before the first check whether clients still wait for them.
 const FEW: usize = 64;
@@ -54,73 +52,74 @@ pub struct Workers {
 
 struct Shared {
     server: tiny_http::Server,
-    /// How many workers were told to leave tiny_http's queue and have not yet.
-    unblocks: AtomicUsize,
     responder: Responder,
     app: Arc<App>,
-    cores: Arc<Cores>,
     state: Mutex<State>,
-    /// Workers that do not wait in tiny_http's queue.
-    parked: Condvar,
-    /// The same for the threads that hash.
-    hash: Condvar,
+    /// Wakes a worker that neither receives nor executes.
+    idle: Condvar,
+    /// Wakes a thread that hashes.
+    hasher: Condvar,
 }
 
 struct State {
-    scheduler: Scheduler<Job>,
-    placement: Placement,
-    /// Commands that are queued or in flight.
-    unanswered: usize,
-    roles: Roles,
-    /// How many commands may be queued before those are dropped that no client waits for.
+    lanes: Lanes<Job>,
+    /// Workers in tiny_http's queue.
+    receiving: usize,
+    /// When a worker without a batch wakes by itself.
+    wakes_at: Option<Instant>,
+    stopping: bool,
+    /// Commands that may be queued before those are dropped that no client waits for.
     most_queued: usize,
 }
 
+/// A request that is queued or in flight.
+struct Job {
+    /// `None` while it is executed.
+    task: Option<Task>,
+    slot: Slot,
+    id: RequestId,
+    received: Instant,
+    /// When the frontend answers it 503. No change begins for it after that.
+    deadline: Instant,
+    method: Method,
+    /// The method's name for the log.
+    name: Cow<'static, str>,
+    path: String,
+    /// The memory of its request, and then of its answer.
+    held: Option<Reservation>,
+}
+
 impl Workers {
-    /// Starts the threads: one more than may execute statements, and those that hash. Errors: the system has no more
-    /// threads; those that were started are ended.
+    /// Starts the threads. Errors: the system has no more threads; those that were started are ended.
     pub fn start(
         server: tiny_http::Server,
         responder: Responder,
         app: Arc<App>,
-        cores: Arc<Cores>,
         capacity: Capacity,
     ) -> io::Result<Workers> {
-        let now = Instant::now();
-        let state = State {
-            scheduler: Scheduler::new(capacity, now),
-            placement: Placement::new(now),
-            unanswered: 0,
-            roles: Roles::default(),
-            most_queued: FEW,
-        };
-        let shared = Arc::new(Shared {
-            server,
-            unblocks: AtomicUsize::new(0),
-            responder,
-            app,
-            cores,
-            state: Mutex::new(state),
-            parked: Condvar::new(),
-            hash: Condvar::new(),
-        });
+        let lanes = Lanes::new(capacity);
+        let state = State { lanes, receiving: 0, wakes_at: None, stopping: false, most_queued: FEW };
+        let (state, idle, hasher) = (Mutex::new(state), Condvar::new(), Condvar::new());
+        let shared = Arc::new(Shared { server, responder, app, state, idle, hasher });
         let (end, ended) = mpsc::channel();
-        let mut workers_started = Workers { shared, threads: Vec::new(), end, ended };
-        for n in 0..capacity.hashes {
-            workers_started.spawn(&format!("hasher-{n}"), Shared::hash)?;
+        let mut workers = Workers { shared, threads: Vec::new(), end, ended };
+        for n in 0..capacity.hashers {
+            workers.spawn(&format!("hasher-{n}"), true)?;
         }
-        for n in 0..=capacity.statements {
-            workers_started.spawn(&format!("worker-{n}"), Shared::work)?;
+        // While a session is free, one of them neither receives nor executes, and can be woken.
+        for n in 0..capacity.sessions + RECEIVERS {
+            workers.spawn(&format!("worker-{n}"), false)?;
         }
-        Ok(workers_started)
+        Ok(workers)
     }
 
-    /// Ends the threads once they have answered what was queued, and waits for them up to `timeout`. Those
-    /// that are stuck for longer are left behind.
+    /// Ends the threads once they have answered what was queued, and waits for them up to `timeout`. Those that are
+    /// stuck for longer are left behind.
     pub fn stop(&mut self, timeout: Duration) {
         let deadline = Instant::now() + timeout;
-        self.shared.state.lock().roles.stop();
+        self.shared.state.lock().stopping = true;
         self.shared.wake_all();
+        (0..RECEIVERS).for_each(|_| self.shared.server.unblock());
         let threads = mem::take(&mut self.threads);
         for _ in &threads {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -136,11 +135,11 @@ impl Workers {
     }
 
     /// Starts a thread. A panic in its loop is logged, and the loop is restarted.
-    fn spawn(&mut self, name: &str, body: fn(&Shared, &Recorder)) -> io::Result<()> {
+    fn spawn(&mut self, name: &str, hashes: bool) -> io::Result<()> {
         let (shared, end) = (self.shared.clone(), self.end.clone());
         let recorder = shared.app.metrics.recorder();
         let thread = thread::Builder::new().name(name.to_owned()).stack_size(STACK).spawn(move || {
-            while guard(None, || body(&shared, &recorder)).is_err() {}
+            while guard(None, || shared.work(hashes, &recorder)).is_err() {}
             drop(shared);
             let _ = end.send(());
         })?;
@@ -156,77 +155,69 @@ impl Drop for Workers {
 }
 
 impl Shared {
-    fn work(&self, recorder: &Recorder) {
-        self.cores.add_this_thread();
+    /// Executes batches, and receives requests meanwhile; returns at a stop when nothing is queued or in flight. A thread
+    /// that hashes takes batches of passwords alone and receives nothing.
+    fn work(&self, hashes: bool, recorder: &Recorder) {
         let mut state = self.state.lock();
         loop {
             let now = Instant::now();
-            state.scheduler.set_memory(self.app.budget.available());
-            let due = match state.scheduler.next(now) {
-                Next::Run(batch) => {
-                    // The scheduler has seen that it is free.
-                    let held = (batch.memory > 0).then(|| {
-                        self.app.budget.set_work_waits(state.scheduler.is_short_of_memory());
-                        self.app.budget.count(Purpose::Work, batch.memory)
-                    });
-                    let (is_ready, due) = (state.scheduler.is_ready(now), state.scheduler.next_time(now));
-                    let ends_soon = state.scheduler.ends_by(now).is_some();
-                    self.wake(state.roles.wake_for_the_rest(is_ready, ends_soon, due));
-                    drop(state);
-                    state = self.execute(batch, held, recorder);
-                    continue;
-                }
-                Next::Wait(due) => due,
-            };
-            if state.scheduler.is_short_of_memory() {
-                self.app.budget.set_work_waits(true);
-                self.app.budget.report_shortage();
-            }
-            let (ends_soon, is_idle) = (state.scheduler.ends_by(now).is_some(), state.scheduler.is_idle());
-            match state.roles.rest(due, ends_soon, is_idle) {
-                Role::Receive(until) => {
-                    drop(state);
-                    state = self.receive(until, recorder);
-                }
-                Role::Park(until) => self.park(&mut state, until),
-                Role::End => {
-                    drop(state);
-                    return self.wake_all();
-                }
-            }
-        }
-    }
-
-    fn hash(&self, recorder: &Recorder) {
-        let mut state = self.state.lock();
-        loop {
-            if let Some(batch) = state.scheduler.next_hash(Instant::now()) {
+            let batch = state.lanes.next(now, hashes);
+            self.wake(&state, batch.is_some() || hashes, now);
+            if let Some(batch) = batch {
                 drop(state);
-                state = self.execute(batch, None, recorder);
-                if state.scheduler.is_ready(Instant::now()) {
-                    self.wake(state.roles.wake());
-                }
-            } else if state.roles.is_stopping() && state.scheduler.is_idle() {
-                drop(state);
+                state = self.execute(batch, recorder);
+            } else if state.stopping && state.lanes.is_idle() {
                 return self.wake_all();
+            } else if hashes {
+                let due = state.lanes.next_due(now, true);
+                wait(&self.hasher, &mut state, due);
             } else {
-                self.hash.wait(&mut state);
+                // One worker wakes for what is due: this one, if no other does by then.
+                let wakes_at = state.wakes_at;
+                let due = state.lanes.next_due(now, false);
+                let due = due.filter(|due| wakes_at.is_none_or(|at| *due < at));
+                state.wakes_at = due.or(wakes_at);
+                if state.receiving < RECEIVERS && !state.stopping {
+                    state.receiving += 1;
+                    drop(state);
+                    let received = self.receive(due, recorder);
+                    state = self.state.lock();
+                    state.receiving -= 1;
+                    self.push(&mut state, received, recorder);
+                } else {
+                    wait(&self.idle, &mut state, due);
+                }
+                if due.is_some() && state.wakes_at == due {
+                    state.wakes_at = None;
+                }
             }
         }
     }
 
-    /// Executes a batch and answers what is done; what is not is queued for its next step. `held` is the memory that is
-    /// reserved for it: answers keep their part.
-    fn execute(
-        &self,
-        batch: Batch<Job>,
-        mut held: Option<Reservation>,
-        recorder: &Recorder,
-    ) -> MutexGuard<'_, State> {
-        let Batch { lane, items, token, .. } = batch;
-        // A client that has been answered 503 has given the request up, or retries it: do not execute it.
+    /// Wakes a thread that hashes if there is a password; and a worker, if this thread goes on to execute and more is
+    /// ready, no worker receives, or none wakes for what is due.
+    fn wake(&self, state: &State, executes: bool, now: Instant) {
+        let due = state.lanes.next_due(now, false);
+        let is_missed = due.is_some_and(|due| state.wakes_at.is_none_or(|at| due < at));
+        if executes && (is_missed || state.receiving == 0 || state.lanes.is_ready(now, false)) {
+            self.idle.notify_one();
+        }
+        if state.lanes.is_ready(now, true) {
+            self.hasher.notify_one();
+        }
+    }
+
+    fn wake_all(&self) {
+        self.idle.notify_all();
+        self.hasher.notify_all();
+    }
+
+    /// Executes a batch and answers what is done; what is not is queued for its next step.
+    fn execute(&self, batch: Batch<Job>, recorder: &Recorder) -> MutexGuard<'_, State> {
+        let Batch { lane, commands, token } = batch;
+        // A client that was answered 503 has given the request up, or retries it: it is not executed.
         let (mut items, mut ended): (Vec<_>, Vec<_>) =
-            items.into_iter().partition(|item| self.responder.begin(item.work.slot));
+            commands.into_iter().partition(|item: &Queued<Job>| self.responder.begin(item.work.slot));
         let tasks = items.iter_mut().filter_map(|item| Some((item.work.task.take()?, item.work.deadline)));
         let (tasks, deadlines): (Vec<_>, Vec<_>) = tasks.unzip();
         let count = tasks.len();
@@ -240,47 +231,47 @@ impl Shared {
         let (mut unfinished, mut contended) = (Vec::new(), Vec::new());
         for (mut item, outcome) in items.into_iter().zip(outcomes) {
             match outcome {
-                Ok(Progress::Done(response)) => {
-                    let part = held.as_mut().map(|held| held.split(response.memory()));
-                    self.answer(&mut item.work, response, part, recorder);
-                    ended.push(item);
-                }
-                Err(error) => {
-                    self.refuse(&mut item.work, error, recorder);
-                    ended.push(item);
-                }
+                Ok(Progress::Done(response)) => self.answer(&mut item.work, response, recorder),
+                Err(error) => self.refuse(&mut item.work, error, recorder),
                 Ok(Progress::Next(step)) => {
                     item.work.task = Some(step.task);
                     unfinished.push((item, step.needs));
+                    continue;
                 }
                 Ok(Progress::Contended(task)) => {
                     item.work.task = Some(task);
                     contended.push(item);
+                    continue;
                 }
             }
+            ended.push(item);
         }
         let now = Instant::now();
+        let mut refused = Vec::new();
         let mut state = self.state.lock();
-        state.scheduler.finished(token, count == 0 || !contended.is_empty(), now);
+        state.lanes.finished(token, now);
+        ended.iter().for_each(|item| state.lanes.done(item));
         for (item, needs) in unfinished {
-            state.scheduler.push_next(item, needs);
+            let too_many = state.lanes.push_next(item, needs);
+            refused.extend(too_many.map(|job| (job, Error::Busy(Reason::TooManyHashes))));
         }
         for item in contended {
-            match state.scheduler.push_again(item, now) {
+            match state.lanes.retry(item, now) {
                 Ok(()) => recorder.lock_retries.add(1),
-                Err(mut item) => {
-                    self.refuse(&mut item.work, Error::Contended, recorder);
-                    ended.push(item);
+                Err(item) => {
+                    state.lanes.done(&item);
+                    refused.push((item.work, Error::Contended));
                 }
             }
         }
-        if state.scheduler.hash_is_ready() {
-            self.hash.notify_one();
-        }
-        state.unanswered -= ended.len();
-        for item in &ended {
-            state.scheduler.done(item);
-        }
+        self.refuse_all(&mut state, refused, recorder);
         state
+    }
+}
+
+fn wait(condvar: &Condvar, state: &mut MutexGuard<'_, State>, until: Option<Instant>) {
+    match until {
+        None => condvar.wait(state),
+        Some(until) => drop(condvar.wait_until(state, until)),
     }
 }

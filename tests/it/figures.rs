@@ -9,7 +9,11 @@ use std::{
     thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use userd::{PasswordHashing, server::Server};
+use userd::{
+    PasswordHashing,
+    config::{Config, Database as Target},
+    server::Server,
+};
 
 const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
 
@@ -314,23 +318,26 @@ fn every_figure_moves() {
 /// The refusals that need a service of their own: too few connections, too little time.
 #[test]
 fn refusals_of_a_service_that_is_short_of_everything() {
-    let service = Service::with(|config| {
-        config.limits.max_connections = 3;
-        config.limits.request_timeout = Duration::from_millis(300);
-        config.limits.trusted_proxies = "127.0.0.1".parse().unwrap();
-    });
+    let database = Database::create();
+    let relay = Relay::shut(&database);
+    relay.open();
+    let mut config =
+        Config { database: Target::Url(database.url_at(relay.port()).into()), ..database.config() };
+    config.limits.max_connections = 3;
+    config.limits.request_timeout = Duration::from_millis(300);
+    config.limits.trusted_proxies = "127.0.0.1".parse().unwrap();
+    let service = Service { server: Server::start(config).unwrap(), database };
     let mut client = service.client();
     client.post("/users", ADA);
     let before = Figures::of(&mut client);
-    let mut blocker = service.database.client();
-    let mut transaction = blocker.transaction().unwrap();
-    transaction.execute("lock table users in access exclusive mode", &[]).unwrap();
     let (mut late, mut third, mut fourth) = (service.client(), service.client(), service.client());
     assert_eq!((late.get("/livez").status, third.get("/livez").status), (200, 200));
     fourth.send(b"");
     assert_eq!(fourth.answer("GET").status, 503);
+    // Its statement does not get to the database.
+    relay.hold(b"from users where id");
     assert_eq!(late.get("/users/1").status, 503);
-    drop(transaction);
+    relay.release();
     let after = Figures::of(&mut client);
     Moved::default().grown(
         &before,

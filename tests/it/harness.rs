@@ -189,6 +189,32 @@ fn activated_with(socket: OwnedFd, variables: &[(&str, &str)]) -> Child {
         .unwrap()
 }
 
+/// A database that cannot be used ends the start. The socket stays open, so that the next start answers the clients
+/// that have connected meanwhile.
+#[test]
+fn a_passed_socket_without_a_database() {
+    let (other, missing) = (Database::empty(), Database::unmade());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let socket = OwnedFd::from(listener);
+    let mut client = Client::new(&url);
+    client.send(b"GET /users HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    let failed = activated(socket.try_clone().unwrap(), &missing).wait_with_output().unwrap();
+    assert_eq!(failed.status.code(), Some(1));
+    let log = String::from_utf8(failed.stderr).unwrap();
+    assert!(log.contains("cannot connect to the database: FATAL: database"), "{log}");
+    other.run(&format!("create database {}", missing.name()));
+    let child = activated(socket.try_clone().unwrap(), &missing);
+    assert_eq!(client.answer("GET").status, 200);
+    let user = r#"{"name":"Ada","email":"ada@example.com"}"#;
+    assert_eq!(client.post("/users", user).status, 201);
+    assert_eq!(client.get("/users/1").json()["name"], "Ada");
+    stopped(child);
+    // A setting that cannot be used ends it as well.
+    let code = activated_with(socket, &[("WORKERS", "0")]).wait().unwrap().code();
+    assert_eq!(code, Some(2));
+}
+
 /// What a process has logged that SIGTERM ends with success.
 fn stopped(mut child: Child) -> String {
     let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());

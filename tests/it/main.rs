@@ -9,7 +9,6 @@ mod changes;
 mod clients;
 mod cluster;
 mod contract;
-mod cores;
 mod cors;
 mod description;
 mod documents;

@@ -266,52 +266,6 @@ fn passwords_at_once() {
     is_bounded(&process, "300 passwords at once");
 }
 
-/// As few addresses as it starts with.
-#[test]
-fn the_least_addresses_suffice() {
-    raise_the_limit_of_descriptors();
-    let database = Database::create();
-    database.run(LARGEST);
-    let url = database.url();
-    let variables = [("DATABASE_URL", url.as_str()), ("HOST", "127.0.0.1"), ("REQUEST_TIMEOUT", "100")];
-    let start = |kib: u64| {
-        let limit = format!("--as={}", kib << 10);
-        Process::under(&["/usr/bin/prlimit", &limit, env!("CARGO_BIN_EXE_userd")], &[], &variables)
-    };
-    let mut refused = start(100 << 10);
-    assert_eq!(refused.wait(BUSY), 1);
-    let line = refused.stderr();
-    let least = line.split("at least ").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
-    let mut process = start(least.unwrap_or_else(|| panic!("no number: {line}")));
-    let url = process.wait_for_url();
-    let address = url.strip_prefix("http://").and_then(|text| text.parse().ok()).expect("an address");
-    let bodies = (0..500).map(|n| {
-        let rest = match n % 2 {
-            0 => " ".repeat(65_000),
-            _ => format!(r#","password":"{PASSWORD}""#),
-        };
-        let body = format!(r#"{{"name":"n","email":"{n}@created.example"{rest}}}"#);
-        let length = body.len();
-        format!("POST /users HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n{body}").into_bytes()
-    });
-    let pages = (0..32).map(|_| get("/users?perPage=1000").into_bytes());
-    let users = (1..=256).map(|id| get(&format!("/users/{id}")).into_bytes());
-    let answers = exchange(address, &bodies.chain(pages).chain(users).collect::<Vec<_>>());
-    assert!(answers.iter().all(|(status, _)| [200, 201, 503].contains(status)));
-    let succeeded = |first: usize, step: usize, end: usize| {
-        answers[first..end].iter().step_by(step).filter(|(status, _)| *status < 300).count()
-    };
-    let (large, hashed) = (succeeded(0, 2, 500), succeeded(1, 2, 500));
-    let (pages, users) = (succeeded(500, 1, 532), succeeded(532, 1, 788));
-    let created = large + hashed;
-    println!("{large} large bodies, {hashed} passwords, {pages} pages, {users} users");
-    // Bodies and passwords do not wait for memory, and the others do.
-    assert!(large >= 100 && hashed > 0 && (pages, users) == (32, 256));
-    let mut client = Client::new(&url);
-    assert_eq!(client.get("/users?perPage=1").json()["total"], 1000 + created);
-    println!("all of it with the least addresses: {} KiB at most", peak_kib(process.id()));
-}
-
 /// Sends logins, which take seconds, and asks for lists meanwhile.
 #[test]
 fn lists_while_passwords_are_hashed() {

@@ -8,7 +8,7 @@ use crate::{
         App,
         content::json,
         hashing::Verdict,
-        lanes::{Account, Lane, Needs},
+        lanes::{Lane, Needs},
         throttle::Attempt,
     },
     config::Secret,
@@ -39,13 +39,12 @@ pub(super) fn judge(request: &Request, rules: &Rules) -> Result<Step, Error> {
     let text = |key: &str| body.get(key).and_then(|value| value.as_str()).unwrap_or_default();
     let (email, password) = (text("email").to_owned(), text("password").into());
     let attempt = rules.attempt(&email, request.peer)?;
-    let needs = Needs { hash: Some(Account::of(&email)), ..Needs::of(Lane::Find) };
-    Ok(Step { needs, task: Task::Login(Login { email, password, attempt }) })
+    Ok(Step { needs: Needs::of(Lane::Find), task: Task::Login(Login { email, password, attempt }) })
 }
 
 impl Login {
     pub fn found(self, user: Option<User>) -> Outcome {
-        let needs = Needs { hash: Some(Account::of(&self.email)), ..Needs::of(Lane::Hash) };
+        let needs = Needs::of(Lane::Hash);
         Ok(Progress::Next(Step { needs, task: Task::Verify(Verify(self, user.map(Box::new))) }))
     }
 }

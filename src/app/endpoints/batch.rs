@@ -44,9 +44,9 @@ impl<'a> Asked<'a> {
                 Task::FindAddress(task) => asked.addresses.push(&task.email),
                 Task::Login(task) => asked.logins.push(&task.email),
                 Task::FindKept(task) => asked.keys.push(&task.keyed.key),
-                Task::Page(Page { range, memory }) => match range {
-                    Range::Page(_) => asked.pages.push((*range, *memory)),
-                    Range::Walk { .. } => asked.walks.push((*range, *memory)),
+                Task::Page(Page { range }) => match range {
+                    Range::Page(_) => asked.pages.push((*range, range.most_memory())),
+                    Range::Walk { .. } => asked.walks.push((*range, range.most_memory())),
                 },
                 Task::Create(Create { new, keyed: None }) => {
                     asked.creates.push(New { values: new.values(), deadline });

@@ -9,7 +9,7 @@ use crate::{
         App,
         content::json,
         idempotency,
-        lanes::{Account, Lane, Needs},
+        lanes::{Lane, Needs},
         preconditions::etag,
     },
     config::Secret,
@@ -79,17 +79,12 @@ pub(super) fn judge(request: &Request, rules: &Rules) -> Result<Step, Error> {
     })
 }
 
-/// What a step before or at a hash needs.
-fn hashing(lane: Lane) -> Needs {
-    Needs { hash: Some(Account::NEW), ..Needs::of(lane) }
-}
-
 impl Create {
     fn store(self, password: Option<Secret>) -> Step {
         match password {
             None => Step { needs: Needs::of(Lane::Create), task: Task::Create(self) },
             Some(password) => {
-                Step { needs: hashing(Lane::Hash), task: Task::HashNew(HashNew(self, password)) }
+                Step { needs: Needs::of(Lane::Hash), task: Task::HashNew(HashNew(self, password)) }
             }
         }
     }
@@ -101,8 +96,7 @@ impl Create {
 
 impl Repeatable {
     pub fn look_up(self) -> Step {
-        let hash = self.keyed.password.as_ref().map(|_| Account::NEW);
-        Step { needs: Needs { hash, ..Needs::of(Lane::Find) }, task: Task::FindKept(self) }
+        Step { needs: Needs::of(Lane::Find), task: Task::FindKept(self) }
     }
 
     pub fn found(self, kept: Option<Box<KeptCreate>>) -> Outcome {
@@ -139,7 +133,7 @@ impl Repeatable {
             (Some(_), None) => Err(Error::KeyReused),
             (Some(_), Some(password)) => {
                 let task = Task::CheckKept(CheckKept { email: self.new.email, password, peer, kept });
-                Ok(Progress::Next(Step { needs: hashing(Lane::Hash), task }))
+                Ok(Progress::Next(Step { needs: Needs::of(Lane::Hash), task }))
             }
         }
     }

@@ -15,11 +15,10 @@ use crate::{
     },
 };
 
-/// Some of all users, by id, in so many bytes of memory.
+/// Some of all users, by id.
 #[derive(Debug)]
 pub(crate) struct Page {
     pub range: Range,
-    pub memory: usize,
 }
 
 /// A page of those with an address: one user at the most.
@@ -31,28 +30,21 @@ pub(crate) struct Address {
 
 pub(super) fn judge(request: &Request, max_per_page: u32) -> Result<Step, Error> {
     Ok(match query::list(request, max_per_page)? {
-        ListRequest::Range(range) => page(range, range.usual_memory()),
+        ListRequest::Range(range) => page(range),
         ListRequest::Email { email, page } => {
             Step { needs: Needs::of(Lane::Find), task: Task::FindAddress(Address { email, page }) }
         }
     })
 }
 
-fn page(range: Range, memory: usize) -> Step {
-    let needs = Needs { memory, ..Needs::of(Lane::List) };
-    Step { needs, task: Task::Page(Page { range, memory }) }
+fn page(range: Range) -> Step {
+    let needs = Needs { users: range.per_page() as usize, ..Needs::of(Lane::List) };
+    Step { needs, task: Task::Page(Page { range }) }
 }
 
 impl Page {
-    /// Usual users need less memory than the largest ones. A list that needs more is made again with the most that it
-    /// may.
     pub fn listed(self, list: ListBody) -> Outcome {
-        let most = self.range.most_memory();
-        match list.finish(None) {
-            Some(answer) => Ok(Progress::Done(answer)),
-            None if self.memory < most => Ok(Progress::Next(page(self.range, most))),
-            None => Err(too_large()),
-        }
+        list.finish(None).map(Progress::Done).ok_or_else(too_large)
     }
 }
 

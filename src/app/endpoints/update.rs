@@ -7,7 +7,7 @@ use super::{Outcome, Progress, Step, Task, hand_back, one};
 use crate::{
     app::{
         App,
-        lanes::{Account, Lane, Needs},
+        lanes::{Lane, Needs},
         preconditions::Preconditions,
     },
     config::Secret,
@@ -69,13 +69,9 @@ pub(super) fn judge(
         Some(None) => update.alone(PasswordChange::Remove),
         Some(Some(password)) => {
             let find = FindChanged { id, change: Ok((update, password)) };
-            Step { needs: hashing(Lane::Find, id), task: Task::FindChanged(find) }
+            Step { needs: Needs::row(Lane::Find, id), task: Task::FindChanged(find) }
         }
     })
-}
-
-fn hashing(lane: Lane, id: i64) -> Needs {
-    Needs { hash: Some(Account::NEW), ..Needs::row(lane, id) }
 }
 
 impl Update {
@@ -102,7 +98,7 @@ impl FindChanged {
             return Err(Error::PreconditionFailed);
         }
         let task = Task::HashChange(HashChange(update, password));
-        Ok(Progress::Next(Step { needs: hashing(Lane::Hash, self.id), task }))
+        Ok(Progress::Next(Step { needs: Needs::row(Lane::Hash, self.id), task }))
     }
 }
 

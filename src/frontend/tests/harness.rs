@@ -99,7 +99,6 @@ impl Harness {
                 metrics: Arc::new(Metrics::new(&[])),
             },
             private,
-            || {},
             move || {
                 broken.broken.fetch_add(1, Ordering::SeqCst);
             },

@@ -716,7 +716,6 @@ fn a_broken_private_stream_is_reported_and_answered_503() {
             metrics: Arc::new(Metrics::new(&[])),
         },
         ours,
-        || {},
         move || {
             count.fetch_add(1, Ordering::SeqCst);
         },

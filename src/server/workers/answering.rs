@@ -3,8 +3,7 @@
 use super::{Job, Shared, Workers};
 use crate::{
     app,
-    budget::Reservation,
-    error::Error,
+    error::{Error, Reason},
     http::{RequestId, Response},
     metrics::{Kind, Recorder, Text},
 };
@@ -12,8 +11,14 @@ use std::{
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
+
+/// Bytes of a body from which on it needs a reservation of its own.
+const LARGE: usize = 16 << 10;
+
+/// How long a large answer waits for its memory.
+const MEMORY_WAIT: Duration = Duration::from_secs(2);
 
 impl Workers {
     /// Writes what is queued.
@@ -25,7 +30,7 @@ impl Workers {
                 return;
             };
             let state = shared.state.lock();
-            let (queued, hashes) = (state.scheduler.len(), state.scheduler.hashes_waiting());
+            let (queued, hashes) = (state.lanes.len(), state.lanes.hashes_waiting());
             drop(state);
             text.gauge("userd_commands_queued", "Commands that wait for a worker or a retry.", queued);
             text.gauge("userd_hashes_waiting", "Passwords that wait to be hashed or checked.", hashes);
@@ -47,23 +52,25 @@ impl Shared {
         let id = Some(&job.id);
         let response = match error {
             Error::Busy(why) => {
+                recorder.refused(why);
                 self.responder.warn(why, job.slot, &job.id);
                 error.answer()
             }
             error => guard(id, || error.into_response(id)).unwrap_or_else(|response| response),
         };
-        self.answer(job, response, None, recorder);
+        self.answer(job, response, recorder);
     }
 
-    /// Sends an answer. The memory that is reserved for it is that of its request, unless it is given.
-    pub(super) fn answer(
-        &self,
-        job: &mut Job,
-        response: Response,
-        held: Option<Reservation>,
-        recorder: &Recorder,
-    ) {
-        let held = held.or_else(|| job.held.take());
+    /// Sends an answer. A large one reserves its length first, or is refused.
+    pub(super) fn answer(&self, job: &mut Job, response: Response, recorder: &Recorder) {
+        let bytes = response.memory();
+        if bytes > LARGE {
+            job.held = self.app.budget.reserve_for_hash(bytes, Instant::now() + MEMORY_WAIT);
+            if job.held.is_none() {
+                return self.refuse(job, Error::Busy(Reason::NoMemory), recorder);
+            }
+        }
+        let held = job.held.take();
         let (status, took) = (response.status, job.received.elapsed());
         let sent = guard(Some(&job.id), || self.responder.answer(job.slot, response, held)).unwrap_or(None);
         let Job { name, path, id, .. } = job;

@@ -1,6 +1,6 @@
-//! From tiny_http's queue to the scheduler: requests are received, judged, and queued as commands.
+//! From tiny_http's queue to the lanes: requests are received, judged, and queued as commands.
 
-use super::{FEW, Job, Role, Shared, State, guard};
+use super::{FEW, Job, Shared, State, guard};
 use crate::{
     app::{Needs, Step},
     config::counted_as,
@@ -9,7 +9,7 @@ use crate::{
     metrics::Recorder,
 };
 use parking_lot::MutexGuard;
-use std::{sync::atomic::Ordering, time::Instant};
+use std::time::Instant;
 
 /// Requests, and bytes of their bodies, that are judged before they are queued: then other workers may execute them.
 const RECEIVE_REQUESTS: usize = 256;
@@ -19,16 +19,15 @@ const RECEIVE_ANSWERED: usize = 8;
 
 impl Shared {
     /// Waits for a request, at most until that time. Judges it, and those that are there behind it; answers those that
-    /// need no database, and queues the others.
-    pub(super) fn receive(&self, until: Option<Instant>, recorder: &Recorder) -> MutexGuard<'_, State> {
-        let first = match until {
+    /// need no database.
+    pub(super) fn receive(&self, until: Option<Instant>, recorder: &Recorder) -> Vec<(Job, Needs)> {
+        let mut next = match until {
             None => self.server.recv().ok(),
             Some(until) => {
                 let time = until.saturating_duration_since(Instant::now());
                 self.server.recv_timeout(time).ok().flatten()
             }
         };
-        let mut next = first.or_else(|| self.try_receive());
         let received = Instant::now();
         let mut judged = Vec::new();
         let (mut bytes, mut answered) = (0, 0);
@@ -42,7 +41,7 @@ impl Shared {
                         judged.push((job, needs));
                     }
                     Err(answer) => {
-                        self.answer(&mut job, answer, None, recorder);
+                        self.answer(&mut job, answer, recorder);
                         answered += 1;
                     }
                 }
@@ -50,27 +49,12 @@ impl Shared {
             if judged.len() >= RECEIVE_REQUESTS || bytes >= RECEIVE_BYTES || answered >= RECEIVE_ANSWERED {
                 break;
             }
-            next = self.try_receive();
+            next = self.server.try_recv().ok().flatten();
         }
-        let mut state = self.state.lock();
-        state.roles.returned(Role::Receive(until));
-        self.push(state, judged, recorder)
+        judged
     }
 
-    /// A request that is there. tiny_http answers a worker that was told to leave its queue as if it were empty.
-    fn try_receive(&self) -> Option<tiny_http::Request> {
-        loop {
-            let found = self.server.try_recv().ok().flatten();
-            let less = |count: usize| count.checked_sub(1);
-            if found.is_some()
-                || self.unblocks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_err()
-            {
-                return found;
-            }
-        }
-    }
-
-    /// The request, and a job for it; `None` where no client waits for its answer any more.
+    /// The request, and a job for it; `None` if no client waits for its answer any more.
     fn accept(&self, mut incoming: tiny_http::Request, received: Instant) -> Option<(Job, Request)> {
         let (target, slot) = incoming.url().rsplit_once('#').unwrap_or_default();
         let (claimed, held) = self.responder.claim(slot);
@@ -94,41 +78,41 @@ impl Shared {
         Some((Job { task: None, slot, id, received, deadline, method, name, path, held }, request))
     }
 
-    fn push<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
+    /// Queues commands.
+    pub(super) fn push(
+        &self,
+        state: &mut MutexGuard<'_, State>,
         judged: Vec<(Job, Needs)>,
         recorder: &Recorder,
-    ) -> MutexGuard<'a, State> {
-        let mut refused = Vec::new();
-        let now = Instant::now();
+    ) {
+        let (mut refused, now) = (Vec::new(), Instant::now());
         for (job, needs) in judged {
             let peer = job.slot.peer().map(counted_as);
-            match state.scheduler.push(job, needs, peer, now) {
-                Ok(()) => state.unanswered += 1,
-                Err(job) => refused.push(job),
-            }
+            let too_many = state.lanes.push(job, needs, peer, now);
+            refused.extend(too_many.map(|job| (job, Error::Busy(Reason::TooManyHashes))));
         }
-        let one_suffices = state.scheduler.one_core_suffices(state.unanswered);
-        self.cores.place(&mut state.placement, one_suffices, now);
         // Clients that give up and retry would let the queue grow without limit.
-        if state.scheduler.len() > state.most_queued {
-            let queued = state.scheduler.len();
-            state.scheduler.retain(|job| !self.responder.abandoned(job.slot));
-            state.unanswered -= queued - state.scheduler.len();
-            state.most_queued = FEW.max(2 * state.scheduler.len());
+        if state.lanes.len() > state.most_queued {
+            state.lanes.retain(|job| !self.responder.abandoned(job.slot));
+            state.most_queued = FEW.max(2 * state.lanes.len());
         }
-        if state.scheduler.hash_is_ready() {
-            self.hash.notify_one();
-        }
+        self.refuse_all(state, refused, recorder);
+    }
+
+    /// Answers commands that are given up, and holds no lock meanwhile.
+    pub(super) fn refuse_all(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        refused: Vec<(Job, Error)>,
+        recorder: &Recorder,
+    ) {
         if refused.is_empty() {
-            return state;
+            return;
         }
-        drop(state);
-        for mut job in refused {
-            recorder.refused(Reason::TooManyHashes);
-            self.refuse(&mut job, Error::Busy(Reason::TooManyHashes), recorder);
-        }
-        self.state.lock()
+        MutexGuard::unlocked(state, || {
+            for (mut job, error) in refused {
+                self.refuse(&mut job, error, recorder);
+            }
+        });
     }
 }

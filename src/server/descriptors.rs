@@ -1,0 +1,51 @@
+//! The system's limit of open descriptors (`RLIMIT_NOFILE`): raised if it may be. If it is too low, the server does not
+//! start, rather than fail requests under load.
+
+use super::threads;
+use crate::{config::Config, error::StartError, frontend::MAX_SURPLUS};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use std::{fs, io};
+
+/// Descriptors of one session: its socket twice, and the three that its runtime waits with.
+const SESSION_DESCRIPTORS: u64 = 5;
+
+/// Descriptors that are left to the rest of the process, beside those that are open at the start. It starts with half
+/// of them, as it opens some between two checks.
+const SPARE_DESCRIPTORS: u64 = 64;
+
+/// Threads beside the workers.
+const THREADS: usize = 16;
+
+/// Raises the limit to what a server of these settings needs. Returns the number of connections that it suffices for;
+/// an error with the number that is needed if that is none, or if the process may not have enough threads.
+pub fn connections(config: &Config) -> Result<usize, StartError> {
+    let checked = threads::check(config.workers + THREADS);
+    checked.and_then(|()| allowed(config)).map_err(StartError::System)
+}
+
+fn allowed(config: &Config) -> io::Result<usize> {
+    let wanted = config.limits.max_connections;
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let open = fs::read_dir("/proc/self/fd").map_or(SPARE_DESCRIPTORS, |open| open.count() as u64);
+    let others = open + SESSION_DESCRIPTORS * u64::from(config.db_pool_size);
+    let least = others + SPARE_DESCRIPTORS;
+    let others = least + MAX_SURPLUS as u64;
+    let needed = wanted as u64 + others;
+    if soft >= needed {
+        return Ok(wanted);
+    }
+    // Root may raise the hard limit as well; other users may only go up to it.
+    let attempts = [(needed, hard.max(needed)), (hard.min(needed), hard)];
+    let raised =
+        attempts.into_iter().find(|&(soft, hard)| setrlimit(Resource::RLIMIT_NOFILE, soft, hard).is_ok());
+    let got = raised.map_or(soft, |(soft, _)| soft);
+    if got < least - SPARE_DESCRIPTORS / 2 {
+        return Err(io::Error::other(format!(
+            "the limit of {got} open descriptors (ulimit -n) is too low: at least {least} are needed with \
+             DB_POOL_SIZE={}, and {needed} for MAX_CONNECTIONS={wanted}",
+            config.db_pool_size
+        )));
+    }
+    let possible = usize::try_from(got.saturating_sub(others)).unwrap_or(usize::MAX);
+    Ok(possible.clamp(1, wanted))
+}

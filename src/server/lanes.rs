@@ -1,0 +1,353 @@
+//! Which commands are executed next, in which batches, and how many batches at once. A pure value: no thread, no lock
+//! and no clock of its own.
+//!
+//! Each lane is one queue. A batch is what arrived while earlier batches of its lane were in flight; no command waits
+//! for others to fill a batch. What holds for any number of commands and locks:
+//! - writes leave one session to reads, creates and changes leave one to each other, and lists leave one to finds;
+//! - lanes take turns, and so do the addresses within a lane;
+//! - changes of one row are in the order of their arrival, one at a time; the row stays taken until its change is
+//!   answered;
+//! - a command that met a lock is retried alone after a pause, and retries take half of the sessions for writes.
+
+use crate::app::{Lane, Needs};
+use std::{
+    collections::{HashMap, VecDeque},
+    mem,
+    net::IpAddr,
+    time::{Duration, Instant},
+};
+
+const FIND: usize = Lane::Find as usize;
+const LIST: usize = Lane::List as usize;
+const CREATE: usize = Lane::Create as usize;
+const CHANGE: usize = Lane::Change as usize;
+const SINGLE: usize = Lane::Single as usize;
+const HASH: usize = Lane::Hash as usize;
+/// The queue of commands that met a lock, behind the queues of the lanes.
+const RETRY: usize = Lane::ALL.len();
+
+/// A batch that takes less waits for no network and for no slow disk: more in flight would only compete for the cores.
+const SHORT: Duration = Duration::from_millis(1);
+
+/// Time that each command adds to a batch of writes.
+const PER_WRITE: Duration = Duration::from_micros(20);
+
+/// A batch in flight for longer waits, most likely for a lock, and does not hold up the next one of its lane.
+const STALLED: Duration = Duration::from_millis(5);
+
+/// No list starts while lists in flight have so many users. With one more page of 1,000 it bounds the memory of rows.
+const LIST_USERS: usize = 1000;
+
+/// Work that may wait for the threads that hash.
+const HASH_WAIT: Duration = Duration::from_secs(2);
+
+/// An address as connections are counted: an IPv6 network is one, and so are all clients of Unix sockets.
+pub type Peer = Option<IpAddr>;
+
+/// What may be in use at once.
+#[derive(Debug, Clone, Copy)]
+pub struct Capacity {
+    /// Batches of statements.
+    pub sessions: usize,
+    /// Passwords that are hashed.
+    pub hashers: usize,
+    /// Processor cores, those that a database on this machine uses included.
+    pub cores: usize,
+    /// How long a command that meets locks is retried, from its arrival on.
+    pub retry_for: Duration,
+}
+
+/// A command in a queue or in flight.
+#[derive(Debug)]
+pub struct Queued<T> {
+    /// The command itself.
+    pub work: T,
+    needs: Needs,
+    peer: Peer,
+    arrived: Instant,
+    /// It is not executed before.
+    due: Instant,
+    /// How often it has met a lock.
+    retries: usize,
+    owns_row: bool,
+}
+
+/// Commands to be executed by one thread.
+#[derive(Debug)]
+pub struct Batch<T> {
+    /// The lane of its first command.
+    pub lane: Lane,
+    /// In the order of their arrival.
+    pub commands: Vec<Queued<T>>,
+    /// What [`Lanes::finished`] is told.
+    pub token: Token,
+}
+
+/// Names a batch in flight.
+#[derive(Debug, Clone, Copy)]
+pub struct Token {
+    queue: usize,
+    started: Instant,
+    commands: usize,
+    users: usize,
+}
+
+struct Queue<T> {
+    waiting: VecDeque<Queued<T>>,
+    /// When each batch in flight was started.
+    in_flight: Vec<Instant>,
+    /// The number of its last batch: the queue with the lowest number is next.
+    last: u64,
+    /// The address whose turn was last.
+    last_peer: Peer,
+    /// The time of a short batch. Rises to at most twice of what it was, as a busy core lengthens batches.
+    took: Duration,
+}
+
+/// Queues, and what is in flight.
+pub struct Lanes<T> {
+    capacity: Capacity,
+    queues: [Queue<T>; RETRY + 1],
+    /// Rows with a change that is queued, in flight or paused, and the changes behind it.
+    rows: HashMap<i64, VecDeque<Queued<T>>>,
+    queued: usize,
+    batches: u64,
+    /// Users of the lists in flight.
+    users: usize,
+}
+
+impl<T> Lanes<T> {
+    /// Nothing is queued.
+    pub fn new(capacity: Capacity) -> Lanes<T> {
+        let queue = |at| Queue {
+            waiting: VecDeque::new(),
+            in_flight: Vec::new(),
+            last: 0,
+            last_peer: None,
+            // Of OWASP's parameters; of statements, that of a database on this machine.
+            took: if at == HASH { Duration::from_millis(20) } else { Duration::ZERO },
+        };
+        let queues = std::array::from_fn(queue);
+        Lanes { capacity, queues, rows: HashMap::new(), queued: 0, batches: 0, users: 0 }
+    }
+
+    /// Queues a command. Returns the one that is refused for it if too many passwords wait: the newest of the address
+    /// that has the most.
+    pub fn push(&mut self, work: T, needs: Needs, peer: Peer, now: Instant) -> Option<T> {
+        let command = Queued { work, needs, peer, arrived: now, due: now, retries: 0, owns_row: false };
+        self.queue(command)
+    }
+
+    /// Queues a command for its next statement or hash; returns what [`Lanes::push`] does.
+    pub fn push_next(&mut self, command: Queued<T>, needs: Needs) -> Option<T> {
+        self.queue(Queued { needs, ..command })
+    }
+
+    /// Queues a command that met a lock, behind a pause of 10 to 80 ms. Gives it back if its time is up.
+    pub fn retry(&mut self, mut command: Queued<T>, now: Instant) -> Result<(), Queued<T>> {
+        command.due = now + Duration::from_millis(10 << command.retries.min(3));
+        if command.due > command.arrived + self.capacity.retry_for {
+            return Err(command);
+        }
+        command.retries += 1;
+        self.queued += 1;
+        let queue = if command.needs.lane == Lane::Hash { HASH } else { RETRY };
+        self.queues[queue].waiting.push_back(command);
+        Ok(())
+    }
+
+    /// Frees the row of a command that was answered, or that no client waits for.
+    pub fn done(&mut self, command: &Queued<T>) {
+        let Some(row) = command.needs.row.filter(|_| command.owns_row) else { return };
+        match self.rows.get_mut(&row).and_then(VecDeque::pop_front) {
+            Some(mut next) => {
+                next.owns_row = true;
+                self.queues[next.needs.lane as usize].waiting.push_back(next);
+            }
+            None => drop(self.rows.remove(&row)),
+        }
+    }
+
+    /// Takes the batch to execute now: of the queue whose last batch is the longest ago. `hashes`: of passwords.
+    pub fn next(&mut self, now: Instant, hashes: bool) -> Option<Batch<T>> {
+        let at = self.ready(now, hashes)?;
+        let left = if at == LIST { LIST_USERS - self.users } else { usize::MAX };
+        let queue = &mut self.queues[at];
+        let commands = queue.take(batch_limit(at), left, now);
+        self.batches += 1;
+        queue.last = self.batches;
+        queue.in_flight.push(now);
+        self.queued -= commands.len();
+        let users = commands.iter().map(|command| command.needs.users).sum();
+        self.users += users;
+        let lane = commands.first()?.needs.lane;
+        let token = Token { queue: at, started: now, commands: commands.len(), users };
+        Some(Batch { lane, commands, token })
+    }
+
+    /// Whether [`Lanes::next`] has a batch.
+    pub fn is_ready(&self, now: Instant, hashes: bool) -> bool {
+        self.ready(now, hashes).is_some()
+    }
+
+    /// When a batch becomes ready though nothing is pushed and nothing finishes.
+    pub fn next_due(&self, now: Instant, hashes: bool) -> Option<Instant> {
+        let queues = self.queues.iter().enumerate().filter(|(at, _)| (*at == HASH) == hashes);
+        let times = queues.filter(|(_, queue)| !queue.waiting.is_empty()).flat_map(|(_, queue)| {
+            let stalled = queue.in_flight.iter().map(|started| *started + STALLED);
+            queue.waiting.iter().map(|command| command.due).chain(stalled)
+        });
+        times.filter(|at| *at > now).min()
+    }
+
+    /// Reports the end of a batch. Each of its commands is then [done](Lanes::done), or queued again.
+    pub fn finished(&mut self, token: Token, now: Instant) {
+        let Token { queue: at, started, commands, users } = token;
+        let queue = &mut self.queues[at];
+        let place = queue.in_flight.iter().position(|other| *other == started);
+        queue.in_flight.swap_remove(place.expect("it is in flight"));
+        self.users -= users;
+        let took = now - started;
+        queue.took = match at {
+            HASH => (7 * queue.took + took) / 8,
+            _ if writes(at) => took.saturating_sub(PER_WRITE * commands as u32),
+            _ => took,
+        }
+        .min(2 * queue.took.max(SHORT / 8));
+    }
+
+    /// Drops the queued commands that no client waits for.
+    pub fn retain(&mut self, awaited: impl Fn(&T) -> bool) {
+        let mut dropped = Vec::new();
+        for waiting in self.queues.iter_mut().map(|queue| &mut queue.waiting).chain(self.rows.values_mut()) {
+            let (kept, gone): (VecDeque<_>, VecDeque<_>) =
+                mem::take(waiting).into_iter().partition(|command| awaited(&command.work));
+            *waiting = kept;
+            dropped.extend(gone);
+        }
+        self.queued -= dropped.len();
+        dropped.iter().for_each(|command| self.done(command));
+    }
+
+    /// How many commands are queued.
+    pub fn len(&self) -> usize {
+        self.queued
+    }
+
+    /// How many passwords wait to be hashed.
+    pub fn hashes_waiting(&self) -> usize {
+        self.queues[HASH].waiting.len()
+    }
+
+    /// Whether no command is queued and none in flight.
+    pub fn is_idle(&self) -> bool {
+        self.queued == 0 && self.queues.iter().all(|queue| queue.in_flight.is_empty())
+    }
+
+    fn queue(&mut self, mut command: Queued<T>) -> Option<T> {
+        self.queued += 1;
+        let lane = command.needs.lane;
+        if let Some(row) = command.needs.row.filter(|_| lane.changes_rows() && !command.owns_row) {
+            if let Some(behind) = self.rows.get_mut(&row) {
+                behind.push_back(command);
+                return None;
+            }
+            self.rows.insert(row, VecDeque::new());
+            command.owns_row = true;
+        }
+        self.queues[lane as usize].waiting.push_back(command);
+        if lane == Lane::Hash { self.refuse_a_hash() } else { None }
+    }
+
+    /// Removes a command from the queue of passwords if they are more than the threads hash in [`HASH_WAIT`].
+    fn refuse_a_hash(&mut self) -> Option<T> {
+        let Queue { waiting, took, .. } = &mut self.queues[HASH];
+        let most = HASH_WAIT.as_micros() / took.as_micros().max(1) * self.capacity.hashers as u128;
+        if waiting.len() as u128 <= most.max(1) {
+            return None;
+        }
+        let mut counts: HashMap<Peer, usize> = HashMap::new();
+        waiting.iter().for_each(|command| *counts.entry(command.peer).or_default() += 1);
+        let at = (0..waiting.len()).max_by_key(|at| (counts[&waiting[*at].peer], *at))?;
+        self.queued -= 1;
+        waiting.remove(at).map(|command| command.work)
+    }
+
+    fn ready(&self, now: Instant, hashes: bool) -> Option<usize> {
+        let is_ready = |at: &usize| {
+            (*at == HASH) == hashes
+                && self.queues[*at].waiting.iter().any(|command| command.due <= now)
+                && self.may_start(*at, now)
+        };
+        (0..=RETRY).filter(is_ready).min_by_key(|at| self.queues[*at].last)
+    }
+
+    /// Whether one more batch of a queue may be in flight.
+    fn may_start(&self, at: usize, now: Instant) -> bool {
+        let Capacity { sessions, hashers, cores, .. } = self.capacity;
+        let in_flight = |at: usize| self.queues[at].in_flight.len();
+        let all_writes = in_flight(CREATE) + in_flight(CHANGE) + in_flight(SINGLE) + in_flight(RETRY);
+        let (but_one, but_two) = ((sessions - 1).max(1), sessions.saturating_sub(2).max(1));
+        let statement = in_flight(FIND) + in_flight(LIST) + all_writes < sessions;
+        let write = statement && all_writes < but_one;
+        let queue = &self.queues[at];
+        let few = if queue.took < SHORT { (cores / 2).max(1 + usize::from(writes(at))) } else { sessions };
+        let paced = queue.in_flight.iter().filter(|started| now < **started + STALLED).count() < few;
+        match at {
+            FIND => statement && paced,
+            LIST => statement && paced && in_flight(LIST) < but_one && self.users < LIST_USERS,
+            CREATE => write && paced && in_flight(CREATE) < but_two,
+            CHANGE => write && paced && in_flight(CHANGE) + in_flight(SINGLE) < but_two,
+            SINGLE => write && in_flight(CHANGE) + in_flight(SINGLE) < but_two,
+            RETRY => write && in_flight(RETRY) < (but_one / 2).max(1),
+            _ => in_flight(HASH) < hashers,
+        }
+    }
+}
+
+impl<T> Queue<T> {
+    /// Takes up to `limit` commands that are due, and of lists only while they have fewer users than `users`: one of
+    /// each address first, beginning behind the address whose turn was last, then by age.
+    fn take(&mut self, limit: usize, mut users: usize, now: Instant) -> Vec<Queued<T>> {
+        let mut counts: HashMap<Peer, usize> = HashMap::new();
+        let due = self.waiting.iter().enumerate().filter(|(_, command)| command.due <= now);
+        let mut order: Vec<_> = due
+            .map(|(at, command)| {
+                let count = counts.entry(command.peer).and_modify(|count| *count += 1).or_insert(1);
+                (*count, command.peer <= self.last_peer, command.peer, at)
+            })
+            .collect();
+        order.sort_unstable();
+        let mut is_chosen = vec![false; self.waiting.len()];
+        for (count, _, peer, at) in order.into_iter().take(limit) {
+            if users == 0 {
+                break;
+            }
+            users = users.saturating_sub(self.waiting[at].needs.users);
+            is_chosen[at] = true;
+            if count == 1 {
+                self.last_peer = peer;
+            }
+        }
+        let mut taken = Vec::with_capacity(limit.min(is_chosen.len()));
+        for is_chosen in is_chosen {
+            match self.waiting.pop_front() {
+                Some(command) if is_chosen => taken.push(command),
+                rest => self.waiting.extend(rest),
+            }
+        }
+        taken
+    }
+}
+
+fn writes(queue: usize) -> bool {
+    matches!(queue, CREATE | CHANGE | SINGLE | RETRY)
+}
+
+/// Commands in one batch, at most. With 64 a statement's fixed cost no longer shows.
+fn batch_limit(queue: usize) -> usize {
+    if matches!(queue, FIND | LIST | CREATE | CHANGE) { 64 } else { 1 }
+}
+
+#[cfg(test)]
+mod tests;

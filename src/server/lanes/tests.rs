@@ -1,0 +1,513 @@
+//! The rules of lanes, one by one, and all of them under random load; without a database, a thread or a clock.
+
+use super::*;
+use std::{collections::HashSet, net::Ipv4Addr};
+
+const CAPACITY: Capacity = Capacity { sessions: 8, hashers: 1, cores: 2, retry_for: Duration::from_secs(10) };
+
+/// Lanes and the time.
+struct Bench {
+    lanes: Lanes<u32>,
+    now: Instant,
+}
+
+impl Bench {
+    fn new(capacity: Capacity) -> Bench {
+        Bench { lanes: Lanes::new(capacity), now: Instant::now() }
+    }
+
+    /// Queues a command of the address with this number; a microsecond passes, so that times differ.
+    fn push(&mut self, peer: u8, work: u32, needs: Needs) -> Option<u32> {
+        self.now += Duration::from_micros(1);
+        self.lanes.push(work, needs, Some(Ipv4Addr::new(127, 0, 0, peer).into()), self.now)
+    }
+
+    fn next(&mut self) -> Option<Batch<u32>> {
+        self.now += Duration::from_micros(1);
+        self.lanes.next(self.now, false)
+    }
+
+    /// The commands of the next batch, which goes on.
+    fn works(&mut self) -> Vec<u32> {
+        self.next().map_or_else(Vec::new, |batch| works(&batch))
+    }
+
+    /// Ends a batch, so long after now, with an answer to each command.
+    fn end(&mut self, batch: Batch<u32>, after: Duration) {
+        self.now += after;
+        self.lanes.finished(batch.token, self.now);
+        batch.commands.iter().for_each(|command| self.lanes.done(command));
+    }
+}
+
+fn works(batch: &Batch<u32>) -> Vec<u32> {
+    batch.commands.iter().map(|command| command.work).collect()
+}
+
+fn change(row: i64) -> Needs {
+    Needs::row(Lane::Change, row)
+}
+
+const LOCAL: Duration = Duration::from_micros(200);
+
+#[test]
+fn a_batch_is_what_arrived_meanwhile() {
+    let mut bench = Bench::new(CAPACITY);
+    let find = Needs::of(Lane::Find);
+    bench.push(1, 0, find);
+    let first = bench.next().unwrap();
+    (1..=70).for_each(|n| {
+        bench.push(1, n, find);
+    });
+    assert!(bench.next().is_none(), "a short batch is in flight");
+    bench.end(first, LOCAL);
+    let second = bench.next().unwrap();
+    assert_eq!(works(&second), (1..=64).collect::<Vec<_>>());
+    bench.end(second, LOCAL);
+    let third = bench.next().unwrap();
+    assert_eq!(works(&third), (65..=70).collect::<Vec<_>>());
+    assert!(bench.lanes.len() == 0 && !bench.lanes.is_idle());
+    bench.end(third, LOCAL);
+    assert!(bench.lanes.is_idle());
+}
+
+/// Lane, cores, the time of batches, and how many are in flight then.
+#[test]
+fn batches_in_flight() {
+    let rows = [
+        (Lane::Find, 2, 200, 1),
+        (Lane::Find, 8, 200, 4),
+        (Lane::Find, 2, 2000, 8),
+        (Lane::List, 2, 200, 1),
+        (Lane::List, 2, 2000, 7),
+        (Lane::Create, 2, 200, 2),
+        (Lane::Create, 2, 2000, 6),
+        (Lane::Change, 2, 200, 2),
+        (Lane::Change, 2, 2000, 6),
+        (Lane::Single, 2, 200, 6),
+    ];
+    for (lane, cores, took, expected) in rows {
+        let mut bench = Bench::new(Capacity { cores, ..CAPACITY });
+        for n in 0..10 {
+            bench.push(1, n, Needs::of(lane));
+            let batch = bench.next().unwrap();
+            bench.end(batch, Duration::from_micros(took));
+        }
+        let started = (0..20).filter(|n| {
+            bench.push(1, *n, Needs::of(lane));
+            bench.next().is_some()
+        });
+        assert_eq!(started.count(), expected, "{lane:?}, {cores} cores, {took} µs");
+    }
+}
+
+#[test]
+fn a_batch_that_is_stuck_does_not_stop_its_lane() {
+    for lane in [Lane::Find, Lane::List, Lane::Create, Lane::Change] {
+        let mut bench = Bench::new(CAPACITY);
+        let mut stuck = Vec::new();
+        for n in 0..10 {
+            bench.push(1, n, Needs::of(lane));
+            stuck.extend(bench.next());
+        }
+        let due = bench.lanes.next_due(bench.now, false).expect("more is queued");
+        assert_eq!(due, stuck[0].token.started + STALLED, "{lane:?}");
+        assert!(!bench.lanes.is_ready(due - Duration::from_micros(1), false), "{lane:?}");
+        bench.now = due;
+        assert!(bench.next().is_some(), "{lane:?}");
+    }
+}
+
+#[test]
+fn one_slow_batch_does_not_make_a_lane_a_slow_one() {
+    let mut bench = Bench::new(CAPACITY);
+    let mut in_flight = |took: u64| {
+        bench.push(1, 0, Needs::of(Lane::Find));
+        let batch = bench.next().unwrap();
+        bench.end(batch, Duration::from_micros(took));
+        bench.lanes.queues[Lane::Find as usize].took < SHORT
+    };
+    let short = [200, 100_000, 200, 100_000, 100_000].map(&mut in_flight);
+    assert_eq!(short, [true; 5]);
+    assert!(!in_flight(100_000) && in_flight(200));
+}
+
+#[test]
+fn changes_of_one_row_follow_each_other() {
+    let mut bench = Bench::new(CAPACITY);
+    for (work, needs) in [(1, change(7)), (2, change(7)), (3, change(8)), (4, Needs::row(Lane::Single, 7))] {
+        bench.push(1, work, needs);
+    }
+    // Any number of changes of one row hides none of another.
+    (100..1000).for_each(|n| {
+        bench.push(1, n, change(9));
+    });
+    bench.push(1, 5, change(10));
+    let first = bench.next().unwrap();
+    assert_eq!(works(&first), [1, 3, 100, 5]);
+    bench.now += STALLED;
+    assert!(bench.next().is_none());
+    bench.end(first, LOCAL);
+    assert_eq!(bench.works(), [2, 101]);
+}
+
+#[test]
+fn a_row_stays_taken_while_its_change_pauses_or_goes_on() {
+    let mut bench = Bench::new(CAPACITY);
+    bench.push(1, 1, change(7));
+    bench.push(1, 2, change(7));
+    let mut batch = bench.next().unwrap();
+    bench.lanes.finished(batch.token, bench.now);
+    let command = batch.commands.pop().unwrap();
+    assert!(bench.lanes.push_next(command, Needs::row(Lane::Single, 7)).is_none());
+    let mut batch = bench.next().unwrap();
+    assert_eq!((batch.lane, works(&batch)), (Lane::Single, vec![1]));
+    bench.lanes.finished(batch.token, bench.now);
+    bench.lanes.retry(batch.commands.pop().unwrap(), bench.now).unwrap();
+    assert!(bench.next().is_none());
+    bench.now = bench.lanes.next_due(bench.now, false).unwrap();
+    let batch = bench.next().unwrap();
+    assert_eq!(works(&batch), [1]);
+    bench.end(batch, LOCAL);
+    assert_eq!(bench.works(), [2]);
+}
+
+#[test]
+fn a_command_that_met_a_lock_is_retried_alone_until_its_time_is_up() {
+    let retry_for = Duration::from_secs(1);
+    let mut bench = Bench::new(Capacity { retry_for, ..CAPACITY });
+    bench.push(1, 1, change(7));
+    let start = bench.now;
+    let mut pauses = Vec::new();
+    loop {
+        let mut batch = bench.next().unwrap();
+        bench.lanes.finished(batch.token, bench.now);
+        if let Err(command) = bench.lanes.retry(batch.commands.pop().unwrap(), bench.now) {
+            bench.lanes.done(&command);
+            break;
+        }
+        // Its neighbours are not retried with it.
+        (10..14).for_each(|n| {
+            bench.push(1, n, change(n.into()));
+        });
+        let batch = bench.next().unwrap();
+        assert_eq!(works(&batch), [10, 11, 12, 13]);
+        bench.end(batch, LOCAL);
+        let due = bench.lanes.next_due(bench.now, false).unwrap();
+        pauses.push((due - bench.now).as_millis());
+        bench.now = due;
+    }
+    assert_eq!(pauses[..5], [9, 19, 39, 79, 79]);
+    assert!(bench.now <= start + retry_for && bench.now + Duration::from_millis(80) > start + retry_for);
+    assert!(bench.lanes.is_idle() && bench.lanes.rows.is_empty());
+}
+
+#[test]
+fn retries_leave_sessions_to_what_has_met_no_lock() {
+    for (sessions, most) in [(1, 1), (2, 1), (3, 1), (5, 2), (8, 3)] {
+        let mut bench = Bench::new(Capacity { sessions, ..CAPACITY });
+        for row in 0..20 {
+            bench.push(1, row, change(row.into()));
+        }
+        let batch = bench.next().unwrap();
+        bench.lanes.finished(batch.token, bench.now);
+        for command in batch.commands {
+            bench.lanes.retry(command, bench.now).unwrap();
+        }
+        bench.now += Duration::from_millis(10);
+        let retries: Vec<_> = std::iter::from_fn(|| bench.next()).collect();
+        assert_eq!(retries.len(), most, "{sessions}");
+        assert!(retries.iter().all(|batch| batch.commands.len() == 1));
+        bench.push(1, 100, change(100));
+        for batch in retries {
+            bench.end(batch, Duration::from_millis(100));
+        }
+        assert_eq!(bench.works(), [100], "{sessions}: its turn is before the next retry's");
+    }
+}
+
+#[test]
+fn one_address_does_not_keep_others_out() {
+    for lane in [Lane::Find, Lane::List, Lane::Create, Lane::Change, Lane::Single] {
+        let mut bench = Bench::new(CAPACITY);
+        (0..400).for_each(|n| {
+            bench.push(1, n, Needs::of(lane));
+        });
+        (400..800).for_each(|n| {
+            bench.push(2, n, Needs::of(lane));
+        });
+        bench.push(3, 1000, Needs::of(lane));
+        let mut batches = 0;
+        let is_in = |batch: &Batch<u32>| works(batch).contains(&1000);
+        loop {
+            batches += 1;
+            let batch = bench.next().unwrap();
+            let found = is_in(&batch);
+            bench.end(batch, LOCAL);
+            if found {
+                break;
+            }
+        }
+        assert!(batches <= if batch_limit(lane as usize) == 1 { 3 } else { 1 }, "{lane:?}: {batches}");
+    }
+}
+
+#[test]
+fn lists_in_flight_have_few_users() {
+    let mut bench = Bench::new(CAPACITY);
+    let list = |users| Needs { users, ..Needs::of(Lane::List) };
+    bench.push(1, 0, list(4000));
+    (1..10).for_each(|n| {
+        bench.push(1, n, list(999));
+    });
+    let large = bench.next().unwrap();
+    assert_eq!(works(&large), [0]);
+    bench.now += STALLED;
+    assert!(bench.next().is_none());
+    bench.end(large, LOCAL);
+    assert_eq!(bench.works(), [1, 2], "1,998 users");
+    bench.now += STALLED;
+    assert!(bench.next().is_none());
+}
+
+#[test]
+fn a_full_queue_of_hashes_refuses_the_address_that_has_most() {
+    let hash = Needs::of(Lane::Hash);
+    for hashers in [1, 2] {
+        let mut bench = Bench::new(Capacity { hashers, ..CAPACITY });
+        let most = 100 * hashers as u32;
+        assert!((0..most).all(|n| bench.push(1, n, hash).is_none()));
+        assert_eq!(bench.push(1, 5000, hash), Some(5000));
+        assert_eq!(bench.push(2, 6000, hash), Some(most - 1));
+        assert_eq!(bench.lanes.len(), most as usize);
+        let order: Vec<u32> = (0..3)
+            .map(|_| {
+                let batch = bench.lanes.next(bench.now, true).unwrap();
+                let work = works(&batch)[0];
+                bench.end(batch, Duration::from_millis(20));
+                work
+            })
+            .collect();
+        assert_eq!(order, [0, 6000, 1]);
+    }
+}
+
+#[test]
+fn commands_that_no_client_waits_for_are_dropped() {
+    let mut bench = Bench::new(CAPACITY);
+    for (work, needs) in [(0, change(1)), (1, change(1)), (2, change(1)), (3, Needs::of(Lane::Hash))] {
+        bench.push(1, work, needs);
+    }
+    bench.lanes.retain(|work| *work == 2);
+    assert_eq!(bench.lanes.len(), 1);
+    let batch = bench.next().unwrap();
+    assert_eq!(works(&batch), [2]);
+    bench.end(batch, LOCAL);
+    assert!(bench.lanes.is_idle() && bench.lanes.rows.is_empty());
+}
+
+/// xorshift64*, so that a failure repeats.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % bound
+    }
+}
+
+/// Rows that changes are of; each of the first few is locked half of the time.
+const ROWS: u64 = 40;
+const LOCKED: i64 = 10;
+
+/// Commands queued at once, at most.
+const QUEUED: usize = 300;
+
+/// A command is started for the first time within so many ends of batches. A change starts behind those of its row, of
+/// which each may meet its lock some times.
+const STARTS_WITHIN: u64 = 10 * QUEUED as u64;
+
+/// Random arrivals, ends, locks and abandoned clients: what holds at every step.
+struct World {
+    bench: Bench,
+    random: Random,
+    in_flight: Vec<Batch<u32>>,
+    rows: HashSet<i64>,
+    /// By the number of the command: what it needs, when it was queued in ends of batches until it is started, and
+    /// whether it is over.
+    commands: Vec<(Needs, Option<u64>, bool)>,
+    queued: usize,
+    ends: u64,
+}
+
+impl World {
+    fn new(sessions: usize, hashers: usize, seed: u64) -> World {
+        // So long that no command is given up.
+        let retry_for = Duration::from_secs(1 << 30);
+        World {
+            bench: Bench::new(Capacity { sessions, hashers, cores: 2, retry_for }),
+            random: Random(seed),
+            in_flight: Vec::new(),
+            rows: HashSet::new(),
+            commands: Vec::new(),
+            queued: 0,
+            ends: 0,
+        }
+    }
+
+    fn arrive(&mut self) {
+        let row = self.random.below(ROWS) as i64;
+        let needs = match self.random.below(20) {
+            0..8 => Needs::of(Lane::Find),
+            8..10 => Needs { users: self.random.below(1000) as usize, ..Needs::of(Lane::List) },
+            10..12 => Needs::of(Lane::Hash),
+            12 => Needs::row(Lane::Hash, row),
+            13..16 => Needs::of(Lane::Create),
+            16 => Needs::row(Lane::Single, row),
+            _ => change(row),
+        };
+        let (peer, work) = (self.random.below(5) as u8, self.commands.len() as u32);
+        self.commands.push((needs, Some(self.ends), false));
+        self.queued += 1;
+        let refused = self.bench.push(peer, work, needs);
+        self.refused(refused);
+    }
+
+    fn refused(&mut self, refused: Option<u32>) {
+        if let Some(work) = refused {
+            assert_eq!(self.commands[work as usize].0.lane, Lane::Hash);
+            self.commands[work as usize].2 = true;
+            self.queued -= 1;
+        }
+    }
+
+    /// Starts all that may start.
+    fn start(&mut self) {
+        for hashes in [false, true] {
+            while let Some(batch) = self.bench.lanes.next(self.bench.now, hashes) {
+                assert_eq!(batch.token.queue == HASH, hashes);
+                assert!((1..=batch_limit(batch.token.queue)).contains(&batch.commands.len()));
+                self.queued -= batch.commands.len();
+                for command in &batch.commands {
+                    let (needs, since, over) = &mut self.commands[command.work as usize];
+                    assert!(!*over && needs.lane == batch.lane);
+                    if let Some(row) = needs.row.filter(|_| batch.lane.changes_rows()) {
+                        assert!(self.rows.insert(row), "a row is changed twice at once");
+                    }
+                    if let Some(since) = since.take() {
+                        assert!(self.ends - since <= STARTS_WITHIN, "{:?} waits for too long", batch.lane);
+                    }
+                }
+                self.in_flight.push(batch);
+                self.bench.now += Duration::from_nanos(1);
+            }
+        }
+        self.check();
+    }
+
+    fn check(&self) {
+        let Capacity { sessions, hashers, .. } = self.bench.lanes.capacity;
+        let count = |queue: usize| self.in_flight.iter().filter(|batch| batch.token.queue == queue).count();
+        let of = |lane: Lane| count(lane as usize);
+        let changes = of(Lane::Change) + of(Lane::Single);
+        let (writes, hashes) = (of(Lane::Create) + changes + count(RETRY), count(HASH));
+        let (but_one, but_two) = ((sessions - 1).max(1), sessions.saturating_sub(2).max(1));
+        assert!(self.in_flight.len() - hashes <= sessions && writes <= but_one && hashes <= hashers);
+        assert!(of(Lane::Create) <= but_two && changes <= but_two && of(Lane::List) <= but_one);
+        assert!(count(RETRY) <= (but_one / 2).max(1));
+        let users =
+            |batch: &Batch<u32>| batch.commands.iter().map(|command| command.needs.users).sum::<usize>();
+        let lists = self.in_flight.iter().filter(|batch| batch.token.queue == Lane::List as usize);
+        assert!(lists.map(users).sum::<usize>() < 2 * LIST_USERS);
+        // A read that may be executed is in flight, unless a short one is.
+        let waiting = |lane: Lane| !self.bench.lanes.queues[lane as usize].waiting.is_empty();
+        let full = self.in_flight.len() - hashes == sessions;
+        assert!(!waiting(Lane::Find) || full || of(Lane::Find) > 0, "a find waits for nothing");
+        assert_eq!(self.bench.lanes.len(), self.queued);
+        assert_eq!(self.bench.lanes.is_idle(), self.queued + self.in_flight.len() == 0);
+    }
+
+    /// A batch in flight ends, in one way or another; at the end without locks.
+    fn end(&mut self, locks: bool) {
+        if self.in_flight.is_empty() {
+            return;
+        }
+        let at = self.random.below(self.in_flight.len() as u64) as usize;
+        let batch = self.in_flight.swap_remove(at);
+        self.ends += 1;
+        self.bench.lanes.finished(batch.token, self.bench.now);
+        let table_is_locked = self.random.below(1000) < 5;
+        for command in batch.commands {
+            let needs = self.commands[command.work as usize].0;
+            let row = needs.row.filter(|_| batch.lane.changes_rows());
+            assert!(row.is_none_or(|row| self.rows.remove(&row)));
+            let is_locked = row.is_some_and(|row| row < LOCKED) && self.random.below(2) == 0;
+            if locks && (is_locked || table_is_locked) {
+                self.queued += 1;
+                self.bench.lanes.retry(command, self.bench.now).expect("it is not given up");
+                continue;
+            }
+            let next = match batch.lane {
+                // Hashed, and then stored.
+                Lane::Hash if self.random.below(2) == 0 => Some(Lane::Single),
+                // An update of an address.
+                Lane::Change if self.random.below(4) == 0 => Some(Lane::Single),
+                Lane::Create if self.random.below(40) == 0 => Some(Lane::Hash),
+                _ => None,
+            };
+            if let Some(lane) = next {
+                let needs = Needs { lane, ..needs };
+                self.commands[command.work as usize].0 = needs;
+                self.queued += 1;
+                let refused = self.bench.lanes.push_next(command, needs);
+                self.refused(refused);
+                continue;
+            }
+            self.commands[command.work as usize].2 = true;
+            self.bench.lanes.done(&command);
+        }
+    }
+
+    /// Some clients have gone.
+    fn abandon(&mut self) {
+        let gone: HashSet<u32> =
+            (0..self.commands.len() as u32).filter(|_| self.random.below(8) == 0).collect();
+        let before = self.bench.lanes.len();
+        self.bench.lanes.retain(|work| !gone.contains(work));
+        self.queued -= before - self.bench.lanes.len();
+        let in_flight: HashSet<u32> = self.in_flight.iter().flat_map(works).collect();
+        for work in gone.difference(&in_flight) {
+            self.commands[*work as usize].2 = true;
+        }
+    }
+
+    fn run(&mut self, steps: u64) {
+        for _ in 0..steps {
+            match self.random.below(1000) {
+                0..450 if self.queued < QUEUED => self.arrive(),
+                999 => self.abandon(),
+                _ => self.end(true),
+            }
+            self.start();
+            let microseconds = self.random.below(1000);
+            self.bench.now += Duration::from_micros(microseconds);
+        }
+        // No locks, no arrivals: all of it is executed.
+        while !self.bench.lanes.is_idle() {
+            self.end(false);
+            self.bench.now += Duration::from_millis(1);
+            self.start();
+        }
+        assert!(self.commands.iter().all(|(.., over)| *over));
+        assert!(self.bench.lanes.rows.is_empty() && self.rows.is_empty() && self.bench.lanes.users == 0);
+    }
+}
+
+#[test]
+fn any_history_keeps_the_rules() {
+    for (sessions, hashers, seed) in [(1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 2, 4), (8, 2, 5)] {
+        World::new(sessions, hashers, seed).run(50_000);
+    }
+}
