@@ -23,7 +23,10 @@ userd_start() {
     )
     userd_settings=$(userd_run config | sed -n 's/^\([A-Z_]*\)  *\(.*[^ ]\)  *environment$/\1=\2/p' | paste -sd ' ')
     # Its standard input ends with this shell. bats waits for processes that hold its descriptor 3.
-    coproc USERD_PROCESS { userd_run --embedded --ephemeral --port 0 --with-parent "$@" 2>"$userd_log" 3>&-; }
+    local names=("${settings[@]%%=*}")
+    coproc USERD_PROCESS {
+        userd_run --embedded --ephemeral --port 0 --with-parent "${names[@]/#/--settings=}" "$@" 2>"$userd_log" 3>&-
+    }
     # bash forgets it when the process ends.
     userd_pid=$USERD_PROCESS_PID
     # listening on http://127.0.0.1:41234

@@ -23,8 +23,10 @@ pub struct Given {
     /// Empty for the service itself.
     pub verb: String,
     matches: ArgMatches,
-    /// What `--env-file` has set.
+    /// Variables that `--env-file` has set.
     pub assigned: Vec<Assignment>,
+    /// The socket of the service manager (`NOTIFY_SOCKET`), which programs that this one starts do not see.
+    pub notify: Option<OsString>,
 }
 
 impl Given {
@@ -37,7 +39,7 @@ impl Given {
             Err(error) => return Err(Failure::argument(problem(error))),
         };
         let (verb, matches) = matches.remove_subcommand().unwrap_or((String::new(), matches));
-        Ok(Some(Given { verb, matches, assigned: Vec::new() }))
+        Ok(Some(Given { verb, matches, assigned: Vec::new(), notify: None }))
     }
 
     /// Sets the variables that options stand for, and those of `--env-file` that the environment lacks. To be called
@@ -49,6 +51,9 @@ impl Given {
                 unsafe { env::set_var(variable, value) };
             }
         }
+        self.notify = env::var_os("NOTIFY_SOCKET");
+        // SAFETY: as above.
+        unsafe { env::remove_var("NOTIFY_SOCKET") };
         if let Some(file) = self.value("--env-file") {
             let read = env_file::read(Path::new(file));
             self.assigned = read.map_err(|problem| Failure::usage(format!("--env-file: {problem}")))?;

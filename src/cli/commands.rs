@@ -32,7 +32,7 @@ const EMBEDDED: &str = "work on the cluster that `userd --embedded[=DIR]` makes,
 pub fn command() -> Command {
     let env_file = "read variables from FILE, as systemd's EnvironmentFile= has them; those of the environment go \
                     before them";
-    let settings = "names of variables, separated by commas: refuses to start if one of them is no setting";
+    let settings = "the name of a variable that is meant as a setting: refuses to start if it is misspelt";
     let end = "end when standard input does, and so with the process that holds its other end; with PID: end when \
                that process does; may be given twice";
     let cluster = "run a private PostgreSQL cluster in DIR from this machine's own programs (default ./userd-data; \
@@ -56,7 +56,7 @@ pub fn command() -> Command {
             variable("--port"),
             migrate(),
             optional("--with-parent", "PID", end).action(ArgAction::Append),
-            option("--settings", "NAMES", settings).value_delimiter(',').hide(true),
+            option("--settings", "NAME", settings).action(ArgAction::Append).hide(true),
             option("--env-file", "FILE", env_file).global(true),
         ])
         .subcommands(transfers())

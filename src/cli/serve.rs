@@ -14,6 +14,13 @@ use super::{
 };
 use std::{
     io::{self, Write},
+    os::{
+        linux::net::SocketAddrExt,
+        unix::{
+            ffi::OsStrExt,
+            net::{SocketAddr, UnixDatagram},
+        },
+    },
     path::Path,
 };
 use userd::{
@@ -64,6 +71,7 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
     crate::give_back_memory();
     // Before a harness can know that it serves, and sends a signal for it.
     ending.begin();
+    tell(given, "READY=1");
     // A harness may have closed it; the service does not depend on being read.
     let _ = writeln!(io::stdout(), "listening on {}", server.base_url());
     if let (Some(dir), Some(cluster)) = (&dir, &cluster) {
@@ -74,6 +82,7 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
     }
     let end = ending.wait(cluster.as_mut());
     log::info!("stopping");
+    tell(given, "STOPPING=1");
     server.stop();
     // A harness waits for the end, and need not for the drop. The next process does it, or the end of the cluster.
     std::mem::forget(scratch);
@@ -87,6 +96,19 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
             Err(Failure::runtime("nothing could be served any more; the log says why, start it again"))
         }
         End::Cluster(line) => Err(Failure::runtime(line)),
+    }
+}
+
+/// Tells systemd the state of the service (`Type=notify`).
+fn tell(given: &Given, state: &str) {
+    let Some(name) = &given.notify else { return };
+    let address = match name.as_bytes() {
+        [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
+        _ => SocketAddr::from_pathname(name),
+    };
+    let send = |address| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address);
+    if let Err(error) = address.and_then(send) {
+        log::warn!("NOTIFY_SOCKET: {state} cannot be sent: {error}");
     }
 }
 

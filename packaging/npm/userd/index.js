@@ -35,6 +35,8 @@ class Userd {
     const own = { ...environment(this.#program), ...settings };
     const added = additions(given, own);
     if (seed !== undefined) given.push("--seed", String(seed));
+    // It refuses a misspelt one.
+    given.push(...Object.keys(settings).map((name) => `--settings=${name}`));
     this.#settings = { ...own, ...added.environment };
     const directory = mkdtempSync(join(tmpdir(), "userd-log-"));
     this.#log = openSync(join(directory, "log"), "a+");

@@ -26,8 +26,16 @@ LINES = 50
 class Server:
     """A running service. `url` is its address, as in `http://127.0.0.1:41234`."""
 
-    def __init__(self, userd: str, environment: dict[str, str], seed: str | os.PathLike[str] | None):
-        arguments = ["--embedded", "--ephemeral", "--port=0", "--with-parent"]
+    def __init__(
+        self,
+        userd: str,
+        environment: dict[str, str],
+        settings: dict[str, str],
+        seed: str | os.PathLike[str] | None,
+    ):
+        environment = {**environment, **settings}
+        # It refuses a misspelt one.
+        arguments = ["--embedded", "--ephemeral", "--port=0", "--with-parent", *(f"--settings={name}" for name in settings)]
         arguments += programs(arguments, environment)
         if seed is not None:
             arguments += ["--seed", os.fspath(seed)]
@@ -109,7 +117,7 @@ _servers: list[Server] = []
 def _serve(
     userd: str, environment: dict[str, str], settings: dict[str, str], seed: str | os.PathLike[str] | None
 ) -> Generator[Server, None, None]:
-    server = Server(userd, {**environment, **settings}, seed)
+    server = Server(userd, environment, settings, seed)
     if not server.url:
         server._stop()
         pytest.fail(f"userd did not start\n{server.explain()}", pytrace=False)
