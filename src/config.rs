@@ -65,8 +65,12 @@ pub struct Config {
     pub migrations_dir: Option<PathBuf>,
     /// Whether missing migrations are applied at start; otherwise a start without them is refused. No variable sets it.
     pub migrate: bool,
-    /// The bearer token that `/users` asks for.
+    /// The bearer token that `/users` asks for; also several, separated by white space.
     pub api_token: Option<Secret>,
+    /// Tokens that allow `GET` and `HEAD` alone. They need an `api_token`.
+    pub api_token_read: Option<Secret>,
+    /// Tokens that allow `POST /users/authenticate` alone. They need an `api_token`.
+    pub api_token_login: Option<Secret>,
     /// What it costs to hash a password. No variable sets it.
     pub password_hashing: PasswordHashing,
     /// Wrong passwords that one peer may send for one e-mail address in a minute; 0 for any number.
@@ -304,6 +308,8 @@ impl Default for Config {
             migrations_dir: None,
             migrate: true,
             api_token: None,
+            api_token_read: None,
+            api_token_login: None,
             password_hashing: PasswordHashing::Owasp,
             auth_attempts: 10,
             allowed_hosts: Vec::new(),
@@ -354,9 +360,30 @@ impl Config {
         }
     }
 
+    /// Refuses tokens with fewer rights beside none for everything, and a token that is in two settings.
+    fn check_tokens(&self) -> Result<(), ConfigError> {
+        let values = |token: &Option<Secret>| -> Vec<String> {
+            token.iter().flat_map(|token| token.expose().split_whitespace().map(str::to_owned)).collect()
+        };
+        let mut known = values(&self.api_token);
+        for (variable, token) in
+            [("API_TOKEN_READ", &self.api_token_read), ("API_TOKEN_LOGIN", &self.api_token_login)]
+        {
+            if token.is_some() && self.api_token.is_none() {
+                return Err(problem(variable, "needs API_TOKEN: without that every request is allowed"));
+            }
+            let more = values(token);
+            if more.iter().any(|token| known.contains(token)) {
+                return Err(problem(variable, "has a token that another variable has, too"));
+            }
+            known.extend(more);
+        }
+        Ok(())
+    }
+
     /// Whether the numbers and durations are within the bounds that their variables have, the memory suffices for one
-    /// of each thing that it has to hold, and any origin is allowed only with a token. An error names the first that is
-    /// not, by its variable.
+    /// of each thing that it has to hold, any origin is allowed only with a token, and each token has one meaning. An
+    /// error names the first that is not, by its variable.
     pub fn check(&self) -> Result<(), ConfigError> {
         settings::check(self)?;
         if self.limits.allowed_origins.any() && self.api_token.is_none() {
@@ -366,6 +393,7 @@ impl Config {
                  person opens could",
             ));
         }
+        self.check_tokens()?;
         // Requests have one half, of it an eighth for heads; answers and hashes have the other half.
         let input = self.limits.max_body_bytes.saturating_add(self.limits.max_head_bytes);
         // The largest page, or a usual one while a password is hashed.
@@ -431,6 +459,28 @@ mod tests {
     }
 
     #[test]
+    fn each_token_has_one_meaning() {
+        type Pairs<'a> = &'a [(&'a str, &'a str)];
+        let rows: [(Pairs, Option<&str>); 8] = [
+            (&[("API_TOKEN", "a b\nc")], None),
+            (&[("API_TOKEN", "a"), ("API_TOKEN_READ", "b c"), ("API_TOKEN_LOGIN", "d")], None),
+            (&[("API_TOKEN_READ", "b")], Some("API_TOKEN_READ")),
+            (&[("API_TOKEN_LOGIN", "b")], Some("API_TOKEN_LOGIN")),
+            (&[("API_TOKEN_READ", "b"), ("API_TOKEN_LOGIN", "c")], Some("API_TOKEN_READ")),
+            (&[("API_TOKEN", "a b"), ("API_TOKEN_READ", "c b")], Some("API_TOKEN_READ")),
+            (&[("API_TOKEN", "a"), ("API_TOKEN_LOGIN", "a")], Some("API_TOKEN_LOGIN")),
+            (
+                &[("API_TOKEN", "a"), ("API_TOKEN_READ", "b"), ("API_TOKEN_LOGIN", "c b")],
+                Some("API_TOKEN_LOGIN"),
+            ),
+        ];
+        for (pairs, expected) in rows {
+            let found = from(pairs).unwrap().check().err();
+            assert_eq!(found.as_ref().map(|error| error.variable), expected, "{pairs:?}");
+        }
+    }
+
+    #[test]
     fn what_is_wrong_is_refused_by_name() {
         let rows = [
             ("PORT", "abc"),
@@ -453,7 +503,8 @@ mod tests {
             ("TRUSTED_PROXIES", "10.0.0.0/33"),
             ("ALLOWED_HOSTS", "http://a"),
             ("ALLOWED_HOSTS", "a:80"),
-            ("API_TOKEN", "a b"),
+            ("API_TOKEN", "a é"),
+            ("API_TOKEN", " \t"),
             ("API_TOKEN_FILE", "/nowhere/at/all"),
             ("API_TOKEN_FILE", "/dev/null"),
             ("DATABASE_URL_FILE", "/dev/null"),

@@ -27,6 +27,8 @@ pub struct Violation {
 pub enum Error {
     /// No such route or no such record.
     NotFound,
+    /// The path differs from a route's by slashes alone; holds a line that says so.
+    FurtherSlash(String),
     /// The path exists, the method does not; holds the value of `Allow`.
     MethodNotAllowed(String),
     /// The body sets fields that may not be mass assigned; holds their names.
@@ -52,6 +54,8 @@ pub enum Error {
     InvalidCredentials,
     /// `API_TOKEN` is set and the request does not carry it.
     Unauthorized,
+    /// The request carries a token that does not give the right to it.
+    Forbidden,
     /// A browser sent an unsafe request from another site.
     CrossOrigin,
     /// Without a token, the request names a host that a stranger may own and that is not this service's.
@@ -118,6 +122,7 @@ impl Error {
         };
         match self {
             Error::NotFound => fixed(404, "Not found"),
+            Error::FurtherSlash(message) => explained(404, "Not found", message),
             Error::MethodNotAllowed(allow) => fixed(405, "Method not allowed").with("Allow", allow.clone()),
             Error::MassAssignment(fields) => Refusal::new(422, Some(mass_assignment(fields).into())),
             Error::InvalidJson(problem) => explained(400, "Invalid JSON", problem),
@@ -126,7 +131,14 @@ impl Error {
             Error::InvalidQuery(violations) => invalid(400, Some("Invalid query"), violations),
             // By Accept-Encoding a client knows that the coding is at fault (RFC 9110, 12.5.3).
             Error::UnsupportedMediaType { accepted, patch, coded } => {
-                let answer = fixed(415, "Unsupported media type").with("Accept", *accepted);
+                let message = match (coded, patch) {
+                    (true, _) => "bodies with a Content-Encoding are not decoded: send plain JSON",
+                    (_, true) => {
+                        "the Content-Type of a patch is application/merge-patch+json or application/json"
+                    }
+                    _ => "uploads are not read: send JSON, as application/json",
+                };
+                let answer = explained(415, "Unsupported media type", message).with("Accept", *accepted);
                 let answer = if *patch { answer.with("Accept-Patch", *accepted) } else { answer };
                 if *coded { answer.with("Accept-Encoding", "identity") } else { answer }
             }
@@ -139,6 +151,7 @@ impl Error {
                 fixed(429, "Too many attempts").with("Retry-After", retry_after.to_string())
             }
             Error::Unauthorized => fixed(401, "Unauthorized").with("WWW-Authenticate", "Bearer"),
+            Error::Forbidden => fixed(403, "Forbidden"),
             Error::CrossOrigin => {
                 explained(403, "Cross-origin request refused", "ALLOWED_ORIGINS does not name this origin")
             }
@@ -386,7 +399,7 @@ mod tests {
             (
                 Error::UnsupportedMediaType { accepted: "a/b", patch: true, coded: true },
                 415,
-                r#"{"error":"Unsupported media type"}"#,
+                r#"{"error":"Unsupported media type","message":"bodies with a Content-Encoding are not decoded: send plain JSON"}"#,
             ),
             (
                 Error::Database { sql: "select secret", message: "whatever".into(), code: String::new() },

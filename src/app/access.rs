@@ -2,8 +2,9 @@
 //! unless that origin is allowed; then the bearer token is required or, where none is set, a `Host` that is accepted
 //! (DNS rebinding).
 
+use super::routes::Callers;
 use crate::{
-    config::{AllowedOrigins, Config},
+    config::{AllowedOrigins, Config, Secret},
     error::Error,
     http::{Cors, Method, Request, hosts},
 };
@@ -13,10 +14,41 @@ use subtle::ConstantTimeEq;
 /// The fields, beside Host, that it looks at on every route.
 pub const FIELDS: [&str; 3] = ["authorization", "origin", "sec-fetch-site"];
 
+/// Rights that a token gives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rights {
+    /// Everything: `API_TOKEN`.
+    Full,
+    /// Reads of users and figures: `API_TOKEN_READ`.
+    Read,
+    /// Checks of passwords: `API_TOKEN_LOGIN`.
+    Login,
+}
+
+impl Rights {
+    /// The name in the log.
+    pub fn name(self) -> &'static str {
+        match self {
+            Rights::Full => "full",
+            Rights::Read => "read",
+            Rights::Login => "login",
+        }
+    }
+
+    fn suffice_for(self, callers: Callers) -> bool {
+        match self {
+            Rights::Full => true,
+            Rights::Read => matches!(callers, Callers::Known | Callers::Read),
+            Rights::Login => matches!(callers, Callers::Known | Callers::Login),
+        }
+    }
+}
+
 /// The rules that stand before every route.
 pub struct Access {
-    /// Digests are compared: equally long, and a difference in their first bytes tells nothing of the token.
-    token: Option<[u8; 32]>,
+    /// Digests of the tokens, each with its rights; none if no token is needed. Digests are compared: equally long, and a
+    /// difference in their first bytes tells nothing of the token.
+    tokens: Option<Vec<([u8; 32], Rights)>>,
     /// What requests without a token may name as their host, beside what no stranger can own; `None` for any name.
     hosts: Option<Vec<String>>,
     /// Whose pages may send requests.
@@ -37,7 +69,7 @@ impl Access {
             }
         }
         Access {
-            token: config.api_token.as_ref().map(|token| digest(token.expose())),
+            tokens: config.api_token.is_some().then(|| tokens(config)),
             hosts: (!config.allowed_hosts.iter().any(|name| name == "*")).then_some(hosts),
             origins: config.limits.allowed_origins.clone(),
         }
@@ -46,7 +78,7 @@ impl Access {
     /// Which hosts a request may name, for the log; `None` with a token, which makes the name irrelevant.
     pub fn accepted_hosts(&self) -> Option<String> {
         const LOCAL: &str = "IP addresses, names without a dot, names under localhost, local, internal, home.arpa, test or svc";
-        match (self.token, &self.hosts) {
+        match (&self.tokens, &self.hosts) {
             (Some(_), _) => None,
             (None, None) => Some("any".to_owned()),
             (None, Some(names)) if names.is_empty() => Some(LOCAL.to_owned()),
@@ -54,24 +86,46 @@ impl Access {
         }
     }
 
-    /// [`Error::CrossOrigin`], [`Error::Unauthorized`] or [`Error::HostNotAllowed`] where the request is refused.
-    pub fn check(&self, request: &Request) -> Result<(), Error> {
+    /// Admits a request of a route for these callers; else [`Error::CrossOrigin`], [`Error::Unauthorized`],
+    /// [`Error::Forbidden`] or [`Error::HostNotAllowed`].
+    pub fn check(&self, request: &Request, callers: Callers) -> Result<(), Error> {
         let cors = self.cors(request);
         if is_cross_origin(request) && !cors.is_allowed() {
             return Err(Error::CrossOrigin);
         }
-        match self.token {
+        match self.tokens {
             // Browsers send no token with a preflight, and its answer tells nothing of the users.
             Some(_) if request.method == Method::Options && cors.is_allowed() => Ok(()),
-            Some(expected) if !carries(request, &expected) => Err(Error::Unauthorized),
             // A page of another site does not know the token, whatever name it is served under.
-            Some(_) => Ok(()),
+            Some(_) => match self.rights(request) {
+                None => Err(Error::Unauthorized),
+                Some(rights) if rights.suffice_for(callers) => Ok(()),
+                Some(_) => Err(Error::Forbidden),
+            },
             None => match request.header("host") {
                 Some(host) if !self.is_accepted(host) && request.peer.is_some() => Err(Error::HostNotAllowed),
                 // A client of a Unix socket is no page. Browsers send a Host.
                 _ => Ok(()),
             },
         }
+    }
+
+    /// Returns the rights of the token that the request carries, if it has exactly one Authorization field and the token
+    /// is known.
+    pub fn rights(&self, request: &Request) -> Option<Rights> {
+        let tokens = self.tokens.as_ref()?;
+        let mut fields = request.fields("authorization");
+        let (Some(value), None) = (fields.next(), fields.next()) else { return None };
+        let (scheme, token) = value.split_once(' ')?;
+        if !scheme.eq_ignore_ascii_case("bearer") {
+            return None;
+        }
+        let carried = digest(token.trim());
+        // All are compared: the time tells nothing of which one is near.
+        tokens.iter().fold(None, |found, (expected, rights)| match bool::from(carried.ct_eq(expected)) {
+            true => Some(*rights),
+            false => found,
+        })
     }
 
     /// What the answer tells a page of another origin.
@@ -92,13 +146,18 @@ impl Access {
     }
 }
 
-/// Whether the request has exactly one Authorization field and it holds the token.
-fn carries(request: &Request, expected: &[u8; 32]) -> bool {
-    let mut fields = request.fields("authorization");
-    let (Some(value), None) = (fields.next(), fields.next()) else { return false };
-    let Some((scheme, token)) = value.split_once(' ') else { return false };
-    let is_token = digest(token.trim()).ct_eq(expected);
-    scheme.eq_ignore_ascii_case("bearer") && bool::from(is_token)
+/// Returns the digests of all tokens of the settings, each with its rights.
+fn tokens(config: &Config) -> Vec<([u8; 32], Rights)> {
+    let settings = [
+        (&config.api_token, Rights::Full),
+        (&config.api_token_read, Rights::Read),
+        (&config.api_token_login, Rights::Login),
+    ];
+    let of_setting = |(values, rights): (&'_ Option<Secret>, Rights)| {
+        let values = values.as_ref().map_or("", Secret::expose).split_whitespace();
+        values.map(|token| (digest(token), rights)).collect::<Vec<_>>()
+    };
+    settings.into_iter().flat_map(of_setting).collect()
 }
 
 fn digest(text: &str) -> [u8; 32] {
@@ -127,7 +186,6 @@ fn is_cross_origin(request: &Request) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Secret;
 
     fn request(method: &str, headers: &[(&str, &str)]) -> Request {
         let mut request = Request::new(method, "/users", "");
@@ -159,10 +217,10 @@ mod tests {
             (&[("Authorization", "Bearer s3cret"), ("Authorization", "Bearer s3cret")], false),
         ];
         for (headers, welcome) in rows {
-            let result = access.check(&request("GET", headers));
+            let result = access.check(&request("GET", headers), Callers::Full);
             assert_eq!(result.is_ok(), *welcome, "{headers:?}");
         }
-        assert!(self::access(None).check(&request("GET", &[])).is_ok());
+        assert!(self::access(None).check(&request("GET", &[]), Callers::Full).is_ok());
     }
 
     #[test]
@@ -187,7 +245,7 @@ mod tests {
             ("POST", &[("Sec-Fetch-Site", "same-origin"), ("Origin", "http://x"), ("Host", "a")], true),
         ];
         for (method, headers, welcome) in rows {
-            let result = access(None).check(&request(method, headers));
+            let result = access(None).check(&request(method, headers), Callers::Full);
             assert_eq!(result.is_ok(), *welcome, "{method} {headers:?}");
         }
     }
@@ -221,23 +279,26 @@ mod tests {
                 let headers = [markers, &[("Host", host)]].concat();
                 for method in ["GET", "POST", "OPTIONS"] {
                     let mut request = request(method, &headers);
-                    let result = access(None).check(&request);
+                    let result = access(None).check(&request, Callers::Full);
                     assert_eq!(result.is_ok(), allowed, "{method} {headers:?}");
                     if let Err(error) = result {
                         assert!(matches!(error, Error::HostNotAllowed), "{error:?}");
                     }
                     let with_token = request.clone().with("Authorization", "Bearer s3cret");
-                    assert!(access(Some("s3cret")).check(&with_token).is_ok(), "a token suffices");
+                    assert!(
+                        access(Some("s3cret")).check(&with_token, Callers::Full).is_ok(),
+                        "a token suffices"
+                    );
                     let any =
                         Access::new(&Config { allowed_hosts: vec!["*".to_owned()], ..Config::default() });
-                    assert!(any.check(&request).is_ok(), "* is any name");
+                    assert!(any.check(&request, Callers::Full).is_ok(), "* is any name");
                     // Of a Unix socket, or without a socket.
                     request.peer = None;
-                    assert!(access(None).check(&request).is_ok());
+                    assert!(access(None).check(&request, Callers::Full).is_ok());
                 }
             }
         }
-        assert!(access(None).check(&request("GET", &[])).is_ok(), "HTTP/1.0 without a Host");
+        assert!(access(None).check(&request("GET", &[]), Callers::Full).is_ok(), "HTTP/1.0 without a Host");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `GET /openapi.json`: the service described for machines.
+//! `GET /openapi.json`: the service described for machines; `GET /`: where to begin.
 //!
 //! The description is `schemas/openapi.json`, with the very schemas in it that bodies are held against.
 
@@ -12,6 +12,15 @@ use std::sync::LazyLock;
 
 /// The answer of one service, made when it is first asked for.
 pub(super) type Description = LazyLock<Response, Box<dyn FnOnce() -> Response + Send>>;
+
+/// The answer of `/`: the paths to begin with.
+pub(super) fn index(ui: bool) -> Response {
+    let mut paths = serde_json::json!({"description": "/openapi.json", "users": "/users"});
+    if ui {
+        paths["ui"] = "/ui".into();
+    }
+    Response::json(200, &paths)
+}
 
 /// That of a service with these settings.
 pub(super) fn of(config: &Config) -> Description {

@@ -137,6 +137,11 @@ impl App {
         self.rules.access.accepted_hosts()
     }
 
+    /// Names the rights of the token that a request carries, for the log.
+    pub(crate) fn rights(&self, request: &Request) -> Option<&'static str> {
+        self.rules.access.rights(request).map(access::Rights::name)
+    }
+
     /// The users themselves, for what HTTP does not offer.
     #[doc(hidden)]
     pub fn users(&self) -> &Users {

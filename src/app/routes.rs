@@ -16,17 +16,22 @@ use std::{borrow::Cow, slice, sync::LazyLock};
 pub(crate) struct Route {
     /// As the description and the figures have it; `{id}` stands for one segment that is not empty.
     pub path: &'static str,
-    callers: Callers,
-    methods: &'static [(Method, Endpoint, &'static [&'static str])],
+    methods: &'static [(Method, Endpoint, Callers, &'static [&'static str])],
 }
 
-/// Who may ask.
+/// Clients that may ask, beside those with the token for everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Callers {
-    /// Anyone: it tells nothing of the users.
+    /// All clients: the answer tells nothing of the users.
     Any,
-    /// Those whose token, host and origin are admitted.
-    Admitted,
+    /// Clients with any token.
+    Known,
+    /// Clients with the token for reads.
+    Read,
+    /// Clients with the token for logins.
+    Login,
+    /// No others.
+    Full,
 }
 
 /// What is asked for.
@@ -45,6 +50,8 @@ pub(crate) enum Endpoint {
     Description,
     /// The page for the browser.
     Ui,
+    /// The paths to begin with.
+    Index,
     /// The methods of these routes.
     Options(&'static [Route]),
 }
@@ -76,49 +83,56 @@ const BODY_AND_TAGS: &[&str] = &["content-type", "content-encoding", "if-match",
 const UI: &str = "/ui";
 
 /// The table. Of two rows that a path fits, the first one has it.
-static ROUTES: [Route; 8] = [
+static ROUTES: [Route; 9] = [
     Route {
         path: "/users",
-        callers: Callers::Admitted,
-        methods: &[(Get, Endpoint::List, &[]), (Post, Endpoint::Create, KEYED_BODY)],
-    },
-    Route {
-        path: "/users/authenticate",
-        callers: Callers::Admitted,
-        methods: &[(Post, Endpoint::Authenticate, BODY)],
-    },
-    Route {
-        path: "/users/{id}",
-        callers: Callers::Admitted,
         methods: &[
-            (Get, Endpoint::Find, TAGS),
-            (Put, Endpoint::Update, BODY_AND_TAGS),
-            (Patch, Endpoint::Patch, BODY_AND_TAGS),
-            (Delete, Endpoint::Delete, TAGS),
+            (Get, Endpoint::List, Callers::Read, &[]),
+            (Post, Endpoint::Create, Callers::Full, KEYED_BODY),
         ],
     },
-    Route { path: "/livez", callers: Callers::Any, methods: &[(Get, Endpoint::Health(Probe::Live), &[])] },
-    Route { path: "/readyz", callers: Callers::Any, methods: &[(Get, Endpoint::Health(Probe::Ready), &[])] },
-    Route { path: "/metrics", callers: Callers::Admitted, methods: &[(Get, Endpoint::Metrics, &[])] },
-    Route { path: "/openapi.json", callers: Callers::Any, methods: &[(Get, Endpoint::Description, &[])] },
-    Route { path: UI, callers: Callers::Any, methods: &[(Get, Endpoint::Ui, &["if-none-match"])] },
+    Route { path: "/users/authenticate", methods: &[(Post, Endpoint::Authenticate, Callers::Login, BODY)] },
+    Route {
+        path: "/users/{id}",
+        methods: &[
+            (Get, Endpoint::Find, Callers::Read, TAGS),
+            (Put, Endpoint::Update, Callers::Full, BODY_AND_TAGS),
+            (Patch, Endpoint::Patch, Callers::Full, BODY_AND_TAGS),
+            (Delete, Endpoint::Delete, Callers::Full, TAGS),
+        ],
+    },
+    Route { path: "/livez", methods: &[(Get, Endpoint::Health(Probe::Live), Callers::Any, &[])] },
+    Route { path: "/readyz", methods: &[(Get, Endpoint::Health(Probe::Ready), Callers::Any, &[])] },
+    Route { path: "/metrics", methods: &[(Get, Endpoint::Metrics, Callers::Read, &[])] },
+    Route { path: "/openapi.json", methods: &[(Get, Endpoint::Description, Callers::Any, &[])] },
+    Route { path: UI, methods: &[(Get, Endpoint::Ui, Callers::Any, &["if-none-match"])] },
+    Route { path: "/", methods: &[(Get, Endpoint::Index, Callers::Any, &[])] },
 ];
 
 impl Route {
-    /// What a method other than OPTIONS asks for.
-    fn endpoint(&self, method: Method) -> Option<Endpoint> {
-        let method = if method == Head { Get } else { method };
-        self.methods.iter().find(|(served, ..)| *served == method).map(|(_, endpoint, _)| *endpoint)
+    /// Returns what a method asks for, and which clients may.
+    fn endpoint(&'static self, method: Method) -> Option<(Endpoint, Callers)> {
+        let method = match method {
+            Head => Get,
+            Options => {
+                let is_open = self.methods.iter().all(|(.., callers, _)| *callers == Callers::Any);
+                let callers = if is_open { Callers::Any } else { Callers::Known };
+                return Some((Endpoint::Options(slice::from_ref(self)), callers));
+            }
+            method => method,
+        };
+        let row = self.methods.iter().find(|(served, ..)| *served == method);
+        row.map(|(_, endpoint, callers, _)| (*endpoint, *callers))
     }
 
     /// Whether it serves a method.
-    pub fn serves(&self, method: Method) -> bool {
-        method == Options || self.endpoint(method).is_some()
+    pub fn serves(&'static self, method: Method) -> bool {
+        self.endpoint(method).is_some()
     }
 
     /// Whether the frontend answers all of it at once.
     pub fn is_at_once(&self) -> bool {
-        self.methods.iter().all(|(_, endpoint, _)| matches!(endpoint, Endpoint::Health(_)))
+        self.methods.iter().all(|(_, endpoint, ..)| matches!(endpoint, Endpoint::Health(_)))
     }
 
     fn fits(&self, first: &str, second: Option<&str>) -> bool {
@@ -138,23 +152,26 @@ pub(crate) fn find(method: Method, path: &str, ui: bool) -> Result<Asked, Error>
         // It asks about the server as a whole.
         return Ok(Asked { endpoint: Endpoint::Options(&ROUTES), callers: Callers::Any, user: None });
     }
-    let Some((at, second)) = row(path).filter(|(at, _)| ui || ROUTES[*at].path != UI) else {
+    let is_served = |(at, _): &(usize, _)| ui || ROUTES[*at].path != UI;
+    let Some((at, second)) = row(path).filter(is_served) else {
         return Err(match method {
             Method::Other => Error::NotImplemented("the method is not served on any path"),
-            _ => Error::NotFound,
+            _ => {
+                let meant = without_further_slashes(path);
+                row(&meant).filter(is_served).map_or(Error::NotFound, |(at, _)| {
+                    Error::FurtherSlash(format!("the path is {}, without a further slash", ROUTES[at].path))
+                })
+            }
         });
     };
     let route = &ROUTES[at];
-    let endpoint = match method {
-        Options => Some(Endpoint::Options(slice::from_ref(route))),
-        method => route.endpoint(method),
-    };
-    let endpoint = endpoint.ok_or_else(|| Error::MethodNotAllowed(allow(slice::from_ref(route))))?;
-    Ok(Asked { endpoint, callers: route.callers, user: second.and_then(|text| parse_id(&text)) })
+    let asked = route.endpoint(method);
+    let (endpoint, callers) = asked.ok_or_else(|| Error::MethodNotAllowed(allow(slice::from_ref(route))))?;
+    Ok(Asked { endpoint, callers, user: second.and_then(|text| parse_id(&text)) })
 }
 
 /// The value of `Allow`: what these routes serve.
-pub(crate) fn allow(routes: &[Route]) -> String {
+pub(crate) fn allow(routes: &'static [Route]) -> String {
     let methods = [Get, Head, Post, Put, Patch, Delete, Options].into_iter();
     let served = methods.filter(|method| routes.iter().any(|route| route.serves(*method)));
     served.map(Method::name).collect::<Vec<_>>().join(", ")
@@ -199,6 +216,16 @@ fn row(path: &str) -> Option<(usize, Option<Cow<'_, str>>)> {
     Some((at, second))
 }
 
+/// Returns the path with one slash for each run of them, and none at its end.
+fn without_further_slashes(path: &str) -> String {
+    path.strip_prefix('/')
+        .unwrap_or_default()
+        .split('/')
+        .filter(|segment| !segment.is_empty())
+        .map(|segment| format!("/{segment}"))
+        .collect()
+}
+
 /// The id, where the text is the canonical decimal of a positive bigint; no other text names a user.
 fn parse_id(text: &str) -> Option<i64> {
     let canonical = text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0');
@@ -234,7 +261,8 @@ mod tests {
             ("livez", None),
             ("/Livez", None),
             ("/%", None),
-            ("/", None),
+            ("/", Some("/")),
+            ("//", None),
             ("*", None),
             ("", None),
         ];
@@ -305,7 +333,10 @@ mod tests {
             ("GET", "/users/1/x", "404"),
             ("GET", "/users/%", "404"),
             ("GET", "/users/%ff", "404"),
-            ("GET", "/", "404"),
+            ("GET", "/", "Index 0"),
+            ("OPTIONS", "/", "GET, HEAD, OPTIONS"),
+            ("POST", "/", "405"),
+            ("GET", "//", "404"),
             ("GET", "//users", "404"),
             ("GET", "/Users", "404"),
             ("GET", "*", "404"),
@@ -321,10 +352,65 @@ mod tests {
     }
 
     #[test]
+    fn clients_that_may_ask() {
+        let callers = |method: &str, path: &str| find(method.into(), path, true).unwrap().callers;
+        let rows = [
+            ("GET", "/users", Callers::Read),
+            ("HEAD", "/users", Callers::Read),
+            ("GET", "/users/x", Callers::Read),
+            ("GET", "/metrics", Callers::Read),
+            ("POST", "/users/authenticate", Callers::Login),
+            ("OPTIONS", "/users/1", Callers::Known),
+            ("OPTIONS", "/livez", Callers::Any),
+            ("OPTIONS", "*", Callers::Any),
+            ("GET", "/", Callers::Any),
+            ("GET", "/ui", Callers::Any),
+            ("GET", "/openapi.json", Callers::Any),
+            ("GET", "/readyz", Callers::Any),
+        ];
+        for (method, path, expected) in rows {
+            assert_eq!(callers(method, path), expected, "{method} {path}");
+        }
+        for (method, path) in
+            [("POST", "/users"), ("PUT", "/users/1"), ("PATCH", "/users/1"), ("DELETE", "/users/1")]
+        {
+            assert_eq!(callers(method, path), Callers::Full, "{method} {path}");
+        }
+    }
+
+    #[test]
     fn without_the_page_its_path_is_none() {
         let status = |method: &str| find(method.into(), "/ui", false).unwrap_err().answer().status;
         assert_eq!(["GET", "HEAD", "OPTIONS", "POST", "BREW"].map(status), [404, 404, 404, 404, 501]);
         assert!(find(Get, "/livez", false).is_ok());
+    }
+
+    #[test]
+    fn further_slashes_are_told() {
+        let rows = [
+            ("/users/", Some("/users")),
+            ("//users", Some("/users")),
+            ("/users/1/", Some("/users/{id}")),
+            ("/users//1//", Some("/users/{id}")),
+            ("/ui/", Some("/ui")),
+            ("/metrics/", Some("/metrics")),
+            ("/livez/", Some("/livez")),
+            ("/users/1/x/", None),
+            ("/other/", None),
+            ("//", None),
+            ("", None),
+            ("users/", None),
+        ];
+        for (path, meant) in rows {
+            match (find(Get, path, true).unwrap_err(), meant) {
+                (Error::FurtherSlash(found), Some(meant)) => {
+                    assert_eq!(found, format!("the path is {meant}, without a further slash"), "{path}");
+                }
+                (Error::NotFound, None) => {}
+                (other, _) => panic!("{path}: {other:?}"),
+            }
+        }
+        assert!(matches!(find(Get, "/ui/", false), Err(Error::NotFound)));
     }
 
     /// Path by path, what is served is what is described; the page is for people.

@@ -38,7 +38,6 @@ pub(super) fn answer(request: &Request) -> Response {
         .with("Content-Security-Policy", POLICY.as_str())
         .with("Cross-Origin-Opener-Policy", "same-origin")
         .with("Cross-Origin-Resource-Policy", "same-origin")
-        .with("X-Content-Type-Options", "nosniff")
         .with("Referrer-Policy", "no-referrer")
 }
 

@@ -99,17 +99,31 @@ impl Validation {
     }
 }
 
-/// The body as a JSON object; duplicate keys: the last one counts.
+/// Reads the body as a JSON object, behind a byte order mark if it has one; duplicate keys: the last one counts.
 pub fn object(body: &[u8]) -> Result<Map<String, Value>, Error> {
-    match serde_json::from_slice(body) {
-        Ok(Value::Object(map)) => Ok(map),
-        Ok(_) => Err(Error::InvalidJson("the body must be a JSON object".to_owned())),
-        Err(_) if body.is_empty() => Err(Error::InvalidJson("the body is empty".to_owned())),
-        Err(_) if is_form(body) => {
-            Err(Error::InvalidJson("this looks like a form; send JSON, as in {\"name\":\"Ada\"}".to_owned()))
+    let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
+    Err(Error::InvalidJson(match serde_json::from_slice(body) {
+        Ok(Value::Object(map)) => return Ok(map),
+        Ok(_) => "the body must be a JSON object".to_owned(),
+        Err(error) => mistake(body).map_or_else(|| error.to_string(), str::to_owned),
+    }))
+}
+
+/// Names a mistake that is often made, and how to mend it.
+fn mistake(body: &[u8]) -> Option<&'static str> {
+    Some(match body {
+        [] => "the body is empty",
+        [0x1f, 0x8b, ..] => "the body is compressed with gzip; send plain JSON",
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] | [0, b'{', ..] | [b'{', 0, ..] => {
+            "the body is UTF-16; send it as UTF-8"
         }
-        Err(error) => Err(Error::InvalidJson(error.to_string())),
-    }
+        [b'\'', ..] => {
+            "the body begins with a single quote, which cmd.exe passes on; use double quotes there"
+        }
+        _ if is_form(body) => "this looks like a form; send JSON, as in {\"name\":\"Ada\"}",
+        _ if str::from_utf8(body).is_err() => "the body is not UTF-8",
+        _ => return None,
+    })
 }
 
 /// Whether the body begins as a form does: `name=`.
@@ -240,17 +254,27 @@ mod tests {
         };
         assert!(message("name=Ada&email=ada%40example.com").contains("looks like a form"));
         assert!(!message("=x").contains("form") && !message("{=").contains("form"));
+        assert!(message("'{\"name\":\"Ada\"}'").contains("single quote"));
+        assert_eq!(message("\u{feff}"), "the body is empty");
+        let bytes = |body: &[u8]| object(body).unwrap_err().answer().value()["message"].clone();
+        for utf16 in [&b"\xff\xfe{\0}\0"[..], b"\xfe\xff\0{\0}", b"{\0}\0", b"\0{\0}"] {
+            assert_eq!(bytes(utf16), "the body is UTF-16; send it as UTF-8");
+        }
+        assert_eq!(bytes(b"\x1f\x8b\x08\0"), "the body is compressed with gzip; send plain JSON");
+        assert_eq!(bytes(b"{\"name\":\"J\xfcrgen\"}"), "the body is not UTF-8");
         let found = judge(Schema::Basic, json!({"name": "n", "email": "Ada <ada@example.com>"}));
         assert!(found[0].contains("display name"), "{found:?}");
     }
 
     #[test]
     fn bodies_that_are_no_objects() {
-        for body in ["", " ", "{", "[]", "1", "null", "\"x\"", "{\"a\":1}x", "{'a':1}", "\u{feff}{}"] {
+        for body in ["", " ", "{", "[]", "1", "null", "\"x\"", "{\"a\":1}x", "{'a':1}", "\u{feff}\u{feff}{}"]
+        {
             assert!(matches!(object(body.as_bytes()), Err(Error::InvalidJson(_))), "{body}");
         }
         assert!(object(b"{\"name\":\"\xff\"}").is_err());
         assert!(object("[".repeat(100_000).as_bytes()).is_err());
+        assert!(object("\u{feff}{}".as_bytes()).unwrap().is_empty());
         let last = object(br#"{"name":"a","name":"b"}"#).unwrap();
         assert_eq!(last["name"], "b");
     }

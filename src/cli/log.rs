@@ -90,19 +90,19 @@ impl Log for Logger {
         if !self.enabled(record.metadata()) {
             return;
         }
-        let values = record.key_values();
-        let value = |name| values.get(Key::from_str(name));
-        let (message, text) = (record.args(), &self.text);
-        match (self.format, value("client"), value("request_id")) {
-            (Format::Json, ..) => self.lines.add(&json(record)),
-            (_, Some(client), Some(id)) => text.log(
-                &record.to_builder().args(format_args!("{message} client={client} request_id={id}")).build(),
-            ),
-            (_, None, Some(id)) => {
-                text.log(&record.to_builder().args(format_args!("{message} request_id={id}")).build());
-            }
-            _ => text.log(record),
+        if self.format == Format::Json {
+            return self.lines.add(&json(record));
         }
+        use fmt::Write;
+        let values = record.key_values();
+        let mut line = record.args().to_string();
+        for name in ["token", "client", "request_id"] {
+            if let Some(value) = values.get(Key::from_str(name)).filter(|value| !is_empty(value)) {
+                // Writing to memory does not fail.
+                let _ = write!(line, " {name}={value}");
+            }
+        }
+        self.text.log(&record.to_builder().args(format_args!("{line}")).build());
     }
 
     /// Blocks until the lines logged so far are written, at most for a second.
@@ -180,6 +180,11 @@ impl Lines {
     }
 }
 
+/// Tells whether a value is the empty text, which stands for none.
+fn is_empty(value: &Value) -> bool {
+    value.to_borrowed_str() == Some("")
+}
+
 /// Returns a record as an object in a line.
 fn json(record: &Record) -> Vec<u8> {
     let mut line = Vec::with_capacity(384);
@@ -207,6 +212,9 @@ struct Values<M>(M);
 
 impl<'v, M: SerializeMap> VisitSource<'v> for Values<M> {
     fn visit_pair(&mut self, key: Key<'v>, value: Value<'v>) -> Result<(), Error> {
+        if is_empty(&value) {
+            return Ok(());
+        }
         let key = key.as_str();
         let written = match (value.to_u64(), value.to_f64()) {
             (Some(number), _) => self.0.serialize_entry(key, &number),

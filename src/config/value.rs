@@ -14,7 +14,7 @@ pub(super) enum Bounds {
     Seconds(f64, f64),
     /// On for exactly this text, off for any other.
     Exactly(&'static str),
-    /// Printable ASCII without spaces.
+    /// Tokens of printable ASCII, separated by white space; at least one.
     Token,
 }
 
@@ -102,8 +102,9 @@ impl Value for Option<PathBuf> {
 
 impl Value for Secret {
     fn set(&mut self, text: &str, bounds: &Bounds) -> Result<(), String> {
-        if matches!(bounds, Bounds::Token) && !text.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err("must be printable ASCII without spaces".to_owned());
+        let is_token = |byte: u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
+        if matches!(bounds, Bounds::Token) && (text.trim().is_empty() || !text.bytes().all(is_token)) {
+            return Err("must be printable ASCII".to_owned());
         }
         *self = text.into();
         Ok(())

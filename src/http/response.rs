@@ -2,7 +2,7 @@
 //! one.
 
 use super::{Chunks, RequestId, log_line};
-use crate::error::Error;
+use crate::error::{Error, Violation};
 use serde::Serialize;
 use serde_json::Value;
 use std::{borrow::Cow, fmt, mem, sync::Mutex, time::SystemTime};
@@ -21,7 +21,8 @@ pub enum Persistence {
 pub struct Response {
     /// The HTTP status.
     pub status: u16,
-    /// Headers beside `Content-Type`, `Content-Length`, `Date`, `X-Request-Id` and `Connection`, which rendering adds.
+    /// Headers beside `Content-Type`, `Content-Length`, `Date`, `X-Request-Id`, `X-Content-Type-Options` and
+    /// `Connection`, which rendering adds, as it adds a `Cache-Control` if there is none.
     pub headers: Vec<(&'static str, Cow<'static, str>)>,
     /// The body: one line of JSON with a newline at its end, or empty; of another kind where `headers` has a
     /// `Content-Type`.
@@ -126,7 +127,7 @@ impl Response {
     /// The same in one piece.
     pub(crate) fn render(&self, persistence: Persistence, head_only: bool, id: &RequestId) -> Vec<u8> {
         let body = if head_only { 0 } else { self.body.len() };
-        let mut out = Vec::with_capacity(320 + body);
+        let mut out = Vec::with_capacity(392 + body);
         let mut number = itoa::Buffer::new();
         out.extend_from_slice(b"HTTP/1.1 ");
         out.extend_from_slice(number.format(self.status).as_bytes());
@@ -136,6 +137,10 @@ impl Response {
         push_date(&mut out);
         out.extend_from_slice(b"\r\nX-Request-Id: ");
         id.write(&mut out);
+        out.extend_from_slice(b"\r\nX-Content-Type-Options: nosniff");
+        if self.headers.iter().all(|(name, _)| *name != "Cache-Control") {
+            out.extend_from_slice(b"\r\nCache-Control: private, no-cache");
+        }
         if !matches!(self.status, 204 | 304) {
             if self.headers.iter().all(|(name, _)| *name != "Content-Type") {
                 out.extend_from_slice(b"\r\nContent-Type: application/json");
@@ -174,8 +179,8 @@ impl Error {
     }
 
     /// Logs what the client is not told: the SQL and the database's message, the panic, what was late; with the id of
-    /// the request, where it concerns one. Errors that are the client's own are silent here; the access line shows
-    /// their status.
+    /// the request, where it concerns one. Errors that are the client's own are logged at `debug` alone; the access line
+    /// shows their status.
     pub(crate) fn log(&self, request: Option<&RequestId>) {
         use log::Level::{Error as Severe, Warn};
         match self {
@@ -194,7 +199,34 @@ impl Error {
             Error::Unavailable(_) | Error::Busy(_) | Error::Contended => {
                 log_line(Warn, request, format_args!("{self}"))
             }
+            _ if log::log_enabled!(log::Level::Debug) => {
+                if let Some(reason) = self.reason_for_log() {
+                    log_line(log::Level::Debug, request, format_args!("refused: {reason}"));
+                }
+            }
             _ => {}
+        }
+    }
+
+    /// Says why a body or a query was refused, without a value and without a name that the client chose.
+    fn reason_for_log(&self) -> Option<String> {
+        match self {
+            Error::Invalid(violations)
+            | Error::Unprocessable(violations)
+            | Error::InvalidQuery(violations) => {
+                let entries =
+                    violations.iter().map(|Violation { path, keyword, .. }| match keyword.as_str() {
+                        "additionalProperties" => keyword.clone(),
+                        _ => format!("{path} {keyword}"),
+                    });
+                Some(entries.collect::<Vec<_>>().join(", "))
+            }
+            Error::InvalidJson(problem) => Some(problem.clone()),
+            Error::MassAssignment(fields) => {
+                Some(format!("{} fields may not be mass assigned", fields.len()))
+            }
+            Error::UnsupportedMediaType { .. } => Some("a media type or a content coding".to_owned()),
+            _ => None,
         }
     }
 
@@ -263,7 +295,7 @@ mod tests {
         let response = Response::json(200, &serde_json::json!({"a": 1}));
         let text = String::from_utf8(response.render(Persistence::KeepAlive(59), false, &id)).unwrap();
         assert!(text.starts_with("HTTP/1.1 200 OK\r\nDate: "), "{text}");
-        assert!(text.contains(" GMT\r\nX-Request-Id: an-id\r\n"), "{text}");
+        assert!(text.contains(" GMT\r\nX-Request-Id: an-id\r\nX-Content-Type-Options: nosniff\r\nCache-Control: private, no-cache\r\n"), "{text}");
         assert!(
             text.ends_with(
                 "Content-Type: application/json\r\nContent-Length: 8\r\nConnection: keep-alive\r\n\
@@ -275,15 +307,19 @@ mod tests {
         assert!(head.ends_with("Content-Length: 8\r\nConnection: close\r\n\r\n"), "{head}");
         let empty = Response::no_content().render(Persistence::KeepAlive(0), false, &id);
         let empty = String::from_utf8(empty).unwrap();
-        assert!(!empty.contains("Content-"), "{empty}");
+        assert!(!empty.contains("\r\nContent-"), "{empty}");
         assert!(empty.ends_with("\r\nConnection: keep-alive\r\nKeep-Alive: timeout=0\r\n\r\n"), "{empty}");
         let unmodified = Response::not_modified().with("ETag", "\"1-0\"");
         let unmodified = String::from_utf8(unmodified.render(Persistence::Close, false, &id)).unwrap();
         assert!(unmodified.starts_with("HTTP/1.1 304 Not Modified\r\nDate: "), "{unmodified}");
         assert!(
-            unmodified.ends_with("\r\nX-Request-Id: an-id\r\nETag: \"1-0\"\r\nConnection: close\r\n\r\n"),
+            unmodified
+                .ends_with("Cache-Control: private, no-cache\r\nETag: \"1-0\"\r\nConnection: close\r\n\r\n"),
             "{unmodified}"
         );
+        let unstored = Response::json(200, &1).with("Cache-Control", "no-store");
+        let unstored = String::from_utf8(unstored.render(Persistence::Close, false, &id)).unwrap();
+        assert_eq!(unstored.matches("Cache-Control").count(), 1, "{unstored}");
     }
 
     #[test]

@@ -85,6 +85,8 @@ struct Job {
     /// The method's name for the log.
     name: Cow<'static, str>,
     path: String,
+    /// The name of the rights that the token of the request gives; empty without a token.
+    token: &'static str,
     /// The memory of its request, and then of its answer.
     held: Option<Reservation>,
 }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use std::{io::Write, thread, time::Instant};
 use userd::{
     Request,
-    config::{Schema, Validation},
+    config::{Schema, Ui, Validation},
 };
 
 const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
@@ -506,7 +506,7 @@ fn bodies_that_are_no_json_objects() {
     client.post("/users", ADA);
     let deep = "[".repeat(60_000);
     let deep_member = format!("{{\"name\":{}", "[".repeat(60_000));
-    let bodies: [&[u8]; 21] = [
+    let bodies: [&[u8]; 20] = [
         b"",
         b" ",
         b"{",
@@ -525,7 +525,6 @@ fn bodies_that_are_no_json_objects() {
         b"{\"name\":\"\\ud800\"}",
         b"{\"name\":\"line\nbreak\"}",
         b"{\"name\":1e999}",
-        b"\xef\xbb\xbf{\"name\":\"Ada\"}",
         deep.as_bytes(),
         deep_member.as_bytes(),
     ];
@@ -541,6 +540,136 @@ fn bodies_that_are_no_json_objects() {
         }
     }
     check(&mut client, &format!("GET /users/1 => 200 {ADA_1}\nGET /users/2 => 404 {NOT_FOUND}"));
+}
+
+/// Windows' editors write a byte order mark, its shells UTF-16 and quotes, and some clients compress.
+#[test]
+fn bodies_of_other_programs() {
+    let service = Service::start();
+    let mut client = service.client();
+    let marked = format!("\u{feff}{ADA}");
+    assert_eq!(client.post("/users", &marked).status, 201);
+    assert_eq!(client.put("/users/1", "\u{feff}{\"name\":\"Ada L.\"}").status, 200);
+    assert_eq!(client.patch("/users/1", "\u{feff}{\"email\":\"a@b.co\"}").status, 200);
+    let stored = user("1", "Ada L.", "a@b.co");
+    check(&mut client, &format!("GET /users/1 => 200 {stored}"));
+    let [low, high]: [fn(u16) -> [u8; 2]; 2] = [u16::to_le_bytes, u16::to_be_bytes];
+    let utf16 = |bytes: fn(u16) -> [u8; 2], mark: &str| -> Vec<u8> {
+        format!("{mark}{ADA}").encode_utf16().flat_map(bytes).collect()
+    };
+    let bodies = [
+        (utf16(low, "\u{feff}"), "the body is UTF-16; send it as UTF-8"),
+        (utf16(high, "\u{feff}"), "the body is UTF-16; send it as UTF-8"),
+        (utf16(low, ""), "the body is UTF-16; send it as UTF-8"),
+        (b"\x1f\x8b\x08\0\0".to_vec(), "the body is compressed with gzip; send plain JSON"),
+        (b"{\"name\":\"J\xfcrgen\"}".to_vec(), "the body is not UTF-8"),
+        (
+            format!("'{ADA}'").into_bytes(),
+            "the body begins with a single quote, which cmd.exe passes on; use double quotes there",
+        ),
+    ];
+    for (body, message) in bodies {
+        for (method, target) in [("POST", "/users"), ("PUT", "/users/1"), ("PATCH", "/users/1")] {
+            let answer = client.request(method, target, &[], &body);
+            assert_eq!(answer.status, 400, "{method} {message}: {answer:?}");
+            assert_eq!(answer.json(), json!({"error": "Invalid JSON", "message": message}));
+        }
+    }
+    let patch = [("Content-Type", "text/plain")];
+    let zipped = [("Content-Encoding", "gzip")];
+    for (headers, message) in [
+        (patch, "the Content-Type of a patch is application/merge-patch+json or application/json"),
+        (zipped, "bodies with a Content-Encoding are not decoded: send plain JSON"),
+    ] {
+        let answer = client.request("PATCH", "/users/1", &headers, r#"{"name":"B"}"#);
+        assert_eq!(answer.status, 415);
+        assert_eq!(answer.json(), json!({"error": "Unsupported media type", "message": message}));
+    }
+    check(&mut client, &format!("GET /users/1 => 200 {stored}"));
+}
+
+#[test]
+fn where_to_begin() {
+    let with_page = Service::with(|config| config.ui = Ui::On);
+    let without = Service::with(|config| config.ui = Ui::Off);
+    check(
+        &mut with_page.client(),
+        r#"
+        GET / => 200 {"description":"/openapi.json","ui":"/ui","users":"/users"}
+        GET /?page=1 => 200 {"description":"/openapi.json","ui":"/ui","users":"/users"}
+        POST / => 405 {"error":"Method not allowed"}
+        "#,
+    );
+    let index = without.client().get("/").json();
+    assert_eq!(index, json!({"description": "/openapi.json", "users": "/users"}));
+    for path in index.as_object().unwrap().values() {
+        assert_eq!(without.client().get(path.as_str().unwrap()).status, 200);
+    }
+}
+
+#[test]
+fn paths_with_further_slashes() {
+    let service = Service::start();
+    let mut client = service.client();
+    assert_eq!(client.post("/users", ADA).status, 201);
+    let rows = [
+        ("/users/", "/users"),
+        ("//users", "/users"),
+        ("/users/1/", "/users/{id}"),
+        ("/users//1", "/users/{id}"),
+        ("/livez/", "/livez"),
+        ("/openapi.json/", "/openapi.json"),
+    ];
+    for (path, meant) in rows {
+        let message = format!("the path is {meant}, without a further slash");
+        for method in ["GET", "DELETE"] {
+            let answer = client.request(method, path, &[], "");
+            assert_eq!(answer.status, 404, "{path}");
+            assert_eq!(answer.json(), json!({"error": "Not found", "message": message}), "{path}");
+        }
+    }
+    check(
+        &mut client,
+        &format!(
+            "GET /users/2 => 404 {NOT_FOUND}\nGET /nothing/ => 404 {NOT_FOUND}\nGET /users/1 => 200 {ADA_1}"
+        ),
+    );
+}
+
+/// No cache keeps an answer about users for others, and no browser guesses what it is.
+#[test]
+fn answers_are_private_and_of_their_type() {
+    let service = Service::start();
+    let mut client = service.client();
+    let created = client.post("/users", ADA);
+    let tag = created.header("ETag").unwrap().to_owned();
+    let mut answers = vec![
+        created,
+        client.get("/users"),
+        client.get("/users?after=0"),
+        client.get("/users?page=0"),
+        client.get("/users/1"),
+        client.get("/users/7"),
+        client.request("HEAD", "/users/1", &[], ""),
+        client.request("GET", "/users/1", &[("If-None-Match", &tag)], ""),
+        client.request("OPTIONS", "/users", &[], ""),
+        client.request("PUT", "/users/1", &[("If-Match", "\"1-0\"")], "{}"),
+        client.post("/users/authenticate", r#"{"email":"ada@example.com","password":"x"}"#),
+        client.request("POST", "/users", &[("Sec-Fetch-Site", "cross-site")], ADA),
+        client.delete("/users/1"),
+    ];
+    // A refusal of the frontend.
+    client.send(b"GET /users HTTP/1.1\r\n\r\n");
+    answers.push(client.answer("GET"));
+    let found: Vec<u16> = answers.iter().map(|answer| answer.status).collect();
+    assert_eq!(found, [201, 200, 200, 400, 200, 404, 200, 304, 204, 412, 401, 403, 204, 400]);
+    for answer in answers {
+        assert_eq!(answer.header("X-Content-Type-Options"), Some("nosniff"), "{answer:?}");
+        assert_eq!(answer.header("Cache-Control"), Some("private, no-cache"), "{answer:?}");
+    }
+    let health = service.client().get("/livez");
+    let fields = ["Cache-Control", "X-Content-Type-Options"].map(|name| health.header(name));
+    assert_eq!(fields, [Some("no-store"), Some("nosniff")]);
 }
 
 #[test]
@@ -581,7 +710,8 @@ fn media_types() {
         let answer = client.request("PUT", "/users/1", &headers, "{}");
         assert_eq!(answer.status, expected, "{media_type:?}");
         if status == 415 {
-            assert_eq!(answer.body.trim_end(), r#"{"error":"Unsupported media type"}"#);
+            let message = "uploads are not read: send JSON, as application/json";
+            assert_eq!(answer.json(), json!({"error": "Unsupported media type", "message": message}));
             assert_eq!(
                 (answer.header("Accept"), answer.header("Accept-Encoding")),
                 (Some("application/json"), None)
@@ -708,23 +838,8 @@ fn paths_that_are_not_there() {
     let service = Service::start();
     let mut client = service.client();
     client.post("/users", ADA);
-    let paths = [
-        "/",
-        "/user",
-        "/Users",
-        "/users/",
-        "/users/1/",
-        "/users/1/x",
-        "/users//1",
-        "//users",
-        "/users/authenticate/",
-        "/users/./1",
-        "/v1/users",
-        "/favicon.ico",
-        "/users%2F1",
-        "/?/users",
-        "/health",
-    ];
+    let paths =
+        ["/user", "/Users", "/users/1/x", "/users/./1", "/v1/users", "/favicon.ico", "/users%2F1", "/health"];
     for path in paths {
         for method in ["GET", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"] {
             check(&mut client, &format!("{method} {path} => 404 {NOT_FOUND}"));
@@ -1239,7 +1354,71 @@ fn the_token() {
         assert_eq!(answer.status, status, "{method} {path}");
     }
     // What is not there needs no token.
-    check(&mut client, &format!("GET / => 404 {NOT_FOUND}\nGET /users/1/x => 404 {NOT_FOUND}"));
+    check(&mut client, &format!("GET /nothing => 404 {NOT_FOUND}\nGET /users/1/x => 404 {NOT_FOUND}"));
+}
+
+/// A program gets the rights that it needs, and a token can be replaced without an interruption.
+#[test]
+fn tokens_with_fewer_rights() {
+    let service = Service::with(|config| {
+        config.api_token = Some("full-1 full-2".into());
+        config.api_token_read = Some("read-1\nread-2".into());
+        config.api_token_login = Some("login".into());
+    });
+    let mut client = service.client();
+    let mut ask = |token: &str, method: &str, target: &str, body: &str| {
+        let bearer = format!("Bearer {token}");
+        let headers: &[_] = if token.is_empty() { &[] } else { &[("Authorization", bearer.as_str())] };
+        client.request(method, target, headers, body)
+    };
+    let ada = format!(r#"{{"name":"Ada","email":"ada@example.com","password":"{PASSWORD}"}}"#);
+    assert_eq!(ask("full-1", "POST", "/users", &ada).status, 201);
+    let login = format!(r#"{{"email":"ada@example.com","password":"{PASSWORD}"}}"#);
+    // Method, target, body; the status with a token for reads, and with one for logins.
+    let rows = [
+        ("GET", "/users", "", 200, 403),
+        ("HEAD", "/users", "", 200, 403),
+        ("GET", "/users?email=ada@example.com", "", 200, 403),
+        ("GET", "/users/1", "", 200, 403),
+        ("GET", "/users/7", "", 404, 403),
+        ("GET", "/metrics", "", 200, 403),
+        ("POST", "/users/authenticate", &login, 403, 200),
+        ("POST", "/users", r#"{"name":"B","email":"b@example.com"}"#, 403, 403),
+        ("PUT", "/users/1", r#"{"name":"B"}"#, 403, 403),
+        ("PATCH", "/users/1", r#"{"name":"B"}"#, 403, 403),
+        ("DELETE", "/users/1", "", 403, 403),
+        ("DELETE", "/users/7", "", 403, 403),
+        ("OPTIONS", "/users", "", 204, 204),
+        ("DELETE", "/users", "", 405, 405),
+        ("GET", "/openapi.json", "", 200, 200),
+        ("GET", "/readyz", "", 200, 200),
+    ];
+    for (method, target, body, with_read, with_login) in rows {
+        let tokens = [("read-1", with_read), ("read-2", with_read), ("login", with_login)];
+        for (token, status) in tokens {
+            let answer = ask(token, method, target, body);
+            assert_eq!(answer.status, status, "{token} {method} {target}");
+            if status == 403 && method != "HEAD" {
+                assert_eq!(answer.json(), json!({"error": "Forbidden"}));
+            }
+        }
+        let is_open = matches!(target, "/openapi.json" | "/readyz");
+        for unknown in ["", "full", "read-1 read-2", "full-1 full-2", "login2", " "] {
+            let status = ask(unknown, method, target, body).status;
+            let expected = if is_open {
+                200
+            } else if with_read == 405 {
+                405
+            } else {
+                401
+            };
+            assert_eq!(status, expected, "{unknown:?} {method} {target}");
+        }
+    }
+    let users = ask("full-2", "GET", "/users", "").json();
+    assert_eq!((&users["total"], &users["data"][0]["name"]), (&json!(1), &json!("Ada")));
+    assert_eq!(ask("full-2", "DELETE", "/users/1", "").status, 204);
+    assert_eq!(ask("read-2", "GET", "/users/1", "").status, 404);
 }
 
 #[test]

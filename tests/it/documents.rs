@@ -1,7 +1,8 @@
 //! The documents: where a person finds what, links that lead somewhere, and the lines of docs/curl.md, which print what it
 //! says.
 
-use crate::support::{Service, TOKEN, TempDir, masked};
+use crate::support::{PASSWORD, Service, TOKEN, TempDir, masked};
+use postgres::SimpleQueryMessage;
 use std::{
     collections::BTreeSet,
     fs,
@@ -135,6 +136,47 @@ fn the_lines_print_what_it_says() {
         assert_eq!(masked(found), masked(expected), "{lines}\n{said}");
     }
     assert_eq!(said, "");
+}
+
+/// The blocks of SQL beside the API.
+#[test]
+fn the_sql_does_what_it_says() {
+    let blocks: Vec<&str> =
+        CURL.split("\n```sql\n").skip(1).map(|text| text.split("```").next().unwrap()).collect();
+    let [queries, trigger, follow, table, lock, unlock] = blocks[..] else { panic!("{blocks:?}") };
+    let service = Service::start();
+    let (mut client, mut sql) = (service.client(), service.database.client());
+    let mut rows = |text: &str| -> Vec<String> {
+        let messages = sql.simple_query(text).expect("it is SQL").into_iter();
+        let row = |message| match message {
+            SimpleQueryMessage::Row(row) => Some(format!("{} {}", row.get(0).unwrap(), row.get(1).unwrap())),
+            _ => None,
+        };
+        messages.filter_map(row).collect()
+    };
+    for (name, email) in [("Ada Lovelace", "ada@example.com"), ("Bob", "bob@old.example")] {
+        let body = format!(r#"{{"name":"{name}","email":"{email}","password":"{PASSWORD}"}}"#);
+        assert_eq!(client.post("/users", body).status, 201);
+    }
+    rows(trigger);
+    assert_eq!(rows(queries), ["1 Ada Lovelace", "1 Ada Lovelace", "2 Bob"]);
+    assert_eq!(client.get("/users").json()["total"], 1);
+    assert_eq!(client.get("/users/2").status, 404);
+    assert_eq!(client.post("/users", r#"{"name":"C","email":"c@example.com"}"#).status, 201);
+    assert_eq!(client.put("/users/1", r#"{"name":"Ada"}"#).status, 200);
+    assert_eq!(rows(follow), ["1 2", "2 3", "3 1"]);
+    assert!(rows(follow).is_empty());
+    rows(table);
+    let login = format!(r#"{{"email":"ada@example.com","password":"{PASSWORD}"}}"#);
+    let mut status = || client.post("/users/authenticate", &login).status;
+    assert_eq!(status(), 200);
+    rows(lock);
+    assert_eq!(status(), 401);
+    rows(unlock);
+    assert_eq!(status(), 200);
+    assert_eq!(client.get("/users").json()["total"], 2);
+    assert_eq!(client.delete("/users/1").status, 204);
+    assert_eq!(rows(follow), ["4 1"]);
 }
 
 /// The lines with a token, against a service that asks for one.

@@ -191,7 +191,9 @@ fn variables_that_cannot_be_used() {
         ("LOG_LEVEL", "loud".to_owned()),
         ("REQUEST_TIMEOUT", "-1".to_owned()),
         ("MAX_PER_PAGE", "0".to_owned()),
-        ("API_TOKEN", format!("{TOKEN} {TOKEN}")),
+        ("API_TOKEN", format!("{TOKEN} é")),
+        ("API_TOKEN_READ", TOKEN.to_owned()),
+        ("API_TOKEN_LOGIN", TOKEN.to_owned()),
         ("API_TOKEN_FILE", nowhere.to_owned()),
         ("DATABASE_URL", url("mysql://ada:SECRET@localhost/app")),
         ("DATABASE_URL", url("postgres://ada:SECRET@localhost:port/app")),
@@ -221,6 +223,9 @@ fn variables_that_cannot_be_used() {
         assert_eq!(process.stderr().lines().count(), 1, "{contents:?}: {}", process.stderr());
         assert_eq!(process.stdout(), "", "{contents:?}: it listens");
     }
+    let twice = [("API_TOKEN", TOKEN), ("API_TOKEN_READ", TOKEN)];
+    let line = complaint(&mut Process::start(&[], &twice), 2);
+    assert_eq!(line, "API_TOKEN_READ: has a token that another variable has, too");
     let both = [("API_TOKEN", TOKEN), ("API_TOKEN_FILE", nowhere)];
     let line = complaint(&mut Process::start(&[], &both), 2);
     assert!(line.starts_with("API_TOKEN_FILE: "), "{line}");

@@ -747,7 +747,8 @@ fn media_types_of_patches() {
         assert_eq!(answer.status, status, "{media_type:?}");
         assert_eq!(client.get("/users/1").body != before, status == 200, "{media_type:?}");
         if status == 415 {
-            assert_eq!(answer.body.trim_end(), r#"{"error":"Unsupported media type"}"#);
+            let message = "the Content-Type of a patch is application/merge-patch+json or application/json";
+            assert_eq!(answer.json(), json!({"error": "Unsupported media type", "message": message}));
             assert_eq!(answer.header("Accept-Patch"), Some(ACCEPTED));
             assert_eq!((answer.header("Accept"), answer.header("Accept-Encoding")), (Some(ACCEPTED), None));
         }

@@ -119,14 +119,15 @@ impl Rules {
     /// schema, mass assignment. `id` is the request's, for the log.
     pub fn judge(&self, request: &Request, id: Option<&RequestId>) -> Result<Judged, Error> {
         let asked = routes::find(request.method, request.path(), self.ui)?;
-        if asked.callers == Callers::Admitted {
-            self.access.check(request)?;
+        if asked.callers != Callers::Any {
+            self.access.check(request, asked.callers)?;
         }
         let ignores_query = match asked.endpoint {
             Endpoint::List
             | Endpoint::Metrics
             | Endpoint::Description
             | Endpoint::Ui
+            | Endpoint::Index
             | Endpoint::Health(_) => true,
             Endpoint::Options(routes) => routes.iter().all(Route::is_at_once),
             _ => false,
@@ -149,6 +150,7 @@ impl Rules {
             Endpoint::Health(probe) => return Ok(Judged::Health(probe)),
             Endpoint::Metrics => return Ok(Judged::Figures),
             Endpoint::Description => return Ok(Judged::Answer(Response::clone(&self.description))),
+            Endpoint::Index => return Ok(Judged::Answer(description::index(self.ui))),
             Endpoint::Ui => return Ok(Judged::Answer(ui::answer(request))),
             Endpoint::Options(routes) => {
                 if let Some(origin) = request.header("origin")
@@ -182,7 +184,7 @@ pub(crate) fn answer_at_once(health: &Health, method: Method, path: &str) -> Opt
     }
 }
 
-fn options(routes: &[Route]) -> Response {
+fn options(routes: &'static [Route]) -> Response {
     let response = Response::no_content().with("Allow", routes::allow(routes));
     match routes {
         [route] if route.serves(Method::Patch) => response.with("Accept-Patch", ACCEPT_PATCH),

@@ -73,7 +73,7 @@ impl Shared {
         let held = job.held.take();
         let (status, took) = (response.status, job.received.elapsed());
         let sent = guard(Some(&job.id), || self.responder.answer(job.slot, response, held)).unwrap_or(None);
-        let Job { name, path, id, .. } = job;
+        let Job { name, path, token, id, .. } = job;
         let milliseconds = Milliseconds(took);
         let delivery: &dyn fmt::Display = match &sent {
             Some(delivery) => {
@@ -85,7 +85,8 @@ impl Shared {
         };
         log::info!(
             method = name.as_ref(), path = path.as_str(), status = status, duration_ms = took.as_secs_f64() * 1000.0,
-            bytes = sent.map_or(0, |delivery| delivery.taken), client:% = job.slot.client(), request_id:% = id;
+            bytes = sent.map_or(0, |delivery| delivery.taken), token = *token, client:% = job.slot.client(),
+            request_id:% = id;
             "{name} {path} {status} {milliseconds} {delivery}"
         );
     }

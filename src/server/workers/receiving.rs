@@ -75,7 +75,8 @@ impl Shared {
         drop(incoming.into_writer());
         let (slot, id, deadline) = claimed.filter(|_| body.is_ok())?;
         let path = request.path().to_owned();
-        Some((Job { task: None, slot, id, received, deadline, method, name, path, held }, request))
+        let token = self.app.rights(&request).unwrap_or_default();
+        Some((Job { task: None, slot, id, received, deadline, method, name, path, token, held }, request))
     }
 
     /// Queues commands.

@@ -18,8 +18,16 @@ pub static DESCRIPTION: LazyLock<Value> = LazyLock::new(|| {
     document
 });
 
-/// Fields that HTTP itself describes.
-const OF_HTTP: [&str; 5] = ["Date", "Content-Type", "Content-Length", "Connection", "Keep-Alive"];
+/// Fields that HTTP itself describes, and those of every answer.
+const OF_HTTP: [&str; 7] = [
+    "Date",
+    "Content-Type",
+    "Content-Length",
+    "Connection",
+    "Keep-Alive",
+    "X-Content-Type-Options",
+    "Cache-Control",
+];
 
 /// Panics where the description does not have this answer to such a request.
 pub fn check_described(method: &str, target: &str, answer: &Answer) {
