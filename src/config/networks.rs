@@ -1,38 +1,33 @@
-//! Addresses of peers: which are trusted, and which count as one.
+//! Addresses of peers: decides which are trusted, and which count as one.
 
-use std::{
-    fmt,
-    net::{IpAddr, Ipv6Addr},
-    str::FromStr,
-};
+use ipnet::{IpNet, Ipv4Net};
+use std::{fmt, net::IpAddr, str::FromStr};
 
-/// The proxies whose word about their clients is believed: addresses, networks, and `unix` for every peer on a Unix
+/// Proxies whose word about their clients is believed: addresses, networks, and `unix` for every peer on a Unix
 /// socket. Parsed from a list, separated by commas or spaces: `127.0.0.1, 10.0.0.0/8, unix`. Empty by default.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TrustedProxies {
-    networks: Vec<(IpAddr, u8)>,
+    networks: Vec<IpNet>,
     unix: bool,
 }
 
 impl TrustedProxies {
-    /// Whether there are none.
+    /// Returns `true` if there are none.
     pub fn is_empty(&self) -> bool {
         self.networks.is_empty() && !self.unix
     }
 
-    /// Whether this peer is one of them; `None` is a peer on a Unix socket.
+    /// Returns `true` if this peer is one of them; `None` is a peer on a Unix socket.
     pub fn contains(&self, peer: Option<IpAddr>) -> bool {
         match peer {
             None => self.unix,
-            Some(peer) => self.networks.iter().any(|&(network, bits)| {
-                network.is_ipv4() == peer.is_ipv4() && prefix(network, bits) == prefix(peer, bits)
-            }),
+            Some(peer) => self.networks.iter().any(|network| network.contains(&peer)),
         }
     }
 }
 
 impl FromStr for TrustedProxies {
-    /// What is wrong with which entry.
+    /// Line that names the wrong entry.
     type Err = String;
 
     fn from_str(text: &str) -> Result<TrustedProxies, String> {
@@ -43,19 +38,16 @@ impl FromStr for TrustedProxies {
                 trusted.unix = true;
                 continue;
             }
-            let (address, bits) = match entry.split_once('/') {
-                Some((address, bits)) => (address, Some(bits)),
-                None => (entry, None),
+            let network = entry.parse().or_else(|_| entry.parse::<IpAddr>().map(IpNet::from));
+            let network = match network.map_err(|_| wrong(entry))? {
+                // Peers have IPv4 addresses as such: a network of mapped ones is one of those, or partly of no peers.
+                IpNet::V6(mapped) if let Some(address) = mapped.addr().to_ipv4_mapped() => {
+                    let bits = mapped.prefix_len().checked_sub(96).ok_or_else(|| wrong(entry))?;
+                    Ipv4Net::new(address, bits).map_err(|_| wrong(entry))?.into()
+                }
+                network => network,
             };
-            let address = address.parse::<IpAddr>().map_err(|_| wrong(entry))?;
-            let most = if address.is_ipv4() { 32 } else { 128 };
-            let bits = bits.map_or(Ok(most), str::parse).ok().filter(|bits| *bits <= most);
-            // Peers have IPv4 addresses as such: a network of mapped ones is one of those, or partly of no peers.
-            let (address, bits) = match address.to_canonical() {
-                canonical if canonical == address => (address, bits),
-                canonical => (canonical, bits.and_then(|bits: u8| bits.checked_sub(96))),
-            };
-            trusted.networks.push((address, bits.ok_or_else(|| wrong(entry))?));
+            trusted.networks.push(network);
         }
         Ok(trusted)
     }
@@ -63,28 +55,17 @@ impl FromStr for TrustedProxies {
 
 impl fmt::Display for TrustedProxies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let networks = self.networks.iter().map(|(address, bits)| format!("{address}/{bits}"));
+        let networks = self.networks.iter().map(IpNet::to_string);
         let all: Vec<_> = networks.chain(self.unix.then(|| "unix".to_owned())).collect();
         f.write_str(&all.join(","))
     }
 }
 
-/// The address by which a peer is counted: an IPv6 peer usually has a whole /64 to itself.
+/// Returns the address by which a peer is counted: an IPv6 peer usually has a whole /64 to itself.
 pub fn counted_as(peer: IpAddr) -> IpAddr {
-    prefix(peer, 64)
-}
-
-/// The address with all but its first bits cleared; an IPv4 address has 32 of them.
-fn prefix(address: IpAddr, bits: u8) -> IpAddr {
-    match address {
-        IpAddr::V4(address) => {
-            let mask = u32::MAX.checked_shl(32_u32.saturating_sub(bits.into())).unwrap_or(0);
-            IpAddr::V4((address.to_bits() & mask).into())
-        }
-        IpAddr::V6(address) => {
-            let mask = u128::MAX.checked_shl(128_u32.saturating_sub(bits.into())).unwrap_or(0);
-            IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & mask))
-        }
+    match peer {
+        IpAddr::V4(_) => peer,
+        IpAddr::V6(_) => IpNet::new(peer, 64).expect("an IPv6 address has 64 bits and more").network(),
     }
 }
 

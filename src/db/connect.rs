@@ -17,20 +17,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
 };
-
-/// How long one address may take to be connected to, if the connection string does not say.
-pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Bounds for a server that does not acknowledge, if the connection string does not say. Unix sockets have none.
-const KEEPALIVES_IDLE: Duration = Duration::from_secs(5);
-const KEEPALIVES_INTERVAL: Duration = Duration::from_secs(2);
-const KEEPALIVES_RETRIES: u32 = 3;
-const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The client library's value, which tells that the connection string does not say.
-const DEFAULT_KEEPALIVES_IDLE: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// Descriptors that are open while a connection is made: five of it stay, the look-up of a name and that of the socket
 /// take some.
@@ -48,19 +35,7 @@ pub struct Servers {
 impl Servers {
     /// Connects to none.
     pub fn new(target: &Target, tls: Connector) -> Servers {
-        let mut config = target.config_for(&target.hosts);
-        if config.get_keepalives_idle() == DEFAULT_KEEPALIVES_IDLE {
-            config.keepalives_idle(KEEPALIVES_IDLE);
-        }
-        if config.get_keepalives_interval().is_none() {
-            config.keepalives_interval(KEEPALIVES_INTERVAL);
-        }
-        if config.get_keepalives_retries().is_none() {
-            config.keepalives_retries(KEEPALIVES_RETRIES);
-        }
-        if config.get_tcp_user_timeout().is_none() {
-            config.tcp_user_timeout(TCP_USER_TIMEOUT);
-        }
+        let config = target.config.clone();
         let wants_primary = config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite;
         Servers { config, tls, wants_primary, epoch: AtomicU64::new(0) }
     }

@@ -28,8 +28,8 @@ impl Opening {
     /// cannot be used.
     pub fn new(config: &Config) -> Result<Opening, StartError> {
         config.check()?;
-        let target = Target::new(config)?;
-        let tls = tls::connector(target.tls.as_ref()).map_err(|error| {
+        let target = Target::with_password(config)?;
+        let tls = tls::connector(&target.tls).map_err(|error| {
             StartError::Database(format!("{error} (DB_SSL_CA, or sslrootcert, sslcert or sslkey)"))
         })?;
         Ok(Opening {

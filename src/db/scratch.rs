@@ -35,7 +35,7 @@ const END_SESSIONS: &str = r"
 /// A connection without TLS. By the service's own connector: with another one, the client's code would be compiled
 /// twice.
 pub fn connect(connection_string: &str) -> Result<Client, Error> {
-    let plain = tls::connector(None).expect("it reads no certificate");
+    let plain = tls::connector(&tls::TlsSettings::default()).expect("it reads no certificate");
     let mut config: Config = connection_string.parse()?;
     config.ssl_mode(SslMode::Disable).connect(plain)
 }

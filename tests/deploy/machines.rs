@@ -66,7 +66,7 @@ fn chapter(title: &str) -> Vec<(&'static str, &'static str)> {
     parts.map(|part| part.split_once('\n').expect("a comment, then lines")).collect()
 }
 
-/// What the addresses of the examples begin with, and ours instead.
+/// Beginnings of the addresses in the examples, each with the one that replaces it.
 fn network() -> [(&'static str, String); 2] {
     [("10.0.0.0/24", "127.0.0.0/8".to_owned()), ("10.0.0.", loopback_network())]
 }
@@ -132,7 +132,7 @@ fn replica_that_answers(answer: &'static str) -> (u16, Arc<Mutex<Vec<String>>>) 
     (port, methods)
 }
 
-/// Of three replicas one ends while it answers, and one answers 503.
+/// One of three replicas ends while it answers, and another one answers 503.
 #[test]
 fn a_read_is_repeated_by_haproxy_and_a_change_is_not() {
     let program = program("haproxy", "haproxy");

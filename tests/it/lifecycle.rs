@@ -200,7 +200,7 @@ fn variables_that_cannot_be_used() {
         ("DATABASE_URL", url("postgres://ada:SECRET@localhost:99999/app")),
         ("DATABASE_URL", url("postgres://ada:%zzSECRET@localhost/app")),
         ("DATABASE_URL", url("postgres://ada:SECRET@localhost/app?sslmode=maybe")),
-        ("DATABASE_URL", url("postgres://ada:SECRET@localhost/app?nonsense=SECRET")),
+        ("DATABASE_URL", url("postgres://ada:SECRET@localhost/app?sslnonsense=SECRET")),
         ("DATABASE_URL", url("postgres://ada:SEC@RET/SECRET@localhost/app")),
         ("DATABASE_URL", url("SECRET")),
         ("DATABASE_URL", url("host=localhost password='SECRET")),

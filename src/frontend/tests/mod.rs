@@ -3,6 +3,7 @@
 mod admission;
 mod harness;
 mod memory;
+mod private_stream;
 
 use crate::{
     budget::Budget,

@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 use std::{fs, process};
 
 use super::{free_port, others_may_read, pause};
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, SigningKey, date_time_ymd,
-};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd};
 
 /// Where Debian keeps the server programs, off the PATH; the newest version.
 fn program(name: &str) -> PathBuf {
@@ -92,19 +90,10 @@ impl Pki {
         let mut client = params(&[]);
         client.distinguished_name.push(DnType::CommonName, "u");
         issue("other-client", client.clone(), key(), &other);
-        issue("client", client.clone(), key(), &ca);
+        issue("client", client, key(), &ca);
 
         pki.openssl("req -new -x509 -days 30 -nodes -newkey rsa:2048 -keyout self-signed.key -out self-signed.crt -subj /CN=localhost -addext subjectAltName=DNS:localhost");
         pki.openssl("req -new -x509 -days 30 -nodes -newkey ed25519 -keyout ed25519.key -out ed25519.crt -subj /CN=localhost -addext subjectAltName=DNS:localhost");
-        pki.openssl("genpkey -algorithm rsa -pkeyopt rsa_keygen_bits:2048 -out version-1.key");
-        for (name, key, params) in
-            [("version-1", "version-1.key", params(&[])), ("client-v1", "client.key", client)]
-        {
-            let key = KeyPair::from_pem(&fs::read_to_string(pki.path(key)).unwrap()).unwrap();
-            let certificate = version_1(params.signed_by(&key, &ca).unwrap().der(), ca.key());
-            fs::write(pki.path("v1.der"), certificate).unwrap();
-            pki.openssl(&format!("x509 -inform der -in v1.der -out {name}.crt"));
-        }
         pki
     }
 
@@ -128,53 +117,6 @@ impl Pki {
         let output = Command::new("openssl").args(arguments).current_dir(&self.0.0).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
-}
-
-/// The certificate as one of X.509 version 1, re-signed with its authority's key. No current tool creates such certificates.
-fn version_1(certificate: &[u8], authority: &KeyPair) -> Vec<u8> {
-    let [to_be_signed, algorithm, _] = elements(contents(certificate))[..] else {
-        panic!("not a certificate");
-    };
-    let fields = elements(contents(to_be_signed));
-    // The version and the extensions, which are optional and therefore tagged.
-    let old = fields.into_iter().filter(|field| ![0xa0, 0xa3].contains(&field[0]));
-    let to_be_signed = encode(0x30, &old.collect::<Vec<_>>().concat());
-    // A bit string, the last byte of which has no unused bits.
-    let signature = encode(3, &[&[0], &*authority.sign(&to_be_signed).unwrap()].concat());
-    encode(0x30, &[&to_be_signed, algorithm, &signature].concat())
-}
-
-/// Where the contents of the DER element that comes first begin and end.
-fn extent(der: &[u8]) -> std::ops::Range<usize> {
-    let start = 2 + if der[1] < 0x80 { 0 } else { usize::from(der[1] & 0x7f) };
-    let length = if start == 2 { &der[1..2] } else { &der[2..start] };
-    start..start + length.iter().fold(0, |sum, byte| sum << 8 | usize::from(*byte))
-}
-
-fn contents(der: &[u8]) -> &[u8] {
-    &der[extent(der)]
-}
-
-/// Each of them whole.
-fn elements(mut der: &[u8]) -> Vec<&[u8]> {
-    let mut elements = Vec::new();
-    while !der.is_empty() {
-        let (element, rest) = der.split_at(extent(der).end);
-        elements.push(element);
-        der = rest;
-    }
-    elements
-}
-
-fn encode(tag: u8, contents: &[u8]) -> Vec<u8> {
-    let length = u16::try_from(contents.len()).unwrap();
-    let [high, low] = length.to_be_bytes();
-    let head = match length {
-        0..0x80 => vec![tag, low],
-        0x80..0x100 => vec![tag, 0x81, low],
-        _ => vec![tag, 0x82, high, low],
-    };
-    [&head, contents].concat()
 }
 
 /// Data directories to start servers on; user `u`, password `secret`.

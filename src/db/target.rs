@@ -1,0 +1,729 @@
+//! Address of a database: a URL, `keyword=value` pairs, or settings one by one, made into a `postgres::Config` and TLS
+//! settings. The `postgres` crate parses what it knows; this file decides on every name, and translates those that
+//! libpq writes differently. Opens no connection. No error, warning or log line repeats a value or an unknown name.
+
+use super::tls::{TlsSettings, Verify};
+use crate::config::{Config, ConfigError, Database, nearest};
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use postgres::config::{Host, SslMode};
+use std::{
+    collections::HashMap, error::Error, fmt, fs, os::unix::fs::PermissionsExt, path::Path, time::Duration,
+};
+
+/// Names that are honoured: the `postgres` crate takes the first line as libpq does; this file takes the second one.
+const KNOWN: [&str; 2] = [
+    "user password dbname host hostaddr port options application_name connect_timeout keepalives keepalives_idle \
+     keepalives_interval keepalives_retries target_session_attrs load_balance_hosts channel_binding sslnegotiation",
+    "sslmode sslrootcert sslcert sslkey tcp_user_timeout keepalives_count fallback_application_name passfile",
+];
+
+/// Names of libpq that ask for another server, or for more safety than there is.
+const REFUSED: &str = "service servicefile require_auth requirepeer sslcrl sslcrldir sslpassword replication";
+
+/// Names without effect, most of them other clients', with what to do instead.
+const WITHOUT_EFFECT: [(&str, &str); 7] = [
+    ("schema currentSchema search_path schema_search_path", ": write options=-csearch_path%3DNAME"),
+    ("connection_limit pool_size pool_max_conns max_connections", ": set DB_POOL_SIZE"),
+    ("pool_timeout checkout_timeout", ": set DB_ACQUIRE_TIMEOUT"),
+    (
+        "pgbouncer prepareThreshold prepared_statements statement_cache_size prepared_statement_cache_size",
+        ": behind a pooler in transaction mode set DB_PREPARED=false",
+    ),
+    ("sslaccept", ": sslmode=verify-full verifies the certificate"),
+    ("client_encoding gssencmode sslcertmode sslcompression sslsni ssl_min_protocol_version", ""),
+    ("ApplicationName encoding pool_min_conns socket_timeout supa uselibpqcompat workaround", ""),
+];
+
+/// Values that ask for more safety than there is, of names that may have others.
+const TOO_SAFE: [(&str, &str); 3] =
+    [("gssencmode", "require"), ("sslcertmode", "require"), ("ssl_min_protocol_version", "TLSv1.3")];
+
+fn is_in(name: &str, list: &str) -> bool {
+    list.split_ascii_whitespace().any(|listed| listed == name)
+}
+
+/// Database to connect to. `Display` is a line for the log: hosts, database, user and TLS, never the password; nor does
+/// `Debug` show it.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// Everything but the certificates of TLS, hosts included.
+    pub config: postgres::Config,
+    /// How TLS is spoken, if `config` asks for it.
+    pub tls: TlsSettings,
+    passfile: Option<String>,
+    warnings: Vec<String>,
+}
+
+impl Target {
+    /// Returns the target of these settings, without a password that is kept elsewhere. An error names the variable and
+    /// the parameter.
+    pub fn new(config: &Config) -> Result<Target, ConfigError> {
+        let wrong = |variable| move |problem| ConfigError { variable, problem };
+        let os_user = config.os_user.as_deref();
+        let mut target = match &config.database {
+            Database::Url(url) => Target::parse(url.expose(), os_user).map_err(wrong("DATABASE_URL"))?,
+            Database::Parts { host, .. } if host.is_empty() => {
+                return Err(wrong("DB_HOST")("the host is empty".to_owned()));
+            }
+            Database::Parts { ssl: false, .. } if config.db_ssl_ca.is_some() => {
+                let problem = "a file of certificates to trust is given, but TLS is off";
+                return Err(wrong("DB_SSL_CA")(problem.to_owned()));
+            }
+            Database::Parts { host, port, name, user, password, ssl } => {
+                let mode = if *ssl { "verify-full" } else { "disable" };
+                let (port, password) = (port.to_string(), password.expose());
+                let parts = [("host", &**host), ("port", &port), ("dbname", name), ("user", user)];
+                let all = parts.into_iter().chain([("password", password), ("sslmode", mode)]);
+                let all = all.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+                let mut target = Target::of_parameters("", all, os_user).map_err(wrong("DB_HOST"))?;
+                target.tls.roots = config.db_ssl_ca.clone();
+                target
+            }
+        };
+        if target.config.get_connect_timeout().is_none() {
+            target.config.connect_timeout(CONNECT_TIMEOUT.min(config.db_connect_timeout));
+        }
+        Ok(target)
+    }
+
+    /// Returns the target of these settings, complete. Logs which parameters have no effect; blocks to read a file of
+    /// passwords.
+    pub fn with_password(config: &Config) -> Result<Target, ConfigError> {
+        let mut target = Target::new(config)?;
+        for warning in &target.warnings {
+            log::warn!("DATABASE_URL: {warning}");
+        }
+        let wrong = |problem| ConfigError { variable: "PGPASSFILE", problem };
+        let file = target.passfile.as_deref().map(Path::new).or(config.pg_pass_file.as_deref());
+        let password = match (target.config.get_password(), &config.pg_password, file) {
+            (None, Some(password), _) => Some(password.expose().to_owned()),
+            (None, None, Some(file)) => target.stored_password(file).map_err(wrong)?,
+            _ => None,
+        };
+        if let Some(password) = password {
+            target.config.password(password);
+        }
+        Ok(target)
+    }
+
+    /// Returns the target that libpq would see in a URL or in `keyword=value` pairs. The default of the user is
+    /// `os_user`, that of the database is the user. An error names the parameter.
+    pub fn parse(text: &str, os_user: Option<&str>) -> Result<Target, String> {
+        let text = text.trim();
+        if text.starts_with(['"', '\'', '`']) {
+            return Err("it begins with a quotation mark: leave the quotes out".to_owned());
+        }
+        let (scheme, url) = text.split_once("://").unwrap_or_default();
+        if !["postgres", "postgresql"].contains(&scheme) {
+            return match scheme.is_empty() || scheme.contains(['=', ' ']) {
+                true => Target::of_parameters("", keyword_pairs(text)?, os_user),
+                false => Err("a URL must start with postgres:// or postgresql://".to_owned()),
+            };
+        }
+        let is_escape = |rest: &str| rest.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
+        if !url.split('%').skip(1).all(is_escape) {
+            return Err("'%' must be followed by two hexadecimal digits: write % itself as %25".to_owned());
+        }
+        // The first '@' ends the password, as in libpq. After another one, a piece of it would be shown as a host.
+        let end = url.find(['@', '/']).filter(|at| url[*at..].starts_with('@')).map_or(0, |at| at + 1);
+        if url[end..].contains('@') {
+            return Err("a password or user holds '@', '/' or '?': write %40, %2F or %3F".to_owned());
+        }
+        let query = url[end..].find('?').map_or(url.len(), |at| end + at);
+        let mut parameters = Vec::new();
+        for parameter in url[query..].split(['?', '&']).filter(|parameter| !parameter.is_empty()) {
+            let (name, value) =
+                parameter.split_once('=').ok_or("each parameter after '?' must read name=value")?;
+            let [name, value] = [name, value].map(|text| percent_decode_str(text).decode_utf8());
+            let not_utf8 = |_| "percent-encoded text is not UTF-8";
+            parameters.push((name.map_err(not_utf8)?.into(), value.map_err(not_utf8)?.into()));
+        }
+        Target::of_parameters(&url[..query], parameters, os_user)
+    }
+
+    /// Returns the target of a URL without scheme and parameters, and of parameters. Of a repeated one the last counts.
+    fn of_parameters(
+        base: &str,
+        parameters: Vec<(String, String)>,
+        os_user: Option<&str>,
+    ) -> Result<Target, String> {
+        let (mut given, mut warnings) = (HashMap::new(), Vec::new());
+        for (at, (name, value)) in parameters.into_iter().enumerate() {
+            if KNOWN.iter().any(|names| is_in(&name, names)) {
+                given.insert(name, value);
+            } else if name == "ssl" && value == "true" {
+                given.insert("sslmode".to_owned(), "require".to_owned());
+            } else if let Some((_, instead)) = WITHOUT_EFFECT.iter().find(|(names, _)| is_in(&name, names))
+                && !TOO_SAFE.contains(&(&*name, &*value))
+            {
+                warnings.push(format!("{name} has no effect{instead}"));
+            } else if let Some(problem) = problem(&name) {
+                return Err(format!("parameter {} {problem}", at + 1));
+            } else {
+                // Its name may be a piece of a password.
+                warnings.push(format!("parameter {} is unknown and has no effect", at + 1));
+            }
+        }
+        // libpq takes an empty value for none, except for one of a few words.
+        let words = "sslmode channel_binding target_session_attrs load_balance_hosts sslnegotiation";
+        given.retain(|name, value| !value.is_empty() || is_in(name, words));
+        let (mode, tls) = tls_settings(&mut given)?;
+        // Seconds in the `postgres` crate.
+        let milliseconds = given.remove("tcp_user_timeout").map_or(Ok(10_000), |text| text.parse());
+        let milliseconds = milliseconds.map_err(|_| "tcp_user_timeout is not a number of milliseconds")?;
+        let passfile = given.remove("passfile");
+        if given.get("target_session_attrs").is_some_and(|value| value == "primary") {
+            given.insert("target_session_attrs".to_owned(), "read-write".to_owned());
+        }
+        for (name, libpq_name, default) in DEFAULTS {
+            let value = given.remove(libpq_name).unwrap_or(default.to_owned());
+            given.entry(name.to_owned()).or_insert(value);
+        }
+        let mut config = postgres_config(base, &given)?;
+        if milliseconds > 0 {
+            config.tcp_user_timeout(Duration::from_millis(milliseconds));
+        }
+        let user = config.get_user().or(os_user).ok_or("it names no user")?.to_owned();
+        let database = config.get_dbname().unwrap_or(&user).to_owned();
+        config.user(&user).dbname(&database);
+        // TLS is never spoken over Unix sockets.
+        let has_tcp = config.get_hosts().iter().any(|host| matches!(host, Host::Tcp(_)));
+        config.ssl_mode(if has_tcp { mode } else { SslMode::Disable });
+        if cfg!(not(feature = "tls")) && config.get_ssl_mode() == SslMode::Require {
+            return Err("TLS is required, and userd was built without it (feature `tls`)".to_owned());
+        }
+        Ok(Target { config, tls, passfile, warnings })
+    }
+
+    /// Returns the password that a file of libpq's format has for the first host. A missing file has none; one that
+    /// other users can read is ignored, with a line in the log.
+    fn stored_password(&self, file: &Path) -> Result<Option<String>, String> {
+        let path = file.display();
+        let Ok(metadata) = fs::metadata(file) else {
+            return Ok(None);
+        };
+        if !metadata.is_file() || metadata.permissions().mode() & 0o077 != 0 {
+            log::warn!("the password file {path} is ignored: only its owner may read it (chmod 600)");
+            return Ok(None);
+        }
+        let text = fs::read_to_string(file);
+        let text = text.map_err(|error| format!("the password file {path} cannot be read: {error}"))?;
+        let port = self.config.get_ports().first().unwrap_or(&5432).to_string();
+        let host = match &self.config.get_hosts()[0] {
+            Host::Unix(directory) if directory == Path::new(socket_directory()) => "localhost",
+            Host::Unix(directory) => directory.to_str().unwrap_or_default(),
+            Host::Tcp(host) => host,
+        };
+        let database = self.config.get_dbname().unwrap_or_default();
+        Ok(password_of(&text, [host, &port, database, self.config.get_user().unwrap_or_default()]))
+    }
+}
+
+/// How long connecting to one address may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Parameters that are set if a connection string does not set them, by either name.
+const DEFAULTS: [(&str, &str, &str); 4] = [
+    ("application_name", "fallback_application_name", "userd"),
+    ("keepalives_idle", "keepalives_idle", "5"),
+    ("keepalives_interval", "keepalives_interval", "2"),
+    ("keepalives_retries", "keepalives_count", "3"),
+];
+
+/// Returns why an unknown name ends the start; `None` if it may be ignored. The name itself is not repeated.
+fn problem(name: &str) -> Option<String> {
+    if let Some(name) = REFUSED.split(' ').find(|refused| *refused == name) {
+        return Some(format!("is {name}, which is not supported"));
+    }
+    if name == "ssl" {
+        return Some("is ssl: write sslmode=disable, sslmode=require or sslmode=verify-full".to_owned());
+    }
+    let lower = name.to_ascii_lowercase();
+    let meant = nearest(&lower, KNOWN.iter().flat_map(|names| names.split_ascii_whitespace()));
+    let looks_safe = lower.starts_with("ssl") || lower.starts_with("channel") || lower.starts_with("gss");
+    let hint = meant.map(|meant| format!(" (did you mean {meant}?)"));
+    (looks_safe || hint.is_some()).then(|| format!("is unknown{}", hint.unwrap_or_default()))
+}
+
+/// Returns whether and how TLS is spoken over TCP.
+fn tls_settings(given: &mut HashMap<String, String>) -> Result<(SslMode, TlsSettings), String> {
+    let roots = given.remove("sslrootcert");
+    let is_system = roots.as_deref() == Some("system");
+    let default = if is_system { "verify-full" } else { "prefer" };
+    let mode = given.remove("sslmode").unwrap_or_else(|| default.to_owned());
+    let roots = roots.filter(|_| !is_system);
+    let (mode, verify) = match (&*mode, &roots) {
+        ("disable", _) if !is_system => (SslMode::Disable, Verify::Nothing),
+        // libpq's `allow` tries plain text first: this is never less safe.
+        ("allow" | "prefer", None) if !is_system => (SslMode::Prefer, Verify::Nothing),
+        ("allow" | "prefer", Some(_)) => (SslMode::Prefer, Verify::Chain),
+        ("require", None) if !is_system => (SslMode::Require, Verify::Nothing),
+        ("require" | "verify-ca", Some(_)) => (SslMode::Require, Verify::Chain),
+        // Public authorities sign certificates for anybody.
+        ("verify-ca", None) if !is_system => return Err("sslmode=verify-ca needs sslrootcert".to_owned()),
+        ("verify-full", _) => (SslMode::Require, Verify::ChainAndName),
+        ("no-verify", _) => return Err("sslmode=no-verify is written sslmode=require".to_owned()),
+        _ if is_system => return Err("sslrootcert=system needs sslmode=verify-full".to_owned()),
+        _ => {
+            let modes = "disable, allow, prefer, require, verify-ca or verify-full";
+            return Err(format!("sslmode is not one of {modes}"));
+        }
+    };
+    let client = match (given.remove("sslcert"), given.remove("sslkey")) {
+        (Some(certificate), Some(key)) => Some((certificate.into(), key.into())),
+        (None, None) => None,
+        _ => return Err("sslcert and sslkey need each other".to_owned()),
+    };
+    Ok((mode, TlsSettings { verify, roots: roots.map(Into::into), client }))
+}
+
+/// Has the `postgres` crate parse a URL without scheme and parameters, and parameters it knows.
+fn postgres_config(base: &str, given: &HashMap<String, String>) -> Result<postgres::Config, String> {
+    let start = base.find('@').map_or(0, |at| at + 1);
+    let end = base[start..].find('/').map_or(base.len(), |at| start + at);
+    // In libpq a parameter replaces the host and leaves its port; the crate would add another host.
+    let (authority, port) = match (&base[start..end], given.contains_key("host")) {
+        (authority, false) => (authority, None),
+        (authority, true) => ("", authority.rsplit_once(':').map(|(_, port)| port)),
+    };
+    let port = port.filter(|_| !given.contains_key("port")).map(|port| format!("port={port}&"));
+    let mut url =
+        format!("postgres://{}{authority}{}?{}", &base[..start], &base[end..], port.unwrap_or_default());
+    for (name, value) in given {
+        let hosts = value.split(',').filter(|_| name == "host");
+        let values = hosts.chain((name != "host").then_some(&**value));
+        url.extend(values.map(|value| format!("{name}={}&", utf8_percent_encode(value, NON_ALPHANUMERIC))));
+    }
+    let parsed = url.parse::<postgres::Config>();
+    // It names the parameter, and not its value.
+    let mut config =
+        parsed.map_err(|error| error.source().map_or_else(|| error.to_string(), ToString::to_string))?;
+    if config.get_hosts().is_empty() {
+        let addresses = given.get("hostaddr").map_or(socket_directory(), |addresses| addresses);
+        for host in addresses.split(',') {
+            config.host(host);
+        }
+    }
+    let (hosts, most) = (config.get_hosts(), config.get_ports().len().max(config.get_hostaddrs().len()));
+    if most > 1 && most != hosts.len() {
+        return Err("it has different numbers of hosts, addresses and ports".to_owned());
+    }
+    let is_wrong = |host: &Host| matches!(host, Host::Tcp(name) if name.is_empty() || name.contains('@'));
+    match hosts.iter().any(is_wrong) {
+        true => Err("a host is empty or holds '@': in a password write it as %40".to_owned()),
+        false => Ok(config),
+    }
+}
+
+/// Splits `name = value name='quoted value'`, where a backslash takes the next character literally.
+fn keyword_pairs(text: &str) -> Result<Vec<(String, String)>, String> {
+    let (mut pairs, mut rest) = (Vec::new(), text);
+    while !rest.is_empty() {
+        let (name, after) = rest
+            .split_once('=')
+            .filter(|(name, _)| !name.trim_end().contains(char::is_whitespace))
+            .ok_or("'=' is missing after a name (quote values with spaces: 'like this')")?;
+        let after = after.trim_start();
+        let unquoted = after.strip_prefix('\'');
+        let (mut value, mut characters) = (String::new(), unquoted.unwrap_or(after).chars());
+        loop {
+            match characters.next() {
+                Some('\\') => value.extend(characters.next()),
+                Some('\'') if unquoted.is_some() => break,
+                Some(c) if c.is_whitespace() && unquoted.is_none() => break,
+                Some(c) => value.push(c),
+                None if unquoted.is_some() => return Err("a quoted value is not closed".to_owned()),
+                None => break,
+            }
+        }
+        pairs.push((name.trim_end().to_owned(), value));
+        rest = characters.as_str().trim_start();
+    }
+    Ok(pairs)
+}
+
+/// Returns the password of the first line `host:port:database:user:password` that matches. `*` matches anything, a
+/// backslash takes the next character literally.
+fn password_of(text: &str, wanted: [&str; 4]) -> Option<String> {
+    text.lines().filter(|line| !line.starts_with('#')).find_map(|line| {
+        let (mut fields, mut characters) = (vec![String::new()], line.chars());
+        while let Some(character) = characters.next() {
+            match character {
+                ':' => fields.push(String::new()),
+                '\\' => fields.last_mut()?.extend(characters.next()),
+                _ => fields.last_mut()?.push(character),
+            }
+        }
+        let matches = fields.iter().zip(wanted).all(|(field, wanted)| field == "*" || field == wanted);
+        (fields.len() > 4 && matches).then(|| fields.swap_remove(4))
+    })
+}
+
+/// Returns where libpq looks for a Unix socket if no host is named: Debian's directory, or upstream's.
+fn socket_directory() -> &'static str {
+    let directory = "/var/run/postgresql";
+    if Path::new(directory).is_dir() { directory } else { "/tmp" }
+}
+
+/// Returns the parameter that a variable of libpq stands for; `None` if it is none of them.
+#[cfg(feature = "command")]
+pub fn of_variable(variable: &str) -> Option<&'static str> {
+    let name = variable.strip_prefix("PG")?.to_ascii_lowercase();
+    let name = if name == "database" { "dbname" } else { &name };
+    let all = KNOWN.into_iter().chain([REFUSED]).flat_map(|names| names.split_ascii_whitespace());
+    all.into_iter().find(|parameter| {
+        parameter.replace('_', "") == *name || parameter.replace("application_", "app") == *name
+    })
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let config = &self.config;
+        let database = config.get_dbname().unwrap_or_default();
+        let user = config.get_user().unwrap_or_default();
+        write!(f, "database {database:?} as user {user:?} on ")?;
+        for (at, host) in config.get_hosts().iter().enumerate() {
+            let port = config.get_ports().get(at).or(config.get_ports().first()).unwrap_or(&5432);
+            let name = match host {
+                Host::Tcp(name) if name.contains(':') => format!("[{name}]"),
+                Host::Tcp(name) => name.clone(),
+                Host::Unix(directory) => directory.display().to_string(),
+            };
+            write!(f, "{}{}:{port}", if at > 0 { ", " } else { "" }, name.escape_debug())?;
+        }
+        f.write_str(match (config.get_ssl_mode(), self.tls.verify) {
+            (SslMode::Disable, _) => ", no TLS",
+            (_, Verify::ChainAndName) => ", TLS verified",
+            (SslMode::Prefer, _) => ", TLS if the server has it",
+            (_, Verify::Chain) => ", TLS verified but for the host name",
+            (_, Verify::Nothing) => ", TLS not verified",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use postgres::config::{ChannelBinding, TargetSessionAttrs};
+
+    /// Returns what an address comes to: the log line and the warnings, or `! ` and the error.
+    fn shown(text: &str) -> String {
+        match Target::parse(text, Some("me")) {
+            Ok(target) => [vec![target.to_string()], target.warnings].concat().join(" | "),
+            Err(error) => format!("! {error}"),
+        }
+    }
+
+    /// Checks rows of `address | outcome`, in which `D` is `database "d" as user "u" on`.
+    fn table(rows: &str) {
+        for row in rows.lines().map(str::trim).filter(|row| !row.is_empty()) {
+            let (text, expected) = row.split_once('|').unwrap();
+            let expected = expected.replace(" D ", r#" database "d" as user "u" on "#);
+            assert_eq!(shown(text.trim()), expected.trim(), "{row}");
+        }
+    }
+
+    /// Addresses as providers hand them out.
+    #[cfg(feature = "tls")]
+    #[test]
+    fn addresses_of_providers() {
+        let pooler = "behind a pooler in transaction mode set DB_PREPARED=false";
+        let rows = [
+            // Neon
+            (
+                "postgresql://u:pw@ep-cool-darkness-123456-pooler.us-east-2.aws.neon.tech/d?sslmode=require&channel_binding=require",
+                "ep-cool-darkness-123456-pooler.us-east-2.aws.neon.tech:5432, TLS not verified",
+            ),
+            (
+                "postgresql://u:pw@ep-cool-darkness-123456.us-east-2.aws.neon.tech/d?sslmode=require&options=endpoint%3Dep-cool",
+                "ep-cool-darkness-123456.us-east-2.aws.neon.tech:5432, TLS not verified",
+            ),
+            // Supabase: direct, session pooler, transaction pooler
+            (
+                "postgresql://u:[YOUR-PASSWORD]@db.abcdef.supabase.co:5432/d",
+                "db.abcdef.supabase.co:5432, TLS if the server has it",
+            ),
+            (
+                "postgres://u:pw@aws-0-eu-central-1.pooler.supabase.com:5432/d",
+                "aws-0-eu-central-1.pooler.supabase.com:5432, TLS if the server has it",
+            ),
+            (
+                "postgres://u:pw@aws-0-eu-central-1.pooler.supabase.com:6543/d?pgbouncer=true&connection_limit=1",
+                &format!(
+                    "aws-0-eu-central-1.pooler.supabase.com:6543, TLS if the server has it | pgbouncer has no effect: {pooler} | connection_limit has no effect: set DB_POOL_SIZE"
+                ),
+            ),
+            (
+                "postgres://u:pw@aws-0.pooler.supabase.com:6543/d?sslmode=require&supa=base-pooler.x",
+                "aws-0.pooler.supabase.com:6543, TLS not verified | supa has no effect",
+            ),
+            // Heroku
+            (
+                "postgres://u:pw@ec2-34-1-2-3.compute-1.amazonaws.com:5432/d",
+                "ec2-34-1-2-3.compute-1.amazonaws.com:5432, TLS if the server has it",
+            ),
+            // RDS
+            (
+                "postgresql://u:pw@db.123456789012.us-east-1.rds.amazonaws.com:5432/d?sslmode=verify-full&sslrootcert=/certs/global-bundle.pem",
+                "db.123456789012.us-east-1.rds.amazonaws.com:5432, TLS verified",
+            ),
+            (
+                "host=db.123456789012.us-east-1.rds.amazonaws.com port=5432 dbname=d user=u sslrootcert=/certs/global-bundle.pem sslmode=verify-ca",
+                "db.123456789012.us-east-1.rds.amazonaws.com:5432, TLS verified but for the host name",
+            ),
+            // Render: internal, external
+            ("postgresql://u:pw@dpg-abc123-a/d", "dpg-abc123-a:5432, TLS if the server has it"),
+            (
+                "postgresql://u:pw@dpg-abc123-a.oregon-postgres.render.com/d?ssl=true",
+                "dpg-abc123-a.oregon-postgres.render.com:5432, TLS not verified",
+            ),
+            // Railway: internal, external
+            (
+                "postgresql://u:pw@postgres.railway.internal:5432/d",
+                "postgres.railway.internal:5432, TLS if the server has it",
+            ),
+            (
+                "postgresql://u:pw@monorail.proxy.rlwy.net:12345/d",
+                "monorail.proxy.rlwy.net:12345, TLS if the server has it",
+            ),
+            // Prisma's documentation
+            (
+                "postgresql://u:pw@localhost:5432/d?schema=public&connect_timeout=10&pool_timeout=2&sslmode=require&sslaccept=strict",
+                "localhost:5432, TLS not verified | schema has no effect: write options=-csearch_path%3DNAME | pool_timeout has no effect: set DB_ACQUIRE_TIMEOUT | sslaccept has no effect: sslmode=verify-full verifies the certificate",
+            ),
+            (
+                "postgresql://u:pw@localhost:5433/d?host=/var/run/postgresql/",
+                "/var/run/postgresql/:5433, no TLS",
+            ),
+            // Cloud SQL
+            (
+                "postgresql://u:pw@localhost/d?host=/cloudsql/project:region:instance",
+                "/cloudsql/project:region:instance:5432, no TLS",
+            ),
+        ];
+        for (text, expected) in rows {
+            assert_eq!(shown(text), format!("database \"d\" as user \"u\" on {expected}"), "{text}");
+        }
+    }
+
+    #[cfg(feature = "tls")]
+    #[test]
+    fn hosts_and_names() {
+        table(
+            r#"
+            host=h                                 | database "me" as user "me" on h:5432, TLS if the server has it
+            postgres://u:pw@h:1/d?sslmode=disable  | D h:1, no TLS
+            postgres://u@h1:1,[::1],h3:3/d         | D h1:1, [::1]:5432, h3:3, TLS if the server has it
+            host=a,b port=7 user=u dbname=d        | D a:7, b:7, TLS if the server has it
+            host=a host=b user=u dbname=e dbname=d | D b:5432, TLS if the server has it
+            postgres://x@h/y?host=/s&port=9&user=u&dbname=d | D /s:9, no TLS
+            postgres://u@%2Fs/d?sslmode=verify-full | D /s:5432, no TLS
+            postgres://u@/d?host=/s&sslmode=require | D /s:5432, no TLS
+            postgres://u:p:q?r#s@h/d               | D h:5432, TLS if the server has it
+            hostaddr=::1 user=u dbname=d           | D [::1]:5432, TLS if the server has it
+            host=h hostaddr=::1 user=u dbname=d    | D h:5432, TLS if the server has it
+            dbname='x\ty' user=u host='a\tb'       | database "xty" as user "u" on atb:5432, TLS if the server has it
+            host=h,/s user=u dbname=d              | D h:5432, /s:5432, TLS if the server has it
+            host=/s hostaddr=1.2.3.4,1.2.3.5       | ! it has different numbers of hosts, addresses and ports
+            host=a,b,c port=1,2                    | ! it has different numbers of hosts, addresses and ports
+            host=a hostaddr=b                      | ! invalid value for option `hostaddr`
+            postgres://h:65536                     | ! invalid value for option `port`
+            host=@abstract                         | ! a host is empty or holds '@': in a password write it as %40
+            postgres://u:p@ss@db/d                 | ! a password or user holds '@', '/' or '?': write %40, %2F or %3F
+            postgres://u:p/ss@db/d                 | ! a password or user holds '@', '/' or '?': write %40, %2F or %3F
+            postgres://u:p/s?s@db/d                | ! a password or user holds '@', '/' or '?': write %40, %2F or %3F
+            postgres://u:1%@h                      | ! '%' must be followed by two hexadecimal digits: write % itself as %25
+            postgres://u:%zz@h                     | ! '%' must be followed by two hexadecimal digits: write % itself as %25
+            postgres://u:%é@h                      | ! '%' must be followed by two hexadecimal digits: write % itself as %25
+            postgres://h/d?user=%ff                | ! percent-encoded text is not UTF-8
+            "postgres://u:pw@h/d"                  | ! it begins with a quotation mark: leave the quotes out
+            'host=h'                               | ! it begins with a quotation mark: leave the quotes out
+            mysql://u:pw@h/d                       | ! a URL must start with postgres:// or postgresql://
+            postgresql+asyncpg://u:pw@h/d          | ! a URL must start with postgres:// or postgresql://
+            host                                   | ! '=' is missing after a name (quote values with spaces: 'like this')
+            password=my pw user=u                  | ! '=' is missing after a name (quote values with spaces: 'like this')
+            password='pw                           | ! a quoted value is not closed
+            postgres://h/d?sslmode                 | ! each parameter after '?' must read name=value
+        "#,
+        );
+        let default = format!("database \"me\" as user \"me\" on {}:5432, no TLS", socket_directory());
+        for text in ["", "postgres://", "postgresql:///?sslmode=require", "host='' user=", " \n"] {
+            assert_eq!(shown(text), default, "{text}");
+        }
+        assert_eq!(shown("\t postgres://u@h/d\r\n"), shown("postgres://u@h/d"));
+        assert_eq!(shown("dbname='a\nb' host='c\nd' sslmode=disable").lines().count(), 1);
+        assert_eq!(Target::parse("host=h", None).unwrap_err(), "it names no user");
+    }
+
+    #[cfg(feature = "tls")]
+    #[test]
+    fn modes_of_tls() {
+        for (text, mode, verify, roots) in [
+            ("", SslMode::Prefer, Verify::Nothing, None),
+            ("sslmode=disable", SslMode::Disable, Verify::Nothing, None),
+            ("sslmode=allow", SslMode::Prefer, Verify::Nothing, None),
+            ("sslmode=require", SslMode::Require, Verify::Nothing, None),
+            ("sslmode=prefer sslrootcert=/ca", SslMode::Prefer, Verify::Chain, Some("/ca")),
+            ("sslmode=require sslrootcert='/a b'", SslMode::Require, Verify::Chain, Some("/a b")),
+            ("sslmode=verify-ca sslrootcert=/ca", SslMode::Require, Verify::Chain, Some("/ca")),
+            ("sslmode=verify-full sslrootcert=/ca", SslMode::Require, Verify::ChainAndName, Some("/ca")),
+            ("sslmode=verify-full", SslMode::Require, Verify::ChainAndName, None),
+            ("sslmode=verify-full sslrootcert=''", SslMode::Require, Verify::ChainAndName, None),
+            ("sslrootcert=system", SslMode::Require, Verify::ChainAndName, None),
+            ("ssl=true", SslMode::Require, Verify::Nothing, None),
+            ("sslmode=require sslnegotiation=direct", SslMode::Require, Verify::Nothing, None),
+        ] {
+            let target = Target::parse(&format!("host=h {text}"), Some("u")).unwrap();
+            assert_eq!(target.config.get_ssl_mode(), mode, "{text}");
+            let tls = TlsSettings { verify, roots: roots.map(Into::into), client: None };
+            assert_eq!(target.tls, tls, "{text}");
+        }
+        let target = Target::parse("postgres://h?sslcert=%2Fc&sslkey=/k", Some("u")).unwrap();
+        assert_eq!(target.tls.client, Some(("/c".into(), "/k".into())));
+        table("
+            host=h sslmode=on                      | ! sslmode is not one of disable, allow, prefer, require, verify-ca or verify-full
+            host=h sslmode=verify-full sslmode=''  | ! sslmode is not one of disable, allow, prefer, require, verify-ca or verify-full
+            host=h sslmode=verify-ca               | ! sslmode=verify-ca needs sslrootcert
+            host=h sslmode=require sslrootcert=system | ! sslrootcert=system needs sslmode=verify-full
+            host=h sslmode=disable sslrootcert=system | ! sslrootcert=system needs sslmode=verify-full
+            host=h sslmode=verify-ca sslrootcert=system | ! sslrootcert=system needs sslmode=verify-full
+            postgres://h?sslmode=no-verify         | ! sslmode=no-verify is written sslmode=require
+            host=h sslcert=/c                      | ! sslcert and sslkey need each other
+        ");
+    }
+
+    #[cfg(feature = "tls")]
+    #[test]
+    fn other_parameters() {
+        let target = Target::parse(
+            "postgres://u:p%40ss@h/d?connect_timeout=3&application_name=it's&options=-c%20a%3D%5C%20b\
+             &tcp_user_timeout=1500&keepalives_count=4&keepalives_idle=6&target_session_attrs=primary\
+             &load_balance_hosts=random&channel_binding=require&gssencmode=prefer&fallback_application_name=x\
+             &ssl_min_protocol_version=TLSv1.2",
+            None,
+        );
+        let target = target.unwrap();
+        let no_effect = |name: &str| format!("{name} has no effect");
+        assert_eq!(target.warnings, ["gssencmode", "ssl_min_protocol_version"].map(no_effect));
+        let config = target.config;
+        assert_eq!(config.get_password(), Some(&b"p@ss"[..]));
+        assert_eq!(config.get_connect_timeout(), Some(&Duration::from_secs(3)));
+        assert_eq!(config.get_application_name(), Some("it's"));
+        assert_eq!(config.get_options(), Some(r"-c a=\ b"));
+        assert_eq!(config.get_tcp_user_timeout(), Some(&Duration::from_millis(1500)));
+        assert_eq!(config.get_keepalives_retries(), Some(4));
+        assert_eq!(config.get_keepalives_idle(), Duration::from_secs(6));
+        assert_eq!(config.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
+        assert_eq!(config.get_channel_binding(), ChannelBinding::Require);
+        let config = Target::parse("host=h user=u", None).unwrap().config;
+        assert_eq!(config.get_application_name(), Some("userd"));
+        assert_eq!(config.get_tcp_user_timeout(), Some(&Duration::from_secs(10)));
+        assert_eq!(config.get_keepalives_idle(), Duration::from_secs(5));
+        assert_eq!(config.get_keepalives_interval(), Some(Duration::from_secs(2)));
+        assert_eq!(config.get_keepalives_retries(), Some(3));
+        table("
+            host=h connect_timeout=soon     | ! invalid value for option `connect_timeout`
+            host=h channel_binding=''       | ! invalid value for option `channel_binding`
+            host=h keepalives_count=x       | ! invalid value for option `keepalives_retries`
+            host=h tcp_user_timeout=1s      | ! tcp_user_timeout is not a number of milliseconds
+            host=h target_session_attrs=standby | ! invalid value for option `target_session_attrs`
+            host=h sslmod=require           | ! parameter 2 is unknown (did you mean sslmode?)
+            host=h SSLMODE=require          | ! parameter 2 is unknown (did you mean sslmode?)
+            postgres://h?ssl-mode=x         | ! parameter 1 is unknown (did you mean sslmode?)
+            postgres://h?sslfactory=x       | ! parameter 1 is unknown
+            postgres://h?Channel_Mode=x     | ! parameter 1 is unknown
+            host=h chanel_binding=require   | ! parameter 2 is unknown (did you mean channel_binding?)
+            host=h pasword=secret           | ! parameter 2 is unknown (did you mean password?)
+            postgres://h?ssl=false          | ! parameter 1 is ssl: write sslmode=disable, sslmode=require or sslmode=verify-full
+            host=h sslcrl=/x                | ! parameter 2 is sslcrl, which is not supported
+            host=h service=x                | ! parameter 2 is service, which is not supported
+            host=h requirepeer=x            | ! parameter 2 is requirepeer, which is not supported
+            host=h require_auth=x           | ! parameter 2 is require_auth, which is not supported
+            host=h gssencmode=require       | ! parameter 2 is unknown
+            host=h ssl_min_protocol_version=TLSv1.3 | ! parameter 2 is unknown
+            postgres://u@h/d?nonsense=1     | D h:5432, TLS if the server has it | parameter 1 is unknown and has no effect
+            host=h passfile='' user=u dbname=d | D h:5432, TLS if the server has it
+        ");
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[test]
+    fn without_tls_it_is_refused_if_it_is_required() {
+        for mode in ["require", "verify-full"] {
+            let error = Target::parse(&format!("host=h user=u sslmode={mode}"), None).unwrap_err();
+            assert!(error.contains("feature `tls`"), "{error}");
+        }
+        table("postgres://u@h/d?sslmode=disable | D h:5432, no TLS");
+    }
+
+    #[cfg(feature = "tls")]
+    #[test]
+    fn single_settings() {
+        let target = |host: &str, ssl, db_ssl_ca: Option<&str>| {
+            let (name, user, password) = ("d".into(), "u".into(), "secret".into());
+            let database = Database::Parts { host: host.into(), port: 1, name, user, password, ssl };
+            Target::new(&Config { database, db_ssl_ca: db_ssl_ca.map(Into::into), ..Config::default() })
+        };
+        let shown = |host, ssl, ca| match target(host, ssl, ca) {
+            Ok(target) => target.to_string(),
+            Err(error) => format!("! {error}"),
+        };
+        let d = "database \"d\" as user \"u\" on ";
+        assert_eq!(shown("h", true, None), format!("{d}h:1, TLS verified"));
+        assert_eq!(shown("h", true, Some("/ca")), format!("{d}h:1, TLS verified"));
+        assert_eq!(shown("h", false, None), format!("{d}h:1, no TLS"));
+        assert_eq!(shown("/s", true, None), format!("{d}/s:1, no TLS"));
+        assert_eq!(shown("", true, None), "! DB_HOST: the host is empty");
+        let line = "! DB_SSL_CA: a file of certificates to trust is given, but TLS is off";
+        assert_eq!(shown("h", false, Some("/ca")), line);
+        let target = target("h", true, Some("/ca")).unwrap();
+        assert_eq!(target.tls.roots.as_deref(), Some(Path::new("/ca")));
+        assert_eq!(target.config.get_ssl_mode(), SslMode::Require);
+        assert_eq!(target.config.get_password(), Some(&b"secret"[..]));
+    }
+
+    #[test]
+    fn nothing_shows_a_password() {
+        for text in [
+            "postgres://u:secret@h/d",
+            "postgres://u@h/d?password=secret",
+            "host=h password='secret'",
+            "host=h password=secret sslmode=x",
+            "host=h password=x secret",
+            "host=h password=x secret=y",
+            "host=h password=x sslsecret=y",
+            "host=h password='secret",
+            "postgres://u:secret@h:x/d",
+            "postgres://u:secret/x@h/d",
+            "postgres://u:x/secret@h/d",
+            "postgres://u:x/y?secret=z@h/d",
+            "postgres://u:x/y?secret@h/d",
+            "postgres://u:1/y?a=b&secret@h/d",
+            "postgres://u:secret%@h/d",
+            "postgres://u:x@secret@h/d",
+            "http://u:secret@h/d",
+            "u:secret@h/d",
+        ] {
+            let line = format!("{:?} {}", Target::parse(text, Some("u")), shown(text));
+            assert!(!line.contains("secret"), "{text}: {line}");
+        }
+    }
+
+    #[test]
+    fn passwords_of_a_file() {
+        let text = "# h:1:d:u:no\nh:1:d:u:one\nh:*:d:u:two\n[::1]:5432:*:*:no\n\\:\\:1:5432:*:*:six\n\
+                    *:5432:we\\:ird:*:a\\:b\\\\c\nshort:1:d:u\nh2:*:*:*:";
+        let rows = [
+            (["h", "1", "d", "u"], Some("one")),
+            (["h", "2", "d", "u"], Some("two")),
+            (["::1", "5432", "d", "u"], Some("six")),
+            (["x", "5432", "we:ird", "u"], Some("a:b\\c")),
+            (["short", "1", "d", "u"], None),
+            (["h2", "1", "d", "u"], Some("")),
+            (["x", "1", "d", "u"], None),
+        ];
+        for (wanted, expected) in rows {
+            assert_eq!(password_of(text, wanted).as_deref(), expected, "{wanted:?}");
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! TLS to the database, by rustls. Owns how far a server's certificate is verified. Must not know where settings come
+//! from. Installs nothing process-wide: the crypto provider goes with each configuration.
+
+#[cfg(all(test, feature = "tls"))]
+mod tests;
+
+use std::path::PathBuf;
+
+#[cfg(feature = "tls")]
+pub use verified::{Connector, connector};
+
+/// How TLS is spoken. Whether it is spoken is `postgres::Config`'s `ssl_mode`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsSettings {
+    /// How far the server's certificate is verified.
+    pub verify: Verify,
+    /// PEM file of the certificates to trust; `None`: the system's.
+    pub roots: Option<PathBuf>,
+    /// PEM files of the certificate (chain) and private key to show to the server.
+    pub client: Option<(PathBuf, PathBuf)>,
+}
+
+/// How far a server's certificate is verified. That the server owns its key always is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verify {
+    /// Not at all: encrypted, but to any server that answers.
+    #[default]
+    Nothing,
+    /// Its dates, and that a trusted authority signed it or that it is itself a trusted certificate.
+    Chain,
+    /// Everything that `Chain` verifies, and also that it names the host.
+    ChainAndName,
+}
+
+#[cfg(not(feature = "tls"))]
+pub use postgres::NoTls as Connector;
+
+/// Returns a connector that never speaks TLS: a target that requires it is refused before.
+#[cfg(not(feature = "tls"))]
+pub fn connector(_: &TlsSettings) -> Result<Connector, String> {
+    Ok(Connector)
+}
+
+#[cfg(feature = "tls")]
+mod verified {
+    use super::{TlsSettings, Verify};
+    use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+    use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor, verify_server_name};
+    use rustls::crypto::{WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature};
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject};
+    use rustls::server::ParsedCertificate;
+    use rustls::{
+        CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+    };
+    use std::{fmt::Display, fs, path::Path, sync::Arc};
+
+    /// Connector of every connection, whether it speaks TLS or not. Cloning is cheap.
+    pub type Connector = tokio_postgres_rustls::MakeRustlsConnect;
+
+    /// Returns a connector that speaks TLS by these settings. Reads the named files, or the system's certificates, once:
+    /// blocks on the file system only. An error is a line that names the file.
+    pub fn connector(settings: &TlsSettings) -> Result<Connector, String> {
+        let provider = Arc::new(ring::default_provider());
+        let trusted = match (settings.verify, &settings.roots) {
+            (Verify::Nothing, _) => Vec::new(),
+            (_, Some(file)) => certificates(file)?,
+            (_, None) => system_certificates()?,
+        };
+        // Stores of systems hold certificates that cannot be parsed.
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(trusted.iter().cloned());
+        let algorithms = provider.signature_verification_algorithms;
+        let verifier = Verifier { verify: settings.verify, trusted, roots, algorithms };
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("the ring provider supports the default versions")
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier));
+        let mut config = match &settings.client {
+            Some((certificate, key)) => {
+                let private = PrivateKeyDer::from_pem_slice(&read(key)?)
+                    .map_err(|_| unusable(key, "holds no unencrypted PEM private key"))?;
+                let built = builder.with_client_auth_cert(certificates(certificate)?, private);
+                built.map_err(|error| unusable(key, error))?
+            }
+            None => builder.with_no_client_auth(),
+        };
+        // sslnegotiation=direct requires it, and libpq always sends it.
+        config.alpn_protocols = vec![b"postgresql".to_vec()];
+        // A resumed session would not verify a certificate that may have expired since.
+        config.resumption = Resumption::disabled();
+        Ok(Connector::new(config))
+    }
+
+    #[derive(Debug)]
+    struct Verifier {
+        verify: Verify,
+        trusted: Vec<CertificateDer<'static>>,
+        /// `trusted`, in webpki's form.
+        roots: RootCertStore,
+        algorithms: WebPkiSupportedAlgorithms,
+    }
+
+    impl ServerCertVerifier for Verifier {
+        fn verify_server_cert(
+            &self,
+            certificate: &CertificateDer<'_>,
+            intermediates: &[CertificateDer<'_>],
+            name: &ServerName<'_>,
+            _ocsp_response: &[u8],
+            now: UnixTime,
+        ) -> Result<ServerCertVerified, Error> {
+            if self.verify == Verify::Nothing {
+                return Ok(ServerCertVerified::assertion());
+            }
+            let parsed = ParsedCertificate::try_from(certificate)?;
+            let all = self.algorithms.all;
+            match verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, all) {
+                // A trusted certificate that is marked as an authority's, as `openssl req -x509` makes it: webpki
+                // refuses it after it has looked at the dates.
+                Err(Error::InvalidCertificate(CertificateError::Other(_)))
+                    if self.trusted.contains(certificate) => {}
+                result => result?,
+            }
+            if self.verify == Verify::ChainAndName {
+                verify_server_name(&parsed, name)?;
+            }
+            Ok(ServerCertVerified::assertion())
+        }
+
+        fn verify_tls12_signature(
+            &self,
+            message: &[u8],
+            certificate: &CertificateDer<'_>,
+            signature: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            verify_tls12_signature(message, certificate, signature, &self.algorithms)
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            certificate: &CertificateDer<'_>,
+            signature: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            verify_tls13_signature(message, certificate, signature, &self.algorithms)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            self.algorithms.supported_schemes()
+        }
+    }
+
+    /// Reads every certificate of a PEM file, at least one.
+    fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+        let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
+        match found {
+            Ok(certificates) if !certificates.is_empty() => Ok(certificates),
+            _ => Err(unusable(path, "holds no PEM certificate")),
+        }
+    }
+
+    /// Reads the certificates that this machine trusts, from where OpenSSL would look for them.
+    fn system_certificates() -> Result<Vec<CertificateDer<'static>>, String> {
+        let found = rustls_native_certs::load_native_certs().certs;
+        match found.is_empty() {
+            true => Err("no system certificates found: install ca-certificates, or name a file".to_owned()),
+            false => Ok(found),
+        }
+    }
+
+    fn read(path: &Path) -> Result<Vec<u8>, String> {
+        fs::read(path).map_err(|error| unusable(path, format!("cannot be read: {error}")))
+    }
+
+    fn unusable(path: &Path, why: impl Display) -> String {
+        format!("{} {why}", path.display())
+    }
+}

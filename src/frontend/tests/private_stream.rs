@@ -1,0 +1,39 @@
+//! The published defects of tiny_http 0.12 (CVE-2026-66752: Transfer-Encoding, CVE-2026-66753: CR and LF in fields), as
+//! a client would use them, and what tiny_http then reads from the private stream.
+
+use super::harness::Harness;
+use serde_json::json;
+use std::sync::atomic::Ordering;
+
+#[test]
+fn no_client_reaches_the_defects_of_tiny_http() {
+    let harness = Harness::new();
+    let request = |fields: &str| format!("POST /x HTTP/1.1\r\nHost: a\r\n{fields}");
+    for (fields, status) in [
+        ("Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n", 400),
+        ("Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n", 400),
+        ("Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n", 400),
+        ("Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", 501),
+        ("Transfer-Encoding: \u{b}chunked\r\n\r\n0\r\n\r\n", 400),
+        ("Origin: a\rX-Smuggled: 1\r\n\r\n", 400),
+        ("Origin: a\nX-Smuggled: 1\r\n\r\n", 400),
+        ("Origin: a\r\n X-Smuggled: 1\r\n\r\n", 400),
+        ("Origin\r: a\r\n\r\n", 400),
+    ] {
+        assert_eq!(harness.connect().send(request(fields)).answer().status, status, "{fields:?}");
+    }
+    assert_eq!(harness.gate.seen.load(Ordering::SeqCst), 0, "nothing arrives");
+
+    // A request that is served arrives with a length of its own, and without the fields that tiny_http would misread.
+    let chunked = request(
+        "Transfer-Encoding: chunked\r\nX-Smuggled: 1\r\nContent-Type: t\r\n\r\n5\r\nGET /\r\n0\r\nX-Smuggled: 1\r\n\r\n",
+    );
+    let arrived = harness.connect().send(chunked).answer().json();
+    let fields = json!([["content-type", "t"], ["Content-Length", "5"]]);
+    assert_eq!(arrived, json!({"method": "POST", "target": "/x", "headers": fields, "body": "GET /"}));
+    let encoded = "GET /%0d%0aX-Smuggled:%201?%0d%0a HTTP/1.1\r\nHost: a\r\n\r\n";
+    let arrived = harness.connect().send(encoded).answer().json();
+    let target = "/%0d%0aX-Smuggled:%201?%0d%0a";
+    assert_eq!(arrived, json!({"method": "GET", "target": target, "headers": [], "body": ""}));
+    assert_eq!(harness.gate.seen.load(Ordering::SeqCst), 2);
+}
