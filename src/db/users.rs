@@ -53,29 +53,27 @@ pub(super) const PAGES: &str = "
     with blocks as materialized (
         select block, sum(n)::int as n, sum(sum(n)::int) over (order by block) as upto from user_counts group by block
     )
-    select u.id, case when u.bytes <= largest then u.name end as name,
-        case when u.bytes <= largest then u.email end as email, u.created_at, u.updated_at, position,
+    select u.id, u.created_at, u.updated_at, position,
+        case when octet_length(name::text) + octet_length(email::text) <= largest then name end as name,
+        case when octet_length(name::text) + octet_length(email::text) <= largest then email end as email,
         (select coalesce(max(upto), 0) from blocks)::bigint as total
     from unnest($1::bigint[], $2::bigint[], $3::int[]) with ordinality as asked (first, most, largest, position)
     left join lateral (
         select block, first - (upto - n) as skip from blocks where upto > first order by block limit 1
     ) b on true
     left join lateral (
-        select *, octet_length(name::text) + octet_length(email::text) as bytes
-        from users where id >= b.block << 13 order by id offset b.skip limit most
-    ) u on true
+        select id as first_id from users where id >= b.block << 13 order by id offset b.skip limit 1
+    ) s on true
+    left join lateral (select * from users where id >= first_id order by id limit most) u on true
     order by position, u.id";
 
 /// $1: the ids that the users follow; else as [`PAGES`].
 const WALKS: &str = "
-    select u.id, case when u.bytes <= largest then u.name end as name,
-        case when u.bytes <= largest then u.email end as email, u.created_at, u.updated_at, position,
-        bigint '0' as total
+    select u.id, u.created_at, u.updated_at, position, bigint '0' as total,
+        case when octet_length(name::text) + octet_length(email::text) <= largest then name end as name,
+        case when octet_length(name::text) + octet_length(email::text) <= largest then email end as email
     from unnest($1::bigint[], $2::bigint[], $3::int[]) with ordinality as asked (after, most, largest, position)
-    cross join lateral (
-        select *, octet_length(name::text) + octet_length(email::text) as bytes
-        from users where id > after order by id limit most
-    ) u
+    cross join lateral (select * from users where id > after order by id limit most) u
     order by position, u.id";
 
 const CREATE: &str = r#"

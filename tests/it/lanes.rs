@@ -303,7 +303,7 @@ fn without_the_token_no_client_reaches_the_database() {
         assert_eq!(refused, 0, "{workers}: a refused request opens no connection");
         // That this would show, and that nothing was created.
         let answer = client.request("POST", "/users", &token, user("eve"));
-        assert_eq!(answer.status, 503, "{workers}");
+        assert!([500, 503].contains(&answer.status), "{workers}: {answer:?}");
         eventually(LONG, "connections are tried", || relay.refused() > before);
         relay.open();
         eventually(LONG, "the database is back", || {

@@ -6,6 +6,7 @@ use crate::support::{
 };
 use serde_json::{Value, json};
 use std::{path::Path, process::Command};
+use userd::User;
 
 /// How a command ends on this database: its exit code, and what it prints.
 fn userd(database_url: &str, arguments: &[&str]) -> (i32, String) {
@@ -89,6 +90,26 @@ fn a_check_finds_a_sequence_behind_the_ids() {
         assert_eq!(problem(mend), None);
         assert_eq!(database.value("select nextval('users_id_seq')"), "21", "{behind}");
     }
+}
+
+/// A column that is new has a field in `User`, and each statement that returns users names it.
+#[test]
+fn the_columns_are_the_fields_of_a_user() {
+    let service = Service::start();
+    let created = create(&mut service.client(), None, &body("ada", None));
+    assert_eq!(created.status, 201);
+    let users = service.server.app().users();
+    for user in [
+        users.find_many(&[1]).unwrap().remove(0),
+        users.find_by_email(&["ada@example.com"]).unwrap().remove(0).unwrap(),
+    ] {
+        let User { id, name, email, created_at, updated_at, version, credential: _ } = user;
+        assert_eq!((id, name.as_str(), email.as_str(), version), (1, "ada", "ada@example.com", 1));
+        assert_eq!(created_at, updated_at);
+    }
+    let columns = "select string_agg(attname, ' ' order by attnum) from pg_attribute \
+        where attrelid = 'users'::regclass and attnum > 0";
+    assert_eq!(service.database.value(columns), "id name email created_at updated_at version");
 }
 
 // Counts
