@@ -17,8 +17,7 @@ use value::problem;
 /// Memory for rows and short answers, beside a hash and a page.
 const WORK_RESERVE: usize = 512 << 10;
 
-/// Memory that a page is made with, in bytes for each of its users: usual ones, and the largest ones, where it needs
-/// more; and what it takes beside that.
+/// Memory that a page is made with, in bytes: for each usual user, for each of the largest ones, and for the page.
 pub(crate) const USUAL_USER: usize = 1 << 10;
 pub(crate) const LARGEST_USER: usize = 8 << 10;
 pub(crate) const REST_OF_PAGE: usize = 64 << 10;
@@ -27,23 +26,23 @@ pub(crate) const REST_OF_PAGE: usize = 64 << 10;
 /// which suits embedding; [`Config::from_vars`] reads the variables that the command is set by.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Which database.
+    /// The database.
     pub database: Database,
-    /// Where TLS to the database finds its certificate authorities (PEM); `None`: the system's.
+    /// File of the certificate authorities for TLS to the database (PEM); `None`: the system's.
     pub db_ssl_ca: Option<PathBuf>,
     /// The most connections to the database.
     pub db_pool_size: u32,
-    /// How long start-up waits for the database.
+    /// Time that start-up waits for the database.
     pub db_connect_timeout: Duration,
-    /// How long a request waits for a free connection.
+    /// Time that a request waits for a free connection.
     pub db_acquire_timeout: Duration,
-    /// Whether sessions keep prepared statements and settings; a pooler in transaction mode lends them out.
+    /// Lets sessions keep prepared statements and settings. Off for a pooler in transaction mode, which lends them out.
     pub db_prepared: bool,
-    /// The operating system's name of the user, which a `DATABASE_URL` without a user means.
+    /// The system's name of the user, for a `DATABASE_URL` without a user.
     pub os_user: Option<String>,
-    /// The password where the database settings have none, before `pg_pass_file`.
+    /// The password if the database settings have none; goes before `pg_pass_file`.
     pub pg_password: Option<Secret>,
-    /// A file of passwords in libpq's format, for settings without one. Ignored where missing, or others can read it.
+    /// A file of passwords in libpq's format, for settings without one. Ignored if it is missing or others can read it.
     pub pg_pass_file: Option<PathBuf>,
     /// An address, a host name, or `unix:/path`.
     pub host: String,
@@ -55,15 +54,15 @@ pub struct Config {
     pub production: bool,
     /// Threads that answer requests.
     pub workers: usize,
-    /// Which create schema.
+    /// The create schema.
     pub schema: Schema,
-    /// When bodies are checked, and how a violation is answered.
+    /// The time at which bodies are checked, and the answer to a violation.
     pub validation: Validation,
     /// The largest `perPage`.
     pub max_per_page: u32,
     /// A directory of migrations instead of the built-in ones.
     pub migrations_dir: Option<PathBuf>,
-    /// Whether missing migrations are applied at start; otherwise a start without them is refused. No variable sets it.
+    /// Applies missing migrations at start; otherwise a start without them is refused. No variable sets it.
     pub migrate: bool,
     /// The bearer token that `/users` asks for; also several, separated by white space.
     pub api_token: Option<Secret>,
@@ -71,23 +70,23 @@ pub struct Config {
     pub api_token_read: Option<Secret>,
     /// Tokens that allow `POST /users/authenticate` alone. They need an `api_token`.
     pub api_token_login: Option<Secret>,
-    /// What it costs to hash a password. No variable sets it.
+    /// The cost of hashing a password. No variable sets it.
     pub password_hashing: PasswordHashing,
     /// Wrong passwords that one peer may send for one e-mail address in a minute; 0 for any number.
     pub auth_attempts: u32,
-    /// What requests without a token may name as their host, beside what no stranger can own, `host` and the machine's
+    /// Hosts that requests without a token may name, beside those that no stranger can own, `host` and the machine's
     /// name; `*` for any name.
     pub allowed_hosts: Vec<String>,
-    /// Whether the page for the browser is served, at `/ui`.
+    /// The page for the browser, at `/ui`.
     pub ui: Ui,
-    /// What clients may use up.
+    /// Limits of what clients may use up.
     pub limits: Limits,
     /// Called five seconds after the last request or answer, on the thread that reads requests: for allocators that
     /// keep memory until they are told. It should return within milliseconds. No variable sets it.
     pub on_idle: Option<fn()>,
 }
 
-/// What one client, and all of them together, may use up. Beyond it the request is refused.
+/// Limits of one client, and of all of them together. Beyond them a request is refused.
 #[derive(Debug, Clone)]
 pub struct Limits {
     /// Client connections at once.
@@ -102,19 +101,19 @@ pub struct Limits {
     pub max_body_bytes: usize,
     /// Bytes of memory that are held for all clients together: requests, answers, rows, hashes.
     pub memory_budget: usize,
-    /// From the first byte of a head to its end.
+    /// Time from the first byte of a head to its end.
     pub head_timeout: Duration,
-    /// From the end of a head to the end of its body.
+    /// Time from the end of a head to the end of its body.
     pub body_timeout: Duration,
-    /// A connection without a request.
+    /// Time that a connection without a request is kept.
     pub idle_timeout: Duration,
-    /// An answer that the client takes.
+    /// Time for the client to take its answer.
     pub write_timeout: Duration,
-    /// A request, from complete to answered.
+    /// Time from a complete request to its answer.
     pub request_timeout: Duration,
-    /// How long a stop is announced at `/readyz` before connections are refused.
+    /// Time between the announcement of a stop at `/readyz` and the refusal of connections.
     pub drain_delay: Duration,
-    /// A stop, from then on until everything in work is answered.
+    /// Time from then on until everything in work is answered.
     pub stop_timeout: Duration,
     /// Peers that speak for many clients: their connections are never closed to free slots, and what they say in
     /// `X-Forwarded-For` is believed.
@@ -123,10 +122,10 @@ pub struct Limits {
     pub allowed_origins: AllowedOrigins,
 }
 
-/// Which database to use.
+/// The address of a database.
 #[derive(Clone)]
 pub enum Database {
-    /// What libpq accepts: a URL or `keyword=value` pairs.
+    /// A connection string as libpq accepts it: a URL or `keyword=value` pairs.
     Url(Secret),
     /// The parts one by one.
     Parts {
@@ -161,7 +160,7 @@ impl fmt::Debug for Database {
 pub struct Secret(String);
 
 impl Secret {
-    /// The text itself, for the one place that needs it.
+    /// Returns the text itself, for the one place that needs it.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -188,7 +187,7 @@ impl fmt::Debug for Secret {
 /// The create schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Schema {
-    /// `name` and `email`; `password` where it is given.
+    /// `name` and `email`; `password` if it is given.
     Basic,
     /// `name` of at least one character, `email`, and `password`.
     Strict,
@@ -203,21 +202,21 @@ pub enum Validation {
     Parser,
 }
 
-/// Whether the page for the browser is served.
+/// Clients that the page for the browser is served to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ui {
-    /// To this machine alone: on an address of the loopback device, and without a trusted proxy.
+    /// This machine alone: on an address of the loopback device, and without a trusted proxy.
     Auto,
-    /// It is.
+    /// All.
     On,
-    /// It is not.
+    /// None.
     Off,
 }
 
-/// What it costs to hash a password with Argon2id, and so to guess one.
+/// The cost of hashing a password with Argon2id, and so of guessing one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PasswordHashing {
-    /// What OWASP recommends: 19 MiB and two passes, some 20 ms where the crate `argon2` is optimized.
+    /// OWASP's recommendation: 19 MiB and two passes, some 20 ms if the crate `argon2` is optimized.
     Owasp,
     /// The least that Argon2id allows: 8 KiB and one pass. A stolen hash is guessed some thousand times faster, so
     /// only for passwords that protect nothing: those of tests.
@@ -225,7 +224,7 @@ pub enum PasswordHashing {
 }
 
 impl PasswordHashing {
-    /// Argon2's cost: KiB of memory, passes, lanes.
+    /// Returns Argon2's cost: KiB of memory, passes, lanes.
     pub(crate) fn cost(self) -> (u32, u32, u32) {
         match self {
             PasswordHashing::Owasp => (19_456, 2, 1),
@@ -233,7 +232,7 @@ impl PasswordHashing {
         }
     }
 
-    /// Bytes of memory that one hash takes.
+    /// Returns the bytes of memory that one hash takes.
     pub(crate) fn memory(self) -> usize {
         (self.cost().0 as usize) << 10
     }
@@ -244,7 +243,7 @@ impl PasswordHashing {
 pub struct ConfigError {
     /// Its name.
     pub variable: &'static str,
-    /// What is wrong with it; never a secret's text.
+    /// The problem with its value, never a secret's text.
     pub problem: String,
 }
 
@@ -321,7 +320,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The defaults of the command: the contract's port, on every address.
+    /// Returns the defaults of the command: the contract's port, on every address.
     fn of_the_command() -> Config {
         Config { host: "0.0.0.0".to_owned(), port: 3000, ..Config::default() }
     }
@@ -338,7 +337,7 @@ impl Config {
         Ok(config)
     }
 
-    /// The settings in force, in the table's order: the variable, its value as a variable has it (`***` for a secret,
+    /// Returns the settings in force, in the table's order: the variable, its value as a variable has it (`***` for a secret,
     /// `-` for none), and where that comes from. `lookup` is what this configuration was made with.
     ///
     /// # Errors
@@ -350,8 +349,7 @@ impl Config {
         settings::in_force(self, &lookup)
     }
 
-    /// Whether the page for the browser is served by a server at this address; `None` where there is no server, or a
-    /// Unix socket.
+    /// Returns whether a server at this address serves the page for the browser; `None`: no server, or a Unix socket.
     pub(crate) fn serves_ui(&self, addr: Option<SocketAddr>) -> bool {
         let is_loopback = || addr.is_some_and(|addr| addr.ip().to_canonical().is_loopback());
         match self.ui {
@@ -381,9 +379,9 @@ impl Config {
         Ok(())
     }
 
-    /// Whether the numbers and durations are within the bounds that their variables have, the memory suffices for one
-    /// of each thing that it has to hold, any origin is allowed only with a token, and each token has one meaning. An
-    /// error names the first that is not, by its variable.
+    /// Checks that numbers and durations are within the bounds of their variables, that the memory suffices for one of
+    /// each thing that it has to hold, that any origin is allowed only with a token, and that each token has one
+    /// meaning. The error names the first variable that is wrong.
     pub fn check(&self) -> Result<(), ConfigError> {
         settings::check(self)?;
         if self.limits.allowed_origins.any() && self.api_token.is_none() {

@@ -1,4 +1,4 @@
-//! What the command can do: clap's commands. Parsing, `--help`, the manual page and the completion of shells follow.
+//! The subcommands and options, as clap's commands. Parsing, `--help`, the manual page and the completion of shells follow.
 //!
 //! To add an option: an argument here; the file of its subcommand asks `Given` for it. To add a subcommand: a command
 //! here, and an arm in `execute` of the module above.
@@ -25,8 +25,6 @@ pub const TABLE: &str = "{settings}";
 
 const SIGNALS: &str = "SIGTERM, SIGHUP or Ctrl-C: answers the requests in flight, then ends; a signal a second later \
                        ends at once.";
-
-const EMBEDDED: &str = "work on the cluster that `userd --embedded[=DIR]` makes, whether that runs or not";
 
 /// Returns the command with its subcommands.
 pub fn command() -> Command {
@@ -86,7 +84,7 @@ fn transfers() -> [Command; 2] {
     [
         verb("export", "write all users to FILE, which is complete once it is there, or to standard output")
             .args([
-                optional("--embedded", "DIR", EMBEDDED),
+                embedded(),
                 format.clone(),
                 flag("--with-password-hashes", "each user's hash, too, as passwordHash"),
                 flag("--for-spreadsheets", formulas),
@@ -97,7 +95,7 @@ fn transfers() -> [Command; 2] {
             "create the users of FILE, or of standard input: all of them, or none if a line is refused",
         )
         .args([
-            optional("--embedded", "DIR", EMBEDDED),
+            embedded(),
             format,
             flag("--skip-invalid", "leave out lines that are refused, and import the others"),
             flag("--skip-existing", "leave out users whose e-mail address is in the database"),
@@ -112,18 +110,14 @@ fn transfers() -> [Command; 2] {
 /// Returns the subcommands of operators.
 fn upkeep() -> [Command; 6] {
     [
-        verb("migrate", "apply the migrations that the database lacks, and end").arg(optional(
-            "--embedded",
-            "DIR",
-            EMBEDDED,
-        )),
+        verb("migrate", "apply the migrations that the database lacks, and end").arg(embedded()),
         verb(
             "check",
             "say if userd could start: configuration, address, database, migrations, privileges, tables; changes \
              nothing; exit code 0 or 1",
         )
         .args([
-            optional("--embedded", "DIR", EMBEDDED),
+            embedded(),
             variable("--host"),
             variable("--port"),
             migrate(),
@@ -133,14 +127,14 @@ fn upkeep() -> [Command; 6] {
             "recount",
             "count all users anew, if triggers were disabled and totals are wrong; writers wait meanwhile",
         )
-        .arg(optional("--embedded", "DIR", EMBEDDED)),
+        .arg(embedded()),
         verb(
             "grants",
             "print the GRANT statements that ROLE needs to run the service on tables that another role owns",
         )
-        .args([optional("--embedded", "DIR", EMBEDDED), operand("ROLE").required(true)]),
+        .args([embedded(), operand("ROLE").required(true)]),
         verb("config", "print the settings in force and where each comes from, without secrets").args([
-            optional("--embedded", "DIR", EMBEDDED),
+            embedded(),
             variable("--host"),
             variable("--port"),
         ]),
@@ -188,6 +182,12 @@ fn variable(name: &'static str) -> Arg {
     let setting = SETTINGS.iter().find(|setting| variable == Some(&setting.variable));
     let setting = setting.expect("each stands for a setting");
     option(name, setting.variable, setting.help)
+}
+
+/// Returns the option for the private cluster of a service.
+fn embedded() -> Arg {
+    let help = "work on the cluster that `userd --embedded[=DIR]` makes, whether that runs or not";
+    optional("--embedded", "DIR", help)
 }
 
 fn migrate() -> Arg {

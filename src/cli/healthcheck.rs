@@ -13,13 +13,13 @@ use userd::Config;
 
 const TARGET: &str = "/readyz";
 
-/// An answer is from a probe that is no older, or from one that this command's first question has caused.
+/// Age of the oldest probe whose result counts. The first question causes a new one.
 const FRESH: Duration = Duration::from_secs(5);
 
-/// Between two questions.
+/// Pause between two questions.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Asks whether the service is ready, until the answer is not from long ago. Blocks for up to three times the
+/// Asks if the service is ready, until the answer is from a recent probe. Blocks for up to three times the
 /// `request_timeout`.
 pub fn healthcheck(given: &Given) -> Result<(), Failure> {
     let config = environment::config(given).map_err(Failure::usage)?;
@@ -36,7 +36,7 @@ pub fn healthcheck(given: &Given) -> Result<(), Failure> {
     }
 }
 
-/// How long ago the database answered, where the service is ready.
+/// Returns the time since the database answered, if the service is ready.
 fn ask(config: &Config) -> Result<Duration, String> {
     let address = match config.host.starts_with("unix:") {
         true => config.host.clone(),
@@ -59,7 +59,7 @@ fn ask(config: &Config) -> Result<Duration, String> {
     }
 }
 
-/// Connecting to `0.0.0.0` or `::`, where a server listens on every address, reaches this machine.
+/// Connects to the service. `0.0.0.0` and `::`, with which a server listens on every address, are this machine.
 fn connect(config: &Config) -> io::Result<Socket> {
     let timeout = config.limits.request_timeout;
     let host = config.host.trim_start_matches('[').trim_end_matches(']');
@@ -88,7 +88,7 @@ fn connect(config: &Config) -> io::Result<Socket> {
 }
 
 fn exchange(mut stream: Socket) -> io::Result<String> {
-    /// An answer has some 300 bytes; what is no answer of ours may have any number.
+    /// Ours have some 300 bytes; another program's may have any number.
     const MOST_BYTES: u64 = 4096;
     let request = format!("GET {TARGET} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes())?;

@@ -5,8 +5,8 @@ use nix::unistd::{Gid, Uid, User, setgid, setgroups, setuid};
 use std::io;
 use userd::embedded::Account;
 
-/// Makes the whole process, each of its threads, this account's for good, where it is root's. After an error the
-/// process must end: what it is then is not known.
+/// Makes the process, with all its threads, this account's for good, if it is root's. After an error the process must
+/// end: its rights are not known.
 pub fn give_up(account: &Account) -> io::Result<()> {
     let Some((uid, gid)) = account.instead_of_root() else {
         return Ok(());
@@ -14,8 +14,8 @@ pub fn give_up(account: &Account) -> io::Result<()> {
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     let name = User::from_uid(uid)?.map(|user| user.name).unwrap_or_default();
     let failed = |error| io::Error::other(format!("root cannot become user {name}: {error}"));
-    // By the C library, which does it in every thread; the system call alone is for one. Without the further groups of
-    // the account, as its PostgreSQL is: `initgroups` asks NSS modules, which a static binary cannot load.
+    // The C library does it in every thread; the system call is for one. The account's further groups are left out, as
+    // they are for its PostgreSQL: `initgroups` asks NSS modules, which a static binary cannot load.
     setgroups(&[]).map_err(failed)?;
     setgid(gid).map_err(failed)?;
     setuid(uid).map_err(failed)?;

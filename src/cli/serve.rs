@@ -84,7 +84,7 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
     log::info!("stopping");
     tell(given, "STOPPING=1");
     server.stop();
-    // A harness waits for the end, and need not for the drop. The next process does it, or the end of the cluster.
+    // The next process, or the end of the cluster, drops the database: a harness waits for the end of this one.
     std::mem::forget(scratch);
     if let Some(cluster) = cluster {
         cluster.stop().map_err(Failure::runtime)?;

@@ -1,4 +1,4 @@
-//! What ends the process: signals, the end of its parent, and the end of what it cannot do without.
+//! The end of the process: by signals, by the end of its parent, or of a part that it needs.
 
 use super::Failure;
 use nix::{
@@ -35,7 +35,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Time after the first signal within which another one is taken for a repetition of it.
 const ONE_WISH: Duration = Duration::from_secs(1);
 
-/// Why the service ends.
+/// The reason for the end of a service.
 pub enum End {
     Asked,
     Broken,
@@ -48,7 +48,7 @@ pub enum End {
 pub struct Ending {
     ends: mpsc::Receiver<End>,
     end: mpsc::Sender<End>,
-    /// Whether there is nothing to finish yet, so that the first signal ends it at once, too.
+    /// True while there is nothing to finish, so that the first signal ends it at once, too.
     idle: Arc<AtomicBool>,
 }
 

@@ -1,4 +1,4 @@
-//! `userd migrate`, `check`, `recount`, `grants` and `config`: what an operator asks before and after a deployment.
+//! `userd migrate`, `check`, `recount`, `grants` and `config`, for operators.
 
 use super::{
     Failure, arguments::Given, embedded, env_file::Assignment, environment, print, signals, start_error,
@@ -16,7 +16,7 @@ use userd::{
     server,
 };
 
-/// A check that takes longer says what it waits for.
+/// Time after which a check says what it waits for.
 const SOON: Duration = Duration::from_millis(500);
 
 /// Applies the migrations that are missing, and says which. Blocks as a start does.
@@ -114,14 +114,14 @@ fn of_database(given: &Given, mut config: Config) -> Result<Vec<Finding>, Failur
     Ok(findings)
 }
 
-/// The settings, and the private cluster for as long as it is kept, where one is given.
+/// Returns the settings, and the private cluster, if one is given, for as long as it is kept.
 fn database(given: &Given, make: bool) -> Result<(Config, Option<Joined>), Failure> {
     let mut config = environment::config(given).map_err(Failure::usage)?;
     let cluster = join(given, &mut config, make)?;
     Ok((config, cluster))
 }
 
-/// As [`embedded::join`], for a verb that does nothing at a signal but end.
+/// Makes the private cluster the database of `config`, as [`embedded::join`] does. A signal ends the process.
 fn join(given: &Given, config: &mut Config, make: bool) -> Result<Option<Joined>, Failure> {
     if given.has("--embedded") {
         signals::on_signals(|signal| signals::exit(128 + signal))?;

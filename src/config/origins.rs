@@ -8,24 +8,24 @@ use std::{fmt, str::FromStr, sync::Arc};
 pub struct AllowedOrigins(Vec<Arc<str>>);
 
 impl AllowedOrigins {
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether any origin is one.
+    /// Returns whether any origin is allowed.
     pub fn any(&self) -> bool {
         self.0.iter().any(|allowed| **allowed == *"*")
     }
 
-    /// The entry that allows an origin, as a browser names it.
+    /// Returns the entry that allows an origin, as a browser names it.
     pub fn find(&self, origin: &[u8]) -> Option<&Arc<str>> {
         self.0.iter().find(|allowed| ***allowed == *"*" || allowed.as_bytes() == origin)
     }
 }
 
 impl FromStr for AllowedOrigins {
-    /// What is wrong with which entry.
+    /// The entry that is wrong, and the reason.
     type Err = String;
 
     fn from_str(text: &str) -> Result<AllowedOrigins, String> {
@@ -40,7 +40,7 @@ impl fmt::Display for AllowedOrigins {
     }
 }
 
-/// The entry as browsers write it, who compare nothing: in lower case, and without the scheme's own port.
+/// Returns the entry as browsers write an origin: in lower case, and without the scheme's own port.
 fn origin(entry: &str) -> Result<String, String> {
     const FORM: &str = "an origin is scheme://host or scheme://host:port, without a slash at its end";
     let wrong = |why: &str| Err(format!("{entry:?} {why}"));

@@ -16,14 +16,14 @@ use std::ffi::OsString;
 pub struct Setting {
     /// The variable's name.
     pub variable: &'static str,
-    /// What it means, in a line.
+    /// Its meaning, in a line.
     pub help: &'static str,
     kind: Kind,
 }
 
 const SECONDS: Bounds = Bounds::SECONDS;
 
-/// A field of a configuration; `None` where the configuration has no such field.
+/// A field of a configuration; `None` if the configuration has no such field.
 type Field = fn(&mut Config) -> Option<&mut dyn Value>;
 
 #[derive(Debug)]
@@ -60,7 +60,7 @@ macro_rules! at {
     };
 }
 
-/// A field of [`Database::Parts`]: there is none where a connection string was given.
+/// A field of [`Database::Parts`]: there is none if a connection string was given.
 macro_rules! part {
     ($field:ident) => {
         |config| match &mut config.database {
@@ -144,7 +144,7 @@ pub const SETTINGS: &[Setting] = &[
 ];
 
 impl Setting {
-    /// The default as the variable's text; empty for none.
+    /// Returns the default as the variable's text; empty for none.
     pub fn default(&self) -> String {
         match self.kind {
             Kind::Field(_, Bounds::Exactly(_)) | Kind::FileOf(_) => String::new(),
@@ -199,7 +199,7 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
     near.min_by_key(|(steps, _)| *steps).map(|(_, known)| known)
 }
 
-/// Each variable with its value in `config` and where that comes from.
+/// Returns each variable with its value in `config` and its source.
 pub(super) fn in_force(
     config: &Config,
     lookup: &dyn Fn(&str) -> Option<OsString>,
@@ -231,7 +231,7 @@ pub(super) fn in_force(
     Ok(rows)
 }
 
-/// Whether the numbers and durations of `config` are within their bounds: whether their texts are.
+/// Checks that the numbers and durations of `config` are within their bounds.
 pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let mut config = config.clone();
     for setting in SETTINGS {
@@ -257,7 +257,7 @@ fn read(
     }
 }
 
-/// The text of a variable, or of the file that its `…_FILE` names, with the variable to blame for it.
+/// Returns the text of a variable, or of the file that its `…_FILE` names, with the variable to blame for it.
 fn text(
     variable: &'static str,
     lookup: &dyn Fn(&str) -> Option<OsString>,

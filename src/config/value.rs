@@ -1,9 +1,9 @@
-//! How the text of a variable becomes the value of a field, and which values a field may have.
+//! Conversion of the text of a variable to the value of a field, and the values that a field may have.
 
 use super::{AllowedOrigins, ConfigError, Database, Schema, Secret, TrustedProxies, Ui, Validation};
 use std::{path::PathBuf, time::Duration};
 
-/// Which values a field may have.
+/// Values that a field may have.
 #[derive(Debug)]
 pub(super) enum Bounds {
     /// Any that its type can hold.
@@ -19,17 +19,17 @@ pub(super) enum Bounds {
 }
 
 impl Bounds {
-    /// Up to a day: the sum of a deadline and the present time stays far from overflow.
+    /// A time up to a day: the sum of a deadline and the present time stays far from overflow.
     pub const SECONDS: Bounds = Bounds::Seconds(0.001, 86_400.0);
 }
 
-/// A field's type: how it is read and shown. An error is what follows the variable's name in a line, and
-/// never a secret's text.
+/// A type of a field, which is read from a variable and shown as one. An error follows the variable's name in a line
+/// and never has a secret's text.
 pub(super) trait Value {
     /// Reads the text of a variable, which is not empty.
     fn set(&mut self, text: &str, bounds: &Bounds) -> Result<(), String>;
 
-    /// The value as a variable has it; empty for none. `None` for a secret, which is never shown.
+    /// Returns the value as a variable has it; empty for none. `None` for a secret, which is never shown.
     fn text(&self) -> Option<String> {
         None
     }
@@ -39,7 +39,7 @@ pub(super) fn problem(variable: &'static str, problem: impl Into<String>) -> Con
     ConfigError { variable, problem: problem.into() }
 }
 
-/// Numbers are ASCII digits alone: no sign, no exponent, no space.
+/// Reads a number of ASCII digits alone: no sign, no exponent, no space.
 fn whole(text: &str, bounds: &Bounds) -> Result<u64, String> {
     let (min, max) = match *bounds {
         Bounds::Whole(min, max) => (min, max),
@@ -145,7 +145,7 @@ parsed!(String);
 parsed!(TrustedProxies);
 parsed!(AllowedOrigins);
 
-/// A list of host names, separated by commas or spaces; `*` stands for any.
+/// Names of hosts, separated by commas or spaces; `*` stands for any.
 impl Value for Vec<String> {
     fn set(&mut self, text: &str, _: &Bounds) -> Result<(), String> {
         let names = text.split([',', ' ']).filter(|name| !name.is_empty());
