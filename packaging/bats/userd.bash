@@ -25,7 +25,8 @@ userd_start() {
     # Its standard input ends with this shell. bats waits for processes that hold its descriptor 3.
     local names=("${settings[@]%%=*}")
     coproc USERD_PROCESS {
-        userd_run --embedded --ephemeral --port 0 --with-parent "${names[@]/#/--settings=}" "$@" 2>"$userd_log" 3>&-
+        userd_run --embedded --ephemeral --port 0 --with-parent "--with-parent=$$" \
+            "${names[@]/#/--settings=}" "$@" 2>"$userd_log" 3>&-
     }
     # bash forgets it when the process ends.
     userd_pid=$USERD_PROCESS_PID

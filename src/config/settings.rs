@@ -92,7 +92,7 @@ pub const SETTINGS: &[Setting] = &[
         "Seconds that a request waits for a free connection"),
     field("DB_PREPARED", at!(db_prepared), Any,
         "`false` behind a pooler in transaction mode: sessions hold no state"),
-    field("PGPASSWORD", at!(pg_password), Any, "Database password where the settings above have none"),
+    field("PGPASSWORD", at!(pg_password), Any, "Database password if the settings above have none"),
     field("PGPASSFILE", at!(pg_pass_file), Any,
         "File of passwords as libpq takes it, used after that; unset: `~/.pgpass`"),
     field("HOST", at!(host), Any, "Address to listen on, 127.0.0.1 with --embedded; `unix:/path` for a Unix socket"),

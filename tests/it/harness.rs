@@ -87,6 +87,23 @@ fn it_ends_with_the_process_that_it_is_told() {
     parent.wait().unwrap();
 }
 
+/// Harnesses give both: a child that the test process has forked may hold the pipe after that has ended.
+#[test]
+fn it_ends_with_the_first_of_two_parents() {
+    for end_pipe in [false, true] {
+        let mut parent = Command::new("sleep").arg("1000").spawn().unwrap();
+        let (mut child, url) = ephemeral(&["--with-parent", &format!("--with-parent={}", parent.id())]);
+        assert_eq!(Client::new(&url).get("/users").status, 200);
+        match end_pipe {
+            true => drop(child.stdin.take()),
+            false => parent.kill().unwrap(),
+        }
+        ends(child);
+        let _ = parent.kill();
+        parent.wait().unwrap();
+    }
+}
+
 /// As a background job of a shell is started.
 #[test]
 fn a_parent_that_is_none_is_told() {

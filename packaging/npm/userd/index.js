@@ -32,6 +32,8 @@ class Userd {
   constructor(settings, { seed, userd }) {
     this.#program = userd ?? command();
     const given = ["--embedded", "--ephemeral", "--port=0", "--with-parent"];
+    // A child of this process may hold the other end of standard input after this process has ended.
+    given.push(`--with-parent=${process.pid}`);
     const own = { ...environment(this.#program), ...settings };
     const added = additions(given, own);
     if (seed !== undefined) given.push("--seed", String(seed));

@@ -34,8 +34,11 @@ class Server:
         seed: str | os.PathLike[str] | None,
     ):
         environment = {**environment, **settings}
+        arguments = ["--embedded", "--ephemeral", "--port=0"]
+        # A child of this process may hold the other end of standard input after this process has ended.
+        arguments += ["--with-parent", f"--with-parent={os.getpid()}"]
         # It refuses a misspelt one.
-        arguments = ["--embedded", "--ephemeral", "--port=0", "--with-parent", *(f"--settings={name}" for name in settings)]
+        arguments += [f"--settings={name}" for name in settings]
         arguments += programs(arguments, environment)
         if seed is not None:
             arguments += ["--seed", os.fspath(seed)]
