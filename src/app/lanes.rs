@@ -1,11 +1,11 @@
-//! What the next step of a request needs: the lane that it is queued in, and what it may have to wait for there.
+//! What a command needs next: the lane that it is queued in, and what it may have to wait for there.
 
 use std::time::Duration;
 
-/// A kind of step. Steps of one lane form batches, and wait for no other lane.
+/// A kind of statement, or a hash. Commands of one lane form batches, and wait for no other lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Lane {
-    /// Reads of one user, by its id, its address or the key of its create: one query for all of a kind.
+    /// Reads of one user, by its id or its address: one query for all of a kind.
     Find,
     /// Pages: one query for several.
     List,
@@ -15,7 +15,7 @@ pub(crate) enum Lane {
     Change,
     /// A write that is never batched: of passwords, of addresses, or on conditions of several states.
     Single,
-    /// A password to hash or to check: a core for its time, and no session.
+    /// A password to hash or to check, and the look-up before: a core for its time, and no session meanwhile.
     Hash,
 }
 
@@ -32,7 +32,7 @@ impl Lane {
     }
 }
 
-/// What the next step of a request needs.
+/// What a command needs next.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Needs {
     /// Where it is queued.
@@ -55,7 +55,7 @@ impl Needs {
     }
 }
 
-/// How long a step that met a lock waits before it is executed again, where it was so often before.
+/// How long a command waits that met a lock, before it is executed again; `retries`: how often it was already.
 pub(crate) fn retry_pause(retries: usize) -> Duration {
     Duration::from_millis(10 << retries.min(3))
 }

@@ -1,19 +1,18 @@
 //! The service without a socket: a [`Request`] in, a [`Response`] out.
 //!
-//! `routes` is the table of what is served, `endpoints` what becomes of a request. A request is judged once (route,
-//! access, validation); the result is an answer, or a `Task` whose steps the caller queues and has executed in batches.
-//! Knows users and the database behind them; no socket and no queue. Opening an [`App`] starts a thread that
-//! probes the database.
+//! `routes` is the table of what is served, `commands` what becomes of a request. A request is judged once (route,
+//! access, validation); the result is an answer, or a `Command` that the caller queues and has executed in batches.
+//! Knows users and the database behind them; no socket and no queue. Opening an [`App`] starts a thread that probes the
+//! database.
 
 mod access;
+mod commands;
 mod content;
 mod description;
-mod endpoints;
 mod hashing;
 mod health;
 mod idempotency;
 mod lanes;
-mod list;
 mod preconditions;
 mod query;
 mod routes;
@@ -21,7 +20,7 @@ mod throttle;
 mod ui;
 pub(crate) mod validation;
 
-pub(crate) use endpoints::{Progress, Step, Task, answer_at_once};
+pub(crate) use commands::{Command, Progress, answer_at_once};
 pub(crate) use health::Health;
 pub(crate) use lanes::{Lane, Needs, retry_pause};
 pub(crate) use routes::{at_once, fields, label};
@@ -36,7 +35,7 @@ use crate::{
     http::{Request, RequestId, Response},
     metrics::{Metrics, Text},
 };
-use endpoints::{Judged, Rules};
+use commands::{Judged, Rules};
 use hashing::Hashing;
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -99,7 +98,7 @@ impl App {
     /// a server can refuse (its [`Limits`](crate::Limits)) is not refused here.
     pub fn handle(&self, request: &Request) -> Response {
         let mut response = match self.judge(request, None) {
-            Ok(step) => outside_of_runtimes(|| self.run(step.task).contiguous()),
+            Ok(command) => outside_of_runtimes(|| self.run(command)),
             Err(answer) => answer,
         };
         self.rules.access.cors(request).add_to(&mut response);
@@ -113,13 +112,13 @@ impl App {
 
     /// What a request asks for, or its answer where that needs no database. `id` is the request's, where it has one.
     /// Blocks while another large body is parsed, and for nothing else.
-    pub(crate) fn judge(&self, request: &Request, id: Option<&RequestId>) -> Result<Step, Response> {
+    pub(crate) fn judge(&self, request: &Request, id: Option<&RequestId>) -> Result<Command, Response> {
         /// A JSON text of small members takes many times its length as a value.
         const LARGE: usize = 8 << 10;
         let _turn =
             (request.body.len() > LARGE).then(|| self.parsing.lock().unwrap_or_else(PoisonError::into_inner));
         match self.rules.judge(request, id) {
-            Ok(Judged::Step(step)) => Ok(step),
+            Ok(Judged::Command(command)) => Ok(command),
             Ok(Judged::Answer(response)) => Err(response),
             Ok(Judged::Health(probe)) => Err(self.health.answer(probe)),
             Ok(Judged::Figures) => Err(self.figures()),
@@ -166,25 +165,25 @@ impl App {
         response.with("Content-Type", FORMAT).with("Cache-Control", "no-store")
     }
 
-    /// All steps of one task. A step that meets another session's lock is executed again until the task's time is up.
-    fn run(&self, mut task: Task) -> Response {
+    /// Executes one command to its end. If it meets another session's lock, it is executed again until its time is up.
+    fn run(&self, mut command: Command) -> Response {
         let deadline = self.deadline();
         let mut retries = 0;
         loop {
-            task = match self.execute(vec![task], &[deadline]).pop() {
+            command = match self.execute(vec![command], &[deadline]).pop() {
                 Some(Ok(Progress::Done(response))) => return response,
-                Some(Ok(Progress::Next(step))) => step.task,
-                Some(Ok(Progress::Contended(task))) => {
+                Some(Ok(Progress::Next(command))) => command,
+                Some(Ok(Progress::Contended(command))) => {
                     let pause = retry_pause(retries);
                     if Instant::now() + pause >= deadline {
                         return Error::Contended.into_response(None);
                     }
                     thread::sleep(pause);
                     retries += 1;
-                    task
+                    command
                 }
                 Some(Err(error)) => return error.into_response(None),
-                None => return Error::Internal("a task has no outcome".to_owned()).into_response(None),
+                None => return Error::Internal("a command has no outcome".to_owned()).into_response(None),
             };
         }
     }

@@ -6,9 +6,6 @@ use std::{
     mem,
 };
 
-/// A piece. Of a size that allocators serve from pages of many, and small beside what one write takes.
-pub const CHUNK: usize = 32 << 10;
-
 /// Pieces that one write is given.
 const PIECES_PER_WRITE: usize = 64;
 
@@ -38,26 +35,6 @@ impl Chunks {
     /// The memory that it takes.
     pub fn memory(&self) -> usize {
         self.first.capacity() + self.rest.iter().map(Vec::capacity).sum::<usize>()
-    }
-
-    /// Puts a piece behind all others.
-    pub fn push_back(&mut self, piece: Vec<u8>) {
-        if piece.is_empty() {
-            return;
-        }
-        self.len += piece.len();
-        match self.first.is_empty() {
-            true => self.first = piece,
-            false => self.rest.push_back(piece),
-        }
-    }
-
-    /// The bytes where they are in one piece of which nothing is sent; else all of it back.
-    pub fn into_piece(self) -> Result<Vec<u8>, Chunks> {
-        match self.rest.is_empty() && self.sent == 0 {
-            true => Ok(self.first),
-            false => Err(self),
-        }
     }
 
     /// Puts a piece before all others. Only to be called while nothing is sent.
@@ -90,15 +67,6 @@ impl Chunks {
             self.first = self.rest.pop_front().unwrap_or_default();
         }
         Ok(count)
-    }
-
-    /// All of it in one piece.
-    pub fn into_vec(mut self) -> Vec<u8> {
-        let mut all = Vec::with_capacity(self.len);
-        while !self.is_empty() {
-            self.send(&mut all).expect("writing to memory does not fail");
-        }
-        all
     }
 }
 
@@ -136,16 +104,14 @@ mod tests {
     #[test]
     fn what_is_written_is_sent_and_freed() {
         let bytes: Vec<u8> = (0..300_000_u32).flat_map(u32::to_le_bytes).collect();
-        for step in [1 << 10, CHUNK, 100_000, 10_000_000] {
+        for step in [1 << 10, 100_000, 10_000_000] {
             let mut chunks = Chunks::default();
-            for piece in bytes.chunks(7777) {
-                chunks.push_back(piece.to_vec());
+            for piece in bytes.chunks(7777).rev() {
+                chunks.push_front(piece.to_vec());
             }
             chunks.push_front(b"head".to_vec());
             assert_eq!(chunks.len(), bytes.len() + 4);
             assert_eq!(chunks.memory(), chunks.len());
-            assert_eq!(chunks.clone().into_piece().unwrap_err(), chunks);
-            assert_eq!(chunks.clone().into_vec()[4..], bytes);
             let mut slow = Slow(Vec::new(), step);
             while !chunks.is_empty() {
                 let (left, count) = (chunks.len(), chunks.send(&mut slow).unwrap());

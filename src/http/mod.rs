@@ -7,7 +7,7 @@ mod id;
 mod request;
 mod response;
 
-pub(crate) use chunks::{CHUNK, Chunks};
+pub(crate) use chunks::Chunks;
 pub(crate) use cors::Cors;
 pub(crate) use id::{RequestId, RequestIds, log_line};
 pub use request::{Method, Request, percent_decode};

@@ -5,7 +5,7 @@ use super::{Chunks, RequestId, log_line};
 use crate::error::{Error, Violation};
 use serde::Serialize;
 use serde_json::Value;
-use std::{borrow::Cow, fmt, mem, sync::Mutex, time::SystemTime};
+use std::{borrow::Cow, fmt, sync::Mutex, time::SystemTime};
 
 /// How the connection goes on after a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,16 +52,6 @@ impl Response {
         Response { status, headers: Vec::new(), body, more: None }
     }
 
-    /// A body of JSON that is there already.
-    pub(crate) fn of_chunks(status: u16, body: Chunks) -> Response {
-        match body.into_piece() {
-            Ok(body) => Response { status, headers: Vec::new(), body, more: None },
-            Err(more) => {
-                Response { status, headers: Vec::new(), body: Vec::new(), more: Some(Box::new(more)) }
-            }
-        }
-    }
-
     /// 204, without a body.
     #[doc(hidden)]
     pub fn no_content() -> Response {
@@ -90,15 +80,6 @@ impl Response {
     /// The same response with one more header.
     pub(crate) fn with(mut self, name: &'static str, value: impl Into<Cow<'static, str>>) -> Response {
         self.headers.push((name, value.into()));
-        self
-    }
-
-    /// The same response with its body in one piece.
-    pub(crate) fn contiguous(mut self) -> Response {
-        if let Some(mut more) = self.more.take() {
-            more.push_front(mem::take(&mut self.body));
-            self.body = more.into_vec();
-        }
         self
     }
 

@@ -9,7 +9,7 @@
 //!   answered;
 //! - a command that met a lock is retried alone after a pause, and retries take half of the sessions for writes.
 
-use crate::app::{Lane, Needs};
+use crate::app::{Lane, Needs, retry_pause};
 use std::{
     collections::{HashMap, VecDeque},
     mem,
@@ -145,7 +145,7 @@ impl<T> Lanes<T> {
 
     /// Queues a command that met a lock, behind a pause of 10 to 80 ms. Gives it back if its time is up.
     pub fn retry(&mut self, mut command: Queued<T>, now: Instant) -> Result<(), Queued<T>> {
-        command.due = now + Duration::from_millis(10 << command.retries.min(3));
+        command.due = now + retry_pause(command.retries);
         if command.due > command.arrived + self.capacity.retry_for {
             return Err(command);
         }

@@ -16,7 +16,7 @@ use super::{
     lanes::{Batch, Capacity, Lanes, Queued},
 };
 use crate::{
-    app::{App, Progress, Task},
+    app::{App, Command, Progress},
     budget::Reservation,
     error::{Error, Reason},
     frontend::{Responder, Slot},
@@ -75,7 +75,7 @@ struct State {
 /// A request that is queued or in flight.
 struct Job {
     /// `None` while it is executed.
-    task: Option<Task>,
+    command: Option<Command>,
     slot: Slot,
     id: RequestId,
     received: Instant,
@@ -214,34 +214,35 @@ impl Shared {
         self.hasher.notify_all();
     }
 
-    /// Executes a batch and answers what is done; what is not is queued for its next step.
+    /// Executes a batch and answers what is done; what is not is queued again.
     fn execute(&self, batch: Batch<Job>, recorder: &Recorder) -> MutexGuard<'_, State> {
         let Batch { lane, commands, token } = batch;
         // A client that was answered 503 has given the request up, or retries it: it is not executed.
         let (mut items, mut ended): (Vec<_>, Vec<_>) =
             commands.into_iter().partition(|item: &Queued<Job>| self.responder.begin(item.work.slot));
-        let tasks = items.iter_mut().filter_map(|item| Some((item.work.task.take()?, item.work.deadline)));
-        let (tasks, deadlines): (Vec<_>, Vec<_>) = tasks.unzip();
-        let count = tasks.len();
+        let given = items.iter_mut().filter_map(|item| Some((item.work.command.take()?, item.work.deadline)));
+        let (given, deadlines): (Vec<_>, Vec<_>) = given.unzip();
+        let count = given.len();
         if count > 0 {
             recorder.batch(lane as usize, count);
         }
         // A panic is an answer to each.
         let only = items.first().filter(|_| count == 1).map(|item| &item.work.id);
-        let outcomes = guard(only, || self.app.execute(tasks, &deadlines))
+        let outcomes = guard(only, || self.app.execute(given, &deadlines))
             .unwrap_or_else(|response| (0..count).map(|_| Ok(Progress::Done(response.clone()))).collect());
         let (mut unfinished, mut contended) = (Vec::new(), Vec::new());
         for (mut item, outcome) in items.into_iter().zip(outcomes) {
             match outcome {
                 Ok(Progress::Done(response)) => self.answer(&mut item.work, response, recorder),
                 Err(error) => self.refuse(&mut item.work, error, recorder),
-                Ok(Progress::Next(step)) => {
-                    item.work.task = Some(step.task);
-                    unfinished.push((item, step.needs));
+                Ok(Progress::Next(command)) => {
+                    let needs = command.needs();
+                    item.work.command = Some(command);
+                    unfinished.push((item, needs));
                     continue;
                 }
-                Ok(Progress::Contended(task)) => {
-                    item.work.task = Some(task);
+                Ok(Progress::Contended(command)) => {
+                    item.work.command = Some(command);
                     contended.push(item);
                     continue;
                 }

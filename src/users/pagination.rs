@@ -1,7 +1,7 @@
 //! Which users are asked for: pages, and those that follow an id.
 
 use super::user::UserRef;
-use crate::config::{LARGEST_USER, REST_OF_PAGE, USUAL_USER};
+use crate::config::{LARGEST_USER, REST_OF_PAGE};
 
 /// Which list is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,11 +37,6 @@ impl Range {
         match self {
             Range::Page(PageRequest { per_page, .. }) | Range::Walk { per_page, .. } => per_page,
         }
-    }
-
-    /// Bytes that the list takes where its users are usual ones.
-    pub fn usual_memory(self) -> usize {
-        USUAL_USER * (1 + self.per_page() as usize)
     }
 
     /// Bytes that the list takes at most. Pieces have a remainder that the next user does not fit into.

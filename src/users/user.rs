@@ -77,9 +77,6 @@ impl User {
 impl UserRef<'_> {
     /// The names of the fields, in answers, exports and imports.
     pub const FIELDS: [&'static str; 5] = ["id", "name", "email", "createdAt", "updatedAt"];
-
-    /// Bytes of it as JSON with neither name nor address, with the longest identifier, and of the comma behind it.
-    pub(crate) const EMPTY: usize = 134;
 }
 
 fn digits<S: Serializer>(id: &i64, serializer: S) -> Result<S::Ok, S::Error> {

@@ -2,7 +2,7 @@
 
 use super::{FEW, Job, Shared, State, guard};
 use crate::{
-    app::{Needs, Step},
+    app::Needs,
     config::counted_as,
     error::{Error, Reason},
     http::{Method, Request},
@@ -36,8 +36,9 @@ impl Shared {
                 bytes += request.body.len();
                 let id = Some(&job.id);
                 match guard(id, || self.app.judge(&request, id)).unwrap_or_else(Err) {
-                    Ok(Step { needs, task }) => {
-                        job.task = Some(task);
+                    Ok(command) => {
+                        let needs = command.needs();
+                        job.command = Some(command);
                         judged.push((job, needs));
                     }
                     Err(answer) => {
@@ -76,7 +77,7 @@ impl Shared {
         let (slot, id, deadline) = claimed.filter(|_| body.is_ok())?;
         let path = request.path().to_owned();
         let token = self.app.rights(&request).unwrap_or_default();
-        Some((Job { task: None, slot, id, received, deadline, method, name, path, token, held }, request))
+        Some((Job { command: None, slot, id, received, deadline, method, name, path, token, held }, request))
     }
 
     /// Queues commands.

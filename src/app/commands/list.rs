@@ -1,40 +1,107 @@
-//! Lists of users as they are answered: JSON that is written row by row, within the memory that it may take, and the
-//! links to other lists.
+//! `GET /users`: a page of all users, the users that follow an id, or the user with an address.
 
+use super::{Command, Outcome, Progress, failed};
 use crate::{
-    http::{CHUNK, Chunks, Response},
+    app::{
+        App,
+        lanes::{Lane, Needs},
+        query,
+    },
+    error::Error,
+    http::{Request, Response},
     users::{
-        pagination::{Listing, PageRequest, Range},
-        user::{EMAIL_MAX, NAME_MAX, UserRef},
+        pagination::{ListRequest, Listing, PageRequest, Range},
+        user::UserRef,
     },
 };
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
-use std::{fmt::Write, mem};
+use std::fmt::Write;
+
+/// A list of users.
+#[derive(Debug)]
+pub(crate) struct List(ListRequest);
+
+impl List {
+    /// How many statements read lists.
+    pub const STATEMENTS: usize = 3;
+
+    pub fn parse(request: &Request, max_per_page: u32) -> Result<List, Error> {
+        query::list(request, max_per_page).map(List)
+    }
+
+    pub fn needs(&self) -> Needs {
+        match &self.0 {
+            ListRequest::Range(range) => Needs { users: range.per_page() as usize, ..Needs::of(Lane::List) },
+            ListRequest::Email { .. } => Needs::of(Lane::Find),
+        }
+    }
+
+    /// The number of the statement that reads it.
+    pub fn statement(&self) -> usize {
+        match &self.0 {
+            ListRequest::Range(Range::Page(_)) => 0,
+            ListRequest::Range(Range::Walk { .. }) => 1,
+            ListRequest::Email { .. } => 2,
+        }
+    }
+
+    /// Executes lists of one statement.
+    pub fn execute(app: &App, lists: Vec<List>) -> Vec<Outcome> {
+        let (mut ranges, mut emails) = (Vec::new(), Vec::new());
+        for List(asked) in &lists {
+            match asked {
+                ListRequest::Range(range) => ranges.push((*range, range.most_memory())),
+                ListRequest::Email { email, page } => emails.push((email.as_str(), *page)),
+            }
+        }
+        let mut bodies: Vec<_> = ranges.iter().map(|(range, _)| Body::new(*range)).collect();
+        let filled = app.users.list_many(&ranges, &mut bodies);
+        let found = filled.and_then(|()| {
+            let addresses: Vec<&str> = emails.iter().map(|(email, _)| *email).collect();
+            app.users.find_by_email(&addresses)
+        });
+        let users = match found {
+            Ok(users) => users,
+            Err(error) => return failed(error, lists, Command::List),
+        };
+        for ((_, page), user) in emails.iter().zip(users) {
+            let mut body = Body::new(Range::Page(*page));
+            body.set_total(user.iter().len() as i64);
+            if let Some(user) = user.filter(|_| page.page == 1) {
+                body.push(user.as_row());
+            }
+            bodies.push(body);
+        }
+        let email = |at: usize| emails.get(at).map(|(email, _)| *email);
+        let answers = bodies.into_iter().enumerate().map(|(at, body)| body.finish(email(at)));
+        answers.map(|answer| answer.map(Progress::Done)).collect()
+    }
+}
 
 /// What a page says beside its users.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Summary {
+struct Summary {
     /// How many there are on all pages.
-    pub total: i64,
+    total: i64,
     /// The page size asked for.
-    pub per_page: u32,
+    per_page: u32,
     /// The page number asked for.
-    pub current_page: i64,
+    current_page: i64,
     /// The last page that is not empty; 1 when all are.
-    pub last_page: i64,
+    last_page: i64,
     /// The position of the page's first user, from 1; 0 when the page is empty.
-    pub from: i64,
+    from: i64,
     /// The position of its last user; 0 when the page is empty.
-    pub to: i64,
+    to: i64,
     /// Whether users come after this page.
-    pub has_more_pages: bool,
+    has_more_pages: bool,
 }
 
 impl Summary {
     /// Of a page with so many users, out of `total`.
-    pub fn new(request: PageRequest, total: i64, users: i64) -> Summary {
+    fn new(request: PageRequest, total: i64, users: i64) -> Summary {
         let last_page = (total + i64::from(request.per_page) - 1) / i64::from(request.per_page);
         let (from, to) = if users == 0 {
             (0, 0)
@@ -55,7 +122,7 @@ impl Summary {
 
     /// The field `Link` (RFC 8288): the first page, the one before this, the next one, and the last one, where there
     /// are such. References are relative to the server. `email`: the address that the list was asked for.
-    pub fn links(&self, email: Option<&str>) -> String {
+    fn links(&self, email: Option<&str>) -> String {
         const IN_A_QUERY: &AsciiSet =
             &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'@');
         let mut users = "/users?".to_owned();
@@ -91,90 +158,57 @@ struct WalkSummary {
     has_more_pages: bool,
 }
 
-/// A list's body, in no more memory than it may take.
-pub struct ListBody {
+/// The text of a list while it is written.
+struct Body {
     range: Range,
-    body: Chunks,
-    /// The last piece of the body. Writing into a vector costs less than into pieces.
-    last: Vec<u8>,
-    /// Bytes that further pieces may take.
-    left: usize,
-    is_too_large: bool,
+    text: Vec<u8>,
     total: i64,
     users: u32,
     last_id: i64,
     has_more: bool,
+    /// A user is larger than the table allows.
+    is_too_large: bool,
 }
 
-impl ListBody {
-    /// Of the largest user: a control character is six bytes.
-    const LARGEST: usize = UserRef::EMPTY + 6 * (NAME_MAX + EMAIL_MAX);
-    /// Of what comes behind the users, at most.
-    const END: usize = 256;
-
-    /// A list without users so far, that may take so many bytes.
-    pub fn new(range: Range, memory: usize) -> ListBody {
-        /// Of a usual user in a list.
-        const USUAL: usize = 224;
-        let mut last = Vec::with_capacity((USUAL * (2 + range.per_page() as usize)).min(CHUNK));
-        last.extend_from_slice(br#"{"data":["#);
-        ListBody {
-            range,
-            body: Chunks::default(),
-            left: memory.saturating_sub(last.capacity()),
-            last,
-            is_too_large: false,
-            total: 0,
-            users: 0,
-            last_id: 0,
-            has_more: false,
-        }
+impl Body {
+    /// A list without users so far.
+    fn new(range: Range) -> Body {
+        let text = br#"{"data":["#.to_vec();
+        Body { range, text, total: 0, users: 0, last_id: 0, has_more: false, is_too_large: false }
     }
 
-    /// Begins a piece of so many bytes at least, if it may; else drops what there is.
-    fn next_piece(&mut self, needed: usize) {
-        if self.left < needed || self.is_too_large {
-            return self.leave_out();
-        }
-        let next = Vec::with_capacity(CHUNK.min(self.left));
-        self.left -= next.capacity();
-        self.body.push_back(mem::replace(&mut self.last, next));
-    }
-
-    /// The list as it is answered; `None` where it would take more memory than it may. `email`: the address that it was
-    /// asked for.
-    pub fn finish(mut self, email: Option<&str>) -> Option<Response> {
+    /// The list as it is answered. `email`: the address that it was asked for.
+    fn finish(mut self, email: Option<&str>) -> Result<Response, Error> {
         if self.is_too_large {
-            return None;
+            return Err(Error::Internal("a user is larger than the table allows".to_owned()));
         }
-        self.last.push(b']');
-        let brace = self.last.len();
+        self.text.push(b']');
+        let brace = self.text.len();
         let links = match self.range {
             Range::Page(request) => {
                 let summary = Summary::new(request, self.total, self.users.into());
-                serde_json::to_writer(&mut self.last, &summary).expect(IN_MEMORY);
+                serde_json::to_writer(&mut self.text, &summary).expect(IN_MEMORY);
                 Some(summary.links(email))
             }
             Range::Walk { per_page, .. } => {
-                let has_more_pages = self.has_more;
-                let summary = WalkSummary { per_page, has_more_pages };
-                serde_json::to_writer(&mut self.last, &summary).expect(IN_MEMORY);
-                let after = self.last_id;
+                let (has_more_pages, after) = (self.has_more, self.last_id);
+                serde_json::to_writer(&mut self.text, &WalkSummary { per_page, has_more_pages })
+                    .expect(IN_MEMORY);
                 has_more_pages.then(|| format!("</users?after={after}&perPage={per_page}>; rel=\"next\""))
             }
         };
-        self.last[brace] = b',';
-        self.last.push(b'\n');
-        self.body.push_back(self.last);
-        let response = Response::of_chunks(200, self.body);
-        Some(match links {
+        self.text[brace] = b',';
+        self.text.push(b'\n');
+        self.text.shrink_to_fit();
+        let response = Response { status: 200, body: self.text, ..Response::no_content() };
+        Ok(match links {
             Some(links) => response.with("Link", links),
             None => response,
         })
     }
 }
 
-impl Listing for ListBody {
+impl Listing for Body {
     fn set_total(&mut self, total: i64) {
         self.total = total;
     }
@@ -184,29 +218,16 @@ impl Listing for ListBody {
             self.has_more = true;
             return;
         }
-        let most = UserRef::EMPTY + 6 * (user.name.len() + user.email.len());
-        let needed = most.min(ListBody::LARGEST) + ListBody::END;
-        if self.last.capacity() - self.last.len() < needed {
-            self.next_piece(needed);
-        }
-        if self.is_too_large {
-            return;
-        }
         if self.users > 0 {
-            self.last.push(b',');
+            self.text.push(b',');
         }
-        serde_json::to_writer(&mut self.last, &user).expect(IN_MEMORY);
-        self.users += 1;
-        self.last_id = user.id;
+        serde_json::to_writer(&mut self.text, &user).expect(IN_MEMORY);
+        (self.users, self.last_id) = (self.users + 1, user.id);
     }
 
     fn leave_out(&mut self) {
-        if self.users == self.range.per_page() {
-            self.has_more = true;
-            return;
-        }
-        self.is_too_large = true;
-        (self.body, self.last) = Default::default();
+        self.has_more = self.users == self.range.per_page();
+        self.is_too_large = !self.has_more;
     }
 }
 
@@ -222,7 +243,7 @@ mod tests {
 
     #[test]
     fn an_empty_list() {
-        let page = ListBody::new(Range::Page(FIRST), 0).finish(None);
+        let page = Body::new(Range::Page(FIRST)).finish(None);
         assert_eq!(
             text(page),
             r#"{"data":[],"total":0,"perPage":15,"currentPage":1,"lastPage":1,"from":0,"to":0,"hasMorePages":false}
@@ -253,13 +274,13 @@ mod tests {
         );
     }
 
-    fn text(list: Option<Response>) -> String {
-        String::from_utf8(list.expect("it fits").contiguous().body).unwrap()
+    fn text(list: Result<Response, Error>) -> String {
+        String::from_utf8(list.expect("it fits").body).unwrap()
     }
 
     /// A list of users from id 4 with these names.
-    fn list(range: Range, names: &[&str], memory: usize) -> Option<Response> {
-        let mut body = ListBody::new(range, memory);
+    fn list(range: Range, names: &[&str]) -> Result<Response, Error> {
+        let mut body = Body::new(range);
         body.set_total(7);
         for (id, name) in (4..).zip(names) {
             let time = Timestamp::from_unix_micros(0).unwrap();
@@ -275,57 +296,23 @@ mod tests {
             json!({"id": id, "name": name, "email": "a@b.co", "createdAt": time, "updatedAt": time})
         };
         let second = Range::Page(PageRequest { page: 2, per_page: 3 });
-        let page = text(list(second, &["\"", "\"\""], second.usual_memory()));
+        let page = text(list(second, &["\"", "\"\""]));
         let expected = json!({
             "data": [user("4", "\""), user("5", "\"\"")], "total": 7, "perPage": 3, "currentPage": 2,
             "lastPage": 3, "from": 4, "to": 5, "hasMorePages": true,
         });
         assert_eq!(serde_json::from_str::<serde_json::Value>(&page).unwrap(), expected);
         let walk = Range::Walk { after: 3, per_page: 2 };
-        let long = "x".repeat(NAME_MAX);
+        let long = "x".repeat(crate::users::user::NAME_MAX);
         // The third one only tells that there is one, however large it is.
         for (names, more) in [(&["a", "b"][..], false), (&["a", "b", &long], true)] {
-            let found = list(walk, names, walk.usual_memory()).unwrap();
+            let found = list(walk, names).unwrap();
             assert_eq!(found.header("Link"), more.then_some("</users?after=5&perPage=2>; rel=\"next\""));
-            let found: serde_json::Value = serde_json::from_str(&text(Some(found))).unwrap();
+            let found: serde_json::Value = serde_json::from_str(&text(Ok(found))).unwrap();
             assert_eq!(
                 found,
                 json!({"data": [user("4", "a"), user("5", "b")], "perPage": 2, "hasMorePages": more})
             );
-        }
-    }
-
-    /// What a list takes is what it may, and that suffices for any users.
-    #[test]
-    fn memory_of_lists() {
-        let control = "\u{1}".repeat(NAME_MAX);
-        let names = ["Ada Lovelace", &"x".repeat(NAME_MAX), &"\u{10ffff}".repeat(NAME_MAX), &control];
-        let time = Timestamp::from_unix_micros(0).unwrap();
-        for per_page in [1, 2, 15, 100, 1000, 3000] {
-            for range in [Range::Page(PageRequest { page: 1, per_page }), Range::Walk { after: 0, per_page }]
-            {
-                for name in names {
-                    let email = if *name == control { &control[..EMAIL_MAX] } else { "ada@example.com" };
-                    let made = |memory: usize| {
-                        let mut body = ListBody::new(range, memory);
-                        for n in 0..per_page {
-                            let id = i64::MAX - i64::from(n);
-                            body.push(UserRef { id, name, email, created_at: time, updated_at: time });
-                        }
-                        body.finish(None).map(|list| (list.memory(), list.contiguous().body.len()))
-                    };
-                    let (memory, length) = made(range.most_memory()).expect("it suffices");
-                    assert!(length <= memory && memory <= range.most_memory(), "{per_page}: {memory}");
-                    let usual = made(range.usual_memory());
-                    assert!(usual.is_none_or(|(memory, _)| memory <= range.usual_memory()), "{per_page}");
-                    if name.len() < 20 {
-                        assert!(usual.is_some(), "{per_page}");
-                    }
-                    if *name == control {
-                        assert_eq!(usual, None, "{per_page}");
-                    }
-                }
-            }
         }
     }
 }

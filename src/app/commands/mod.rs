@@ -1,10 +1,9 @@
-//! What can be asked for: one file for each endpoint, with what is judged before anything is queued, what each step
-//! needs, and what becomes of its outcome.
+//! What can be asked for: one file for each operation, which parses a request, executes a batch of commands and answers
+//! them.
 //!
-//! A request is judged once, by [`Rules`], and is then a [`Task`], whose steps are executed with those of others.
+//! A request is validated once, by [`Rules`], and is then a [`Command`] until it is answered.
 
 mod authenticate;
-mod batch;
 mod create;
 mod delete;
 mod find;
@@ -12,6 +11,7 @@ mod list;
 mod update;
 
 use super::{
+    App,
     access::Access,
     content::{ACCEPT_PATCH, json, merge_patch},
     description::{self, Description},
@@ -30,58 +30,129 @@ use crate::{
     http::{Method, Request, RequestId, Response, log_line},
     users::user::User,
 };
+use authenticate::Authenticate;
+use create::Create;
+use delete::Delete;
+use find::Find;
+use list::List;
 use std::{net::IpAddr, sync::Arc, time::Instant};
+use update::Update;
 
-/// A valid request, in the state that it is in: each is a type of its endpoint.
+/// A valid request, from its validation to its answer.
 #[derive(Debug)]
-pub(crate) enum Task {
-    Find(find::Find),
-    Page(list::Page),
-    FindAddress(list::Address),
-    Create(create::Create),
-    FindKept(create::Repeatable),
-    HashNew(create::HashNew),
-    CreateAlone(create::CreateAlone),
-    CheckKept(create::CheckKept),
-    Update(update::Update),
-    FindChanged(update::FindChanged),
-    HashChange(update::HashChange),
-    UpdateAlone(update::UpdateAlone),
-    Delete(delete::Delete),
-    DeleteAlone(delete::Delete),
-    Login(authenticate::Login),
-    Verify(authenticate::Verify),
-    Rehash(authenticate::Rehash),
+pub(crate) enum Command {
+    Find(Find),
+    List(List),
+    Create(Create),
+    Update(Update),
+    Delete(Delete),
+    Authenticate(Authenticate),
 }
 
-/// The next step of a task.
-#[derive(Debug)]
-pub(crate) struct Step {
-    /// What it needs.
-    pub needs: Needs,
-    /// The task.
-    pub task: Task,
-}
-
-/// What a step has made of its task.
+/// What was made of a command.
 #[derive(Debug)]
 pub(crate) enum Progress {
     /// The answer.
     Done(Response),
-    /// There is a next step.
-    Next(Step),
-    /// It needs a lock that another session holds. Nothing was changed: the same step may be executed again later.
-    Contended(Task),
+    /// The command goes on in the lane that it needs now.
+    Next(Command),
+    /// The command needs a lock that another session holds. Nothing was changed: it may be executed again later.
+    Contended(Command),
 }
 
-/// An error is logged with the request that it concerns, and answered.
+/// What was made of a command, or why it is refused.
 pub(crate) type Outcome = Result<Progress, Error>;
+
+impl Command {
+    /// Where it is queued next.
+    pub fn needs(&self) -> Needs {
+        match self {
+            Command::Find(find) => find.needs(),
+            Command::List(list) => list.needs(),
+            Command::Create(create) => create.needs(),
+            Command::Update(update) => update.needs(),
+            Command::Delete(delete) => delete.needs(),
+            Command::Authenticate(authenticate) => authenticate.needs(),
+        }
+    }
+}
+
+impl App {
+    /// Executes commands of one lane with as few statements as they allow; returns an outcome for each, in their order.
+    /// No change begins past its deadline.
+    pub(crate) fn execute(&self, commands: Vec<Command>, deadlines: &[Instant]) -> Vec<Outcome> {
+        let mut outcomes: Vec<Option<Outcome>> = commands.iter().map(|_| None).collect();
+        let (mut finds, mut creates, mut updates, mut deletes) = Default::default();
+        let mut lists: [_; List::STATEMENTS] = Default::default();
+        for (at, (command, deadline)) in commands.into_iter().zip(deadlines).enumerate() {
+            match command {
+                Command::Find(find) => put(&mut finds, at, find),
+                Command::List(list) => put(&mut lists[list.statement()], at, list),
+                Command::Create(create) => put(&mut creates, at, (create, *deadline)),
+                Command::Update(update) => put(&mut updates, at, (update, *deadline)),
+                Command::Delete(delete) => put(&mut deletes, at, (delete, *deadline)),
+                Command::Authenticate(login) => outcomes[at] = Some(login.execute(self, *deadline)),
+            }
+        }
+        let mut fill = |(places, found): (Vec<usize>, Vec<Outcome>)| {
+            places.into_iter().zip(found).for_each(|(at, outcome)| outcomes[at] = Some(outcome));
+        };
+        fill(share(finds, |finds| Find::execute(self, finds)));
+        lists.into_iter().for_each(|lists| fill(share(lists, |lists| List::execute(self, lists))));
+        fill(share(creates, |creates| Create::execute(self, creates)));
+        fill(share(updates, |updates| Update::execute(self, updates)));
+        fill(share(deletes, |deletes| Delete::execute(self, deletes)));
+        let missing = || Err(Error::Internal("a command has no outcome".to_owned()));
+        outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(missing)).collect()
+    }
+}
+
+/// Commands of one statement, with their places among the commands of the batch.
+type Placed<C> = (Vec<usize>, Vec<C>);
+
+fn put<C>((places, commands): &mut Placed<C>, at: usize, command: C) {
+    places.push(at);
+    commands.push(command);
+}
+
+fn share<C>((places, commands): Placed<C>, execute: impl FnOnce(Vec<C>) -> Vec<Outcome>) -> Placed<Outcome> {
+    let outcomes = if commands.is_empty() { Vec::new() } else { execute(commands) };
+    (places, outcomes)
+}
+
+/// Makes an outcome of what a statement has for a command. A command that met a lock stays as it is.
+fn settle<C, T>(
+    command: C,
+    found: Result<T, Error>,
+    again: fn(C) -> Command,
+    answer: impl FnOnce(C, T) -> Outcome,
+) -> Outcome {
+    match found {
+        Ok(found) => answer(command, found),
+        Err(Error::Contended) => Ok(Progress::Contended(again(command))),
+        Err(error) => Err(error),
+    }
+}
+
+/// Ends the commands of a statement that has failed. An error that several commands share is logged once.
+fn failed<C>(error: Error, commands: Vec<C>, again: fn(C) -> Command) -> Vec<Outcome> {
+    let is_shared = commands.len() > 1;
+    if is_shared && !matches!(error, Error::Contended) {
+        error.log(None);
+    }
+    let outcome = |command| match &error {
+        Error::Contended => Ok(Progress::Contended(again(command))),
+        error if is_shared => Ok(Progress::Done(error.answer())),
+        error => Err(error.clone()),
+    };
+    commands.into_iter().map(outcome).collect()
+}
 
 /// What has become of a request that was judged.
 #[derive(Debug)]
-pub(super) enum Judged {
-    /// The database or a hash is needed.
-    Step(Step),
+pub(crate) enum Judged {
+    /// The database is needed.
+    Command(Command),
     /// It is answered.
     Answer(Response),
     /// It asks for the figures.
@@ -136,17 +207,17 @@ impl Rules {
             query::none(request)?;
         }
         let user = asked.user;
-        Ok(Judged::Step(match asked.endpoint {
-            Endpoint::List => list::judge(request, self.max_per_page)?,
-            Endpoint::Create => create::judge(request, self)?,
-            Endpoint::Find => find::judge(request, user)?,
-            Endpoint::Update => update::judge(request, user, json)?,
+        Ok(Judged::Command(match asked.endpoint {
+            Endpoint::List => Command::List(List::parse(request, self.max_per_page)?),
+            Endpoint::Create => Command::Create(Create::parse(request, self)?),
+            Endpoint::Find => Command::Find(Find::parse(request, user)?),
+            Endpoint::Update => Update::parse(request, user, json)?,
             Endpoint::Patch => {
                 let body = |request: &Request| self.validation.patch(merge_patch(request)?);
-                update::judge(request, user, body)?
+                Update::parse(request, user, body)?
             }
-            Endpoint::Delete => delete::judge(request, user)?,
-            Endpoint::Authenticate => authenticate::judge(request, self)?,
+            Endpoint::Delete => Command::Delete(Delete::parse(request, user)?),
+            Endpoint::Authenticate => Command::Authenticate(Authenticate::parse(request, self)?),
             Endpoint::Health(probe) => return Ok(Judged::Health(probe)),
             Endpoint::Metrics => return Ok(Judged::Figures),
             Endpoint::Description => return Ok(Judged::Answer(Response::clone(&self.description))),
@@ -192,16 +263,6 @@ fn options(routes: &'static [Route]) -> Response {
     }
 }
 
-/// Hands an outcome of its own to the state that asked for it.
-fn hand_back<S, T>(
-    state: S,
-    outcome: Result<T, Error>,
-    again: impl FnOnce(S) -> Task,
-    then: impl FnOnce(S, T) -> Outcome,
-) -> Outcome {
-    batch::shared(state, outcome, false, again, then)
-}
-
 /// An answer with one user and the tag of its state.
 fn one(status: u16, user: &User) -> Response {
     Response::json(status, user).with("ETag", etag(user))
@@ -213,10 +274,10 @@ mod tests {
     use crate::app::lanes::Lane;
     use serde_json::json;
 
-    /// The task that a request becomes, or the status of its answer.
-    fn judge(request: &Request) -> Result<Step, u16> {
+    /// The command that a request becomes, or the status of its answer.
+    fn judge(request: &Request) -> Result<Command, u16> {
         match Rules::new(&Config::default()).judge(request, None) {
-            Ok(Judged::Step(step)) => Ok(step),
+            Ok(Judged::Command(command)) => Ok(command),
             Ok(Judged::Answer(response)) => Err(response.status),
             Ok(other) => panic!("{other:?}"),
             Err(error) => Err(error.answer().status),
@@ -237,14 +298,14 @@ mod tests {
             ("POST", "/users", new("long enough").replace("password", "passw\\u006frd"), Ok(Lane::Hash)),
             ("PUT", "/users/1", r#"{"name":"forgot her \"password\""}"#.to_owned(), Ok(Lane::Change)),
             ("PUT", "/users/1", r#"{"password":null}"#.to_owned(), Ok(Lane::Single)),
-            // The user is looked up before its password is hashed, or its body refused.
-            ("PUT", "/users/1", r#"{"password":"long enough"}"#.to_owned(), Ok(Lane::Find)),
+            ("PUT", "/users/1", r#"{"password":"long enough"}"#.to_owned(), Ok(Lane::Hash)),
+            // The user is looked up before a body is refused.
             ("PUT", "/users/1", r#"{"name":1}"#.to_owned(), Ok(Lane::Find)),
             ("PUT", "/users/1", "{".to_owned(), Ok(Lane::Find)),
             ("DELETE", "/users/1", String::new(), Ok(Lane::Change)),
             ("PATCH", "/users/1", r#"{"name":"A"}"#.to_owned(), Ok(Lane::Change)),
             ("PATCH", "/users/1", r#"{"password":null}"#.to_owned(), Ok(Lane::Single)),
-            ("PATCH", "/users/1", r#"{"password":"long enough"}"#.to_owned(), Ok(Lane::Find)),
+            ("PATCH", "/users/1", r#"{"password":"long enough"}"#.to_owned(), Ok(Lane::Hash)),
             // A PUT may have it.
             ("PATCH", "/users/1", r#"{"email":"none"}"#.to_owned(), Ok(Lane::Find)),
             ("PATCH", "/users/0", "{".to_owned(), Err(404)),
@@ -252,7 +313,7 @@ mod tests {
                 "POST",
                 "/users/authenticate",
                 r#"{"email":"a@b.co","password":"x"}"#.to_owned(),
-                Ok(Lane::Find),
+                Ok(Lane::Hash),
             ),
             ("OPTIONS", "/users", String::new(), Err(204)),
             ("GET", "/users/x", String::new(), Err(404)),
@@ -271,25 +332,18 @@ mod tests {
             ("POST", "/users", r#"{"name":"A","email":"a@b.co","id":"1"}"#.to_owned(), Err(422)),
         ];
         for (method, target, body, expected) in rows {
-            let found = judge(&Request::new(method, target, &*body)).map(|step| step.needs.lane);
+            let found = judge(&Request::new(method, target, &*body)).map(|command| command.needs().lane);
             assert_eq!(found, expected, "{method} {target} {body}");
         }
     }
 
-    /// What needs no hash is decided by the statement that creates; before a hash, the key is looked up.
     #[test]
     fn lanes_of_creates_with_a_key() {
         let ada = json!({"name": "A", "email": "a@b.co"});
         let with_password = json!({"name": "A", "email": "a@b.co", "password": "long enough"});
         let keyed = |body| judge(&Request::post("/users", body).with("Idempotency-Key", "k")).unwrap();
-        assert_eq!(keyed(&ada).needs.lane, Lane::Create);
-        let step = keyed(&with_password);
-        assert_eq!(step.needs.lane, Lane::Find);
-        let Task::FindKept(create) = step.task else { panic!("{:?}", step.task) };
-        match create.found(None) {
-            Ok(Progress::Next(next)) => assert_eq!(next.needs.lane, Lane::Hash),
-            other => panic!("{other:?}"),
-        }
+        assert_eq!(keyed(&ada).needs().lane, Lane::Create);
+        assert_eq!(keyed(&with_password).needs().lane, Lane::Hash);
         let malformed = Request::post("/users", &ada).with("Idempotency-Key", "");
         assert_eq!(judge(&malformed).unwrap_err(), 400);
     }

@@ -1,0 +1,70 @@
+//! `GET /users/{id}`: a user, or that the client has it already.
+
+use super::{Command, Outcome, Progress, failed, one};
+use crate::{
+    app::{
+        App,
+        lanes::{Lane, Needs},
+        preconditions::{Preconditions, Read, etag},
+    },
+    error::Error,
+    http::{Request, Response},
+    users::user::User,
+};
+
+/// A user that is looked up.
+#[derive(Debug)]
+pub(crate) struct Find {
+    id: i64,
+    then: Then,
+}
+
+/// The answer if there is such a user.
+#[derive(Debug)]
+enum Then {
+    User(Preconditions),
+    /// A PUT or a PATCH whose body is refused: a missing user is told first.
+    Refusal(Error),
+}
+
+impl Find {
+    pub fn parse(request: &Request, id: Option<i64>) -> Result<Find, Error> {
+        let preconditions = Preconditions::of(request)?;
+        Ok(Find { id: id.ok_or(Error::NotFound)?, then: Then::User(preconditions) })
+    }
+
+    /// Looks the user of a change up whose body is refused.
+    pub fn refuse(id: i64, refusal: Error) -> Find {
+        Find { id, then: Then::Refusal(refusal) }
+    }
+
+    pub fn needs(&self) -> Needs {
+        Needs::of(Lane::Find)
+    }
+
+    pub fn execute(app: &App, finds: Vec<Find>) -> Vec<Outcome> {
+        let ids: Vec<i64> = finds.iter().map(|find| find.id).collect();
+        let users = match app.users.find_many(&ids) {
+            Ok(users) => users,
+            Err(error) => return failed(error, finds, Command::Find),
+        };
+        let answer = |find: Find| {
+            let at = users.binary_search_by_key(&find.id, |user| user.id);
+            find.answer(at.ok().map(|at| &users[at]))
+        };
+        finds.into_iter().map(answer).collect()
+    }
+
+    fn answer(self, user: Option<&User>) -> Outcome {
+        let user = user.ok_or(Error::NotFound)?;
+        let preconditions = match self.then {
+            Then::User(preconditions) => preconditions,
+            Then::Refusal(refusal) => return Err(refusal),
+        };
+        match preconditions.read(user.revision()) {
+            Read::Answered => Ok(Progress::Done(one(200, user))),
+            Read::NotModified => Ok(Progress::Done(Response::not_modified().with("ETag", etag(user)))),
+            Read::Failed => Err(Error::PreconditionFailed),
+        }
+    }
+}
