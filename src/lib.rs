@@ -110,9 +110,13 @@ pub mod fuzzing {
 #[doc(hidden)]
 pub mod http;
 mod metrics;
-mod scratch;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod private_postgres;
 #[doc(hidden)]
 pub mod server;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 #[cfg(feature = "command")]
 #[doc(hidden)]
 pub mod transfer;
@@ -131,8 +135,9 @@ pub use db::check;
 pub use db::{Delete, New, Update, Updated};
 pub use error::StartError;
 pub use http::{Method, Request, Response};
-#[cfg(feature = "testing")]
-pub use scratch::testing;
-pub use scratch::{cluster as embedded, database::ScratchDatabase};
+#[cfg(any(test, feature = "testing"))]
+pub use private_postgres as embedded;
 pub use server::{BoundServer, Server};
+#[cfg(any(test, feature = "testing"))]
+pub use testing::ScratchDatabase;
 pub use users::{timestamp::Timestamp, user::User};

@@ -3,33 +3,24 @@
 
 use super::{
     Failure,
-    arguments::Given,
+    arguments::{Given, format_of},
     environment::{self, is_set},
+    import::{seed, unreadable},
     signals,
 };
-use std::path::Path;
+use std::{
+    fs,
+    hash::{DefaultHasher, Hash, Hasher},
+    path::Path,
+};
 use userd::{
-    Config, Database,
+    Config, Database, ScratchDatabase,
     embedded::{self, Joined, Options},
 };
 
-/// PostgreSQL's shared buffers, in bytes: they fit a machine of 192 MB.
-const SHARED_BUFFERS: u64 = 24 << 20;
-
-/// How the cluster in this directory is started: for the sessions of the pool, and within the memory that there is.
+/// Returns how the cluster in this directory is started: with some sessions beyond the pool's, for migrations and psql.
 pub fn options(dir: &Path, config: &Config) -> Options {
-    Options {
-        // Some beyond the pool's, for migrations and for psql.
-        max_connections: config.db_pool_size + 10,
-        shared_buffers: Some(SHARED_BUFFERS),
-        ..Options::new(dir)
-    }
-}
-
-/// Returns a line with the memory and the connections that the cluster is started with.
-pub fn chosen(options: &Options) -> String {
-    let buffers = SHARED_BUFFERS >> 20;
-    format!("shared_buffers={buffers}MB and max_connections={}", options.max_connections)
+    Options { max_connections: config.db_pool_size + 10, ..Options::new(dir) }
 }
 
 /// Makes the private cluster, if one is given, the database of `config`, for as long as the value is kept: the one that
@@ -45,6 +36,32 @@ pub fn join(given: &Given, config: &mut Config, make: bool) -> Result<Option<Joi
     Ok(Some(joined))
 }
 
+/// Creates the database of `--ephemeral`. With `--seed` it begins with the users of a file, which are read once for all
+/// services that begin with them.
+pub fn scratch(given: &Given, config: &Config) -> Result<ScratchDatabase, Failure> {
+    let dir = config.migrations_dir.as_deref();
+    let Some(file) = given.value("--seed").map(Path::new) else {
+        return Ok(ScratchDatabase::with_migrations(dir)?);
+    };
+    let fill =
+        |scratch: &Config| seed(&Config { database: scratch.database.clone(), ..config.clone() }, file);
+    // A pipe can be read only once.
+    let database = match fs::metadata(file).is_ok_and(|found| found.is_file()) {
+        true => {
+            let content = fs::read(file).map_err(|error| unreadable(file, error))?;
+            let mut hasher = DefaultHasher::new();
+            (content, format_of(file).is_some(), config.schema as u8).hash(&mut hasher);
+            ScratchDatabase::filled(dir, hasher.finish(), fill)?
+        }
+        false => {
+            let database = ScratchDatabase::with_migrations(dir)?;
+            fill(&database.config()).map(|()| database)?
+        }
+    };
+    log::info!("the database begins with the users of {}", file.display());
+    Ok(database)
+}
+
 /// Has the service listen for this machine alone, where no setting says where it listens. Returns whether it does.
 pub fn listen_privately(config: &mut Config) -> bool {
     let is_private = !is_set("HOST");
@@ -54,25 +71,17 @@ pub fn listen_privately(config: &mut Config) -> bool {
     is_private
 }
 
-/// What the table of settings says of the cluster in `dir`, which is not started: what its service uses instead of a
-/// database of the variables. Returns the lines below the table: how it is started, and what leads psql to it.
-pub fn describe(
-    dir: &Path,
-    config: &Config,
-    rows: &mut [(&'static str, String, String)],
-) -> Result<String, Failure> {
-    let socket_dir = embedded::socket_dir(dir).map_err(Failure::runtime)?;
+/// Puts the cluster in `dir`, which is not started, into the table of settings, instead of a database of the variables.
+/// Returns the line below the table: the command that opens it with psql.
+pub fn describe(dir: &Path, rows: &mut [(&'static str, String, String)]) -> Result<String, Failure> {
+    let dir = embedded::check(dir).map_err(Failure::runtime)?;
     for (variable, value, source) in rows {
         if environment::is_of_database(variable) {
             *value = "-".to_owned();
             *source = "--embedded is used instead".to_owned();
         }
     }
-    let psql = match socket_dir {
-        Some(socket_dir) => format!("psql -h {} -U postgres", shell_word(&socket_dir)),
-        None => "(psql needs the directory of its socket, which is here while it runs)".to_owned(),
-    };
-    Ok(format!("\n{}\n{psql}\n", chosen(&options(dir, config))))
+    Ok(format!("\npsql -h {} -U postgres\n", shell_word(&dir.to_string_lossy())))
 }
 
 /// What a person who starts it wants to know, a line each: where the data are, and at the first start what this is and

@@ -66,9 +66,7 @@ pub fn seed(config: &Config, file: &Path) -> Result<(), Failure> {
     let what = Import { format: Some(format), as_is: true, keep_ids, ..Import::default() };
     let imported = transfer::import(config, what, open(Some(file))?.0, &Stop::default(), |_| ());
     let imported = imported.map_err(failure)?;
-    refusals(what, &imported)?;
-    log::info!("the database begins with {}", counted(imported.users, "user"));
-    Ok(())
+    refusals(what, &imported)
 }
 
 /// Whether the users of a file have ids, by its first line. What cannot be read twice, such as a pipe, is taken for one
@@ -105,10 +103,12 @@ fn open(file: Option<&Path>) -> Result<(Input, Option<u64>), Failure> {
         }
     };
     let file = file.unwrap_or(Path::new("-"));
-    open().map_err(|error: io::Error| {
-        let file = file.display();
-        Failure::runtime(format!("cannot read {file}: {error}; `userd help import` says what it reads"))
-    })
+    open().map_err(|error| unreadable(file, error))
+}
+
+pub fn unreadable(file: &Path, error: io::Error) -> Failure {
+    let file = file.display();
+    Failure::runtime(format!("cannot read {file}: {error}; `userd help import` says what it reads"))
 }
 
 /// The refused lines on standard error, and on standard output what was done.

@@ -106,6 +106,12 @@ impl Failure {
     }
 }
 
+impl From<StartError> for Failure {
+    fn from(error: StartError) -> Failure {
+        start_error(error)
+    }
+}
+
 fn start_error(error: StartError) -> Failure {
     match error {
         StartError::Config(error) => Failure::usage(error),

@@ -6,7 +6,6 @@ use super::{
     arguments::Given,
     embedded,
     environment::{self, passed_socket},
-    import::seed,
     log::log_to_stderr,
     privileges,
     signals::{self, End, Ending},
@@ -24,7 +23,7 @@ use std::{
     path::Path,
 };
 use userd::{
-    BoundServer, Config, Database, ScratchDatabase,
+    BoundServer, Config, Database,
     embedded::{Account, Cluster},
     server,
 };
@@ -58,13 +57,9 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
 
     let bound = BoundServer::bind(&config).map_err(start_error)?;
     let mut cluster = dir.as_deref().map(|dir| start_cluster(dir, &mut config)).transpose()?;
-    let scratch = is_ephemeral.then(|| ScratchDatabase::with_migrations(config.migrations_dir.as_deref()));
-    let scratch = scratch.transpose().map_err(Failure::runtime)?;
+    let scratch = is_ephemeral.then(|| embedded::scratch(given, &config)).transpose()?;
     if let Some(scratch) = &scratch {
         config.database = Database::Url(scratch.url().into());
-    }
-    if let Some(file) = given.value("--seed") {
-        seed(&config, Path::new(file))?;
     }
     let on_listening = || account.as_ref().map_or(Ok(()), privileges::give_up);
     let server = bound.start(config.clone(), on_listening, ending.on_broken()).map_err(start_error)?;
@@ -114,7 +109,6 @@ fn tell(given: &Given, state: &str) {
 
 fn start_cluster(dir: &Path, config: &mut Config) -> Result<Cluster, Failure> {
     let options = embedded::options(dir, config);
-    log::info!("starting PostgreSQL with {}", embedded::chosen(&options));
     let cluster = Cluster::start(&options).map_err(Failure::runtime)?;
     *signals::SERVER.lock() = Some(cluster.pid());
     config.database = Database::Url(cluster.connection_string("postgres").into());

@@ -135,7 +135,7 @@ pub fn config(given: &Given) -> Result<(), Failure> {
     let is_private = given.has("--embedded") && embedded::listen_privately(&mut config);
     let ineffective = environment::ineffective(given.has("--embedded"), false);
     let mut rows = config.in_force(environment::lookup(&ineffective)).map_err(Failure::usage)?;
-    let below = given.dir().map(|dir| embedded::describe(&dir, &config, &mut rows)).transpose()?;
+    let below = given.dir().map(|dir| embedded::describe(&dir, &mut rows)).transpose()?;
     let width = |cell: fn(&(&'static str, String, String)) -> usize| rows.iter().map(cell).max().unwrap_or(0);
     let widths = [width(|row| row.0.chars().count()), width(|row| row.1.chars().count())];
     let mut text = String::new();

@@ -18,7 +18,6 @@ pub mod open;
 mod pool;
 pub mod probe;
 mod retry;
-pub mod scratch;
 mod session;
 pub mod settings;
 mod sqlstate;

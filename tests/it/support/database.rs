@@ -5,31 +5,38 @@ use postgres::{Client, NoTls, config::Host, error::SqlState};
 use std::{
     ops::Deref,
     sync::{
-        OnceLock,
+        Mutex, OnceLock,
         atomic::{AtomicU32, Ordering},
     },
     thread,
 };
 use userd::{
     config::{Config, Database as Target},
-    embedded::{Cluster, Options},
+    embedded::Shared,
     server::Server,
     testing::TestServer,
 };
 
-/// Started when first asked for. It is never dropped: its watcher ends it with this process.
-fn cluster() -> &'static Cluster {
-    static CLUSTER: OnceLock<Result<Cluster, String>> = OnceLock::new();
+/// Server of this process, started when it is first asked for. It ends some seconds after the process.
+fn cluster() -> &'static str {
+    static CLUSTER: OnceLock<Result<Mutex<Shared>, String>> = OnceLock::new();
+    static DATABASE: OnceLock<String> = OnceLock::new();
     let cluster = CLUSTER.get_or_init(|| {
-        let dir = std::env::temp_dir().join(format!("userd-it-{}-cluster", std::process::id()));
+        let prefix = std::env::temp_dir().join(format!("userd-it-cluster-{}", std::process::id()));
         // For as many tests at once as there are cores, each with a service or some.
-        let options = Options { durable: false, max_connections: 1000, ..Options::new(dir) };
-        Cluster::start(&options).map_err(|error| error.to_string())
+        Shared::join(&[prefix], 1000).map(Mutex::new).map_err(|error| error.to_string())
     });
     match cluster {
-        Ok(cluster) => cluster,
+        Ok(cluster) => {
+            let string = || cluster.lock().expect("it is not poisoned").connection_string("DATABASE");
+            DATABASE.get_or_init(string)
+        }
         Err(error) => panic!("the tests need a PostgreSQL server of their own: {error}"),
     }
+}
+
+fn connection_string(database: &str) -> String {
+    cluster().replace("DATABASE", database)
 }
 
 /// A database, dropped with whatever is connected to it. Where the test has not failed, the counts are compared with the
@@ -86,7 +93,7 @@ impl Database {
 
     /// What `DATABASE_URL` takes.
     pub fn url(&self) -> String {
-        cluster().connection_string(&self.name)
+        connection_string(&self.name)
     }
 
     /// The same, by way of a relay or a proxy on this port.
@@ -184,6 +191,6 @@ pub fn compare_counts(mut client: Client) -> Result<(), String> {
 }
 
 fn admin(sql: &str) -> Result<(), postgres::Error> {
-    let url = cluster().connection_string("postgres");
+    let url = connection_string("postgres");
     Client::connect(&url, NoTls)?.batch_execute(sql)
 }

@@ -1,0 +1,148 @@
+//! The account that PostgreSQL runs as: never root, which it refuses. Owns what that account may enter and what
+//! belongs to it. Knows nothing of clusters.
+
+use super::ClusterError;
+use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
+use nix::unistd::{Gid, Uid, User};
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown, lchown};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::{env, io};
+
+/// The variables of our environment that PostgreSQL gets: no PG*, no LC_*, no secrets of userd's.
+const ENVIRONMENT: [&str; 6] = ["PATH", "TZ", "TZDIR", "LD_LIBRARY_PATH", "LOCPATH", "LOCALE_ARCHIVE"];
+
+/// The user that PostgreSQL runs as: this process's own, or another one if that is root.
+#[derive(Clone, Copy, Debug)]
+pub struct Account {
+    uid: u32,
+    gid: u32,
+    /// This process is root's and acts for the account.
+    switch: bool,
+}
+
+impl Account {
+    /// Returns this process's user; of a process of root's the user `postgres`. Without such a user, a cluster that is not
+    /// kept (`durable`: false) runs as `nobody`, which other programs of the machine may be, too.
+    ///
+    /// # Errors
+    /// The process is root's, and there is no such user.
+    pub fn find(durable: bool) -> Result<Account, ClusterError> {
+        let (uid, gid) = (Uid::effective(), Gid::effective());
+        if !uid.is_root() {
+            return Ok(Account { uid: uid.as_raw(), gid: gid.as_raw(), switch: false });
+        }
+        let names: &[&str] = if durable { &["postgres"] } else { &["postgres", "nobody"] };
+        match names.iter().find_map(|name| User::from_name(name).ok().flatten()) {
+            Some(user) => Ok(Account { uid: user.uid.as_raw(), gid: user.gid.as_raw(), switch: true }),
+            None => Err(ClusterError::new(
+                "PostgreSQL refuses to run as root, and there is no user postgres to run it: \
+                 create one (useradd --system postgres), or start userd as another user",
+            )),
+        }
+    }
+
+    /// Returns the owner of `dir`, if this process is root's and the directory is not; else as [`Account::find`] for a
+    /// cluster that is kept.
+    pub(super) fn owner_of(dir: &Path) -> Result<Account, ClusterError> {
+        match fs::metadata(dir) {
+            Ok(found) if Uid::effective().is_root() && found.uid() != 0 => {
+                let user = User::from_uid(Uid::from_raw(found.uid())).ok().flatten();
+                let gid = user.map_or(found.gid(), |user| user.gid.as_raw());
+                Ok(Account { uid: found.uid(), gid, switch: true })
+            }
+            _ => Account::find(true),
+        }
+    }
+
+    /// Returns user and group, if this process is root's: a program becomes them that needs root no longer once its
+    /// cluster runs. All that a running [`Cluster`](super::Cluster) needs is this user's.
+    pub fn instead_of_root(&self) -> Option<(u32, u32)> {
+        self.switch.then_some((self.uid, self.gid))
+    }
+
+    pub(super) fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    /// A program that is run as this account, with little of our environment.
+    pub(super) fn command(&self, program: impl AsRef<Path>) -> Command {
+        let mut command = Command::new(program.as_ref());
+        command.env_clear().envs(ENVIRONMENT.iter().filter_map(|name| Some((name, env::var_os(name)?))));
+        if self.switch {
+            command.uid(self.uid).gid(self.gid);
+        }
+        command
+    }
+
+    /// Checks that the account may enter `dir`, which root would not notice.
+    pub(super) fn check_way(&self, dir: &Path) -> Result<(), ClusterError> {
+        const FIRST_CLOSED: &str = r#"for dir; do [ -x "$dir" ] || { printf %s "$dir"; exit 1; }; done"#;
+        let mut way: Vec<&Path> = dir.ancestors().collect();
+        way.reverse();
+        let mut shell = self.command("/bin/sh");
+        let output = shell.args(["-c", FIRST_CLOSED, "sh"]).args(way).current_dir("/").output();
+        let output = output.map_err(ClusterError::io("run", Path::new("/bin/sh")))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let closed = String::from_utf8_lossy(&output.stdout);
+        Err(ClusterError::new(format!(
+            "PostgreSQL runs as user {}, who may not enter {closed}: chmod a+x it, or choose another directory",
+            name(self.uid)
+        )))
+    }
+
+    /// Checks that `path` is the account's.
+    pub(super) fn check_owner(&self, path: &Path) -> Result<(), ClusterError> {
+        let owner = fs::metadata(path).map_err(ClusterError::io("read", path))?.uid();
+        if owner == self.uid {
+            return Ok(());
+        }
+        let (path, own, by) = (path.display(), name(self.uid), name(owner));
+        Err(ClusterError::new(format!(
+            "{path} belongs to user {by}, and PostgreSQL would run as {own}: give it to {own} (chown -R {own} {path}), \
+             start userd as {by}, or choose another directory"
+        )))
+    }
+
+    /// Returns whether `dir` is a directory, no symbolic link, of this account's that no other account can enter.
+    pub(super) fn keeps_private(&self, dir: &Path) -> bool {
+        let found = fs::symlink_metadata(dir);
+        found.is_ok_and(|dir| dir.is_dir() && dir.uid() == self.uid && dir.mode() & 0o777 == 0o700)
+    }
+
+    /// Gives the account a directory that is root's, and none of another owner.
+    pub(super) fn take_over(&self, dir: &Path) -> io::Result<()> {
+        match self.switch && fs::metadata(dir)?.uid() == 0 {
+            true => lchown(dir, Some(self.uid), Some(self.gid)),
+            false => Ok(()),
+        }
+    }
+
+    /// Opens a file of the account's to append to, made if missing. It must be a regular file with one name, and no
+    /// symbolic link is followed: an account that may write to the directory must not make root open, or give away,
+    /// another file.
+    pub(super) fn open(&self, path: &Path) -> io::Result<File> {
+        let mut options = OpenOptions::new();
+        options.read(true).append(true).create(true).mode(0o600);
+        // A pipe would block until there is a reader.
+        let file = options.custom_flags(O_NOFOLLOW | O_NONBLOCK).open(path)?;
+        let found = file.metadata()?;
+        if !found.is_file() || found.nlink() != 1 {
+            return Err(io::Error::other("it is not a regular file with one name"));
+        }
+        if self.switch {
+            fchown(&file, Some(self.uid), Some(self.gid))?;
+        }
+        Ok(file)
+    }
+}
+
+/// Returns the name of a user, or its number if it has none.
+pub(super) fn name(uid: u32) -> String {
+    let user = User::from_uid(Uid::from_raw(uid)).ok().flatten();
+    user.map_or_else(|| uid.to_string(), |user| user.name)
+}

@@ -1,0 +1,146 @@
+//! Where this machine keeps `initdb` and `postgres`, and whether they start. Knows places and versions, nothing of
+//! clusters.
+
+use super::{Account, ClusterError};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::MetadataExt;
+use std::path::{self, Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::{env, fs, io};
+
+/// Variable that names the directory of the programs.
+const VARIABLE: &str = "POSTGRES_BIN";
+/// Oldest version that is supported.
+const OLDEST: u32 = 13;
+
+/// Returns the directory of the programs that are named, or else of the first that are found, and their version. A
+/// cluster opens with its own version only: `wanted`. The account must be able to run them.
+pub(super) fn find(wanted: Option<u32>, account: &Account) -> Result<(PathBuf, u32), ClusterError> {
+    let (mut found, mut broken) = (Vec::new(), None);
+    for dir in installations()? {
+        match version(&dir, account) {
+            Ok(major) if wanted.is_none_or(|wanted| wanted == major) => {
+                return Ok((dir, major));
+            }
+            Ok(major) => found.push(major.to_string()),
+            Err(error) => broken = broken.or(Some(error)),
+        }
+    }
+    let (found, none) = (found.join(", "), found.is_empty());
+    Err(match (broken, wanted) {
+        (Some(error), _) if none => error,
+        (_, Some(wanted)) if !none => ClusterError::new(format!(
+            "the cluster needs PostgreSQL {wanted}, and PostgreSQL {found} is installed: \
+             install {wanted} as well, or move the data with pg_upgrade or pg_dump"
+        )),
+        _ => {
+            let of_version = wanted.map(|wanted| format!("-{wanted}")).unwrap_or_default();
+            ClusterError::new(format!(
+                "PostgreSQL's server programs (initdb, postgres) were not found; on Debian: \
+                 apt-get install postgresql{of_version}; or name the directory that has them: --postgres DIR"
+            ))
+        }
+    })
+}
+
+/// Returns directories of programs, best first: the one that the variable names, and no other; else those that have an
+/// `initdb`, of `PATH`, `pg_config` and Debian, highest version first.
+pub(super) fn installations() -> Result<Vec<PathBuf>, ClusterError> {
+    if let Some(dir) = env::var_os(VARIABLE).filter(|dir| !dir.is_empty()) {
+        // The programs run in another directory.
+        return Ok(vec![path::absolute(&dir).map_err(ClusterError::io("use", Path::new(&dir)))?]);
+    }
+    let has_initdb = |dir: &PathBuf| dir.is_absolute() && dir.join("initdb").is_file();
+    let mut dirs: Vec<PathBuf> = env::split_paths(&env::var_os("PATH").unwrap_or_default()).collect();
+    if !dirs.iter().any(has_initdb) {
+        let asked = Command::new("pg_config").arg("--bindir").stderr(Stdio::null()).output();
+        dirs.extend(asked.ok().and_then(|said| Some(String::from_utf8(said.stdout).ok()?.trim_end().into())));
+    }
+    dirs.extend(of_debian(Path::new("/usr/lib/postgresql")));
+    dirs.retain(has_initdb);
+    Ok(dirs)
+}
+
+fn of_debian(parent: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(parent).into_iter().flatten().flatten();
+    let number = |entry: fs::DirEntry| Some((number(entry.file_name().to_str()?)?, entry.path()));
+    let mut versions: Vec<(u32, PathBuf)> = entries.filter_map(number).collect();
+    versions.sort_unstable();
+    versions.into_iter().rev().map(|(_, dir)| dir.join("bin"))
+}
+
+/// Returns a name that tells the installation from others without running it: its place and the file of its server,
+/// which an upgrade replaces.
+pub(super) fn fingerprint(dir: &Path) -> io::Result<String> {
+    let program = fs::canonicalize(dir.join("postgres"))?;
+    let file = fs::metadata(&program)?;
+    let mut hasher = DefaultHasher::new();
+    (program, file.dev(), file.ino(), file.size(), file.mtime(), file.mtime_nsec()).hash(&mut hasher);
+    Ok(format!("{:016x}", hasher.finish()))
+}
+
+/// Returns the major version of programs: 15 of `postgres (PostgreSQL) 15.18 (Debian …)`, run as PostgreSQL will be.
+pub(super) fn version(dir: &Path, account: &Account) -> Result<u32, ClusterError> {
+    if !matches!(dir.try_exists(), Ok(false)) {
+        account.check_way(dir)?;
+    }
+    let [initdb, postgres] = ["initdb", "postgres"].map(|name| dir.join(name));
+    if let Some(missing) = [&initdb, &postgres].into_iter().find(|program| !program.exists()) {
+        return Err(ClusterError::new(format!(
+            "{} is not there: --postgres and {VARIABLE} name a directory that has initdb and postgres",
+            missing.display()
+        )));
+    }
+    let output = account.command(&postgres).arg("--version").current_dir("/").output();
+    let output = output.map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => ClusterError::new(format!(
+            "{} does not start: its loader is missing, as for a program that is made for another C library",
+            postgres.display()
+        )),
+        _ => ClusterError::io("run", &postgres)(error),
+    })?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let found = text.split_once("(PostgreSQL) ").and_then(|(_, version)| number(version));
+    match found.filter(|_| output.status.success()) {
+        Some(major) if major < OLDEST => {
+            Err(ClusterError::new(format!("PostgreSQL {major} is too old: install {OLDEST} or newer")))
+        }
+        Some(major) => Ok(major),
+        None => {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned() + &text;
+            let said = said.lines().next().unwrap_or("it said nothing");
+            let what = format!("{} does not start ({})", postgres.display(), output.status);
+            Err(ClusterError::new(format!("{what}: {said}")))
+        }
+    }
+}
+
+/// Returns the number that a text begins with: 9 of `9.6`, 17 of `17beta1`.
+pub(super) fn number(text: &str) -> Option<u32> {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    text[..end].parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_highest_version_of_debian_comes_first() {
+        let parent = env::temp_dir().join(format!("userd-programs-{}", std::process::id()));
+        for dir in ["9.6", "10", "16", "junk"] {
+            fs::create_dir_all(parent.join(dir)).unwrap();
+        }
+        let found: Vec<_> = of_debian(&parent).collect();
+        fs::remove_dir_all(&parent).unwrap();
+        assert_eq!(found, ["16/bin", "10/bin", "9.6/bin"].map(|dir| parent.join(dir)));
+    }
+
+    #[test]
+    fn numbers() {
+        let table = [("15.18 (Debian)", Some(15)), ("17beta1", Some(17)), ("9.6", Some(9)), ("x", None)];
+        for (text, expected) in table {
+            assert_eq!(number(text), expected, "{text}");
+        }
+    }
+}

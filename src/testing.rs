@@ -1,0 +1,485 @@
+//! Servers for tests: from nothing, each with a port and a database of its own, gone when dropped.
+//!
+//! ```
+//! use userd::testing::TestServer;
+//!
+//! let server = TestServer::start();
+//! let ada = server.user("Ada Lovelace", "ada@example.com");
+//! assert_eq!(ureq::get(server.url(&format!("/users/{}", ada.id))).call()?.status(), 200);
+//! # Ok::<(), ureq::Error>(())
+//! ```
+//!
+//! The machine needs PostgreSQL's server programs, version 13 or newer (on Debian: `apt-get install
+//! postgresql`), and nothing has to run or be set up. As root, PostgreSQL runs as the user `postgres`.
+//!
+//! The first server starts a private cluster, in memory (`/dev/shm`) if 2 GiB are free there, else in the
+//! temporary directory: about a second. All processes of a user share it, so a process a test (`cargo nextest`) is as
+//! good as a thread a test; every server after the first takes some hundredths of a second, for its database is a clone
+//! of one that has been migrated already. The cluster is gone ten seconds after the last process that used it.
+
+use crate::{
+    App,
+    config::{Config, Database, PasswordHashing, Secret},
+    db::{New, blocking::outside_of_runtimes, explain, migrate::Migrations},
+    error::StartError,
+    private_postgres::Shared,
+    server::Server,
+    users::{
+        password::Hasher,
+        user::{User, Values},
+    },
+};
+use parking_lot::Mutex;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use postgres::{Client, Error, NoTls, error::SqlState, types::ToSql};
+use std::{
+    env, fmt,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    thread,
+};
+
+/// Test runners start as many processes as there are cores, each with some servers and their pools.
+const MAX_CONNECTIONS: u32 = 1000;
+
+/// Templates with users that are kept beside the one that is made.
+const KEPT_SEEDS: i64 = 3;
+
+/// Share of this process in the cluster. Static, since it is to last as long as the process, and no longer.
+static OWNER: Mutex<Option<Owner>> = Mutex::new(None);
+
+/// A migrated database of its own, dropped with this value. In a private cluster, made from PostgreSQL's server
+/// programs (version 13 or newer) on this machine, that all of a user's processes share while they want one.
+///
+/// ```
+/// use userd::{App, Request, ScratchDatabase};
+///
+/// let database = ScratchDatabase::create()?;
+/// let app = App::open(&database.config())?;
+/// assert_eq!(app.handle(&Request::get("/users")).status, 200);
+/// # Ok::<(), userd::StartError>(())
+/// ```
+#[derive(Debug)]
+pub struct ScratchDatabase {
+    name: String,
+    url: String,
+}
+
+impl ScratchDatabase {
+    /// Creates a database with the built-in migrations applied.
+    ///
+    /// Blocks: some 20 ms, about a second if the cluster has to be started first, and up to a minute when
+    /// the machine is that slow. May be called from within an async runtime, whose thread it blocks as well.
+    ///
+    /// # Errors
+    /// [`StartError::Cluster`]: one line that says what to do if PostgreSQL is missing or does not start.
+    pub fn create() -> Result<ScratchDatabase, StartError> {
+        ScratchDatabase::with_migrations(None)
+    }
+
+    /// Creates a database with the migrations of a directory, as `migrations_dir` has it in [`Config`].
+    pub fn with_migrations(dir: Option<&Path>) -> Result<ScratchDatabase, StartError> {
+        let migrations = Migrations::load(dir)?;
+        let template = template(&migrations);
+        let fill = |url: &str| migrate(migrations, url);
+        outside_of_runtimes(|| Owner::with(|owner| owner.clone_of(&template, "template1", fill)))
+            .map(|(name, url)| ScratchDatabase { name, url })
+    }
+
+    /// Creates a database with the users that `fill` puts into it. They are kept in a template for `seed`, a number that
+    /// changes with the users and the migrations: the next database with that number is a clone.
+    #[doc(hidden)]
+    pub fn filled<E: From<StartError>>(
+        dir: Option<&Path>,
+        seed: u64,
+        fill: impl FnOnce(&Config) -> Result<(), E>,
+    ) -> Result<ScratchDatabase, E> {
+        // Its template is there then.
+        let begin = ScratchDatabase::with_migrations(dir)?.config();
+        let migrations = Migrations::load(dir).map_err(StartError::from)?;
+        let (base, seed) = (template(&migrations), seed ^ migrations.fingerprint());
+        let fill = |url: &str| fill(&Config { database: Database::Url(url.into()), ..begin });
+        let created = Owner::with(|owner| owner.clone_of(&format!("userd_seed_{seed:016x}"), &base, fill));
+        created.map(|(name, url)| ScratchDatabase { name, url })
+    }
+
+    /// Returns `postgresql://…`, as psql, libpq and the `postgres` crate take it. No password, no TLS.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Returns settings for a [`Server`](crate::Server) or an [`App`](crate::App) on it: the defaults, with two workers
+    /// and two connections, since tests run many servers and ask each of them little.
+    pub fn config(&self) -> Config {
+        Config {
+            database: Database::Url(self.url.as_str().into()),
+            db_pool_size: 2,
+            workers: 2,
+            ..Config::default()
+        }
+    }
+}
+
+impl Drop for ScratchDatabase {
+    fn drop(&mut self) {
+        // Of every test of this crate that has not failed.
+        #[cfg(test)]
+        let compared = match thread::panicking() {
+            true => Ok(String::new()),
+            false => connect(&self.url)
+                .map_or(Ok(String::new()), |mut client| crate::db::counts::compare(&mut client)),
+        };
+        outside_of_runtimes(|| {
+            let mut owner = OWNER.lock();
+            // The databases of an owner that is gone are gone, too.
+            let owner = owner.as_mut().filter(|owner| self.name.contains(&owner.id));
+            let drop = |client: &mut Client| {
+                end_sessions(client, &self.name)?;
+                client.batch_execute(&format!("drop database if exists {} with (force)", self.name))
+            };
+            if let Some(Err(error)) = owner.map(|owner| drop(&mut owner.shared.client)) {
+                log::warn!("cannot drop {}: {}", self.name, explain(&error));
+            }
+        });
+        #[cfg(test)]
+        assert!(compared.is_ok(), "{compared:?}");
+    }
+}
+
+/// Connects without TLS.
+fn connect(connection_string: &str) -> Result<Client, Error> {
+    Client::connect(connection_string, NoTls)
+}
+
+/// Owner of the databases of this process.
+struct Owner {
+    /// The end of its session says that our databases have no owner any more.
+    shared: Shared,
+    /// Tells the session from all others, in the names of its databases.
+    id: String,
+    count: u32,
+}
+
+impl Owner {
+    /// Calls `work` with the owner of this process's databases.
+    fn with<T, E: From<StartError>>(work: impl FnOnce(&mut Owner) -> Result<T, E>) -> Result<T, E> {
+        let mut owner = OWNER.lock();
+        if owner.as_ref().is_some_and(|owner| owner.shared.client.is_closed()) {
+            *owner = None;
+        }
+        match &mut *owner {
+            Some(owner) => work(owner),
+            none => work(none.insert(Owner::join()?)),
+        }
+    }
+
+    fn join() -> Result<Owner, StartError> {
+        const ASK: &str = "\
+            select concat(pid, '_', (extract(epoch from backend_start) * 1000000)::bigint), \
+                current_setting('server_version') from pg_stat_activity where pid = pg_backend_pid()";
+        let places =
+            ["/dev/shm".into(), env::temp_dir(), "/tmp".into()].map(|dir: PathBuf| dir.join("userd-scratch"));
+        let shared = Shared::join(&places, MAX_CONNECTIONS);
+        let mut shared = shared.map_err(|error| StartError::Cluster(error.to_string()))?;
+        let connection_string = shared.connection_string("postgres");
+        // Beside the start, which is to be quick. The next process drops what this thread does not come to.
+        let _ = thread::Builder::new().spawn(move || {
+            if let Err(error) = drop_leftovers(&connection_string) {
+                log::warn!("cannot drop the databases of other processes: {}", explain(&error));
+            }
+        });
+        let row = shared.client.query_one(ASK, &[]).map_err(|ended| failed(&ended))?;
+        log::info!("PostgreSQL {}, programs in {}", row.get::<_, &str>(1), shared.programs().display());
+        Ok(Owner { id: row.get(0), shared, count: 0 })
+    }
+
+    /// Creates a clone of a template, which is made first if it is missing: from `base`, by `fill`. Returns its name and
+    /// its URL.
+    fn clone_of<E: From<StartError>>(
+        &mut self,
+        template: &str,
+        base: &str,
+        fill: impl FnOnce(&str) -> Result<(), E>,
+    ) -> Result<(String, String), E> {
+        self.run("select pg_advisory_lock_shared(3)")?;
+        let mut created = self.create(template);
+        self.run("select pg_advisory_unlock_shared(3)")?;
+        if is_missing(&created) {
+            self.run("select pg_advisory_lock(3)")?;
+            // Another process may have made it meanwhile.
+            created = self.create(template);
+            let made = match is_missing(&created) {
+                true => self.make(template, base, fill),
+                false => Ok(()),
+            };
+            if is_missing(&created) && made.is_ok() {
+                created = self.create(template);
+            }
+            self.run("select pg_advisory_unlock(3)")?;
+            made?;
+        }
+        created.map_err(|error| failed(&error).into())
+    }
+
+    /// Makes a template. It gets its name once it is complete, and accepts no connection then: so it can be cloned at any
+    /// time.
+    fn make<E: From<StartError>>(
+        &mut self,
+        template: &str,
+        base: &str,
+        fill: impl FnOnce(&str) -> Result<(), E>,
+    ) -> Result<(), E> {
+        const OLD: &str = "\
+            select datname::text from pg_database where starts_with(datname::text, 'userd_seed_') \
+            order by oid desc offset $1";
+        let (name, url) = self.create(base).map_err(|error| failed(&error))?;
+        fill(&url)?;
+        let finish = |client: &mut Client| {
+            for row in client.query(OLD, &[&KEPT_SEEDS])? {
+                client.batch_execute(&format!("drop database {}", row.get::<_, &str>(0)))?;
+            }
+            end_sessions(client, &name)?;
+            client.batch_execute(&format!(
+                "alter database {name} allow_connections false; alter database {name} rename to {template}"
+            ))
+        };
+        finish(&mut self.shared.client).map_err(|error| failed(&error).into())
+    }
+
+    fn create(&mut self, template: &str) -> Result<(String, String), Error> {
+        let name = format!("userd_scratch_{}_{}", self.id, self.count);
+        self.count += 1;
+        self.shared.client.batch_execute(&format!("create database {name} template {template}"))?;
+        // The socket's directory is percent-encoded.
+        let socket_dir = self.shared.socket_dir().to_string_lossy();
+        let host = utf8_percent_encode(&socket_dir, NON_ALPHANUMERIC);
+        let url = format!("postgresql://postgres@{host}:5432/{name}");
+        Ok((name, url))
+    }
+
+    fn run(&mut self, sql: &str) -> Result<(), StartError> {
+        self.shared.client.batch_execute(sql).map_err(|error| failed(&error))
+    }
+}
+
+fn failed(error: &Error) -> StartError {
+    StartError::Cluster(explain(error))
+}
+
+fn is_missing<T>(created: &Result<T, Error>) -> bool {
+    matches!(created, Err(error) if error.code() == Some(&SqlState::UNDEFINED_DATABASE))
+}
+
+/// Returns the name of the template with these migrations.
+fn template(migrations: &Migrations) -> String {
+    format!("userd_template_{:016x}", migrations.fingerprint())
+}
+
+fn migrate(migrations: Migrations, url: &str) -> Result<(), StartError> {
+    let connect = || connect(url).map_err(|error| failed(&error));
+    migrations.apply(&mut connect()?, &mut connect()?).map(drop).map_err(StartError::Cluster)
+}
+
+/// Ends the sessions of a database and waits until they have ended: `drop database` looks every 100 ms only.
+fn end_sessions(client: &mut Client, name: &str) -> Result<(), Error> {
+    client.batch_execute(&format!(
+        "do $$ begin
+            for i in 1..100 loop
+                perform pg_stat_clear_snapshot();
+                perform pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}';
+                exit when not found;
+                perform pg_sleep(0.001);
+            end loop;
+        end $$"
+    ))
+}
+
+/// Drops the databases whose owner, the session that created them, has ended. Each is looked at right before.
+fn drop_leftovers(connection_string: &str) -> Result<(), Error> {
+    const LEFTOVER: &str = "\
+        select datname::text from pg_database where starts_with(datname::text, 'userd_scratch_') and not exists ( \
+            select from pg_stat_activity where starts_with(pg_database.datname::text, concat('userd_scratch_', pid, '_', \
+                (extract(epoch from backend_start) * 1000000)::bigint, '_'))) limit 1";
+    let mut client = connect(connection_string)?;
+    while let Some(row) = client.query(LEFTOVER, &[])?.first() {
+        let name: &str = row.get(0);
+        log::debug!("dropping {name}, which an ended process left");
+        client.batch_execute(&format!("drop database if exists {name} with (force)"))?;
+    }
+    Ok(())
+}
+
+/// A running server on a free port of the loopback, with a database of its own. Both go with this value.
+pub struct TestServer {
+    // In this order: the database is dropped after the server has stopped.
+    server: Server,
+    database: ScratchDatabase,
+    hasher: Hasher,
+}
+
+impl TestServer {
+    /// Starts a server with the default settings, but for `password_hashing`: the least cost, since an unoptimized
+    /// build takes most of a second for a hash of the default cost. Blocks until it answers.
+    ///
+    /// # Panics
+    /// If [`TestServer::try_with`] has an error: that is a failure of the test, in one clear line.
+    #[track_caller]
+    pub fn start() -> TestServer {
+        TestServer::with(|_| ())
+    }
+
+    /// Starts a server with some settings changed:
+    ///
+    /// ```
+    /// use userd::{Schema, testing::TestServer};
+    ///
+    /// let server = TestServer::with(|config| {
+    ///     config.schema = Schema::Strict;
+    ///     config.api_token = Some("secret".into());
+    /// });
+    /// ```
+    ///
+    /// # Panics
+    /// As [`TestServer::start`].
+    #[track_caller]
+    pub fn with(change: impl FnOnce(&mut Config)) -> TestServer {
+        expected("start a server", TestServer::try_with(change))
+    }
+
+    /// Starts a server with the default settings that begins with these users: id, name and address of each. The next
+    /// user that is created has an id above theirs.
+    ///
+    /// ```
+    /// use userd::testing::TestServer;
+    ///
+    /// let server = TestServer::with_users([(7, "Ada Lovelace", "ada@example.com")]);
+    /// assert_eq!(server.user("Grace Hopper", "grace@example.com").id, 8);
+    /// ```
+    ///
+    /// # Panics
+    /// As [`TestServer::start`]; if two users have the same id or address, or the database refuses one.
+    #[track_caller]
+    pub fn with_users<'a>(users: impl IntoIterator<Item = (i64, &'a str, &'a str)>) -> TestServer {
+        const STORE: &str = "\
+            with stored as (insert into users (id, name, email) overriding system value \
+                select * from rows from (unnest($1::bigint[]), unnest($2::text[]), unnest($3::text[])) as given (id, name, email) \
+                returning id) \
+            select coalesce(setval(pg_get_serial_sequence('users', 'id')::regclass, max(id)), 0) from stored";
+        let server = TestServer::start();
+        let (ids, names, emails): (Vec<i64>, Vec<&str>, Vec<&str>) = users.into_iter().collect();
+        expected("store the users", server.query(STORE, &[&ids, &names, &emails]));
+        server
+    }
+
+    /// Starts a server, with errors as values. The database stays the server's own, whatever the change says. Blocks for
+    /// less than 100 ms, about a second if this is the machine's first, and no longer than a minute.
+    ///
+    /// # Errors
+    /// [`StartError::Cluster`] if there is no PostgreSQL on this machine, or it does not start; others
+    /// come from the settings that were changed.
+    pub fn try_with(change: impl FnOnce(&mut Config)) -> Result<TestServer, StartError> {
+        let mut database = ScratchDatabase::create()?;
+        let mut config = database.config();
+        config.password_hashing = PasswordHashing::LeastCostForTests;
+        change(&mut config);
+        if config.migrations_dir.is_some() {
+            database = ScratchDatabase::with_migrations(config.migrations_dir.as_deref())?;
+        }
+        config.database = database.config().database;
+        let hasher = Hasher::new(config.password_hashing);
+        let server = Server::start(config)?;
+        Ok(TestServer { server, database, hasher })
+    }
+
+    /// Returns where it listens, without a slash at its end: `http://127.0.0.1:41234`.
+    pub fn base_url(&self) -> &str {
+        self.server.base_url()
+    }
+
+    /// Returns the URL of a path: `server.url("/users?page=2")`.
+    pub fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.base_url())
+    }
+
+    /// Returns the TCP address it listens on; `None` if the settings made it a Unix socket.
+    pub fn addr(&self) -> Option<SocketAddr> {
+        self.server.addr()
+    }
+
+    /// Returns the service behind it, to be asked without a socket.
+    pub fn app(&self) -> &App {
+        self.server.app()
+    }
+
+    /// Returns the database behind it, as psql, libpq and the `postgres` crate take it.
+    pub fn database_url(&self) -> &str {
+        self.database.url()
+    }
+
+    /// Creates `n` users in one statement, `User 1` with `user1@example.com` and so on, counted on with each
+    /// call. Returns their ids. Blocks for some 20 ms per thousand.
+    ///
+    /// # Panics
+    /// If the database refuses, as for an address that is taken.
+    #[track_caller]
+    pub fn seed(&self, n: u32) -> Vec<i64> {
+        const SEED: &str = "\
+            with start as (select coalesce(max(substring(email, '^user([0-9]{1,9})@example[.]com$')::bigint), 0) as taken \
+                from users) \
+            insert into users (name, email) \
+            select concat('User ', taken + i), concat('user', taken + i, '@example.com') \
+            from start, generate_series(1, $1::bigint) as i order by i returning id";
+        expected("seed", self.query(SEED, &[&i64::from(n)]))
+    }
+
+    /// Creates a user without a password and returns it. Blocks for a few milliseconds.
+    ///
+    /// # Panics
+    /// If the address is taken, or the database refuses.
+    #[track_caller]
+    pub fn user(&self, name: &str, email: &str) -> User {
+        expected("create the user", self.create(name, email, None))
+    }
+
+    /// Creates a user with a password and returns it. Blocks for one hash as well: less than a millisecond, or some
+    /// 20 ms with [`PasswordHashing::Owasp`](crate::PasswordHashing).
+    ///
+    /// # Panics
+    /// As [`TestServer::user`].
+    #[track_caller]
+    pub fn user_with_password(&self, name: &str, email: &str, password: &str) -> User {
+        expected("create the user", self.create(name, email, Some(&Secret::from(password))))
+    }
+
+    /// Stops the server and drops the database, as dropping this value does.
+    pub fn stop(self) {}
+
+    fn create(
+        &self,
+        name: &str,
+        email: &str,
+        password: Option<&Secret>,
+    ) -> Result<User, crate::error::Error> {
+        outside_of_runtimes(|| {
+            let hash = password.map(|clear| self.hasher.hash(clear)).transpose()?;
+            let new = New { values: Values::new(name, email), deadline: self.app().deadline() };
+            self.app().users().create(&new, hash.as_ref())
+        })
+    }
+
+    /// Returns the ids that a statement returns.
+    fn query(&self, sql: &str, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<i64>, StartError> {
+        let ask =
+            || Ok(connect(self.database_url())?.query(sql, params)?.iter().map(|row| row.get(0)).collect());
+        outside_of_runtimes(|| ask().map_err(|error: Error| failed(&error)))
+    }
+}
+
+/// Panics with the place of the test that called.
+#[track_caller]
+fn expected<T>(what: &str, result: Result<T, impl fmt::Debug>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => panic!("cannot {what}: {error:?}"),
+    }
+}
