@@ -215,8 +215,14 @@ pub fn tables(client: &mut Client) -> Findings {
 /// Whether new users get ids that are free.
 pub fn ids(client: &mut Client) -> Findings {
     let row = client.query_typed_one(SEQUENCE, &[])?;
-    let (Some(name), Some(true)) = (row.get::<_, Option<String>>(0), row.get(1)) else {
-        return Ok(Vec::new());
+    let name = match (row.get::<_, Option<String>>(0), row.get(1)) {
+        (Some(name), Some(true)) => name,
+        (Some(name), _) => {
+            let line =
+                format!("the role may not select {name}: it cannot tell whether that is behind the ids");
+            return Ok(vec![(Weight::Note, line)]);
+        }
+        (None, _) => return Ok(Vec::new()),
     };
     let behind = format!(
         "select format('the sequence of ids is at %2$s and the largest id is %1$s, so that creates fail: \

@@ -375,7 +375,8 @@ fn nobody_needs_more_rights_than_those_on_users_nor_gets_at_the_counts() {
     );
     client.batch_execute(&grants).expect("roles");
     let writes = "ADD(1100) | ADD(1) | delete from users where id between 400 and 700 \
-                  | with gone as (delete from users where id > 900) ADD(600) | truncate users, credentials | ADD(3)";
+                  | with gone as (delete from users where id > 900) ADD(600) | truncate users, credentials | ADD(3) \
+                  | create temp table user_counts (block bigint, n int); ADD(7); drop table pg_temp.user_counts";
     for statement in with_inserts(writes).split(" | ") {
         let as_writer = format!("set role {writer}; {statement}; reset role");
         client.batch_execute(&as_writer).unwrap_or_else(|error| panic!("{statement}: {error:?}"));
