@@ -392,13 +392,12 @@ impl Config {
             ));
         }
         self.check_tokens()?;
-        // Requests have one half, of it an eighth for heads; answers and hashes have the other half.
         let input = self.limits.max_body_bytes.saturating_add(self.limits.max_head_bytes);
         // The largest page, or a usual one while a password is hashed.
         let page = |user: usize| user.saturating_mul(self.max_per_page as usize).saturating_add(REST_OF_PAGE);
         let hash = self.password_hashing.memory();
         let work = page(LARGEST_USER).max(page(USUAL_USER).saturating_add(hash)).saturating_add(WORK_RESERVE);
-        let least = input.saturating_mul(8).div_ceil(3).max(work.saturating_mul(2));
+        let least = input.saturating_add(work);
         match self.limits.memory_budget >= least {
             true => Ok(()),
             false => {
@@ -548,11 +547,11 @@ mod tests {
         type Change = fn(&mut Config);
         let rows: [(Change, bool); 9] = [
             (|_| {}, true),
-            (|config| config.limits.memory_budget = 40 << 20, false),
-            (|config| config.max_per_page = 2500, true),
-            (|config| config.max_per_page = 3000, true),
-            (|config| config.max_per_page = 3100, false),
-            (|config| config.limits.max_body_bytes = 20 << 20, false),
+            (|config| config.limits.memory_budget = 20 << 20, false),
+            (|config| config.limits.memory_budget = 22 << 20, true),
+            (|config| config.max_per_page = 6000, true),
+            (|config| config.max_per_page = 6100, false),
+            (|config| config.limits.max_body_bytes = 40 << 20, false),
             (|config| config.limits.max_body_bytes = 1 << 30, false),
             (
                 |config| {

@@ -36,12 +36,10 @@ pub(crate) enum Verdict {
 }
 
 impl Hashing {
-    /// One hash at once for every two cores, where the budget has memory for so many: each half of it serves whole
-    /// hashes.
+    /// One hash at once for every two cores, if the budget has memory for so many.
     pub fn new(cost: PasswordHashing, budget: &Budget, timeout: Duration) -> Hashing {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let memory = budget.work_limit() / cost.memory() + budget.input_limit() / cost.memory();
-        let count = (cores / CORES_PER_HASH).min(memory).max(1);
+        let count = (cores / CORES_PER_HASH).min(budget.limit() / cost.memory()).max(1);
         let (hasher, budget) = (Hasher::new(cost), budget.clone());
         Hashing { hasher, timeout, budget, count, free: Mutex::new(count), freed: Condvar::new() }
     }

@@ -1,4 +1,4 @@
-//! One client: its socket, and how far its request or its answer has come.
+//! A connection of a client: its socket, and how far its request or its answer has come.
 //!
 //! Owns the states of a connection; `reading` and `writing` have what is done in them. Knows nothing of other
 //! connections. The event loop and the workers both call in here, one at a time (the lock is the slot's): a worker to
@@ -13,32 +13,39 @@ use super::{
     listener::Stream,
     peers::{Expendable, Peer},
     shared::Shared,
+    slots::Slot,
     to_tiny_http::ToTinyHttp,
 };
 use crate::{
     budget::Reservation,
     config::Limits,
     error::{Error, Reason},
-    http::{Cors, RequestId, RequestIds},
+    http::{Cors, RequestId},
 };
 use mio::{Registry, event::Event};
-use reading::Input;
 use std::{
     mem,
     net::IpAddr,
     time::{Duration, Instant},
 };
 use writing::Unsent;
-pub use writing::{interest, linger_time};
+pub use writing::{Delivery, interest, linger_time};
 
 /// Reads and writes that a connection gets in one iteration of the event loop, before others get theirs.
 const STEPS_PER_ITERATION: usize = 8;
+
+/// Bytes that a request, a buffer or an answer may have without being counted. Most have no more.
+const UNCOUNTED: usize = 1 << 10;
+
+/// Returns how many of these bytes are counted.
+fn counted(bytes: usize) -> usize {
+    if bytes > UNCOUNTED { bytes } else { 0 }
+}
 
 /// What the event loop lends a connection for one iteration.
 pub struct Context<'a> {
     /// The time, read once an iteration.
     pub now: Instant,
-    /// Limits, and the number of requests in flight.
     pub shared: &'a Shared,
     /// Where sockets are registered.
     pub registry: &'a Registry,
@@ -46,14 +53,13 @@ pub struct Context<'a> {
     pub scratch: &'a mut [u8],
     /// Complete requests for tiny_http, written once an iteration.
     pub to_tiny_http: &'a mut ToTinyHttp,
-    /// Ids for requests whose clients gave them none.
-    pub ids: &'a mut RequestIds,
-    /// What the frontend shares with the rest of the process.
     pub resources: &'a Resources,
     /// No request is waited for that has not begun to arrive.
     pub stopping: bool,
-    /// A body for which there is no memory is refused, and does not wait until the event loop has made some.
-    pub last_try: bool,
+    /// Whether the connection has made more bytes counted.
+    pub grown: bool,
+    /// The request that was passed on and its length, if that is counted. It is the last one in `to_tiny_http`.
+    pub passed: Option<(Slot, usize)>,
 }
 
 /// What the event loop does with a connection after having called it.
@@ -67,12 +73,12 @@ pub enum Action {
     Close,
 }
 
-/// A client's connection.
+/// A connection of a client, from accept to close.
 pub struct Connection {
     stream: Stream,
     peer: Peer,
     /// Counts requests, so that a late answer is recognized as late.
-    generation: u32,
+    generation: u64,
     /// The socket may hold bytes, or an end, that were not read.
     readable: bool,
     /// The client's end of sending was seen; a short read is not the last one then.
@@ -83,17 +89,20 @@ pub struct Connection {
     awaits_writable: bool,
     /// Beyond the capacity: it is only told so.
     surplus: bool,
+    /// The memory of its buffer, of the body that is arriving, or of its answer.
+    held: Reservation,
     state: State,
 }
 
-/// What a connection is doing. `since` is when it began to: deadlines count from there, and no byte moves them.
+/// The states of a connection. `since` is when it began: deadlines count from there, and no byte moves them. `input` is
+/// what was read and is not used yet.
 enum State {
     /// Between requests; the beginning of the next one may have been read with the last.
-    Idle { since: Instant, input: Input },
-    /// A head is arriving, or a body, for all of which memory is `held`, or is about to be.
-    Arriving { since: Instant, framing: Framing, input: Input, held: Option<Reservation> },
-    /// The request is with the workers; `input` is what was read beyond it.
-    Working { since: Instant, request: InWork, input: Input },
+    Idle { since: Instant, input: Vec<u8> },
+    /// A head or a body is arriving.
+    Arriving { since: Instant, framing: Framing, input: Vec<u8> },
+    /// The request is with the workers.
+    Working { since: Instant, request: InWork, input: Vec<u8> },
     /// The socket did not take all of an answer.
     Writing { since: Instant, answer: Unsent },
     /// The last answer is sent.
@@ -102,9 +111,9 @@ enum State {
     Lingering { until: Instant, left: usize },
 }
 
-/// What connections are doing, as figures are labelled by it.
+/// Labels of the states of connections in figures.
 pub const DOING: [&str; 5] = ["idle", "reading", "working", "writing", "closing"];
-/// The place in [`DOING`] of those whose request the workers have.
+/// The place in [`DOING`] of connections whose request the workers have.
 pub const WORKING: usize = 2;
 
 /// What has to be known of a request to answer it.
@@ -118,15 +127,16 @@ struct InWork {
 }
 
 impl InWork {
-    /// The address of its client: the connection's, or the one that a trusted proxy names.
+    /// Returns the address of its client: the connection's, or the one that a trusted proxy names.
     fn client(&self, peer: Peer) -> Option<IpAddr> {
         self.traits.client.filter(|_| peer.trusted).or(peer.address)
     }
 }
 
 impl Connection {
-    /// A client that has just connected.
-    pub fn new(stream: Stream, peer: Peer, generation: u32, now: Instant) -> Connection {
+    /// A connection that was just accepted, which has `held` nothing yet. Its requests have generations from
+    /// `generation` on.
+    pub fn new(stream: Stream, peer: Peer, generation: u64, held: Reservation, now: Instant) -> Connection {
         Connection {
             stream,
             peer,
@@ -136,21 +146,18 @@ impl Connection {
             reset: false,
             awaits_writable: false,
             surplus: false,
-            state: State::Idle { since: now, input: Input::default() },
+            held,
+            state: State::Idle { since: now, input: Vec::new() },
         }
     }
 
-    /// The other end.
+    /// Returns the other end.
     pub fn peer(&self) -> Peer {
         self.peer
     }
 
-    /// Of the request that is being received, in work, or answered last.
-    pub fn generation(&self) -> u32 {
-        self.generation
-    }
-
-    /// The client whose request is in work, behind a trusted proxy too, the request's id, and when it is answered 503.
+    /// Returns the client whose request is in work, behind a trusted proxy too, the request's id, and when it is
+    /// answered 503.
     pub fn in_work(&self, limits: &Limits) -> Option<(Option<IpAddr>, RequestId, Instant)> {
         match &self.state {
             State::Working { since, request, .. } => {
@@ -160,7 +167,7 @@ impl Connection {
         }
     }
 
-    /// What it is doing, as its place in [`DOING`].
+    /// Returns the place of its state in [`DOING`].
     pub fn doing(&self) -> usize {
         match &self.state {
             State::Idle { .. } => 0,
@@ -171,22 +178,27 @@ impl Connection {
         }
     }
 
-    /// Whether the workers have a request of it.
+    /// Returns whether the workers have a request of it.
     pub fn is_working(&self) -> bool {
-        matches!(self.state, State::Working { .. })
+        self.doing() == WORKING
     }
 
-    /// Whether that very request still waits for its answer.
-    pub fn awaits(&self, generation: u32) -> bool {
+    /// Returns whether the request of that generation still waits for its answer.
+    pub fn awaits(&self, generation: u64) -> bool {
         self.generation == generation && self.is_working()
     }
 
-    /// Whether it was let in only to be told that there is no capacity.
+    /// Returns whether it is open only to be told that there is no capacity.
     pub fn is_surplus(&self) -> bool {
         self.surplus
     }
 
-    /// Whether it may be closed to free its slot, and since when it has been like that.
+    /// Returns the bytes that are counted for it.
+    pub fn memory(&self) -> usize {
+        self.held.bytes()
+    }
+
+    /// Returns why it may be closed for another connection, and since when.
     pub fn expendable(&self) -> Option<(Expendable, Instant)> {
         if self.surplus || self.peer.trusted {
             return None;
@@ -202,28 +214,27 @@ impl Connection {
         }
     }
 
-    /// When [`Connection::expire`] is due.
+    /// Returns when [`Connection::expire`] is due.
     pub fn deadline(&self, limits: &Limits) -> Option<Instant> {
-        match &self.state {
-            State::Idle { since, .. } => Some(*since + limits.idle_timeout),
-            State::Arriving { since, framing, .. } if framing.is_in_body() => {
-                Some(*since + limits.body_timeout)
-            }
-            State::Arriving { since, .. } => Some(*since + limits.head_timeout),
-            State::Working { since, .. } => Some(*since + limits.request_timeout),
-            State::Writing { since, .. } => Some(*since + limits.write_timeout),
-            State::Lingering { until, .. } => Some(*until),
+        let (since, time) = match &self.state {
+            State::Idle { since, .. } => (since, limits.idle_timeout),
+            State::Arriving { since, framing, .. } if framing.is_in_body() => (since, limits.body_timeout),
+            State::Arriving { since, .. } => (since, limits.head_timeout),
+            State::Working { since, .. } => (since, limits.request_timeout),
+            State::Writing { since, .. } => (since, limits.write_timeout),
+            State::Lingering { until, .. } => (until, Duration::ZERO),
             // The event loop was told to close it.
-            State::Closing => None,
-        }
+            State::Closing => return None,
+        };
+        Some(*since + time)
     }
 
-    /// The socket may have something to read.
+    /// Notes that the socket may have something to read.
     pub fn note_readable(&mut self) {
         self.readable = true;
     }
 
-    /// What an event says of the socket.
+    /// Notes what an event says of the socket.
     pub fn note(&mut self, event: &Event) {
         let ended = event.is_read_closed() || event.is_error();
         self.readable |= event.is_readable() || ended;
@@ -249,19 +260,14 @@ impl Connection {
                 return action;
             }
         }
-        match self.is_working() {
-            true => Action::Wait,
-            false => Action::Requeue,
-        }
+        if self.is_working() { Action::Wait } else { Action::Requeue }
     }
 
     /// Ends what has taken too long. Only to be called when the deadline has passed.
     pub fn expire(&mut self, index: u32, context: &mut Context) -> Action {
         match &self.state {
             State::Arriving { .. } => self.refuse(&Error::RequestTimeout, context),
-            State::Working { .. } => {
-                self.refuse(&Error::Busy(Reason::Unanswered), context);
-            }
+            State::Working { .. } => self.refuse(&Error::Busy(Reason::Unanswered), context),
             State::Idle { .. } => return self.close_if_idle(index, context),
             State::Writing { answer, .. } => {
                 answer.log_cut_off(self.peer, "within WRITE_TIMEOUT");
@@ -272,87 +278,36 @@ impl Connection {
         self.advance(index, context)
     }
 
-    /// Ends it for the sake of another client, unless it has just begun a request. Only to be called when it is
-    /// expendable. A client that waits for an answer is told 503.
-    pub fn make_way(&mut self, index: u32, context: &mut Context) -> Action {
+    /// Ends it because there is too little of something, unless it has just begun a request. A client that waits for an
+    /// answer is told 503.
+    pub fn make_way(&mut self, why: Reason, index: u32, context: &mut Context) -> Action {
         match &self.state {
-            State::Idle { .. } => return self.close_if_idle(index, context),
-            State::Arriving { .. } | State::Working { .. } => {
-                self.surplus = true;
-                self.refuse(&Error::Busy(Reason::TooManyConnections), context);
-            }
+            State::Idle { .. } => self.close_if_idle(index, context),
+            State::Arriving { .. } | State::Working { .. } => self.turn_away(why, index, context),
             State::Writing { answer, .. } => {
-                answer.log_cut_off(self.peer, "before other clients needed the connection");
-                return Action::Close;
+                let needed = match why {
+                    Reason::NoMemory => "before other requests needed the memory",
+                    _ => "before other clients needed the connection",
+                };
+                answer.log_cut_off(self.peer, needed);
+                Action::Close
             }
-            _ => return Action::Close,
+            State::Closing | State::Lingering { .. } => Action::Close,
         }
+    }
+
+    /// Tells a client that there is too little of something.
+    pub fn turn_away(&mut self, why: Reason, index: u32, context: &mut Context) -> Action {
+        self.surplus = true;
+        self.refuse(&Error::Busy(why), context);
         self.advance(index, context)
     }
 
-    /// The bytes that are reserved for a body which is not complete. A trusted proxy's carries many clients, and has
-    /// none.
-    pub fn incomplete(&self) -> Option<usize> {
-        match &self.state {
-            State::Arriving { held: Some(held), .. } if !self.peer.trusted => Some(held.bytes()),
-            _ => None,
-        }
-    }
-
-    /// The bytes of memory that a body needs, which the event loop is to make.
-    pub fn awaits_memory(&self, limits: &Limits) -> Option<usize> {
-        match &self.state {
-            State::Arriving { held: None, framing, .. } => framing.most(limits),
-            _ => None,
-        }
-    }
-
-    /// Takes the memory that was made for its body; without it, the request is refused.
-    pub fn take_memory(&mut self, index: u32, context: &mut Context) -> Action {
-        context.last_try = true;
-        self.take_in(&[], index, context);
-        self.advance(index, context)
-    }
-
-    /// Refuses an incomplete body for the sake of the memory that is reserved for it.
-    pub fn give_up_body(&mut self, index: u32, context: &mut Context) -> Action {
-        if self.incomplete().is_some() {
-            self.refuse(&Error::Busy(Reason::NoMemory), context);
-        }
-        self.advance(index, context)
-    }
-
-    /// A worker begins to execute its request.
+    /// Marks its request as being executed.
     pub fn begin(&mut self) {
         if let State::Working { request, .. } = &mut self.state {
             request.begun = true;
         }
-    }
-
-    /// What it holds of an answer that has not moved for as long as given, weighed by the time.
-    pub fn stalled(&self, now: Instant, at_least: Duration) -> Option<(usize, Duration)> {
-        match &self.state {
-            State::Writing { answer, .. } => {
-                let time = now.saturating_duration_since(answer.moved);
-                (time >= at_least).then(|| (answer.memory(), time))
-            }
-            _ => None,
-        }
-    }
-
-    /// Ends it for the sake of the memory that its answer holds. Only to be called when that is stalled.
-    pub fn give_up_answer(&mut self) -> Action {
-        if let State::Writing { answer, .. } = &self.state {
-            answer.log_cut_off(self.peer, "before other requests needed the memory");
-        }
-        Action::Close
-    }
-
-    /// Tells a client that there is no capacity.
-    pub fn turn_away(&mut self, index: u32, context: &mut Context) -> Action {
-        self.surplus = true;
-        self.refuse(&Error::Busy(Reason::TooManyConnections), context);
-        self.advance(index, context)
     }
 
     /// Looks for a request once more, and has the connection closed if there is none.
@@ -370,17 +325,16 @@ impl Connection {
             *until = (*until).min(now + linger_time(true));
         }
     }
-}
 
-impl State {
-    /// What the answer that is sent now takes from its request, of which the workers have the id.
-    pub fn echo(&mut self) -> Echo {
-        match self {
+    /// Returns what the answer that is sent now takes from its request.
+    fn echo(&mut self) -> Echo {
+        match &mut self.state {
             State::Arriving { framing, .. } => framing.take_echo(),
-            State::Working { request, .. } => {
-                let (id, cors) = (Some(request.id.clone()), mem::take(&mut request.cors));
-                Echo { id, cors, head_only: request.head_only }
-            }
+            State::Working { request, .. } => Echo {
+                id: Some(request.id.clone()),
+                cors: mem::take(&mut request.cors),
+                head_only: request.head_only,
+            },
             _ => Echo::default(),
         }
     }

@@ -4,26 +4,19 @@
 //! [`super::connection`]; nothing here looks at them.
 
 mod admission;
-mod deadlines;
 
 use super::{
     Listener, Resources,
-    connection::{Action, Connection, Context, interest},
-    peers::PeerCounts,
+    connection::{Action, Connection, Context, WORKING, interest, linger_time},
     shared::Shared,
-    slot::Slot,
     slots::Slots,
     to_tiny_http::ToTinyHttp,
 };
-use crate::{
-    error::{Error, Reason},
-    http::RequestIds,
-};
-use admission::Candidates;
+use crate::error::{Error, Reason};
 pub use admission::MAX_SURPLUS;
+use admission::Search;
 use mio::{Events, Interest, Poll, Token, net, unix::SourceFd};
 use std::{
-    collections::VecDeque,
     io::{self, ErrorKind, Read},
     mem,
     os::unix::net::UnixStream,
@@ -48,32 +41,28 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(20);
 
 /// The state of the frontend's thread.
 pub struct EventLoop {
-    pub(super) poll: Poll,
+    poll: Poll,
     pub shared: Arc<Shared>,
-    pub(super) slots: Arc<Slots>,
-    pub(super) listener: Option<Listener>,
+    slots: Arc<Slots>,
+    listener: Option<Listener>,
     private: net::UnixStream,
     private_awaits_writable: bool,
     /// Complete requests for tiny_http.
     to_tiny_http: ToTinyHttp,
-    ids: RequestIds,
-    pub(super) resources: Resources,
+    resources: Resources,
     scratch: Box<[u8]>,
     /// Connections that count, up to `max_connections`.
-    pub(super) admitted: usize,
-    /// The same by peer.
-    pub(super) peers: PeerCounts,
-    /// Connections beyond the capacity that are being told so, the oldest first; some have ended.
-    pub(super) surplus: VecDeque<Slot>,
-    pub(super) candidates: Candidates,
-    pub(super) free: Vec<u32>,
-    /// Slots that were ever used.
-    pub(super) used: u32,
+    admitted: usize,
+    search: Option<Search>,
+    /// Connections that were ever opened.
+    opened: u64,
+    /// Slots that were used and are free.
+    free: Vec<u32>,
     /// Connections that asked to be called again in the next iteration.
     requeued: Vec<u32>,
     /// There may be a client to accept, from then on.
-    pub(super) accept_at: Option<Instant>,
-    pub(super) sweep_at: Option<Instant>,
+    accept_at: Option<Instant>,
+    sweep_at: Option<Instant>,
     /// When the last event came.
     active_at: Instant,
     /// When `on_idle` is due, if no event comes until then.
@@ -105,15 +94,12 @@ impl EventLoop {
             private,
             private_awaits_writable: false,
             to_tiny_http: ToTinyHttp::default(),
-            ids: RequestIds::new(Instant::now()),
             resources,
             scratch: vec![0; SCRATCH_BYTES].into(),
             admitted: 0,
-            peers: PeerCounts::default(),
-            surplus: VecDeque::new(),
-            candidates: Candidates::default(),
+            search: None,
+            opened: 0,
             free: Vec::new(),
-            used: 0,
             requeued: Vec::new(),
             accept_at: None,
             sweep_at: None,
@@ -165,8 +151,8 @@ impl EventLoop {
             if self.idle_at.is_some_and(|at| at <= now) {
                 self.idle(now);
             }
-            if self.shared.shortage.load(Ordering::Relaxed) {
-                self.give_up_answers(now);
+            if self.shared.shortage.swap(false, Ordering::Relaxed) {
+                self.free_memory(now);
             }
             if let Err(error) = private.and_then(|()| self.flush()) {
                 self.break_down(&error, now);
@@ -189,52 +175,42 @@ impl EventLoop {
     }
 
     /// Calls one connection, and does what it asks for then.
-    pub(super) fn call(
-        &mut self,
-        index: u32,
-        now: Instant,
-        work: impl FnOnce(&mut Connection, &mut Context) -> Action,
-    ) {
+    fn call(&mut self, index: u32, now: Instant, work: impl FnOnce(&mut Connection, &mut Context) -> Action) {
         let shared = &*self.shared;
         let Some(mut entry) = self.slots.get(index) else {
             return;
         };
-        let Some(connection) = &mut entry.connection else {
+        let Some(connection) = &mut *entry else {
             return;
         };
-        let was_surplus = connection.is_surplus();
+        let (peer, was_surplus) = (connection.peer(), connection.is_surplus());
         let mut context = Context {
             now,
             shared,
             registry: self.poll.registry(),
             scratch: &mut self.scratch,
             to_tiny_http: &mut self.to_tiny_http,
-            ids: &mut self.ids,
             resources: &self.resources,
             stopping: self.stop_at.is_some(),
-            last_try: false,
+            grown: false,
+            passed: None,
         };
         let action = work(connection, &mut context);
-        let (peer, awaited) = (connection.peer(), connection.awaits_memory(&shared.limits));
-        let is_surplus = connection.is_surplus();
-        if !was_surplus && (is_surplus || action == Action::Close) {
+        let (grown, passed) = (context.grown, context.passed);
+        if !was_surplus && (connection.is_surplus() || action == Action::Close) {
             self.admitted -= 1;
-            self.peers.remove(peer);
-        }
-        if is_surplus && !was_surplus {
-            self.surplus.push_back(Slot::new(index, connection.generation()));
         }
         match action {
             Action::Wait => {}
             Action::Requeue => self.requeued.push(index),
             Action::Close => {
-                entry.close();
+                *entry = None;
                 self.free.push(index);
             }
         }
         drop(entry);
-        if let Some(bytes) = awaited {
-            self.make_memory(index, peer, bytes, now);
+        if grown && self.shared.budget.held() > self.shared.budget.limit() {
+            self.make_memory(index, peer, passed, now);
         }
     }
 
@@ -263,9 +239,9 @@ impl EventLoop {
     }
 
     fn break_down(&mut self, error: &io::Error, now: Instant) {
-        self.shared.in_flight.break_down(error);
+        self.shared.break_down(error);
         self.to_tiny_http = ToTinyHttp::default();
-        for index in 0..self.used {
+        for index in 0..self.slots.used() {
             self.call(index, now, |connection, context| {
                 if connection.is_working() {
                     connection.refuse(&Error::Busy(Reason::Broken), context);
@@ -291,7 +267,7 @@ impl EventLoop {
             self.listener = None;
             self.accept_at = None;
             self.stop_at = Some(now + self.shared.limits.stop_timeout);
-            for index in 0..self.used {
+            for index in 0..self.slots.used() {
                 self.call(index, now, |connection, context| {
                     connection.hurry(now);
                     connection.note_readable();
@@ -306,11 +282,68 @@ impl EventLoop {
         self.is_empty() || late || self.shared.aborted.load(Ordering::SeqCst)
     }
 
+    /// Ends what has taken too long.
+    ///
+    /// The next sweep is when the first deadline seen passes, or when the first one that is yet to be set could: none of
+    /// those is closer than the shortest time that anything is given.
+    fn sweep(&mut self, now: Instant) {
+        let mut next = now + self.shortest_deadline();
+        let late = self.slots.each(|index, connection| {
+            let at = connection.deadline(&self.shared.limits)?;
+            if at > now {
+                next = next.min(at);
+            }
+            (at <= now).then_some(index)
+        });
+        for index in late {
+            self.call(index, now, |connection, context| {
+                // It may have been answered in between.
+                match connection.deadline(&context.shared.limits).is_some_and(|at| at <= now) {
+                    true => connection.expire(index, context),
+                    false => Action::Wait,
+                }
+            });
+        }
+        self.sweep_at = (!self.is_empty()).then(|| next.max(now + SWEEP_PAUSE));
+    }
+
+    /// Reports that there is nothing to do, unless there has been since this was due, or a worker has.
+    fn idle(&mut self, now: Instant) {
+        let due = self.active_at + IDLE;
+        let is_working = || self.slots.count()[WORKING] > 0;
+        self.idle_at = match due > now {
+            true => Some(due),
+            false if is_working() => Some(now + IDLE),
+            false => None,
+        };
+        if self.idle_at.is_none() {
+            (self.resources.on_idle)();
+        }
+    }
+
+    /// Returns whether there is no connection.
+    fn is_empty(&self) -> bool {
+        self.free.len() == self.slots.used() as usize
+    }
+
+    fn shortest_deadline(&self) -> Duration {
+        let limits = &self.shared.limits;
+        let all = [
+            limits.head_timeout,
+            limits.body_timeout,
+            limits.idle_timeout,
+            limits.write_timeout,
+            limits.request_timeout,
+            linger_time(self.stop_at.is_some()),
+        ];
+        all.into_iter().min().expect("there are some")
+    }
+
     /// Leaves nothing open. The slots outlive the loop: workers hold them.
     pub fn clear(&mut self) {
         self.listener = None;
         let now = Instant::now();
-        for index in 0..self.used {
+        for index in 0..self.slots.used() {
             self.call(index, now, |connection, context| {
                 connection.cut_off(context);
                 Action::Close

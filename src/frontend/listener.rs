@@ -8,17 +8,14 @@ use nix::{
 };
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::{
-    fmt,
-    fs::{self, TryLockError},
-    io::{self, IoSlice, Read, Write},
+    fmt, fs,
+    io::{self, Read, Write},
     net::{IpAddr, Shutdown, SocketAddr, ToSocketAddrs},
     os::{
         fd::{AsRawFd, OwnedFd, RawFd},
         unix::fs::{FileTypeExt, MetadataExt},
     },
     path::{Path, PathBuf},
-    thread,
-    time::{Duration, Instant},
 };
 
 /// Connections that the kernel completes before they are accepted. It lowers this to its own bound.
@@ -78,8 +75,7 @@ impl Bound {
         Listener::from_fd(fd).map(|listener| Bound(Kept::Passed(listener)))
     }
 
-    /// Listens. An error if another process has begun to listen there since. Blocks for up to a second while another
-    /// process of this user takes the same path.
+    /// Listens. An error if another process has begun to listen there since.
     pub fn listen(self) -> io::Result<Listener> {
         match self.0 {
             Kept::Tcp(socket) => {
@@ -185,10 +181,6 @@ impl Write for Stream {
         self.0.send_with_flags(bytes, MSG_NOSIGNAL)
     }
 
-    fn write_vectored(&mut self, slices: &[IoSlice]) -> io::Result<usize> {
-        self.0.send_vectored_with_flags(slices, MSG_NOSIGNAL)
-    }
-
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -231,9 +223,8 @@ fn check_unix(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Takes the path: a stale file is removed and the socket listens before another process of this user looks at it.
+/// Takes the path, and removes a stale file.
 fn listen_unix(path: &Path) -> io::Result<Listener> {
-    let _turn = lock(parent(path));
     check_unix(path)?;
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -248,22 +239,6 @@ fn listen_unix(path: &Path) -> io::Result<Listener> {
 
 fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// The lock of a directory, where it can be had: other users can hold that of a directory like /tmp for ever, and
-/// then two starts at the same moment are not kept apart.
-fn lock(dir: &Path) -> Option<fs::File> {
-    const WAIT: Duration = Duration::from_secs(1);
-    const PAUSE: Duration = Duration::from_millis(2);
-    let dir = fs::File::open(dir).ok()?;
-    let deadline = Instant::now() + WAIT;
-    while let Err(TryLockError::WouldBlock) = dir.try_lock() {
-        if Instant::now() >= deadline {
-            return None;
-        }
-        thread::sleep(PAUSE);
-    }
-    Some(dir)
 }
 
 /// Whether a process listens there. Does not wait for it: a full backlog is a yes.
@@ -357,25 +332,6 @@ mod tests {
         let error = Bound::new("127.0.0.1", address.port()).err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         drop(listener);
-    }
-
-    /// Many times, since what could go wrong takes two threads at the same few instructions.
-    #[test]
-    fn two_starts_on_a_stale_socket_leave_one_that_can_be_reached() {
-        let dir = std::env::temp_dir().join(format!("userd-stale-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
-        let path = dir.join("socket");
-        let host = format!("unix:{}", path.display());
-        for round in 0..200 {
-            drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-            let listeners: Vec<_> = thread::scope(|scope| {
-                let starts: Vec<_> = (0..4).map(|_| scope.spawn(|| Listener::bind(&host, 0))).collect();
-                starts.into_iter().filter_map(|start| start.join().unwrap().ok()).collect()
-            });
-            assert_eq!(listeners.len(), 1, "round {round}");
-            assert!(std::os::unix::net::UnixStream::connect(&path).is_ok(), "round {round}");
-        }
-        fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

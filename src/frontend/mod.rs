@@ -17,7 +17,6 @@ mod listener;
 mod peers;
 mod responder;
 mod shared;
-mod slot;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -118,7 +117,7 @@ impl Frontend {
                 Ok(Err(error)) => error,
                 Err(_) => io::Error::other("the frontend's thread panicked"),
             };
-            event_loop.shared.in_flight.break_down(&error);
+            event_loop.shared.break_down(&error);
             on_broken();
         })?;
         Ok((Frontend { shared, thread: Some(thread) }, responder))

@@ -3,10 +3,10 @@
 //! Owns what a worker may do with a request, which it names by its [`Slot`]. A worker holds the lock of one slot for
 //! one non-blocking write at most, so it never waits for a client, nor for another worker.
 
-pub use super::slot::{Delivery, Slot};
+pub use super::slots::Slot;
 
 use super::{
-    connection::{Connection, DOING},
+    connection::{Connection, DOING, Delivery},
     shared::Shared,
     slots::Slots,
 };
@@ -28,42 +28,40 @@ pub struct Responder {
 }
 
 impl Responder {
-    /// The slot in a request's fragment with the request's id and when it is answered 503, and the memory that is
-    /// reserved for the request, to be kept for as long as that is. To be called exactly once for every request that
-    /// tiny_http hands out, as soon as it does: this is how the frontend knows how many are in flight.
+    /// Returns the slot in a request's fragment with the request's id and the time when it is answered 503, and the
+    /// memory that is reserved for the request, to be kept for as long as the request is. To be called exactly once for
+    /// every request that tiny_http hands out, as soon as it does: this is how the frontend knows how many are in flight.
     ///
-    /// No slot when the client does not wait for the answer any more; such a request is to be dropped.
+    /// No slot if the client does not wait for the answer any more; such a request is to be dropped.
     pub fn claim(&self, fragment: &str) -> (Option<(Slot, RequestId, Instant)>, Option<Reservation>) {
-        self.shared.in_flight.remove();
+        self.shared.requests.fetch_sub(1, Ordering::Relaxed);
         let Ok(slot) = fragment.parse::<Slot>() else {
             return (None, None);
         };
-        let held = self.shared.unclaimed.take(slot);
-        let mut entry = self.slots.get(slot.index);
-        let connection = entry.as_mut().and_then(|entry| entry.awaiting(slot.generation));
-        let claimed = connection.and_then(|connection| connection.in_work(&self.shared.limits));
-        (claimed.map(|(client, id, deadline)| (slot.of(client), id, deadline)), held)
+        let held = self.shared.unclaimed.lock().remove(&slot);
+        let claimed =
+            self.slots.awaiting(slot, |connection| connection.in_work(&self.shared.limits)).flatten();
+        (claimed.map(|(client, id, deadline)| (slot.with_peer(client), id, deadline)), held)
     }
 
-    /// Sends the answer to its client, as much of it as the socket takes at once, or returns `None` when it comes too
-    /// late (the frontend has answered 503 by then, or the client is gone).
+    /// Sends the answer to its client, as much of it as the socket takes at once. Returns `None` if it comes too late:
+    /// the frontend has answered 503 by then, or the client is gone.
     ///
-    /// Never blocks: what the client's socket does not take at once is sent by the event loop. `held` is what is
-    /// reserved for the answer; what it keeps is counted in any case.
+    /// Never blocks: the event loop sends the bytes that the client's socket does not take at once, and counts them.
+    /// `held` is the worker's reservation for the answer.
     pub fn answer(&self, slot: Slot, response: Response, held: Option<Reservation>) -> Option<Delivery> {
-        let shared = &*self.shared;
-        let mut entry = self.slots.get(slot.index)?;
-        let connection = entry.awaiting(slot.generation)?;
-        let stopping = shared.stopping.load(Ordering::SeqCst);
-        let (delivery, unfinished) = connection.answer(response, held, stopping, &shared.budget);
-        drop(entry);
+        let stopping = self.shared.stopping.load(Ordering::SeqCst);
+        let answer = |connection: &mut Connection| connection.answer(response, stopping);
+        let (delivery, unfinished) = self.slots.awaiting(slot, answer)?;
+        // The bytes that are left are counted by the connection now.
+        drop(held);
         if unfinished {
-            shared.schedule(slot.index);
+            self.shared.schedule(slot.index());
         }
         Some(delivery)
     }
 
-    /// How many connections there are, by what they are doing; and how many there may be. Looks at each of them.
+    /// Counts the connections by what they are doing, and returns how many there may be. Looks at each of them.
     pub fn connections(&self) -> (impl Iterator<Item = (&'static str, usize)>, usize) {
         (DOING.into_iter().zip(self.slots.count()), self.shared.limits.max_connections)
     }
@@ -73,16 +71,14 @@ impl Responder {
         self.shared.unavailable.warn(Instant::now(), why.text(), Some((slot.peer(), id)));
     }
 
-    /// A worker begins to execute a request, which is not given up for other clients from now on. Whether its client
-    /// waits for the answer yet.
+    /// Marks a request as being executed, so that it is not given up for other clients. Returns whether its client still
+    /// waits for the answer.
     pub fn begin(&self, slot: Slot) -> bool {
-        let mut entry = self.slots.get(slot.index);
-        let connection = entry.as_mut().and_then(|entry| entry.awaiting(slot.generation));
-        connection.map(Connection::begin).is_some()
+        self.slots.awaiting(slot, Connection::begin).is_some()
     }
 
-    /// Whether the client does not wait for the answer any more, so that work on it would be in vain. Cheap.
+    /// Returns whether the client does not wait for the answer any more, so that work on it would be in vain. Cheap.
     pub fn abandoned(&self, slot: Slot) -> bool {
-        self.slots.get(slot.index).is_none_or(|mut entry| entry.awaiting(slot.generation).is_none())
+        self.slots.awaiting(slot, |_| ()).is_none()
     }
 }

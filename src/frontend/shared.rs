@@ -1,7 +1,7 @@
-//! What the event loop and the workers share beside the connections: limits, memory, the number of requests in flight,
-//! and how one wakes the other.
+//! The state that the event loop and the workers share beside the connections: limits, memory, the number of requests
+//! in flight, and how one wakes the other.
 
-use super::{slot::Slot, warnings::Warnings};
+use super::{slots::Slot, warnings::Warnings};
 use crate::{
     budget::{Budget, Reservation},
     config::Limits,
@@ -15,13 +15,16 @@ use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-/// What the event loop and the workers share beside the connections.
+/// The state that the event loop and the workers share beside the connections.
 pub struct Shared {
-    pub in_flight: InFlight,
-    /// What the requests hold that no worker has claimed yet.
-    pub unclaimed: Unclaimed,
+    /// The number of requests between the frontend and the workers.
+    pub requests: AtomicUsize,
+    /// The stream to tiny_http is broken: no request gets through any more.
+    pub broken: AtomicBool,
+    /// The memory of requests that no worker has claimed yet: their connections may be gone by then.
+    pub unclaimed: Mutex<HashMap<Slot, Reservation>>,
     pub budget: Budget,
-    /// Answers that do not move are to be given up.
+    /// A worker waits for memory: connections are to be closed.
     pub shortage: AtomicBool,
     pub limits: Limits,
     waker: Waker,
@@ -38,10 +41,9 @@ pub struct Shared {
 impl Shared {
     pub fn new(limits: Limits, budget: Budget, waker: Waker) -> Shared {
         Shared {
-            // Abandoned requests stay in tiny_http's queue until a worker claims them. Without a bound, stuck workers
-            // would let it grow as long as clients retry.
-            in_flight: InFlight::new(2 * limits.max_connections),
-            unclaimed: Unclaimed::default(),
+            requests: AtomicUsize::new(0),
+            broken: AtomicBool::new(false),
+            unclaimed: Mutex::default(),
             budget,
             shortage: AtomicBool::new(false),
             limits,
@@ -50,6 +52,34 @@ impl Shared {
             aborted: AtomicBool::new(false),
             scheduled: Mutex::default(),
             unavailable: Warnings::default(),
+        }
+    }
+
+    /// Counts one request more if that is possible; else returns why not.
+    ///
+    /// Abandoned requests stay in tiny_http's queue until a worker claims them. Without a bound, stuck workers would let
+    /// it grow as long as clients retry.
+    pub fn add_request(&self) -> Result<(), Reason> {
+        if self.broken.load(Ordering::Relaxed) {
+            return Err(Reason::Broken);
+        }
+        if self.requests.load(Ordering::Relaxed) >= 2 * self.limits.max_connections {
+            return Err(Reason::TooManyRequests);
+        }
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Undoes [`Shared::add_request`] for a request that is not passed on.
+    pub fn withdraw(&self, slot: Slot) {
+        self.requests.fetch_sub(1, Ordering::Relaxed);
+        self.unclaimed.lock().remove(&slot);
+    }
+
+    /// Refuses all requests from now on.
+    pub fn break_down(&self, error: &io::Error) {
+        if !self.broken.swap(true, Ordering::Relaxed) {
+            log::error!("the stream to tiny_http is broken, nothing can be served: {error}");
         }
     }
 
@@ -68,82 +98,10 @@ impl Shared {
         into.append(&mut self.scheduled.lock());
     }
 
+    /// Ends the event loop's wait for events.
     pub fn wake(&self) {
         if let Err(error) = self.waker.wake() {
             log::error!("the frontend cannot be woken: {error}");
         }
-    }
-}
-
-/// How many requests are between the frontend and the workers.
-pub struct InFlight {
-    count: AtomicUsize,
-    most: usize,
-    broken: AtomicBool,
-}
-
-impl InFlight {
-    fn new(most: usize) -> InFlight {
-        InFlight { count: AtomicUsize::new(0), most, broken: AtomicBool::new(false) }
-    }
-
-    /// One request more, if the limit allows it; else why not.
-    pub fn add(&self) -> Result<(), Reason> {
-        if self.broken.load(Ordering::Relaxed) {
-            return Err(Reason::Broken);
-        }
-        if self.count() >= self.most {
-            return Err(Reason::TooManyRequests);
-        }
-        self.count.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// How many there are.
-    pub fn count(&self) -> usize {
-        self.count.load(Ordering::Relaxed)
-    }
-
-    /// One request less.
-    pub fn remove(&self) {
-        let less = |count: usize| count.checked_sub(1);
-        let result = self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-        debug_assert!(result.is_ok(), "a request was claimed twice");
-    }
-
-    /// No request gets through any more.
-    pub fn break_down(&self, error: &io::Error) {
-        if !self.broken.swap(true, Ordering::Relaxed) {
-            log::error!("the stream to tiny_http is broken, nothing can be served: {error}");
-        }
-    }
-}
-
-/// The memory of requests that have left the frontend, until a worker claims them: their connections may be gone by
-/// then.
-#[derive(Default)]
-pub struct Unclaimed {
-    /// Most requests hold none: this spares the lock.
-    count: AtomicUsize,
-    held: Mutex<HashMap<(u32, u32), Reservation>>,
-}
-
-impl Unclaimed {
-    /// To be called before the request is passed on.
-    pub fn add(&self, slot: Slot, held: Reservation) {
-        self.count.fetch_add(1, Ordering::Relaxed);
-        let mut all = self.held.lock();
-        all.insert((slot.index, slot.generation), held);
-    }
-
-    /// What a request holds. The stream that it came over orders this after [`Unclaimed::add`].
-    pub fn take(&self, slot: Slot) -> Option<Reservation> {
-        if self.count.load(Ordering::Relaxed) == 0 {
-            return None;
-        }
-        let mut all = self.held.lock();
-        let held = all.remove(&(slot.index, slot.generation))?;
-        self.count.fetch_sub(1, Ordering::Relaxed);
-        Some(held)
     }
 }

@@ -1,57 +1,32 @@
 //! Complete requests on their way to tiny_http.
 
-use std::{
-    collections::VecDeque,
-    io::{self, ErrorKind, Write},
-};
+use std::io::{self, ErrorKind, Write};
 
-/// Requests are gathered in pieces of about this size, and a piece is freed when it is sent: one buffer for all would
-/// be copied as it grows, and would keep its size.
-const PIECE: usize = 64 << 10;
+/// The capacity that an empty buffer keeps.
+const USUAL: usize = 64 << 10;
 
-/// What tiny_http has not taken yet.
+/// The bytes that tiny_http has not taken yet.
 #[derive(Default)]
 pub struct ToTinyHttp {
-    pieces: VecDeque<Vec<u8>>,
-    /// How much of the first piece is sent.
+    bytes: Vec<u8>,
     sent: usize,
 }
 
 impl ToTinyHttp {
-    /// Where the next request is appended. The same until that is done.
+    /// Returns the buffer to which a request is appended.
     pub fn tail(&mut self) -> &mut Vec<u8> {
-        if self.pieces.back().is_none_or(|last| last.len() >= PIECE) {
-            self.pieces.push_back(Vec::new());
-        }
-        self.pieces.back_mut().expect("there is one now")
+        &mut self.bytes
     }
 
     /// Takes so many bytes back that were appended last.
     pub fn take_back(&mut self, bytes: usize) {
-        if let Some(last) = self.pieces.back_mut() {
-            last.truncate(last.len() - bytes);
-        }
+        self.bytes.truncate(self.bytes.len() - bytes);
     }
 
     /// Sends what is taken at once. Returns whether that was all.
     pub fn send(&mut self, to: &mut impl Write) -> io::Result<bool> {
-        loop {
-            let is_last = self.pieces.len() == 1;
-            let Some(first) = self.pieces.front_mut() else {
-                return Ok(true);
-            };
-            if self.sent == first.len() {
-                self.sent = 0;
-                if is_last {
-                    // The usual one is used again.
-                    first.clear();
-                    first.shrink_to(PIECE);
-                    return Ok(true);
-                }
-                self.pieces.pop_front();
-                continue;
-            }
-            match to.write(&first[self.sent..]) {
+        while self.sent < self.bytes.len() {
+            match to.write(&self.bytes[self.sent..]) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(count) => self.sent += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
@@ -59,6 +34,10 @@ impl ToTinyHttp {
                 Err(error) => return Err(error),
             }
         }
+        self.sent = 0;
+        self.bytes.clear();
+        self.bytes.shrink_to(USUAL);
+        Ok(true)
     }
 }
 
@@ -95,10 +74,10 @@ mod tests {
             to_tiny_http.tail().extend_from_slice(&request);
             expected.extend_from_slice(&request);
             let done = to_tiny_http.send(&mut slow).unwrap();
-            assert_eq!(to_tiny_http.pieces.iter().all(|piece| piece.len() == to_tiny_http.sent), done);
+            assert_eq!(to_tiny_http.bytes.is_empty(), done);
         }
         while !to_tiny_http.send(&mut slow).unwrap() {}
         assert!(slow.0 == expected);
-        assert!(to_tiny_http.pieces.len() == 1 && to_tiny_http.pieces[0].capacity() <= PIECE);
+        assert!(to_tiny_http.bytes.capacity() <= USUAL);
     }
 }

@@ -1,15 +1,10 @@
 //! Warnings about clients that are answered 503: at most one a second for each reason, however many there are.
 
-use super::peers::{Client, PeerKey};
-use crate::{
-    config::counted_as,
-    http::{RequestId, log_line},
-};
+use super::peers::Client;
+use crate::http::{RequestId, log_line};
 use parking_lot::Mutex;
 use std::{
-    cmp::Reverse,
     collections::HashMap,
-    fmt::Write,
     mem,
     net::IpAddr,
     time::{Duration, Instant},
@@ -17,70 +12,40 @@ use std::{
 
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Peers that are counted between two lines; the requests of others are counted without them.
-const MAX_PEERS: usize = 1024;
-
-/// Peers that a line names.
-const NAMED: usize = 3;
-
-/// The reasons of which there has been a line.
+/// The time of the last line about each reason, and how often there was none since.
 #[derive(Default)]
-pub struct Warnings(Mutex<HashMap<String, SinceTheLast>>);
-
-/// What has happened since the last line.
-struct SinceTheLast {
-    last: Instant,
-    skipped: u64,
-    peers: HashMap<PeerKey, u64>,
-}
+pub struct Warnings(Mutex<HashMap<String, (Instant, u64)>>);
 
 impl Warnings {
-    /// `refused`: the client's address, `None` on a Unix socket, and the request that is refused now, where there is one.
+    /// Logs a warning, if the last one for this reason is long enough ago. `refused`: the client's address, `None` on a
+    /// Unix socket, and the request that is refused, if there is one.
     pub fn warn(&self, now: Instant, what: &str, refused: Option<(Option<IpAddr>, &RequestId)>) {
-        let mut reasons = self.0.lock();
-        let Some(reason) = reasons.get_mut(what) else {
-            let peers = HashMap::new();
-            reasons.insert(what.to_owned(), SinceTheLast { last: now, skipped: 0, peers });
-            drop(reasons);
-            return log_line(log::Level::Warn, refused.map(|(_, id)| id), format_args!("503: {what}"));
-        };
-        if now < reason.last + PAUSE {
-            return reason.skip(refused.map(|(peer, _)| peer));
-        }
-        let more = reason.take(now);
-        drop(reasons);
-        log_line(log::Level::Warn, refused.map(|(_, id)| id), format_args!("503: {what}{more}"));
-    }
-}
-
-impl SinceTheLast {
-    fn skip(&mut self, peer: Option<Option<IpAddr>>) {
-        self.skipped += 1;
-        let Some(key) = peer.map(|address| address.map(counted_as)) else {
+        let Some(skipped) = self.due(now, what) else {
             return;
         };
-        if let Some(count) = self.peers.get_mut(&key) {
-            *count += 1;
-        } else if self.peers.len() < MAX_PEERS {
-            self.peers.insert(key, 1);
+        let mut line = format!("503: {what}");
+        if let Some((client, _)) = refused {
+            line += &format!(", client={}", Client(client));
         }
+        if skipped > 0 {
+            line += &format!(" (and {skipped} more since the last such line)");
+        }
+        log_line(log::Level::Warn, refused.map(|(_, id)| id), format_args!("{line}"));
     }
 
-    /// What a line says of those that had none, and that they are said. Empty where there were none.
-    fn take(&mut self, now: Instant) -> String {
-        self.last = now;
-        let skipped = mem::take(&mut self.skipped);
-        let mut peers: Vec<_> = mem::take(&mut self.peers).into_iter().collect();
-        if skipped == 0 {
-            return String::new();
+    /// Returns how many warnings were skipped, if there is to be a line now.
+    fn due(&self, now: Instant, what: &str) -> Option<u64> {
+        let mut reasons = self.0.lock();
+        let Some((last, skipped)) = reasons.get_mut(what) else {
+            reasons.insert(what.to_owned(), (now, 0));
+            return Some(0);
+        };
+        if now < *last + PAUSE {
+            *skipped += 1;
+            return None;
         }
-        peers.sort_unstable_by_key(|(key, count)| (Reverse(*count), *key));
-        let mut text = format!(" (and {skipped} more since the last such line");
-        for (at, (key, count)) in peers.into_iter().take(NAMED).enumerate() {
-            let before = if at == 0 { "; the most from" } else { "," };
-            let _ = write!(text, "{before} {} ({count})", Client(key));
-        }
-        text + ")"
+        *last = now;
+        Some(mem::take(skipped))
     }
 }
 
@@ -89,22 +54,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_peers_that_had_the_most_are_named() {
-        let now = Instant::now();
-        let mut reason = SinceTheLast { last: now, skipped: 0, peers: HashMap::new() };
-        assert_eq!(reason.take(now), "");
-        reason.skip(None);
-        assert_eq!(reason.take(now), " (and 1 more since the last such line)");
-        let rows = [("10.0.0.1", 2), ("2001:db8::1", 1), ("2001:db8::2", 3), ("unix", 1), ("10.0.0.2", 1)];
-        for (address, count) in rows {
-            (0..count).for_each(|_| reason.skip(Some(address.parse().ok())));
-        }
-        let expected =
-            " (and 8 more since the last such line; the most from 2001:db8:: (4), 10.0.0.1 (2), unix (1))";
-        assert_eq!((reason.take(now).as_str(), reason.take(now).as_str()), (expected, ""));
-        for address in 0..100_000_u32 {
-            reason.skip(Some(Some(IpAddr::V4(address.into()))));
-        }
-        assert_eq!((reason.skipped, reason.peers.len()), (100_000, MAX_PEERS));
+    fn one_line_a_second_for_each_reason() {
+        let (warnings, start) = (Warnings::default(), Instant::now());
+        let due = |time, what| warnings.due(start + Duration::from_millis(time), what);
+        assert_eq!((due(0, "a"), due(1, "a"), due(1, "b"), due(999, "a")), (Some(0), None, Some(0), None));
+        assert_eq!((due(1000, "a"), due(1001, "b"), due(2000, "a")), (Some(2), Some(0), Some(0)));
     }
 }

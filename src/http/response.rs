@@ -1,11 +1,10 @@
-//! An answer as a value, and the bytes that it is on the wire; also the answer to an [`Error`], and what is logged of
-//! one.
+//! An answer as a value, and its bytes on the wire; also the answer to an [`Error`], and the log's line about one.
 
-use super::{Chunks, RequestId, log_line};
+use super::{RequestId, log_line};
 use crate::error::{Error, Violation};
 use serde::Serialize;
 use serde_json::Value;
-use std::{borrow::Cow, fmt, sync::Mutex, time::SystemTime};
+use std::{borrow::Cow, fmt, time::SystemTime};
 
 /// How the connection goes on after a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,11 +23,8 @@ pub struct Response {
     /// Headers beside `Content-Type`, `Content-Length`, `Date`, `X-Request-Id`, `X-Content-Type-Options` and
     /// `Connection`, which rendering adds, as it adds a `Cache-Control` if there is none.
     pub headers: Vec<(&'static str, Cow<'static, str>)>,
-    /// The body: one line of JSON with a newline at its end, or empty; of another kind where `headers` has a
-    /// `Content-Type`.
+    /// The body: one line of JSON with a newline at its end, or empty; of another kind if `headers` has a `Content-Type`.
     pub body: Vec<u8>,
-    /// The rest of a long body.
-    pub(crate) more: Option<Box<Chunks>>,
 }
 
 /// The body as text, since it is there to be read in a failed test.
@@ -49,13 +45,13 @@ impl Response {
         let mut body = Vec::with_capacity(256);
         serde_json::to_writer(&mut body, value).expect("our own types have string keys only");
         body.push(b'\n');
-        Response { status, headers: Vec::new(), body, more: None }
+        Response { status, headers: Vec::new(), body }
     }
 
     /// 204, without a body.
     #[doc(hidden)]
     pub fn no_content() -> Response {
-        Response { status: 204, headers: Vec::new(), body: Vec::new(), more: None }
+        Response { status: 204, headers: Vec::new(), body: Vec::new() }
     }
 
     /// 304, without a body.
@@ -77,78 +73,58 @@ impl Response {
         found.map(|(_, value)| value.as_ref())
     }
 
-    /// The same response with one more header.
+    /// Adds a header.
     pub(crate) fn with(mut self, name: &'static str, value: impl Into<Cow<'static, str>>) -> Response {
         self.headers.push((name, value.into()));
         self
     }
 
-    /// The memory that its body takes.
+    /// Returns the memory that its body takes.
     pub(crate) fn memory(&self) -> usize {
-        self.body.capacity() + self.more.as_ref().map_or(0, |more| more.memory())
+        self.body.capacity()
     }
 
-    /// The bytes on the wire, as the answer to the request of that id. `head_only` leaves the body out and keeps its
-    /// length, as HEAD wants it. A short body is copied behind its head; a long one is not.
-    pub(crate) fn into_chunks(self, persistence: Persistence, head_only: bool, id: &RequestId) -> Chunks {
-        const SHORT: usize = 16 << 10;
-        if self.body.len() <= SHORT && self.more.is_none() {
-            return Chunks::from(self.render(persistence, head_only, id));
-        }
-        let head = self.render(persistence, true, id);
-        if head_only {
-            return Chunks::from(head);
-        }
-        let mut chunks = self.more.map_or_else(Chunks::default, |more| *more);
-        chunks.push_front(self.body);
-        chunks.push_front(head);
-        chunks
-    }
-
-    /// The same in one piece.
-    pub(crate) fn render(&self, persistence: Persistence, head_only: bool, id: &RequestId) -> Vec<u8> {
-        let body = if head_only { 0 } else { self.body.len() };
-        let mut out = Vec::with_capacity(392 + body);
-        let mut number = itoa::Buffer::new();
-        out.extend_from_slice(b"HTTP/1.1 ");
-        out.extend_from_slice(number.format(self.status).as_bytes());
-        out.push(b' ');
-        out.extend_from_slice(reason(self.status).as_bytes());
-        out.extend_from_slice(b"\r\nDate: ");
-        push_date(&mut out);
-        out.extend_from_slice(b"\r\nX-Request-Id: ");
-        id.write(&mut out);
-        out.extend_from_slice(b"\r\nX-Content-Type-Options: nosniff");
+    /// Returns the bytes on the wire, as the answer to the request of that id. `head_only` leaves the body out and keeps
+    /// its length, as HEAD wants it.
+    pub(crate) fn into_bytes(self, persistence: Persistence, head_only: bool, id: &RequestId) -> Vec<u8> {
+        let date = httpdate::fmt_http_date(SystemTime::now());
+        let phrase = phrase(self.status);
+        let mut head = format!("HTTP/1.1 {} {phrase}\r\nDate: {date}\r\nX-Request-Id: {id}", self.status);
+        let mut add = |name: &str, value: &str| {
+            for part in ["\r\n", name, ": ", value] {
+                head.push_str(part);
+            }
+        };
+        add("X-Content-Type-Options", "nosniff");
         if self.headers.iter().all(|(name, _)| *name != "Cache-Control") {
-            out.extend_from_slice(b"\r\nCache-Control: private, no-cache");
+            add("Cache-Control", "private, no-cache");
         }
         if !matches!(self.status, 204 | 304) {
             if self.headers.iter().all(|(name, _)| *name != "Content-Type") {
-                out.extend_from_slice(b"\r\nContent-Type: application/json");
+                add("Content-Type", "application/json");
             }
-            out.extend_from_slice(b"\r\nContent-Length: ");
-            let length = self.body.len() + self.more.as_ref().map_or(0, |more| more.len());
-            out.extend_from_slice(number.format(length).as_bytes());
+            add("Content-Length", &self.body.len().to_string());
         }
         for (name, value) in &self.headers {
-            out.extend_from_slice(b"\r\n");
-            out.extend_from_slice(name.as_bytes());
-            out.extend_from_slice(b": ");
-            out.extend_from_slice(value.as_bytes());
+            add(name, value);
         }
         match persistence {
             Persistence::KeepAlive(seconds) => {
                 // Clients of HTTP/1.0 need the first one, and Connection has to name the second one (RFC 9110, 7.6.1).
-                out.extend_from_slice(b"\r\nConnection: keep-alive\r\nKeep-Alive: timeout=");
-                out.extend_from_slice(number.format(seconds).as_bytes());
-                out.extend_from_slice(b"\r\n\r\n");
+                add("Connection", "keep-alive");
+                add("Keep-Alive", &format!("timeout={seconds}"));
             }
-            Persistence::Close => out.extend_from_slice(b"\r\nConnection: close\r\n\r\n"),
+            Persistence::Close => add("Connection", "close"),
         }
-        if !head_only {
-            out.extend_from_slice(&self.body);
+        head.push_str("\r\n\r\n");
+        if head_only {
+            return head.into_bytes();
         }
-        out
+        // A long body is in memory once.
+        let mut bytes = self.body;
+        bytes.reserve_exact(head.len());
+        bytes.splice(..0, head.into_bytes());
+        bytes
     }
 }
 
@@ -218,19 +194,8 @@ impl Error {
     }
 }
 
-/// Formatting a date costs more than the rest of a head, so it is done once a second.
-fn push_date(out: &mut Vec<u8>) {
-    static DATE: Mutex<(u64, String)> = Mutex::new((0, String::new()));
-    let now = SystemTime::now();
-    let second = now.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let mut date = DATE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if date.0 != second {
-        *date = (second, httpdate::fmt_http_date(now));
-    }
-    out.extend_from_slice(date.1.as_bytes());
-}
-
-fn reason(status: u16) -> &'static str {
+/// Returns the reason phrase of a status.
+fn phrase(status: u16) -> &'static str {
     match status {
         200 => "OK",
         201 => "Created",
@@ -250,8 +215,9 @@ fn reason(status: u16) -> &'static str {
         417 => "Expectation Failed",
         422 => "Unprocessable Content",
         431 => "Request Header Fields Too Large",
-        500 => "Internal Server Error",
+        410 => "Gone",
         429 => "Too Many Requests",
+        500 => "Internal Server Error",
         501 => "Not Implemented",
         503 => "Service Unavailable",
         505 => "HTTP Version Not Supported",
@@ -274,7 +240,8 @@ mod tests {
     fn rendering() {
         let id = RequestId::given(b"an-id").unwrap();
         let response = Response::json(200, &serde_json::json!({"a": 1}));
-        let text = String::from_utf8(response.render(Persistence::KeepAlive(59), false, &id)).unwrap();
+        let text =
+            String::from_utf8(response.clone().into_bytes(Persistence::KeepAlive(59), false, &id)).unwrap();
         assert!(text.starts_with("HTTP/1.1 200 OK\r\nDate: "), "{text}");
         assert!(text.contains(" GMT\r\nX-Request-Id: an-id\r\nX-Content-Type-Options: nosniff\r\nCache-Control: private, no-cache\r\n"), "{text}");
         assert!(
@@ -284,14 +251,14 @@ mod tests {
             ),
             "{text}"
         );
-        let head = String::from_utf8(response.render(Persistence::Close, true, &id)).unwrap();
+        let head = String::from_utf8(response.into_bytes(Persistence::Close, true, &id)).unwrap();
         assert!(head.ends_with("Content-Length: 8\r\nConnection: close\r\n\r\n"), "{head}");
-        let empty = Response::no_content().render(Persistence::KeepAlive(0), false, &id);
+        let empty = Response::no_content().into_bytes(Persistence::KeepAlive(0), false, &id);
         let empty = String::from_utf8(empty).unwrap();
         assert!(!empty.contains("\r\nContent-"), "{empty}");
         assert!(empty.ends_with("\r\nConnection: keep-alive\r\nKeep-Alive: timeout=0\r\n\r\n"), "{empty}");
         let unmodified = Response::not_modified().with("ETag", "\"1-0\"");
-        let unmodified = String::from_utf8(unmodified.render(Persistence::Close, false, &id)).unwrap();
+        let unmodified = String::from_utf8(unmodified.into_bytes(Persistence::Close, false, &id)).unwrap();
         assert!(unmodified.starts_with("HTTP/1.1 304 Not Modified\r\nDate: "), "{unmodified}");
         assert!(
             unmodified
@@ -299,7 +266,7 @@ mod tests {
             "{unmodified}"
         );
         let unstored = Response::json(200, &1).with("Cache-Control", "no-store");
-        let unstored = String::from_utf8(unstored.render(Persistence::Close, false, &id)).unwrap();
+        let unstored = String::from_utf8(unstored.into_bytes(Persistence::Close, false, &id)).unwrap();
         assert_eq!(unstored.matches("Cache-Control").count(), 1, "{unstored}");
     }
 
@@ -326,7 +293,7 @@ mod tests {
             Error::NotImplemented("rule"),
         ];
         for error in errors {
-            assert_ne!(reason(error.answer().status), "", "{error:?}");
+            assert_ne!(phrase(error.answer().status), "", "{error:?}");
         }
     }
 }

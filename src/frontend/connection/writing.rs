@@ -1,22 +1,15 @@
 //! The other direction of a connection: answers, refusals, and its end.
 
-use super::{
-    Action, Connection, Context, State,
-    reading::{Input, UNCOUNTED},
-};
-use crate::frontend::{
-    http1::head::Echo,
-    peers::{Client, Peer},
-    slot::Delivery,
-};
+use super::{Action, Connection, Context, State, counted};
+use crate::frontend::{http1::head::Echo, peers::Client, peers::Peer};
 use crate::{
-    budget::{Budget, Purpose, Reservation},
     error::{Error, Reason},
-    http::{Chunks, Persistence, RequestId, Response, log_line},
+    http::{Persistence, RequestId, Response, log_line},
 };
 use mio::{Interest, Token, unix::SourceFd};
 use std::{
-    io::{self, ErrorKind},
+    fmt,
+    io::{self, ErrorKind, Write},
     mem,
     time::{Duration, Instant},
 };
@@ -25,32 +18,49 @@ use std::{
 /// bytes in it resets the connection, and the reset overtakes the answer.
 const LINGER_TIME: Duration = Duration::from_secs(2);
 const LINGER_BYTES: usize = 8 << 20;
-/// The same while stopping.
+/// How long a refused client is read from during a stop.
 const LINGER_TIME_STOPPING: Duration = Duration::from_millis(300);
+
+/// How much of an answer the client's socket took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Delivery {
+    /// Bytes that it took at once. The frontend sends the rest as the client takes it, and logs if it does not.
+    pub taken: usize,
+    /// Bytes of the whole answer.
+    pub length: usize,
+}
+
+/// `2048B`, or `1024B of 2048B so far`.
+impl fmt::Display for Delivery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Delivery { taken, length } = self;
+        match taken == length {
+            true => write!(f, "{length}B"),
+            false => write!(f, "{taken}B of {length}B so far"),
+        }
+    }
+}
 
 /// An answer that the socket did not take at once.
 pub(super) struct Unsent {
-    /// What is left of it.
-    chunks: Chunks,
-    /// How long all of it is.
-    length: usize,
+    bytes: Vec<u8>,
+    sent: usize,
     id: RequestId,
     /// When the socket last took some of it.
     pub moved: Instant,
     /// What was read beyond the request, if the connection stays open.
-    keep: Option<Input>,
-    held: Option<Reservation>,
+    keep: Option<Vec<u8>>,
 }
 
 impl Unsent {
-    /// The memory that it holds.
-    pub fn memory(&self) -> usize {
-        self.chunks.memory()
+    fn is_sent(&self) -> bool {
+        self.sent == self.bytes.len()
     }
 
-    /// Says that the client did not get all of it.
+    /// Logs that the client did not get all of it.
     pub fn log_cut_off(&self, peer: Peer, when: &str) {
-        let (sent, length) = (self.length - self.chunks.len(), self.length);
+        let (sent, length) = (self.sent, self.bytes.len());
+        let peer = peer.address.map_or_else(|| "a Unix socket".to_owned(), |address| address.to_string());
         let line = format_args!("cut off: {peer} took {sent} of the {length} bytes of an answer {when}");
         log_line(log::Level::Info, Some(&self.id), line);
     }
@@ -59,8 +69,8 @@ impl Unsent {
 impl Connection {
     /// Answers with a refusal, after which the connection ends.
     pub fn refuse(&mut self, error: &Error, context: &mut Context) {
-        let Echo { id, cors, head_only } = self.state.echo();
-        let id = id.unwrap_or_else(|| context.ids.make(context.now));
+        let Echo { id, cors, head_only } = self.echo();
+        let id = id.unwrap_or_else(RequestId::new);
         let mut response = error.answer();
         cors.add_to(&mut response);
         match error {
@@ -74,62 +84,46 @@ impl Connection {
             ),
         }
         context.resources.metrics.refusal(error.reason(), response.status);
-        self.generation = self.generation.wrapping_add(1);
-        let chunks = response.into_chunks(Persistence::Close, head_only, &id);
-        let length = chunks.len();
-        let answer = Unsent { chunks, length, id, moved: context.now, keep: None, held: None };
+        self.generation += 1;
+        self.held.set(0);
+        let bytes = response.into_bytes(Persistence::Close, head_only, &id);
+        let answer = Unsent { bytes, sent: 0, id, moved: context.now, keep: None };
         self.state = State::Writing { since: context.now, answer };
         // More of the request may come.
         self.readable = true;
     }
 
-    /// Sends a worker's answer, as much of it as the socket takes, and keeps the rest, with what is reserved for it.
-    /// Returns how much was taken, and whether the event loop has to advance this connection now. Only to be called
-    /// when a request is in work.
-    pub fn answer(
-        &mut self,
-        mut response: Response,
-        held: Option<Reservation>,
-        stopping: bool,
-        budget: &Budget,
-    ) -> (Delivery, bool) {
+    /// Sends a worker's answer, as much of it as the socket takes, and keeps the rest. Returns how much was taken, and
+    /// whether the event loop has to advance this connection now. Only to be called when a request is in work.
+    pub fn answer(&mut self, mut response: Response, stopping: bool) -> (Delivery, bool) {
         let State::Working { request, input, .. } = mem::replace(&mut self.state, State::Closing) else {
             unreachable!("the caller has made sure that a request is in work");
         };
         request.cors.add_to(&mut response);
         let persistence = if stopping { Persistence::Close } else { request.traits.persistence };
-        self.generation = self.generation.wrapping_add(1);
+        self.generation += 1;
         let keep = match persistence {
             Persistence::Close => {
                 self.readable |= !input.is_empty();
                 None
             }
-            _ => Some(input),
+            Persistence::KeepAlive(_) => Some(input),
         };
         let now = Instant::now();
-        let mut chunks = response.into_chunks(persistence, request.head_only, &request.id);
-        let length = chunks.len();
-        let taken = match self.send(&mut chunks) {
-            Ok(()) if chunks.is_empty() => {
-                self.sent(keep, now);
-                length
-            }
+        let bytes = response.into_bytes(persistence, request.head_only, &request.id);
+        let length = bytes.len();
+        let mut answer = Unsent { bytes, sent: 0, id: request.id, moved: now, keep };
+        let result = self.send(&mut answer);
+        let taken = answer.sent;
+        match result {
+            Ok(()) if answer.is_sent() => self.sent(answer, now),
             Ok(()) => {
-                let memory = chunks.memory();
-                let mut held = held;
-                if memory > UNCOUNTED {
-                    held.get_or_insert_with(|| budget.count(Purpose::Work, 0)).set(memory);
-                }
-                let taken = length - chunks.len();
-                let answer = Unsent { chunks, length, id: request.id, moved: now, keep, held };
+                let input = answer.keep.as_ref().map_or(0, Vec::len);
+                self.held.set(counted(answer.bytes.capacity()) + counted(input));
                 self.state = State::Writing { since: now, answer };
-                taken
             }
-            Err(_) => {
-                self.give_up();
-                0
-            }
-        };
+            Err(_) => self.give_up(),
+        }
         let idle = matches!(&self.state, State::Idle { input, .. } if input.is_empty());
         (Delivery { taken, length }, stopping || self.readable || !idle)
     }
@@ -140,7 +134,7 @@ impl Connection {
             self.refuse(&Error::Busy(Reason::Stopped), context);
             if let State::Writing { mut answer, .. } = mem::replace(&mut self.state, State::Closing) {
                 // Nothing can be done for a client that does not take it now.
-                let _ = self.send(&mut answer.chunks);
+                let _ = self.send(&mut answer);
             }
         }
     }
@@ -149,19 +143,16 @@ impl Connection {
         let State::Writing { since, mut answer } = mem::replace(&mut self.state, State::Closing) else {
             return None;
         };
-        let before = answer.chunks.len();
-        if self.send(&mut answer.chunks).is_err() {
+        let before = answer.sent;
+        if self.send(&mut answer).is_err() {
             return Some(Action::Close);
         }
-        if answer.chunks.len() < before {
+        if answer.sent > before {
             answer.moved = context.now;
-            if let Some(held) = &mut answer.held {
-                held.set(answer.chunks.memory());
-            }
         }
-        let done = answer.chunks.is_empty();
+        let done = answer.is_sent();
         if self.awaits_writable == done {
-            // One write is nearly always enough, so writability is asked for only when it was not: a Unix socket would
+            // One write is nearly always enough, so writability is asked for only if it was not: a Unix socket would
             // report it after every answer.
             self.awaits_writable = !done;
             let interest = interest(!done);
@@ -175,15 +166,15 @@ impl Connection {
             self.state = State::Writing { since, answer };
             return Some(Action::Wait);
         }
-        self.sent(answer.keep, context.now);
+        self.sent(answer, context.now);
         None
     }
 
     /// Sends until the socket takes no more.
-    fn send(&mut self, chunks: &mut Chunks) -> io::Result<()> {
-        while !chunks.is_empty() {
-            match chunks.send(&mut self.stream) {
-                Ok(_) => {}
+    fn send(&mut self, answer: &mut Unsent) -> io::Result<()> {
+        while !answer.is_sent() {
+            match self.stream.write(&answer.bytes[answer.sent..]) {
+                Ok(count) => answer.sent += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -192,15 +183,16 @@ impl Connection {
         Ok(())
     }
 
-    /// An answer is out.
-    fn sent(&mut self, keep: Option<Input>, now: Instant) {
-        self.state = match keep {
+    /// Enters the state after an answer.
+    fn sent(&mut self, answer: Unsent, now: Instant) {
+        self.held.set(counted(answer.keep.as_ref().map_or(0, Vec::len)));
+        self.state = match answer.keep {
             Some(input) => State::Idle { since: now, input },
             None => State::Closing,
         };
     }
 
-    /// The client does not read any more: nothing is worth sending or reading.
+    /// Gives up a client that does not read any more: nothing is worth sending or reading.
     pub(super) fn give_up(&mut self) {
         self.state = State::Closing;
         self.readable = false;
@@ -234,7 +226,7 @@ impl Connection {
     }
 }
 
-/// What is asked of a socket that may have bytes to read, and of which writability is awaited or not.
+/// Returns the events that are asked for of a socket that may have bytes to read.
 pub fn interest(awaits_writable: bool) -> Interest {
     match awaits_writable {
         true => Interest::READABLE | Interest::WRITABLE,
@@ -242,10 +234,7 @@ pub fn interest(awaits_writable: bool) -> Interest {
     }
 }
 
-/// How long a refused client is read from.
+/// Returns how long a refused client is read from.
 pub fn linger_time(stopping: bool) -> Duration {
-    match stopping {
-        true => LINGER_TIME_STOPPING,
-        false => LINGER_TIME,
-    }
+    if stopping { LINGER_TIME_STOPPING } else { LINGER_TIME }
 }

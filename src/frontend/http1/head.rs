@@ -72,42 +72,36 @@ impl<'a> Head<'a> {
         let (mut known, mut codings) = (None, Codings::default());
         for field in fields {
             let value = field.value;
-            // By length first: most fields are none of these.
-            match field.name.len() {
-                4 if field.name.eq_ignore_ascii_case("host") => {
-                    if host.is_some() {
-                        return Err(Error::BadRequest("more than one Host"));
-                    }
-                    if !is_authority(value) {
-                        return Err(Error::BadRequest("the Host is malformed"));
-                    }
-                    host = Some(value);
+            let is = |name| field.name.eq_ignore_ascii_case(name);
+            if is("host") {
+                if host.is_some() {
+                    return Err(Error::BadRequest("more than one Host"));
                 }
-                6 if field.name.eq_ignore_ascii_case("expect") => {
-                    let known = value.eq_ignore_ascii_case(b"100-continue");
-                    expects = Some(known && expects != Some(false));
+                if !is_authority(value) {
+                    return Err(Error::BadRequest("the Host is malformed"));
                 }
-                10 if field.name.eq_ignore_ascii_case("connection") => {
-                    for token in value.split(|&byte| byte == b',') {
-                        let token = token.trim_ascii();
-                        close |= token.eq_ignore_ascii_case(b"close");
-                        keep_alive |= token.eq_ignore_ascii_case(b"keep-alive");
-                    }
+                host = Some(value);
+            } else if is("expect") {
+                let known = value.eq_ignore_ascii_case(b"100-continue");
+                expects = Some(known && expects != Some(false));
+            } else if is("connection") {
+                for token in value.split(|&byte| byte == b',') {
+                    let token = token.trim_ascii();
+                    close |= token.eq_ignore_ascii_case(b"close");
+                    keep_alive |= token.eq_ignore_ascii_case(b"keep-alive");
                 }
-                12 if field.name.eq_ignore_ascii_case("content-type") => {
-                    media_types += 1;
-                    if media_types > 1 {
-                        return Err(Error::BadRequest("more than one Content-Type"));
-                    }
+            } else if is("content-type") {
+                media_types += 1;
+                if media_types > 1 {
+                    return Err(Error::BadRequest("more than one Content-Type"));
                 }
-                14 if field.name.eq_ignore_ascii_case("content-length") => {
-                    if known.is_some() {
-                        return Err(Error::BadRequest("more than one Content-Length"));
-                    }
-                    known = Some(decimal(value)?);
+            } else if is("content-length") {
+                if known.is_some() {
+                    return Err(Error::BadRequest("more than one Content-Length"));
                 }
-                17 if field.name.eq_ignore_ascii_case("transfer-encoding") => codings.add(value)?,
-                _ => {}
+                known = Some(decimal(value)?);
+            } else if is("transfer-encoding") {
+                codings.add(value)?;
             }
         }
         if host.is_none() && !http10 {
@@ -211,10 +205,7 @@ impl Echo {
 
 /// The id that the client gives its request, where there is one such field and its value may be taken over.
 fn request_id(fields: &[httparse::Header]) -> Option<RequestId> {
-    const NAME: &str = "x-request-id";
-    let is_id =
-        |field: &&httparse::Header| field.name.len() == NAME.len() && field.name.eq_ignore_ascii_case(NAME);
-    let mut found = fields.iter().filter(is_id);
+    let mut found = fields.iter().filter(|field| field.name.eq_ignore_ascii_case("x-request-id"));
     match (found.next(), found.next()) {
         (Some(field), None) => RequestId::given(field.value),
         _ => None,
