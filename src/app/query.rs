@@ -10,34 +10,37 @@ use crate::{
 use std::borrow::Cow;
 
 /// What `GET /users` knows.
-const OF_LISTS: [&str; 4] = ["page", "perPage", "email", "after"];
+const OF_LISTS: [&str; 6] = ["page", "perPage", "order", "email", "emailPrefix", "after"];
 
 /// Unknown parameters that a refusal names, and characters of each: a query of thousands is not repeated.
 const NAMED: usize = 10;
 const NAMED_CHARS: usize = 64;
 
 /// What `GET /users` asks for: `page` (default 1) and `perPage` (default 15, at most `max_per_page`), both whole
-/// numbers from 1; `email`, or instead of both `page` and `email` a whole number `after`. Each at most once, and no
-/// others; else [`Error::InvalidQuery`].
+/// numbers from 1, with `email` or `order`; or `perPage` with a whole number `after` or with `emailPrefix`. Each at most
+/// once, and no others; else [`Error::InvalidQuery`].
 pub fn list(request: &Request, max_per_page: u32) -> Result<ListRequest, Error> {
     let mut query = Query { request, violations: Vec::new() };
     let page = query.number("page", 1, i64::MAX);
     let per_page = query.number("perPage", 1, max_per_page.into());
-    let email = query.email();
+    let is_from_end = query.is_from_end();
+    let email = query.address("email");
+    let prefix = query.address("emailPrefix");
     let after = query.number("after", 0, i64::MAX);
-    if query.is_given("after") && (query.is_given("page") || query.is_given("email")) {
-        query.refuse("after", "not", "cannot be given together with page or email".to_owned());
-    }
+    query.excludes("order", &["email"]);
+    query.excludes("after", &["page", "email", "order"]);
+    query.excludes("emailPrefix", &["page", "email", "order", "after"]);
     query.refuse_all_but(&OF_LISTS);
     if !query.violations.is_empty() {
         return Err(Error::InvalidQuery(query.violations));
     }
     let per_page = per_page.map_or(15.min(max_per_page), |number| number as u32);
-    let page = PageRequest { page: page.unwrap_or(1), per_page };
-    Ok(match (after, email) {
-        (Some(after), _) => ListRequest::Range(Range::Walk { after, per_page }),
-        (None, Some(email)) => ListRequest::Email { email, page },
-        (None, None) => ListRequest::Range(Range::Page(page)),
+    let page = PageRequest { page: page.unwrap_or(1), per_page, is_from_end };
+    Ok(match (after, prefix, email) {
+        (Some(after), ..) => ListRequest::Range(Range::Walk { after, per_page }),
+        (None, Some(prefix), _) => ListRequest::Prefix { prefix, per_page },
+        (None, None, Some(email)) => ListRequest::Email { email, page },
+        (None, None, None) => ListRequest::Range(Range::Page(page)),
     })
 }
 
@@ -92,21 +95,41 @@ impl<'a> Query<'a> {
         None
     }
 
-    /// The address, in which `+` stands for itself, as in what people write for curl; in a form it would be a space.
-    fn email(&mut self) -> Option<String> {
-        self.value("email")?;
+    /// Refuses a parameter that is given together with one of these.
+    fn excludes(&mut self, name: &str, others: &[&str]) {
+        if self.is_given(name) && others.iter().any(|other| self.is_given(other)) {
+            let message = format!("cannot be given together with {}", others.join(" or "));
+            self.refuse(name, "not", message);
+        }
+    }
+
+    /// Whether `order` asks for the last users first.
+    fn is_from_end(&mut self) -> bool {
+        match self.value("order").as_deref() {
+            None | Some("asc") => false,
+            Some("desc") => true,
+            Some(_) => {
+                self.refuse("order", "enum", "must be asc or desc".to_owned());
+                false
+            }
+        }
+    }
+
+    /// An address, in which `+` stands for itself, as in what people write for curl; in a form it would be a space.
+    fn address(&mut self, parameter: &str) -> Option<String> {
+        self.value(parameter)?;
         let query = self.request.target.split_once('?').map_or("", |(_, query)| query);
         let pairs = query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-        let is_email = |name: &str| {
-            form_urlencoded::parse(name.as_bytes()).next().is_some_and(|(name, _)| name == "email")
+        let is_parameter = |name: &str| {
+            form_urlencoded::parse(name.as_bytes()).next().is_some_and(|(name, _)| name == parameter)
         };
-        let (_, encoded) = pairs.into_iter().find(|(name, _)| is_email(name))?;
+        let (_, encoded) = pairs.into_iter().find(|(name, _)| is_parameter(name))?;
         match percent_decode(encoded) {
-            None => self.refuse("email", "format", "must be UTF-8, percent-encoded".to_owned()),
+            None => self.refuse(parameter, "format", "must be UTF-8, percent-encoded".to_owned()),
             Some(email) if email.is_empty() => {
-                self.refuse("email", "minLength", "must not be empty".to_owned())
+                self.refuse(parameter, "minLength", "must not be empty".to_owned())
             }
-            Some(email) if email.contains('\0') => self.refuse("email", "pattern", HAS_NUL.to_owned()),
+            Some(email) if email.contains('\0') => self.refuse(parameter, "pattern", HAS_NUL.to_owned()),
             Some(email) => return Some(email.into_owned()),
         }
         None
@@ -151,7 +174,7 @@ mod tests {
 
     #[test]
     fn what_is_asked_for() {
-        let page = |page, per_page| PageRequest { page, per_page };
+        let page = |page, per_page| PageRequest { page, per_page, is_from_end: false };
         let email = |email: &str| ListRequest::Email { email: email.to_owned(), page: page(1, 15) };
         let rows = [
             ("", ListRequest::Range(Range::Page(page(1, 15)))),
@@ -159,6 +182,15 @@ mod tests {
             ("perPage=1000&page=007", ListRequest::Range(Range::Page(page(7, 1000)))),
             ("page=%32", ListRequest::Range(Range::Page(page(2, 15)))),
             ("page=9223372036854775807", ListRequest::Range(Range::Page(page(i64::MAX, 15)))),
+            ("order=asc", ListRequest::Range(Range::Page(page(1, 15)))),
+            (
+                "order=desc&page=2",
+                ListRequest::Range(Range::Page(PageRequest { is_from_end: true, ..page(2, 15) })),
+            ),
+            (
+                "emailPrefix=Ada+n%2B&perPage=3",
+                ListRequest::Prefix { prefix: "Ada+n+".to_owned(), per_page: 3 },
+            ),
             ("after=0", ListRequest::Range(Range::Walk { after: 0, per_page: 15 })),
             (
                 "perPage=7&after=9223372036854775807",
@@ -204,6 +236,19 @@ mod tests {
             ("after=1&after=1", "/after maxItems"),
             ("after=1&page=1", "/after not"),
             ("after=1&email=a@b.co", "/after not"),
+            ("order=", "/order enum"),
+            ("order=DESC", "/order enum"),
+            ("order=desc&order=desc", "/order maxItems"),
+            ("order=desc&email=a@b.co", "/order not"),
+            ("order=asc&after=1", "/after not"),
+            ("emailPrefix=", "/emailPrefix minLength"),
+            ("emailPrefix=a%00", "/emailPrefix pattern"),
+            ("emailPrefix=a&emailPrefix=a", "/emailPrefix maxItems"),
+            ("emailPrefix=a&page=1", "/emailPrefix not"),
+            ("emailPrefix=a&after=1", "/emailPrefix not"),
+            ("emailPrefix=a&order=desc", "/emailPrefix not"),
+            ("emailPrefix=a&email=a@b.co", "/emailPrefix not"),
+            ("emailprefix=a", "/emailprefix additionalProperties"),
             ("email=", "/email minLength"),
             ("email", "/email minLength"),
             ("email=a@b.co&email=a@b.co", "/email maxItems"),
@@ -229,7 +274,7 @@ mod tests {
             ("perpage=2", "is not a parameter here; perPage is"),
             ("PAGE=2", "is not a parameter here; page is"),
             ("Email=a@b.co", "is not a parameter here; email is"),
-            ("limit=2", "is not a parameter here; page, perPage, email and after are"),
+            ("limit=2", "is not a parameter here; page, perPage, order, email, emailPrefix and after are"),
         ] {
             match parse(query) {
                 Err(Error::InvalidQuery(violations)) => assert_eq!(violations[0].message, message, "{query}"),

@@ -47,17 +47,24 @@ const FIND_WITH_CREDENTIAL: &str = r#"
 
 const FIND_CREDENTIAL: &str = "select password_hash from credentials where user_id = $1";
 
-/// $1: the positions of the pages' first rows, from 0. $2: the most rows. $3: bytes of the largest user that is
-/// answered; a larger one has no texts. An empty page is one row of nulls with the total. See `V2__user_counts.sql`.
+/// $1: the positions of the pages' first rows, from 0. $2: the most rows; negative where positions count from the last
+/// user. $3: bytes of the largest user that is answered; a larger one has no texts. An empty page is one row of nulls
+/// with the total. See `V2__user_counts.sql`.
 pub(super) const PAGES: &str = "
     with blocks as materialized (
         select block, sum(n)::int as n, sum(sum(n)::int) over (order by block) as upto from user_counts group by block
     )
     select u.id, u.created_at, u.updated_at, position,
         case when octet_length(name::text) + octet_length(email::text) <= largest then name end as name,
-        case when octet_length(name::text) + octet_length(email::text) <= largest then email end as email,
-        (select coalesce(max(upto), 0) from blocks)::bigint as total
-    from unnest($1::bigint[], $2::bigint[], $3::int[]) with ordinality as asked (first, most, largest, position)
+        case when octet_length(name::text) + octet_length(email::text) <= largest then email end as email, total
+    from (
+        select position, largest, total, most < 0 as is_from_end,
+            case when most < 0 then greatest(rest + most, 0) else first end as first,
+            case when most < 0 then least(rest, -most) else most end as most
+        from unnest($1::bigint[], $2::bigint[], $3::int[]) with ordinality as asked (first, most, largest, position),
+            (select coalesce(max(upto), 0)::bigint as total from blocks) counted,
+            lateral (select greatest(total - first, 0) as rest) remaining
+    ) asked
     left join lateral (
         select block, first - (upto - n) as skip from blocks where upto > first order by block limit 1
     ) b on true
@@ -65,7 +72,7 @@ pub(super) const PAGES: &str = "
         select id as first_id from users where id >= b.block << 13 order by id offset b.skip limit 1
     ) s on true
     left join lateral (select * from users where id >= first_id order by id limit most) u on true
-    order by position, u.id";
+    order by position, case when is_from_end then -u.id else u.id end";
 
 /// $1: the ids that the users follow; else as [`PAGES`].
 const WALKS: &str = "
@@ -75,6 +82,15 @@ const WALKS: &str = "
     from unnest($1::bigint[], $2::bigint[], $3::int[]) with ordinality as asked (after, most, largest, position)
     cross join lateral (select * from users where id > after order by id limit most) u
     order by position, u.id";
+
+/// $1: how addresses begin. $2: the most rows; they may end with addresses that begin otherwise.
+const BY_PREFIX: &str = r#"
+    select found.* from unnest($1::text[], $2::bigint[]) as asked (prefix, most), lateral (
+        select id, name, email, created_at, updated_at, version from users
+        where lower(email::text collate "C") >= lower(prefix collate "C")
+        order by lower(email::text collate "C") limit most
+    ) found
+    order by lower(email::text collate "C")"#;
 
 const CREATE: &str = r#"
     insert into users (name, email) values ($1, $2)
@@ -337,14 +353,18 @@ impl Users {
         let sql = match asked.first() {
             None => return Ok(()),
             Some((Range::Page(_), _)) => PAGES,
-            Some((Range::Walk { .. }, _)) => WALKS,
+            Some(_) => WALKS,
         };
         let (positions, limits): (Vec<i64>, Vec<i64>) = asked
             .iter()
             .map(|(range, _)| match range {
+                Range::Page(request) if request.is_from_end => {
+                    (request.offset(), -i64::from(request.per_page))
+                }
                 Range::Page(request) => (request.offset(), i64::from(request.per_page)),
                 // One more tells whether users come after these.
                 Range::Walk { after, per_page } => (*after, i64::from(*per_page) + 1),
+                Range::First { per_page } => (0, i64::from(*per_page) + 1),
             })
             .unzip();
         // A row is freed before the next one becomes a part of the body: it takes what the user may, less its columns.
@@ -367,6 +387,24 @@ impl Users {
                     list.push(record(&row).map_err(|error| sqlstate::condition("", &error))?)
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Fills a list with the users whose addresses begin so, whatever the case of ASCII letters, in the order of
+    /// addresses. One round trip.
+    pub fn list_by_prefix(&self, prefix: &str, most: u32, list: &mut impl Listing) -> Result<(), Error> {
+        // One more tells whether there are others.
+        let (prefixes, most) = (vec![prefix], vec![i64::from(most) + 1]);
+        let params: [Param; 2] = [(&prefixes, Type::TEXT_ARRAY), (&most, Type::INT8_ARRAY)];
+        let rows = self.pool.read(BY_PREFIX, &params)?;
+        let prefix = prefix.to_ascii_lowercase();
+        for row in rows {
+            let user = record(&row).map_err(|error| sqlstate::condition("", &error))?;
+            if !user.email.to_ascii_lowercase().starts_with(&prefix) {
+                break;
+            }
+            list.push(user);
         }
         Ok(())
     }

@@ -15,6 +15,13 @@ pub enum ListRequest {
         /// The page.
         page: PageRequest,
     },
+    /// The users whose addresses begin so, in whatever case, in the order of addresses.
+    Prefix {
+        /// The beginning.
+        prefix: String,
+        /// How many, from 1.
+        per_page: u32,
+    },
 }
 
 /// Some of all users, by id.
@@ -29,13 +36,20 @@ pub enum Range {
         /// How many, from 1.
         per_page: u32,
     },
+    /// The first ones of a selection.
+    First {
+        /// How many, from 1.
+        per_page: u32,
+    },
 }
 
 impl Range {
     /// How many users, at most.
     pub fn per_page(self) -> u32 {
         match self {
-            Range::Page(PageRequest { per_page, .. }) | Range::Walk { per_page, .. } => per_page,
+            Range::Page(PageRequest { per_page, .. })
+            | Range::Walk { per_page, .. }
+            | Range::First { per_page } => per_page,
         }
     }
 
@@ -52,6 +66,8 @@ pub struct PageRequest {
     pub page: i64,
     /// From 1.
     pub per_page: u32,
+    /// Whether pages count from the last user.
+    pub is_from_end: bool,
 }
 
 impl PageRequest {
@@ -77,11 +93,11 @@ pub trait Listing {
 mod tests {
     use super::*;
 
-    const FIRST: PageRequest = PageRequest { page: 1, per_page: 15 };
+    const FIRST: PageRequest = PageRequest { page: 1, per_page: 15, is_from_end: false };
 
     #[test]
     fn offsets() {
         assert_eq!(PageRequest { page: i64::MAX, ..FIRST }.offset(), i64::MAX);
-        assert_eq!(PageRequest { page: 3, per_page: 7 }.offset(), 14);
+        assert_eq!(PageRequest { page: 3, per_page: 7, ..FIRST }.offset(), 14);
     }
 }

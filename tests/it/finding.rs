@@ -158,6 +158,87 @@ fn by_address() {
     );
 }
 
+/// Pages from the end have the totals of the others, and their links keep the order.
+#[test]
+fn newest_first() {
+    let service = Service::start();
+    let mut client = service.client();
+    let empty = client.get("/users?order=desc&page=2").json();
+    assert_eq!((&empty["data"], &empty["total"], &empty["lastPage"]), (&json!([]), &json!(0), &json!(1)));
+    let insert = |count: u32| {
+        service.database.run(&format!(
+            "insert into users (name, email) select 'n', gen_random_uuid() || '@b.co' from generate_series(1, {count})"
+        ));
+    };
+    insert(7);
+    service.database.run("delete from users where id = 3");
+    let pages = follow(&mut client, "/users?order=desc&perPage=4");
+    let found: Vec<Vec<i64>> = pages.iter().map(|page| ids(&page.json())).collect();
+    assert_eq!(found, [vec![7, 6, 5, 4], vec![2, 1]]);
+    let second = pages[1].json();
+    let positions =
+        ["total", "currentPage", "lastPage", "from", "to"].map(|name| second[name].as_i64().unwrap());
+    assert_eq!((positions, &second["hasMorePages"]), ([6, 2, 2, 5, 6], &json!(false)));
+    assert_eq!(link(&pages[1], "first").as_deref(), Some("/users?order=desc&page=1&perPage=4"));
+    assert_eq!(link(&pages[1], "prev").as_deref(), Some("/users?order=desc&page=1&perPage=4"));
+    assert_eq!(ids(&client.get("/users?order=asc&perPage=4").json()), [1, 2, 4, 5]);
+    for beyond in ["3", "9223372036854775807"] {
+        let page = client.get(&format!("/users?order=desc&perPage=4&page={beyond}")).json();
+        assert_eq!((&page["data"], &page["total"], &page["from"]), (&json!([]), &json!(6), &json!(0)));
+    }
+    // More blocks of ids than one, with gaps.
+    insert(20_000);
+    service.database.run("delete from users where id % 7 = 0");
+    let ascending: Vec<i64> = {
+        let pages = follow(&mut client, "/users?perPage=1000");
+        pages.iter().flat_map(|page| ids(&page.json())).collect()
+    };
+    let pages = follow(&mut client, "/users?order=desc&perPage=1000");
+    let descending: Vec<i64> =
+        pages.iter().rev().flat_map(|page| ids(&page.json()).into_iter().rev()).collect();
+    assert_eq!(descending, ascending);
+    assert!(pages.iter().all(|page| page.json()["total"] == ascending.len()));
+}
+
+#[test]
+fn addresses_that_begin_so() {
+    let service = Service::start();
+    let mut client = service.client();
+    for email in
+        ["ada2@b.co", "Ada@b.co", "adam@b.co", "b@b.co", "ad@b.co", "a%_@b.co", "jürgen@b.co", "ada+n@b.co"]
+    {
+        create(&mut client, "n", email);
+    }
+    let mut found = |query: &str| {
+        let answer = client.get(&format!("/users?emailPrefix={query}"));
+        assert_eq!((answer.status, answer.header("Link")), (200, None), "{query}: {answer:?}");
+        let list = answer.json();
+        let users = list["data"].as_array().unwrap();
+        let emails: Vec<String> =
+            users.iter().map(|user| user["email"].as_str().unwrap().to_owned()).collect();
+        assert_eq!(list.as_object().unwrap().len(), 3, "{list}");
+        (emails.join(" "), list["perPage"].as_i64().unwrap(), list["hasMorePages"].as_bool().unwrap())
+    };
+    let rows = [
+        ("ada", "ada+n@b.co ada2@b.co Ada@b.co adam@b.co", 15, false),
+        ("ADA&perPage=4", "ada+n@b.co ada2@b.co Ada@b.co adam@b.co", 4, false),
+        ("ada&perPage=3", "ada+n@b.co ada2@b.co Ada@b.co", 3, true),
+        ("ada+", "ada+n@b.co", 15, false),
+        ("ada%2B", "ada+n@b.co", 15, false),
+        ("a%25", "a%_@b.co", 15, false),
+        ("a_", "", 15, false),
+        ("j%C3%BCr", "jürgen@b.co", 15, false),
+        ("j%C3%9Cr", "", 15, false),
+        ("b@b.co", "b@b.co", 15, false),
+        ("b@b.com", "", 15, false),
+        ("zzz", "", 15, false),
+        ("%F4%8F%BF%BF", "", 15, false),
+    ];
+    for (query, emails, per_page, more) in rows {
+        assert_eq!(found(query), (emails.to_owned(), per_page, more), "{query}");
+    }
+}
+
 #[test]
 fn queries_that_cannot_be() {
     let service = Service::start();
@@ -174,22 +255,31 @@ fn queries_that_cannot_be() {
         ("after=x", "/after", "type", "must be a whole number of at least 0"),
         ("after=", "/after", "type", "must be a whole number of at least 0"),
         ("after=9223372036854775808", "/after", "maximum", "must be at most 9223372036854775807"),
+        ("order=up", "/order", "enum", "must be asc or desc"),
+        ("order=desc&email=a@b.co", "/order", "not", "cannot be given together with email"),
+        ("emailPrefix=", "/emailPrefix", "minLength", "must not be empty"),
+        (
+            "emailPrefix=a&page=1",
+            "/emailPrefix",
+            "not",
+            "cannot be given together with page or email or order or after",
+        ),
         ("after=1&after=2", "/after", "maxItems", "must be given once"),
-        ("after=1&page=1", "/after", "not", "cannot be given together with page or email"),
-        ("after=1&email=a@b.co", "/after", "not", "cannot be given together with page or email"),
+        ("after=1&page=1", "/after", "not", "cannot be given together with page or email or order"),
+        ("after=1&email=a@b.co", "/after", "not", "cannot be given together with page or email or order"),
         ("perpage=5", "/perpage", "additionalProperties", "is not a parameter here; perPage is"),
         ("Page=5", "/Page", "additionalProperties", "is not a parameter here; page is"),
         (
             "sort=name",
             "/sort",
             "additionalProperties",
-            "is not a parameter here; page, perPage, email and after are",
+            "is not a parameter here; page, perPage, order, email, emailPrefix and after are",
         ),
         (
             "page%20=1",
             "/page ",
             "additionalProperties",
-            "is not a parameter here; page, perPage, email and after are",
+            "is not a parameter here; page, perPage, order, email, emailPrefix and after are",
         ),
     ];
     // Not even a missing table is noticed: no query is executed.

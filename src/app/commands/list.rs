@@ -24,7 +24,7 @@ pub(crate) struct List(ListRequest);
 
 impl List {
     /// How many statements read lists.
-    pub const STATEMENTS: usize = 3;
+    pub const STATEMENTS: usize = 4;
 
     pub fn parse(request: &Request, max_per_page: u32) -> Result<List, Error> {
         query::list(request, max_per_page).map(List)
@@ -33,6 +33,9 @@ impl List {
     pub fn needs(&self) -> Needs {
         match &self.0 {
             ListRequest::Range(range) => Needs { users: range.per_page() as usize, ..Needs::of(Lane::List) },
+            ListRequest::Prefix { per_page, .. } => {
+                Needs { users: *per_page as usize, ..Needs::of(Lane::List) }
+            }
             ListRequest::Email { .. } => Needs::of(Lane::Find),
         }
     }
@@ -41,22 +44,29 @@ impl List {
     pub fn statement(&self) -> usize {
         match &self.0 {
             ListRequest::Range(Range::Page(_)) => 0,
-            ListRequest::Range(Range::Walk { .. }) => 1,
+            ListRequest::Range(_) => 1,
             ListRequest::Email { .. } => 2,
+            ListRequest::Prefix { .. } => 3,
         }
     }
 
-    /// Executes lists of one statement.
+    /// Executes lists of one statement; searches by a prefix one after the other.
     pub fn execute(app: &App, lists: Vec<List>) -> Vec<Outcome> {
-        let (mut ranges, mut emails) = (Vec::new(), Vec::new());
+        let (mut ranges, mut emails, mut prefixes) = (Vec::new(), Vec::new(), Vec::new());
         for List(asked) in &lists {
             match asked {
                 ListRequest::Range(range) => ranges.push((*range, range.most_memory())),
                 ListRequest::Email { email, page } => emails.push((email.as_str(), *page)),
+                ListRequest::Prefix { prefix, per_page } => prefixes.push((prefix, *per_page)),
             }
         }
         let mut bodies: Vec<_> = ranges.iter().map(|(range, _)| Body::new(*range)).collect();
-        let filled = app.users.list_many(&ranges, &mut bodies);
+        let mut filled = app.users.list_many(&ranges, &mut bodies);
+        for (prefix, per_page) in prefixes {
+            let mut body = Body::new(Range::First { per_page });
+            filled = filled.and_then(|()| app.users.list_by_prefix(prefix, per_page, &mut body));
+            bodies.push(body);
+        }
         let found = filled.and_then(|()| {
             let addresses: Vec<&str> = emails.iter().map(|(email, _)| *email).collect();
             app.users.find_by_email(&addresses)
@@ -122,13 +132,17 @@ impl Summary {
 
     /// The field `Link` (RFC 8288): the first page, the one before this, the next one, and the last one, where there
     /// are such. References are relative to the server. `email`: the address that the list was asked for.
-    fn links(&self, email: Option<&str>) -> String {
+    /// `is_from_end`: whether pages count from the last user.
+    fn links(&self, email: Option<&str>, is_from_end: bool) -> String {
         const IN_A_QUERY: &AsciiSet =
             &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'@');
         let mut users = "/users?".to_owned();
         if let Some(email) = email {
             users.extend(["email="].into_iter().chain(utf8_percent_encode(email, IN_A_QUERY)));
             users.push('&');
+        }
+        if is_from_end {
+            users.push_str("order=desc&");
         }
         let last = self.last_page;
         let links = [
@@ -188,13 +202,18 @@ impl Body {
             Range::Page(request) => {
                 let summary = Summary::new(request, self.total, self.users.into());
                 serde_json::to_writer(&mut self.text, &summary).expect(IN_MEMORY);
-                Some(summary.links(email))
+                Some(summary.links(email, request.is_from_end))
             }
             Range::Walk { per_page, .. } => {
                 let (has_more_pages, after) = (self.has_more, self.last_id);
                 serde_json::to_writer(&mut self.text, &WalkSummary { per_page, has_more_pages })
                     .expect(IN_MEMORY);
                 has_more_pages.then(|| format!("</users?after={after}&perPage={per_page}>; rel=\"next\""))
+            }
+            Range::First { per_page } => {
+                let summary = WalkSummary { per_page, has_more_pages: self.has_more };
+                serde_json::to_writer(&mut self.text, &summary).expect(IN_MEMORY);
+                None
             }
         };
         self.text[brace] = b',';
@@ -239,7 +258,7 @@ mod tests {
     use crate::users::timestamp::Timestamp;
     use serde_json::json;
 
-    const FIRST: PageRequest = PageRequest { page: 1, per_page: 15 };
+    const FIRST: PageRequest = PageRequest { page: 1, per_page: 15, is_from_end: false };
 
     #[test]
     fn an_empty_list() {
@@ -255,7 +274,7 @@ mod tests {
 
     /// The pages that the links of a page of 2 lead to, out of 5 users.
     fn links(page: i64) -> String {
-        let links = Summary::new(PageRequest { page, per_page: 2 }, 5, 0).links(None);
+        let links = Summary::new(PageRequest { page, per_page: 2, ..FIRST }, 5, 0).links(None, false);
         links.replace("</users?page=", "").replace("&perPage=2>; rel=", " ").replace('"', "")
     }
 
@@ -266,7 +285,9 @@ mod tests {
         assert_eq!(links(3), "1 first, 2 prev, 3 last");
         assert_eq!(links(4), "1 first, 3 prev, 3 last");
         assert_eq!(links(i64::MAX), "1 first, 3 prev, 3 last");
-        let links = Summary::new(FIRST, 0, 0).links(Some("ada+news%>\"é@example.com"));
+        let from_end = Summary::new(FIRST, 0, 0).links(None, true);
+        assert!(from_end.starts_with("</users?order=desc&page=1&perPage=15>; rel=\"first\""), "{from_end}");
+        let links = Summary::new(FIRST, 0, 0).links(Some("ada+news%>\"é@example.com"), false);
         assert_eq!(
             links,
             "</users?email=ada%2Bnews%25%3E%22%C3%A9@example.com&page=1&perPage=15>; rel=\"first\", \
@@ -295,7 +316,7 @@ mod tests {
             let time = "1970-01-01T00:00:00.000000Z";
             json!({"id": id, "name": name, "email": "a@b.co", "createdAt": time, "updatedAt": time})
         };
-        let second = Range::Page(PageRequest { page: 2, per_page: 3 });
+        let second = Range::Page(PageRequest { page: 2, per_page: 3, ..FIRST });
         let page = text(list(second, &["\"", "\"\""]));
         let expected = json!({
             "data": [user("4", "\""), user("5", "\"\"")], "total": 7, "perPage": 3, "currentPage": 2,

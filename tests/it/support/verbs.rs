@@ -51,6 +51,10 @@ fn of_batches(url: &str, word: &str) {
     let id: i64 = created.id().parse().expect("a number");
     let walk = expect(client.get(&format!("/users?after={}&perPage=3", id - 1)), 200).json();
     assert_eq!(walk["data"][0], created.json());
+    let prefix = expect(client.get(&format!("/users?emailPrefix={word}@&perPage=3")), 200).json();
+    assert_eq!(prefix["data"], json!([created.json()]));
+    let newest = expect(client.get("/users?order=desc&perPage=5"), 200).json();
+    assert!(newest["data"].as_array().is_some_and(|users| !users.is_empty()), "{newest}");
     let page = expect(client.get("/users?page=1&perPage=5"), 200).json();
     let last = expect(client.get(&format!("/users?perPage=5&page={}", page["lastPage"])), 200).json();
     assert_eq!(last["currentPage"], page["lastPage"]);
