@@ -11,7 +11,7 @@ command -v "$userd" >/dev/null || { echo "$userd is not there: set USERD" >&2; e
 pipes=$(mktemp -d)
 trap 'rm -rf "$pipes"' EXIT
 mkfifo "$pipes/in" "$pipes/out"
-env -i PATH="$PATH" LOG_LEVEL=warn "$userd" --embedded --ephemeral --port 0 --with-parent <"$pipes/in" >"$pipes/out" &
+env -i PATH="$PATH" LOG_LEVEL=warn "$userd" --embedded --ephemeral --port 0 --with-parent --with-parent=$$ <"$pipes/in" >"$pipes/out" &
 exec 3>"$pipes/in"
 read -r _ _ url <"$pipes/out" # listening on http://127.0.0.1:41234
 rm -r "$pipes"

@@ -13,6 +13,8 @@ class Users(unittest.TestCase):
     def setUpClass(cls):
         # A database of its own; the service ends when this process does, however it does.
         command = [os.environ.get("USERD", "userd"), "--embedded", "--ephemeral", "--port=0", "--with-parent"]
+        # A child of this process may keep the pipe open.
+        command.append(f"--with-parent={os.getpid()}")
         # No variable of the environment that it might take for a setting: HOST, for one, which conda sets.
         settings = {"PATH": os.environ["PATH"], "LOG_LEVEL": "warn"}
         cls.userd = subprocess.Popen(

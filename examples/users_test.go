@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -18,7 +19,8 @@ func startUserd(t *testing.T, settings ...string) string {
 	if program == "" {
 		program = "userd"
 	}
-	command := exec.Command(program, "--embedded", "--ephemeral", "--port=0", "--with-parent")
+	command := exec.Command(program, "--embedded", "--ephemeral", "--port=0", "--with-parent",
+		"--with-parent="+strconv.Itoa(os.Getpid()))
 	// No variable of the environment that it might take for a setting: HOST, for one, which conda sets.
 	command.Env = append([]string{"PATH=" + os.Getenv("PATH"), "POSTGRES_BIN=" + os.Getenv("POSTGRES_BIN")}, settings...)
 	var log strings.Builder

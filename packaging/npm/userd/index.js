@@ -127,7 +127,8 @@ export async function startUserd(settings = {}, options = {}) {
   const service = await new Userd(settings, options).listening();
   options.test?.after(async () => {
     await service.stop();
-    if (options.test.passed === false) options.test.diagnostic(service.explain());
+    if (options.test.passed !== false) return;
+    for (const line of service.explain().split("\n")) options.test.diagnostic(line);
   });
   return service;
 }
