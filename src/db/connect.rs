@@ -1,5 +1,6 @@
 //! Connections to the servers of a connection string. A server that is gone is noticed by TCP within seconds; one whose
 //! kernel answers while it is stopped is waited for until it goes on or ends.
+#![cfg_attr(not(feature = "tls"), allow(clippy::clone_on_copy, reason = "without TLS, a connector is empty"))]
 
 use super::{
     blocking::outside_of_runtimes,
@@ -7,17 +8,16 @@ use super::{
     target::Target,
     tls::Connector,
 };
-use postgres::{CancelToken, Client, Config, config::TargetSessionAttrs};
+use postgres::{Client, Config, config::TargetSessionAttrs};
 use std::{
     fmt, io,
     ops::{Deref, DerefMut},
     os::unix::net::UnixStream,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
 };
+#[cfg(feature = "command")]
+use {postgres::CancelToken, std::sync::Arc};
 
 /// Descriptors that are open while a connection is made: five of it stay, the look-up of a name and that of the socket
 /// take some.
@@ -58,7 +58,11 @@ impl Servers {
         let epoch = self.epoch();
         let connected = without_panic(|| {
             let client = self.config.connect(self.tls.clone())?;
-            let mut connection = Connection { client: Some(client), tls: self.tls.clone() };
+            let mut connection = Connection {
+                client: Some(client),
+                #[cfg(feature = "command")]
+                tls: self.tls.clone(),
+            };
             connection.batch_execute(set_up).map(|()| connection)
         });
         let connection = connected.map_err(ConnectError::System)?.map_err(ConnectError::Refused)?;
@@ -69,6 +73,7 @@ impl Servers {
 /// A client that may be dropped in an async task.
 pub struct Connection {
     client: Option<Client>,
+    #[cfg(feature = "command")]
     tls: Connector,
 }
 

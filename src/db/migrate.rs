@@ -4,11 +4,7 @@ use super::{explain, retry::until_unlocked, sqlstate::is_missing};
 use crate::config::ConfigError;
 use postgres::{Client, Row};
 use refinery::{Migration, Runner};
-use std::{
-    collections::BTreeSet,
-    hash::{DefaultHasher, Hash, Hasher},
-    path::Path,
-};
+use std::{collections::BTreeSet, path::Path};
 
 mod embedded {
     refinery::embed_migrations!("migrations");
@@ -56,7 +52,10 @@ impl Migrations {
     }
 
     /// Returns a number that changes with any of the migrations.
+    #[cfg(any(test, feature = "testing"))]
     pub fn fingerprint(&self) -> u64 {
+        use std::hash::{DefaultHasher, Hash, Hasher};
+
         let mut hasher = DefaultHasher::new();
         self.schema().0.hash(&mut hasher);
         hasher.finish()

@@ -11,6 +11,7 @@ pub mod connect;
 #[cfg(any(test, feature = "command"))]
 pub mod counts;
 mod figures;
+#[cfg_attr(not(feature = "command"), allow(dead_code, reason = "a start looks at schemas only"))]
 pub mod inspection;
 mod keys;
 pub mod migrate;
