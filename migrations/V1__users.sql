@@ -1,5 +1,8 @@
 -- Users, and their credentials apart from them, so that no read of users can fetch a hash.
 
+-- Functions find their names in this schema and in that of PostgreSQL, whatever their caller has set.
+select set_config('search_path', format('%I, pg_temp', current_schema()), true);
+
 create table users (
     id bigint generated always as identity primary key check (id > bigint '0'),
     -- Every row is small, so that every page is.
@@ -26,10 +29,10 @@ create table credentials (
     password_hash varchar(512) not null
 );
 
-create function user_version() returns trigger language plpgsql as $$
+create function user_version() returns trigger language plpgsql set search_path from current as $$
 begin
     -- If the service changes a password, which no column of this table may show, it moves updated_at.
-    new.version := old.version + (new::record *<> old::record)::int;
+    new.version := old.version + (new::text <> old::text)::int;
     return new;
 end $$;
 

@@ -29,17 +29,17 @@ const MISSING_RIGHTS: &str = "\
     from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts', \
             'refinery_schema_history']) with ordinality as tables (name, position), \
         unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) action \
-    where not has_table_privilege(to_regclass(name), action) \
+    where not has_table_privilege(to_regclass(name)::oid, action) \
         and (position <= 3 or action = 'SELECT') \
     order by position";
 
 /// Why the role cannot migrate: it may not create tables where they would be created, or change those that are there.
 const NO_MIGRATIONS: &str = "\
     select 'the role may not create tables in its schema' \
-    where not coalesce(has_schema_privilege(current_schema(), 'CREATE'), false) \
+    where not coalesce(has_schema_privilege(current_schema()::text, 'CREATE'), false) \
     union all \
     select 'the role does not own the table users' from pg_class \
-    where oid = to_regclass('users') \
+    where oid = to_regclass('users')::oid \
         and not pg_has_role(relowner, 'USAGE')";
 
 const MAY_CREATE_TEMPORARY: &str = "select has_database_privilege(current_database(), 'TEMPORARY')";
@@ -47,14 +47,15 @@ const MAY_CREATE_TEMPORARY: &str = "select has_database_privilege(current_databa
 const DISABLED_TRIGGERS: &str = "\
     select format('the trigger %s of users is disabled: totals and pages may be wrong', tgname) \
     from pg_trigger \
-    where tgrelid = to_regclass('users') and not tgisinternal \
+    where tgrelid = to_regclass('users')::oid and not tgisinternal \
         and tgenabled = 'D' order by 1";
 
 /// A line for each fact of the tables, in the words of [`EXPECTED`]: columns, keys, unique indexes and triggers.
 const FACTS: &str = "\
     with ours as ( \
         select oid, relname from pg_class where oid = any (array( \
-            select to_regclass(name) from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts']) name)) \
+            select to_regclass(name)::oid \
+            from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts']) name)) \
     ) \
     select relname::text from ours \
     union all select format('%s.%s: %s%s%s', relname, attname, format_type(atttypid, atttypmod), \
@@ -77,21 +78,23 @@ const RENAMED: &str = "\
     select format('the schema was renamed, and the function looks tables up by its old name: \
         alter function %s set search_path = %I, pg_temp', p.oid::regprocedure, nspname) \
     from pg_class c join pg_namespace n on n.oid = relnamespace join pg_proc p on pronamespace = n.oid \
-    where c.oid = to_regclass('users') and proname in ('user_counts_record', 'user_counts_reset', 'idempotency_erase') \
-        and not coalesce(proconfig, '{}') @> array['search_path=' || quote_ident(nspname) || ', pg_temp'] order by 1";
+    where c.oid = to_regclass('users')::oid \
+        and proname in ('user_counts_record', 'user_counts_reset', 'idempotency_erase') \
+        and not coalesce(proconfig, '{}') @> array['search_path=' || quote_ident(nspname::text) || ', pg_temp'] \
+    order by 1";
 
 /// The schemas in which names are looked up and in which another role than the owner of the tables, or all of them, may
 /// create, and what ends that.
 const OPEN_SCHEMAS: &str = "\
     select format('other roles may create tables and functions in the schema %1$s: \
             revoke create on schema %1$I from %2$s', nspname, \
-        case when grantee = 0 then 'public' \
-            else quote_ident(pg_get_userbyid(grantee)) end) \
+        case when grantee = oid '0' then 'public' \
+            else quote_ident(pg_get_userbyid(grantee)::text) end) \
     from pg_namespace, aclexplode(nspacl) \
     where nspname = any (current_schemas(false)) \
         and privilege_type = 'CREATE' and grantee <> nspowner \
         and grantee <> coalesce( \
-            (select relowner from pg_class where oid = to_regclass('users')), \
+            (select relowner from pg_class where oid = to_regclass('users')::oid), \
             (select oid from pg_roles where rolname = current_user)) \
     order by 1";
 
@@ -112,7 +115,7 @@ const ROW_SECURITY: &str = "\
     select format('row-level security is enabled for %1$s, and totals are those of all rows: \
         `alter table %1$s disable row level security`', oid::regclass) from pg_class \
     where relrowsecurity and oid = any (array( \
-        select to_regclass(name) from unnest(array['users', 'credentials', 'idempotency_keys', \
+        select to_regclass(name)::oid from unnest(array['users', 'credentials', 'idempotency_keys', \
             'user_counts', 'refinery_schema_history']) as tables (name))) \
     order by 1";
 
@@ -127,7 +130,7 @@ const GRANTS: &str = "\
         'grant select on %2$I.user_counts, %2$I.refinery_schema_history to %4$I;', \
         'grant select on sequence %3$s to %4$I;']) as line \
     where r.rolname = $1 \
-        and c.oid = to_regclass('users') \
+        and c.oid = to_regclass('users')::oid \
         and n.oid = c.relnamespace";
 
 pub type Findings = Result<Vec<(Weight, String)>, postgres::Error>;

@@ -15,7 +15,8 @@ pub const NEEDED: [(&str, &str); 5] = [
 ];
 
 /// Has names looked up in the schema of the tables alone, and never in that of temporary tables.
-pub const SEARCH_PATH: &str = "select set_config('search_path', quote_ident(current_schema()) || ', pg_temp', false) \
+pub const SEARCH_PATH: &str = "\
+    select set_config('search_path', quote_ident(current_schema()::text) || ', pg_temp', false) \
     where current_schema() is not null; ";
 
 /// The statements that set it.

@@ -110,7 +110,8 @@ const CREATE_MANY: &str = r#"
 const UPDATE: &str = "
     update users
     set name = coalesce($4, name), email = coalesce($5, email),
-        updated_at = greatest(now(), updated_at + interval '1 microsecond')
+        updated_at = least(greatest(now(), updated_at + interval '1 microsecond'),
+            timestamptz '9999-12-31T23:59:59.999999Z')
     where id = $1 and ($2::bigint is null or version = $2 and updated_at = $3)
         and (name::text <> coalesce($4, name) or email::text <> coalesce($5, email))
     returning id, name, email, created_at, updated_at, version";
@@ -142,7 +143,9 @@ const UPDATE_LOCKED: &str = "
         from target left join stored on stored.user_id = target.id left join removed on removed.user_id = target.id
     ), updated as (
         update users u set name = coalesce($8, c.name), email = coalesce($9, c.email),
-            updated_at = greatest(now(), c.updated_at + interval '1 microsecond')
+            version = c.version + bigint '1',  -- a password moves it, too
+            updated_at = least(greatest(now(), c.updated_at + interval '1 microsecond'),
+                timestamptz '9999-12-31T23:59:59.999999Z')
         from change c where u.id = $1 and changed and allowed and not overtaken
         returning u.*
     )
@@ -167,7 +170,8 @@ const UPDATE_MANY: &str = r#"
             limit 1 for no key update skip locked) u
     ), updated as (
         update users u set name = t.name, email = t.email,
-            updated_at = greatest(now(), u.updated_at + interval '1 microsecond')
+            updated_at = least(greatest(now(), u.updated_at + interval '1 microsecond'),
+                timestamptz '9999-12-31T23:59:59.999999Z')
         from target t where u.id = any (array(select id from target)) and t.id = u.id
         returning u.*
     )
@@ -458,6 +462,16 @@ impl Users {
                 ];
                 if let [row] = &self.pool.change(UPDATE, &params, *deadline)?[..] {
                     return self.user(row);
+                }
+                // What the committed record tells is answered at once, whoever has locked it.
+                let user = self.find_many(&[*id])?.pop().ok_or(Error::NotFound)?;
+                if !condition.holds(user.revision()) {
+                    return Err(Error::PreconditionFailed);
+                }
+                if values.name.is_none_or(|name| name == user.name)
+                    && values.email.is_none_or(|email| email == user.email)
+                {
+                    return Ok(user);
                 }
                 (None, false)
             }
