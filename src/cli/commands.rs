@@ -79,6 +79,7 @@ fn transfers() -> [Command; 2] {
     );
     let as_is =
         "accept every name and address that the database can hold, not only what the create schema accepts";
+    let map = "which member or column is which field, as in name=displayName,email=emails.0.value; leave out all others";
     let formulas =
         "in CSV, an apostrophe before names and addresses that a spreadsheet would take for formulas";
     [
@@ -97,6 +98,8 @@ fn transfers() -> [Command; 2] {
         .args([
             embedded(),
             format,
+            option("--map", "FIELD=MEMBER,...", map),
+            flag("--ignore-unknown", "leave out members and columns that are no field of a user"),
             flag("--skip-invalid", "leave out lines that are refused, and import the others"),
             flag("--skip-existing", "leave out users whose e-mail address is in the database"),
             flag("--dry-run", "check everything, change nothing"),

@@ -7,22 +7,26 @@ use super::{
     progress::Progress as Bar,
     signals, start_error,
 };
+use serde_json::Value;
 use std::{
-    fs::{self, File},
+    fs::File,
     io::{self, BufRead, BufReader, Write},
     path::Path,
     thread,
 };
 use userd::{
     Config, check,
-    transfer::{self, Format, Import, Imported, Input, Progress, Stop, TransferError},
+    transfer::{self, Format, Import, Imported, Mapping, Progress, Stop, TransferError},
 };
 
 /// Imports the users of a file, or of standard input, and says what has become of each line that is refused. A private
 /// cluster is made and migrated where it is missing, unless nothing is to be changed. Blocks until that is done.
 pub fn import(given: &Given) -> Result<(), Failure> {
+    let map = given.value("--map").map(|map| Mapping::parse(&map.to_string_lossy())).transpose();
     let what = Import {
         format: given.format(),
+        map: map.map_err(|problem| Failure::argument(format!("--map {problem}")))?,
+        ignore_unknown: given.has("--ignore-unknown"),
         skip_invalid: given.has("--skip-invalid"),
         skip_existing: given.has("--skip-existing"),
         dry_run: given.has("--dry-run"),
@@ -45,8 +49,8 @@ pub fn import(given: &Given) -> Result<(), Failure> {
         check::migrate(&config).map_err(start_error)?;
     }
     let bar = Bar::new();
-    let imported = transfer::import(&config, what, input, &stop, |progress| match progress {
-        Progress::Checked { lines, bytes: read } => bar.lines(lines, read, bytes),
+    let imported = transfer::import(&config, &what, input, &stop, &mut |progress| match progress {
+        Progress::Checked { records, bytes: read } => bar.records(records, read, bytes),
         Progress::Storing { users } => bar.storing(users),
     });
     drop(bar);
@@ -55,7 +59,7 @@ pub fn import(given: &Given) -> Result<(), Failure> {
         thread::park();
     }
     let imported = imported.map_err(failure)?;
-    report(what, &imported)
+    report(&what, &imported)
 }
 
 /// Creates the users of a file in a database that begins with them: whatever their columns can hold, with their ids
@@ -64,33 +68,39 @@ pub fn seed(config: &Config, file: &Path) -> Result<(), Failure> {
     let format = format_of(file).unwrap_or(Format::Ndjson);
     let keep_ids = has_ids(file, format);
     let what = Import { format: Some(format), as_is: true, keep_ids, ..Import::default() };
-    let imported = transfer::import(config, what, open(Some(file))?.0, &Stop::default(), |_| ());
+    let input = open(Some(file))?.0;
+    let imported = transfer::import(config, &what, input, &Stop::default(), &mut |_| ());
     let imported = imported.map_err(failure)?;
-    refusals(what, &imported)
+    refusals(&what, &imported)
 }
 
-/// Whether the users of a file have ids, by its first line. What cannot be read twice, such as a pipe, is taken for one
-/// that has none, and so is what the import refuses in a moment.
+/// Returns whether the first user of a file has an id. A file that cannot be read twice, such as a pipe, counts as one
+/// without ids, and so does one that the import refuses in a moment.
 fn has_ids(file: &Path, format: Format) -> bool {
-    let first_line = || -> io::Result<String> {
-        let mut line = String::new();
-        if fs::metadata(file)?.is_file() {
-            BufReader::new(File::open(file)?).read_line(&mut line)?;
-        }
-        Ok(line)
-    };
-    let line = first_line().unwrap_or_default();
-    let line = line.trim_start_matches('\u{feff}').trim();
+    let open = || File::open(file).ok().filter(|_| file.is_file()).map(BufReader::new);
+    let Some(mut input) = open() else { return false };
+    if input.fill_buf().is_ok_and(|start| start.starts_with("\u{feff}".as_bytes())) {
+        input.consume(3);
+    }
     match format {
         Format::Ndjson => {
-            serde_json::from_str::<serde_json::Value>(line).is_ok_and(|user| user.get("id").is_some())
+            let first = serde_json::Deserializer::from_reader(input).into_iter::<Value>().next();
+            let Some(Ok(first)) = first else { return false };
+            let arrays = || first.as_object().into_iter().flat_map(|object| object.values());
+            first.get("id").is_some()
+                || first.pointer("/0/id").is_some()
+                || arrays().any(|array| array.pointer("/0/id").is_some())
         }
-        Format::Csv => line.split(',').any(|name| name.trim_matches('"') == "id"),
+        Format::Csv => {
+            let header = input.lines().next().and_then(Result::ok).unwrap_or_default();
+            let name = |cell: &str| cell.trim().trim_matches('"').trim().eq_ignore_ascii_case("id");
+            header.split([',', ';', '\t']).any(name)
+        }
     }
 }
 
-/// The input, and how many bytes it has, where that is known.
-fn open(file: Option<&Path>) -> Result<(Input, Option<u64>), Failure> {
+/// Opens the input. Returns its size, too, if that is known.
+fn open(file: Option<&Path>) -> Result<(File, Option<u64>), Failure> {
     let open = || {
         let opened = match file {
             Some(file) => File::open(file)?,
@@ -99,7 +109,7 @@ fn open(file: Option<&Path>) -> Result<(Input, Option<u64>), Failure> {
         let found = opened.metadata()?;
         match found.is_dir() {
             true => Err(io::ErrorKind::IsADirectory.into()),
-            false => Ok((Input::new(opened)?, Some(found.len()).filter(|_| found.is_file()))),
+            false => Ok((opened, Some(found.len()).filter(|_| found.is_file()))),
         }
     };
     let file = file.unwrap_or(Path::new("-"));
@@ -112,7 +122,7 @@ pub fn unreadable(file: &Path, error: io::Error) -> Failure {
 }
 
 /// The refused lines on standard error, and on standard output what was done.
-fn report(what: Import, imported: &Imported) -> Result<(), Failure> {
+fn report(what: &Import, imported: &Imported) -> Result<(), Failure> {
     refusals(what, imported)?;
     let done = if what.dry_run { "would import" } else { "imported" };
     let mut line = format!("{done} {}", counted(imported.users, "user"));
@@ -122,12 +132,17 @@ fn report(what: Import, imported: &Imported) -> Result<(), Failure> {
     if imported.refused.count > 0 {
         line.push_str(&format!(", skipped {}", counted(imported.refused.count, "invalid line")));
     }
+    if !imported.left_out.is_empty() {
+        let one = |(name, count): (&String, &u64)| format!("{name:?} of {}", counted(*count, "user"));
+        let names: Vec<String> = imported.left_out.iter().map(one).collect();
+        line.push_str(&format!("; left out {}", names.join(", ")));
+    }
     let _ = writeln!(io::stdout(), "{line}");
     Ok(())
 }
 
 /// The refused lines on standard error. An error where nothing was imported because of them.
-fn refusals(what: Import, imported: &Imported) -> Result<(), Failure> {
+fn refusals(what: &Import, imported: &Imported) -> Result<(), Failure> {
     let refused = &imported.refused;
     let mut stderr = io::stderr().lock();
     // Standard error may be a terminal that is closed.

@@ -1,25 +1,25 @@
-//! A progress bar on a terminal, and nothing where standard error is none.
+//! A progress bar, drawn only if standard error is a terminal.
 
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::{cell::Cell, time::Duration};
 
-/// Between two turns of what turns while nothing is known of the time left; and the most often that it is drawn.
+/// The time between two frames of the spinner.
 const TICK: Duration = Duration::from_millis(200);
 
-/// How far something is. Removes itself from the terminal when dropped.
+/// A bar that removes itself from the terminal when dropped.
 pub struct Progress {
     bar: ProgressBar,
     is_styled: Cell<bool>,
 }
 
 impl Progress {
-    /// Nothing is drawn before the first call of another function.
+    /// Creates a bar that is not drawn before the first call of another function.
     pub fn new() -> Progress {
         let target = ProgressDrawTarget::stderr_with_hz(5);
         Progress { bar: ProgressBar::with_draw_target(None, target), is_styled: Cell::new(false) }
     }
 
-    /// `done` of as many users as there are.
+    /// Shows that `done` of all users were written.
     pub fn users(&self, done: u64, of: u64) {
         if !self.is_styled.replace(true) {
             self.bar.set_length(of);
@@ -28,12 +28,9 @@ impl Progress {
         self.bar.set_position(done);
     }
 
-    /// `lines` were read, `bytes` of as many as there are, where that is known. They may be read again after
-    /// [`Progress::storing`].
-    pub fn lines(&self, lines: u64, bytes: u64, of: Option<u64>) {
+    /// Shows that `records` were checked, and `bytes` read of all, if their number is known.
+    pub fn records(&self, records: u64, bytes: u64, of: Option<u64>) {
         if !self.is_styled.replace(true) {
-            self.bar.disable_steady_tick();
-            self.bar.reset_elapsed();
             match of {
                 Some(of) => {
                     self.bar.set_length(of);
@@ -43,19 +40,18 @@ impl Progress {
             }
         }
         if !self.bar.is_hidden() {
-            let rate = lines as f64 / self.bar.elapsed().as_secs_f64().max(0.001);
+            let rate = records as f64 / self.bar.elapsed().as_secs_f64().max(0.001);
             self.bar.set_message(format!(
                 "{} lines, {} a second",
-                HumanCount(lines),
+                HumanCount(records),
                 HumanCount(rate as u64)
             ));
             self.bar.set_position(bytes);
         }
     }
 
-    /// All were read; the database stores them.
+    /// Shows that the database stores the users.
     pub fn storing(&self, users: u64) {
-        self.is_styled.set(false);
         self.style("{spinner} storing {msg} users, {elapsed}");
         self.bar.set_message(HumanCount(users).to_string());
         if !self.bar.is_hidden() {

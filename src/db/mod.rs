@@ -4,9 +4,9 @@
 
 pub(crate) mod blocking;
 #[cfg(feature = "command")]
-pub mod check;
+pub mod bulk;
 #[cfg(feature = "command")]
-mod columns;
+pub mod check;
 pub mod connect;
 #[cfg(any(test, feature = "command"))]
 pub mod counts;
@@ -24,11 +24,11 @@ pub mod settings;
 mod sqlstate;
 pub mod target;
 pub mod tls;
-#[cfg(feature = "command")]
-pub mod transfer;
 pub mod users;
 
 pub use keys::{NewOnce, Once};
 pub use pool::Pool;
 pub use sqlstate::explain;
+#[cfg(feature = "command")]
+pub use sqlstate::taken;
 pub use users::{Delete, New, PasswordChange, Update, Updated};

@@ -23,10 +23,3 @@ pub const SEARCH_PATH: &str = "\
 pub fn statements() -> String {
     NEEDED.map(|(name, value)| format!("set {name} = '{value}'; ")).concat() + SEARCH_PATH
 }
-
-/// The statements that let a transaction read whole tables, where the role has it otherwise.
-#[cfg(feature = "command")]
-pub fn statements_of_bulk() -> String {
-    let of_plans = NEEDED.iter().filter(|(name, _)| name.starts_with("enable_"));
-    of_plans.map(|(name, _)| format!("set local {name} = on; ")).collect()
-}

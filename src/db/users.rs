@@ -50,7 +50,7 @@ const FIND_CREDENTIAL: &str = "select password_hash from credentials where user_
 /// $1: the positions of the pages' first rows, from 0. $2: the most rows; negative where positions count from the last
 /// user. $3: bytes of the largest user that is answered; a larger one has no texts. An empty page is one row of nulls
 /// with the total. See `V2__user_counts.sql`.
-pub(super) const PAGES: &str = "
+const PAGES: &str = "
     with blocks as materialized (
         select block, sum(n)::int as n, sum(sum(n)::int) over (order by block) as upto from user_counts group by block
     )

@@ -1,11 +1,11 @@
 //! All users of one snapshot, by id, as lines of JSON or as CSV.
 
-use super::{Format, TransferError, fields::PASSWORD_HASH};
+use super::{Format, TransferError, select::PASSWORD_HASH};
 use crate::{
     config::Config,
     db::{
+        bulk::{begin_export, count_users, each_user},
         open::Opening,
-        transfer::{begin_export, count, each_user},
     },
     users::user::UserRef,
 };
@@ -53,29 +53,63 @@ pub fn export(
     let mut client = Opening::new(config)?.connect_migrated(config)?;
     let breaker = client.breaker();
     let mut transaction = begin_export(&mut client, config.db_prepared)?;
-    let total = count(&mut transaction)?;
-    let mut output = Output::begin(export, to).map_err(TransferError::Write)?;
+    let total = count_users(&mut transaction)?;
     let mut done = 0;
-    let written = each_user(&mut transaction, export.with_password_hashes, |user, hash| {
-        output.user(user, hash).map_err(TransferError::Write)?;
-        done += 1;
-        if done % STEP == 0 {
-            on_progress(done, total);
+    let mut each = |write: &mut dyn FnMut(UserRef, Option<&str>) -> io::Result<()>| {
+        each_user(&mut transaction, export.with_password_hashes, |user, hash| {
+            done += 1;
+            if done % STEP == 0 {
+                on_progress(done, total);
+            }
+            write(user, hash).map_err(TransferError::Write)
+        })
+    };
+    let written = match export.format {
+        Format::Ndjson => {
+            let mut lines = BufWriter::with_capacity(WRITE, to);
+            let written = each(&mut |user, password_hash| {
+                serde_json::to_writer(&mut lines, &Line { user, password_hash })?;
+                lines.write_all(b"\n")
+            });
+            written.and_then(|()| lines.flush().map_err(TransferError::Write))
         }
-        Ok(())
-    });
-    if written.is_err() {
-        // Otherwise the rest of the users would be read, to end the transaction in good order.
-        breaker.shut_down();
-    }
-    written.and_then(|()| output.end().map_err(TransferError::Write))?;
+        Format::Csv => export_csv(export, to, &mut each),
+    };
+    // After an error, the rest of the users would be read to end the transaction in good order.
+    written.inspect_err(|_| breaker.shut_down())?;
     Ok(done)
 }
 
-/// Lines that gather until there is enough for a write.
-enum Output<'a> {
-    Json(BufWriter<&'a mut dyn Write>),
-    Csv { csv: Box<csv::Writer<&'a mut dyn Write>>, export: Export },
+/// Calls a function with each user, and with the hash of the password if it is exported and there is one.
+type Each<'a> =
+    dyn FnMut(&mut dyn FnMut(UserRef, Option<&str>) -> io::Result<()>) -> Result<(), TransferError> + 'a;
+
+fn export_csv(export: Export, to: &mut dyn Write, each: &mut Each) -> Result<(), TransferError> {
+    let begin = || {
+        if export.for_spreadsheets {
+            // Without it, spreadsheets take UTF-8 for an older encoding.
+            to.write_all("\u{feff}".as_bytes())?;
+        }
+        let mut csv = csv::WriterBuilder::new().has_headers(false).buffer_capacity(WRITE).from_writer(to);
+        let hash = export.with_password_hashes.then_some(PASSWORD_HASH);
+        csv.write_record(UserRef::FIELDS.into_iter().chain(hash))?;
+        Ok(csv)
+    };
+    let mut csv = begin().map_err(TransferError::Write)?;
+    each(&mut |user, password_hash| {
+        let cell = |text| match export.for_spreadsheets {
+            true => Cow::Owned(without_formulas(text)),
+            false => Cow::Borrowed(text),
+        };
+        let (name, email) = (cell(user.name), cell(user.email));
+        let user = UserRef { name: &name, email: &email, ..user };
+        match export.with_password_hashes {
+            true => csv.serialize((user, password_hash))?,
+            false => csv.serialize(user)?,
+        }
+        Ok(())
+    })?;
+    csv.flush().map_err(TransferError::Write)
 }
 
 /// A user as GET answers it, and the hash where it is asked for and there is one.
@@ -99,45 +133,4 @@ fn without_formulas(text: &str) -> String {
         begins = END_OF_CELL.contains(&sign) || (begins && sign == '"');
     }
     quoted
-}
-
-impl<'a> Output<'a> {
-    fn begin(export: Export, to: &'a mut dyn Write) -> io::Result<Output<'a>> {
-        if export.format == Format::Ndjson {
-            return Ok(Output::Json(BufWriter::with_capacity(WRITE, to)));
-        }
-        let mut csv = csv::WriterBuilder::new().has_headers(false).buffer_capacity(WRITE).from_writer(to);
-        let hash = export.with_password_hashes.then_some(PASSWORD_HASH);
-        csv.write_record(UserRef::FIELDS.into_iter().chain(hash))?;
-        Ok(Output::Csv { csv: Box::new(csv), export })
-    }
-
-    fn user(&mut self, user: UserRef, password_hash: Option<&str>) -> io::Result<()> {
-        match self {
-            Output::Json(lines) => {
-                serde_json::to_writer(&mut *lines, &Line { user, password_hash })?;
-                lines.write_all(b"\n")
-            }
-            Output::Csv { csv, export } => {
-                let cell = |text| match export.for_spreadsheets {
-                    true => Cow::Owned(without_formulas(text)),
-                    false => Cow::Borrowed(text),
-                };
-                let (name, email) = (cell(user.name), cell(user.email));
-                let user = UserRef { name: &name, email: &email, ..user };
-                let written = match export.with_password_hashes {
-                    true => csv.serialize((user, password_hash)),
-                    false => csv.serialize(user),
-                };
-                Ok(written?)
-            }
-        }
-    }
-
-    fn end(self) -> io::Result<()> {
-        match self {
-            Output::Json(mut lines) => lines.flush(),
-            Output::Csv { mut csv, .. } => csv.flush(),
-        }
-    }
 }

@@ -1,25 +1,23 @@
-//! All users of a database written to a stream, and the users of a stream or a file stored: what the commands `export`
-//! and `import` do.
+//! Users in bulk: all users of a database written to a stream, and the users of a file or a stream stored.
 //!
 //! Knows no arguments, no files by name and no terminal. Not part of the library's interface.
 
 mod check;
 mod export;
-mod fields;
 mod import;
-mod input;
 mod pipeline;
-mod records;
+mod read;
+mod select;
 mod stop;
 
 pub use check::Complaint;
 pub use export::{Export, export};
 pub use import::{Import, Imported, Progress, Refused, import};
-pub use input::Input;
+pub use select::Mapping;
 pub use stop::Stop;
 
 use crate::{
-    db::{explain, transfer::taken},
+    db::{explain, taken},
     error::StartError,
 };
 use std::{fmt, io};
@@ -27,13 +25,13 @@ use std::{fmt, io};
 /// The format of a file of users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// A JSON object a line.
+    /// A JSON object a line, or one array of objects.
     Ndjson,
-    /// RFC 4180 with a header.
+    /// RFC 4180 with a header, separated by commas, semicolons or tabs.
     Csv,
 }
 
-/// Why not all was done.
+/// The reason why an export or an import ended early.
 #[derive(Debug)]
 pub enum TransferError {
     /// The database cannot be used.
@@ -46,10 +44,8 @@ pub enum TransferError {
     Read(io::Error),
     /// The connection broke while the import was committed; one line.
     Uncertain(String),
-    /// A line has the address of an earlier one, or of a stored user, and attempts to store it have ended.
-    EmailTaken,
-    /// The same of its id, or of the id that it drew.
-    IdTaken,
+    /// An address or an id is that of another user, who was stored by another session.
+    Taken,
 }
 
 impl fmt::Display for TransferError {
@@ -62,8 +58,8 @@ impl fmt::Display for TransferError {
             TransferError::Uncertain(line) => {
                 write!(f, "the connection broke at the very end: all users were imported, or none ({line})")
             }
-            TransferError::EmailTaken | TransferError::IdTaken => {
-                f.write_str("database error: other sessions keep storing the same addresses or ids")
+            TransferError::Taken => {
+                f.write_str("database error: other sessions keep storing the same addresses or ids; or the sequence of ids is behind them, which `userd check` says")
             }
         }
     }
@@ -77,7 +73,7 @@ impl From<StartError> for TransferError {
     }
 }
 
-/// What the driver says through a stream of rows.
+/// Converts an error of a COPY, through which the driver reports the database's.
 impl From<io::Error> for TransferError {
     fn from(error: io::Error) -> TransferError {
         match error.downcast::<postgres::Error>() {
@@ -90,8 +86,7 @@ impl From<io::Error> for TransferError {
 impl From<postgres::Error> for TransferError {
     fn from(error: postgres::Error) -> TransferError {
         match taken(&error) {
-            Some("users_email_key") => TransferError::EmailTaken,
-            Some("users_pkey") => TransferError::IdTaken,
+            Some("users_email_key" | "users_pkey") => TransferError::Taken,
             _ => TransferError::Database(explain(&error)),
         }
     }

@@ -6,6 +6,7 @@ use crate::{
 };
 use argon2::password_hash::phc::PasswordHash as Phc;
 use argon2::{Algorithm, Argon2, Params, PasswordHasher, PasswordVerifier, Version};
+use serde_json::Value;
 use std::fmt;
 
 /// The most that verifying an imported hash may cost: some 300 ms and 64 MiB. Whoever knows the address of a user can
@@ -27,7 +28,8 @@ impl PasswordHash {
 
     /// A hash that another program made, if it is one that can be verified, at a bounded cost. The error is what
     /// follows the field's name in a line, and never a part of the hash.
-    pub fn imported(text: String) -> Result<PasswordHash, String> {
+    pub fn imported(value: Value) -> Result<PasswordHash, String> {
+        let Value::String(text) = value else { return Err("must be a string".to_owned()) };
         let (bcrypt_cost, memory, passes) = MOST;
         if text.len() > HASH_MAX {
             return Err(format!("is longer than {HASH_MAX} bytes"));
@@ -201,7 +203,7 @@ mod tests {
             format!("$2b{tail}"),
         ];
         for text in good {
-            let hash = PasswordHash::imported(text.clone()).unwrap();
+            let hash = PasswordHash::imported(text.clone().into()).unwrap();
             let hasher = Hasher::new(PasswordHashing::LeastCostForTests);
             assert_eq!(hasher.verify(&"correct horse".into(), Some(&hash)), is_bcrypt(&text), "{text}");
             assert!(!hasher.verify(&"correct horsf".into(), Some(&hash)), "{text}");
@@ -232,7 +234,7 @@ mod tests {
             (String::new(), "neither"),
         ];
         for (text, expected) in bad {
-            let problem = PasswordHash::imported(text.clone()).unwrap_err();
+            let problem = PasswordHash::imported(text.clone().into()).unwrap_err();
             assert!(problem.contains(expected), "{text}: {problem}");
         }
     }

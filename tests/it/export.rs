@@ -124,6 +124,11 @@ fn formulas_are_quoted_for_spreadsheets_alone() {
         let quote = if n % 4 == 0 { "" } else { "'" };
         assert_eq!(found.1, format!("{quote}{}", given.1));
     }
+    for (arguments, starts) in
+        [(&["--format=csv", "--for-spreadsheets"][..], true), (&["--format=csv"], false)]
+    {
+        assert_eq!(exported(&service.database, arguments).starts_with("\u{feff}id,name"), starts);
+    }
     let mut refused = export(&service.database, &["--for-spreadsheets"]);
     assert_eq!(refused.wait(LONG), 2, "lines of JSON have no formulas");
 }

@@ -1,0 +1,256 @@
+//! Statements that read or write many users at once: one snapshot for an export; for an import a temporary table of
+//! staged users, a look for addresses and ids that are taken, and one insert.
+
+use super::users::{moment, record};
+use crate::users::{password::PasswordHash, timestamp::Timestamp, user::UserRef};
+use postgres::{
+    Client, Error, IsolationLevel, Row, Transaction, fallible_iterator::FallibleIterator, types::Type,
+};
+use std::{
+    io::{self, Write},
+    iter,
+};
+
+/// Lifts the limits of the role: bulk statements take long. JIT is off because compiling takes longer than it saves. A
+/// setting that the server's version lacks is left out.
+const UNLIMITED: &str = "
+    select set_config(name, '0', true) from pg_settings
+    where name = any (array['statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout',
+        'transaction_timeout', 'jit'])";
+
+/// Lets a transaction read whole tables, which the sessions of a service are told not to.
+const WHOLE_TABLES: &str = "set local enable_seqscan = on; set local enable_bitmapscan = on";
+
+const STAGE: &str = "
+    create temporary table userd_import (
+        line bigint, id bigint, password_hash text, created_at timestamptz, updated_at timestamptz,
+        name text, email text
+    ) on commit drop";
+
+const STAGE_ROWS: &str = "copy userd_import from stdin (format binary)";
+
+/// Stores the staged users in the order of their lines, which is the order in which they were staged.
+const STORE: &str = "
+    insert into users (created_at, updated_at, name, email)
+    select created_at, updated_at, name, email from userd_import";
+
+const STORE_WITH_IDS: &str = "
+    insert into users (id, created_at, updated_at, name, email) overriding system value
+    select id, created_at, updated_at, name, email from userd_import";
+
+/// Stores the hashes under the ids of the users that were just stored.
+const STORE_HASHES: &str = r#"
+    insert into credentials (user_id, password_hash)
+    select users.id, userd_import.password_hash
+    from userd_import join users on lower(users.email::text collate "C") = lower(userd_import.email collate "C")
+    where userd_import.password_hash is not null"#;
+
+/// Moves the sequence of ids past the staged ones. Up to 1000 ids are drawn one by one: other sessions draw fewer while
+/// the statement runs, so setting the sequence to an id that is further away never sets it back.
+const RESERVE_IDS: &str = "
+    select case
+            when behind > 1000 then setval(sequence, largest)
+            when behind > 0 then
+                (select max(drawn) from (select nextval(sequence) as drawn from generate_series(1, behind)) as ids)
+        end
+    from (select pg_get_serial_sequence('users', 'id')::regclass as sequence) as ids,
+        lateral (
+            select max(id) as largest, max(id) - coalesce(pg_sequence_last_value(sequence), 0) as behind
+            from userd_import offset 0
+        ) as staged";
+
+/// Finds the staged lines whose address or id an earlier line has (`first`) or a stored user (`first` is null). A line
+/// is listed once: its address before its id, an earlier line before a stored user.
+const FIND_TAKEN: &str = r#"
+    create temporary table userd_taken on commit drop as
+    select distinct on (line) line, is_id, first from (
+        select line, false as is_id, min(line) over (partition by lower(email collate "C")) as first
+        from userd_import
+        union all
+        select line, true, min(line) over (partition by id) from userd_import where id is not null
+        union all
+        select line, false, null from userd_import where exists (
+            select from users where lower(users.email::text collate "C") = lower(userd_import.email collate "C"))
+        union all
+        select line, true, null from userd_import where exists (
+            select from users where users.id = userd_import.id)
+    ) as found
+    where first is null or first < line
+    order by line, is_id, first"#;
+
+const SKIP_EXISTING: &str = r#"
+    delete from userd_import where exists (
+        select from users where lower(users.email::text collate "C") = lower(userd_import.email collate "C"))"#;
+
+/// Begins a transaction without the limits of the role, for an export if it `only_reads`, else for an import.
+fn begin(client: &mut Client, prepared: bool, only_reads: bool) -> Result<Transaction<'_>, Error> {
+    // A pooler's session is not ours to set.
+    if prepared {
+        // The server notices within a second that this process has ended, if its version and system can.
+        let _ = client.batch_execute("set client_connection_check_interval = 1000");
+    }
+    let transaction = client.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
+    let mut transaction = transaction.read_only(only_reads).start()?;
+    transaction.query_typed(UNLIMITED, &[])?;
+    transaction.batch_execute(WHOLE_TABLES)?;
+    if !prepared {
+        // A pooler's session may hold another client's statement of a name that the driver is going to use.
+        transaction.batch_execute("deallocate all")?;
+    }
+    Ok(transaction)
+}
+
+/// Begins a transaction that reads all users. The rows come by the index of ids: a sort would hold all of them on the
+/// server's disk before the first one is sent.
+pub fn begin_export(client: &mut Client, prepared: bool) -> Result<Transaction<'_>, Error> {
+    let mut transaction = begin(client, prepared, true)?;
+    transaction
+        .batch_execute("set local enable_sort = off; set local max_parallel_workers_per_gather = 0")?;
+    Ok(transaction)
+}
+
+/// Counts the users of the table.
+pub fn count_users(transaction: &mut Transaction) -> Result<u64, Error> {
+    let row = transaction.query_typed_one("select count(*) from users", &[])?;
+    Ok(row.try_get::<_, i64>(0)?.unsigned_abs())
+}
+
+/// Calls `each` with every user by id, and with the hash of the password if `with_hashes` is set and there is one.
+pub fn each_user<E: From<Error>>(
+    transaction: &mut Transaction,
+    with_hashes: bool,
+    mut each: impl FnMut(UserRef, Option<&str>) -> Result<(), E>,
+) -> Result<(), E> {
+    let sql = match with_hashes {
+        true => {
+            "select id, created_at, updated_at, name, email, password_hash
+             from users left join credentials on user_id = id order by id"
+        }
+        false => "select id, created_at, updated_at, name, email, null from users order by id",
+    };
+    let mut rows = transaction.query_typed_raw(sql, iter::empty::<(&str, Type)>())?;
+    while let Some(row) = rows.next()? {
+        each(record(&row)?, row.try_get(5)?)?;
+    }
+    Ok(())
+}
+
+/// Appends the row of a user to be staged, in the binary format of COPY. The id of `user` is not used: `id` is the one
+/// that the file gives, if it is to be kept.
+pub fn write_staged(
+    line: u64,
+    id: Option<i64>,
+    hash: Option<&PasswordHash>,
+    user: &UserRef,
+    rows: &mut Vec<u8>,
+) {
+    let (line, id) = (line.to_be_bytes(), id.map(i64::to_be_bytes));
+    let (created_at, updated_at) = (moment(user.created_at), moment(user.updated_at));
+    let values = [
+        Some(&line[..]),
+        id.as_ref().map(|id| &id[..]),
+        hash.map(|hash| hash.as_phc().as_bytes()),
+        Some(&created_at),
+        Some(&updated_at),
+        Some(user.name.as_bytes()),
+        Some(user.email.as_bytes()),
+    ];
+    rows.extend_from_slice(&(values.len() as i16).to_be_bytes());
+    for value in values {
+        rows.extend_from_slice(&value.map_or(-1, |value| value.len() as i32).to_be_bytes());
+        rows.extend_from_slice(value.unwrap_or_default());
+    }
+}
+
+/// Staged lines with an address or an id that is taken.
+pub struct Taken {
+    /// The first of them: the line, the earlier line that has the value, and whether the value is the id.
+    pub first: Vec<(u64, Option<u64>, bool)>,
+    /// All of them.
+    pub count: u64,
+}
+
+/// The transaction of one import. If the session ends before [`Staging::commit`], nothing of it is left.
+pub struct Staging<'a> {
+    transaction: Transaction<'a>,
+    keep_ids: bool,
+    /// The time of users whose line has none.
+    pub present: Timestamp,
+}
+
+impl<'a> Staging<'a> {
+    /// Begins the transaction. `keep_ids`: users get the ids of their lines.
+    pub fn begin(client: &'a mut Client, prepared: bool, keep_ids: bool) -> Result<Staging<'a>, Error> {
+        let mut transaction = begin(client, prepared, false)?;
+        transaction.batch_execute(STAGE)?;
+        let present = transaction.query_typed_one("select now()", &[])?.try_get(0)?;
+        Ok(Staging { transaction, keep_ids, present })
+    }
+
+    /// Stages the rows that `next` returns, some with each call, until it returns none.
+    pub fn stage<E: From<Error> + From<io::Error>>(
+        &mut self,
+        mut next: impl FnMut() -> Result<Option<Vec<u8>>, E>,
+    ) -> Result<(), E> {
+        /// Signature, flags, and the length of the header's extension.
+        const HEADER: &[u8] = b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0";
+        const TRAILER: i16 = -1;
+        let mut copy = self.transaction.copy_in(STAGE_ROWS)?;
+        copy.write_all(HEADER)?;
+        while let Some(rows) = next()? {
+            copy.write_all(&rows)?;
+        }
+        copy.write_all(&TRAILER.to_be_bytes())?;
+        copy.finish()?;
+        // The server collects no statistics of a temporary table by itself.
+        Ok(self.transaction.batch_execute("analyze userd_import")?)
+    }
+
+    /// Removes the staged users whose address is stored already. Returns their number.
+    pub fn skip_existing(&mut self) -> Result<u64, Error> {
+        self.transaction.execute(SKIP_EXISTING, &[])
+    }
+
+    /// Removes the staged lines whose address or id is taken. Returns at most `limit` of them, and their number.
+    pub fn remove_taken(&mut self, limit: i64) -> Result<Taken, Error> {
+        self.transaction.batch_execute("drop table if exists userd_taken")?;
+        let count = self.transaction.execute(FIND_TAKEN, &[])?;
+        let first = "select line, first, is_id from userd_taken order by line limit $1";
+        let rows = self.transaction.query_typed(first, &[(&limit, Type::INT8)])?;
+        let delete = "delete from userd_import using userd_taken where userd_import.line = userd_taken.line";
+        self.transaction.batch_execute(delete)?;
+        let number = |row: &Row, at| row.try_get::<_, Option<i64>>(at);
+        let line = |row: &Row| {
+            let (line, first) = (number(row, 0)?.unwrap_or_default(), number(row, 1)?);
+            Ok((line.unsigned_abs(), first.map(i64::unsigned_abs), row.try_get(2)?))
+        };
+        Ok(Taken { first: rows.iter().map(line).collect::<Result<_, Error>>()?, count })
+    }
+
+    /// Counts the staged users, and those of them with a hash.
+    pub fn count(&mut self) -> Result<(u64, u64), Error> {
+        let sql = "select count(*), count(password_hash) from userd_import";
+        let row = self.transaction.query_typed_one(sql, &[])?;
+        let [users, hashes] = [row.try_get::<_, i64>(0)?, row.try_get(1)?].map(i64::unsigned_abs);
+        Ok((users, hashes))
+    }
+
+    /// Stores the staged users. Returns how many users and hashes were stored. After an error everything is staged as
+    /// before.
+    pub fn store(&mut self, with_hashes: bool) -> Result<(u64, u64), Error> {
+        if self.keep_ids {
+            // Before the users are stored, so that no other session draws one of their ids. Not undone by a rollback.
+            self.transaction.query_typed(RESERVE_IDS, &[])?;
+        }
+        let mut attempt = self.transaction.transaction()?;
+        let users = attempt.execute(if self.keep_ids { STORE_WITH_IDS } else { STORE }, &[])?;
+        let hashes = if with_hashes { attempt.execute(STORE_HASHES, &[])? } else { 0 };
+        attempt.commit()?;
+        Ok((users, hashes))
+    }
+
+    /// Makes the stored users permanent.
+    pub fn commit(self) -> Result<(), Error> {
+        self.transaction.commit()
+    }
+}
