@@ -4,7 +4,7 @@ use crate::{
     budget::Budget,
     config::{PasswordHashing, Secret},
     error::Error,
-    users::password::{Hasher, PasswordHash},
+    users::password::{Hasher, Match, PasswordHash},
 };
 use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
@@ -56,13 +56,12 @@ impl Hashing {
 
     /// The same; with a new hash, where that one is outdated.
     pub fn log_in(&self, password: &Secret, hash: Option<&PasswordHash>) -> Result<Verdict, Error> {
-        let is_outdated = hash.is_some_and(|hash| self.hasher.is_outdated(hash, password));
         // One after the other.
         let memory = self.hasher.memory(hash).max(self.hasher.memory(None));
-        self.take(memory, || match self.hasher.verify(password, hash) {
-            false => Verdict::Wrong,
-            true if is_outdated => self.hasher.hash(password).map_or(Verdict::Right, Verdict::Outdated),
-            true => Verdict::Right,
+        self.take(memory, || match self.hasher.check(password, hash) {
+            Match::None => Verdict::Wrong,
+            Match::Current => Verdict::Right,
+            Match::Outdated => self.hasher.hash(password).map_or(Verdict::Right, Verdict::Outdated),
         })
     }
 

@@ -1,6 +1,7 @@
 //! The domain: users and their passwords, pages of them. Knows neither SQL nor sockets.
 
 pub(crate) mod email;
+mod formats;
 pub mod idempotency;
 pub mod pagination;
 pub mod password;
