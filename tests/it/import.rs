@@ -229,6 +229,34 @@ fn hashes_of_bcrypt_are_replaced_at_login() {
     }
 }
 
+/// é as one character and as two is one password: at logins, in hashes of other programs and for a repeated create.
+#[test]
+fn passwords_in_two_forms_are_one() {
+    const COMPOSED: &str = "\u{e9}-password";
+    const DECOMPOSED: &str = "e\u{301}-password";
+    // Of the decomposed form.
+    const HASH: &str = "$pbkdf2-sha256$i=1000$c2FsdHNhbHRzYWx0$vl9Oh2k2Aq5ewnjPmIyJmRtjWsc7w5hq2m1xUOs8x1Q";
+    let service = Service::start();
+    let mut client = service.client();
+    let create =
+        |password: &str| json!({"name": "n", "email": "a@example.com", "password": password}).to_string();
+    let key = [("Idempotency-Key", "one")];
+    let created = client.request("POST", "/users", &key, create(DECOMPOSED));
+    let repeated = client.request("POST", "/users", &key, create(COMPOSED));
+    assert_eq!((created.status, repeated.status, &created.body), (201, 201, &repeated.body));
+    assert_ne!(client.request("POST", "/users", &key, create("e-password")).status, 201);
+    for (password, expected) in [(COMPOSED, true), (DECOMPOSED, true), ("e-password", false)] {
+        assert_eq!(can_log_in(&mut client, "a@example.com", password), expected, "{password:?}");
+    }
+    let line = json!({"name": "n", "email": "b@example.com", "passwordHash": HASH}).to_string();
+    assert_eq!(import(&service.database, line, &[]).0, 0);
+    assert!(!can_log_in(&mut client, "b@example.com", COMPOSED), "it was hashed as it was sent");
+    for password in [DECOMPOSED, COMPOSED, DECOMPOSED] {
+        assert!(can_log_in(&mut client, "b@example.com", password), "{password:?}");
+    }
+    assert!(!can_log_in(&mut client, "b@example.com", "e-password"));
+}
+
 /// Of a longer password bcrypt has read 72 bytes only, so what matches may not be the password.
 #[test]
 fn hashes_of_bcrypt_stay_where_it_did_not_read_all_of_the_password() {
@@ -334,14 +362,17 @@ fn broken_lines() -> Vec<(Vec<u8>, &'static str)> {
         (user(r#""createdAt":"yesterday""#), "/createdAt must be a time as in 2020-02-29T23:59:59.123456Z"),
         (user(r#""createdAt":"2020-01-01T00:00:00""#), "/createdAt must be a time"),
         (user(r#""updatedAt":1577836800"#), "/updatedAt must be a time"),
-        (hash("5f4dcc3b5aa765d61d8327deb882cf99"), "/passwordHash is neither an Argon2id nor a bcrypt hash"),
+        (
+            hash("5f4dcc3b5aa765d61d8327deb882cf99"),
+            "/passwordHash is neither an Argon2id, bcrypt, PBKDF2, scrypt nor WordPress hash",
+        ),
         (
             hash("$2b$13$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2"),
             "costs more to verify than bcrypt's 12",
         ),
         (
-            hash("$argon2id$v=19$m=65537,t=1,p=1$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAA"),
-            "costs more to verify than Argon2id's m=65536,t=4",
+            hash("$argon2id$v=19$m=131073,t=1,p=1$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAA"),
+            "costs more to verify than 131072 KiB, or 262144 KiB times passes",
         ),
         (
             user(
@@ -1264,5 +1295,115 @@ fn a_progress_bar_on_a_terminal() {
         let output = terminal.stdin(Stdio::null()).output().expect("bsdutils");
         let shown = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success() && shown.contains(expected), "{shown:?}");
+    }
+}
+
+/// The lines of docs/import.md, each on a file of three users in the system's own form. The last member: whether the hash
+/// of the first user comes along.
+#[test]
+fn files_of_other_systems() {
+    const BCRYPT: &str = "05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2";
+    const SHA512: &str =
+        "oSKce4SGrSKsJabCWZfpe2MmVOPtl4paOjoD1njLdjo3le9sMBwq0q7ivJFcrXSTMQ0HjlOn/J48J9WZe4uR0g==";
+    let each = |user: &dyn Fn(usize) -> Value| (1..=3).map(user).collect::<Vec<Value>>();
+    let rows = |header: &str, separator: &str, user: &dyn Fn(usize) -> Vec<String>| {
+        let rows = (1..=3).map(|n| user(n).join(separator) + "\n");
+        header.replace(',', separator) + "\n" + &rows.collect::<String>()
+    };
+    let email = |n: usize| format!("user{n}@example.com");
+    let auth0 = each(&|n| {
+        json!({"_id": {"$oid": format!("60425dc43519d90068f8297{n}")}, "email_verified": false, "email": email(n),
+               "passwordHash": format!("$2b${BCRYPT}"), "tenant": "dev",
+               "password_set_date": {"$date": "2021-03-05T16:34:49.502Z"}, "connection": "Username-Password-Authentication"})
+    });
+    let firebase = each(&|n| {
+        json!({"localId": n.to_string(), "email": email(n), "emailVerified": false, "passwordHash": "V1N3LQ==",
+               "salt": "r7vD3Q==", "createdAt": "1520370000000", "providerUserInfo": []})
+    });
+    let keycloak = each(&|n| {
+        let secret =
+            json!({"value": SHA512, "salt": "c2FsdHNhbHRzYWx0", "additionalParameters": {}}).to_string();
+        let data = json!({"hashIterations": 1000, "algorithm": "pbkdf2-sha512", "additionalParameters": {}});
+        let credential =
+            json!({"id": "x", "type": "password", "secretData": secret, "credentialData": data.to_string()});
+        json!({"id": "x", "username": format!("user{n}"), "firstName": "User", "lastName": n.to_string(),
+               "email": email(n), "createdTimestamp": 1520370000000_i64, "enabled": true, "credentials": [credential]})
+    });
+    let okta = each(&|n| {
+        json!({"id": format!("00u{n}"), "status": "ACTIVE", "created": "2013-06-24T16:39:18.000Z",
+               "profile": {"firstName": "User", "lastName": n.to_string(), "email": email(n), "login": email(n)},
+               "credentials": {"password": {}, "provider": {"type": "OKTA", "name": "OKTA"}}})
+    });
+    let django = each(&|n| {
+        json!({"model": "auth.user", "pk": n, "fields": {
+            "password": "pbkdf2_sha256$1000$saltsaltsalt$F7o7+5VTVzFAO998X6s3AHrDsJVdMiIlgndIMe19NvY=",
+            "last_login": null, "username": format!("user{n}"), "email": email(n), "is_staff": false, "groups": [],
+            "date_joined": "2020-02-29T23:59:59.123Z"}})
+    });
+    let (phpass, wp) = (
+        "$P$6abcdefghRJFCMvnAbZH2hCiFPRxpk.",
+        "$wp$2y$05$abcdefghijklmnopqrstuu9iY1gyjA3k6CGptWJJ9nIT22tG/wV8K",
+    );
+    let wordpress = rows("display_name,user_email,user_pass", "\t", &|n| {
+        vec![format!("User {n}"), email(n), if n == 1 { phpass } else { wp }.to_owned()]
+    });
+    let pg = |version: &'static str| {
+        move |n: usize| {
+            let hash = format!("${version}${BCRYPT}");
+            vec![format!("User {n}"), email(n), hash, "2020-02-29 23:59:59.123456+00".to_owned()]
+        }
+    };
+    let lines = |users: &[Value]| users.iter().map(|user| format!("{user}\n")).collect::<String>();
+    let files = [
+        ("Auth0", "auth0.ndjson", lines(&auth0), true),
+        ("Firebase", "firebase.json", format!("{{\"users\": {}}}", json!(firebase)), false),
+        (
+            "Keycloak",
+            "keycloak.json",
+            format!("{:#}", json!({"realm": "shop", "users": keycloak, "roles": {}})),
+            true,
+        ),
+        ("Okta", "okta.json", json!(okta).to_string(), false),
+        ("WordPress", "wordpress.tsv", wordpress, true),
+        ("Django", "django.json", json!(django).to_string(), true),
+        ("Rails", "rails.csv", rows("name,email,encrypted_password,created_at", ",", &pg("2a")), true),
+        ("Laravel", "laravel.tsv", rows("name,email,password", "\t", &|n| pg("2y")(n)[..3].to_vec()), true),
+        ("Supabase", "supabase.csv", rows("name,email,encrypted_password,created_at", ",", &pg("2a")), true),
+    ];
+    let page = include_str!("../../docs/import.md");
+    assert_eq!(page.matches("\n## ").count(), files.len());
+    let service = Service::start();
+    let mut client = service.client();
+    let userd = Path::new(env!("CARGO_BIN_EXE_userd")).parent().expect("a directory");
+    for (system, name, text, has_hash) in files {
+        service.database.run("delete from users");
+        let (_, section) = page.split_once(&format!("\n## {system}\n")).expect(system);
+        let (_, block) = section.split_once("\n```sh\n").expect(system);
+        let (block, _) = block.split_once("\n```").expect(system);
+        let dir = TempDir::new();
+        dir.write(name, &text);
+        let mut shell = Command::new("sh");
+        shell.args(["-ec", block]).current_dir(dir.path()).env_clear().stdin(Stdio::null());
+        shell.env("PATH", format!("{}:/usr/bin:/bin", userd.display()));
+        let output = shell.env("DATABASE_URL", service.database.url()).output().expect("sh");
+        let said =
+            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(said.starts_with("imported 3 users"), "{system}: {said}");
+        let users = client.get("/users").json();
+        assert_eq!(users["total"], 3, "{system}");
+        for (n, user) in users["data"].as_array().expect("users").iter().enumerate() {
+            assert_eq!(user["email"], email(n + 1), "{system}");
+            assert!(
+                user["name"].as_str().expect("a name").to_lowercase().contains("user"),
+                "{system}: {user}"
+            );
+        }
+        let hash = "select coalesce(min(password_hash), '') from credentials join users on user_id = id \
+            where email = 'user1@example.com'";
+        assert_eq!(service.database.value(hash).is_empty(), !has_hash, "{system}");
+        assert!(!has_hash || !can_log_in(&mut client, &email(1), "correct horsf"), "{system}");
+        assert_eq!(can_log_in(&mut client, &email(1), PASSWORD), has_hash, "{system}");
+        assert_eq!(service.database.value(hash).starts_with("$argon2id$"), has_hash, "{system}");
+        assert_eq!(can_log_in(&mut client, &email(3), PASSWORD), has_hash, "{system}");
     }
 }
