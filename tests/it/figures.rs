@@ -386,7 +386,7 @@ fn no_text_of_a_client_is_a_label() {
         r#"
         GET /metrics => 401 {"error":"Unauthorized"}
         POST /metrics => 405 {"error":"Method not allowed"}
-        GET /metrics/ => 404 {"error":"Not found"}
+        GET /metrics/ => 404 {"error":"Not found","message":"the path is /metrics, without a further slash"}
         "#,
     );
     let headed = client.request("HEAD", "/metrics", &headers, "");

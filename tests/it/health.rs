@@ -58,7 +58,7 @@ fn what_the_routes_answer() {
         POST /livez {"a":1} => 405 {"error":"Method not allowed"}
         BREW /readyz => 405 {"error":"Method not allowed"}
         OPTIONS /readyz => 204
-        GET /livez/ => 404 {"error":"Not found"}
+        GET /livez/ => 404 {"error":"Not found","message":"the path is /livez, without a further slash"}
         GET /Livez => 404 {"error":"Not found"}
         GET /users => 401 {"error":"Unauthorized"}
         "#,
@@ -341,6 +341,8 @@ fn a_second_signal_ends_the_delay() {
     let mut client = process.client();
     process.signal(Signal::SIGTERM);
     becomes(&mut client, 503, STOPPING);
+    // Within a second of the first signal it counts as a repetition of that one.
+    pause(Duration::from_millis(1100));
     process.signal(Signal::SIGTERM);
     assert_eq!(process.wait(LONG), 128 + Signal::SIGTERM as i32);
 }
