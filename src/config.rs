@@ -397,7 +397,8 @@ impl Config {
         let page = |user: usize| user.saturating_mul(self.max_per_page as usize).saturating_add(REST_OF_PAGE);
         let hash = self.password_hashing.memory();
         let work = page(LARGEST_USER).max(page(USUAL_USER).saturating_add(hash)).saturating_add(WORK_RESERVE);
-        let least = input.saturating_add(work);
+        // While a page is made, its rows and its text are in memory.
+        let least = input.saturating_add(work.saturating_mul(2));
         match self.limits.memory_budget >= least {
             true => Ok(()),
             false => {
@@ -547,11 +548,11 @@ mod tests {
         type Change = fn(&mut Config);
         let rows: [(Change, bool); 9] = [
             (|_| {}, true),
-            (|config| config.limits.memory_budget = 20 << 20, false),
-            (|config| config.limits.memory_budget = 22 << 20, true),
-            (|config| config.max_per_page = 6000, true),
-            (|config| config.max_per_page = 6100, false),
-            (|config| config.limits.max_body_bytes = 40 << 20, false),
+            (|config| config.limits.memory_budget = 40 << 20, false),
+            (|config| config.max_per_page = 2500, true),
+            (|config| config.max_per_page = 2900, true),
+            (|config| config.max_per_page = 3000, false),
+            (|config| config.limits.max_body_bytes = 20 << 20, false),
             (|config| config.limits.max_body_bytes = 1 << 30, false),
             (
                 |config| {
