@@ -18,11 +18,12 @@ fn reads_outlive_their_sessions() {
     let service = Service::start();
     let url = service.server.base_url();
     assert_eq!(Caller::new(url, LONG).call("POST", "/users", USER).unwrap().0, 201);
-    let (ended, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let (ended, answered) = (AtomicBool::new(false), [const { AtomicUsize::new(0) }; READERS]);
     let mut killed = 0;
     thread::scope(|scope| {
-        for _ in 0..READERS {
-            scope.spawn(|| {
+        for answered in &answered {
+            let ended = &ended;
+            scope.spawn(move || {
                 let mut caller = Caller::new(url, LONG);
                 while !ended.load(Ordering::Relaxed) {
                     for target in ["/users/1", "/users"] {
@@ -35,10 +36,11 @@ fn reads_outlive_their_sessions() {
         }
         let mut admin = service.database.client();
         for _ in 0..ROUNDS {
-            // So that each round ends sessions in use, and not those that reads are repeated on.
-            let before = answered.load(Ordering::Relaxed);
-            eventually(LONG, "reads are answered", || {
-                ended.load(Ordering::Relaxed) || answered.load(Ordering::Relaxed) >= before + 20 * READERS
+            // So that each round ends sessions in use, and not those that a reader's read is repeated on.
+            let counts = || answered.each_ref().map(|count| count.load(Ordering::Relaxed));
+            let before = counts();
+            eventually(LONG, "each reader is answered", || {
+                counts().iter().zip(before).all(|(now, before)| *now >= before + 20)
             });
             let sql = "select pg_terminate_backend(pid) from pg_stat_activity \
                 where datname = current_database() and application_name = 'userd'";
