@@ -204,6 +204,9 @@ pub(super) fn make(dir: &Path, account: &Account) -> Result<PathBuf, ClusterErro
     if !takes_a_socket(&dir) {
         return refuse("is too long a name for a socket in it, or has a comma or a line break".to_owned());
     }
+    if !dir.is_dir() {
+        return refuse("is not a directory".to_owned());
+    }
     let entries = fs::read_dir(&dir).map_err(ClusterError::io("read", &dir))?;
     let names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();
     let is_ours = |name: &str| {

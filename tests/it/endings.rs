@@ -34,7 +34,7 @@ fn each_names_the_cause_and_then_the_remedy() {
         (&["--env-file", &none], 2, &none, "name a file of lines NAME=value"),
         (&["--env-file", &env], 2, "line 1", "is not NAME=value"),
         (&["--embedded", "--with-parent=2147483647"], 2, "there is no such process", "name one that runs"),
-        (&[&in_file], 1, "is not a directory", "choose another name"),
+        (&[&in_file], 1, "is not a directory", "choose another directory"),
         (&["--embedded=/proc/userd"], 1, "cannot create /proc/userd", "choose another directory"),
         (&["export", &nowhere], 1, "has no cluster", "makes one"),
         (&["import", &nowhere, &none_csv], 1, "cannot read", "`userd help import` says"),
