@@ -111,7 +111,7 @@ pub fn begin_export(client: &mut Client, prepared: bool) -> Result<Transaction<'
 
 /// Counts the users of the table.
 pub fn count_users(transaction: &mut Transaction) -> Result<u64, Error> {
-    let row = transaction.query_typed_one("select count(*) from users", &[])?;
+    let row = transaction.query_typed_one("select coalesce(sum(n), 0)::bigint from user_counts", &[])?;
     Ok(row.try_get::<_, i64>(0)?.unsigned_abs())
 }
 
