@@ -73,7 +73,7 @@ fn the_service_with_a_cluster_of_its_own() {
     let mut process = Process::start(&[&argument], &[("NODE_ENV", "production")]);
     assert!(process.wait_for_url_within(LONG_ON_DISK).starts_with("http://127.0.0.1:"));
     check(&mut process.client(), &format!("POST /users {ADA} => 201 {ADA_1}"));
-    process.logs("starting PostgreSQL with ");
+    process.logs(" serves ");
     let file = fs::read_to_string(dir.path().join("userd/pgdata/postmaster.pid")).unwrap();
     let server = file.lines().next().unwrap().parse().unwrap();
     process.signal(Signal::SIGTERM);

@@ -1,15 +1,14 @@
 //! Three machines on this one, by the files and the script of `examples/deploy/cluster`: etcd, PostgreSQL under Patroni
-//! with synchronous replication, PgBouncer, haproxy and userd. The primary is killed, stopped for a while and cut off
+//! with synchronous replication, PgBouncer, haproxy and userd. The primary is killed and cut off
 //! from etcd, while clients create, change, read and delete users, on both ways to the database: its three addresses in
 //! `DATABASE_URL`, and haproxy with PgBouncer.
 
 use crate::{
     listening::Account,
     program,
-    standby::Standby,
     support::{
-        BUSY, Caller, Daemon, Event, LONG, LONG_ON_DISK, Load, Own, Process, Relay, TempDir, children,
-        eventually, loopback_network, pause, running, users,
+        BUSY, Caller, Daemon, Event, LONG, LONG_ON_DISK, Load, Process, Relay, TempDir, children, eventually,
+        loopback_network, pause, running, users,
     },
 };
 use nix::{
@@ -37,9 +36,6 @@ const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/deploy/clust
 
 /// A new primary, and an old one that follows it: Patroni's `ttl`, some of its rounds, and a busy machine.
 const FAILOVER: Duration = Duration::from_secs(90);
-
-/// For how long the primary is stopped.
-const STOPPED: Duration = Duration::from_secs(30);
 
 /// How soon userd is back after its database.
 const BACK: Duration = Duration::from_secs(1);
@@ -421,7 +417,7 @@ struct Fault {
 }
 
 #[test]
-fn the_primary_is_killed_stopped_and_cut_off() {
+fn the_primary_is_killed_and_cut_off() {
     let programs =
         [("patroni", "patroni"), ("etcd", "etcd-server"), ("pgbouncer", "pgbouncer"), ("haproxy", "haproxy")];
     for (name, package) in programs {
@@ -464,7 +460,7 @@ fn the_primary_is_killed_stopped_and_cut_off() {
     let creates = |count| ways.iter().for_each(|way| way.load.creates(count));
 
     let mut faults = Vec::new();
-    for name in ["killed", "stopped", "cut off"] {
+    for name in ["killed", "cut off"] {
         creates(50);
         let at = Instant::now();
         match name {
@@ -472,17 +468,12 @@ fn the_primary_is_killed_stopped_and_cut_off() {
                 let said = machines.script("kill", "leader");
                 assert_eq!(said, format!("killed node{}\n", primary + 1));
             }
-            "stopped" => machines.signal(primary, Signal::SIGSTOP),
             _ => machines.relays[primary].cut(),
         }
         let back = machines.wait_for_another(primary, at);
         creates(50);
         match name {
             "killed" => drop(machines.script("start", &(primary + 1).to_string())),
-            "stopped" => {
-                pause(STOPPED.saturating_sub(at.elapsed()));
-                machines.signal(primary, Signal::SIGCONT);
-            }
             _ => machines.relays[primary].open(),
         }
         creates(50);
@@ -496,46 +487,6 @@ fn the_primary_is_killed_stopped_and_cut_off() {
     assert_eq!(started.len(), 15, "five programs for each of three machines");
     drop(machines);
     eventually(LONG, "the script ends all that it has started", || started.iter().all(|id| !running(*id)));
-}
-
-/// A primary that is stopped, replaced, and goes on takes changes as if nothing had happened, where no Patroni ends it.
-#[test]
-fn a_primary_that_was_stopped_and_replaced_is_not_used_again() {
-    let primary = Own::start();
-    let standby = Standby::start(&primary);
-    let hosts = format!("{},{}", primary.socket_dir().display(), standby.socket_dir().display());
-    let url = format!("host={hosts} user=postgres dbname=postgres target_session_attrs=read-write");
-    let variables = [("DATABASE_URL", &*url), ("HOST", "127.0.0.1"), ("PORT", "0"), ("REQUEST_TIMEOUT", "2")];
-    let mut process = Process::start(&[], &variables);
-    let mut caller = Caller::new(&process.wait_for_url(), LONG);
-    let user = |n: u32| json!({"name": "n", "email": format!("{n}@example.com")}).to_string();
-    assert_eq!(caller.call("POST", "/users", &user(0)).unwrap().0, 201);
-    eventually(LONG, "the standby has all of it", || standby.has_replayed(&primary));
-
-    primary.signal(Signal::SIGSTOP);
-    standby.client().execute("select pg_promote()", &[]).unwrap();
-    eventually(LONG, "userd has found the new primary", || {
-        matches!(caller.call("POST", "/users", &user(1)), Ok((201, _)))
-    });
-    // The session was opened after a server had not answered. It takes a refusal of the database's for what it is.
-    let taken = json!({"email": "1@example.com"}).to_string();
-    assert_eq!(caller.call("PUT", "/users/1", &taken).unwrap().0, 409);
-    assert_eq!(caller.call("GET", "/users/1", "").unwrap().1["email"], "0@example.com");
-
-    primary.signal(Signal::SIGCONT);
-    let end = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'userd'";
-    for n in 2..12 {
-        assert!(standby.client().execute(end, &[]).unwrap() > 0, "it has sessions there");
-        eventually(LONG, "the change is made", || {
-            matches!(caller.call("POST", "/users", &user(n)), Ok((201 | 409, _)))
-        });
-        let stored = users(&mut standby.client());
-        assert!(stored.contains_key(&format!("{n}@example.com")), "{n}: {stored:?}");
-    }
-    // A change that was sent to it while it was stopped may have been made now. It has got no others.
-    let mut old = users(&mut primary.client());
-    old.retain(|email, _| email != "0@example.com" && email != "1@example.com");
-    assert!(old.is_empty(), "{old:?}");
 }
 
 /// Other accounts of the machine see the arguments of each process.
