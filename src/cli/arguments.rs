@@ -185,9 +185,9 @@ mod tests {
                 "'--skip-exist' found; tip: a similar argument exists: '--skip-existing'",
             ),
             ("config --prot=1", "'--prot' found; tip: a similar argument exists: '--port'"),
-            ("hunter2", "unexpected argument '…' found"),
+            ("hunter2", "unrecognized subcommand '…'"),
             ("--Hunter2", "unexpected argument '…' found"),
-            ("-hunter2", "unexpected argument '-u' found"),
+            ("-xhunter2", "unexpected argument '…' found"),
             ("export a hunter2", "unexpected argument '…' found"),
             (
                 "export --format hunter2",
