@@ -12,11 +12,15 @@ use std::{
     fs::File,
     io::{self, BufRead, BufReader, Write},
     path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
 };
 use userd::{
     Config, check,
-    transfer::{self, Format, Import, Imported, Mapping, Progress, Stop, TransferError},
+    transfer::{self, Format, Import, Imported, Mapping, Progress, TransferError},
 };
 
 /// Imports the users of a file, or of standard input, and says what has become of each line that is refused. A private
@@ -35,11 +39,11 @@ pub fn import(given: &Given) -> Result<(), Failure> {
     };
     let mut config = environment::config(given).map_err(Failure::usage)?;
     let (input, bytes) = open(given.file())?;
-    let stop = Stop::default();
-    let stopped = stop.clone();
-    // A signal leaves nothing of the import, unless it is being committed: then the outcome is told.
+    // Set by a signal or by the commit, whichever comes first. A signal after the commit has begun has no effect.
+    let decided = Arc::new(AtomicBool::new(false));
+    let interrupted = decided.clone();
     signals::on_signals(move |signal| {
-        if stopped.now() {
+        if !interrupted.swap(true, Ordering::SeqCst) {
             let _ = writeln!(io::stderr(), "userd: interrupted; nothing was imported");
             signals::exit(128 + signal);
         }
@@ -49,15 +53,18 @@ pub fn import(given: &Given) -> Result<(), Failure> {
         check::migrate(&config).map_err(start_error)?;
     }
     let bar = Bar::new();
-    let imported = transfer::import(&config, &what, input, &stop, &mut |progress| match progress {
-        Progress::Checked { records, bytes: read } => bar.records(records, read, bytes),
-        Progress::Storing { users } => bar.storing(users),
+    let input = bar.reading(input, bytes);
+    let imported = transfer::import(&config, &what, input, &mut |progress| match progress {
+        Progress::Checked(records) => bar.records(records),
+        Progress::Storing(users) => bar.storing(users),
+        Progress::Committing => {
+            while decided.swap(true, Ordering::SeqCst) {
+                // The thread that handles signals ends the process.
+                thread::park();
+            }
+        }
     });
     drop(bar);
-    while imported.is_err() && stop.has_stopped() {
-        // The thread that has stopped it tells so, and ends the process.
-        thread::park();
-    }
     let imported = imported.map_err(failure)?;
     report(&what, &imported)
 }
@@ -69,7 +76,7 @@ pub fn seed(config: &Config, file: &Path) -> Result<(), Failure> {
     let keep_ids = has_ids(file, format);
     let what = Import { format: Some(format), as_is: true, keep_ids, ..Import::default() };
     let input = open(Some(file))?.0;
-    let imported = transfer::import(config, &what, input, &Stop::default(), &mut |_| ());
+    let imported = transfer::import(config, &what, input, &mut |_| ());
     let imported = imported.map_err(failure)?;
     refusals(&what, &imported)
 }
@@ -129,8 +136,8 @@ fn report(what: &Import, imported: &Imported) -> Result<(), Failure> {
     if imported.existing > 0 {
         line.push_str(&format!(", skipped {}", counted(imported.existing, "existing user")));
     }
-    if imported.refused.count > 0 {
-        line.push_str(&format!(", skipped {}", counted(imported.refused.count, "invalid line")));
+    if imported.refused > 0 {
+        line.push_str(&format!(", skipped {}", counted(imported.refused, "invalid line")));
     }
     if !imported.left_out.is_empty() {
         let one = |(name, count): (&String, &u64)| format!("{name:?} of {}", counted(*count, "user"));
@@ -143,19 +150,22 @@ fn report(what: &Import, imported: &Imported) -> Result<(), Failure> {
 
 /// The refused lines on standard error. An error where nothing was imported because of them.
 fn refusals(what: &Import, imported: &Imported) -> Result<(), Failure> {
-    let refused = &imported.refused;
+    let Imported { refused, problems, unit, .. } = imported;
     let mut stderr = io::stderr().lock();
     // Standard error may be a terminal that is closed.
-    for complaint in &refused.first {
-        let _ = writeln!(stderr, "{complaint}");
+    for (number, problem) in problems {
+        let _ = writeln!(stderr, "{unit} {number}: {problem}");
     }
-    if let Some(more) = refused.count.checked_sub(refused.first.len() as u64).filter(|more| *more > 0) {
+    let more = refused - problems.len() as u64;
+    if more > 0 {
         let _ = writeln!(stderr, "and {}", counted(more, "more line"));
     }
-    if refused.count > 0 && !what.skip_invalid {
-        let count = counted(refused.count, "line");
-        let verb = if refused.count == 1 { "is" } else { "are" };
-        return Err(Failure::runtime(format!("{count} {verb} refused; nothing was imported")));
+    if *refused > 0 && !what.skip_invalid {
+        let verb = if *refused == 1 { "is" } else { "are" };
+        return Err(Failure::runtime(format!(
+            "{} {verb} refused; nothing was imported",
+            counted(*refused, "line")
+        )));
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! A progress bar, drawn only if standard error is a terminal.
 
-use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::{cell::Cell, time::Duration};
+use indicatif::{HumanCount, ProgressBar, ProgressBarIter, ProgressDrawTarget, ProgressStyle};
+use std::{cell::Cell, fs::File, time::Duration};
 
 /// The time between two frames of the spinner.
 const TICK: Duration = Duration::from_millis(200);
@@ -28,17 +28,20 @@ impl Progress {
         self.bar.set_position(done);
     }
 
-    /// Shows that `records` were checked, and `bytes` read of all, if their number is known.
-    pub fn records(&self, records: u64, bytes: u64, of: Option<u64>) {
-        if !self.is_styled.replace(true) {
-            match of {
-                Some(of) => {
-                    self.bar.set_length(of);
-                    self.style("{bar:30} {msg}, {eta} left");
-                }
-                None => self.style("{spinner} {msg}"),
+    /// Shows how much of the input is read; `bytes` is its size, if that is known.
+    pub fn reading(&self, input: File, bytes: Option<u64>) -> ProgressBarIter<File> {
+        match bytes {
+            Some(bytes) => {
+                self.bar.set_length(bytes);
+                self.style("{bar:30} {msg}, {eta} left");
             }
+            None => self.style("{spinner} {msg}"),
         }
+        self.bar.wrap_read(input)
+    }
+
+    /// Shows that `records` were checked.
+    pub fn records(&self, records: u64) {
         if !self.bar.is_hidden() {
             let rate = records as f64 / self.bar.elapsed().as_secs_f64().max(0.001);
             self.bar.set_message(format!(
@@ -46,7 +49,6 @@ impl Progress {
                 HumanCount(records),
                 HumanCount(rate as u64)
             ));
-            self.bar.set_position(bytes);
         }
     }
 

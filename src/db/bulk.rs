@@ -187,19 +187,17 @@ impl<'a> Staging<'a> {
         Ok(Staging { transaction, keep_ids, present })
     }
 
-    /// Stages the rows that `next` returns, some with each call, until it returns none.
+    /// Stages the rows that `fill` writes.
     pub fn stage<E: From<Error> + From<io::Error>>(
         &mut self,
-        mut next: impl FnMut() -> Result<Option<Vec<u8>>, E>,
+        fill: impl FnOnce(&mut dyn Write) -> Result<(), E>,
     ) -> Result<(), E> {
         /// Signature, flags, and the length of the header's extension.
         const HEADER: &[u8] = b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0";
         const TRAILER: i16 = -1;
         let mut copy = self.transaction.copy_in(STAGE_ROWS)?;
         copy.write_all(HEADER)?;
-        while let Some(rows) = next()? {
-            copy.write_all(&rows)?;
-        }
+        fill(&mut copy)?;
         copy.write_all(&TRAILER.to_be_bytes())?;
         copy.finish()?;
         // The server collects no statistics of a temporary table by itself.
@@ -227,26 +225,24 @@ impl<'a> Staging<'a> {
         Ok(Taken { first: rows.iter().map(line).collect::<Result<_, Error>>()?, count })
     }
 
-    /// Counts the staged users, and those of them with a hash.
-    pub fn count(&mut self) -> Result<(u64, u64), Error> {
-        let sql = "select count(*), count(password_hash) from userd_import";
-        let row = self.transaction.query_typed_one(sql, &[])?;
-        let [users, hashes] = [row.try_get::<_, i64>(0)?, row.try_get(1)?].map(i64::unsigned_abs);
-        Ok((users, hashes))
+    /// Counts the staged users.
+    pub fn count(&mut self) -> Result<u64, Error> {
+        let row = self.transaction.query_typed_one("select count(*) from userd_import", &[])?;
+        Ok(row.try_get::<_, i64>(0)?.unsigned_abs())
     }
 
-    /// Stores the staged users. Returns how many users and hashes were stored. After an error everything is staged as
-    /// before.
-    pub fn store(&mut self, with_hashes: bool) -> Result<(u64, u64), Error> {
+    /// Stores the staged users and their hashes. Returns the number of users that were stored. After an error everything
+    /// is staged as before.
+    pub fn store(&mut self) -> Result<u64, Error> {
         if self.keep_ids {
             // Before the users are stored, so that no other session draws one of their ids. Not undone by a rollback.
             self.transaction.query_typed(RESERVE_IDS, &[])?;
         }
         let mut attempt = self.transaction.transaction()?;
         let users = attempt.execute(if self.keep_ids { STORE_WITH_IDS } else { STORE }, &[])?;
-        let hashes = if with_hashes { attempt.execute(STORE_HASHES, &[])? } else { 0 };
+        attempt.execute(STORE_HASHES, &[])?;
         attempt.commit()?;
-        Ok((users, hashes))
+        Ok(users)
     }
 
     /// Makes the stored users permanent.

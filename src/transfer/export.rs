@@ -1,6 +1,6 @@
 //! All users of one snapshot, by id, as lines of JSON or as CSV.
 
-use super::{Format, TransferError, select::PASSWORD_HASH};
+use super::{Format, PASSWORD_HASH, TransferError};
 use crate::{
     config::Config,
     db::{
@@ -10,37 +10,34 @@ use crate::{
     users::user::UserRef,
 };
 use serde::Serialize;
-use std::{
-    borrow::Cow,
-    io::{self, BufWriter, Write},
-};
+use std::io::{self, BufWriter, Write};
 
-/// What is exported, and how it is written.
+/// Options of an export.
 #[derive(Debug, Clone, Copy)]
 pub struct Export {
-    /// How a user is written.
+    /// The format of the output.
     pub format: Format,
-    /// Whether with the hash of the password, as `passwordHash`.
+    /// Adds the hash of the password, as `passwordHash`.
     pub with_password_hashes: bool,
-    /// Whether names and addresses in CSV that a spreadsheet would take for formulas have an apostrophe before them.
+    /// Writes CSV that a spreadsheet reads as UTF-8 and finds no formula in.
     pub for_spreadsheets: bool,
 }
 
-/// What a spreadsheet takes for the beginning of a formula, or leaves out before one.
+/// Characters with which a formula begins in a spreadsheet, or which it leaves out before one.
 const FORMULA: [char; 11] = ['=', '+', '-', '@', '\t', '\r', '\n', '＝', '＋', '－', '＠'];
 
-/// What ends a cell, quotes or not, for a spreadsheet whose language has the comma in numbers and another separator.
+/// Characters that end a cell, within quotes or not, if a spreadsheet's language uses the comma in numbers.
 const END_OF_CELL: [char; 4] = [';', '\t', '\r', '\n'];
 
-/// Users between two calls.
+/// Users between two calls of `on_progress`.
 const STEP: u64 = 1000;
 
 /// Bytes of one write.
 const WRITE: usize = 64 << 10;
 
-/// Writes all users; how many they were. Holds some hundred kilobytes, however many there are. Blocks for as long as it
-/// takes; a slow reader of the output makes the database wait, with its snapshot. `on_progress` is told how many users
-/// are written, and how many there are.
+/// Writes all users. Returns their number. Holds some hundred kilobytes, however many there are. Blocks until all are
+/// written; a slow reader of the output makes the database wait, with its snapshot. `on_progress` gets the number of users
+/// that are written, and the number of all.
 ///
 /// # Errors
 /// After any of them the output is not complete.
@@ -54,65 +51,23 @@ pub fn export(
     let breaker = client.breaker();
     let mut transaction = begin_export(&mut client, config.db_prepared)?;
     let total = count_users(&mut transaction)?;
+    let mut to = BufWriter::with_capacity(WRITE, to);
+    export.header(&mut to).map_err(TransferError::Write)?;
     let mut done = 0;
-    let mut each = |write: &mut dyn FnMut(UserRef, Option<&str>) -> io::Result<()>| {
-        each_user(&mut transaction, export.with_password_hashes, |user, hash| {
-            done += 1;
-            if done % STEP == 0 {
-                on_progress(done, total);
-            }
-            write(user, hash).map_err(TransferError::Write)
-        })
-    };
-    let written = match export.format {
-        Format::Ndjson => {
-            let mut lines = BufWriter::with_capacity(WRITE, to);
-            let written = each(&mut |user, password_hash| {
-                serde_json::to_writer(&mut lines, &Line { user, password_hash })?;
-                lines.write_all(b"\n")
-            });
-            written.and_then(|()| lines.flush().map_err(TransferError::Write))
+    let written = each_user(&mut transaction, export.with_password_hashes, |user, hash| {
+        done += 1;
+        if done % STEP == 0 {
+            on_progress(done, total);
         }
-        Format::Csv => export_csv(export, to, &mut each),
-    };
+        export.user(user, hash, &mut to).map_err(TransferError::Write)
+    });
+    let written = written.and_then(|()| to.flush().map_err(TransferError::Write));
     // After an error, the rest of the users would be read to end the transaction in good order.
     written.inspect_err(|_| breaker.shut_down())?;
     Ok(done)
 }
 
-/// Calls a function with each user, and with the hash of the password if it is exported and there is one.
-type Each<'a> =
-    dyn FnMut(&mut dyn FnMut(UserRef, Option<&str>) -> io::Result<()>) -> Result<(), TransferError> + 'a;
-
-fn export_csv(export: Export, to: &mut dyn Write, each: &mut Each) -> Result<(), TransferError> {
-    let begin = || {
-        if export.for_spreadsheets {
-            // Without it, spreadsheets take UTF-8 for an older encoding.
-            to.write_all("\u{feff}".as_bytes())?;
-        }
-        let mut csv = csv::WriterBuilder::new().has_headers(false).buffer_capacity(WRITE).from_writer(to);
-        let hash = export.with_password_hashes.then_some(PASSWORD_HASH);
-        csv.write_record(UserRef::FIELDS.into_iter().chain(hash))?;
-        Ok(csv)
-    };
-    let mut csv = begin().map_err(TransferError::Write)?;
-    each(&mut |user, password_hash| {
-        let cell = |text| match export.for_spreadsheets {
-            true => Cow::Owned(without_formulas(text)),
-            false => Cow::Borrowed(text),
-        };
-        let (name, email) = (cell(user.name), cell(user.email));
-        let user = UserRef { name: &name, email: &email, ..user };
-        match export.with_password_hashes {
-            true => csv.serialize((user, password_hash))?,
-            false => csv.serialize(user)?,
-        }
-        Ok(())
-    })?;
-    csv.flush().map_err(TransferError::Write)
-}
-
-/// A user as GET answers it, and the hash where it is asked for and there is one.
+/// A user as GET answers it, and the hash if it is exported and there is one.
 #[derive(Serialize)]
 struct Line<'a> {
     #[serde(flatten)]
@@ -121,7 +76,46 @@ struct Line<'a> {
     password_hash: Option<&'a str>,
 }
 
-/// The text with an apostrophe before each formula, at its beginning or where a cell may begin in it.
+impl Export {
+    fn header(&self, to: &mut impl Write) -> io::Result<()> {
+        if self.format == Format::Ndjson {
+            return Ok(());
+        }
+        // Without a byte order mark, spreadsheets take UTF-8 for an older encoding.
+        let mark = if self.for_spreadsheets { "\u{feff}" } else { "" };
+        let hash = self.with_password_hashes.then_some(PASSWORD_HASH);
+        let names: Vec<&str> = UserRef::FIELDS.into_iter().chain(hash).collect();
+        writeln!(to, "{mark}{}", names.join(","))
+    }
+
+    fn user(&self, user: UserRef, password_hash: Option<&str>, to: &mut impl Write) -> io::Result<()> {
+        if self.format == Format::Ndjson {
+            serde_json::to_writer(&mut *to, &Line { user, password_hash })?;
+            return to.write_all(b"\n");
+        }
+        let UserRef { id, name, email, created_at, updated_at } = user;
+        let (name, email) = (self.cell(name), self.cell(email));
+        write!(to, "{id},{name},{email},{created_at},{updated_at}")?;
+        if self.with_password_hashes {
+            write!(to, ",{}", quoted(password_hash.unwrap_or_default()))?;
+        }
+        to.write_all(b"\n")
+    }
+
+    fn cell(&self, text: &str) -> String {
+        if self.for_spreadsheets { quoted(&without_formulas(text)) } else { quoted(text) }
+    }
+}
+
+/// Returns the text as a field of CSV.
+fn quoted(text: &str) -> String {
+    match text.contains([',', '"', '\r', '\n']) {
+        true => format!("\"{}\"", text.replace('"', "\"\"")),
+        false => text.to_owned(),
+    }
+}
+
+/// Returns the text with an apostrophe before each formula, at its beginning or where a cell may begin in it.
 fn without_formulas(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 1);
     let mut begins = true;

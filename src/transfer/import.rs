@@ -2,12 +2,9 @@
 //! temporary table, compared with one another and with the stored users, and stored by one insert.
 
 use super::{
-    Complaint, Format, Mapping, TransferError,
-    check::Rules,
-    pipeline::Pipeline,
-    read::{Layout, Source},
-    select::{LeftOut, Selection, leave_out},
-    stop::{Stage, Stop},
+    Format, Mapping, TransferError,
+    read::{Record, read},
+    rules::{Checked, LeftOut, Rules, leave_out},
 };
 use crate::{
     config::Config,
@@ -18,11 +15,9 @@ use crate::{
     },
 };
 use std::{
-    io::Read,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    collections::BTreeMap,
+    io::{self, Read},
+    mem, panic, thread,
 };
 
 /// Options of an import.
@@ -30,20 +25,27 @@ use std::{
 pub struct Import {
     /// The format of the file; `None`: as the first record looks.
     pub format: Option<Format>,
-    /// Which member or column is which field; `None`: by their names.
+    /// Fields that are read from members or columns of other names. Members that are not mapped are left out.
     pub map: Option<Mapping>,
-    /// Whether members or columns that are no field are left out. They are if there is a mapping.
+    /// Leaves out members or columns that are no field.
     pub ignore_unknown: bool,
-    /// Whether refused records are left out.
+    /// Leaves out refused records.
     pub skip_invalid: bool,
-    /// Whether users whose address is stored already are left out.
+    /// Leaves out users whose address is stored already.
     pub skip_existing: bool,
-    /// Whether nothing is to be stored in the end.
+    /// Stores nothing in the end.
     pub dry_run: bool,
-    /// Whether names and addresses are only held to what their columns can hold.
+    /// Accepts every name and address that its column can hold.
     pub as_is: bool,
-    /// Whether users get the ids of their records.
+    /// Gives users the ids of their records.
     pub keep_ids: bool,
+}
+
+impl Import {
+    /// Returns whether every record needs this field.
+    pub(super) fn requires(&self, field: &str) -> bool {
+        matches!(field, "name" | "email") || (field == "id" && self.keep_ids)
+    }
 }
 
 /// The outcome of an import.
@@ -53,154 +55,138 @@ pub struct Imported {
     pub users: u64,
     /// Users that were left out because their address is stored already.
     pub existing: u64,
-    /// Refused records.
-    pub refused: Refused,
+    /// Number of refused records.
+    pub refused: u64,
+    /// The problems of the first refused records, by the number of the record; at most [`Imported::MOST`].
+    pub problems: BTreeMap<u64, String>,
+    /// The word for a record: `line`, or `user` for an element of an array.
+    pub unit: &'static str,
     /// Names of members or columns that were left out, each with the number of its records.
     pub left_out: LeftOut,
 }
 
-/// Refused records: the first ones, and the number of all.
-#[derive(Debug, Default)]
-pub struct Refused {
-    /// At most [`Refused::MOST`], in order.
-    pub first: Vec<Complaint>,
-    /// All of them.
-    pub count: u64,
-}
-
-impl Refused {
-    /// A person who has read so many knows what is wrong with the file.
+impl Imported {
+    /// A person who has read so many problems knows what is wrong with the file.
     pub const MOST: usize = 20;
 
-    fn add(&mut self, complaint: Complaint) {
-        self.count += 1;
-        let at = self.first.partition_point(|other| other.number < complaint.number);
-        self.first.insert(at, complaint);
-        self.first.truncate(Refused::MOST);
+    fn refuse(&mut self, number: u64, problem: &str) {
+        /// Characters of a problem, which may have names of members.
+        const LONGEST: usize = 1000;
+        // A name may have characters that move a terminal's cursor.
+        let shown = problem.chars().take(LONGEST).map(|c| if c.is_control() { '\u{fffd}' } else { c });
+        self.refused += 1;
+        self.problems.insert(number, shown.collect());
+        if self.problems.len() > Imported::MOST {
+            self.problems.pop_last();
+        }
     }
 }
 
 /// The progress of an import.
 #[derive(Debug, Clone, Copy)]
 pub enum Progress {
-    /// Records that were checked, and bytes of the stream that were read.
-    Checked { records: u64, bytes: u64 },
-    /// All records are checked: so many users are being stored.
-    Storing { users: u64 },
+    /// Number of records that were checked.
+    Checked(u64),
+    /// All records are checked; the number of users that are being stored.
+    Storing(u64),
+    /// All users are stored, and are committed next. Nothing is imported if the process ends before that.
+    Committing,
 }
 
 /// Attempts to store the users if other sessions store one of them meanwhile.
 const ATTEMPTS: u32 = 5;
 
-/// Bytes that a record may have unless bodies have a larger limit.
-const LONGEST: usize = 1 << 20;
+/// Records of a batch for each core: a record with a password takes some 20 ms.
+const BATCH: usize = 64;
 
-/// Imports users. Holds some megabytes, however many users there are and however long their records are, and 19 MiB a core
-/// while clear passwords are hashed. Blocks until all is stored, or not.
+/// Imports users. Holds some megabytes, however many users there are, and 19 MiB a core while clear passwords are hashed.
+/// Blocks until all is stored, or not.
 ///
 /// # Errors
-/// Nothing was imported. Refused records are no error: [`Imported::refused`] has them, and nothing was imported unless
+/// Nothing was imported. Refused records are no error: [`Imported::refused`] counts them, and nothing was imported unless
 /// they were to be skipped.
 pub fn import(
     config: &Config,
     import: &Import,
-    input: impl Read + Send + 'static,
-    stop: &Stop,
+    input: impl Read,
     on_progress: &mut dyn FnMut(Progress),
 ) -> Result<Imported, TransferError> {
     let mut client = Opening::new(config)?.connect_migrated(config)?;
-    let breaker = client.breaker();
-    stop.enter(Stage::Connected(client.breaker()))?;
-    let run = || {
-        let mut staging = Staging::begin(&mut client, config.db_prepared, import.keep_ids)?;
-        let (mut imported, counts, is_array) = stage(config, import, &mut staging, input, on_progress)?;
-        on_progress(Progress::Storing { users: counts.0 });
-        if store(import, &mut staging, &mut imported, counts, is_array)? {
-            stop.enter(Stage::Committing)?;
-            staging.commit().map_err(|error| TransferError::Uncertain(explain(&error)))?;
-        }
-        Ok(imported)
-    };
-    // After an error the transaction is not ended in good order, which might take long.
-    run().inspect_err(|_| breaker.shut_down())
-}
-
-/// Checks all records and stages the users that are accepted. Returns how many these are, how many of them have a
-/// password, and whether the records are elements of an array.
-fn stage(
-    config: &Config,
-    import: &Import,
-    staging: &mut Staging,
-    input: impl Read + Send + 'static,
-    on_progress: &mut dyn FnMut(Progress),
-) -> Result<(Imported, (u64, u64), bool), TransferError> {
-    let (mut imported, mut counts) = (Imported::default(), (0, 0));
-    let selection = Selection::new(import.map.as_ref(), import.ignore_unknown, import.keep_ids, import.as_is);
-    let mut rules = Rules::new(config, import, selection, staging.present);
-    let longest = LONGEST.max(config.limits.max_body_bytes + 4096);
-    let position = Arc::new(AtomicU64::new(0));
-    let source = Source::open(input, import.format, &rules.selection, longest, &position);
-    let opened = source.and_then(|source| match source {
-        Ok(source) => rules.begin(source),
-        Err(complaint) => Ok(Err(complaint)),
-    });
-    let source = match opened.map_err(TransferError::Read)? {
-        Ok(source) => source,
-        Err(complaint) => {
-            imported.refused.add(complaint);
-            return Ok((imported, counts, false));
-        }
-    };
-    let is_array = source.layout == Layout::Array;
-    let mut pipeline = Pipeline::start(source, rules).map_err(TransferError::Read)?;
-    let mut records = 0;
-    staging.stage(|| {
-        let Some(checked) = pipeline.next()? else { return Ok(None) };
-        records += checked.records;
-        counts = (counts.0 + checked.users, counts.1 + checked.with_password);
-        checked.complaints.into_iter().for_each(|complaint| imported.refused.add(complaint));
-        checked.left_out.iter().for_each(|(name, count)| leave_out(&mut imported.left_out, name, *count));
-        on_progress(Progress::Checked { records, bytes: position.load(Ordering::Relaxed) });
-        Ok::<_, TransferError>(Some(checked.rows))
+    let mut staging = Staging::begin(&mut client, config.db_prepared, import.keep_ids)?;
+    let rules = Rules::new(config, import, staging.present);
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let (mut imported, mut records) = (Imported::default(), 0);
+    staging.stage(|rows| {
+        let mut batch = Vec::new();
+        let mut check = |batch: Vec<Record>| {
+            records += batch.len() as u64;
+            for checked in check_on(cores, &rules, batch)? {
+                rows.write_all(&checked.rows)?;
+                checked.refused.iter().for_each(|(number, problem)| imported.refuse(*number, problem));
+                checked.left_out.iter().for_each(|(name, n)| leave_out(&mut imported.left_out, name, *n));
+            }
+            on_progress(Progress::Checked(records));
+            Ok::<_, TransferError>(())
+        };
+        let unit = read(input, &rules, &mut |record| {
+            batch.push(record);
+            if batch.len() < BATCH * cores { Ok(()) } else { check(mem::take(&mut batch)) }
+        })?;
+        check(batch)?;
+        imported.unit = unit;
+        Ok::<_, TransferError>(())
     })?;
-    Ok((imported, counts, is_array))
+    if store(import, &mut staging, &mut imported, on_progress)? {
+        on_progress(Progress::Committing);
+        staging.commit().map_err(|error| TransferError::Uncertain(explain(&error)))?;
+    }
+    Ok(imported)
 }
 
-/// Stores what is staged, unless nothing is to be stored. Returns whether it did. `counts`: the staged users and hashes.
+/// Checks a batch, on each core a part of it. Returns the outcomes in the order of the records.
+fn check_on(cores: usize, rules: &Rules, batch: Vec<Record>) -> io::Result<Vec<Checked>> {
+    let size = batch.len().div_ceil(cores).max(1);
+    let mut batch = batch.into_iter();
+    thread::scope(|scope| {
+        let mut threads = Vec::new();
+        while batch.len() > 0 {
+            let part: Vec<Record> = batch.by_ref().take(size).collect();
+            threads.push(thread::Builder::new().spawn_scoped(scope, move || rules.check(part))?);
+        }
+        let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join();
+        Ok(threads.into_iter().map(join).map(|it| it.unwrap_or_else(|it| panic::resume_unwind(it))).collect())
+    })
+}
+
+/// Stores the staged users, unless nothing is to be stored. Returns whether it did.
 fn store(
     import: &Import,
     staging: &mut Staging,
     imported: &mut Imported,
-    mut counts: (u64, u64),
-    is_array: bool,
+    on_progress: &mut dyn FnMut(Progress),
 ) -> Result<bool, TransferError> {
     // A file without a fault meets no conflict, so none is looked for until one is met. With ids, the sequence moves
     // before a conflict could be met, and for good.
-    let mut looks = import.dry_run || import.keep_ids || imported.refused.count > 0;
+    let mut looks = import.dry_run || import.keep_ids || imported.refused > 0;
     let mut attempts = 0;
     loop {
         if import.skip_existing {
             imported.existing += staging.skip_existing()?;
         }
         if looks {
-            refuse_taken(staging, &mut imported.refused, is_array)?;
+            refuse_taken(staging, imported)?;
         }
-        if import.skip_existing || looks {
-            counts = staging.count()?;
-        }
-        imported.users = counts.0;
-        if import.dry_run || (imported.refused.count > 0 && !import.skip_invalid) {
+        imported.users = staging.count()?;
+        if import.dry_run || (imported.refused > 0 && !import.skip_invalid) {
             return Ok(false);
         }
         attempts += 1;
-        match staging.store(counts.1 > 0).map_err(TransferError::from) {
-            Ok(stored) if stored == counts => return Ok(true),
-            Ok((users, hashes)) => {
-                return Err(TransferError::Database(format!(
-                    "{users} users and {hashes} hashes were stored instead of {} and {}: a trigger of the table alters \
-                     them",
-                    counts.0, counts.1
-                )));
+        on_progress(Progress::Storing(imported.users));
+        match staging.store().map_err(TransferError::from) {
+            Ok(stored) if stored == imported.users => return Ok(true),
+            Ok(stored) => {
+                let problem = format!("{stored} users were stored instead of {}", imported.users);
+                return Err(TransferError::Failed(format!("{problem}: a trigger of the table alters them")));
             }
             // Other sessions store users, too.
             Err(TransferError::Taken) if attempts < ATTEMPTS => looks = true,
@@ -210,17 +196,16 @@ fn store(
 }
 
 /// Refuses the staged records whose address or id an earlier record or a stored user has.
-fn refuse_taken(staging: &mut Staging, refused: &mut Refused, is_element: bool) -> Result<(), TransferError> {
-    let Taken { first, count } = staging.remove_taken(Refused::MOST as i64)?;
-    refused.count += count - first.len() as u64;
-    let unit = if is_element { "user" } else { "line" };
+fn refuse_taken(staging: &mut Staging, imported: &mut Imported) -> Result<(), TransferError> {
+    let Taken { first, count } = staging.remove_taken(Imported::MOST as i64)?;
+    imported.refused += count - first.len() as u64;
     for (number, earlier, is_id) in first {
         let field = if is_id { "/id" } else { "/email" };
         let problem = match earlier {
-            Some(earlier) => format!("{field} is that of {unit} {earlier}, too"),
+            Some(earlier) => format!("{field} is that of {} {earlier}, too", imported.unit),
             None => format!("{field} is that of a user in the database"),
         };
-        refused.add(Complaint { is_element, number, problem });
+        imported.refuse(number, &problem);
     }
     Ok(())
 }

@@ -1,20 +1,15 @@
-//! Users in bulk: all users of a database written to a stream, and the users of a file or a stream stored.
+//! Users in bulk: all users of a database written to a stream, and the users of a stream stored.
 //!
 //! Knows no arguments, no files by name and no terminal. Not part of the library's interface.
 
-mod check;
 mod export;
 mod import;
-mod pipeline;
 mod read;
-mod select;
-mod stop;
+mod rules;
 
-pub use check::Complaint;
 pub use export::{Export, export};
-pub use import::{Import, Imported, Progress, Refused, import};
-pub use select::Mapping;
-pub use stop::Stop;
+pub use import::{Import, Imported, Progress, import};
+pub use rules::Mapping;
 
 use crate::{
     db::{explain, taken},
@@ -31,20 +26,24 @@ pub enum Format {
     Csv,
 }
 
+/// The field of a hash in exports and imports.
+const PASSWORD_HASH: &str = "passwordHash";
+
+const TAKEN: &str = "database error: other sessions keep storing the same addresses or ids; or the sequence of ids is \
+                     behind them, which `userd check` says";
+
 /// The reason why an export or an import ended early.
 #[derive(Debug)]
 pub enum TransferError {
     /// The database cannot be used.
     Start(StartError),
-    /// The database refused a statement, or the connection broke; one line.
-    Database(String),
+    /// The input cannot be read, or the database refused a statement, or the connection broke; one line.
+    Failed(String),
     /// The output takes nothing more.
     Write(io::Error),
-    /// The input cannot be read.
-    Read(io::Error),
     /// The connection broke while the import was committed; one line.
     Uncertain(String),
-    /// An address or an id is that of another user, who was stored by another session.
+    /// Another session stored a user with an address or an id of the import.
     Taken,
 }
 
@@ -52,15 +51,12 @@ impl fmt::Display for TransferError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             TransferError::Start(error) => error.fmt(f),
-            TransferError::Database(line) => write!(f, "database error: {line}"),
+            TransferError::Failed(line) => f.write_str(line),
             TransferError::Write(error) => write!(f, "cannot write: {error}"),
-            TransferError::Read(error) => write!(f, "cannot read: {error}"),
             TransferError::Uncertain(line) => {
                 write!(f, "the connection broke at the very end: all users were imported, or none ({line})")
             }
-            TransferError::Taken => {
-                f.write_str("database error: other sessions keep storing the same addresses or ids; or the sequence of ids is behind them, which `userd check` says")
-            }
+            TransferError::Taken => f.write_str(TAKEN),
         }
     }
 }
@@ -73,12 +69,12 @@ impl From<StartError> for TransferError {
     }
 }
 
-/// Converts an error of a COPY, through which the driver reports the database's.
+/// Converts an error of the input, or of a COPY, through which the driver reports the database's.
 impl From<io::Error> for TransferError {
     fn from(error: io::Error) -> TransferError {
         match error.downcast::<postgres::Error>() {
             Ok(error) => error.into(),
-            Err(error) => TransferError::Database(error.to_string()),
+            Err(error) => TransferError::Failed(format!("cannot read: {error}")),
         }
     }
 }
@@ -87,7 +83,7 @@ impl From<postgres::Error> for TransferError {
     fn from(error: postgres::Error) -> TransferError {
         match taken(&error) {
             Some("users_email_key" | "users_pkey") => TransferError::Taken,
-            _ => TransferError::Database(explain(&error)),
+            _ => TransferError::Failed(format!("database error: {}", explain(&error))),
         }
     }
 }

@@ -1,330 +1,297 @@
-//! Cuts a stream into records, in batches: lines of JSON, elements of a JSON array, or records of CSV, whose quoted
-//! fields may hold line ends.
+//! Cuts a stream into records: lines of JSON, the users of one JSON document, or rows of CSV, whose quoted fields may hold
+//! line ends.
 //!
-//! Holds no more than a batch and the longest record, whatever comes. Knows no field of a user.
+//! A record with a problem is passed on. A stream that is cut off, or is no text in UTF-8, is an error.
 
-use super::{Complaint, Format, select::Selection};
+use super::{Format, TransferError, rules::Rules};
 use memchr::memchr;
-use serde_json::Value;
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
 use std::{
+    fmt,
     io::{self, BufRead, BufReader, Cursor, Read},
     mem,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
 };
 
-/// Bytes and records after which a batch ends: the work of one core. A record with a password takes some 20 ms.
-const BATCH_BYTES: usize = 64 << 10;
-const BATCH_RECORDS: usize = 64;
+/// The number of a record, from 1, and its members; the error is its problem, which quotes no value.
+pub(super) type Record = (u64, Result<Map<String, Value>, String>);
+
+/// The consumer of records.
+type Each<'a> = dyn FnMut(Record) -> Result<(), TransferError> + 'a;
 
 /// Bytes of one read.
 const READ: usize = 64 << 10;
 
-/// Beginnings of files that are no text in UTF-8, and their problems.
-const OTHER_FILES: [(&[u8], &str); 4] = [
-    (b"\xff\xfe", "is UTF-16, and should be UTF-8"),
-    (b"\xfe\xff", "is UTF-16, and should be UTF-8"),
-    (b"\x1f\x8b", "is compressed: gunzip it first"),
-    (b"PK\x03\x04", "is a spreadsheet or an archive: save it as CSV"),
-];
+/// Bytes of the longest line of JSON or row of CSV.
+const LONGEST: usize = 1 << 20;
 
-const TOO_LONG: &str = "is too long";
-const UNCLOSED: &str = "has a quote that is not closed";
-const STRAY: &str = "has text behind a closing quote (a quote within quotes is written twice)";
-const NO_ARRAY: &str = "is an object without an array of users: `jq -c .` writes one user a line";
-const SEVERAL_ARRAYS: &str = "has several arrays or objects: `jq -c '.users[]'` chooses the users of one";
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
-/// Consecutive records.
-#[derive(Debug, Default)]
-pub(super) struct Batch {
-    /// The texts of the records, each with a line feed at its end.
-    pub text: Vec<u8>,
-    /// The number of each record, and the end of its text, or the problem that it has none for.
-    pub records: Vec<(u64, Result<usize, &'static str>)>,
+const NO_TEXT: &str =
+    "it is not UTF-8, but UTF-16, compressed or a spreadsheet: save it as CSV or JSON in UTF-8";
+const NO_ARRAY: &str = "it is an object without an array of users: `jq -c .` writes one user a line";
+const SEVERAL_ARRAYS: &str = "it has several arrays of objects: `jq -c '.users[]'` chooses the users of one";
+
+/// Calls `each` with every record of the stream. Returns the word for a record: line, or user of a document. Blocks for
+/// the input.
+pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Each) -> Result<&'static str, TransferError> {
+    let mut lines = Lines { input: BufReader::with_capacity(READ, input), number: 0 };
+    let first = loop {
+        match lines.next()? {
+            Some(line) if line.trim_ascii().is_empty() => {}
+            Some(line) => break line,
+            None => return Ok("line"),
+        }
+    };
+    if str::from_utf8(&first).is_err() {
+        return Err(unreadable(NO_TEXT));
+    }
+    let is_json = matches!(first.trim_ascii_start().first(), Some(b'{' | b'['));
+    match rules.import.format.unwrap_or(if is_json { Format::Ndjson } else { Format::Csv }) {
+        Format::Ndjson if rules.is_document(&first) => {
+            document(Cursor::new(first).chain(lines.input), each)?;
+            return Ok("user");
+        }
+        _ if first.len() + BYTE_ORDER_MARK.len() >= LONGEST => return Err(too_long(lines.number).into()),
+        Format::Csv => rows(lines, first, rules, each)?,
+        Format::Ndjson => objects(lines, first, each)?,
+    }
+    Ok("line")
 }
 
-/// The arrangement of records in a stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Layout {
-    /// Lines of JSON.
-    Lines,
-    /// Elements of one JSON array, which may be a member of an object. Numbered by their places, from 1.
-    Array,
-    /// Records of CSV, separated by this byte. Numbered by their first lines.
-    Csv(u8),
+fn too_long(line: u64) -> io::Error {
+    io::Error::other(format!("line {line} is longer than {LONGEST} bytes"))
 }
 
-/// A stream of records whose first line has been looked at.
-pub(super) struct Source {
-    input: Box<dyn BufRead + Send>,
-    pub layout: Layout,
-    /// The number of the line, or of the element, that comes next.
+fn unreadable(problem: impl fmt::Display) -> TransferError {
+    TransferError::Failed(format!("cannot read: {problem}"))
+}
+
+fn cut_off(line: u64) -> TransferError {
+    unreadable(format!("line {line} is cut off"))
+}
+
+/// The lines of a stream.
+struct Lines<R> {
+    input: R,
+    /// The number of the last line that was read.
     number: u64,
-    nesting: Nesting,
-    /// Bytes of the longest record.
-    longest: usize,
 }
 
-impl Source {
-    /// Looks at the first line that is not blank. `position` counts the bytes that are read. The inner error is the
-    /// problem of that line. Blocks for the input.
-    pub fn open(
-        input: impl Read + Send + 'static,
-        format: Option<Format>,
-        selection: &Selection,
-        longest: usize,
-        position: &Arc<AtomicU64>,
-    ) -> io::Result<Result<Source, Complaint>> {
-        let mut input = BufReader::with_capacity(READ, Counted(input, position.clone()));
-        let (mut first, mut line) = (Vec::new(), 0);
-        while first.trim_ascii().is_empty() {
-            first.clear();
-            line += 1;
-            if input.by_ref().take(longest as u64).read_until(b'\n', &mut first)? == 0 {
-                break;
-            }
-            if let Some((_, problem)) = OTHER_FILES.iter().find(|(start, _)| first.starts_with(start)) {
-                return Ok(Err(Complaint::of_line(line, (*problem).to_owned())));
-            }
-            if line == 1 && first.starts_with("\u{feff}".as_bytes()) {
-                first.drain(..3);
-            }
-        }
-        let is_json = matches!(first.trim_ascii_start().first(), None | Some(b'{' | b'['));
-        let layout = match format.unwrap_or(if is_json { Format::Ndjson } else { Format::Csv }) {
-            Format::Csv => Layout::Csv(separator(&first)),
-            Format::Ndjson if is_array(&first, first.len() == longest, selection) => Layout::Array,
-            Format::Ndjson => Layout::Lines,
-        };
-        let input = Box::new(Cursor::new(first).chain(input));
-        let number = if layout == Layout::Array { 1 } else { line };
-        Ok(Ok(Source { input, layout, number, nesting: Nesting::default(), longest }))
-    }
-
-    /// Calls `send` with batches until the stream ends, or `send` fails. Blocks for the input.
-    pub fn read(mut self, send: &mut dyn FnMut(Batch) -> io::Result<()>) -> io::Result<()> {
-        let (mut batch, mut text) = (Batch::default(), Vec::new());
-        while let Some((number, found)) = self.record(&mut text)? {
-            let end = found.map(|()| {
-                batch.text.extend_from_slice(&text);
-                batch.text.push(b'\n');
-                batch.text.len()
-            });
-            batch.records.push((number, end));
-            if batch.records.len() >= BATCH_RECORDS || batch.text.len() >= BATCH_BYTES {
-                send(mem::take(&mut batch))?;
-            }
-        }
-        send(batch)
-    }
-
-    /// Reads the next record that is not blank into `text`. Returns its number; the inner error is its problem. `None`
-    /// at the end of the stream.
-    pub fn record(&mut self, text: &mut Vec<u8>) -> io::Result<Option<Numbered>> {
-        text.clear();
-        match self.layout {
-            Layout::Array => self.element(text),
-            Layout::Lines => self.lines(text, None),
-            Layout::Csv(separator) => self.lines(text, Some(separator)),
-        }
-    }
-
-    fn element(&mut self, text: &mut Vec<u8>) -> io::Result<Option<Numbered>> {
-        let mut ends = false;
-        while !ends {
-            let found = self.input.fill_buf()?;
-            if found.is_empty() {
-                // Told once.
-                self.layout = Layout::Lines;
-                let problem = self.nesting.problem();
-                return Ok(problem.map(|problem| (self.number, Err(problem))));
-            }
-            let (length, has_ended) = self.nesting.take(found, text, self.longest);
-            self.input.consume(length);
-            ends = has_ended;
-        }
+impl<R: BufRead> Lines<R> {
+    /// Reads a line with its end. `None` at the end of the stream. Of the first line, which may be a document, only the
+    /// beginning is read if it is too long.
+    fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let mut line = Vec::new();
+        self.input.by_ref().take(LONGEST as u64).read_until(b'\n', &mut line)?;
         self.number += 1;
-        Ok(Some((self.number - 1, if text.len() > self.longest { Err(TOO_LONG) } else { Ok(()) })))
-    }
-
-    /// Reads a line, or as many as the quotes of a record of CSV hold.
-    fn lines(&mut self, text: &mut Vec<u8>, separator: Option<u8>) -> io::Result<Option<Numbered>> {
-        loop {
-            text.clear();
-            let (number, mut length, mut quoting, mut ends) = (self.number, 0, Quoting::FieldStart, false);
-            while !ends {
-                let found = self.input.fill_buf()?;
-                let piece = &found[..memchr(b'\n', found).map_or(found.len(), |at| at + 1)];
-                if let Some(separator) = separator {
-                    quoting = quoting.after(piece, separator);
-                }
-                length += piece.len();
-                if length <= self.longest {
-                    text.extend_from_slice(piece);
-                }
-                let ends_line = piece.ends_with(b"\n");
-                self.number += u64::from(ends_line);
-                ends = piece.is_empty() || (ends_line && quoting != Quoting::Quoted);
-                let used = piece.len();
-                self.input.consume(used);
-            }
-            let problem = match quoting {
-                Quoting::Quoted => Some(UNCLOSED),
-                Quoting::Stray => Some(STRAY),
-                _ if length > self.longest => Some(TOO_LONG),
-                _ if length == 0 => return Ok(None),
-                _ => None,
-            };
-            text.truncate(text.strip_suffix(b"\n").unwrap_or(text).len());
-            text.truncate(text.strip_suffix(b"\r").unwrap_or(text).len());
-            if problem.is_some() || !text.trim_ascii().is_empty() {
-                return Ok(Some((number, problem.map_or(Ok(()), Err))));
-            }
+        if line.len() == LONGEST && self.number > 1 {
+            return Err(too_long(self.number));
         }
+        if self.number == 1 && line.starts_with(BYTE_ORDER_MARK) {
+            line.drain(..BYTE_ORDER_MARK.len());
+        }
+        Ok(Some(line).filter(|line| !line.is_empty()))
     }
 }
 
-/// The number of a record; the error is its problem.
-type Numbered = (u64, Result<(), &'static str>);
-
-/// A reader that counts the bytes that it has read.
-struct Counted<R>(R, Arc<AtomicU64>);
-
-impl<R: Read> Read for Counted<R> {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        let count = self.0.read(bytes)?;
-        self.1.fetch_add(count as u64, Ordering::Relaxed);
-        Ok(count)
+/// Reads lines of JSON.
+fn objects(mut lines: Lines<impl BufRead>, first: Vec<u8>, each: &mut Each) -> Result<(), TransferError> {
+    let mut next = Some(first);
+    while let Some(line) = next {
+        let text = line.trim_ascii();
+        if !text.is_empty() {
+            let object = serde_json::from_slice(text);
+            if object.as_ref().is_err_and(|error| error.is_eof()) && !line.ends_with(b"\n") {
+                return Err(cut_off(lines.number));
+            }
+            let object = object.map_err(|error| match error.is_data() {
+                _ if str::from_utf8(text).is_err() => "is not UTF-8".to_owned(),
+                true => "is not a JSON object".to_owned(),
+                false => format!("is not JSON: {error}").replace(" at line 1 column ", " at column "),
+            });
+            each((lines.number, object))?;
+        }
+        next = lines.next()?;
     }
+    Ok(())
+}
+
+/// Reads CSV. The number of a row is that of its first line.
+fn rows(
+    mut lines: Lines<impl BufRead>,
+    first: Vec<u8>,
+    rules: &Rules,
+    each: &mut Each,
+) -> Result<(), TransferError> {
+    let separator = separator(&first);
+    let (mut header, mut next) = (None, Some(first));
+    while let Some(mut text) = next {
+        let number = lines.number;
+        let row = loop {
+            if let Some(row) = split(&text, separator) {
+                break row;
+            }
+            let start = text.len();
+            while !text[start..].contains(&b'"') {
+                match lines.next()?.filter(|_| text.len() <= LONGEST) {
+                    Some(line) => text.extend_from_slice(&line),
+                    None => return Err(unreadable(format!("line {number} has a quote that is not closed"))),
+                }
+            }
+        };
+        match &header {
+            None => {
+                let names = row.and_then(|row| rules.header(row));
+                header = Some(names.map_err(|problem| unreadable(format!("line {number}: {problem}")))?);
+            }
+            Some(header) => {
+                let is_short = row.as_ref().is_ok_and(|row| row.len() < header.len());
+                match row.and_then(|row| rules.row(header, &row)) {
+                    Ok(None) => {}
+                    Err(_) if is_short && !text.ends_with(b"\n") => return Err(cut_off(number)),
+                    row => each((number, row.map(Option::unwrap_or_default)))?,
+                }
+            }
+        }
+        next = lines.next()?;
+    }
+    Ok(())
 }
 
 /// Returns the separator that a header has most often outside of quotes.
 fn separator(header: &[u8]) -> u8 {
     let unquoted = || header.split(|byte| *byte == b'"').step_by(2).flatten();
     let count = |separator: &&u8| unquoted().filter(|byte| byte == separator).count();
-    // Of equals, the last one.
+    // The last one is chosen among equals.
     *b"\t;,".iter().max_by_key(count).unwrap_or(&b',')
 }
 
-/// Returns whether the stream that begins with this line is one array, or one object with an array in it.
-fn is_array(line: &[u8], is_cut: bool, selection: &Selection) -> bool {
-    match serde_json::from_slice(line) {
-        Ok(Value::Object(object)) => !selection.is_user(&object),
-        Ok(_) => line.trim_ascii_start().starts_with(b"["),
-        Err(error) => {
-            let goes_on = matches!(line.trim_ascii_end().last(), Some(b'{' | b'[' | b',' | b':'));
-            line.trim_ascii_start().starts_with(b"[")
-                || (error.is_eof() && (goes_on || (is_cut && line.contains(&b'['))))
+/// Splits a record of CSV into fields. `None` if a quote is not closed in this text. The error is the problem of the record:
+/// crates that read CSV accept text behind a closing quote, and take the next rows for a part of a field then.
+fn split(text: &[u8], separator: u8) -> Option<Result<Vec<String>, String>> {
+    let mut rest = text.strip_suffix(b"\n").unwrap_or(text);
+    rest = rest.strip_suffix(b"\r").unwrap_or(rest);
+    let mut fields = Vec::new();
+    loop {
+        let mut field = Vec::new();
+        if let Some(mut quoted) = rest.strip_prefix(b"\"") {
+            loop {
+                let end = memchr(b'"', quoted)?;
+                field.extend_from_slice(&quoted[..end]);
+                rest = &quoted[end + 1..];
+                let Some(more) = rest.strip_prefix(b"\"") else { break };
+                field.push(b'"');
+                quoted = more;
+            }
+        } else {
+            let end = memchr(separator, rest).unwrap_or(rest.len());
+            field.extend_from_slice(&rest[..end]);
+            rest = &rest[end..];
+        }
+        fields.push(field);
+        match rest.split_first() {
+            Some((byte, more)) if *byte == separator => rest = more,
+            Some(_) => {
+                return Some(Err(
+                    "has text behind a closing quote (a quote in quotes is written twice)".to_owned()
+                ));
+            }
+            None => break,
         }
     }
+    let fields: Result<_, _> = fields.into_iter().map(String::from_utf8).collect();
+    Some(fields.map_err(|_| "is not UTF-8".to_owned()))
 }
 
-/// The part of a CSV record that the next byte is in. A quote means something at the start of a field and inside of a
-/// quoted one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Quoting {
-    FieldStart,
-    Unquoted,
-    Quoted,
-    /// After a quote in a quoted field: its end, or the first half of an escaped quote.
-    Closed,
-    /// After a CR behind a quoted field, which only a line feed may follow.
-    Return,
-    /// After text behind a closing quote.
-    Stray,
-}
-
-impl Quoting {
-    fn after(self, bytes: &[u8], separator: u8) -> Quoting {
-        use Quoting::{Closed, FieldStart, Quoted, Return, Stray, Unquoted};
-        bytes.iter().fold(self, |quoting, byte| match (quoting, *byte) {
-            (Quoted, b'"') => Closed,
-            (Quoted, _) | (FieldStart | Closed, b'"') => Quoted,
-            (Closed, b'\r') => Return,
-            (Stray, _) => Stray,
-            (Closed | Return, b'\n') => FieldStart,
-            (Return, _) => Stray,
-            (_, byte) if byte == separator => FieldStart,
-            (Closed, _) => Stray,
-            _ => Unquoted,
-        })
+/// Reads the elements of an array, or of the one array of objects in an object. They are numbered by their places.
+fn document(input: impl Read, each: &mut Each) -> Result<(), TransferError> {
+    let mut users = Users { each, failure: None, number: 0, arrays: 0, others: 0, is_member: false };
+    let mut json = serde_json::Deserializer::from_reader(input);
+    let read = users.deserialize(&mut json).and_then(|()| json.end());
+    match (users.failure, read) {
+        (Some(failure), _) => Err(failure),
+        (None, Err(error)) => Err(unreadable(error)),
+        _ if users.arrays > 1 => Err(unreadable(SEVERAL_ARRAYS)),
+        _ if users.arrays == 0 && users.others > 0 => Err(unreadable(NO_ARRAY)),
+        _ => Ok(()),
     }
 }
 
-/// The place of the next byte in a JSON stream that is one array of objects, or one object with such an array in it.
-#[derive(Debug, Default)]
-struct Nesting {
-    depth: usize,
-    /// The depth of the elements' container: 1, or 2 in an object; 0 before the first byte.
-    base: usize,
-    in_string: bool,
-    is_escaped: bool,
-    /// Whether the container at the base is an array, and whether an object was found in it.
-    in_array: bool,
-    is_full: bool,
-    /// Containers at the top, of which there has to be one; arrays at the base, and those with objects in them.
-    roots: usize,
+/// Passes the users of a document on while it is parsed.
+struct Users<'a, 'b> {
+    each: &'a mut Each<'b>,
+    /// The error of `each`, which has ended the parsing.
+    failure: Option<TransferError>,
+    /// Number of the last user.
+    number: u64,
+    /// Number of arrays with an object in them.
     arrays: usize,
-    full_arrays: usize,
+    /// Number of members that are no array.
+    others: usize,
+    /// True below the top of the document.
+    is_member: bool,
 }
 
-impl Nesting {
-    /// Appends bytes up to the end of the next element to `text`. Returns how many were read, and whether it has ended.
-    fn take(&mut self, bytes: &[u8], text: &mut Vec<u8>, longest: usize) -> (usize, bool) {
-        for (at, byte) in bytes.iter().enumerate() {
-            let was_inside = self.in_array && self.depth >= self.base;
-            let mut closes = false;
-            match byte {
-                _ if self.is_escaped => self.is_escaped = false,
-                b'\\' if self.in_string => self.is_escaped = true,
-                b'"' => self.in_string = !self.in_string,
-                _ if self.in_string => {}
-                b'{' | b'[' => {
-                    self.depth += 1;
-                    self.roots += usize::from(self.depth == 1);
-                    if self.base == 0 {
-                        self.base = if *byte == b'[' { 1 } else { 2 };
-                    }
-                    if self.depth == self.base {
-                        (self.in_array, self.is_full) = (*byte == b'[', false);
-                        self.arrays += usize::from(self.in_array);
-                    }
-                }
-                b'}' | b']' => {
-                    self.depth = self.depth.saturating_sub(1);
-                    closes = was_inside;
-                }
-                _ => {}
-            }
-            let ends_array = closes && self.depth < self.base;
-            let is_between = text.is_empty() && (*byte == b',' || byte.is_ascii_whitespace());
-            if was_inside && !ends_array && !is_between && text.len() <= longest {
-                text.push(*byte);
-            }
-            if closes && self.depth == self.base && !self.is_full {
-                (self.is_full, self.full_arrays) = (true, self.full_arrays + 1);
-            }
-            if ends_array && self.base == 2 {
-                // It has no objects: it belongs to something else.
-                text.clear();
-            }
-            if closes && self.depth <= self.base && !text.is_empty() {
-                return (at + 1, true);
-            }
-        }
-        (bytes.len(), false)
+impl<'de> DeserializeSeed<'de> for &mut Users<'_, '_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+/// Functions of a visitor that skip a scalar.
+macro_rules! skip {
+    ($($visit:ident: $scalar:ty),*) => {
+        $(fn $visit<E>(self, _: $scalar) -> Result<(), E> {
+            self.others += 1;
+            Ok(())
+        })*
+    };
+}
+
+impl<'de> Visitor<'de> for &mut Users<'_, '_> {
+    type Value = ();
+
+    skip!(visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_f64: f64, visit_str: &str);
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        self.others += 1;
+        Ok(())
     }
 
-    /// Returns the problem of a stream that has ended.
-    fn problem(&self) -> Option<&'static str> {
-        match self.full_arrays {
-            _ if self.depth > 0 => Some("ends before the array does"),
-            _ if self.roots > 1 => Some(SEVERAL_ARRAYS),
-            0 if self.arrays == 0 => Some(NO_ARRAY),
-            0 | 1 => None,
-            _ => Some(SEVERAL_ARRAYS),
+    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<(), A::Error> {
+        let mut has_users = !self.is_member;
+        while let Some(element) = elements.next_element()? {
+            let object = match element {
+                Value::Object(object) => Ok(object),
+                _ if has_users => Err("is not a JSON object".to_owned()),
+                _ => continue,
+            };
+            has_users = true;
+            self.number += 1;
+            self.failure = (self.each)((self.number, object)).err();
+            if self.failure.is_some() {
+                return Err(A::Error::custom("stopped"));
+            }
         }
+        self.arrays += usize::from(has_users);
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
+        if mem::replace(&mut self.is_member, true) {
+            self.others += 1;
+            return IgnoredAny.visit_map(members).map(drop);
+        }
+        while members.next_key::<IgnoredAny>()?.is_some() {
+            members.next_value_seed(&mut *self)?;
+        }
+        Ok(())
+    }
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("an array of users")
     }
 }
