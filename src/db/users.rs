@@ -47,21 +47,18 @@ const FIND_WITH_CREDENTIAL: &str = r#"
 
 const FIND_CREDENTIAL: &str = "select password_hash from credentials where user_id = $1";
 
-/// $1: the positions of the pages' first rows, from 0. $2: the most rows; negative where positions count from the last
-/// user. $3: bytes of the largest user that is answered; a larger one has no texts. An empty page is one row of nulls
-/// with the total. See `V2__user_counts.sql`.
+/// $1: the positions of the pages' first rows, from 0. $2: the most rows; negative if positions count from the last
+/// user. An empty page is one row of nulls with the total. See `V2__user_counts.sql`.
 const PAGES: &str = "
     with blocks as materialized (
         select block, sum(n)::int as n, sum(sum(n)::int) over (order by block) as upto from user_counts group by block
     )
-    select u.id, u.created_at, u.updated_at, position,
-        case when octet_length(name::text) + octet_length(email::text) <= largest then name end as name,
-        case when octet_length(name::text) + octet_length(email::text) <= largest then email end as email, total
+    select u.id, name, email, u.created_at, u.updated_at, position, total
     from (
-        select position, largest, total, most < 0 as is_from_end,
+        select position, total, most < 0 as is_from_end,
             case when most < 0 then greatest(rest + most, 0) else first end as first,
             case when most < 0 then least(rest, -most) else most end as most
-        from unnest($1::bigint[], $2::bigint[], $3::int[]) with ordinality as asked (first, most, largest, position),
+        from unnest($1::bigint[], $2::bigint[]) with ordinality as asked (first, most, position),
             (select coalesce(max(upto), 0)::bigint as total from blocks) counted,
             lateral (select greatest(total - first, 0) as rest) remaining
     ) asked
@@ -76,10 +73,8 @@ const PAGES: &str = "
 
 /// $1: the ids that the users follow; else as [`PAGES`].
 const WALKS: &str = "
-    select u.id, u.created_at, u.updated_at, position, bigint '0' as total,
-        case when octet_length(name::text) + octet_length(email::text) <= largest then name end as name,
-        case when octet_length(name::text) + octet_length(email::text) <= largest then email end as email
-    from unnest($1::bigint[], $2::bigint[], $3::int[]) with ordinality as asked (after, most, largest, position)
+    select u.id, name, email, u.created_at, u.updated_at, position, bigint '0' as total
+    from unnest($1::bigint[], $2::bigint[]) with ordinality as asked (after, most, position)
     cross join lateral (select * from users where id > after order by id limit most) u
     order by position, u.id";
 
@@ -229,9 +224,6 @@ const DELETE_MANY: &str = "
     from given left join deleted d on d.id = asked
         left join lateral (select * from users where id = asked limit 1) s on true";
 
-/// Bytes that a row of a page takes beside its texts.
-const ROW: usize = 512;
-
 /// The users of one database; clones share it.
 #[derive(Clone)]
 pub struct Users {
@@ -351,17 +343,16 @@ impl Users {
         })
     }
 
-    /// Fills several lists of one kind, by id, from one snapshot, pages with their exact total; each is asked for with
-    /// the bytes that it may take. One round trip.
-    pub fn list_many<L: Listing>(&self, asked: &[(Range, usize)], lists: &mut [L]) -> Result<(), Error> {
+    /// Fills several lists of one kind, by id, from one snapshot, pages with their exact total. One round trip.
+    pub fn list_many<L: Listing>(&self, asked: &[Range], lists: &mut [L]) -> Result<(), Error> {
         let sql = match asked.first() {
             None => return Ok(()),
-            Some((Range::Page(_), _)) => PAGES,
+            Some(Range::Page(_)) => PAGES,
             Some(_) => WALKS,
         };
         let (positions, limits): (Vec<i64>, Vec<i64>) = asked
             .iter()
-            .map(|(range, _)| match range {
+            .map(|range| match range {
                 Range::Page(request) if request.is_from_end => {
                     (request.offset(), -i64::from(request.per_page))
                 }
@@ -371,25 +362,15 @@ impl Users {
                 Range::First { per_page } => (0, i64::from(*per_page) + 1),
             })
             .unzip();
-        // A row is freed before the next one becomes a part of the body: it takes what the user may, less its columns.
-        let largest: Vec<i32> = asked
-            .iter()
-            .map(|(range, memory)| (memory / range.per_page().max(1) as usize - ROW) as i32)
-            .collect();
-        let params: [Param; 3] =
-            [(&positions, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY), (&largest, Type::INT4_ARRAY)];
+        let params: [Param; 2] = [(&positions, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY)];
         for row in self.pool.read(sql, &params)? {
             let position: i64 = column(&row, "position")?;
             let list = lists.get_mut(position as usize - 1);
             let list = list.ok_or_else(|| Error::Internal("a row of no list".into()))?;
             list.set_total(column(&row, "total")?);
-            // The one row of an empty page holds the total alone, and one that is too large no texts.
-            match (column::<Option<i64>>(&row, "id")?, column::<Option<&str>>(&row, "name")?) {
-                (None, _) => {}
-                (Some(_), None) => list.leave_out(),
-                (Some(_), Some(_)) => {
-                    list.push(record(&row).map_err(|error| sqlstate::condition("", &error))?)
-                }
+            // The one row of an empty page holds the total alone.
+            if column::<Option<i64>>(&row, "id")?.is_some() {
+                list.push(record(&row).map_err(|error| sqlstate::condition("", &error))?);
             }
         }
         Ok(())

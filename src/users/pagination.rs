@@ -1,7 +1,6 @@
 //! Which users are asked for: pages, and those that follow an id.
 
 use super::user::UserRef;
-use crate::config::{LARGEST_USER, REST_OF_PAGE};
 
 /// Which list is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,11 +51,6 @@ impl Range {
             | Range::First { per_page } => per_page,
         }
     }
-
-    /// Bytes that the list takes at most. Pieces have a remainder that the next user does not fit into.
-    pub fn most_memory(self) -> usize {
-        LARGEST_USER * self.per_page() as usize + REST_OF_PAGE
-    }
 }
 
 /// A page number and a page size.
@@ -84,9 +78,6 @@ pub trait Listing {
 
     /// The next user. One more than was asked for only tells that there is one.
     fn push(&mut self, user: UserRef);
-
-    /// The next user, which is too large for what the list may take.
-    fn leave_out(&mut self);
 }
 
 #[cfg(test)]

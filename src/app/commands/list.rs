@@ -55,12 +55,12 @@ impl List {
         let (mut ranges, mut emails, mut prefixes) = (Vec::new(), Vec::new(), Vec::new());
         for List(asked) in &lists {
             match asked {
-                ListRequest::Range(range) => ranges.push((*range, range.most_memory())),
+                ListRequest::Range(range) => ranges.push(*range),
                 ListRequest::Email { email, page } => emails.push((email.as_str(), *page)),
                 ListRequest::Prefix { prefix, per_page } => prefixes.push((prefix, *per_page)),
             }
         }
-        let mut bodies: Vec<_> = ranges.iter().map(|(range, _)| Body::new(*range)).collect();
+        let mut bodies: Vec<_> = ranges.iter().map(|range| Body::new(*range)).collect();
         let mut filled = app.users.list_many(&ranges, &mut bodies);
         for (prefix, per_page) in prefixes {
             let mut body = Body::new(Range::First { per_page });
@@ -180,22 +180,17 @@ struct Body {
     users: u32,
     last_id: i64,
     has_more: bool,
-    /// A user is larger than the table allows.
-    is_too_large: bool,
 }
 
 impl Body {
     /// A list without users so far.
     fn new(range: Range) -> Body {
         let text = br#"{"data":["#.to_vec();
-        Body { range, text, total: 0, users: 0, last_id: 0, has_more: false, is_too_large: false }
+        Body { range, text, total: 0, users: 0, last_id: 0, has_more: false }
     }
 
     /// The list as it is answered. `email`: the address that it was asked for.
     fn finish(mut self, email: Option<&str>) -> Result<Response, Error> {
-        if self.is_too_large {
-            return Err(Error::Internal("a user is larger than the table allows".to_owned()));
-        }
         self.text.push(b']');
         let brace = self.text.len();
         let links = match self.range {
@@ -242,11 +237,6 @@ impl Listing for Body {
         }
         serde_json::to_writer(&mut self.text, &user).expect(IN_MEMORY);
         (self.users, self.last_id) = (self.users + 1, user.id);
-    }
-
-    fn leave_out(&mut self) {
-        self.has_more = self.users == self.range.per_page();
-        self.is_too_large = !self.has_more;
     }
 }
 
