@@ -81,9 +81,6 @@ pub struct Config {
     pub ui: Ui,
     /// Limits of what clients may use up.
     pub limits: Limits,
-    /// Called five seconds after the last request or answer, on the thread that reads requests: for allocators that
-    /// keep memory until they are told. It should return within milliseconds. No variable sets it.
-    pub on_idle: Option<fn()>,
 }
 
 /// Limits of one client, and of all of them together. Beyond them a request is refused.
@@ -314,7 +311,6 @@ impl Default for Config {
             allowed_hosts: Vec::new(),
             ui: Ui::Auto,
             limits: Limits::default(),
-            on_idle: None,
         }
     }
 }

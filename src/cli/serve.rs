@@ -39,7 +39,6 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
     let mut config = environment::with_socket(given, socket.is_some()).map_err(Failure::usage)?;
     config.migrate = given.migrate();
     config.socket = socket;
-    config.on_idle = Some(crate::give_back_memory);
     if is_embedded {
         embedded::listen_privately(&mut config);
     }
@@ -63,7 +62,6 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
     }
     let on_listening = || account.as_ref().map_or(Ok(()), privileges::give_up);
     let server = bound.start(config.clone(), on_listening, ending.on_broken()).map_err(start_error)?;
-    crate::give_back_memory();
     // Before a harness can know that it serves, and sends a signal for it.
     ending.begin();
     tell(given, "READY=1");

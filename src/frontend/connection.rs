@@ -12,6 +12,7 @@ use super::{
     http1::{Traits, framing::Framing, head::Echo},
     listener::Stream,
     peers::{Expendable, Peer},
+    responder::Claimed,
     shared::Shared,
     slots::Slot,
     to_tiny_http::ToTinyHttp,
@@ -58,8 +59,8 @@ pub struct Context<'a> {
     pub stopping: bool,
     /// Whether the connection has made more bytes counted.
     pub grown: bool,
-    /// The request that was passed on and its length, if that is counted. It is the last one in `to_tiny_http`.
-    pub passed: Option<(Slot, usize)>,
+    /// The length of the request that was passed on, if that is counted. It is the last one in `to_tiny_http`.
+    pub passed: Option<usize>,
 }
 
 /// What the event loop does with a connection after having called it.
@@ -122,7 +123,9 @@ struct InWork {
     id: RequestId,
     cors: Cors,
     head_only: bool,
-    /// Whether a worker executes it, or has begun to.
+    /// The memory of its head and its body, until a worker claims it.
+    held: Option<Reservation>,
+    /// A worker has begun to execute it.
     begun: bool,
 }
 
@@ -156,15 +159,17 @@ impl Connection {
         self.peer
     }
 
-    /// Returns the client whose request is in work, behind a trusted proxy too, the request's id, and when it is
-    /// answered 503.
-    pub fn in_work(&self, limits: &Limits) -> Option<(Option<IpAddr>, RequestId, Instant)> {
-        match &self.state {
-            State::Working { since, request, .. } => {
-                Some((request.client(self.peer), request.id.clone(), *since + limits.request_timeout))
-            }
-            _ => None,
-        }
+    /// Hands the request that is in work over to the worker that has got it.
+    pub fn claim(&mut self, slot: Slot, limits: &Limits) -> Option<Claimed> {
+        let State::Working { since, request, .. } = &mut self.state else {
+            return None;
+        };
+        Some(Claimed {
+            slot: slot.with_peer(request.client(self.peer)),
+            id: request.id.clone(),
+            deadline: *since + limits.request_timeout,
+            held: request.held.take(),
+        })
     }
 
     /// Returns the place of its state in [`DOING`].

@@ -7,14 +7,12 @@ mod admission;
 
 use super::{
     Listener, Resources,
-    connection::{Action, Connection, Context, WORKING, interest, linger_time},
+    connection::{Action, Connection, Context, interest},
     shared::Shared,
-    slots::Slots,
     to_tiny_http::ToTinyHttp,
 };
 use crate::error::{Error, Reason};
 pub use admission::MAX_SURPLUS;
-use admission::Search;
 use mio::{Events, Interest, Poll, Token, net, unix::SourceFd};
 use std::{
     io::{self, ErrorKind, Read},
@@ -34,16 +32,13 @@ const EVENTS: usize = 1024;
 const SCRATCH_BYTES: usize = 16 * 1024;
 /// Iterations of accepting before the listener closes, which resets connections that are still in its backlog.
 const LAST_ACCEPTS: usize = 64;
-/// How long there is nothing to do until that is reported. Requests of people and of checks come more often.
-const IDLE: Duration = Duration::from_secs(5);
-/// Looking at every connection's deadline is cheap, but not free.
-const SWEEP_PAUSE: Duration = Duration::from_millis(20);
+/// How often the deadlines of all connections are looked at.
+const SWEEP_PAUSE: Duration = Duration::from_millis(50);
 
 /// The state of the frontend's thread.
 pub struct EventLoop {
     poll: Poll,
     pub shared: Arc<Shared>,
-    slots: Arc<Slots>,
     listener: Option<Listener>,
     private: net::UnixStream,
     private_awaits_writable: bool,
@@ -53,7 +48,6 @@ pub struct EventLoop {
     scratch: Box<[u8]>,
     /// Connections that count, up to `max_connections`.
     admitted: usize,
-    search: Option<Search>,
     /// Connections that were ever opened.
     opened: u64,
     /// Slots that were used and are free.
@@ -63,10 +57,6 @@ pub struct EventLoop {
     /// There may be a client to accept, from then on.
     accept_at: Option<Instant>,
     sweep_at: Option<Instant>,
-    /// When the last event came.
-    active_at: Instant,
-    /// When `on_idle` is due, if no event comes until then.
-    idle_at: Option<Instant>,
     /// When a stop has to be over.
     stop_at: Option<Instant>,
 }
@@ -76,7 +66,6 @@ impl EventLoop {
     pub fn new(
         poll: Poll,
         shared: Arc<Shared>,
-        slots: Arc<Slots>,
         listener: Listener,
         private: UnixStream,
         resources: Resources,
@@ -89,7 +78,6 @@ impl EventLoop {
         Ok(EventLoop {
             poll,
             shared,
-            slots,
             listener: Some(listener),
             private,
             private_awaits_writable: false,
@@ -97,14 +85,11 @@ impl EventLoop {
             resources,
             scratch: vec![0; SCRATCH_BYTES].into(),
             admitted: 0,
-            search: None,
             opened: 0,
             free: Vec::new(),
             requeued: Vec::new(),
             accept_at: None,
             sweep_at: None,
-            active_at: Instant::now(),
-            idle_at: None,
             stop_at: None,
         })
     }
@@ -118,10 +103,6 @@ impl EventLoop {
                 result => result?,
             }
             let now = Instant::now();
-            if !events.is_empty() {
-                self.active_at = now;
-                self.idle_at.get_or_insert(now + IDLE);
-            }
             let mut private = Ok(());
             let mut due = mem::take(&mut self.requeued);
             for event in &events {
@@ -148,9 +129,6 @@ impl EventLoop {
             if self.sweep_at.is_some_and(|at| at <= now) {
                 self.sweep(now);
             }
-            if self.idle_at.is_some_and(|at| at <= now) {
-                self.idle(now);
-            }
             if self.shared.shortage.swap(false, Ordering::Relaxed) {
                 self.free_memory(now);
             }
@@ -169,7 +147,7 @@ impl EventLoop {
         if !self.requeued.is_empty() {
             return Some(Duration::ZERO);
         }
-        let times = [self.accept_at, self.sweep_at, self.stop_at, self.idle_at];
+        let times = [self.accept_at, self.sweep_at, self.stop_at];
         let first = times.into_iter().flatten().min()?;
         Some(first.saturating_duration_since(Instant::now()))
     }
@@ -177,7 +155,7 @@ impl EventLoop {
     /// Calls one connection, and does what it asks for then.
     fn call(&mut self, index: u32, now: Instant, work: impl FnOnce(&mut Connection, &mut Context) -> Action) {
         let shared = &*self.shared;
-        let Some(mut entry) = self.slots.get(index) else {
+        let Some(mut entry) = self.shared.slots.get(index) else {
             return;
         };
         let Some(connection) = &mut *entry else {
@@ -241,7 +219,7 @@ impl EventLoop {
     fn break_down(&mut self, error: &io::Error, now: Instant) {
         self.shared.break_down(error);
         self.to_tiny_http = ToTinyHttp::default();
-        for index in 0..self.slots.used() {
+        for index in 0..self.shared.slots.used() {
             self.call(index, now, |connection, context| {
                 if connection.is_working() {
                     connection.refuse(&Error::Busy(Reason::Broken), context);
@@ -267,7 +245,7 @@ impl EventLoop {
             self.listener = None;
             self.accept_at = None;
             self.stop_at = Some(now + self.shared.limits.stop_timeout);
-            for index in 0..self.slots.used() {
+            for index in 0..self.shared.slots.used() {
                 self.call(index, now, |connection, context| {
                     connection.hurry(now);
                     connection.note_readable();
@@ -283,67 +261,28 @@ impl EventLoop {
     }
 
     /// Ends what has taken too long.
-    ///
-    /// The next sweep is when the first deadline seen passes, or when the first one that is yet to be set could: none of
-    /// those is closer than the shortest time that anything is given.
     fn sweep(&mut self, now: Instant) {
-        let mut next = now + self.shortest_deadline();
-        let late = self.slots.each(|index, connection| {
-            let at = connection.deadline(&self.shared.limits)?;
-            if at > now {
-                next = next.min(at);
-            }
-            (at <= now).then_some(index)
-        });
-        for index in late {
+        for index in 0..self.shared.slots.used() {
             self.call(index, now, |connection, context| {
-                // It may have been answered in between.
                 match connection.deadline(&context.shared.limits).is_some_and(|at| at <= now) {
                     true => connection.expire(index, context),
                     false => Action::Wait,
                 }
             });
         }
-        self.sweep_at = (!self.is_empty()).then(|| next.max(now + SWEEP_PAUSE));
-    }
-
-    /// Reports that there is nothing to do, unless there has been since this was due, or a worker has.
-    fn idle(&mut self, now: Instant) {
-        let due = self.active_at + IDLE;
-        let is_working = || self.slots.count()[WORKING] > 0;
-        self.idle_at = match due > now {
-            true => Some(due),
-            false if is_working() => Some(now + IDLE),
-            false => None,
-        };
-        if self.idle_at.is_none() {
-            (self.resources.on_idle)();
-        }
+        self.sweep_at = (!self.is_empty()).then(|| now + SWEEP_PAUSE);
     }
 
     /// Returns whether there is no connection.
     fn is_empty(&self) -> bool {
-        self.free.len() == self.slots.used() as usize
-    }
-
-    fn shortest_deadline(&self) -> Duration {
-        let limits = &self.shared.limits;
-        let all = [
-            limits.head_timeout,
-            limits.body_timeout,
-            limits.idle_timeout,
-            limits.write_timeout,
-            limits.request_timeout,
-            linger_time(self.stop_at.is_some()),
-        ];
-        all.into_iter().min().expect("there are some")
+        self.free.len() == self.shared.slots.used() as usize
     }
 
     /// Leaves nothing open. The slots outlive the loop: workers hold them.
     pub fn clear(&mut self) {
         self.listener = None;
         let now = Instant::now();
-        for index in 0..self.slots.used() {
+        for index in 0..self.shared.slots.used() {
             self.call(index, now, |connection, context| {
                 connection.cut_off(context);
                 Action::Close

@@ -25,7 +25,7 @@ mod warnings;
 
 pub use http1::head::Served;
 pub use listener::{Bound, Listener};
-pub use responder::{Responder, Slot};
+pub use responder::{Claimed, Responder, Slot};
 
 use crate::{
     budget::Budget,
@@ -37,7 +37,6 @@ pub use event_loop::MAX_SURPLUS;
 use event_loop::{EventLoop, WAKER};
 use mio::{Poll, Waker};
 use shared::Shared;
-use slots::Slots;
 use std::{
     io,
     os::unix::net::UnixStream,
@@ -60,8 +59,6 @@ pub struct Frontend {
 pub struct Resources {
     /// The memory that is held for clients.
     pub budget: Budget,
-    /// Called on the frontend's thread once there has been nothing to do for a while.
-    pub on_idle: Box<dyn Fn() + Send>,
     /// What the layers above serve.
     pub served: Served,
     /// What answers without a worker.
@@ -91,7 +88,6 @@ impl Frontend {
     ) -> io::Result<(Frontend, Responder)> {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
-        let slots = Arc::new(Slots::new(limits.max_connections + MAX_SURPLUS));
         let shared = Arc::new(Shared::new(limits, resources.budget.clone(), waker));
         let weak = Arc::downgrade(&shared);
         shared.budget.on_shortage(move || {
@@ -101,8 +97,8 @@ impl Frontend {
                 shared.wake();
             }
         });
-        let responder = Responder { shared: shared.clone(), slots: slots.clone() };
-        let mut event_loop = EventLoop::new(poll, shared.clone(), slots, listener, private, resources)?;
+        let responder = Responder { shared: shared.clone() };
+        let mut event_loop = EventLoop::new(poll, shared.clone(), listener, private, resources)?;
         let thread = thread::Builder::new().name("frontend".to_owned()).spawn(move || {
             let mut on_broken = Some(on_broken);
             let on_broken = &mut || {

@@ -8,7 +8,6 @@ pub use super::slots::Slot;
 use super::{
     connection::{Connection, DOING, Delivery},
     shared::Shared,
-    slots::Slots,
 };
 use crate::{
     budget::Reservation,
@@ -20,28 +19,32 @@ use std::{
     time::Instant,
 };
 
+/// A request that a worker has claimed.
+pub struct Claimed {
+    /// Where it is answered.
+    pub slot: Slot,
+    pub id: RequestId,
+    /// When the frontend answers it 503.
+    pub deadline: Instant,
+    /// Its memory, to be kept for as long as the request is.
+    pub held: Option<Reservation>,
+}
+
 /// Sends answers to clients; one for all workers.
 #[derive(Clone)]
 pub struct Responder {
     pub(super) shared: Arc<Shared>,
-    pub(super) slots: Arc<Slots>,
 }
 
 impl Responder {
-    /// Returns the slot in a request's fragment with the request's id and the time when it is answered 503, and the
-    /// memory that is reserved for the request, to be kept for as long as the request is. To be called exactly once for
-    /// every request that tiny_http hands out, as soon as it does: this is how the frontend knows how many are in flight.
+    /// Claims the request whose target has this fragment. To be called exactly once for every request that tiny_http
+    /// hands out, as soon as it does: this is how the frontend knows how many are in flight.
     ///
-    /// No slot if the client does not wait for the answer any more; such a request is to be dropped.
-    pub fn claim(&self, fragment: &str) -> (Option<(Slot, RequestId, Instant)>, Option<Reservation>) {
+    /// `None` if the client does not wait for the answer any more; such a request is to be dropped.
+    pub fn claim(&self, fragment: &str) -> Option<Claimed> {
         self.shared.requests.fetch_sub(1, Ordering::Relaxed);
-        let Ok(slot) = fragment.parse::<Slot>() else {
-            return (None, None);
-        };
-        let held = self.shared.unclaimed.lock().remove(&slot);
-        let claimed =
-            self.slots.awaiting(slot, |connection| connection.in_work(&self.shared.limits)).flatten();
-        (claimed.map(|(client, id, deadline)| (slot.with_peer(client), id, deadline)), held)
+        let slot = fragment.parse::<Slot>().ok()?;
+        self.shared.slots.awaiting(slot, |connection| connection.claim(slot, &self.shared.limits)).flatten()
     }
 
     /// Sends the answer to its client, as much of it as the socket takes at once. Returns `None` if it comes too late:
@@ -52,7 +55,7 @@ impl Responder {
     pub fn answer(&self, slot: Slot, response: Response, held: Option<Reservation>) -> Option<Delivery> {
         let stopping = self.shared.stopping.load(Ordering::SeqCst);
         let answer = |connection: &mut Connection| connection.answer(response, stopping);
-        let (delivery, unfinished) = self.slots.awaiting(slot, answer)?;
+        let (delivery, unfinished) = self.shared.slots.awaiting(slot, answer)?;
         // The bytes that are left are counted by the connection now.
         drop(held);
         if unfinished {
@@ -63,7 +66,7 @@ impl Responder {
 
     /// Counts the connections by what they are doing, and returns how many there may be. Looks at each of them.
     pub fn connections(&self) -> (impl Iterator<Item = (&'static str, usize)>, usize) {
-        (DOING.into_iter().zip(self.slots.count()), self.shared.limits.max_connections)
+        (DOING.into_iter().zip(self.shared.slots.count()), self.shared.limits.max_connections)
     }
 
     /// Warns that a request is refused, at most once a second for each reason.
@@ -74,11 +77,11 @@ impl Responder {
     /// Marks a request as being executed, so that it is not given up for other clients. Returns whether its client still
     /// waits for the answer.
     pub fn begin(&self, slot: Slot) -> bool {
-        self.slots.awaiting(slot, Connection::begin).is_some()
+        self.shared.slots.awaiting(slot, Connection::begin).is_some()
     }
 
     /// Returns whether the client does not wait for the answer any more, so that work on it would be in vain. Cheap.
     pub fn abandoned(&self, slot: Slot) -> bool {
-        self.slots.awaiting(slot, |_| ()).is_none()
+        self.shared.slots.awaiting(slot, |_| ()).is_none()
     }
 }

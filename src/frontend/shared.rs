@@ -1,28 +1,22 @@
-//! The state that the event loop and the workers share beside the connections: limits, memory, the number of requests
-//! in flight, and how one wakes the other.
+//! The state that the event loop and the workers share: connections, limits, memory, the number of requests in flight,
+//! and how one wakes the other.
 
-use super::{slots::Slot, warnings::Warnings};
-use crate::{
-    budget::{Budget, Reservation},
-    config::Limits,
-    error::Reason,
-};
+use super::{event_loop::MAX_SURPLUS, slots::Slots, warnings::Warnings};
+use crate::{budget::Budget, config::Limits, error::Reason};
 use mio::Waker;
 use parking_lot::Mutex;
 use std::{
-    collections::HashMap,
     io,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-/// The state that the event loop and the workers share beside the connections.
+/// The state that the event loop and the workers share.
 pub struct Shared {
+    pub slots: Slots,
     /// The number of requests between the frontend and the workers.
     pub requests: AtomicUsize,
     /// The stream to tiny_http is broken: no request gets through any more.
     pub broken: AtomicBool,
-    /// The memory of requests that no worker has claimed yet: their connections may be gone by then.
-    pub unclaimed: Mutex<HashMap<Slot, Reservation>>,
     pub budget: Budget,
     /// A worker waits for memory: connections are to be closed.
     pub shortage: AtomicBool,
@@ -41,9 +35,9 @@ pub struct Shared {
 impl Shared {
     pub fn new(limits: Limits, budget: Budget, waker: Waker) -> Shared {
         Shared {
+            slots: Slots::new(limits.max_connections + MAX_SURPLUS),
             requests: AtomicUsize::new(0),
             broken: AtomicBool::new(false),
-            unclaimed: Mutex::default(),
             budget,
             shortage: AtomicBool::new(false),
             limits,
@@ -68,12 +62,6 @@ impl Shared {
         }
         self.requests.fetch_add(1, Ordering::Relaxed);
         Ok(())
-    }
-
-    /// Undoes [`Shared::add_request`] for a request that is not passed on.
-    pub fn withdraw(&self, slot: Slot) {
-        self.requests.fetch_sub(1, Ordering::Relaxed);
-        self.unclaimed.lock().remove(&slot);
     }
 
     /// Refuses all requests from now on.

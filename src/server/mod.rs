@@ -114,10 +114,8 @@ impl BoundServer {
                 counts.request(method, app::label(path), answer.status, Duration::ZERO);
                 Some(answer)
             });
-            let on_idle = config.on_idle.unwrap_or(|| ());
             let resources = Resources {
                 budget: app.budget.clone(),
-                on_idle: Box::new(on_idle),
                 served: Served { fields: app::fields(), at_once: app::at_once() },
                 answer_at_once,
                 metrics: recorder,

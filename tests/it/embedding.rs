@@ -1,8 +1,8 @@
 //! The library, as a program uses it that starts the service in its own process.
 
-use crate::support::{Answer, Client, Database, LONG, PASSWORD, Service, check, eventually, free_port};
+use crate::support::{Answer, Client, Database, PASSWORD, Service, check, free_port};
 use serde_json::json;
-use std::{net::TcpStream, sync::Mutex, thread, time::Duration};
+use std::{net::TcpStream, time::Duration};
 use userd::{StartError, config::Config, http::Request, server::Server};
 
 const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
@@ -84,19 +84,6 @@ fn a_stopped_server_frees_its_port() {
     check(&mut Client::new(server.base_url()), &format!("GET /users/1 => 200 {ADA_1}"));
     drop(server);
     assert!(TcpStream::connect(addr).is_err(), "it still listens");
-}
-
-#[test]
-fn a_service_without_requests_reports_that_once() {
-    static CALLS: Mutex<Vec<String>> = Mutex::new(Vec::new());
-    let on_idle: fn() =
-        || CALLS.lock().unwrap().push(thread::current().name().unwrap_or_default().to_owned());
-    let service = Service::with(|config| config.on_idle = Some(on_idle));
-    for times in [1, 2] {
-        assert_eq!(service.client().get("/users").status, 200);
-        eventually(LONG, &format!("{times} calls"), || CALLS.lock().unwrap().len() >= times);
-        assert_eq!(*CALLS.lock().unwrap(), vec!["frontend"; times], "on the frontend's thread");
-    }
 }
 
 #[test]

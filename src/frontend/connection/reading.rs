@@ -89,9 +89,9 @@ impl Connection {
             self.held.set(counted(input.len()));
             let Echo { id, cors, head_only } = framing.take_echo();
             let id = id.unwrap_or_else(RequestId::new);
-            let request = InWork { traits, id, cors, head_only, begun: false };
+            let request = InWork { traits, id, cors, head_only, held: None, begun: false };
             self.state = State::Working { since: now, request, input };
-            return self.pass_on(slot, length, context);
+            return self.pass_on(length, context);
         }
         if framing.is_in_body() != was_in_body {
             began = None;
@@ -114,7 +114,7 @@ impl Connection {
 
     /// Answers a request that is complete at once, or passes it on. `length`: its bytes, the last ones of those for
     /// tiny_http.
-    fn pass_on(&mut self, slot: Slot, length: usize, context: &mut Context) {
+    fn pass_on(&mut self, length: usize, context: &mut Context) {
         let shared = context.shared;
         if let Some(answer) = self.answer_at_once(context) {
             context.to_tiny_http.take_back(length);
@@ -123,9 +123,11 @@ impl Connection {
         } else if let Err(why) = shared.add_request() {
             context.to_tiny_http.take_back(length);
             self.refuse(&Error::Busy(why), context);
-        } else if counted(length) > 0 {
-            shared.unclaimed.lock().insert(slot, shared.budget.count(length));
-            (context.grown, context.passed) = (true, Some((slot, length)));
+        } else if counted(length) > 0
+            && let State::Working { request, .. } = &mut self.state
+        {
+            request.held = Some(shared.budget.count(length));
+            (context.grown, context.passed) = (true, Some(length));
         }
     }
 

@@ -5,14 +5,13 @@
 //! the client has seen the answer. Such connections are `surplus` and do not count towards the maximum; if there are too
 //! many of them, the oldest is closed.
 
-use super::EventLoop;
+use super::{EventLoop, SWEEP_PAUSE};
 use crate::{
     error::Reason,
     frontend::{
         connection::{Action, Connection},
         listener::Stream,
         peers::{Expendable, Peer, PeerKey, may_displace},
-        slots::Slot,
     },
 };
 use mio::{Interest, Token, unix::SourceFd};
@@ -21,7 +20,7 @@ use std::{
     collections::HashMap,
     io::{self, ErrorKind},
     net::IpAddr,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -36,48 +35,6 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const STALLED: Duration = Duration::from_secs(1);
 /// The part of the budget that is freed when a worker waits for memory: `1 / FREED_PART`.
 const FREED_PART: usize = 8;
-
-/// The connections that may be closed, as one iteration has found them.
-pub struct Search {
-    at: Instant,
-    why: Reason,
-    /// Clients were let in since.
-    stale: bool,
-    /// How many connections, or bytes, each peer holds.
-    held: HashMap<PeerKey, usize>,
-    /// Best first.
-    found: Vec<Candidate>,
-}
-
-struct Candidate {
-    key: PeerKey,
-    state: (Expendable, Instant),
-    /// What its end frees: bytes, or one connection.
-    memory: usize,
-    index: u32,
-}
-
-impl Search {
-    /// Takes the best candidate that may be closed for this newcomer.
-    fn next(&mut self, newcomer: Option<Peer>) -> Option<Candidate> {
-        let of = |key: &PeerKey| self.held.get(key).copied().unwrap_or(0);
-        // A trusted proxy holds nothing: the client behind it may hold nothing.
-        let newcomer = newcomer.map(|peer| peer.key().map_or(0, |key| of(&key)));
-        let may_go = |Candidate { key, state: (state, since), .. }: &Candidate| {
-            let displaced = newcomer.is_some_and(|newcomer| may_displace(newcomer, of(key), *state));
-            let stalled = self.at >= *since + STALLED;
-            match (self.why, state) {
-                (Reason::NoMemory, Expendable::Stalled) => stalled,
-                (Reason::NoMemory, Expendable::Incomplete) => stalled || displaced,
-                (Reason::NoMemory, _) => false,
-                (_, Expendable::Idle) => displaced || newcomer.is_none(),
-                _ => displaced,
-            }
-        };
-        let at = self.found.iter().position(may_go)?;
-        Some(self.found.remove(at))
-    }
-}
 
 impl EventLoop {
     /// Accepts clients that are waiting, up to a number.
@@ -121,7 +78,7 @@ impl EventLoop {
             && !self.make_way(Reason::TooManyConnections, Some(peer), now);
         // One more may be surplus now.
         while self.surplus() >= MAX_SURPLUS && self.close_oldest_surplus(now) {}
-        let index = self.free.pop().unwrap_or_else(|| self.slots.next_unused());
+        let index = self.free.pop().unwrap_or_else(|| self.shared.slots.next_unused());
         let (fd, token) = (stream.fd(), Token(index as usize));
         if let Err(error) = self.poll.registry().register(&mut SourceFd(&fd), token, Interest::READABLE) {
             self.free.push(index);
@@ -130,13 +87,9 @@ impl EventLoop {
         }
         self.admitted += 1;
         self.opened += 1;
-        if let (false, Some(search), Some(key)) = (full, &mut self.search, peer.key()) {
-            search.stale = true;
-            *search.held.entry(key).or_default() += 1;
-        }
-        self.sweep_at.get_or_insert(now + self.shortest_deadline());
+        self.sweep_at.get_or_insert(now + SWEEP_PAUSE);
         let connection = Connection::new(stream, peer, self.opened << 32, shared.budget.count(0), now);
-        *self.slots.get(index).expect("there is a slot for each") = Some(Box::new(connection));
+        *self.shared.slots.get(index).expect("there is a slot for each") = Some(Box::new(connection));
         if full {
             let why = Reason::TooManyConnections;
             self.call(index, now, |connection, context| connection.turn_away(why, index, context));
@@ -147,72 +100,74 @@ impl EventLoop {
     /// be closed. Returns whether there was.
     ///
     /// Idle ones come first, then incomplete requests, then answers that do not move, then requests that no worker has
-    /// begun to execute, the oldest first. Without a newcomer, only what nobody misses is closed: idle connections, or
-    /// memory that has not moved for a while.
+    /// begun to execute, the oldest first. Without a newcomer, closes only connections that are idle, or whose memory
+    /// has not moved for a while.
     fn make_way(&mut self, why: Reason, newcomer: Option<Peer>, now: Instant) -> bool {
-        let mut search = match self.search.take() {
-            Some(search) if search.at == now && search.why == why => search,
-            _ => self.search(why, now),
-        };
-        let mut gone = false;
-        while !gone {
-            let Some(Candidate { key, state, memory, index }) = search.next(newcomer) else {
-                if !search.stale {
-                    break;
-                }
-                search = self.search(why, now);
-                continue;
-            };
+        while let Some((state, index)) = self.most_expendable(why, newcomer, now) {
+            let mut gone = false;
             self.call(index, now, |connection, context| {
                 // It may have moved on since it was found.
-                if connection.expendable().is_none_or(|(now, _)| now != state.0) {
+                if connection.expendable().is_none_or(|(now, _)| now != state) {
                     return Action::Wait;
                 }
                 let action = connection.make_way(why, index, context);
                 gone = action == Action::Close || connection.is_surplus();
                 action
             });
-            if gone && let Some(held) = search.held.get_mut(&key) {
-                *held -= memory;
+            if gone {
+                return true;
             }
         }
-        self.search = Some(search);
-        gone
+        false
     }
 
-    /// Looks at all connections.
-    fn search(&self, why: Reason, now: Instant) -> Search {
+    /// Looks at all connections, and returns the state and the index of the first one to close.
+    fn most_expendable(
+        &self,
+        why: Reason,
+        newcomer: Option<Peer>,
+        now: Instant,
+    ) -> Option<(Expendable, u32)> {
         let mut held: HashMap<PeerKey, usize> = HashMap::new();
-        let mut found = self.slots.each(|index, connection| {
+        let found = self.shared.slots.each(|index, connection| {
             let key = connection.peer().key()?;
-            let memory = if why == Reason::NoMemory { connection.memory() } else { 1 };
+            let amount = if why == Reason::NoMemory { connection.memory() } else { 1 };
             if !connection.is_surplus() {
-                *held.entry(key).or_default() += memory;
+                *held.entry(key).or_default() += amount;
             }
-            let state = connection.expendable()?;
-            (memory > 0).then_some(Candidate { key, state, memory, index })
+            let (state, since) = connection.expendable()?;
+            (amount > 0).then_some((key, state, since, index))
         });
-        found.sort_by_key(|candidate| (Reverse(held[&candidate.key]), candidate.state));
-        Search { at: now, why, stale: false, held, found }
+        let held = |key: PeerKey| held.get(&key).copied().unwrap_or(0);
+        // A trusted proxy holds nothing: the client behind it may hold nothing.
+        let newcomer = newcomer.map(|peer| peer.key().map_or(0, held));
+        let may_go = |(key, state, since, _): &(PeerKey, Expendable, Instant, u32)| {
+            let displaced = newcomer.is_some_and(|newcomer| may_displace(newcomer, held(*key), *state));
+            let stalled = now >= *since + STALLED;
+            match (why, state) {
+                (Reason::NoMemory, Expendable::Stalled) => stalled,
+                (Reason::NoMemory, Expendable::Incomplete) => stalled || displaced,
+                (Reason::NoMemory, _) => false,
+                (_, Expendable::Idle) => displaced || newcomer.is_none(),
+                _ => displaced,
+            }
+        };
+        let candidates = found.into_iter().filter(may_go);
+        let first = candidates.min_by_key(|&(key, state, since, _)| (Reverse(held(key)), state, since));
+        first.map(|(_, state, _, index)| (state, index))
     }
 
     /// Frees the memory that a connection has made counted beyond the limit: at the cost of others, else at its own.
-    /// `passed`: the request that it has just passed on.
-    pub(super) fn make_memory(
-        &mut self,
-        index: u32,
-        peer: Peer,
-        passed: Option<(Slot, usize)>,
-        now: Instant,
-    ) {
+    /// `passed`: the bytes of the request that it has just passed on.
+    pub(super) fn make_memory(&mut self, index: u32, peer: Peer, passed: Option<usize>, now: Instant) {
         while self.shared.budget.held() > self.shared.budget.limit() {
             if self.make_way(Reason::NoMemory, Some(peer), now) {
                 continue;
             }
             return self.call(index, now, |connection, context| {
-                if let Some((slot, length)) = passed {
+                if let Some(length) = passed {
                     context.to_tiny_http.take_back(length);
-                    context.shared.withdraw(slot);
+                    context.shared.requests.fetch_sub(1, Ordering::Relaxed);
                 }
                 connection.turn_away(Reason::NoMemory, index, context)
             });
@@ -227,12 +182,12 @@ impl EventLoop {
     }
 
     fn surplus(&self) -> usize {
-        self.slots.used() as usize - self.free.len() - self.admitted
+        self.shared.slots.used() as usize - self.free.len() - self.admitted
     }
 
     /// Closes the connection that has been surplus for longest, if there is one.
     fn close_oldest_surplus(&mut self, now: Instant) -> bool {
-        let surplus = self.slots.each(|index, connection| {
+        let surplus = self.shared.slots.each(|index, connection| {
             connection.is_surplus().then(|| (connection.deadline(&self.shared.limits), index))
         });
         let Some((_, index)) = surplus.into_iter().min() else {

@@ -6,7 +6,7 @@
 use crate::{
     budget::Budget,
     config::Limits,
-    frontend::{Frontend, Listener, Resources, Responder, Served, Stopper},
+    frontend::{Claimed, Frontend, Listener, Resources, Responder, Served, Stopper},
     http::Response,
     metrics::Metrics,
 };
@@ -90,7 +90,6 @@ impl Harness {
             limits.clone(),
             Resources {
                 budget: budget.clone(),
-                on_idle: Box::new(|| {}),
                 served: Served {
                     fields: &["authorization", "content-type", "origin"],
                     at_once: &["/immediate"],
@@ -227,12 +226,12 @@ fn serve(mut request: tiny_http::Request, responder: &Responder, gate: &Gate) {
         request.as_reader().read_to_end(&mut body).unwrap();
     }
     let (target, slot) = request.url().rsplit_once('#').expect("every request has a slot");
-    let (target, (slot, held)) = (target.to_owned(), responder.claim(slot));
+    let (target, claimed) = (target.to_owned(), responder.claim(slot));
     let method = request.method().to_string();
     let headers: Vec<(String, String)> =
         request.headers().iter().map(|header| (header.field.to_string(), header.value.to_string())).collect();
     drop(request.into_writer());
-    let Some((slot, ..)) = slot else {
+    let Some(Claimed { slot, held, .. }) = claimed else {
         gate.late.fetch_add(1, Ordering::SeqCst);
         return;
     };

@@ -711,7 +711,6 @@ fn a_broken_private_stream_is_reported_and_answered_503() {
         Limits::default(),
         Resources {
             budget: Budget::new(1 << 20),
-            on_idle: Box::new(|| {}),
             served: Served::default(),
             answer_at_once: Box::new(|_, _| None),
             metrics: Arc::new(Metrics::new(&[])),

@@ -5,6 +5,7 @@ use crate::{
     app::Needs,
     config::counted_as,
     error::{Error, Reason},
+    frontend::Claimed,
     http::{Method, Request},
     metrics::Recorder,
 };
@@ -58,7 +59,7 @@ impl Shared {
     /// The request, and a job for it; `None` if no client waits for its answer any more.
     fn accept(&self, mut incoming: tiny_http::Request, received: Instant) -> Option<(Job, Request)> {
         let (target, slot) = incoming.url().rsplit_once('#').unwrap_or_default();
-        let (claimed, held) = self.responder.claim(slot);
+        let claimed = self.responder.claim(slot);
         let method = incoming.method().as_str();
         let (method, name) = (Method::from(method), Method::from(method).shown(method));
         let headers = incoming.headers().iter();
@@ -67,14 +68,14 @@ impl Shared {
             target: target.to_owned(),
             headers: headers.map(|header| (header.field.to_string(), header.value.to_string())).collect(),
             body: Vec::with_capacity(incoming.body_length().unwrap_or_default()),
-            peer: claimed.as_ref().and_then(|(slot, ..)| slot.peer()),
+            peer: claimed.as_ref().and_then(|claimed| claimed.slot.peer()),
         };
         // The frontend sends whole requests over a stream of our own, so this does not block; and what is not
         // read here, tiny_http would drain.
         let body = incoming.as_reader().read_to_end(&mut request.body);
         // Dropped unused: the answer goes to the slot.
         drop(incoming.into_writer());
-        let (slot, id, deadline) = claimed.filter(|_| body.is_ok())?;
+        let Claimed { slot, id, deadline, held } = claimed.filter(|_| body.is_ok())?;
         let path = request.path().to_owned();
         let token = self.app.rights(&request).unwrap_or_default();
         Some((Job { command: None, slot, id, received, deadline, method, name, path, token, held }, request))
