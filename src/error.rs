@@ -1,4 +1,4 @@
-//! What can go wrong with a request, and the ONE table that says how it is answered; and what goes wrong at a start.
+//! Errors of a request, and the ONE table that says how each is answered; and errors of a start.
 //!
 //! Owns every status and text of a refusal. Knows nothing of HTTP's bytes, of sockets, of the database's client and its SQLSTATEs, or of
 //! JSON Schema. The answer never holds what the database said; `Error::log` does.
@@ -72,7 +72,7 @@ pub enum Error {
     Database {
         /// The statement, without its parameters; empty when there was none yet.
         sql: &'static str,
-        /// What the database or the connection said.
+        /// The message of the database or the connection.
         message: String,
         /// The SQLSTATE; empty where the connection broke.
         code: String,
@@ -308,7 +308,7 @@ impl Reason {
         (Reason::Broken, "broken", "the stream to tiny_http is broken"),
     ];
 
-    /// What the log says of it.
+    /// Returns the text for the log.
     pub fn text(self) -> &'static str {
         Reason::ALL[self as usize].2
     }
@@ -361,7 +361,7 @@ impl fmt::Display for StartError {
     }
 }
 
-/// What makes an address one that can be listened on.
+/// Returns how to get an address that can be listened on.
 fn remedy(address: &str, error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse if address.starts_with("unix:") => {

@@ -1,4 +1,4 @@
-//! Who may use the routes that are not public. A change that a browser sends for a page of another origin is refused
+//! Access to the routes that are not public. A change that a browser sends for a page of another origin is refused
 //! unless that origin is allowed; then the bearer token is required or, where none is set, a `Host` that is accepted
 //! (DNS rebinding).
 
@@ -10,9 +10,6 @@ use crate::{
 };
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
-
-/// The fields, beside Host, that it looks at on every route.
-pub const FIELDS: [&str; 3] = ["authorization", "origin", "sec-fetch-site"];
 
 /// Rights that a token gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,9 +46,9 @@ pub struct Access {
     /// Digests of the tokens, each with its rights; none if no token is needed. Digests are compared: equally long, and a
     /// difference in their first bytes tells nothing of the token.
     tokens: Option<Vec<([u8; 32], Rights)>>,
-    /// What requests without a token may name as their host, beside what no stranger can own; `None` for any name.
+    /// Names of hosts in requests without a token, beside names that no stranger can own; `None` for any name.
     hosts: Option<Vec<String>>,
-    /// Whose pages may send requests.
+    /// Origins of pages that may send requests.
     origins: AllowedOrigins,
 }
 
@@ -75,7 +72,7 @@ impl Access {
         }
     }
 
-    /// Which hosts a request may name, for the log; `None` with a token, which makes the name irrelevant.
+    /// Returns the hosts that a request may name, for the log; `None` with a token, which makes the name irrelevant.
     pub fn accepted_hosts(&self) -> Option<String> {
         const LOCAL: &str = "IP addresses, names without a dot, names under localhost, local, internal, home.arpa, test or svc";
         match (&self.tokens, &self.hosts) {
@@ -128,13 +125,13 @@ impl Access {
         })
     }
 
-    /// What the answer tells a page of another origin.
+    /// Returns the fields that an answer needs for a page of another origin.
     pub fn cors(&self, request: &Request) -> Cors {
         let fields = request.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
         Cors::of(&self.origins, request.method == Method::Options, fields)
     }
 
-    /// Whether the name in the Host is one of this service. A page whose own name resolves to this server (DNS
+    /// Returns true if the Host names this service. A page whose own name resolves to this server (DNS
     /// rebinding) has the same origin as the service in the browser's eyes, and its GET over plain http looks like
     /// curl's; only the name tells.
     fn is_accepted(&self, authority: &str) -> bool {
@@ -292,7 +289,7 @@ mod tests {
                     let any =
                         Access::new(&Config { allowed_hosts: vec!["*".to_owned()], ..Config::default() });
                     assert!(any.check(&request, Callers::Full).is_ok(), "* is any name");
-                    // Of a Unix socket, or without a socket.
+                    // A request without an address came over a Unix socket, or over none.
                     request.peer = None;
                     assert!(access(None).check(&request, Callers::Full).is_ok());
                 }

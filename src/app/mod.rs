@@ -1,58 +1,43 @@
 //! The service without a socket: a [`Request`] in, a [`Response`] out.
 //!
-//! `routes` is the table of what is served, `commands` what becomes of a request. A request is judged once (route,
+//! `routes` is the table of routes, `commands` has one file for each operation. A request is judged once (route,
 //! access, validation); the result is an answer, or a `Command` that the caller queues and has executed in batches.
 //! Knows users and the database behind them; no socket and no queue. Opening an [`App`] starts a thread that probes the
 //! database.
 
 mod access;
 mod commands;
-mod content;
-mod description;
-mod hashing;
-mod health;
-mod idempotency;
-mod lanes;
-mod preconditions;
-mod query;
+mod fields;
+mod pages;
 mod routes;
 mod throttle;
-mod ui;
 pub(crate) mod validation;
 
-pub(crate) use commands::{Command, Progress, answer_at_once};
-pub(crate) use health::Health;
-pub(crate) use lanes::{Lane, Needs, retry_pause};
-pub(crate) use routes::{at_once, fields, label};
+pub(crate) use commands::{Command, Lane, Needs, Progress, answer_at_once, retry_pause};
+pub(crate) use routes::{AT_ONCE, FIELDS, label};
 
-use crate::{
-    budget::Budget,
-    config::Config,
-    db::{
-        Pool, blocking::outside_of_runtimes, migrate::Migrations, open::Opening, probe::Prober, users::Users,
-    },
-    error::{Error, StartError},
-    http::{Request, RequestId, Response},
-    metrics::{Metrics, Text},
-};
+use crate::budget::Budget;
+use crate::config::{Config, Secret};
+use crate::db::blocking::outside_of_runtimes;
+use crate::db::{Pool, migrate::Migrations, open::Opening, probe::Prober, users::Users};
+use crate::error::{Error, StartError};
+use crate::http::{Request, RequestId, Response};
+use crate::metrics::Metrics;
+use crate::users::password::{Hasher, PasswordHash};
 use commands::{Judged, Rules};
-use hashing::Hashing;
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    thread,
-    time::{Duration, Instant},
-};
+use pages::Health;
+use parking_lot::Mutex;
+use routes::Endpoint;
+use std::time::{Duration, Instant};
+use std::{sync::Arc, thread};
 
 /// The service without a server: a function from a request to a response. Shared by reference between threads.
 pub struct App {
     users: Users,
     rules: Rules,
-    /// Whether it lives, and is ready.
     pub(crate) health: Arc<Health>,
-    /// What is counted.
     pub(crate) metrics: Arc<Metrics>,
-    /// Where passwords are hashed.
-    pub(crate) hashing: Hashing,
+    hasher: Hasher,
     request_timeout: Duration,
     /// The memory that is held for clients.
     pub(crate) budget: Budget,
@@ -77,15 +62,14 @@ impl App {
             let prober = Prober::start(opening.servers.clone(), schema, config.db_prepared)
                 .map_err(StartError::System)?;
             let users = Users::new(Pool::new(opening.servers, config), config.production);
-            let budget = Budget::new(config.limits.memory_budget);
             Ok(App {
                 users,
                 rules: Rules::new(config),
                 health: Arc::new(Health::new(prober)),
                 metrics: Arc::new(Metrics::new(&Lane::LABELS)),
-                hashing: Hashing::new(config.password_hashing, &budget, config.limits.request_timeout),
+                hasher: Hasher::new(config.password_hashing),
                 request_timeout: config.limits.request_timeout,
-                budget,
+                budget: Budget::new(config.limits.memory_budget),
                 parsing: Mutex::default(),
             })
         })
@@ -105,28 +89,28 @@ impl App {
         response
     }
 
-    /// Whether `/ui` is served from now on.
+    /// Serves `/ui` from now on, or not.
     pub(crate) fn serve_ui(&mut self, on: bool) {
         self.rules.ui = on;
     }
 
-    /// What a request asks for, or its answer where that needs no database. `id` is the request's, where it has one.
+    /// Makes a command of a request, or the answer if that needs no database. `id` is the request's, if it has one.
     /// Blocks while another large body is parsed, and for nothing else.
     pub(crate) fn judge(&self, request: &Request, id: Option<&RequestId>) -> Result<Command, Response> {
         /// A JSON text of small members takes many times its length as a value.
         const LARGE: usize = 8 << 10;
-        let _turn =
-            (request.body.len() > LARGE).then(|| self.parsing.lock().unwrap_or_else(PoisonError::into_inner));
+        let _turn = (request.body.len() > LARGE).then(|| self.parsing.lock());
         match self.rules.judge(request, id) {
             Ok(Judged::Command(command)) => Ok(command),
             Ok(Judged::Answer(response)) => Err(response),
-            Ok(Judged::Health(probe)) => Err(self.health.answer(probe)),
-            Ok(Judged::Figures) => Err(self.figures()),
+            Ok(Judged::State(Endpoint::Live)) => Err(self.health.live()),
+            Ok(Judged::State(Endpoint::Ready)) => Err(self.health.ready()),
+            Ok(Judged::State(_)) => Err(pages::figures(self)),
             Err(error) => Err(error.into_response(id)),
         }
     }
 
-    /// That of a request that is complete now.
+    /// Returns the deadline of a request that has just been read.
     pub(crate) fn deadline(&self) -> Instant {
         Instant::now() + self.request_timeout
     }
@@ -147,22 +131,26 @@ impl App {
         &self.users
     }
 
-    /// All figures, as Prometheus reads them. Takes less than a millisecond.
-    fn figures(&self) -> Response {
-        /// Of the text format of Prometheus.
-        const FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
-        let mut text = Text::default();
-        self.metrics.write(&mut text);
-        let ready = u8::from(self.health.unready().is_none());
-        text.gauge("userd_ready", "Whether /readyz says that the service is ready.", ready);
-        let read_only = u8::from(self.health.database_is_read_only());
-        text.gauge("userd_database_read_only", "Whether the database takes no changes.", read_only);
-        let (held, limit) = (self.budget.held(), self.budget.limit());
-        text.gauge("userd_memory_held_bytes", "Memory that is held for clients.", held);
-        text.gauge("userd_memory_budget_bytes", "The most memory that may be.", limit);
-        self.users.pool().write_figures(&mut text, self.metrics.lock_retries.get());
-        let response = Response { status: 200, body: text.end().into(), ..Response::no_content() };
-        response.with("Content-Type", FORMAT).with("Cache-Control", "no-store")
+    /// Returns how many passwords are hashed at once: one for every two cores, which leaves the others to reads, if the
+    /// budget has memory for so many.
+    pub(crate) fn hashers(&self) -> usize {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        (cores / 2).min(self.budget.limit() / self.hasher.memory(None)).max(1)
+    }
+
+    /// Hashes a password; see [`App::hashing`].
+    fn hash(&self, password: &Secret) -> Result<PasswordHash, Error> {
+        self.hashing(None, |hasher| hasher.hash(password))?
+    }
+
+    /// Runs work with a hash, and with a new one after it. Blocks for the memory of the larger one, up to
+    /// `request_timeout`, then [`Error::Unavailable`]; and for the work.
+    fn hashing<T>(&self, hash: Option<&PasswordHash>, work: impl FnOnce(&Hasher) -> T) -> Result<T, Error> {
+        let bytes = self.hasher.memory(hash).max(self.hasher.memory(None));
+        match self.budget.reserve_for_hash(bytes, self.deadline()) {
+            Some(_held) => Ok(work(&self.hasher)),
+            None => Err(Error::Unavailable("no memory became free for hashing a password".into())),
+        }
     }
 
     /// Executes one command to its end. If it meets another session's lock, it is executed again until its time is up.

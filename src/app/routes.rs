@@ -1,22 +1,19 @@
-//! The table of routes: what a method of a path asks for, who may ask, and which fields of the head that depends on.
+//! The table of routes: what a method of a path asks for, and which clients may ask.
 //!
-//! `Allow`, 404 and 405, the labels of figures, the fields that the frontend keeps and what it answers at once follow
-//! from it. Knows no endpoint but its name.
+//! `Allow`, 404 and 405, and the labels of figures follow from it. Knows no endpoint but its name.
 
-use super::access;
-use crate::{
-    error::Error,
-    http::{Method, percent_decode},
-};
+use crate::error::Error;
+use crate::http::{Method, percent_decode};
+use Callers::{Any, Full, Known, Login, Read};
 use Method::{Delete, Get, Head, Options, Patch, Post, Put};
-use std::{borrow::Cow, slice, sync::LazyLock};
+use std::slice;
 
-/// A path and what its methods ask for. HEAD is served wherever GET is, OPTIONS everywhere.
+/// A path and its methods. HEAD is served wherever GET is, OPTIONS everywhere.
 #[derive(Debug)]
 pub(crate) struct Route {
-    /// As the description and the figures have it; `{id}` stands for one segment that is not empty.
+    /// The path in the description and in figures; `{id}` stands for one segment that is not empty.
     pub path: &'static str,
-    methods: &'static [(Method, Endpoint, Callers, &'static [&'static str])],
+    methods: &'static [(Method, Endpoint, Callers)],
 }
 
 /// Clients that may ask, beside those with the token for everything.
@@ -34,7 +31,7 @@ pub(crate) enum Callers {
     Full,
 }
 
-/// What is asked for.
+/// An operation or a page.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Endpoint {
     List,
@@ -44,8 +41,8 @@ pub(crate) enum Endpoint {
     Patch,
     Delete,
     Authenticate,
-    /// The frontend answers it at once.
-    Health(Probe),
+    Live,
+    Ready,
     Metrics,
     Description,
     /// The page for the browser.
@@ -56,121 +53,97 @@ pub(crate) enum Endpoint {
     Options(&'static [Route]),
 }
 
-/// The two questions about health.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Probe {
-    /// Whether the process serves.
-    Live,
-    /// Whether it should get requests.
-    Ready,
-}
-
-/// What a request asks for by its method and path.
+/// The endpoint of a request, by its method and path.
 #[derive(Debug)]
 pub(crate) struct Asked {
     pub endpoint: Endpoint,
     pub callers: Callers,
-    /// The user in the path, where it names one that there can be.
+    /// The user in the path, if there can be one of that id.
     pub user: Option<i64>,
 }
-
-const BODY: &[&str] = &["content-type", "content-encoding"];
-const KEYED_BODY: &[&str] = &["content-type", "content-encoding", "idempotency-key"];
-const TAGS: &[&str] = &["if-match", "if-none-match"];
-const BODY_AND_TAGS: &[&str] = &["content-type", "content-encoding", "if-match", "if-none-match"];
 
 /// The path of the page for the browser, which not every service has.
 const UI: &str = "/ui";
 
-/// The table. Of two rows that a path fits, the first one has it.
+/// The table. If two rows fit a path, the first one is taken.
 static ROUTES: [Route; 9] = [
-    Route {
-        path: "/users",
-        methods: &[
-            (Get, Endpoint::List, Callers::Read, &[]),
-            (Post, Endpoint::Create, Callers::Full, KEYED_BODY),
-        ],
-    },
-    Route { path: "/users/authenticate", methods: &[(Post, Endpoint::Authenticate, Callers::Login, BODY)] },
+    Route { path: "/users", methods: &[(Get, Endpoint::List, Read), (Post, Endpoint::Create, Full)] },
+    Route { path: "/users/authenticate", methods: &[(Post, Endpoint::Authenticate, Login)] },
     Route {
         path: "/users/{id}",
         methods: &[
-            (Get, Endpoint::Find, Callers::Read, TAGS),
-            (Put, Endpoint::Update, Callers::Full, BODY_AND_TAGS),
-            (Patch, Endpoint::Patch, Callers::Full, BODY_AND_TAGS),
-            (Delete, Endpoint::Delete, Callers::Full, TAGS),
+            (Get, Endpoint::Find, Read),
+            (Put, Endpoint::Update, Full),
+            (Patch, Endpoint::Patch, Full),
+            (Delete, Endpoint::Delete, Full),
         ],
     },
-    Route { path: "/livez", methods: &[(Get, Endpoint::Health(Probe::Live), Callers::Any, &[])] },
-    Route { path: "/readyz", methods: &[(Get, Endpoint::Health(Probe::Ready), Callers::Any, &[])] },
-    Route { path: "/metrics", methods: &[(Get, Endpoint::Metrics, Callers::Read, &[])] },
-    Route { path: "/openapi.json", methods: &[(Get, Endpoint::Description, Callers::Any, &[])] },
-    Route { path: UI, methods: &[(Get, Endpoint::Ui, Callers::Any, &["if-none-match"])] },
-    Route { path: "/", methods: &[(Get, Endpoint::Index, Callers::Any, &[])] },
+    Route { path: AT_ONCE[0], methods: &[(Get, Endpoint::Live, Any)] },
+    Route { path: AT_ONCE[1], methods: &[(Get, Endpoint::Ready, Any)] },
+    Route { path: "/metrics", methods: &[(Get, Endpoint::Metrics, Read)] },
+    Route { path: "/openapi.json", methods: &[(Get, Endpoint::Description, Any)] },
+    Route { path: UI, methods: &[(Get, Endpoint::Ui, Any)] },
+    Route { path: "/", methods: &[(Get, Endpoint::Index, Any)] },
+];
+
+/// The paths that the frontend answers at once.
+pub(crate) const AT_ONCE: [&str; 2] = ["/livez", "/readyz"];
+
+/// The header fields that any route reads, in lower case, beside Host. The frontend drops all others.
+pub(crate) const FIELDS: [&str; 8] = [
+    "authorization",
+    "content-encoding",
+    "content-type",
+    "idempotency-key",
+    "if-match",
+    "if-none-match",
+    "origin",
+    "sec-fetch-site",
 ];
 
 impl Route {
-    /// Returns what a method asks for, and which clients may.
     fn endpoint(&'static self, method: Method) -> Option<(Endpoint, Callers)> {
         let method = match method {
             Head => Get,
             Options => {
-                let is_open = self.methods.iter().all(|(.., callers, _)| *callers == Callers::Any);
-                let callers = if is_open { Callers::Any } else { Callers::Known };
-                return Some((Endpoint::Options(slice::from_ref(self)), callers));
+                let is_open = self.methods.iter().all(|(.., callers)| *callers == Any);
+                return Some((Endpoint::Options(slice::from_ref(self)), if is_open { Any } else { Known }));
             }
             method => method,
         };
         let row = self.methods.iter().find(|(served, ..)| *served == method);
-        row.map(|(_, endpoint, callers, _)| (*endpoint, *callers))
+        row.map(|(_, endpoint, callers)| (*endpoint, *callers))
     }
 
-    /// Whether it serves a method.
+    /// Returns true if it serves a method.
     pub fn serves(&'static self, method: Method) -> bool {
         self.endpoint(method).is_some()
     }
-
-    /// Whether the frontend answers all of it at once.
-    pub fn is_at_once(&self) -> bool {
-        self.methods.iter().all(|(_, endpoint, ..)| matches!(endpoint, Endpoint::Health(_)))
-    }
-
-    fn fits(&self, first: &str, second: Option<&str>) -> bool {
-        let mut segments = self.path[1..].split('/');
-        segments.next() == Some(first)
-            && match (segments.next(), second) {
-                (Some(own), Some(second)) => own == "{id}" || own == second,
-                (own, second) => own == second,
-            }
-    }
 }
 
-/// What is asked for; else [`Error::NotFound`], [`Error::MethodNotAllowed`], or [`Error::NotImplemented`] where no path
-/// has such a method. `ui`: whether the page for the browser is served.
+/// Finds the endpoint; else [`Error::NotFound`], [`Error::MethodNotAllowed`], or [`Error::NotImplemented`] if no path has
+/// such a method. `ui`: the page for the browser is served.
 pub(crate) fn find(method: Method, path: &str, ui: bool) -> Result<Asked, Error> {
     if (method, path) == (Options, "*") {
-        // It asks about the server as a whole.
-        return Ok(Asked { endpoint: Endpoint::Options(&ROUTES), callers: Callers::Any, user: None });
+        return Ok(Asked { endpoint: Endpoint::Options(&ROUTES), callers: Any, user: None });
     }
-    let is_served = |(at, _): &(usize, _)| ui || ROUTES[*at].path != UI;
-    let Some((at, second)) = row(path).filter(is_served) else {
-        return Err(match method {
-            Method::Other => Error::NotImplemented("the method is not served on any path"),
-            _ => {
-                let meant = without_further_slashes(path);
-                row(&meant).filter(is_served).map_or(Error::NotFound, |(at, _)| {
-                    Error::FurtherSlash(format!("the path is {}, without a further slash", ROUTES[at].path))
-                })
+    let Some((route, last)) = route(path, ui) else {
+        let segments = path.split('/').filter(|segment| !segment.is_empty());
+        let meant: String = segments.flat_map(|segment| ["/", segment]).collect();
+        return Err(match self::route(&meant, ui) {
+            _ if method == Method::Other => Error::NotImplemented("the method is not served on any path"),
+            Some((route, _)) => {
+                Error::FurtherSlash(format!("the path is {}, without a further slash", route.path))
             }
+            None => Error::NotFound,
         });
     };
-    let route = &ROUTES[at];
     let asked = route.endpoint(method);
     let (endpoint, callers) = asked.ok_or_else(|| Error::MethodNotAllowed(allow(slice::from_ref(route))))?;
-    Ok(Asked { endpoint, callers, user: second.and_then(|text| parse_id(&text)) })
+    Ok(Asked { endpoint, callers, user: parse_id(&last) })
 }
 
-/// The value of `Allow`: what these routes serve.
+/// Returns the value of `Allow`: the methods of one route, or of all.
 pub(crate) fn allow(routes: &'static [Route]) -> String {
     let methods = [Get, Head, Post, Put, Patch, Delete, Options].into_iter();
     let served = methods.filter(|method| routes.iter().any(|route| route.serves(*method)));
@@ -179,54 +152,25 @@ pub(crate) fn allow(routes: &'static [Route]) -> String {
 
 /// Returns the label of a path's route in figures; `other` if it has none.
 pub(crate) fn label(path: &str) -> &'static str {
-    row(path).map_or("other", |(at, _)| ROUTES[at].path)
+    route(path, true).map_or("other", |(route, _)| route.path)
 }
 
-/// The fields of a head that any route reads, in lower case, beside Host. All others need not be passed on.
-pub(crate) fn fields() -> &'static [&'static str] {
-    static FIELDS: LazyLock<Vec<&str>> = LazyLock::new(|| {
-        let of_rows = ROUTES.iter().flat_map(|route| route.methods).flat_map(|(.., fields)| *fields);
-        let mut fields: Vec<&str> = access::FIELDS.iter().chain(of_rows).copied().collect();
-        fields.sort_unstable();
-        fields.dedup();
-        fields
-    });
-    &FIELDS
-}
-
-/// The paths that the frontend answers at once.
-pub(crate) fn at_once() -> &'static [&'static str] {
-    static PATHS: LazyLock<Vec<&str>> =
-        LazyLock::new(|| ROUTES.iter().filter(|route| route.is_at_once()).map(|route| route.path).collect());
-    &PATHS
-}
-
-/// The row that a path fits, and the second segment of the path. A segment with an encoded slash is one segment.
-fn row(path: &str) -> Option<(usize, Option<Cow<'_, str>>)> {
-    let mut segments = path.strip_prefix('/')?.split('/');
-    let (first, second, None) = (segments.next()?, segments.next(), segments.next()) else {
-        return None;
+/// Returns the route of a path, and the last segment. A segment with an encoded slash is one segment.
+fn route(path: &str, ui: bool) -> Option<(&'static Route, String)> {
+    // No route has three segments.
+    let segments = path.strip_prefix('/')?.split('/').take(3).map(percent_decode);
+    let mut given = segments.collect::<Option<Vec<_>>>()?;
+    let fits = |route: &&Route| {
+        let own: Vec<&str> = route.path[1..].split('/').collect();
+        let mut pairs = own.iter().zip(&given);
+        own.len() == given.len()
+            && pairs.all(|(own, given)| *own == given || *own == "{id}" && !given.is_empty())
     };
-    let first = percent_decode(first)?;
-    let second = match second {
-        None => None,
-        Some(text) => Some(percent_decode(text).filter(|text| !text.is_empty())?),
-    };
-    let at = ROUTES.iter().position(|route| route.fits(&first, second.as_deref()))?;
-    Some((at, second))
+    let route = ROUTES.iter().filter(|route| ui || route.path != UI).find(fits)?;
+    Some((route, given.pop()?.into_owned()))
 }
 
-/// Returns the path with one slash for each run of them, and none at its end.
-fn without_further_slashes(path: &str) -> String {
-    path.strip_prefix('/')
-        .unwrap_or_default()
-        .split('/')
-        .filter(|segment| !segment.is_empty())
-        .map(|segment| format!("/{segment}"))
-        .collect()
-}
-
-/// The id, where the text is the canonical decimal of a positive bigint; no other text names a user.
+/// Returns the id if the text is the canonical decimal of a positive bigint; no other text names a user.
 fn parse_id(text: &str) -> Option<i64> {
     let canonical = text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0');
     text.parse().ok().filter(|_| canonical)
@@ -269,10 +213,9 @@ mod tests {
         for (path, expected) in rows {
             assert_eq!(label(path), expected.unwrap_or("other"), "{path}");
         }
-        assert_eq!(at_once(), ["/livez", "/readyz"]);
     }
 
-    /// What is found, in short: the endpoint with the user, or the status.
+    /// Returns the endpoint with the user, or the status.
     fn found(method: &str, path: &str) -> String {
         match find(method.into(), path, true) {
             Ok(Asked { endpoint: Endpoint::Options(routes), .. }) => allow(routes),
@@ -319,8 +262,8 @@ mod tests {
             ("GET", "/ui", "Ui 0"),
             ("OPTIONS", "/ui", "GET, HEAD, OPTIONS"),
             ("POST", "/ui", "405"),
-            ("HEAD", "/livez", "Health(Live) 0"),
-            ("GET", "/%72eadyz", "Health(Ready) 0"),
+            ("HEAD", "/livez", "Live 0"),
+            ("GET", "/%72eadyz", "Ready 0"),
             ("OPTIONS", "/livez", "GET, HEAD, OPTIONS"),
             ("POST", "/readyz", "405"),
             ("GET", "/users/authenticate", "405"),
@@ -399,7 +342,6 @@ mod tests {
             ("/other/", None),
             ("//", None),
             ("", None),
-            ("users/", None),
         ];
         for (path, meant) in rows {
             match (find(Get, path, true).unwrap_err(), meant) {
@@ -429,24 +371,9 @@ mod tests {
         }
     }
 
+    /// The frontend drops a field that is not listed, and a look-up would find it absent.
     #[test]
-    fn fields_of_heads() {
-        let expected = [
-            "authorization",
-            "content-encoding",
-            "content-type",
-            "idempotency-key",
-            "if-match",
-            "if-none-match",
-            "origin",
-            "sec-fetch-site",
-        ];
-        assert_eq!(fields(), expected);
-    }
-
-    /// The frontend drops a field that no row names, and what looks it up would see it as absent.
-    #[test]
-    fn each_field_that_is_looked_up_is_in_a_row() {
+    fn each_field_that_is_looked_up_is_listed() {
         fn look_ups(dir: &Path, found: &mut Vec<String>) {
             for entry in fs::read_dir(dir).unwrap() {
                 let path = entry.unwrap().path();
@@ -466,6 +393,6 @@ mod tests {
         let mut found = Vec::new();
         look_ups(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/app"), &mut found);
         assert!(found.len() > 10, "{found:?}");
-        found.iter().for_each(|name| assert!(name == "host" || fields().contains(&name.as_str()), "{name}"));
+        found.iter().for_each(|name| assert!(name == "host" || FIELDS.contains(&name.as_str()), "{name}"));
     }
 }

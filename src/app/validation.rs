@@ -126,7 +126,7 @@ fn mistake(body: &[u8]) -> Option<&'static str> {
     })
 }
 
-/// Whether the body begins as a form does: `name=`.
+/// Returns true if the body begins as a form does: `name=`.
 fn is_form(body: &[u8]) -> bool {
     let name =
         body.iter().take_while(|byte| byte.is_ascii_alphanumeric() || b"-_.%+[]".contains(byte)).count();
@@ -193,7 +193,7 @@ mod tests {
         }
     }
 
-    /// What the schemas refuse is what a PUT refuses, which knows no schema.
+    /// A PUT, which knows no schema, refuses the values that the schemas refuse.
     #[test]
     fn bounds_of_fields_are_those_of_users() {
         use crate::users::user::{EMAIL_MAX, NAME_MAX, PASSWORD_MIN, UserChanges};

@@ -116,14 +116,14 @@ impl BoundServer {
             });
             let resources = Resources {
                 budget: app.budget.clone(),
-                served: Served { fields: app::fields(), at_once: app::at_once() },
+                served: Served { fields: &app::FIELDS, at_once: &app::AT_ONCE },
                 answer_at_once,
                 metrics: recorder,
             };
             let (frontend, responder) = Frontend::open(listener, limits, resources, stream, on_broken)?;
             let capacity = Capacity {
                 sessions: config.workers.min(config.db_pool_size as usize),
-                hashers: app.hashing.count,
+                hashers: app.hashers(),
                 cores: thread::available_parallelism().map_or(1, usize::from),
                 retry_for: config.limits.request_timeout / 2,
             };

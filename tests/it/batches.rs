@@ -76,7 +76,7 @@ fn each_update_of_a_batch_has_its_outcome() {
             update(4, None, Some("4@EXAMPLE.com"), &any),
             update(7, Some("m7"), Some("7@example.com"), &now),
             update(6, Some("m6"), None, &none),
-            // As they were before the transaction that has locked them.
+            // The users are as they were before the transaction that has locked them.
             update(9, Some("n9"), None, &any),
             update(10, Some("m10"), None, &none),
         ];
@@ -263,7 +263,7 @@ fn what_a_trigger_refuses_is_refused_alone() {
         let (id, found) = (at + 1, client.get(&format!("/users/{}", at + 1)).json());
         match (id, outcome) {
             (3, Err(Error::Database { .. })) => assert_eq!(found["name"], "n3"),
-            // As a lone one is answered.
+            // The answer is that of a lone request.
             (5, Ok(Updated::User(user))) => {
                 assert_eq!((user.name.as_str(), &found["name"]), ("n5", &json!("n5")))
             }

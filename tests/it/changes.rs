@@ -1,4 +1,4 @@
-//! What a change leaves behind, read back through other requests: of every combination of fields, and where another
+//! Effects of a change, read back through other requests: of every combination of fields, and where another
 //! transaction has changed the same user first.
 
 use crate::support::{Answer, Client, LONG, OTHER_PASSWORD, PASSWORD, Service};
@@ -82,7 +82,7 @@ impl Combination {
         Value::from(present.collect::<serde_json::Map<_, _>>()).to_string()
     }
 
-    /// What is there afterwards is what was asked for and answered.
+    /// The user is then as it was asked for and answered.
     fn check(&self, client: &mut Client, before: &Value, answer: &Answer, how: &str) {
         let shown = format!("{} of {self:?}, {how}", self.body());
         assert_eq!(answer.status, 200, "{shown}: {}", answer.body);
@@ -196,7 +196,7 @@ fn every_change_moves_updated_at() {
     }
 }
 
-/// What another transaction has done to user 1, with or without a password, before a PUT gets at it.
+/// Changes of user 1 by another transaction, with or without a password, before a PUT gets at it.
 struct Race {
     had_password: bool,
     first: &'static str,
@@ -287,7 +287,7 @@ fn a_change_that_waited_for_another_one() {
     }
 }
 
-/// What the committed record tells is answered at once: that nothing changes, that its state does not allow the change.
+/// A refusal by the committed record is answered at once: that nothing changes, that its state does not allow the change.
 #[test]
 fn what_changes_nothing_waits_for_no_lock() {
     for prepared in [true, false] {
@@ -361,7 +361,7 @@ fn a_trigger_that_changes_what_is_created() {
     let batch = [
         ("Zoe", "ZOE@Example.com"),
         ("Eve", "eve@example.com"),
-        // The same address for the service, and then one that the trigger makes the same.
+        // An address that is equal for the service, and then one that the trigger makes equal.
         ("Other Zoe", "zoe@example.com"),
         ("Other Eve", "EVE@example.com!"),
         ("Other Ada", "!ada@example.com"),

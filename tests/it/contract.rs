@@ -34,7 +34,7 @@ fn user(id: &str, name: &str, email: &str) -> String {
     format!(r#"{{"id":"{id}","name":{name},"email":{email},<times>}}"#)
 }
 
-/// What is wrong with a body: path, keyword and message of each entry.
+/// Violations of a body: path, keyword and message of each entry.
 type Violations<'a> = &'a [(&'a str, &'a str, &'a str)];
 
 fn entries(violations: Violations) -> String {
@@ -226,7 +226,7 @@ fn fields_that_may_not_be_mass_assigned() {
     let service = Service::start();
     let mut client = service.client();
     client.post("/users", ADA);
-    // What the body holds besides, and how the refusal names it.
+    // Further fields of the body, and their names in the refusal.
     let rows = [
         (r#""id":"7""#, r#""id""#),
         (r#""createdAt":"2020-01-01T00:00:00Z""#, r#""createdAt""#),
@@ -382,7 +382,7 @@ fn addresses_are_bare() {
             assert_eq!(created.status, 201, "{email:?}: {}", created.body);
             assert_eq!(client.get(&format!("/users/{}", created.id())).json()["email"], email);
         }
-        // What is looked up only is not judged.
+        // An address that is only looked up is not judged.
         let found = client.get("/users?email=Ann%20%3Cann@example.com%3E");
         assert_eq!((found.status, &found.json()["total"]), (200, &json!(0)));
         let login = json!({"email": "Ann <ann@example.com>", "password": "x"}).to_string();
@@ -1061,7 +1061,7 @@ fn a_put_sets_keeps_and_removes_the_password() {
     client.post("/users", r#"{"name":"Bob","email":"bob@example.com"}"#);
     let longest = "🔑".repeat(10_000);
     let set = |password: &str| json!({"password": password}).to_string();
-    // What is refused leaves it as it was, and so do the other fields.
+    // A refused change leaves it as it was, and so do the other fields.
     let rows = [
         (set(OTHER_PASSWORD), 200, Some(OTHER_PASSWORD)),
         (r#"{"name":"Ada L."}"#.to_owned(), 200, Some(OTHER_PASSWORD)),
@@ -1353,7 +1353,7 @@ fn the_token() {
         let answer = client.request(method, path, &[("Authorization", &bearer)], body);
         assert_eq!(answer.status, status, "{method} {path}");
     }
-    // What is not there needs no token.
+    // A path without a route needs no token.
     check(&mut client, &format!("GET /nothing => 404 {NOT_FOUND}\nGET /users/1/x => 404 {NOT_FOUND}"));
 }
 

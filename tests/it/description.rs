@@ -196,7 +196,7 @@ fn new_user(password: Option<&str>) -> String {
     body.to_string()
 }
 
-/// Of the user in an answer.
+/// The tag of the user in an answer.
 fn name(answer: &Answer) -> String {
     answer.json()["name"].as_str().expect("a user has a name").to_owned()
 }

@@ -194,7 +194,7 @@ impl<'a> Subject<'a> {
         for action in pages.chain(walk).chain(users).chain(emails) {
             state = self.ask(&state, &action, story)?.0;
         }
-        // What the hash of a password is that was found right stays right as long as the hash stays.
+        // A password that was found right stays right as long as its hash stays.
         let hashes = "select user_id, password_hash from credentials";
         let hashes = self.database.client().query(hashes, &[]).expect("there is a table");
         let mut hashes: HashMap<i64, String> = hashes.iter().map(|row| (row.get(0), row.get(1))).collect();

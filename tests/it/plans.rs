@@ -150,7 +150,7 @@ fn check(plans: &[(String, Value)], state: &str) {
         "as asked (address, position)",
         "(select password_hash from credentials where user_id",
         "with blocks as materialized",
-        "as asked (after, most, largest, position)",
+        "as asked (after, most, position)",
         "insert into users (name, email) ",
         "insert into credentials (user_id, password_hash)",
         "), expired as (",

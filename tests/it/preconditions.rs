@@ -64,7 +64,7 @@ fn answers_of_one_user_have_a_tag() {
         }
         assert!(!answer.body.contains("version") && !answer.body.to_lowercase().contains("etag"));
     }
-    // Nothing else has one.
+    // No other answer has one.
     let credentials = json!({"email": "ada@example.com", "password": PASSWORD}).to_string();
     for (method, target, body, status) in [
         ("POST", "/users/authenticate", credentials.as_str(), 200),
@@ -95,7 +95,7 @@ fn changes_by_the_service_move_the_tag() {
         (r#"{"email":"ADA@example.com"}"#, true),
         (r#"{"email":"ADA@example.com"}"#, false),
         (r#"{"password":"correct horse"}"#, true),
-        // The same one, with another salt.
+        // The password is equal, with another salt.
         (r#"{"password":"correct horse"}"#, true),
         (r#"{"password":null}"#, true),
         (r#"{"password":null}"#, false),
@@ -131,7 +131,7 @@ fn changes_by_the_service_move_the_tag() {
     }
 }
 
-/// Whoever changes a record moves its tag, whatever the statement looks like.
+/// Every change of a record moves its tag, by any statement and any client.
 #[test]
 fn changes_by_others_move_the_tag() {
     let service = Service::start();
@@ -154,7 +154,7 @@ fn changes_by_others_move_the_tag() {
         // Not part of the record.
         ("update credentials set password_hash = 'x'", false),
         ("delete from credentials", false),
-        // Nobody takes an old tag back.
+        // No change takes an old tag back.
         ("update users set version = 1", true),
         ("update users set version = version - 1", true),
         ("update users set version = version", false),
@@ -184,7 +184,7 @@ fn changes_by_others_move_the_tag() {
         assert_eq!(tags.last() != Some(&new), changes, "{sql}");
         assert_eq!(tags.contains(&new), !changes, "{sql}");
         tags.extend(changes.then_some(new));
-        // What is said not to be modified is not.
+        // A record that is answered as not modified is not.
         let last = tags.last().expect("one");
         let unmodified = client.request("GET", "/users/1", &[("If-None-Match", last)], "");
         assert_eq!(unmodified.status, 304, "{sql}");
@@ -413,7 +413,7 @@ fn changes_that_depend_on_tags() {
         }
         assert!(authenticates(&mut client, PASSWORD), "{method}");
         assert!(!authenticates(&mut client, OTHER_PASSWORD), "{method}");
-        // What is allowed is done, with one of several tags and with none that matters.
+        // A change that is allowed is made, with one of several tags and with none that matters.
         for (n, tags) in [new.clone(), format!("\"x\", {new}"), "*".to_owned()].into_iter().enumerate() {
             let tags = tags.replace(&new, &current(&mut client));
             let body = json!({"name": format!("{method} {n}")}).to_string();
@@ -552,7 +552,7 @@ fn sends(service: &Service, method: &'static str, tag: &str, body: &Value) -> Jo
     thread::spawn(move || if_match(&mut client, method, &tag, &body))
 }
 
-/// Of clients that send the same tag and change something, one does, whichever replica each of them asks.
+/// One of several clients that send one tag and change something succeeds, whichever replica each of them asks.
 #[test]
 fn one_of_many_changes_is_made() {
     const CLIENTS: usize = 64;

@@ -22,7 +22,7 @@ fn is_replayed(answer: &Answer) -> bool {
     field.is_some()
 }
 
-/// That it is the answer to the same create.
+/// Asserts that it is the answer to the same create.
 #[track_caller]
 fn assert_same(answer: &Answer, first: &Answer) {
     assert_eq!((answer.status, &answer.body), (first.status, &first.body));
@@ -142,7 +142,7 @@ fn passwords_of_repeated_creates() {
         client.put("/users/1", json!({"password": PASSWORD}).to_string());
     }
     assert_eq!(users(&service.database), "1");
-    // What is stored of it is a hash of the same cost as in credentials, and the fingerprint tells nothing.
+    // The stored hash has the cost of those in credentials, and the fingerprint tells nothing.
     let row = "select password_hash like '$argon2id$v=19$m=19456,t=2,p=1$%' from idempotency_keys";
     assert_eq!(service.database.value(row), "true");
     assert_eq!(post(&mut client, "l", &body("12345678").replace("ada@", "bob@")).status, 201);
@@ -167,7 +167,7 @@ fn passwords_cannot_be_guessed_by_repeating_a_create() {
     };
     let first = post(&mut client, "k", &ada(PASSWORD));
     assert_eq!(first.status, 201);
-    // What is right does not count, and what is another body in other ways tells nothing of the password.
+    // A right password does not count, and a body that differs in other ways tells nothing of the password.
     for _ in 0..6 {
         assert_same(&post(&mut client, "k", &ada(PASSWORD)), &first);
         assert_eq!(post(&mut client, "k", &body("Eve", "ada@example.com", PASSWORD)).status, 422);
@@ -432,7 +432,7 @@ fn waiting_for_a_key_is_waiting_for_a_lock() {
     let mut client = service.client();
     let mut sql = service.database.client();
     let mut other = sql.transaction().unwrap();
-    // As another replica that is slow to commit.
+    // The transaction stands for another replica that is slow to commit.
     other
         .batch_execute(
             "with created as (insert into users (name, email) values ('Bob', 'bob@example.com') returning *) \
@@ -498,7 +498,7 @@ fn a_replica_that_is_killed_has_created_one_user_or_none() {
         let (key, email) = (format!("key-{round}"), format!("{round}@example.com"));
         let body = json!({"name": "Ada", "email": email}).to_string();
         thread::scope(|scope| {
-            // As many as a client that is in a hurry might send.
+            // The number that a client in a hurry might send.
             let posts: Vec<_> = (0..8)
                 .map(|_| {
                     let (url, key, body) = (&url, &key, &body);

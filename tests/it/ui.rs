@@ -86,7 +86,7 @@ fn methods_and_tags() {
     ] {
         let answer = get(&service, &[("If-None-Match", value)]);
         assert_eq!((answer.status, answer.header("ETag")), (status, Some(tag.as_str())), "{value}");
-        // What confines the page holds for the one that the browser kept, too.
+        // The policy confines the page that the browser kept, too.
         assert!(answer.header("Content-Security-Policy").is_some(), "{value}");
     }
 }

@@ -1,21 +1,12 @@
-//! `POST /users/authenticate`: whether a password is that of a user, whom it then answers with.
+//! `POST /users/authenticate`: checks the password of a user, and answers with the user if it is right.
 //!
 //! An address without a user takes the same steps as one with a user, and the same time.
 
 use super::{Command, Outcome, Progress, Rules, settle};
-use crate::{
-    app::{
-        App,
-        content::json,
-        hashing::Verdict,
-        lanes::{Lane, Needs},
-        throttle::Attempt,
-    },
-    config::Secret,
-    error::Error,
-    http::{Request, Response},
-    users::{password::PasswordHash, user::User},
-};
+use crate::app::{App, Lane, Needs, fields::json, throttle::Attempt};
+use crate::http::{Request, Response};
+use crate::users::password::{Match, PasswordHash};
+use crate::{config::Secret, error::Error, users::user::User};
 use std::time::Instant;
 
 /// An address and a password.
@@ -50,7 +41,7 @@ impl Authenticate {
 
     pub fn execute(self, app: &App, deadline: Instant) -> Outcome {
         if let Some(Outdated { user, old, new }) = self.outdated {
-            // The login has succeeded, whatever becomes of the new hash: the next one tries again.
+            // The login has succeeded, even if the new hash is not stored: the next one tries again.
             match app.users.replace_hash(user.id, &old, &new, deadline) {
                 Ok(()) | Err(Error::Contended) => {}
                 Err(error) => error.log(None),
@@ -66,16 +57,21 @@ impl Authenticate {
     fn verify(self, app: &App, user: Option<User>) -> Outcome {
         let credential = user.as_ref().map(|user| user.credential.get()).transpose()?.flatten();
         let hash = credential.map(|credential| credential.password_hash.clone());
-        match (app.hashing.log_in(&self.password, hash.as_ref())?, user, hash) {
-            (Verdict::Right, Some(user), _) => Ok(Progress::Done(Response::json(200, &user))),
-            (Verdict::Outdated(new), Some(user), Some(old)) => {
-                let outdated = Some(Outdated { user: Box::new(user), old, new });
-                Ok(Progress::Next(Command::Authenticate(Authenticate { outdated, ..self })))
-            }
-            _ => {
+        let verdict = app.hashing(hash.as_ref(), |hasher| {
+            let found = hasher.check(&self.password, hash.as_ref());
+            let new = (found == Match::Outdated).then(|| hasher.hash(&self.password).ok());
+            (found, new.flatten())
+        })?;
+        match (verdict, user, hash) {
+            ((Match::None, _), ..) | (_, None, _) => {
                 self.attempt.wrong();
                 Err(Error::InvalidCredentials)
             }
+            ((_, Some(new)), Some(user), Some(old)) => {
+                let outdated = Some(Outdated { user: Box::new(user), old, new });
+                Ok(Progress::Next(Command::Authenticate(Authenticate { outdated, ..self })))
+            }
+            (_, Some(user), _) => Ok(Progress::Done(Response::json(200, &user))),
         }
     }
 }

@@ -3,24 +3,15 @@
 //! Without a password, one statement that several requests share looks at the keys and stores the users. With one, a
 //! thread that hashes looks the key up and hashes first.
 
-use super::{Command, Outcome, Progress, Rules, settle};
-use crate::{
-    app::{
-        App,
-        content::json,
-        idempotency,
-        lanes::{Lane, Needs},
-        preconditions::etag,
-    },
-    db::{New, NewOnce, Once},
-    error::Error,
-    http::{Request, Response},
-    users::{
-        idempotency::{Fingerprint, KeptCreate, Key},
-        password::PasswordHash,
-        user::{NewUser, User},
-    },
-};
+use super::{Command, Outcome, Progress, Rules, one, settle};
+use crate::app::fields::{idempotency_key, json};
+use crate::app::{App, Lane, Needs};
+use crate::db::{New, NewOnce, Once};
+use crate::error::Error;
+use crate::http::{Request, Response};
+use crate::users::idempotency::{Fingerprint, KeptCreate, Key};
+use crate::users::password::PasswordHash;
+use crate::users::user::{NewUser, User};
 use std::{net::IpAddr, time::Instant};
 
 /// A user that is to be stored.
@@ -32,7 +23,7 @@ pub(crate) struct Create {
     hash: Option<PasswordHash>,
 }
 
-/// What tells a repeat of a create from another create with its key.
+/// The parts that tell a repeat of a create from another create with its key.
 #[derive(Debug)]
 struct Keyed {
     key: Key,
@@ -43,7 +34,7 @@ struct Keyed {
 
 impl Create {
     pub fn parse(request: &Request, rules: &Rules) -> Result<Create, Error> {
-        let key = idempotency::key(request)?;
+        let key = idempotency_key(request)?;
         let new = NewUser::from_body(rules.validation.create(json(request)?)?)?;
         let keyed = |key| Box::new(Keyed { key, fingerprint: Fingerprint::of(&new), peer: request.peer });
         Ok(Create { keyed: key.map(keyed), new, hash: None })
@@ -66,29 +57,24 @@ impl Create {
                 _ => create.store(app, deadline),
             }];
         }
-        let (mut plain, mut once, mut repeats) = (Vec::new(), Vec::<NewOnce>::new(), Vec::new());
+        let (mut plain, mut once) = (Vec::new(), Vec::<NewOnce>::new());
         for (create, deadline) in &creates {
             match &create.keyed {
                 None => plain.push(New { values: create.new.values(), deadline: *deadline }),
-                // Of equal keys the first is stored, and the others find what is kept of it.
-                Some(keyed) if once.iter().any(|new| *new.key == keyed.key) => repeats.push(&keyed.key),
+                // The first create of a key is stored; the others find it kept when they are retried.
+                Some(keyed) if once.iter().any(|new| *new.key == keyed.key) => {}
                 Some(keyed) => once.push(keyed.statement(&create.new, *deadline)),
             }
         }
         let mut plain = app.users.create_many(&plain).into_iter();
         let keys: Vec<Key> = once.iter().map(|new| *new.key).collect();
         let mut once: Vec<_> = keys.into_iter().zip(app.users.create_many_once(&once)).collect();
-        let mut kept = app.users.find_kept(&repeats).map(Vec::into_iter);
         let outcome = |(create, _): (Create, Instant)| {
             let created = match &create.keyed {
                 None => plain.next().map(|user| user.map(Once::Created)),
                 Some(keyed) => match once.iter().position(|(key, _)| *key == keyed.key) {
                     Some(at) => Some(once.swap_remove(at).1),
-                    None => match &mut kept {
-                        // Nothing is kept of a create that failed: this one is tried by itself.
-                        Ok(kept) => Some(kept.next().flatten().map(Once::Kept).ok_or(Error::Contended)),
-                        Err(error) => Some(Err(error.clone())),
-                    },
+                    None => Some(Err(Error::Contended)),
                 },
             };
             let missing = || Err(Error::Internal("a create has no outcome".to_owned()));
@@ -107,7 +93,7 @@ impl Create {
             Some(kept) => create.repeat(app, kept),
             None => {
                 let password = create.new.password.as_ref();
-                let hash = password.map(|password| app.hashing.hash(password)).transpose()?;
+                let hash = password.map(|password| app.hash(password)).transpose()?;
                 Ok(Progress::Next(Command::Create(Create { hash, ..create })))
             }
         })
@@ -148,7 +134,7 @@ impl Create {
             // not count, as many clients may repeat it at once.
             (hash, Some(password)) => {
                 let attempt = app.rules.attempt(&self.new.email, keyed.peer)?;
-                if !app.hashing.verify(password, hash.as_ref())? {
+                if !app.hashing(hash.as_ref(), |hasher| hasher.verify(password, hash.as_ref()))? {
                     attempt.wrong();
                     return Err(Error::KeyReused);
                 }
@@ -165,6 +151,5 @@ impl Keyed {
 }
 
 fn created_answer(user: &User) -> Response {
-    let location = format!("/users/{}", user.id);
-    Response::json(201, user).with("Location", location).with("ETag", etag(user))
+    one(201, user).with("Location", format!("/users/{}", user.id))
 }

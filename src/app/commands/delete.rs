@@ -1,17 +1,9 @@
 //! `DELETE /users/{id}`: removes a user, in the states that the request allows.
 
 use super::{Command, Outcome, Progress, settle};
-use crate::{
-    app::{
-        App,
-        lanes::{Lane, Needs},
-        preconditions::Preconditions,
-    },
-    db,
-    error::Error,
-    http::{Request, Response},
-    users::revision::Condition,
-};
+use crate::app::{App, Lane, Needs, fields::Preconditions};
+use crate::http::{Request, Response};
+use crate::{db, error::Error, users::revision::Condition};
 use std::time::Instant;
 
 /// A user that is to be removed.

@@ -1,16 +1,11 @@
 //! `GET /users/{id}`: a user, or that the client has it already.
 
 use super::{Command, Outcome, Progress, failed, one};
-use crate::{
-    app::{
-        App,
-        lanes::{Lane, Needs},
-        preconditions::{Preconditions, Read, etag},
-    },
-    error::Error,
-    http::{Request, Response},
-    users::user::User,
-};
+use crate::app::fields::{Preconditions, Read, etag};
+use crate::app::{App, Lane, Needs};
+use crate::error::Error;
+use crate::http::{Request, Response};
+use crate::users::user::User;
 
 /// A user that is looked up.
 #[derive(Debug)]
@@ -46,7 +41,7 @@ impl Find {
         let ids: Vec<i64> = finds.iter().map(|find| find.id).collect();
         let users = match app.users.find_many(&ids) {
             Ok(users) => users,
-            Err(error) => return failed(error, finds, Command::Find),
+            Err(error) => return failed(&error, finds, Command::Find),
         };
         let answer = |find: Find| {
             let at = users.binary_search_by_key(&find.id, |user| user.id);

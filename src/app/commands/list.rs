@@ -1,22 +1,12 @@
 //! `GET /users`: a page of all users, the users that follow an id, or the user with an address.
 
-use super::{Command, Outcome, Progress, failed};
-use crate::{
-    app::{
-        App,
-        lanes::{Lane, Needs},
-        query,
-    },
-    error::Error,
-    http::{Request, Response},
-    users::{
-        pagination::{ListRequest, Listing, PageRequest, Range},
-        user::UserRef,
-    },
-};
+use super::{Command, Outcome, Progress, Rules, failed};
+use crate::app::{App, Lane, Needs, fields};
+use crate::error::Error;
+use crate::http::{Request, Response};
+use crate::users::pagination::{ListRequest, Listing, PageRequest, Range};
+use crate::users::user::UserRef;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use serde::Serialize;
-use std::fmt::Write;
 
 /// A list of users.
 #[derive(Debug)]
@@ -26,16 +16,14 @@ impl List {
     /// How many statements read lists.
     pub const STATEMENTS: usize = 4;
 
-    pub fn parse(request: &Request, max_per_page: u32) -> Result<List, Error> {
-        query::list(request, max_per_page).map(List)
+    pub fn parse(request: &Request, rules: &Rules) -> Result<List, Error> {
+        fields::list_request(request, rules.max_per_page).map(List)
     }
 
     pub fn needs(&self) -> Needs {
         match &self.0 {
-            ListRequest::Range(range) => Needs { users: range.per_page() as usize, ..Needs::of(Lane::List) },
-            ListRequest::Prefix { per_page, .. } => {
-                Needs { users: *per_page as usize, ..Needs::of(Lane::List) }
-            }
+            ListRequest::Range(range) => Needs::list(range.per_page()),
+            ListRequest::Prefix { per_page, .. } => Needs::list(*per_page),
             ListRequest::Email { .. } => Needs::of(Lane::Find),
         }
     }
@@ -73,7 +61,7 @@ impl List {
         });
         let users = match found {
             Ok(users) => users,
-            Err(error) => return failed(error, lists, Command::List),
+            Err(error) => return failed(&error, lists, Command::List),
         };
         for ((_, page), user) in emails.iter().zip(users) {
             let mut body = Body::new(Range::Page(*page));
@@ -85,91 +73,36 @@ impl List {
         }
         let email = |at: usize| emails.get(at).map(|(email, _)| *email);
         let answers = bodies.into_iter().enumerate().map(|(at, body)| body.finish(email(at)));
-        answers.map(|answer| answer.map(Progress::Done)).collect()
+        answers.map(|answer| Ok(Progress::Done(answer))).collect()
     }
 }
 
-/// What a page says beside its users.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Summary {
-    /// How many there are on all pages.
-    total: i64,
-    /// The page size asked for.
-    per_page: u32,
-    /// The page number asked for.
-    current_page: i64,
-    /// The last page that is not empty; 1 when all are.
-    last_page: i64,
-    /// The position of the page's first user, from 1; 0 when the page is empty.
-    from: i64,
-    /// The position of its last user; 0 when the page is empty.
-    to: i64,
-    /// Whether users come after this page.
-    has_more_pages: bool,
-}
+/// Characters of an address that a `Link` has as they are.
+const IN_A_QUERY: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'@');
 
-impl Summary {
-    /// Of a page with so many users, out of `total`.
-    fn new(request: PageRequest, total: i64, users: i64) -> Summary {
-        let last_page = (total + i64::from(request.per_page) - 1) / i64::from(request.per_page);
-        let (from, to) = if users == 0 {
-            (0, 0)
-        } else {
-            let before = request.offset();
-            (before + 1, before + users)
-        };
-        Summary {
-            total,
-            per_page: request.per_page,
-            current_page: request.page,
-            last_page: last_page.max(1),
-            from,
-            to,
-            has_more_pages: last_page > request.page,
-        }
+/// Returns the field `Link` (RFC 8288) of a page: the first page, the previous one, the next one and the last one, as far
+/// as they exist. References are relative to the server. `email`: the address that the list was asked for.
+fn links(request: PageRequest, last: i64, email: Option<&str>) -> String {
+    let PageRequest { page, per_page, is_from_end } = request;
+    let mut query = String::new();
+    if let Some(email) = email {
+        query = format!("email={}&", utf8_percent_encode(email, IN_A_QUERY));
     }
-
-    /// The field `Link` (RFC 8288): the first page, the one before this, the next one, and the last one, where there
-    /// are such. References are relative to the server. `email`: the address that the list was asked for.
-    /// `is_from_end`: whether pages count from the last user.
-    fn links(&self, email: Option<&str>, is_from_end: bool) -> String {
-        const IN_A_QUERY: &AsciiSet =
-            &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'@');
-        let mut users = "/users?".to_owned();
-        if let Some(email) = email {
-            users.extend(["email="].into_iter().chain(utf8_percent_encode(email, IN_A_QUERY)));
-            users.push('&');
-        }
-        if is_from_end {
-            users.push_str("order=desc&");
-        }
-        let last = self.last_page;
-        let links = [
-            (Some(1), "first"),
-            // Beyond the last page, the one before is the last one.
-            ((self.current_page > 1).then(|| last.min(self.current_page - 1)), "prev"),
-            (self.has_more_pages.then(|| self.current_page + 1), "next"),
-            (Some(last), "last"),
-        ];
-        let mut text = String::with_capacity(4 * (users.len() + 48));
-        for (page, relation) in links {
-            let Some(page) = page else { continue };
-            let comma = if text.is_empty() { "" } else { ", " };
-            let per_page = self.per_page;
-            let written = write!(text, "{comma}<{users}page={page}&perPage={per_page}>; rel=\"{relation}\"");
-            written.expect("a String takes all text");
-        }
-        text
+    if is_from_end {
+        query += "order=desc&";
     }
-}
-
-/// What a walk says beside its users.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct WalkSummary {
-    per_page: u32,
-    has_more_pages: bool,
+    let links = [
+        (Some(1), "first"),
+        // The page before one beyond the last is the last one.
+        ((page > 1).then(|| last.min(page - 1)), "prev"),
+        ((page < last).then(|| page + 1), "next"),
+        (Some(last), "last"),
+    ];
+    let links = links.into_iter().filter_map(|(page, relation)| {
+        page.map(|page| format!("</users?{query}page={page}&perPage={per_page}>; rel=\"{relation}\""))
+    });
+    links.collect::<Vec<_>>().join(", ")
 }
 
 /// The text of a list while it is written.
@@ -189,36 +122,34 @@ impl Body {
         Body { range, text, total: 0, users: 0, last_id: 0, has_more: false }
     }
 
-    /// The list as it is answered. `email`: the address that it was asked for.
-    fn finish(mut self, email: Option<&str>) -> Result<Response, Error> {
-        self.text.push(b']');
-        let brace = self.text.len();
-        let links = match self.range {
+    /// Ends the list and answers it. `email`: the address that it was asked for.
+    fn finish(mut self, email: Option<&str>) -> Response {
+        let (users, has_more) = (i64::from(self.users), self.has_more);
+        let (summary, links) = match self.range {
             Range::Page(request) => {
-                let summary = Summary::new(request, self.total, self.users.into());
-                serde_json::to_writer(&mut self.text, &summary).expect(IN_MEMORY);
-                Some(summary.links(email, request.is_from_end))
+                let (total, per_page) = (self.total, i64::from(request.per_page));
+                let (page, last) = (request.page, ((total + per_page - 1) / per_page).max(1));
+                let before = if users == 0 { 0 } else { request.offset() };
+                let (from, to) = (before + users.min(1), before + users);
+                let has_more = page < last;
+                let summary = format!(
+                    r#""total":{total},"perPage":{per_page},"currentPage":{page},"lastPage":{last},"from":{from},"to":{to},"hasMorePages":{has_more}"#
+                );
+                (summary, Some(links(request, last, email)))
             }
             Range::Walk { per_page, .. } => {
-                let (has_more_pages, after) = (self.has_more, self.last_id);
-                serde_json::to_writer(&mut self.text, &WalkSummary { per_page, has_more_pages })
-                    .expect(IN_MEMORY);
-                has_more_pages.then(|| format!("</users?after={after}&perPage={per_page}>; rel=\"next\""))
+                let next = format!("</users?after={}&perPage={per_page}>; rel=\"next\"", self.last_id);
+                (format!(r#""perPage":{per_page},"hasMorePages":{has_more}"#), has_more.then_some(next))
             }
-            Range::First { per_page } => {
-                let summary = WalkSummary { per_page, has_more_pages: self.has_more };
-                serde_json::to_writer(&mut self.text, &summary).expect(IN_MEMORY);
-                None
-            }
+            Range::First { per_page } => (format!(r#""perPage":{per_page},"hasMorePages":{has_more}"#), None),
         };
-        self.text[brace] = b',';
-        self.text.push(b'\n');
+        self.text.extend_from_slice(format!("],{summary}}}\n").as_bytes());
         self.text.shrink_to_fit();
         let response = Response { status: 200, body: self.text, ..Response::no_content() };
-        Ok(match links {
+        match links {
             Some(links) => response.with("Link", links),
             None => response,
-        })
+        }
     }
 }
 
@@ -235,12 +166,10 @@ impl Listing for Body {
         if self.users > 0 {
             self.text.push(b',');
         }
-        serde_json::to_writer(&mut self.text, &user).expect(IN_MEMORY);
+        serde_json::to_writer(&mut self.text, &user).expect("writing to memory does not fail");
         (self.users, self.last_id) = (self.users + 1, user.id);
     }
 }
-
-const IN_MEMORY: &str = "writing to memory does not fail";
 
 #[cfg(test)]
 mod tests {
@@ -258,26 +187,31 @@ mod tests {
             r#"{"data":[],"total":0,"perPage":15,"currentPage":1,"lastPage":1,"from":0,"to":0,"hasMorePages":false}
 "#
         );
-        let far = Summary::new(PageRequest { page: i64::MAX, ..FIRST }, 31, 0);
-        assert_eq!((far.last_page, far.has_more_pages), (3, false));
+        let mut far = Body::new(Range::Page(PageRequest { page: i64::MAX, ..FIRST }));
+        far.set_total(31);
+        let far = far.finish(None).value();
+        assert_eq!(
+            (&far["lastPage"], &far["hasMorePages"], &far["from"]),
+            (&json!(3), &json!(false), &json!(0))
+        );
     }
 
     /// The pages that the links of a page of 2 lead to, out of 5 users.
-    fn links(page: i64) -> String {
-        let links = Summary::new(PageRequest { page, per_page: 2, ..FIRST }, 5, 0).links(None, false);
+    fn pages(page: i64) -> String {
+        let links = links(PageRequest { page, per_page: 2, ..FIRST }, 3, None);
         links.replace("</users?page=", "").replace("&perPage=2>; rel=", " ").replace('"', "")
     }
 
     #[test]
     fn links_of_pages() {
-        assert_eq!(links(1), "1 first, 2 next, 3 last");
-        assert_eq!(links(2), "1 first, 1 prev, 3 next, 3 last");
-        assert_eq!(links(3), "1 first, 2 prev, 3 last");
-        assert_eq!(links(4), "1 first, 3 prev, 3 last");
-        assert_eq!(links(i64::MAX), "1 first, 3 prev, 3 last");
-        let from_end = Summary::new(FIRST, 0, 0).links(None, true);
+        assert_eq!(pages(1), "1 first, 2 next, 3 last");
+        assert_eq!(pages(2), "1 first, 1 prev, 3 next, 3 last");
+        assert_eq!(pages(3), "1 first, 2 prev, 3 last");
+        assert_eq!(pages(4), "1 first, 3 prev, 3 last");
+        assert_eq!(pages(i64::MAX), "1 first, 3 prev, 3 last");
+        let from_end = links(PageRequest { is_from_end: true, ..FIRST }, 1, None);
         assert!(from_end.starts_with("</users?order=desc&page=1&perPage=15>; rel=\"first\""), "{from_end}");
-        let links = Summary::new(FIRST, 0, 0).links(Some("ada+news%>\"é@example.com"), false);
+        let links = links(FIRST, 1, Some("ada+news%>\"é@example.com"));
         assert_eq!(
             links,
             "</users?email=ada%2Bnews%25%3E%22%C3%A9@example.com&page=1&perPage=15>; rel=\"first\", \
@@ -285,12 +219,12 @@ mod tests {
         );
     }
 
-    fn text(list: Result<Response, Error>) -> String {
-        String::from_utf8(list.expect("it fits").body).unwrap()
+    fn text(list: Response) -> String {
+        String::from_utf8(list.body).unwrap()
     }
 
     /// A list of users from id 4 with these names.
-    fn list(range: Range, names: &[&str]) -> Result<Response, Error> {
+    fn list(range: Range, names: &[&str]) -> Response {
         let mut body = Body::new(range);
         body.set_total(7);
         for (id, name) in (4..).zip(names) {
@@ -317,9 +251,9 @@ mod tests {
         let long = "x".repeat(crate::users::user::NAME_MAX);
         // The third one only tells that there is one, however large it is.
         for (names, more) in [(&["a", "b"][..], false), (&["a", "b", &long], true)] {
-            let found = list(walk, names).unwrap();
+            let found = list(walk, names);
             assert_eq!(found.header("Link"), more.then_some("</users?after=5&perPage=2>; rel=\"next\""));
-            let found: serde_json::Value = serde_json::from_str(&text(Ok(found))).unwrap();
+            let found: serde_json::Value = serde_json::from_str(&text(found)).unwrap();
             assert_eq!(
                 found,
                 json!({"data": [user("4", "a"), user("5", "b")], "perPage": 2, "hasMorePages": more})

@@ -1,5 +1,4 @@
-//! What can be asked for: one file for each operation, which parses a request, executes a batch of commands and answers
-//! them.
+//! One file for each operation, which parses a request, executes a batch of commands and answers them.
 //!
 //! A request is validated once, by [`Rules`], and is then a [`Command`] until it is answered.
 
@@ -10,32 +9,23 @@ mod find;
 mod list;
 mod update;
 
-use super::{
-    App,
-    access::Access,
-    content::{ACCEPT_PATCH, json, merge_patch},
-    description::{self, Description},
-    health::Health,
-    lanes::Needs,
-    preconditions::etag,
-    query,
-    routes::{self, Asked, Callers, Endpoint, Probe, Route},
-    throttle::{Attempt, Throttle},
-    ui,
-    validation::Validation,
-};
-use crate::{
-    config::{Config, counted_as},
-    error::Error,
-    http::{Method, Request, RequestId, Response, log_line},
-    users::user::User,
-};
+use super::access::Access;
+use super::fields::{self, etag};
+use super::pages::{self, Description, Health};
+use super::routes::{self, Asked, Callers, Endpoint};
+use super::throttle::{Attempt, Throttle};
+use super::{App, validation::Validation};
+use crate::config::{Config, counted_as};
+use crate::error::Error;
+use crate::http::{Method, Request, RequestId, Response, log_line};
+use crate::users::user::User;
 use authenticate::Authenticate;
 use create::Create;
 use delete::Delete;
 use find::Find;
 use list::List;
-use std::{net::IpAddr, sync::Arc, time::Instant};
+use std::time::{Duration, Instant};
+use std::{net::IpAddr, sync::Arc};
 use update::Update;
 
 /// A valid request, from its validation to its answer.
@@ -49,7 +39,7 @@ pub(crate) enum Command {
     Authenticate(Authenticate),
 }
 
-/// What was made of a command.
+/// The state of a command after a statement or a hash.
 #[derive(Debug)]
 pub(crate) enum Progress {
     /// The answer.
@@ -60,11 +50,74 @@ pub(crate) enum Progress {
     Contended(Command),
 }
 
-/// What was made of a command, or why it is refused.
+/// The progress of a command, or the error that ends it.
 pub(crate) type Outcome = Result<Progress, Error>;
 
+/// A kind of statement, or a hash. Commands of one lane form batches, and wait for no other lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Lane {
+    /// Reads of one user, by its id or its address: one query for all of a kind.
+    Find,
+    /// Pages: one query for several.
+    List,
+    /// Creates: one statement and one commit for all.
+    Create,
+    /// Changes of users, passwords aside: one statement and one commit for all updates, one for all deletes.
+    Change,
+    /// A write that is never batched: of passwords, of addresses, or on conditions of several states.
+    Single,
+    /// A password to hash or to check, and the look-up before: a core for its time, and no session meanwhile.
+    Hash,
+}
+
+impl Lane {
+    /// Their labels for figures, in the order of their numbers.
+    pub const LABELS: [&str; 6] = ["find", "list", "create", "change", "single", "hash"];
+
+    /// Each of them, in the order of their numbers (`lane as usize`).
+    pub const ALL: [Lane; 6] = [Lane::Find, Lane::List, Lane::Create, Lane::Change, Lane::Single, Lane::Hash];
+
+    /// Returns true if its statements change existing users.
+    pub fn changes_rows(self) -> bool {
+        matches!(self, Lane::Change | Lane::Single)
+    }
+}
+
+/// The next step of a command.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Needs {
+    /// Where it is queued.
+    pub lane: Lane,
+    /// The user that the request changes: changes of one user are made in the order of their arrival.
+    pub row: Option<i64>,
+    /// Users that a list has, at most.
+    pub users: usize,
+}
+
+impl Needs {
+    /// Returns the needs of a command that changes no user.
+    pub const fn of(lane: Lane) -> Needs {
+        Needs { lane, row: None, users: 0 }
+    }
+
+    /// Returns the needs of a command that changes this user.
+    pub const fn row(lane: Lane, user: i64) -> Needs {
+        Needs { row: Some(user), ..Needs::of(lane) }
+    }
+
+    /// Returns the needs of a list of at most so many users.
+    pub const fn list(users: u32) -> Needs {
+        Needs { users: users as usize, ..Needs::of(Lane::List) }
+    }
+}
+
+/// Returns the pause of a command that met a lock; `retries`: how often it was retried already.
+pub(crate) fn retry_pause(retries: usize) -> Duration {
+    Duration::from_millis(10 << retries.min(3))
+}
+
 impl Command {
-    /// Where it is queued next.
+    /// Returns the lane that it is queued in next.
     pub fn needs(&self) -> Needs {
         match self {
             Command::Find(find) => find.needs(),
@@ -120,7 +173,7 @@ fn share<C>((places, commands): Placed<C>, execute: impl FnOnce(Vec<C>) -> Vec<O
     (places, outcomes)
 }
 
-/// Makes an outcome of what a statement has for a command. A command that met a lock stays as it is.
+/// Makes an outcome of the result that a statement has for a command.
 fn settle<C, T>(
     command: C,
     found: Result<T, Error>,
@@ -129,141 +182,116 @@ fn settle<C, T>(
 ) -> Outcome {
     match found {
         Ok(found) => answer(command, found),
-        Err(Error::Contended) => Ok(Progress::Contended(again(command))),
-        Err(error) => Err(error),
+        Err(error) => failure(error, again(command)),
     }
 }
 
-/// Ends the commands of a statement that has failed. An error that several commands share is logged once.
-fn failed<C>(error: Error, commands: Vec<C>, again: fn(C) -> Command) -> Vec<Outcome> {
-    let is_shared = commands.len() > 1;
-    if is_shared && !matches!(error, Error::Contended) {
-        error.log(None);
+/// Ends a command with an error; a command that met a lock stays as it is.
+fn failure(error: Error, command: Command) -> Outcome {
+    match error {
+        Error::Contended => Ok(Progress::Contended(command)),
+        error => Err(error),
     }
-    let outcome = |command| match &error {
-        Error::Contended => Ok(Progress::Contended(again(command))),
-        error if is_shared => Ok(Progress::Done(error.answer())),
-        error => Err(error.clone()),
-    };
-    commands.into_iter().map(outcome).collect()
 }
 
-/// What has become of a request that was judged.
+/// Ends the commands of a statement that has failed.
+fn failed<C>(error: &Error, commands: Vec<C>, again: fn(C) -> Command) -> Vec<Outcome> {
+    commands.into_iter().map(|command| failure(error.clone(), again(command))).collect()
+}
+
+/// A request that was judged.
 #[derive(Debug)]
 pub(crate) enum Judged {
     /// The database is needed.
     Command(Command),
     /// It is answered.
     Answer(Response),
-    /// It asks for the figures.
-    Figures,
-    /// It asks for the service's health.
-    Health(Probe),
+    /// It asks for a page that tells the state of the service.
+    State(Endpoint),
 }
 
 /// The rules that requests are judged by.
 pub(crate) struct Rules {
     validation: Validation,
-    /// Which requests are accepted.
+    /// The requests that are accepted.
     pub access: Access,
     description: Description,
     throttle: Arc<Throttle>,
     max_per_page: u32,
-    /// Whether the page for the browser is served.
+    /// The page for the browser is served.
     pub ui: bool,
 }
 
 impl Rules {
-    /// As the settings have them.
+    /// Returns the rules of the settings.
     pub fn new(config: &Config) -> Rules {
         Rules {
             validation: Validation::new(config.schema, config.validation),
             access: Access::new(config),
-            description: description::of(config),
+            description: pages::description(config),
             throttle: Throttle::new(config.auth_attempts),
             max_per_page: config.max_per_page,
             ui: config.serves_ui(None),
         }
     }
 
-    /// What the request asks for, or why it is refused: in the order of path, method, access, query, media type, JSON,
-    /// schema, mass assignment. `id` is the request's, for the log.
+    /// Judges a request in the order of path, method, access, query, media type, JSON, schema, mass assignment. `id` is
+    /// the request's, for the log.
     pub fn judge(&self, request: &Request, id: Option<&RequestId>) -> Result<Judged, Error> {
-        let asked = routes::find(request.method, request.path(), self.ui)?;
-        if asked.callers != Callers::Any {
-            self.access.check(request, asked.callers)?;
+        let Asked { endpoint, callers, user } = routes::find(request.method, request.path(), self.ui)?;
+        if callers != Callers::Any {
+            self.access.check(request, callers)?;
+            if !matches!(endpoint, Endpoint::List | Endpoint::Metrics) {
+                fields::no_query(request)?;
+            }
         }
-        let ignores_query = match asked.endpoint {
-            Endpoint::List
-            | Endpoint::Metrics
-            | Endpoint::Description
-            | Endpoint::Ui
-            | Endpoint::Index
-            | Endpoint::Health(_) => true,
-            Endpoint::Options(routes) => routes.iter().all(Route::is_at_once),
-            _ => false,
-        };
-        if !ignores_query {
-            query::none(request)?;
-        }
-        let user = asked.user;
-        Ok(Judged::Command(match asked.endpoint {
-            Endpoint::List => Command::List(List::parse(request, self.max_per_page)?),
+        Ok(Judged::Command(match endpoint {
+            Endpoint::List => Command::List(List::parse(request, self)?),
             Endpoint::Create => Command::Create(Create::parse(request, self)?),
             Endpoint::Find => Command::Find(Find::parse(request, user)?),
-            Endpoint::Update => Update::parse(request, user, json)?,
+            Endpoint::Update => Update::parse(request, user, fields::json)?,
             Endpoint::Patch => {
-                let body = |request: &Request| self.validation.patch(merge_patch(request)?);
+                let body = |request: &Request| self.validation.patch(fields::merge_patch(request)?);
                 Update::parse(request, user, body)?
             }
             Endpoint::Delete => Command::Delete(Delete::parse(request, user)?),
             Endpoint::Authenticate => Command::Authenticate(Authenticate::parse(request, self)?),
-            Endpoint::Health(probe) => return Ok(Judged::Health(probe)),
-            Endpoint::Metrics => return Ok(Judged::Figures),
+            Endpoint::Live | Endpoint::Ready | Endpoint::Metrics => return Ok(Judged::State(endpoint)),
             Endpoint::Description => return Ok(Judged::Answer(Response::clone(&self.description))),
-            Endpoint::Index => return Ok(Judged::Answer(description::index(self.ui))),
-            Endpoint::Ui => return Ok(Judged::Answer(ui::answer(request))),
+            Endpoint::Index => return Ok(Judged::Answer(pages::index(self.ui))),
+            Endpoint::Ui => return Ok(Judged::Answer(pages::ui(request))),
             Endpoint::Options(routes) => {
                 if let Some(origin) = request.header("origin")
                     && !self.access.cors(request).is_allowed()
                 {
-                    // All else that a page of this origin asks for stays in its browser.
+                    // All other requests of a page of this origin stay in its browser.
                     let origin: String = origin.chars().take(100).collect();
                     let line = format_args!("ALLOWED_ORIGINS does not name the origin {origin:?}");
                     log_line(log::Level::Info, id, line);
                 }
-                return Ok(Judged::Answer(options(routes)));
+                return Ok(Judged::Answer(pages::options(routes)));
             }
         }))
     }
-}
 
-impl Rules {
     /// Counts an attempt of a client to name the password of an account; [`Error::TooManyAttempts`].
     fn attempt(&self, email: &str, peer: Option<IpAddr>) -> Result<Attempt, Error> {
         self.throttle.admit(email, peer.map(counted_as), Instant::now())
     }
 }
 
-/// The answer to a request that asks for the health of the service; `None` for any other.
+/// Answers a request for the health of the service; `None` for any other.
 pub(crate) fn answer_at_once(health: &Health, method: Method, path: &str) -> Option<Response> {
-    match routes::find(method, path, true) {
-        Ok(Asked { endpoint: Endpoint::Health(probe), .. }) => Some(health.answer(probe)),
-        Ok(Asked { endpoint: Endpoint::Options(routes), .. }) => Some(options(routes)),
+    match routes::find(method, path, true).map(|asked| asked.endpoint) {
+        Ok(Endpoint::Live) => Some(health.live()),
+        Ok(Endpoint::Ready) => Some(health.ready()),
+        Ok(Endpoint::Options(routes)) => Some(pages::options(routes)),
         Ok(_) => None,
         Err(error) => Some(error.answer()),
     }
 }
 
-fn options(routes: &'static [Route]) -> Response {
-    let response = Response::no_content().with("Allow", routes::allow(routes));
-    match routes {
-        [route] if route.serves(Method::Patch) => response.with("Accept-Patch", ACCEPT_PATCH),
-        _ => response,
-    }
-}
-
-/// An answer with one user and the tag of its state.
+/// Answers with one user and the tag of its state.
 fn one(status: u16, user: &User) -> Response {
     Response::json(status, user).with("ETag", etag(user))
 }
@@ -271,10 +299,9 @@ fn one(status: u16, user: &User) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::app::lanes::Lane;
     use serde_json::json;
 
-    /// The command that a request becomes, or the status of its answer.
+    /// Judges a request: its command, or the status of its answer.
     fn judge(request: &Request) -> Result<Command, u16> {
         match Rules::new(&Config::default()).judge(request, None) {
             Ok(Judged::Command(command)) => Ok(command),

@@ -4,17 +4,10 @@
 //! password is hashed; in all other cases the statement of the change finds out.
 
 use super::{Command, Outcome, Progress, find::Find, one, settle};
-use crate::{
-    app::{
-        App,
-        lanes::{Lane, Needs},
-        preconditions::Preconditions,
-    },
-    db::{self, PasswordChange, Updated},
-    error::Error,
-    http::Request,
-    users::{password::PasswordHash, revision::Condition, user::UserChanges},
-};
+use crate::app::{App, Lane, Needs, fields::Preconditions};
+use crate::db::{self, PasswordChange, Updated};
+use crate::users::{password::PasswordHash, revision::Condition, user::UserChanges};
+use crate::{error::Error, http::Request};
 use serde_json::{Map, Value};
 use std::time::Instant;
 
@@ -87,7 +80,7 @@ impl Update {
                 return Err(Error::PreconditionFailed);
             }
             let password = update.changes.password.as_ref().and_then(Option::as_ref);
-            let hash = password.map(|password| app.hashing.hash(password)).transpose()?;
+            let hash = password.map(|password| app.hash(password)).transpose()?;
             Ok(Progress::Next(Command::Update(Update { hash, ..update })))
         })
     }

@@ -30,14 +30,14 @@ use std::{
 };
 use userd::{Config, Database as Target, Limits, PasswordHashing, Server};
 
-/// What has begun before its answer ends this soon after it: a lock is waited for 100 ms.
+/// The time in which a change that began before its answer ends: a lock is waited for 100 ms.
 const BEGUN: Duration = Duration::from_millis(500);
 
 const GROUPS: usize = 3;
 const ADDRESSES: usize = 2;
 const PASSWORDS: [&str; 2] = ["first password", "second password"];
 
-/// What a client does, to a user that is known when it does it.
+/// A request of a client, about a user that is known when it is sent.
 #[derive(Debug, Clone)]
 enum Step {
     Create {
@@ -111,7 +111,7 @@ fn plan() -> impl Strategy<Value = Plan> {
     plan.prop_map(|(clients, seed)| Plan { clients, seed })
 }
 
-/// What happens to the service while its clients work.
+/// Events of the service while its clients work.
 type Fault<'a> = &'a (dyn Fn(&mut Dice) + Sync);
 
 /// How many calls were made, and how many of them were not answered.
@@ -361,7 +361,7 @@ fn concurrent_histories_of_three_replicas() {
     explore_concurrent("three replicas at once", &database, &addresses, None, &|| ());
 }
 
-/// What meets in one service is batched: histories without batches would say nothing of them.
+/// Requests that meet in one service are batched: histories without batches would say nothing of them.
 #[test]
 fn concurrent_histories_of_batches() {
     let database = slow_database();

@@ -16,7 +16,7 @@ pub enum Cut {
     Answer(usize),
 }
 
-/// What becomes of a request.
+/// The fate of a request.
 pub enum Outcome {
     Answered(Answer, Instant),
     /// It may have been done, or be done later, or not.

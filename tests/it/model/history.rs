@@ -44,13 +44,13 @@ pub enum Tag {
 pub enum Id {
     /// One of those that there were, the last one first.
     Known(usize),
-    /// The same, its digits percent-encoded.
+    /// The id with its digits percent-encoded.
     Encoded(usize),
     /// None of those.
     Odd(&'static str),
 }
 
-/// What is tried to authenticate a user.
+/// The password that is tried to authenticate a user.
 #[derive(Debug, Clone, Copy)]
 pub enum Attempt {
     Right,
@@ -162,7 +162,7 @@ pub fn history(strict: bool) -> impl Strategy<Value = Vec<Step>> {
     vec(step(strict), 1..24)
 }
 
-/// What a history refers to.
+/// The users that a history refers to.
 #[derive(Default)]
 pub struct Known {
     pub ids: Vec<i64>,

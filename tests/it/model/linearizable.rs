@@ -1,4 +1,4 @@
-//! Whether the answers that concurrent clients got are those of some order of their requests, in which each request
+//! Checks that the answers that concurrent clients got are those of some order of their requests, in which each request
 //! takes effect at one moment between being sent and being answered. One that was not answered takes effect at any
 //! moment after it was sent, up to one that it has, or never.
 //!
@@ -47,7 +47,7 @@ impl Search<'_> {
     fn completes(&mut self, done: Done, state: &State) -> bool {
         let open: Vec<usize> = (0..self.calls.len()).filter(|index| done >> index & 1 == 0).collect();
         let ends = open.iter().filter_map(|index| Some(self.calls[*index].answer.as_ref()?.1));
-        // What was sent after another call's answer comes after that call.
+        // A call that was sent after another call's answer comes after that call.
         let Some(first_end) = ends.min() else {
             return true;
         };
@@ -202,7 +202,7 @@ mod tests {
             let found = check(Rules::default(), &calls(rows));
             assert_eq!(found.is_ok(), expected, "row {number}: {found:?}");
         }
-        // What has an end may happen before it alone.
+        // A call that has an end may happen before it alone.
         for (until, expected) in [(25, false), (45, false), (55, true)] {
             let rows = vec![
                 create(),

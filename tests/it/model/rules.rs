@@ -48,7 +48,7 @@ fn is_password(value: &Value) -> bool {
     is_text(value) && value.as_str().is_some_and(|text| text.chars().count() >= 8)
 }
 
-/// Of the addresses that the histories use.
+/// Rules of the addresses that the histories use.
 fn is_address(value: &Value) -> bool {
     let text = value.as_str().unwrap_or_default();
     let plain = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '.');

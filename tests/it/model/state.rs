@@ -50,7 +50,7 @@ pub enum Field {
     NoneMatch,
 }
 
-/// What is sent: method, target, header fields, body.
+/// A request: method, target, header fields, body.
 pub type Sent = (&'static str, String, Vec<(&'static str, String)>, String);
 
 impl Action {
@@ -104,7 +104,7 @@ impl Action {
         }
     }
 
-    /// Whether it may change anything.
+    /// Returns true if it may change anything.
     pub fn changes(&self) -> bool {
         match self {
             Action::If { then, .. } => then.changes(),
@@ -114,7 +114,7 @@ impl Action {
     }
 }
 
-/// What came back. No body: null.
+/// The answer. No body: null.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
     pub status: u16,
@@ -213,7 +213,7 @@ impl User {
         })
     }
 
-    /// Whether one of these tags, or any where there are none, is that of its state; `None` where that is not known.
+    /// Returns true if one of these tags, or any if there are none, is that of its state; `None` if that is not known.
     fn matches(&self, field: Field, tags: &[String]) -> Option<bool> {
         let mut opaque = tags.iter().filter_map(|tag| match (tag.strip_prefix("W/"), field) {
             (None, _) => Some(tag.as_str()),
@@ -229,7 +229,7 @@ impl User {
         }
     }
 
-    /// As it is answered; `None` while something of it is not known.
+    /// Returns the user as it is answered; `None` while something of it is not known.
     pub fn json(&self) -> Option<Value> {
         let Moment::Exactly(updated_at) = &self.updated_at else {
             return None;
@@ -458,7 +458,7 @@ impl State {
         Some(self.with(Some(index), self.users[index].seen(seen)?))
     }
 
-    /// What follows an id as it is answered, where everything is known.
+    /// Returns the users that follow an id as they are answered, if all of it is known.
     fn walk(&self, after: i64, per_page: usize) -> Option<Value> {
         let mut users: Vec<_> = self.users.iter().filter(|user| user.id > Some(after)).collect();
         users.sort_by_key(|user| user.id);

@@ -1,0 +1,673 @@
+//! The parts of a request beside its path: body, query, `If-Match` and `If-None-Match`, `Idempotency-Key`.
+//!
+//! Knows no route's answer. Each function reads one part, or refuses the request for it.
+
+use super::validation::object;
+use crate::error::{Error, HAS_NUL, Violation};
+use crate::http::{Request, percent_decode};
+use crate::users::idempotency::Key;
+use crate::users::pagination::{ListRequest, PageRequest, Range};
+use crate::users::revision::{Condition, Revision};
+use crate::users::{timestamp::Timestamp, user::User};
+use serde_json::{Map, Value};
+use std::borrow::Cow;
+
+/// The media types of a patch, of which the first is the one that it has (RFC 7396).
+pub const ACCEPT_PATCH: &str = "application/merge-patch+json, application/json";
+
+/// The body of a PATCH. It is a merge patch if it is JSON, or if its type is curl's default; other kinds of patches
+/// mean something else, and so are refused.
+pub fn merge_patch(request: &Request) -> Result<Map<String, Value>, Error> {
+    const CURLS: &str = "application/x-www-form-urlencoded";
+    let media_type =
+        request.header("content-type").map(|text| text.split(';').next().unwrap_or_default().trim());
+    let accepted =
+        |text: &str| ACCEPT_PATCH.split(", ").chain([CURLS]).any(|one| one.eq_ignore_ascii_case(text));
+    body(request, media_type.is_none_or(accepted), ACCEPT_PATCH, true)
+}
+
+/// Bodies are JSON whatever their Content-Type says, as curl's is a form's, except uploads.
+pub fn json(request: &Request) -> Result<Map<String, Value>, Error> {
+    let media_type = request.header("content-type").unwrap_or_default();
+    let upload = media_type.get(..10).is_some_and(|start| start.eq_ignore_ascii_case("multipart/"));
+    body(request, !upload, "application/json", false)
+}
+
+/// Reads the JSON object of a body that has an accepted media type and no content coding, which could only be guessed at.
+fn body(
+    request: &Request,
+    is_accepted: bool,
+    accepted: &'static str,
+    patch: bool,
+) -> Result<Map<String, Value>, Error> {
+    let mut codings = request.fields("content-encoding").flat_map(|value| value.split(',')).map(str::trim);
+    let coded = codings.any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case("identity"));
+    match is_accepted && !coded {
+        true => object(&request.body),
+        false => Err(Error::UnsupportedMediaType { accepted, patch, coded }),
+    }
+}
+
+/// The parameters of `GET /users`.
+const OF_LISTS: [&str; 6] = ["page", "perPage", "order", "email", "emailPrefix", "after"];
+
+/// Unknown parameters that a refusal names, and characters of each: a query of thousands is not repeated.
+const NAMED: usize = 10;
+const NAMED_CHARS: usize = 64;
+
+/// Reads the query of `GET /users`: `page` (default 1) and `perPage` (default 15, at most `max_per_page`), both whole
+/// numbers from 1, with `email` or `order`; or `perPage` with a whole number `after` or with `emailPrefix`. Each at most
+/// once, and no others; else [`Error::InvalidQuery`].
+pub fn list_request(request: &Request, max_per_page: u32) -> Result<ListRequest, Error> {
+    let mut query = Query { request, violations: Vec::new() };
+    let page = query.number("page", 1, i64::MAX);
+    let per_page = query.number("perPage", 1, max_per_page.into());
+    let is_from_end = query.is_from_end();
+    let email = query.address("email");
+    let prefix = query.address("emailPrefix");
+    let after = query.number("after", 0, i64::MAX);
+    query.excludes("order", &["email"]);
+    query.excludes("after", &["page", "email", "order"]);
+    query.excludes("emailPrefix", &["page", "email", "order", "after"]);
+    query.refuse_all_but(&OF_LISTS);
+    if !query.violations.is_empty() {
+        return Err(Error::InvalidQuery(query.violations));
+    }
+    let per_page = per_page.map_or(15.min(max_per_page), |number| number as u32);
+    let page = PageRequest { page: page.unwrap_or(1), per_page, is_from_end };
+    Ok(match (after, prefix, email) {
+        (Some(after), ..) => ListRequest::Range(Range::Walk { after, per_page }),
+        (None, Some(prefix), _) => ListRequest::Prefix { prefix, per_page },
+        (None, None, Some(email)) => ListRequest::Email { email, page },
+        (None, None, None) => ListRequest::Range(Range::Page(page)),
+    })
+}
+
+/// Returns [`Error::InvalidQuery`] if there is any parameter.
+pub fn no_query(request: &Request) -> Result<(), Error> {
+    let mut query = Query { request, violations: Vec::new() };
+    query.refuse_all_but(&[]);
+    if query.violations.is_empty() { Ok(()) } else { Err(Error::InvalidQuery(query.violations)) }
+}
+
+/// A query string, and what is wrong with it.
+struct Query<'a> {
+    request: &'a Request,
+    violations: Vec<Violation>,
+}
+
+impl<'a> Query<'a> {
+    fn refuse(&mut self, name: &str, keyword: &str, message: String) {
+        // A JSON pointer has these escapes.
+        let path = format!("/{}", name.replace('~', "~0").replace('/', "~1"));
+        self.violations.push(Violation { path, keyword: keyword.to_owned(), message });
+    }
+
+    fn is_given(&self, name: &str) -> bool {
+        self.request.query().any(|(key, _)| key == name)
+    }
+
+    /// The value of a parameter, which is refused if it is given more than once.
+    fn value(&mut self, name: &str) -> Option<Cow<'a, str>> {
+        let mut given = self.request.query().filter(|(key, _)| key == name);
+        let (_, value) = given.next()?;
+        if given.next().is_some() {
+            self.refuse(name, "maxItems", "must be given once".to_owned());
+            return None;
+        }
+        Some(value)
+    }
+
+    fn number(&mut self, name: &str, min: i64, max: i64) -> Option<i64> {
+        let text = self.value(name)?;
+        let too_small = || format!("must be a whole number of at least {min}");
+        if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
+            self.refuse(name, "type", too_small());
+            return None;
+        }
+        // Digits only, so what does not fit is too large.
+        match text.parse().ok() {
+            Some(number) if number < min => self.refuse(name, "minimum", too_small()),
+            Some(number) if number <= max => return Some(number),
+            _ => self.refuse(name, "maximum", format!("must be at most {max}")),
+        }
+        None
+    }
+
+    /// Refuses a parameter that is given together with one of these.
+    fn excludes(&mut self, name: &str, others: &[&str]) {
+        if self.is_given(name) && others.iter().any(|other| self.is_given(other)) {
+            let message = format!("cannot be given together with {}", others.join(" or "));
+            self.refuse(name, "not", message);
+        }
+    }
+
+    /// Returns true if `order` asks for the last users first.
+    fn is_from_end(&mut self) -> bool {
+        match self.value("order").as_deref() {
+            None | Some("asc") => false,
+            Some("desc") => true,
+            Some(_) => {
+                self.refuse("order", "enum", "must be asc or desc".to_owned());
+                false
+            }
+        }
+    }
+
+    /// An address, in which `+` is itself, as users of curl write it; in a form it would be a space.
+    fn address(&mut self, parameter: &str) -> Option<String> {
+        self.value(parameter)?;
+        let query = self.request.target.split_once('?').map_or("", |(_, query)| query);
+        let literal = query.replace('+', "%2B");
+        let (_, encoded) = literal
+            .split('&')
+            .filter_map(|pair| pair.split_once('='))
+            .find(|(name, _)| {
+                form_urlencoded::parse(name.as_bytes()).next().is_some_and(|(name, _)| name == parameter)
+            })
+            .unwrap_or_default();
+        match percent_decode(encoded) {
+            None => self.refuse(parameter, "format", "must be UTF-8, percent-encoded".to_owned()),
+            Some(email) if email.is_empty() => {
+                self.refuse(parameter, "minLength", "must not be empty".to_owned())
+            }
+            Some(email) if email.contains('\0') => self.refuse(parameter, "pattern", HAS_NUL.to_owned()),
+            Some(email) => return Some(email.into_owned()),
+        }
+        None
+    }
+
+    /// Refuses what is not among these, by name; values are never repeated, as one may be a token.
+    fn refuse_all_but(&mut self, known: &[&str]) {
+        let request = self.request;
+        let unknown = request.query().filter(|(name, _)| !known.contains(&name.as_ref()));
+        for (name, _) in unknown.take(NAMED) {
+            let meant = known.iter().find(|known| known.eq_ignore_ascii_case(&name));
+            let message = match (meant, known.split_last()) {
+                (Some(meant), _) => format!("is not a parameter here; {meant} is"),
+                (None, Some((last, others))) => {
+                    format!("is not a parameter here; {} and {last} are", others.join(", "))
+                }
+                (None, None) => "is not a parameter here; there is none".to_owned(),
+            };
+            let name: String = name.chars().take(NAMED_CHARS).collect();
+            self.refuse(&name, "additionalProperties", message);
+        }
+    }
+}
+
+/// The field `ETag` of an answer with this user.
+pub fn etag(user: &User) -> String {
+    tag(user.revision())
+}
+
+/// The tag of a state, in its quotes.
+fn tag(Revision { version, updated_at }: Revision) -> String {
+    format!("\"{version}-{:x}\"", updated_at.unix_micros())
+}
+
+/// Returns the state that a tag of this service names, given without its quotes.
+fn revision(text: &str) -> Option<Revision> {
+    let (version, micros) = text.rsplit_once('-')?;
+    let micros = u64::from_str_radix(micros, 16).ok()?.cast_signed();
+    let revision =
+        Revision { version: version.parse().ok()?, updated_at: Timestamp::from_unix_micros(micros)? };
+    // Only the spelling that this service uses.
+    (tag(revision).trim_matches('"') == text).then_some(revision)
+}
+
+/// `If-Match` and `If-None-Match` of a request.
+#[derive(Debug)]
+pub(crate) struct Preconditions {
+    /// The states that `If-Match` names; `None` for any.
+    only: Option<Vec<Revision>>,
+    /// The states that `If-None-Match` names.
+    except: Vec<Revision>,
+    /// `If-None-Match: *`, which every record matches.
+    excludes_all: bool,
+}
+
+/// The tags of one of the fields.
+enum Tags {
+    Absent,
+    /// `*`
+    Any,
+    /// The states that its tags name. Tags of other services match no state.
+    These(Vec<Revision>),
+}
+
+/// The outcome of a read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Read {
+    /// It is answered.
+    Answered,
+    /// The client has the record already.
+    NotModified,
+    /// The record is in another state than the client asks for.
+    Failed,
+}
+
+impl Preconditions {
+    /// Reads the fields of a request; [`Error::BadRequest`] if one is no list of entity tags.
+    pub fn of(request: &Request) -> Result<Preconditions, Error> {
+        // Weak tags match no state in If-Match; in If-None-Match they match as strong ones do.
+        let only = match tags(request, "if-match", false)
+            .ok_or(Error::BadRequest("If-Match holds neither * nor entity tags in double quotes"))?
+        {
+            Tags::Absent | Tags::Any => None,
+            Tags::These(revisions) => Some(revisions),
+        };
+        let (except, excludes_all) = match tags(request, "if-none-match", true)
+            .ok_or(Error::BadRequest("If-None-Match holds neither * nor entity tags in double quotes"))?
+        {
+            Tags::Absent => (Vec::new(), false),
+            Tags::Any => (Vec::new(), true),
+            Tags::These(revisions) => (revisions, false),
+        };
+        Ok(Preconditions { only, except, excludes_all })
+    }
+
+    /// Returns the outcome of a read of a record in this state.
+    pub fn read(&self, revision: Revision) -> Read {
+        if self.only.as_ref().is_some_and(|only| !only.contains(&revision)) {
+            Read::Failed
+        } else if self.excludes_all || self.except.contains(&revision) {
+            Read::NotModified
+        } else {
+            Read::Answered
+        }
+    }
+
+    /// Returns the states in which a record may be changed.
+    pub fn into_condition(self) -> Condition {
+        let only = if self.excludes_all { Some(Vec::new()) } else { self.only };
+        Condition { only, except: self.except }
+    }
+}
+
+/// Reads all fields of a name together; `None` if they are malformed.
+fn tags(request: &Request, name: &str, weak: bool) -> Option<Tags> {
+    let mut found = Tags::Absent;
+    for value in request.fields(name) {
+        found = match found {
+            Tags::Absent if value.trim_matches(SPACES) == "*" => Tags::Any,
+            Tags::Absent => Tags::These(tag_list(value, weak)?),
+            Tags::These(mut revisions) => {
+                revisions.extend(tag_list(value, weak)?);
+                Tags::These(revisions)
+            }
+            Tags::Any => return None,
+        };
+    }
+    Some(found)
+}
+
+const SPACES: [char; 2] = [' ', '\t'];
+
+/// Reads the states that a list of tags names, weak tags only if they count; `None` if it is malformed. An empty list is
+/// one (RFC 9110, 5.6.1).
+fn tag_list(value: &str, weak: bool) -> Option<Vec<Revision>> {
+    let mut revisions = Vec::new();
+    let mut rest = value.trim_matches([' ', '\t', ',']);
+    while !rest.is_empty() {
+        let (is_weak, tag) = match rest.strip_prefix("W/") {
+            Some(tag) => (true, tag),
+            None => (false, rest),
+        };
+        let (text, after) = tag.strip_prefix('"')?.split_once('"')?;
+        if text.bytes().any(|byte| byte <= b' ' || byte == 0x7f) {
+            return None;
+        }
+        revisions.extend(revision(text).filter(|_| weak || !is_weak));
+        rest = after.trim_start_matches(SPACES);
+        if !rest.is_empty() {
+            rest = rest.strip_prefix(',')?.trim_start_matches([' ', '\t', ',']);
+        }
+    }
+    Some(revisions)
+}
+
+/// Characters of the longest key.
+const LONGEST: usize = 255;
+
+/// Reads the `Idempotency-Key` of a request: 1 to 255 visible ASCII characters, with or without the quotes of a structured string. `None`
+/// if it has none; [`Error::BadRequest`] if it is malformed or there are several.
+pub fn idempotency_key(request: &Request) -> Result<Option<Key>, Error> {
+    const MALFORMED: Error =
+        Error::BadRequest("Idempotency-Key holds not just 1 to 255 visible ASCII characters");
+    let mut fields = request.fields("idempotency-key");
+    let Some(value) = fields.next() else { return Ok(None) };
+    let value = value.trim_matches([' ', '\t']);
+    let text = match value.strip_prefix('"') {
+        None => Some(value.to_owned()),
+        Some(quoted) => quoted.strip_suffix('"').and_then(unescape),
+    };
+    let is_key = |text: &String| {
+        (1..=LONGEST).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
+    };
+    match text.filter(is_key) {
+        Some(text) if fields.next().is_none() => Ok(Some(Key::new(&text))),
+        _ => Err(MALFORMED),
+    }
+}
+
+/// Reads the rest of a structured string without its closing quote (RFC 9651, 3.3.3); `None` if it is malformed.
+fn unescape(quoted: &str) -> Option<String> {
+    let mut text = String::with_capacity(quoted.len());
+    let mut characters = quoted.chars();
+    while let Some(character) = characters.next() {
+        text.push(match character {
+            '"' => return None,
+            '\\' => characters.next().filter(|escaped| matches!(escaped, '"' | '\\'))?,
+            other => other,
+        });
+    }
+    Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(query: &str) -> Result<ListRequest, Error> {
+        list_request(&Request::get(format!("/users?{query}")), 1000)
+    }
+
+    /// Path and keyword of each violation.
+    fn violations(result: Result<ListRequest, Error>) -> Vec<String> {
+        match result {
+            Err(Error::InvalidQuery(violations)) => {
+                violations.into_iter().map(|v| format!("{} {}", v.path, v.keyword)).collect()
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_asked_for() {
+        let page = |page, per_page| PageRequest { page, per_page, is_from_end: false };
+        let email = |email: &str| ListRequest::Email { email: email.to_owned(), page: page(1, 15) };
+        let rows = [
+            ("", ListRequest::Range(Range::Page(page(1, 15)))),
+            ("page=2", ListRequest::Range(Range::Page(page(2, 15)))),
+            ("perPage=1000&page=007", ListRequest::Range(Range::Page(page(7, 1000)))),
+            ("page=%32", ListRequest::Range(Range::Page(page(2, 15)))),
+            ("page=9223372036854775807", ListRequest::Range(Range::Page(page(i64::MAX, 15)))),
+            ("order=asc", ListRequest::Range(Range::Page(page(1, 15)))),
+            (
+                "order=desc&page=2",
+                ListRequest::Range(Range::Page(PageRequest { is_from_end: true, ..page(2, 15) })),
+            ),
+            (
+                "emailPrefix=Ada+n%2B&perPage=3",
+                ListRequest::Prefix { prefix: "Ada+n+".to_owned(), per_page: 3 },
+            ),
+            ("after=0", ListRequest::Range(Range::Walk { after: 0, per_page: 15 })),
+            (
+                "perPage=7&after=9223372036854775807",
+                ListRequest::Range(Range::Walk { after: i64::MAX, per_page: 7 }),
+            ),
+            ("email=ada@example.com", email("ada@example.com")),
+            ("email=ada%40example.com", email("ada@example.com")),
+            ("email=ada+news@example.com", email("ada+news@example.com")),
+            ("email=ada%2Bnews%40example.com", email("ada+news@example.com")),
+            ("&em%61il=a=b@c.de&", email("a=b@c.de")),
+            ("email=%C3%A9%20x", email("é x")),
+            (
+                "email=a@b.co&page=3&perPage=2",
+                ListRequest::Email { email: "a@b.co".to_owned(), page: page(3, 2) },
+            ),
+        ];
+        for (query, expected) in rows {
+            assert_eq!(parse(query).unwrap(), expected, "{query}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be() {
+        let rows = [
+            ("page=0", "/page minimum"),
+            ("page=-1", "/page type"),
+            ("page=abc", "/page type"),
+            ("page=1.5", "/page type"),
+            ("page=1e3", "/page type"),
+            ("page=", "/page type"),
+            ("page", "/page type"),
+            ("page=+1", "/page type"),
+            ("page=%201", "/page type"),
+            ("page=1&page=2", "/page maxItems"),
+            ("page=9223372036854775808", "/page maximum"),
+            ("page=999999999999999999999999999999", "/page maximum"),
+            ("perPage=1001", "/perPage maximum"),
+            ("perPage=999999999999999999999999999999", "/perPage maximum"),
+            ("page=%D9%A1", "/page type"),
+            ("after=-1", "/after type"),
+            ("after=", "/after type"),
+            ("after=9223372036854775808", "/after maximum"),
+            ("after=1&after=1", "/after maxItems"),
+            ("after=1&page=1", "/after not"),
+            ("after=1&email=a@b.co", "/after not"),
+            ("order=", "/order enum"),
+            ("order=DESC", "/order enum"),
+            ("order=desc&order=desc", "/order maxItems"),
+            ("order=desc&email=a@b.co", "/order not"),
+            ("order=asc&after=1", "/after not"),
+            ("emailPrefix=", "/emailPrefix minLength"),
+            ("emailPrefix=a%00", "/emailPrefix pattern"),
+            ("emailPrefix=a&emailPrefix=a", "/emailPrefix maxItems"),
+            ("emailPrefix=a&page=1", "/emailPrefix not"),
+            ("emailPrefix=a&after=1", "/emailPrefix not"),
+            ("emailPrefix=a&order=desc", "/emailPrefix not"),
+            ("emailPrefix=a&email=a@b.co", "/emailPrefix not"),
+            ("emailprefix=a", "/emailprefix additionalProperties"),
+            ("email=", "/email minLength"),
+            ("email", "/email minLength"),
+            ("email=a@b.co&email=a@b.co", "/email maxItems"),
+            ("email=a@b.co&em%61il=a@b.co", "/email maxItems"),
+            ("email=%", "/email format"),
+            ("email=a%ff", "/email format"),
+            ("email=a%00", "/email pattern"),
+            ("x", "/x additionalProperties"),
+            ("=1", "/ additionalProperties"),
+            ("a/b~=1", "/a~1b~0 additionalProperties"),
+            ("per_page=2", "/per_page additionalProperties"),
+        ];
+        for (query, expected) in rows {
+            assert_eq!(violations(parse(query)), [expected], "{query}");
+        }
+        assert_eq!(violations(parse("page=0&perPage=0")), ["/page minimum", "/perPage minimum"]);
+        assert_eq!(violations(parse("x&page=0")), ["/page minimum", "/x additionalProperties"]);
+    }
+
+    #[test]
+    fn typing_errors_are_told() {
+        for (query, message) in [
+            ("perpage=2", "is not a parameter here; perPage is"),
+            ("PAGE=2", "is not a parameter here; page is"),
+            ("Email=a@b.co", "is not a parameter here; email is"),
+            ("limit=2", "is not a parameter here; page, perPage, order, email, emailPrefix and after are"),
+        ] {
+            match parse(query) {
+                Err(Error::InvalidQuery(violations)) => assert_eq!(violations[0].message, message, "{query}"),
+                other => panic!("{query}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn routes_without_parameters() {
+        for target in ["/users/1", "/users/1?", "/users/1?&&"] {
+            assert!(no_query(&Request::get(target)).is_ok(), "{target}");
+        }
+        for target in ["/users/1?page=1", "/users/1?=", "/users/1?x&y"] {
+            assert!(no_query(&Request::get(target)).is_err(), "{target}");
+        }
+        let many = format!("/users/1?{}", "a&".repeat(3000));
+        match no_query(&Request::get(many)) {
+            Err(Error::InvalidQuery(violations)) => {
+                assert_eq!(violations.len(), NAMED);
+                assert_eq!(violations[0].message, "is not a parameter here; there is none");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn at(version: i64, micros: i64) -> Revision {
+        Revision { version, updated_at: Timestamp::from_unix_micros(micros).unwrap() }
+    }
+
+    #[test]
+    fn texts_of_tags() {
+        let rows = [
+            (at(1, 0), "1-0"),
+            (at(7, 1_770_000_000_000_000), "7-649ce3d40a000"),
+            (at(i64::MAX, -1), "9223372036854775807-ffffffffffffffff"),
+            (at(-3, 1), "-3-1"),
+        ];
+        for (state, text) in rows {
+            assert_eq!(tag(state), format!("\"{text}\""));
+            assert_eq!(revision(text), Some(state), "{text}");
+        }
+        for text in
+            ["", "1", "1-", "-1", "+1-0", "01-0", "1-00", "1-A", "1-g", "1--1", "1-0 ", "1-7fffffffffffffff"]
+        {
+            assert_eq!(revision(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn lists() {
+        let rows: [(&str, Option<&[Revision]>); 22] = [
+            (r#""1-0""#, Some(&[at(1, 0)])),
+            (r#""1-0", "2-a""#, Some(&[at(1, 0), at(2, 10)])),
+            (r#""1-0","2-a"  ,	"3-b""#, Some(&[at(1, 0), at(2, 10), at(3, 11)])),
+            (r#" , "1-0", , ,"2-a",, "#, Some(&[at(1, 0), at(2, 10)])),
+            (r#"W/"1-0", "2-a""#, Some(&[at(2, 10)])),
+            (r#""a,b", "", "x" , "*""#, Some(&[])),
+            ("\"\u{e9}\"", Some(&[])),
+            ("", Some(&[])),
+            (" , ", Some(&[])),
+            ("1-0", None),
+            (r#"""#, None),
+            (r#""1-0"#, None),
+            (r#""1-0" "2-a""#, None),
+            (r#""1-0", x"#, None),
+            (r#""1-0",, W/"#, None),
+            (r#"w/"1-0""#, None),
+            (r#"W /"1-0""#, None),
+            (r#""1-0""2-a""#, None),
+            (r#""a b""#, None),
+            (r#"'1-0'"#, None),
+            (r#"*, "1-0""#, None),
+            (r#""1-0", *"#, None),
+        ];
+        for (value, expected) in rows {
+            assert_eq!(tag_list(value, false).as_deref(), expected, "{value}");
+        }
+        assert_eq!(tag_list(r#"W/"1-0", "2-a""#, true), Some(vec![at(1, 0), at(2, 10)]));
+    }
+
+    #[test]
+    fn fields() {
+        let parse = |fields: &[(&str, &str)]| {
+            let mut request = Request::get("/users/1");
+            for (name, value) in fields {
+                request = request.with(*name, *value);
+            }
+            Preconditions::of(&request)
+        };
+        let (one, two) = (at(1, 0), at(2, 10));
+        // The fields, and what becomes of reads of both states.
+        type Row<'a> = (&'a [(&'a str, &'a str)], Read, Read);
+        let rows: [Row; 15] = [
+            (&[], Read::Answered, Read::Answered),
+            (&[("If-None-Match", r#""1-0""#)], Read::NotModified, Read::Answered),
+            (&[("if-none-match", r#"W/"1-0", "x""#)], Read::NotModified, Read::Answered),
+            (
+                &[("If-None-Match", r#""1-0""#), ("If-None-Match", r#""2-a""#)],
+                Read::NotModified,
+                Read::NotModified,
+            ),
+            (&[("If-None-Match", " * ")], Read::NotModified, Read::NotModified),
+            (&[("If-None-Match", r#""x""#)], Read::Answered, Read::Answered),
+            (&[("If-Match", r#""1-0""#)], Read::Answered, Read::Failed),
+            (&[("If-Match", r#"W/"1-0""#)], Read::Failed, Read::Failed),
+            (&[("If-Match", "*")], Read::Answered, Read::Answered),
+            (&[("If-Match", r#""1-0""#), ("If-None-Match", r#""1-0""#)], Read::NotModified, Read::Failed),
+            (&[("If-Match", "*"), ("If-None-Match", "*")], Read::NotModified, Read::NotModified),
+            (&[("If-Match", "")], Read::Failed, Read::Failed),
+            (&[("If-Match", ", ,"), ("If-Match", r#""1-0""#)], Read::Answered, Read::Failed),
+            (&[("If-None-Match", "")], Read::Answered, Read::Answered),
+            (&[("If-None-Match", ","), ("If-None-Match", r#""1-0""#)], Read::NotModified, Read::Answered),
+        ];
+        for (fields, first, second) in rows {
+            let preconditions = parse(fields).unwrap();
+            assert_eq!((preconditions.read(one), preconditions.read(two)), (first, second), "{fields:?}");
+            // A change is made where a read would be answered.
+            let condition = preconditions.into_condition();
+            let holds = (condition.holds(one), condition.holds(two));
+            assert_eq!(holds, (first == Read::Answered, second == Read::Answered), "{fields:?}");
+            if condition.is_empty() {
+                assert_eq!((first, second), (Read::Answered, Read::Answered), "{fields:?}");
+            }
+        }
+        let malformed: [&[(&str, &str)]; 6] = [
+            &[("If-Match", "1-0")],
+            &[("If-Match", ""), ("If-Match", "*")],
+            &[("If-None-Match", "1-0")],
+            &[("If-Match", "*"), ("If-Match", "*")],
+            &[("If-Match", "*"), ("If-Match", r#""1-0""#)],
+            &[("If-Match", r#""1-0""#), ("If-Match", "*")],
+        ];
+        for fields in malformed {
+            assert!(matches!(parse(fields), Err(Error::BadRequest(_))), "{fields:?}");
+        }
+    }
+
+    #[test]
+    fn keys() {
+        let parse = |values: &[&str]| {
+            let request = Request::get("/users");
+            idempotency_key(
+                &values.iter().fold(request, |request, value| request.with("idempotency-KEY", *value)),
+            )
+        };
+        assert!(matches!(parse(&[]), Ok(None)));
+        let longest = "k".repeat(255);
+        let rows = [
+            ("a", "a"),
+            (" a\t", "a"),
+            ("\"a\"", "a"),
+            ("8e03978e-40d5-43dd-bc93-6894a57f9324", "8e03978e-40d5-43dd-bc93-6894a57f9324"),
+            ("a\"b\\c,;=", "a\"b\\c,;="),
+            (r#""a\"b\\c""#, "a\"b\\c"),
+            (&longest, &longest),
+            (&format!("\"{longest}\""), &longest),
+        ];
+        for (value, text) in rows {
+            assert_eq!(parse(&[value]).unwrap(), Some(Key::new(text)), "{value}");
+        }
+        let malformed = [
+            "",
+            " ",
+            "\"\"",
+            "\"",
+            "\"a",
+            "a b",
+            "\"a b\"",
+            "\"a\";x=1",
+            "\"a\"b\"",
+            "\"a\\\"",
+            "\"\\a\"",
+            "a\tb",
+            "a\u{7f}",
+            "é",
+            &format!("{longest}k"),
+            &format!("\"{longest}k\""),
+        ];
+        for value in malformed {
+            assert!(matches!(parse(&[value]), Err(Error::BadRequest(_))), "{value}");
+        }
+        assert!(parse(&["a", "a"]).is_err());
+    }
+}
