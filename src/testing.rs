@@ -17,26 +17,31 @@
 //! good as a thread a test; every server after the first takes some hundredths of a second, for its database is a clone
 //! of one that has been migrated already. The cluster is gone ten seconds after the last process that used it.
 
+pub use crate::server::Fault;
 use crate::{
     App,
     config::{Config, Database, PasswordHashing, Secret},
     db::{New, blocking::outside_of_runtimes, explain, migrate::Migrations},
     error::StartError,
+    http::{Method, Request},
     private_postgres::Shared,
-    server::Server,
+    server::{BoundServer, Server},
     users::{
         password::Hasher,
         user::{User, Values},
     },
 };
+
 use parking_lot::Mutex;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use postgres::{Client, Error, NoTls, error::SqlState, types::ToSql};
 use std::{
-    env, fmt,
+    env, fmt, io,
     net::SocketAddr,
     path::{Path, PathBuf},
+    sync::Arc,
     thread,
+    time::Duration,
 };
 
 /// Test runners start as many processes as there are cores, each with some servers and their pools.
@@ -118,6 +123,36 @@ impl ScratchDatabase {
             ..Config::default()
         }
     }
+
+    /// Starts a server on it that is reset, fails and has time pass on command.
+    #[doc(hidden)]
+    pub fn serve(
+        &self,
+        bound: BoundServer,
+        config: Config,
+        on_listening: impl FnOnce() -> io::Result<()>,
+        on_broken: impl FnOnce() + Send + 'static,
+    ) -> Result<(Server, Control), StartError> {
+        let rules = Arc::new(Mutex::new(Vec::<Rule>::new()));
+        let choosing = rules.clone();
+        let choose = move |request: &Request| {
+            choosing.lock().iter_mut().find_map(|rule| rule.takes(request).then_some(rule.fault))
+        };
+        let server = bound.with_faults(Arc::new(choose)).start(config, on_listening, on_broken)?;
+        let control = Control { app: server.shared_app(), url: self.url.clone(), rules };
+        Ok((server, control))
+    }
+
+    /// Keeps the users that are in it: a reset brings them back.
+    #[doc(hidden)]
+    pub fn keep_seed(&self) -> Result<(), StartError> {
+        const KEEP: &str = "\
+            create schema userd_seed; \
+            create table userd_seed.users as table users; \
+            create table userd_seed.credentials as table credentials; \
+            create table userd_seed.ids as select last_value, is_called from users_id_seq";
+        run(&self.url, KEEP).map_err(|error| failed(&error))
+    }
 }
 
 impl Drop for ScratchDatabase {
@@ -149,6 +184,143 @@ impl Drop for ScratchDatabase {
 /// Connects without TLS.
 fn connect(connection_string: &str) -> Result<Client, Error> {
     Client::connect(connection_string, NoTls)
+}
+
+/// Executes statements in one transaction, in a session of their own.
+fn run(url: &str, sql: &str) -> Result<(), Error> {
+    outside_of_runtimes(|| connect(url)?.batch_execute(sql))
+}
+
+/// Requests that are to fail.
+struct Rule {
+    fault: Fault,
+    method: Method,
+    path: String,
+    /// One of so many requests fails.
+    every: u32,
+    seen: u32,
+    left: u32,
+}
+
+impl Rule {
+    fn takes(&mut self, request: &Request) -> bool {
+        if self.left == 0 || self.method != request.method || self.path != request.path() {
+            return false;
+        }
+        self.seen = self.seen % self.every + 1;
+        let is_due = self.seen == self.every;
+        self.left -= u32::from(is_due);
+        is_due
+    }
+}
+
+/// The reset, the faults and the time of a service that is thrown away.
+#[doc(hidden)]
+pub struct Control {
+    app: Arc<App>,
+    url: String,
+    rules: Arc<Mutex<Vec<Rule>>>,
+}
+
+impl Control {
+    /// Removes all users, keys, counts of wrong passwords and faults, and brings the seed back.
+    pub fn reset(&self) -> Result<(), String> {
+        const TRIES: usize = 200;
+        const RESET: &str = "\
+            set lock_timeout = '50ms'; \
+            truncate users, credentials, idempotency_keys restart identity; \
+            do $$ begin \
+                if to_regclass('userd_seed.users') is not null then \
+                    insert into users overriding system value table userd_seed.users; \
+                    insert into credentials table userd_seed.credentials; \
+                    perform setval('users_id_seq', last_value, is_called) from userd_seed.ids; \
+                end if; \
+            end $$";
+        self.fail_none();
+        // A statement in flight may hold a lock, and wait for another one of these.
+        let is_locked = |error: &Error| error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE);
+        let mut tries = (0..TRIES).map(|_| run(&self.url, RESET));
+        let last = tries.find(|tried| !matches!(tried, Err(error) if is_locked(error)));
+        last.unwrap_or_else(|| run(&self.url, RESET)).map_err(|error| explain(&error))?;
+        self.app.advance(Duration::from_secs(60));
+        Ok(())
+    }
+
+    /// Lets time pass for idempotency keys and for counts of wrong passwords.
+    pub fn advance(&self, time: Duration) -> Result<(), String> {
+        const MOST: Duration = Duration::from_secs(366 * 24 * 3600);
+        if time > MOST {
+            return Err("no more than 366 days may pass at once".to_owned());
+        }
+        // An older key is as good as none.
+        let age = format!(
+            "update idempotency_keys set kept_since = \
+             greatest(kept_since - interval '{} seconds', now() - interval '25 hours')",
+            time.as_secs_f64()
+        );
+        run(&self.url, &age).map_err(|error| explain(&error))?;
+        self.app.advance(time);
+        Ok(())
+    }
+
+    /// Has one of `every` requests with this method and path fail, until so many have failed.
+    pub fn fail(&self, fault: Fault, method: &str, path: &str, every: u32, times: u32) -> Result<(), String> {
+        use Method::{Delete, Get, Head, Patch, Post, Put};
+        let known = [Get, Head, Post, Put, Patch, Delete].contains(&Method::from(method));
+        if !known || every == 0 || path.contains('?') || !(path == "/users" || path.starts_with("/users/")) {
+            let can = "requests can fail whose method is GET, HEAD, POST, PUT, PATCH or DELETE and whose path, without \
+                       a query, is /users or below; one of a positive number of them";
+            return Err(can.to_owned());
+        }
+        let method = Method::from(method);
+        let rule = Rule { fault, method, path: path.to_owned(), every, seen: 0, left: times };
+        let mut rules = self.rules.lock();
+        rules.retain(|rule| rule.left > 0);
+        rules.push(rule);
+        Ok(())
+    }
+
+    /// Forgets the faults that are left.
+    pub fn fail_none(&self) {
+        self.rules.lock().clear();
+    }
+
+    /// Returns how many requests are yet to fail.
+    pub fn faults_left(&self) -> u32 {
+        self.rules.lock().iter().map(|rule| rule.left).fold(0, u32::saturating_add)
+    }
+}
+
+/// Requests that are chosen to fail. [`Failing::times`] has them do so.
+#[must_use = "`times` has requests fail"]
+pub struct Failing<'a> {
+    control: &'a Control,
+    fault: Fault,
+    method: String,
+    path: String,
+    every: u32,
+}
+
+impl Failing<'_> {
+    /// Chooses requests with this method and path, without a query; without this, `POST /users`.
+    pub fn on(self, method: &str, path: &str) -> Self {
+        Failing { method: method.to_owned(), path: path.to_owned(), ..self }
+    }
+
+    /// Chooses one of so many of them: the last.
+    pub fn every(self, every: u32) -> Self {
+        Failing { every, ..self }
+    }
+
+    /// Has the next of them fail, so many times.
+    ///
+    /// # Panics
+    /// If no such request can fail: its method has no meaning for users, or its path is not `/users` or below.
+    #[track_caller]
+    pub fn times(self, times: u32) {
+        let Failing { control, fault, method, path, every } = self;
+        expected("have requests fail", control.fail(fault, &method, &path, every, times));
+    }
 }
 
 /// Owner of the databases of this process.
@@ -313,6 +485,7 @@ fn drop_leftovers(connection_string: &str) -> Result<(), Error> {
 pub struct TestServer {
     // In this order: the database is dropped after the server has stopped.
     server: Server,
+    control: Control,
     database: ScratchDatabase,
     hasher: Hasher,
 }
@@ -368,6 +541,7 @@ impl TestServer {
         let server = TestServer::start();
         let (ids, names, emails): (Vec<i64>, Vec<&str>, Vec<&str>) = users.into_iter().collect();
         expected("store the users", server.query(STORE, &[&ids, &names, &emails]));
+        expected("keep the users", server.database.keep_seed());
         server
     }
 
@@ -387,8 +561,8 @@ impl TestServer {
         }
         config.database = database.config().database;
         let hasher = Hasher::new(config.password_hashing);
-        let server = Server::start(config)?;
-        Ok(TestServer { server, database, hasher })
+        let (server, control) = database.serve(BoundServer::bind(&config)?, config, || Ok(()), || {})?;
+        Ok(TestServer { server, control, database, hasher })
     }
 
     /// Returns where it listens, without a slash at its end: `http://127.0.0.1:41234`.
@@ -451,6 +625,37 @@ impl TestServer {
         expected("create the user", self.create(name, email, Some(&Secret::from(password))))
     }
 
+    /// Removes all users, idempotency keys, counts of wrong passwords and faults: the server is as it began, those of
+    /// [`TestServer::with_users`] included. Requests in flight are executed before or after that. Blocks for some
+    /// milliseconds.
+    ///
+    /// # Panics
+    /// If the database refuses.
+    #[track_caller]
+    pub fn reset(&self) {
+        expected("reset", self.control.reset());
+    }
+
+    /// Has requests fail: `server.fail(Fault::AnswerLost).on("POST", "/users").times(1)`.
+    pub fn fail(&self, fault: Fault) -> Failing<'_> {
+        let (method, path) = ("POST".to_owned(), "/users".to_owned());
+        Failing { control: &self.control, fault, method, path, every: 1 }
+    }
+
+    /// Returns how many requests are yet to fail. Dropping the server panics unless it is 0.
+    pub fn faults_left(&self) -> u32 {
+        self.control.faults_left()
+    }
+
+    /// Lets time pass for idempotency keys and for counts of wrong passwords. Blocks for some milliseconds.
+    ///
+    /// # Panics
+    /// If it is more than 366 days, or the database refuses.
+    #[track_caller]
+    pub fn advance(&self, time: Duration) {
+        expected("let time pass", self.control.advance(time));
+    }
+
     /// Stops the server and drops the database, as dropping this value does.
     pub fn stop(self) {}
 
@@ -472,6 +677,13 @@ impl TestServer {
         let ask =
             || Ok(connect(self.database_url())?.query(sql, params)?.iter().map(|row| row.get(0)).collect());
         outside_of_runtimes(|| ask().map_err(|error: Error| failed(&error)))
+    }
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        let left = self.faults_left();
+        assert!(left == 0 || thread::panicking(), "{left} requests were to fail, and have not come");
     }
 }
 

@@ -81,12 +81,23 @@ impl App {
     /// statements, and where a password is involved until it may be hashed and for that work. What only
     /// a server can refuse (its [`Limits`](crate::Limits)) is not refused here.
     pub fn handle(&self, request: &Request) -> Response {
-        let mut response = match self.judge(request, None) {
-            Ok(command) => outside_of_runtimes(|| self.run(command)),
-            Err(answer) => answer,
-        };
+        let mut response = self.respond(request, None);
         self.rules.access.cors(request).add_to(&mut response);
         response
+    }
+
+    /// Answers a request as [`App::handle`] does, without the headers of CORS. `id` is the request's, for the log.
+    pub(crate) fn respond(&self, request: &Request, id: Option<&RequestId>) -> Response {
+        match self.judge(request, id) {
+            Ok(command) => outside_of_runtimes(|| self.run(command)),
+            Err(answer) => answer,
+        }
+    }
+
+    /// Lets time pass for the counts of wrong passwords.
+    #[doc(hidden)]
+    pub fn advance(&self, time: Duration) {
+        self.rules.advance(time);
     }
 
     /// Serves `/ui` from now on, or not.

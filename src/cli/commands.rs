@@ -37,6 +37,8 @@ pub fn command() -> Command {
                    /var/lib/userd when started by root); listens on 127.0.0.1 unless HOST is set";
     let users =
         "with --ephemeral: begin with the users of FILE, as userd import reads it; CSV if it ends in .csv";
+    let commands = "with --ephemeral: read commands from standard input, each answered by a line on standard output: \
+                    reset, fail, faults, advance (docs/testing.md)";
     Command::new("userd")
         .version(env!("CARGO_PKG_VERSION"))
         .about("A user-management HTTP service over PostgreSQL. Without a command it runs the service.")
@@ -49,6 +51,7 @@ pub fn command() -> Command {
             flag("--ephemeral", "with --embedded: on a fresh database that is dropped at the end")
                 .requires("--embedded"),
             variable("--postgres").requires("--embedded"),
+            flag("--commands", commands).requires("--ephemeral"),
             option("--seed", "FILE", users).requires("--ephemeral"),
             variable("--host"),
             variable("--port"),

@@ -58,6 +58,9 @@ pub fn scratch(given: &Given, config: &Config) -> Result<ScratchDatabase, Failur
             fill(&database.config()).map(|()| database)?
         }
     };
+    if given.has("--commands") {
+        database.keep_seed()?;
+    }
     log::info!("the database begins with the users of {}", file.display());
     Ok(database)
 }

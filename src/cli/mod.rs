@@ -2,6 +2,7 @@
 
 mod arguments;
 mod commands;
+mod control;
 mod embedded;
 mod env_file;
 mod environment;

@@ -21,6 +21,7 @@ use std::{
         },
     },
     path::Path,
+    sync::mpsc,
 };
 use userd::{
     BoundServer, Config, Database,
@@ -50,7 +51,14 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
     }
     let account = is_embedded.then(|| Account::find(!is_ephemeral)).transpose().map_err(Failure::runtime)?;
     let ending = Ending::watch(dir.is_none())?;
-    for pid in given.occurrences("--with-parent") {
+    let (started, control) = mpsc::channel();
+    let commands = given.has("--commands").then_some(control);
+    let has_commands = commands.is_some();
+    let is_parent = given.occurrences("--with-parent").any(|pid| pid.is_none());
+    if has_commands || is_parent {
+        ending.watch_input(commands, is_parent)?;
+    }
+    for pid in given.occurrences("--with-parent").flatten() {
         ending.watch_parent(pid)?;
     }
 
@@ -61,12 +69,22 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
         config.database = Database::Url(scratch.url().into());
     }
     let on_listening = || account.as_ref().map_or(Ok(()), privileges::give_up);
-    let server = bound.start(config.clone(), on_listening, ending.on_broken()).map_err(start_error)?;
+    let (server, control) = match scratch.as_ref().filter(|_| has_commands) {
+        Some(scratch) => {
+            let serving = scratch.serve(bound, config.clone(), on_listening, ending.on_broken());
+            serving.map(|(server, control)| (server, Some(control)))
+        }
+        None => bound.start(config.clone(), on_listening, ending.on_broken()).map(|server| (server, None)),
+    }
+    .map_err(start_error)?;
     // Before a harness can know that it serves, and sends a signal for it.
     ending.begin();
     tell(given, "READY=1");
     // A harness may have closed it; the service does not depend on being read.
     let _ = writeln!(io::stdout(), "listening on {}", server.base_url());
+    if let Some(control) = control {
+        let _ = started.send(control);
+    }
     if let (Some(dir), Some(cluster)) = (&dir, &cluster) {
         let token = config.api_token.as_ref().map(|_| embedded::token_in_a_shell());
         for line in embedded::greeting(dir, cluster.is_new(), server.base_url(), token.as_deref()) {

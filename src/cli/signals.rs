@@ -1,6 +1,6 @@
 //! The end of the process: by signals, by the end of its parent, or of a part that it needs.
 
-use super::Failure;
+use super::{Failure, control};
 use nix::{
     sys::{
         signal::{SigHandler, Signal, kill, signal},
@@ -22,12 +22,12 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
-        mpsc,
+        mpsc::{self, Receiver},
     },
     thread,
     time::{Duration, Instant},
 };
-use userd::embedded::Cluster;
+use userd::{embedded::Cluster, testing::Control};
 
 /// Interval between two looks at the cluster and at the parent.
 const LOOK: Duration = Duration::from_secs(1);
@@ -107,40 +107,53 @@ impl Ending {
         Ok(ending)
     }
 
-    /// Ends as with a signal when the process of this number does; `None`: when standard input does, and so with the
-    /// process that holds its other end.
-    pub fn watch_parent(&self, pid: Option<&OsStr>) -> Result<(), Failure> {
-        let (sender, idle) = (self.end.clone(), self.idle.clone());
-        let ended = move |what: String| {
-            log::info!("{what} has ended, and this process with it (--with-parent)");
-            if idle.load(Ordering::SeqCst) {
-                exit(0);
+    /// Reads standard input to its end, and executes the commands in it once there is a service. `is_parent`: ends then as
+    /// with a signal, and so with the process that holds the other end.
+    pub fn watch_input(&self, commands: Option<Receiver<Control>>, is_parent: bool) -> Result<(), Failure> {
+        if is_parent && is_null_device(io::stdin()) {
+            return Err(Failure::usage(
+                "--with-parent: standard input is /dev/null, as a shell gives it to a background job, and has \
+                 ended already; give it a pipe, or name the process with --with-parent=PID",
+            ));
+        }
+        let ended = self.parent_ended();
+        spawn("input", move || {
+            let has_ended = match commands {
+                Some(started) => control::execute_lines(&started),
+                None => io::copy(&mut io::stdin(), &mut io::sink()).is_ok(),
+            };
+            if has_ended && is_parent {
+                ended("standard input");
             }
-            let _ = sender.send(End::Asked);
-        };
-        let Some(pid) = pid else {
-            if is_null_device(io::stdin()) {
-                return Err(Failure::usage(
-                    "--with-parent: standard input is /dev/null, as a shell gives it to a background job, and has \
-                     ended already; give it a pipe, or name the process with --with-parent=PID",
-                ));
-            }
-            return spawn("parent", move || {
-                let _ = io::copy(&mut io::stdin(), &mut io::sink());
-                ended("standard input".to_owned());
-            });
-        };
+        })
+    }
+
+    /// Ends as with a signal when the process of this number does.
+    pub fn watch_parent(&self, pid: &OsStr) -> Result<(), Failure> {
         let pid = pid.to_str().and_then(|pid| pid.parse::<u32>().ok()).filter(|pid| *pid > 0);
         let pid = pid.ok_or_else(|| Failure::argument("--with-parent= names no process"))?;
         let start = start_of(pid).ok_or_else(|| {
             Failure::usage(format!("--with-parent={pid}: there is no such process; name one that runs"))
         })?;
+        let ended = self.parent_ended();
         spawn("parent", move || {
             while start_of(pid).as_ref() == Some(&start) {
                 thread::sleep(LOOK);
             }
-            ended(format!("process {pid}"));
+            ended(&format!("process {pid}"));
         })
+    }
+
+    /// Returns the function that ends the service as with a signal.
+    fn parent_ended(&self) -> impl Fn(&str) + Send + 'static {
+        let (sender, idle) = (self.end.clone(), self.idle.clone());
+        move |what| {
+            log::info!("{what} has ended, and this process with it (--with-parent)");
+            if idle.load(Ordering::SeqCst) {
+                exit(0);
+            }
+            let _ = sender.send(End::Asked);
+        }
     }
 
     /// Returns what is to be called when the service is broken.

@@ -64,6 +64,13 @@ impl Responder {
         Some(delivery)
     }
 
+    /// Sends the first bytes of an answer, and closes the connection.
+    pub fn cut(&self, slot: Slot, response: Response, bytes: usize) {
+        if self.shared.slots.awaiting(slot, |connection| connection.cut(response, bytes)).is_some() {
+            self.shared.schedule(slot.index());
+        }
+    }
+
     /// Counts the connections by what they are doing, and returns how many there may be. Looks at each of them.
     pub fn connections(&self) -> (impl Iterator<Item = (&'static str, usize)>, usize) {
         (DOING.into_iter().zip(self.shared.slots.count()), self.shared.limits.max_connections)

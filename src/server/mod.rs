@@ -28,6 +28,7 @@ use std::{
     time::{Duration, Instant},
 };
 use workers::Workers;
+pub use workers::{Fault, Faults};
 
 /// How long workers may take at a stop when the frontend has used its time up: they are stuck, or almost done.
 const LAST_WORK: Duration = Duration::from_millis(300);
@@ -59,7 +60,10 @@ pub fn check_system(config: &Config) -> Result<(), StartError> {
 
 /// The address of a server that is yet to start: taken, and not listened on. For a program that has to start a
 /// database first, and wants to know before that whether the address can be had.
-pub struct BoundServer(Bound);
+pub struct BoundServer {
+    bound: Bound,
+    faults: Option<Faults>,
+}
 
 impl BoundServer {
     /// Binds the address of these settings. Blocks for as long as looking a host name up takes.
@@ -76,7 +80,14 @@ impl BoundServer {
             Some(socket) => socket.try_clone().and_then(Bound::from_fd),
             None => Bound::new(&config.host, config.port),
         };
-        bound.map(BoundServer).map_err(|error| StartError::Listen(address(config), error))
+        let bound = bound.map_err(|error| StartError::Listen(address(config), error))?;
+        Ok(BoundServer { bound, faults: None })
+    }
+
+    /// Has requests fail. For a service that is thrown away.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn with_faults(self, faults: Faults) -> BoundServer {
+        BoundServer { faults: Some(faults), ..self }
     }
 
     /// Starts the server on this address, whatever address `config` has now; otherwise as [`Server::start_watched`].
@@ -95,7 +106,7 @@ impl BoundServer {
         }
         let limits = Limits { max_connections: possible, ..config.limits.clone() };
         let mut app = App::open(&config)?;
-        let listener = self.0.listen().map_err(|error| StartError::Listen(address(&config), error))?;
+        let listener = self.bound.listen().map_err(|error| StartError::Listen(address(&config), error))?;
         let (base_url, addr) = (listener.to_string(), listener.local_addr());
         app.serve_ui(config.serves_ui(addr));
         let app = Arc::new(app);
@@ -127,7 +138,7 @@ impl BoundServer {
                 cores: thread::available_parallelism().map_or(1, usize::from),
                 retry_for: config.limits.request_timeout / 2,
             };
-            let workers = Workers::start(http, responder, app.clone(), capacity)?;
+            let workers = Workers::start(http, responder, app.clone(), capacity, self.faults)?;
             app.metrics.add_source(workers.figures());
             Ok((relay, frontend, workers))
         };
@@ -188,6 +199,11 @@ impl Server {
     /// The service itself, to be asked without a socket: with the same database and the same settings.
     pub fn app(&self) -> &App {
         &self.app
+    }
+
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn shared_app(&self) -> Arc<App> {
+        self.app.clone()
     }
 
     /// Stops: `/readyz` says so for `drain_delay` (0 s), then it takes no new connections, answers the requests in

@@ -9,6 +9,7 @@
 //! receive and refuse. Passwords are hashed by threads of their own, as each takes a core for some 20 ms.
 
 mod answering;
+mod faults;
 mod receiving;
 
 use super::{
@@ -24,6 +25,7 @@ use crate::{
     metrics::Recorder,
 };
 use answering::guard;
+pub use faults::{Fault, Faults};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
     borrow::Cow,
@@ -54,6 +56,8 @@ struct Shared {
     server: tiny_http::Server,
     responder: Responder,
     app: Arc<App>,
+    /// `None`: no request fails on command.
+    faults: Option<Faults>,
     state: Mutex<State>,
     /// Wakes a worker that neither receives nor executes.
     idle: Condvar,
@@ -98,11 +102,12 @@ impl Workers {
         responder: Responder,
         app: Arc<App>,
         capacity: Capacity,
+        faults: Option<Faults>,
     ) -> io::Result<Workers> {
         let lanes = Lanes::new(capacity);
         let state = State { lanes, receiving: 0, wakes_at: None, stopping: false, most_queued: FEW };
         let (state, idle, hasher) = (Mutex::new(state), Condvar::new(), Condvar::new());
-        let shared = Arc::new(Shared { server, responder, app, state, idle, hasher });
+        let shared = Arc::new(Shared { server, responder, app, faults, state, idle, hasher });
         let (end, ended) = mpsc::channel();
         let mut workers = Workers { shared, threads: Vec::new(), end, ended };
         for n in 0..capacity.hashers {

@@ -8,6 +8,7 @@ mod batches;
 mod changes;
 mod clients;
 mod cluster;
+mod commands;
 mod contract;
 mod cors;
 mod description;

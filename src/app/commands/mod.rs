@@ -274,6 +274,11 @@ impl Rules {
         }))
     }
 
+    /// Lets time pass for the counts of wrong passwords.
+    pub fn advance(&self, time: Duration) {
+        self.throttle.advance(time);
+    }
+
     /// Counts an attempt of a client to name the password of an account; [`Error::TooManyAttempts`].
     fn attempt(&self, email: &str, peer: Option<IpAddr>) -> Result<Attempt, Error> {
         self.throttle.admit(email, peer.map(counted_as), Instant::now())

@@ -128,6 +128,23 @@ impl Connection {
         (Delivery { taken, length }, stopping || self.readable || !idle)
     }
 
+    /// Leaves the first bytes of a worker's answer to the event loop, which closes the connection after them. Only to be
+    /// called when a request is in work.
+    pub fn cut(&mut self, mut response: Response, bytes: usize) {
+        let State::Working { request, input, .. } = mem::replace(&mut self.state, State::Closing) else {
+            unreachable!("the caller has made sure that a request is in work");
+        };
+        request.cors.add_to(&mut response);
+        self.generation += 1;
+        self.readable |= !input.is_empty();
+        let mut sent = response.into_bytes(request.traits.persistence, request.head_only, &request.id);
+        sent.truncate(bytes);
+        self.held.set(counted(sent.capacity()));
+        let now = Instant::now();
+        let answer = Unsent { bytes: sent, sent: 0, id: request.id, moved: now, keep: None };
+        self.state = State::Writing { since: now, answer };
+    }
+
     /// Answers 503 if a request is in work, as far as the socket takes it. To be closed afterwards.
     pub fn cut_off(&mut self, context: &mut Context) {
         if self.is_working() {

@@ -1,6 +1,6 @@
 //! From tiny_http's queue to the lanes: requests are received, judged, and queued as commands.
 
-use super::{FEW, Job, Shared, State, guard};
+use super::{FEW, Job, Shared, State, faults::fail, guard};
 use crate::{
     app::Needs,
     config::counted_as,
@@ -56,7 +56,7 @@ impl Shared {
         judged
     }
 
-    /// The request, and a job for it; `None` if no client waits for its answer any more.
+    /// Returns the request and a job for it; `None` if no client waits for its answer any more, or if it fails on command.
     fn accept(&self, mut incoming: tiny_http::Request, received: Instant) -> Option<(Job, Request)> {
         let (target, slot) = incoming.url().rsplit_once('#').unwrap_or_default();
         let claimed = self.responder.claim(slot);
@@ -78,7 +78,14 @@ impl Shared {
         let Claimed { slot, id, deadline, held } = claimed.filter(|_| body.is_ok())?;
         let path = request.path().to_owned();
         let token = self.app.rights(&request).unwrap_or_default();
-        Some((Job { command: None, slot, id, received, deadline, method, name, path, token, held }, request))
+        let job = Job { command: None, slot, id, received, deadline, method, name, path, token, held };
+        match self.faults.as_ref().and_then(|faults| faults(&request)) {
+            None => Some((job, request)),
+            Some(fault) => {
+                fail(fault, job, request, self.app.clone(), self.responder.clone());
+                None
+            }
+        }
     }
 
     /// Queues commands.

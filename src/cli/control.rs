@@ -1,0 +1,59 @@
+//! Commands on standard input to a service that is thrown away (`--commands`): a line each, answered by a line.
+
+use std::{
+    io::{self, BufRead, Write},
+    str::FromStr,
+    sync::mpsc::Receiver,
+    time::Duration,
+};
+use userd::testing::{Control, Fault};
+
+const USAGE: &str = "a command is: reset | advance SECONDS | faults | fail none | \
+                     fail (answer-lost | refused | 503 | slow SECONDS | cut BYTES) METHOD PATH [TIMES [every N]]";
+
+/// Executes the lines of standard input, to its end, once there is a service. Returns whether there was one.
+pub fn execute_lines(started: &Receiver<Control>) -> bool {
+    let mut control = None;
+    for line in io::stdin().lock().split(b'\n').map_while(Result::ok) {
+        control = control.or_else(|| started.recv().ok());
+        let Some(control) = &control else { return false };
+        let answer = execute(control, &String::from_utf8_lossy(&line));
+        // A harness may have closed it.
+        let _ = writeln!(io::stdout(), "{}", answer.unwrap_or_else(|problem| format!("error {problem}")));
+    }
+    true
+}
+
+fn execute(control: &Control, line: &str) -> Result<String, String> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    match words[..] {
+        ["reset"] => control.reset()?,
+        ["advance", seconds] => control.advance(time(seconds)?)?,
+        ["faults"] => return Ok(format!("ok {}", control.faults_left())),
+        ["fail", "none"] => control.fail_none(),
+        ["fail", "answer-lost", ref on @ ..] => fail(control, Fault::AnswerLost, on)?,
+        ["fail", "refused", ref on @ ..] => fail(control, Fault::Refused, on)?,
+        ["fail", "503", ref on @ ..] => fail(control, Fault::Unavailable, on)?,
+        ["fail", "slow", seconds, ref on @ ..] => fail(control, Fault::Slow(time(seconds)?), on)?,
+        ["fail", "cut", bytes, ref on @ ..] => fail(control, Fault::Cut(number(bytes)?), on)?,
+        _ => return Err(USAGE.to_owned()),
+    }
+    Ok("ok".to_owned())
+}
+
+fn fail(control: &Control, fault: Fault, on: &[&str]) -> Result<(), String> {
+    match *on {
+        [method, path] => control.fail(fault, method, path, 1, 1),
+        [method, path, times] => control.fail(fault, method, path, 1, number(times)?),
+        [method, path, times, "every", n] => control.fail(fault, method, path, number(n)?, number(times)?),
+        _ => Err(USAGE.to_owned()),
+    }
+}
+
+fn number<N: FromStr>(word: &str) -> Result<N, String> {
+    word.parse().map_err(|_| format!("{word} is no such number; {USAGE}"))
+}
+
+fn time(seconds: &str) -> Result<Duration, String> {
+    Duration::try_from_secs_f64(number(seconds)?).map_err(|error| format!("{seconds}: {error}"))
+}

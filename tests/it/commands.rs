@@ -1,0 +1,413 @@
+//! Reset, failures and time on command: of a server in this process, and of the command.
+
+use crate::support::{Client, Compared, LONG, OTHER_PASSWORD, PASSWORD, Process, TempDir, eventually};
+use serde_json::json;
+use std::{
+    io::{BufRead, BufReader, ErrorKind, Read, Write},
+    net::TcpStream,
+    process::{Child, ChildStdout, Command, Stdio},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+use userd::testing::{Fault, TestServer};
+
+const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
+const GRACE: &str = r#"{"name":"Grace","email":"grace@example.com"}"#;
+
+fn create(email: &str) -> String {
+    format!("POST /users HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{email}", email.len())
+}
+
+/// Sends bytes on a connection of its own. Returns what comes until its end.
+fn exchange(server: &TestServer, bytes: &str) -> String {
+    let mut stream = TcpStream::connect(server.addr().unwrap()).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream.write_all(bytes.as_bytes()).unwrap();
+    let mut all = Vec::new();
+    if let Err(error) = stream.read_to_end(&mut all) {
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset, "it is not closed");
+    }
+    String::from_utf8(all).unwrap()
+}
+
+fn total(server: &TestServer) -> serde_json::Value {
+    Client::new(server.base_url()).get("/users").json()["total"].clone()
+}
+
+#[test]
+fn faults_of_a_create() {
+    for (fault, begins, length, users) in [
+        (Fault::AnswerLost, "", Some(0), 1),
+        (Fault::Refused, "", Some(0), 0),
+        (Fault::Cut(0), "", Some(0), 1),
+        (Fault::Cut(20), "HTTP/1.1 201 Created", Some(20), 1),
+        // Longer than the answer: all of it, and the end of the connection.
+        (Fault::Cut(usize::MAX), "HTTP/1.1 201 Created\r\n", None, 1),
+    ] {
+        let server = Compared(TestServer::start());
+        server.fail(fault).on("POST", "/users").times(1);
+        let answer = exchange(&server, &create(ADA));
+        assert!(answer.starts_with(begins), "{fault:?}: {answer}");
+        assert!(length.is_none_or(|length| answer.len() == length), "{fault:?}: {answer}");
+        assert_eq!((server.faults_left(), total(&server)), (0, json!(users)), "{fault:?}");
+        let status = Client::new(server.base_url()).post("/users", ADA).status;
+        assert_eq!(status, if users == 1 { 409 } else { 201 }, "{fault:?}");
+    }
+}
+
+#[test]
+fn unavailable_on_command_keeps_the_connection_and_changes_nothing() {
+    let server = Compared(TestServer::start());
+    server.fail(Fault::Unavailable).on("POST", "/users").times(2);
+    let mut client = Client::new(server.base_url());
+    for left in [1, 0] {
+        let refused = client.post("/users", ADA);
+        assert_eq!((refused.status, server.faults_left()), (503, left));
+        assert!(
+            refused.header("Retry-After").is_some() && refused.header("Connection") == Some("keep-alive")
+        );
+    }
+    assert_eq!(client.get("/users").json()["total"], 0);
+    assert_eq!(client.post("/users", ADA).id(), "1");
+}
+
+#[test]
+fn a_fault_meets_its_method_and_path_alone() {
+    let server = Compared(TestServer::start());
+    let mut client = Client::new(server.base_url());
+    client.post("/users", ADA);
+    server.fail(Fault::Unavailable).on("HEAD", "/users/1").times(1);
+    server.fail(Fault::Unavailable).on("GET", "/users").times(1);
+    server.fail(Fault::Unavailable).on("PATCH", "/users/1").every(2).times(1);
+    for (method, target, status) in [
+        ("GET", "/users/1", 200),
+        ("POST", "/users", 409),
+        ("HEAD", "/users", 200),
+        ("HEAD", "/users/1", 503),
+        ("HEAD", "/users/1", 200),
+        ("PATCH", "/users/1", 200),
+        ("PATCH", "/users/1", 503),
+        ("PATCH", "/users/1", 200),
+        // A query is no part of the path.
+        ("GET", "/users?page=1", 503),
+        ("GET", "/users?page=1", 200),
+    ] {
+        let fields = [("Content-Type", "application/merge-patch+json")];
+        let body = if ["POST", "PATCH"].contains(&method) { ADA } else { "" };
+        assert_eq!(client.request(method, target, &fields, body).status, status, "{method} {target}");
+    }
+    assert_eq!(server.faults_left(), 0);
+}
+
+#[test]
+fn a_head_and_a_pipelined_request_behind_a_fault() {
+    let server = Compared(TestServer::start());
+    server.user("Ada", "ada@example.com");
+    server.fail(Fault::Cut(100_000)).on("HEAD", "/users/1").times(1);
+    let answer = exchange(&server, "HEAD /users/1 HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\n"), "{answer}");
+    // The request behind a lost answer is not executed: its client cannot know which one was.
+    server.fail(Fault::AnswerLost).on("DELETE", "/users/1").times(1);
+    let delete = "DELETE /users/1 HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    assert_eq!(exchange(&server, &(delete.to_owned() + &create(GRACE))), "");
+    assert_eq!(total(&server), 0);
+    // The request before it has its answer.
+    server.fail(Fault::AnswerLost).on("GET", "/users/2").times(1);
+    let get = "GET /users/2 HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let answers = exchange(&server, &(create(GRACE) + get));
+    assert!(answers.starts_with("HTTP/1.1 201 Created\r\n"), "{answers}");
+    assert_eq!(answers.matches("HTTP/1.1").count(), 1, "{answers}");
+}
+
+#[test]
+fn slow_answers_hold_no_worker_and_past_the_deadline_are_503() {
+    const SLOW: usize = 20;
+    let server = Compared(TestServer::with(|config| config.limits.request_timeout = Duration::from_secs(3)));
+    server.fail(Fault::Slow(Duration::from_secs(1))).on("POST", "/users").times(SLOW as u32);
+    let answered = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for n in 0..SLOW {
+            let (server, answered) = (&server, &answered);
+            scope.spawn(move || {
+                let body = json!({"name": "User", "email": format!("{n}@example.com")}).to_string();
+                let start = Instant::now();
+                assert_eq!(Client::new(server.base_url()).post("/users", body).status, 201);
+                assert!(start.elapsed() >= Duration::from_secs(1));
+                answered.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        let mut client = Client::new(server.base_url());
+        eventually(LONG, "all are executed", || client.get("/users").json()["total"] == SLOW);
+        assert_eq!(server.faults_left(), 0);
+    });
+    assert_eq!(answered.into_inner(), SLOW);
+
+    server.fail(Fault::Slow(Duration::from_secs(3600))).on("DELETE", "/users/1").times(1);
+    let mut client = Client::new(server.base_url());
+    assert_eq!(client.delete("/users/1").status, 503);
+    assert_eq!(client.get("/users/1").status, 404, "it is executed");
+}
+
+#[test]
+fn a_repeated_create_with_a_key_finds_the_answer_that_was_lost() {
+    let server = Compared(TestServer::start());
+    server.fail(Fault::AnswerLost).on("POST", "/users").times(1);
+    let with_key = create(ADA).replace("\r\n\r\n", "\r\nIdempotency-Key: k\r\n\r\n");
+    assert_eq!(exchange(&server, &with_key), "");
+    let mut client = Client::new(server.base_url());
+    let again = client.request("POST", "/users", &[("Idempotency-Key", "k")], ADA);
+    assert_eq!((again.status, again.id().as_str()), (201, "1"));
+    assert_eq!(client.get("/users").json()["total"], 1);
+}
+
+#[test]
+fn a_reset_is_a_new_beginning() {
+    let server = Compared(TestServer::with(|config| config.auth_attempts = 1));
+    let mut client = Client::new(server.base_url());
+    let proof = |password| json!({"email": "ada@example.com", "password": password}).to_string();
+    for _ in 0..3 {
+        let key = [("Idempotency-Key", "k")];
+        assert_eq!(client.request("POST", "/users", &key, ADA).id(), "1");
+        assert_eq!(client.post("/users", GRACE).status, 201);
+        assert_eq!(client.request("POST", "/users", &key, GRACE).status, 422);
+        let with_password = json!({"password": PASSWORD}).to_string();
+        assert_eq!(client.put("/users/1", with_password).status, 200);
+        assert_eq!(client.post("/users/authenticate", proof(PASSWORD)).status, 200);
+        assert_eq!(client.post("/users/authenticate", proof(OTHER_PASSWORD)).status, 401);
+        assert_eq!(client.post("/users/authenticate", proof(PASSWORD)).status, 429);
+        server.fail(Fault::Refused).on("GET", "/users").times(1);
+        server.reset();
+        assert_eq!(server.faults_left(), 0);
+        assert_eq!(client.get("/users").json()["total"], 0);
+        assert_eq!(client.post("/users/authenticate", proof(PASSWORD)).status, 401);
+        server.reset();
+    }
+}
+
+#[test]
+fn a_reset_brings_the_seed_back() {
+    let server = Compared(TestServer::with_users([(7, "Ada", "ada@example.com")]));
+    let mut client = Client::new(server.base_url());
+    let first = client.get("/users/7");
+    for _ in 0..2 {
+        assert_eq!(client.post("/users", GRACE).id(), "8");
+        assert_eq!(client.delete("/users/7").status, 204);
+        server.reset();
+        let again = client.get("/users/7");
+        assert_eq!((again.json(), again.header("ETag")), (first.json(), first.header("ETag")));
+        assert_eq!(client.get("/users").json()["total"], 1);
+    }
+}
+
+#[test]
+fn a_reset_while_requests_are_in_flight() {
+    let server = Compared(TestServer::with(|config| (config.workers, config.db_pool_size) = (8, 8)));
+    let ended = AtomicBool::new(false);
+    let count = AtomicUsize::new(0);
+    let mut times = Vec::new();
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let mut client = Client::new(server.base_url());
+                while !ended.load(Ordering::SeqCst) {
+                    let n = count.fetch_add(1, Ordering::SeqCst);
+                    let body = json!({"name": "User", "email": format!("{n}@example.com")}).to_string();
+                    let created =
+                        client.request("POST", "/users", &[("Idempotency-Key", &n.to_string())], body);
+                    assert_eq!(created.status, 201, "{created:?}");
+                    let read = client.get(&format!("/users/{}", created.id()));
+                    assert!([200, 404].contains(&read.status), "{read:?}");
+                    let deleted = client.delete(&format!("/users/{}", created.id()));
+                    assert!([204, 404].contains(&deleted.status), "{deleted:?}");
+                    client.get("/users?page=1");
+                }
+            });
+        }
+        for round in 1..=20 {
+            eventually(LONG, "some are created", || count.load(Ordering::SeqCst) > round * 20);
+            let start = Instant::now();
+            server.reset();
+            times.push(start.elapsed());
+        }
+        ended.store(true, Ordering::SeqCst);
+    });
+    times.sort_unstable();
+    println!("resets: median {:?}, slowest {:?}", times[10], times[19]);
+    server.reset();
+    let mut client = Client::new(server.base_url());
+    assert_eq!(client.get("/users").json()["total"], 0);
+    assert_eq!(client.request("POST", "/users", &[("Idempotency-Key", "0")], ADA).id(), "1");
+}
+
+#[test]
+fn time_passes_on_command() {
+    let server = Compared(TestServer::with(|config| config.auth_attempts = 1));
+    let mut client = Client::new(server.base_url());
+    let wrong = json!({"email": "ada@example.com", "password": OTHER_PASSWORD}).to_string();
+    let mut login = |expected: u16| assert_eq!(client.post("/users/authenticate", &wrong).status, expected);
+    login(401);
+    server.advance(Duration::from_secs(30));
+    login(429);
+    server.advance(Duration::from_secs(31));
+    login(401);
+
+    let mut keyed = |body: &str| client.request("POST", "/users", &[("Idempotency-Key", "k")], body);
+    assert_eq!(keyed(ADA).status, 201);
+    server.advance(Duration::from_secs(23 * 3600));
+    assert_eq!(keyed(GRACE).status, 422, "the key is kept");
+    server.advance(Duration::from_secs(2 * 3600));
+    assert_eq!(keyed(GRACE).status, 201, "a day has passed");
+    server.advance(Duration::from_secs(366 * 24 * 3600));
+    server.advance(Duration::from_secs(366 * 24 * 3600));
+}
+
+#[test]
+fn what_cannot_be_asked_for_panics_and_a_fault_that_is_left_does() {
+    let panics = |work: fn(&TestServer)| {
+        let work = move || {
+            let server = TestServer::start();
+            work(&server);
+        };
+        thread::spawn(work).join().is_err()
+    };
+    assert!(!panics(|_| ()));
+    assert!(panics(|server| server.fail(Fault::Refused).on("GET", "/livez").times(1)));
+    assert!(panics(|server| server.fail(Fault::Refused).every(0).times(1)));
+    assert!(panics(|server| server.advance(Duration::MAX)));
+    assert!(panics(|server| server.fail(Fault::AnswerLost).times(2)));
+}
+
+/// `userd` on a database of its own, with commands on its standard input.
+struct Commanded {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+    url: String,
+}
+
+impl Commanded {
+    fn start(arguments: &[&str]) -> Commanded {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_userd"))
+            .args(["--embedded", "--ephemeral", "--commands", "--port=0"])
+            .args(arguments)
+            .env_clear()
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        let mut commanded = Commanded { child, lines, url: String::new() };
+        // It is read once there is a service.
+        commanded.send(b"faults\n");
+        commanded.url = commanded.line().strip_prefix("listening on ").unwrap().to_owned();
+        assert_eq!(commanded.line(), "ok 0");
+        commanded
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        self.child.stdin.as_mut().unwrap().write_all(bytes).unwrap();
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    fn answer(&mut self, command: &str) -> String {
+        self.send(format!("{command}\n").as_bytes());
+        self.line()
+    }
+}
+
+impl Drop for Commanded {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn lines_of_commands() {
+    let dir = TempDir::new();
+    dir.write("users.csv", "id,name,email\n7,Ada,ada@example.com\n");
+    let seed = format!("--seed={}/users.csv", dir.path().display());
+    let mut userd = Commanded::start(&["--with-parent", &seed]);
+    let mut client = Client::new(&userd.url);
+    assert_eq!(client.post("/users", GRACE).id(), "8");
+    assert_eq!(userd.answer("reset"), "ok");
+    assert_eq!(client.post("/users", GRACE).id(), "8");
+    for (command, expected) in [
+        ("fail 503 GET /users/7", "ok"),
+        ("fail slow 0.1 GET /users/7 2", "ok"),
+        ("fail cut 15 DELETE /users/8 1 every 2", "ok"),
+        ("fail answer-lost PUT /users/7 4294967295", "ok"),
+        ("fail refused PATCH /users/7 4294967295", "ok"),
+        ("faults", "ok 4294967295"),
+        ("fail none", "ok"),
+        ("faults", "ok 0"),
+        ("  advance   61  \r", "ok"),
+        ("fail 503 GET /users/7 2", "ok"),
+    ] {
+        assert_eq!(userd.answer(command), expected, "{command}");
+    }
+    for command in [
+        "",
+        "stop",
+        "reset now",
+        "advance",
+        "advance -1",
+        "advance NaN",
+        "advance 1e300",
+        "advance 99999999",
+        "fail",
+        "fail nothing POST /users",
+        "fail answer-lost POST",
+        "fail answer-lost GET /livez",
+        "fail answer-lost GET /users?page=1",
+        "fail answer-lost GET /usersx",
+        "fail answer-lost OPTIONS /users",
+        "fail answer-lost post /users",
+        "fail answer-lost POST /users -1",
+        "fail answer-lost POST /users 1 every 0",
+        "fail answer-lost POST /users 1 every",
+        "fail slow POST /users",
+        "fail cut -1 POST /users",
+        "\u{1b}[2J\0",
+    ] {
+        let answer = userd.answer(command);
+        assert!(answer.starts_with("error ") && !answer.contains(['\u{1b}', '\0']), "{command}: {answer}");
+    }
+    userd.send(b"\xff\xfe\n");
+    assert!(userd.line().starts_with("error "));
+    userd.send(&[b"reset".repeat(1 << 20), b"\n".to_vec()].concat());
+    assert!(userd.line().starts_with("error "));
+    for (left, status) in [("ok 2", 503), ("ok 1", 503), ("ok 0", 200)] {
+        assert_eq!(userd.answer("faults"), left);
+        assert_eq!(client.get("/users/7").status, status);
+    }
+    drop(userd.child.stdin.take());
+    eventually(LONG, "it ends with its input", || userd.child.try_wait().unwrap().is_some());
+    assert!(userd.child.wait().unwrap().success());
+}
+
+#[test]
+fn without_a_parent_the_end_of_commands_ends_nothing() {
+    let mut userd = Commanded::start(&[]);
+    assert_eq!(userd.answer("fail 503 GET /users"), "ok");
+    userd.send(b"reset");
+    drop(userd.child.stdin.take());
+    assert_eq!(userd.line(), "ok", "a line without its end");
+    assert_eq!(Client::new(&userd.url).get("/users").status, 200);
+    assert!(userd.child.try_wait().unwrap().is_none());
+}
+
+#[test]
+fn a_service_that_is_kept_takes_no_commands() {
+    for arguments in [&["--commands"][..], &["--embedded", "--commands"], &["check", "--commands"]] {
+        let mut process = Process::start(arguments, &[("DATABASE_URL", "postgres://u@127.0.0.1:1/d")]);
+        assert_eq!(process.wait(LONG), 2, "{arguments:?}: {}", process.stderr());
+        assert_eq!(process.stderr().lines().count(), 1, "{}", process.stderr());
+    }
+}
