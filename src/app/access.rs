@@ -11,41 +11,11 @@ use crate::{
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-/// Rights that a token gives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rights {
-    /// Everything: `API_TOKEN`.
-    Full,
-    /// Reads of users and figures: `API_TOKEN_READ`.
-    Read,
-    /// Checks of passwords: `API_TOKEN_LOGIN`.
-    Login,
-}
-
-impl Rights {
-    /// The name in the log.
-    pub fn name(self) -> &'static str {
-        match self {
-            Rights::Full => "full",
-            Rights::Read => "read",
-            Rights::Login => "login",
-        }
-    }
-
-    fn suffice_for(self, callers: Callers) -> bool {
-        match self {
-            Rights::Full => true,
-            Rights::Read => matches!(callers, Callers::Known | Callers::Read),
-            Rights::Login => matches!(callers, Callers::Known | Callers::Login),
-        }
-    }
-}
-
 /// The rules that stand before every route.
 pub struct Access {
-    /// Digests of the tokens, each with its rights; none if no token is needed. Digests are compared: equally long, and a
+    /// Digests of the tokens, each with its callers; none if no token is needed. Digests are compared: equally long, and a
     /// difference in their first bytes tells nothing of the token.
-    tokens: Option<Vec<([u8; 32], Rights)>>,
+    tokens: Option<Vec<([u8; 32], Callers)>>,
     /// Names of hosts in requests without a token, beside names that no stranger can own; `None` for any name.
     hosts: Option<Vec<String>>,
     /// Origins of pages that may send requests.
@@ -59,27 +29,11 @@ impl Access {
         // It may be an IPv6 address, or the path of a socket.
         let listening = (!config.host.contains(':')).then_some(&config.host);
         let named = config.allowed_hosts.iter().chain(listening).chain(&machine);
-        let mut hosts: Vec<String> = Vec::new();
-        for name in named.filter(|name| !hosts::is_local(name)).map(|name| hosts::name(name)) {
-            if !hosts.iter().any(|known| known.eq_ignore_ascii_case(name)) {
-                hosts.push(name.to_owned());
-            }
-        }
+        let hosts = named.map(|name| hosts::name(name).to_owned()).collect();
         Access {
             tokens: config.api_token.is_some().then(|| tokens(config)),
             hosts: (!config.allowed_hosts.iter().any(|name| name == "*")).then_some(hosts),
             origins: config.limits.allowed_origins.clone(),
-        }
-    }
-
-    /// Returns the hosts that a request may name, for the log; `None` with a token, which makes the name irrelevant.
-    pub fn accepted_hosts(&self) -> Option<String> {
-        const LOCAL: &str = "IP addresses, names without a dot, names under localhost, local, internal, home.arpa, test or svc";
-        match (&self.tokens, &self.hosts) {
-            (Some(_), _) => None,
-            (None, None) => Some("any".to_owned()),
-            (None, Some(names)) if names.is_empty() => Some(LOCAL.to_owned()),
-            (None, Some(names)) => Some(format!("{LOCAL}, and {}", names.join(", "))),
         }
     }
 
@@ -96,7 +50,9 @@ impl Access {
             // A page of another site does not know the token, whatever name it is served under.
             Some(_) => match self.rights(request) {
                 None => Err(Error::Unauthorized),
-                Some(rights) if rights.suffice_for(callers) => Ok(()),
+                Some(rights) if rights == Callers::Full || rights == callers || callers == Callers::Known => {
+                    Ok(())
+                }
                 Some(_) => Err(Error::Forbidden),
             },
             None => match request.header("host") {
@@ -107,9 +63,9 @@ impl Access {
         }
     }
 
-    /// Returns the rights of the token that the request carries, if it has exactly one Authorization field and the token
+    /// Returns the callers that are named by the token that the request carries, if it has exactly one Authorization field and the token
     /// is known.
-    pub fn rights(&self, request: &Request) -> Option<Rights> {
+    pub fn rights(&self, request: &Request) -> Option<Callers> {
         let tokens = self.tokens.as_ref()?;
         let mut fields = request.fields("authorization");
         let (Some(value), None) = (fields.next(), fields.next()) else { return None };
@@ -144,13 +100,13 @@ impl Access {
 }
 
 /// Returns the digests of all tokens of the settings, each with its rights.
-fn tokens(config: &Config) -> Vec<([u8; 32], Rights)> {
+fn tokens(config: &Config) -> Vec<([u8; 32], Callers)> {
     let settings = [
-        (&config.api_token, Rights::Full),
-        (&config.api_token_read, Rights::Read),
-        (&config.api_token_login, Rights::Login),
+        (&config.api_token, Callers::Full),
+        (&config.api_token_read, Callers::Read),
+        (&config.api_token_login, Callers::Login),
     ];
-    let of_setting = |(values, rights): (&'_ Option<Secret>, Rights)| {
+    let of_setting = |(values, rights): (&'_ Option<Secret>, Callers)| {
         let values = values.as_ref().map_or("", Secret::expose).split_whitespace();
         values.map(|token| (digest(token), rights)).collect::<Vec<_>>()
     };
@@ -296,25 +252,5 @@ mod tests {
             }
         }
         assert!(access(None).check(&request("GET", &[]), Callers::Full).is_ok(), "HTTP/1.0 without a Host");
-    }
-
-    #[test]
-    fn accepted_hosts_as_text() {
-        let text = access(None).accepted_hosts().unwrap();
-        assert!(text.starts_with("IP addresses, ") && !text.contains(" a,"), "{text}");
-        assert!(text.contains("Users.Example, api.example"), "{text}");
-        assert_eq!(access(Some("s3cret")).accepted_hosts(), None);
-        let of = |host: &str, allowed: &[&str]| {
-            let allowed_hosts = allowed.iter().map(|name| (*name).to_owned()).collect();
-            Access::new(&Config { host: host.to_owned(), allowed_hosts, ..Config::default() })
-                .accepted_hosts()
-        };
-        assert_eq!(of("0.0.0.0", &["*", "a.example"]).as_deref(), Some("any"));
-        for host in ["0.0.0.0", "[::]", "::", "localhost", "unix:/run/userd.example"] {
-            assert!(
-                of(host, &["a.example", "A.example"]).unwrap().ends_with(" or svc, and a.example"),
-                "{host}"
-            );
-        }
     }
 }

@@ -62,7 +62,11 @@ pub fn list_request(request: &Request, max_per_page: u32) -> Result<ListRequest,
     let mut query = Query { request, violations: Vec::new() };
     let page = query.number("page", 1, i64::MAX);
     let per_page = query.number("perPage", 1, max_per_page.into());
-    let is_from_end = query.is_from_end();
+    let order = query.value("order");
+    if !matches!(order.as_deref(), None | Some("asc" | "desc")) {
+        query.refuse("order", "enum", "must be asc or desc".to_owned());
+    }
+    let is_from_end = order.is_some_and(|order| order == "desc");
     let email = query.address("email");
     let prefix = query.address("emailPrefix");
     let after = query.number("after", 0, i64::MAX);
@@ -142,24 +146,11 @@ impl<'a> Query<'a> {
         }
     }
 
-    /// Returns true if `order` asks for the last users first.
-    fn is_from_end(&mut self) -> bool {
-        match self.value("order").as_deref() {
-            None | Some("asc") => false,
-            Some("desc") => true,
-            Some(_) => {
-                self.refuse("order", "enum", "must be asc or desc".to_owned());
-                false
-            }
-        }
-    }
-
     /// An address, in which `+` is itself, as users of curl write it; in a form it would be a space.
     fn address(&mut self, parameter: &str) -> Option<String> {
         self.value(parameter)?;
         let query = self.request.target.split_once('?').map_or("", |(_, query)| query);
-        let literal = query.replace('+', "%2B");
-        let (_, encoded) = literal
+        let (_, encoded) = query
             .split('&')
             .filter_map(|pair| pair.split_once('='))
             .find(|(name, _)| {

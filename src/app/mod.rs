@@ -126,14 +126,9 @@ impl App {
         Instant::now() + self.request_timeout
     }
 
-    /// Which hosts a request may name, as a text; `None` with a token, which makes the name irrelevant.
-    pub(crate) fn accepted_hosts(&self) -> Option<String> {
-        self.rules.access.accepted_hosts()
-    }
-
     /// Names the rights of the token that a request carries, for the log.
     pub(crate) fn rights(&self, request: &Request) -> Option<&'static str> {
-        self.rules.access.rights(request).map(access::Rights::name)
+        self.rules.access.rights(request).map(routes::Callers::name)
     }
 
     /// The users themselves, for what HTTP does not offer.

@@ -101,6 +101,18 @@ pub(crate) const FIELDS: [&str; 8] = [
     "sec-fetch-site",
 ];
 
+impl Callers {
+    /// Returns the name of their token in the log.
+    pub fn name(self) -> &'static str {
+        match self {
+            Full => "full",
+            Read => "read",
+            Login => "login",
+            Any | Known => "",
+        }
+    }
+}
+
 impl Route {
     fn endpoint(&'static self, method: Method) -> Option<(Endpoint, Callers)> {
         let method = match method {

@@ -145,11 +145,6 @@ impl BoundServer {
         let (relay, frontend, workers) = stages().map_err(StartError::System)?;
         let (level, line) = who_can_connect(addr, &config);
         log::log!(level, "{line}");
-        if addr.is_some()
-            && let Some(hosts) = app.accepted_hosts()
-        {
-            log::info!("hosts that requests may name (ALLOWED_HOSTS): {hosts}");
-        }
         if addr.is_some() && config.serves_ui(addr) {
             log::info!("a page for the browser (UI): {base_url}/ui");
         }

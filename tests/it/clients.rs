@@ -1,8 +1,6 @@
 //! Clients that are faulty or hostile: malformed requests, pages under foreign names, answers that are not read.
 
-use crate::support::{
-    Answer, Client, Database, LONG, Process, Service, TOKEN, TempDir, check, eventually, pause,
-};
+use crate::support::{Answer, Client, Database, LONG, Process, Service, TOKEN, TempDir, check, pause};
 use socket2::{Domain, Socket, Type};
 use std::{io::Write, net::SocketAddr, time::Duration};
 
@@ -250,7 +248,7 @@ fn requests_name_the_service_s_own_hosts() {
     assert_eq!(client.answer("GET").json()["total"], hosts.len());
 }
 
-/// `ALLOWED_HOSTS=*`, a token and a Unix socket make the name irrelevant; the log says which names are accepted.
+/// `ALLOWED_HOSTS=*`, a token and a Unix socket make the name irrelevant.
 #[test]
 fn settings_that_accept_any_host() {
     let database = Database::create();
@@ -258,20 +256,19 @@ fn settings_that_accept_any_host() {
     let socket = format!("unix:{}/http", dir.path().display());
     let proxy = "X-Forwarded-For: 203.0.113.7\r\n";
     let bearer = format!("Authorization: Bearer {TOKEN}\r\n");
-    let line = "hosts that requests may name (ALLOWED_HOSTS): ";
-    // Variables, a field of the request, its status, what the log says.
+    // Variables, a field of the request, its status.
     type Variables<'a> = &'a [(&'a str, &'a str)];
-    let rows: [(Variables, &str, u16, Option<&str>); 7] = [
-        (&[], "", 403, Some("IP addresses, names without a dot, ")),
-        (&[("ALLOWED_HOSTS", "*")], "", 200, Some("any")),
-        (&[("ALLOWED_HOSTS", "a.example, evil.example")], "", 200, Some(", and a.example, evil.example")),
-        (&[("API_TOKEN", TOKEN)], &bearer, 200, None),
-        (&[("HOST", &socket)], "", 200, None),
-        (&[("HOST", &socket), ("TRUSTED_PROXIES", "unix")], "", 200, None),
+    let rows: [(Variables, &str, u16); 7] = [
+        (&[], "", 403),
+        (&[("ALLOWED_HOSTS", "*")], "", 200),
+        (&[("ALLOWED_HOSTS", "a.example, evil.example")], "", 200),
+        (&[("API_TOKEN", TOKEN)], &bearer, 200),
+        (&[("HOST", &socket)], "", 200),
+        (&[("HOST", &socket), ("TRUSTED_PROXIES", "unix")], "", 200),
         // The client is elsewhere, and may be a browser.
-        (&[("HOST", &socket), ("TRUSTED_PROXIES", "unix")], proxy, 403, None),
+        (&[("HOST", &socket), ("TRUSTED_PROXIES", "unix")], proxy, 403),
     ];
-    for (variables, field, status, logged) in rows {
+    for (variables, field, status) in rows {
         let mut process = Process::on(&database, variables);
         let mut client = process.client();
         let request =
@@ -280,13 +277,6 @@ fn settings_that_accept_any_host() {
         let answer = client.answer("GET");
         assert_eq!(answer.status, status, "{variables:?} {field}{answer:?}");
         assert!(status == 200 || is_refused(&answer), "{answer:?}");
-        eventually(LONG, "the request is logged", || process.stderr().contains("GET /users "));
-        let log = process.stderr();
-        let lines: Vec<_> = log.lines().filter_map(|text| text.split_once(line)).collect();
-        assert_eq!(lines.len(), usize::from(logged.is_some()), "{log}");
-        for ((_, hosts), expected) in lines.iter().zip(logged) {
-            assert!(hosts.contains(expected), "{hosts}");
-        }
     }
     let mut process = Process::start(&[], &[("ALLOWED_HOSTS", "*.example")]);
     assert_eq!(process.wait(LONG), 2);

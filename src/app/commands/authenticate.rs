@@ -15,15 +15,8 @@ pub(crate) struct Authenticate {
     email: String,
     password: Secret,
     attempt: Attempt,
-    outdated: Option<Outdated>,
-}
-
-/// A user whose password was right and whose hash is outdated.
-#[derive(Debug)]
-struct Outdated {
-    user: Box<User>,
-    old: PasswordHash,
-    new: PasswordHash,
+    /// A user whose password was right, with the outdated hash and the new one.
+    outdated: Option<Box<(User, PasswordHash, PasswordHash)>>,
 }
 
 impl Authenticate {
@@ -40,7 +33,8 @@ impl Authenticate {
     }
 
     pub fn execute(self, app: &App, deadline: Instant) -> Outcome {
-        if let Some(Outdated { user, old, new }) = self.outdated {
+        if let Some(outdated) = self.outdated {
+            let (user, old, new) = *outdated;
             // The login has succeeded, even if the new hash is not stored: the next one tries again.
             match app.users.replace_hash(user.id, &old, &new, deadline) {
                 Ok(()) | Err(Error::Contended) => {}
@@ -68,7 +62,7 @@ impl Authenticate {
                 Err(Error::InvalidCredentials)
             }
             ((_, Some(new)), Some(user), Some(old)) => {
-                let outdated = Some(Outdated { user: Box::new(user), old, new });
+                let outdated = Some(Box::new((user, old, new)));
                 Ok(Progress::Next(Command::Authenticate(Authenticate { outdated, ..self })))
             }
             (_, Some(user), _) => Ok(Progress::Done(Response::json(200, &user))),

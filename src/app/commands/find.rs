@@ -11,26 +11,19 @@ use crate::users::user::User;
 #[derive(Debug)]
 pub(crate) struct Find {
     id: i64,
-    then: Then,
-}
-
-/// The answer if there is such a user.
-#[derive(Debug)]
-enum Then {
-    User(Preconditions),
-    /// A PUT or a PATCH whose body is refused: a missing user is told first.
-    Refusal(Error),
+    /// The preconditions of a read; or the refusal of a PUT or a PATCH, before which a missing user is told.
+    then: Result<Preconditions, Error>,
 }
 
 impl Find {
     pub fn parse(request: &Request, id: Option<i64>) -> Result<Find, Error> {
         let preconditions = Preconditions::of(request)?;
-        Ok(Find { id: id.ok_or(Error::NotFound)?, then: Then::User(preconditions) })
+        Ok(Find { id: id.ok_or(Error::NotFound)?, then: Ok(preconditions) })
     }
 
-    /// Looks the user of a change up whose body is refused.
+    /// Looks up the user of a change whose body is refused.
     pub fn refuse(id: i64, refusal: Error) -> Find {
-        Find { id, then: Then::Refusal(refusal) }
+        Find { id, then: Err(refusal) }
     }
 
     pub fn needs(&self) -> Needs {
@@ -52,11 +45,7 @@ impl Find {
 
     fn answer(self, user: Option<&User>) -> Outcome {
         let user = user.ok_or(Error::NotFound)?;
-        let preconditions = match self.then {
-            Then::User(preconditions) => preconditions,
-            Then::Refusal(refusal) => return Err(refusal),
-        };
-        match preconditions.read(user.revision()) {
+        match self.then?.read(user.revision()) {
             Read::Answered => Ok(Progress::Done(one(200, user))),
             Read::NotModified => Ok(Progress::Done(Response::not_modified().with("ETag", etag(user)))),
             Read::Failed => Err(Error::PreconditionFailed),
