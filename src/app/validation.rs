@@ -113,7 +113,15 @@ pub fn object(body: &[u8]) -> Result<Map<String, Value>, Error> {
 fn mistake(body: &[u8]) -> Option<&'static str> {
     Some(match body {
         [] => "the body is empty",
+        [0x1f, 0x8b, ..] => "the body is compressed with gzip; send plain JSON",
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] | [0, b'{', ..] | [b'{', 0, ..] => {
+            "the body is UTF-16; send it as UTF-8"
+        }
+        [b'\'', ..] => {
+            "the body begins with a single quote, which cmd.exe passes on; use double quotes there"
+        }
         _ if is_form(body) => "this looks like a form; send JSON, as in {\"name\":\"Ada\"}",
+        _ if str::from_utf8(body).is_err() => "the body is not UTF-8",
         _ => return None,
     })
 }
@@ -246,7 +254,14 @@ mod tests {
         };
         assert!(message("name=Ada&email=ada%40example.com").contains("looks like a form"));
         assert!(!message("=x").contains("form") && !message("{=").contains("form"));
+        assert!(message("'{\"name\":\"Ada\"}'").contains("single quote"));
         assert_eq!(message("\u{feff}"), "the body is empty");
+        let bytes = |body: &[u8]| object(body).unwrap_err().answer().value()["message"].clone();
+        for utf16 in [&b"\xff\xfe{\0}\0"[..], b"\xfe\xff\0{\0}", b"{\0}\0", b"\0{\0}"] {
+            assert_eq!(bytes(utf16), "the body is UTF-16; send it as UTF-8");
+        }
+        assert_eq!(bytes(b"\x1f\x8b\x08\0"), "the body is compressed with gzip; send plain JSON");
+        assert_eq!(bytes(b"{\"name\":\"J\xfcrgen\"}"), "the body is not UTF-8");
         let found = judge(Schema::Basic, json!({"name": "n", "email": "Ada <ada@example.com>"}));
         assert!(found[0].contains("display name"), "{found:?}");
     }

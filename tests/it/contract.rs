@@ -558,18 +558,21 @@ fn bodies_of_other_programs() {
         format!("{mark}{ADA}").encode_utf16().flat_map(bytes).collect()
     };
     let bodies = [
-        utf16(low, "\u{feff}"),
-        utf16(high, "\u{feff}"),
-        utf16(low, ""),
-        b"\x1f\x8b\x08\0\0".to_vec(),
-        b"{\"name\":\"J\xfcrgen\"}".to_vec(),
-        format!("'{ADA}'").into_bytes(),
+        (utf16(low, "\u{feff}"), "the body is UTF-16; send it as UTF-8"),
+        (utf16(high, "\u{feff}"), "the body is UTF-16; send it as UTF-8"),
+        (utf16(low, ""), "the body is UTF-16; send it as UTF-8"),
+        (b"\x1f\x8b\x08\0\0".to_vec(), "the body is compressed with gzip; send plain JSON"),
+        (b"{\"name\":\"J\xfcrgen\"}".to_vec(), "the body is not UTF-8"),
+        (
+            format!("'{ADA}'").into_bytes(),
+            "the body begins with a single quote, which cmd.exe passes on; use double quotes there",
+        ),
     ];
-    for body in bodies {
+    for (body, message) in bodies {
         for (method, target) in [("POST", "/users"), ("PUT", "/users/1"), ("PATCH", "/users/1")] {
             let answer = client.request(method, target, &[], &body);
-            assert_eq!(answer.status, 400, "{method} {body:?}: {answer:?}");
-            assert_eq!(answer.json()["error"], "Invalid JSON", "{method} {body:?}");
+            assert_eq!(answer.status, 400, "{method} {message}: {answer:?}");
+            assert_eq!(answer.json(), json!({"error": "Invalid JSON", "message": message}));
         }
     }
     let patch = [("Content-Type", "text/plain")];
