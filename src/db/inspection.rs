@@ -98,12 +98,19 @@ const OPEN_SCHEMAS: &str = "\
             (select oid from pg_roles where rolname = current_user)) \
     order by 1";
 
-/// Settings of the session that differ from what is needed, and the line that changes them for the role.
+/// Settings of the session that differ from what is needed, and the statement that changes each for the role. The schema
+/// of the tables alone is to be looked in, and that of temporary tables last.
 const OTHER_SETTINGS: &str = "\
-    select format('%s is %s: alter role %I set %s = %L', name, setting, current_user, name, needed) \
+    select format('%s is %s: alter role %I in database %I set %s = %L', \
+        name, setting, current_user, current_database(), name, needed) \
     from rows from (unnest($1::text[]), unnest($2::text[])) as given (name, needed), \
         current_setting(name) as setting \
-    where setting <> needed";
+    where setting <> needed \
+    union all \
+    select format('search_path is %s: alter role %I in database %I set search_path = %I, pg_temp', \
+        setting, current_user, current_database(), current_schema()) \
+    from current_setting('search_path') as setting \
+    where replace(setting, ' ', '') <> replace(quote_ident(current_schema()::text) || ',pg_temp', ' ', '')";
 
 /// The sequence of ids, and whether the role may look at it.
 const SEQUENCE: &str = "\

@@ -1,7 +1,8 @@
 //! TLS to the database, by rustls. Owns how far a server's certificate is verified. Must not know where settings come
 //! from. Installs nothing process-wide: the crypto provider goes with each configuration.
 
-#[cfg(all(test, feature = "tls"))]
+#[cfg(test)]
+#[cfg(feature = "tls")]
 mod tests;
 
 use std::path::PathBuf;

@@ -9,3 +9,4 @@ alter role app set plan_cache_mode = force_generic_plan;
 alter role app set enable_seqscan = off;
 alter role app set enable_bitmapscan = off;
 alter role app set jit = off;
+alter role app set search_path = public, pg_temp;
