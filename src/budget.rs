@@ -142,7 +142,7 @@ mod tests {
         });
         let waiting = thread::spawn(move || shared.reserve_for_hash(400, Instant::now() + LONG).unwrap());
         reports.recv_timeout(LONG).unwrap();
-        // Nothing else fits meanwhile.
+        // No other work fits meanwhile.
         assert_eq!(budget.available(), 0);
         drop(answers);
         assert_eq!(waiting.join().unwrap().bytes(), 400);

@@ -10,7 +10,6 @@ mod writing;
 use super::{
     Resources,
     http1::{Traits, framing::Framing, head::Echo},
-    listener::Stream,
     peers::{Expendable, Peer},
     responder::Claimed,
     shared::Shared,
@@ -24,6 +23,7 @@ use crate::{
     http::{Cors, RequestId},
 };
 use mio::{Registry, event::Event};
+use socket2::Socket;
 use std::{
     mem,
     net::IpAddr,
@@ -43,27 +43,27 @@ fn counted(bytes: usize) -> usize {
     if bytes > UNCOUNTED { bytes } else { 0 }
 }
 
-/// What the event loop lends a connection for one iteration.
+/// The state that the event loop lends a connection for one iteration.
 pub struct Context<'a> {
     /// The time, read once an iteration.
     pub now: Instant,
     pub shared: &'a Shared,
     /// Where sockets are registered.
     pub registry: &'a Registry,
-    /// What is read goes here first, so that a connection needs a buffer only for what is incomplete.
+    /// Bytes that were read go here first, so that a connection needs a buffer only for what is incomplete.
     pub scratch: &'a mut [u8],
     /// Complete requests for tiny_http, written once an iteration.
     pub to_tiny_http: &'a mut ToTinyHttp,
     pub resources: &'a Resources,
     /// No request is waited for that has not begun to arrive.
     pub stopping: bool,
-    /// Whether the connection has made more bytes counted.
+    /// The connection has made more bytes counted.
     pub grown: bool,
     /// The length of the request that was passed on, if that is counted. It is the last one in `to_tiny_http`.
     pub passed: Option<usize>,
 }
 
-/// What the event loop does with a connection after having called it.
+/// The next step of the event loop with a connection that it has called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Wait for an event or a worker.
@@ -76,7 +76,7 @@ pub enum Action {
 
 /// A connection of a client, from accept to close.
 pub struct Connection {
-    stream: Stream,
+    stream: Socket,
     peer: Peer,
     /// Counts requests, so that a late answer is recognized as late.
     generation: u64,
@@ -117,7 +117,7 @@ pub const DOING: [&str; 5] = ["idle", "reading", "working", "writing", "closing"
 /// The place in [`DOING`] of connections whose request the workers have.
 pub const WORKING: usize = 2;
 
-/// What has to be known of a request to answer it.
+/// A request that the workers have, as far as its answer depends on it.
 struct InWork {
     traits: Traits,
     id: RequestId,
@@ -139,7 +139,7 @@ impl InWork {
 impl Connection {
     /// A connection that was just accepted, which has `held` nothing yet. Its requests have generations from
     /// `generation` on.
-    pub fn new(stream: Stream, peer: Peer, generation: u64, held: Reservation, now: Instant) -> Connection {
+    pub fn new(stream: Socket, peer: Peer, generation: u64, held: Reservation, now: Instant) -> Connection {
         Connection {
             stream,
             peer,

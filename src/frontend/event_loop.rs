@@ -13,6 +13,7 @@ use super::{
 };
 use crate::error::{Error, Reason};
 pub use admission::MAX_SURPLUS;
+use admission::Search;
 use mio::{Events, Interest, Poll, Token, net, unix::SourceFd};
 use std::{
     io::{self, ErrorKind, Read},
@@ -28,7 +29,7 @@ pub const WAKER: Token = Token(usize::MAX - 1);
 const PRIVATE: Token = Token(usize::MAX - 2);
 /// Events taken in one iteration.
 const EVENTS: usize = 1024;
-/// What one read takes at most; it bounds what a pipelining client makes the frontend keep.
+/// Bytes that one read takes at most. They bound the memory that a pipelining client takes up.
 const SCRATCH_BYTES: usize = 16 * 1024;
 /// Iterations of accepting before the listener closes, which resets connections that are still in its backlog.
 const LAST_ACCEPTS: usize = 64;
@@ -48,6 +49,7 @@ pub struct EventLoop {
     scratch: Box<[u8]>,
     /// Connections that count, up to `max_connections`.
     admitted: usize,
+    search: Option<Search>,
     /// Connections that were ever opened.
     opened: u64,
     /// Slots that were used and are free.
@@ -85,6 +87,7 @@ impl EventLoop {
             resources,
             scratch: vec![0; SCRATCH_BYTES].into(),
             admitted: 0,
+            search: None,
             opened: 0,
             free: Vec::new(),
             requeued: Vec::new(),
@@ -229,7 +232,7 @@ impl EventLoop {
         }
     }
 
-    /// Whether the stop is over.
+    /// Starts or continues a stop, if there is one. Returns whether it is over.
     fn stop(&mut self, now: Instant) -> bool {
         if !self.shared.stopping.load(Ordering::SeqCst) {
             return false;
@@ -252,7 +255,7 @@ impl EventLoop {
                     connection.advance(index, context)
                 });
             }
-            // What arrived with the last reads; a failure shows itself in the next iteration.
+            // Requests may have arrived with the last reads. The next iteration meets a failure again.
             let _ = self.flush();
             self.sweep_at = Some(now + SWEEP_PAUSE);
         }
@@ -262,12 +265,14 @@ impl EventLoop {
 
     /// Ends what has taken too long.
     fn sweep(&mut self, now: Instant) {
-        for index in 0..self.shared.slots.used() {
-            self.call(index, now, |connection, context| {
-                match connection.deadline(&context.shared.limits).is_some_and(|at| at <= now) {
-                    true => connection.expire(index, context),
-                    false => Action::Wait,
-                }
+        let shared = Arc::clone(&self.shared);
+        let is_late =
+            |connection: &Connection| connection.deadline(&shared.limits).is_some_and(|at| at <= now);
+        for index in shared.slots.each(|index, connection| is_late(connection).then_some(index)) {
+            // It may have been answered in between.
+            self.call(index, now, |connection, context| match is_late(connection) {
+                true => connection.expire(index, context),
+                false => Action::Wait,
             });
         }
         self.sweep_at = (!self.is_empty()).then(|| now + SWEEP_PAUSE);

@@ -1,15 +1,11 @@
-//! What is listened on: a TCP address, a Unix socket, or a socket that a supervisor has opened.
+//! The socket that clients connect to: a TCP address, a Unix socket, or a socket that a supervisor has opened.
 //!
 //! Owns the life of a Unix socket's file. Binds every socket that clients connect to. Knows nothing of HTTP.
 
-use nix::{
-    libc::MSG_NOSIGNAL,
-    unistd::{AccessFlags, Uid, access},
-};
+use nix::unistd::{AccessFlags, Uid, access};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::{
-    fmt, fs,
-    io::{self, Read, Write},
+    fmt, fs, io,
     net::{IpAddr, Shutdown, SocketAddr, ToSocketAddrs},
     os::{
         fd::{AsRawFd, OwnedFd, RawFd},
@@ -24,22 +20,14 @@ const BACKLOG: i32 = 4096;
 /// A socket that clients connect to. Dropping it frees the port, and removes the file that it made.
 pub struct Listener {
     socket: Socket,
-    name: String,
-    origin: Origin,
-}
-
-/// Where the socket comes from.
-enum Origin {
-    /// Bound here; a Unix socket with this file.
-    Bound(Option<File>),
-    /// Passed by a supervisor, which goes on listening when this process stops.
-    Passed,
+    /// The file of a Unix socket that was bound here.
+    file: Option<File>,
+    /// A supervisor has passed the socket, and goes on listening when this process stops.
+    is_passed: bool,
 }
 
 /// An address that can be listened on, and is not yet: clients are refused until [`Bound::listen`].
-pub struct Bound(Kept);
-
-enum Kept {
+pub enum Bound {
     /// Bound, so that no other socket can listen there.
     Tcp(Socket),
     /// Bound with the first [`Bound::listen`]: the file of a socket that does not listen looks like a stale one.
@@ -56,7 +44,7 @@ impl Bound {
     pub fn new(host: &str, port: u16) -> io::Result<Bound> {
         if let Some(path) = host.strip_prefix("unix:") {
             check_unix(Path::new(path))?;
-            return Ok(Bound(Kept::Unix(path.into())));
+            return Ok(Bound::Unix(path.into()));
         }
         let host = host.strip_prefix('[').unwrap_or(host);
         let host = host.strip_suffix(']').unwrap_or(host);
@@ -67,23 +55,18 @@ impl Bound {
                 break;
             }
         }
-        result.map(|socket| Bound(Kept::Tcp(socket)))
-    }
-
-    /// As [`Listener::from_fd`]: a supervisor listens there already.
-    pub fn from_fd(fd: OwnedFd) -> io::Result<Bound> {
-        Listener::from_fd(fd).map(|listener| Bound(Kept::Passed(listener)))
+        result.map(Bound::Tcp)
     }
 
     /// Listens. An error if another process has begun to listen there since.
     pub fn listen(self) -> io::Result<Listener> {
-        match self.0 {
-            Kept::Tcp(socket) => {
+        match self {
+            Bound::Tcp(socket) => {
                 socket.listen(BACKLOG)?;
-                Listener::new(socket, Origin::Bound(None))
+                Listener::new(socket, None, false)
             }
-            Kept::Unix(path) => listen_unix(&path),
-            Kept::Passed(listener) => Ok(listener),
+            Bound::Unix(path) => listen_unix(&path),
+            Bound::Passed(listener) => Ok(listener),
         }
     }
 }
@@ -105,7 +88,7 @@ impl Listener {
                 "the descriptor passed is not a listening stream socket",
             ));
         }
-        Listener::new(socket, Origin::Passed)
+        Listener::new(socket, None, true)
     }
 
     /// The TCP address, port included; `None` for a Unix socket.
@@ -114,75 +97,40 @@ impl Listener {
     }
 
     /// The next client, and its address unless it came over a Unix socket; `WouldBlock` when there is none.
-    pub(super) fn accept(&self) -> io::Result<(Stream, Option<IpAddr>)> {
+    pub(super) fn accept(&self) -> io::Result<(Socket, Option<IpAddr>)> {
         let (socket, address) = self.socket.accept()?;
         socket.set_nonblocking(true)?;
-        Ok((Stream(socket), address.as_socket().map(|address| address.ip())))
+        Ok((socket, address.as_socket().map(|address| address.ip())))
     }
 
-    /// What the readiness loop registers.
+    /// Returns the descriptor that the readiness loop registers.
     pub(super) fn fd(&self) -> RawFd {
         self.socket.as_raw_fd()
     }
 
-    fn new(socket: Socket, origin: Origin) -> io::Result<Listener> {
+    fn new(socket: Socket, file: Option<File>, is_passed: bool) -> io::Result<Listener> {
         socket.set_nonblocking(true)?;
         let address = socket.local_addr()?;
-        let name = match address.as_socket() {
-            Some(address) => {
-                // Linux hands it on to every connection that is accepted. An answer is one write, so
-                // waiting for more of it would only be late.
-                socket.set_tcp_nodelay(true)?;
-                format!("http://{address}")
-            }
-            None if address.is_unix() => {
-                let path = address.as_pathname().unwrap_or(Path::new("(unnamed)"));
-                format!("unix:{}", path.display())
-            }
-            None => {
-                return Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a TCP nor a Unix socket"));
-            }
-        };
-        Ok(Listener { socket, name, origin })
+        if address.as_socket().is_some() {
+            // Linux hands it on to every connection that is accepted. An answer is one write, so
+            // waiting for more of it would only be late.
+            socket.set_tcp_nodelay(true)?;
+        } else if !address.is_unix() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a TCP nor a Unix socket"));
+        }
+        Ok(Listener { socket, file, is_passed })
     }
 }
-
-/// A client's socket, over TCP or a Unix socket.
-pub(super) struct Stream(Socket);
 
 /// `http://127.0.0.1:3000`, or `unix:/path`.
 impl fmt::Display for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.name)
-    }
-}
-
-impl Stream {
-    /// What the readiness loop registers.
-    pub(super) fn fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
-
-    /// Says that nothing more will be sent.
-    pub(super) fn finish(&self) -> io::Result<()> {
-        self.0.shutdown(Shutdown::Write)
-    }
-}
-
-impl Read for Stream {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.0.read(bytes)
-    }
-}
-
-/// A client that is gone is an error, and no signal.
-impl Write for Stream {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.send_with_flags(bytes, MSG_NOSIGNAL)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        let address = self.socket.local_addr().map_err(|_| fmt::Error)?;
+        match (address.as_socket(), address.as_pathname()) {
+            (Some(address), _) => write!(f, "http://{address}"),
+            (None, Some(path)) => write!(f, "unix:{}", path.display()),
+            (None, None) => f.write_str("unix:(unnamed)"),
+        }
     }
 }
 
@@ -198,7 +146,7 @@ fn bind_tcp(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Whether the path can be bound: it is free, or has the file of a socket of this user's that is not in use.
+/// Checks that the path can be bound: it is free, or has the file of a socket of this user's that is not in use.
 fn check_unix(path: &Path) -> io::Result<()> {
     use io::ErrorKind::{AddrInUse, AlreadyExists, InvalidInput, PermissionDenied};
     if path.as_os_str().is_empty() {
@@ -234,14 +182,14 @@ fn listen_unix(path: &Path) -> io::Result<Listener> {
     socket.bind(&SockAddr::unix(path)?)?;
     let file = File::new(path)?;
     socket.listen(BACKLOG)?;
-    Listener::new(socket, Origin::Bound(Some(file)))
+    Listener::new(socket, Some(file), false)
 }
 
 fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Whether a process listens there. Does not wait for it: a full backlog is a yes.
+/// Returns whether a process listens there. Does not wait for it: a full backlog is a yes.
 fn in_use(address: &SockAddr) -> io::Result<bool> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
@@ -271,7 +219,7 @@ impl Drop for File {
         if let Ok(found) = fs::symlink_metadata(&self.path)
             && (found.dev(), found.ino()) == (self.device, self.inode)
         {
-            // Nothing can be done about a failure; the next start replaces the file.
+            // The next start replaces a file that is left.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -279,9 +227,9 @@ impl Drop for File {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Origin::Bound(file) = &mut self.origin {
+        if !self.is_passed {
             // Before the socket is closed: a server that starts now would take the file for a stale one.
-            *file = None;
+            self.file = None;
             // To close it is not enough: a process that another thread starts holds a copy until it runs its
             // program (187 of 20,000 ports were not free at once where six threads started processes).
             let _ = self.socket.shutdown(Shutdown::Both);
@@ -298,7 +246,7 @@ mod tests {
         let listener = Listener::bind("127.0.0.1", 0).unwrap();
         let address = listener.local_addr().unwrap();
         let _client = std::net::TcpStream::connect(address).unwrap();
-        assert!(listener.accept().unwrap().0.0.tcp_nodelay().unwrap());
+        assert!(listener.accept().unwrap().0.tcp_nodelay().unwrap());
     }
 
     #[test]
@@ -306,7 +254,7 @@ mod tests {
         let bind = |port| Listener::bind("127.0.0.1", port).unwrap();
         let listener = bind(0);
         let address = listener.local_addr().unwrap();
-        // What a process that is being started has as well.
+        // A process that is being started has such a copy.
         let copy = listener.socket.try_clone().unwrap();
         drop(listener);
         assert!(std::net::TcpStream::connect(address).is_err());
@@ -324,7 +272,7 @@ mod tests {
     #[test]
     fn a_bound_address_is_taken_and_refuses_clients() {
         let bound = Bound::new("127.0.0.1", 0).unwrap();
-        let Kept::Tcp(socket) = &bound.0 else { unreachable!() };
+        let Bound::Tcp(socket) = &bound else { unreachable!() };
         let address = socket.local_addr().unwrap().as_socket().unwrap();
         assert!(std::net::TcpStream::connect(address).is_err());
         let listener = bound.listen().unwrap();

@@ -55,13 +55,13 @@ pub struct Frontend {
     thread: Option<thread::JoinHandle<()>>,
 }
 
-/// What a frontend shares with the rest of the process.
+/// Resources that a frontend shares with the rest of the process.
 pub struct Resources {
     /// The memory that is held for clients.
     pub budget: Budget,
-    /// What the layers above serve.
+    /// The fields and paths that the layers above serve.
     pub served: Served,
-    /// What answers without a worker.
+    /// Answers without a worker.
     pub answer_at_once: AnswerAtOnce,
     /// The figures of the server.
     pub metrics: Arc<Metrics>,

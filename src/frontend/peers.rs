@@ -1,9 +1,9 @@
-//! The other ends of connections, and which connections may be closed for others. Pure.
+//! Peers of connections, and which connections may be closed for others. Pure.
 
 use crate::config::{TrustedProxies, counted_as};
 use std::{fmt, net::IpAddr};
 
-/// The other end of a connection.
+/// The peer of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
     /// `None` on a Unix socket.
@@ -12,7 +12,7 @@ pub struct Peer {
     pub trusted: bool,
 }
 
-/// What a peer is counted by: an address, an IPv6 network, or all of a Unix socket.
+/// The key that a peer is counted by: an address, an IPv6 network, or all of a Unix socket.
 pub type PeerKey = Option<IpAddr>;
 
 impl Peer {
@@ -43,7 +43,7 @@ impl fmt::Display for Client {
 /// Why a connection may be closed for another one, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Expendable {
-    /// Nothing is lost.
+    /// Its end loses no request and no answer.
     Idle,
     /// The request is incomplete.
     Incomplete,

@@ -1,4 +1,5 @@
-//! What answers tell browsers about pages of other origins (CORS): which origin may read them, what a preflight allows.
+//! Fields by which answers tell browsers about pages of other origins (CORS): which origin may read them, and what a
+//! preflight allows.
 //!
 //! Pure. Where `ALLOWED_ORIGINS` is empty, nothing here is looked at.
 
@@ -32,7 +33,7 @@ pub enum Cors {
 }
 
 impl Cors {
-    /// Of a request with these fields; `options` if that is its method.
+    /// Judges a request with these fields; `options` if that is its method.
     pub fn of<'a>(
         origins: &AllowedOrigins,
         options: bool,
@@ -51,7 +52,7 @@ impl Cors {
         }
     }
 
-    /// Whether the request is of a page of an allowed origin.
+    /// Returns whether the request is of a page of an allowed origin.
     pub fn is_allowed(&self) -> bool {
         matches!(self, Cors::Allowed { .. })
     }

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 /// `home.arpa` is one, too.
 const RESERVED: [&str; 5] = ["localhost", "local", "internal", "test", "svc"];
 
-/// Whether no stranger can own the name in `host`, `host:port`, whatever its case: an IP address, a name without a dot,
+/// Returns whether no stranger can own the name in `host`, `host:port`, whatever its case: an IP address, a name without a dot,
 /// one under a reserved name. A page of another site that is served under its own name, and then has that name
 /// resolve to this server (DNS rebinding), can name none of these.
 pub fn is_local(authority: &str) -> bool {

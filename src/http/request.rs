@@ -124,7 +124,7 @@ impl Request {
         Request::new(Method::Delete, target, "")
     }
 
-    /// The same request with one more header: `.with("Authorization", "Bearer …")`.
+    /// Adds a header: `.with("Authorization", "Bearer …")`.
     pub fn with(mut self, name: impl Into<String>, value: impl Into<String>) -> Request {
         self.headers.push((name.into(), value.into()));
         self

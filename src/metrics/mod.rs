@@ -1,4 +1,4 @@
-//! What is counted while the service works, and the text that Prometheus reads (format 0.0.4).
+//! The figures of the service, and the text that Prometheus reads (format 0.0.4).
 //!
 //! Owns the figures, their names and labels. Labels have a fixed set of values: no path and no text of a client is ever
 //! one. Other modules add figures that are looked up at each scrape.
@@ -12,10 +12,7 @@ use crate::{error::Reason, http::Method};
 use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -43,9 +40,6 @@ pub struct Metrics {
     pub lock_retries: Counter,
     sources: Mutex<Vec<Source>>,
 }
-
-/// The name that the workers still use.
-pub type Recorder = Metrics;
 
 /// Writes figures that are looked up when they are asked for. It must not block.
 type Source = Box<dyn Fn(&mut Text) + Send>;
@@ -100,11 +94,6 @@ impl Metrics {
             lock_retries: Counter::default(),
             sources: Mutex::default(),
         }
-    }
-
-    /// Returns another handle.
-    pub fn recorder(self: &Arc<Metrics>) -> Arc<Recorder> {
-        Arc::clone(self)
     }
 
     /// Counts a request of this route that was answered this long after it had arrived.

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-/// What Prometheus calls the type of a metric.
+/// The type of a metric, as Prometheus names it.
 #[derive(Debug, Clone, Copy)]
 pub enum Kind {
     /// It only grows, until the process ends.

@@ -44,7 +44,7 @@ const HASH_WAIT: Duration = Duration::from_secs(2);
 /// An address as connections are counted: an IPv6 network is one, and so are all clients of Unix sockets.
 pub type Peer = Option<IpAddr>;
 
-/// What may be in use at once.
+/// Resources that may be in use at once.
 #[derive(Debug, Clone, Copy)]
 pub struct Capacity {
     /// Batches of statements.
@@ -79,7 +79,7 @@ pub struct Batch<T> {
     pub lane: Lane,
     /// In the order of their arrival.
     pub commands: Vec<Queued<T>>,
-    /// What [`Lanes::finished`] is told.
+    /// Names the batch for [`Lanes::finished`].
     pub token: Token,
 }
 
@@ -117,14 +117,14 @@ pub struct Lanes<T> {
 }
 
 impl<T> Lanes<T> {
-    /// Nothing is queued.
+    /// Creates empty lanes.
     pub fn new(capacity: Capacity) -> Lanes<T> {
         let queue = |at| Queue {
             waiting: VecDeque::new(),
             in_flight: Vec::new(),
             last: 0,
             last_peer: None,
-            // Of OWASP's parameters; of statements, that of a database on this machine.
+            // A hash with the parameters of OWASP takes 20 ms. A database on this machine answers at once.
             took: if at == HASH { Duration::from_millis(20) } else { Duration::ZERO },
         };
         let queues = std::array::from_fn(queue);
@@ -185,7 +185,7 @@ impl<T> Lanes<T> {
         Some(Batch { lane, commands, token })
     }
 
-    /// Whether [`Lanes::next`] has a batch.
+    /// Returns whether [`Lanes::next`] has a batch.
     pub fn is_ready(&self, now: Instant, hashes: bool) -> bool {
         self.ready(now, hashes).is_some()
     }
@@ -239,7 +239,7 @@ impl<T> Lanes<T> {
         self.queues[HASH].waiting.len()
     }
 
-    /// Whether no command is queued and none in flight.
+    /// Returns whether no command is queued and none in flight.
     pub fn is_idle(&self) -> bool {
         self.queued == 0 && self.queues.iter().all(|queue| queue.in_flight.is_empty())
     }
@@ -282,7 +282,7 @@ impl<T> Lanes<T> {
         (0..=RETRY).filter(is_ready).min_by_key(|at| self.queues[*at].last)
     }
 
-    /// Whether one more batch of a queue may be in flight.
+    /// Returns whether one more batch of a queue may be in flight.
     fn may_start(&self, at: usize, now: Instant) -> bool {
         let Capacity { sessions, hashers, cores, .. } = self.capacity;
         let in_flight = |at: usize| self.queues[at].in_flight.len();

@@ -11,7 +11,7 @@ use crate::{
     config::{Config, Limits},
     db::target::Target,
     error::StartError,
-    frontend::{Bound, Frontend, Resources, Served},
+    frontend::{Bound, Frontend, Listener, Resources, Served},
     http::Method,
 };
 use lanes::Capacity;
@@ -77,7 +77,7 @@ impl BoundServer {
         Target::new(config)?;
         check_system(config)?;
         let bound = match &config.socket {
-            Some(socket) => socket.try_clone().and_then(Bound::from_fd),
+            Some(socket) => socket.try_clone().and_then(Listener::from_fd).map(Bound::Passed),
             None => Bound::new(&config.host, config.port),
         };
         let bound = bound.map_err(|error| StartError::Listen(address(config), error))?;
@@ -116,9 +116,7 @@ impl BoundServer {
             let (relay, http, stream) = Relay::start(&thread)?;
             on_listening()?;
             let health = app.health.clone();
-            let recorder = app.metrics.recorder();
-            let counts = recorder.clone();
-            // Called on the frontend's thread, on which the frontend itself counts.
+            let counts = app.metrics.clone();
             let answer_at_once = Box::new(move |method: Method, path: &str| {
                 let answer = app::answer_at_once(&health, method, path)?;
                 // It takes some microseconds.
@@ -129,7 +127,7 @@ impl BoundServer {
                 budget: app.budget.clone(),
                 served: Served { fields: &app::FIELDS, at_once: &app::AT_ONCE },
                 answer_at_once,
-                metrics: recorder,
+                metrics: app.metrics.clone(),
             };
             let (frontend, responder) = Frontend::open(listener, limits, resources, stream, on_broken)?;
             let capacity = Capacity {
@@ -171,7 +169,7 @@ impl Server {
         Server::start_watched(config, || {})
     }
 
-    /// As [`Server::start`]; `on_broken` is called, once and on a thread of the server's, when the stream
+    /// Starts the server as [`Server::start`] does; `on_broken` is called, once and on a thread of the server's, when the stream
     /// between its stages breaks and everything is answered 503 from then on. That takes a defect; a
     /// process should exit then and be restarted.
     pub fn start_watched(
@@ -226,7 +224,7 @@ impl Drop for Server {
     }
 }
 
-/// Who can connect to a server at this address, and whether they need a token.
+/// Says which clients can connect to a server at this address, and whether they need a token.
 fn who_can_connect(addr: Option<SocketAddr>, config: &Config) -> (log::Level, String) {
     let is_exposed = addr.is_some_and(|addr| !addr.ip().is_loopback());
     let who = match addr {

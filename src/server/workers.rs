@@ -22,7 +22,6 @@ use crate::{
     error::{Error, Reason},
     frontend::{Responder, Slot},
     http::{Method, RequestId},
-    metrics::Recorder,
 };
 use answering::guard;
 pub use faults::{Fault, Faults};
@@ -144,9 +143,8 @@ impl Workers {
     /// Starts a thread. A panic in its loop is logged, and the loop is restarted.
     fn spawn(&mut self, name: &str, hashes: bool) -> io::Result<()> {
         let (shared, end) = (self.shared.clone(), self.end.clone());
-        let recorder = shared.app.metrics.recorder();
         let thread = thread::Builder::new().name(name.to_owned()).stack_size(STACK).spawn(move || {
-            while guard(None, || shared.work(hashes, &recorder)).is_err() {}
+            while guard(None, || shared.work(hashes)).is_err() {}
             drop(shared);
             let _ = end.send(());
         })?;
@@ -164,7 +162,7 @@ impl Drop for Workers {
 impl Shared {
     /// Executes batches, and receives requests meanwhile; returns at a stop when nothing is queued or in flight. A thread
     /// that hashes takes batches of passwords alone and receives nothing.
-    fn work(&self, hashes: bool, recorder: &Recorder) {
+    fn work(&self, hashes: bool) {
         let mut state = self.state.lock();
         loop {
             let now = Instant::now();
@@ -172,7 +170,7 @@ impl Shared {
             self.wake(&state, batch.is_some() || hashes, now);
             if let Some(batch) = batch {
                 drop(state);
-                state = self.execute(batch, recorder);
+                state = self.execute(batch);
             } else if state.stopping && state.lanes.is_idle() {
                 return self.wake_all();
             } else if hashes {
@@ -187,10 +185,10 @@ impl Shared {
                 if state.receiving < RECEIVERS && !state.stopping {
                     state.receiving += 1;
                     drop(state);
-                    let received = self.receive(due, recorder);
+                    let received = self.receive(due);
                     state = self.state.lock();
                     state.receiving -= 1;
-                    self.push(&mut state, received, recorder);
+                    self.push(&mut state, received);
                 } else {
                     wait(&self.idle, &mut state, due);
                 }
@@ -220,7 +218,7 @@ impl Shared {
     }
 
     /// Executes a batch and answers what is done; what is not is queued again.
-    fn execute(&self, batch: Batch<Job>, recorder: &Recorder) -> MutexGuard<'_, State> {
+    fn execute(&self, batch: Batch<Job>) -> MutexGuard<'_, State> {
         let Batch { lane, commands, token } = batch;
         // A client that was answered 503 has given the request up, or retries it: it is not executed.
         let (mut items, mut ended): (Vec<_>, Vec<_>) =
@@ -229,7 +227,7 @@ impl Shared {
         let (given, deadlines): (Vec<_>, Vec<_>) = given.unzip();
         let count = given.len();
         if count > 0 {
-            recorder.batch(lane as usize, count);
+            self.app.metrics.batch(lane as usize, count);
         }
         // A panic is an answer to each.
         let only = items.first().filter(|_| count == 1).map(|item| &item.work.id);
@@ -238,8 +236,8 @@ impl Shared {
         let (mut unfinished, mut contended) = (Vec::new(), Vec::new());
         for (mut item, outcome) in items.into_iter().zip(outcomes) {
             match outcome {
-                Ok(Progress::Done(response)) => self.answer(&mut item.work, response, recorder),
-                Err(error) => self.refuse(&mut item.work, error, recorder),
+                Ok(Progress::Done(response)) => self.answer(&mut item.work, response),
+                Err(error) => self.refuse(&mut item.work, error),
                 Ok(Progress::Next(command)) => {
                     let needs = command.needs();
                     item.work.command = Some(command);
@@ -265,14 +263,14 @@ impl Shared {
         }
         for item in contended {
             match state.lanes.retry(item, now) {
-                Ok(()) => recorder.lock_retries.add(1),
+                Ok(()) => self.app.metrics.lock_retries.add(1),
                 Err(item) => {
                     state.lanes.done(&item);
                     refused.push((item.work, Error::Contended));
                 }
             }
         }
-        self.refuse_all(&mut state, refused, recorder);
+        self.refuse_all(&mut state, refused);
         state
     }
 }

@@ -15,7 +15,7 @@ fn chunked(extensions: &str) -> String {
     )
 }
 
-/// The same with a length, this host, and these fields.
+/// Builds a request with a length, this host, and these fields.
 fn counted(host: &str, fields: &str) -> String {
     let size = ADA.len();
     format!("POST /users HTTP/1.1\r\nHost: {host}\r\n{fields}Content-Length: {size}\r\n\r\n{ADA}")
@@ -54,7 +54,7 @@ fn malformed_requests_are_refused_and_change_nothing() {
         (counted("a", "").replace("/users", "/users#x"), 400),
         (counted("a", "").replace("/users", "/users\\x"), 400),
         (counted("a", "").replace("HTTP/1.1", "HTTP/2.0"), 505),
-        // Nothing else has to come.
+        // No more bytes have to come.
         ("GET /\r\n".to_owned(), 400),
         ("GET / HTTP/3.0\r\n".to_owned(), 505),
     ];
@@ -66,7 +66,7 @@ fn malformed_requests_are_refused_and_change_nothing() {
         assert_eq!(answer.header("Connection"), Some("close"), "{request}");
     }
     assert_eq!(service.client().get("/users").json()["total"], 0);
-    // What is well-formed of the same kinds.
+    // Well-formed requests of these kinds.
     let mut client = service.client();
     client.send(chunked(" ; a = \"b\\\"\";c").as_bytes());
     assert_eq!(client.answer("POST").status, 201);
@@ -116,7 +116,7 @@ fn a_wrong_password_names_a_scheme() {
     assert_eq!((answer.status, answer.header("WWW-Authenticate")), (401, Some("Userd-Password")));
 }
 
-/// What Chromium 156 sends for `fetch(target, {method})` of a page of this host over plain http, byte for byte. Only over
+/// The request that Chromium 156 sends for `fetch(target, {method})` of a page of this host over plain http, byte for byte. Only over
 /// https and to localhost it has `Sec-Fetch-*`, and a GET has no Origin.
 fn chromium(host: &str, method: &str, target: &str) -> String {
     let length = if method == "POST" { "Content-Length: 0\r\n" } else { "" };
@@ -177,7 +177,7 @@ fn a_rebound_page_gets_nothing() {
     let user = format!("/users/{id}");
     let port = service.server.addr().expect("a TCP address").port();
     let rebound = format!("evil.example:{port}");
-    // As a browser sends it over plain http, and with what it adds elsewhere.
+    // A browser sends it so over plain http, and adds fields elsewhere.
     let rows = [
         chromium(&rebound, "GET", "/users"),
         chromium(&rebound, "GET", &user),
@@ -206,7 +206,7 @@ fn a_rebound_page_gets_nothing() {
         assert!(is_refused(&answer), "{request}{answer:?}");
         assert_eq!(service.client().get("/users").json()["total"], 1, "{request}");
     }
-    // What tells nothing of the users is open.
+    // Paths that tell nothing of the users are open.
     for (method, target, status) in [
         ("GET", "/livez", 200),
         ("GET", "/readyz", 200),

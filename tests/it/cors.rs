@@ -10,7 +10,7 @@ const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
 const REFUSED: &str =
     r#"{"error":"Cross-origin request refused","message":"ALLOWED_ORIGINS does not name this origin"}"#;
 
-/// What Chromium 123 asks before `fetch(target, {method, headers})` of a page of that origin.
+/// The preflight that Chromium 123 sends before `fetch(target, {method, headers})` of a page of that origin.
 fn preflight(origin: &str, host: &str, target: &str, method: &str) -> String {
     format!(
         "OPTIONS {target} HTTP/1.1\r\nHost: {host}\r\nConnection: keep-alive\r\nAccept: */*\r\n\
@@ -20,8 +20,8 @@ fn preflight(origin: &str, host: &str, target: &str, method: &str) -> String {
     )
 }
 
-/// Whether a browser lets a page of `origin` read the answer, with the fields that clients need. Each answer of a service
-/// that allows origins says that others may have another one.
+/// Returns whether a browser lets a page of `origin` read the answer, with the fields that clients need. Each answer of
+/// a service that allows origins says that others may have another one.
 #[track_caller]
 fn is_readable(answer: &Answer, origin: &str) -> bool {
     assert_eq!(answer.header("Vary"), Some("Origin"), "{answer:?}");
@@ -37,7 +37,7 @@ fn is_readable(answer: &Answer, origin: &str) -> bool {
     allowed == origin || allowed == "*"
 }
 
-/// Whether a preflight permits all that its page may need; else nothing of it.
+/// Returns whether a preflight permits all that its page may need; else it permits nothing.
 #[track_caller]
 fn permits(answer: &Answer, origin: &str, method: &str) -> bool {
     assert_eq!(answer.status, 204, "{answer:?}");
@@ -112,7 +112,7 @@ fn pages_of_allowed_origins() {
         ("GET", "/livez", &[], "", 200),
         ("GET", "/readyz", &[], "", 200),
         ("GET", "/openapi.json", &[], "", 200),
-        // Of the frontend.
+        // Answers of the frontend.
         ("POST", "/users", &[token, ("Expect", "other")], ADA, 417),
         ("GET", "/users", &[token, ("Transfer-Encoding", "gzip")], "", 501),
     ] {
@@ -166,7 +166,7 @@ fn refusals_of_the_frontend_once_the_head_was_read() {
             true => assert!(is_readable(&answer, APP), "{request}{answer:?}"),
             false => assert_eq!(answer.header("Access-Control-Allow-Origin"), None, "{request}"),
         }
-        // Of the same connection's next request nothing is left of the one before.
+        // The next request of the connection keeps nothing of the one before.
         let mut client = service.client();
         assert!(is_readable(&client.request("GET", "/users", &[("Origin", APP)], ""), APP));
         assert!(!is_readable(&client.get("/users"), APP));

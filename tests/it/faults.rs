@@ -318,30 +318,6 @@ fn a_server_that_is_stopped() {
     });
 }
 
-/// Only one session: the others go on, and so does it at last.
-#[test]
-fn a_session_that_is_stopped() {
-    let fragile = Fragile::start(false);
-    let session: i32 = {
-        // The one used last, which is the one that is used next.
-        let mut caller = Caller::new(&fragile.url, LONG);
-        assert_eq!(caller.call("GET", "/users", "").unwrap().0, 200);
-        let sql = "select pid from pg_stat_activity where application_name = 'userd' \
-            order by state_change desc limit 1";
-        fragile.postgres.client().query_one(sql, &[]).unwrap().get(0)
-    };
-    let send = |signal| nix::sys::signal::kill(nix::unistd::Pid::from_raw(session), signal).unwrap();
-    send(Signal::SIGSTOP);
-    let load = Load::start("one", 8, &shared(fragile.url.clone()), LONG);
-    pause(HANG);
-    let books = load.stop();
-    assert_prompt(&books, DEADLINE);
-    let failures = books.events.iter().flatten().filter(|event| !event.succeeded()).count();
-    assert!(failures < 20, "{failures} failures");
-    send(Signal::SIGCONT);
-    fragile.assert_as_before();
-}
-
 #[test]
 fn a_network_that_stalls() {
     let fragile = Fragile::start(true);
@@ -440,7 +416,7 @@ fn secrets_are_kept_whatever_breaks() {
     assert_no_secret(&process.stdout());
 }
 
-// What the database may answer
+// Answers of the database
 
 /// Raises the SQLSTATE that a new address begins with.
 const RAISE: &str = "
@@ -505,7 +481,7 @@ fn errors_of_the_database() {
     assert!(!process.stderr().contains("@raise."), "the log tells values: {}", process.stderr());
 }
 
-/// As the disk of a managed database fills up: every change gets 503, and reads go on.
+/// The disk of a managed database fills up: every change gets 503, and reads go on.
 #[test]
 fn a_database_that_takes_no_changes() {
     let postgres = Own::start();
@@ -568,7 +544,7 @@ fn a_database_that_takes_no_changes() {
     });
     assert_eq!(client.get("/users/1").json()["name"], "c");
     read_only(&mut client, 0);
-    // Nothing was made of what was refused, and no key was kept.
+    // No refused request has made a change, and no key was kept.
     assert_eq!(postgres.users().len(), 1);
     assert_eq!(client.request("POST", "/users", &key, r#"{"name":"k","email":"k@example.com"}"#).status, 201);
     assert_eq!(postgres.users().len(), 2);
@@ -784,7 +760,7 @@ impl Embedded {
         let dir = TempDir::new();
         fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
         let embedded = Embedded::start(dir);
-        // As `Own` does: what is killed here is not the machine, and a start after a crash would sync every file.
+        // Starts it as `Own` does: the process that is killed here is not the machine, and a start after a crash would sync every file.
         for sql in ["alter system set fsync = off", "select pg_reload_conf()"] {
             embedded.client().batch_execute(sql).unwrap();
         }

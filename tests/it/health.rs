@@ -168,7 +168,7 @@ fn resolved(question: &[u8]) -> Vec<u8> {
     [&question[..2], b"\x85\x80", &counts, &question[12..], answer].concat()
 }
 
-/// Nothing bounds the look-up of the database's name: it takes twenty seconds and more. And one of the network's paths
+/// The look-up of the database's name has no bound: it takes twenty seconds and more. And one of the network's paths
 /// takes connections and drops all else.
 #[test]
 fn a_probe_that_hangs_is_a_failed_one() {
@@ -273,7 +273,7 @@ fn an_idle_service_asks_nothing() {
             "select count(*) from pg_stat_activity where application_name = 'userd' and datname = current_database()",
         )
     };
-    // What a start wakes for ends within a second or two.
+    // The wake-ups of a start end within a second or two.
     eventually(LONG, "no thread wakes", || {
         let before = switches(process.id());
         pause(Duration::from_secs(1));

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What the process may take in memory with the default settings, and half a minute after the last request; of an
+/// Memory that the process may take with the default settings, and half a minute after the last request; of an
 /// unoptimized build without its code, which is as large as all the rest.
 const PEAK_KIB: usize = 70 << 10;
 const REST_KIB: usize = 25 << 10;
@@ -216,7 +216,7 @@ fn bodies_at_once() {
     let (_database, process, address) = start("", &[("REQUEST_TIMEOUT", "100")]);
     let requests: Vec<_> = (0..1000)
         .map(|n| {
-            // As long as the default allows, with the longest name.
+            // Bodies as long as the default allows, with the longest name.
             let name = "\\u0001".repeat(1000);
             let body = format!(r#"{{"name":"{name}","email":"{n}@example.com"{}}}"#, " ".repeat(59_000));
             let length = body.len();
@@ -228,7 +228,7 @@ fn bodies_at_once() {
     assert!(created >= 100, "{created}");
     assert!(answers.iter().all(|(status, _)| [201, 503].contains(status)));
     let mut client = Client::new(&format!("http://{address}"));
-    // What was acknowledged is there, and nothing else.
+    // The acknowledged users are there, and no others.
     assert_eq!(client.get("/users?perPage=1").json()["total"], created);
     for (_, body) in answers.iter().filter(|(status, _)| *status == 201).step_by(50) {
         let user: serde_json::Value = serde_json::from_str(body).expect("JSON");

@@ -199,7 +199,7 @@ fn refused_changes_keep_their_sessions() {
     assert_eq!(service.database.value(emails), "ada@example.com bob@example.com");
 }
 
-/// What was prepared before does not fit the table any more.
+/// Statements that were prepared before do not fit the table any more.
 #[test]
 fn a_table_that_is_altered_meanwhile() {
     let service = long_timeouts();

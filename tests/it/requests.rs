@@ -1,4 +1,4 @@
-//! What names a request in its answer and in the log: its id, and what else a line says of it.
+//! The id that names a request in its answer and in the log, and the other values in a line of the log.
 
 use crate::support::{
     Answer, Database, LONG, OTHER_PASSWORD, PASSWORD, Process, Service, TOKEN, TempDir, assert_no_secret,
@@ -41,7 +41,7 @@ fn an_id_is_taken_over_by_every_kind_of_answer() {
         ("BREW /users HTTP/1.1\r\nHost: a\r\n{}\r\n".to_owned(), 405),
         (format!("{bodies}{{}}Content-Length: {}\r\n\r\n{ADA}", ADA.len()), 409),
         (format!("{bodies}{{}}Transfer-Encoding: chunked\r\n\r\n1\r\n{{\r\n0\r\n\r\n"), 400),
-        // Of the frontend.
+        // Answers of the frontend.
         (format!("{bodies}{{}}Content-Length: 99999999\r\n\r\n"), 413),
         (format!("{bodies}{{}}Content-Length: 1\r\nContent-Length: 1\r\n\r\n"), 400),
         ("GET /users HTTP/1.1\r\n{}\r\n".to_owned(), 400),
@@ -133,7 +133,7 @@ fn the_log_as_text() {
     logs("SIXTEEN-LETTERS- /users 405 ", " request_id=sixteen");
     client.request("SEVENTEEN-LETTERS", "/users", &[("X-Request-Id", "seventeen")], "");
     logs("] OTHER /users 405 ", " request_id=seventeen");
-    // What went wrong.
+    // Lines about failures.
     database.run("alter table users rename to lost");
     for (method, target, body) in [
         ("GET", "/users/1", ""),
@@ -181,8 +181,8 @@ fn lines_that_gather_are_one_write() {
     assert!(writes <= time.as_millis() / 2 + 2, "{writes} in {time:?}");
 }
 
-/// What a filter like fail2ban blocks: the address in each line about a request and about a refusal, and behind a trusted
-/// proxy the client's.
+/// The address that a filter like fail2ban blocks stands in each line about a request and about a refusal; behind a
+/// trusted proxy it is the client's.
 #[test]
 fn the_log_names_the_client() {
     let database = Database::create();

@@ -10,8 +10,9 @@ use crate::{
     error::Error,
     http::{Persistence, RequestId, Response},
 };
+use nix::libc::MSG_NOSIGNAL;
 use std::{
-    io::{self, ErrorKind, Read, Write},
+    io::{self, ErrorKind, Read},
     mem,
 };
 
@@ -105,7 +106,10 @@ impl Connection {
         match step {
             Err(error) => self.refuse(&error, context),
             // If so little does not fit, the client has not read earlier answers; it gets no more.
-            Ok(Parsed::Continue) if fits && self.stream.write(CONTINUE).ok() != Some(CONTINUE.len()) => {
+            Ok(Parsed::Continue)
+                if fits
+                    && self.stream.send_with_flags(CONTINUE, MSG_NOSIGNAL).ok() != Some(CONTINUE.len()) =>
+            {
                 self.give_up();
             }
             Ok(_) => {}

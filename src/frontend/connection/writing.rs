@@ -1,4 +1,4 @@
-//! The other direction of a connection: answers, refusals, and its end.
+//! From an answer or a refusal to bytes on the socket of a connection, and the end of a connection.
 
 use super::{Action, Connection, Context, State, counted};
 use crate::frontend::{http1::head::Echo, peers::Client, peers::Peer};
@@ -7,10 +7,13 @@ use crate::{
     http::{Persistence, RequestId, Response, log_line},
 };
 use mio::{Interest, Token, unix::SourceFd};
+use nix::libc::MSG_NOSIGNAL;
 use std::{
     fmt,
-    io::{self, ErrorKind, Write},
+    io::{self, ErrorKind},
     mem,
+    net::Shutdown,
+    os::fd::AsRawFd,
     time::{Duration, Instant},
 };
 
@@ -48,7 +51,7 @@ pub(super) struct Unsent {
     id: RequestId,
     /// When the socket last took some of it.
     pub moved: Instant,
-    /// What was read beyond the request, if the connection stays open.
+    /// Bytes that were read beyond the request, if the connection stays open.
     keep: Option<Vec<u8>>,
 }
 
@@ -150,7 +153,7 @@ impl Connection {
         if self.is_working() {
             self.refuse(&Error::Busy(Reason::Stopped), context);
             if let State::Writing { mut answer, .. } = mem::replace(&mut self.state, State::Closing) {
-                // Nothing can be done for a client that does not take it now.
+                // A client that does not take it now gets no more of it.
                 let _ = self.send(&mut answer);
             }
         }
@@ -173,7 +176,7 @@ impl Connection {
             // report it after every answer.
             self.awaits_writable = !done;
             let interest = interest(!done);
-            let (fd, token) = (self.stream.fd(), Token(index as usize));
+            let (fd, token) = (self.stream.as_raw_fd(), Token(index as usize));
             if context.registry.reregister(&mut SourceFd(&fd), token, interest).is_err() {
                 return Some(Action::Close);
             }
@@ -190,7 +193,8 @@ impl Connection {
     /// Sends until the socket takes no more.
     fn send(&mut self, answer: &mut Unsent) -> io::Result<()> {
         while !answer.is_sent() {
-            match self.stream.write(&answer.bytes[answer.sent..]) {
+            // A client that is gone is an error, and no signal.
+            match self.stream.send_with_flags(&answer.bytes[answer.sent..], MSG_NOSIGNAL) {
                 Ok(count) => answer.sent += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -216,7 +220,7 @@ impl Connection {
     }
 
     pub(super) fn linger(&mut self, context: &Context) -> Option<Action> {
-        if self.stream.finish().is_err() {
+        if self.stream.shutdown(Shutdown::Write).is_err() {
             return Some(Action::Close);
         }
         let until = context.now + linger_time(context.stopping);

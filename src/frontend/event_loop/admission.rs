@@ -1,6 +1,6 @@
 //! Which clients are let in, and which connections are closed for them or for memory.
 //!
-//! What there is too little of, connections or bytes, is taken from the peer that holds the most. A client that is turned
+//! Connections, or bytes, that run out are taken from the peer that holds the most. A client that is turned
 //! away gets a 503 and is read from for a while: closing a socket with unread bytes would reset the connection before
 //! the client has seen the answer. Such connections are `surplus` and do not count towards the maximum; if there are too
 //! many of them, the oldest is closed.
@@ -10,16 +10,17 @@ use crate::{
     error::Reason,
     frontend::{
         connection::{Action, Connection},
-        listener::Stream,
         peers::{Expendable, Peer, PeerKey, may_displace},
     },
 };
 use mio::{Interest, Token, unix::SourceFd};
+use socket2::Socket;
 use std::{
     cmp::Reverse,
     collections::HashMap,
     io::{self, ErrorKind},
     net::IpAddr,
+    os::fd::AsRawFd,
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -35,6 +36,48 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const STALLED: Duration = Duration::from_secs(1);
 /// The part of the budget that is freed when a worker waits for memory: `1 / FREED_PART`.
 const FREED_PART: usize = 8;
+
+/// The connections that may be closed, as one iteration has found them.
+pub struct Search {
+    at: Instant,
+    why: Reason,
+    /// Clients were let in since.
+    stale: bool,
+    /// How many connections, or bytes, each peer holds.
+    held: HashMap<PeerKey, usize>,
+    /// Best first.
+    found: Vec<Candidate>,
+}
+
+struct Candidate {
+    key: PeerKey,
+    state: (Expendable, Instant),
+    /// Freed by its end: bytes, or one connection.
+    memory: usize,
+    index: u32,
+}
+
+impl Search {
+    /// Takes the best candidate that may be closed for this newcomer.
+    fn next(&mut self, newcomer: Option<Peer>) -> Option<Candidate> {
+        let of = |key: &PeerKey| self.held.get(key).copied().unwrap_or(0);
+        // A trusted proxy holds nothing: the client behind it may hold nothing.
+        let newcomer = newcomer.map(|peer| peer.key().map_or(0, |key| of(&key)));
+        let may_go = |Candidate { key, state: (state, since), .. }: &Candidate| {
+            let displaced = newcomer.is_some_and(|newcomer| may_displace(newcomer, of(key), *state));
+            let stalled = self.at >= *since + STALLED;
+            match (self.why, state) {
+                (Reason::NoMemory, Expendable::Stalled) => stalled,
+                (Reason::NoMemory, Expendable::Incomplete) => stalled || displaced,
+                (Reason::NoMemory, _) => false,
+                (_, Expendable::Idle) => displaced || newcomer.is_none(),
+                _ => displaced,
+            }
+        };
+        let at = self.found.iter().position(may_go)?;
+        Some(self.found.remove(at))
+    }
+}
 
 impl EventLoop {
     /// Accepts clients that are waiting, up to a number.
@@ -71,7 +114,7 @@ impl EventLoop {
     }
 
     /// Gives a client a slot, if only to tell it that there is no capacity.
-    fn admit(&mut self, stream: Stream, address: Option<IpAddr>, now: Instant) {
+    fn admit(&mut self, stream: Socket, address: Option<IpAddr>, now: Instant) {
         let shared = Arc::clone(&self.shared);
         let peer = Peer::new(address, &shared.limits.trusted_proxies);
         let full = self.admitted >= shared.limits.max_connections
@@ -79,7 +122,7 @@ impl EventLoop {
         // One more may be surplus now.
         while self.surplus() >= MAX_SURPLUS && self.close_oldest_surplus(now) {}
         let index = self.free.pop().unwrap_or_else(|| self.shared.slots.next_unused());
-        let (fd, token) = (stream.fd(), Token(index as usize));
+        let (fd, token) = (stream.as_raw_fd(), Token(index as usize));
         if let Err(error) = self.poll.registry().register(&mut SourceFd(&fd), token, Interest::READABLE) {
             self.free.push(index);
             let why = format!("a connection cannot be watched: {error}");
@@ -87,6 +130,10 @@ impl EventLoop {
         }
         self.admitted += 1;
         self.opened += 1;
+        if let (false, Some(search), Some(key)) = (full, &mut self.search, peer.key()) {
+            search.stale = true;
+            *search.held.entry(key).or_default() += 1;
+        }
         self.sweep_at.get_or_insert(now + SWEEP_PAUSE);
         let connection = Connection::new(stream, peer, self.opened << 32, shared.budget.count(0), now);
         *self.shared.slots.get(index).expect("there is a slot for each") = Some(Box::new(connection));
@@ -103,58 +150,50 @@ impl EventLoop {
     /// begun to execute, the oldest first. Without a newcomer, closes only connections that are idle, or whose memory
     /// has not moved for a while.
     fn make_way(&mut self, why: Reason, newcomer: Option<Peer>, now: Instant) -> bool {
-        while let Some((state, index)) = self.most_expendable(why, newcomer, now) {
-            let mut gone = false;
+        let mut search = match self.search.take() {
+            Some(search) if search.at == now && search.why == why => search,
+            _ => self.search(why, now),
+        };
+        let mut gone = false;
+        while !gone {
+            let Some(Candidate { key, state, memory, index }) = search.next(newcomer) else {
+                if !search.stale {
+                    break;
+                }
+                search = self.search(why, now);
+                continue;
+            };
             self.call(index, now, |connection, context| {
                 // It may have moved on since it was found.
-                if connection.expendable().is_none_or(|(now, _)| now != state) {
+                if connection.expendable().is_none_or(|(now, _)| now != state.0) {
                     return Action::Wait;
                 }
                 let action = connection.make_way(why, index, context);
                 gone = action == Action::Close || connection.is_surplus();
                 action
             });
-            if gone {
-                return true;
+            if gone && let Some(held) = search.held.get_mut(&key) {
+                *held -= memory;
             }
         }
-        false
+        self.search = Some(search);
+        gone
     }
 
-    /// Looks at all connections, and returns the state and the index of the first one to close.
-    fn most_expendable(
-        &self,
-        why: Reason,
-        newcomer: Option<Peer>,
-        now: Instant,
-    ) -> Option<(Expendable, u32)> {
+    /// Looks at all connections.
+    fn search(&self, why: Reason, now: Instant) -> Search {
         let mut held: HashMap<PeerKey, usize> = HashMap::new();
-        let found = self.shared.slots.each(|index, connection| {
+        let mut found = self.shared.slots.each(|index, connection| {
             let key = connection.peer().key()?;
-            let amount = if why == Reason::NoMemory { connection.memory() } else { 1 };
+            let memory = if why == Reason::NoMemory { connection.memory() } else { 1 };
             if !connection.is_surplus() {
-                *held.entry(key).or_default() += amount;
+                *held.entry(key).or_default() += memory;
             }
-            let (state, since) = connection.expendable()?;
-            (amount > 0).then_some((key, state, since, index))
+            let state = connection.expendable()?;
+            (memory > 0).then_some(Candidate { key, state, memory, index })
         });
-        let held = |key: PeerKey| held.get(&key).copied().unwrap_or(0);
-        // A trusted proxy holds nothing: the client behind it may hold nothing.
-        let newcomer = newcomer.map(|peer| peer.key().map_or(0, held));
-        let may_go = |(key, state, since, _): &(PeerKey, Expendable, Instant, u32)| {
-            let displaced = newcomer.is_some_and(|newcomer| may_displace(newcomer, held(*key), *state));
-            let stalled = now >= *since + STALLED;
-            match (why, state) {
-                (Reason::NoMemory, Expendable::Stalled) => stalled,
-                (Reason::NoMemory, Expendable::Incomplete) => stalled || displaced,
-                (Reason::NoMemory, _) => false,
-                (_, Expendable::Idle) => displaced || newcomer.is_none(),
-                _ => displaced,
-            }
-        };
-        let candidates = found.into_iter().filter(may_go);
-        let first = candidates.min_by_key(|&(key, state, since, _)| (Reverse(held(key)), state, since));
-        first.map(|(_, state, _, index)| (state, index))
+        found.sort_by_key(|candidate| (Reverse(held[&candidate.key]), candidate.state));
+        Search { at: now, why, stale: false, held, found }
     }
 
     /// Frees the memory that a connection has made counted beyond the limit: at the cost of others, else at its own.

@@ -21,7 +21,7 @@ pub struct Body {
     trailer_fields: usize,
 }
 
-/// What comes next.
+/// The part of a body that comes next.
 enum Part {
     /// Bytes of the body, or of one chunk.
     Data(usize),
@@ -153,7 +153,7 @@ pub fn write(body: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(body);
 }
 
-/// The next line, without its end, if it is there; `most` is its longest length.
+/// Returns the next line, without its end, if all of it is there. `most` is the length that it may have.
 fn line(bytes: &[u8], most: usize, too_long: Error) -> Result<Option<&[u8]>, Error> {
     let end = bytes.iter().position(|&byte| !is_text(byte));
     let end = end.unwrap_or(bytes.len());
@@ -167,7 +167,7 @@ fn line(bytes: &[u8], most: usize, too_long: Error) -> Result<Option<&[u8]>, Err
     }
 }
 
-/// The size in a chunk's first line, and the bytes of its extensions.
+/// Parses the first line of a chunk: its size, and the number of bytes of its extensions.
 fn chunk_size(line: &[u8]) -> Result<(u64, usize), Error> {
     let malformed = || Error::BadRequest("a chunk's size is malformed");
     let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit());
@@ -183,7 +183,7 @@ fn chunk_size(line: &[u8]) -> Result<(u64, usize), Error> {
     Ok((size, extensions.len()))
 }
 
-/// Whether these can be chunk extensions, which begin with a semicolon: visible characters and blanks. They are dropped.
+/// Returns whether the bytes can be chunk extensions: a semicolon, visible characters and blanks. They are dropped.
 fn are_extensions(bytes: &[u8]) -> bool {
     let allowed = |byte: &u8| byte.is_ascii_graphic() || matches!(byte, b' ' | b'\t');
     bytes.is_empty() || (bytes.trim_ascii_start().starts_with(b";") && bytes.iter().all(allowed))

@@ -34,7 +34,7 @@ pub struct Framing {
     fields: usize,
     empty_lines: u8,
     body: Option<Box<Body>>,
-    /// Of the last head that was complete, whether its request is refused or not.
+    /// Taken from the last head that was complete, even if its request is refused.
     echo: Echo,
 }
 
@@ -102,7 +102,7 @@ impl Framing {
         }
     }
 
-    /// What the answer takes from the request that is arriving, or that is complete or refused.
+    /// Takes the values that an answer has from its request: one that is arriving, complete or refused.
     pub fn take_echo(&mut self) -> Echo {
         mem::take(&mut self.echo)
     }
@@ -112,7 +112,7 @@ impl Framing {
         self.body.as_ref().map(|body| body.most(limits))
     }
 
-    /// Whether its head is complete, and its body is arriving.
+    /// Returns whether the head is complete and the body is arriving.
     pub fn is_in_body(&self) -> bool {
         self.body.is_some()
     }
@@ -182,7 +182,7 @@ mod tests {
     };
     use crate::http::Persistence;
 
-    /// What came of a stream: each request as it is passed on, and the refusal that ended it.
+    /// The outcome of a stream: each request as it is passed on, and the refusal that ended it.
     #[derive(Debug, PartialEq)]
     struct Outcome {
         requests: Vec<(String, Traits, bool)>,

@@ -1,4 +1,4 @@
-//! What the fuzz target checks, on its corpus and on parts of it.
+//! The checks of the fuzz target, on its corpus and on parts of it.
 
 #[path = "../../../fuzz/checks.rs"]
 pub(super) mod checks;

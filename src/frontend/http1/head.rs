@@ -14,7 +14,7 @@ use crate::{
 };
 use std::{fmt::Display, io::Write, time::Duration};
 
-/// What the layers above serve, as far as it is to be known here.
+/// The fields and paths that the layers above serve.
 #[derive(Clone, Copy, Default)]
 pub struct Served {
     /// The fields that they read, in lower case, beside Host. All others end here.
@@ -32,7 +32,7 @@ impl Served {
     }
 }
 
-/// What a request's head says, as far as it is used.
+/// The head of a request, as far as it is used.
 pub struct Head<'a> {
     bytes: &'a [u8],
     line: &'a RequestLine,
@@ -40,7 +40,7 @@ pub struct Head<'a> {
     /// The Host, or what replaces it; `None` in HTTP/1.0.
     host: Option<&'a str>,
     served: Served,
-    /// What has to be known to answer it.
+    /// The traits that its answer depends on.
     pub traits: Traits,
     /// How long its body is.
     pub length: Length,
@@ -53,7 +53,7 @@ pub struct Head<'a> {
 pub enum Length {
     /// This many bytes; 0 for no body.
     Known(u64),
-    /// As the chunks say.
+    /// Chunks tell the length.
     Chunked,
 }
 
@@ -182,7 +182,7 @@ pub fn parse_fields<'a>(
     }
 }
 
-/// What an answer takes from its request's head, whether that is refused or not.
+/// The values that an answer takes from the head of its request, even if it is refused.
 #[derive(Default)]
 pub struct Echo {
     /// The id that the client gives its request.
@@ -194,7 +194,7 @@ pub struct Echo {
 }
 
 impl Echo {
-    /// Of a head `bytes` with this request line and these fields.
+    /// Reads them from a head `bytes` with this request line and these fields.
     pub fn of(line: &RequestLine, bytes: &[u8], fields: &[httparse::Header], limits: &Limits) -> Echo {
         let named = fields.iter().map(|field| (field.name, field.value));
         let method = line.method(bytes);

@@ -17,7 +17,7 @@ use crate::{
 };
 use std::net::IpAddr;
 
-/// What came of some bytes.
+/// The progress that some bytes have made.
 #[derive(Debug)]
 pub enum Parsed {
     /// The head is incomplete, if only an empty line before it has arrived.
@@ -30,7 +30,7 @@ pub enum Parsed {
     Complete(Traits),
 }
 
-/// What has to be known of a request to answer it.
+/// The traits of a request that its answer depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Traits {
     /// How the connection goes on afterwards.
@@ -51,7 +51,7 @@ pub fn forbidden(byte: u8) -> Error {
     })
 }
 
-/// What may stand in a line: anything but control bytes, among them CR and LF; tabs are allowed.
+/// Returns whether a byte may stand in a line: tabs may, other control bytes (CR and LF among them) may not.
 pub fn is_text(byte: u8) -> bool {
     (byte >= b' ' && byte != 0x7f) || byte == b'\t'
 }

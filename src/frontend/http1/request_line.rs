@@ -61,7 +61,7 @@ impl RequestLine {
         Ok(RequestLine { method: 0..first, target, prefix, authority, http10 })
     }
 
-    /// What is wrong with a line that is longer than allowed; `line` is its beginning.
+    /// Returns the error of a line that is longer than allowed; `line` is its beginning.
     pub fn too_long(line: &[u8]) -> Error {
         let mut method = line.iter().take_while(|byte| **byte != b' ').copied();
         match method.by_ref().take(MAX_METHOD_BYTES).filter(|byte| is_token(*byte)).count() {
@@ -137,8 +137,8 @@ fn split_target(line: &[u8], method: &[u8], range: Range<usize>) -> Result<Targe
     Ok((Some(start..path), prefix, path..range.end))
 }
 
-/// Whether this is `host`, `host:` or `host:port` (RFC 9110, 4.2 and RFC 3986, 3.2), or nothing at all, which a
-/// Host field may hold. User information has no place in HTTP, and a port without a host names nothing.
+/// Returns whether a text is `host`, `host:` or `host:port` (RFC 9110, 4.2 and RFC 3986, 3.2), or empty, as a Host field
+/// may be. User information has no place in HTTP, and a port without a host names nothing.
 pub fn is_authority(text: &[u8]) -> bool {
     if text.is_empty() {
         return true;

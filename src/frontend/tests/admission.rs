@@ -38,7 +38,7 @@ impl Flood {
             let mut streams: Vec<Option<TcpStream>> = (0..count).map(|_| None).collect();
             while !stopped.load(Ordering::SeqCst) {
                 for stream in &mut streams {
-                    // What was answered is never read, only looked at.
+                    // An answer is looked at and stays unread.
                     let ended = stream.as_ref().is_none_or(has_ended);
                     if ended {
                         *stream = open();
@@ -50,7 +50,7 @@ impl Flood {
     }
 }
 
-/// Whether the server has closed the connection or refused it.
+/// Returns whether the server has closed the connection or refused it.
 fn has_ended(stream: &TcpStream) -> bool {
     stream.set_nonblocking(true).unwrap();
     let mut start = [0; 12];

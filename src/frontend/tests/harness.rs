@@ -44,13 +44,13 @@ pub struct Harness {
     directory: PathBuf,
 }
 
-/// What `/hold` waits for, and what the workers have seen.
+/// The gate that `/hold` waits for, and the counts of the workers.
 #[derive(Default)]
 pub struct Gate {
     open: Mutex<bool>,
     changed: Condvar,
     pub seen: AtomicUsize,
-    /// Those that wait for the gate, or did.
+    /// Workers that wait for the gate, or did.
     pub held: AtomicUsize,
     pub late: AtomicUsize,
     pub answered: AtomicUsize,
@@ -135,7 +135,7 @@ impl Harness {
         barrier(self.address.expect("a TCP listener"));
     }
 
-    /// The same with a connection of another address.
+    /// Waits as [`Harness::barrier`] does, with a connection of another address.
     pub fn barrier_from(&self, host: u8) {
         barrier_of(connect_from(host, self.address.expect("a TCP listener")).unwrap());
     }
@@ -184,7 +184,7 @@ fn barrier_of(mut client: Client<TcpStream>) {
 pub fn connect_from(host: u8, address: SocketAddr) -> io::Result<Client<TcpStream>> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.bind(&SocketAddr::from(([127, 0, 0, host], 0)).into())?;
-    // What the kernels of both sides hold of an answer that is not read shrinks with these: about 100 kB then.
+    // With these options the kernels of both sides hold about 100 kB of an answer that is not read.
     socket.set_recv_buffer_size(4096)?;
     socket.set_tcp_mss(536)?;
     socket.connect(&address.into())?;
@@ -361,7 +361,7 @@ impl<S: Read + Write> Client<S> {
         Some(answer)
     }
 
-    /// Whether the connection has ended, cleanly or not, without another byte.
+    /// Returns whether the connection has ended, cleanly or not, without another byte.
     pub fn ends(&mut self) -> bool {
         self.pending.is_empty() && !self.more()
     }
@@ -428,7 +428,7 @@ pub fn pause(time: Duration) {
 /// would be left 200 times.
 pub const MISSED: usize = 2;
 
-/// Whether this machine has IPv6.
+/// Returns whether this machine has IPv6.
 pub fn has_ipv6() -> bool {
     std::net::TcpListener::bind("[::1]:0").is_ok()
 }

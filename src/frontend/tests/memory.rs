@@ -43,7 +43,7 @@ fn a_body_has_its_memory_before_it_is_read() {
     let _second = sent(&harness, one());
     assert!((120_000..125_000).contains(&harness.budget.held()));
     is_refused(sent(&harness, one()));
-    // What needs no body is served meanwhile, and so is a body that fits.
+    // A request without a body is served meanwhile, and so is a body that fits.
     let get = "GET /x HTTP/1.1\r\nHost: a\r\n\r\n";
     assert_eq!(sent(&harness, get).answer().status, 200);
     assert_eq!(sent(&harness, post(500) + &"y".repeat(500)).answer().status, 200);

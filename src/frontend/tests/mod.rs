@@ -251,7 +251,7 @@ fn refusals_of_head_requests_have_no_body() {
         assert_eq!(answer.status, status, "{field}");
         assert!(client.ends(), "{field}");
     }
-    // What the last request was says nothing of the next.
+    // The next request does not depend on the last one.
     let harness = Harness::with(|limits| limits.head_timeout = SHORT);
     let mut client = harness.connect();
     assert_eq!(client.send(GET.replace("GET", "HEAD")).head_answer().status, 200);
@@ -526,7 +526,7 @@ fn answers_have_a_deadline() {
     pause(SHORT * 4);
     // Its connection is let in after the deadline, and read after those that are late were ended.
     harness.barrier();
-    // What the kernel had taken arrives, and then the connection is gone.
+    // Bytes that the kernel had taken arrive, and then the connection is gone.
     let mut bytes = Vec::new();
     let _ = client.stream.read_to_end(&mut bytes);
     assert!(bytes.len() < 20_000_000);
@@ -675,7 +675,7 @@ fn half_read_requests_are_not_idle() {
 
 #[test]
 fn what_tiny_http_does_not_survive_does_not_get_through() {
-    // What tiny_http alone does not survive, as far as no other test here shows it.
+    // Requests that tiny_http alone does not survive, beside those of other tests here.
     let harness = Harness::new();
     let mut client = harness.connect();
     // A length that no memory holds.
@@ -934,7 +934,7 @@ fn addresses() {
     assert_eq!(harness.connect().send(GET).answer().status, 200);
 }
 
-// What changes the process as a whole, or measures it, needs one of its own.
+// A test that changes or measures the process as a whole needs a process of its own.
 
 /// A server in another process, ended with its standard input.
 struct Elsewhere {

@@ -5,7 +5,7 @@ use crate::{
     app,
     error::{Error, Reason},
     http::{RequestId, Response},
-    metrics::{Kind, Recorder, Text},
+    metrics::{Kind, Text},
 };
 use std::{
     fmt,
@@ -48,26 +48,26 @@ impl Workers {
 
 impl Shared {
     /// Answers with an error, and logs it: where there is too much to do, once a second, as many requests have that.
-    pub(super) fn refuse(&self, job: &mut Job, error: Error, recorder: &Recorder) {
+    pub(super) fn refuse(&self, job: &mut Job, error: Error) {
         let id = Some(&job.id);
         let response = match error {
             Error::Busy(why) => {
-                recorder.refused(why);
+                self.app.metrics.refused(why);
                 self.responder.warn(why, job.slot, &job.id);
                 error.answer()
             }
             error => guard(id, || error.into_response(id)).unwrap_or_else(|response| response),
         };
-        self.answer(job, response, recorder);
+        self.answer(job, response);
     }
 
     /// Sends an answer. A large one reserves its length first, or is refused.
-    pub(super) fn answer(&self, job: &mut Job, response: Response, recorder: &Recorder) {
+    pub(super) fn answer(&self, job: &mut Job, response: Response) {
         let bytes = response.memory();
         if bytes > LARGE {
             job.held = self.app.budget.reserve_for_hash(bytes, Instant::now() + MEMORY_WAIT);
             if job.held.is_none() {
-                return self.refuse(job, Error::Busy(Reason::NoMemory), recorder);
+                return self.refuse(job, Error::Busy(Reason::NoMemory));
             }
         }
         let held = job.held.take();
@@ -77,7 +77,7 @@ impl Shared {
         let milliseconds = Milliseconds(took);
         let delivery: &dyn fmt::Display = match &sent {
             Some(delivery) => {
-                recorder.request(job.method, app::label(path), status, took);
+                self.app.metrics.request(job.method, app::label(path), status, took);
                 delivery
             }
             // The frontend has answered it, and counted that.

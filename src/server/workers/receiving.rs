@@ -7,7 +7,6 @@ use crate::{
     error::{Error, Reason},
     frontend::Claimed,
     http::{Method, Request},
-    metrics::Recorder,
 };
 use parking_lot::MutexGuard;
 use std::time::Instant;
@@ -21,7 +20,7 @@ const RECEIVE_ANSWERED: usize = 8;
 impl Shared {
     /// Waits for a request, at most until that time. Judges it, and those that are there behind it; answers those that
     /// need no database.
-    pub(super) fn receive(&self, until: Option<Instant>, recorder: &Recorder) -> Vec<(Job, Needs)> {
+    pub(super) fn receive(&self, until: Option<Instant>) -> Vec<(Job, Needs)> {
         let mut next = match until {
             None => self.server.recv().ok(),
             Some(until) => {
@@ -43,7 +42,7 @@ impl Shared {
                         judged.push((job, needs));
                     }
                     Err(answer) => {
-                        self.answer(&mut job, answer, recorder);
+                        self.answer(&mut job, answer);
                         answered += 1;
                     }
                 }
@@ -89,12 +88,7 @@ impl Shared {
     }
 
     /// Queues commands.
-    pub(super) fn push(
-        &self,
-        state: &mut MutexGuard<'_, State>,
-        judged: Vec<(Job, Needs)>,
-        recorder: &Recorder,
-    ) {
+    pub(super) fn push(&self, state: &mut MutexGuard<'_, State>, judged: Vec<(Job, Needs)>) {
         let (mut refused, now) = (Vec::new(), Instant::now());
         for (job, needs) in judged {
             let peer = job.slot.peer().map(counted_as);
@@ -106,22 +100,17 @@ impl Shared {
             state.lanes.retain(|job| !self.responder.abandoned(job.slot));
             state.most_queued = FEW.max(2 * state.lanes.len());
         }
-        self.refuse_all(state, refused, recorder);
+        self.refuse_all(state, refused);
     }
 
     /// Answers commands that are given up, and holds no lock meanwhile.
-    pub(super) fn refuse_all(
-        &self,
-        state: &mut MutexGuard<'_, State>,
-        refused: Vec<(Job, Error)>,
-        recorder: &Recorder,
-    ) {
+    pub(super) fn refuse_all(&self, state: &mut MutexGuard<'_, State>, refused: Vec<(Job, Error)>) {
         if refused.is_empty() {
             return;
         }
         MutexGuard::unlocked(state, || {
             for (mut job, error) in refused {
-                self.refuse(&mut job, error, recorder);
+                self.refuse(&mut job, error);
             }
         });
     }
