@@ -58,12 +58,17 @@ impl Given {
             let read = env_file::read(Path::new(file));
             self.assigned = read.map_err(|problem| Failure::usage(format!("--env-file: {problem}")))?;
         }
-        let of_file = self.assigned.iter().map(|Assignment { name, place }| (place.as_str(), name.as_str()));
-        let settings = self.values("--settings").filter_map(|name| Some(("--settings", name.to_str()?)));
-        let mut misspelt = of_file
-            .chain(settings)
+        let mut misspelt = self
+            .named()
             .filter_map(|(place, name)| environment::misspelt(name).map(|line| format!("{place}: {line}")));
         misspelt.next().map_or(Ok(()), |line| Err(Failure::usage(line)))
+    }
+
+    /// Returns the variables that `--env-file` has set and those that `--settings` names, each behind its place.
+    pub fn named(&self) -> impl Iterator<Item = (&str, &str)> {
+        let of_file = self.assigned.iter().map(|Assignment { name, place }| (place.as_str(), name.as_str()));
+        let settings = self.values("--settings").filter_map(|name| Some(("--settings", name.to_str()?)));
+        of_file.chain(settings)
     }
 
     /// Returns whether an option was given.

@@ -87,8 +87,8 @@ pub fn describe(dir: &Path, rows: &mut [(&'static str, String, String)]) -> Resu
     Ok(format!("\npsql -h {} -U postgres\n", shell_word(&dir.to_string_lossy())))
 }
 
-/// What a person who starts it wants to know, a line each: where the data are, and at the first start what this is and
-/// what to try. `token`: what a shell makes the token of, where one is needed.
+/// Returns lines for the person who starts the service: where the data are; at the first start also a command to try.
+/// `token`: the shell expression that yields the token, if one is needed.
 pub fn greeting(dir: &Path, is_new: bool, base_url: &str, token: Option<&str>) -> Vec<String> {
     let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
     let dir = dir.display();
@@ -108,14 +108,14 @@ pub fn greeting(dir: &Path, is_new: bool, base_url: &str, token: Option<&str>) -
     ]
 }
 
-/// What a shell makes the token of.
+/// Returns a shell expression that yields the token.
 pub fn token_in_a_shell() -> String {
     let file = environment::value("API_TOKEN_FILE")
         .map(|file| format!("$(cat {})", shell_word(&file.to_string_lossy())));
     file.unwrap_or_else(|| "$API_TOKEN".to_owned())
 }
 
-/// As a shell reads it as one word.
+/// Quotes a text, if a shell would not read it as one word.
 fn shell_word(text: &str) -> String {
     let plain = |sign: char| sign.is_alphanumeric() || "/._-+:@%".contains(sign);
     match text.chars().all(plain) {

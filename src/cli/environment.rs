@@ -1,7 +1,7 @@
 //! The process's environment as a configuration: the variables of the table, what libpq takes from its user and its
 //! own variables, and a socket that a supervisor passes.
 
-use super::{Failure, arguments::Given, env_file::Assignment, log::Format};
+use super::{Failure, arguments::Given, log::Format};
 use listenfd::ListenFd;
 use log::LevelFilter;
 use std::{collections::BTreeSet, env, ffi::OsString, fmt, os::fd::OwnedFd, path::PathBuf, sync::Arc};
@@ -136,8 +136,8 @@ pub fn warnings(given: &Given, passed: bool) -> Vec<String> {
             parameters.join(", ")
         ));
     }
-    let unknown = given.assigned.iter().filter(|assignment| !is_known(&assignment.name));
-    lines.extend(unknown.map(|Assignment { name, place }| format!("{place}: {name} is no setting of userd")));
+    let unknown = given.named().filter(|(_, name)| !is_known(name));
+    lines.extend(unknown.map(|(place, name)| format!("{place}: {name} is no setting of userd")));
     lines
 }
 

@@ -6,7 +6,7 @@ use super::{
 use std::io;
 use userd::transfer::{self, Export, Format, TransferError};
 
-/// What a shell reports of a program that a closed pipe has ended.
+/// Exit code that a shell reports for a program that a closed pipe has ended.
 const CLOSED_PIPE: u8 = 128 + 13;
 
 /// Which users the arguments ask for, and how.

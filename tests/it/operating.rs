@@ -422,6 +422,14 @@ fn names_that_are_nearly_settings() {
     let (code, stdout, _) = userd(&["check", "--port=0", "--env-file", file], &[]);
     let note = format!("note     configuration: {file}:3: MAIL_HOST is no setting of userd\n");
     assert!(code == 0 && stdout.contains(&note) && !stdout.contains("mean"), "{stdout}");
+    // A harness's settings may be for another program, too. The start fails at its database, behind the warnings.
+    let closed = ("DATABASE_URL", "postgres://u@127.0.0.1:1/d");
+    let arguments = ["--port=0", "--settings=MAIL_HOST", "--settings=DATABASE_URL"];
+    let (code, _, stderr) =
+        userd(&arguments, &[closed, ("DB_CONNECT_TIMEOUT", "0.1"), ("MAIL_HOST", "secret")]);
+    let warning = "--settings: MAIL_HOST is no setting of userd\n";
+    assert!(code == 1 && stderr.contains(warning) && !stderr.contains("secret"), "{stderr}");
+    assert!(!stderr.contains("DATABASE_URL is no setting"), "{stderr}");
 }
 
 #[test]
