@@ -51,7 +51,12 @@ test("settings, and users to begin with", async () => {
 });
 
 test("a service that does not start says why", async () => {
-  await assert.rejects(startUserd({ SCHEMA: "none" }), /userd did not start[^]*SCHEMA: /);
+  const settings = { SCHEMA: "none", API_TOKEN: "a-secret-of-sixteen" };
+  await assert.rejects(startUserd(settings), ({ message }) => {
+    assert.match(message, /^userd did not start\n[^]*^settings: SCHEMA=none, API_TOKEN=\*\*\*$[^]*^userd: SCHEMA: must be one of /m);
+    assert.doesNotMatch(message, /a-secret-of-sixteen|PostgreSQL did not start/);
+    return true;
+  });
 });
 
 test("a failure is explained", () => {

@@ -21,6 +21,11 @@ function environment(program) {
   return Object.fromEntries(Object.entries(process.env).filter(([name]) => !variables.has(name)));
 }
 
+/** A setting, without its value if that may be a secret. */
+function shown([name, value]) {
+  return `${name}=${/PASS|TOKEN|URL/i.test(name) ? "***" : value}`;
+}
+
 class Userd {
   #child;
   #log;
@@ -28,6 +33,7 @@ class Userd {
   #said;
   #program;
   #settings;
+  #given;
 
   constructor(settings, { seed, userd }) {
     this.#program = userd ?? command();
@@ -40,6 +46,7 @@ class Userd {
     // It refuses a misspelt one.
     given.push(...Object.keys(settings).map((name) => `--settings=${name}`));
     this.#settings = { ...own, ...added.environment };
+    this.#given = settings;
     const directory = mkdtempSync(join(tmpdir(), "userd-log-"));
     this.#log = openSync(join(directory, "log"), "a+");
     rmSync(directory, { recursive: true });
@@ -92,13 +99,15 @@ class Userd {
       }
     };
     const log = this.log();
-    const programs = /PostgreSQL [^\n]*, programs in [^\n]*/.exec(log)?.[0] ?? "PostgreSQL did not start";
+    const programs = /PostgreSQL [^\n]*, programs in [^\n]*/.exec(log) ?? [];
     const rows = tell("config").split("\n").map((line) => line.split(/\s+/));
     const settings = rows.filter((row) => row.at(-1) === "environment").map((row) => `${row[0]}=${row.slice(1, -1).join(" ")}`);
+    // A service that refuses its settings has no table of them, only a line in its log.
+    if (settings.length === 0) settings.push(...Object.entries(this.#given).map(shown));
     const ids = [...log.matchAll(/request_id=(\S+)/g)].map(([, id]) => id).slice(-LINES);
     return [
       `${tell("--version")} at ${this.url ?? "-"}, ${this.#program}`,
-      programs,
+      ...programs,
       `settings: ${settings.join(", ") || "defaults"}`,
       `request ids: ${ids.join(", ") || "none"}`,
       `the last ${LINES} lines of its log:`,

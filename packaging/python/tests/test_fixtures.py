@@ -150,7 +150,7 @@ def test_a_service_that_does_not_start(pytester):
 
         @pytest.fixture
         def userd_settings():
-            return {"SCHEMA": "none"}
+            return {"SCHEMA": "none", "API_TOKEN": "a-secret-of-sixteen"}
 
         def test_nothing(userd_server):
             pass
@@ -158,7 +158,10 @@ def test_a_service_that_does_not_start(pytester):
     )
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*userd did not start*", "*SCHEMA*"])
+    result.stdout.fnmatch_lines(
+        ["*userd did not start*", "*settings: SCHEMA=none, API_TOKEN=[*][*][*]", "*userd: SCHEMA: must be one of *"]
+    )
+    result.stdout.no_fnmatch_line("*a-secret-of-sixteen*")
 
 
 def test_with_xdist(pytester):

@@ -42,7 +42,7 @@ class Server:
         arguments += programs(arguments, environment)
         if seed is not None:
             arguments += ["--seed", os.fspath(seed)]
-        self._userd, self._environment, self._begin = userd, environment, 0
+        self._userd, self._environment, self._settings, self._begin = userd, environment, settings, 0
         self._log = tempfile.TemporaryFile()
         # It ends with its standard input, and so with this process, however that ends.
         self._process = subprocess.Popen(
@@ -77,13 +77,15 @@ class Server:
         # The service writes what it logs every 2 ms.
         time.sleep(0.02)
         log = self.log()
-        programs = re.findall(r"PostgreSQL [^\n]*, programs in [^\n]*", log) or ["PostgreSQL did not start"]
+        programs = re.findall(r"PostgreSQL [^\n]*, programs in [^\n]*", log)[:1]
         rows = [row.split() for row in said("config").splitlines()]
         settings = [f"{row[0]}={' '.join(row[1:-1])}" for row in rows if row[-1] == "environment"]
+        # A service that refuses its settings has no table of them, only a line in its log.
+        settings = settings or [f"{name}={_shown(name, value)}" for name, value in self._settings.items()]
         return "\n".join(
             [
                 f"{said('--version')} at {self.url or '-'}, {self._userd}",
-                programs[0],
+                *programs,
                 f"settings: {', '.join(settings) or 'defaults'}",
                 f"request ids of this test: {', '.join(self._requests()[-LINES:]) or 'none'}",
                 f"the last {LINES} lines of its log:",
@@ -102,6 +104,11 @@ class Server:
     def _stop(self) -> int:
         self._process.communicate()
         return self._process.returncode
+
+
+def _shown(name: str, value: str) -> str:
+    """The value of a setting, unless it may be a secret."""
+    return "***" if re.search("PASS|TOKEN|URL", name.upper()) else value
 
 
 def _arrived(at: str, request: str) -> int:
