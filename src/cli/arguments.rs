@@ -231,6 +231,10 @@ mod tests {
             assert!(export::what(&given).is_err(), "{line}");
         }
         let wrong = [
+            "--verbose",
+            "serve",
+            "--embedded=/nowhere more",
+            "-- --help",
             "export a b",
             "export --format xml",
             "export --format",

@@ -1,8 +1,6 @@
 //! `userd export`: all users to a file or to standard output.
 
-use super::{
-    Failure, arguments::Given, embedded, environment, output::Output, progress::Progress, transfer_error,
-};
+use super::{Failure, arguments::Given, embedded, environment, output::Output, progress::Progress};
 use std::io;
 use userd::transfer::{self, Export, Format, TransferError};
 
@@ -41,6 +39,7 @@ fn failure(error: TransferError) -> Failure {
         TransferError::Write(error) if error.kind() == io::ErrorKind::BrokenPipe => {
             Failure { code: CLOSED_PIPE, line: String::new() }
         }
-        error => transfer_error(error),
+        TransferError::Start(error) => error.into(),
+        error => Failure::runtime(error),
     }
 }

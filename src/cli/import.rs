@@ -5,7 +5,7 @@ use super::{
     arguments::{Given, format_of},
     embedded, environment,
     progress::Progress as Bar,
-    signals, start_error,
+    signals,
 };
 use serde_json::Value;
 use std::{
@@ -50,7 +50,7 @@ pub fn import(given: &Given) -> Result<(), Failure> {
     })?;
     let cluster = embedded::join(given, &mut config, !what.dry_run)?;
     if cluster.is_some() && !what.dry_run {
-        check::migrate(&config).map_err(start_error)?;
+        check::migrate(&config)?;
     }
     let bar = Bar::new();
     let input = bar.reading(input, bytes);
@@ -177,7 +177,7 @@ fn counted(count: u64, what: &str) -> String {
 
 fn failure(error: TransferError) -> Failure {
     match error {
-        TransferError::Start(error) => start_error(error),
+        TransferError::Start(error) => error.into(),
         error @ TransferError::Uncertain(_) => Failure::runtime(error),
         error => Failure::runtime(format!("{error}; nothing was imported")),
     }

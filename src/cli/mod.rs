@@ -27,7 +27,7 @@ use std::{
     process::ExitCode,
     thread,
 };
-use userd::{StartError, check, server::threads, transfer::TransferError};
+use userd::{StartError, check, server::threads};
 
 /// Threads of a subcommand beside one for each core.
 const THREADS: usize = 6;
@@ -109,22 +109,11 @@ impl Failure {
 
 impl From<StartError> for Failure {
     fn from(error: StartError) -> Failure {
-        start_error(error)
-    }
-}
-
-fn start_error(error: StartError) -> Failure {
-    match error {
-        StartError::Config(error) => Failure::usage(error),
-        StartError::Database(_) => Failure::runtime(format!("{error}; {}", check::ANOTHER_DATABASE)),
-        error => Failure::runtime(error),
-    }
-}
-
-fn transfer_error(error: TransferError) -> Failure {
-    match error {
-        TransferError::Start(error) => start_error(error),
-        error => Failure::runtime(error),
+        match error {
+            StartError::Config(error) => Failure::usage(error),
+            StartError::Database(_) => Failure::runtime(format!("{error}; {}", check::ANOTHER_DATABASE)),
+            error => Failure::runtime(error),
+        }
     }
 }
 

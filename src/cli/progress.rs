@@ -1,7 +1,7 @@
 //! A progress bar, drawn only if standard error is a terminal.
 
 use indicatif::{HumanCount, ProgressBar, ProgressBarIter, ProgressDrawTarget, ProgressStyle};
-use std::{cell::Cell, fs::File, time::Duration};
+use std::{fs::File, time::Duration};
 
 /// The time between two frames of the spinner.
 const TICK: Duration = Duration::from_millis(200);
@@ -9,19 +9,18 @@ const TICK: Duration = Duration::from_millis(200);
 /// A bar that removes itself from the terminal when dropped.
 pub struct Progress {
     bar: ProgressBar,
-    is_styled: Cell<bool>,
 }
 
 impl Progress {
     /// Creates a bar that is not drawn before the first call of another function.
     pub fn new() -> Progress {
         let target = ProgressDrawTarget::stderr_with_hz(5);
-        Progress { bar: ProgressBar::with_draw_target(None, target), is_styled: Cell::new(false) }
+        Progress { bar: ProgressBar::with_draw_target(None, target) }
     }
 
     /// Shows that `done` of all users were written.
     pub fn users(&self, done: u64, of: u64) {
-        if !self.is_styled.replace(true) {
+        if self.bar.length().is_none() {
             self.bar.set_length(of);
             self.style("{bar:30} {human_pos} of {human_len} users, {per_sec}, {eta} left");
         }

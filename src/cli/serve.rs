@@ -9,7 +9,6 @@ use super::{
     log::log_to_stderr,
     privileges,
     signals::{self, End, Ending},
-    start_error,
 };
 use std::{
     io::{self, Write},
@@ -43,7 +42,7 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
     if is_embedded {
         embedded::listen_privately(&mut config);
     }
-    server::check_system(&config).map_err(start_error)?;
+    server::check_system(&config)?;
     let (level, format) = environment::log();
     log_to_stderr(level, format)?;
     for line in environment::warnings(given, config.socket.is_some()) {
@@ -62,7 +61,7 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
         ending.watch_parent(pid)?;
     }
 
-    let bound = BoundServer::bind(&config).map_err(start_error)?;
+    let bound = BoundServer::bind(&config)?;
     let mut cluster = dir.as_deref().map(|dir| start_cluster(dir, &mut config)).transpose()?;
     let scratch = is_ephemeral.then(|| embedded::scratch(given, &config)).transpose()?;
     if let Some(scratch) = &scratch {
@@ -75,8 +74,7 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
             serving.map(|(server, control)| (server, Some(control)))
         }
         None => bound.start(config.clone(), on_listening, ending.on_broken()).map(|server| (server, None)),
-    }
-    .map_err(start_error)?;
+    }?;
     // Before a harness can know that it serves, and sends a signal for it.
     ending.begin();
     tell(given, "READY=1");

@@ -1,14 +1,7 @@
 //! `userd migrate`, `check`, `recount`, `grants` and `config`, for operators.
 
-use super::{
-    Failure, arguments::Given, embedded, env_file::Assignment, environment, print, signals, start_error,
-};
-use std::{
-    io::{self, ErrorKind::AddrInUse, Write},
-    sync::mpsc::{self, RecvTimeoutError},
-    thread,
-    time::Duration,
-};
+use super::{Failure, arguments::Given, embedded, env_file::Assignment, environment, print, signals};
+use std::io::ErrorKind::AddrInUse;
 use userd::{
     BoundServer, Config, StartError,
     check::{self, Weight},
@@ -16,13 +9,10 @@ use userd::{
     server,
 };
 
-/// Time after which a check says what it waits for.
-const SOON: Duration = Duration::from_millis(500);
-
 /// Applies the migrations that are missing, and says which. Blocks as a start does.
 pub fn migrate(given: &Given) -> Result<(), Failure> {
     let (config, _cluster) = database(given, true)?;
-    let applied = check::migrate(&config).map_err(start_error)?;
+    let applied = check::migrate(&config)?;
     let mut text: String = applied.iter().map(|name| format!("applied {name}\n")).collect();
     if applied.is_empty() {
         text.push_str("nothing to apply\n");
@@ -33,7 +23,7 @@ pub fn migrate(given: &Given) -> Result<(), Failure> {
 /// Counts all users anew.
 pub fn recount(given: &Given) -> Result<(), Failure> {
     let (config, _cluster) = database(given, false)?;
-    let line = check::recount(&config).map_err(start_error)?;
+    let line = check::recount(&config)?;
     print(&format!("{line}\n"))
 }
 
@@ -42,7 +32,7 @@ pub fn grants(given: &Given) -> Result<(), Failure> {
     let role = given.operand().and_then(|role| role.to_str());
     let role = role.ok_or_else(|| Failure::argument("grants needs the name of a role, in UTF-8"))?;
     let (config, _cluster) = database(given, false)?;
-    let grants = check::grants(&config, role).map_err(start_error)?;
+    let grants = check::grants(&config, role)?;
     print(&grants.iter().map(|grant| format!("{grant}\n")).collect::<String>())
 }
 
@@ -99,19 +89,7 @@ fn system(config: &Config) -> Vec<Finding> {
 fn of_database(given: &Given, mut config: Config) -> Result<Vec<Finding>, Failure> {
     config.migrate = given.migrate();
     let _cluster = join(given, &mut config, false)?;
-    let seconds = config.db_connect_timeout.as_secs_f64();
-    let (_done, waiting) = mpsc::channel::<()>();
-    let findings = check::check(&config, given.has("--counts"), |database| {
-        let line = format!("connecting to {database}, for up to {seconds} s (DB_CONNECT_TIMEOUT)");
-        let say = move || {
-            if waiting.recv_timeout(SOON) == Err(RecvTimeoutError::Timeout) {
-                let _ = writeln!(io::stderr(), "{line}");
-            }
-        };
-        // The findings come all at once, in the end. Without the thread, only the line is missing.
-        let _ = thread::Builder::new().spawn(say);
-    });
-    Ok(findings)
+    Ok(check::check(&config, given.has("--counts")))
 }
 
 /// Returns the settings, and the private cluster, if one is given, for as long as it is kept.

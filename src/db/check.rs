@@ -48,23 +48,18 @@ pub fn compare_counts(client: &mut postgres::Client) -> Result<String, String> {
 type Finding = (Weight, &'static str, String);
 type Problem = (&'static str, String);
 
-/// What a start would meet: a word for the subject, and a line. Changes nothing. Blocks up to `db_connect_timeout`, of
-/// which `on_wait` is told: which database it is. `with_counts`: all users are counted, too.
-pub fn check(config: &Config, with_counts: bool, on_wait: impl FnOnce(&str)) -> Vec<Finding> {
+/// Returns findings about the database, as a start would meet them. Changes nothing. Blocks up to `db_connect_timeout`.
+/// `with_counts`: all users are counted, too.
+pub fn check(config: &Config, with_counts: bool) -> Vec<Finding> {
     let mut findings = Vec::new();
-    if let Err((subject, line)) = look(config, with_counts, on_wait, &mut findings) {
+    if let Err((subject, line)) = look(config, with_counts, &mut findings) {
         findings.push((Weight::Problem, subject, line));
     }
     findings
 }
 
 /// Everything up to the first problem that hides the others.
-fn look(
-    config: &Config,
-    with_counts: bool,
-    on_wait: impl FnOnce(&str),
-    findings: &mut Vec<Finding>,
-) -> Result<(), Problem> {
+fn look(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> Result<(), Problem> {
     let unusable = |error: StartError| match error {
         StartError::Config(error) => ("configuration", error.to_string()),
         StartError::System(error) => ("system", error.to_string()),
@@ -75,7 +70,6 @@ fn look(
     let migrations = Migrations::load(config.migrations_dir.as_deref());
     let migrations = migrations.map_err(|error| unusable(error.into()))?;
     findings.push((Weight::Fine, "configuration", "every variable can be used".to_owned()));
-    on_wait(&opening.target.to_string());
     let mut client = opening.connect().map_err(unusable)?;
     findings.push((Weight::Fine, "database", format!("connected to {}", opening.target)));
     add(findings, "database", inspection::server(&mut client, config.db_pool_size))?;

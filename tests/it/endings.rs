@@ -1,10 +1,14 @@
-//! What the command says as it ends without success: the cause, then the remedy, in at most two lines for each finding, and
-//! nothing on standard output.
+//! Ends of the command without success: the cause, then the remedy, in at most two lines for each finding, and nothing on
+//! standard output.
 
 use crate::support::{LONG, Process, TempDir, assert_no_secret, free_port};
-use std::{fs, net::TcpListener, os::unix::fs::PermissionsExt};
+use std::{
+    fs,
+    net::TcpListener,
+    os::unix::fs::{PermissionsExt, symlink},
+};
 
-/// What comes between cause and remedy is the system's own words, or a list of what there is.
+/// Between cause and remedy there may be the system's own words, or a list of what there is.
 #[test]
 fn each_names_the_cause_and_then_the_remedy() {
     let dir = TempDir::new();
@@ -17,13 +21,16 @@ fn each_names_the_cause_and_then_the_remedy() {
     let taken = taken.local_addr().unwrap().port().to_string();
     let free = free_port().to_string();
     let in_file = format!("--embedded={}", path("file"));
+    symlink(path("unmounted"), path("dangling")).unwrap();
+    let dangling = path("dangling");
+    let in_dangling = format!("--embedded={dangling}");
     let nowhere = format!("--embedded={}", path("nowhere"));
     let (env, none, bad) = (path("env"), path("none"), path("bad.ndjson"));
     let none_csv = path("none.csv");
     let unwritable = path("nowhere/users.ndjson");
     const EPHEMERAL: [&str; 2] = ["--embedded", "--ephemeral"];
     let with = |more: &[&'static str]| [&EPHEMERAL[..], more].concat();
-    let plain: [(&[&str], i32, &str, &str); 20] = [
+    let plain: [(&[&str], i32, &str, &str); 21] = [
         (&["--verbose"], 2, "unexpected argument '--verbose'", "`userd --help` lists"),
         (&["--port"], 2, "a value is required for '--port <PORT>'", "`userd --help` lists"),
         (&["--ephemeral"], 2, "required arguments were not provided", "--embedded"),
@@ -35,6 +42,7 @@ fn each_names_the_cause_and_then_the_remedy() {
         (&["--env-file", &env], 2, "line 1", "is not NAME=value"),
         (&["--embedded", "--with-parent=2147483647"], 2, "there is no such process", "name one that runs"),
         (&[&in_file], 1, "is not a directory", "choose another directory"),
+        (&[&in_dangling], 1, &dangling, ""),
         (&["--embedded=/proc/userd"], 1, "cannot create /proc/userd", "choose another directory"),
         (&["export", &nowhere], 1, "has no cluster", "makes one"),
         (&["import", &nowhere, &none_csv], 1, "cannot read", "`userd help import` says"),

@@ -17,7 +17,7 @@ use userd::{
 
 const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
 
-/// What does not move: limits, and what is decided at the start.
+/// Figures that do not move: limits, and facts of the start.
 const FIXED: [&str; 7] = [
     "userd_build_info",
     "userd_http_connections_max",
@@ -47,7 +47,7 @@ impl Figures {
         Figures(figures)
     }
 
-    /// 0 for what has never been counted.
+    /// Returns a figure; 0 if it has never been counted.
     fn get(&self, name: &str) -> f64 {
         self.0.get(name).copied().unwrap_or_default()
     }
@@ -67,7 +67,7 @@ impl Figures {
 struct Moved(BTreeSet<String>);
 
 impl Moved {
-    /// By how much each of these has grown since `before`.
+    /// Asserts how much each of these figures has grown since `before`.
     #[track_caller]
     fn grown(&mut self, before: &Figures, after: &Figures, rows: &[(&str, f64)]) {
         let mut surprises = String::new();
@@ -412,7 +412,7 @@ fn figures_are_told_while_the_database_hangs() {
     service.database.waits_for_locks(1);
     let mut client = service.client();
     let working = r#"userd_http_connections{state="working"}"#;
-    // Those that are blocked, and the scrape.
+    // 32 blocked requests, and the scrape.
     Moved::default().becomes(&mut client, working, |count| count == 33.0);
     drop(transaction);
     assert!(blocked.into_iter().all(|client| client.join().unwrap() == 200));

@@ -1,8 +1,8 @@
 //! The command: its arguments and variables, how it starts, what it logs, how it ends.
 
 use crate::support::{
-    Client, DATABASE_PASSWORD, Database, LONG, LONG_ON_DISK, PASSWORD, Process, Relay, Service, TOKEN,
-    TempDir, assert_no_secret, check, eventually, free_port, running,
+    Client, DATABASE_PASSWORD, Database, LONG, LONG_ON_DISK, PASSWORD, Process, Relay, TOKEN, TempDir,
+    assert_no_secret, check, eventually, free_port, running,
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -13,7 +13,7 @@ use std::{
     os::{
         linux::net::SocketAddrExt,
         unix::{
-            fs::{PermissionsExt, symlink},
+            fs::PermissionsExt,
             net::{self, UnixDatagram},
         },
     },
@@ -26,7 +26,7 @@ use userd::config::{SETTINGS, Setting};
 const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
 const ADA_1: &str = r#"{"id":"1","name":"Ada","email":"ada@example.com",<times>}"#;
 
-/// What is to be done at once, on a busy machine.
+/// Bound for a reaction without a wait, on a busy machine.
 const SOON: Duration = Duration::from_secs(10);
 
 /// The line that says why it ended: the last one. What comes before it is the log's.
@@ -106,17 +106,6 @@ fn help_of_one_command() {
     }
 }
 
-/// A person mends all of them at once.
-#[test]
-fn each_variable_that_cannot_be_used_is_named() {
-    let variables = [("PORT", "abc"), ("WORKERS", "0"), ("LOG_LEVEL", "loud"), ("SCHEMA", "basic")];
-    let line = complaint(&mut Process::start(&[], &variables), 2);
-    for part in ["PORT: must be ", "; WORKERS: must be ", "; LOG_LEVEL: must be one of "] {
-        assert!(line.contains(part), "{line}");
-    }
-    assert!(!line.contains("SCHEMA"), "{line}");
-}
-
 #[test]
 fn parameters_of_a_url_that_are_none() {
     for (parameters, code, expected) in [
@@ -155,42 +144,10 @@ fn the_documents_have_the_table_of_settings() {
 }
 
 #[test]
-fn arguments_that_are_none() {
-    let all: [&[&str]; 8] = [
-        &["--verbose"],
-        &["serve"],
-        &[""],
-        &["--embedded="],
-        &["--port"],
-        &["--embedded=/nowhere", "more"],
-        &["--", "--help"],
-        &["--ephemeral"],
-    ];
-    for arguments in all {
-        let mut process = Process::start(arguments, &[]);
-        let line = complaint(&mut process, 2);
-        assert_eq!(process.stderr().lines().count(), 1, "{line}");
-    }
-    let line = complaint(&mut Process::start(&["--verbose"], &[]), 2);
-    assert!(line.contains("--verbose") && line.contains("--help"), "{line}");
-}
-
-#[test]
 fn variables_that_cannot_be_used() {
     let url = |text: &str| text.replace("SECRET", DATABASE_PASSWORD);
     let nowhere = "/nowhere/at/all";
     let rows = [
-        ("PORT", "abc".to_owned()),
-        ("PORT", "65536".to_owned()),
-        ("DB_PORT", "x".to_owned()),
-        ("DB_PORT", "0".to_owned()),
-        ("DB_POOL_SIZE", "0".to_owned()),
-        ("WORKERS", "many".to_owned()),
-        ("SCHEMA", "loose".to_owned()),
-        ("VALIDATION", "Parser".to_owned()),
-        ("LOG_LEVEL", "loud".to_owned()),
-        ("REQUEST_TIMEOUT", "-1".to_owned()),
-        ("MAX_PER_PAGE", "0".to_owned()),
         ("API_TOKEN", format!("{TOKEN} é")),
         ("API_TOKEN_READ", TOKEN.to_owned()),
         ("API_TOKEN_LOGIN", TOKEN.to_owned()),
@@ -223,9 +180,6 @@ fn variables_that_cannot_be_used() {
         assert_eq!(process.stderr().lines().count(), 1, "{contents:?}: {}", process.stderr());
         assert_eq!(process.stdout(), "", "{contents:?}: it listens");
     }
-    let twice = [("API_TOKEN", TOKEN), ("API_TOKEN_READ", TOKEN)];
-    let line = complaint(&mut Process::start(&[], &twice), 2);
-    assert_eq!(line, "API_TOKEN_READ: has a token that another variable has, too");
     let both = [("API_TOKEN", TOKEN), ("API_TOKEN_FILE", nowhere)];
     let line = complaint(&mut Process::start(&[], &both), 2);
     assert!(line.starts_with("API_TOKEN_FILE: "), "{line}");
@@ -393,17 +347,6 @@ fn what_waiting_does_not_mend() {
     }
 }
 
-#[test]
-fn an_address_that_is_taken() {
-    let service = Service::start();
-    let address = service.server.addr().unwrap();
-    let database = Database::create();
-    let line = complaint(&mut Process::on(&database, &[("PORT", &address.port().to_string())]), 1);
-    assert!(line.contains(&address.to_string()), "{line}");
-    let line = complaint(&mut Process::on(&database, &[("HOST", "192.0.2.1"), ("PORT", "3000")]), 1);
-    assert!(line.contains("192.0.2.1:3000"), "{line}");
-}
-
 /// Before a database is waited for or a cluster is made, and without another line in the log.
 #[test]
 fn an_address_that_cannot_be_had_is_told_at_once() {
@@ -500,7 +443,7 @@ fn variables_without_effect_are_told() {
         (&parts, &[("DB_SSL", "TRUE")], format!("DB_SSL=\"TRUE\" {only_true}")),
         (&parts, &[("DB_SSL", "false")], String::new()),
         (&parts, &[("DB_SSL", ""), ("DATABASE_URL", ""), ("PGSSLMODE", "")], String::new()),
-        // What is read as libpq does.
+        // PGPASSWORD and PGPASSFILE are read, and so not warned of.
         (&parts, &[("PGPASSWORD", "none is asked for"), ("PGPASSFILE", "/nowhere")], String::new()),
         (&by_url, &[("PGPASSWORD", "none is asked for")], String::new()),
         (&by_url, &[], String::new()),
@@ -592,7 +535,7 @@ fn password_sent(listener: &TcpListener) -> String {
     String::from_utf8(password).unwrap().trim_end_matches('\0').to_owned()
 }
 
-/// As libpq finds it: the connection string's own, `PGPASSWORD`, its `passfile`, `PGPASSFILE`, the home directory's.
+/// Sources in libpq's order: the connection string's own, `PGPASSWORD`, its `passfile`, `PGPASSFILE`, the home directory's.
 #[test]
 fn passwords_as_libpq_finds_them() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -774,7 +717,7 @@ fn a_failing_migration_leaves_nothing_half_applied() {
     for table in ["second", "third"] {
         assert_eq!(database.value(&format!("select to_regclass('{table}')")), "null", "{table}");
     }
-    // What was applied is in the history, and the other way round.
+    // The history has exactly the migrations that were applied.
     let first = database.value("select to_regclass('first') is not null");
     let recorded = match database.value("select to_regclass('refinery_schema_history') is not null").as_str()
     {
@@ -953,7 +896,7 @@ fn nohup_keeps_it_when_the_terminal_is_closed() {
     assert_eq!(process.wait(SOON), 0);
 }
 
-/// As with a read-only root, where only another directory can be written.
+/// A service with a read-only root, where only another directory can be written.
 #[test]
 fn a_temporary_directory_that_is_missing() {
     let database = Database::create();
@@ -962,7 +905,7 @@ fn a_temporary_directory_that_is_missing() {
     check(&mut client, &format!("POST /users {ADA} => 201 {ADA_1}\nGET /users/1 => 200 {ADA_1}"));
 }
 
-/// How many statements wait for a lock.
+/// Returns the number of statements that wait for a lock.
 fn waiting(database: &Database) -> u32 {
     let sql = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
     database.value(sql).parse().unwrap()
@@ -1011,8 +954,8 @@ fn a_signal_a_second_later_ends_at_once() {
     });
 }
 
-/// As with `Type=notify`: a datagram when it serves, and one when it stops. PostgreSQL, which would send its own, does
-/// not see the socket.
+/// A unit of `Type=notify` gets a datagram when the service serves, and one when it stops. PostgreSQL, which would send
+/// its own, does not see the socket.
 #[test]
 fn systemd_is_told() {
     let dir = TempDir::new();
@@ -1202,21 +1145,6 @@ fn who_can_connect() {
     }
 }
 
-#[test]
-fn directories_that_no_database_can_live_in() {
-    let dir = TempDir::new();
-    dir.write("file", "");
-    let dangling = dir.path().join("dangling");
-    symlink(dir.path().join("unmounted"), &dangling).unwrap();
-    for path in [dir.path().join("file"), "/proc/userd".into(), dangling] {
-        let path = path.to_str().unwrap();
-        let mut process = Process::start(&[&format!("--embedded={path}")], &[("PORT", "0")]);
-        process.wait(SOON);
-        let line = complaint(&mut process, 1);
-        assert!(line.contains(path), "{line}");
-    }
-}
-
 /// A file system with less space than a cluster needs, which goes with the process.
 #[test]
 fn a_full_disk_is_told() {
@@ -1241,7 +1169,7 @@ fn postmaster(data: &Path) -> u32 {
     file.lines().next().unwrap().parse().unwrap()
 }
 
-/// Whether there is such a process that has not ended. An ended one may be a zombie that its parent has not reaped.
+/// Returns whether a process has not ended. An ended one may be a zombie that its parent has not reaped.
 fn is_alive(process: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     stat.rsplit(") ").next().is_some_and(|state| !state.is_empty() && !state.starts_with('Z'))

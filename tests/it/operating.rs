@@ -1,4 +1,4 @@
-//! What an operator does with a database and a configuration: `migrate`, `check`, `config`, two versions side by side,
+//! Work of an operator with a database and a configuration: `migrate`, `check`, `config`, two versions side by side,
 //! a database that has users of another program already, completion and the manual page.
 
 use crate::support::{
@@ -256,7 +256,7 @@ fn a_check_finds_what_is_missing() {
     assert_eq!(code, 0, "{stdout}");
 }
 
-/// As after a restore of `pg_dump -T credentials`: the service is unready, with the reason.
+/// A restore of `pg_dump -T credentials` leaves a service that is unready, with the reason.
 #[test]
 fn without_a_table_the_service_is_unready() {
     let database = Database::create();
@@ -473,7 +473,7 @@ fn a_check_looks_at_the_address() {
     );
 }
 
-/// What is wrong with a setting is told before a port is tried.
+/// A wrong setting is told before a port is tried.
 #[test]
 fn settings_are_judged_before_anything_is_bound() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -588,7 +588,7 @@ fn both_ways_out_for_users_of_another_program() {
     let mut client = Client::new(&process.wait_for_url());
     let users = client.get("/users").json();
     assert_eq!(users["total"], 2);
-    // What the shop's other tables refer to.
+    // The shop's other tables refer to these ids.
     assert_eq!((&users["data"][0]["id"], &users["data"][1]["id"]), (&"42".into(), &"43".into()));
     assert_eq!(users["data"][0]["email"], "Ada@Example.com");
     assert_eq!(users["data"][0]["createdAt"], "2001-02-03T04:05:06.789000Z");
@@ -618,17 +618,6 @@ fn a_search_path_without_a_schema() {
         assert!((stdout + &stderr).contains(expected), "{arguments:?}: {stderr}");
     }
     assert_eq!(database.value("select count(*) from pg_namespace where nspname = 'missing'"), "0");
-}
-
-/// A check of a server that accepts connections and says nothing.
-#[test]
-fn a_check_says_what_it_waits_for() {
-    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("postgres://u@{}/d?sslmode=disable", silent.local_addr().unwrap());
-    let (code, _, stderr) = userd(&["check"], &[("DATABASE_URL", &url), ("DB_CONNECT_TIMEOUT", "2")]);
-    assert_eq!(code, 1);
-    assert!(stderr.starts_with("connecting to database \"d\" as user \"u\" on 127.0.0.1:"), "{stderr}");
-    assert!(stderr.ends_with(", for up to 2 s (DB_CONNECT_TIMEOUT)\n"), "{stderr}");
 }
 
 /// The line of docs/operations.md, with a file as the package has it.
@@ -680,7 +669,7 @@ fn completion_is_installed_by_its_own_line() {
     assert!(std::fs::read_to_string(file).unwrap().contains("complete -F _userd "));
 }
 
-/// What bash offers for the last of these words.
+/// Returns the words that bash offers for the last of these.
 fn offered(words: &[&str]) -> Vec<String> {
     let quoted: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
     let lines = format!(
