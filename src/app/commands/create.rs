@@ -3,8 +3,8 @@
 //! Without a password, one statement that several requests share looks at the keys and stores the users. With one, a
 //! thread that hashes looks the key up and hashes first.
 
-use super::{Command, Outcome, Progress, Rules, one, settle};
-use crate::app::fields::{idempotency_key, json};
+use super::{Command, Outcome, Progress, Rules, settle};
+use crate::app::fields::{etag, idempotency_key, json};
 use crate::app::{App, Lane, Needs};
 use crate::db::{New, NewOnce, Once};
 use crate::error::Error;
@@ -151,5 +151,6 @@ impl Keyed {
 }
 
 fn created_answer(user: &User) -> Response {
-    one(201, user).with("Location", format!("/users/{}", user.id))
+    let location = format!("/users/{}", user.id);
+    Response::json(201, user).with("Location", location).with("ETag", etag(user))
 }
