@@ -1,25 +1,32 @@
 //! How often a password may be guessed: attempts of one peer at one account, in a minute.
 //!
-//! Counts only in the memory of this process, and at most [`PAIRS`] pairs of a peer and an account. If a minute has more,
-//! the oldest are forgotten: a guesser would have to pay for that many hashes to gain a few guesses. Knows nothing of
-//! passwords or of the database: an account that does not exist is counted like any other.
+//! Counts only in the memory of this process, and at most [`PAIRS`] pairs of a peer and an account. When all are used,
+//! the peer with the most of them is refused further accounts, and any other peer takes the place of that peer's oldest
+//! pair. Knows nothing of passwords or of the database: an account that does not exist is counted like any other.
 
 use crate::error::Error;
-use parking_lot::Mutex;
-use std::collections::{BTreeSet, HashMap, hash_map::RandomState};
-use std::hash::BuildHasher;
-use std::time::{Duration, Instant};
-use std::{fmt, net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap, hash_map::RandomState},
+    fmt,
+    hash::BuildHasher,
+    net::IpAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
 
 /// The time that attempts are counted for, from the first one on.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Pairs that are remembered: some 1 MiB.
+/// Pairs that are remembered: some 2 MiB. What was not hashed is not remembered, and a minute has fewer hashes than
+/// this.
 const PAIRS: usize = 16 << 10;
+
+/// Of whom an attempt is, as connections are counted.
+type Peer = Option<IpAddr>;
 
 /// The attempts of the last minute.
 pub struct Throttle {
-    /// Attempts in a minute, by one peer, at one account; 0 for any number.
+    /// In a minute, by one peer, at one account; 0 for any number.
     limit: u32,
     /// Seeded at random for each process, so that no client can choose pairs that count as one.
     hasher: RandomState,
@@ -28,59 +35,75 @@ pub struct Throttle {
 
 /// An attempt that was admitted. It does not count any more once this is dropped, unless it was
 /// [wrong](Attempt::wrong).
-pub struct Attempt(Option<(Arc<Throttle>, Pair)>);
+pub struct Attempt(Option<(Arc<Throttle>, u64)>);
 
-/// A digest of a peer and an account.
+/// A pair, as a number.
 type Pair = u64;
 
 #[derive(Default)]
 struct Attempts {
     /// The time that has passed on command: the clock is ahead by it.
     advanced: Duration,
-    /// The number of attempts, and the time of the first one.
-    counts: HashMap<Pair, (u32, Instant)>,
+    counts: HashMap<Pair, Count>,
+    /// The pairs of all peers and of each, the oldest first.
     by_age: BTreeSet<(Instant, Pair)>,
+    by_peer: HashMap<Peer, BTreeSet<(Instant, Pair)>>,
+    /// The peers, by the number of their pairs.
+    by_size: BTreeSet<(usize, Peer)>,
+}
+
+#[derive(Clone, Copy)]
+struct Count {
+    attempts: u32,
+    since: Instant,
+    peer: Peer,
 }
 
 impl Throttle {
-    /// Returns a throttle of `limit` wrong attempts a minute; 0 for any number.
+    /// At most `limit` wrong attempts a minute; 0 for any number.
     pub fn new(limit: u32) -> Arc<Throttle> {
         Arc::new(Throttle { limit, hasher: RandomState::new(), attempts: Mutex::default() })
     }
 
     /// Counts an attempt of a peer (`None`: any client without an address, as on a Unix socket) at an account, an
     /// e-mail address in whatever case. [`Error::TooManyAttempts`] beyond the limit.
-    pub fn admit(
-        self: &Arc<Self>,
-        email: &str,
-        peer: Option<IpAddr>,
-        now: Instant,
-    ) -> Result<Attempt, Error> {
+    pub fn admit(self: &Arc<Self>, email: &str, peer: Peer, now: Instant) -> Result<Attempt, Error> {
         if self.limit == 0 {
             return Ok(Attempt(None));
         }
         let pair = self.hasher.hash_one((email.to_ascii_lowercase(), peer));
-        let mut attempts = self.attempts.lock();
+        let mut attempts = self.attempts();
         let now = now + attempts.advanced;
-        attempts.forget(now);
-        let (count, since) = attempts.counts.get(&pair).copied().unwrap_or((0, now));
-        if count >= self.limit {
+        attempts.forget_what_is_over(now);
+        let refused = |since: Instant| {
             let left = (since + MINUTE).saturating_duration_since(now);
-            return Err(Error::TooManyAttempts { retry_after: left.as_secs() + 1 });
+            Err(Error::TooManyAttempts { retry_after: left.as_secs() + 1 })
+        };
+        match attempts.counts.get_mut(&pair) {
+            Some(count) if count.attempts >= self.limit => return refused(count.since),
+            Some(count) => count.attempts += 1,
+            None => {
+                if let Err(oldest) = attempts.make_room(peer) {
+                    return refused(oldest);
+                }
+                attempts.add(pair, Count { attempts: 1, since: now, peer });
+            }
         }
-        attempts.counts.insert(pair, (count + 1, since));
-        attempts.by_age.insert((since, pair));
         Ok(Attempt(Some((Arc::clone(self), pair))))
     }
 
     /// Lets time pass: attempts that are older than a minute then do not count any more.
     pub fn advance(&self, time: Duration) {
-        self.attempts.lock().advanced += time;
+        self.attempts().advanced += time;
+    }
+
+    fn attempts(&self) -> MutexGuard<'_, Attempts> {
+        self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Attempt {
-    /// Lets the attempt count for its minute, as the password was wrong.
+    /// The password was wrong: the attempt counts for its minute.
     pub fn wrong(mut self) {
         self.0 = None;
     }
@@ -89,7 +112,7 @@ impl Attempt {
 impl Drop for Attempt {
     fn drop(&mut self) {
         if let Some((throttle, pair)) = &self.0 {
-            throttle.attempts.lock().take_back(*pair);
+            throttle.attempts().take_back(*pair);
         }
     }
 }
@@ -101,26 +124,63 @@ impl fmt::Debug for Attempt {
 }
 
 impl Attempts {
-    /// Takes back an attempt that does not count after all.
-    fn take_back(&mut self, pair: Pair) {
-        match self.counts.get_mut(&pair) {
-            Some((count, since)) if *count <= 1 => {
-                self.by_age.remove(&(*since, pair));
-                self.counts.remove(&pair);
+    fn add(&mut self, pair: Pair, count: Count) {
+        self.counts.insert(pair, count);
+        self.by_age.insert((count.since, pair));
+        let own = self.by_peer.entry(count.peer).or_default();
+        self.by_size.remove(&(own.len(), count.peer));
+        own.insert((count.since, pair));
+        self.by_size.insert((own.len(), count.peer));
+    }
+
+    fn remove(&mut self, pair: Pair) {
+        let Some(Count { since, peer, .. }) = self.counts.remove(&pair) else {
+            return;
+        };
+        self.by_age.remove(&(since, pair));
+        if let Some(own) = self.by_peer.get_mut(&peer) {
+            self.by_size.remove(&(own.len(), peer));
+            own.remove(&(since, pair));
+            match own.len() {
+                0 => drop(self.by_peer.remove(&peer)),
+                left => drop(self.by_size.insert((left, peer))),
             }
-            Some((count, _)) => *count -= 1,
-            None => {}
         }
     }
 
-    /// Forgets pairs whose minute is over, and the oldest if there is no place for one more.
-    fn forget(&mut self, now: Instant) {
-        while let Some((since, pair)) = self.by_age.first().copied()
-            && (now >= since + MINUTE || self.counts.len() >= PAIRS)
-        {
-            self.by_age.remove(&(since, pair));
-            self.counts.remove(&pair);
+    /// An attempt that does not count after all.
+    fn take_back(&mut self, pair: Pair) {
+        if let Some(count) = self.counts.get_mut(&pair) {
+            count.attempts = count.attempts.saturating_sub(1);
+            if count.attempts == 0 {
+                self.remove(pair);
+            }
         }
+    }
+
+    fn forget_what_is_over(&mut self, now: Instant) {
+        while let Some((_, pair)) = self.by_age.first().filter(|(since, _)| now >= *since + MINUTE) {
+            self.remove(*pair);
+        }
+    }
+
+    /// Makes room for a pair of this peer, if there is none: at the cost of the peer that has the most. Where it is
+    /// that one itself, since when its oldest pair counts.
+    fn make_room(&mut self, peer: Peer) -> Result<(), Instant> {
+        if self.counts.len() < PAIRS {
+            return Ok(());
+        }
+        let own = self.by_peer.get(&peer).map_or(0, BTreeSet::len);
+        let Some((most, greedy)) = self.by_size.last().copied() else {
+            return Ok(());
+        };
+        let oldest = self.by_peer.get(&greedy).and_then(|pairs| pairs.first()).copied();
+        match oldest {
+            Some((_, pair)) if own < most => self.remove(pair),
+            Some((since, _)) => return Err(since),
+            None => {}
+        }
+        Ok(())
     }
 }
 
@@ -131,7 +191,7 @@ mod tests {
     const A: Option<IpAddr> = Some(IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 1)));
     const B: Option<IpAddr> = Some(IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 2)));
 
-    /// Sends a wrong password; an error if it is not admitted.
+    /// A wrong password; whether it was admitted.
     fn guess(throttle: &Arc<Throttle>, email: &str, peer: Option<IpAddr>, now: Instant) -> Result<(), Error> {
         throttle.admit(email, peer, now).map(Attempt::wrong)
     }
@@ -149,7 +209,7 @@ mod tests {
         guess(&throttle, "ada@example.com", B, at(20)).unwrap();
         guess(&throttle, "ada@example.com", None, at(20)).unwrap();
         guess(&throttle, "bob@example.com", A, at(20)).unwrap();
-        // The case of ASCII letters alone is ignored: these are four accounts.
+        // Of ASCII letters alone the case is ignored: these are four accounts.
         for email in ["é@example.com", "É@example.com", "\u{130}@example.com", "i\u{307}@example.com"] {
             for _ in 0..3 {
                 guess(&throttle, email, A, at(20)).unwrap();
@@ -173,23 +233,31 @@ mod tests {
         assert!(throttle.admit("ada@example.com", A, now).is_err());
     }
 
+    /// A peer that fills the table is refused new accounts, and no pair of others is forgotten for it.
     #[test]
-    fn a_full_table_forgets_the_oldest() {
+    fn a_full_table_is_shared_by_peer() {
         let (throttle, start) = (Throttle::new(1), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
-        guess(&throttle, "first@example.com", B, at(0)).unwrap();
-        for n in 0..2 * PAIRS {
-            guess(&throttle, &n.to_string(), A, at(1)).unwrap();
-        }
-        assert!(guess(&throttle, "first@example.com", B, at(2)).is_ok(), "it is forgotten");
-        assert!(guess(&throttle, "first@example.com", B, at(2)).is_err(), "it is remembered");
-        let left = PAIRS - throttle.attempts.lock().counts.len();
-        assert!(left <= 1, "{left}");
+        guess(&throttle, "victim@example.com", B, at(0)).unwrap();
+        let admitted = (0..3 * PAIRS).filter(|n| guess(&throttle, &n.to_string(), A, at(1)).is_ok()).count();
+        assert_eq!(admitted, PAIRS - 1);
+        let refused = guess(&throttle, "one more", A, at(20)).unwrap_err();
+        assert!(matches!(refused, Error::TooManyAttempts { retry_after: 42 }), "{refused:?}");
+        assert!(guess(&throttle, "victim@example.com", B, at(20)).is_err(), "it is remembered");
+        assert!(guess(&throttle, "1000", A, at(20)).is_err(), "so is what the table is full of");
+        // One that has fewer gets in, at the cost of the oldest pair of the first.
+        guess(&throttle, "another", B, at(20)).unwrap();
+        assert_eq!(throttle.attempts().counts.len(), PAIRS);
+        assert!(guess(&throttle, "another", B, at(20)).is_err());
+        // After a minute there is room again, and nothing is left of what was.
         guess(&throttle, "one more", A, at(61)).unwrap();
-        assert_eq!(throttle.attempts.lock().counts.len(), 2, "the others' minute is over");
+        let attempts = throttle.attempts();
+        let sizes =
+            (attempts.counts.len(), attempts.by_age.len(), attempts.by_peer.len(), attempts.by_size.len());
+        assert_eq!(sizes, (2, 2, 2, 2), "one more, and another");
     }
 
-    /// An attempt that is refused before it is hashed is not remembered.
+    /// What is refused before it was hashed is not remembered.
     #[test]
     fn attempts_that_were_not_hashed_take_no_room() {
         let (throttle, now) = (Throttle::new(1), Instant::now());
@@ -197,7 +265,7 @@ mod tests {
         for n in 0..3 * PAIRS {
             drop(throttle.admit(&n.to_string(), A, now).unwrap());
         }
-        assert_eq!(throttle.attempts.lock().counts.len(), 1);
+        assert_eq!(throttle.attempts().counts.len(), 1);
         assert!(guess(&throttle, "ada@example.com", A, now).is_err());
     }
 
@@ -207,6 +275,6 @@ mod tests {
         for _ in 0..100 {
             guess(&throttle, "ada@example.com", A, Instant::now()).unwrap();
         }
-        assert!(throttle.attempts.lock().counts.is_empty());
+        assert!(throttle.attempts().counts.is_empty());
     }
 }

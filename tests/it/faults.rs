@@ -318,6 +318,30 @@ fn a_server_that_is_stopped() {
     });
 }
 
+/// One session of several is stopped: the others go on, and it does once its server goes on.
+#[test]
+fn a_session_that_is_stopped() {
+    let fragile = Fragile::start(false);
+    let session: i32 = {
+        // The session that was used last is the one that is used next.
+        let mut caller = Caller::new(&fragile.url, LONG);
+        assert_eq!(caller.call("GET", "/users", "").unwrap().0, 200);
+        let sql = "select pid from pg_stat_activity where application_name = 'userd' \
+            order by state_change desc limit 1";
+        fragile.postgres.client().query_one(sql, &[]).unwrap().get(0)
+    };
+    let send = |signal| nix::sys::signal::kill(nix::unistd::Pid::from_raw(session), signal).unwrap();
+    send(Signal::SIGSTOP);
+    let load = Load::start("one", 8, &shared(fragile.url.clone()), LONG);
+    pause(HANG);
+    let books = load.stop();
+    assert_prompt(&books, DEADLINE);
+    let failures = books.events.iter().flatten().filter(|event| !event.succeeded()).count();
+    assert!(failures < 20, "{failures} failures");
+    send(Signal::SIGCONT);
+    fragile.assert_as_before();
+}
+
 #[test]
 fn a_network_that_stalls() {
     let fragile = Fragile::start(true);
