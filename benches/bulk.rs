@@ -55,7 +55,7 @@ fn main() {
         let file = dir.join("out.psql");
         psql(&url, &format!("\\copy ({rows}) to '{}' with (format csv, header)", file.display()))
     };
-    /// What each round does, and which of it psql does for comparison.
+    /// Tasks of a round, each with the index of the psql task it is compared with.
     const WORK: [(&str, usize); 7] = [
         ("import, NDJSON", 3),
         ("import, CSV", 3),
@@ -119,7 +119,7 @@ fn write_files(ndjson: &Path, csv: &Path, users: u32) {
     }
 }
 
-/// What a command costs.
+/// Time and memory that a command takes.
 #[derive(Clone, Copy)]
 struct Cost {
     seconds: f64,
@@ -129,7 +129,7 @@ struct Cost {
     processor: f64,
 }
 
-/// What the command costs with this file, or with what comes from it through a pipe.
+/// Measures a command of userd that reads the file directly, or through a pipe if `piped`.
 fn userd(url: &str, arguments: &[&str], file: Option<&PathBuf>, piped: bool) -> Cost {
     let mut command = Command::new(env!("CARGO_BIN_EXE_userd"));
     command.args(arguments).env("DATABASE_URL", url).stdout(Stdio::null());
@@ -180,7 +180,7 @@ fn peak_mib(process: &Child) -> f64 {
     kib.unwrap_or_default() / 1024.0
 }
 
-/// What psql costs (Debian: apt-get install postgresql).
+/// Measures a command of psql (Debian: apt-get install postgresql).
 fn psql(url: &str, command: &str) -> Cost {
     let mut psql = Command::new("psql");
     psql.args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-c", command, url]);

@@ -99,7 +99,7 @@ mod db;
 #[doc(hidden)]
 pub mod error;
 mod frontend;
-/// What the fuzz target drives; only there when cargo-fuzz builds the crate.
+/// Items that the fuzz target uses. Exists only if cargo-fuzz builds the crate.
 #[cfg(fuzzing)]
 pub mod fuzzing {
     pub use crate::frontend::{

@@ -157,7 +157,7 @@ impl ScratchDatabase {
 
 impl Drop for ScratchDatabase {
     fn drop(&mut self) {
-        // Of every test of this crate that has not failed.
+        // Compares `user_counts` with the table after every test of this crate that has not failed.
         #[cfg(test)]
         let compared = match thread::panicking() {
             true => Ok(String::new()),

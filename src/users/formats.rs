@@ -133,7 +133,7 @@ impl<'a> Format<'a> {
             Format::Argon2(hash) => {
                 Argon2::default().verify_password(password.as_bytes(), hash.as_ref()).is_ok()
             }
-            // Of a longer password it takes the first 72 bytes, as it did when it was hashed.
+            // Bcrypt reads only the first 72 bytes of a password, both to hash it and to verify it.
             Format::Bcrypt(text, _) => bcrypt::verify(password, text).unwrap_or(false),
             Format::WordPress(text, _) => {
                 let trimmed = password.trim_matches([' ', '\t', '\n', '\r', '\0', '\x0b']);

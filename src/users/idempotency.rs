@@ -14,16 +14,16 @@ pub const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key([u8; 32]);
 
-/// What a body asks for, except for its password: its digest.
+/// Digest of the body of a create, without its password.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint([u8; 32]);
 
-/// What is kept of a create with a key.
+/// Record of a create with an idempotency key.
 #[derive(Debug)]
 pub struct KeptCreate {
-    /// Of the body; `None` where the user was deleted since, with which the rest was erased.
+    /// Fingerprint of the body; `None` if the user has been deleted, which erases the fingerprint.
     pub fingerprint: Option<Fingerprint>,
-    /// Of the password in the body, if it had one.
+    /// Hash of the password in the body, if it had one.
     pub password_hash: Option<PasswordHash>,
     /// The user as it was created.
     pub user: User,
@@ -42,7 +42,7 @@ impl Key {
 }
 
 impl Fingerprint {
-    /// Of the body that has become this user. Bodies that are equal JSON values have equal ones.
+    /// Computes the fingerprint of a parsed body. Bodies that are equal JSON values have equal fingerprints.
     pub fn of(new: &NewUser) -> Fingerprint {
         let NewUser { name, email, password } = new;
         let mut digest = Sha256::new();
@@ -54,7 +54,7 @@ impl Fingerprint {
         Fingerprint(digest.finalize().into())
     }
 
-    /// As it was stored; `None` where it cannot have been.
+    /// Reads a stored fingerprint; `None` if the length is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Option<Fingerprint> {
         bytes.try_into().ok().map(Fingerprint)
     }

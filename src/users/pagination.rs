@@ -28,7 +28,7 @@ pub enum ListRequest {
 pub enum Range {
     /// A page.
     Page(PageRequest),
-    /// Those that follow this id.
+    /// Users whose ids follow `after`.
     Walk {
         /// From 0.
         after: i64,
@@ -60,7 +60,7 @@ pub struct PageRequest {
     pub page: i64,
     /// From 1.
     pub per_page: u32,
-    /// Whether pages count from the last user.
+    /// Is set if pages count from the last user.
     pub is_from_end: bool,
 }
 

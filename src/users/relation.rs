@@ -31,7 +31,7 @@ impl<T> Relation<T> {
         Relation { name, value: OnceLock::new(), lazy }
     }
 
-    /// Whether an access costs nothing.
+    /// Returns true if the value is loaded, so that an access needs no query.
     pub fn is_loaded(&self) -> bool {
         self.value.get().is_some()
     }

@@ -21,17 +21,17 @@ pub struct Condition {
 }
 
 impl Condition {
-    /// Whether every state will do.
+    /// Returns true if every revision meets the condition.
     pub fn is_empty(&self) -> bool {
         self.only.is_none() && self.except.is_empty()
     }
 
-    /// Whether it allows all states, or one at most: so statements for many users take them.
+    /// Returns true if the condition allows every revision, or one at most. Only such conditions can be batched.
     pub fn is_simple(&self) -> bool {
         self.only.as_ref().is_none_or(|only| only.len() <= 1) && self.except.is_empty()
     }
 
-    /// Whether this state will do.
+    /// Returns true if the revision meets the condition.
     pub fn holds(&self, revision: Revision) -> bool {
         self.only.as_ref().is_none_or(|only| only.contains(&revision)) && !self.except.contains(&revision)
     }

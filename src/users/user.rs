@@ -37,12 +37,12 @@ pub struct User {
     pub updated_at: Timestamp,
     /// Moves with every change, the password's included.
     pub version: i64,
-    /// What the user proves itself with. No read or list fetches it.
+    /// Credential of the user. No read or list fetches it.
     #[doc(hidden)]
     pub credential: Relation<Credential>,
 }
 
-/// What is answered of a stored user. As JSON: `id` (a string), `name`, `email`, `createdAt`, `updatedAt`, and nothing
+/// Public fields of a stored user. The JSON has `id` (a string), `name`, `email`, `createdAt`, `updatedAt`, and nothing
 /// else.
 #[derive(Debug, Clone, Copy, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -61,7 +61,7 @@ pub struct UserRef<'a> {
 }
 
 impl User {
-    /// What is answered of it.
+    /// Returns the public fields of the user.
     pub fn as_row(&self) -> UserRef<'_> {
         let User { id, name, email, created_at, updated_at, .. } = self;
         UserRef { id: *id, name, email, created_at: *created_at, updated_at: *updated_at }
@@ -96,7 +96,7 @@ pub struct Credential {
     pub password_hash: PasswordHash,
 }
 
-/// What a user is created from.
+/// Fields of a user to create.
 #[derive(Debug)]
 pub struct NewUser {
     /// The name.
@@ -107,7 +107,7 @@ pub struct NewUser {
     pub password: Option<Secret>,
 }
 
-/// What a PUT or a PATCH changes; `None` leaves the field as it is.
+/// Changes of a PUT or a PATCH; `None` leaves the field as it is.
 #[derive(Debug, Default)]
 pub struct UserChanges {
     /// A new name.
@@ -128,7 +128,7 @@ pub struct Values<'a> {
 }
 
 impl<'a> Values<'a> {
-    /// Those that each user has.
+    /// Returns the values that each user has.
     pub fn new(name: &'a str, email: &'a str) -> Values<'a> {
         Values { name: Some(name), email: Some(email) }
     }
@@ -142,7 +142,7 @@ pub fn guard(body: &Map<String, Value>) -> Result<(), Error> {
 }
 
 impl NewUser {
-    /// What its record is made of.
+    /// Returns the values of the new user's record.
     pub fn values(&self) -> Values<'_> {
         Values { name: Some(&self.name), email: Some(&self.email) }
     }
@@ -167,7 +167,7 @@ impl UserChanges {
         Some(NewUser { name: self.name?, email: self.email?, password: self.password.flatten() })
     }
 
-    /// What is new in the record.
+    /// Returns the values that the changes replace; `None` for a value that stays.
     pub fn values(&self) -> Values<'_> {
         Values { name: self.name.as_deref(), email: self.email.as_deref() }
     }
