@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use userd::testing::TestServer;
 
-/// What is tested: your own client.
+/// Your own client, which is the code under test: returns the names of the users.
 fn names(base_url: &str) -> Result<Vec<String>, ureq::Error> {
     let page: Value = ureq::get(format!("{base_url}/users?perPage=100")).call()?.body_mut().read_json()?;
     let users = page["data"].as_array().into_iter().flatten();

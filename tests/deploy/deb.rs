@@ -1,4 +1,4 @@
-//! What the Debian package says and brings: the lines that make a database, and the service that has a cluster of its own.
+//! The Debian package: the printed lines that make a database, and the service that has a cluster of its own.
 
 use crate::support::{LONG, LONG_ON_DISK, Own, Process, TempDir, check, running};
 use nix::sys::signal::Signal;
@@ -14,7 +14,7 @@ fn lines<'a>(text: &'a str, begins: &str) -> Vec<&'a str> {
     text.lines().filter(|line| line.starts_with(begins)).collect()
 }
 
-/// Those of docs/install.md are those of `/etc/userd.env`, and do what they say.
+/// Lines that make a database are equal in docs/install.md and `/etc/userd.env`, and work.
 #[test]
 fn lines_that_make_a_database() {
     let environment = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/environment");
@@ -62,7 +62,7 @@ fn the_service_with_a_cluster_of_its_own() {
     assert_eq!(unit("User"), ["userd"]);
     assert_eq!((unit("StateDirectory"), unit("StateDirectoryMode")), (vec!["userd"], vec!["0700"]));
     assert_eq!(unit("KillMode"), ["mixed"]);
-    // What PostgreSQL needs: memory that may be written and executed for its compiler, and /proc/meminfo for userd.
+    // PostgreSQL's compiler needs memory that may be written and executed, and userd reads /proc/meminfo.
     assert_eq!((unit("MemoryDenyWriteExecute"), unit("ProcSubset")), (vec![], vec![]));
 
     let dir = TempDir::new();

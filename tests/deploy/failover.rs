@@ -40,7 +40,7 @@ const FAILOVER: Duration = Duration::from_secs(90);
 /// How soon userd is back after its database.
 const BACK: Duration = Duration::from_secs(1);
 
-/// What the database itself takes, asked directly: when it first answered a read, and when it first stored a change.
+/// Times at which the database, asked directly, first answered a read and first stored a change.
 #[derive(Clone, Copy, Debug, Default)]
 struct Back {
     reads: Option<Instant>,
@@ -168,7 +168,7 @@ impl Machines {
         }
     }
 
-    /// What the script says to it.
+    /// Runs the script with a verb for a node and returns its output.
     fn script(&self, verb: &str, node: &str) -> String {
         let dir = self.dir();
         script(&[verb, node, dir.to_str().expect("a plain path")])
@@ -230,7 +230,7 @@ fn script(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-/// What a client has seen.
+/// Observations of a client.
 #[derive(Default)]
 struct Seen {
     events: Vec<Event>,
@@ -293,7 +293,7 @@ fn create(name: &str, url: &str, stop: &AtomicBool) -> Seen {
                     seen.acknowledged.push(email);
                     break;
                 }
-                // What has become of it is not known.
+                // The user may have been created or not.
                 None | Some((500 | 503, _)) => pause(Duration::from_millis(20)),
                 answer => {
                     seen.wrong.push(format!("POST {email}: {answer:?}"));
@@ -407,7 +407,7 @@ impl Way {
     }
 }
 
-/// What was done to the primary, and what it cost.
+/// A fault of the primary and the outage it caused.
 struct Fault {
     name: &'static str,
     at: Instant,

@@ -32,7 +32,7 @@ const SCRAPE: &str = include_str!("../../examples/deploy/prometheus.yml");
 const ALERTS: &str = include_str!("../../examples/deploy/alerts.yml");
 const DASHBOARD: &str = include_str!("../../examples/deploy/dashboard.json");
 
-/// What Prometheus answers to one question.
+/// Returns the answer of Prometheus to one query.
 fn ask(base_url: &str, path: &str, parameters: &[(&str, &str)]) -> Value {
     let mut request = ureq::get(format!("{base_url}{path}"));
     for (name, value) in parameters {

@@ -132,7 +132,7 @@ fn a_second_start_keeps_the_data() {
     assert_eq!(String::from_utf8_lossy(&said.stdout), "1\n");
     cluster.stop().unwrap();
     assert!(!running(pid));
-    // What a person has set in its configuration counts.
+    // Settings that an operator adds to postgresql.conf take effect.
     let file = data.join("pgdata/postgresql.conf");
     let text = fs::read_to_string(&file).unwrap();
     fs::write(&file, format!("{text}shared_buffers = 16MB\n")).unwrap();
@@ -147,7 +147,7 @@ fn a_second_start_keeps_the_data() {
 fn one_userd_a_directory() {
     let dir = directory();
     let data = dir.path().join("data");
-    // Of many at once, one starts.
+    // If several start at once, one succeeds.
     let started = thread::scope(|scope| {
         let starts: Vec<_> = (0..6).map(|_| scope.spawn(|| Cluster::start(&Options::new(&data)))).collect();
         let started = starts.into_iter().map(|start| start.join().unwrap());
@@ -265,7 +265,7 @@ fn unusable_directories() {
     }
 }
 
-/// As after a copy by root. What the refusal says to do is done.
+/// A cluster that root has copied is refused, and starts after the command in the refusal is executed.
 #[test]
 fn a_cluster_of_roots_is_given_away_as_told() {
     if !Uid::effective().is_root() {
@@ -329,9 +329,9 @@ fn files_of_a_directory_are_regular_and_have_one_name() {
     assert_eq!(owner, Uid::effective().as_raw(), "it was given away");
 }
 
-// What is thrown away
+// Shared servers that are thrown away
 
-/// The directory of the shared server whose name begins so.
+/// Returns the directory of the shared server, whose name begins with the name of `prefix`.
 fn shared_dir(prefix: &Path) -> Option<PathBuf> {
     let name = prefix.file_name()?.to_str()?;
     let dirs = fs::read_dir(prefix.parent()?).unwrap().flatten();

@@ -16,7 +16,7 @@ fn export(database: &Database, arguments: &[&str]) -> Process {
     Process::start(&[&["export"], arguments].concat(), &[("DATABASE_URL", &database.url())])
 }
 
-/// What it writes to standard output.
+/// Runs an export that succeeds and returns its standard output.
 fn exported(database: &Database, arguments: &[&str]) -> String {
     let mut process = export(database, arguments);
     assert_eq!((process.wait(LONG), process.stderr().as_str()), (0, ""));
@@ -93,7 +93,7 @@ fn formulas_are_quoted_for_spreadsheets_alone() {
         ("－1", "'－1"),
         ("＠a", "'＠a"),
         ("=\"a\",\n", "'=\"a\",\n"),
-        // As a spreadsheet reads it that separates by semicolons.
+        // A spreadsheet may separate fields by semicolons.
         ("a;=1+1;b;-1", "a;'=1+1;b;'-1"),
         ("a;\"=1\"", "a;\"'=1\""),
         ("a\n@b", "a\n'@b"),

@@ -14,10 +14,10 @@ use userd::testing::TestServer;
 
 const USERD: &str = env!("CARGO_BIN_EXE_userd");
 
-/// What it says on standard error, and it ends well.
+/// Runs an example, which must succeed, and returns its standard error.
 fn run(program: &str, example: &str) -> String {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(example);
-    // What the machine of somebody's sets, conda for one, is no setting of the service.
+    // Variables that the environment sets for its own purposes, such as conda's HOST, are no settings of the service.
     let foreign = [("HOST", "x86_64-conda-linux-gnu"), ("API_TOKEN", "theirs"), ("SCHEMA", "strict")];
     let output = Command::new(program).arg(file).env("USERD", USERD).envs(foreign).output();
     let output = output.unwrap_or_else(|error| panic!("{program} is needed: {error}"));
@@ -104,7 +104,7 @@ fn it_ends_with_the_first_of_two_parents() {
     }
 }
 
-/// As a background job of a shell is started.
+/// Refusal of /dev/null as standard input, which a background job of a shell has, and a PID without a process.
 #[test]
 fn a_parent_that_is_none_is_told() {
     let line = |argument: &str| {
@@ -232,7 +232,7 @@ fn a_passed_socket_without_a_database() {
     assert_eq!(code, Some(2));
 }
 
-/// What a process has logged that SIGTERM ends with success.
+/// Stops a process by SIGTERM, which must succeed, and returns its log.
 fn stopped(mut child: Child) -> String {
     let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
     nix::sys::signal::kill(pid, nix::sys::signal::SIGTERM).unwrap();

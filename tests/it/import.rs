@@ -27,7 +27,7 @@ fn import_file(database: &Database, file: &Path, arguments: &[&str]) -> (i32, St
     (process.wait(LONG), process.stdout(), process.stderr())
 }
 
-/// The same for a text.
+/// Imports a text from a file and returns the exit code, standard output and standard error.
 fn import<T: AsRef<[u8]>>(database: &Database, text: T, arguments: &[&str]) -> (i32, String, String) {
     let dir = TempDir::new();
     let file = dir.path().join("users");
@@ -108,7 +108,7 @@ fn export_import_export() {
     let mut client = source.client();
     let body = json!({"name": "Ada", "email": "Ada@Example.com", "password": PASSWORD}).to_string();
     assert_eq!(client.post("/users", body).status, 201);
-    // What PUT and psql store, and POST would not.
+    // PUT and psql store these users, although POST refuses them.
     let odd = [
         ("", "no address"),
         ("two\nlines, \"quoted\"\r", "missing@domain"),
@@ -234,7 +234,7 @@ fn hashes_of_bcrypt_are_replaced_at_login() {
 fn passwords_in_two_forms_are_one() {
     const COMPOSED: &str = "\u{e9}-password";
     const DECOMPOSED: &str = "e\u{301}-password";
-    // Of the decomposed form.
+    // Hash of the decomposed form of the password.
     const HASH: &str = "$pbkdf2-sha256$i=1000$c2FsdHNhbHRzYWx0$vl9Oh2k2Aq5ewnjPmIyJmRtjWsc7w5hq2m1xUOs8x1Q";
     let service = Service::start();
     let mut client = service.client();
@@ -257,7 +257,7 @@ fn passwords_in_two_forms_are_one() {
     assert!(!can_log_in(&mut client, "b@example.com", "e-password"));
 }
 
-/// Of a longer password bcrypt has read 72 bytes only, so what matches may not be the password.
+/// Bcrypt reads only 72 bytes of a longer password, so a match does not prove the whole password.
 #[test]
 fn hashes_of_bcrypt_stay_where_it_did_not_read_all_of_the_password() {
     // By crypt(3): of 80 digits, and of "correct horse".
@@ -287,7 +287,7 @@ fn hashes_of_bcrypt_stay_where_it_did_not_read_all_of_the_password() {
     assert!(can_log_in(&mut client, "user1@example.com", &digits));
 }
 
-/// As one of bcrypt is, and once.
+/// Login replaces a hash of less cost once, like a hash of bcrypt.
 #[test]
 fn hashes_of_less_cost_are_replaced_at_login() {
     let cheap = Service::with(|config| config.password_hashing = PasswordHashing::LeastCostForTests);
@@ -401,7 +401,7 @@ fn broken_lines_are_told_by_their_number() {
         .filter(|(_, said)| !said.is_empty())
         .collect();
 
-    // At most 20 of them, and a count.
+    // Import reports at most 20 refused lines, and a count.
     let (code, stdout, stderr) = import(&database, &text, &[]);
     assert_no_secret(&stderr);
     let said: Vec<&str> = stderr.lines().collect();
@@ -420,7 +420,7 @@ fn broken_lines_are_told_by_their_number() {
     assert_eq!((code, stdout.as_str()), (1, ""));
     assert_eq!(database.value("select count(*) from users"), "1");
 
-    // Those behind the first 20, by themselves.
+    // Import reports the first 20 problems, so each further row is imported alone.
     for (number, (line, problem)) in rows.iter().enumerate().skip(20) {
         let [before, after] = [number, 0].map(|count| b"\n".repeat(count));
         let (code, _, stderr) = import(&database, [&before, &line[..], &after].concat(), &["--dry-run"]);
@@ -708,14 +708,14 @@ fn existing_users_can_be_skipped() {
         assert_eq!(import(&database, text, arguments), (0, expected.to_owned(), String::new()));
     }
     assert_eq!(database.value("select string_agg(name, ',' order by id) from users"), "Ada,Bob,Eve");
-    // The same address twice in one file is a mistake all the same.
+    // An address that occurs twice in one file is an error even with --skip-existing.
     let text = "{\"name\":\"x\",\"email\":\"x@example.com\"}\n".repeat(2);
     let (code, _, stderr) = import(&database, &text, &["--skip-existing"]);
     assert_eq!(code, 1);
     assert!(stderr.starts_with("line 2: /email is that of line 1, too\n"), "{stderr}");
 }
 
-/// Of the file and of the database; other letters than those of ASCII differ by their case.
+/// Addresses of the file and of the database are equal if only the case of ASCII letters differs.
 #[test]
 fn addresses_that_differ_in_the_case_of_their_letters() {
     let addresses = [
@@ -842,7 +842,7 @@ fn ids_that_are_kept() {
     }
     let (code, _, stderr) = keep("name,email\nn,n@example.com\n", &["--format=csv"]);
     assert!(code == 1 && stderr.contains("line 1: the header has no column id, and 0"), "{stderr}");
-    // Nothing is drawn from the sequence for lines that are refused, nor in a dry run.
+    // Refused lines and a dry run draw no value from the sequence.
     let text = line("\"id\":40,", "a") + &line("\"id\":\"30\",", "b") + &line("\"id\":1,", "ADA");
     assert_eq!(
         keep(&text, &["--dry-run", "--skip-existing"]).1,
@@ -1243,7 +1243,7 @@ fn a_role_with_few_rights() {
     database.run(&format!("drop owned by {role}; drop role {role}"));
 }
 
-/// Killed at 50 random moments: all or nothing, and never in the way of the next one.
+/// An import killed at 50 random moments stores all users or none, and does not block the next import.
 #[test]
 fn killed_at_any_moment() {
     const COUNT: usize = 500;
@@ -1262,7 +1262,7 @@ fn killed_at_any_moment() {
         let process = start(&database, &file, &[]);
         pause(Duration::from_micros(dice.roll(takes.as_micros() as u64 * 6 / 5)));
         process.signal(Signal::SIGKILL);
-        // What the server is still at is over before this begins, or is waited for.
+        // The lock waits for an import that the server is still executing.
         client.batch_execute("begin; lock table users in share row exclusive mode; commit").unwrap();
         match client.execute("delete from users", &[]).unwrap() as usize {
             0 => none += 1,

@@ -1,5 +1,5 @@
-//! Whose the process is: started by root with a PostgreSQL of its own, it is that one's account from the moment on that it
-//! listens. Runs as root; for another user there is nothing to give up.
+//! Privileges of the process: started by root with its own PostgreSQL, it runs as PostgreSQL's account from when it
+//! listens. These tests run only as root: another user has no rights to give up.
 
 use crate::support::{
     Client, LONG, LONG_ON_DISK, Process, Service, TOKEN, TempDir, check, eventually, running,
@@ -43,7 +43,7 @@ fn directory() -> TempDir {
     dir
 }
 
-/// What the threads of a process are and may: their users (real, effective, saved, of files), groups and capabilities.
+/// Returns the users (real, effective, saved, of files), groups and capabilities of a process's threads.
 fn threads(process: u32) -> BTreeSet<String> {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).expect("it runs");
     let status = |task: fs::DirEntry| fs::read_to_string(task.path().join("status")).ok();
@@ -82,7 +82,7 @@ fn postmaster(data: &Path) -> u32 {
     file.lines().next().unwrap().parse().unwrap()
 }
 
-/// What only root may read is read before: secrets, migrations. What it made stays usable: the cluster's directory, the
+/// Root reads secrets and migrations before it gives up its rights. The cluster's directory stays usable, the
 /// one of an older version included.
 #[test]
 fn root_becomes_the_account_of_its_postgresql() {
@@ -141,7 +141,7 @@ fn root_becomes_the_account_of_its_postgresql() {
     assert_eq!(killed.wait(LONG), -9);
     assert!(running(server));
 
-    // As an older version made it, as root.
+    // An older version made these files as root.
     fs::write(data.join("postgres.log.old"), "").unwrap();
     for name in ["", "lock", "postgres.log", "postgres.log.old"] {
         chown(&data.join(name), Some(Uid::from_raw(0)), Some(0.into())).unwrap();
@@ -204,7 +204,7 @@ fn unix_sockets_of_a_process_that_was_roots() {
     }
 }
 
-/// As systemd passes one, to a service that runs as root.
+/// Systemd passes a socket to a service that runs as root.
 #[test]
 fn a_socket_that_was_passed_to_root() {
     if !is_root() {

@@ -1,4 +1,4 @@
-//! Whose programs of PostgreSQL run, and as whom: those that are named, and no others; as another user where root starts
+//! Programs of PostgreSQL: userd runs only the named ones, and runs them as another user if root starts
 //! userd. What needs root is not tested as another user.
 
 use crate::support::{Client, LONG, LONG_ON_DISK, Process, TempDir, eventually, programs_of_postgres};
@@ -159,7 +159,7 @@ fn two_installations_have_two_clusters() {
     fourth.logs(" serves ");
 }
 
-/// What the images of programs for tests lack: PostgreSQL's account, an entry for the user, programs where everyone may
+/// Images for tests may lack PostgreSQL's account, an entry for the user, or programs in a directory that everyone may
 /// enter.
 #[test]
 fn whoever_starts_it_gets_a_service_or_the_remedy() {
@@ -195,7 +195,7 @@ fn whoever_starts_it_gets_a_service_or_the_remedy() {
     let line = refused(run("54321", "", &EPHEMERAL, bin));
     assert!(line.contains("could not look up effective user ID 54321: user does not exist"), "{line}");
 
-    // Others than those above, whose clusters may still run.
+    // Clusters above may still run, so these programs are another installation.
     let closed = dir.path().join("closed");
     let bin = installation(&closed);
     fs::set_permissions(&closed, PermissionsExt::from_mode(0o700)).unwrap();

@@ -1,6 +1,6 @@
 //! The library as its users meet it: servers in this process, from nothing, side by side, within other runtimes.
 //!
-//! What counts a process's threads and files, or kills one, does so in a process of its own: this binary, run
+//! Tests that count a process's threads and files, or kill a process, use a separate process: this binary, run
 //! as `the_helper`.
 
 use crate::support::{Client, Compared, LONG, MISSED, eventually};
@@ -188,7 +188,7 @@ fn what_a_killed_process_leaves_is_dropped_by_the_next() {
     assert_eq!(keep.app().handle(&Request::get("/users")).status, 200);
 }
 
-/// As `cargo nextest` runs tests: eight at a time, and no process knows of another.
+/// `cargo nextest` runs each test in a process of its own; here eight run at a time.
 #[test]
 fn processes_share_one_cluster() {
     let mut helpers: Vec<Helper> = (0..8).map(|_| Helper::start("wait")).collect();

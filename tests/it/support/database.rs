@@ -74,7 +74,7 @@ impl Database {
     pub fn with(options: &str) -> Database {
         let database = Database::unmade();
         admin(&format!("create database {} {options}", database.name)).expect("a database can be created");
-        // As it is from PostgreSQL 15 on.
+        // PostgreSQL 15 and later do not grant this to public.
         database.run("revoke create on schema public from public");
         database
     }
@@ -91,12 +91,12 @@ impl Database {
         &self.name
     }
 
-    /// What `DATABASE_URL` takes.
+    /// Returns the value for `DATABASE_URL`.
     pub fn url(&self) -> String {
         connection_string(&self.name)
     }
 
-    /// The same, by way of a relay or a proxy on this port.
+    /// Returns the value for `DATABASE_URL` that connects through a relay or a proxy on this port.
     pub fn url_at(&self, port: u16) -> String {
         let config: postgres::Config = self.url().parse().expect("our own connection string");
         let user = config.get_user().expect("it names one");
@@ -182,7 +182,7 @@ impl Drop for Compared {
     }
 }
 
-/// Whether the counts are those of the table, where the database has both.
+/// Compares `user_counts` with the table of users, if the database has both.
 pub fn compare_counts(mut client: Client) -> Result<(), String> {
     let tables = "select to_regclass('users') is not null and to_regclass('user_counts') is not null \
         and set_config('statement_timeout', '0', false) || set_config('lock_timeout', '20s', false) <> ''";

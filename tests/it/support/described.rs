@@ -99,7 +99,7 @@ fn check_headers(response: &'static Value, answer: &Answer, what: &dyn Fn() -> S
             }
             None => {
                 let of_http = OF_HTTP.iter().any(|field| field.eq_ignore_ascii_case(name));
-                // What only browsers look at.
+                // CORS header fields, which only browsers read, need no description.
                 let of_cors = name == "Vary" || name.starts_with("Access-Control-");
                 assert!(of_http || of_cors, "{name}: {}", what());
             }
@@ -131,7 +131,7 @@ fn operation(method: &str, target: &str) -> Option<&'static Value> {
     DESCRIPTION["paths"].get(template)?.get(method)
 }
 
-/// What a reference leads to.
+/// Returns the value that a reference leads to, or the value itself if it is no reference.
 pub fn resolve(value: &'static Value) -> &'static Value {
     match value["$ref"].as_str().and_then(|target| target.strip_prefix('#')) {
         Some(pointer) => DESCRIPTION.pointer(pointer).expect("a reference within the description"),

@@ -62,7 +62,7 @@ impl Answer {
         assert!(self.body.is_empty() || self.body.ends_with('\n'), "{self:?}");
     }
 
-    /// What every answer promises, whatever was asked.
+    /// Checks the invariants of every answer.
     fn keep_promises(&self, method: &str) {
         assert_no_secret(&format!("{self:?}"));
         if self.status < 200 {
@@ -104,7 +104,7 @@ impl Answer {
 pub struct Client {
     base_url: String,
     stream: Option<BufReader<Box<dyn Stream>>>,
-    /// Of the requests that wait for their answers.
+    /// Targets of the requests that wait for their answers.
     targets: VecDeque<String>,
 }
 
@@ -205,7 +205,7 @@ impl Client {
             self.targets.truncate(1);
         }
         answer.keep_promises(method);
-        // What was sent as bytes may be no request.
+        // Bytes that a test sends may be no request, so they have no target.
         if let Some(target) = self.targets.pop_front() {
             check_described(method, &target, &answer);
         }
@@ -280,7 +280,7 @@ pub fn masked(text: &str) -> String {
     masked.replace(r#""createdAt":"<time>","updatedAt":"<time>""#, "<times>")
 }
 
-/// Whether it reads `2025-01-31T12:34:56.123456Z`.
+/// Returns true if the text has the form `2025-01-31T12:34:56.123456Z`.
 pub fn is_timestamp(text: &str) -> bool {
     const FORM: &[u8] = b"0000-00-00T00:00:00.000000Z";
     let fits = |(byte, form): (u8, &u8)| match form {

@@ -22,18 +22,18 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// For the service at `http://host:port`; waits for an answer for `timeout`.
+    /// Makes a client of the service at `http://host:port` that waits at most `timeout` for an answer.
     pub fn new(base_url: &str, timeout: Duration) -> Caller {
         let address = base_url.strip_prefix("http://").and_then(|address| address.parse().ok());
         Caller { address: address.expect("a base URL"), stream: None, timeout }
     }
 
-    /// Status and body. An error leaves open what has become of the request.
+    /// Returns status and body. After an error, the request may have been executed or not.
     pub fn call(&mut self, method: &str, target: &str, body: &str) -> io::Result<(u16, Value)> {
         self.call_with(method, target, &[], body)
     }
 
-    /// The same with header fields.
+    /// Sends a request with header fields and returns the answer.
     pub fn call_with(
         &mut self,
         method: &str,
@@ -117,10 +117,10 @@ impl Caller {
 /// Between a failure and the next try: short of what the tests tell apart.
 const AFTER_FAILURE: Duration = Duration::from_millis(10);
 
-/// What may be stored under an address: names, or nothing.
+/// Names that may be stored under an address; `None` if there may be no user.
 type Possible = Vec<Option<String>>;
 
-/// What one client has seen, and what there must be.
+/// Events that one client has seen, and the possible states by address.
 type Notes = (Vec<Event>, HashMap<String, Possible>);
 
 /// One request of a client: when it was sent, how long it took, and its status.
@@ -138,7 +138,7 @@ impl Event {
     }
 }
 
-/// What the clients have seen, by client, and what there must be.
+/// Events that the clients have seen, by client, and the possible states by address.
 #[derive(Default)]
 pub struct Books {
     pub events: Vec<Vec<Event>>,
@@ -345,7 +345,7 @@ impl Client {
         }
     }
 
-    /// Whether the service accepts a connection: otherwise no request can have changed a user.
+    /// Returns true if the service accepts a connection. If it does not, no request can have changed a user.
     fn connects(&mut self) -> bool {
         let sent = Instant::now();
         let connected = self.caller().connect().is_ok();

@@ -1,4 +1,4 @@
-//! What the tests use: a throwaway cluster and databases in it, services and processes over them, and a client that
+//! Support of the tests: a throwaway cluster and databases in it, services and processes over them, and a client that
 //! checks more of each answer than its status.
 //!
 //! Knows nothing of what is tested. The only place that sleeps (`machine::pause`).
@@ -41,16 +41,16 @@ use userd::{PasswordHashing, users::password::Hasher};
 /// Longer than anything takes on a busy machine: a wait of this length would never end.
 pub const LONG: Duration = Duration::from_secs(20);
 
-/// The same where a cluster is made or recovered first, and every file of it is synced.
+/// Bound of a wait in which a cluster is made or recovered, which syncs each of its files.
 pub const LONG_ON_DISK: Duration = Duration::from_secs(60);
-/// What a busy machine may add to any time.
+/// Time that a busy machine may add to any wait.
 pub const BUSY: Duration = Duration::from_secs(8);
 
-/// What users prove themselves with in these tests.
+/// Password of the users in these tests.
 pub const PASSWORD: &str = "correct horse";
-/// Another one.
+/// A password other than `PASSWORD`.
 pub const OTHER_PASSWORD: &str = "battery staple";
-/// What `API_TOKEN` is set to.
+/// Value of `API_TOKEN`.
 pub const TOKEN: &str = "t0ken-0f-the-tests";
 /// A database's password.
 pub const DATABASE_PASSWORD: &str = "pa55-of-the-database";
@@ -90,7 +90,7 @@ pub fn time_of_a_hash() -> Duration {
     times.min().expect("three")
 }
 
-/// What the addresses of a part of the loopback network begin with that no other test uses: `127.1.2.`. A client there has
+/// Returns the prefix, such as `127.1.2.`, of loopback addresses that no other test uses. A client there has
 /// the address 127.0.0.1.
 pub fn loopback_network() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -98,7 +98,7 @@ pub fn loopback_network() -> String {
     format!("127.{}.{}.", 1 + number / 256 % 250, number % 256)
 }
 
-/// Whether this machine has IPv6; says so if not.
+/// Returns true if this machine has IPv6; prints a line if not.
 pub fn has_ipv6() -> bool {
     let bound = TcpListener::bind("[::1]:0");
     if let Err(error) = &bound {

@@ -79,7 +79,7 @@ impl Own {
         self.cluster.as_ref().expect("it runs").pid()
     }
 
-    /// What `DATABASE_URL` takes.
+    /// Returns the value for `DATABASE_URL`.
     pub fn url(&self) -> String {
         self.cluster.as_ref().expect("it runs").connection_string("postgres")
     }
@@ -95,7 +95,7 @@ impl Own {
         self.options.dir.join("pgdata")
     }
 
-    /// What it has logged.
+    /// Returns the log of the cluster.
     pub fn log(&self) -> String {
         fs::read_to_string(self.options.dir.join("postgres.log")).expect("it logs")
     }
@@ -151,7 +151,7 @@ pub fn children(process: u32) -> Vec<u32> {
     text.split_whitespace().filter_map(|number| number.parse().ok()).collect()
 }
 
-/// Whether there is such a process, and it has not ended yet.
+/// Returns true if the process exists and is not a zombie.
 pub fn running(process: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next());

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-/// What happens to bytes, in both directions unless it says otherwise.
+/// Treatment of the bytes that pass the proxy, in both directions unless a variant names one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weather {
     /// They pass.

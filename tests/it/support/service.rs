@@ -61,7 +61,7 @@ impl Process {
         Process::under(&[env!("CARGO_BIN_EXE_userd")], arguments, variables)
     }
 
-    /// The same, of a program that becomes userd: `nohup`, say, with its arguments.
+    /// Starts userd through a program that executes it, such as `nohup` with its arguments.
     pub fn under(program: &[&str], arguments: &[&str], variables: &[(&str, &str)]) -> Process {
         let temp_dir = TempDir::new();
         let mut child = Command::new(program[0])
@@ -148,12 +148,12 @@ impl Process {
         files.map(|file| file.expect("it is ours").file_name().to_string_lossy().into_owned()).collect()
     }
 
-    /// What it has written to standard output so far.
+    /// Returns the process's standard output so far.
     pub fn stdout(&self) -> String {
         self.stdout.text()
     }
 
-    /// What it has written to standard error so far.
+    /// Returns the process's standard error so far.
     pub fn stderr(&self) -> String {
         self.stderr.text()
     }
@@ -183,7 +183,7 @@ impl Drop for Process {
     }
 }
 
-/// What a process writes, read by a thread so that it never has to wait for us.
+/// Output of a process, read by a thread so that the process never blocks on a full pipe.
 struct Output {
     text: Arc<Mutex<Vec<u8>>>,
     reader: JoinHandle<()>,
