@@ -72,7 +72,7 @@ pub struct Config {
     pub api_token_login: Option<Secret>,
     /// The cost of hashing a password. No variable sets it.
     pub password_hashing: PasswordHashing,
-    /// Wrong passwords that one peer may send for one e-mail address in a minute; 0 for any number.
+    /// Wrong passwords that one peer may send for one e-mail address in a minute; 0 for no limit.
     pub auth_attempts: u32,
     /// Hosts that requests without a token may name, beside those that no stranger can own, `host` and the machine's
     /// name; `*` for any name.

@@ -194,7 +194,7 @@ fn initialize(directory: &ClusterDir, program: &Path) -> Result<(), ClusterError
         file.write_all(CONFIGURATION.as_bytes())?;
         file.sync_all()?;
         fs::rename(&new, directory.pgdata())?;
-        // So that the rename outlasts a power failure.
+        // Syncs the directory, so that the rename outlasts a power failure.
         File::open(&directory.dir)?.sync_all()
     };
     finish().map_err(ClusterError::io("finish", &new))

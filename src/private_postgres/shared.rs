@@ -177,7 +177,7 @@ impl Shared {
     }
 }
 
-/// Has a session of the server count the others, unless one does. It does not end with this process.
+/// Has a session of the server count the other sessions, unless one does. The session outlives this process.
 fn count_sessions(dir: &Path) {
     let dir = dir.to_owned();
     // If there is no thread, the next process tries it.

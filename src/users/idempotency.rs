@@ -30,7 +30,7 @@ pub struct KeptCreate {
 }
 
 impl Key {
-    /// From the key as the client has sent it.
+    /// Computes the digest of the key that the client has sent.
     pub fn new(text: &str) -> Key {
         Key(Sha256::digest(text.as_bytes()).into())
     }

@@ -2,7 +2,7 @@
 
 use super::user::UserRef;
 
-/// Which list is asked for.
+/// A requested list of users.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListRequest {
     /// Some of all users.
@@ -28,9 +28,9 @@ pub enum ListRequest {
 pub enum Range {
     /// A page.
     Page(PageRequest),
-    /// Users whose ids follow `after`.
+    /// Users in the order of their ids, after an id.
     Walk {
-        /// From 0.
+        /// Id that precedes the first user of the page, from 0.
         after: i64,
         /// How many, from 1.
         per_page: u32,
@@ -43,7 +43,7 @@ pub enum Range {
 }
 
 impl Range {
-    /// How many users, at most.
+    /// Returns the largest number of users that the list may have.
     pub fn per_page(self) -> u32 {
         match self {
             Range::Page(PageRequest { per_page, .. })

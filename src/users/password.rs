@@ -56,9 +56,9 @@ impl fmt::Debug for PasswordHash {
 /// The outcome of checking a password against a hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Match {
-    /// The password is another one.
+    /// The password does not match the hash.
     None,
-    /// The password was hashed.
+    /// The password matches the hash.
     Current,
     /// The password was hashed, and the hash is to be replaced now that the password is known.
     Outdated,
@@ -76,7 +76,7 @@ fn normalized(password: &Secret) -> Cow<'_, str> {
 #[derive(Clone, Debug)]
 pub struct Hasher {
     argon2: Argon2<'static>,
-    /// The hash of no password, at the same cost: what a password is checked against where a user has none.
+    /// A hash of no password, at the hasher's cost. A password is checked against it if the user has none.
     unknown: PasswordHash,
 }
 

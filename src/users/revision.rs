@@ -5,18 +5,18 @@ use crate::users::timestamp::Timestamp;
 /// The state of a record; no two that it ever had are equal, whoever has changed it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Revision {
-    /// Moves with every change.
+    /// Number that every change of the record moves.
     pub version: i64,
-    /// When the last change was made.
+    /// Time of the last change.
     pub updated_at: Timestamp,
 }
 
 /// The states in which a record may be changed or removed. By default: all of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Condition {
-    /// Only these.
+    /// Allowed revisions; `None` allows each.
     pub only: Option<Vec<Revision>>,
-    /// None of these.
+    /// Revisions that are not allowed.
     pub except: Vec<Revision>,
 }
 

@@ -38,7 +38,7 @@ impl Timestamp {
         Timestamp::from_unix_micros(time.unix_timestamp_nanos().div_euclid(1000).try_into().ok()?)
     }
 
-    /// Returns it as text.
+    /// Returns the time as text.
     pub(crate) fn to_rfc3339(self) -> [u8; 27] {
         let time = OffsetDateTime::from_unix_timestamp_nanos(i128::from(self.0) * 1000);
         let time = time.expect("it is of the years 1 to 9999");

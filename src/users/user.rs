@@ -31,9 +31,9 @@ pub struct User {
     pub name: String,
     /// The address, as given; unique whatever its case.
     pub email: String,
-    /// When the record was created.
+    /// Time at which the record was created.
     pub created_at: Timestamp,
-    /// When anything of it last changed.
+    /// Time of the last change of the record or its password.
     pub updated_at: Timestamp,
     /// Moves with every change, the password's included.
     pub version: i64,
@@ -54,9 +54,9 @@ pub struct UserRef<'a> {
     pub name: &'a str,
     /// The address.
     pub email: &'a str,
-    /// When the record was created.
+    /// Time at which the record was created.
     pub created_at: Timestamp,
-    /// When anything of it last changed.
+    /// Time of the last change of the record or its password.
     pub updated_at: Timestamp,
 }
 
