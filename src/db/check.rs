@@ -1,5 +1,5 @@
-//! What the commands `migrate`, `check`, `recount` and `grants` do with a database: its migrations without a service, a
-//! check that changes nothing, and what mends what that finds. Not part of the library's interface.
+//! The commands `migrate`, `check`, `recount` and `grants` on a database: migrations without a service, a check that
+//! changes nothing, and the repairs of its findings. Not part of the library's interface.
 
 pub use super::{inspection::Weight, target::of_variable as libpq_parameter};
 
@@ -39,7 +39,7 @@ pub fn grants(config: &Config, role: &str) -> Result<Vec<String>, StartError> {
     }
 }
 
-/// Whether the counts behind pages are those of the table; a line that says so, or what is wrong. For tests.
+/// Compares the counts behind pages with the table. Returns a line that says so, or the difference. For tests.
 pub fn compare_counts(client: &mut postgres::Client) -> Result<String, String> {
     counts::compare(client)
 }
@@ -86,7 +86,7 @@ fn look(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> Resu
     let are_applied = match migrations.are_applied(&mut client) {
         Ok(are_applied) => are_applied,
         Err(line) => {
-            // What else the role may not do belongs to it.
+            // Missing rights may be the cause.
             add(findings, "privileges", inspection::privileges(&mut client, false))?;
             return Err(migrated(line));
         }
@@ -133,8 +133,8 @@ fn add(
     Ok(())
 }
 
-/// Whether two connections are served by one session of the server, as by a pooler in transaction mode. It lends the
-/// session that was given back last.
+/// Returns whether two connections are served by one session of the server, as by a pooler in transaction mode, which
+/// lends the session that was given back last.
 fn sessions_are_lent(opening: &Opening, client: &mut postgres::Client) -> bool {
     const TRIES: usize = 3;
     let Ok(mut other) = opening.connect() else { return false };

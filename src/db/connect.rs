@@ -27,7 +27,7 @@ const CONNECT_DESCRIPTORS: usize = 12;
 pub struct Servers {
     config: Config,
     tls: Connector,
-    /// Whether only a server that takes changes will do.
+    /// True if only a server that takes changes is accepted.
     pub wants_primary: bool,
     epoch: AtomicU64,
 }

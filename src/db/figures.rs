@@ -1,4 +1,4 @@
-//! What the pool counts: only where something is waited for or executed again, so threads share these numbers.
+//! Counts of the pool. Only waits and retries change them, so threads share these numbers.
 
 use crate::metrics::{Kind, Text};
 use std::{

@@ -1,4 +1,4 @@
-//! What a database is, and what its role may do there: for a check that changes nothing. And what another role needs.
+//! Inspects a database and the rights of its role without a change, and lists the rights that another role needs.
 
 use super::settings;
 use postgres::{
@@ -6,10 +6,10 @@ use postgres::{
     types::{ToSql, Type},
 };
 
-/// What a finding means for a start.
+/// Meaning of a finding for a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weight {
-    /// As it should be.
+    /// Correct.
     Fine,
     /// Worth knowing.
     Note,
@@ -70,7 +70,7 @@ const FACTS: &str = "\
     union all select format('%s: trigger %s calls %s', relname, tgname, proname) \
         from ours join pg_trigger on tgrelid = ours.oid join pg_proc p on p.oid = tgfoid where not tgisinternal";
 
-/// What the migrations make, as [`FACTS`] has it.
+/// Lines of [`FACTS`] after all migrations.
 pub const EXPECTED: &str = include_str!("expected.txt");
 
 /// Functions with the owner's rights whose names are looked up in another schema than that of the tables.
@@ -126,7 +126,7 @@ const ROW_SECURITY: &str = "\
             'user_counts', 'refinery_schema_history']) as tables (name))) \
     order by 1";
 
-/// What a role needs for a service to run with it, a statement a row.
+/// Statements that give a role the rights to run a service, one in each row.
 const GRANTS: &str = "\
     select format(line, current_database(), n.nspname, \
         pg_get_serial_sequence('users', 'id'), r.rolname) \
@@ -187,7 +187,7 @@ pub fn schemas(client: &mut Client) -> Findings {
     problems(client, OPEN_SCHEMAS, &[])
 }
 
-/// What the role may do. `migrating`: whether it is to apply migrations.
+/// Judges the rights of the role. `migrating`: it is to apply migrations.
 pub fn privileges(client: &mut Client, migrating: bool) -> Findings {
     let mut findings = problems(client, MISSING_RIGHTS, &[])?;
     if migrating {
@@ -204,13 +204,13 @@ pub fn privileges(client: &mut Client, migrating: bool) -> Findings {
     Ok(findings)
 }
 
-/// What the migrations have made and is not there any more; see also [`privileges`] on triggers that are disabled.
+/// Finds objects of the migrations that are missing. [`privileges`] finds triggers that are disabled.
 pub fn tables(client: &mut Client) -> Findings {
     let rows = client.query_typed(FACTS, &[])?;
     let facts: Vec<&str> = rows.iter().map(|row| row.get(0)).collect();
     let missing = |line: &&str| !facts.contains(line);
     let tables: Vec<&str> = EXPECTED.lines().filter(|line| !line.contains(':')).filter(missing).collect();
-    // Of a table that is missing, the rest says nothing new.
+    // If a table is missing, its columns and keys need no lines.
     let of_missing = |line: &str| {
         tables
             .iter()
@@ -222,7 +222,7 @@ pub fn tables(client: &mut Client) -> Findings {
     Ok(findings)
 }
 
-/// Whether new users get ids that are free.
+/// Finds a sequence that would give new users ids that are taken.
 pub fn ids(client: &mut Client) -> Findings {
     let row = client.query_typed_one(SEQUENCE, &[])?;
     let name = match (row.get::<_, Option<String>>(0), row.get(1)) {

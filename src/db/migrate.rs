@@ -224,7 +224,7 @@ mod tests {
             // The last one says nothing.
             (&[1, 2, 3, 4, 5], Some(mark(4, 3)), None),
             (&[1, 2, 3, 4], Some("our users".to_owned()), None),
-            // Others, and not after ours.
+            // Foreign migrations, not after the known ones.
             (&[0, 1, 2, 3], Some(mark(3, 2)), Some(false)),
             (&[1, 2, 4], Some(mark(4, 3)), Some(false)),
         ];

@@ -1,5 +1,5 @@
-//! Whether the database can be used, as a load balancer asks. A thread probes it over a session of its own for as long as
-//! somebody asks, so that neither a busy pool nor a hanging database delays the answer.
+//! Readiness of the database, for load balancers. A thread probes it over a session of its own for as long as requests
+//! ask, so that neither a busy pool nor a hanging database delays the answer.
 //!
 //! [`Prober::readiness`] judges by the time of the last answer, as nothing ends a probe of a server that is stopped.
 //! Knows no HTTP.
@@ -63,13 +63,13 @@ struct Shared {
 }
 
 struct ProbeState {
-    /// As of the last answer.
+    /// Readiness at the last answer.
     found: Readiness,
-    /// Whether the log says that the database is silent.
+    /// True once the log says that the database is silent.
     is_silent: bool,
     /// Why the last probe has failed, or empty.
     failure: String,
-    /// Whether the database takes no changes, as the last probe has found it.
+    /// True if the database took no changes at the last probe.
     read_only: bool,
     asked: Option<Instant>,
     /// When the database answered last: at the start, before there is a prober.

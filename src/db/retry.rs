@@ -32,8 +32,8 @@ impl Backoff {
     }
 }
 
-/// What an attempt returns that meets no lock. Each waits for its locks only as long as reads and writes may wait
-/// behind it, so others follow, after pauses, for ten minutes at the most. The error is one line.
+/// Retries until an attempt meets no lock, and returns its result. An attempt waits for its locks only as long as reads
+/// and writes may wait behind it. Blocks for ten minutes at the most. The error is one line.
 pub(super) fn until_unlocked<T, E: Error + 'static>(
     mut attempt: impl FnMut() -> Result<T, E>,
     on_retry: impl Fn(),

@@ -31,7 +31,7 @@ pub(super) struct Session {
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) meaning: Meaning,
-    /// Whether the statement itself, not only its preparation, was given to the connection. If that is broken, the
+    /// True if the statement itself, not only its preparation, was given to the connection. If that is broken, the
     /// server may have executed it.
     pub(super) sent: bool,
     /// The answer, unless the statement is executed again.

@@ -1,4 +1,4 @@
-//! What an error of the PostgreSQL client means. The only module that compares SQLSTATEs.
+//! Meaning of the errors of the PostgreSQL client. The only module that compares SQLSTATEs.
 //!
 //! | SQLSTATE | what it says | condition |
 //! |---|---|---|
@@ -15,7 +15,7 @@ use crate::error::Error;
 use postgres::error::{DbError, Severity};
 use std::iter;
 
-/// What a failed statement says about the session, and about executing it again.
+/// Consequences of a failed statement for its session, and for executing it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Meaning {
     /// The server ends the session, or has lost what belongs to it.
@@ -68,7 +68,7 @@ pub(super) fn condition(sql: &'static str, error: &postgres::Error) -> Error {
     }
 }
 
-/// Whether the rows of a statement may have caused its refusal, so that some of them may be accepted without the
+/// Returns whether the rows of a statement may have caused its refusal, so that some of them may be accepted without the
 /// others: data exceptions, integrity violations, errors that triggers raise.
 pub(super) fn is_of_rows(error: &Error) -> bool {
     match error {
@@ -78,14 +78,14 @@ pub(super) fn is_of_rows(error: &Error) -> bool {
     }
 }
 
-/// Whether waiting cannot mend a refused connection: wrong credentials (SQLSTATE class 28) and a missing
+/// Returns whether waiting cannot mend a refused connection: wrong credentials (SQLSTATE class 28) and a missing
 /// database (3D) stay so.
 pub(super) fn is_final(error: &postgres::Error) -> bool {
     let code = code(error);
     code.starts_with("28") || code.starts_with("3D")
 }
 
-/// Whether a connection was refused for the number of those that there are (SQLSTATE 53300).
+/// Returns whether a connection was refused because there are too many (SQLSTATE 53300).
 pub(super) fn is_full(error: &postgres::Error) -> bool {
     code(error) == "53300"
 }
@@ -96,12 +96,12 @@ pub fn taken(error: &postgres::Error) -> Option<&str> {
     error.as_db_error().filter(|error| error.code().code() == "23505")?.constraint()
 }
 
-/// Whether a lock was not granted in time (SQLSTATE 55P03), which may be the cause of an error of refinery.
+/// Returns whether a lock was not granted in time (SQLSTATE 55P03), which may be the cause of an error of refinery.
 pub(super) fn is_locked(error: &(dyn std::error::Error + 'static)) -> bool {
     causes(error).any(|cause| cause.downcast_ref().is_some_and(|error| code(error) == "55P03"))
 }
 
-/// Whether a table does not exist (SQLSTATE 42P01, and 3F000 for its schema).
+/// Returns whether a table does not exist (SQLSTATE 42P01, and 3F000 for its schema).
 pub(super) fn is_missing(error: &postgres::Error) -> bool {
     matches!(code(error), "42P01" | "3F000")
 }
@@ -124,7 +124,7 @@ pub fn explain(error: &(dyn std::error::Error + 'static)) -> String {
                 };
                 format!("{}: {} ({code}){hint}", db.severity(), db.message())
             }
-            // What comes next says it.
+            // The next cause has the server's text.
             None if cause.downcast_ref::<postgres::Error>().is_some_and(|e| e.as_db_error().is_some()) => {
                 continue;
             }

@@ -190,7 +190,8 @@ const REPLACE_HASH: &str =
 const DELETE: &str = "
     delete from users where id = $1 and ($2::bigint is null or version = $2 and updated_at = $3) returning id";
 
-/// As [`UPDATE_LOCKED`]. $2 to $5: the versions and times that are allowed, and those that are not.
+/// Deletes a row once it is locked, as [`UPDATE_LOCKED`] updates one. $2 to $5: versions and times that are allowed, and
+/// ones that are not.
 const DELETE_LOCKED: &str = "
     with target as materialized (
         select id,
@@ -202,7 +203,7 @@ const DELETE_LOCKED: &str = "
     )
     select allowed, deleted.id is not null as removed from target left join deleted on deleted.id = target.id";
 
-/// As [`UPDATE_MANY`].
+/// Deletes the rows of a batch, as [`UPDATE_MANY`] updates them.
 const DELETE_MANY: &str = "
     with given as materialized (
         select * from unnest($1::bigint[], $2::bigint[], $3::timestamptz[])
@@ -233,7 +234,7 @@ pub struct Users {
     lazy: Option<Loader<Credential>>,
 }
 
-/// What an update does to the password.
+/// Effect of an update on the password.
 #[derive(Debug, Clone)]
 pub enum PasswordChange {
     /// Leaves it.
@@ -444,7 +445,7 @@ impl Users {
                 if let [row] = &self.pool.change(UPDATE, &params, *deadline)?[..] {
                     return self.user(row);
                 }
-                // What the committed record tells is answered at once, whoever has locked it.
+                // The committed record may answer at once, also if another transaction has locked it.
                 let user = self.find_many(&[*id])?.pop().ok_or(Error::NotFound)?;
                 if !condition.holds(user.revision()) {
                     return Err(Error::PreconditionFailed);
@@ -602,7 +603,7 @@ impl Users {
         let latest = Instant::now() + self.pool.statement_timeout() + MARGIN;
         let keyed = requests.iter().map(key).enumerate();
         let mut order: Vec<_> = keyed.filter(|(_, (_, deadline))| *deadline >= latest).collect();
-        // Of equal addresses the first one wins.
+        // The first one of equal addresses wins.
         order.sort_by(|(at, (key, _)), (other_at, (other, _))| (key, at).cmp(&(other, other_at)));
         let Some(deadline) = order.iter().map(|(_, (_, deadline))| *deadline).min() else {
             return outcomes;
