@@ -116,9 +116,7 @@ fn compare(client: &mut Client, dice: &mut Dice) {
     let total: i64 = snapshot.query_one("select count(*) from users", &[]).expect("a count").get(0);
     let positions = [0, dice.roll(total.max(1) as u64) as i64, (total - 3).max(0), total, i64::MAX];
     let limits = [15_i64; 5];
-    let rows =
-        snapshot.query(pages(), &[&positions.as_slice(), &limits.as_slice(), &[i32::MAX; 5].as_slice()]);
-    let rows = rows.expect("pages");
+    let rows = snapshot.query(pages(), &[&positions.as_slice(), &limits.as_slice()]).expect("pages");
     for (ordinal, position) in (1_i64..).zip(positions) {
         let page = rows.iter().filter(|row| row.get::<_, i64>("position") == ordinal);
         let (totals, ids): (Vec<i64>, Vec<Option<i64>>) =
