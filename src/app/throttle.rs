@@ -21,10 +21,10 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// this.
 const PAIRS: usize = 16 << 10;
 
-/// Of whom an attempt is, as connections are counted.
+/// Address of the client that attempts, as connections are counted.
 type Peer = Option<IpAddr>;
 
-/// The attempts of the last minute.
+/// Wrong passwords of the last minute.
 pub struct Throttle {
     /// In a minute, by one peer, at one account; 0 for any number.
     limit: u32,
@@ -60,7 +60,7 @@ struct Count {
 }
 
 impl Throttle {
-    /// At most `limit` wrong attempts a minute; 0 for any number.
+    /// Returns a throttle of `limit` wrong attempts a minute; 0 for any number.
     pub fn new(limit: u32) -> Arc<Throttle> {
         Arc::new(Throttle { limit, hasher: RandomState::new(), attempts: Mutex::default() })
     }
@@ -103,7 +103,7 @@ impl Throttle {
 }
 
 impl Attempt {
-    /// The password was wrong: the attempt counts for its minute.
+    /// Lets the attempt count for its minute, as the password was wrong.
     pub fn wrong(mut self) {
         self.0 = None;
     }
@@ -148,7 +148,7 @@ impl Attempts {
         }
     }
 
-    /// An attempt that does not count after all.
+    /// Takes back an attempt that does not count after all.
     fn take_back(&mut self, pair: Pair) {
         if let Some(count) = self.counts.get_mut(&pair) {
             count.attempts = count.attempts.saturating_sub(1);
@@ -164,8 +164,8 @@ impl Attempts {
         }
     }
 
-    /// Makes room for a pair of this peer, if there is none: at the cost of the peer that has the most. Where it is
-    /// that one itself, since when its oldest pair counts.
+    /// Makes a full table accept a pair of this peer: the peer with the most pairs loses its oldest one. If this peer has
+    /// the most itself, returns the time since which its oldest pair counts.
     fn make_room(&mut self, peer: Peer) -> Result<(), Instant> {
         if self.counts.len() < PAIRS {
             return Ok(());
@@ -191,7 +191,7 @@ mod tests {
     const A: Option<IpAddr> = Some(IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 1)));
     const B: Option<IpAddr> = Some(IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 2)));
 
-    /// A wrong password; whether it was admitted.
+    /// Sends a wrong password; an error if it is not admitted.
     fn guess(throttle: &Arc<Throttle>, email: &str, peer: Option<IpAddr>, now: Instant) -> Result<(), Error> {
         throttle.admit(email, peer, now).map(Attempt::wrong)
     }
@@ -209,7 +209,7 @@ mod tests {
         guess(&throttle, "ada@example.com", B, at(20)).unwrap();
         guess(&throttle, "ada@example.com", None, at(20)).unwrap();
         guess(&throttle, "bob@example.com", A, at(20)).unwrap();
-        // Of ASCII letters alone the case is ignored: these are four accounts.
+        // The case of ASCII letters alone is ignored: these are four accounts.
         for email in ["é@example.com", "É@example.com", "\u{130}@example.com", "i\u{307}@example.com"] {
             for _ in 0..3 {
                 guess(&throttle, email, A, at(20)).unwrap();
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(sizes, (2, 2, 2, 2), "one more, and another");
     }
 
-    /// What is refused before it was hashed is not remembered.
+    /// An attempt that is refused before it is hashed is not remembered.
     #[test]
     fn attempts_that_were_not_hashed_take_no_room() {
         let (throttle, now) = (Throttle::new(1), Instant::now());

@@ -68,7 +68,7 @@ fn pages(client: &mut Client) -> Vec<Value> {
     }
 }
 
-/// The same users and totals; passwords open their accounts; and it goes on as if nothing had been.
+/// Users and totals are as before, passwords open their accounts, and new users get the next ids.
 fn assert_restored(client: &mut Client, expected: &[Value]) {
     assert_eq!(pages(client), expected);
     for email in ["ada@example.com", "bob@example.com"] {
@@ -205,7 +205,7 @@ fn a_migration_does_not_block_writers() {
 
     let mut after = Process::on(&database, &[("MIGRATIONS_DIR", newer.name())]);
     after.logs("the migrations are retried");
-    // What the older release executes.
+    // The older release executes this.
     database.run(
         "set statement_timeout = '20s'; \
          insert into users (name, email) values ('m', 'm@example.com') returning id, name, email, created_at, updated_at",

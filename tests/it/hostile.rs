@@ -1,4 +1,4 @@
-//! What another role puts into the schema of the tables is never executed as the service's role.
+//! Another role's operators and functions in the schema of the tables are never executed as the service's role.
 //!
 //! PostgreSQL takes an operator or a function for exactly the types at hand before one of `pg_catalog` for others. So the
 //! operands of each statement have the exact types of the operators of `pg_catalog`.
@@ -41,7 +41,7 @@ fn fill(database: &Database) {
             execute format('create function %I.%I(%s) returns %s language plpgsql security invoker as $$ '
                 'begin perform pg_catalog.nextval(''evil.ran''); return null; end $$', schema, name, arguments, result);
         exception when others then
-            -- Of types that PL/pgSQL has no functions of.
+            -- PL/pgSQL has no functions of some types.
         end $make$;
         create function evil.make_operator(name text, l text, r text, result text) returns void
             language plpgsql as $make$

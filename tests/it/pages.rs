@@ -73,8 +73,8 @@ fn change(client: &mut Client, dice: &mut Dice) -> Result<(), postgres::Error> {
     }
 }
 
-/// The same in a transaction of any kind: of each isolation level, left prepared for another session, of a session that has
-/// forgotten what it has seen.
+/// Changes users in a transaction of any kind: of each isolation level, left prepared for another session, of a session
+/// whose plans are discarded.
 fn attack(client: &mut Client, dice: &mut Dice, seed: u64) -> Result<(), postgres::Error> {
     let level =
         ["read uncommitted", "read committed", "repeatable read", "serializable"][dice.roll(4) as usize];
@@ -208,7 +208,7 @@ fn the_counts_withstand_attacks() {
                                 let expected =
                                     ["23505", "40P01", "55P03", "40001", "53200", "55000", "25P02"];
                                 assert!(expected.contains(&code), "{error:?}");
-                                // As above.
+                                // A transaction that failed is ended.
                                 let _ = client.batch_execute("rollback");
                             }
                         }
@@ -381,7 +381,7 @@ fn nobody_needs_more_rights_than_those_on_users_nor_gets_at_the_counts() {
         compare(&mut client, &mut dice);
     }
 
-    // What a writer's search_path has in the way is not used with the owner's rights.
+    // Operators in a writer's search_path are not used with the owner's rights.
     let mut decoys = "create schema decoys; grant usage on schema decoys to public;".to_owned();
     for (operators, left, right) in [
         (&["=", "<>", "<=", ">=", "&", "+"][..], "bigint", "bigint"),

@@ -56,7 +56,7 @@ fn to_the_next_server_under_load() {
     to_the_next_server(copy, cut);
 }
 
-/// As a tool does that knows nothing of the tables.
+/// Some tools publish all tables, as they know none.
 #[test]
 fn to_the_next_server_by_a_publication_of_all_tables() {
     let [copy, empty, cut] = blocks()[..] else { panic!("three blocks: {:?}", blocks()) };

@@ -1,5 +1,5 @@
-//! What becomes of the tables behind the service's back: a sequence behind the ids, counts that are wrong, row security, and
-//! a role that owns none of them.
+//! Tables that are changed behind the service's back: a sequence behind the ids, counts that are wrong, row security, and a
+//! role that owns none of them.
 
 use crate::support::{
     Answer, Client, Database, LONG, LONG_ON_DISK, Own, PASSWORD, Process, Service, TempDir, eventually,
@@ -37,7 +37,7 @@ fn check_stored(client: &mut Client, created: &Answer, name: &str) {
 
 // The sequence of ids
 
-/// Nothing is imported until the sequence is moved, by the line that `userd check` prints.
+/// An import fails until the sequence is moved, by the line that `userd check` prints.
 #[test]
 fn an_import_on_a_sequence_behind_the_ids() {
     for line in [
