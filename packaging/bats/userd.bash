@@ -4,7 +4,8 @@
 #     teardown() { userd_stop; }  # fails the test where the service has ended badly, and explains a failure of the test
 #
 # USERD names the program. userd_start takes settings and then arguments of the program: `userd_start SCHEMA=strict --seed
-# users.csv`. Its variables in the environment have no effect, but for POSTGRES_BIN.
+# users.csv`. `userd_reset`, `userd_fail answer-lost POST /users 1` and `userd_advance 61` are commands to it, not for `run`:
+# a subshell has no pipe to the service. A test fails that leaves faults. Its variables in the environment have no effect, but for POSTGRES_BIN.
 
 userd_start() {
     local program=${USERD:-userd} settings=()
@@ -25,7 +26,7 @@ userd_start() {
     # Its standard input ends with this shell. bats waits for processes that hold its descriptor 3.
     local names=("${settings[@]%%=*}")
     coproc USERD_PROCESS {
-        userd_run --embedded --ephemeral --port 0 --with-parent "--with-parent=$$" \
+        userd_run --embedded --ephemeral --commands --port 0 --with-parent "--with-parent=$$" \
             "${names[@]/#/--settings=}" "$@" 2>"$userd_log" 3>&-
     }
     # bash forgets it when the process ends.
@@ -36,6 +37,20 @@ userd_start() {
         cat "$userd_log" >&2
         return 1
     fi
+}
+
+userd_reset() { userd_command reset; }
+userd_fail() { userd_command fail "$@"; }
+userd_advance() { userd_command advance "$@"; }
+
+# Sends a line to the service, whose answer is `ok`, with $userd_said behind it, or fails.
+userd_command() {
+    local said
+    echo "$*" >&"${USERD_PROCESS[1]}"
+    read -r said <&"${USERD_PROCESS[0]}"
+    [[ $said == ok* ]] || { echo "$*: $said" >&2; return 1; }
+    said=${said#ok}
+    userd_said=${said# }
 }
 
 # The service, its programs and settings, the ids of requests, and the end of its log.
@@ -49,10 +64,16 @@ userd_explain() {
 }
 
 userd_stop() {
-    local input=${USERD_PROCESS[1]-} status=0
+    local input=${USERD_PROCESS[1]-} status=0 left=0
+    # None are left of a service that has ended.
+    if [ -n "$input" ] && userd_command faults; then left=$userd_said; fi
     [ -z "$input" ] || exec {input}>&-
     wait ${userd_pid:+"$userd_pid"} || status=$?
     [ $status = 0 ] || echo "userd ended with $status" >&2
+    if [ $status = 0 ] && [ "$left" -gt 0 ]; then
+        echo "$left requests were to fail, and have not come" >&2
+        status=1
+    fi
     # bats sets this where the test has passed.
     if [ $status != 0 ] || { [[ " ${FUNCNAME[*]} " == *" teardown "* ]] && [ -z "${BATS_TEST_COMPLETED-}" ]; }; then
         userd_explain >&2

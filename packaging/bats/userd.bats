@@ -41,6 +41,17 @@ create() {
     userd_start
 }
 
+@test "faults that are left fail their test" {
+    userd_fail 503 GET /users 2
+    [ "$(curl -s -o /dev/null -w '%{http_code}' "$userd_url/users")" = 503 ]
+    ! userd_fail nothing GET /users
+    status=0
+    userd_stop 2>"$BATS_TEST_TMPDIR/said" || status=$?
+    [ $status = 1 ]
+    grep -qx '1 requests were to fail, and have not come' "$BATS_TEST_TMPDIR/said"
+    userd_start
+}
+
 @test "a failure is explained" {
     userd_stop
     userd_start

@@ -50,6 +50,16 @@ test("settings, and users to begin with", async () => {
   await assert.rejects(fetch(userd.url));
 });
 
+test("faults that are left", async () => {
+  const userd = await startUserd();
+  await userd.fail("503", "GET", "/users", 2);
+  assert.equal((await ask(`${userd.url}/users`))[0], 503);
+  assert.equal(await userd.faultsLeft(), 1);
+  await assert.rejects(userd.fail("nothing", "GET", "/users"), /fail nothing .*: error a command is/);
+  await assert.rejects(userd.stop(), /1 requests were to fail/);
+  await assert.rejects(userd.reset(), /userd has ended/);
+});
+
 test("a service that does not start says why", async () => {
   const settings = { SCHEMA: "none", API_TOKEN: "a-secret-of-sixteen" };
   await assert.rejects(startUserd(settings), ({ message }) => {

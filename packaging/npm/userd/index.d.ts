@@ -2,6 +2,17 @@
 export interface Userd extends AsyncDisposable {
   /** Its address, as in `http://127.0.0.1:41234`. */
   readonly url: string;
+  /** Removes all users, idempotency keys, counts of wrong passwords and faults; a seed is back. */
+  reset(): Promise<void>;
+  /**
+   * Has the next requests with this method and path fail, once or so many times, or one of `every`: "answer-lost",
+   * "refused", "503", "slow SECONDS" or "cut BYTES". The end of the service fails where some are left.
+   */
+  fail(fault: string, method: string, path: string, times?: number, every?: number): Promise<void>;
+  /** How many requests are yet to fail. */
+  faultsLeft(): Promise<number>;
+  /** Lets time pass for idempotency keys and for counts of wrong passwords. */
+  advance(seconds: number): Promise<void>;
   /** Ends it, as `await using` does. Fails where it did not end well; a second call does nothing. */
   stop(): Promise<void>;
   /** What it has logged so far. */

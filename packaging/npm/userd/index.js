@@ -34,10 +34,13 @@ class Userd {
   #program;
   #settings;
   #given;
+  /** For lines of its standard output, in their order. */
+  #waiting = [];
+  #failing = false;
 
   constructor(settings, { seed, userd }) {
     this.#program = userd ?? command();
-    const given = ["--embedded", "--ephemeral", "--port=0", "--with-parent"];
+    const given = ["--embedded", "--ephemeral", "--commands", "--port=0", "--with-parent"];
     // A child of this process may hold the other end of standard input after this process has ended.
     given.push(`--with-parent=${process.pid}`);
     const own = { ...environment(this.#program), ...settings };
@@ -66,21 +69,53 @@ class Userd {
   }
 
   async listening() {
-    this.#child.ref();
     let text = "";
-    const line = new Promise((resolve) => {
-      this.#child.stdout.on("data", (data) => {
-        text += data;
-        if (text.includes("\n")) resolve();
-      });
+    this.#child.stdout.on("data", (data) => {
+      const lines = (text + data).split("\n");
+      text = lines.pop();
+      for (const line of lines) this.#waiting.shift()?.(line);
     });
-    await Promise.race([line, this.#ended]);
-    this.#child.unref();
-    this.#child.stdout.unref();
-    const found = /^listening on (\S+)\n/.exec(text);
+    const found = /^listening on (\S+)$/.exec(await this.#line());
     if (found === null) throw new Error(`userd did not start\n${this.explain()}`);
     this.url = found[1];
     return this;
+  }
+
+  /** The next line of its standard output; undefined where it has ended. */
+  async #line() {
+    this.#child.ref();
+    this.#child.stdout.ref();
+    const line = new Promise((resolve) => this.#waiting.push(resolve));
+    const said = await Promise.race([line, this.#ended.then(() => undefined)]);
+    if (this.#waiting.length === 0) {
+      this.#child.unref();
+      this.#child.stdout.unref();
+    }
+    return said;
+  }
+
+  async #command(line) {
+    if (this.#said === undefined) this.#child.stdin.write(`${line}\n`);
+    const answer = this.#said === undefined ? await this.#line() : undefined;
+    if (!/^ok\b/.test(answer)) throw new Error(`${line}: ${answer ?? "userd has ended"}`);
+    return answer.slice(3);
+  }
+
+  async reset() {
+    await this.#command("reset");
+  }
+
+  async fail(fault, method, path, times = 1, every = 1) {
+    this.#failing = true;
+    await this.#command(`fail ${fault} ${method} ${path} ${times} every ${every}`);
+  }
+
+  async faultsLeft() {
+    return Number(await this.#command("faults"));
+  }
+
+  async advance(seconds) {
+    await this.#command(`advance ${seconds}`);
   }
 
   log() {
@@ -117,6 +152,8 @@ class Userd {
 
   async stop() {
     if (this.#said !== undefined) return;
+    // A service that has ended has none.
+    const left = this.#failing ? await this.faultsLeft().catch(() => 0) : 0;
     this.#child.ref();
     this.#child.stdin.end();
     const code = await this.#ended;
@@ -124,6 +161,7 @@ class Userd {
     closeSync(this.#log);
     this.#said = said;
     if (code !== 0) throw new Error(`userd ended with ${code}\n${this.explain()}`);
+    if (left > 0) throw new Error(`${left} requests were to fail, and have not come`);
   }
 
   async [Symbol.asyncDispose]() {

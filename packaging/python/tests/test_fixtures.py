@@ -143,6 +143,29 @@ def test_a_failure_is_explained(pytester):
     assert "a-secret-of-sixteen" not in text.replace('"API_TOKEN": "a-secret-of-sixteen"', "")
 
 
+def test_faults_that_are_left_fail_their_test(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+        from urllib.request import urlopen
+
+        def test_left(userd_session_server):
+            userd_session_server.fail("503", "GET", "/users", times=3, every=2)
+            assert userd_session_server.faults_left() == 3
+            urlopen(userd_session_server.url + "/users").read()
+
+        def test_none(userd_session_server):
+            for _ in range(2):
+                urlopen(userd_session_server.url + "/users").read()
+            with pytest.raises(ValueError, match="fail nothing .*: error a command is"):
+                userd_session_server.fail("nothing", "GET", "/users")
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["3 requests of <userd at http*> were to fail, and have not come"])
+
+
 def test_a_service_that_does_not_start(pytester):
     pytester.makepyfile(
         """

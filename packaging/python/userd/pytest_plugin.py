@@ -34,7 +34,7 @@ class Server:
         seed: str | os.PathLike[str] | None,
     ):
         environment = {**environment, **settings}
-        arguments = ["--embedded", "--ephemeral", "--port=0"]
+        arguments = ["--embedded", "--ephemeral", "--commands", "--port=0"]
         # A child of this process may hold the other end of standard input after this process has ended.
         arguments += ["--with-parent", f"--with-parent={os.getpid()}"]
         # It refuses a misspelt one.
@@ -43,6 +43,7 @@ class Server:
         if seed is not None:
             arguments += ["--seed", os.fspath(seed)]
         self._userd, self._environment, self._settings, self._begin = userd, environment, settings, 0
+        self._failing = False
         self._log = tempfile.TemporaryFile()
         # It ends with its standard input, and so with this process, however that ends.
         self._process = subprocess.Popen(
@@ -59,6 +60,41 @@ class Server:
 
     def __repr__(self) -> str:
         return f"<userd at {self.url}>"
+
+    def reset(self) -> None:
+        """Removes all users, idempotency keys, counts of wrong passwords and faults; a seed is back."""
+        self._command("reset")
+
+    def fail(self, fault: str, method: str, path: str, times: int = 1, every: int = 1) -> None:
+        """Has the next requests with this method and path fail, or one of `every`: "answer-lost", "refused", "503",
+        "slow SECONDS" or "cut BYTES". A test fails that leaves some."""
+        self._failing = True
+        self._command(f"fail {fault} {method} {path} {times} every {every}")
+
+    def faults_left(self) -> int:
+        """How many requests are yet to fail."""
+        return int(self._command("faults"))
+
+    def advance(self, seconds: float) -> None:
+        """Lets time pass for idempotency keys and for counts of wrong passwords."""
+        self._command(f"advance {seconds}")
+
+    def _command(self, line: str) -> str:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+        said = self._process.stdout.readline().strip()
+        if said.split(" ")[0] != "ok":
+            raise ValueError(f"{line}: {said or 'userd has ended'}")
+        return said[3:]
+
+    def _take_faults_left(self) -> int:
+        if not self._failing or self._process.poll() is not None:
+            return 0
+        self._failing = False
+        left = self.faults_left()
+        self._command("fail none")
+        return left
 
     def log(self) -> str:
         """What the service has logged so far."""
@@ -150,6 +186,11 @@ def pytest_runtest_setup() -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.CallInfo[None], None]:
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
+    for server in _servers if report.when == "call" else ():
+        left = server._take_faults_left()
+        if left and report.passed:
+            report.outcome = "failed"
+            report.longrepr = f"{left} requests of {server!r} were to fail, and have not come"
     used = getattr(item, "funcargs", {}).values()
     for server in _servers if report.when == "call" and report.failed else ():
         # A fixture that is asked for by its name is not among the test's.
