@@ -61,10 +61,10 @@ test("faults that are left", async () => {
 });
 
 test("a service that does not start says why", async () => {
-  const settings = { SCHEMA: "none", API_TOKEN: "a-secret-of-sixteen" };
+  const settings = { SCHEMA: "none", API_TOKEN: "a-secret-of-sixteen", NO_SETTING: "another-secret" };
   await assert.rejects(startUserd(settings), ({ message }) => {
-    assert.match(message, /^userd did not start\n[^]*^settings: SCHEMA=none, API_TOKEN=\*\*\*$[^]*^userd: SCHEMA: must be one of /m);
-    assert.doesNotMatch(message, /a-secret-of-sixteen|PostgreSQL did not start/);
+    assert.match(message, /^userd did not start\n[^]*^settings: SCHEMA=none, API_TOKEN=\*\*\*, NO_SETTING=\*\*\*$[^]*^userd: SCHEMA: must be one of /m);
+    assert.doesNotMatch(message, /a-secret-of-sixteen|another-secret|PostgreSQL did not start/);
     return true;
   });
 });

@@ -21,9 +21,9 @@ function environment(program) {
   return Object.fromEntries(Object.entries(process.env).filter(([name]) => !variables.has(name)));
 }
 
-/** A setting, without its value if that may be a secret. */
-function shown([name, value]) {
-  return `${name}=${/PASS|TOKEN|URL/i.test(name) ? "***" : value}`;
+/** Returns a setting, without its value if that may be a secret: the name of one may be misspelt. */
+function shown([name, value], known) {
+  return `${name}=${known.has(name) && !/PASS|TOKEN|URL/.test(name) ? value : "***"}`;
 }
 
 class Userd {
@@ -138,7 +138,8 @@ class Userd {
     const rows = tell("config").split("\n").map((line) => line.split(/\s+/));
     const settings = rows.filter((row) => row.at(-1) === "environment").map((row) => `${row[0]}=${row.slice(1, -1).join(" ")}`);
     // A service that refuses its settings has no table of them, only a line in its log.
-    if (settings.length === 0) settings.push(...Object.entries(this.#given).map(shown));
+    const known = new Set([...tell("--help").matchAll(/^  ([A-Z_]+)/gm)].map(([, name]) => name));
+    if (settings.length === 0) settings.push(...Object.entries(this.#given).map((setting) => shown(setting, known)));
     const ids = [...log.matchAll(/request_id=(\S+)/g)].map(([, id]) => id).slice(-LINES);
     return [
       `${tell("--version")} at ${this.url ?? "-"}, ${this.#program}`,

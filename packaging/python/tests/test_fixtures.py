@@ -173,7 +173,7 @@ def test_a_service_that_does_not_start(pytester):
 
         @pytest.fixture
         def userd_settings():
-            return {"SCHEMA": "none", "API_TOKEN": "a-secret-of-sixteen"}
+            return {"SCHEMA": "none", "API_TOKEN": "a-secret-of-sixteen", "NO_SETTING": "another-secret"}
 
         def test_nothing(userd_server):
             pass
@@ -182,9 +182,10 @@ def test_a_service_that_does_not_start(pytester):
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(
-        ["*userd did not start*", "*settings: SCHEMA=none, API_TOKEN=[*][*][*]", "*userd: SCHEMA: must be one of *"]
+        ["*userd did not start*", "*settings: SCHEMA=none, API_TOKEN=[*][*][*], NO_SETTING=[*][*][*]", "*userd: SCHEMA: *"]
     )
     result.stdout.no_fnmatch_line("*a-secret-of-sixteen*")
+    result.stdout.no_fnmatch_line("*settings:*another-secret*")
 
 
 def test_with_xdist(pytester):

@@ -117,7 +117,8 @@ class Server:
         rows = [row.split() for row in said("config").splitlines()]
         settings = [f"{row[0]}={' '.join(row[1:-1])}" for row in rows if row[-1] == "environment"]
         # A service that refuses its settings has no table of them, only a line in its log.
-        settings = settings or [f"{name}={_shown(name, value)}" for name, value in self._settings.items()]
+        known = set(re.findall(r"^  ([A-Z_]+)", said("--help"), re.MULTILINE))
+        settings = settings or [f"{name}={_shown(name, value, known)}" for name, value in self._settings.items()]
         return "\n".join(
             [
                 f"{said('--version')} at {self.url or '-'}, {self._userd}",
@@ -142,9 +143,9 @@ class Server:
         return self._process.returncode
 
 
-def _shown(name: str, value: str) -> str:
-    """The value of a setting, unless it may be a secret."""
-    return "***" if re.search("PASS|TOKEN|URL", name.upper()) else value
+def _shown(name: str, value: str, known: set[str]) -> str:
+    """Returns the value of a setting, unless it may be a secret: the name of one may be misspelt."""
+    return value if name in known and not re.search("PASS|TOKEN|URL", name) else "***"
 
 
 def _arrived(at: str, request: str) -> int:
