@@ -1,4 +1,4 @@
--- Exact totals and the start of any page, from counts by block of 2^13 ids.
+-- Exact totals and the start of any page, from counts by block of 2^12 ids.
 --
 -- The rows of a block add up to the number of its users. Each statement appends its rows in its own transaction, so every
 -- snapshot has both or neither, and writers never wait for each other. About one row in 500 is followed by a fold: the
@@ -8,7 +8,7 @@
 select set_config('search_path', format('%I, pg_temp', current_schema()), true);
 
 create table user_counts (
-    block bigint not null,  -- id >> 13
+    block bigint not null,  -- id >> 12
     n int not null
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 -- Rows may be equal, and a publication refuses to delete rows that it cannot identify.
@@ -18,7 +18,7 @@ create function user_counts_record() returns trigger language plpgsql security d
 declare appended float8;
 begin
     insert into user_counts
-        select id >> 13, case tg_op when 'INSERT' then count(*) else -count(*) end from changed group by 1;
+        select id >> 12, case tg_op when 'INSERT' then count(*) else -count(*) end from changed group by 1;
     get diagnostics appended = row_count;
     -- A transaction that keeps one snapshot may not delete rows that others have added up since.
     if random() < appended * float8 '0.002' and current_setting('transaction_isolation') = 'read committed' then
@@ -38,7 +38,7 @@ end $$;
 create function user_counts_reset() returns trigger language plpgsql security definer set search_path from current as $$
 begin
     truncate user_counts;
-    insert into user_counts select id >> 13, count(*) from users group by 1;
+    insert into user_counts select id >> 12, count(*) from users group by 1;
     return null;
 end $$;
 

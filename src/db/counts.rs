@@ -6,7 +6,7 @@ use postgres::Client;
 /// In one snapshot: the number of blocks with another count than users, and the number of users.
 const COUNTS: &str = "\
     select count(*) filter (where coalesce(c.n, 0) <> coalesce(r.n, 0)), coalesce(sum(c.n), 0)::bigint \
-    from (select id >> 13 as block, count(*) as n from users group by 1) c \
+    from (select id >> 12 as block, count(*) as n from users group by 1) c \
     full join (select block, sum(n) as n from user_counts group by 1) r on c.block = r.block";
 
 /// Unlike a TRUNCATE, the delete makes no reader wait, and leaves snapshots that are older their counts. The lock comes
@@ -15,7 +15,7 @@ const RECOUNT: &str = "\
     set local statement_timeout = 0; set local lock_timeout = '100ms'; \
     lock table users in share row exclusive mode; \
     delete from user_counts; \
-    insert into user_counts select id >> 13, count(*) from users group by 1";
+    insert into user_counts select id >> 12, count(*) from users group by 1";
 
 /// Compares the counts with the table. Blocks while the users are counted; writers go on.
 ///

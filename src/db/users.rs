@@ -66,7 +66,7 @@ const PAGES: &str = "
         select block, first - (upto - n) as skip from blocks where upto > first order by block limit 1
     ) b on true
     left join lateral (
-        select id as first_id from users where id >= b.block << 13 order by id offset b.skip limit 1
+        select id as first_id from users where id >= b.block << 12 order by id offset b.skip limit 1
     ) s on true
     left join lateral (select * from users where id >= first_id order by id limit most) u on true
     order by position, case when is_from_end then -u.id else u.id end";

@@ -13,7 +13,7 @@ use userd::{config::Config, server::Server};
 
 /// Counts all users anew, as `userd recount` does.
 const RECOUNT: &str = "begin; lock table users in share row exclusive mode; delete from user_counts; \
-    insert into user_counts select id >> 13, count(*) from users group by 1; commit";
+    insert into user_counts select id >> 12, count(*) from users group by 1; commit";
 
 /// The statement of pages.
 fn pages() -> &'static str {
