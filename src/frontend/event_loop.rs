@@ -7,7 +7,7 @@ mod admission;
 
 use super::{
     Listener, Resources,
-    connection::{Action, Connection, Context, interest},
+    connection::{Action, Connection, Context, interest, linger_time},
     shared::Shared,
     to_tiny_http::ToTinyHttp,
 };
@@ -33,8 +33,8 @@ const EVENTS: usize = 1024;
 const SCRATCH_BYTES: usize = 16 * 1024;
 /// Iterations of accepting before the listener closes, which resets connections that are still in its backlog.
 const LAST_ACCEPTS: usize = 64;
-/// How often the deadlines of all connections are looked at.
-const SWEEP_PAUSE: Duration = Duration::from_millis(50);
+/// The least time between two looks at the deadlines of all connections.
+const SWEEP_PAUSE: Duration = Duration::from_millis(20);
 
 /// The state of the frontend's thread.
 pub struct EventLoop {
@@ -263,19 +263,43 @@ impl EventLoop {
         self.is_empty() || late || self.shared.aborted.load(Ordering::SeqCst)
     }
 
-    /// Ends what has taken too long.
+    /// Ends requests, answers and connections whose deadline has passed.
+    ///
+    /// The next sweep is at the first deadline that is set, or at the first one that may be set until then: no state has
+    /// less time than the shortest limit.
     fn sweep(&mut self, now: Instant) {
-        let shared = Arc::clone(&self.shared);
-        let is_late =
-            |connection: &Connection| connection.deadline(&shared.limits).is_some_and(|at| at <= now);
-        for index in shared.slots.each(|index, connection| is_late(connection).then_some(index)) {
-            // It may have been answered in between.
-            self.call(index, now, |connection, context| match is_late(connection) {
-                true => connection.expire(index, context),
-                false => Action::Wait,
+        let mut next = now + self.shortest_limit();
+        let late = self.shared.slots.each(|index, connection| {
+            let at = connection.deadline(&self.shared.limits)?;
+            if at > now {
+                next = next.min(at);
+            }
+            (at <= now).then_some(index)
+        });
+        for index in late {
+            self.call(index, now, |connection, context| {
+                // It may have been answered in between.
+                match connection.deadline(&context.shared.limits).is_some_and(|at| at <= now) {
+                    true => connection.expire(index, context),
+                    false => Action::Wait,
+                }
             });
         }
-        self.sweep_at = (!self.is_empty()).then(|| now + SWEEP_PAUSE);
+        self.sweep_at = (!self.is_empty()).then(|| next.max(now + SWEEP_PAUSE));
+    }
+
+    /// Returns the shortest time that a state of a connection has.
+    fn shortest_limit(&self) -> Duration {
+        let limits = &self.shared.limits;
+        let all = [
+            limits.head_timeout,
+            limits.body_timeout,
+            limits.idle_timeout,
+            limits.write_timeout,
+            limits.request_timeout,
+            linger_time(self.stop_at.is_some()),
+        ];
+        all.into_iter().min().expect("there are some")
     }
 
     /// Returns whether there is no connection.
