@@ -162,7 +162,7 @@ impl Drop for Workers {
 impl Shared {
     /// Executes batches, and receives requests meanwhile; returns at a stop when nothing is queued or in flight. A thread
     /// that hashes takes batches of passwords alone and receives nothing.
-    fn work(&self, hashes: bool) {
+    fn work(self: &Arc<Self>, hashes: bool) {
         let mut state = self.state.lock();
         loop {
             let now = Instant::now();

@@ -1,6 +1,6 @@
 //! From an answer or a refusal to bytes on the socket of a connection, and the end of a connection.
 
-use super::{Action, Connection, Context, State, counted};
+use super::{Action, Connection, Context, InWork, State, counted};
 use crate::frontend::{http1::head::Echo, peers::Client, peers::Peer};
 use crate::{
     error::{Error, Reason},
@@ -99,12 +99,9 @@ impl Connection {
     /// Sends a worker's answer, as much of it as the socket takes, and keeps the rest. Returns how much was taken, and
     /// whether the event loop has to advance this connection now. Only to be called when a request is in work.
     pub fn answer(&mut self, mut response: Response, stopping: bool) -> (Delivery, bool) {
-        let State::Working { request, input, .. } = mem::replace(&mut self.state, State::Closing) else {
-            unreachable!("the caller has made sure that a request is in work");
-        };
+        let (request, input) = self.end_work();
         request.cors.add_to(&mut response);
         let persistence = if stopping { Persistence::Close } else { request.traits.persistence };
-        self.generation += 1;
         let keep = match persistence {
             Persistence::Close => {
                 self.readable |= !input.is_empty();
@@ -134,11 +131,8 @@ impl Connection {
     /// Leaves the first bytes of a worker's answer to the event loop, which closes the connection after them. Only to be
     /// called when a request is in work.
     pub fn cut(&mut self, mut response: Response, bytes: usize) {
-        let State::Working { request, input, .. } = mem::replace(&mut self.state, State::Closing) else {
-            unreachable!("the caller has made sure that a request is in work");
-        };
+        let (request, input) = self.end_work();
         request.cors.add_to(&mut response);
-        self.generation += 1;
         self.readable |= !input.is_empty();
         let mut sent = response.into_bytes(request.traits.persistence, request.head_only, &request.id);
         sent.truncate(bytes);
@@ -146,6 +140,16 @@ impl Connection {
         let now = Instant::now();
         let answer = Unsent { bytes: sent, sent: 0, id: request.id, moved: now, keep: None };
         self.state = State::Writing { since: now, answer };
+    }
+
+    /// Takes the request that is in work, with the bytes that were read behind it. A second answer to it is late from now
+    /// on.
+    fn end_work(&mut self) -> (InWork, Vec<u8>) {
+        let State::Working { request, input, .. } = mem::replace(&mut self.state, State::Closing) else {
+            unreachable!("the caller has made sure that a request is in work");
+        };
+        self.generation += 1;
+        (request, input)
     }
 
     /// Answers 503 if a request is in work, as far as the socket takes it. To be closed afterwards.

@@ -1,10 +1,9 @@
 //! Requests that fail on command, in a service that is thrown away.
 
-use super::{Job, guard};
+use super::{Job, Shared, guard};
 use crate::{
-    app::{self, App},
+    app,
     error::Error,
-    frontend::Responder,
     http::{Request, Response},
 };
 use std::{
@@ -32,29 +31,32 @@ pub enum Fault {
 pub type Faults = Arc<dyn Fn(&Request) -> Option<Fault> + Send + Sync>;
 
 /// Fails a request, on a thread of its own: no worker waits for it.
-pub(super) fn fail(fault: Fault, mut job: Job, request: Request, app: Arc<App>, responder: Responder) {
+pub(super) fn fail(shared: Arc<Shared>, fault: Fault, mut job: Job, request: Request) {
     let work = move || {
-        responder.begin(job.slot);
+        shared.responder.begin(job.slot);
         let id = Some(&job.id);
         let response = match fault {
             Fault::Refused => Response::no_content(),
             Fault::Unavailable => Error::Unavailable("it fails on command".into()).into_response(id),
-            _ => guard(id, || app.respond(&request, id)).unwrap_or_else(|response| response),
+            _ => guard(id, || shared.app.respond(&request, id)).unwrap_or_else(|response| response),
         };
-        if let Fault::Slow(delay) = fault {
-            thread::sleep(delay.min(job.deadline.saturating_duration_since(Instant::now())));
-            if Instant::now() >= job.deadline {
-                // The frontend answers it.
+        let bytes = match fault {
+            Fault::AnswerLost | Fault::Refused => 0,
+            Fault::Cut(bytes) => bytes,
+            Fault::Slow(delay) => {
+                thread::sleep(delay.min(job.deadline.saturating_duration_since(Instant::now())));
+                if Instant::now() < job.deadline {
+                    shared.answer(&mut job, response);
+                }
+                // Past the deadline, the frontend answers.
                 return;
             }
-        }
-        log::info!(request_id:% = job.id; "{} {} {} on command: {fault:?}", job.name, job.path, response.status);
-        app.metrics.request(job.method, app::label(&job.path), response.status, job.received.elapsed());
-        match fault {
-            Fault::AnswerLost | Fault::Refused => responder.cut(job.slot, response, 0),
-            Fault::Cut(bytes) => responder.cut(job.slot, response, bytes),
-            _ => drop(responder.answer(job.slot, response, job.held.take())),
-        }
+            Fault::Unavailable => return shared.answer(&mut job, response),
+        };
+        let status = response.status;
+        shared.app.metrics.request(job.method, app::label(&job.path), status, job.received.elapsed());
+        log::info!(request_id:% = job.id; "{} {} {status} on command: {fault:?}", job.name, job.path);
+        shared.responder.cut(job.slot, response, bytes);
     };
     if let Err(error) = thread::Builder::new().name("fault".to_owned()).spawn(work) {
         log::error!("a request cannot fail on command: {error}");

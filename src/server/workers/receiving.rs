@@ -9,7 +9,7 @@ use crate::{
     http::{Method, Request},
 };
 use parking_lot::MutexGuard;
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 /// Requests, and bytes of their bodies, that are judged before they are queued: then other workers may execute them.
 const RECEIVE_REQUESTS: usize = 256;
@@ -20,7 +20,7 @@ const RECEIVE_ANSWERED: usize = 8;
 impl Shared {
     /// Waits for a request, at most until that time. Judges it, and those that are there behind it; answers those that
     /// need no database.
-    pub(super) fn receive(&self, until: Option<Instant>) -> Vec<(Job, Needs)> {
+    pub(super) fn receive(self: &Arc<Self>, until: Option<Instant>) -> Vec<(Job, Needs)> {
         let mut next = match until {
             None => self.server.recv().ok(),
             Some(until) => {
@@ -56,7 +56,11 @@ impl Shared {
     }
 
     /// Returns the request and a job for it; `None` if no client waits for its answer any more, or if it fails on command.
-    fn accept(&self, mut incoming: tiny_http::Request, received: Instant) -> Option<(Job, Request)> {
+    fn accept(
+        self: &Arc<Self>,
+        mut incoming: tiny_http::Request,
+        received: Instant,
+    ) -> Option<(Job, Request)> {
         let (target, slot) = incoming.url().rsplit_once('#').unwrap_or_default();
         let claimed = self.responder.claim(slot);
         let method = incoming.method().as_str();
@@ -81,7 +85,7 @@ impl Shared {
         match self.faults.as_ref().and_then(|faults| faults(&request)) {
             None => Some((job, request)),
             Some(fault) => {
-                fail(fault, job, request, self.app.clone(), self.responder.clone());
+                fail(Arc::clone(self), fault, job, request);
                 None
             }
         }
