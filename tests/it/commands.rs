@@ -1,11 +1,13 @@
 //! Reset, failures and time on command: of a server in this process, and of the command.
 
-use crate::support::{Client, Compared, LONG, OTHER_PASSWORD, PASSWORD, Process, TempDir, eventually};
+use crate::support::{
+    Client, Compared, LONG, OTHER_PASSWORD, PASSWORD, Process, TempDir, ephemeral, eventually,
+};
 use serde_json::json;
 use std::{
     io::{BufRead, BufReader, ErrorKind, Read, Write},
     net::TcpStream,
-    process::{Child, ChildStdout, Command, Stdio},
+    process::{Child, ChildStdout},
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
     time::{Duration, Instant},
@@ -29,6 +31,15 @@ fn exchange(server: &TestServer, bytes: &str) -> String {
         assert_eq!(error.kind(), ErrorKind::ConnectionReset, "it is not closed");
     }
     String::from_utf8(all).unwrap()
+}
+
+/// Sets a flag at the end of its scope, also by a panic.
+struct SetWhenDropped<'a>(&'a AtomicBool);
+
+impl Drop for SetWhenDropped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
 }
 
 fn total(server: &TestServer) -> serde_json::Value {
@@ -207,6 +218,8 @@ fn a_reset_while_requests_are_in_flight() {
     let count = AtomicUsize::new(0);
     let mut times = Vec::new();
     thread::scope(|scope| {
+        // The clients end if a reset panics, too.
+        let _end = SetWhenDropped(&ended);
         for _ in 0..8 {
             scope.spawn(|| {
                 let mut client = Client::new(server.base_url());
@@ -230,7 +243,6 @@ fn a_reset_while_requests_are_in_flight() {
             server.reset();
             times.push(start.elapsed());
         }
-        ended.store(true, Ordering::SeqCst);
     });
     times.sort_unstable();
     println!("resets: median {:?}, slowest {:?}", times[10], times[19]);
@@ -287,15 +299,7 @@ struct Commanded {
 
 impl Commanded {
     fn start(arguments: &[&str]) -> Commanded {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_userd"))
-            .args(["--embedded", "--ephemeral", "--commands", "--port=0"])
-            .args(arguments)
-            .env_clear()
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut child = ephemeral(&[&["--commands"], arguments].concat());
         let lines = BufReader::new(child.stdout.take().unwrap());
         let mut commanded = Commanded { child, lines, url: String::new() };
         // It is read once there is a service.

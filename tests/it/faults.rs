@@ -784,7 +784,7 @@ impl Embedded {
         let dir = TempDir::new();
         fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
         let embedded = Embedded::start(dir);
-        // Starts it as `Own` does: the process that is killed here is not the machine, and a start after a crash would sync every file.
+        // The process that is killed here is not the machine, and a start after a crash would sync every file.
         for sql in ["alter system set fsync = off", "select pg_reload_conf()"] {
             embedded.client().batch_execute(sql).unwrap();
         }

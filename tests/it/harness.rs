@@ -1,6 +1,6 @@
 //! The command as harnesses in other languages use it: the examples, as real processes.
 
-use crate::support::{Client, Database, LONG, Process, TempDir, eventually, free_port, has_ipv6};
+use crate::support::{Client, Database, LONG, Process, TempDir, ephemeral, eventually, free_port, has_ipv6};
 use nix::sys::signal::Signal;
 use std::{
     io::{BufRead, BufReader, Read},
@@ -31,17 +31,9 @@ fn a_shell_script() {
     assert_eq!(run("sh", "harness.sh"), "");
 }
 
-/// `userd` with its standard input in our hands.
-fn ephemeral(arguments: &[&str]) -> (Child, String) {
-    let mut child = Command::new(USERD)
-        .args(["--embedded", "--ephemeral", "--port", "0"])
-        .args(arguments)
-        .env_clear()
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+/// Starts `userd`, and waits for its URL.
+fn start(arguments: &[&str]) -> (Child, String) {
+    let mut child = ephemeral(arguments);
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let url = line.strip_prefix("listening on ").and_then(|line| line.strip_suffix('\n'));
@@ -60,14 +52,14 @@ fn ends(mut child: Child) {
 
 #[test]
 fn it_ends_with_its_parent_only_if_told() {
-    let (mut with, url) = ephemeral(&["--with-parent"]);
+    let (mut with, url) = start(&["--with-parent"]);
     assert!(url.starts_with("http://127.0.0.1:"), "not beyond this machine: {url}");
     drop(with.stdin.take());
     ends(with);
 
     let (argument, address) =
         if has_ipv6() { ("--host=::1", "http://[::1]:") } else { ("--host=127.0.0.2", "http://127.0.0.2:") };
-    let (mut without, url) = ephemeral(&[argument]);
+    let (mut without, url) = start(&[argument]);
     drop(without.stdin.take());
     assert!(url.starts_with(address), "{url}");
     assert_eq!(Client::new(&url).get("/users").status, 200);
@@ -79,7 +71,7 @@ fn it_ends_with_its_parent_only_if_told() {
 #[test]
 fn it_ends_with_the_process_that_it_is_told() {
     let mut parent = Command::new("sleep").arg("1000").spawn().unwrap();
-    let (child, url) = ephemeral(&[&format!("--with-parent={}", parent.id())]);
+    let (child, url) = start(&[&format!("--with-parent={}", parent.id())]);
     assert_eq!(Client::new(&url).get("/users").status, 200);
     parent.kill().unwrap();
     // It has ended, though its status is read later.
@@ -92,7 +84,7 @@ fn it_ends_with_the_process_that_it_is_told() {
 fn it_ends_with_the_first_of_two_parents() {
     for end_pipe in [false, true] {
         let mut parent = Command::new("sleep").arg("1000").spawn().unwrap();
-        let (mut child, url) = ephemeral(&["--with-parent", &format!("--with-parent={}", parent.id())]);
+        let (mut child, url) = start(&["--with-parent", &format!("--with-parent={}", parent.id())]);
         assert_eq!(Client::new(&url).get("/users").status, 200);
         match end_pipe {
             true => drop(child.stdin.take()),

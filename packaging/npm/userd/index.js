@@ -138,8 +138,10 @@ class Userd {
     const rows = tell("config").split("\n").map((line) => line.split(/\s+/));
     const settings = rows.filter((row) => row.at(-1) === "environment").map((row) => `${row[0]}=${row.slice(1, -1).join(" ")}`);
     // A service that refuses its settings has no table of them, only a line in its log.
-    const known = new Set([...tell("--help").matchAll(/^  ([A-Z_]+)/gm)].map(([, name]) => name));
-    if (settings.length === 0) settings.push(...Object.entries(this.#given).map((setting) => shown(setting, known)));
+    if (settings.length === 0) {
+      const known = new Set([...tell("--help").matchAll(/^  ([A-Z_]+)/gm)].map(([, name]) => name));
+      settings.push(...Object.entries(this.#given).map((setting) => shown(setting, known)));
+    }
     const ids = [...log.matchAll(/request_id=(\S+)/g)].map(([, id]) => id).slice(-LINES);
     return [
       `${tell("--version")} at ${this.url ?? "-"}, ${this.#program}`,

@@ -117,8 +117,9 @@ class Server:
         rows = [row.split() for row in said("config").splitlines()]
         settings = [f"{row[0]}={' '.join(row[1:-1])}" for row in rows if row[-1] == "environment"]
         # A service that refuses its settings has no table of them, only a line in its log.
-        known = set(re.findall(r"^  ([A-Z_]+)", said("--help"), re.MULTILINE))
-        settings = settings or [f"{name}={_shown(name, value, known)}" for name, value in self._settings.items()]
+        if not settings:
+            known = set(re.findall(r"^  ([A-Z_]+)", said("--help"), re.MULTILINE))
+            settings = [f"{name}={_shown(name, value, known)}" for name, value in self._settings.items()]
         return "\n".join(
             [
                 f"{said('--version')} at {self.url or '-'}, {self._userd}",

@@ -26,7 +26,7 @@ pub use own::{
 };
 pub use proxy::{Proxy, Weather};
 pub use relay::Relay;
-pub use service::{Process, Service};
+pub use service::{Process, Service, ephemeral};
 pub use verbs::every_verb;
 
 use std::{

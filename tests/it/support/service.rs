@@ -46,6 +46,19 @@ impl Service {
     }
 }
 
+/// Starts `userd` on a database that is thrown away; the caller holds its standard input and reads its standard output.
+pub fn ephemeral(arguments: &[&str]) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_userd"))
+        .args(["--embedded", "--ephemeral", "--port", "0"])
+        .args(arguments)
+        .env_clear()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("userd can be executed")
+}
+
 /// `userd` itself, killed when dropped.
 pub struct Process {
     child: Child,
