@@ -63,8 +63,8 @@ impl Access {
         }
     }
 
-    /// Returns the callers that are named by the token that the request carries, if it has exactly one Authorization field and the token
-    /// is known.
+    /// Returns the callers that the token of the request stands for, if it has exactly one Authorization field and the
+    /// token is known.
     pub fn rights(&self, request: &Request) -> Option<Callers> {
         let tokens = self.tokens.as_ref()?;
         let mut fields = request.fields("authorization");

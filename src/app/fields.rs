@@ -321,8 +321,8 @@ fn tag_list(value: &str, weak: bool) -> Option<Vec<Revision>> {
 /// Characters of the longest key.
 const LONGEST: usize = 255;
 
-/// Reads the `Idempotency-Key` of a request: 1 to 255 visible ASCII characters, with or without the quotes of a structured string. `None`
-/// if it has none; [`Error::BadRequest`] if it is malformed or there are several.
+/// Reads the `Idempotency-Key` of a request: 1 to 255 visible ASCII characters, with or without the quotes of a
+/// structured string. `None` if it has none; [`Error::BadRequest`] if it is malformed or there are several.
 pub fn idempotency_key(request: &Request) -> Result<Option<Key>, Error> {
     const MALFORMED: Error =
         Error::BadRequest("Idempotency-Key holds not just 1 to 255 visible ASCII characters");

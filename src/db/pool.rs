@@ -225,8 +225,8 @@ impl r2d2::HandleError<ConnectError> for LogConnectError {
     }
 }
 
-/// Returns the statement that sets up a session. The time-out for locks is set here, not in a statement: a statement locks its tables
-/// before it can set anything.
+/// Returns the statement that sets up a session. The time-out for locks is set here, not in a statement: a statement
+/// locks its tables before it can set anything.
 fn set_up(statement_timeout: Duration) -> String {
     let [statement, lock] = [statement_timeout, LOCK_TIMEOUT].map(|time| time.as_millis().max(1));
     format!("{}set statement_timeout = {statement}; set lock_timeout = {lock}", settings::statements())

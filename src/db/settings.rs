@@ -1,5 +1,5 @@
-//! Settings that the statements of a service need in their session. userd sets them at the opening of each; behind a pooler, which
-//! lends another session to each transaction, the role has to have them, and `userd check` compares.
+//! Settings that the statements of a service need in their session. userd sets them at the opening of each. Behind a
+//! pooler, which lends another session to each transaction, the role has to have them, and `userd check` compares.
 
 /// Name and value. Statements are written for read committed, whatever the role's default is: each is a transaction.
 ///

@@ -103,8 +103,8 @@ const BATCH: usize = 64;
 /// Blocks until all is stored, or not.
 ///
 /// # Errors
-/// Nothing was imported. Refused records are no error: [`Imported::refused`] counts them, and nothing was imported unless
-/// they were to be skipped.
+/// An import with an error has stored no user. Refused records are no error: [`Imported::refused`] counts them, and no
+/// user is stored unless they are to be skipped.
 pub fn import(
     config: &Config,
     import: &Import,
