@@ -326,7 +326,7 @@ fn a_standby_that_asks_for_passwords() {
         answer.is_ok_and(|(status, _)| matches!(status, 201 | 409))
     };
     let mut places = Vec::new();
-    for (place, lines) in chapter("**A primary and a standby.**") {
+    for (place, lines) in chapter("\n## A primary and a standby\n") {
         let lines =
             network.iter().fold(lines.to_owned(), |lines, (theirs, ours)| lines.replace(theirs, ours));
         places.push(place);
@@ -392,7 +392,7 @@ fn replicas_behind_pgbouncer() {
          echo 'host app app 127.0.0.0/8 scram-sha-256' >> data/pg_hba.conf
          psql -c 'select pg_reload_conf()'",
     );
-    let lines = chapter("**PgBouncer in transaction mode**");
+    let lines = chapter("\n## PgBouncer in transaction mode\n");
     let line = |end: &str| {
         let mut lines = lines.iter().flat_map(|(_, lines)| lines.lines());
         lines.find(|line| line.contains(end)).unwrap_or_else(|| panic!("a line with {end}"))

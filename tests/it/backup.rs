@@ -1,4 +1,4 @@
-//! Dumps and what they are restored into: the lines of "How do I back up and restore?" in docs/operations.md, and what it
+//! Dumps and what they are restored into: the lines of "How do I back up and restore?" in docs/backup.md, and what it
 //! says is refused.
 
 use crate::support::{
@@ -12,12 +12,12 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-const OPERATIONS: &str = include_str!("../../docs/operations.md");
+const BACKUP: &str = include_str!("../../docs/backup.md");
 
 /// The blocks of the chapter, in their order.
 fn blocks() -> Vec<&'static str> {
     let (_, chapter) =
-        OPERATIONS.split_once("\n## How do I back up and restore?\n").expect("the page has the chapter");
+        BACKUP.split_once("\n## How do I back up and restore?\n").expect("the page has the chapter");
     let chapter = chapter.split("\n## ").next().expect("all that follows");
     let blocks = chapter.split("\n```sh\n").skip(1);
     blocks.map(|block| block.split_once("```").expect("it ends").0).collect()

@@ -757,7 +757,7 @@ fn addresses_that_differ_in_the_case_of_their_letters() {
     }
 }
 
-/// The two lines of docs/operations.md: ids, times, hashes and answers of the copy are those of the original.
+/// The two lines of docs/import.md: ids, times, hashes and answers of the copy are those of the original.
 #[test]
 fn a_copy_with_its_ids() {
     let source = Service::start();
@@ -774,7 +774,7 @@ fn a_copy_with_its_ids() {
          insert into users (id, name, email) overriding system value values (9007199254740993, 'far', 'odd')",
     );
     let (_, block) =
-        include_str!("../../docs/operations.md").split_once("copy all users: ").expect("there is a sentence");
+        include_str!("../../docs/import.md").split_once("copy all users: ").expect("there is a sentence");
     let (_, block) = block.split_once("\n```sh\n").expect("a block of shell");
     let (block, _) = block.split_once("\n```").expect("it ends");
     let copy = Service::start();
@@ -1277,10 +1277,10 @@ fn killed_at_any_moment() {
     assert_eq!(counted(&database), (COUNT, COUNT));
 }
 
-/// The lines of docs/operations.md, in a directory with a file of new users.
+/// The lines of docs/import.md, in a directory with a file of new users.
 #[test]
 fn the_lines_of_the_page() {
-    let (_, chapter) = include_str!("../../docs/operations.md")
+    let (_, chapter) = include_str!("../../docs/import.md")
         .split_once("\n## How do I export and import many users?\n")
         .expect("there is a chapter");
     let (_, block) = chapter.split_once("\n```sh\n").expect("a block of shell");
@@ -1403,13 +1403,13 @@ fn files_of_other_systems() {
         ("Supabase", "supabase.csv", rows("name,email,encrypted_password,created_at", ",", &pg("2a")), true),
     ];
     let page = include_str!("../../docs/import.md");
-    assert_eq!(page.matches("\n## ").count(), files.len());
+    assert_eq!(page.matches("\n### ").count(), files.len());
     let service = Service::start();
     let mut client = service.client();
     let userd = Path::new(env!("CARGO_BIN_EXE_userd")).parent().expect("a directory");
     for (system, name, text, has_hash) in files {
         service.database.run("delete from users");
-        let (_, section) = page.split_once(&format!("\n## {system}\n")).expect(system);
+        let (_, section) = page.split_once(&format!("\n### {system}\n")).expect(system);
         let (_, block) = section.split_once("\n```sh\n").expect(system);
         let (block, _) = block.split_once("\n```").expect(system);
         let dir = TempDir::new();

@@ -9,12 +9,12 @@ use std::{
 };
 use userd::{Config, Database as Target, Server};
 
-const OPERATIONS: &str = include_str!("../../docs/operations.md");
+const BACKUP: &str = include_str!("../../docs/backup.md");
 
 /// The lines of the chapter, by block.
 fn blocks() -> Vec<&'static str> {
     let (_, chapter) =
-        OPERATIONS.split_once("**To the next PostgreSQL without downtime.**").expect("the chapter");
+        BACKUP.split_once("**To the next PostgreSQL without downtime.**").expect("the chapter");
     let chapter = chapter.split("\n## ").next().expect("all that follows");
     chapter.split("\n```sh\n").skip(1).map(|block| block.split_once("```").expect("it ends").0).collect()
 }
