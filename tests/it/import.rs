@@ -1403,13 +1403,13 @@ fn files_of_other_systems() {
         ("Supabase", "supabase.csv", rows("name,email,encrypted_password,created_at", ",", &pg("2a")), true),
     ];
     let page = include_str!("../../docs/import.md");
-    assert_eq!(page.matches("\n### ").count(), files.len());
+    assert_eq!(page.matches("\n**").count(), files.len());
     let service = Service::start();
     let mut client = service.client();
     let userd = Path::new(env!("CARGO_BIN_EXE_userd")).parent().expect("a directory");
     for (system, name, text, has_hash) in files {
         service.database.run("delete from users");
-        let (_, section) = page.split_once(&format!("\n### {system}\n")).expect(system);
+        let (_, section) = page.split_once(&format!("\n**{system}**: ")).expect(system);
         let (_, block) = section.split_once("\n```sh\n").expect(system);
         let (block, _) = block.split_once("\n```").expect(system);
         let dir = TempDir::new();

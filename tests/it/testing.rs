@@ -18,6 +18,8 @@ use userd::{App, Config, Database, Request, ScratchDatabase, Server, StartError,
 
 #[path = "../../examples/embed.rs"]
 mod embed;
+#[path = "../../examples/faults.rs"]
+mod faults;
 #[path = "../../examples/in_process.rs"]
 mod in_process;
 #[path = "../../examples/test_harness.rs"]
@@ -26,6 +28,7 @@ mod test_harness;
 #[test]
 fn the_examples() {
     embed::main().unwrap();
+    faults::main().unwrap();
     in_process::main().unwrap();
     test_harness::main().unwrap();
 }

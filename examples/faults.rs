@@ -1,0 +1,25 @@
+//! Reset, failures and time on command: `cargo run --example faults`. In your `Cargo.toml`, userd and ureq are
+//! dev-dependencies, and these are `#[test]`s.
+
+use std::time::Duration;
+use userd::testing::{Fault, TestServer};
+
+/// Creates a user under a key, and returns the id.
+fn create(server: &TestServer, name: &str) -> Result<serde_json::Value, ureq::Error> {
+    let user = serde_json::json!({"name": name, "email": format!("{name}@example.com")});
+    let mut answer = ureq::post(server.url("/users")).header("Idempotency-Key", "a-key").send_json(user)?;
+    Ok(answer.body_mut().read_json::<serde_json::Value>()?["id"].clone())
+}
+
+pub fn main() -> Result<(), ureq::Error> {
+    let server = TestServer::start();
+    create(&server, "ada")?;
+    server.reset();
+    server.fail(Fault::AnswerLost).on("POST", "/users").times(1);
+    assert!(create(&server, "ada").is_err());
+    assert_eq!(create(&server, "ada")?, "1");
+    server.advance(Duration::from_secs(24 * 3600));
+    assert_eq!(create(&server, "grace")?, "2");
+    println!("{} passed", server.base_url());
+    Ok(())
+}
