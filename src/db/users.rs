@@ -48,10 +48,12 @@ const FIND_WITH_CREDENTIAL: &str = r#"
 const FIND_CREDENTIAL: &str = "select password_hash from credentials where user_id = $1";
 
 /// $1: the positions of the pages' first rows, from 0. $2: the most rows; negative if positions count from the last
-/// user. An empty page is one row of nulls with the total. See `V2__user_counts.sql`.
+/// user. The first row of a page is looked up from the nearer end of its block. An empty page is one row of nulls with
+/// the total. See `V2__user_counts.sql`.
 const PAGES: &str = "
     with blocks as materialized (
-        select block, sum(n)::int as n, sum(sum(n)::int) over (order by block) as upto from user_counts group by block
+        select block, sum(n)::int as n, sum(sum(n)::int) over (order by block rows unbounded preceding) as upto
+        from user_counts group by block
     )
     select u.id, name, email, u.created_at, u.updated_at, position, total
     from (
@@ -63,10 +65,15 @@ const PAGES: &str = "
             lateral (select greatest(total - first, 0) as rest) remaining
     ) asked
     left join lateral (
-        select block, first - (upto - n) as skip from blocks where upto > first order by block limit 1
+        select block, first - (upto - n) as before, upto - 1 - first as behind
+        from blocks where first >= upto - n and first < upto limit 1
     ) b on true
     left join lateral (
-        select id as first_id from users where id >= b.block << 12 order by id offset b.skip limit 1
+        (select id as first_id from users where id >= block << 12 and before <= behind
+            order by id offset before limit 1)
+        union all
+        (select id from users where id < (block + 1) << 12 and before > behind
+            order by id desc offset behind limit 1)
     ) s on true
     left join lateral (select * from users where id >= first_id order by id limit most) u on true
     order by position, case when is_from_end then -u.id else u.id end";
