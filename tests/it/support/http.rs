@@ -1,5 +1,4 @@
-//! An HTTP/1.1 client of one connection, which holds every answer against what all answers promise; and tables
-//! of requests and answers.
+//! An HTTP/1.1 client of one connection, which holds every answer against what all answers promise.
 
 use super::{LONG, assert_no_secret, described::check_described};
 use serde_json::Value;
@@ -246,46 +245,4 @@ fn connect(base_url: &str) -> Box<dyn Stream> {
     stream.set_read_timeout(Some(LONG)).expect(CONNECTED);
     stream.set_nodelay(true).expect(CONNECTED);
     Box::new(stream)
-}
-
-/// Sends requests in their order, a line each, and panics with all that were answered otherwise:
-///
-/// `METHOD TARGET BODY => STATUS BODY`, where either body may be missing. In the expected one `<times>`
-/// stands for `createdAt` and `updatedAt` with any timestamps.
-#[track_caller]
-pub fn check(client: &mut Client, rows: &str) {
-    let mut surprises = String::new();
-    for row in rows.lines().map(str::trim).filter(|row| !row.is_empty()) {
-        let parts = row.split_once(" =>").and_then(|(request, expected)| {
-            let (method, rest) = request.trim().split_once(' ')?;
-            let (target, body) = rest.trim().split_once(' ').unwrap_or((rest.trim(), ""));
-            Some((method, target, body.trim(), expected.trim()))
-        });
-        let (method, target, body, expected) = parts.unwrap_or_else(|| panic!("a row: {row}"));
-        let answer = client.request(method, target, &[], body);
-        let found = format!("{} {}", answer.status, masked(&answer.body));
-        if found.trim_end() != expected {
-            let row: String = row.chars().take(1000).collect();
-            surprises += &format!("\n{row}\n  but found {found}\n");
-        }
-    }
-    assert!(surprises.is_empty(), "{surprises}");
-}
-
-/// The text without its end of line, and with `<times>` for the timestamps of users.
-pub fn masked(text: &str) -> String {
-    let parts: Vec<&str> = text.trim_end().split('"').collect();
-    let mask = |part: &&str| if is_timestamp(part) { "<time>" } else { part }.to_owned();
-    let masked = parts.iter().map(mask).collect::<Vec<_>>().join("\"");
-    masked.replace(r#""createdAt":"<time>","updatedAt":"<time>""#, "<times>")
-}
-
-/// Returns true if the text has the form `2025-01-31T12:34:56.123456Z`.
-pub fn is_timestamp(text: &str) -> bool {
-    const FORM: &[u8] = b"0000-00-00T00:00:00.000000Z";
-    let fits = |(byte, form): (u8, &u8)| match form {
-        b'0' => byte.is_ascii_digit(),
-        sign => byte == *sign,
-    };
-    text.len() == FORM.len() && text.bytes().zip(FORM).all(fits)
 }

@@ -12,12 +12,13 @@ mod own;
 mod proxy;
 mod relay;
 mod service;
+mod table;
 pub mod tls_servers;
 mod verbs;
 
 pub use database::{Compared, Database};
 pub use described::{DESCRIPTION, check_described};
-pub use http::{Answer, Client, check, is_timestamp, masked};
+pub use http::{Answer, Client};
 pub use load::{Audit, Books, Caller, Event, Load};
 pub use machine::{free_port, others_may_read, pause};
 pub use own::{
@@ -27,6 +28,7 @@ pub use own::{
 pub use proxy::{Proxy, Weather};
 pub use relay::Relay;
 pub use service::{Process, Service, ephemeral};
+pub use table::{check, is_timestamp, masked};
 pub use verbs::every_verb;
 
 use std::{
