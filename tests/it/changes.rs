@@ -174,7 +174,7 @@ fn a_change_that_waited_for_another_one() {
     let (name, none) = (|name: &str| json!({ "name": name }), json!({"password": null}));
     let name_and = |password: Value| json!({"name": "C", "password": password});
     let (b, c) = (Some("B a@example.com"), Some("C a@example.com"));
-    // Whether there was a password, and what the other transaction does; the change and its status; name and address of the
+    // A flag that says if there was a password; the other transaction; the change and its status; name and address of the
     // user then, and the password.
     let mut rows = vec![
         (false, RENAME, "PUT", name("C"), 200, c, None),
