@@ -5,50 +5,45 @@
 
 /// Checks an address. The error says what is wrong with it; the length of the whole is not checked.
 pub fn check(address: &str) -> Result<(), &'static str> {
-    if address.contains(['<', '>']) {
-        return Err("value is not an e-mail address alone: leave out the display name and the < >");
-    }
-    if address.contains(char::is_whitespace) {
-        return Err("value is not an e-mail address: it has white space in it");
-    }
-    if address.contains(is_invisible) {
-        return Err("value is not an e-mail address: it has a control or invisible character in it");
-    }
-    let (local, domain) = address.split_once('@').ok_or("value is not an e-mail address: it has no @")?;
-    if domain.contains('@') {
-        return Err("value is not an e-mail address: it has more than one @");
-    }
-    if local.len() > 64 || !local.split('.').all(is_atom) {
-        return Err("value is not an e-mail address: the part before the @ is not valid");
-    }
-    if !domain.is_ascii() {
-        return Err("value is not an e-mail address: write the domain after the @ in ASCII, as xn--…");
-    }
-    if !domain.is_empty() && !domain.contains('.') {
-        return Err("value is not an e-mail address: the domain after the @ needs a dot");
-    }
+    // Characters of an atom: of RFC 5322, or of RFC 6532 beyond ASCII.
+    let is_atext = |c: char| !c.is_ascii() || c.is_ascii_alphanumeric() || "!#$%&'*+-/=?^_`{|}~".contains(c);
+    let is_atom = |text: &str| !text.is_empty() && text.chars().all(is_atext);
+    let is_label = |text: &str| {
+        let is_hyphenated = text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+        is_hyphenated && (1..=63).contains(&text.len()) && text.trim_matches('-') == text
+    };
     let is_number = |label: &str| label.bytes().all(|byte| byte.is_ascii_digit());
-    if !domain.split('.').all(is_label) || domain.rsplit('.').next().is_some_and(is_number) {
-        return Err("value is not an e-mail address: the domain after the @ is not valid");
-    }
-    Ok(())
+    let (local, domain) = address.split_once('@').unwrap_or((address, ""));
+    let is_local = local.len() <= 64 && local.split('.').all(is_atom);
+    let is_host = domain.split('.').all(is_label) && !domain.rsplit('.').next().is_some_and(is_number);
+    Err(match address {
+        _ if address.contains(['<', '>']) => {
+            "value is not an e-mail address alone: leave out the display name and the < >"
+        }
+        _ if address.contains(char::is_whitespace) => {
+            "value is not an e-mail address: it has white space in it"
+        }
+        _ if address.contains(is_invisible) => {
+            "value is not an e-mail address: it has a control or invisible character in it"
+        }
+        _ if !address.contains('@') => "value is not an e-mail address: it has no @",
+        _ if domain.contains('@') => "value is not an e-mail address: it has more than one @",
+        _ if !is_local => "value is not an e-mail address: the part before the @ is not valid",
+        _ if !domain.is_ascii() => {
+            "value is not an e-mail address: write the domain after the @ in ASCII, as xn--…"
+        }
+        _ if !domain.is_empty() && !domain.contains('.') => {
+            "value is not an e-mail address: the domain after the @ needs a dot"
+        }
+        _ if !is_host => "value is not an e-mail address: the domain after the @ is not valid",
+        _ => return Ok(()),
+    })
 }
 
 /// Controls and the characters that change how the text around them is shown.
 fn is_invisible(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
-}
-
-/// Atoms of RFC 5322, or of RFC 6532 beyond ASCII.
-fn is_atom(text: &str) -> bool {
-    let is_atext = |c: char| !c.is_ascii() || c.is_ascii_alphanumeric() || "!#$%&'*+-/=?^_`{|}~".contains(c);
-    !text.is_empty() && text.chars().all(is_atext)
-}
-
-fn is_label(text: &str) -> bool {
-    let is_hyphenated = |c: char| c.is_ascii_alphanumeric() || c == '-';
-    (1..=63).contains(&text.len()) && text.chars().all(is_hyphenated) && text.trim_matches('-') == text
 }
 
 #[cfg(test)]

@@ -25,40 +25,28 @@ impl Timestamp {
     /// Parses a moment as RFC 3339 writes it, or as PostgreSQL does: a space for the `T`, an offset of hours alone. Cuts
     /// off what follows the microseconds. Returns `None` for other texts, those without an offset included.
     pub fn parse(text: &str) -> Option<Timestamp> {
-        let is_sign = |from_end: usize| {
-            let at = text.len().checked_sub(from_end)?;
-            matches!(text.as_bytes()[at], b'+' | b'-').then_some(at)
-        };
-        let text = match (is_sign(3), is_sign(5)) {
-            (Some(_), _) => format!("{text}:00"),
-            (None, Some(sign)) => format!("{}:{}", &text[..sign + 3], &text[sign + 3..]),
-            (None, None) => text.to_owned(),
-        };
-        let time = OffsetDateTime::parse(&text, &Rfc3339).ok()?;
+        let parse = |text: &str| OffsetDateTime::parse(text, &Rfc3339);
+        let time = parse(text).or_else(|_| parse(&format!("{text}:00"))).ok()?;
         Timestamp::from_unix_micros(time.unix_timestamp_nanos().div_euclid(1000).try_into().ok()?)
     }
 
     /// Returns the time as text.
-    pub(crate) fn to_rfc3339(self) -> [u8; 27] {
+    fn to_rfc3339(self) -> [u8; 27] {
         let time = OffsetDateTime::from_unix_timestamp_nanos(i128::from(self.0) * 1000);
         let time = time.expect("it is of the years 1 to 9999");
         let (year, month, day) = time.to_calendar_date();
         let (hour, minute, second, micros) = time.to_hms_micro();
         let mut text = *b"0000-00-00T00:00:00.000000Z";
-        put(&mut text[0..4], year.unsigned_abs());
-        for (at, number) in [(5, month.into()), (8, day), (11, hour), (14, minute), (17, second)] {
-            put(&mut text[at..at + 2], number.into());
+        let pairs = [(5, u8::from(month)), (8, day), (11, hour), (14, minute), (17, second)];
+        let pairs = pairs.map(|(at, number)| (at, at + 2, number.into()));
+        for (from, to, mut number) in [(0, 4, year.unsigned_abs()), (20, 26, micros)].into_iter().chain(pairs)
+        {
+            for digit in text[from..to].iter_mut().rev() {
+                *digit += (number % 10) as u8;
+                number /= 10;
+            }
         }
-        put(&mut text[20..26], micros);
         text
-    }
-}
-
-/// Writes decimal digits of fixed width.
-fn put(digits: &mut [u8], mut number: u32) {
-    for digit in digits.iter_mut().rev() {
-        *digit = b'0' + (number % 10) as u8;
-        number /= 10;
     }
 }
 
@@ -103,7 +91,8 @@ mod tests {
             ("2020-02-29t23:59:59z", "2020-02-29T23:59:59.000000Z"),
             ("2020-02-29 23:59:59.5+00", "2020-02-29T23:59:59.500000Z"),
             ("2020-03-01T01:29:59.1234567+01:30", "2020-02-29T23:59:59.123456Z"),
-            ("2020-02-29T23:59:59-0030", "2020-03-01T00:29:59.000000Z"),
+            ("2020-02-29T23:59:59-00:30", "2020-03-01T00:29:59.000000Z"),
+            ("2020-03-01 04:59:59+05", "2020-02-29T23:59:59.000000Z"),
             ("2016-12-31T23:59:60Z", "2016-12-31T23:59:59.999999Z"),
             ("0001-01-01T00:00:00Z", "0001-01-01T00:00:00.000000Z"),
             ("9999-12-31T23:59:59.999999Z", "9999-12-31T23:59:59.999999Z"),
@@ -125,6 +114,8 @@ mod tests {
             "2020-01-01T00:00:61Z",
             "2020-01-01T00:00:00.Z",
             "2020-01-01T00:00:00+1",
+            "2020-01-01T00:00:00-0030",
+            "2020-01-01T00:00+01",
             "2020-01-01T00:00:00+24:00",
             "2020-01-01T00:00:00+01:60",
             "2020-01-01T00:00:00Zx",

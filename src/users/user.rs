@@ -1,4 +1,4 @@
-//! The user record, what creates and changes one, and the guard of mass assignment.
+//! The user record, and the bodies that create and change one, with the guard of mass assignment.
 //!
 //! Knows neither SQL nor HTTP; values come as JSON objects and leave as JSON.
 
@@ -134,29 +134,15 @@ impl<'a> Values<'a> {
     }
 }
 
-/// Refuses fields that may not be mass assigned, known or unknown, by name.
-pub fn guard(body: &Map<String, Value>) -> Result<(), Error> {
-    let foreign = body.keys().filter(|key| !FILLABLE.contains(&key.as_str()));
-    let foreign: Vec<String> = foreign.cloned().collect();
-    if foreign.is_empty() { Ok(()) } else { Err(Error::MassAssignment(foreign)) }
-}
-
 impl NewUser {
     /// Returns the values of the new user's record.
     pub fn values(&self) -> Values<'_> {
         Values { name: Some(&self.name), email: Some(&self.email) }
     }
 
-    /// From a body that the create schema and [`guard`] have passed.
-    pub fn from_body(mut body: Map<String, Value>) -> Result<NewUser, Error> {
-        guard(&body)?;
-        let mut text = |key| match body.remove(key) {
-            Some(Value::String(text)) => Some(text),
-            _ => None,
-        };
-        let (name, email) = (text("name"), text("email"));
-        let password = Some(text("password").map(Secret::from));
-        let new = UserChanges { name, email, password }.into_new();
+    /// Reads a body that the create schema has passed.
+    pub fn from_body(body: Map<String, Value>) -> Result<NewUser, Error> {
+        let new = UserChanges::from_body(body)?.into_new();
         new.ok_or_else(|| Error::Internal("the create schema let a body through".into()))
     }
 }
@@ -172,23 +158,24 @@ impl UserChanges {
         Values { name: self.name.as_deref(), email: self.email.as_deref() }
     }
 
-    /// Reads the body of a PUT or a PATCH: the guard, then each value must be one that its column can hold, an address
+    /// Reads the body of a PUT or a PATCH: no field may be foreign to mass assignment, known or unknown; then each value must be one that its column can hold, an address
     /// without control characters, and a password one that a user could be created with.
     pub fn from_body(body: Map<String, Value>) -> Result<UserChanges, Error> {
         UserChanges::read(body, false)
     }
 
-    /// Reads a user as it was exported. An address that was stored by SQL may have control characters.
-    pub fn as_is(body: Map<String, Value>) -> Result<UserChanges, Error> {
-        UserChanges::read(body, true)
-    }
-
-    fn read(body: Map<String, Value>, as_is: bool) -> Result<UserChanges, Error> {
-        guard(&body)?;
+    /// Reads a body as [`UserChanges::from_body`] does. If it `is_stored`, its address may have control characters, which
+    /// only SQL stores.
+    pub fn read(body: Map<String, Value>, is_stored: bool) -> Result<UserChanges, Error> {
+        let foreign = body.keys().filter(|key| !FILLABLE.contains(&key.as_str()));
+        let foreign: Vec<String> = foreign.cloned().collect();
+        if !foreign.is_empty() {
+            return Err(Error::MassAssignment(foreign));
+        }
         let mut changes = UserChanges::default();
         let mut violations = Vec::new();
         for (key, value) in body {
-            match (key.as_str(), text(&key, value, as_is)) {
+            match (key.as_str(), text(&key, value, is_stored)) {
                 ("name", Ok(text)) => changes.name = text,
                 ("email", Ok(text)) => changes.email = text,
                 (_, Ok(text)) => changes.password = Some(text.map(Secret::from)),
@@ -204,7 +191,7 @@ impl UserChanges {
 
 /// The text of a fillable field, `None` where a password is removed. The error: the keyword of the rule that it
 /// violates, and what it must be.
-fn text(key: &str, value: Value, as_is: bool) -> Result<Option<String>, (&'static str, String)> {
+fn text(key: &str, value: Value, is_stored: bool) -> Result<Option<String>, (&'static str, String)> {
     let (least, most) = match key {
         "name" => (0, NAME_MAX),
         "email" => (0, EMAIL_MAX),
@@ -218,7 +205,7 @@ fn text(key: &str, value: Value, as_is: bool) -> Result<Option<String>, (&'stati
     match text.chars().count() {
         _ if text.contains('\0') => Err(("pattern", HAS_NUL.to_owned())),
         // A line break would become one of a mail's header.
-        _ if key == "email" && !as_is && text.contains(char::is_control) => {
+        _ if key == "email" && !is_stored && text.contains(char::is_control) => {
             Err(("pattern", "must not contain control characters".to_owned()))
         }
         length if length > most => Err(("maxLength", format!("must be at most {most} characters"))),

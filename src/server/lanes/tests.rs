@@ -292,6 +292,22 @@ fn a_full_queue_of_hashes_refuses_the_address_that_has_most() {
     }
 }
 
+/// Two seconds of work may wait, whatever a hash costs: the time of a hash, and how many wait then for one thread.
+#[test]
+fn the_queue_of_hashes_counts_their_cost() {
+    let hash = Needs::of(Lane::Hash);
+    for (millis, most) in [(20, 100), (200, 10), (1500, 1)] {
+        let mut bench = Bench::new(CAPACITY);
+        for n in 0..60 {
+            bench.push(1, n, hash);
+            let batch = bench.lanes.next(bench.now, true).unwrap();
+            bench.end(batch, Duration::from_millis(millis));
+        }
+        assert!((0..most).all(|n| bench.push(1, n, hash).is_none()), "{millis} ms");
+        assert_eq!(bench.push(1, most, hash), Some(most), "{millis} ms");
+    }
+}
+
 #[test]
 fn commands_that_no_client_waits_for_are_dropped() {
     let mut bench = Bench::new(CAPACITY);
