@@ -4,7 +4,7 @@
 use super::{
     Format, Mapping, TransferError,
     read::{Record, read},
-    rules::{Checked, LeftOut, Rules, leave_out},
+    rules::Rules,
 };
 use crate::{
     config::Config,
@@ -14,6 +14,7 @@ use crate::{
         open::Opening,
     },
 };
+use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
     io::{self, Read},
@@ -62,14 +63,14 @@ pub struct Imported {
     /// The word for a record: `line`, or `user` for an element of an array.
     pub unit: &'static str,
     /// Names of members or columns that were left out, each with the number of its records.
-    pub left_out: LeftOut,
+    pub left_out: BTreeMap<String, u64>,
 }
 
 impl Imported {
     /// A person who has read so many problems knows what is wrong with the file.
     pub const MOST: usize = 20;
 
-    fn refuse(&mut self, number: u64, problem: &str) {
+    pub(super) fn refuse(&mut self, number: u64, problem: &str) {
         /// Characters of a problem, which may have names of members.
         const LONGEST: usize = 1000;
         // A name may have characters that move a terminal's cursor.
@@ -79,6 +80,13 @@ impl Imported {
         if self.problems.len() > Imported::MOST {
             self.problems.pop_last();
         }
+    }
+
+    /// Counts a record in which a member was left out. After some names, the rest is counted together.
+    pub(super) fn leave_out(&mut self, name: &str) {
+        const MOST_NAMES: usize = 20;
+        let is_new = self.left_out.len() >= MOST_NAMES && !self.left_out.contains_key(name);
+        *self.left_out.entry(if is_new { "…" } else { name }.to_owned()).or_default() += 1;
     }
 }
 
@@ -115,15 +123,13 @@ pub fn import(
     let mut staging = Staging::begin(&mut client, config.db_prepared, import.keep_ids)?;
     let rules = Rules::new(config, import, staging.present);
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let (mut imported, mut records) = (Imported::default(), 0);
+    let (imported, mut records) = (Mutex::new(Imported::default()), 0);
     staging.stage(|rows| {
         let mut batch = Vec::new();
         let mut check = |batch: Vec<Record>| {
             records += batch.len() as u64;
-            for checked in check_on(cores, &rules, batch)? {
-                rows.write_all(&checked.rows)?;
-                checked.refused.iter().for_each(|(number, problem)| imported.refuse(*number, problem));
-                checked.left_out.iter().for_each(|(name, n)| leave_out(&mut imported.left_out, name, *n));
+            for part in check_on(cores, &rules, &imported, batch)? {
+                rows.write_all(&part)?;
             }
             on_progress(Progress::Checked(records));
             Ok::<_, TransferError>(())
@@ -133,9 +139,10 @@ pub fn import(
             if batch.len() < BATCH * cores { Ok(()) } else { check(mem::take(&mut batch)) }
         })?;
         check(batch)?;
-        imported.unit = unit;
+        imported.lock().unit = unit;
         Ok::<_, TransferError>(())
     })?;
+    let mut imported = imported.into_inner();
     if store(import, &mut staging, &mut imported, on_progress)? {
         on_progress(Progress::Committing);
         staging.commit().map_err(|error| TransferError::Uncertain(explain(&error)))?;
@@ -143,18 +150,24 @@ pub fn import(
     Ok(imported)
 }
 
-/// Checks a batch, on each core a part of it. Returns the outcomes in the order of the records.
-fn check_on(cores: usize, rules: &Rules, batch: Vec<Record>) -> io::Result<Vec<Checked>> {
+/// Checks a batch, on each core a part of it. Returns the rows in the order of the records.
+fn check_on(
+    cores: usize,
+    rules: &Rules,
+    imported: &Mutex<Imported>,
+    batch: Vec<Record>,
+) -> io::Result<Vec<Vec<u8>>> {
     let size = batch.len().div_ceil(cores).max(1);
     let mut batch = batch.into_iter();
     thread::scope(|scope| {
         let mut threads = Vec::new();
         while batch.len() > 0 {
             let part: Vec<Record> = batch.by_ref().take(size).collect();
-            threads.push(thread::Builder::new().spawn_scoped(scope, move || rules.check(part))?);
+            threads.push(thread::Builder::new().spawn_scoped(scope, move || rules.check(part, imported))?);
         }
-        let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join();
-        Ok(threads.into_iter().map(join).map(|it| it.unwrap_or_else(|it| panic::resume_unwind(it))).collect())
+        let rows =
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|it| panic::resume_unwind(it)));
+        Ok(rows.collect())
     })
 }
 

@@ -4,8 +4,6 @@
 //! A record with a problem is passed on. A stream that is cut off, or is no text in UTF-8, is an error.
 
 use super::{Format, TransferError, rules::Rules};
-use memchr::memchr;
-use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 use std::{
     fmt,
@@ -22,7 +20,7 @@ type Each<'a> = dyn FnMut(Record) -> Result<(), TransferError> + 'a;
 /// Bytes of one read.
 const READ: usize = 64 << 10;
 
-/// Bytes of the longest line of JSON or row of CSV.
+/// Bytes of the longest line of JSON, row of CSV or user of a document.
 const LONGEST: usize = 1 << 20;
 
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
@@ -43,7 +41,8 @@ pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Each) -> Result<&
             None => return Ok("line"),
         }
     };
-    if str::from_utf8(&first).is_err() {
+    // A character may be cut off at the end of a part.
+    if str::from_utf8(&first).is_err_and(|error| error.error_len().is_some()) {
         return Err(unreadable(NO_TEXT));
     }
     let is_json = matches!(first.trim_ascii_start().first(), Some(b'{' | b'['));
@@ -52,15 +51,17 @@ pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Each) -> Result<&
             document(Cursor::new(first).chain(lines.input), each)?;
             return Ok("user");
         }
-        _ if first.len() + BYTE_ORDER_MARK.len() >= LONGEST => return Err(too_long(lines.number).into()),
+        _ if first.len() + BYTE_ORDER_MARK.len() >= LONGEST => {
+            return Err(too_long("line", lines.number).into());
+        }
         Format::Csv => rows(lines, first, rules, each)?,
         Format::Ndjson => objects(lines, first, each)?,
     }
     Ok("line")
 }
 
-fn too_long(line: u64) -> io::Error {
-    io::Error::other(format!("line {line} is longer than {LONGEST} bytes"))
+fn too_long(unit: &str, number: u64) -> io::Error {
+    io::Error::other(format!("{unit} {number} is longer than {LONGEST} bytes"))
 }
 
 fn unreadable(problem: impl fmt::Display) -> TransferError {
@@ -86,7 +87,7 @@ impl<R: BufRead> Lines<R> {
         self.input.by_ref().take(LONGEST as u64).read_until(b'\n', &mut line)?;
         self.number += 1;
         if line.len() == LONGEST && self.number > 1 {
-            return Err(too_long(self.number));
+            return Err(too_long("line", self.number));
         }
         if self.number == 1 && line.starts_with(BYTE_ORDER_MARK) {
             line.drain(..BYTE_ORDER_MARK.len());
@@ -105,16 +106,20 @@ fn objects(mut lines: Lines<impl BufRead>, first: Vec<u8>, each: &mut Each) -> R
             if object.as_ref().is_err_and(|error| error.is_eof()) && !line.ends_with(b"\n") {
                 return Err(cut_off(lines.number));
             }
-            let object = object.map_err(|error| match error.is_data() {
-                _ if str::from_utf8(text).is_err() => "is not UTF-8".to_owned(),
-                true => "is not a JSON object".to_owned(),
-                false => format!("is not JSON: {error}").replace(" at line 1 column ", " at column "),
-            });
-            each((lines.number, object))?;
+            each((lines.number, object.map_err(|error| not_json(text, &error))))?;
         }
         next = lines.next()?;
     }
     Ok(())
+}
+
+/// Returns the problem of a text that is no JSON object.
+fn not_json(text: &[u8], error: &serde_json::Error) -> String {
+    match error.is_data() {
+        _ if str::from_utf8(text).is_err() => "is not UTF-8".to_owned(),
+        true => "is not a JSON object".to_owned(),
+        false => format!("is not JSON: {error}").replace(" at line 1 column ", " at column "),
+    }
 }
 
 /// Reads CSV. The number of a row is that of its first line.
@@ -126,20 +131,9 @@ fn rows(
 ) -> Result<(), TransferError> {
     let separator = separator(&first);
     let (mut header, mut next) = (None, Some(first));
-    while let Some(mut text) = next {
+    while let Some(first) = next {
         let number = lines.number;
-        let row = loop {
-            if let Some(row) = split(&text, separator) {
-                break row;
-            }
-            let start = text.len();
-            while !text[start..].contains(&b'"') {
-                match lines.next()?.filter(|_| text.len() <= LONGEST) {
-                    Some(line) => text.extend_from_slice(&line),
-                    None => return Err(unreadable(format!("line {number} has a quote that is not closed"))),
-                }
-            }
-        };
+        let (row, is_whole) = row(&mut lines, first, separator)?;
         match &header {
             None => {
                 let names = row.and_then(|row| rules.header(row));
@@ -149,7 +143,7 @@ fn rows(
                 let is_short = row.as_ref().is_ok_and(|row| row.len() < header.len());
                 match row.and_then(|row| rules.row(header, &row)) {
                     Ok(None) => {}
-                    Err(_) if is_short && !text.ends_with(b"\n") => return Err(cut_off(number)),
+                    Err(_) if is_short && !is_whole => return Err(cut_off(number)),
                     row => each((number, row.map(Option::unwrap_or_default)))?,
                 }
             }
@@ -167,131 +161,118 @@ fn separator(header: &[u8]) -> u8 {
     *b"\t;,".iter().max_by_key(count).unwrap_or(&b',')
 }
 
-/// Splits a record of CSV into fields. `None` if a quote is not closed in this text. The error is the problem of the record:
-/// crates that read CSV accept text behind a closing quote, and take the next rows for a part of a field then.
-fn split(text: &[u8], separator: u8) -> Option<Result<Vec<String>, String>> {
-    let mut rest = text.strip_suffix(b"\n").unwrap_or(text);
-    rest = rest.strip_suffix(b"\r").unwrap_or(rest);
-    let mut fields = Vec::new();
+/// Splits a record of CSV, which goes on with the next lines while a quote is open. Returns the fields, or the problem of
+/// the record; and whether its last line has an end. Crates that read CSV accept text behind a closing quote, and take the
+/// next rows for a part of a field then.
+fn row(
+    lines: &mut Lines<impl BufRead>,
+    mut line: Vec<u8>,
+    separator: u8,
+) -> Result<(Result<Vec<String>, String>, bool), TransferError> {
+    let (number, mut bytes) = (lines.number, 0);
+    let (mut fields, mut field, mut quotes) = (Vec::new(), Vec::new(), Quotes::None);
     loop {
-        let mut field = Vec::new();
-        if let Some(mut quoted) = rest.strip_prefix(b"\"") {
-            loop {
-                let end = memchr(b'"', quoted)?;
-                field.extend_from_slice(&quoted[..end]);
-                rest = &quoted[end + 1..];
-                let Some(more) = rest.strip_prefix(b"\"") else { break };
-                field.push(b'"');
-                quoted = more;
+        let text = line.strip_suffix(b"\n").unwrap_or(&line);
+        let text = text.strip_suffix(b"\r").unwrap_or(text);
+        for byte in text {
+            match (&quotes, *byte) {
+                (Quotes::None, b'"') if field.is_empty() => quotes = Quotes::Open,
+                (Quotes::Open, b'"') => quotes = Quotes::Closed,
+                (Quotes::Closed, b'"') => {
+                    field.push(b'"');
+                    quotes = Quotes::Open;
+                }
+                (Quotes::None | Quotes::Closed, byte) if byte == separator => {
+                    fields.push(mem::take(&mut field));
+                    quotes = Quotes::None;
+                }
+                (Quotes::Closed, _) => {
+                    let problem = "has text behind a closing quote (a quote in quotes is written twice)";
+                    return Ok((Err(problem.to_owned()), line.ends_with(b"\n")));
+                }
+                (_, byte) => field.push(byte),
             }
-        } else {
-            let end = memchr(separator, rest).unwrap_or(rest.len());
-            field.extend_from_slice(&rest[..end]);
-            rest = &rest[end..];
         }
-        fields.push(field);
-        match rest.split_first() {
-            Some((byte, more)) if *byte == separator => rest = more,
-            Some(_) => {
-                return Some(Err(
-                    "has text behind a closing quote (a quote in quotes is written twice)".to_owned()
-                ));
-            }
-            None => break,
+        if quotes != Quotes::Open {
+            break;
         }
+        field.extend_from_slice(&line[text.len()..]);
+        bytes += line.len();
+        line = lines
+            .next()?
+            .filter(|_| bytes <= LONGEST)
+            .ok_or_else(|| unreadable(format!("line {number} has a quote that is not closed")))?;
     }
+    fields.push(field);
     let fields: Result<_, _> = fields.into_iter().map(String::from_utf8).collect();
-    Some(fields.map_err(|_| "is not UTF-8".to_owned()))
+    Ok((fields.map_err(|_| "is not UTF-8".to_owned()), line.ends_with(b"\n")))
+}
+
+/// Quotes around a field of CSV.
+#[derive(PartialEq)]
+enum Quotes {
+    None,
+    Open,
+    /// A quote in quotes was the last byte.
+    Closed,
 }
 
 /// Reads the elements of an array, or of the one array of objects in an object. They are numbered by their places.
-fn document(input: impl Read, each: &mut Each) -> Result<(), TransferError> {
-    let mut users = Users { each, failure: None, number: 0, arrays: 0, others: 0, is_member: false };
-    let mut json = serde_json::Deserializer::from_reader(input);
-    let read = users.deserialize(&mut json).and_then(|()| json.end());
-    match (users.failure, read) {
-        (Some(failure), _) => Err(failure),
-        (None, Err(error)) => Err(unreadable(error)),
-        _ if users.arrays > 1 => Err(unreadable(SEVERAL_ARRAYS)),
-        _ if users.arrays == 0 && users.others > 0 => Err(unreadable(NO_ARRAY)),
-        _ => Ok(()),
-    }
-}
-
-/// Passes the users of a document on while it is parsed.
-struct Users<'a, 'b> {
-    each: &'a mut Each<'b>,
-    /// The error of `each`, which has ended the parsing.
-    failure: Option<TransferError>,
-    /// Number of the last user.
-    number: u64,
-    /// Number of arrays with an object in them.
-    arrays: usize,
-    /// Number of members that are no array.
-    others: usize,
-    /// True below the top of the document.
-    is_member: bool,
-}
-
-impl<'de> DeserializeSeed<'de> for &mut Users<'_, '_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-/// Functions of a visitor that skip a scalar.
-macro_rules! skip {
-    ($($visit:ident: $scalar:ty),*) => {
-        $(fn $visit<E>(self, _: $scalar) -> Result<(), E> {
-            self.others += 1;
-            Ok(())
-        })*
-    };
-}
-
-impl<'de> Visitor<'de> for &mut Users<'_, '_> {
-    type Value = ();
-
-    skip!(visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_f64: f64, visit_str: &str);
-
-    fn visit_unit<E>(self) -> Result<(), E> {
-        self.others += 1;
-        Ok(())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<(), A::Error> {
-        let mut has_users = !self.is_member;
-        while let Some(element) = elements.next_element()? {
-            let object = match element {
-                Value::Object(object) => Ok(object),
-                _ if has_users => Err("is not a JSON object".to_owned()),
-                _ => continue,
-            };
-            has_users = true;
-            self.number += 1;
-            self.failure = (self.each)((self.number, object)).err();
-            if self.failure.is_some() {
-                return Err(A::Error::custom("stopped"));
+fn document(input: impl BufRead, each: &mut Each) -> Result<(), TransferError> {
+    /// Brackets within one another, as many as `serde_json` takes.
+    const DEEPEST: usize = 128;
+    // The closing brackets that are still to come, and how many of them follow a user.
+    let (mut open, mut level, mut in_text, mut is_escaped) = (Vec::new(), 0, false, false);
+    let (mut element, mut number, mut commas) = (Vec::new(), 0, 0);
+    // Arrays that may have users, and the number of the one that has.
+    let (mut arrays, mut users) = (0, 0);
+    for byte in input.bytes() {
+        let byte = byte?;
+        if level > 0 && open.get(level - 1) == Some(&b']') {
+            if in_text || open.len() > level || !matches!(byte, b',' | b']') {
+                element.push(byte);
+                if element.len() == LONGEST {
+                    return Err(too_long("user", number + 1).into());
+                }
+            } else {
+                let text = element.trim_ascii();
+                let is_user = level == 1 || users == arrays || text.starts_with(b"{");
+                if is_user && !(text.is_empty() && byte == b']') {
+                    if users != 0 && users != arrays {
+                        return Err(unreadable(SEVERAL_ARRAYS));
+                    }
+                    (users, number) = (arrays, number + 1);
+                    each((number, serde_json::from_slice(text).map_err(|error| not_json(text, &error))))?;
+                }
+                element.clear();
             }
         }
-        self.arrays += usize::from(has_users);
-        Ok(())
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
-        if mem::replace(&mut self.is_member, true) {
-            self.others += 1;
-            return IgnoredAny.visit_map(members).map(drop);
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            _ if open.is_empty() && level > 0 && !byte.is_ascii_whitespace() => {
+                return Err(unreadable("it has text behind its end"));
+            }
+            b'\\' if in_text => is_escaped = true,
+            b'"' => in_text = !in_text,
+            _ if in_text => {}
+            b'[' | b'{' if open.len() < DEEPEST => {
+                open.push(if byte == b'[' { b']' } else { b'}' });
+                if level == 0 {
+                    level = if byte == b'[' { 1 } else { 2 };
+                }
+                arrays += usize::from(byte == b'[' && open.len() == level);
+            }
+            b']' | b'}' if open.last() == Some(&byte) => _ = open.pop(),
+            b'[' | b'{' | b']' | b'}' => {
+                return Err(unreadable(format!("it is no JSON behind {number} users")));
+            }
+            b',' => commas += usize::from(open.len() == 1),
+            _ => {}
         }
-        while members.next_key::<IgnoredAny>()?.is_some() {
-            members.next_value_seed(&mut *self)?;
-        }
-        Ok(())
     }
-
-    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("an array of users")
+    match open.is_empty() && level > 0 {
+        false => Err(unreadable(format!("it is cut off behind {number} users"))),
+        true if number == 0 && level == 2 && (arrays == 0 || commas > 0) => Err(unreadable(NO_ARRAY)),
+        true => Ok(()),
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Knows no file and no database, but the rows that the database takes.
 
-use super::{Import, PASSWORD_HASH, read::Record};
+use super::{Import, Imported, PASSWORD_HASH, read::Record};
 use crate::{
     app::validation::Validation,
     config::{Config, Validation as Mode},
@@ -14,8 +14,8 @@ use crate::{
         user::{NewUser, UserChanges, UserRef},
     },
 };
+use parking_lot::Mutex;
 use serde_json::{Map, Value};
-use std::collections::BTreeMap;
 
 /// The fields that a record may have.
 const FIELDS: [&str; 7] = {
@@ -46,26 +46,6 @@ impl Mapping {
         }
         Ok(Mapping(paths))
     }
-}
-
-/// Members or columns that were left out, each with the number of its records.
-pub(super) type LeftOut = BTreeMap<String, u64>;
-
-/// Adds to the number of records in which a member was left out. After some names, the rest is counted together.
-pub(super) fn leave_out(left_out: &mut LeftOut, name: &str, records: u64) {
-    const MOST_NAMES: usize = 20;
-    let is_new = left_out.len() >= MOST_NAMES && !left_out.contains_key(name);
-    *left_out.entry(if is_new { "…" } else { name }.to_owned()).or_default() += records;
-}
-
-/// The outcome of checking some records.
-#[derive(Debug, Default)]
-pub(super) struct Checked {
-    /// The rows of the accepted users, as the database takes them.
-    pub rows: Vec<u8>,
-    /// The problems of the other records.
-    pub refused: Vec<(u64, String)>,
-    pub left_out: LeftOut,
 }
 
 /// The rules of one import.
@@ -161,19 +141,21 @@ impl Rules<'_> {
         Ok(Some(members.collect()))
     }
 
-    /// Checks records, and hashes their clear passwords. Blocks for that work.
-    pub fn check(&self, records: impl IntoIterator<Item = Record>) -> Checked {
-        let mut checked = Checked::default();
+    /// Checks records, and hashes their clear passwords. Returns the rows of the accepted users, as the database takes them.
+    /// Blocks for that work.
+    pub fn check(&self, records: Vec<Record>, imported: &Mutex<Imported>) -> Vec<u8> {
+        let mut rows = Vec::new();
         for (number, object) in records {
-            let fields = object.map(|object| self.fields(object, &mut checked.left_out));
-            let accepted = fields.and_then(|fields| self.user(number, fields, &mut checked.rows));
-            checked.refused.extend(accepted.err().map(|problem| (number, problem)));
+            let fields = object.map(|object| self.fields(object, imported));
+            if let Err(problem) = fields.and_then(|fields| self.user(number, fields, &mut rows)) {
+                imported.lock().refuse(number, &problem);
+            }
         }
-        checked
+        rows
     }
 
     /// Returns the fields of a record, and members that are no field if these are to be refused.
-    fn fields(&self, mut object: Map<String, Value>, left_out: &mut LeftOut) -> Map<String, Value> {
+    fn fields(&self, mut object: Map<String, Value>, imported: &Mutex<Imported>) -> Map<String, Value> {
         if !self.leaves_out {
             return object;
         }
@@ -183,7 +165,7 @@ impl Rules<'_> {
         let fields = fields.collect();
         let is_read = |name: &str, path: &str| path == name || path.split('.').next() == Some(name);
         object.retain(|name, _| !self.paths.iter().any(|(_, path)| is_read(name, path)));
-        object.keys().for_each(|name| leave_out(left_out, name, 1));
+        object.keys().for_each(|name| imported.lock().leave_out(name));
         fields
     }
 
@@ -192,13 +174,12 @@ impl Rules<'_> {
         let mut take = |name: &str| fields.remove(name).filter(|value| !value.is_null());
         let hash = take(PASSWORD_HASH).map(PasswordHash::imported).transpose();
         let hash = hash.map_err(|problem| format!("/{PASSWORD_HASH} {problem}"))?;
-        let id = take("id").filter(|_| self.import.keep_ids);
-        let id = id
-            .map(|id| whole(&id).ok_or_else(|| format!("/id must be a whole number from 1 to {}", i64::MAX)));
-        let id = id.transpose()?;
-        if id.is_none() && self.import.keep_ids {
-            return Err("/id is required by --keep-ids".to_owned());
-        }
+        let id = match take("id").filter(|_| self.import.keep_ids) {
+            None if self.import.keep_ids => return Err("/id is required by --keep-ids".to_owned()),
+            None => None,
+            Some(id) if let Some(id) = whole(&id) => Some(id),
+            Some(_) => return Err(format!("/id must be a whole number from 1 to {}", i64::MAX)),
+        };
         let mut time = |name: &str| match take(name) {
             None => Ok(self.present),
             Some(Value::String(text)) if let Some(time) = Timestamp::parse(&text) => Ok(time),
@@ -223,7 +204,7 @@ impl Rules<'_> {
     /// Returns the user of these fields. If `has_hash`, no password is required.
     fn accept(&self, mut body: Map<String, Value>, has_hash: bool) -> Result<NewUser, String> {
         if self.import.as_is {
-            let changes = UserChanges::as_is(body).map_err(problems)?;
+            let changes = UserChanges::read(body, true).map_err(problems)?;
             return changes.into_new().ok_or_else(|| "/name and /email are required".to_owned());
         }
         if has_hash {
