@@ -1,8 +1,8 @@
 //! Changes of many users in one statement: each has the outcome that it would have had alone, and what holds one up holds
 //! up no other.
 
-use crate::support::{Client, Dice, LONG, Service, eventually};
-use serde_json::{Value, json};
+use crate::support::{Client, LONG, Service, eventually};
+use serde_json::json;
 use std::{
     sync::{
         Barrier,
@@ -291,74 +291,4 @@ fn what_a_trigger_refuses_is_refused_alone() {
         }
     }
     assert_eq!(client.get("/users").json()["total"], 27);
-}
-
-/// Two services whose clients exchange addresses in opposite orders, and create users with the same ones.
-#[test]
-fn addresses_that_are_exchanged() {
-    const ADDRESSES: u64 = 4;
-    let service = Service::start();
-    users(&service, 4);
-    let second = userd::Server::start(service.database.config()).expect("a second server starts");
-    thread::scope(|scope| {
-        for thread in 0..8 {
-            let url = if thread % 2 == 0 { service.server.base_url() } else { second.base_url() };
-            let mut client = Client::new(url);
-            scope.spawn(move || {
-                let mut dice = Dice(thread + 1);
-                for turn in 0..40 {
-                    let email = format!("{}@example.com", dice.roll(ADDRESSES) + 1);
-                    let (path, name) = (format!("/users/{}", dice.roll(4) + 1), format!("{thread}.{turn}"));
-                    let answer = match dice.roll(4) {
-                        0 => client.post("/users", json!({"name": name, "email": email}).to_string()),
-                        1 => client.put(&path, json!({"email": format!("{name}@example.com")}).to_string()),
-                        _ => client.put(&path, json!({"name": name, "email": email}).to_string()),
-                    };
-                    let expected = [200, 201, 409].contains(&answer.status);
-                    assert!(expected, "{path} {email}: {} {}", answer.status, answer.body);
-                }
-            });
-        }
-    });
-    let list = service.client().get("/users?perPage=1000").json();
-    let users = list["data"].as_array().unwrap();
-    let mut emails: Vec<&Value> = users.iter().map(|user| &user["email"]).collect();
-    emails.sort_by_key(|email| email.as_str());
-    emails.dedup();
-    assert_eq!((emails.len(), &list["total"]), (users.len(), &json!(users.len())));
-    second.stop();
-}
-
-/// Requests of many clients become batches: fewer statements than changes.
-#[test]
-fn changes_of_many_clients_share_statements() {
-    let service = Service::start();
-    users(&service, 64);
-    for method in ["PUT", "DELETE"] {
-        let requests: Vec<_> = (1..=64)
-            .map(|id| {
-                let body = if method == "PUT" { r#"{"name":"m"}"# } else { "" };
-                (method, format!("/users/{id}"), body.to_owned())
-            })
-            .collect();
-        let metrics = |client: &mut Client| {
-            let text = client.get("/metrics").body;
-            let value = |name: &str| {
-                let line = text.lines().find(|line| line.starts_with(&format!("{name}{{lane=\"change\"}}")));
-                line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).expect("a figure")
-            };
-            (value("userd_batch_size_sum"), value("userd_batch_size_count"))
-        };
-        let mut client = service.client();
-        let before = metrics(&mut client);
-        let statuses = at_once(&service, &requests, 0, || ());
-        assert!(statuses.iter().all(|status| [200, 204].contains(status)), "{statuses:?}");
-        let after = metrics(&mut client);
-        let (changes, statements) = (after.0 - before.0, after.1 - before.1);
-        assert!(changes == 64.0 && statements < changes, "{changes} changes, {statements} statements");
-        let expected = if method == "PUT" { Some("m".to_owned()) } else { None };
-        for id in 1..=64 {
-            assert_eq!(name(&mut client, id), expected);
-        }
-    }
 }

@@ -56,7 +56,7 @@ fn assert_prompt(books: &Books, deadline: Duration) {
 
 #[test]
 fn acknowledged_writes_outlive_the_database() {
-    const ROUNDS: usize = 20;
+    const ROUNDS: usize = 6;
     let mut postgres = Own::start();
     let mut process = userd(&postgres.url(), &[]);
     let url = process.wait_for_url();
@@ -70,7 +70,7 @@ fn acknowledged_writes_outlive_the_database() {
             _ => postgres.kill(),
         }
         // Long enough for clients to meet it; twice longer than the service waits for its end.
-        pause(Duration::from_millis(if round % 10 == 4 { 4000 } else { 50 }));
+        pause(Duration::from_millis(if round == 4 { 4000 } else { 50 }));
         postgres.restart();
         backs.push(Instant::now());
         eventually(BACK_WITHIN + BUSY, "it serves", || {
@@ -91,7 +91,7 @@ fn acknowledged_writes_outlive_the_database() {
 
 #[test]
 fn acknowledged_writes_outlive_userd() {
-    const ROUNDS: usize = 20;
+    const ROUNDS: usize = 6;
     let postgres = Own::start();
     // Clients keep sending to the old address: no other process may listen there.
     let start = || userd(&postgres.url(), &[("PORT", &free_port().to_string())]);
@@ -313,7 +313,7 @@ const HANG: Duration = Duration::from_millis(3500);
 #[test]
 fn a_server_that_is_stopped() {
     let fragile = Fragile::start(false);
-    fragile.rounds("PostgreSQL stopped by SIGSTOP", 3, HANG, |fragile, broken| {
+    fragile.rounds("PostgreSQL stopped by SIGSTOP", 1, HANG, |fragile, broken| {
         fragile.postgres.signal(if broken { Signal::SIGSTOP } else { Signal::SIGCONT });
     });
 }
@@ -334,10 +334,8 @@ fn a_session_that_is_stopped() {
     send(Signal::SIGSTOP);
     let load = Load::start("one", 8, &shared(fragile.url.clone()), LONG);
     pause(HANG);
-    let books = load.stop();
-    assert_prompt(&books, DEADLINE);
-    let failures = books.events.iter().flatten().filter(|event| !event.succeeded()).count();
-    assert!(failures < 20, "{failures} failures");
+    load.all_succeed_after(Instant::now());
+    assert_prompt(&load.stop(), DEADLINE);
     send(Signal::SIGCONT);
     fragile.assert_as_before();
 }
@@ -345,7 +343,7 @@ fn a_session_that_is_stopped() {
 #[test]
 fn a_network_that_stalls() {
     let fragile = Fragile::start(true);
-    fragile.rounds("network stalled", 2, HANG, |fragile, broken| {
+    fragile.rounds("network stalled", 1, HANG, |fragile, broken| {
         fragile.proxy.set(if broken { Weather::Stalled } else { Weather::Fair });
     });
 }
@@ -354,8 +352,8 @@ fn a_network_that_stalls() {
 fn a_network_that_cuts_resets_and_delays() {
     let fragile = Fragile::start(true);
     let moment = Duration::from_millis(300);
-    fragile.rounds("connections cut", 5, moment, |fragile, _| fragile.proxy.cut());
-    fragile.rounds("connections reset", 5, moment, |fragile, _| fragile.proxy.reset());
+    fragile.rounds("connections cut", 2, moment, |fragile, _| fragile.proxy.cut());
+    fragile.rounds("connections reset", 2, moment, |fragile, _| fragile.proxy.reset());
     fragile.rounds("network slow by 300 ms", 1, Duration::from_secs(2), |fragile, broken| {
         let slow = Weather::Slow(Duration::from_millis(300));
         fragile.proxy.set(if broken { slow } else { Weather::Fair });
@@ -739,26 +737,6 @@ fn a_handler_that_panics() {
         assert_eq!(caller.call("POST", "/users", &good).unwrap().0, 201);
     }
     service.server.stop();
-}
-
-// Start-up
-
-#[test]
-fn many_replicas_on_an_empty_database() {
-    let database = Database::empty();
-    let replica = |_| Process::on(&database, &[("DB_POOL_SIZE", "1")]);
-    let mut replicas: Vec<Process> = (0..20).map(replica).collect();
-    for replica in &mut replicas {
-        let mut caller = Caller::new(&replica.wait_for_url(), LONG);
-        assert_eq!(caller.call("GET", "/users", "").unwrap().0, 200);
-    }
-    let applied: usize = database.value("select count(*) from refinery_schema_history").parse().unwrap();
-    assert!(applied > 0);
-    let logged = || {
-        replicas.iter().map(|replica| replica.stderr().matches("applied migration").count()).sum::<usize>()
-    };
-    eventually(LONG, "each is logged", || logged() >= applied);
-    assert_eq!(logged(), applied, "each is applied once");
 }
 
 // The private cluster

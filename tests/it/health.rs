@@ -1,8 +1,8 @@
 //! `/livez`, `/readyz`, and what the service does at its end so that a load balancer loses no request.
 
 use crate::support::{
-    BUSY, Client, Database, LONG, Own, Process, Proxy, Relay, Service, TOKEN, TempDir, Weather, check,
-    eventually, loopback_network, pause,
+    BUSY, Client, Database, LONG, Own, Process, Proxy, Relay, Service, TOKEN, TempDir, Weather, eventually,
+    loopback_network, pause,
 };
 use nix::sys::signal::Signal;
 use std::{
@@ -47,35 +47,18 @@ fn becomes(client: &mut Client, status: u16, body: &str) {
 fn what_the_routes_answer() {
     // They need no token, and no name that browsers may use.
     let service = Service::with(|config| config.api_token = Some(TOKEN.into()));
-    let mut client = service.client();
-    check(
-        &mut client,
+    service.check(
         r#"
-        GET /livez => 200 {"status":"ok"}
-        GET /readyz => 200 {"status":"ready"}
+        GET|HEAD /livez <Origin: http://evil.example> => 200 <Cache-Control: no-store> <Content-Type: application/json> <Content-Length: 16> {"status":"ok"}
+        GET|HEAD /readyz <Origin: http://evil.example> => 200 <Cache-Control: no-store> <Content-Length: 19> {"status":"ready"}
         GET /readyz?verbose=1 => 200 {"status":"ready"}
         GET /%72eadyz => 200 {"status":"ready"}
-        POST /livez {"a":1} => 405 {"error":"Method not allowed"}
-        BREW /readyz => 405 {"error":"Method not allowed"}
-        OPTIONS /readyz => 204
-        GET /livez/ => 404 {"error":"Not found","message":"the path is /livez, without a further slash"}
+        POST|DELETE|BREW /livez {"a":1} => 405 <Allow: GET, HEAD, OPTIONS> {"error":"Method not allowed"}
+        OPTIONS /readyz => 204 <Allow: GET, HEAD, OPTIONS>
         GET /Livez => 404 {"error":"Not found"}
         GET /users => 401 {"error":"Unauthorized"}
         "#,
     );
-    for target in ["/livez", "/readyz"] {
-        let got = client.get(target);
-        let headed = client.request("HEAD", target, &[("Origin", "http://evil.example")], "");
-        assert_eq!(headed.status, 200);
-        for header in ["Content-Length", "Content-Type", "Cache-Control"] {
-            assert_eq!(got.header(header), headed.header(header), "{target}");
-            assert!(got.header(header).is_some(), "{target} {header}");
-        }
-        for method in ["OPTIONS", "DELETE"] {
-            let allow = client.request(method, target, &[], "");
-            assert_eq!(allow.header("Allow"), Some("GET, HEAD, OPTIONS"), "{method} {target}");
-        }
-    }
 }
 
 #[test]

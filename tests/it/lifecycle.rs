@@ -145,186 +145,101 @@ fn the_documents_have_the_table_of_settings() {
 
 #[test]
 fn variables_that_cannot_be_used() {
+    let dir = TempDir::new();
+    dir.write("token", "\n");
+    let empty = dir.path().join("token");
     let url = |text: &str| text.replace("SECRET", DATABASE_PASSWORD);
-    let nowhere = "/nowhere/at/all";
-    let rows = [
-        ("API_TOKEN", format!("{TOKEN} é")),
-        ("API_TOKEN_READ", TOKEN.to_owned()),
-        ("API_TOKEN_LOGIN", TOKEN.to_owned()),
-        ("API_TOKEN_FILE", nowhere.to_owned()),
-        ("DATABASE_URL", url("mysql://ada:SECRET@localhost/app")),
-        ("DATABASE_URL", url("postgres://ada:SECRET@localhost:port/app")),
-        ("DATABASE_URL", url("postgres://ada:SECRET@localhost:99999/app")),
-        ("DATABASE_URL", url("postgres://ada:%zzSECRET@localhost/app")),
-        ("DATABASE_URL", url("postgres://ada:SECRET@localhost/app?sslmode=maybe")),
-        ("DATABASE_URL", url("postgres://ada:SECRET@localhost/app?sslnonsense=SECRET")),
-        ("DATABASE_URL", url("postgres://ada:SEC@RET/SECRET@localhost/app")),
-        ("DATABASE_URL", url("SECRET")),
-        ("DATABASE_URL", url("host=localhost password='SECRET")),
-    ];
-    for (name, value) in rows {
+    for (name, value, problem) in [
+        ("API_TOKEN", format!("{TOKEN} é"), ""),
+        ("API_TOKEN_READ", TOKEN.to_owned(), ""),
+        ("API_TOKEN_FILE", "/nowhere/at/all".to_owned(), ""),
+        // Without a token, all users would be open: an empty file is no way to say so.
+        ("API_TOKEN_FILE", empty.display().to_string(), " is empty"),
+        ("DATABASE_URL", url("mysql://ada:SECRET@localhost/app"), ""),
+        ("DATABASE_URL", url("postgres://ada:%zzSECRET@localhost:port/app"), ""),
+        ("DATABASE_URL", url("postgres://ada:SECRET@localhost/app?sslnonsense=SECRET"), ""),
+        ("DATABASE_URL", url("postgres://ada:SEC@RET/SECRET@localhost/app"), ""),
+        ("DATABASE_URL", url("host=localhost password='SECRET"), ""),
+    ] {
         let mut process = Process::start(&[], &[(name, &value)]);
         let line = complaint(&mut process, 2);
-        assert!(line.starts_with(&format!("{name}: ")), "{name}={value}: {line}");
+        assert!(line.starts_with(&format!("{name}: ")) && line.contains(problem), "{name}={value}: {line}");
         assert_eq!(process.stderr().lines().count(), 1, "{name}={value}: {line}");
     }
-    // Without a token, all users would be open: an empty file is no way to say so.
-    let dir = TempDir::new();
-    for contents in ["", "\n", "\r\n"] {
-        dir.write("token", contents);
-        let file = dir.path().join("token");
-        let mut process = Process::start(&[], &[("API_TOKEN_FILE", file.to_str().unwrap())]);
-        let line = complaint(&mut process, 2);
-        let problem = format!("API_TOKEN_FILE: {file:?} is empty");
-        assert_eq!(line, problem, "{contents:?}");
-        assert_eq!(process.stderr().lines().count(), 1, "{contents:?}: {}", process.stderr());
-        assert_eq!(process.stdout(), "", "{contents:?}: it listens");
-    }
-    let both = [("API_TOKEN", TOKEN), ("API_TOKEN_FILE", nowhere)];
+    let both = [("API_TOKEN", TOKEN), ("API_TOKEN_FILE", "/nowhere/at/all")];
     let line = complaint(&mut Process::start(&[], &both), 2);
     assert!(line.starts_with("API_TOKEN_FILE: "), "{line}");
 }
 
 #[test]
-fn a_url_goes_before_the_parts() {
-    let parts = [
-        ("DB_HOST", "127.0.0.1"),
-        ("DB_PORT", "1"),
-        ("DB_NAME", "nowhere"),
-        ("DB_USER", "nobody"),
-        ("DB_PASS", DATABASE_PASSWORD),
-        ("DB_SSL", "true"),
-    ];
-    let database = Database::create();
-    let mut process = Process::on(&database, &parts);
-    check(&mut process.client(), &format!("POST /users {ADA} => 201 {ADA_1}"));
-    assert_no_secret(&process.stderr());
-    process.logs(database.name());
-}
-
-#[test]
-fn the_parts_are_enough() {
+fn a_url_goes_before_the_parts_and_the_parts_are_enough() {
     let database = Database::create();
     let dir = database.socket_dir();
-    let mut variables =
-        vec![("HOST", "127.0.0.1"), ("PORT", "0"), ("DB_HOST", &dir), ("DB_NAME", database.name())];
-    variables.push(("DB_PASS", DATABASE_PASSWORD));
-    let mut process = Process::start(&[], &variables);
-    check(&mut process.client(), &format!("POST /users {ADA} => 201 {ADA_1}"));
-    assert_eq!(database.value("select count(*) from users"), "1");
-    assert_no_secret(&process.stderr());
+    let nowhere = [("DB_HOST", "127.0.0.1"), ("DB_PORT", "1"), ("DB_NAME", "nowhere"), ("DB_SSL", "true")];
+    let secret = ("DB_PASS", DATABASE_PASSWORD);
+    let mut by_url = Process::on(&database, &[&nowhere[..], &[secret]].concat());
+    check(&mut by_url.client(), &format!("POST /users {ADA} => 201 {ADA_1}"));
+    by_url.logs(database.name());
+    let parts = [("HOST", "127.0.0.1"), ("DB_HOST", &dir), ("DB_NAME", database.name()), secret];
+    let mut by_parts = Process::start(&[], &parts);
+    check(&mut by_parts.client(), &format!("GET /users/1 => 200 {ADA_1}"));
 }
 
 #[test]
 fn tls_is_asked_for_by_exactly_true() {
-    const TLS: u32 = 80_877_103;
-    const NO_TLS: u32 = 3 << 16;
-    let rows = [
-        (Some("true"), TLS),
-        (Some("TRUE"), NO_TLS),
-        (Some("True"), NO_TLS),
-        (Some("1"), NO_TLS),
-        (Some("yes"), NO_TLS),
-        (Some(" true"), NO_TLS),
-        (Some("true "), NO_TLS),
-        (Some("false"), NO_TLS),
-        (Some(""), NO_TLS),
-        (None, NO_TLS),
-    ];
-    let started = rows.into_iter().map(|(value, expected)| {
+    for (value, expected) in [("true", 80_877_103), ("TRUE", 3_u32 << 16), ("", 3 << 16)] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port().to_string();
-        let mut variables =
-            vec![("DB_HOST", "127.0.0.1"), ("DB_PORT", &port), ("DB_PASS", DATABASE_PASSWORD)];
-        variables.push(("DB_CONNECT_TIMEOUT", "2"));
-        variables.extend(value.map(|value| ("DB_SSL", value)));
-        let process = Process::start(&[], &variables);
-        (value, expected, listener, process)
-    });
-    // All at once: each of them retries for as long as it may.
-    let mut ended = Vec::new();
-    for (value, expected, listener, process) in started.collect::<Vec<_>>() {
+        let variables =
+            [("DB_HOST", "127.0.0.1"), ("DB_PORT", &port), ("DB_SSL", value), ("DB_CONNECT_TIMEOUT", "1")];
+        let mut process = Process::start(&[], &variables);
         let (mut client, _) = listener.accept().unwrap();
         client.set_read_timeout(Some(LONG)).unwrap();
         // A length, and then the protocol's version or the code that asks for TLS.
         let mut start = [0; 8];
         client.read_exact(&mut start).unwrap();
-        let code = u32::from_be_bytes(start[4..].try_into().unwrap());
-        assert_eq!(code, expected, "DB_SSL={value:?}");
-        ended.push(process);
+        assert_eq!(u32::from_be_bytes(start[4..].try_into().unwrap()), expected, "DB_SSL={value:?}");
+        complaint(&mut process, 1);
     }
-    ended.iter_mut().for_each(|process| drop(complaint(process, 1)));
 }
 
 // Start-up
 
 #[test]
-fn a_database_that_stays_away() {
-    let port = free_port();
-    let url = format!("postgres://ada:{DATABASE_PASSWORD}@127.0.0.1:{port}/app");
-    let start = Instant::now();
-    let mut process =
-        Process::start(&[], &[("DATABASE_URL", &url), ("DB_CONNECT_TIMEOUT", "3"), ("PORT", "0")]);
-    let line = complaint(&mut process, 1);
-    // Half a second before the end at most, the pause between two tries.
-    assert!(start.elapsed() > Duration::from_millis(2500), "{:?}", start.elapsed());
-    assert!(line.starts_with("cannot connect to the database: "), "{line}");
-    let lines = process.stderr().matches("cannot connect to the database yet: ").count();
-    assert_eq!(lines, 1, "a line a reason: {}", process.stderr());
-    assert!(line.contains("DATABASE_URL") && line.contains("--embedded"), "the remedy: {line}");
-}
-
-#[test]
-fn a_database_that_never_answers() {
+fn a_database_that_stays_away_or_never_answers() {
     // Connections are taken, by the system, and nothing is ever said.
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let url = format!("postgres://ada:{DATABASE_PASSWORD}@127.0.0.1:{port}/app");
-    let variables = [("DATABASE_URL", url.as_str()), ("DB_CONNECT_TIMEOUT", "1")];
-    let mut process = Process::start(&[], &variables);
-    process.wait(SOON);
-    let line = complaint(&mut process, 1);
-    assert!(line.starts_with("cannot connect to the database: "), "{line}");
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    for port in [free_port(), silent.local_addr().unwrap().port()] {
+        let url = format!("postgres://ada:{DATABASE_PASSWORD}@127.0.0.1:{port}/app");
+        let start = Instant::now();
+        let mut process = Process::start(&[], &[("DATABASE_URL", &url), ("DB_CONNECT_TIMEOUT", "3")]);
+        let line = complaint(&mut process, 1);
+        // Half a second before the end at most, the pause between two tries.
+        assert!(start.elapsed() > Duration::from_millis(2500), "{:?}", start.elapsed());
+        assert!(line.starts_with("cannot connect to the database: "), "{line}");
+        let lines = process.stderr().matches("cannot connect to the database yet: ").count();
+        assert!(lines <= 1, "a line a reason: {}", process.stderr());
+        assert!(line.contains("DATABASE_URL") && line.contains("--embedded"), "the remedy: {line}");
+    }
 }
 
 #[test]
-fn a_database_that_comes_later() {
+fn a_database_that_comes_later_and_goes() {
     let database = Database::create();
     let relay = Relay::shut(&database);
     let port = relay.port().to_string();
     let parts = [("DB_HOST", "127.0.0.1"), ("DB_PORT", &port), ("DB_NAME", database.name())];
-    let mut process = Process::start(&[], &[&parts[..], &[("HOST", "127.0.0.1"), ("PORT", "0")]].concat());
-    eventually(LONG, "a try is logged", || process.stderr().contains("cannot connect to the database yet"));
+    let more = [("DB_ACQUIRE_TIMEOUT", "1"), ("HOST", "127.0.0.1")];
+    let mut process = Process::start(&[], &[&parts[..], &more].concat());
+    process.logs("cannot connect to the database yet");
     assert_eq!(process.stdout(), "");
     relay.open();
-    check(&mut process.client(), &format!("POST /users {ADA} => 201 {ADA_1}"));
-}
-
-#[test]
-fn a_database_that_goes_and_comes_back() {
-    let database = Database::create();
-    let relay = Relay::shut(&database);
-    relay.open();
-    let port = relay.port().to_string();
-    let mut process = Process::start(
-        &[],
-        &[
-            ("DB_HOST", "127.0.0.1"),
-            ("DB_PORT", &port),
-            ("DB_NAME", database.name()),
-            ("DB_ACQUIRE_TIMEOUT", "1"),
-            ("HOST", "127.0.0.1"),
-            ("PORT", "0"),
-        ],
-    );
     let mut client = process.client();
     check(&mut client, &format!("POST /users {ADA} => 201 {ADA_1}"));
-    for _ in 0..2 {
-        relay.cut();
-        check(&mut client, r#"GET /users/1 => 503 {"error":"Service unavailable"}"#);
-        relay.open();
-        eventually(LONG, "it is back", || client.get("/users/1").status == 200);
-    }
+    relay.cut();
+    check(&mut client, r#"GET /users/1 => 503 {"error":"Service unavailable"}"#);
+    relay.open();
+    eventually(LONG, "it is back", || client.get("/users/1").status == 200);
 }
 
 #[test]
@@ -429,90 +344,56 @@ fn variables_without_effect_are_told() {
     let database = Database::create();
     let (url, dir, other) = (database.url(), database.socket_dir(), TempDir::new());
     let socket = format!("unix:{}/http", other.path().display());
-    other.write("url", &url);
-    let file = other.path().join("url").to_str().expect("UTF-8").to_owned();
     let parts = [("DB_HOST", dir.as_str()), ("DB_NAME", database.name())];
     let by_url = [("DATABASE_URL", url.as_str())];
-    let by_file = [("DATABASE_URL_FILE", file.as_str())];
-    let libpq = "of libpq's variables only PGPASSWORD and PGPASSFILE are read; DATABASE_URL takes";
-    let only_true = "leaves TLS to the database off: only the exact text `true` turns it on";
-    let tls = "in it verifies the server as DB_SSL=true would";
     type Variables<'a> = &'a [(&'a str, &'a str)];
-    let rows: [(Variables, Variables, String); 18] = [
-        (&parts, &[("DB_SSL", "yes")], format!("DB_SSL=\"yes\" {only_true}")),
-        (&parts, &[("DB_SSL", "TRUE")], format!("DB_SSL=\"TRUE\" {only_true}")),
-        (&parts, &[("DB_SSL", "false")], String::new()),
-        (&parts, &[("DB_SSL", ""), ("DATABASE_URL", ""), ("PGSSLMODE", "")], String::new()),
-        // PGPASSWORD and PGPASSFILE are read, and so not warned of.
-        (&parts, &[("PGPASSWORD", "none is asked for"), ("PGPASSFILE", "/nowhere")], String::new()),
-        (&by_url, &[("PGPASSWORD", "none is asked for")], String::new()),
-        (&by_url, &[], String::new()),
-        (
-            &by_url,
-            &[("DB_SSL", "true")],
-            format!("DB_SSL has no effect beside DATABASE_URL; sslmode=verify-full&sslrootcert=system {tls}"),
-        ),
-        (
-            &by_file,
-            &[("DB_SSL", "true"), ("DB_SSL_CA", "/ca.pem")],
-            format!(
-                "DB_SSL, DB_SSL_CA have no effect beside DATABASE_URL_FILE; \
-                 sslmode=verify-full&sslrootcert=/ca.pem {tls}"
-            ),
-        ),
-        (&by_url, &[("DB_SSL", "false")], "DB_SSL has no effect beside DATABASE_URL".to_owned()),
-        (
-            &by_url,
-            &[("DB_HOST", "h"), ("DB_PORT", "x"), ("DB_NAME", "n"), ("DB_USER", "u"), ("DB_PASS", "hunter2")],
-            "DB_HOST, DB_PORT, DB_NAME, DB_USER, DB_PASS have no effect beside DATABASE_URL".to_owned(),
-        ),
-        (&by_url, &[("PGSSLMODE", "verify-full")], format!("PGSSLMODE has no effect: {libpq} sslmode")),
+    let rows: [(Variables, Variables, &str); 7] = [
         (
             &parts,
-            &[("PGSSLROOTCERT", "/ca.pem"), ("PGHOST", "h"), ("PGOPTIONS", "-c a=b")],
-            format!("PGHOST, PGOPTIONS, PGSSLROOTCERT have no effect: {libpq} host, options, sslrootcert"),
+            &[("DB_SSL", "yes"), ("PGPASSWORD", "none is asked for"), ("PGSSLMODE", "")],
+            "DB_SSL=\"yes\" leaves TLS to the database off: only the exact text `true` turns it on",
+        ),
+        (&by_url, &[("PGPASSWORD", "none is asked for"), ("API_TOKEN", TOKEN)], ""),
+        (
+            &by_url,
+            &[("DB_SSL", "true"), ("DB_SSL_CA", "/ca.pem")],
+            "DB_SSL, DB_SSL_CA have no effect beside DATABASE_URL; \
+             sslmode=verify-full&sslrootcert=/ca.pem in it verifies the server as DB_SSL=true would",
         ),
         (
             &by_url,
-            &[("HOST", &socket), ("PORT", "1")],
-            "PORT has no effect: HOST names a Unix socket".to_owned(),
+            &[("DB_HOST", "h"), ("DB_PORT", "x"), ("DB_PASS", "hunter2")],
+            "DB_HOST, DB_PORT, DB_PASS have no effect beside DATABASE_URL",
         ),
-        (&by_url, &[("HOST", &socket), ("PORT", "")], String::new()),
-        (&by_url, &[("API_TOKEN", TOKEN)], String::new()),
-        (&by_url, &[("ALLOWED_HOSTS", "a.example")], String::new()),
+        (
+            &parts,
+            &[("PGSSLROOTCERT", "/ca.pem"), ("PGHOST", "h")],
+            "PGHOST, PGSSLROOTCERT have no effect: of libpq's variables only PGPASSWORD and PGPASSFILE are read; \
+             DATABASE_URL takes host, sslrootcert",
+        ),
+        (&by_url, &[("HOST", &socket), ("PORT", "1")], "PORT has no effect: HOST names a Unix socket"),
         (
             &by_url,
             &[("API_TOKEN", TOKEN), ("ALLOWED_HOSTS", "a.example")],
-            "ALLOWED_HOSTS has no effect beside API_TOKEN".to_owned(),
+            "ALLOWED_HOSTS has no effect beside API_TOKEN",
         ),
     ];
     for (database, variables, expected) in rows {
-        let host = [("HOST", "127.0.0.1")];
-        let variables = [&host[..], database, variables].concat();
+        let variables = [&[("HOST", "127.0.0.1")], database, variables].concat();
         let mut process = Process::start(&[], &variables);
         process.wait_for_url();
-        let warned = |process: &Process| -> Vec<String> {
-            let log = process.stderr();
-            let lines = log.lines().filter_map(|line| line.split_once(" [WARN] "));
-            lines.map(|(_, line)| line.to_owned()).collect()
-        };
-        let told: Vec<String> = (!expected.is_empty()).then(|| expected.clone()).into_iter().collect();
-        assert_eq!(warned(&process), told, "{variables:?}: {}", process.stderr());
-        assert_no_secret(&process.stderr());
+        let log = process.stderr();
+        let warned: Vec<&str> =
+            log.lines().filter_map(|line| line.split_once(" [WARN] ")).map(|(_, line)| line).collect();
+        let told: Vec<&str> = (!expected.is_empty()).then_some(expected).into_iter().collect();
+        assert_eq!(warned, told, "{variables:?}: {log}");
         let mut check = Process::start(&["check"], &variables);
         check.wait(LONG);
         let said = check.stdout();
         let notes: Vec<_> =
-            said.lines().filter(|line| line.starts_with("note     configuration: ")).collect();
-        let noted: Vec<_> = told.iter().map(|line| format!("note     configuration: {line}")).collect();
-        assert_eq!(notes, noted, "{variables:?}: {said}");
+            said.lines().filter_map(|line| line.strip_prefix("note     configuration: ")).collect();
+        assert_eq!(notes, told, "{variables:?}: {said}");
     }
-    let variables = [("DATABASE_URL", url.as_str()), ("DB_SSL", "true"), ("PGHOST", "h"), ("PORT", "0")];
-    let mut process = Process::start(&["--embedded", "--ephemeral"], &variables);
-    check(&mut process.client(), &format!("POST /users {ADA} => 201 {ADA_1}"));
-    process.logs("[WARN] DATABASE_URL, DB_SSL have no effect with --embedded");
-    assert!(!process.stderr().contains("PGHOST"), "{}", process.stderr());
-    assert_eq!(database.value("select count(*) from users"), "0");
 }
 
 /// A server that asks for a password in plain text, says what it was given, and goes.
@@ -578,56 +459,6 @@ fn passwords_as_libpq_finds_them() {
         process.signal(Signal::SIGTERM);
         process.wait(LONG);
         assert!(!process.stderr().contains(expected), "{}", process.stderr());
-    }
-}
-
-#[test]
-fn times_in_the_log_have_one_width() {
-    let database = Database::create();
-    let mut process = Process::on(&database, &[]);
-    let mut client = process.client();
-    for _ in 0..200 {
-        client.get("/users/1");
-    }
-    process.signal(Signal::SIGTERM);
-    assert_eq!(process.wait(LONG), 0);
-    let log = process.stderr();
-    assert!(log.lines().count() > 200);
-    for line in log.lines() {
-        let time = line.split(' ').next().unwrap();
-        let digits = time.split_once('.').map(|(_, digits)| digits.len());
-        assert_eq!((time.len(), digits), ("2026-01-31T00:00:00.000000Z".len(), Some(7)), "{line}");
-    }
-}
-
-#[test]
-fn listening_beyond_loopback_without_a_token_is_warned_of() {
-    let database = Database::create();
-    let dir = TempDir::new();
-    dir.write("token", &format!("{TOKEN}\n"));
-    let file = dir.path().join("token");
-    let file = file.to_str().unwrap();
-    // Variables, whether a warning is due, and the answer to a request without a token.
-    type Variables<'a> = &'a [(&'a str, &'a str)];
-    let rows: [(Variables, bool, u16); 4] = [
-        (&[("HOST", "0.0.0.0")], true, 200),
-        (&[("HOST", "127.0.0.1")], false, 200),
-        (&[("HOST", "0.0.0.0"), ("API_TOKEN", TOKEN)], false, 401),
-        (&[("HOST", "0.0.0.0"), ("API_TOKEN_FILE", file)], false, 401),
-    ];
-    for (variables, warns, status) in rows {
-        let mut process = Process::on(&database, variables);
-        let url = process.wait_for_url().replace("0.0.0.0", "127.0.0.1");
-        assert_eq!(Client::new(&url).get("/users").status, status, "{variables:?}");
-        let bearer = format!("Bearer {TOKEN}");
-        let with_token = Client::new(&url).request("GET", "/users", &[("Authorization", &bearer)], "");
-        assert_eq!(with_token.status, 200, "{variables:?}");
-        process.signal(Signal::SIGTERM);
-        assert_eq!(process.wait(LONG), 0);
-        let warned =
-            process.stderr().lines().any(|line| line.contains("[WARN]") && line.contains("API_TOKEN"));
-        assert_eq!(warned, warns, "{variables:?}: {}", process.stderr());
-        assert_no_secret(&process.stderr());
     }
 }
 
@@ -704,31 +535,22 @@ fn directories_without_migrations() {
 fn a_failing_migration_leaves_nothing_half_applied() {
     let database = Database::empty();
     let dir = TempDir::new();
+    let second = "create table second (n int);";
     dir.write("V1__first.sql", "create table first (n int);");
-    dir.write(
-        "V2__second.sql",
-        "create table second (n int); insert into second values (1); select * from missing;",
-    );
+    dir.write("V2__second.sql", &format!("{second} insert into second values (1); select * from missing;"));
     dir.write("V3__third.sql", "create table third (n int);");
-    let mut process = Process::on(&database, &[("MIGRATIONS_DIR", dir.path().to_str().unwrap())]);
-    let line = complaint(&mut process, 1);
+    let start = || Process::on(&database, &[("MIGRATIONS_DIR", dir.name())]);
+    let line = complaint(&mut start(), 1);
     assert!(line.starts_with("cannot migrate the database: "), "{line}");
     assert!(line.contains(r#"relation "missing" does not exist"#), "{line}");
-    for table in ["second", "third"] {
-        assert_eq!(database.value(&format!("select to_regclass('{table}')")), "null", "{table}");
-    }
     // The history has exactly the migrations that were applied.
-    let first = database.value("select to_regclass('first') is not null");
-    let recorded = match database.value("select to_regclass('refinery_schema_history') is not null").as_str()
-    {
-        "true" => history(&database),
-        _ => String::new(),
-    };
-    assert_eq!(recorded, if first == "true" { "1" } else { "" });
+    let made = database
+        .value("select string_agg(relname, ' ') from pg_class where relname ~ '^(first|second|third)$'");
+    assert!(["null", "first"].contains(&made.as_str()), "{made}");
+    assert_eq!(history(&database), if made == "first" { "1" } else { "" });
     // Once it is mended, all are applied.
-    dir.write("V2__second.sql", "create table second (n int);");
-    let mut process = Process::on(&database, &[("MIGRATIONS_DIR", dir.path().to_str().unwrap())]);
-    process.wait_for_url();
+    dir.write("V2__second.sql", second);
+    start().wait_for_url();
     assert_eq!(history(&database), "1,2,3");
 }
 
@@ -749,7 +571,7 @@ fn a_history_that_diverges() {
 #[test]
 fn replicas_that_start_together() {
     let database = Database::empty();
-    let mut replicas: Vec<Process> = (0..4).map(|_| Process::on(&database, &[])).collect();
+    let mut replicas: Vec<Process> = (0..8).map(|_| Process::on(&database, &[])).collect();
     for (n, replica) in replicas.iter_mut().enumerate() {
         let body = json!({"name": "n", "email": format!("{n}@example.com")}).to_string();
         assert_eq!(replica.client().post("/users", body).status, 201);
@@ -842,23 +664,17 @@ fn log_levels() {
 #[test]
 fn a_signal_lets_work_be_finished() {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
-        let database = Database::create();
-        let mut process = Process::on(&database, &[]);
-        let (mut client, mut idle) = (process.client(), process.client());
-        check(&mut idle, &format!("POST /users {ADA} => 201 {ADA_1}"));
-        let mut sql = database.client();
-        let mut lock = sql.transaction().unwrap();
-        lock.batch_execute("lock table users").unwrap();
-        client.send_request("GET", "/users/1", &[], "");
-        eventually(LONG, "the request is in work", || waiting(&database) == 1);
-        process.signal(signal);
-        eventually(LONG, "it stops", || process.stderr().contains("stopping"));
-        lock.rollback().unwrap();
-        let answer = client.answer("GET");
-        assert_eq!((answer.status, answer.header("Connection")), (200, Some("close")), "{signal}");
-        assert_eq!(answer.id(), "1");
-        assert_eq!(process.wait(SOON), 0, "{signal}");
-        assert_eq!(process.left_behind(), Vec::<String>::new(), "{signal}");
+        with_a_request_in_flight(|process, mut client, lock| {
+            let _idle = process.client();
+            process.signal(signal);
+            process.logs("stopping");
+            lock.rollback().unwrap();
+            let answer = client.answer("GET");
+            assert_eq!((answer.status, answer.header("Connection")), (200, Some("close")), "{signal}");
+            assert_eq!(answer.id(), "1");
+            assert_eq!(process.wait(SOON), 0, "{signal}");
+            assert_eq!(process.left_behind(), Vec::<String>::new(), "{signal}");
+        });
     }
 }
 
@@ -883,26 +699,22 @@ fn a_signal_lets_what_met_a_lock_be_retried() {
     assert_eq!(process.wait(SOON), 0);
 }
 
+/// Programs that rotate logs send SIGUSR1; `nohup` lets it run when the terminal is closed, and its root may be read-only.
 #[test]
-fn nohup_keeps_it_when_the_terminal_is_closed() {
+fn signals_that_ask_for_nothing_are_ignored() {
     let database = Database::create();
-    let variables = [("DATABASE_URL", &*database.url()), ("HOST", "127.0.0.1"), ("PORT", "0")];
+    let url = database.url();
+    let variables = [("DATABASE_URL", &*url), ("HOST", "127.0.0.1"), ("PORT", "0"), ("TMPDIR", "/nowhere")];
     let mut process = Process::under(&["/usr/bin/nohup", env!("CARGO_BIN_EXE_userd")], &[], &variables);
     let mut client = process.client();
-    process.signal(Signal::SIGHUP);
-    check(&mut client, &format!("POST /users {ADA} => 201 {ADA_1}\nGET /users/1 => 200 {ADA_1}"));
+    check(&mut client, &format!("POST /users {ADA} => 201 {ADA_1}"));
+    for signal in [Signal::SIGHUP, Signal::SIGUSR1, Signal::SIGUSR2] {
+        process.signal(signal);
+        check(&mut client, &format!("GET /users/1 => 200 {ADA_1}"));
+    }
     assert!(!process.stderr().contains("stopping"), "{}", process.stderr());
     process.signal(Signal::SIGTERM);
     assert_eq!(process.wait(SOON), 0);
-}
-
-/// A service with a read-only root, where only another directory can be written.
-#[test]
-fn a_temporary_directory_that_is_missing() {
-    let database = Database::create();
-    let mut process = Process::on(&database, &[("TMPDIR", "/nowhere")]);
-    let mut client = process.client();
-    check(&mut client, &format!("POST /users {ADA} => 201 {ADA_1}\nGET /users/1 => 200 {ADA_1}"));
 }
 
 /// Returns the number of statements that wait for a lock.
@@ -986,20 +798,6 @@ fn systemd_is_told() {
         assert_eq!(told(), "STOPPING=1");
         assert_eq!(process.wait(LONG_ON_DISK), 0);
     }
-}
-
-/// Programs that rotate logs send them.
-#[test]
-fn signals_that_ask_for_nothing_are_ignored() {
-    let database = Database::create();
-    let mut process = Process::on(&database, &[]);
-    let mut client = process.client();
-    for signal in [Signal::SIGUSR1, Signal::SIGUSR2] {
-        process.signal(signal);
-        assert_eq!(client.get("/users").json()["total"], 0, "{signal}");
-    }
-    process.signal(Signal::SIGTERM);
-    assert_eq!(process.wait(SOON), 0);
 }
 
 #[test]
@@ -1092,10 +890,8 @@ fn an_embedded_database_is_for_this_machine_unless_told_otherwise() {
     type Variables<'a> = &'a [(&'a str, &'a str)];
     let file = dir.path().join("the token");
     fs::write(&file, TOKEN).unwrap();
-    let rows: [(&[&str], Variables, &str); 5] = [
+    let rows: [(&[&str], Variables, &str); 3] = [
         (&[], &[("API_TOKEN_FILE", file.to_str().unwrap())], "http://127.0.0.1:"),
-        (&[], &[], "http://127.0.0.1:"),
-        (&[], &[("API_TOKEN", TOKEN)], "http://127.0.0.1:"),
         (&[], &[("HOST", "0.0.0.0"), ("API_TOKEN", TOKEN)], "http://0.0.0.0:"),
         (&["--host=0.0.0.0"], &[], "http://0.0.0.0:"),
     ];
@@ -1117,31 +913,34 @@ fn an_embedded_database_is_for_this_machine_unless_told_otherwise() {
 fn who_can_connect() {
     let database = Database::create();
     let dir = TempDir::new();
+    dir.write("token", &format!("{TOKEN}\n"));
+    let file = dir.path().join("token").display().to_string();
     let socket = format!("unix:{}/userd.sock", dir.path().display());
     let here = "[INFO] only this machine can connect (HOST=0.0.0.0 lets others in)";
-    let others = "other machines can connect";
-    let token = "; /users and /metrics need the token (API_TOKEN)";
+    let with_token = "; /users and /metrics need the token (API_TOKEN)";
     let none = "; no token is needed (API_TOKEN sets one)";
-    let rows = [
-        ("127.0.0.1", false, format!("{here}{none}")),
-        ("127.0.0.1", true, format!("{here}{token}")),
-        ("0.0.0.0", false, format!("[WARN] {others}, and no token is needed: set API_TOKEN")),
-        ("0.0.0.0", true, format!("[INFO] {others}{token}")),
+    let others = "other machines can connect";
+    for (host, token, line) in [
+        ("127.0.0.1", ("API_TOKEN", ""), format!("{here}{none}")),
+        ("127.0.0.1", ("API_TOKEN", TOKEN), format!("{here}{with_token}")),
+        ("0.0.0.0", ("API_TOKEN", ""), format!("[WARN] {others}, and no token is needed: set API_TOKEN")),
+        ("0.0.0.0", ("API_TOKEN_FILE", &file), format!("[INFO] {others}{with_token}")),
         (
             &socket,
-            false,
+            ("API_TOKEN", ""),
             format!("[INFO] programs of this machine that may open the socket can connect{none}"),
         ),
-    ];
-    for (host, has_token, line) in rows {
-        let token = if has_token { TOKEN } else { "" };
-        let mut process = Process::on(&database, &[("HOST", host), ("API_TOKEN", token)]);
-        process.wait_for_url();
+    ] {
+        let mut process = Process::on(&database, &[("HOST", host), token]);
+        let url = process.wait_for_url().replace("0.0.0.0", "127.0.0.1");
+        let status = if token.1.is_empty() { 200 } else { 401 };
+        check(
+            &mut Client::new(&url),
+            &format!("GET /users => {status} *\nGET /users <Authorization: Bearer {TOKEN}> => 200 *"),
+        );
         process.logs(&line);
-        let stderr = process.stderr();
-        let lines = stderr.lines().filter(|line| line.contains("can connect")).count();
-        assert_eq!(lines, 1, "{host}: {stderr}");
-        assert_no_secret(&stderr);
+        let lines = process.stderr().lines().filter(|line| line.contains("can connect")).count();
+        assert_eq!(lines, 1, "{host}: {}", process.stderr());
     }
 }
 

@@ -1,15 +1,9 @@
 //! Other clients of the same database: their locks, their settings for a role, the tables that they change. A request
 //! that they block waits; no other request does.
 
-use crate::support::{
-    Caller, Database, LONG, OTHER_PASSWORD, PASSWORD, Process, Service, TempDir, eventually, memory_kib,
-    pause,
-};
+use crate::support::{Caller, Database, LONG, Process, Service, TempDir, eventually};
 use serde_json::json;
-use socket2::SockRef;
 use std::{
-    io::Write,
-    net::TcpStream,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -67,86 +61,6 @@ fn an_address_that_is_not_committed_yet() {
     all.sort_unstable();
     assert_eq!(all, [201, 409, 409, 409, 409]);
     assert_eq!(service.database.value("select count(*) from users"), "42");
-}
-
-#[test]
-fn a_row_that_is_locked() {
-    let service = long_timeouts();
-    let url = service.server.base_url();
-    let ada = json!({"name": "Ada", "email": "ada@example.com", "password": PASSWORD}).to_string();
-    for body in [post("bob"), ada.clone()] {
-        assert_eq!(asks(url, "POST", "/users", body).join().unwrap(), 201);
-    }
-    let mut other = service.database.client();
-    let mut transaction = other.transaction().unwrap();
-    transaction.batch_execute("select from users where id = 1 for update").unwrap();
-    let password = json!({"password": OTHER_PASSWORD}).to_string();
-    let mut held = vec![asks(url, "PUT", "/users/1", password)];
-    held.extend((0..12).map(|n| asks(url, "PUT", "/users/1", json!({"name": n.to_string()}).to_string())));
-    // They queue behind each other: one session at most waits for the row, however many they are.
-    let mut most = 0;
-    for _ in 0..100 {
-        let sql = "select count(*) from pg_stat_activity where datname = current_database() \
-            and application_name = 'userd' and wait_event_type = 'Lock'";
-        most = most.max(service.database.value(sql).parse().unwrap());
-    }
-    assert_eq!(most, 1);
-    assert_eq!(asks(url, "PUT", "/users/2", json!({"name": "Ada L."}).to_string()).join().unwrap(), 200);
-    assert_eq!(service.database.value("select name from users where id = 2"), "Ada L.");
-    assert_eq!(asks(url, "GET", "/users/1", String::new()).join().unwrap(), 200);
-    assert_eq!(asks(url, "GET", "/users", String::new()).join().unwrap(), 200);
-    assert_eq!(asks(url, "POST", "/users", post("eve")).join().unwrap(), 201);
-    let login = json!({"email": "ada@example.com", "password": PASSWORD}).to_string();
-    assert_eq!(asks(url, "POST", "/users/authenticate", login).join().unwrap(), 200);
-    assert!(held.iter().all(|held| !held.is_finished()));
-    transaction.rollback().unwrap();
-    assert!(held.into_iter().all(|held| held.join().unwrap() == 200));
-    // All were made, in some order.
-    let name = service.database.value("select name from users where id = 1");
-    assert!(name.parse::<u32>().is_ok_and(|n| n < 12), "{name}");
-    let login = json!({"email": "bob@example.com", "password": OTHER_PASSWORD}).to_string();
-    assert_eq!(asks(url, "POST", "/users/authenticate", login).join().unwrap(), 200);
-}
-
-/// Clients that send a request and disconnect, while every session waits for a lock.
-#[test]
-fn requests_of_clients_that_disconnected_are_dropped() {
-    const BODY: usize = 60_000;
-    const COUNT: usize = 2000;
-    let database = Database::create();
-    let variables = [("REQUEST_TIMEOUT", "100"), ("MAX_CONNECTIONS", "64"), ("AUTH_ATTEMPTS", "0")];
-    let mut process = Process::on(&database, &variables);
-    let url = process.wait_for_url();
-    assert_eq!(asks(&url, "POST", "/users", post("bob")).join().unwrap(), 201);
-    let mut other = database.client();
-    let mut transaction = other.transaction().unwrap();
-    // Reads wait for it as well: whatever is sent from now on is queued.
-    transaction.batch_execute("lock table users").unwrap();
-    let password = || json!({"password": PASSWORD}).to_string();
-    let held: Vec<_> = (0..8).map(|_| asks(&url, "PUT", "/users/1", password())).collect();
-    database.waits_for_locks(1);
-    let reader = asks(&url, "GET", "/users/1", String::new());
-    let before = memory_kib(process.id());
-    let body = format!(r#"{{"email":"{}","password":"x"}}"#, "x".repeat(BODY));
-    let request = format!(
-        "POST /users/authenticate HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{body}",
-        body.len()
-    );
-    for _ in 0..COUNT {
-        let mut client = TcpStream::connect(url.trim_start_matches("http://")).unwrap();
-        client.write_all(request.as_bytes()).unwrap();
-        // Read by the time that it is sent, most often; then it ends with a reset.
-        pause(Duration::from_millis(2));
-        SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
-    }
-    let grown = memory_kib(process.id()).saturating_sub(before);
-    println!("{grown} KiB more after {COUNT} requests of {BODY} bytes");
-    assert!(grown < 30 * 1024, "{grown} KiB");
-    assert!(!reader.is_finished());
-    transaction.rollback().unwrap();
-    assert_eq!(reader.join().unwrap(), 200);
-    assert!(held.into_iter().all(|held| held.join().unwrap() == 200));
-    assert_eq!(asks(&url, "GET", "/users/1", String::new()).join().unwrap(), 200);
 }
 
 /// The frontend and the workers share the time that a stop has.

@@ -5,7 +5,6 @@ use crate::support::{
     Client, DATABASE_PASSWORD, Database, LONG, LONG_ON_DISK, PASSWORD, Process, TOKEN, TempDir,
     assert_no_secret, eventually,
 };
-use nix::sys::signal::Signal;
 use serde_json::json;
 use std::{
     path::Path,
@@ -130,7 +129,6 @@ fn a_check_changes_nothing() {
     let before = schema(&database);
     let (code, stdout, stderr) = on(&database, &["check"], &[]);
     assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
-    let lines: Vec<&str> = stdout.lines().collect();
     let expected = [
         "ok       configuration: every variable can be used",
         "ok       database: connected to database",
@@ -138,28 +136,28 @@ fn a_check_changes_nothing() {
         "ok       migrations: all are applied",
         "ok       privileges: the role may do all that is needed",
     ];
-    assert_eq!(lines.len(), expected.len(), "{stdout}");
-    for (line, expected) in lines.iter().zip(expected) {
+    assert_eq!(stdout.lines().count(), expected.len(), "{stdout}");
+    for (line, expected) in stdout.lines().zip(expected) {
         assert!(line.starts_with(expected), "{line}");
     }
     assert_eq!(schema(&database), before);
     database.run(&format!("alter database {} set default_transaction_read_only = on", database.name()));
-    let (code, stdout, _) = on(&database, &["check"], &[]);
-    assert_eq!(code, 0, "{stdout}");
-    let note =
-        "note     database: it accepts no changes: a standby, or default_transaction_read_only is on\n";
-    assert!(stdout.contains(note), "{stdout}");
-
     let empty = Database::empty();
-    let (code, stdout, _) = on(&empty, &["check"], &[]);
-    assert_eq!(code, 0, "{stdout}");
-    assert!(stdout.contains("note     migrations: a start applies what is missing: V1__users, "), "{stdout}");
-    let (code, stdout, _) = on(&empty, &["check", "--migrate=off"], &[]);
-    assert_eq!(code, 1, "{stdout}");
-    assert!(
-        stdout.contains("problem  migrations: `userd migrate` applies what is missing: V1__"),
-        "{stdout}"
-    );
+    let read_only =
+        "note     database: it accepts no changes: a standby, or default_transaction_read_only is on\n";
+    for (database, arguments, code, line) in [
+        (&database, &["check"][..], 0, read_only),
+        (&empty, &["check"], 0, "note     migrations: a start applies what is missing: V1__users, "),
+        (
+            &empty,
+            &["check", "--migrate=off"],
+            1,
+            "problem  migrations: `userd migrate` applies what is missing: V1__",
+        ),
+    ] {
+        let (found, stdout, _) = on(database, arguments, &[]);
+        assert!(found == code && stdout.contains(line), "{found}: {stdout}");
+    }
     assert_eq!(schema(&empty), "null");
 }
 
@@ -224,8 +222,6 @@ fn a_check_finds_what_is_wrong() {
 fn a_check_finds_what_is_missing() {
     for (sql, missing) in [
         ("drop table credentials", "credentials"),
-        ("drop table user_counts", "user_counts"),
-        ("drop table users cascade", "users"),
         ("alter table users rename version to v", "users.version: bigint not null default 1"),
         (
             "alter table users alter created_at drop default",
@@ -237,7 +233,6 @@ fn a_check_finds_what_is_missing() {
         ("drop trigger zz_user_version on users", "users: trigger zz_user_version calls user_version"),
     ] {
         let database = Database::create();
-        assert_eq!(on(&database, &["check"], &[]).0, 0);
         database.run(sql);
         let (code, stdout, stderr) = on(&database, &["check", "--counts"], &[]);
         assert_eq!((code, stderr.as_str()), (1, ""), "{sql}: {stdout}");
@@ -353,100 +348,69 @@ fn the_settings_in_force() {
 /// A variable that has no effect is told, and not judged.
 #[test]
 fn variables_without_an_effect() {
-    let socket = TempDir::new();
-    let socket = format!("unix:{}/userd.sock", socket.path().display());
-    let embedded = ["--embedded", "--ephemeral", "--port=0"];
-    type Row<'a> = (&'a [&'a str], &'a [(&'a str, &'a str)], &'a str);
-    let rows: [Row; 5] = [
-        // Kubernetes sets it beside a service that is named `db`.
-        (&embedded, &[("DB_PORT", "tcp://10.0.0.1:5432")], "DB_PORT has no effect with --embedded"),
-        (&embedded, &[("DATABASE_URL_FILE", "/none")], "DATABASE_URL_FILE has no effect with --embedded"),
-        (&embedded, &[("DB_PASS_FILE", "/none")], "DB_PASS_FILE has no effect with --embedded"),
-        (
-            &embedded[..2],
-            &[("HOST", &socket), ("PORT", "tcp://10.0.0.1:3000")],
-            "PORT has no effect: HOST names a Unix socket",
-        ),
-        (
-            &embedded,
-            &[("API_TOKEN", TOKEN), ("ALLOWED_HOSTS", "http://a")],
-            "ALLOWED_HOSTS has no effect beside API_TOKEN",
-        ),
+    let dir = TempDir::new();
+    let socket = format!("unix:{}/userd.sock", dir.path().display());
+    // Kubernetes sets such ports beside a service that is named `db`.
+    let port = ("DB_PORT", "tcp://10.0.0.1:5432");
+    let variables = [
+        ("DATABASE_URL_FILE", "/none"),
+        ("DB_PASS_FILE", "/none"),
+        port,
+        ("PGHOST", "h"),
+        ("HOST", &socket),
+        ("PORT", "tcp://10.0.0.1:3000"),
+        ("API_TOKEN", TOKEN),
+        ("ALLOWED_HOSTS", "http://a"),
     ];
-    for (arguments, variables, warning) in rows {
-        let mut process = Process::start(arguments, variables);
-        process.wait_for_url_within(LONG_ON_DISK);
-        process.logs(&format!("[WARN] {warning}"));
-        process.signal(Signal::SIGTERM);
-        assert_eq!(process.wait(LONG), 0, "{}", process.stderr());
+    let mut process = Process::start(&["--embedded", "--ephemeral"], &variables);
+    process.wait_for_url_within(LONG_ON_DISK);
+    process.logs(" have no effect with --embedded");
+    process.logs("[WARN] PORT has no effect: HOST names a Unix socket");
+    process.logs("[WARN] ALLOWED_HOSTS has no effect beside API_TOKEN");
+    let said = process.stderr();
+    let line = said.lines().find(|line| line.contains(" have no effect with --embedded")).expect("a line");
+    for name in ["DATABASE_URL_FILE", "DB_PASS_FILE", "DB_PORT"] {
+        assert!(line.contains(name) && !said.contains("PGHOST"), "{said}");
     }
-    let (code, stdout, _) = userd(&["config", "--embedded=/nowhere"], &[("DB_PORT", "tcp://10.0.0.1:5432")]);
+    let (code, stdout, _) = userd(&["config", "--embedded=/nowhere"], &[port]);
     assert_eq!((code, stdout.as_str()), (1, ""));
-    let variables = [("DB_PORT", "tcp://10.0.0.1:5432"), ("DATABASE_URL", "postgres://u@127.0.0.1:1/d")];
-    assert_eq!(userd(&["config"], &variables).0, 0);
+    assert_eq!(userd(&["config"], &[port, ("DATABASE_URL", "postgres://u@127.0.0.1:1/d")]).0, 0);
 }
 
 /// A name that is nearly that of a setting is refused in a file and in the settings of a harness, and told of the
-/// environment.
+/// environment; others may be another program's.
 #[test]
 fn names_that_are_nearly_settings() {
     let dir = TempDir::new();
     let file = dir.path().join("userd.env");
     let file = file.to_str().unwrap();
     let database = Database::create();
-    for (name, meant) in [
-        ("APITOKEN", "API_TOKEN"),
-        ("LOGLEVEL", "LOG_LEVEL"),
-        ("SCHEME", "SCHEMA"),
-        ("DB_PASSWORD", "DB_PASS"),
-        ("workers", "WORKERS"),
-    ] {
+    for (name, meant) in [("DB_PASSWORD", "DB_PASS"), ("workers", "WORKERS")] {
         let expected = format!("{name} is no setting of userd: did you mean {meant}?");
         dir.write("userd.env", &format!("# A comment\n{name}=secret\n"));
-        for arguments in
-            [&["check", "--env-file", file][..], &["--env-file", file], &["config", "--env-file", file]]
-        {
-            let (code, stdout, stderr) = userd(arguments, &[]);
-            assert_eq!((code, stdout.as_str()), (2, ""), "{name}");
-            assert_eq!(stderr, format!("userd: {file}:2: {expected}\n"));
+        for arguments in [&["check", "--env-file", file][..], &["--env-file", file]] {
+            let told = (2, String::new(), format!("userd: {file}:2: {expected}\n"));
+            assert_eq!(userd(arguments, &[]), told);
         }
-        let (code, _, stderr) =
-            userd(&["--settings=PORT", &format!("--settings={name}")], &[(name, "secret")]);
-        assert_eq!((code, stderr), (2, format!("userd: --settings: {expected}\n")));
+        let arguments = ["--settings=PORT", &format!("--settings={name}")];
+        assert_eq!(userd(&arguments, &[(name, "secret")]).2, format!("userd: --settings: {expected}\n"));
         let (code, stdout, _) = on(&database, &["check", "--port=0"], &[(name, "secret")]);
         assert!(code == 0 && stdout.contains(&format!("note     configuration: {expected}\n")), "{stdout}");
     }
-    // A file may be another program's, too.
-    let text = format!("DB_PASS=x\nDB_PASSWORD=x\nMAIL_HOST=x\nDATABASE_URL={}\n", database.url());
-    dir.write("userd.env", &text);
+    dir.write("userd.env", &format!("MAIL_HOST=x\nDATABASE_URL={}\n", database.url()));
     let (code, stdout, _) = userd(&["check", "--port=0", "--env-file", file], &[]);
-    let note = format!("note     configuration: {file}:3: MAIL_HOST is no setting of userd\n");
-    assert!(code == 0 && stdout.contains(&note) && !stdout.contains("mean"), "{stdout}");
-    // A harness's settings may be for another program, too. The start fails at its database, behind the warnings.
-    let closed = ("DATABASE_URL", "postgres://u@127.0.0.1:1/d");
-    let arguments = ["--port=0", "--settings=MAIL_HOST", "--settings=DATABASE_URL"];
+    let note = format!("note     configuration: {file}:1: MAIL_HOST is no setting of userd\n");
+    assert!(code == 0 && stdout.contains(&note), "{stdout}");
+    // The start fails at its database, behind the warning.
+    let variables = [
+        ("DATABASE_URL", "postgres://u@127.0.0.1:1/d"),
+        ("DB_CONNECT_TIMEOUT", "0.1"),
+        ("MAIL_HOST", "secret"),
+    ];
     let (code, _, stderr) =
-        userd(&arguments, &[closed, ("DB_CONNECT_TIMEOUT", "0.1"), ("MAIL_HOST", "secret")]);
-    let warning = "--settings: MAIL_HOST is no setting of userd\n";
-    assert!(code == 1 && stderr.contains(warning) && !stderr.contains("secret"), "{stderr}");
-    assert!(!stderr.contains("DATABASE_URL is no setting"), "{stderr}");
-}
-
-#[test]
-fn a_setting_comes_from_a_line_of_a_file() {
-    let dir = TempDir::new();
-    dir.write("userd.env", "\nWORKERS=3\nMAX_PER_PAGE=7\nAPI_TOKEN=secret\n");
-    let file = dir.path().join("userd.env");
-    let file = file.to_str().unwrap();
-    let (code, stdout, _) = userd(&["config", "--env-file", file], &[("MAX_PER_PAGE", "8")]);
-    assert_eq!(code, 0);
-    let row = |name: &str| {
-        let found = stdout.lines().find(|line| line.split_whitespace().next() == Some(name));
-        found.unwrap_or_default().split_whitespace().skip(1).collect::<Vec<_>>().join(" ")
-    };
-    assert_eq!(row("WORKERS"), format!("3 {file}:2"));
-    assert_eq!(row("MAX_PER_PAGE"), "8 environment");
-    assert_eq!(row("API_TOKEN"), format!("*** {file}:4"));
+        userd(&["--port=0", "--settings=MAIL_HOST", "--settings=DATABASE_URL"], &variables);
+    assert!(code == 1 && stderr.contains("--settings: MAIL_HOST is no setting of userd\n"), "{stderr}");
+    assert!(!stderr.contains("secret") && !stderr.contains("DATABASE_URL is no setting"), "{stderr}");
 }
 
 /// A check says what a start would.
@@ -620,16 +584,15 @@ fn a_search_path_without_a_schema() {
     assert_eq!(database.value("select count(*) from pg_namespace where nspname = 'missing'"), "0");
 }
 
-/// The line of docs/operations.md, with a file as the package has it.
+/// The line of docs/operations.md, with a file as the package has it; the environment goes before it, unless it is empty there.
 #[test]
 fn variables_of_a_file() {
     let database = Database::create();
     database.run("insert into users (name, email) values ('Ada', 'ada@example.com')");
-    let dir = crate::support::TempDir::new();
-    dir.write(
-        "userd.env",
-        &format!("# A comment\n\nDATABASE_URL=\"{}\"\nWORKERS=3\nPORT=\n", database.url()),
-    );
+    let dir = TempDir::new();
+    let lines =
+        format!("# A comment\n\nDATABASE_URL=\"{}\"\nWORKERS=3\nAPI_TOKEN=secret\nPORT=\n", database.url());
+    dir.write("userd.env", &lines);
     let file = dir.path().join("userd.env");
     let file = file.to_str().unwrap();
     let line = OPERATIONS.lines().find_map(|line| line.strip_prefix("sudo -u userd userd "));
@@ -638,11 +601,13 @@ fn variables_of_a_file() {
     let (code, stdout, stderr) = userd(&arguments, &[]);
     assert_eq!((code, stderr.as_str()), (0, ""), "{arguments:?}");
     assert!(stdout.contains("\"email\":\"ada@example.com\""), "{stdout}");
-    // The environment goes before it, unless it is empty there.
-    for (variables, workers) in [(&[][..], "3"), (&[("WORKERS", "4")], "4"), (&[("WORKERS", "")], "3")] {
-        let (code, stdout, _) = userd(&["config", "--env-file", file], variables);
-        let row = stdout.lines().find(|line| line.starts_with("WORKERS ")).expect("a row");
-        assert_eq!((code, row.split_whitespace().nth(1)), (0, Some(workers)), "{variables:?}");
+    for (value, workers) in [("", format!("3 {file}:4")), ("4", "4 environment".to_owned())] {
+        let (code, stdout, _) = userd(&["config", "--env-file", file], &[("WORKERS", value)]);
+        let row = |name: &str| {
+            let found = stdout.lines().find(|line| line.split_whitespace().next() == Some(name));
+            found.unwrap_or_default().split_whitespace().skip(1).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!((code, row("WORKERS"), row("API_TOKEN")), (0, workers, format!("*** {file}:5")));
     }
     dir.write("wrong.env", "DATABASE_URL=x\nsecret text\n");
     let wrong = dir.path().join("wrong.env");
@@ -650,8 +615,10 @@ fn variables_of_a_file() {
         [(wrong.to_str().unwrap(), ": line 2 is not NAME=value"), ("/nowhere", "cannot read /nowhere: ")]
     {
         let (code, _, stderr) = userd(&["config", &format!("--env-file={name}")], &[]);
-        assert_eq!(code, 2);
-        assert!(stderr.starts_with("userd: --env-file: ") && stderr.contains(problem), "{stderr}");
+        assert!(
+            code == 2 && stderr.starts_with("userd: --env-file: ") && stderr.contains(problem),
+            "{stderr}"
+        );
         assert!(!stderr.contains("secret text"), "{stderr}");
     }
 }

@@ -72,7 +72,7 @@ fn to_the_next_server(copy: &str, cut: &str) {
     let server = serve(&old);
     let url = Arc::new(Mutex::new(server.base_url().to_owned()));
     let load = Load::start("moved", 4, &url, Duration::from_secs(20));
-    load.creates(600);
+    load.creates(100);
     let userd = std::path::Path::new(env!("CARGO_BIN_EXE_userd")).parent().expect("a directory");
     let path = format!("{}:{}", userd.display(), std::env::var("PATH").expect("a path"));
     let shell = |lines: &str| {
@@ -84,11 +84,11 @@ fn to_the_next_server(copy: &str, cut: &str) {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     };
     shell(copy);
-    load.creates(600);
+    load.creates(100);
     shell(cut);
     let next = serve(&new);
     *url.lock().expect("no client panics") = next.base_url().to_owned();
-    load.creates(1200);
+    load.creates(200);
     let books = load.stop();
     server.stop();
     let audit = books.audit(&new.users());

@@ -57,11 +57,7 @@ fn an_id_is_taken_over_by_every_kind_of_answer() {
             (field, Some("one.of_these~+/=:-9")),
             (&format!("x-request-ID:{long}\r\n"), Some(long.as_str())),
             (&format!("X-Request-Id: {long}x\r\n"), None),
-            ("X-Request-Id: a b\r\n", None),
-            ("X-Request-Id: a\"b\r\n", None),
-            ("X-Request-Id: \r\n", None),
             ("X-Request-Id: a\r\nX-Request-Id: a\r\n", None),
-            ("", None),
         ] {
             if status == 408 && field.len() > 100 {
                 continue;
@@ -263,25 +259,20 @@ fn the_log_has_the_reason_of_a_refusal() {
 #[test]
 fn the_log_names_the_rights_of_a_token() {
     let database = Database::create();
-    for format in ["text", "json"] {
+    for (format, token) in [("text", " token=NAME "), ("json", "\"token\":\"NAME\"")] {
         let variables = [("API_TOKEN", TOKEN), ("API_TOKEN_READ", "reader"), ("LOG_FORMAT", format)];
         let mut process = Process::on(&database, &variables);
         let mut client = process.client();
         let bearer = format!("Bearer {TOKEN}");
-        for (number, value, name) in [(1, bearer.as_str(), "full"), (2, "Bearer reader", "read"), (3, "", "")]
+        for (id, value, name) in
+            [(1, &*bearer, Some("full")), (2, "Bearer reader", Some("read")), (3, "", None)]
         {
-            let target = format!("/users/{number}");
-            client.request("GET", &target, &[("Authorization", value)], "");
-            let is_line = |line: &&str| line.contains(&format!("GET {target} "));
-            eventually(LONG, "the request is logged", || process.stderr().lines().any(|line| is_line(&line)));
+            client.request("GET", &format!("/users/{id}"), &[("Authorization", value)], "");
+            process.logs(&format!("GET /users/{id} "));
             let said = process.stderr();
-            let line = said.lines().find(is_line).unwrap();
-            let expected = match format {
-                "text" => format!(" token={name} "),
-                _ => format!("\"token\":\"{name}\""),
-            };
-            assert_eq!(line.contains("token"), !name.is_empty(), "{line}");
-            assert!(name.is_empty() || line.contains(&expected), "{line}");
+            let line = said.lines().find(|line| line.contains(&format!("GET /users/{id} "))).expect("a line");
+            assert_eq!(line.contains("token"), name.is_some(), "{line}");
+            assert!(name.is_none_or(|name| line.contains(&token.replace("NAME", name))), "{line}");
             assert!(!line.contains("reader"), "{line}");
         }
     }
@@ -365,7 +356,6 @@ fn a_request_that_is_answered_late_is_found_by_its_id() {
     let database = Database::create();
     let mut process = Process::on(&database, &[("REQUEST_TIMEOUT", "0.3")]);
     let mut client = process.client();
-    assert_eq!(client.post("/users", ADA).status, 201);
     let mut blocker = database.client();
     let mut transaction = blocker.transaction().unwrap();
     transaction.execute("lock table users in access exclusive mode", &[]).unwrap();

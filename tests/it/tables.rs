@@ -3,8 +3,9 @@
 
 use crate::support::{
     Answer, Client, Database, LONG, LONG_ON_DISK, Own, PASSWORD, Process, Service, TempDir, eventually,
+    every_verb,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 use std::{path::Path, process::Command};
 use userd::User;
 
@@ -263,9 +264,7 @@ fn a_role_that_owns_nothing_runs_the_service() {
     let variables = variables.each_ref().map(|(name, value)| (*name, value.as_str()));
     for arguments in [&[][..], &["--migrate=off"]] {
         let mut process = Process::start(arguments, &variables);
-        let mut client = process.client();
-        let run = arguments.len();
-        serve(&mut client, &format!("of-{run}"));
+        every_verb(&process.wait_for_url(), &format!("of-{}", arguments.len()));
     }
 
     for grant in grants.lines() {
@@ -286,36 +285,6 @@ fn a_role_that_owns_nothing_runs_the_service() {
         }
     }
     database.run(&format!("alter database {name} owner to postgres; drop owned by \"{app}\", {owner} cascade; drop role \"{app}\", {owner}"));
-}
-
-/// Each kind of request, and what each has done.
-fn serve(client: &mut Client, name: &str) {
-    let created = create(client, Some(name), &body(name, Some(PASSWORD)));
-    check_stored(client, &created, name);
-    let again = create(client, Some(name), &body(name, Some(PASSWORD)));
-    assert_eq!((again.status, again.id()), (201, created.id()));
-    let path = format!("/users/{}", created.id());
-    let other = create(client, None, &body(&format!("{name}-other"), None));
-    check_stored(client, &other, &format!("{name}-other"));
-    let email = format!("{name}@example.com");
-    let login = |password: &str| json!({"email": email, "password": password}).to_string();
-    assert_eq!(client.post("/users/authenticate", login(PASSWORD)).status, 200);
-    let renamed = format!("{name}-renamed");
-    assert_eq!(client.put(&path, json!({"name": renamed}).to_string()).status, 200);
-    let patched = client.request("PATCH", &path, &[("If-Match", "*")], r#"{"password":"another one"}"#);
-    assert_eq!(patched.status, 200, "{patched:?}");
-    assert_eq!(client.post("/users/authenticate", login("another one")).status, 200);
-    assert_eq!(client.put(&path, r#"{"password":null}"#).status, 200);
-    assert_eq!(client.post("/users/authenticate", login("another one")).status, 401);
-    let found = client.get(&format!("/users?email={email}")).json();
-    assert_eq!(found["data"][0]["name"], renamed);
-    let total = client.get("/users").json()["total"].as_u64().unwrap();
-    let walk = client.get("/users?after=0&perPage=100").json();
-    assert_eq!(walk["data"].as_array().map(Vec::len), Some(total as usize));
-    assert_eq!(client.delete(&path).status, 204);
-    assert_eq!(client.get(&path).status, 404);
-    assert_eq!(client.get("/users").json()["total"], Value::from(total - 1));
-    assert_eq!(create(client, Some(name), &body(name, Some(PASSWORD))).status, 410);
 }
 
 /// All of them, where a variable names others than the machine's own: a run of the tests is with one version.
