@@ -164,7 +164,7 @@ name,email\n"a\nb",x\n ⇒ ⇒ line 2: /email value is not an e-mail address ⇒
 name,email\n"a\nb",a@x.org\n"""",y\n ⇒ ⇒ line 4: /email value is not an e-mail address ⇒
 name,email\r\n\r\nn,x\r\n ⇒ ⇒ line 3: /email value is not an e-mail address ⇒
 name,email\n\xff,x@example.com\n ⇒ ⇒ line 2: is not UTF-8 ⇒
-name,email\n\0,x@example.com\n ⇒ ⇒ line 2: /name must not contain NUL ⇒
+name,email\n\x00,x@example.com\n ⇒ ⇒ line 2: /name must not contain NUL ⇒
 name,email\nn,\n ⇒ ⇒ line 2: /email value is not ⇒
 name,email,passwordHash\nn,x@example.com,nonsense\n ⇒ ⇒ line 2: /passwordHash is neither ⇒
 name,email,createdAt\nn,x@example.com,2020-01-01\n ⇒ ⇒ line 2: /createdAt must be a time ⇒
@@ -191,7 +191,7 @@ USER\n[1]\n ⇒ ⇒ line 2: is not a JSON object ⇒
 USER\n"text" ⇒ ⇒ line 2: is not a JSON object ⇒
 USER\nBOMUSER ⇒ ⇒ line 2: is not JSON: expected value at column 1 ⇒
 USER\n{"name":"\xff","email":"x@example.com"} ⇒ ⇒ line 2: is not UTF-8 ⇒
-{"name":"\0","email":"x@example.com"} ⇒ ⇒ line 1: is not JSON: control character ⇒
+{"name":"\x00","email":"x@example.com"} ⇒ ⇒ line 1: is not JSON: control character ⇒
 {"name":"\u0000","email":"x@example.com"} ⇒ ⇒ line 1: /name must not contain NUL (U+0000) ⇒
 {"name":"LONG","email":"x@example.com"} ⇒ ⇒ line 1: /name value is longer than 1000 characters ⇒
 {"name":7,"email":"x@example.com"} ⇒ ⇒ line 1: /name value is not of type "string" ⇒
@@ -238,9 +238,9 @@ USER\n{"name":"b","email":"b@x ⇒ --skip-invalid ⇒ line 2 is cut off ⇒
 name,email\na,a@x.org\n"b,b@x.org\nc,c@x.org\n ⇒ --skip-invalid ⇒ line 3 has a quote that is not closed ⇒
 name,email\na,a@x.org\nb ⇒ --skip-invalid ⇒ line 3 is cut off ⇒
 name,mail\na,a@x.org\n ⇒ --skip-invalid ⇒ line 1: the header has no column email ⇒
-\xff\xfe{\0"\0n\0a\0 ⇒ --skip-invalid ⇒ it is not UTF-8, but UTF-16, compressed or a spreadsheet ⇒
-\xff\xfen\0a\0m\0e\0 ⇒ --format=csv ⇒ it is not UTF-8, but UTF-16 ⇒
-\x1f\x8b\x08\0\0 ⇒ --skip-invalid ⇒ it is not UTF-8, but UTF-16, compressed or a spreadsheet ⇒
+\xff\xfe{\x00"\x00n\x00a\x00 ⇒ --skip-invalid ⇒ it is not UTF-8, but UTF-16, compressed or a spreadsheet ⇒
+\xff\xfen\x00a\x00m\x00e\x00 ⇒ --format=csv ⇒ it is not UTF-8, but UTF-16 ⇒
+\x1f\x8b\x08\x00\x00 ⇒ --skip-invalid ⇒ it is not UTF-8, but UTF-16, compressed or a spreadsheet ⇒
 PK\x03\x04 ⇒ ⇒ line 1: the header has no column name ⇒
 Ann,ann@x.org,hunter2-hunter2,$2b$05$abcdefghijklmnopqrstuu\n ⇒ ⇒ line 1: the header has no column name, and 4 columns of other names ⇒
 ann;hunter2-hunter2;name\n ⇒ ⇒ line 1: the header has no column email, and 2 columns of other names ⇒
@@ -250,33 +250,20 @@ ann;hunter2-hunter2;name\n ⇒ ⇒ line 1: the header has no column email, and 2
 fn unescaped(text: &str) -> Vec<u8> {
     const USER: &str = r#"{"name":"a","email":"a@x.org"}"#;
     let (many, long) = ("USER,".repeat(50_000), "é".repeat(1001));
-    let signs = [
-        ("MANY", &*many),
-        ("LONG", &long),
-        ("USER", USER),
-        ("FIELDS", &USER[..USER.len() - 1]),
-        ("BCRYPT", BCRYPT),
-        ("BOM", "\u{feff}"),
-        ("NBSP", "\u{a0}"),
-        ("\\n", "\n"),
-        ("\\r", "\r"),
-        ("\\t", "\t"),
-        ("\\0", "\0"),
-        ("\\x03", "\u{3}"),
-        ("\\x04", "\u{4}"),
-        ("\\x08", "\u{8}"),
-        ("\\x1f", "\u{1f}"),
-        ("\\x8b", "\u{8b}"),
-        ("\\xfe", "\u{fe}"),
-        ("\\xff", "\u{ff}"),
+    let fields = &USER[..USER.len() - 1];
+    let words = [
+        [("MANY", &*many), ("LONG", &long), ("USER", USER), ("FIELDS", fields), ("BCRYPT", BCRYPT)],
+        [("BOM", "\u{feff}"), ("NBSP", "\u{a0}"), ("\\n", "\n"), ("\\r", "\r"), ("\\t", "\t")],
     ];
-    let text = signs.iter().fold(text.to_owned(), |text, (sign, meaning)| text.replace(sign, meaning));
-    // Bytes that are no UTF-8.
-    let bytes = text.chars().map(|c| match c {
-        '\u{8b}' | '\u{fe}' | '\u{ff}' => vec![c as u8],
-        _ => c.to_string().into_bytes(),
-    });
-    bytes.collect::<Vec<_>>().concat()
+    let replaced = |text: String, (word, meaning): &(&str, &str)| text.replace(word, meaning);
+    let text = words.as_flattened().iter().fold(text.to_owned(), replaced);
+    let (first, escapes) = text.split_once("\\x").unwrap_or((&text, ""));
+    let mut bytes = first.as_bytes().to_vec();
+    for escape in escapes.split("\\x").filter(|escape| !escape.is_empty()) {
+        bytes.push(u8::from_str_radix(&escape[..2], 16).expect("two digits"));
+        bytes.extend_from_slice(&escape.as_bytes()[2..]);
+    }
+    bytes
 }
 
 #[test]
