@@ -207,90 +207,57 @@ fn revision(text: &str) -> Option<Revision> {
     (tag(revision).trim_matches('"') == text).then_some(revision)
 }
 
-/// `If-Match` and `If-None-Match` of a request.
+/// `If-Match` and `If-None-Match` of a request, as far as it has them.
 #[derive(Debug)]
 pub(crate) struct Preconditions {
-    /// The states that `If-Match` names; `None` for any.
-    only: Option<Vec<Revision>>,
-    /// The states that `If-None-Match` names.
-    except: Vec<Revision>,
-    /// `If-None-Match: *`, which every record matches.
-    excludes_all: bool,
+    only: Option<Tags>,
+    except: Option<Tags>,
 }
 
-/// The tags of one of the fields.
-enum Tags {
-    Absent,
-    /// `*`
-    Any,
-    /// The states that its tags name. Tags of other services match no state.
-    These(Vec<Revision>),
-}
-
-/// The outcome of a read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Read {
-    /// It is answered.
-    Answered,
-    /// The client has the record already.
-    NotModified,
-    /// The record is in another state than the client asks for.
-    Failed,
-}
+/// The states that a field names; `None` for `*`. Tags of other services match no state.
+type Tags = Option<Vec<Revision>>;
 
 impl Preconditions {
     /// Reads the fields of a request; [`Error::BadRequest`] if one is no list of entity tags.
-    pub fn of(request: &Request) -> Result<Preconditions, Error> {
+    pub fn parse(request: &Request) -> Result<Preconditions, Error> {
         // Weak tags match no state in If-Match; in If-None-Match they match as strong ones do.
-        let only = match tags(request, "if-match", false)
-            .ok_or(Error::BadRequest("If-Match holds neither * nor entity tags in double quotes"))?
-        {
-            Tags::Absent | Tags::Any => None,
-            Tags::These(revisions) => Some(revisions),
-        };
-        let (except, excludes_all) = match tags(request, "if-none-match", true)
-            .ok_or(Error::BadRequest("If-None-Match holds neither * nor entity tags in double quotes"))?
-        {
-            Tags::Absent => (Vec::new(), false),
-            Tags::Any => (Vec::new(), true),
-            Tags::These(revisions) => (revisions, false),
-        };
-        Ok(Preconditions { only, except, excludes_all })
+        let only = tags(request, "if-match", false)
+            .ok_or(Error::BadRequest("If-Match holds neither * nor entity tags in double quotes"))?;
+        let except = tags(request, "if-none-match", true)
+            .ok_or(Error::BadRequest("If-None-Match holds neither * nor entity tags in double quotes"))?;
+        Ok(Preconditions { only, except })
     }
 
-    /// Returns the outcome of a read of a record in this state.
-    pub fn read(&self, revision: Revision) -> Read {
-        if self.only.as_ref().is_some_and(|only| !only.contains(&revision)) {
-            Read::Failed
-        } else if self.excludes_all || self.except.contains(&revision) {
-            Read::NotModified
-        } else {
-            Read::Answered
+    /// Judges a read of a record in this state: returns true if the client has the record already;
+    /// [`Error::PreconditionFailed`] if the client asks for another state.
+    pub fn is_known(&self, revision: Revision) -> Result<bool, Error> {
+        let names = |tags: &Tags| tags.as_ref().is_none_or(|states| states.contains(&revision));
+        match self.only.as_ref().is_none_or(names) {
+            true => Ok(self.except.as_ref().is_some_and(names)),
+            false => Err(Error::PreconditionFailed),
         }
     }
 
     /// Returns the states in which a record may be changed.
     pub fn into_condition(self) -> Condition {
-        let only = if self.excludes_all { Some(Vec::new()) } else { self.only };
-        Condition { only, except: self.except }
+        match self.except {
+            Some(None) => Condition { only: Some(Vec::new()), except: Vec::new() },
+            except => Condition { only: self.only.flatten(), except: except.flatten().unwrap_or_default() },
+        }
     }
 }
 
-/// Reads all fields of a name together; `None` if they are malformed.
-fn tags(request: &Request, name: &str, weak: bool) -> Option<Tags> {
-    let mut found = Tags::Absent;
-    for value in request.fields(name) {
-        found = match found {
-            Tags::Absent if value.trim_matches(SPACES) == "*" => Tags::Any,
-            Tags::Absent => Tags::These(tag_list(value, weak)?),
-            Tags::These(mut revisions) => {
-                revisions.extend(tag_list(value, weak)?);
-                Tags::These(revisions)
-            }
-            Tags::Any => return None,
-        };
+/// Reads all fields of a name together: `Some(None)` if there is none; `None` if they are malformed.
+fn tags(request: &Request, name: &str, weak: bool) -> Option<Option<Tags>> {
+    let values: Vec<&str> = request.fields(name).collect();
+    match values[..] {
+        [] => Some(None),
+        [value] if value.trim_matches(SPACES) == "*" => Some(Some(None)),
+        _ => {
+            let lists = values.into_iter().map(|value| tag_list(value, weak));
+            Some(Some(Some(lists.collect::<Option<Vec<_>>>()?.concat())))
+        }
     }
-    Some(found)
 }
 
 const SPACES: [char; 2] = [' ', '\t'];
@@ -565,41 +532,47 @@ mod tests {
             for (name, value) in fields {
                 request = request.with(*name, *value);
             }
-            Preconditions::of(&request)
+            Preconditions::parse(&request)
         };
         let (one, two) = (at(1, 0), at(2, 10));
-        // The fields, and what becomes of reads of both states.
-        type Row<'a> = (&'a [(&'a str, &'a str)], Read, Read);
+        // The fields, and the statuses of reads of both states.
+        type Row<'a> = (&'a [(&'a str, &'a str)], u16, u16);
         let rows: [Row; 15] = [
-            (&[], Read::Answered, Read::Answered),
-            (&[("If-None-Match", r#""1-0""#)], Read::NotModified, Read::Answered),
-            (&[("if-none-match", r#"W/"1-0", "x""#)], Read::NotModified, Read::Answered),
-            (
-                &[("If-None-Match", r#""1-0""#), ("If-None-Match", r#""2-a""#)],
-                Read::NotModified,
-                Read::NotModified,
-            ),
-            (&[("If-None-Match", " * ")], Read::NotModified, Read::NotModified),
-            (&[("If-None-Match", r#""x""#)], Read::Answered, Read::Answered),
-            (&[("If-Match", r#""1-0""#)], Read::Answered, Read::Failed),
-            (&[("If-Match", r#"W/"1-0""#)], Read::Failed, Read::Failed),
-            (&[("If-Match", "*")], Read::Answered, Read::Answered),
-            (&[("If-Match", r#""1-0""#), ("If-None-Match", r#""1-0""#)], Read::NotModified, Read::Failed),
-            (&[("If-Match", "*"), ("If-None-Match", "*")], Read::NotModified, Read::NotModified),
-            (&[("If-Match", "")], Read::Failed, Read::Failed),
-            (&[("If-Match", ", ,"), ("If-Match", r#""1-0""#)], Read::Answered, Read::Failed),
-            (&[("If-None-Match", "")], Read::Answered, Read::Answered),
-            (&[("If-None-Match", ","), ("If-None-Match", r#""1-0""#)], Read::NotModified, Read::Answered),
+            (&[], 200, 200),
+            (&[("If-None-Match", r#""1-0""#)], 304, 200),
+            (&[("if-none-match", r#"W/"1-0", "x""#)], 304, 200),
+            (&[("If-None-Match", r#""1-0""#), ("If-None-Match", r#""2-a""#)], 304, 304),
+            (&[("If-None-Match", " * ")], 304, 304),
+            (&[("If-None-Match", r#""x""#)], 200, 200),
+            (&[("If-Match", r#""1-0""#)], 200, 412),
+            (&[("If-Match", r#"W/"1-0""#)], 412, 412),
+            (&[("If-Match", "*")], 200, 200),
+            (&[("If-Match", r#""1-0""#), ("If-None-Match", r#""1-0""#)], 304, 412),
+            (&[("If-Match", "*"), ("If-None-Match", "*")], 304, 304),
+            (&[("If-Match", "")], 412, 412),
+            (&[("If-Match", ", ,"), ("If-Match", r#""1-0""#)], 200, 412),
+            (&[("If-None-Match", "")], 200, 200),
+            (&[("If-None-Match", ","), ("If-None-Match", r#""1-0""#)], 304, 200),
         ];
         for (fields, first, second) in rows {
             let preconditions = parse(fields).unwrap();
-            assert_eq!((preconditions.read(one), preconditions.read(two)), (first, second), "{fields:?}");
+            let read = |revision| match preconditions.is_known(revision) {
+                Ok(is_known) => {
+                    if is_known {
+                        304
+                    } else {
+                        200
+                    }
+                }
+                Err(error) => error.answer().status,
+            };
+            assert_eq!((read(one), read(two)), (first, second), "{fields:?}");
             // A change is made where a read would be answered.
             let condition = preconditions.into_condition();
             let holds = (condition.holds(one), condition.holds(two));
-            assert_eq!(holds, (first == Read::Answered, second == Read::Answered), "{fields:?}");
+            assert_eq!(holds, (first == 200, second == 200), "{fields:?}");
             if condition.is_empty() {
-                assert_eq!((first, second), (Read::Answered, Read::Answered), "{fields:?}");
+                assert_eq!((first, second), (200, 200), "{fields:?}");
             }
         }
         let malformed: [&[(&str, &str)]; 6] = [

@@ -13,7 +13,8 @@ mod routes;
 mod throttle;
 pub(crate) mod validation;
 
-pub(crate) use commands::{Command, Lane, Needs, Progress, answer_at_once, retry_pause};
+pub(crate) use commands::{Command, Lane, Needs, retry_pause};
+pub(crate) use pages::answer_at_once;
 pub(crate) use routes::{AT_ONCE, FIELDS, label};
 
 use crate::budget::Budget;
@@ -24,17 +25,16 @@ use crate::error::{Error, StartError};
 use crate::http::{Request, RequestId, Response};
 use crate::metrics::Metrics;
 use crate::users::password::{Hasher, PasswordHash};
-use commands::{Judged, Rules};
+use commands::RequestRules;
 use pages::Health;
 use parking_lot::Mutex;
-use routes::Endpoint;
 use std::time::{Duration, Instant};
 use std::{sync::Arc, thread};
 
 /// The service without a server: a function from a request to a response. Shared by reference between threads.
 pub struct App {
     users: Users,
-    rules: Rules,
+    rules: RequestRules,
     pub(crate) health: Arc<Health>,
     pub(crate) metrics: Arc<Metrics>,
     hasher: Hasher,
@@ -64,7 +64,7 @@ impl App {
             let users = Users::new(Pool::new(opening.servers, config), config.production);
             Ok(App {
                 users,
-                rules: Rules::new(config),
+                rules: RequestRules::new(config),
                 health: Arc::new(Health::new(prober)),
                 metrics: Arc::new(Metrics::new(&Lane::LABELS)),
                 hasher: Hasher::new(config.password_hashing),
@@ -89,7 +89,9 @@ impl App {
     /// Answers a request as [`App::handle`] does, without the headers of CORS. `id` is the request's, for the log.
     pub(crate) fn respond(&self, request: &Request, id: Option<&RequestId>) -> Response {
         match self.judge(request, id) {
-            Ok(command) => outside_of_runtimes(|| self.run(command)),
+            Ok(command) => {
+                outside_of_runtimes(|| self.run(command)).unwrap_or_else(|error| error.into_response(None))
+            }
             Err(answer) => answer,
         }
     }
@@ -111,12 +113,9 @@ impl App {
         /// A JSON text of small members takes many times its length as a value.
         const LARGE: usize = 8 << 10;
         let _turn = (request.body.len() > LARGE).then(|| self.parsing.lock());
-        match self.rules.judge(request, id) {
-            Ok(Judged::Command(command)) => Ok(command),
-            Ok(Judged::Answer(response)) => Err(response),
-            Ok(Judged::State(Endpoint::Live)) => Err(self.health.live()),
-            Ok(Judged::State(Endpoint::Ready)) => Err(self.health.ready()),
-            Ok(Judged::State(_)) => Err(pages::figures(self)),
+        match self.rules.judge(request) {
+            Ok(Ok(command)) => Ok(command),
+            Ok(Err(page)) => Err(pages::answer(self, page, request, id)),
             Err(error) => Err(error.into_response(id)),
         }
     }
@@ -144,9 +143,9 @@ impl App {
         (cores / 2).min(self.budget.limit() / self.hasher.memory(None)).max(1)
     }
 
-    /// Hashes a password; see [`App::hashing`].
-    fn hash(&self, password: &Secret) -> Result<PasswordHash, Error> {
-        self.hashing(None, |hasher| hasher.hash(password))?
+    /// Hashes a password, if there is one; see [`App::hashing`].
+    fn hash(&self, password: Option<&Secret>) -> Result<Option<PasswordHash>, Error> {
+        password.map(|password| self.hashing(None, |hasher| hasher.hash(password))?).transpose()
     }
 
     /// Runs work with a hash, and with a new one after it. Blocks for the memory of the larger one, up to
@@ -160,25 +159,19 @@ impl App {
     }
 
     /// Executes one command to its end. If it meets another session's lock, it is executed again until its time is up.
-    fn run(&self, mut command: Command) -> Response {
+    fn run(&self, mut command: Command) -> Result<Response, Error> {
         let deadline = self.deadline();
         let mut retries = 0;
         loop {
-            command = match self.execute(vec![command], &[deadline]).pop() {
-                Some(Ok(Progress::Done(response))) => return response,
-                Some(Ok(Progress::Next(command))) => command,
-                Some(Ok(Progress::Contended(command))) => {
-                    let pause = retry_pause(retries);
-                    if Instant::now() + pause >= deadline {
-                        return Error::Contended.into_response(None);
-                    }
-                    thread::sleep(pause);
+            match self.execute(vec![(&mut command, deadline)]).remove(0) {
+                Ok(Some(response)) => return Ok(response),
+                Ok(None) => {}
+                Err(Error::Contended) if Instant::now() + retry_pause(retries) < deadline => {
+                    thread::sleep(retry_pause(retries));
                     retries += 1;
-                    command
                 }
-                Some(Err(error)) => return error.into_response(None),
-                None => return Error::Internal("a command has no outcome".to_owned()).into_response(None),
-            };
+                Err(error) => return Err(error),
+            }
         }
     }
 }

@@ -3,10 +3,12 @@
 //!
 //! Never blocks, as the frontend asks for the health on its only thread.
 
-use super::{App, fields::ACCEPT_PATCH, routes::Route, routes::allow, validation};
+use super::fields::ACCEPT_PATCH;
+use super::routes::{self, Endpoint, Route, allow};
+use super::{App, validation};
 use crate::config::{Config, Schema};
 use crate::db::probe::{Prober, Readiness};
-use crate::http::{Method, Request, Response};
+use crate::http::{Method, Request, RequestId, Response, log_line};
 use crate::metrics::Text;
 use base64ct::{Base64, Encoding};
 use serde::Serialize;
@@ -75,8 +77,42 @@ struct Unready {
     reason: &'static str,
 }
 
+/// Answers a request for the health of the service; `None` for any other.
+pub(crate) fn answer_at_once(health: &Health, method: Method, path: &str) -> Option<Response> {
+    match routes::find(method, path, true).map(|asked| asked.endpoint) {
+        Ok(Endpoint::Live) => Some(health.live()),
+        Ok(Endpoint::Ready) => Some(health.ready()),
+        Ok(Endpoint::Options(routes)) => Some(options(routes)),
+        Ok(_) => None,
+        Err(error) => Some(error.answer()),
+    }
+}
+
+/// Answers a request of a page. `id` is the request's, for the log.
+pub(super) fn answer(app: &App, page: Endpoint, request: &Request, id: Option<&RequestId>) -> Response {
+    match page {
+        Endpoint::Live => app.health.live(),
+        Endpoint::Ready => app.health.ready(),
+        Endpoint::Description => Response::clone(&app.rules.description),
+        Endpoint::Index => index(app.rules.ui),
+        Endpoint::Ui => ui(request),
+        Endpoint::Options(routes) => {
+            if let Some(origin) = request.header("origin")
+                && !app.rules.access.cors(request).is_allowed()
+            {
+                // All other requests of a page of this origin stay in its browser.
+                let origin: String = origin.chars().take(100).collect();
+                let line = format_args!("ALLOWED_ORIGINS does not name the origin {origin:?}");
+                log_line(log::Level::Info, id, line);
+            }
+            options(routes)
+        }
+        _ => figures(app),
+    }
+}
+
 /// Answers `/metrics` with all figures, as Prometheus reads them. Takes less than a millisecond.
-pub(super) fn figures(app: &App) -> Response {
+fn figures(app: &App) -> Response {
     let mut text = Text::default();
     app.metrics.write(&mut text);
     let ready = u8::from(app.health.unready().is_none());
@@ -104,7 +140,7 @@ pub(super) fn options(routes: &'static [Route]) -> Response {
 pub(super) type Description = LazyLock<Response, Box<dyn FnOnce() -> Response + Send>>;
 
 /// The answer of `/`: the paths to begin with.
-pub(super) fn index(ui: bool) -> Response {
+fn index(ui: bool) -> Response {
     let mut paths = json!({"description": "/openapi.json", "users": "/users"});
     if ui {
         paths["ui"] = "/ui".into();
@@ -164,7 +200,7 @@ static POLICY: LazyLock<String> = LazyLock::new(|| {
 });
 
 /// Answers `/ui`: the page, or 304 if the browser has it.
-pub(super) fn ui(request: &Request) -> Response {
+fn ui(request: &Request) -> Response {
     let tag = format!("\"{}\"", *STATE);
     let known = request.fields("if-none-match").flat_map(|value| value.split(','));
     let is_known = known.map(str::trim).any(|known| known == "*" || known.trim_start_matches("W/") == tag);

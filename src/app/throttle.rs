@@ -104,7 +104,7 @@ impl Throttle {
 
 impl Attempt {
     /// Lets the attempt count for its minute, as the password was wrong.
-    pub fn wrong(mut self) {
+    pub fn wrong(&mut self) {
         self.0 = None;
     }
 }
@@ -193,7 +193,7 @@ mod tests {
 
     /// Sends a wrong password; an error if it is not admitted.
     fn guess(throttle: &Arc<Throttle>, email: &str, peer: Option<IpAddr>, now: Instant) -> Result<(), Error> {
-        throttle.admit(email, peer, now).map(Attempt::wrong)
+        throttle.admit(email, peer, now).map(|mut attempt| attempt.wrong())
     }
 
     #[test]

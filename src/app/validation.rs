@@ -55,19 +55,19 @@ fn compile(file: &str) -> Validator {
 
 /// The schemas that bodies are checked against, and the variant of the contract.
 #[derive(Debug)]
-pub struct Validation {
+pub struct BodySchemas {
     create: Validator,
     patch: Validator,
     authenticate: Validator,
     mode: config::Validation,
 }
 
-impl Validation {
+impl BodySchemas {
     /// Compiles the schemas that the settings `SCHEMA` and `VALIDATION` select.
-    pub fn new(schema: Schema, mode: config::Validation) -> Validation {
+    pub fn new(schema: Schema, mode: config::Validation) -> BodySchemas {
         let variant = usize::from(schema == Schema::Strict);
         let [create, patch, authenticate] = [CREATE[variant], PATCH[variant], LOGIN].map(compile);
-        Validation { create, patch, authenticate, mode }
+        BodySchemas { create, patch, authenticate, mode }
     }
 
     /// Checks the body of POST /users against the create schema.
@@ -159,7 +159,7 @@ mod tests {
     use serde_json::json;
 
     fn judge(schema: Schema, body: Value) -> Vec<String> {
-        let validation = Validation::new(schema, config::Validation::Declarative);
+        let validation = BodySchemas::new(schema, config::Validation::Declarative);
         let body = object(body.to_string().as_bytes()).unwrap();
         match validation.create(body) {
             Ok(_) => vec![],
@@ -211,7 +211,7 @@ mod tests {
             let mut body = json!({"name": "n", "email": "a@example.com", "password": "long enough"});
             body.as_object_mut().unwrap().extend(fields.clone());
             for schema in [Schema::Basic, Schema::Strict] {
-                let validation = Validation::new(schema, config::Validation::Declarative);
+                let validation = BodySchemas::new(schema, config::Validation::Declarative);
                 let created = validation.create(body.as_object().unwrap().clone());
                 let patched = validation.patch(fields.clone());
                 assert_eq!((created.is_ok(), patched.is_ok()), (accepted, accepted), "{fields:?}");

@@ -17,7 +17,7 @@ use super::{
     lanes::{Batch, Capacity, Lanes, Queued},
 };
 use crate::{
-    app::{App, Command, Progress},
+    app::{App, Command},
     budget::Reservation,
     error::{Error, Reason},
     frontend::{Responder, Slot},
@@ -77,7 +77,7 @@ struct State {
 
 /// A request that is queued or in flight.
 struct Job {
-    /// `None` while it is executed.
+    /// `None` until it is judged.
     command: Option<Command>,
     slot: Slot,
     id: RequestId,
@@ -223,32 +223,29 @@ impl Shared {
         // A client that was answered 503 has given the request up, or retries it: it is not executed.
         let (mut items, mut ended): (Vec<_>, Vec<_>) =
             commands.into_iter().partition(|item: &Queued<Job>| self.responder.begin(item.work.slot));
-        let given = items.iter_mut().filter_map(|item| Some((item.work.command.take()?, item.work.deadline)));
-        let (given, deadlines): (Vec<_>, Vec<_>) = given.unzip();
-        let count = given.len();
+        let count = items.len();
         if count > 0 {
             self.app.metrics.batch(lane as usize, count);
         }
         // A panic is an answer to each.
-        let only = items.first().filter(|_| count == 1).map(|item| &item.work.id);
-        let outcomes = guard(only, || self.app.execute(given, &deadlines))
-            .unwrap_or_else(|response| (0..count).map(|_| Ok(Progress::Done(response.clone()))).collect());
+        let only = items.first().filter(|_| count == 1).map(|item| item.work.id.clone());
+        let commands =
+            items.iter_mut().filter_map(|Queued { work, .. }| Some((work.command.as_mut()?, work.deadline)));
+        let outcomes = guard(only.as_ref(), || self.app.execute(commands.collect()))
+            .unwrap_or_else(|response| vec![Ok(Some(response)); count]);
         let (mut unfinished, mut contended) = (Vec::new(), Vec::new());
         for (mut item, outcome) in items.into_iter().zip(outcomes) {
             match outcome {
-                Ok(Progress::Done(response)) => self.answer(&mut item.work, response),
-                Err(error) => self.refuse(&mut item.work, error),
-                Ok(Progress::Next(command)) => {
-                    let needs = command.needs();
-                    item.work.command = Some(command);
-                    unfinished.push((item, needs));
+                Ok(Some(response)) => self.answer(&mut item.work, response),
+                Ok(None) => {
+                    unfinished.push(item);
                     continue;
                 }
-                Ok(Progress::Contended(command)) => {
-                    item.work.command = Some(command);
+                Err(Error::Contended) => {
                     contended.push(item);
                     continue;
                 }
+                Err(error) => self.refuse(&mut item.work, error),
             }
             ended.push(item);
         }
@@ -257,7 +254,8 @@ impl Shared {
         let mut state = self.state.lock();
         state.lanes.finished(token, now);
         ended.iter().for_each(|item| state.lanes.done(item));
-        for (item, needs) in unfinished {
+        for item in unfinished {
+            let Some(needs) = item.work.command.as_ref().map(Command::needs) else { continue };
             let too_many = state.lanes.push_next(item, needs);
             refused.extend(too_many.map(|job| (job, Error::Busy(Reason::TooManyHashes))));
         }

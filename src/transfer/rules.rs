@@ -4,7 +4,7 @@
 
 use super::{Import, Imported, PASSWORD_HASH, read::Record};
 use crate::{
-    app::validation::Validation,
+    app::validation::BodySchemas,
     config::{Config, Validation as Mode},
     db::bulk::write_staged,
     error::Error,
@@ -51,7 +51,7 @@ impl Mapping {
 /// The rules of one import.
 pub(super) struct Rules<'a> {
     pub import: &'a Import,
-    validation: Validation,
+    validation: BodySchemas,
     hasher: Hasher,
     /// The time of users that have none in their record.
     present: Timestamp,
@@ -73,7 +73,7 @@ impl Rules<'_> {
         }
         Rules {
             import,
-            validation: Validation::new(config.schema, Mode::Declarative),
+            validation: BodySchemas::new(config.schema, Mode::Declarative),
             hasher: Hasher::new(config.password_hashing),
             present,
             paths,

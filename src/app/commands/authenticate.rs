@@ -2,7 +2,7 @@
 //!
 //! An address without a user takes the same steps as one with a user, and the same time.
 
-use super::{Command, Outcome, Progress, Rules, settle};
+use super::{Outcome, RequestRules};
 use crate::app::{App, Lane, Needs, fields::json, throttle::Attempt};
 use crate::http::{Request, Response};
 use crate::users::password::{Match, PasswordHash};
@@ -20,8 +20,8 @@ pub(crate) struct Authenticate {
 }
 
 impl Authenticate {
-    pub fn parse(request: &Request, rules: &Rules) -> Result<Authenticate, Error> {
-        let body = rules.validation.authenticate(json(request)?)?;
+    pub fn parse(request: &Request, rules: &RequestRules) -> Result<Authenticate, Error> {
+        let body = rules.schemas.authenticate(json(request)?)?;
         let text = |key: &str| body.get(key).and_then(|value| value.as_str()).unwrap_or_default();
         let (email, password) = (text("email").to_owned(), text("password").into());
         let attempt = rules.attempt(&email, request.peer)?;
@@ -32,23 +32,17 @@ impl Authenticate {
         Needs::of(if self.outdated.is_some() { Lane::Single } else { Lane::Hash })
     }
 
-    pub fn execute(self, app: &App, deadline: Instant) -> Outcome {
-        if let Some(outdated) = self.outdated {
+    pub fn execute(&mut self, app: &App, deadline: Instant) -> Outcome {
+        if let Some(outdated) = self.outdated.take() {
             let (user, old, new) = *outdated;
             // The login has succeeded, even if the new hash is not stored: the next one tries again.
             match app.users.replace_hash(user.id, &old, &new, deadline) {
                 Ok(()) | Err(Error::Contended) => {}
                 Err(error) => error.log(None),
             }
-            return Ok(Progress::Done(Response::json(200, &user)));
+            return Ok(Some(Response::json(200, &user)));
         }
-        let found = app.users.find_by_email_with_credential(&[&self.email]);
-        settle(self, found, Command::Authenticate, |login, mut found| {
-            login.verify(app, found.pop().flatten())
-        })
-    }
-
-    fn verify(self, app: &App, user: Option<User>) -> Outcome {
+        let user = app.users.find_by_email_with_credential(&[&self.email])?.pop().flatten();
         let credential = user.as_ref().map(|user| user.credential.get()).transpose()?.flatten();
         let hash = credential.map(|credential| credential.password_hash.clone());
         let verdict = app.hashing(hash.as_ref(), |hasher| {
@@ -62,10 +56,10 @@ impl Authenticate {
                 Err(Error::InvalidCredentials)
             }
             ((_, Some(new)), Some(user), Some(old)) => {
-                let outdated = Some(Box::new((user, old, new)));
-                Ok(Progress::Next(Command::Authenticate(Authenticate { outdated, ..self })))
+                self.outdated = Some(Box::new((user, old, new)));
+                Ok(None)
             }
-            (_, Some(user), _) => Ok(Progress::Done(Response::json(200, &user))),
+            (_, Some(user), _) => Ok(Some(Response::json(200, &user))),
         }
     }
 }

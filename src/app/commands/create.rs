@@ -3,7 +3,7 @@
 //! Without a password, one statement that several requests share looks at the keys and stores the users. With one, a
 //! thread that hashes looks the key up and hashes first.
 
-use super::{Command, Outcome, Progress, Rules, settle};
+use super::{Item, Outcome, RequestRules};
 use crate::app::fields::{etag, idempotency_key, json};
 use crate::app::{App, Lane, Needs};
 use crate::db::{New, NewOnce, Once};
@@ -12,7 +12,7 @@ use crate::http::{Request, Response};
 use crate::users::idempotency::{Fingerprint, KeptCreate, Key};
 use crate::users::password::PasswordHash;
 use crate::users::user::{NewUser, User};
-use std::{net::IpAddr, time::Instant};
+use std::{collections::HashSet, net::IpAddr, time::Instant};
 
 /// A user that is to be stored.
 #[derive(Debug)]
@@ -33,9 +33,12 @@ struct Keyed {
 }
 
 impl Create {
-    pub fn parse(request: &Request, rules: &Rules) -> Result<Create, Error> {
+    /// How many statements store users without a password.
+    pub const STATEMENTS: usize = 2;
+
+    pub fn parse(request: &Request, rules: &RequestRules) -> Result<Create, Error> {
         let key = idempotency_key(request)?;
-        let new = NewUser::from_body(rules.validation.create(json(request)?)?)?;
+        let new = NewUser::from_body(rules.schemas.create(json(request)?)?)?;
         let keyed = |key| Box::new(Keyed { key, fingerprint: Fingerprint::of(&new), peer: request.peer });
         Ok(Create { keyed: key.map(keyed), new, hash: None })
     }
@@ -48,109 +51,105 @@ impl Create {
         })
     }
 
-    pub fn execute(app: &App, mut creates: Vec<(Create, Instant)>) -> Vec<Outcome> {
-        if creates.len() == 1
-            && let Some((create, deadline)) = creates.pop_if(|(create, _)| create.new.password.is_some())
+    /// The number of the statement that stores it.
+    pub fn statement(&self) -> usize {
+        usize::from(self.keyed.is_some())
+    }
+
+    /// Executes creates of one statement, or one create with a password.
+    pub fn execute(app: &App, mut creates: Vec<Item<Create>>) {
+        let mut keys = HashSet::new();
+        // The first create of a key is stored; the others find it kept when they are retried.
+        creates.retain_mut(|Item { command, outcome, .. }| {
+            let is_first = command.keyed.as_ref().is_none_or(|keyed| keys.insert(keyed.key));
+            **outcome = Err(Error::Contended);
+            is_first
+        });
+        if let [Item { command, deadline, outcome }] = &mut creates[..]
+            && command.new.password.is_some()
         {
-            return vec![match create.needs().lane {
-                Lane::Hash => create.hash(app),
-                _ => create.store(app, deadline),
-            }];
-        }
-        let (mut plain, mut once) = (Vec::new(), Vec::<NewOnce>::new());
-        for (create, deadline) in &creates {
-            match &create.keyed {
-                None => plain.push(New { values: create.new.values(), deadline: *deadline }),
-                // The first create of a key is stored; the others find it kept when they are retried.
-                Some(keyed) if once.iter().any(|new| *new.key == keyed.key) => {}
-                Some(keyed) => once.push(keyed.statement(&create.new, *deadline)),
-            }
-        }
-        let mut plain = app.users.create_many(&plain).into_iter();
-        let keys: Vec<Key> = once.iter().map(|new| *new.key).collect();
-        let mut once: Vec<_> = keys.into_iter().zip(app.users.create_many_once(&once)).collect();
-        let outcome = |(create, _): (Create, Instant)| {
-            let created = match &create.keyed {
-                None => plain.next().map(|user| user.map(Once::Created)),
-                Some(keyed) => match once.iter().position(|(key, _)| *key == keyed.key) {
-                    Some(at) => Some(once.swap_remove(at).1),
-                    None => Some(Err(Error::Contended)),
-                },
+            **outcome = match command.needs().lane {
+                Lane::Hash => command.hash(app),
+                _ => command.store(app, *deadline),
             };
-            let missing = || Err(Error::Internal("a create has no outcome".to_owned()));
-            create.settle(app, created.unwrap_or_else(missing))
+            return;
+        }
+        let created: Vec<_> = match keys.is_empty() {
+            true => {
+                let new: Vec<_> =
+                    creates.iter().map(|create| create.command.plain(create.deadline)).collect();
+                app.users.create_many(&new).into_iter().map(|user| user.map(Once::Created)).collect()
+            }
+            false => {
+                let once = creates.iter().filter_map(|create| create.command.once(create.deadline));
+                app.users.create_many_once(&once.collect::<Vec<_>>())
+            }
         };
-        creates.into_iter().map(outcome).collect()
+        for (Item { command, outcome, .. }, once) in creates.into_iter().zip(created) {
+            *outcome = once.and_then(|once| command.settle(app, once));
+        }
     }
 
     /// Looks the key up, if there is one, and hashes the password.
-    fn hash(self, app: &App) -> Outcome {
+    fn hash(&mut self, app: &App) -> Outcome {
         let kept = match &self.keyed {
-            Some(keyed) => app.users.find_kept(&[&keyed.key]).map(|mut kept| kept.pop().flatten()),
-            None => Ok(None),
+            Some(keyed) => app.users.find_kept(&[&keyed.key])?.pop().flatten(),
+            None => None,
         };
-        settle(self, kept, Command::Create, |create, kept| match kept {
-            Some(kept) => create.repeat(app, kept),
+        match kept {
+            Some(kept) => self.repeat(app, &kept),
             None => {
-                let password = create.new.password.as_ref();
-                let hash = password.map(|password| app.hash(password)).transpose()?;
-                Ok(Progress::Next(Command::Create(Create { hash, ..create })))
+                self.hash = app.hash(self.new.password.as_ref())?;
+                Ok(None)
             }
-        })
+        }
     }
 
-    fn store(self, app: &App, deadline: Instant) -> Outcome {
-        let (new, hash) = (&self.new, self.hash.as_ref());
-        let created = match &self.keyed {
-            Some(keyed) => app.users.create_once(&keyed.statement(new, deadline), hash),
-            None => app.users.create(&New { values: new.values(), deadline }, hash).map(Once::Created),
+    fn store(&mut self, app: &App, deadline: Instant) -> Outcome {
+        let created = match self.once(deadline) {
+            Some(once) => app.users.create_once(&once, self.hash.as_ref()),
+            None => app.users.create(&self.plain(deadline), self.hash.as_ref()).map(Once::Created),
         };
-        self.settle(app, created)
+        self.settle(app, created?)
     }
 
-    fn settle(self, app: &App, created: Result<Once, Error>) -> Outcome {
-        settle(self, created, Command::Create, |create, once| match once {
-            Once::Created(user) => Ok(Progress::Done(created_answer(&user))),
+    fn plain(&self, deadline: Instant) -> New<'_> {
+        New { values: self.new.values(), deadline }
+    }
+
+    fn once(&self, deadline: Instant) -> Option<NewOnce<'_>> {
+        let Keyed { key, fingerprint, .. } = self.keyed.as_deref()?;
+        Some(NewOnce { key, fingerprint, values: self.new.values(), deadline })
+    }
+
+    fn settle(&mut self, app: &App, once: Once) -> Outcome {
+        match once {
+            Once::Created(user) => Ok(Some(created(&user))),
             // A thread that hashes compares the password.
-            Once::Kept(_) if create.hash.is_some() => {
-                Ok(Progress::Next(Command::Create(Create { hash: None, ..create })))
-            }
-            Once::Kept(kept) => create.repeat(app, kept),
-        })
+            Once::Kept(_) if self.hash.take().is_some() => Ok(None),
+            Once::Kept(kept) => self.repeat(app, &kept),
+        }
     }
 
     /// Answers as the earlier create with its key was answered, if it has the same body.
-    fn repeat(self, app: &App, kept: Box<KeptCreate>) -> Outcome {
-        let keyed = self.keyed.ok_or_else(|| Error::Internal("a create without a key is kept".to_owned()))?;
-        match kept.fingerprint {
-            None => return Err(Error::Gone),
-            Some(fingerprint) if fingerprint != keyed.fingerprint => return Err(Error::KeyReused),
-            Some(_) => {}
-        }
-        match (&kept.password_hash, &self.new.password) {
-            (None, _) => {}
-            (Some(_), None) => return Err(Error::KeyReused),
-            // The answer tells whether the password is right, as a login's does. A create that waits for its hash does
-            // not count, as many clients may repeat it at once.
-            (hash, Some(password)) => {
-                let attempt = app.rules.attempt(&self.new.email, keyed.peer)?;
-                if !app.hashing(hash.as_ref(), |hasher| hasher.verify(password, hash.as_ref()))? {
-                    attempt.wrong();
-                    return Err(Error::KeyReused);
-                }
+    fn repeat(&self, app: &App, kept: &KeptCreate) -> Outcome {
+        let fingerprint = kept.fingerprint.ok_or(Error::Gone)?;
+        let keyed = self.keyed.as_ref().filter(|keyed| keyed.fingerprint == fingerprint);
+        let keyed = keyed.ok_or(Error::KeyReused)?;
+        // The answer tells whether the password is right, as a login's does. A create that waits for its hash does not
+        // count, as many clients may repeat it at once.
+        if let (hash @ Some(_), Some(password)) = (kept.password_hash.as_ref(), &self.new.password) {
+            let mut attempt = app.rules.attempt(&self.new.email, keyed.peer)?;
+            if !app.hashing(hash, |hasher| hasher.verify(password, hash))? {
+                attempt.wrong();
+                return Err(Error::KeyReused);
             }
         }
-        Ok(Progress::Done(created_answer(&kept.user).with("Idempotency-Replayed", "true")))
+        Ok(Some(created(&kept.user).with("Idempotency-Replayed", "true")))
     }
 }
 
-impl Keyed {
-    fn statement<'a>(&'a self, new: &'a NewUser, deadline: Instant) -> NewOnce<'a> {
-        NewOnce { key: &self.key, fingerprint: &self.fingerprint, values: new.values(), deadline }
-    }
-}
-
-fn created_answer(user: &User) -> Response {
+fn created(user: &User) -> Response {
     let location = format!("/users/{}", user.id);
     Response::json(201, user).with("Location", location).with("ETag", etag(user))
 }

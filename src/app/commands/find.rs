@@ -1,7 +1,7 @@
 //! `GET /users/{id}`: a user, or that the client has it already.
 
-use super::{Command, Outcome, Progress, failed, one};
-use crate::app::fields::{Preconditions, Read, etag};
+use super::{Item, Outcome, one};
+use crate::app::fields::{Preconditions, etag};
 use crate::app::{App, Lane, Needs};
 use crate::error::Error;
 use crate::http::{Request, Response};
@@ -17,7 +17,7 @@ pub(crate) struct Find {
 
 impl Find {
     pub fn parse(request: &Request, id: Option<i64>) -> Result<Find, Error> {
-        let preconditions = Preconditions::of(request)?;
+        let preconditions = Preconditions::parse(request)?;
         Ok(Find { id: id.ok_or(Error::NotFound)?, then: Ok(preconditions) })
     }
 
@@ -30,25 +30,22 @@ impl Find {
         Needs::of(Lane::Find)
     }
 
-    pub fn execute(app: &App, finds: Vec<Find>) -> Vec<Outcome> {
-        let ids: Vec<i64> = finds.iter().map(|find| find.id).collect();
-        let users = match app.users.find_many(&ids) {
-            Ok(users) => users,
-            Err(error) => return failed(&error, finds, Command::Find),
-        };
-        let answer = |find: Find| {
-            let at = users.binary_search_by_key(&find.id, |user| user.id);
-            find.answer(at.ok().map(|at| &users[at]))
-        };
-        finds.into_iter().map(answer).collect()
+    pub fn execute(app: &App, finds: Vec<Item<Find>>) {
+        let ids: Vec<i64> = finds.iter().map(|find| find.command.id).collect();
+        let users = app.users.find_many(&ids);
+        for Item { command, outcome, .. } in finds {
+            *outcome = users.as_ref().map_err(Error::clone).and_then(|users| {
+                let at = users.binary_search_by_key(&command.id, |user| user.id);
+                command.answer(&users[at.map_err(|_| Error::NotFound)?])
+            });
+        }
     }
 
-    fn answer(self, user: Option<&User>) -> Outcome {
-        let user = user.ok_or(Error::NotFound)?;
-        match self.then?.read(user.revision()) {
-            Read::Answered => Ok(Progress::Done(one(200, user))),
-            Read::NotModified => Ok(Progress::Done(Response::not_modified().with("ETag", etag(user)))),
-            Read::Failed => Err(Error::PreconditionFailed),
-        }
+    fn answer(&self, user: &User) -> Outcome {
+        let preconditions = self.then.as_ref().map_err(Error::clone)?;
+        Ok(Some(match preconditions.is_known(user.revision())? {
+            true => Response::not_modified().with("ETag", etag(user)),
+            false => one(200, user),
+        }))
     }
 }

@@ -1,6 +1,6 @@
 //! `GET /users`: a page of all users, the users that follow an id, or the user with an address.
 
-use super::{Command, Outcome, Progress, Rules, failed};
+use super::{Item, RequestRules};
 use crate::app::{App, Lane, Needs, fields};
 use crate::error::Error;
 use crate::http::{Request, Response};
@@ -16,15 +16,14 @@ impl List {
     /// How many statements read lists.
     pub const STATEMENTS: usize = 4;
 
-    pub fn parse(request: &Request, rules: &Rules) -> Result<List, Error> {
+    pub fn parse(request: &Request, rules: &RequestRules) -> Result<List, Error> {
         fields::list_request(request, rules.max_per_page).map(List)
     }
 
     pub fn needs(&self) -> Needs {
         match &self.0 {
-            ListRequest::Range(range) => Needs::list(range.per_page()),
-            ListRequest::Prefix { per_page, .. } => Needs::list(*per_page),
             ListRequest::Email { .. } => Needs::of(Lane::Find),
+            _ => Needs::list(self.range().per_page()),
         }
     }
 
@@ -39,41 +38,48 @@ impl List {
     }
 
     /// Executes lists of one statement; searches by a prefix one after the other.
-    pub fn execute(app: &App, lists: Vec<List>) -> Vec<Outcome> {
-        let (mut ranges, mut emails, mut prefixes) = (Vec::new(), Vec::new(), Vec::new());
-        for List(asked) in &lists {
-            match asked {
+    pub fn execute(app: &App, lists: Vec<Item<List>>) {
+        let mut texts: Vec<_> = lists.iter().map(|list| ListText::new(list.command.range())).collect();
+        let read = List::read(app, &lists, &mut texts);
+        for (Item { command, outcome, .. }, text) in lists.into_iter().zip(texts) {
+            let email = match &command.0 {
+                ListRequest::Email { email, .. } => Some(email.as_str()),
+                _ => None,
+            };
+            *outcome = read.clone().map(|()| Some(text.finish(email)));
+        }
+    }
+
+    fn read(app: &App, lists: &[Item<List>], texts: &mut [ListText]) -> Result<(), Error> {
+        let (mut ranges, mut emails) = (Vec::new(), Vec::new());
+        for (list, text) in lists.iter().zip(&mut *texts) {
+            match &list.command.0 {
                 ListRequest::Range(range) => ranges.push(*range),
-                ListRequest::Email { email, page } => emails.push((email.as_str(), *page)),
-                ListRequest::Prefix { prefix, per_page } => prefixes.push((prefix, *per_page)),
+                ListRequest::Email { email, .. } => emails.push(email.as_str()),
+                ListRequest::Prefix { prefix, per_page } => {
+                    app.users.list_by_prefix(prefix, *per_page, text)?;
+                }
             }
         }
-        let mut bodies: Vec<_> = ranges.iter().map(|range| Body::new(*range)).collect();
-        let mut filled = app.users.list_many(&ranges, &mut bodies);
-        for (prefix, per_page) in prefixes {
-            let mut body = Body::new(Range::First { per_page });
-            filled = filled.and_then(|()| app.users.list_by_prefix(prefix, per_page, &mut body));
-            bodies.push(body);
-        }
-        let found = filled.and_then(|()| {
-            let addresses: Vec<&str> = emails.iter().map(|(email, _)| *email).collect();
-            app.users.find_by_email(&addresses)
-        });
-        let users = match found {
-            Ok(users) => users,
-            Err(error) => return failed(&error, lists, Command::List),
-        };
-        for ((_, page), user) in emails.iter().zip(users) {
-            let mut body = Body::new(Range::Page(*page));
-            body.set_total(user.iter().len() as i64);
-            if let Some(user) = user.filter(|_| page.page == 1) {
-                body.push(user.as_row());
+        // All but one of the three kinds are empty.
+        app.users.list_many(&ranges, texts)?;
+        for (text, user) in texts.iter_mut().zip(app.users.find_by_email(&emails)?) {
+            text.set_total(user.iter().len() as i64);
+            if let Some(user) =
+                user.filter(|_| matches!(text.range, Range::Page(PageRequest { page: 1, .. })))
+            {
+                text.push(user.as_row());
             }
-            bodies.push(body);
         }
-        let email = |at: usize| emails.get(at).map(|(email, _)| *email);
-        let answers = bodies.into_iter().enumerate().map(|(at, body)| body.finish(email(at)));
-        answers.map(|answer| Ok(Progress::Done(answer))).collect()
+        Ok(())
+    }
+
+    fn range(&self) -> Range {
+        match self.0 {
+            ListRequest::Range(range) => range,
+            ListRequest::Email { page, .. } => Range::Page(page),
+            ListRequest::Prefix { per_page, .. } => Range::First { per_page },
+        }
     }
 }
 
@@ -106,7 +112,7 @@ fn links(request: PageRequest, last: i64, email: Option<&str>) -> String {
 }
 
 /// The text of a list while it is written.
-struct Body {
+struct ListText {
     range: Range,
     text: Vec<u8>,
     total: i64,
@@ -115,11 +121,11 @@ struct Body {
     has_more: bool,
 }
 
-impl Body {
+impl ListText {
     /// A list without users so far.
-    fn new(range: Range) -> Body {
+    fn new(range: Range) -> ListText {
         let text = br#"{"data":["#.to_vec();
-        Body { range, text, total: 0, users: 0, last_id: 0, has_more: false }
+        ListText { range, text, total: 0, users: 0, last_id: 0, has_more: false }
     }
 
     /// Ends the list and answers it. `email`: the address that it was asked for.
@@ -153,7 +159,7 @@ impl Body {
     }
 }
 
-impl Listing for Body {
+impl Listing for ListText {
     fn set_total(&mut self, total: i64) {
         self.total = total;
     }
@@ -181,13 +187,13 @@ mod tests {
 
     #[test]
     fn an_empty_list() {
-        let page = Body::new(Range::Page(FIRST)).finish(None);
+        let page = ListText::new(Range::Page(FIRST)).finish(None);
         assert_eq!(
-            text(page),
+            body_text(page),
             r#"{"data":[],"total":0,"perPage":15,"currentPage":1,"lastPage":1,"from":0,"to":0,"hasMorePages":false}
 "#
         );
-        let mut far = Body::new(Range::Page(PageRequest { page: i64::MAX, ..FIRST }));
+        let mut far = ListText::new(Range::Page(PageRequest { page: i64::MAX, ..FIRST }));
         far.set_total(31);
         let far = far.finish(None).value();
         assert_eq!(
@@ -219,13 +225,13 @@ mod tests {
         );
     }
 
-    fn text(list: Response) -> String {
+    fn body_text(list: Response) -> String {
         String::from_utf8(list.body).unwrap()
     }
 
     /// A list of users from id 4 with these names.
     fn list(range: Range, names: &[&str]) -> Response {
-        let mut body = Body::new(range);
+        let mut body = ListText::new(range);
         body.set_total(7);
         for (id, name) in (4..).zip(names) {
             let time = Timestamp::from_unix_micros(0).unwrap();
@@ -241,7 +247,7 @@ mod tests {
             json!({"id": id, "name": name, "email": "a@b.co", "createdAt": time, "updatedAt": time})
         };
         let second = Range::Page(PageRequest { page: 2, per_page: 3, ..FIRST });
-        let page = text(list(second, &["\"", "\"\""]));
+        let page = body_text(list(second, &["\"", "\"\""]));
         let expected = json!({
             "data": [user("4", "\""), user("5", "\"\"")], "total": 7, "perPage": 3, "currentPage": 2,
             "lastPage": 3, "from": 4, "to": 5, "hasMorePages": true,
@@ -253,7 +259,7 @@ mod tests {
         for (names, more) in [(&["a", "b"][..], false), (&["a", "b", &long], true)] {
             let found = list(walk, names);
             assert_eq!(found.header("Link"), more.then_some("</users?after=5&perPage=2>; rel=\"next\""));
-            let found: serde_json::Value = serde_json::from_str(&text(found)).unwrap();
+            let found: serde_json::Value = serde_json::from_str(&body_text(found)).unwrap();
             assert_eq!(
                 found,
                 json!({"data": [user("4", "a"), user("5", "b")], "perPage": 2, "hasMorePages": more})

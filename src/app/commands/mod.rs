@@ -1,6 +1,6 @@
 //! One file for each operation, which parses a request, executes a batch of commands and answers them.
 //!
-//! A request is validated once, by [`Rules`], and is then a [`Command`] until it is answered.
+//! A request is validated once, by [`RequestRules`], and is then a [`Command`] until it is answered.
 
 mod authenticate;
 mod create;
@@ -11,22 +11,22 @@ mod update;
 
 use super::access::Access;
 use super::fields::{self, etag};
-use super::pages::{self, Description, Health};
+use super::pages::{self, Description};
 use super::routes::{self, Asked, Callers, Endpoint};
 use super::throttle::{Attempt, Throttle};
-use super::{App, validation::Validation};
+use super::{App, validation::BodySchemas};
 use crate::config::{Config, counted_as};
 use crate::error::Error;
-use crate::http::{Method, Request, RequestId, Response, log_line};
+use crate::http::{Request, Response};
 use crate::users::user::User;
 use authenticate::Authenticate;
 use create::Create;
-use delete::Delete;
+use delete::DeleteUser;
 use find::Find;
 use list::List;
 use std::time::{Duration, Instant};
 use std::{net::IpAddr, sync::Arc};
-use update::Update;
+use update::UpdateUser;
 
 /// A valid request, from its validation to its answer.
 #[derive(Debug)]
@@ -34,24 +34,22 @@ pub(crate) enum Command {
     Find(Find),
     List(List),
     Create(Create),
-    Update(Update),
-    Delete(Delete),
+    Update(UpdateUser),
+    Delete(DeleteUser),
     Authenticate(Authenticate),
 }
 
-/// The state of a command after a statement or a hash.
-#[derive(Debug)]
-pub(crate) enum Progress {
-    /// The answer.
-    Done(Response),
-    /// The command goes on in the lane that it needs now.
-    Next(Command),
-    /// The command needs a lock that another session holds. Nothing was changed: it may be executed again later.
-    Contended(Command),
-}
+/// The answer of a command; `None` if the command continues in the lane that it needs now. An error ends the command,
+/// except [`Error::Contended`]: then nothing was changed, and the command may be executed again later.
+pub(crate) type Outcome = Result<Option<Response>, Error>;
 
-/// The progress of a command, or the error that ends it.
-pub(crate) type Outcome = Result<Progress, Error>;
+/// A command of a batch.
+pub(crate) struct Item<'a, C> {
+    command: &'a mut C,
+    /// No change begins past it.
+    deadline: Instant,
+    outcome: &'a mut Outcome,
+}
 
 /// A kind of statement, or a hash. Commands of one lane form batches, and wait for no other lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -133,100 +131,52 @@ impl Command {
 impl App {
     /// Executes commands of one lane with as few statements as they allow; returns an outcome for each, in their order.
     /// No change begins past its deadline.
-    pub(crate) fn execute(&self, commands: Vec<Command>, deadlines: &[Instant]) -> Vec<Outcome> {
-        let mut outcomes: Vec<Option<Outcome>> = commands.iter().map(|_| None).collect();
-        let (mut finds, mut creates, mut updates, mut deletes) = Default::default();
+    pub(crate) fn execute(&self, commands: Vec<(&mut Command, Instant)>) -> Vec<Outcome> {
+        let missing = || Err(Error::Internal("a command has no outcome".to_owned()));
+        let mut outcomes: Vec<Outcome> = commands.iter().map(|_| missing()).collect();
+        let (mut finds, mut updates, mut deletes) = Default::default();
         let mut lists: [_; List::STATEMENTS] = Default::default();
-        for (at, (command, deadline)) in commands.into_iter().zip(deadlines).enumerate() {
+        let mut creates: [_; Create::STATEMENTS] = Default::default();
+        for ((command, deadline), outcome) in commands.into_iter().zip(&mut outcomes) {
             match command {
-                Command::Find(find) => put(&mut finds, at, find),
-                Command::List(list) => put(&mut lists[list.statement()], at, list),
-                Command::Create(create) => put(&mut creates, at, (create, *deadline)),
-                Command::Update(update) => put(&mut updates, at, (update, *deadline)),
-                Command::Delete(delete) => put(&mut deletes, at, (delete, *deadline)),
-                Command::Authenticate(login) => outcomes[at] = Some(login.execute(self, *deadline)),
+                Command::Find(command) => push(&mut finds, command, deadline, outcome),
+                Command::List(command) => {
+                    push(&mut lists[command.statement()], command, deadline, outcome);
+                }
+                Command::Create(command) => {
+                    push(&mut creates[command.statement()], command, deadline, outcome);
+                }
+                Command::Update(command) => push(&mut updates, command, deadline, outcome),
+                Command::Delete(command) => push(&mut deletes, command, deadline, outcome),
+                Command::Authenticate(login) => *outcome = login.execute(self, deadline),
             }
         }
-        let mut fill = |(places, found): (Vec<usize>, Vec<Outcome>)| {
-            places.into_iter().zip(found).for_each(|(at, outcome)| outcomes[at] = Some(outcome));
-        };
-        fill(share(finds, |finds| Find::execute(self, finds)));
-        lists.into_iter().for_each(|lists| fill(share(lists, |lists| List::execute(self, lists))));
-        fill(share(creates, |creates| Create::execute(self, creates)));
-        fill(share(updates, |updates| Update::execute(self, updates)));
-        fill(share(deletes, |deletes| Delete::execute(self, deletes)));
-        let missing = || Err(Error::Internal("a command has no outcome".to_owned()));
-        outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(missing)).collect()
+        Find::execute(self, finds);
+        lists.into_iter().for_each(|lists| List::execute(self, lists));
+        creates.into_iter().for_each(|creates| Create::execute(self, creates));
+        UpdateUser::execute(self, updates);
+        DeleteUser::execute(self, deletes);
+        outcomes
     }
-}
-
-/// Commands of one statement, with their places among the commands of the batch.
-type Placed<C> = (Vec<usize>, Vec<C>);
-
-fn put<C>((places, commands): &mut Placed<C>, at: usize, command: C) {
-    places.push(at);
-    commands.push(command);
-}
-
-fn share<C>((places, commands): Placed<C>, execute: impl FnOnce(Vec<C>) -> Vec<Outcome>) -> Placed<Outcome> {
-    let outcomes = if commands.is_empty() { Vec::new() } else { execute(commands) };
-    (places, outcomes)
-}
-
-/// Makes an outcome of the result that a statement has for a command.
-fn settle<C, T>(
-    command: C,
-    found: Result<T, Error>,
-    again: fn(C) -> Command,
-    answer: impl FnOnce(C, T) -> Outcome,
-) -> Outcome {
-    match found {
-        Ok(found) => answer(command, found),
-        Err(error) => failure(error, again(command)),
-    }
-}
-
-/// Ends a command with an error; a command that met a lock stays as it is.
-fn failure(error: Error, command: Command) -> Outcome {
-    match error {
-        Error::Contended => Ok(Progress::Contended(command)),
-        error => Err(error),
-    }
-}
-
-/// Ends the commands of a statement that has failed.
-fn failed<C>(error: &Error, commands: Vec<C>, again: fn(C) -> Command) -> Vec<Outcome> {
-    commands.into_iter().map(|command| failure(error.clone(), again(command))).collect()
-}
-
-/// A request that was judged.
-#[derive(Debug)]
-pub(crate) enum Judged {
-    /// The database is needed.
-    Command(Command),
-    /// It is answered.
-    Answer(Response),
-    /// It asks for a page that tells the state of the service.
-    State(Endpoint),
 }
 
 /// The rules that requests are judged by.
-pub(crate) struct Rules {
-    validation: Validation,
+pub(crate) struct RequestRules {
+    schemas: BodySchemas,
     /// The requests that are accepted.
     pub access: Access,
-    description: Description,
+    pub description: Description,
     throttle: Arc<Throttle>,
     max_per_page: u32,
     /// The page for the browser is served.
     pub ui: bool,
 }
 
-impl Rules {
+impl RequestRules {
     /// Returns the rules of the settings.
-    pub fn new(config: &Config) -> Rules {
-        Rules {
-            validation: Validation::new(config.schema, config.validation),
+    pub fn new(config: &Config) -> RequestRules {
+        RequestRules {
+            schemas: BodySchemas::new(config.schema, config.validation),
             access: Access::new(config),
             description: pages::description(config),
             throttle: Throttle::new(config.auth_attempts),
@@ -235,9 +185,9 @@ impl Rules {
         }
     }
 
-    /// Judges a request in the order of path, method, access, query, media type, JSON, schema, mass assignment. `id` is
-    /// the request's, for the log.
-    pub fn judge(&self, request: &Request, id: Option<&RequestId>) -> Result<Judged, Error> {
+    /// Judges a request in the order of path, method, access, query, media type, JSON, schema, mass assignment: returns
+    /// its command, or the endpoint if that is a page.
+    pub fn judge(&self, request: &Request) -> Result<Result<Command, Endpoint>, Error> {
         let Asked { endpoint, callers, user } = routes::find(request.method, request.path(), self.ui)?;
         if callers != Callers::Any {
             self.access.check(request, callers)?;
@@ -245,32 +195,18 @@ impl Rules {
                 fields::no_query(request)?;
             }
         }
-        Ok(Judged::Command(match endpoint {
+        Ok(Ok(match endpoint {
             Endpoint::List => Command::List(List::parse(request, self)?),
             Endpoint::Create => Command::Create(Create::parse(request, self)?),
             Endpoint::Find => Command::Find(Find::parse(request, user)?),
-            Endpoint::Update => Update::parse(request, user, fields::json)?,
+            Endpoint::Update => UpdateUser::parse(request, user, fields::json)?,
             Endpoint::Patch => {
-                let body = |request: &Request| self.validation.patch(fields::merge_patch(request)?);
-                Update::parse(request, user, body)?
+                let body = |request: &Request| self.schemas.patch(fields::merge_patch(request)?);
+                UpdateUser::parse(request, user, body)?
             }
-            Endpoint::Delete => Command::Delete(Delete::parse(request, user)?),
+            Endpoint::Delete => Command::Delete(DeleteUser::parse(request, user)?),
             Endpoint::Authenticate => Command::Authenticate(Authenticate::parse(request, self)?),
-            Endpoint::Live | Endpoint::Ready | Endpoint::Metrics => return Ok(Judged::State(endpoint)),
-            Endpoint::Description => return Ok(Judged::Answer(Response::clone(&self.description))),
-            Endpoint::Index => return Ok(Judged::Answer(pages::index(self.ui))),
-            Endpoint::Ui => return Ok(Judged::Answer(pages::ui(request))),
-            Endpoint::Options(routes) => {
-                if let Some(origin) = request.header("origin")
-                    && !self.access.cors(request).is_allowed()
-                {
-                    // All other requests of a page of this origin stay in its browser.
-                    let origin: String = origin.chars().take(100).collect();
-                    let line = format_args!("ALLOWED_ORIGINS does not name the origin {origin:?}");
-                    log_line(log::Level::Info, id, line);
-                }
-                return Ok(Judged::Answer(pages::options(routes)));
-            }
+            page => return Ok(Err(page)),
         }))
     }
 
@@ -285,15 +221,13 @@ impl Rules {
     }
 }
 
-/// Answers a request for the health of the service; `None` for any other.
-pub(crate) fn answer_at_once(health: &Health, method: Method, path: &str) -> Option<Response> {
-    match routes::find(method, path, true).map(|asked| asked.endpoint) {
-        Ok(Endpoint::Live) => Some(health.live()),
-        Ok(Endpoint::Ready) => Some(health.ready()),
-        Ok(Endpoint::Options(routes)) => Some(pages::options(routes)),
-        Ok(_) => None,
-        Err(error) => Some(error.answer()),
-    }
+fn push<'a, C>(
+    items: &mut Vec<Item<'a, C>>,
+    command: &'a mut C,
+    deadline: Instant,
+    outcome: &'a mut Outcome,
+) {
+    items.push(Item { command, deadline, outcome });
 }
 
 /// Answers with one user and the tag of its state.
@@ -308,10 +242,10 @@ mod tests {
 
     /// Judges a request: its command, or the status of its answer.
     fn judge(request: &Request) -> Result<Command, u16> {
-        match Rules::new(&Config::default()).judge(request, None) {
-            Ok(Judged::Command(command)) => Ok(command),
-            Ok(Judged::Answer(response)) => Err(response.status),
-            Ok(other) => panic!("{other:?}"),
+        match RequestRules::new(&Config::default()).judge(request) {
+            Ok(Ok(command)) => Ok(command),
+            Ok(Err(Endpoint::Options(routes))) => Err(pages::options(routes).status),
+            Ok(Err(other)) => panic!("{other:?}"),
             Err(error) => Err(error.answer().status),
         }
     }

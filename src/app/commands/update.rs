@@ -3,7 +3,7 @@
 //! A missing user is answered 404 even if the body is invalid. So the user is looked up before a body is refused or a
 //! password is hashed; in all other cases the statement of the change finds out.
 
-use super::{Command, Outcome, Progress, find::Find, one, settle};
+use super::{Command, Item, Outcome, find::Find, one};
 use crate::app::{App, Lane, Needs, fields::Preconditions};
 use crate::db::{self, PasswordChange, Updated};
 use crate::users::{password::PasswordHash, revision::Condition, user::UserChanges};
@@ -13,7 +13,7 @@ use std::time::Instant;
 
 /// A change of a user.
 #[derive(Debug)]
-pub(crate) struct Update {
+pub(crate) struct UpdateUser {
     id: i64,
     changes: UserChanges,
     condition: Condition,
@@ -23,19 +23,19 @@ pub(crate) struct Update {
     is_single: bool,
 }
 
-impl Update {
+impl UpdateUser {
     pub fn parse(
         request: &Request,
         id: Option<i64>,
         body: impl FnOnce(&Request) -> Result<Map<String, Value>, Error>,
     ) -> Result<Command, Error> {
-        let condition = Preconditions::of(request)?.into_condition();
+        let condition = Preconditions::parse(request)?.into_condition();
         let id = id.ok_or(Error::NotFound)?;
         Ok(match body(request).and_then(UserChanges::from_body) {
             Err(refusal) => Command::Find(Find::refuse(id, refusal)),
             Ok(changes) => {
                 let is_single = changes.password.is_some() || !condition.is_simple();
-                Command::Update(Update { id, changes, condition, hash: None, is_single })
+                Command::Update(UpdateUser { id, changes, condition, hash: None, is_single })
             }
         })
     }
@@ -49,50 +49,47 @@ impl Update {
         Needs::row(lane, self.id)
     }
 
-    pub fn execute(app: &App, mut updates: Vec<(Update, Instant)>) -> Vec<Outcome> {
-        if updates.len() == 1
-            && let Some((update, deadline)) =
-                updates.pop_if(|(update, _)| update.needs().lane != Lane::Change)
+    pub fn execute(app: &App, mut updates: Vec<Item<UpdateUser>>) {
+        if let [Item { command, deadline, outcome }] = &mut updates[..]
+            && command.is_single
         {
-            return vec![match update.needs().lane {
-                Lane::Hash => update.hash(app),
-                _ => update.store(app, deadline),
-            }];
+            **outcome = match command.needs().lane {
+                Lane::Hash => command.hash(app),
+                _ => command.store(app, *deadline),
+            };
+            return;
         }
-        let given: Vec<_> = updates.iter().map(|(update, deadline)| update.statement(*deadline)).collect();
+        let given: Vec<_> = updates.iter().map(|update| update.command.statement(update.deadline)).collect();
         let updated = app.users.update_many(&given);
-        let settled = updates.into_iter().zip(updated);
-        let answer = |update, updated| {
-            Ok(match updated {
-                Updated::User(user) => Progress::Done(one(200, &user)),
-                Updated::Unbatched => Progress::Next(Command::Update(Update { is_single: true, ..update })),
-            })
-        };
-        settled.map(|((update, _), updated)| settle(update, updated, Command::Update, answer)).collect()
+        for (Item { command, outcome, .. }, updated) in updates.into_iter().zip(updated) {
+            *outcome = updated.map(|updated| match updated {
+                Updated::User(user) => Some(one(200, &user)),
+                Updated::Unbatched => {
+                    command.is_single = true;
+                    None
+                }
+            });
+        }
     }
 
     /// Looks the user up and hashes the new password.
-    fn hash(self, app: &App) -> Outcome {
-        let users = app.users.find_many(&[self.id]);
-        settle(self, users, Command::Update, |update, users| {
-            let user = users.first().ok_or(Error::NotFound)?;
-            if !update.condition.holds(user.revision()) {
-                return Err(Error::PreconditionFailed);
-            }
-            let password = update.changes.password.as_ref().and_then(Option::as_ref);
-            let hash = password.map(|password| app.hash(password)).transpose()?;
-            Ok(Progress::Next(Command::Update(Update { hash, ..update })))
-        })
+    fn hash(&mut self, app: &App) -> Outcome {
+        let user = app.users.find_many(&[self.id])?.pop().ok_or(Error::NotFound)?;
+        if !self.condition.holds(user.revision()) {
+            return Err(Error::PreconditionFailed);
+        }
+        self.hash = app.hash(self.changes.password.as_ref().and_then(Option::as_ref))?;
+        Ok(None)
     }
 
-    fn store(self, app: &App, deadline: Instant) -> Outcome {
+    fn store(&self, app: &App, deadline: Instant) -> Outcome {
         let password = match (&self.hash, &self.changes.password) {
             (Some(hash), _) => PasswordChange::Set(hash.clone()),
             (None, Some(_)) => PasswordChange::Remove,
             (None, None) => PasswordChange::Keep,
         };
-        let updated = app.users.update(&self.statement(deadline), &password);
-        settle(self, updated, Command::Update, |_, user| Ok(Progress::Done(one(200, &user))))
+        let user = app.users.update(&self.statement(deadline), &password)?;
+        Ok(Some(one(200, &user)))
     }
 
     fn statement(&self, deadline: Instant) -> db::Update<'_> {
