@@ -15,41 +15,46 @@ use std::borrow::Cow;
 /// The media types of a patch, of which the first is the one that it has (RFC 7396).
 pub const ACCEPT_PATCH: &str = "application/merge-patch+json, application/json";
 
-/// The body of a PATCH. It is a merge patch if it is JSON, or if its type is curl's default; other kinds of patches
-/// mean something else, and so are refused.
+/// Reads the body of a PATCH. It is a merge patch if it is JSON, or if its type is curl's default; other kinds of
+/// patches mean something else, and so are refused.
 pub fn merge_patch(request: &Request) -> Result<Map<String, Value>, Error> {
-    const CURLS: &str = "application/x-www-form-urlencoded";
-    let media_type =
-        request.header("content-type").map(|text| text.split(';').next().unwrap_or_default().trim());
-    let accepted =
-        |text: &str| ACCEPT_PATCH.split(", ").chain([CURLS]).any(|one| one.eq_ignore_ascii_case(text));
-    body(request, media_type.is_none_or(accepted), ACCEPT_PATCH, true)
+    body(request, true)
 }
 
-/// Bodies are JSON whatever their Content-Type says, as curl's is a form's, except uploads.
+/// Reads a body as JSON whatever its Content-Type says, as curl's is a form's; refuses uploads.
 pub fn json(request: &Request) -> Result<Map<String, Value>, Error> {
-    let media_type = request.header("content-type").unwrap_or_default();
-    let upload = media_type.get(..10).is_some_and(|start| start.eq_ignore_ascii_case("multipart/"));
-    body(request, !upload, "application/json", false)
+    body(request, false)
 }
 
 /// Reads the JSON object of a body that has an accepted media type and no content coding, which could only be guessed at.
-fn body(
-    request: &Request,
-    is_accepted: bool,
-    accepted: &'static str,
-    patch: bool,
-) -> Result<Map<String, Value>, Error> {
+fn body(request: &Request, patch: bool) -> Result<Map<String, Value>, Error> {
+    const CURLS: &str = "application/x-www-form-urlencoded";
     let mut codings = request.fields("content-encoding").flat_map(|value| value.split(',')).map(str::trim);
     let coded = codings.any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case("identity"));
+    let media_type =
+        request.header("content-type").map(|text| text.split(';').next().unwrap_or_default().trim());
+    let is_accepted = media_type.is_none_or(|given| match patch {
+        true => ACCEPT_PATCH.split(", ").chain([CURLS]).any(|one| one.eq_ignore_ascii_case(given)),
+        false => !given.get(..10).is_some_and(|start| start.eq_ignore_ascii_case("multipart/")),
+    });
     match is_accepted && !coded {
         true => object(&request.body),
-        false => Err(Error::UnsupportedMediaType { accepted, patch, coded }),
+        false => {
+            let accepted = if patch { ACCEPT_PATCH } else { "application/json" };
+            Err(Error::UnsupportedMediaType { accepted, patch, coded })
+        }
     }
 }
 
 /// The parameters of `GET /users`.
 const OF_LISTS: [&str; 6] = ["page", "perPage", "order", "email", "emailPrefix", "after"];
+
+/// Parameters with the ones that each cannot be given together with.
+const EXCLUDED: [(&str, &[&str]); 3] = [
+    ("order", &["email"]),
+    ("after", &["page", "email", "order"]),
+    ("emailPrefix", &["page", "email", "order", "after"]),
+];
 
 /// Unknown parameters that a refusal names, and characters of each: a query of thousands is not repeated.
 const NAMED: usize = 10;
@@ -59,24 +64,23 @@ const NAMED_CHARS: usize = 64;
 /// numbers from 1, with `email` or `order`; or `perPage` with a whole number `after` or with `emailPrefix`. Each at most
 /// once, and no others; else [`Error::InvalidQuery`].
 pub fn list_request(request: &Request, max_per_page: u32) -> Result<ListRequest, Error> {
-    let mut query = Query { request, violations: Vec::new() };
+    let mut query = Query::new(request);
     let page = query.number("page", 1, i64::MAX);
     let per_page = query.number("perPage", 1, max_per_page.into());
-    let order = query.value("order");
+    let order = query.value("order").map(|text| percent_decode(text).unwrap_or_default());
     if !matches!(order.as_deref(), None | Some("asc" | "desc")) {
-        query.refuse("order", "enum", "must be asc or desc".to_owned());
+        query.refuse("order", "enum", "must be asc or desc");
     }
     let is_from_end = order.is_some_and(|order| order == "desc");
-    let email = query.address("email");
-    let prefix = query.address("emailPrefix");
+    let (email, prefix) = (query.address("email"), query.address("emailPrefix"));
     let after = query.number("after", 0, i64::MAX);
-    query.excludes("order", &["email"]);
-    query.excludes("after", &["page", "email", "order"]);
-    query.excludes("emailPrefix", &["page", "email", "order", "after"]);
-    query.refuse_all_but(&OF_LISTS);
-    if !query.violations.is_empty() {
-        return Err(Error::InvalidQuery(query.violations));
+    for (name, others) in EXCLUDED {
+        if query.is_given(name) && others.iter().any(|other| query.is_given(other)) {
+            let message = format!("cannot be given together with {}", others.join(" or "));
+            query.refuse(name, "not", message);
+        }
     }
+    query.end(&OF_LISTS)?;
     let per_page = per_page.map_or(15.min(max_per_page), |number| number as u32);
     let page = PageRequest { page: page.unwrap_or(1), per_page, is_from_end };
     Ok(match (after, prefix, email) {
@@ -89,101 +93,90 @@ pub fn list_request(request: &Request, max_per_page: u32) -> Result<ListRequest,
 
 /// Returns [`Error::InvalidQuery`] if there is any parameter.
 pub fn no_query(request: &Request) -> Result<(), Error> {
-    let mut query = Query { request, violations: Vec::new() };
-    query.refuse_all_but(&[]);
-    if query.violations.is_empty() { Ok(()) } else { Err(Error::InvalidQuery(query.violations)) }
+    Query::new(request).end(&[])
 }
 
-/// A query string, and what is wrong with it.
+/// The parameters of a query string, and the violations in it.
 struct Query<'a> {
-    request: &'a Request,
+    /// Names, decoded as a form's, and values as they were sent.
+    given: Vec<(Cow<'a, str>, &'a str)>,
     violations: Vec<Violation>,
 }
 
 impl<'a> Query<'a> {
-    fn refuse(&mut self, name: &str, keyword: &str, message: String) {
+    fn new(request: &'a Request) -> Query<'a> {
+        let (_, query) = request.target.split_once('?').unwrap_or_default();
+        let pair = |pair: &'a str| {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            (form_urlencoded::parse(name.as_bytes()).next().unwrap_or_default().0, value)
+        };
+        let given = query.split('&').filter(|pair| !pair.is_empty()).map(pair).collect();
+        Query { given, violations: Vec::new() }
+    }
+
+    fn refuse(&mut self, name: &str, keyword: &str, message: impl Into<String>) {
         // A JSON pointer has these escapes.
         let path = format!("/{}", name.replace('~', "~0").replace('/', "~1"));
-        self.violations.push(Violation { path, keyword: keyword.to_owned(), message });
+        self.violations.push(Violation { path, keyword: keyword.to_owned(), message: message.into() });
     }
 
     fn is_given(&self, name: &str) -> bool {
-        self.request.query().any(|(key, _)| key == name)
+        self.given.iter().any(|(given, _)| given == name)
     }
 
-    /// The value of a parameter, which is refused if it is given more than once.
-    fn value(&mut self, name: &str) -> Option<Cow<'a, str>> {
-        let mut given = self.request.query().filter(|(key, _)| key == name);
-        let (_, value) = given.next()?;
-        if given.next().is_some() {
-            self.refuse(name, "maxItems", "must be given once".to_owned());
+    /// Returns the value of a parameter as it was sent. Refuses a parameter that is given more than once.
+    fn value(&mut self, name: &str) -> Option<&'a str> {
+        let mut values = self.given.iter().filter(|(given, _)| given == name);
+        let (_, value) = values.next()?;
+        if values.next().is_some() {
+            self.refuse(name, "maxItems", "must be given once");
             return None;
         }
         Some(value)
     }
 
     fn number(&mut self, name: &str, min: i64, max: i64) -> Option<i64> {
-        let text = self.value(name)?;
+        let text = percent_decode(self.value(name)?).unwrap_or_default();
+        let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         let too_small = || format!("must be a whole number of at least {min}");
-        if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
-            self.refuse(name, "type", too_small());
-            return None;
-        }
-        // Digits only, so what does not fit is too large.
-        match text.parse().ok() {
-            Some(number) if number < min => self.refuse(name, "minimum", too_small()),
-            Some(number) if number <= max => return Some(number),
-            _ => self.refuse(name, "maximum", format!("must be at most {max}")),
-        }
+        let (keyword, message) = match text.parse() {
+            _ if !is_number => ("type", too_small()),
+            Ok(number) if number < min => ("minimum", too_small()),
+            Ok(number) if number <= max => return Some(number),
+            // Digits only, so text that does not fit is too large.
+            _ => ("maximum", format!("must be at most {max}")),
+        };
+        self.refuse(name, keyword, message);
         None
     }
 
-    /// Refuses a parameter that is given together with one of these.
-    fn excludes(&mut self, name: &str, others: &[&str]) {
-        if self.is_given(name) && others.iter().any(|other| self.is_given(other)) {
-            let message = format!("cannot be given together with {}", others.join(" or "));
-            self.refuse(name, "not", message);
-        }
-    }
-
-    /// An address, in which `+` is itself, as users of curl write it; in a form it would be a space.
-    fn address(&mut self, parameter: &str) -> Option<String> {
-        self.value(parameter)?;
-        let query = self.request.target.split_once('?').map_or("", |(_, query)| query);
-        let (_, encoded) = query
-            .split('&')
-            .filter_map(|pair| pair.split_once('='))
-            .find(|(name, _)| {
-                form_urlencoded::parse(name.as_bytes()).next().is_some_and(|(name, _)| name == parameter)
-            })
-            .unwrap_or_default();
-        match percent_decode(encoded) {
-            None => self.refuse(parameter, "format", "must be UTF-8, percent-encoded".to_owned()),
-            Some(email) if email.is_empty() => {
-                self.refuse(parameter, "minLength", "must not be empty".to_owned())
-            }
-            Some(email) if email.contains('\0') => self.refuse(parameter, "pattern", HAS_NUL.to_owned()),
-            Some(email) => return Some(email.into_owned()),
-        }
+    /// Returns an address, in which `+` is itself, as users of curl write it; in a form it would be a space.
+    fn address(&mut self, name: &str) -> Option<String> {
+        let (keyword, message) = match percent_decode(self.value(name)?) {
+            None => ("format", "must be UTF-8, percent-encoded"),
+            Some(text) if text.is_empty() => ("minLength", "must not be empty"),
+            Some(text) if text.contains('\0') => ("pattern", HAS_NUL),
+            Some(text) => return Some(text.into_owned()),
+        };
+        self.refuse(name, keyword, message);
         None
     }
 
-    /// Refuses what is not among these, by name; values are never repeated, as one may be a token.
-    fn refuse_all_but(&mut self, known: &[&str]) {
-        let request = self.request;
-        let unknown = request.query().filter(|(name, _)| !known.contains(&name.as_ref()));
-        for (name, _) in unknown.take(NAMED) {
+    /// Refuses parameters that are not among these, by name; values are never repeated, as one may be a token.
+    fn end(mut self, known: &[&str]) -> Result<(), Error> {
+        let names = self.given.iter().map(|(name, _)| name.clone());
+        let unknown: Vec<_> = names.filter(|name| !known.contains(&&**name)).take(NAMED).collect();
+        for name in unknown {
             let meant = known.iter().find(|known| known.eq_ignore_ascii_case(&name));
-            let message = match (meant, known.split_last()) {
-                (Some(meant), _) => format!("is not a parameter here; {meant} is"),
-                (None, Some((last, others))) => {
-                    format!("is not a parameter here; {} and {last} are", others.join(", "))
-                }
-                (None, None) => "is not a parameter here; there is none".to_owned(),
+            let served = match (meant, known.split_last()) {
+                (Some(meant), _) => format!("{meant} is"),
+                (None, Some((last, others))) => format!("{} and {last} are", others.join(", ")),
+                (None, None) => "there is none".to_owned(),
             };
             let name: String = name.chars().take(NAMED_CHARS).collect();
-            self.refuse(&name, "additionalProperties", message);
+            self.refuse(&name, "additionalProperties", format!("is not a parameter here; {served}"));
         }
+        if self.violations.is_empty() { Ok(()) } else { Err(Error::InvalidQuery(self.violations)) }
     }
 }
 

@@ -99,7 +99,7 @@ impl App {
     /// Lets time pass for the counts of wrong passwords.
     #[doc(hidden)]
     pub fn advance(&self, time: Duration) {
-        self.rules.advance(time);
+        self.rules.throttle.advance(time);
     }
 
     /// Serves `/ui` from now on, or not.

@@ -5,12 +5,12 @@
 //! pair. Knows nothing of passwords or of the database: an account that does not exist is counted like any other.
 
 use crate::error::Error;
+use parking_lot::Mutex;
 use std::{
     collections::{BTreeSet, HashMap, hash_map::RandomState},
-    fmt,
     hash::BuildHasher,
     net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -25,6 +25,7 @@ const PAIRS: usize = 16 << 10;
 type Peer = Option<IpAddr>;
 
 /// Wrong passwords of the last minute.
+#[derive(Debug)]
 pub struct Throttle {
     /// In a minute, by one peer, at one account; 0 for any number.
     limit: u32,
@@ -35,24 +36,22 @@ pub struct Throttle {
 
 /// An attempt that was admitted. It does not count any more once this is dropped, unless it was
 /// [wrong](Attempt::wrong).
+#[derive(Debug)]
 pub struct Attempt(Option<(Arc<Throttle>, u64)>);
 
 /// A pair, as a number.
 type Pair = u64;
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Attempts {
     /// The time that has passed on command: the clock is ahead by it.
     advanced: Duration,
     counts: HashMap<Pair, Count>,
-    /// The pairs of all peers and of each, the oldest first.
-    by_age: BTreeSet<(Instant, Pair)>,
+    /// The pairs of each peer, the oldest first.
     by_peer: HashMap<Peer, BTreeSet<(Instant, Pair)>>,
-    /// The peers, by the number of their pairs.
-    by_size: BTreeSet<(usize, Peer)>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 struct Count {
     attempts: u32,
     since: Instant,
@@ -72,21 +71,24 @@ impl Throttle {
             return Ok(Attempt(None));
         }
         let pair = self.hasher.hash_one((email.to_ascii_lowercase(), peer));
-        let mut attempts = self.attempts();
+        let mut attempts = self.attempts.lock();
         let now = now + attempts.advanced;
-        attempts.forget_what_is_over(now);
         let refused = |since: Instant| {
             let left = (since + MINUTE).saturating_duration_since(now);
             Err(Error::TooManyAttempts { retry_after: left.as_secs() + 1 })
         };
+        if attempts.counts.get(&pair).is_some_and(|count| now >= count.since + MINUTE) {
+            attempts.remove(pair);
+        }
         match attempts.counts.get_mut(&pair) {
             Some(count) if count.attempts >= self.limit => return refused(count.since),
             Some(count) => count.attempts += 1,
             None => {
-                if let Err(oldest) = attempts.make_room(peer) {
+                if let Err(oldest) = attempts.make_room(peer, now) {
                     return refused(oldest);
                 }
-                attempts.add(pair, Count { attempts: 1, since: now, peer });
+                attempts.counts.insert(pair, Count { attempts: 1, since: now, peer });
+                attempts.by_peer.entry(peer).or_default().insert((now, pair));
             }
         }
         Ok(Attempt(Some((Arc::clone(self), pair))))
@@ -94,11 +96,7 @@ impl Throttle {
 
     /// Lets time pass: attempts that are older than a minute then do not count any more.
     pub fn advance(&self, time: Duration) {
-        self.attempts().advanced += time;
-    }
-
-    fn attempts(&self) -> MutexGuard<'_, Attempts> {
-        self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.attempts.lock().advanced += time;
     }
 }
 
@@ -111,73 +109,43 @@ impl Attempt {
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        if let Some((throttle, pair)) = &self.0 {
-            throttle.attempts().take_back(*pair);
+        let Some((throttle, pair)) = &self.0 else { return };
+        let mut attempts = throttle.attempts.lock();
+        match attempts.counts.get_mut(pair) {
+            Some(count) if count.attempts > 1 => count.attempts -= 1,
+            _ => attempts.remove(*pair),
         }
-    }
-}
-
-impl fmt::Debug for Attempt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Attempt")
     }
 }
 
 impl Attempts {
-    fn add(&mut self, pair: Pair, count: Count) {
-        self.counts.insert(pair, count);
-        self.by_age.insert((count.since, pair));
-        let own = self.by_peer.entry(count.peer).or_default();
-        self.by_size.remove(&(own.len(), count.peer));
-        own.insert((count.since, pair));
-        self.by_size.insert((own.len(), count.peer));
-    }
-
     fn remove(&mut self, pair: Pair) {
-        let Some(Count { since, peer, .. }) = self.counts.remove(&pair) else {
-            return;
-        };
-        self.by_age.remove(&(since, pair));
-        if let Some(own) = self.by_peer.get_mut(&peer) {
-            self.by_size.remove(&(own.len(), peer));
+        if let Some(Count { since, peer, .. }) = self.counts.remove(&pair)
+            && let Some(own) = self.by_peer.get_mut(&peer)
+        {
             own.remove(&(since, pair));
-            match own.len() {
-                0 => drop(self.by_peer.remove(&peer)),
-                left => drop(self.by_size.insert((left, peer))),
+            if own.is_empty() {
+                self.by_peer.remove(&peer);
             }
         }
     }
 
-    /// Takes back an attempt that does not count after all.
-    fn take_back(&mut self, pair: Pair) {
-        if let Some(count) = self.counts.get_mut(&pair) {
-            count.attempts = count.attempts.saturating_sub(1);
-            if count.attempts == 0 {
-                self.remove(pair);
-            }
-        }
-    }
-
-    fn forget_what_is_over(&mut self, now: Instant) {
-        while let Some((_, pair)) = self.by_age.first().filter(|(since, _)| now >= *since + MINUTE) {
-            self.remove(*pair);
-        }
-    }
-
-    /// Makes a full table accept a pair of this peer: the peer with the most pairs loses its oldest one. If this peer has
-    /// the most itself, returns the time since which its oldest pair counts.
-    fn make_room(&mut self, peer: Peer) -> Result<(), Instant> {
+    /// Makes a full table accept a pair of this peer: pairs older than a minute go, else the peer with the most pairs
+    /// loses its oldest one. If this peer has the most itself, returns the time since which its oldest pair counts.
+    fn make_room(&mut self, peer: Peer, now: Instant) -> Result<(), Instant> {
         if self.counts.len() < PAIRS {
             return Ok(());
         }
+        let is_over = |(since, _): &&(Instant, Pair)| now >= *since + MINUTE;
+        let over = self.by_peer.values().flat_map(|pairs| pairs.iter().take_while(is_over));
+        let over: Vec<Pair> = over.map(|(_, pair)| *pair).collect();
+        over.into_iter().for_each(|pair| self.remove(pair));
         let own = self.by_peer.get(&peer).map_or(0, BTreeSet::len);
-        let Some((most, greedy)) = self.by_size.last().copied() else {
-            return Ok(());
-        };
-        let oldest = self.by_peer.get(&greedy).and_then(|pairs| pairs.first()).copied();
-        match oldest {
-            Some((_, pair)) if own < most => self.remove(pair),
-            Some((since, _)) => return Err(since),
+        let most = self.by_peer.values().max_by_key(|pairs| pairs.len());
+        match most.and_then(BTreeSet::first).copied() {
+            _ if self.counts.len() < PAIRS => {}
+            Some((since, _)) if most.is_some_and(|pairs| own == pairs.len()) => return Err(since),
+            Some((_, pair)) => self.remove(pair),
             None => {}
         }
         Ok(())
@@ -247,14 +215,12 @@ mod tests {
         assert!(guess(&throttle, "1000", A, at(20)).is_err(), "so is what the table is full of");
         // One that has fewer gets in, at the cost of the oldest pair of the first.
         guess(&throttle, "another", B, at(20)).unwrap();
-        assert_eq!(throttle.attempts().counts.len(), PAIRS);
+        assert_eq!(throttle.attempts.lock().counts.len(), PAIRS);
         assert!(guess(&throttle, "another", B, at(20)).is_err());
         // After a minute there is room again, and nothing is left of what was.
         guess(&throttle, "one more", A, at(61)).unwrap();
-        let attempts = throttle.attempts();
-        let sizes =
-            (attempts.counts.len(), attempts.by_age.len(), attempts.by_peer.len(), attempts.by_size.len());
-        assert_eq!(sizes, (2, 2, 2, 2), "one more, and another");
+        let attempts = throttle.attempts.lock();
+        assert_eq!((attempts.counts.len(), attempts.by_peer.len()), (2, 2), "one more, and another");
     }
 
     /// An attempt that is refused before it is hashed is not remembered.
@@ -265,7 +231,7 @@ mod tests {
         for n in 0..3 * PAIRS {
             drop(throttle.admit(&n.to_string(), A, now).unwrap());
         }
-        assert_eq!(throttle.attempts().counts.len(), 1);
+        assert_eq!(throttle.attempts.lock().counts.len(), 1);
         assert!(guess(&throttle, "ada@example.com", A, now).is_err());
     }
 
@@ -275,6 +241,6 @@ mod tests {
         for _ in 0..100 {
             guess(&throttle, "ada@example.com", A, Instant::now()).unwrap();
         }
-        assert!(throttle.attempts().counts.is_empty());
+        assert!(throttle.attempts.lock().counts.is_empty());
     }
 }

@@ -24,8 +24,11 @@ use create::Create;
 use delete::DeleteUser;
 use find::Find;
 use list::List;
-use std::time::{Duration, Instant};
-use std::{net::IpAddr, sync::Arc};
+use std::{
+    net::IpAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use update::UpdateUser;
 
 /// A valid request, from its validation to its answer.
@@ -134,20 +137,20 @@ impl App {
     pub(crate) fn execute(&self, commands: Vec<(&mut Command, Instant)>) -> Vec<Outcome> {
         let missing = || Err(Error::Internal("a command has no outcome".to_owned()));
         let mut outcomes: Vec<Outcome> = commands.iter().map(|_| missing()).collect();
-        let (mut finds, mut updates, mut deletes) = Default::default();
-        let mut lists: [_; List::STATEMENTS] = Default::default();
-        let mut creates: [_; Create::STATEMENTS] = Default::default();
+        let (mut finds, mut updates, mut deletes) = (Vec::new(), Vec::new(), Vec::new());
+        let mut lists: [Vec<_>; List::STATEMENTS] = Default::default();
+        let mut creates: [Vec<_>; Create::STATEMENTS] = Default::default();
         for ((command, deadline), outcome) in commands.into_iter().zip(&mut outcomes) {
             match command {
-                Command::Find(command) => push(&mut finds, command, deadline, outcome),
+                Command::Find(command) => finds.push(Item { command, deadline, outcome }),
                 Command::List(command) => {
-                    push(&mut lists[command.statement()], command, deadline, outcome);
+                    lists[command.statement()].push(Item { command, deadline, outcome });
                 }
                 Command::Create(command) => {
-                    push(&mut creates[command.statement()], command, deadline, outcome);
+                    creates[command.statement()].push(Item { command, deadline, outcome });
                 }
-                Command::Update(command) => push(&mut updates, command, deadline, outcome),
-                Command::Delete(command) => push(&mut deletes, command, deadline, outcome),
+                Command::Update(command) => updates.push(Item { command, deadline, outcome }),
+                Command::Delete(command) => deletes.push(Item { command, deadline, outcome }),
                 Command::Authenticate(login) => *outcome = login.execute(self, deadline),
             }
         }
@@ -166,7 +169,7 @@ pub(crate) struct RequestRules {
     /// The requests that are accepted.
     pub access: Access,
     pub description: Description,
-    throttle: Arc<Throttle>,
+    pub throttle: Arc<Throttle>,
     max_per_page: u32,
     /// The page for the browser is served.
     pub ui: bool,
@@ -210,24 +213,10 @@ impl RequestRules {
         }))
     }
 
-    /// Lets time pass for the counts of wrong passwords.
-    pub fn advance(&self, time: Duration) {
-        self.throttle.advance(time);
-    }
-
     /// Counts an attempt of a client to name the password of an account; [`Error::TooManyAttempts`].
     fn attempt(&self, email: &str, peer: Option<IpAddr>) -> Result<Attempt, Error> {
         self.throttle.admit(email, peer.map(counted_as), Instant::now())
     }
-}
-
-fn push<'a, C>(
-    items: &mut Vec<Item<'a, C>>,
-    command: &'a mut C,
-    deadline: Instant,
-    outcome: &'a mut Outcome,
-) {
-    items.push(Item { command, deadline, outcome });
 }
 
 /// Answers with one user and the tag of its state.
