@@ -4,14 +4,10 @@
 //! connections, or refuses the request.
 
 use parking_lot::Mutex;
-use std::{
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
-    time::{Duration, Instant},
-};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// How often a hash that waits for memory looks at the count.
 const LOOK: Duration = Duration::from_millis(5);
@@ -20,6 +16,7 @@ const LOOK: Duration = Duration::from_millis(5);
 #[derive(Clone)]
 pub struct Budget(Arc<Counts>);
 
+#[derive(Default)]
 struct Counts {
     limit: usize,
     held: AtomicUsize,
@@ -38,8 +35,7 @@ pub struct Reservation {
 impl Budget {
     /// A budget of so many bytes.
     pub fn new(limit: usize) -> Budget {
-        let (held, hash, on_shortage) = Default::default();
-        Budget(Arc::new(Counts { limit, held, hash, on_shortage }))
+        Budget(Arc::new(Counts { limit, ..Counts::default() }))
     }
 
     /// Returns the bytes of the whole budget.
@@ -72,20 +68,15 @@ impl Budget {
             if Instant::now() >= deadline {
                 return None;
             }
-            self.report_shortage();
+            if let Some(report) = self.0.on_shortage.get() {
+                report();
+            }
             thread::sleep(LOOK);
         }
         Some(reservation)
     }
 
-    /// Has the frontend close connections for the memory that they hold.
-    pub fn report_shortage(&self) {
-        if let Some(report) = self.0.on_shortage.get() {
-            report();
-        }
-    }
-
-    /// Sets what [`Budget::report_shortage`] calls; only the first one counts.
+    /// Sets the function that has the frontend close connections for the memory that they hold; only the first one counts.
     pub fn on_shortage(&self, report: impl Fn() + Send + Sync + 'static) {
         let _ = self.0.on_shortage.set(Box::new(report));
     }

@@ -177,23 +177,16 @@ impl Error {
             Error::NotImplemented(what) => explained(501, "Not implemented", what),
         }
     }
-}
 
-impl Error {
-    /// Why the request was refused before it was queued, where this says so.
-    pub(crate) fn reason(&self) -> Option<Reason> {
-        Some(match self {
-            Error::BadRequest(_) => Reason::BadRequest,
-            Error::RequestTimeout => Reason::RequestTimeout,
-            Error::ContentTooLarge => Reason::ContentTooLarge,
-            Error::UriTooLong => Reason::UriTooLong,
-            Error::HeadTooLarge => Reason::HeadTooLarge,
-            Error::ExpectationFailed => Reason::ExpectationFailed,
-            Error::VersionNotSupported => Reason::VersionNotSupported,
-            Error::NotImplemented(_) => Reason::NotImplemented,
-            Error::Busy(reason) => *reason,
-            _ => return None,
-        })
+    /// Returns the label in figures of a request that is refused with this error before it is queued.
+    pub(crate) fn label(&self) -> Option<&'static str> {
+        match self {
+            Error::Busy(reason) => Some(reason.label()),
+            error => {
+                let status = error.refusal().status;
+                LABELS.iter().find(|(of, _)| *of == status).map(|(_, label)| *label)
+            }
+        }
     }
 }
 
@@ -260,18 +253,9 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Why a request is refused or given up.
+/// Why the service cannot take a request, or gives one up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub enum Reason {
-    BadRequest,
-    RequestTimeout,
-    ContentTooLarge,
-    UriTooLong,
-    HeadTooLarge,
-    ExpectationFailed,
-    VersionNotSupported,
-    NotImplemented,
     /// All connections are taken.
     TooManyConnections,
     /// Too many requests wait for workers that are stuck.
@@ -290,15 +274,7 @@ pub enum Reason {
 
 impl Reason {
     /// Each of them, in the order of their numbers (`reason as usize`), with its label and its text.
-    pub const ALL: [(Reason, &str, &str); 15] = [
-        (Reason::BadRequest, "bad_request", "bad request"),
-        (Reason::RequestTimeout, "request_timeout", "request timeout"),
-        (Reason::ContentTooLarge, "content_too_large", "content too large"),
-        (Reason::UriTooLong, "uri_too_long", "URI too long"),
-        (Reason::HeadTooLarge, "head_too_large", "head too large"),
-        (Reason::ExpectationFailed, "expectation_failed", "expectation failed"),
-        (Reason::VersionNotSupported, "version_not_supported", "version not supported"),
-        (Reason::NotImplemented, "not_implemented", "not implemented"),
+    const ALL: [(Reason, &str, &str); 7] = [
         (Reason::TooManyConnections, "too_many_connections", "too many connections"),
         (Reason::TooManyRequests, "too_many_requests", "too many requests wait for the workers"),
         (Reason::Unanswered, "not_answered_in_time", "a request was not answered in time"),
@@ -312,52 +288,66 @@ impl Reason {
     pub fn text(self) -> &'static str {
         Reason::ALL[self as usize].2
     }
+
+    /// Returns the label in figures.
+    pub fn label(self) -> &'static str {
+        Reason::ALL[self as usize].1
+    }
+}
+
+/// Labels in figures of requests that are refused before they are whole, by the status of the answer.
+const LABELS: [(u16, &str); 8] = [
+    (400, "bad_request"),
+    (408, "request_timeout"),
+    (413, "content_too_large"),
+    (414, "uri_too_long"),
+    (431, "head_too_large"),
+    (417, "expectation_failed"),
+    (505, "version_not_supported"),
+    (501, "not_implemented"),
+];
+
+/// Returns the labels of all refusals in figures.
+pub(crate) fn labels() -> impl Iterator<Item = &'static str> {
+    LABELS.into_iter().map(|(_, label)| label).chain(Reason::ALL.map(|(_, label, _)| label))
 }
 
 /// Why a server did not start. Each is one clear line, and nothing is left running.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
     /// A setting that cannot be used.
-    Config(ConfigError),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// No connection to the database within `db_connect_timeout`, or a refusal that a retry would not change.
+    #[error("cannot connect to the database: {0}")]
     Database(String),
     /// The database refused a statement, or the connection broke.
+    #[error("database error: {0}")]
     Statement(String),
     /// No database to be thrown away: PostgreSQL's programs are missing, or its cluster does not start. Only
     /// of [`ScratchDatabase`](crate::ScratchDatabase) and what stands on it.
+    #[error("{0}")]
     Cluster(String),
     /// A migration that could not be applied; nothing of it was.
+    #[error("cannot migrate the database: {0}")]
     Migration(String),
     /// The database lacks these migrations, and `migrate` is off.
+    #[error("the database {}", not_migrated(.0))]
     NotMigrated(Vec<String>),
     /// The address cannot be listened on.
+    #[error("cannot listen on {0}: {1}; {remedy}", remedy = remedy(.0, .1))]
     Listen(String, io::Error),
     /// The system refused a thread or a socket of our own, or allows the process too few descriptors or addresses.
+    #[error("cannot start: {0}")]
     System(io::Error),
 }
 
-impl fmt::Display for StartError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            StartError::Config(error) => error.fmt(f),
-            StartError::Database(line) => write!(f, "cannot connect to the database: {line}"),
-            StartError::Statement(line) => write!(f, "database error: {line}"),
-            StartError::Cluster(line) => f.write_str(line),
-            StartError::Migration(line) => write!(f, "cannot migrate the database: {line}"),
-            StartError::NotMigrated(missing) if missing.is_empty() => {
-                f.write_str("the database has other migrations than this userd; `userd migrate` says which")
-            }
-            StartError::NotMigrated(missing) => write!(
-                f,
-                "the database lacks {}; `userd migrate` applies what is missing",
-                missing.join(", ")
-            ),
-            StartError::Listen(address, error) => {
-                write!(f, "cannot listen on {address}: {error}; {}", remedy(address, error))
-            }
-            StartError::System(error) => write!(f, "cannot start: {error}"),
-        }
+/// Says which migrations a database lacks.
+fn not_migrated(missing: &[String]) -> String {
+    match missing {
+        [] => "has other migrations than this userd; `userd migrate` says which".to_owned(),
+        _ => format!("lacks {}; `userd migrate` applies what is missing", missing.join(", ")),
     }
 }
 
@@ -376,17 +366,19 @@ fn remedy(address: &str, error: &io::Error) -> &'static str {
     }
 }
 
-impl std::error::Error for StartError {}
-
-impl From<ConfigError> for StartError {
-    fn from(error: ConfigError) -> StartError {
-        StartError::Config(error)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn labels_follow_the_numbers() {
+        for (at, (reason, label, _)) in Reason::ALL.into_iter().enumerate() {
+            assert_eq!(reason as usize, at, "{label}");
+        }
+        assert_eq!(Error::BadRequest("rule").label(), Some("bad_request"));
+        assert_eq!(Error::Busy(Reason::Broken).label(), Some("broken"));
+        assert_eq!(labels().count(), 15);
+    }
 
     #[test]
     fn the_table_of_the_contract() {

@@ -75,16 +75,14 @@ impl Access {
         }
         let carried = digest(token.trim());
         // All are compared: the time tells nothing of which one is near.
-        tokens.iter().fold(None, |found, (expected, rights)| match bool::from(carried.ct_eq(expected)) {
-            true => Some(*rights),
-            false => found,
-        })
+        let equal = tokens.iter().filter(|(expected, _)| carried.ct_eq(expected).into());
+        equal.last().map(|(_, rights)| *rights)
     }
 
     /// Returns the fields that an answer needs for a page of another origin.
     pub fn cors(&self, request: &Request) -> Cors {
         let fields = request.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
-        Cors::of(&self.origins, request.method == Method::Options, fields)
+        Cors::judge(&self.origins, request.method == Method::Options, fields)
     }
 
     /// Returns true if the Host names this service. A page whose own name resolves to this server (DNS
@@ -107,7 +105,7 @@ fn tokens(config: &Config) -> Vec<([u8; 32], Callers)> {
         (&config.api_token_login, Callers::Login),
     ];
     let of_setting = |(values, rights): (&'_ Option<Secret>, Callers)| {
-        let values = values.as_ref().map_or("", Secret::expose).split_whitespace();
+        let values = values.iter().flat_map(|values| values.expose().split_whitespace());
         values.map(|token| (digest(token), rights)).collect::<Vec<_>>()
     };
     settings.into_iter().flat_map(of_setting).collect()

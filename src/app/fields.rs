@@ -9,8 +9,8 @@ use crate::users::idempotency::Key;
 use crate::users::pagination::{ListRequest, PageRequest, Range};
 use crate::users::revision::{Condition, Revision};
 use crate::users::{timestamp::Timestamp, user::User};
+use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value};
-use std::borrow::Cow;
 
 /// The media types of a patch, of which the first is the one that it has (RFC 7396).
 pub const ACCEPT_PATCH: &str = "application/merge-patch+json, application/json";
@@ -99,7 +99,7 @@ pub fn no_query(request: &Request) -> Result<(), Error> {
 /// The parameters of a query string, and the violations in it.
 struct Query<'a> {
     /// Names, decoded as a form's, and values as they were sent.
-    given: Vec<(Cow<'a, str>, &'a str)>,
+    given: Vec<(String, &'a str)>,
     violations: Vec<Violation>,
 }
 
@@ -108,7 +108,7 @@ impl<'a> Query<'a> {
         let (_, query) = request.target.split_once('?').unwrap_or_default();
         let pair = |pair: &'a str| {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            (form_urlencoded::parse(name.as_bytes()).next().unwrap_or_default().0, value)
+            (percent_decode_str(&name.replace('+', " ")).decode_utf8_lossy().into_owned(), value)
         };
         let given = query.split('&').filter(|pair| !pair.is_empty()).map(pair).collect();
         Query { given, violations: Vec::new() }
@@ -165,7 +165,7 @@ impl<'a> Query<'a> {
     /// Refuses parameters that are not among these, by name; values are never repeated, as one may be a token.
     fn end(mut self, known: &[&str]) -> Result<(), Error> {
         let names = self.given.iter().map(|(name, _)| name.clone());
-        let unknown: Vec<_> = names.filter(|name| !known.contains(&&**name)).take(NAMED).collect();
+        let unknown: Vec<_> = names.filter(|name| !known.contains(&name.as_str())).take(NAMED).collect();
         for name in unknown {
             let meant = known.iter().find(|known| known.eq_ignore_ascii_case(&name));
             let served = match (meant, known.split_last()) {

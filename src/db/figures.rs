@@ -1,6 +1,6 @@
 //! Counts of the pool. Only waits and retries change them, so threads share these numbers.
 
-use crate::metrics::{Kind, Text};
+use crate::metrics::Text;
 use std::{
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
@@ -32,7 +32,7 @@ impl Figures {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let (open, idle) = (sessions.connections, sessions.idle_connections);
         let help = "Sessions of the database that are open, by state.";
-        text.family("userd_database_sessions", Kind::Gauge, help);
+        text.family("userd_database_sessions", "gauge", help);
         text.value(&[("state", "idle")], idle.min(open));
         text.value(&[("state", "busy")], open.saturating_sub(idle));
         text.gauge("userd_database_sessions_max", "The most sessions that the pool opens.", most);
@@ -44,7 +44,7 @@ impl Figures {
         text.counter("userd_database_session_timeouts_total", help, get(&self.timeouts));
         let help =
             "Statements executed again, by what they met: a lock, a broken connection, a session of no use.";
-        text.family("userd_database_retries_total", Kind::Counter, help);
+        text.family("userd_database_retries_total", "counter", help);
         text.value(&[("reason", "lock")], lock_retries);
         text.value(&[("reason", "connection")], get(&self.broken));
         text.value(&[("reason", "session")], get(&self.stale));

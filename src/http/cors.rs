@@ -34,7 +34,7 @@ pub enum Cors {
 
 impl Cors {
     /// Judges a request with these fields; `options` if that is its method.
-    pub fn of<'a>(
+    pub fn judge<'a>(
         origins: &AllowedOrigins,
         options: bool,
         fields: impl Iterator<Item = (&'a str, &'a [u8])>,
@@ -90,7 +90,7 @@ mod tests {
         const OTHER: (&str, &[u8]) = ("origin", b"https://evil.example");
         let of = |origins: &str, options, fields: &[(&'static str, &'static [u8])]| {
             let mut response = Response::no_content().with("Allow", "GET, OPTIONS");
-            Cors::of(&origins.parse().unwrap(), options, fields.iter().copied()).add_to(&mut response);
+            Cors::judge(&origins.parse().unwrap(), options, fields.iter().copied()).add_to(&mut response);
             let fields = response.headers[1..].iter();
             fields.map(|(name, value)| format!("{name}: {value}")).collect::<Vec<_>>().join("; ")
         };

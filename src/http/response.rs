@@ -167,24 +167,21 @@ impl Error {
 
     /// Says why a body or a query was refused, without a value and without a name that the client chose.
     fn reason_for_log(&self) -> Option<String> {
-        match self {
+        Some(match self {
             Error::Invalid(violations)
             | Error::Unprocessable(violations)
             | Error::InvalidQuery(violations) => {
-                let entries =
-                    violations.iter().map(|Violation { path, keyword, .. }| match keyword.as_str() {
-                        "additionalProperties" => keyword.clone(),
-                        _ => format!("{path} {keyword}"),
-                    });
-                Some(entries.collect::<Vec<_>>().join(", "))
+                let entry = |Violation { path, keyword, .. }: &Violation| match keyword.as_str() {
+                    "additionalProperties" => keyword.clone(),
+                    _ => format!("{path} {keyword}"),
+                };
+                violations.iter().map(entry).collect::<Vec<_>>().join(", ")
             }
-            Error::InvalidJson(problem) => Some(problem.clone()),
-            Error::MassAssignment(fields) => {
-                Some(format!("{} fields may not be mass assigned", fields.len()))
-            }
-            Error::UnsupportedMediaType { .. } => Some("a media type or a content coding".to_owned()),
-            _ => None,
-        }
+            Error::InvalidJson(problem) => problem.clone(),
+            Error::MassAssignment(fields) => format!("{} fields may not be mass assigned", fields.len()),
+            Error::UnsupportedMediaType { .. } => "a media type or a content coding".to_owned(),
+            _ => return None,
+        })
     }
 
     /// The answer, logged where the client is not told what went wrong; with the id of the request, where it has one.

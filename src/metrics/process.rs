@@ -2,15 +2,10 @@
 //! not have is left out.
 
 use super::Text;
-use nix::{
-    sys::resource::{Resource, getrlimit},
-    time::{ClockId, clock_gettime},
-};
-use std::{
-    fs,
-    sync::OnceLock,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use nix::sys::resource::{Resource, getrlimit};
+use nix::time::{ClockId, clock_gettime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{fs, sync::OnceLock};
 
 /// Ticks a second in /proc/self/stat: Linux gives programs this number, whatever its own is.
 const TICKS: f64 = 100.0;
@@ -18,16 +13,9 @@ const TICKS: f64 = 100.0;
 /// Writes the figures as they are now.
 pub fn write(text: &mut Text) {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let sizes = [
-        ("VmRSS:", "process_resident_memory_bytes", "Resident memory."),
-        ("VmSize:", "process_virtual_memory_bytes", "Virtual memory."),
-    ];
-    for (name, figure, help) in sizes {
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        let size = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-        if let Some(size) = size {
-            text.gauge(figure, help, size << 10);
-        }
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    if let Some(size) = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()) {
+        text.gauge("process_resident_memory_bytes", "Resident memory.", size << 10);
     }
     if let (Some(user), Some(system)) = (seconds(14), seconds(15)) {
         let help = "Processor time, of the user and the system.";

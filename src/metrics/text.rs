@@ -2,17 +2,6 @@
 
 use std::fmt::Display;
 
-/// The type of a metric, as Prometheus names it.
-#[derive(Debug, Clone, Copy)]
-pub enum Kind {
-    /// It only grows, until the process ends.
-    Counter,
-    /// It goes up and down.
-    Gauge,
-    /// Values by size.
-    Histogram,
-}
-
 /// A text that is being written. Each value belongs to the last family.
 #[derive(Default)]
 pub struct Text {
@@ -21,9 +10,9 @@ pub struct Text {
 }
 
 impl Text {
-    /// Begins a family. `help` is one line.
-    pub fn family(&mut self, name: &'static str, kind: Kind, help: &str) {
-        let kind = format!("{kind:?}").to_lowercase();
+    /// Begins a family of this kind: a `counter`, which only grows until the process ends, a `gauge` or a `histogram`.
+    /// `help` is one line.
+    pub fn family(&mut self, name: &'static str, kind: &str, help: &str) {
         self.text += &format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
         self.family = name;
     }
@@ -35,13 +24,13 @@ impl Text {
 
     /// Writes a gauge without labels.
     pub fn gauge(&mut self, name: &'static str, help: &str, value: impl Display) {
-        self.family(name, Kind::Gauge, help);
+        self.family(name, "gauge", help);
         self.value(&[], value);
     }
 
     /// Writes a counter without labels.
     pub fn counter(&mut self, name: &'static str, help: &str, value: impl Display) {
-        self.family(name, Kind::Counter, help);
+        self.family(name, "counter", help);
         self.value(&[], value);
     }
 

@@ -29,7 +29,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
     borrow::Cow,
     io, mem,
-    sync::{Arc, mpsc},
+    sync::{Arc, atomic::Ordering, mpsc},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -261,7 +261,7 @@ impl Shared {
         }
         for item in contended {
             match state.lanes.retry(item, now) {
-                Ok(()) => self.app.metrics.lock_retries.add(1),
+                Ok(()) => drop(self.app.metrics.lock_retries.fetch_add(1, Ordering::Relaxed)),
                 Err(item) => {
                     state.lanes.done(&item);
                     refused.push((item.work, Error::Contended));

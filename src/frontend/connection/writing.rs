@@ -86,7 +86,7 @@ impl Connection {
                 "refused: {error}"
             ),
         }
-        context.resources.metrics.refusal(error.reason(), response.status);
+        context.resources.metrics.refusal(error.label(), response.status);
         self.generation += 1;
         self.held.set(0);
         let bytes = response.into_bytes(Persistence::Close, head_only, &id);

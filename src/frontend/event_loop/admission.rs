@@ -90,7 +90,7 @@ impl EventLoop {
             };
             match listener.accept() {
                 Ok((stream, address)) => {
-                    self.resources.metrics.accepted.add(1);
+                    self.resources.metrics.accepted.fetch_add(1, Ordering::Relaxed);
                     self.admit(stream, address, now);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {

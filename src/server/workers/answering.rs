@@ -5,7 +5,7 @@ use crate::{
     app,
     error::{Error, Reason},
     http::{RequestId, Response},
-    metrics::{Kind, Text},
+    metrics::Text,
 };
 use std::{
     fmt,
@@ -35,11 +35,7 @@ impl Workers {
             text.gauge("userd_commands_queued", "Commands that wait for a worker or a retry.", queued);
             text.gauge("userd_hashes_waiting", "Passwords that wait to be hashed or checked.", hashes);
             let (connections, most) = shared.responder.connections();
-            text.family(
-                "userd_http_connections",
-                Kind::Gauge,
-                "Connections of clients, by what they are doing.",
-            );
+            text.family("userd_http_connections", "gauge", "Connections of clients, by what they are doing.");
             connections.for_each(|(state, count)| text.value(&[("state", state)], count));
             text.gauge("userd_http_connections_max", "The most connections of clients at once.", most);
         }
@@ -52,7 +48,7 @@ impl Shared {
         let id = Some(&job.id);
         let response = match error {
             Error::Busy(why) => {
-                self.app.metrics.refused(why);
+                self.app.metrics.refused(why.label());
                 self.responder.warn(why, job.slot, &job.id);
                 error.answer()
             }
