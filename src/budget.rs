@@ -68,15 +68,20 @@ impl Budget {
             if Instant::now() >= deadline {
                 return None;
             }
-            if let Some(report) = self.0.on_shortage.get() {
-                report();
-            }
+            self.report_shortage();
             thread::sleep(LOOK);
         }
         Some(reservation)
     }
 
-    /// Sets the function that has the frontend close connections for the memory that they hold; only the first one counts.
+    /// Has the frontend close connections for the memory that they hold.
+    pub fn report_shortage(&self) {
+        if let Some(report) = self.0.on_shortage.get() {
+            report();
+        }
+    }
+
+    /// Sets what [`Budget::report_shortage`] calls; only the first one counts.
     pub fn on_shortage(&self, report: impl Fn() + Send + Sync + 'static) {
         let _ = self.0.on_shortage.set(Box::new(report));
     }

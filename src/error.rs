@@ -114,21 +114,19 @@ pub enum Error {
 impl Error {
     /// Returns how the error is answered. This is the table.
     pub(crate) fn refusal(&self) -> Refusal<'_> {
-        let fixed = |status, error| Refusal::new(status, Some(Cow::Borrowed(error)));
+        let fixed = Refusal::new::<&'static str>;
         let explained = |status, error, message| Refusal { message: Some(message), ..fixed(status, error) };
-        let invalid = |status, error: Option<&'static str>, violations| {
-            let errors = Some(violations);
-            Refusal { errors, ..Refusal::new(status, error.map(Cow::Borrowed)) }
-        };
+        let invalid =
+            |status, error, violations| Refusal { errors: Some(violations), ..fixed(status, error) };
         match self {
             Error::NotFound => fixed(404, "Not found"),
             Error::FurtherSlash(message) => explained(404, "Not found", message),
             Error::MethodNotAllowed(allow) => fixed(405, "Method not allowed").with("Allow", allow.clone()),
-            Error::MassAssignment(fields) => Refusal::new(422, Some(mass_assignment(fields).into())),
+            Error::MassAssignment(fields) => Refusal::new(422, mass_assignment(fields)),
             Error::InvalidJson(problem) => explained(400, "Invalid JSON", problem),
-            Error::Invalid(violations) => invalid(400, Some("Validation failed"), violations),
-            Error::Unprocessable(violations) => invalid(422, None, violations),
-            Error::InvalidQuery(violations) => invalid(400, Some("Invalid query"), violations),
+            Error::Invalid(violations) => invalid(400, "Validation failed", violations),
+            Error::Unprocessable(violations) => invalid(422, "", violations),
+            Error::InvalidQuery(violations) => invalid(400, "Invalid query", violations),
             // By Accept-Encoding a client knows that the coding is at fault (RFC 9110, 12.5.3).
             Error::UnsupportedMediaType { accepted, patch, coded } => {
                 let message = match (coded, patch) {
@@ -195,8 +193,8 @@ impl Error {
 pub(crate) struct Refusal<'a> {
     #[serde(skip)]
     pub status: u16,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<Cow<'static, str>>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    error: Cow<'static, str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -206,8 +204,8 @@ pub(crate) struct Refusal<'a> {
 }
 
 impl Refusal<'_> {
-    fn new(status: u16, error: Option<Cow<'static, str>>) -> Self {
-        Refusal { status, error, message: None, errors: None, headers: Vec::new() }
+    fn new<T: Into<Cow<'static, str>>>(status: u16, error: T) -> Self {
+        Refusal { status, error: error.into(), message: None, errors: None, headers: Vec::new() }
     }
 
     fn with(mut self, name: &'static str, value: impl Into<Cow<'static, str>>) -> Self {
@@ -246,7 +244,8 @@ impl fmt::Display for Error {
             Error::Database { message, .. } => write!(f, "database error: {message}"),
             Error::BadRequest(rule) => write!(f, "bad request: {rule}"),
             Error::NotImplemented(what) => write!(f, "not implemented: {what}"),
-            other => f.write_str(other.refusal().error.as_deref().unwrap_or("Validation failed")),
+            Error::Unprocessable(_) => f.write_str("Validation failed"),
+            other => f.write_str(&other.refusal().error),
         }
     }
 }

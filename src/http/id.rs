@@ -10,17 +10,12 @@ const MAX_BYTES: usize = 128;
 
 /// The name of a request, in its answer and in every line of the log about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RequestId {
-    /// Made here.
-    Made(Uuid),
-    /// Sent by the client.
-    Given(Arc<str>),
-}
+pub struct RequestId(Arc<str>);
 
 impl RequestId {
     /// Makes an id: a UUID of version 7 (RFC 9562), in the order of time.
     pub fn new() -> RequestId {
-        RequestId::Made(Uuid::now_v7())
+        RequestId(Uuid::now_v7().to_string().into())
     }
 
     /// Takes over the id that a client sent, if it has 1 to 128 characters of `[A-Za-z0-9._~+/=:-]`, which
@@ -30,17 +25,13 @@ impl RequestId {
         if value.is_empty() || value.len() > MAX_BYTES || !value.iter().all(allowed) {
             return None;
         }
-        let text = str::from_utf8(value).ok()?;
-        Some(RequestId::Given(text.into()))
+        Some(RequestId(str::from_utf8(value).ok()?.into()))
     }
 }
 
 impl fmt::Display for RequestId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RequestId::Made(id) => id.fmt(f),
-            RequestId::Given(text) => f.write_str(text),
-        }
+        f.write_str(&self.0)
     }
 }
 

@@ -26,13 +26,12 @@ const NONE: &str = "none";
 
 /// The figures of one server.
 pub struct Metrics {
-    lanes: &'static [&'static str],
     /// By method and route.
     requests: Mutex<BTreeMap<(&'static str, &'static str), Requests>>,
     /// By label.
     refusals: Mutex<BTreeMap<&'static str, u64>>,
-    /// By lane.
-    batches: Vec<Mutex<Histogram>>,
+    /// With the label of their lane.
+    batches: Vec<(&'static str, Mutex<Histogram>)>,
     /// Connections that were accepted.
     pub accepted: AtomicU64,
     /// Commands that met a lock and were retried.
@@ -69,10 +68,9 @@ impl Metrics {
     /// Counts nothing yet. `lanes` are the labels of lanes.
     pub fn new(lanes: &'static [&'static str]) -> Metrics {
         Metrics {
-            lanes,
             requests: Mutex::default(),
             refusals: Mutex::new(error::labels().map(|label| (label, 0)).collect()),
-            batches: lanes.iter().map(|_| Mutex::default()).collect(),
+            batches: lanes.iter().map(|lane| (*lane, Mutex::default())).collect(),
             accepted: AtomicU64::default(),
             lock_retries: AtomicU64::default(),
             sources: Mutex::default(),
@@ -91,9 +89,7 @@ impl Metrics {
     pub fn refusal(&self, label: Option<&'static str>, status: u16) {
         let mut all = self.requests.lock();
         *all.entry((NONE, NONE)).or_default().statuses.entry(status).or_default() += 1;
-        if let Some(label) = label {
-            self.refused(label);
-        }
+        label.into_iter().for_each(|label| self.refused(label));
     }
 
     /// Counts the label of a refusal whose answer is counted elsewhere.
@@ -103,7 +99,7 @@ impl Metrics {
 
     /// Counts a batch of so many commands that was executed.
     pub fn batch(&self, lane: usize, commands: usize) {
-        self.batches[lane].lock().add(commands as f64, &SIZES);
+        self.batches[lane].1.lock().add(commands as f64, &SIZES);
     }
 
     /// Has these figures written at each scrape.
@@ -140,7 +136,7 @@ impl Metrics {
         let help = "Connections of clients accepted.";
         text.counter("userd_http_connections_accepted_total", help, self.accepted.load(Ordering::Relaxed));
         text.family("userd_batch_size", "histogram", "Commands executed as one batch, by lane.");
-        for (lane, batches) in self.lanes.iter().zip(&self.batches) {
+        for (lane, batches) in &self.batches {
             let Histogram { buckets, sum } = &*batches.lock();
             text.histogram(&[("lane", lane)], &SIZES, &buckets[..=SIZES.len()], *sum);
         }
