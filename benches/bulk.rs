@@ -40,7 +40,7 @@ fn main() {
     let url = cluster.connection_string("postgres");
     let (ndjson, csv) = (dir.join("in.ndjson"), dir.join("in.csv"));
     write_files(&ndjson, &csv, users);
-    userd(&url, &["migrate"], None, false);
+    userd(&url, &["migrate"], None);
 
     println!(
         "{users} users, medians of {ROUNDS} rounds\n\n| work | s | users/s | × psql | MiB | processor s |\n\
@@ -56,29 +56,27 @@ fn main() {
         psql(&url, &format!("\\copy ({rows}) to '{}' with (format csv, header)", file.display()))
     };
     /// Tasks of a round, each with the index of the psql task it is compared with.
-    const WORK: [(&str, usize); 7] = [
-        ("import, NDJSON", 3),
-        ("import, CSV", 3),
-        ("import, NDJSON, from a pipe", 3),
-        ("psql \\copy into a table with the same indexes", 3),
-        ("export, NDJSON", 6),
-        ("export, CSV", 6),
-        ("psql \\copy of the same rows", 6),
+    const WORK: [(&str, usize); 6] = [
+        ("import, NDJSON", 2),
+        ("import, CSV", 2),
+        ("psql \\copy into a table with the same indexes", 2),
+        ("export, NDJSON", 5),
+        ("export, CSV", 5),
+        ("psql \\copy of the same rows", 5),
     ];
     let mut rounds: Vec<[Cost; WORK.len()]> = Vec::new();
     for _ in 0..ROUNDS {
-        let import = |file, piped| {
+        let import = |file| {
             sql(&url, "truncate users restart identity cascade; checkpoint");
-            userd(&url, &["import"], Some(file), piped)
+            userd(&url, &["import"], Some(file))
         };
-        let [from_ndjson, from_csv, from_pipe] =
-            [import(&ndjson, false), import(&csv, false), import(&ndjson, true)];
+        let [from_ndjson, from_csv] = [import(&ndjson), import(&csv)];
         sql(&url, "checkpoint");
         let plain = plain_in();
         sql(&url, "vacuum analyze users; checkpoint");
-        let export = |name| userd(&url, &["export"], Some(&dir.join(name)), false);
+        let export = |name| userd(&url, &["export"], Some(&dir.join(name)));
         let exported = [export("out.ndjson"), export("out.csv")];
-        rounds.push([from_ndjson, from_csv, from_pipe, plain, exported[0], exported[1], plain_out()]);
+        rounds.push([from_ndjson, from_csv, plain, exported[0], exported[1], plain_out()]);
     }
     let median = |value: &dyn Fn(&[Cost; WORK.len()]) -> f64| {
         let mut column: Vec<f64> = rounds.iter().map(value).collect();
@@ -99,10 +97,8 @@ fn main() {
     sql(&url, "truncate users restart identity cascade");
     println!("\n| requests | p50 | p99 | longest | |\n|---|---|---|---|---|");
     meanwhile(&url, "idle", || thread::sleep(Duration::from_secs(10)));
-    meanwhile(&url, "during an import", || _ = userd(&url, &["import"], Some(&ndjson), false));
-    meanwhile(&url, "during an export", || {
-        _ = userd(&url, &["export"], Some(&dir.join("out.ndjson")), false)
-    });
+    meanwhile(&url, "during an import", || _ = userd(&url, &["import"], Some(&ndjson)));
+    meanwhile(&url, "during an export", || _ = userd(&url, &["export"], Some(&dir.join("out.ndjson"))));
     cluster.stop().expect("the cluster stops");
     let _ = fs::remove_dir_all(dir);
 }
@@ -129,23 +125,11 @@ struct Cost {
     processor: f64,
 }
 
-/// Measures a command of userd that reads the file directly, or through a pipe if `piped`.
-fn userd(url: &str, arguments: &[&str], file: Option<&PathBuf>, piped: bool) -> Cost {
+/// Measures a command of userd.
+fn userd(url: &str, arguments: &[&str], file: Option<&PathBuf>) -> Cost {
     let mut command = Command::new(env!("CARGO_BIN_EXE_userd"));
-    command.args(arguments).env("DATABASE_URL", url).stdout(Stdio::null());
-    let mut cat = None;
-    if piped {
-        let mut started = Command::new("cat").args(file).stdout(Stdio::piped()).spawn().expect("cat starts");
-        command.stdin(started.stdout.take().expect("it is piped"));
-        cat = Some(started);
-    } else {
-        command.args(file);
-    }
-    let cost = cost(command);
-    if let Some(mut cat) = cat {
-        let _ = cat.wait();
-    }
-    cost
+    command.args(arguments).args(file).env("DATABASE_URL", url).stdout(Stdio::null());
+    cost(command)
 }
 
 fn cost(mut command: Command) -> Cost {
