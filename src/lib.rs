@@ -135,8 +135,6 @@ pub use db::check;
 pub use db::{Delete, New, Update, Updated};
 pub use error::StartError;
 pub use http::{Method, Request, Response};
-#[cfg(any(test, feature = "testing"))]
-pub use private_postgres as embedded;
 pub use server::{BoundServer, Server};
 #[cfg(any(test, feature = "testing"))]
 pub use testing::ScratchDatabase;

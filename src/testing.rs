@@ -18,31 +18,24 @@
 //! of one that has been migrated already. The cluster is gone ten seconds after the last process that used it.
 
 pub use crate::server::Fault;
-use crate::{
-    App,
-    config::{Config, Database, PasswordHashing, Secret},
-    db::{New, blocking::outside_of_runtimes, explain, migrate::Migrations},
-    error::StartError,
-    http::{Method, Request},
-    private_postgres::Shared,
-    server::{BoundServer, Server},
-    users::{
-        password::Hasher,
-        user::{User, Values},
-    },
-};
 
+use crate::App;
+use crate::config::{Config, Database, PasswordHashing, Secret};
+use crate::db::{New, blocking::outside_of_runtimes, explain, migrate::Migrations};
+use crate::error::StartError;
+use crate::http::{Method, Request};
+use crate::private_postgres::Shared;
+use crate::server::{BoundServer, Server};
+use crate::users::password::Hasher;
+use crate::users::user::{User, Values};
 use parking_lot::Mutex;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use postgres::{Client, Error, NoTls, error::SqlState, types::ToSql};
-use std::{
-    env, fmt, io,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    sync::Arc,
-    thread,
-    time::Duration,
-};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use std::{env, fmt, io, thread};
 
 /// Test runners start as many processes as there are cores, each with some servers and their pools.
 const MAX_CONNECTIONS: u32 = 1000;
@@ -84,28 +77,29 @@ impl ScratchDatabase {
 
     /// Creates a database with the migrations of a directory, as `migrations_dir` has it in [`Config`].
     pub fn with_migrations(dir: Option<&Path>) -> Result<ScratchDatabase, StartError> {
-        let migrations = Migrations::load(dir)?;
-        let template = template(&migrations);
-        let fill = |url: &str| migrate(migrations, url);
-        outside_of_runtimes(|| Owner::with(|owner| owner.clone_of(&template, "template1", fill)))
-            .map(|(name, url)| ScratchDatabase { name, url })
+        outside_of_runtimes(|| ScratchDatabase::filled(dir, None, |_| Ok(())))
     }
 
-    /// Creates a database with the users that `fill` puts into it. They are kept in a template for `seed`, a number that
-    /// changes with the users and the migrations: the next database with that number is a clone.
+    /// Creates a database with the users that `fill` puts into the one whose URL it gets. They are kept in a template for
+    /// `seed`, a number that changes with the users: the next database with that number is a clone.
     #[doc(hidden)]
     pub fn filled<E: From<StartError>>(
         dir: Option<&Path>,
-        seed: u64,
-        fill: impl FnOnce(&Config) -> Result<(), E>,
+        seed: Option<u64>,
+        fill: impl FnOnce(&str) -> Result<(), E>,
     ) -> Result<ScratchDatabase, E> {
-        // Its template is there then.
-        let begin = ScratchDatabase::with_migrations(dir)?.config();
         let migrations = Migrations::load(dir).map_err(StartError::from)?;
-        let (base, seed) = (template(&migrations), seed ^ migrations.fingerprint());
-        let fill = |url: &str| fill(&Config { database: Database::Url(url.into()), ..begin });
-        let created = Owner::with(|owner| owner.clone_of(&format!("userd_seed_{seed:016x}"), &base, fill));
-        created.map(|(name, url)| ScratchDatabase { name, url })
+        let fingerprint = migrations.fingerprint();
+        let template = match seed {
+            Some(seed) => format!("userd_seed_{:016x}", seed ^ fingerprint),
+            None => format!("userd_template_{fingerprint:016x}"),
+        };
+        let fill = |url: &str| {
+            let connect = || connect(url).map_err(failed);
+            migrations.apply(&mut connect()?, &mut connect()?).map_err(StartError::Cluster)?;
+            fill(url)
+        };
+        Owner::with(|owner| owner.clone_of(&template, fill))
     }
 
     /// Returns `postgresql://…`, as psql, libpq and the `postgres` crate take it. No password, no TLS.
@@ -151,7 +145,7 @@ impl ScratchDatabase {
             create table userd_seed.users as table users; \
             create table userd_seed.credentials as table credentials; \
             create table userd_seed.ids as select last_value, is_called from users_id_seq";
-        run(&self.url, KEEP).map_err(|error| failed(&error))
+        run(&self.url, KEEP).map_err(failed)
     }
 }
 
@@ -196,21 +190,14 @@ struct Rule {
     fault: Fault,
     method: Method,
     path: String,
-    /// One of so many requests fails.
-    every: u32,
-    seen: u32,
     left: u32,
 }
 
 impl Rule {
     fn takes(&mut self, request: &Request) -> bool {
-        if self.left == 0 || self.method != request.method || self.path != request.path() {
-            return false;
-        }
-        self.seen = self.seen % self.every + 1;
-        let is_due = self.seen == self.every;
-        self.left -= u32::from(is_due);
-        is_due
+        let takes = self.left > 0 && self.method == request.method && self.path == request.path();
+        self.left -= u32::from(takes);
+        takes
     }
 }
 
@@ -238,10 +225,9 @@ impl Control {
             end $$";
         self.fail_none();
         // A statement in flight may hold a lock, and wait for another one of these.
-        let is_locked = |error: &Error| error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE);
-        let mut tries = (0..TRIES).map(|_| run(&self.url, RESET));
-        let last = tries.find(|tried| !matches!(tried, Err(error) if is_locked(error)));
-        last.unwrap_or_else(|| run(&self.url, RESET)).map_err(|error| explain(&error))?;
+        let is_locked = |tried: &Result<(), Error>| has_code(tried, &SqlState::LOCK_NOT_AVAILABLE);
+        let mut tries = (0..TRIES).map(|_| run(&self.url, RESET)).skip_while(is_locked);
+        tries.next().ok_or("a statement holds a lock")?.map_err(|error| explain(&error))?;
         self.app.advance(Duration::from_secs(60));
         Ok(())
     }
@@ -263,17 +249,17 @@ impl Control {
         Ok(())
     }
 
-    /// Has one of `every` requests with this method and path fail, until so many have failed.
-    pub fn fail(&self, fault: Fault, method: &str, path: &str, every: u32, times: u32) -> Result<(), String> {
+    /// Has the next requests with this method and path fail, so many times.
+    pub fn fail(&self, fault: Fault, method: &str, path: &str, times: u32) -> Result<(), String> {
         use Method::{Delete, Get, Head, Patch, Post, Put};
-        let known = [Get, Head, Post, Put, Patch, Delete].contains(&Method::from(method));
-        if !known || every == 0 || path.contains('?') || !(path == "/users" || path.starts_with("/users/")) {
+        let method = Method::from(method);
+        let is_known = [Get, Head, Post, Put, Patch, Delete].contains(&method);
+        if !is_known || path.contains('?') || !(path == "/users" || path.starts_with("/users/")) {
             let can = "requests can fail whose method is GET, HEAD, POST, PUT, PATCH or DELETE and whose path, without \
-                       a query, is /users or below; one of a positive number of them";
+                       a query, is /users or below";
             return Err(can.to_owned());
         }
-        let method = Method::from(method);
-        let rule = Rule { fault, method, path: path.to_owned(), every, seen: 0, left: times };
+        let rule = Rule { fault, method, path: path.to_owned(), left: times };
         let mut rules = self.rules.lock();
         rules.retain(|rule| rule.left > 0);
         rules.push(rule);
@@ -298,7 +284,6 @@ pub struct Failing<'a> {
     fault: Fault,
     method: String,
     path: String,
-    every: u32,
 }
 
 impl Failing<'_> {
@@ -307,19 +292,14 @@ impl Failing<'_> {
         Failing { method: method.to_owned(), path: path.to_owned(), ..self }
     }
 
-    /// Chooses one of so many of them: the last.
-    pub fn every(self, every: u32) -> Self {
-        Failing { every, ..self }
-    }
-
     /// Has the next of them fail, so many times.
     ///
     /// # Panics
     /// If no such request can fail: its method has no meaning for users, or its path is not `/users` or below.
     #[track_caller]
     pub fn times(self, times: u32) {
-        let Failing { control, fault, method, path, every } = self;
-        expected("have requests fail", control.fail(fault, &method, &path, every, times));
+        let failing = self.control.fail(self.fault, &self.method, &self.path, times);
+        expected("have requests fail", failing);
     }
 }
 
@@ -360,62 +340,33 @@ impl Owner {
                 log::warn!("cannot drop the databases of other processes: {}", explain(&error));
             }
         });
-        let row = shared.client.query_one(ASK, &[]).map_err(|ended| failed(&ended))?;
-        log::info!("PostgreSQL {}, programs in {}", row.get::<_, &str>(1), shared.programs().display());
+        let row = shared.client.query_one(ASK, &[]).map_err(failed)?;
+        log::info!("PostgreSQL {}, programs in {}", row.get::<_, &str>(1), shared.programs.display());
         Ok(Owner { id: row.get(0), shared, count: 0 })
     }
 
-    /// Creates a clone of a template, which is made first if it is missing: from `base`, by `fill`. Returns its name and
-    /// its URL.
+    /// Creates a clone of a template, which is made first if it is missing, by `fill`. It gets its name once it is complete,
+    /// and accepts no connection then: so it can be cloned at any time.
     fn clone_of<E: From<StartError>>(
         &mut self,
         template: &str,
-        base: &str,
         fill: impl FnOnce(&str) -> Result<(), E>,
-    ) -> Result<(String, String), E> {
-        self.run("select pg_advisory_lock_shared(3)")?;
+    ) -> Result<ScratchDatabase, E> {
+        let is_missing = |created: &Result<_, Error>| has_code(created, &SqlState::UNDEFINED_DATABASE);
         let mut created = self.create(template);
-        self.run("select pg_advisory_unlock_shared(3)")?;
         if is_missing(&created) {
-            self.run("select pg_advisory_lock(3)")?;
-            // Another process may have made it meanwhile.
+            // The end of this session releases the lock. Another process may have made the template meanwhile.
+            let mut session = connect(&self.shared.connection_string("postgres")).map_err(failed)?;
+            session.batch_execute("select pg_advisory_lock(3)").map_err(failed)?;
             created = self.create(template);
-            let made = match is_missing(&created) {
-                true => self.make(template, base, fill),
-                false => Ok(()),
-            };
-            if is_missing(&created) && made.is_ok() {
+            if is_missing(&created) {
+                let (name, url) = self.create("template1").map_err(failed)?;
+                fill(&url)?;
+                keep_as_template(&mut session, &name, template).map_err(failed)?;
                 created = self.create(template);
             }
-            self.run("select pg_advisory_unlock(3)")?;
-            made?;
         }
-        created.map_err(|error| failed(&error).into())
-    }
-
-    /// Makes a template. It gets its name once it is complete, and accepts no connection then: so it can be cloned at any
-    /// time.
-    fn make<E: From<StartError>>(
-        &mut self,
-        template: &str,
-        base: &str,
-        fill: impl FnOnce(&str) -> Result<(), E>,
-    ) -> Result<(), E> {
-        const OLD: &str = "\
-            select datname::text from pg_database where starts_with(datname::text, 'userd_seed_') \
-            order by oid desc offset $1";
-        let (name, url) = self.create(base).map_err(|error| failed(&error))?;
-        fill(&url)?;
-        let finish = |client: &mut Client| {
-            for row in client.query(OLD, &[&KEPT_SEEDS])? {
-                client.batch_execute(&format!("drop database {}", row.get::<_, &str>(0)))?;
-            }
-            end_sessions(client, &name)?;
-            client.batch_execute(&format!(
-                "alter database {name} allow_connections false; alter database {name} rename to {template}"
-            ))
-        };
-        finish(&mut self.shared.client).map_err(|error| failed(&error).into())
+        created.map(|(name, url)| ScratchDatabase { name, url }).map_err(|error| failed(error).into())
     }
 
     fn create(&mut self, template: &str) -> Result<(String, String), Error> {
@@ -423,33 +374,33 @@ impl Owner {
         self.count += 1;
         self.shared.client.batch_execute(&format!("create database {name} template {template}"))?;
         // The socket's directory is percent-encoded.
-        let socket_dir = self.shared.socket_dir().to_string_lossy();
+        let socket_dir = self.shared.dir.to_string_lossy();
         let host = utf8_percent_encode(&socket_dir, NON_ALPHANUMERIC);
         let url = format!("postgresql://postgres@{host}:5432/{name}");
         Ok((name, url))
     }
+}
 
-    fn run(&mut self, sql: &str) -> Result<(), StartError> {
-        self.shared.client.batch_execute(sql).map_err(|error| failed(&error))
+fn failed(error: Error) -> StartError {
+    StartError::Cluster(explain(&error))
+}
+
+fn has_code<T>(done: &Result<T, Error>, code: &SqlState) -> bool {
+    matches!(done, Err(error) if error.code() == Some(code))
+}
+
+/// Makes a database a template, and drops the oldest of the templates with users.
+fn keep_as_template(client: &mut Client, name: &str, template: &str) -> Result<(), Error> {
+    const OLD: &str = "\
+        select datname::text from pg_database where starts_with(datname::text, 'userd_seed_') \
+        order by oid desc offset $1";
+    for row in client.query(OLD, &[&KEPT_SEEDS])? {
+        client.batch_execute(&format!("drop database {}", row.get::<_, &str>(0)))?;
     }
-}
-
-fn failed(error: &Error) -> StartError {
-    StartError::Cluster(explain(error))
-}
-
-fn is_missing<T>(created: &Result<T, Error>) -> bool {
-    matches!(created, Err(error) if error.code() == Some(&SqlState::UNDEFINED_DATABASE))
-}
-
-/// Returns the name of the template with these migrations.
-fn template(migrations: &Migrations) -> String {
-    format!("userd_template_{:016x}", migrations.fingerprint())
-}
-
-fn migrate(migrations: Migrations, url: &str) -> Result<(), StartError> {
-    let connect = || connect(url).map_err(|error| failed(&error));
-    migrations.apply(&mut connect()?, &mut connect()?).map(drop).map_err(StartError::Cluster)
+    end_sessions(client, name)?;
+    client.batch_execute(&format!(
+        "alter database {name} allow_connections false; alter database {name} rename to {template}"
+    ))
 }
 
 /// Ends the sessions of a database and waits until they have ended: `drop database` looks every 100 ms only.
@@ -638,8 +589,7 @@ impl TestServer {
 
     /// Has requests fail: `server.fail(Fault::AnswerLost).on("POST", "/users").times(1)`.
     pub fn fail(&self, fault: Fault) -> Failing<'_> {
-        let (method, path) = ("POST".to_owned(), "/users".to_owned());
-        Failing { control: &self.control, fault, method, path, every: 1 }
+        Failing { control: &self.control, fault, method: "POST".to_owned(), path: "/users".to_owned() }
     }
 
     /// Returns how many requests are yet to fail. Dropping the server panics unless it is 0.
@@ -676,7 +626,7 @@ impl TestServer {
     fn query(&self, sql: &str, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<i64>, StartError> {
         let ask =
             || Ok(connect(self.database_url())?.query(sql, params)?.iter().map(|row| row.get(0)).collect());
-        outside_of_runtimes(|| ask().map_err(|error: Error| failed(&error)))
+        outside_of_runtimes(|| ask().map_err(failed))
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 use userd::testing::{Control, Fault};
 
 const USAGE: &str = "a command is: reset | advance SECONDS | faults | fail none | \
-                     fail (answer-lost | refused | 503 | slow SECONDS | cut BYTES) METHOD PATH [TIMES [every N]]";
+                     fail (answer-lost | refused | 503 | slow SECONDS | cut BYTES) METHOD PATH [TIMES]";
 
 /// Executes the lines of standard input, to its end, once there is a service. Returns whether there was one.
 pub fn execute_lines(started: &Receiver<Control>) -> bool {
@@ -43,9 +43,8 @@ fn execute(control: &Control, line: &str) -> Result<String, String> {
 
 fn fail(control: &Control, fault: Fault, on: &[&str]) -> Result<(), String> {
     match *on {
-        [method, path] => control.fail(fault, method, path, 1, 1),
-        [method, path, times] => control.fail(fault, method, path, 1, number(times)?),
-        [method, path, times, "every", n] => control.fail(fault, method, path, number(n)?, number(times)?),
+        [method, path] => control.fail(fault, method, path, 1),
+        [method, path, times] => control.fail(fault, method, path, number(times)?),
         _ => Err(USAGE.to_owned()),
     }
 }

@@ -15,23 +15,26 @@ use std::{
 };
 use userd::{
     Config, Database, ScratchDatabase,
-    embedded::{self, Joined, Options},
+    private_postgres::{self, Cluster},
 };
 
-/// Returns how the cluster in this directory is started: with some sessions beyond the pool's, for migrations and psql.
-pub fn options(dir: &Path, config: &Config) -> Options {
-    Options { max_connections: config.db_pool_size + 10, ..Options::new(dir) }
+/// Returns how many sessions a private cluster has: some beyond the pool's, for migrations and psql.
+pub fn max_connections(config: &Config) -> u32 {
+    config.db_pool_size + 10
 }
 
 /// Makes the private cluster, if one is given, the database of `config`, for as long as the value is kept: the one that
 /// a service runs, or else one that is started. `make`: it is made where the directory has none. Blocks until it
 /// accepts connections.
-pub fn join(given: &Given, config: &mut Config, make: bool) -> Result<Option<Joined>, Failure> {
+pub fn join(given: &Given, config: &mut Config, make: bool) -> Result<Option<Cluster>, Failure> {
     let Some(dir) = given.dir() else { return Ok(None) };
     // A signal ends the process once the server can be told, too.
     let mut server = signals::SERVER.lock();
-    let joined = Joined::join(&options(&dir, config), make).map_err(Failure::runtime)?;
-    *server = joined.started();
+    if !make {
+        private_postgres::check(&dir).map_err(Failure::runtime)?;
+    }
+    let joined = Cluster::join(&dir, max_connections(config)).map_err(Failure::runtime)?;
+    *server = joined.pid();
     config.database = Database::Url(joined.connection_string("postgres").into());
     Ok(Some(joined))
 }
@@ -43,19 +46,18 @@ pub fn scratch(given: &Given, config: &Config) -> Result<ScratchDatabase, Failur
     let Some(file) = given.value("--seed").map(Path::new) else {
         return Ok(ScratchDatabase::with_migrations(dir)?);
     };
-    let fill =
-        |scratch: &Config| seed(&Config { database: scratch.database.clone(), ..config.clone() }, file);
+    let fill = |url: &str| seed(&Config { database: Database::Url(url.into()), ..config.clone() }, file);
     // A pipe can be read only once.
     let database = match fs::metadata(file).is_ok_and(|found| found.is_file()) {
         true => {
             let content = fs::read(file).map_err(|error| unreadable(file, error))?;
             let mut hasher = DefaultHasher::new();
             (content, format_of(file).is_some(), config.schema as u8).hash(&mut hasher);
-            ScratchDatabase::filled(dir, hasher.finish(), fill)?
+            ScratchDatabase::filled(dir, Some(hasher.finish()), fill)?
         }
         false => {
             let database = ScratchDatabase::with_migrations(dir)?;
-            fill(&database.config()).map(|()| database)?
+            fill(database.url()).map(|()| database)?
         }
     };
     if given.has("--commands") {
@@ -77,7 +79,7 @@ pub fn listen_privately(config: &mut Config) -> bool {
 /// Puts the cluster in `dir`, which is not started, into the table of settings, instead of a database of the variables.
 /// Returns the line below the table: the command that opens it with psql.
 pub fn describe(dir: &Path, rows: &mut [(&'static str, String, String)]) -> Result<String, Failure> {
-    let dir = embedded::check(dir).map_err(Failure::runtime)?;
+    let dir = private_postgres::check(dir).map_err(Failure::runtime)?;
     for (variable, value, source) in rows {
         if environment::is_of_database(variable) {
             *value = "-".to_owned();

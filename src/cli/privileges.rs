@@ -3,7 +3,7 @@
 
 use nix::unistd::{Gid, Uid, User, setgid, setgroups, setuid};
 use std::io;
-use userd::embedded::Account;
+use userd::private_postgres::Account;
 
 /// Makes the process, with all its threads, this account's for good, if it is root's. After an error the process must
 /// end: its rights are not known.

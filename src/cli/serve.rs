@@ -24,7 +24,7 @@ use std::{
 };
 use userd::{
     BoundServer, Config, Database,
-    embedded::{Account, Cluster},
+    private_postgres::{Account, Cluster},
     server,
 };
 
@@ -122,9 +122,8 @@ fn tell(given: &Given, state: &str) {
 }
 
 fn start_cluster(dir: &Path, config: &mut Config) -> Result<Cluster, Failure> {
-    let options = embedded::options(dir, config);
-    let cluster = Cluster::start(&options).map_err(Failure::runtime)?;
-    *signals::SERVER.lock() = Some(cluster.pid());
+    let cluster = Cluster::start(dir, embedded::max_connections(config)).map_err(Failure::runtime)?;
+    *signals::SERVER.lock() = cluster.pid();
     config.database = Database::Url(cluster.connection_string("postgres").into());
     Ok(cluster)
 }

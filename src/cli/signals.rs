@@ -27,7 +27,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use userd::{embedded::Cluster, testing::Control};
+use userd::{private_postgres::Cluster, testing::Control};
 
 /// Interval between two looks at the cluster and at the parent.
 const LOOK: Duration = Duration::from_secs(1);

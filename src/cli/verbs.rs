@@ -5,7 +5,7 @@ use std::io::ErrorKind::AddrInUse;
 use userd::{
     BoundServer, Config, StartError,
     check::{self, Weight},
-    embedded::Joined,
+    private_postgres::Cluster,
     server,
 };
 
@@ -93,14 +93,14 @@ fn of_database(given: &Given, mut config: Config) -> Result<Vec<Finding>, Failur
 }
 
 /// Returns the settings, and the private cluster, if one is given, for as long as it is kept.
-fn database(given: &Given, make: bool) -> Result<(Config, Option<Joined>), Failure> {
+fn database(given: &Given, make: bool) -> Result<(Config, Option<Cluster>), Failure> {
     let mut config = environment::config(given).map_err(Failure::usage)?;
     let cluster = join(given, &mut config, make)?;
     Ok((config, cluster))
 }
 
 /// Makes the private cluster the database of `config`, as [`embedded::join`] does. A signal ends the process.
-fn join(given: &Given, config: &mut Config, make: bool) -> Result<Option<Joined>, Failure> {
+fn join(given: &Given, config: &mut Config, make: bool) -> Result<Option<Cluster>, Failure> {
     if given.has("--embedded") {
         signals::on_signals(|signal| signals::exit(128 + signal))?;
     }

@@ -17,7 +17,7 @@ const ENVIRONMENT: [&str; 6] = ["PATH", "TZ", "TZDIR", "LD_LIBRARY_PATH", "LOCPA
 /// The user that PostgreSQL runs as: this process's own, or another one if that is root.
 #[derive(Clone, Copy, Debug)]
 pub struct Account {
-    uid: u32,
+    pub(super) uid: u32,
     gid: u32,
     /// This process is root's and acts for the account.
     switch: bool,
@@ -61,10 +61,6 @@ impl Account {
     /// cluster runs. All that a running [`Cluster`](super::Cluster) needs is this user's.
     pub fn instead_of_root(&self) -> Option<(u32, u32)> {
         self.switch.then_some((self.uid, self.gid))
-    }
-
-    pub(super) fn uid(&self) -> u32 {
-        self.uid
     }
 
     /// A program that is run as this account, with little of our environment.
@@ -115,11 +111,11 @@ impl Account {
     }
 
     /// Gives the account a directory that is root's, and none of another owner.
-    pub(super) fn take_over(&self, dir: &Path) -> io::Result<()> {
-        match self.switch && fs::metadata(dir)?.uid() == 0 {
-            true => lchown(dir, Some(self.uid), Some(self.gid)),
-            false => Ok(()),
+    pub(super) fn take_over(&self, dir: &Path) -> Result<(), ClusterError> {
+        if self.switch && fs::metadata(dir).is_ok_and(|found| found.uid() == 0) {
+            lchown(dir, Some(self.uid), Some(self.gid)).map_err(ClusterError::io("give away", dir))?;
         }
+        self.check_owner(dir)
     }
 
     /// Opens a file of the account's to append to, made if missing. It must be a regular file with one name, and no

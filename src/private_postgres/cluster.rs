@@ -1,114 +1,130 @@
-//! A cluster that is kept: one directory and the server process in it, from `initdb` to the last signal; and the cluster
-//! of a directory for a command that works beside a service.
+//! A cluster that is kept: one directory and the server process in it, from `initdb` to the last signal.
 
-use super::directory::{self, ClusterDir, failed, failed_with};
-use super::{Account, ClusterError, POLL, START_TIMEOUT};
-use super::{account, arguments, connect, connection_string, end, programs, ready};
-use nix::sys::signal::kill;
+use super::directory::{self, ClusterDir};
+use super::{
+    Account, ClusterError, POLL, PORT, START_TIMEOUT, account, connect, connection_string, programs,
+};
+use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
+
+/// Settings of every server.
+const SETTINGS: [&str; 10] = [
+    "listen_addresses=",
+    "unix_socket_directories=..", // from `pgdata`, which it works in
+    "unix_socket_permissions=0700",
+    "superuser_reserved_connections=0", // every session is a superuser's
+    "lc_messages=C",
+    // No values of users' records in the log: userd reports what goes wrong.
+    "log_error_verbosity=terse",
+    "log_min_error_statement=panic",
+    // No line for a statement that is refused, nor for a checkpoint: the log would fill the disk.
+    "log_min_messages=log",
+    "log_checkpoints=off",
+    "log_autovacuum_min_duration=-1",
+];
 
 /// Appended to the `postgresql.conf` of a new cluster, where it can be edited: a service of users needs little, and
 /// PostgreSQL's default of 128 MB is too much for a machine of 192 MB.
 const CONFIGURATION: &str = "\n# Of userd\nshared_buffers = 24MB\n";
 
-/// Place and size of a cluster.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Directory of the cluster; created (mode 0700) when missing. One userd at a time.
-    pub dir: PathBuf,
-    /// The server's `max_connections`, at least 1.
-    pub max_connections: u32,
-}
-
-impl Options {
-    /// A cluster in `dir` with 100 connections.
-    pub fn new(dir: impl Into<PathBuf>) -> Options {
-        Options { dir: dir.into(), max_connections: 100 }
-    }
-}
-
-/// A running server. Dropping it stops the server as [`Cluster::stop`] does.
+/// A cluster that accepts connections. Dropping it stops its server, if it was started here.
 ///
 /// If this process is killed, the server stays; the next start stops it and goes on.
 #[derive(Debug)]
 pub struct Cluster {
-    server: Child,
+    dir: PathBuf,
     is_new: bool,
-    directory: ClusterDir,
+    /// In this order: the directory is locked until the server has stopped.
+    started: Option<(Server, ClusterDir)>,
 }
 
 impl Cluster {
-    /// Starts the cluster, made first if the directory has none. A server that a killed userd left behind is stopped.
-    /// PostgreSQL runs as the current user, or under root as [`Account::find`] has it.
+    /// Starts the cluster in `dir`, which is created (mode 0700) when missing, and the cluster made first if the directory
+    /// has none. A server that a killed userd left behind is stopped. PostgreSQL runs as the current user, or under root as
+    /// [`Account::find`] has it. `max_connections`: the server's, at least 1.
     ///
-    /// Blocks for up to a minute, plus what stopping a server left behind takes, and up to 30 s for the remains of a
-    /// userd that was killed a moment ago. After an error nothing is running.
+    /// Blocks for up to a minute, plus what stopping a server left behind takes. After an error nothing is running.
     ///
     /// # Errors
     /// One line saying what to do: PostgreSQL, its right version or the `postgres` user missing; its programs not to be
     /// entered or not starting; the directory unusable, not ours, or in use; `initdb` or the server failing, with the
     /// last lines of its log.
-    pub fn start(options: &Options) -> Result<Cluster, ClusterError> {
-        let account = Account::find(true)?;
-        let dir = directory::make(&options.dir, &account)?;
-        Cluster::start_in(ClusterDir::wait_for_lock(&dir, account)?, options)
+    pub fn start(dir: &Path, max_connections: u32) -> Result<Cluster, ClusterError> {
+        Cluster::open(dir, Account::find(true)?, max_connections, false)
     }
 
-    fn start_in(directory: ClusterDir, options: &Options) -> Result<Cluster, ClusterError> {
-        let pgdata = directory.pgdata();
+    /// Connects to the server that another process runs in `dir`, or starts one as [`Cluster::start`] does. Root acts for
+    /// the owner of the directory, so that nothing there becomes another's.
+    ///
+    /// Blocks for up to a minute, in which another process may be starting or stopping it.
+    ///
+    /// # Errors
+    /// Errors of [`Cluster::start`].
+    pub fn join(dir: &Path, max_connections: u32) -> Result<Cluster, ClusterError> {
+        Cluster::open(dir, Account::owner_of(dir)?, max_connections, true)
+    }
+
+    fn open(
+        dir: &Path,
+        account: Account,
+        max_connections: u32,
+        joins: bool,
+    ) -> Result<Cluster, ClusterError> {
+        let dir = directory::make(dir, account)?;
+        // A process that is being started has a copy of the lock for a moment.
+        let deadline = Instant::now() + if joins { START_TIMEOUT } else { Duration::from_secs(1) };
+        loop {
+            if let Some(directory) = ClusterDir::lock(&dir, account)? {
+                return Cluster::start_in(directory, max_connections);
+            }
+            if joins && connect(&dir).is_ok() {
+                return Ok(Cluster { dir, is_new: false, started: None });
+            }
+            if Instant::now() >= deadline {
+                return Err(directory::in_use(&dir));
+            }
+            thread::sleep(POLL * 10);
+        }
+    }
+
+    fn start_in(directory: ClusterDir, max_connections: u32) -> Result<Cluster, ClusterError> {
+        let (dir, pgdata) = (directory.dir.clone(), directory.pgdata());
         directory.clear()?;
         let is_new = !pgdata.exists();
         let wanted = if is_new { None } else { Some(major(&directory)?) };
         let (programs, major) = programs::find(wanted, &directory.account)?;
         if is_new {
             log::info!("making a PostgreSQL {major} cluster in {}", pgdata.display());
-            initialize(&directory, &programs.join("initdb"))?;
+            initialize(&directory, &programs, &[])?;
         }
-        let deadline = Instant::now() + START_TIMEOUT;
-        let (log, length) = directory.log()?;
-        let program = programs.join("postgres");
-        let mut command = directory.command(&program);
-        command.arg("-D").arg(&pgdata).args(arguments(&directory.dir, options.max_connections, &[]));
-        command.stderr(log.try_clone().map_err(ClusterError::io("open", &directory.dir))?);
-        let server = command.spawn().map_err(ClusterError::io("run", &program))?;
-        let mut cluster = Cluster { server, is_new, directory };
-        while ready(&cluster.directory.dir) != Some(cluster.pid().cast_signed()) {
-            if let Some(status) = cluster.server.try_wait().ok().flatten() {
-                return Err(failed_with(&format!("PostgreSQL failed ({status})"), &log, length));
-            }
-            if Instant::now() >= deadline {
-                return Err(failed_with("PostgreSQL was not ready in time", &log, length));
-            }
-            thread::sleep(POLL);
-        }
+        let server = Server::start(&directory, &programs, max_connections, &[])?;
         if is_new {
             // Only a superuser may create in the schema, as it is by itself from version 15 on.
             let close = "revoke create on schema public from public";
-            let closed =
-                connect(&cluster.directory.dir, "postgres").and_then(|mut it| it.batch_execute(close));
+            let closed = connect(&dir).and_then(|mut it| it.batch_execute(close));
             closed.map_err(|error| ClusterError::new(format!("cannot set up the database: {error}")))?;
         }
-        let (pid, dir) = (cluster.pid(), cluster.directory.dir.display());
-        log::info!("PostgreSQL {major} (process {pid}) serves {}, socket in {dir}", pgdata.display());
-        Ok(cluster)
+        let (pid, place) = (server.0.id(), dir.display());
+        log::info!("PostgreSQL {major} (process {pid}) serves {}, socket in {place}", pgdata.display());
+        Ok(Cluster { dir, is_new, started: Some((server, directory)) })
     }
 
     /// Returns what psql and the `postgres` crate need to connect to `database` as the superuser `postgres`:
     /// `host='/dir' port=5432 user=postgres dbname='…'`. The database `postgres` is always there.
     pub fn connection_string(&self, database: &str) -> String {
-        connection_string(&self.directory.dir, database)
+        connection_string(&self.dir, database)
     }
 
-    /// Returns the server's process id.
-    pub fn pid(&self) -> u32 {
-        self.server.id()
+    /// Returns the server's process id, if it was started here.
+    pub fn pid(&self) -> Option<u32> {
+        self.started.as_ref().map(|(server, _)| server.0.id())
     }
 
     /// Returns whether this start has made the cluster.
@@ -118,9 +134,10 @@ impl Cluster {
 
     /// Returns a line that says how the server ended, if it did so by itself. Does not block.
     pub fn ended(&mut self) -> Option<String> {
-        let status = self.server.try_wait().ok()??;
-        let log = self.directory.dir.join("postgres.log");
-        Some(format!("PostgreSQL (process {}) has ended ({status}); see {}", self.pid(), log.display()))
+        let server = &mut self.started.as_mut()?.0.0;
+        let (pid, status) = (server.id(), server.try_wait().ok()??);
+        let log = self.dir.join("postgres.log");
+        Some(format!("PostgreSQL (process {pid}) has ended ({status}); see {}", log.display()))
     }
 
     /// Ends every session and stops the server. What was committed is safe. Blocks for a fast shutdown of up to 10 s, then
@@ -129,30 +146,7 @@ impl Cluster {
     /// # Errors
     /// The server's process outlived even SIGKILL.
     pub fn stop(mut self) -> Result<(), ClusterError> {
-        self.shut_down()
-    }
-
-    fn shut_down(&mut self) -> Result<(), ClusterError> {
-        let pid = self.pid();
-        // An error means that another thread reaped the child: it has ended all the same.
-        let mut has_ended = || !matches!(self.server.try_wait(), Ok(None));
-        if has_ended() {
-            return Ok(());
-        }
-        let signal = |signal| _ = kill(Pid::from_raw(pid.cast_signed()), signal);
-        if !end(signal, has_ended) {
-            return Err(ClusterError::new(format!("not even SIGKILL ends PostgreSQL (process {pid})")));
-        }
-        log::info!("PostgreSQL (process {pid}) has stopped");
-        Ok(())
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        if let Err(error) = self.shut_down() {
-            log::warn!("{error}");
-        }
+        self.started.as_mut().map_or(Ok(()), |(server, _)| server.stop())
     }
 }
 
@@ -165,24 +159,39 @@ fn major(directory: &ClusterDir) -> Result<u32, ClusterError> {
     programs::number(&text).ok_or_else(|| ClusterError::new(format!("{} holds no version", file.display())))
 }
 
-/// Makes `pgdata`, complete or not there at all: made as `pgdata.new` and renamed. Blocks until `initdb` has ended.
-fn initialize(directory: &ClusterDir, program: &Path) -> Result<(), ClusterError> {
-    let new = directory.dir.join("pgdata.new");
-    let run = |locale: &str| {
-        match fs::remove_dir_all(&new) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(ClusterError::io("remove", &new)(error));
-            }
-            _ => {}
+/// Returns the real name of the directory, which its socket is in, if there is a cluster. Starts nothing.
+///
+/// # Errors
+/// There is no cluster, or this user may not look.
+pub fn check(dir: &Path) -> Result<PathBuf, ClusterError> {
+    let shown = dir.display();
+    let found = fs::metadata(dir.join("pgdata")).and_then(|_| fs::canonicalize(dir));
+    found.map_err(|error| match (error.kind(), fs::metadata(dir)) {
+        (io::ErrorKind::PermissionDenied, Ok(found)) => {
+            let owner = account::name(found.uid());
+            let error = ClusterError::io("read", dir)(error);
+            ClusterError::new(format!("{error}; it belongs to user {owner}: be {owner}, or root"))
         }
-        let mut initdb = directory.command(program);
-        initdb.arg("-D").arg(&new).args(["-U", "postgres", "--auth=trust", "-E", "UTF8", locale]);
-        // It keeps the lock: if userd is killed, the next one waits until initdb has ended.
-        let output = initdb.stdin(directory.lock_handle()?).stderr(Stdio::piped()).output();
-        let output = output.map_err(ClusterError::io("run", program))?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        let what = || format!("initdb failed ({})", output.status);
-        if output.status.success() { Ok(()) } else { Err(failed(&what(), &said)) }
+        (io::ErrorKind::NotFound, _) => {
+            ClusterError::new(format!("{shown} has no cluster; `userd --embedded={shown}` makes one"))
+        }
+        _ => ClusterError::io("read", dir)(error),
+    })
+}
+
+/// Makes `pgdata`, complete or not there at all: made as `pgdata.new` and renamed. Blocks until `initdb` has ended.
+pub(super) fn initialize(directory: &ClusterDir, programs: &Path, more: &[&str]) -> Result<(), ClusterError> {
+    let (program, new) = (programs.join("initdb"), directory.dir.join("pgdata.new"));
+    let (log, length) = directory.log()?;
+    let run = |locale: &str| {
+        // If some of it stays, initdb says so.
+        let _ = fs::remove_dir_all(&new);
+        let mut initdb = directory.command(&program, &log)?;
+        // A relative name: initdb cleans up when it fails, and the directory may have another name by then.
+        initdb.args(["-D", "pgdata.new", "-U", "postgres", "--auth=trust", "-E", "UTF8", locale]).args(more);
+        let status = initdb.status().map_err(ClusterError::io("run", &program))?;
+        let failure = || failed(&format!("initdb failed ({status})"), &log, length);
+        if status.success() { Ok(()) } else { Err(failure()) }
     };
     // C.UTF-8 knows upper and lower case of every letter; C, which every system has, of a-z only.
     if let Err(error) = run("--locale=C.UTF-8") {
@@ -200,77 +209,80 @@ fn initialize(directory: &ClusterDir, program: &Path) -> Result<(), ClusterError
     finish().map_err(ClusterError::io("finish", &new))
 }
 
-/// A cluster that accepts connections.
+/// A server that accepts connections. Dropping it stops it.
 #[derive(Debug)]
-pub enum Joined {
-    /// Started here. Dropping it stops the server.
-    Started(Box<Cluster>),
-    /// Run by another process in this directory.
-    Running(PathBuf),
-}
+pub(super) struct Server(pub Child);
 
-impl Joined {
-    /// Connects to the server that another process runs in `options.dir`, or starts one as [`Cluster::start`] does. Root
-    /// acts for the owner of the directory, so that nothing there becomes another's.
-    ///
-    /// Blocks for up to a minute, in which another process may be starting or stopping it.
-    ///
-    /// # Errors
-    /// Errors of [`Cluster::start`]. If `make` is not set: the directory has no cluster, and is left as it is.
-    pub fn join(options: &Options, make: bool) -> Result<Joined, ClusterError> {
-        if !make {
-            check(&options.dir)?;
-        }
-        let account = Account::owner_of(&options.dir)?;
-        let dir = directory::make(&options.dir, &account)?;
+impl Server {
+    /// Starts the server with settings beside [`SETTINGS`]. Blocks for up to [`START_TIMEOUT`]. After an error nothing is
+    /// running.
+    pub fn start(
+        directory: &ClusterDir,
+        programs: &Path,
+        max_connections: u32,
+        settings: &[&str],
+    ) -> Result<Server, ClusterError> {
         let deadline = Instant::now() + START_TIMEOUT;
-        loop {
-            if let Some(directory) = ClusterDir::lock(&dir, account)? {
-                return Ok(Joined::Started(Box::new(Cluster::start_in(directory, options)?)));
+        let (program, pgdata) = (programs.join("postgres"), directory.pgdata());
+        let (log, length) = directory.log()?;
+        let mut command = directory.command(&program, &log)?;
+        command.arg("-D").arg(&pgdata).args([format!("--port={PORT}"), format!("-N{max_connections}")]);
+        command.args(SETTINGS.iter().chain(settings).map(|setting| format!("--{setting}")));
+        let mut server = Server(command.spawn().map_err(ClusterError::io("run", &program))?);
+        // A connection that is made before it is ready would be refused with a line in its log.
+        let is_ready = || {
+            let file = fs::read_to_string(pgdata.join("postmaster.pid")).unwrap_or_default();
+            file.lines().nth(7).is_some_and(|state| state.trim() == "ready")
+        };
+        while !is_ready() {
+            let ended = server.0.try_wait().ok().flatten();
+            if ended.is_some() || Instant::now() >= deadline {
+                let how = ended.map_or("not ready in time".to_owned(), |status| status.to_string());
+                return Err(failed(&format!("PostgreSQL failed ({how})"), &log, length));
             }
-            if ready(&dir).is_some() && connect(&dir, "postgres").is_ok() {
-                return Ok(Joined::Running(dir));
-            }
-            if Instant::now() >= deadline {
-                return Err(directory::in_use(&dir));
-            }
-            thread::sleep(Duration::from_millis(100));
+            thread::sleep(POLL);
         }
+        Ok(server)
     }
 
-    /// Returns a string for psql and the `postgres` crate, as [`Cluster::connection_string`] does.
-    pub fn connection_string(&self, database: &str) -> String {
-        match self {
-            Joined::Started(cluster) => cluster.connection_string(database),
-            Joined::Running(dir) => connection_string(dir, database),
+    fn stop(&mut self) -> Result<(), ClusterError> {
+        let pid = self.0.id();
+        // An error means that another thread reaped the child: it has ended all the same.
+        let mut has_ended = || !matches!(self.0.try_wait(), Ok(None));
+        if has_ended() {
+            return Ok(());
         }
+        // After SIGQUIT the server itself kills what does not end within 5 s.
+        for (signal, seconds) in [(Signal::SIGINT, 10), (Signal::SIGQUIT, 6), (Signal::SIGKILL, 2)] {
+            let deadline = Instant::now() + Duration::from_secs(seconds);
+            let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
+            while Instant::now() < deadline {
+                if has_ended() {
+                    log::info!("PostgreSQL (process {pid}) has stopped");
+                    return Ok(());
+                }
+                thread::sleep(POLL);
+            }
+        }
+        Err(ClusterError::new(format!("not even SIGKILL ends PostgreSQL (process {pid})")))
     }
+}
 
-    /// Returns the server's process id, if it was started here.
-    pub fn started(&self) -> Option<u32> {
-        match self {
-            Joined::Started(cluster) => Some(cluster.pid()),
-            Joined::Running(_) => None,
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Err(error) = self.stop() {
+            log::warn!("{error}");
         }
     }
 }
 
-/// Returns the real name of the directory, which its socket is in, if there is a cluster. Starts nothing.
-///
-/// # Errors
-/// There is no cluster, or this user may not look.
-pub fn check(dir: &Path) -> Result<PathBuf, ClusterError> {
-    let shown = dir.display();
-    match fs::metadata(dir.join("pgdata")) {
-        Ok(_) => fs::canonicalize(dir).map_err(ClusterError::io("read", dir)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Err(ClusterError::new(format!("{shown} has no cluster; `userd --embedded={shown}` makes one")))
-        }
-        Err(error) => {
-            let owner =
-                fs::metadata(dir).map_or("another user".to_owned(), |found| account::name(found.uid()));
-            let error = ClusterError::io("read", dir)(error);
-            Err(ClusterError::new(format!("{error}; it belongs to user {owner}: be {owner}, or root")))
-        }
-    }
+/// Returns an error with the last lines of the log, behind this length.
+fn failed(what: &str, log: &File, length: u64) -> ClusterError {
+    let mut bytes = vec![0; 4096];
+    let end = log.metadata().map_or(0, |found| found.len());
+    let read = log.read_at(&mut bytes, length.max(end.saturating_sub(4096))).unwrap_or(0);
+    let said = String::from_utf8_lossy(&bytes[..read]);
+    let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let last = lines[lines.len().saturating_sub(4)..].join("; ");
+    ClusterError::new(format!("{what}: {}", if last.is_empty() { "it said nothing" } else { &last }))
 }

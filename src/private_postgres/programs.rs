@@ -2,7 +2,6 @@
 //! clusters.
 
 use super::{Account, ClusterError};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
 use std::path::{self, Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -16,36 +15,32 @@ const OLDEST: u32 = 13;
 /// Returns the directory of the programs that are named, or else of the first that are found, and their version. A
 /// cluster opens with its own version only: `wanted`. The account must be able to run them.
 pub(super) fn find(wanted: Option<u32>, account: &Account) -> Result<(PathBuf, u32), ClusterError> {
-    let (mut found, mut broken) = (Vec::new(), None);
+    let mut problem = None;
     for dir in installations()? {
-        match version(&dir, account) {
-            Ok(major) if wanted.is_none_or(|wanted| wanted == major) => {
-                return Ok((dir, major));
-            }
-            Ok(major) => found.push(major.to_string()),
-            Err(error) => broken = broken.or(Some(error)),
+        let found = version(&dir, account).and_then(|major| match wanted {
+            Some(wanted) if wanted != major => Err(ClusterError::new(format!(
+                "the cluster needs PostgreSQL {wanted}, and PostgreSQL {major} is installed: \
+                 install {wanted} as well, or move the data with pg_upgrade or pg_dump"
+            ))),
+            _ => Ok((dir, major)),
+        });
+        match found {
+            Ok(found) => return Ok(found),
+            Err(error) => _ = problem.get_or_insert(error),
         }
     }
-    let (found, none) = (found.join(", "), found.is_empty());
-    Err(match (broken, wanted) {
-        (Some(error), _) if none => error,
-        (_, Some(wanted)) if !none => ClusterError::new(format!(
-            "the cluster needs PostgreSQL {wanted}, and PostgreSQL {found} is installed: \
-             install {wanted} as well, or move the data with pg_upgrade or pg_dump"
-        )),
-        _ => {
-            let of_version = wanted.map(|wanted| format!("-{wanted}")).unwrap_or_default();
-            ClusterError::new(format!(
-                "PostgreSQL's server programs (initdb, postgres) were not found; on Debian: \
-                 apt-get install postgresql{of_version}; or name the directory that has them: --postgres DIR"
-            ))
-        }
-    })
+    let of_version = wanted.map(|wanted| format!("-{wanted}")).unwrap_or_default();
+    Err(problem.unwrap_or_else(|| {
+        ClusterError::new(format!(
+            "PostgreSQL's server programs (initdb, postgres) were not found; on Debian: \
+             apt-get install postgresql{of_version}; or name the directory that has them: --postgres DIR"
+        ))
+    }))
 }
 
 /// Returns directories of programs, best first: the one that the variable names, and no other; else those that have an
 /// `initdb`, of `PATH`, `pg_config` and Debian, highest version first.
-pub(super) fn installations() -> Result<Vec<PathBuf>, ClusterError> {
+fn installations() -> Result<Vec<PathBuf>, ClusterError> {
     if let Some(dir) = env::var_os(VARIABLE).filter(|dir| !dir.is_empty()) {
         // The programs run in another directory.
         return Ok(vec![path::absolute(&dir).map_err(ClusterError::io("use", Path::new(&dir)))?]);
@@ -69,48 +64,49 @@ fn of_debian(parent: &Path) -> impl Iterator<Item = PathBuf> {
     versions.into_iter().rev().map(|(_, dir)| dir.join("bin"))
 }
 
-/// Returns a name that tells the installation from others without running it: its place and the file of its server,
-/// which an upgrade replaces.
-pub(super) fn fingerprint(dir: &Path) -> io::Result<String> {
-    let program = fs::canonicalize(dir.join("postgres"))?;
-    let file = fs::metadata(&program)?;
-    let mut hasher = DefaultHasher::new();
-    (program, file.dev(), file.ino(), file.size(), file.mtime(), file.mtime_nsec()).hash(&mut hasher);
-    Ok(format!("{:016x}", hasher.finish()))
+/// Returns the directory of the programs that are named, or else of the first that are found, and a name that tells the
+/// installation from others without running it: the file of its server, which an upgrade replaces.
+pub(super) fn first(account: &Account) -> Result<(PathBuf, String), ClusterError> {
+    let name = |dir: PathBuf| -> io::Result<(PathBuf, String)> {
+        let file = fs::metadata(dir.join("postgres"))?;
+        Ok((dir, format!("{:x}-{:x}-{:x}", file.dev(), file.ino(), file.mtime())))
+    };
+    match installations()?.into_iter().next().and_then(|dir| name(dir).ok()) {
+        Some(found) => Ok(found),
+        // The error says what is wrong with the programs.
+        None => name(find(None, account)?.0).map_err(ClusterError::io("read", Path::new("postgres"))),
+    }
 }
 
 /// Returns the major version of programs: 15 of `postgres (PostgreSQL) 15.18 (Debian …)`, run as PostgreSQL will be.
 pub(super) fn version(dir: &Path, account: &Account) -> Result<u32, ClusterError> {
-    if !matches!(dir.try_exists(), Ok(false)) {
-        account.check_way(dir)?;
+    let postgres = dir.join("postgres");
+    for program in [&dir.join("initdb"), &postgres] {
+        if matches!(program.try_exists(), Ok(false)) {
+            return Err(ClusterError::new(format!(
+                "{} is not there: --postgres and {VARIABLE} name a directory that has initdb and postgres",
+                program.display()
+            )));
+        }
     }
-    let [initdb, postgres] = ["initdb", "postgres"].map(|name| dir.join(name));
-    if let Some(missing) = [&initdb, &postgres].into_iter().find(|program| !program.exists()) {
-        return Err(ClusterError::new(format!(
-            "{} is not there: --postgres and {VARIABLE} name a directory that has initdb and postgres",
-            missing.display()
-        )));
-    }
+    account.check_way(dir)?;
+    let fails = |why: &str| ClusterError::new(format!("{} does not start{why}", postgres.display()));
     let output = account.command(&postgres).arg("--version").current_dir("/").output();
     let output = output.map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => ClusterError::new(format!(
-            "{} does not start: its loader is missing, as for a program that is made for another C library",
-            postgres.display()
-        )),
-        _ => ClusterError::io("run", &postgres)(error),
+        io::ErrorKind::NotFound => {
+            fails(": its loader is missing, as for a program that is made for another C library")
+        }
+        _ => fails(&format!(": {error}")),
     })?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let found = text.split_once("(PostgreSQL) ").and_then(|(_, version)| number(version));
-    match found.filter(|_| output.status.success()) {
-        Some(major) if major < OLDEST => {
+    let [text, said] = [&output.stdout, &output.stderr].map(|said| String::from_utf8_lossy(said));
+    match text.split_once("(PostgreSQL) ").and_then(|(_, version)| number(version)) {
+        Some(major) if major >= OLDEST => Ok(major),
+        Some(major) => {
             Err(ClusterError::new(format!("PostgreSQL {major} is too old: install {OLDEST} or newer")))
         }
-        Some(major) => Ok(major),
         None => {
-            let said = String::from_utf8_lossy(&output.stderr).into_owned() + &text;
             let said = said.lines().next().unwrap_or("it said nothing");
-            let what = format!("{} does not start ({})", postgres.display(), output.status);
-            Err(ClusterError::new(format!("{what}: {said}")))
+            Err(fails(&format!(" ({}): {said}", output.status)))
         }
     }
 }

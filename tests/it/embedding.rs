@@ -47,7 +47,8 @@ fn the_default_is_a_free_port_on_loopback() {
 
 #[test]
 fn several_servers_side_by_side() {
-    let services: Vec<Service> = (0..4).map(|_| Service::start()).collect();
+    let services: Vec<Service> =
+        (0..4).map(|n| Service::with(|config| config.max_per_page = 100 + n)).collect();
     for (n, service) in services.iter().enumerate() {
         for user in 0..=n {
             let body = json!({"name": "n", "email": format!("{user}@example.com")}).to_string();
@@ -56,6 +57,10 @@ fn several_servers_side_by_side() {
     }
     for (n, service) in services.iter().enumerate() {
         assert_eq!(service.client().get("/users").json()["total"], n + 1);
+        // Each has settings of its own.
+        for (per_page, status) in [(100 + n, 200), (101 + n, 400)] {
+            assert_eq!(service.client().get(&format!("/users?perPage={per_page}")).status, status);
+        }
     }
     // Two on one database see the same.
     let database = &services[3].database;
@@ -86,35 +91,42 @@ fn a_stopped_server_frees_its_port() {
     assert!(TcpStream::connect(addr).is_err(), "it still listens");
 }
 
+/// Errors of a start are values: one line, and the variable that a setting is known by.
 #[test]
 fn what_keeps_a_server_from_starting() {
-    let missing = Server::start(Database::unmade().config());
-    assert!(matches!(missing, Err(StartError::Database(line)) if line.contains("does not exist")));
-    let database = Database::empty();
-    let unreadable = Config { migrations_dir: Some("/nowhere/at/all".into()), ..database.config() };
-    assert!(
-        matches!(Server::start(unreadable), Err(StartError::Config(error)) if error.variable == "MIGRATIONS_DIR")
-    );
-    let unusable =
-        Config { database: userd::config::Database::Url("mysql://localhost".into()), ..database.config() };
-    assert!(
-        matches!(Server::start(unusable), Err(StartError::Config(error)) if error.variable == "DATABASE_URL")
-    );
-    // Settings that a variable could not have are refused by its name.
-    type Change = fn(&mut Config);
-    let rows: [(&str, Change); 6] = [
-        ("DB_POOL_SIZE", |config| config.db_pool_size = 0),
-        ("WORKERS", |config| config.workers = 0),
-        ("MAX_CONNECTIONS", |config| config.limits.max_connections = 0),
-        ("DB_ACQUIRE_TIMEOUT", |config| config.db_acquire_timeout = Duration::MAX),
-        ("IDLE_TIMEOUT", |config| config.limits.idle_timeout = Duration::MAX),
-        ("REQUEST_TIMEOUT", |config| config.limits.request_timeout = Duration::ZERO),
+    let (database, missing) = (Database::create(), Database::unmade());
+    let taken = Server::start(database.config()).unwrap();
+    type Change<'a> = &'a dyn Fn(&mut Config);
+    let rows: [(&str, Change); 13] = [
+        ("cannot connect to the database: ", &|config| *config = missing.config()),
+        ("cannot connect to the database: ", &|config| {
+            config.database = userd::Database::Url("postgresql://someone@/x?host=/nowhere".into());
+            config.db_connect_timeout = Duration::from_millis(500);
+        }),
+        ("cannot listen on 127.0.0.1:", &|config| config.port = taken.addr().unwrap().port()),
+        ("cannot listen on unix:/nowhere/socket: ", &|config| {
+            config.host = "unix:/nowhere/socket".to_owned()
+        }),
+        ("DATABASE_URL: ", &|config| config.database = userd::Database::Url("postgresql://[".into())),
+        ("DATABASE_URL: ", &|config| config.database = userd::Database::Url("mysql://localhost".into())),
+        ("MIGRATIONS_DIR: ", &|config| config.migrations_dir = Some("/nowhere".into())),
+        // Settings that a variable could not have.
+        ("DB_POOL_SIZE", &|config| config.db_pool_size = 0),
+        ("WORKERS", &|config| config.workers = 0),
+        ("MAX_CONNECTIONS", &|config| config.limits.max_connections = 0),
+        ("DB_ACQUIRE_TIMEOUT", &|config| config.db_acquire_timeout = Duration::MAX),
+        ("IDLE_TIMEOUT", &|config| config.limits.idle_timeout = Duration::MAX),
+        ("REQUEST_TIMEOUT", &|config| config.limits.request_timeout = Duration::ZERO),
     ];
-    for (variable, change) in rows {
+    for (line, change) in rows {
         let mut config = database.config();
         change(&mut config);
-        let error = Server::start(config).err().expect(variable);
-        assert!(matches!(error, StartError::Config(error) if error.variable == variable), "{variable}");
+        let error = Server::start(config).err().expect(line);
+        if let StartError::Config(error) = &error {
+            assert!(line.starts_with(error.variable), "{error:?}");
+        }
+        let error = error.to_string();
+        assert!(error.starts_with(line) && !error.contains('\n'), "{error}");
     }
 }
 

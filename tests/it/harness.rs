@@ -1,14 +1,16 @@
 //! The command as harnesses in other languages use it: the examples, as real processes.
 
 use crate::support::{Client, Database, LONG, Process, TempDir, ephemeral, eventually, free_port, has_ipv6};
-use nix::sys::signal::Signal;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use std::{
     io::{BufRead, BufReader, Read},
     net::TcpListener,
     os::{fd::OwnedFd, unix::net::UnixListener},
     path::Path,
     process::{Child, Command, Stdio},
-    time::{Duration, Instant},
 };
 use userd::testing::TestServer;
 
@@ -29,6 +31,14 @@ fn run(program: &str, example: &str) -> String {
 #[test]
 fn a_shell_script() {
     assert_eq!(run("sh", "harness.sh"), "");
+    // It leaves nothing where userd is missing.
+    let temp = TempDir::new();
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/harness.sh");
+    let mut script = Command::new("sh");
+    script.arg(file).env("USERD", "/nowhere/userd").env("TMPDIR", temp.path()).stderr(Stdio::null());
+    let mut script = script.spawn().unwrap();
+    eventually(LONG, "it gives up", || script.try_wait().unwrap().is_some_and(|status| !status.success()));
+    assert_eq!(temp.path().read_dir().unwrap().count(), 0);
 }
 
 /// Starts `userd`, and waits for its URL.
@@ -38,6 +48,10 @@ fn start(arguments: &[&str]) -> (Child, String) {
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let url = line.strip_prefix("listening on ").and_then(|line| line.strip_suffix('\n'));
     (child, url.unwrap_or_else(|| panic!("{line:?}")).to_owned())
+}
+
+fn stop(child: &Child) {
+    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
 }
 
 fn ends(mut child: Child) {
@@ -50,96 +64,62 @@ fn ends(mut child: Child) {
     });
 }
 
+/// Harnesses give both parents: a child that the test process has forked may hold the pipe after that has ended.
 #[test]
-fn it_ends_with_its_parent_only_if_told() {
-    let (mut with, url) = start(&["--with-parent"]);
-    assert!(url.starts_with("http://127.0.0.1:"), "not beyond this machine: {url}");
-    drop(with.stdin.take());
-    ends(with);
-
-    let (argument, address) =
-        if has_ipv6() { ("--host=::1", "http://[::1]:") } else { ("--host=127.0.0.2", "http://127.0.0.2:") };
-    let (mut without, url) = start(&[argument]);
-    drop(without.stdin.take());
-    assert!(url.starts_with(address), "{url}");
-    assert_eq!(Client::new(&url).get("/users").status, 200);
-    let pid = nix::unistd::Pid::from_raw(without.id().cast_signed());
-    nix::sys::signal::kill(pid, nix::sys::signal::SIGTERM).unwrap();
-    ends(without);
-}
-
-#[test]
-fn it_ends_with_the_process_that_it_is_told() {
-    let mut parent = Command::new("sleep").arg("1000").spawn().unwrap();
-    let (child, url) = start(&[&format!("--with-parent={}", parent.id())]);
-    assert_eq!(Client::new(&url).get("/users").status, 200);
-    parent.kill().unwrap();
-    // It has ended, though its status is read later.
-    ends(child);
-    parent.wait().unwrap();
-}
-
-/// Harnesses give both: a child that the test process has forked may hold the pipe after that has ended.
-#[test]
-fn it_ends_with_the_first_of_two_parents() {
-    for end_pipe in [false, true] {
+fn it_ends_with_a_parent_that_it_is_told() {
+    for (by_pipe, by_process, end_pipe) in
+        [(true, false, true), (false, true, false), (true, true, true), (true, true, false)]
+    {
         let mut parent = Command::new("sleep").arg("1000").spawn().unwrap();
-        let (mut child, url) = start(&["--with-parent", &format!("--with-parent={}", parent.id())]);
+        let process = format!("--with-parent={}", parent.id());
+        let arguments = [(by_pipe, "--with-parent"), (by_process, &process)];
+        let arguments: Vec<_> =
+            arguments.iter().filter(|(given, _)| *given).map(|(_, argument)| *argument).collect();
+        let (mut child, url) = start(&arguments);
+        assert!(url.starts_with("http://127.0.0.1:"), "not beyond this machine: {url}");
         assert_eq!(Client::new(&url).get("/users").status, 200);
         match end_pipe {
             true => drop(child.stdin.take()),
+            // It has ended, though its status is read later.
             false => parent.kill().unwrap(),
         }
         ends(child);
         let _ = parent.kill();
         parent.wait().unwrap();
     }
-}
-
-/// Refusal of /dev/null as standard input, which a background job of a shell has, and a PID without a process.
-#[test]
-fn a_parent_that_is_none_is_told() {
-    let line = |argument: &str| {
-        let mut process = Process::start(&["--embedded", "--ephemeral", "--port=0", argument], &[]);
-        assert_eq!(process.wait(LONG), 2, "{}", process.stderr());
-        process.stderr()
-    };
-    let said = line("--with-parent");
-    assert!(said.contains("/dev/null") && said.contains("--with-parent=PID"), "{said}");
-    let said = line("--with-parent=999999999");
-    assert!(said.contains("no such process"), "{said}");
-}
-
-#[test]
-fn the_shell_script_leaves_nothing_without_userd() {
-    let temp = TempDir::new();
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/harness.sh");
-    let mut script = Command::new("sh");
-    script.arg(file).env("USERD", "/nowhere/userd").env("TMPDIR", temp.path()).stderr(Stdio::null());
-    let mut script = script.spawn().unwrap();
-    eventually(LONG, "it gives up", || script.try_wait().unwrap().is_some_and(|status| !status.success()));
-    assert_eq!(temp.path().read_dir().unwrap().count(), 0);
+    let (argument, address) =
+        if has_ipv6() { ("--host=::1", "http://[::1]:") } else { ("--host=127.0.0.2", "http://127.0.0.2:") };
+    let (mut without, url) = start(&[argument]);
+    drop(without.stdin.take());
+    assert!(url.starts_with(address), "{url}");
+    assert_eq!(Client::new(&url).get("/users").status, 200);
+    stop(&without);
+    ends(without);
 }
 
 #[test]
 fn arguments_that_make_no_sense_are_refused() {
-    let rows: [&[&str]; 11] = [
-        &["--seed", "users.csv"],
-        &["--embedded", "--seed=users.csv"],
-        &["--with-parent=me"],
-        &["--ephemeral"],
-        &["--embedded=/tmp/x", "--ephemeral"],
-        &["--port"],
-        &["--port", "abc"],
-        &["--port="],
-        &["--host"],
-        &["healthcheck", "--port"],
-        &["healthchek"],
+    let rows: [(&[&str], &str); 13] = [
+        (&["--seed", "users.csv"], ""),
+        (&["--embedded", "--seed=users.csv"], ""),
+        (&["--with-parent=me"], ""),
+        // A background job of a shell has it as its standard input.
+        (&["--embedded", "--ephemeral", "--with-parent"], "/dev/null"),
+        (&["--embedded", "--ephemeral", "--with-parent=999999999"], "no such process"),
+        (&["--ephemeral"], ""),
+        (&["--embedded=/tmp/x", "--ephemeral"], ""),
+        (&["--port"], ""),
+        (&["--port", "abc"], ""),
+        (&["--port="], ""),
+        (&["--host"], ""),
+        (&["healthcheck", "--port"], ""),
+        (&["healthchek"], ""),
     ];
-    for arguments in rows {
+    for (arguments, reason) in rows {
         let mut process = Process::start(arguments, &[]);
         assert_eq!(process.wait(LONG), 2, "{arguments:?}: {}", process.stderr());
-        assert_eq!(process.stderr().lines().count(), 1, "{}", process.stderr());
+        let said = process.stderr();
+        assert!(said.lines().count() == 1 && said.contains(reason), "{said}");
     }
 }
 
@@ -226,8 +206,7 @@ fn a_passed_socket_without_a_database() {
 
 /// Stops a process by SIGTERM, which must succeed, and returns its log.
 fn stopped(mut child: Child) -> String {
-    let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
-    nix::sys::signal::kill(pid, nix::sys::signal::SIGTERM).unwrap();
+    stop(&child);
     let mut stderr = child.stderr.take().unwrap();
     ends(child);
     let mut log = String::new();
@@ -263,71 +242,44 @@ fn a_socket_that_a_supervisor_passes() {
     let socket = OwnedFd::from(std::os::unix::net::UnixStream::pair().unwrap().0);
     let code = activated(socket, &database).wait().unwrap().code();
     assert_eq!(code, Some(1), "a connection is no listener");
-
-    // The supervisor starts it again, and keeps the clients that connect meanwhile.
-    let listener = || OwnedFd::from(TcpListener::bind("127.0.0.1:0").unwrap());
-    let nowhere = [("DATABASE_URL", "postgres://u@127.0.0.1:1/d"), ("DB_CONNECT_TIMEOUT", "0.2")];
-    for (variables, expected) in [(&nowhere[..], 1), (&[("WORKERS", "0")], 2)] {
-        let code = activated_with(listener(), variables).wait().unwrap().code();
-        assert_eq!(code, Some(expected), "{variables:?}");
-    }
 }
 
-/// The database of the shared cluster that has this user, where there is one.
-fn database_of(email: &str, in_the_same_cluster: &str) -> Option<String> {
-    let connect = |url: &str| postgres::Client::connect(url, postgres::NoTls);
-    let (cluster, _) = in_the_same_cluster.rsplit_once('/')?;
-    let names = "select datname from pg_database where datname ~ '^userd_scratch'";
-    let rows = connect(in_the_same_cluster).unwrap().query(names, &[]).unwrap();
-    let urls = rows.iter().map(|row| format!("{cluster}/{}", row.get::<_, &str>(0)));
-    let has_it = |url: &String| {
-        let found = connect(url).and_then(|mut client| {
-            client.query_one("select exists (select from users where email = $1)", &[&email])
-        });
-        found.is_ok_and(|row| row.get(0))
-    };
-    urls.into_iter().find(has_it)
-}
-
+/// The end of the command, whatever ends it, waits for no drop; the next one drops its database.
 #[test]
-fn the_end_of_the_command_waits_for_no_drop_and_the_next_one_drops() {
-    const ADA: &str = r#"{"name":"Ada","email":"left-behind@example.com"}"#;
+fn the_database_of_a_command_that_has_ended_is_dropped_by_the_next() {
     let keep = TestServer::start();
-    let mut process = Process::start(&["--embedded", "--ephemeral"], &[]);
-    assert_eq!(process.client().post("/users", ADA).status, 201);
-    let find = || database_of("left-behind@example.com", keep.database_url());
-    let url = find().expect("the command's database");
-
-    // Whatever takes it long: nothing can drop the database meanwhile.
-    let mut other = postgres::Client::connect(keep.database_url(), postgres::NoTls).unwrap();
-    let mut holding = other.transaction().unwrap();
-    holding
-        .batch_execute(&format!("comment on database {} is 'held'", url.rsplit_once('/').unwrap().1))
-        .unwrap();
-    process.signal(Signal::SIGTERM);
-    assert_eq!(process.wait(LONG), 0);
-    assert_eq!(find(), Some(url));
-
-    holding.rollback().unwrap();
-    eventually(LONG, "the next process drops it", || {
-        let mut next = Process::start(&["--embedded", "--ephemeral"], &[]);
-        next.wait_for_url();
-        find().is_none()
-    });
-}
-
-/// A drop of a database that has sessions takes 100 ms by itself.
-#[test]
-fn the_end_of_a_database_to_be_dropped_waits_for_nothing() {
-    let stops = (0..10).map(|_| {
-        let server = TestServer::start();
-        assert_eq!(Client::new(server.base_url()).get("/users").status, 200);
-        let start = Instant::now();
-        drop(server);
-        start.elapsed()
-    });
-    let quickest = stops.min().unwrap();
-    assert!(quickest < Duration::from_millis(90), "{quickest:?}");
+    let (cluster, _) = keep.database_url().rsplit_once('/').unwrap();
+    let connect = |name: &str| postgres::Client::connect(&format!("{cluster}/{name}"), postgres::NoTls);
+    let mut here = connect("postgres").unwrap();
+    for (signal, code) in [(Signal::SIGTERM, 0), (Signal::SIGKILL, -9)] {
+        let mut process = Process::start(&["--embedded", "--ephemeral"], &[]);
+        let user = format!(r#"{{"name":"Ada","email":"{code}@left.example"}}"#);
+        assert_eq!(process.client().post("/users", user).status, 201);
+        let mut find = || {
+            let names = "select datname::text from pg_database where datname ~ '^userd_scratch'";
+            let rows = here.query(names, &[]).unwrap();
+            let has_it = |name: &String| {
+                let ask = "select exists (select from users where email = concat($1::text, '@left.example'))";
+                let found = connect(name).and_then(|mut client| client.query_one(ask, &[&code.to_string()]));
+                found.is_ok_and(|row| row.get(0))
+            };
+            rows.iter().map(|row| row.get::<_, String>(0)).find(has_it)
+        };
+        let name = find().expect("the command's database");
+        // Whatever takes it long: nothing can drop the database meanwhile.
+        let mut other = connect("postgres").unwrap();
+        let mut holding = other.transaction().unwrap();
+        holding.batch_execute(&format!("comment on database {name} is 'held'")).unwrap();
+        process.signal(signal);
+        assert_eq!(process.wait(LONG), code);
+        assert_eq!(find(), Some(name));
+        holding.rollback().unwrap();
+        eventually(LONG, "the next process drops it", || {
+            let mut next = Process::start(&["--embedded", "--ephemeral"], &[]);
+            next.wait_for_url();
+            find().is_none()
+        });
+    }
 }
 
 #[test]

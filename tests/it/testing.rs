@@ -11,7 +11,6 @@ use std::{
     net::TcpListener,
     path::PathBuf,
     process::{Child, Command, Stdio},
-    thread,
     time::{Duration, Instant},
 };
 use userd::{App, Config, Database, Request, ScratchDatabase, Server, StartError, testing::TestServer};
@@ -56,49 +55,32 @@ fn a_server_can_be_shared_and_sent() {
     both::<(Server, App, TestServer, ScratchDatabase, Config, StartError)>();
 }
 
+/// Servers leave no database, and their end waits for nothing: a drop of a database that has sessions takes 100 ms by
+/// itself.
 #[test]
-fn a_hundred_test_servers_leave_nothing() {
+fn many_test_servers_leave_nothing() {
     let keep = TestServer::start();
-    let mut times = Vec::new();
-    for _ in 0..100 {
+    let (mut starts, mut ends) = (Vec::new(), Vec::new());
+    for round in 0..30 {
         let start = Instant::now();
         let server = TestServer::start();
         assert_eq!(Client::new(server.base_url()).get("/users").status, 200);
-        times.push(start.elapsed());
+        starts.push(start.elapsed());
         let url = server.database_url().to_owned();
-        match times.len() % 2 {
-            0 => drop(server),
-            _ => server.stop(),
+        let end = Instant::now();
+        if round % 2 == 0 {
+            drop(server)
+        } else {
+            server.stop()
         }
+        ends.push(end.elapsed());
         assert!(is_gone(&url));
     }
-    times.sort_unstable();
-    println!("median {:?}, slowest {:?}", times[50], times[99]);
+    starts.sort_unstable();
+    println!("starts: median {:?}, slowest {:?}", starts[15], starts[29]);
+    let quickest = ends.into_iter().min().unwrap();
+    assert!(quickest < Duration::from_millis(90), "{quickest:?}");
     assert_eq!(keep.app().handle(&Request::get("/users")).status, 200);
-}
-
-#[test]
-fn servers_side_by_side_know_nothing_of_each_other() {
-    thread::scope(|scope| {
-        for n in 1..=8 {
-            scope.spawn(move || {
-                let server = Compared(TestServer::with(|config| {
-                    config.max_per_page = 1000 + n;
-                    config.api_token = Some(format!("token-{n}").as_str().into());
-                }));
-                server.seed(n);
-                let app = server.app();
-                let ask = |target: String, token: u32| {
-                    let request = Request::get(target);
-                    app.handle(&request.with("Authorization", format!("Bearer token-{token}")))
-                };
-                assert_eq!(ask("/users".to_owned(), n + 1).status, 401);
-                let page = ask(format!("/users?perPage={}", 1000 + n), n);
-                assert_eq!((page.status, &page.value()["total"]), (200, &json!(n)));
-                assert_eq!(ask(format!("/users?perPage={}", 1001 + n), n).status, 400);
-            });
-        }
-    });
 }
 
 #[test]
@@ -138,63 +120,16 @@ fn within_an_async_runtime() {
 }
 
 #[test]
-fn what_is_wrong_is_a_value() {
-    let database = ScratchDatabase::create().unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    type Change = fn(&mut Config);
-    let rows: [(&str, Change); 4] = [
-        ("DATABASE_URL: ", |config| config.database = Database::Url("postgresql://[".into())),
-        ("cannot connect to the database: ", |config| {
-            config.database = Database::Url("postgresql://someone@/x?host=/nowhere".into());
-            config.db_connect_timeout = Duration::from_millis(500);
-        }),
-        ("MIGRATIONS_DIR: ", |config| config.migrations_dir = Some("/nowhere".into())),
-        ("cannot listen on unix:/nowhere/socket: ", |config| config.host = "unix:/nowhere/socket".to_owned()),
-    ];
-    let taken = Config { port, ..database.config() };
-    let changed = rows.map(|(line, change)| {
-        let mut config = database.config();
-        change(&mut config);
-        (line, config)
-    });
-    for (line, config) in changed.into_iter().chain([("cannot listen on 127.0.0.1:", taken)]) {
-        let error = match Server::start(config) {
-            Ok(_) => panic!("started instead of {line}"),
-            Err(error) => error.to_string(),
-        };
-        assert!(error.starts_with(line), "{error}");
-        assert!(!error.contains('\n'), "{error}");
-    }
-}
-
-#[test]
-fn two_hundred_starts_and_stops_leak_nothing() {
+fn starts_and_stops_leak_nothing() {
     let mut helper = Helper::start("leak");
     helper.line("no more than before");
     assert!(helper.child.wait().unwrap().success());
 }
 
-#[test]
-fn what_a_killed_process_leaves_is_dropped_by_the_next() {
-    let keep = TestServer::start();
-    let mut killed = Helper::start("wait");
-    let url = killed.line("url ");
-    assert!(!is_gone(&url));
-    killed.child.kill().unwrap();
-    killed.child.wait().unwrap();
-    eventually(LONG, "the next process drops it", || {
-        let mut next = Helper::start("wait");
-        assert_ne!(next.line("url "), url);
-        is_gone(&url)
-    });
-    assert_eq!(keep.app().handle(&Request::get("/users")).status, 200);
-}
-
-/// `cargo nextest` runs each test in a process of its own; here eight run at a time.
+/// `cargo nextest` runs each test in a process of its own; here four run at a time.
 #[test]
 fn processes_share_one_cluster() {
-    let mut helpers: Vec<Helper> = (0..8).map(|_| Helper::start("wait")).collect();
+    let mut helpers: Vec<Helper> = (0..4).map(|_| Helper::start("wait")).collect();
     let urls: Vec<String> = helpers.iter_mut().map(|helper| helper.line("url ")).collect();
     let cluster = |url: &str| url.rsplit_once('/').unwrap().0.to_owned();
     assert!(urls.iter().all(|url| cluster(url) == cluster(&urls[0])), "{urls:?}");
@@ -268,7 +203,7 @@ fn leak() {
         std::mem::replace(&mut before, now) == now && now.0 <= 4
     });
     let mut ports = Vec::new();
-    for round in 0..200 {
+    for round in 0..60 {
         let server = start();
         ports.push(server.addr().unwrap());
         match round % 3 {

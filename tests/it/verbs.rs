@@ -1,119 +1,130 @@
 //! `export`, `import`, `migrate`, `check` and `config` on the private cluster of `--embedded`, while a service runs on it
 //! and while none does.
 
-use crate::support::{LONG, LONG_ON_DISK, Process, TempDir, assert_no_secret, eventually, running};
+use crate::support::{
+    LONG, LONG_ON_DISK, Process, TempDir, assert_no_secret, eventually, is_root, postmaster,
+};
 use nix::{
     sys::signal::Signal,
-    unistd::{Uid, User, chown},
+    unistd::{User, chown},
 };
-use std::{
-    fs,
-    os::unix::fs::{MetadataExt, PermissionsExt},
-    path::Path,
-    process::Command,
-};
+use std::{fs, os::unix::fs::MetadataExt, path::Path, process::Command};
 
 const USERD: &str = env!("CARGO_BIN_EXE_userd");
 const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
 const GRACE: &str = r#"{"name":"Grace","email":"grace@example.com"}"#;
 
-/// A directory that PostgreSQL's account may enter, and the argument that names a cluster in it.
-fn directory() -> (TempDir, String) {
-    let dir = TempDir::new();
-    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
-    let argument = format!("--embedded={}", dir.path().join("data").display());
-    (dir, argument)
+/// A directory for a cluster, and a file with a user.
+struct Place {
+    temp: TempDir,
+    argument: String,
+    file: String,
 }
 
-/// How the command ends: its exit code, standard output and standard error.
-fn userd(arguments: &[&str]) -> (i32, String, String) {
-    let mut process = Process::start(arguments, &[]);
-    let code = process.wait(LONG_ON_DISK);
-    assert_no_secret(&(process.stdout() + &process.stderr()));
-    (code, process.stdout(), process.stderr())
-}
+impl Place {
+    fn with(user: &str) -> Place {
+        let temp = TempDir::new();
+        temp.write("users.ndjson", user);
+        let argument = format!("--embedded={}/data", temp.name());
+        let file = format!("{}/users.ndjson", temp.name());
+        Place { temp, argument, file }
+    }
 
-fn postmaster(dir: &TempDir) -> Option<u32> {
-    let file = fs::read_to_string(dir.path().join("data/pgdata/postmaster.pid")).ok()?;
-    file.lines().next()?.parse().ok().filter(|pid| running(*pid))
-}
+    fn server(&self) -> Option<u32> {
+        postmaster(&self.temp.path().join("data"))
+    }
 
-/// The e-mail addresses of an export.
-fn addresses(argument: &str) -> Vec<String> {
-    let (code, stdout, stderr) = userd(&["export", argument]);
-    assert_eq!((code, stderr.as_str()), (0, ""));
-    let email = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["email"].clone();
-    stdout.lines().map(|line| email(line).as_str().unwrap().to_owned()).collect()
+    /// How the verb ends: its exit code, standard output and standard error.
+    fn run(&self, verb: &[&str]) -> (i32, String, String) {
+        let mut process = Process::start(&[verb, &[&self.argument]].concat(), &[]);
+        let code = process.wait(LONG_ON_DISK);
+        assert_no_secret(&(process.stdout() + &process.stderr()));
+        (code, process.stdout(), process.stderr())
+    }
+
+    #[track_caller]
+    fn import(&self) {
+        let imported = (0, "imported 1 user\n".to_owned(), String::new());
+        assert_eq!(self.run(&["import", &self.file]), imported);
+    }
+
+    /// The e-mail addresses of an export.
+    fn addresses(&self) -> Vec<String> {
+        let (code, stdout, stderr) = self.run(&["export"]);
+        assert_eq!((code, stderr.as_str()), (0, ""));
+        let email = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["email"].clone();
+        stdout.lines().map(|line| email(line).as_str().unwrap().to_owned()).collect()
+    }
 }
 
 #[test]
 fn a_directory_without_a_cluster() {
-    let (dir, argument) = directory();
-    let file = dir.path().join("users.ndjson");
-    fs::write(&file, ADA).unwrap();
-    let file = file.to_str().unwrap();
-    let path = dir.path().join("data");
-    let path = path.display();
-    let line = format!("{path} has no cluster; `userd --embedded={path}` makes one");
-    for arguments in [&["export"][..], &["config"], &["recount"], &["import", "--dry-run", file], &["check"]]
+    let place = Place::with(ADA);
+    let data = place.temp.path().join("data");
+    let line = format!("{0} has no cluster; `userd --embedded={0}` makes one", data.display());
+    for verb in
+        [&["export"][..], &["config"], &["recount"], &["import", "--dry-run", &place.file], &["check"]]
     {
-        let (code, stdout, stderr) = userd(&[arguments, &[&argument]].concat());
-        assert_eq!(code, 1, "{arguments:?}: {stdout}{stderr}");
-        assert!((stdout + &stderr).contains(&line), "{arguments:?}: {stderr}");
-        assert!(!dir.path().join("data").exists(), "{arguments:?} has made it");
+        let (code, stdout, stderr) = place.run(verb);
+        assert!(code == 1 && (stdout + &stderr).contains(&line), "{verb:?}: {stderr}");
+        assert!(!data.exists(), "{verb:?} has made it");
     }
 }
 
 /// Each starts the server for itself, and leaves none behind.
 #[test]
 fn on_a_cluster_that_does_not_run() {
-    let (dir, argument) = directory();
-    let file = dir.path().join("users.ndjson");
-    fs::write(&file, ADA).unwrap();
+    let place = Place::with(ADA);
     // The first one makes it, and its tables.
-    let (code, stdout, stderr) = userd(&["import", &argument, file.to_str().unwrap()]);
-    assert_eq!((code, stdout.as_str(), stderr.as_str()), (0, "imported 1 user\n", ""));
-    assert_eq!(postmaster(&dir), None);
-    assert_eq!(addresses(&argument), ["ada@example.com"]);
-    assert_eq!(userd(&["migrate", &argument]), (0, "nothing to apply\n".to_owned(), String::new()));
-    let (code, stdout, _) = userd(&["check", &argument]);
-    assert!(code == 0 && stdout.contains("ok       migrations: all are applied"), "{stdout}");
-    assert_eq!(postmaster(&dir), None);
+    place.import();
+    assert_eq!(place.server(), None);
+    assert_eq!(place.addresses(), ["ada@example.com"]);
+    assert_eq!(place.run(&["migrate"]), (0, "nothing to apply\n".to_owned(), String::new()));
     // Settings of another database have no effect on it, and that is told.
     let url = [("DATABASE_URL", "postgres://nobody@192.0.2.1/none")];
-    let mut process = Process::start(&["check", &argument], &url);
+    let mut process = Process::start(&["check", &place.argument], &url);
     assert_eq!(process.wait(LONG_ON_DISK), 0, "{}", process.stdout());
-    let note = "note     configuration: DATABASE_URL has no effect with --embedded";
-    assert!(process.stdout().contains(note), "{}", process.stdout());
-
+    for line in [
+        "ok       migrations: all are applied",
+        "note     configuration: DATABASE_URL has no effect with --embedded",
+    ] {
+        assert!(process.stdout().contains(line), "{}", process.stdout());
+    }
+    assert_eq!(place.server(), None);
+    // The server ends with the verb that has started it. It waits for users: both ends of the pipe are its own.
+    let pipe = place.temp.path().join("pipe");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let script = format!(r#"exec "$0" "$@" <>{}"#, pipe.display());
+    let mut import = Process::under(&["/bin/sh", "-c", &script, USERD], &["import", &place.argument], &[]);
+    eventually(LONG_ON_DISK, "the server runs", || place.server().is_some());
+    import.signal(Signal::SIGTERM);
+    assert_eq!(import.wait(LONG_ON_DISK), 128 + 15, "{}", import.stderr());
+    assert!(import.stderr().contains("interrupted; nothing was imported"), "{}", import.stderr());
+    eventually(LONG, "the server ends", || place.server().is_none());
     // The service finds what they have left.
-    let mut service = Process::start(&[&argument], &[]);
+    let mut service = Process::start(&[&place.argument], &[]);
     service.wait_for_url_within(LONG_ON_DISK);
     assert_eq!(service.client().get("/users/1").json()["email"], "ada@example.com");
 }
 
 #[test]
 fn on_a_cluster_that_a_service_runs_on() {
-    let (dir, argument) = directory();
-    let mut service = Process::start(&[&argument], &[]);
+    let place = Place::with(GRACE);
+    let mut service = Process::start(&[&place.argument], &[]);
     service.wait_for_url_within(LONG_ON_DISK);
     let mut client = service.client();
     assert_eq!(client.post("/users", ADA).status, 201);
-    let server = postmaster(&dir).expect("it runs");
-
-    let file = dir.path().join("users.ndjson");
-    fs::write(&file, GRACE).unwrap();
-    let (code, stdout, stderr) = userd(&["import", &argument, file.to_str().unwrap()]);
-    assert_eq!((code, stdout.as_str(), stderr.as_str()), (0, "imported 1 user\n", ""));
+    let server = place.server().expect("it runs");
+    place.import();
     assert_eq!(client.get("/users/2").json()["email"], "grace@example.com");
-    assert_eq!(addresses(&argument), ["ada@example.com", "grace@example.com"]);
+    assert_eq!(place.addresses(), ["ada@example.com", "grace@example.com"]);
     for verb in ["migrate", "check", "recount"] {
-        assert_eq!(userd(&[verb, &argument]).0, 0, "{verb}");
+        assert_eq!(place.run(&[verb]).0, 0, "{verb}");
     }
-    assert_eq!(postmaster(&dir), Some(server));
+    assert_eq!(place.server(), Some(server));
 
     // The line for psql, as it is printed.
-    let (code, stdout, stderr) = userd(&["config", &argument]);
+    let (code, stdout, stderr) = place.run(&["config"]);
     assert_eq!((code, stderr.as_str()), (0, ""));
     let row = |name: &str| {
         let line = stdout.lines().find(|line| line.split_whitespace().next() == Some(name));
@@ -130,58 +141,39 @@ fn on_a_cluster_that_a_service_runs_on() {
     service.signal(Signal::SIGTERM);
     assert_eq!(service.wait(LONG_ON_DISK), 0, "{}", service.stderr());
     // It is told without a server, too.
-    assert!(userd(&["config", &argument]).1.contains(&line));
-    assert_eq!(postmaster(&dir), None);
-}
-
-/// The server ends with the verb that has started it.
-#[test]
-fn a_signal() {
-    let (dir, argument) = directory();
-    let pipe = dir.path().join("pipe");
-    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    // It waits for users: both ends of the pipe are its own.
-    let script = format!(r#"exec "$0" "$@" <>{}"#, pipe.display());
-    let mut import = Process::under(&["/bin/sh", "-c", &script, USERD], &["import", &argument], &[]);
-    eventually(LONG_ON_DISK, "the server runs", || postmaster(&dir).is_some());
-    import.signal(Signal::SIGTERM);
-    assert_eq!(import.wait(LONG_ON_DISK), 128 + 15, "{}", import.stderr());
-    assert!(import.stderr().contains("interrupted; nothing was imported"), "{}", import.stderr());
-    eventually(LONG, "the server ends", || postmaster(&dir).is_none());
+    assert!(place.run(&["config"]).1.contains(&line));
+    assert_eq!(place.server(), None);
 }
 
 /// A service of the system has its own account. What root does there leaves everything that account's.
 #[test]
 fn root_acts_as_the_owner_of_the_directory() {
-    if !Uid::effective().is_root() {
-        println!("not tested: only root acts for another user");
+    if !is_root() {
         return;
     }
-    let (dir, argument) = directory();
-    let data = dir.path().join("data");
+    let place = Place::with(ADA);
+    let data = place.temp.path().join("data");
     let owner = User::from_name("nobody").unwrap().expect("every system has it");
     fs::create_dir(&data).unwrap();
     chown(&data, Some(owner.uid), Some(owner.gid)).unwrap();
-    let file = dir.path().join("users.ndjson");
-    fs::write(&file, ADA).unwrap();
-    let (code, stdout, stderr) = userd(&["import", &argument, file.to_str().unwrap()]);
-    assert_eq!((code, stdout.as_str(), stderr.as_str()), (0, "imported 1 user\n", ""));
+    place.import();
     assert_eq!(owners(&data), [owner.uid.as_raw()], "root has left something");
-
-    let (uid, gid) = (format!("--reuid={}", owner.uid), format!("--regid={}", owner.gid));
-    let as_owner = ["/usr/bin/setpriv", &uid, &gid, "--clear-groups", USERD];
-    let mut service = Process::under(&as_owner, &[&argument], &[("TMPDIR", "/tmp")]);
+    let run_as = |name: &str, arguments: &[&str]| {
+        let user = User::from_name(name).unwrap().expect("it is there");
+        let (uid, gid) = (format!("--reuid={}", user.uid), format!("--regid={}", user.gid));
+        let program = ["/usr/bin/setpriv", &uid, &gid, "--clear-groups", USERD];
+        Process::under(&program, arguments, &[("TMPDIR", "/tmp")])
+    };
+    let mut service = run_as("nobody", &[&place.argument]);
     service.wait_for_url_within(LONG_ON_DISK);
     assert_eq!(service.client().get("/users/1").json()["email"], "ada@example.com");
-    assert_eq!(addresses(&argument), ["ada@example.com"]);
+    assert_eq!(place.addresses(), ["ada@example.com"]);
     service.signal(Signal::SIGTERM);
     assert_eq!(service.wait(LONG_ON_DISK), 0, "{}", service.stderr());
-    assert_eq!(addresses(&argument), ["ada@example.com"]);
+    assert_eq!(place.addresses(), ["ada@example.com"]);
     assert_eq!(owners(&data), [owner.uid.as_raw()], "root has left something");
-
     // Another account is told whose it is.
-    let as_postgres = ["/usr/bin/setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", USERD];
-    let mut export = Process::under(&as_postgres, &["export", &argument], &[("TMPDIR", "/tmp")]);
+    let mut export = run_as("postgres", &["export", &place.argument]);
     assert_eq!(export.wait(LONG), 1);
     assert!(export.stderr().contains("belongs to user nobody: be nobody, or root"), "{}", export.stderr());
 }

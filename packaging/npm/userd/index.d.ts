@@ -5,10 +5,10 @@ export interface Userd extends AsyncDisposable {
   /** Removes all users, idempotency keys, counts of wrong passwords and faults; a seed is back. */
   reset(): Promise<void>;
   /**
-   * Has the next requests with this method and path fail, once or so many times, or one of `every`: "answer-lost",
-   * "refused", "503", "slow SECONDS" or "cut BYTES". The end of the service fails where some are left.
+   * Has the next requests with this method and path fail, once or so many times: "answer-lost", "refused", "503",
+   * "slow SECONDS" or "cut BYTES". The end of the service fails where some are left.
    */
-  fail(fault: string, method: string, path: string, times?: number, every?: number): Promise<void>;
+  fail(fault: string, method: string, path: string, times?: number): Promise<void>;
   /** How many requests are yet to fail. */
   faultsLeft(): Promise<number>;
   /** Lets time pass for idempotency keys and for counts of wrong passwords. */

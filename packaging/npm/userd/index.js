@@ -105,9 +105,9 @@ class Userd {
     await this.#command("reset");
   }
 
-  async fail(fault, method, path, times = 1, every = 1) {
+  async fail(fault, method, path, times = 1) {
     this.#failing = true;
-    await this.#command(`fail ${fault} ${method} ${path} ${times} every ${every}`);
+    await this.#command(`fail ${fault} ${method} ${path} ${times}`);
   }
 
   async faultsLeft() {

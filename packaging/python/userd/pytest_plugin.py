@@ -65,11 +65,11 @@ class Server:
         """Removes all users, idempotency keys, counts of wrong passwords and faults; a seed is back."""
         self._command("reset")
 
-    def fail(self, fault: str, method: str, path: str, times: int = 1, every: int = 1) -> None:
-        """Has the next requests with this method and path fail, or one of `every`: "answer-lost", "refused", "503",
-        "slow SECONDS" or "cut BYTES". A test fails that leaves some."""
+    def fail(self, fault: str, method: str, path: str, times: int = 1) -> None:
+        """Has the next requests with this method and path fail: "answer-lost", "refused", "503", "slow SECONDS" or
+        "cut BYTES". A test fails that leaves some."""
         self._failing = True
-        self._command(f"fail {fault} {method} {path} {times} every {every}")
+        self._command(f"fail {fault} {method} {path} {times}")
 
     def faults_left(self) -> int:
         """How many requests are yet to fail."""

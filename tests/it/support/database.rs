@@ -12,7 +12,7 @@ use std::{
 };
 use userd::{
     config::{Config, Database as Target},
-    embedded::Shared,
+    private_postgres::Shared,
     server::Server,
     testing::TestServer,
 };

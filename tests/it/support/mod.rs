@@ -22,8 +22,8 @@ pub use http::{Answer, Client};
 pub use load::{Audit, Books, Caller, Event, Load};
 pub use machine::{free_port, others_may_read, pause};
 pub use own::{
-    Daemon, Own, children, code_kib, memory_kib, peak_kib, program_of_postgres, programs_of_postgres,
-    running, users,
+    Daemon, Own, children, code_kib, is_root, memory_kib, peak_kib, postmaster, program_of_postgres,
+    programs_of_postgres, running, users,
 };
 pub use proxy::{Proxy, Weather};
 pub use relay::Relay;
@@ -76,9 +76,9 @@ pub fn eventually(within: Duration, what: &str, mut condition: impl FnMut() -> b
     }
 }
 
-/// How many threads of tiny_http may be left by 200 starts. One that it starts with may miss the end of a server
+/// How many threads of tiny_http may be left by many starts. One that it starts with may miss the end of a server
 /// that lives for a moment only: it is woken without the lock that it is about to wait with. Anything of ours
-/// would be left 200 times.
+/// would be left by each.
 pub const MISSED: usize = 2;
 
 /// How long hashing a password takes now, at its best.

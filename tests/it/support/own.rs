@@ -9,29 +9,24 @@ use postgres::{Client, NoTls};
 use std::{
     collections::HashMap,
     fs,
-    os::unix::fs::PermissionsExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Child,
     thread,
     time::{Duration, Instant},
 };
-use userd::embedded::{Cluster, Options};
+use userd::private_postgres::Cluster;
 
 /// A durable cluster in a directory that goes with it.
 pub struct Own {
     // Stopped before its directory goes.
     cluster: Option<Cluster>,
-    options: Options,
-    _dir: TempDir,
+    dir: TempDir,
 }
 
 impl Own {
     pub fn start() -> Own {
         let dir = TempDir::new();
-        let others_may_enter = PermissionsExt::from_mode(0o755);
-        fs::set_permissions(dir.path(), others_may_enter).expect("a fresh directory");
-        let options = Options::new(dir.path().join("data"));
-        let mut own = Own { cluster: None, options, _dir: dir };
+        let mut own = Own { cluster: None, dir };
         own.restart();
         // Processes are killed here, not the machine: what they have written stays. And a start after a crash
         // would sync every file.
@@ -43,7 +38,7 @@ impl Own {
     /// Starts it, or restarts it.
     pub fn restart(&mut self) {
         self.cluster = None;
-        let cluster = Cluster::start(&self.options);
+        let cluster = Cluster::start(&self.dir.path().join("data"), 100);
         self.cluster = Some(cluster.expect("the tests need a PostgreSQL server of their own"));
     }
 
@@ -76,7 +71,7 @@ impl Own {
     }
 
     pub fn server(&self) -> u32 {
-        self.cluster.as_ref().expect("it runs").pid()
+        self.cluster.as_ref().and_then(Cluster::pid).expect("it runs")
     }
 
     /// Returns the value for `DATABASE_URL`.
@@ -92,12 +87,12 @@ impl Own {
 
     /// Returns the directory of its files.
     pub fn data(&self) -> PathBuf {
-        self.options.dir.join("pgdata")
+        self.dir.path().join("data/pgdata")
     }
 
     /// Returns the log of the cluster.
     pub fn log(&self) -> String {
-        fs::read_to_string(self.options.dir.join("postgres.log")).expect("it logs")
+        fs::read_to_string(self.dir.path().join("data/postgres.log")).expect("it logs")
     }
 
     /// The file of its socket.
@@ -156,6 +151,21 @@ pub fn running(process: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next());
     state.is_some_and(|state| state != 'Z')
+}
+
+/// Returns the process of the server in a directory of a private cluster, if it runs.
+pub fn postmaster(dir: &Path) -> Option<u32> {
+    let file = fs::read_to_string(dir.join("pgdata/postmaster.pid")).ok()?;
+    file.lines().next()?.parse().ok().filter(|pid| running(*pid))
+}
+
+/// Returns true as root; prints a line if not.
+pub fn is_root() -> bool {
+    let is_root = nix::unistd::Uid::effective().is_root();
+    if !is_root {
+        println!("not tested: only root can do it");
+    }
+    is_root
 }
 
 /// How much of a process is in memory.
