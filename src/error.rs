@@ -267,20 +267,17 @@ pub enum Reason {
     NoMemory,
     /// The server stopped.
     Stopped,
-    /// The server cannot serve any more.
-    Broken,
 }
 
 impl Reason {
     /// Each of them, in the order of their numbers (`reason as usize`), with its label and its text.
-    const ALL: [(Reason, &str, &str); 7] = [
+    const ALL: [(Reason, &str, &str); 6] = [
         (Reason::TooManyConnections, "too_many_connections", "too many connections"),
         (Reason::TooManyRequests, "too_many_requests", "too many requests wait for the workers"),
         (Reason::Unanswered, "not_answered_in_time", "a request was not answered in time"),
         (Reason::TooManyHashes, "too_many_hashes", "too many passwords wait to be hashed"),
         (Reason::NoMemory, "no_memory", "the memory for requests is used up"),
         (Reason::Stopped, "stopped", "the server stopped"),
-        (Reason::Broken, "broken", "the stream to tiny_http is broken"),
     ];
 
     /// Returns the text for the log.
@@ -375,7 +372,7 @@ mod tests {
             assert_eq!(reason as usize, at, "{label}");
         }
         assert_eq!(Error::BadRequest("rule").label(), Some("bad_request"));
-        assert_eq!(Error::Busy(Reason::Broken).label(), Some("broken"));
+        assert_eq!(Error::Busy(Reason::Stopped).label(), Some("stopped"));
         assert_eq!(labels().count(), 15);
     }
 

@@ -1,36 +1,38 @@
 //! A connection of a client: its socket, and how far its request or its answer has come.
 //!
-//! Owns the states of a connection; `reading` and `writing` have what is done in them. Knows nothing of other
-//! connections. The event loop and the workers both call in here, one at a time (the lock is the slot's): a worker to
-//! answer, the event loop for all else. Nothing here blocks.
+//! Owns the states of a connection, and the way from bytes on its socket to a request for the workers; `writing` has
+//! the way of an answer. Knows nothing of other connections. The event loop and the workers both call in here, one at a
+//! time (the lock is the slot's): a worker to answer, the event loop for all else. Nothing here blocks.
 
-mod reading;
 mod writing;
 
 use super::{
     Resources,
-    http1::{Traits, framing::Framing, head::Echo},
-    peers::{Expendable, Peer},
-    responder::Claimed,
-    shared::Shared,
-    slots::Slot,
+    http1::{Parsed, Traits, framing::Framing, head::Echo},
+    peers::{ClientName, Expendable, Peer},
+    slots::{Claimed, Slot, Slots},
     to_tiny_http::ToTinyHttp,
 };
 use crate::{
     budget::Reservation,
     config::Limits,
     error::{Error, Reason},
-    http::{Cors, RequestId},
+    http::{Persistence, RequestId, Response},
 };
 use mio::{Registry, event::Event};
+use nix::libc::MSG_NOSIGNAL;
 use socket2::Socket;
 use std::{
+    io::{self, ErrorKind, Read},
     mem,
     net::IpAddr,
+    sync::atomic::Ordering,
     time::{Duration, Instant},
 };
 use writing::Unsent;
-pub use writing::{Delivery, interest, linger_time};
+pub use writing::{Delivery, LINGER_TIME, interest};
+
+const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 /// Reads and writes that a connection gets in one iteration of the event loop, before others get theirs.
 const STEPS_PER_ITERATION: usize = 8;
@@ -47,7 +49,7 @@ fn counted(bytes: usize) -> usize {
 pub struct Context<'a> {
     /// The time, read once an iteration.
     pub now: Instant,
-    pub shared: &'a Shared,
+    pub slots: &'a Slots,
     /// Where sockets are registered.
     pub registry: &'a Registry,
     /// Bytes that were read go here first, so that a connection needs a buffer only for what is incomplete.
@@ -57,10 +59,8 @@ pub struct Context<'a> {
     pub resources: &'a Resources,
     /// No request is waited for that has not begun to arrive.
     pub stopping: bool,
-    /// The connection has made more bytes counted.
-    pub grown: bool,
-    /// The length of the request that was passed on, if that is counted. It is the last one in `to_tiny_http`.
-    pub passed: Option<usize>,
+    /// The request that was passed on, if its memory is counted: its generation. It is the last one in `to_tiny_http`.
+    pub passed: Option<(u64, Reservation)>,
 }
 
 /// The next step of the event loop with a connection that it has called.
@@ -121,10 +121,7 @@ pub const WORKING: usize = 2;
 struct InWork {
     traits: Traits,
     id: RequestId,
-    cors: Cors,
-    head_only: bool,
-    /// The memory of its head and its body, until a worker claims it.
-    held: Option<Reservation>,
+    echo: Echo,
     /// A worker has begun to execute it.
     begun: bool,
 }
@@ -160,15 +157,15 @@ impl Connection {
     }
 
     /// Hands the request that is in work over to the worker that has got it.
-    pub fn claim(&mut self, slot: Slot, limits: &Limits) -> Option<Claimed> {
-        let State::Working { since, request, .. } = &mut self.state else {
+    pub fn claim(&self, slot: Slot, limits: &Limits, held: Option<Reservation>) -> Option<Claimed> {
+        let State::Working { since, request, .. } = &self.state else {
             return None;
         };
         Some(Claimed {
             slot: slot.with_peer(request.client(self.peer)),
             id: request.id.clone(),
             deadline: *since + limits.request_timeout,
-            held: request.held.take(),
+            held,
         })
     }
 
@@ -268,9 +265,12 @@ impl Connection {
         if self.is_working() { Action::Wait } else { Action::Requeue }
     }
 
-    /// Ends what has taken too long. Only to be called when the deadline has passed.
+    /// Ends what has taken too long, if it has not been answered by now.
     pub fn expire(&mut self, index: u32, context: &mut Context) -> Action {
         match &self.state {
+            _ if self.deadline(&context.slots.limits).is_none_or(|at| at > context.now) => {
+                return Action::Wait;
+            }
             State::Arriving { .. } => self.refuse(&Error::RequestTimeout, context),
             State::Working { .. } => self.refuse(&Error::Busy(Reason::Unanswered), context),
             State::Idle { .. } => return self.close_if_idle(index, context),
@@ -287,6 +287,8 @@ impl Connection {
     /// answer is told 503.
     pub fn make_way(&mut self, why: Reason, index: u32, context: &mut Context) -> Action {
         match &self.state {
+            // A worker has begun to execute it, or has answered it.
+            _ if self.expendable().is_none() => Action::Wait,
             State::Idle { .. } => self.close_if_idle(index, context),
             State::Arriving { .. } | State::Working { .. } => self.turn_away(why, index, context),
             State::Writing { answer, .. } => {
@@ -324,23 +326,145 @@ impl Connection {
         }
     }
 
-    /// Hurries a client that is only read from so that it can read why it was refused.
-    pub fn hurry(&mut self, now: Instant) {
-        if let State::Lingering { until, .. } = &mut self.state {
-            *until = (*until).min(now + linger_time(true));
-        }
-    }
-
     /// Returns what the answer that is sent now takes from its request.
     fn echo(&mut self) -> Echo {
         match &mut self.state {
             State::Arriving { framing, .. } => framing.take_echo(),
-            State::Working { request, .. } => Echo {
-                id: Some(request.id.clone()),
-                cors: mem::take(&mut request.cors),
-                head_only: request.head_only,
-            },
+            State::Working { request, .. } => {
+                Echo { id: Some(request.id.clone()), ..mem::take(&mut request.echo) }
+            }
             _ => Echo::default(),
         }
+    }
+
+    fn read(&mut self, index: u32, context: &mut Context) -> Option<Action> {
+        if matches!(&self.state, State::Idle { input, .. } if !input.is_empty()) {
+            self.take_in(&[], index, context);
+            return None;
+        }
+        if !self.readable {
+            let is_over = context.stopping && matches!(self.state, State::Idle { .. });
+            return Some(if is_over { Action::Close } else { Action::Wait });
+        }
+        let scratch = mem::take(&mut context.scratch);
+        let action = match self.receive(scratch) {
+            Ok(0) => Some(Action::Close),
+            Ok(count) => {
+                self.take_in(&scratch[..count], index, context);
+                None
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => None,
+            Err(_) => Some(Action::Close),
+        };
+        context.scratch = scratch;
+        action
+    }
+
+    /// Reads once. With edge triggering the socket has to be read until it is known to be empty; a short read says so
+    /// as well as a failing one, unless the end has already been announced.
+    fn receive(&mut self, scratch: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let result = self.stream.read(scratch);
+            match &result {
+                Ok(count) => self.readable = *count == scratch.len() || self.ended,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(_) => self.readable = false,
+            }
+            return result;
+        }
+    }
+
+    /// Takes bytes that were just read, behind those that were read before, and enters the state that follows. A state
+    /// that it is in already keeps its deadline.
+    fn take_in(&mut self, fresh: &[u8], index: u32, context: &mut Context) {
+        let (slots, now) = (context.slots, context.now);
+        let (mut framing, mut input, mut began) = match mem::replace(&mut self.state, State::Closing) {
+            State::Arriving { since, framing, input } => (framing, input, Some(since)),
+            State::Idle { input, .. } => (Framing::default(), input, None),
+            other => return self.state = other,
+        };
+        let was_in_body = framing.is_in_body();
+        let slot = Slot::new(index, self.generation);
+        let to_tiny_http = context.to_tiny_http.tail();
+        let (before, mut used) = (to_tiny_http.len(), 0);
+        // A request that arrives in one piece needs no buffer.
+        let bytes = match input.is_empty() {
+            true => fresh,
+            false => {
+                input.extend_from_slice(fresh);
+                &input
+            }
+        };
+        let served = context.resources.served;
+        let step = framing.advance(bytes, &mut used, &slots.limits, served, slot, to_tiny_http);
+        let length = to_tiny_http.len() - before;
+        let mut input = bytes[used..].to_vec();
+        if let Ok(Parsed::Complete(mut traits)) = step {
+            if counted(input.len()) > slots.budget.available() {
+                // Requests behind this one are not answered, which the client sees by the end of the connection.
+                traits.persistence = Persistence::Close;
+                input = Vec::new();
+            }
+            self.held.set(counted(input.len()));
+            let mut echo = framing.take_echo();
+            let id = echo.id.take().unwrap_or_else(RequestId::new);
+            let request = InWork { traits, id, echo, begun: false };
+            self.state = State::Working { since: now, request, input };
+            return self.pass_on(length, context);
+        }
+        if framing.is_in_body() != was_in_body {
+            began = None;
+        }
+        // All of a body is counted before it arrives.
+        let memory = counted(input.len()) + framing.most(&slots.limits).map_or(0, counted);
+        self.held.set(memory);
+        let fits = slots.budget.held() <= slots.budget.limit();
+        self.state = State::Arriving { since: began.unwrap_or(now), framing, input };
+        match step {
+            Err(error) => self.refuse(&error, context),
+            // If so little does not fit, the client has not read earlier answers; it gets no more.
+            Ok(Parsed::Continue)
+                if fits
+                    && self.stream.send_with_flags(CONTINUE, MSG_NOSIGNAL).ok() != Some(CONTINUE.len()) =>
+            {
+                self.give_up();
+            }
+            Ok(_) => {}
+        }
+    }
+
+    /// Answers a request that is complete at once, or passes it on. `length`: its bytes, the last ones of those for
+    /// tiny_http.
+    fn pass_on(&mut self, length: usize, context: &mut Context) {
+        let slots = context.slots;
+        if let Some(answer) = self.answer_at_once(context) {
+            context.to_tiny_http.take_back(length);
+            // The event loop goes on with this connection in any case.
+            self.answer(answer, None, context.stopping);
+        } else if slots.requests.load(Ordering::Relaxed) >= 2 * slots.limits.max_connections {
+            // Abandoned requests stay in tiny_http's queue until a worker claims them. Without a bound, stuck workers
+            // would let it grow as long as clients retry.
+            context.to_tiny_http.take_back(length);
+            self.refuse(&Error::Busy(Reason::TooManyRequests), context);
+        } else {
+            slots.requests.fetch_add(1, Ordering::Relaxed);
+            context.passed = (counted(length) > 0).then(|| (self.generation, slots.budget.count(length)));
+        }
+    }
+
+    /// Returns the answer to a request that needs no worker.
+    fn answer_at_once(&self, context: &Context) -> Option<Response> {
+        let State::Working { request, .. } = &self.state else {
+            return None;
+        };
+        let (method, path) = request.traits.at_once?;
+        let answer = (context.resources.answer_at_once)(method, path)?;
+        let (method, status) = (method.name(), answer.status);
+        log::debug!(
+            method = method, path = path, status = status, client:% = ClientName(request.client(self.peer)),
+            request_id:% = request.id;
+            "{method} {path} {status} at once"
+        );
+        Some(answer)
     }
 }

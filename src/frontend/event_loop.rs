@@ -7,13 +7,15 @@ mod admission;
 
 use super::{
     Listener, Resources,
-    connection::{Action, Connection, Context, interest, linger_time},
-    shared::Shared,
+    connection::{Action, Connection, Context, LINGER_TIME, interest},
+    slots::{Entry, Slots},
     to_tiny_http::ToTinyHttp,
 };
-use crate::error::{Error, Reason};
+use crate::{
+    config::Limits,
+    error::{Error, Reason},
+};
 pub use admission::MAX_SURPLUS;
-use admission::Search;
 use mio::{Events, Interest, Poll, Token, net, unix::SourceFd};
 use std::{
     io::{self, ErrorKind, Read},
@@ -39,7 +41,7 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(20);
 /// The state of the frontend's thread.
 pub struct EventLoop {
     poll: Poll,
-    pub shared: Arc<Shared>,
+    slots: Arc<Slots>,
     listener: Option<Listener>,
     private: net::UnixStream,
     private_awaits_writable: bool,
@@ -49,7 +51,6 @@ pub struct EventLoop {
     scratch: Box<[u8]>,
     /// Connections that count, up to `max_connections`.
     admitted: usize,
-    search: Option<Search>,
     /// Connections that were ever opened.
     opened: u64,
     /// Slots that were used and are free.
@@ -67,7 +68,7 @@ impl EventLoop {
     /// Registers what the loop listens to.
     pub fn new(
         poll: Poll,
-        shared: Arc<Shared>,
+        slots: Arc<Slots>,
         listener: Listener,
         private: UnixStream,
         resources: Resources,
@@ -79,7 +80,7 @@ impl EventLoop {
         registry.register(&mut private, PRIVATE, Interest::READABLE)?;
         Ok(EventLoop {
             poll,
-            shared,
+            slots,
             listener: Some(listener),
             private,
             private_awaits_writable: false,
@@ -87,7 +88,6 @@ impl EventLoop {
             resources,
             scratch: vec![0; SCRATCH_BYTES].into(),
             admitted: 0,
-            search: None,
             opened: 0,
             free: Vec::new(),
             requeued: Vec::new(),
@@ -98,7 +98,7 @@ impl EventLoop {
     }
 
     /// Runs until a stop is over. Errors are the end of all service.
-    pub fn run(&mut self, on_broken: &mut dyn FnMut()) -> io::Result<()> {
+    pub fn run(&mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(EVENTS);
         loop {
             match self.poll.poll(&mut events, self.timeout()) {
@@ -106,13 +106,12 @@ impl EventLoop {
                 result => result?,
             }
             let now = Instant::now();
-            let mut private = Ok(());
             let mut due = mem::take(&mut self.requeued);
             for event in &events {
                 match event.token() {
                     LISTENER => self.accept_at = Some(self.accept_at.unwrap_or(now)),
-                    WAKER => self.shared.take_scheduled(&mut due),
-                    PRIVATE => private = self.read_private(),
+                    WAKER => self.slots.take_scheduled(&mut due),
+                    PRIVATE => self.read_private()?,
                     Token(index) => self.call(index as u32, now, |connection, context| {
                         connection.note(event);
                         connection.advance(index as u32, context)
@@ -132,14 +131,12 @@ impl EventLoop {
             if self.sweep_at.is_some_and(|at| at <= now) {
                 self.sweep(now);
             }
-            if self.shared.shortage.swap(false, Ordering::Relaxed) {
+            if self.slots.shortage.swap(false, Ordering::Relaxed) {
                 self.free_memory(now);
             }
-            if let Err(error) = private.and_then(|()| self.flush()) {
-                self.break_down(&error, now);
-                on_broken();
-            }
-            if self.stop(now) {
+            let is_over = self.stop(now);
+            self.flush()?;
+            if is_over {
                 return Ok(());
             }
         }
@@ -157,27 +154,28 @@ impl EventLoop {
 
     /// Calls one connection, and does what it asks for then.
     fn call(&mut self, index: u32, now: Instant, work: impl FnOnce(&mut Connection, &mut Context) -> Action) {
-        let shared = &*self.shared;
-        let Some(mut entry) = self.shared.slots.get(index) else {
+        let slots = &*self.slots;
+        let Some(mut entry) = slots.lock(index) else {
             return;
         };
-        let Some(connection) = &mut *entry else {
+        let Entry { connection: Some(connection), passed } = &mut *entry else {
             return;
         };
-        let (peer, was_surplus) = (connection.peer(), connection.is_surplus());
+        let (peer, was_surplus, held) = (connection.peer(), connection.is_surplus(), connection.memory());
         let mut context = Context {
             now,
-            shared,
+            slots,
             registry: self.poll.registry(),
             scratch: &mut self.scratch,
             to_tiny_http: &mut self.to_tiny_http,
             resources: &self.resources,
             stopping: self.stop_at.is_some(),
-            grown: false,
             passed: None,
         };
         let action = work(connection, &mut context);
-        let (grown, passed) = (context.grown, context.passed);
+        let has_passed = context.passed.is_some();
+        let grown = has_passed || connection.memory() > held;
+        passed.extend(context.passed);
         if !was_surplus && (connection.is_surplus() || action == Action::Close) {
             self.admitted -= 1;
         }
@@ -185,13 +183,13 @@ impl EventLoop {
             Action::Wait => {}
             Action::Requeue => self.requeued.push(index),
             Action::Close => {
-                *entry = None;
+                entry.connection = None;
                 self.free.push(index);
             }
         }
         drop(entry);
-        if grown && self.shared.budget.held() > self.shared.budget.limit() {
-            self.make_memory(index, peer, passed, now);
+        if grown && slots.budget.held() > slots.budget.limit() {
+            self.make_memory(index, peer, has_passed, now);
         }
     }
 
@@ -219,22 +217,9 @@ impl EventLoop {
         }
     }
 
-    fn break_down(&mut self, error: &io::Error, now: Instant) {
-        self.shared.break_down(error);
-        self.to_tiny_http = ToTinyHttp::default();
-        for index in 0..self.shared.slots.used() {
-            self.call(index, now, |connection, context| {
-                if connection.is_working() {
-                    connection.refuse(&Error::Busy(Reason::Broken), context);
-                }
-                connection.advance(index, context)
-            });
-        }
-    }
-
     /// Starts or continues a stop, if there is one. Returns whether it is over.
     fn stop(&mut self, now: Instant) -> bool {
-        if !self.shared.stopping.load(Ordering::SeqCst) {
+        if !self.slots.stopping.load(Ordering::SeqCst) {
             return false;
         }
         if self.stop_at.is_none() {
@@ -247,20 +232,17 @@ impl EventLoop {
             }
             self.listener = None;
             self.accept_at = None;
-            self.stop_at = Some(now + self.shared.limits.stop_timeout);
-            for index in 0..self.shared.slots.used() {
+            self.stop_at = Some(now + self.slots.limits.stop_timeout);
+            for index in 0..self.slots.used() {
                 self.call(index, now, |connection, context| {
-                    connection.hurry(now);
                     connection.note_readable();
                     connection.advance(index, context)
                 });
             }
-            // Requests may have arrived with the last reads. The next iteration meets a failure again.
-            let _ = self.flush();
             self.sweep_at = Some(now + SWEEP_PAUSE);
         }
         let late = self.stop_at.is_some_and(|at| at <= now);
-        self.is_empty() || late || self.shared.aborted.load(Ordering::SeqCst)
+        self.is_empty() || late || self.slots.aborted.load(Ordering::SeqCst)
     }
 
     /// Ends requests, answers and connections whose deadline has passed.
@@ -269,51 +251,42 @@ impl EventLoop {
     /// less time than the shortest limit.
     fn sweep(&mut self, now: Instant) {
         let mut next = now + self.shortest_limit();
-        let late = self.shared.slots.each(|index, connection| {
-            let at = connection.deadline(&self.shared.limits)?;
+        let late = self.slots.each(|index, connection| {
+            let at = connection.deadline(&self.slots.limits)?;
             if at > now {
                 next = next.min(at);
             }
             (at <= now).then_some(index)
         });
         for index in late {
-            self.call(index, now, |connection, context| {
-                // It may have been answered in between.
-                match connection.deadline(&context.shared.limits).is_some_and(|at| at <= now) {
-                    true => connection.expire(index, context),
-                    false => Action::Wait,
-                }
-            });
+            self.call(index, now, |connection, context| connection.expire(index, context));
         }
         self.sweep_at = (!self.is_empty()).then(|| next.max(now + SWEEP_PAUSE));
     }
 
     /// Returns the shortest time that a state of a connection has.
     fn shortest_limit(&self) -> Duration {
-        let limits = &self.shared.limits;
-        let all = [
-            limits.head_timeout,
-            limits.body_timeout,
-            limits.idle_timeout,
-            limits.write_timeout,
-            limits.request_timeout,
-            linger_time(self.stop_at.is_some()),
-        ];
-        all.into_iter().min().expect("there are some")
+        let Limits { head_timeout, body_timeout, idle_timeout, write_timeout, .. } = self.slots.limits;
+        let all = [head_timeout, body_timeout, idle_timeout, write_timeout, LINGER_TIME];
+        all.into_iter().fold(self.slots.limits.request_timeout, Duration::min)
     }
 
     /// Returns whether there is no connection.
     fn is_empty(&self) -> bool {
-        self.free.len() == self.shared.slots.used() as usize
+        self.free.len() == self.slots.used() as usize
     }
 
-    /// Leaves nothing open. The slots outlive the loop: workers hold them.
+    /// Leaves nothing open: what is in work is answered 503, as far as the socket takes it at once. The slots outlive the
+    /// loop: workers hold them.
     pub fn clear(&mut self) {
         self.listener = None;
         let now = Instant::now();
-        for index in 0..self.shared.slots.used() {
+        for index in 0..self.slots.used() {
             self.call(index, now, |connection, context| {
-                connection.cut_off(context);
+                if connection.is_working() {
+                    connection.refuse(&Error::Busy(Reason::Stopped), context);
+                    connection.advance(index, context);
+                }
                 Action::Close
             });
         }

@@ -2,7 +2,7 @@
 //!
 //! Owns the life of a Unix socket's file. Binds every socket that clients connect to. Knows nothing of HTTP.
 
-use nix::unistd::{AccessFlags, Uid, access};
+use nix::unistd::{AccessFlags, access};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::{
     fmt, fs, io,
@@ -20,8 +20,8 @@ const BACKLOG: i32 = 4096;
 /// A socket that clients connect to. Dropping it frees the port, and removes the file that it made.
 pub struct Listener {
     socket: Socket,
-    /// The file of a Unix socket that was bound here.
-    file: Option<File>,
+    /// The path and the inode of the file of a Unix socket that was bound here.
+    file: Option<(PathBuf, u64)>,
     /// A supervisor has passed the socket, and goes on listening when this process stops.
     is_passed: bool,
 }
@@ -39,8 +39,8 @@ impl Bound {
     /// Binds `host`, an address or a name, or looks whether `unix:/path` can be bound; `::` takes IPv4 as well. Port 0
     /// is a free one.
     ///
-    /// A Unix socket's file that no process listens on will be replaced if it belongs to this user; one that is in
-    /// use, or a file of another kind, is an error. Blocks for as long as looking a host name up takes.
+    /// A Unix socket's file that no process listens on will be replaced; one that is in use, or a file of another kind, is
+    /// an error. Blocks for as long as looking a host name up takes.
     pub fn new(host: &str, port: u16) -> io::Result<Bound> {
         if let Some(path) = host.strip_prefix("unix:") {
             check_unix(Path::new(path))?;
@@ -48,14 +48,11 @@ impl Bound {
         }
         let host = host.strip_prefix('[').unwrap_or(host);
         let host = host.strip_suffix(']').unwrap_or(host);
-        let mut result = Err(io::Error::new(io::ErrorKind::NotFound, "the host name has no address"));
-        for address in (host, port).to_socket_addrs()? {
-            result = bind_tcp(address);
-            if result.is_ok() {
-                break;
-            }
-        }
-        result.map(Bound::Tcp)
+        let bound = (host, port).to_socket_addrs()?.map(bind_tcp);
+        // The first that can be bound, or the last error.
+        let bound = bound.reduce(Result::or);
+        let none = || Err(io::Error::new(io::ErrorKind::NotFound, "the host name has no address"));
+        bound.unwrap_or_else(none).map(Bound::Tcp)
     }
 
     /// Listens. An error if another process has begun to listen there since.
@@ -108,7 +105,7 @@ impl Listener {
         self.socket.as_raw_fd()
     }
 
-    fn new(socket: Socket, file: Option<File>, is_passed: bool) -> io::Result<Listener> {
+    fn new(socket: Socket, file: Option<(PathBuf, u64)>, is_passed: bool) -> io::Result<Listener> {
         socket.set_nonblocking(true)?;
         let address = socket.local_addr()?;
         if address.as_socket().is_some() {
@@ -146,9 +143,9 @@ fn bind_tcp(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Checks that the path can be bound: it is free, or has the file of a socket of this user's that is not in use.
+/// Checks that the path can be bound: it is free, or has the file of a socket that is not in use.
 fn check_unix(path: &Path) -> io::Result<()> {
-    use io::ErrorKind::{AddrInUse, AlreadyExists, InvalidInput, PermissionDenied};
+    use io::ErrorKind::{AlreadyExists, InvalidInput, NotFound};
     if path.as_os_str().is_empty() {
         // The system would make a name up.
         return Err(io::Error::new(InvalidInput, "the path of the socket is empty"));
@@ -158,16 +155,12 @@ fn check_unix(path: &Path) -> io::Result<()> {
         Ok(found) if !found.file_type().is_socket() => {
             Err(io::Error::new(AlreadyExists, "the path is taken by something that is not a socket"))
         }
-        Ok(_) if in_use(&address)? => Err(AddrInUse.into()),
-        Ok(found) if found.uid() != Uid::effective().as_raw() => Err(io::Error::new(
-            PermissionDenied,
-            "a socket of another user's is there, which no process listens on",
-        )),
-        Ok(_) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            access(parent(path), AccessFlags::W_OK).map_err(io::Error::from)
+        Ok(_) if in_use(&address)? => Err(io::ErrorKind::AddrInUse.into()),
+        Err(error) if error.kind() != NotFound => Err(error),
+        _ => {
+            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            access(parent.unwrap_or(Path::new(".")), AccessFlags::W_OK).map_err(io::Error::from)
         }
-        Err(error) => Err(error),
     }
 }
 
@@ -180,56 +173,32 @@ fn listen_unix(path: &Path) -> io::Result<Listener> {
     }
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.bind(&SockAddr::unix(path)?)?;
-    let file = File::new(path)?;
+    let made = fs::symlink_metadata(path)?;
+    let file = (std::path::absolute(path)?, made.ino());
     socket.listen(BACKLOG)?;
     Listener::new(socket, Some(file), false)
-}
-
-fn parent(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Returns whether a process listens there. Does not wait for it: a full backlog is a yes.
 fn in_use(address: &SockAddr) -> io::Result<bool> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
-    match socket.connect(address) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(false),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        _ => Ok(true),
-    }
-}
-
-/// A Unix socket's file, removed with this value if it is still the one that was made.
-struct File {
-    path: PathBuf,
-    device: u64,
-    inode: u64,
-}
-
-impl File {
-    fn new(path: &Path) -> io::Result<File> {
-        let made = fs::symlink_metadata(path)?;
-        Ok(File { path: std::path::absolute(path)?, device: made.dev(), inode: made.ino() })
-    }
-}
-
-impl Drop for File {
-    fn drop(&mut self) {
-        if let Ok(found) = fs::symlink_metadata(&self.path)
-            && (found.dev(), found.ino()) == (self.device, self.inode)
-        {
-            // The next start replaces a file that is left.
-            let _ = fs::remove_file(&self.path);
-        }
-    }
+    let result = socket.connect(address);
+    Ok(!result.is_err_and(|error| {
+        matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
+    }))
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
+        // Before the socket is closed: a server that starts now would take the file for a stale one. The next start
+        // replaces a file that is left.
+        if let Some((path, inode)) = &self.file
+            && fs::symlink_metadata(path).is_ok_and(|found| found.ino() == *inode)
+        {
+            let _ = fs::remove_file(path);
+        }
         if !self.is_passed {
-            // Before the socket is closed: a server that starts now would take the file for a stale one.
-            self.file = None;
             // To close it is not enough: a process that another thread starts holds a copy until it runs its
             // program (187 of 20,000 ports were not free at once where six threads started processes).
             let _ = self.socket.shutdown(Shutdown::Both);

@@ -29,9 +29,9 @@ impl Peer {
 }
 
 /// A client as log lines name it, behind a trusted proxy too: its address, or `unix`.
-pub struct Client(pub Option<IpAddr>);
+pub struct ClientName(pub Option<IpAddr>);
 
-impl fmt::Display for Client {
+impl fmt::Display for ClientName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(address) => address.fmt(f),

@@ -1,67 +1,220 @@
-//! The table of connections, which the event loop and the workers share, and the names of requests in it.
+//! The state that the event loop and the workers share: the table of connections, the memory, and how one wakes the
+//! other; and what a worker may do with a request, which it names by its [`Slot`].
 //!
-//! Owns the locks of the frontend. Each slot has its own, so a worker that answers one client never waits for another.
+//! Owns the locks of the frontend. Each slot has its own: a worker holds one for one non-blocking write at most, so it
+//! never waits for a client, nor for another worker.
 
 use super::{
-    connection::{Connection, DOING},
-    peers::Client,
+    connection::{Connection, DOING, Delivery},
+    event_loop::MAX_SURPLUS,
+    peers::ClientName,
+    warnings::Warnings,
 };
+use crate::{
+    budget::{Budget, Reservation},
+    config::Limits,
+    error::Reason,
+    http::{RequestId, Response},
+};
+use mio::Waker;
 use parking_lot::{Mutex, MutexGuard};
 use std::{
     fmt,
     net::IpAddr,
     str::FromStr,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
+    time::Instant,
 };
 
 /// A slot for each client that there may be.
 pub struct Slots {
-    slots: Box<[Mutex<Option<Box<Connection>>>]>,
+    entries: Box<[Mutex<Entry>]>,
     /// How many slots were ever used, from the first one on.
     used: AtomicU32,
+    /// The number of requests between the frontend and the workers.
+    pub(super) requests: AtomicUsize,
+    pub(super) budget: Budget,
+    /// A worker waits for memory: connections are to be closed.
+    pub(super) shortage: AtomicBool,
+    pub(super) limits: Limits,
+    waker: Waker,
+    /// Answers say `Connection: close`, and nothing new is begun.
+    pub(super) stopping: AtomicBool,
+    /// The stop ends now.
+    pub(super) aborted: AtomicBool,
+    /// Connections that need the event loop after a worker's answer.
+    scheduled: Mutex<Vec<u32>>,
+    /// Warnings about clients that are answered 503.
+    pub(super) unavailable: Warnings,
+}
+
+/// The contents of a slot.
+#[derive(Default)]
+pub(super) struct Entry {
+    pub connection: Option<Box<Connection>>,
+    /// The memory of requests that were passed on, by their generation, until a worker claims them: tiny_http holds
+    /// them for that time, even if their connection has ended.
+    pub passed: Vec<(u64, Reservation)>,
+}
+
+impl Entry {
+    /// Returns the connection of a request, if the request still waits for its answer.
+    fn awaiting(&mut self, slot: Slot) -> Option<&mut Connection> {
+        self.connection.as_deref_mut().filter(|connection| connection.awaits(slot.generation))
+    }
+}
+
+/// A request that a worker has claimed.
+pub struct Claimed {
+    /// Where it is answered.
+    pub slot: Slot,
+    pub id: RequestId,
+    /// When the frontend answers it 503.
+    pub deadline: Instant,
+    /// Its memory, to be kept for as long as the request is.
+    pub held: Option<Reservation>,
+}
+
+/// For workers.
+impl Slots {
+    /// Claims the request whose target has this fragment. To be called exactly once for every request that tiny_http
+    /// hands out, as soon as it does: this is how the frontend knows how many are in flight.
+    ///
+    /// `None` if the client does not wait for the answer any more; such a request is to be dropped.
+    pub fn claim(&self, fragment: &str) -> Option<Claimed> {
+        self.requests.fetch_sub(1, Ordering::Relaxed);
+        let slot = fragment.parse::<Slot>().ok()?;
+        let mut entry = self.lock(slot.index)?;
+        let passed = entry.passed.iter().position(|(generation, _)| *generation == slot.generation);
+        let held = passed.map(|at| entry.passed.swap_remove(at).1);
+        entry.awaiting(slot)?.claim(slot, &self.limits, held)
+    }
+
+    /// Sends the answer to its client, as much of it as the socket takes at once; of an answer that is to be cut short,
+    /// so many bytes at most. Returns `None` if it comes too late: the frontend has answered 503 by then, or the client
+    /// is gone.
+    ///
+    /// Never blocks: the event loop sends the bytes that the client's socket does not take at once, and counts them.
+    /// `held` is the worker's reservation for the answer.
+    pub fn answer(
+        &self,
+        slot: Slot,
+        response: Response,
+        cut: Option<usize>,
+        held: Option<Reservation>,
+    ) -> Option<Delivery> {
+        let stopping = self.stopping.load(Ordering::SeqCst);
+        let (delivery, unfinished) = self.lock(slot.index)?.awaiting(slot)?.answer(response, cut, stopping);
+        // The bytes that are left are counted by the connection now.
+        drop(held);
+        if unfinished {
+            self.schedule(slot.index);
+        }
+        Some(delivery)
+    }
+
+    /// Counts the connections in each state of [`DOING`], and returns how many there may be. Looks at each of them.
+    pub fn connections(&self) -> (impl Iterator<Item = (&'static str, usize)>, usize) {
+        let mut counts = [0; DOING.len()];
+        self.each(|_, connection| Some(connection.doing())).into_iter().for_each(|doing| counts[doing] += 1);
+        (DOING.into_iter().zip(counts), self.limits.max_connections)
+    }
+
+    /// Warns that a request is refused, at most once a second for each reason.
+    pub fn warn(&self, why: Reason, slot: Slot, id: &RequestId) {
+        self.unavailable.warn(Instant::now(), why.text(), Some((slot.peer, id)));
+    }
+
+    /// Marks a request as being executed, so that it is not given up for other clients. Returns whether its client still
+    /// waits for the answer.
+    pub fn begin(&self, slot: Slot) -> bool {
+        self.lock(slot.index).is_some_and(|mut entry| entry.awaiting(slot).map(Connection::begin).is_some())
+    }
+
+    /// Returns whether the client does not wait for the answer any more, so that work on it would be in vain. Cheap.
+    pub fn abandoned(&self, slot: Slot) -> bool {
+        self.lock(slot.index).is_none_or(|mut entry| entry.awaiting(slot).is_none())
+    }
 }
 
 impl Slots {
-    /// Creates so many free slots.
-    pub fn new(count: usize) -> Slots {
-        Slots { slots: (0..count).map(|_| Mutex::default()).collect(), used: AtomicU32::new(0) }
+    /// Creates free slots for so many connections as the limits allow.
+    pub(super) fn new(limits: Limits, budget: Budget, waker: Waker) -> Slots {
+        Slots {
+            entries: (0..limits.max_connections + MAX_SURPLUS).map(|_| Mutex::default()).collect(),
+            used: AtomicU32::default(),
+            requests: AtomicUsize::default(),
+            budget,
+            shortage: AtomicBool::default(),
+            limits,
+            waker,
+            stopping: AtomicBool::default(),
+            aborted: AtomicBool::default(),
+            scheduled: Mutex::default(),
+            unavailable: Warnings::default(),
+        }
     }
 
     /// Locks a slot, if there is one of that index.
-    pub fn get(&self, index: u32) -> Option<MutexGuard<'_, Option<Box<Connection>>>> {
-        Some(self.slots.get(index as usize)?.lock())
-    }
-
-    /// Calls `work` with the connection of a request, if the request still waits for its answer.
-    pub fn awaiting<T>(&self, slot: Slot, work: impl FnOnce(&mut Connection) -> T) -> Option<T> {
-        let mut entry = self.get(slot.index)?;
-        entry
-            .as_mut()
-            .filter(|connection| connection.awaits(slot.generation))
-            .map(|connection| work(connection))
+    pub(super) fn lock(&self, index: u32) -> Option<MutexGuard<'_, Entry>> {
+        Some(self.entries.get(index as usize)?.lock())
     }
 
     /// Returns how many slots were ever used.
-    pub fn used(&self) -> u32 {
+    pub(super) fn used(&self) -> u32 {
         self.used.load(Ordering::Relaxed)
     }
 
     /// Returns the index of a slot that was never used. Only the event loop may call it.
-    pub fn next_unused(&self) -> u32 {
+    pub(super) fn next_unused(&self) -> u32 {
         self.used.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Collects what `of` returns for each connection and its index. One slot is locked at a time.
-    pub fn each<T>(&self, mut of: impl FnMut(u32, &Connection) -> Option<T>) -> Vec<T> {
-        let used = &self.slots[..self.used() as usize];
-        (0..).zip(used).filter_map(|(index, slot)| of(index, slot.lock().as_ref()?)).collect()
+    pub(super) fn each<T>(&self, mut of: impl FnMut(u32, &Connection) -> Option<T>) -> Vec<T> {
+        let used = &self.entries[..self.used() as usize];
+        (0..).zip(used).filter_map(|(index, entry)| of(index, entry.lock().connection.as_deref()?)).collect()
     }
 
-    /// Counts the connections in each state of [`DOING`].
-    pub fn count(&self) -> [usize; DOING.len()] {
-        let mut counts = [0; DOING.len()];
-        self.each(|_, connection| Some(connection.doing())).into_iter().for_each(|doing| counts[doing] += 1);
-        counts
+    /// Has the event loop advance a connection. Only the first of several calls wakes it.
+    fn schedule(&self, index: u32) {
+        let mut scheduled = self.scheduled.lock();
+        scheduled.push(index);
+        if scheduled.len() == 1 {
+            drop(scheduled);
+            self.wake();
+        }
+    }
+
+    /// Moves the scheduled connections to the end of a list.
+    pub(super) fn take_scheduled(&self, into: &mut Vec<u32>) {
+        into.append(&mut self.scheduled.lock());
+    }
+
+    /// Has the event loop close connections for the memory that they hold.
+    pub(super) fn report_shortage(&self) {
+        if !self.shortage.swap(true, Ordering::Relaxed) {
+            self.wake();
+        }
+    }
+
+    /// Starts draining, as [`super::Frontend::stop`] does, and returns at once. Doing it again changes nothing.
+    pub(super) fn drain(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// Ends the frontend now: what is in work is answered 503. Returns at once.
+    pub(super) fn abort(&self) {
+        self.aborted.store(true, Ordering::SeqCst);
+        self.drain();
+    }
+
+    /// Ends the event loop's wait for events.
+    fn wake(&self) {
+        if let Err(error) = self.waker.wake() {
+            log::error!("answers may be late, as the frontend cannot be woken ({error}): restart userd");
+        }
     }
 }
 
@@ -89,14 +242,9 @@ impl Slot {
         self.peer
     }
 
-    /// Returns the index of the slot.
-    pub(super) fn index(&self) -> u32 {
-        self.index
-    }
-
     /// Returns the client as the log names it.
     pub fn client(&self) -> impl fmt::Display {
-        Client(self.peer)
+        ClientName(self.peer)
     }
 }
 
@@ -134,9 +282,12 @@ mod tests {
 
     #[test]
     fn slots_that_were_never_used() {
-        let slots = Slots::new(2);
-        assert!(slots.get(1).is_some_and(|slot| slot.is_none()) && slots.get(2).is_none());
+        let poll = mio::Poll::new().unwrap();
+        let waker = Waker::new(poll.registry(), mio::Token(0)).unwrap();
+        let limits = Limits { max_connections: 2, ..Limits::default() };
+        let slots = Slots::new(limits, Budget::new(0), waker);
+        assert!(slots.lock(1).is_some_and(|entry| entry.connection.is_none()));
         assert_eq!((slots.used(), slots.next_unused(), slots.used()), (0, 0, 1));
-        assert!(slots.get(u32::MAX).is_none());
+        assert!(slots.lock(u32::MAX).is_none());
     }
 }

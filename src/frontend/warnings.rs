@@ -1,6 +1,6 @@
 //! Warnings about clients that are answered 503: at most one a second for each reason, however many there are.
 
-use super::peers::Client;
+use super::peers::ClientName;
 use crate::http::{RequestId, log_line};
 use parking_lot::Mutex;
 use std::{
@@ -10,7 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-const PAUSE: Duration = Duration::from_secs(1);
+/// The least time between two lines about one reason.
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The time of the last line about each reason, and how often there was none since.
 #[derive(Default)]
@@ -20,12 +21,12 @@ impl Warnings {
     /// Logs a warning, if the last one for this reason is long enough ago. `refused`: the client's address, `None` on a
     /// Unix socket, and the request that is refused, if there is one.
     pub fn warn(&self, now: Instant, what: &str, refused: Option<(Option<IpAddr>, &RequestId)>) {
-        let Some(skipped) = self.due(now, what) else {
+        let Some(skipped) = self.count(now, what) else {
             return;
         };
         let mut line = format!("503: {what}");
         if let Some((client, _)) = refused {
-            line += &format!(", client={}", Client(client));
+            line += &format!(", client={}", ClientName(client));
         }
         if skipped > 0 {
             line += &format!(" (and {skipped} more since the last such line)");
@@ -33,14 +34,14 @@ impl Warnings {
         log_line(log::Level::Warn, refused.map(|(_, id)| id), format_args!("{line}"));
     }
 
-    /// Returns how many warnings were skipped, if there is to be a line now.
-    fn due(&self, now: Instant, what: &str) -> Option<u64> {
+    /// Counts a warning. Returns how many were skipped since the last line; `None` if this one is skipped, too.
+    fn count(&self, now: Instant, what: &str) -> Option<u64> {
         let mut reasons = self.0.lock();
         let Some((last, skipped)) = reasons.get_mut(what) else {
             reasons.insert(what.to_owned(), (now, 0));
             return Some(0);
         };
-        if now < *last + PAUSE {
+        if now < *last + INTERVAL {
             *skipped += 1;
             return None;
         }
@@ -56,8 +57,11 @@ mod tests {
     #[test]
     fn one_line_a_second_for_each_reason() {
         let (warnings, start) = (Warnings::default(), Instant::now());
-        let due = |time, what| warnings.due(start + Duration::from_millis(time), what);
-        assert_eq!((due(0, "a"), due(1, "a"), due(1, "b"), due(999, "a")), (Some(0), None, Some(0), None));
-        assert_eq!((due(1000, "a"), due(1001, "b"), due(2000, "a")), (Some(2), Some(0), Some(0)));
+        let count = |time, what| warnings.count(start + Duration::from_millis(time), what);
+        assert_eq!(
+            (count(0, "a"), count(1, "a"), count(1, "b"), count(999, "a")),
+            (Some(0), None, Some(0), None)
+        );
+        assert_eq!((count(1000, "a"), count(1001, "b"), count(2000, "a")), (Some(2), Some(0), Some(0)));
     }
 }

@@ -143,17 +143,18 @@ impl<T> Lanes<T> {
         self.queue(Queued { needs, ..command })
     }
 
-    /// Queues a command that met a lock, behind a pause of 10 to 80 ms. Gives it back if its time is up.
-    pub fn retry(&mut self, mut command: Queued<T>, now: Instant) -> Result<(), Queued<T>> {
+    /// Queues a command that met a lock, behind a pause of 10 to 80 ms. Ends it and gives it back if its time is up.
+    pub fn retry(&mut self, mut command: Queued<T>, now: Instant) -> Option<T> {
         command.due = now + retry_pause(command.retries);
         if command.due > command.arrived + self.capacity.retry_for {
-            return Err(command);
+            self.done(&command);
+            return Some(command.work);
         }
         command.retries += 1;
         self.queued += 1;
         let queue = if command.needs.lane == Lane::Hash { HASH } else { RETRY };
         self.queues[queue].waiting.push_back(command);
-        Ok(())
+        None
     }
 
     /// Frees the row of a command that was answered, or that no client waits for.

@@ -15,15 +15,11 @@ use crate::{
     http::Method,
 };
 use lanes::Capacity;
-use parking_lot::Mutex;
 use relay::Relay;
 use std::{
     io,
     net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -38,16 +34,12 @@ pub struct Server {
     app: Arc<App>,
     base_url: String,
     addr: Option<SocketAddr>,
-    /// Behind a lock only to be `Sync`.
-    stages: Mutex<Option<Stages>>,
-    drain_delay: Duration,
-    stop_timeout: Duration,
-}
-
-struct Stages {
-    frontend: Frontend,
+    /// `None` after a stop.
+    frontend: Option<Frontend>,
     workers: Workers,
     _relay: Relay,
+    drain_delay: Duration,
+    stop_timeout: Duration,
 }
 
 /// Checks that the process may open the descriptors that a server of these settings needs, and raises their limit.
@@ -90,10 +82,12 @@ impl BoundServer {
         BoundServer { faults: Some(faults), ..self }
     }
 
-    /// Starts the server on this address, whatever address `config` has now; otherwise as [`Server::start_watched`].
+    /// Starts the server on this address, whatever address `config` has now; otherwise as [`Server::start`].
     ///
     /// `on_listening` is called when the process has all that it may take privileges to get, and before anything of a
     /// client is read: a program that was started by root becomes another user there. Its error ends the start.
+    /// `on_broken` is called, once and on a thread of the server's, if a defect ends the thread that serves clients, or
+    /// breaks the stream between the stages: the port is closed by then, and the process should be restarted.
     pub fn start(
         self,
         config: Config,
@@ -102,7 +96,10 @@ impl BoundServer {
     ) -> Result<Server, StartError> {
         let (wanted, possible) = (config.limits.max_connections, descriptors::connections(&config)?);
         if possible < wanted {
-            log::warn!("the limit of open descriptors suffices for {possible} connections, not {wanted}");
+            log::warn!(
+                "the limit of open descriptors suffices for {possible} connections: raise it (ulimit -n; LimitNOFILE= \
+                 of a unit), or lower MAX_CONNECTIONS, now {wanted}"
+            );
         }
         let limits = Limits { max_connections: possible, ..config.limits.clone() };
         let mut app = App::open(&config)?;
@@ -111,9 +108,7 @@ impl BoundServer {
         app.serve_ui(config.serves_ui(addr));
         let app = Arc::new(app);
         let stages = || {
-            static SERVERS: AtomicU32 = AtomicU32::new(0);
-            let thread = format!("http-{}", SERVERS.fetch_add(1, Ordering::Relaxed));
-            let (relay, http, stream) = Relay::start(&thread)?;
+            let (relay, http, stream) = Relay::start()?;
             on_listening()?;
             let health = app.health.clone();
             let counts = app.metrics.clone();
@@ -129,14 +124,14 @@ impl BoundServer {
                 answer_at_once,
                 metrics: app.metrics.clone(),
             };
-            let (frontend, responder) = Frontend::open(listener, limits, resources, stream, on_broken)?;
+            let (frontend, slots) = Frontend::open(listener, limits, resources, stream, on_broken)?;
             let capacity = Capacity {
                 sessions: config.workers.min(config.db_pool_size as usize),
                 hashers: app.hashers(),
                 cores: thread::available_parallelism().map_or(1, usize::from),
                 retry_for: config.limits.request_timeout / 2,
             };
-            let workers = Workers::start(http, responder, app.clone(), capacity, self.faults)?;
+            let workers = Workers::start(http, slots, app.clone(), capacity, self.faults)?;
             app.metrics.add_source(workers.figures());
             Ok((relay, frontend, workers))
         };
@@ -150,7 +145,9 @@ impl BoundServer {
             app,
             base_url,
             addr,
-            stages: Mutex::new(Some(Stages { frontend, workers, _relay: relay })),
+            frontend: Some(frontend),
+            workers,
+            _relay: relay,
             drain_delay: config.limits.drain_delay,
             stop_timeout: config.limits.stop_timeout,
         })
@@ -166,17 +163,7 @@ impl Server {
     /// # Errors
     /// Each is one line, and nothing is left running after it.
     pub fn start(config: Config) -> Result<Server, StartError> {
-        Server::start_watched(config, || {})
-    }
-
-    /// Starts the server as [`Server::start`] does; `on_broken` is called, once and on a thread of the server's, when the stream
-    /// between its stages breaks and everything is answered 503 from then on. That takes a defect; a
-    /// process should exit then and be restarted.
-    pub fn start_watched(
-        config: Config,
-        on_broken: impl FnOnce() + Send + 'static,
-    ) -> Result<Server, StartError> {
-        BoundServer::bind(&config)?.start(config, || Ok(()), on_broken)
+        BoundServer::bind(&config)?.start(config, || Ok(()), || {})
     }
 
     /// Where it listens, without a slash at its end: `http://127.0.0.1:41234`, or `unix:/path`.
@@ -207,13 +194,13 @@ impl Server {
     }
 
     fn shut_down(&mut self) {
-        if let Some(mut stages) = self.stages.get_mut().take() {
+        if let Some(frontend) = self.frontend.take() {
             self.app.health.stop();
             thread::sleep(self.drain_delay);
             let deadline = Instant::now() + self.stop_timeout;
-            stages.frontend.stop();
+            frontend.stop();
             let left = deadline.saturating_duration_since(Instant::now());
-            stages.workers.stop(left.max(LAST_WORK));
+            self.workers.stop(left.max(LAST_WORK));
         }
     }
 }

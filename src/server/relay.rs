@@ -14,15 +14,13 @@ use std::{
         fd::AsRawFd,
         unix::net::{UnixListener, UnixStream},
     },
-    path::{Path, PathBuf},
+    path::Path,
     process, thread,
 };
 
 /// The listening end of that socket, kept to end tiny_http's accept thread.
 pub struct Relay {
     listener: UnixListener,
-    /// The directory of the socket's file, if it was not removed yet. It goes with this value.
-    dir: Option<PathBuf>,
     /// tiny_http's `Drop` connects to the socket's path and then removes that file. As long as this descriptor is
     /// open, the path leads into a directory that is gone, where no process can make another file.
     _open: fs::File,
@@ -30,16 +28,14 @@ pub struct Relay {
 
 impl Relay {
     /// Starts tiny_http, and connects the one stream that it will ever serve: over a socket in a directory that only
-    /// this user can enter, in TMPDIR, else /tmp, else /dev/shm. If there is a /proc, directory and file are removed
-    /// before this returns.
-    ///
-    /// tiny_http's threads get the name `thread`: they inherit that of the thread that starts them.
-    pub fn start(thread: &str) -> io::Result<(Relay, tiny_http::Server, UnixStream)> {
+    /// this user can enter, in TMPDIR, else /tmp, else /dev/shm, and that is removed before this returns.
+    pub fn start() -> io::Result<(Relay, tiny_http::Server, UnixStream)> {
         let temporary = std::env::temp_dir();
         let (relay, listener, stream) = connect([&temporary, Path::new("/tmp"), Path::new("/dev/shm")])?;
         let start = || tiny_http::Server::from_listener(listener, None).map_err(io::Error::other);
+        // Its threads inherit the name.
         let http = thread::scope(|scope| {
-            let starter = thread::Builder::new().name(thread.to_owned()).spawn_scoped(scope, start)?;
+            let starter = thread::Builder::new().name("http".to_owned()).spawn_scoped(scope, start)?;
             starter.join().unwrap_or_else(|_| Err(io::Error::other("tiny_http panicked as it started")))
         })?;
         Ok((relay, http, stream))
@@ -49,45 +45,29 @@ impl Relay {
 type Connected = (Relay, UnixListener, UnixStream);
 
 /// Connects a socket in the first directory that takes one.
-fn connect(places: [&Path; 3]) -> io::Result<Connected> {
-    // The path of a socket has a hundred bytes, and build tools have long temporary directories.
-    let is_short = |place: &&Path| place.as_os_str().len() <= 64;
-    let mut first = None;
-    for place in places.into_iter().filter(is_short) {
-        match connect_in(place) {
-            Ok(connected) => return Ok(connected),
-            Err(error) => first = first.or(Some(error)),
-        }
-    }
-    let error = first.unwrap_or_else(|| io::ErrorKind::NotFound.into());
-    let [temporary, ..] = places.map(Path::display);
-    Err(io::Error::new(
-        error.kind(),
-        format!(
-            "cannot make a socket in {temporary}, /tmp or /dev/shm (TMPDIR names another directory): {error}"
-        ),
-    ))
+fn connect([first, second, third]: [&Path; 3]) -> io::Result<Connected> {
+    let others = || connect_in(second).or_else(|_| connect_in(third));
+    connect_in(first).or_else(|error| others().map_err(|_| error)).map_err(|error| {
+        let places = format!("{}, /tmp or /dev/shm (TMPDIR names another directory)", first.display());
+        io::Error::new(error.kind(), format!("cannot make a socket in {places}: {error}"))
+    })
 }
 
-/// Connects a socket in a new directory in this place.
+/// Connects a socket in a new directory in this place. Its path leads through a descriptor, as the path of a socket has
+/// a hundred bytes, and build tools have long temporary directories.
 fn connect_in(place: &Path) -> io::Result<Connected> {
     let dir = mkdtemp(&place.join(format!("userd-{}-XXXXXX", process::id())))?;
     let connect = || {
         let open = fs::File::open(&dir)?;
-        let by_descriptor = Path::new("/proc/self/fd").join(open.as_raw_fd().to_string());
-        let is_there = by_descriptor.is_dir();
         // The name is unique, even if the descriptor's number is reused.
         let name = dir.file_name().unwrap_or_default();
-        let path = if is_there { by_descriptor.join(name) } else { dir.join(name) };
+        let path = Path::new("/proc/self/fd").join(open.as_raw_fd().to_string()).join(name);
         let listener = UnixListener::bind(&path)?;
         let stream = UnixStream::connect(&path)?;
-        let kept = (!is_there).then(|| dir.clone());
-        Ok((Relay { listener: listener.try_clone()?, dir: kept, _open: open }, listener, stream))
+        Ok((Relay { listener: listener.try_clone()?, _open: open }, listener, stream))
     };
     let connected = connect();
-    if !matches!(&connected, Ok((Relay { dir: Some(_), .. }, ..))) {
-        fs::remove_dir_all(&dir)?;
-    }
+    fs::remove_dir_all(&dir)?;
     connected
 }
 
@@ -95,10 +75,6 @@ impl Drop for Relay {
     fn drop(&mut self) {
         // tiny_http's own way, connecting to the path once more, finds the path gone.
         let _ = shutdown(self.listener.as_raw_fd(), Shutdown::Both);
-        if let Some(dir) = &self.dir {
-            // It may have been removed by tiny_http's `Drop`, in part.
-            let _ = fs::remove_dir_all(dir);
-        }
     }
 }
 

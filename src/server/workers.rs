@@ -8,28 +8,25 @@
 //! to execute it, which saves a lone request a hand-over. While all sessions are in use, two workers are left to
 //! receive and refuse. Passwords are hashed by threads of their own, as each takes a core for some 20 ms.
 
-mod answering;
 mod faults;
-mod receiving;
+mod requests;
 
 use super::{
     LAST_WORK,
     lanes::{Batch, Capacity, Lanes, Queued},
 };
 use crate::{
-    app::{App, Command},
-    budget::Reservation,
+    app::{App, Command, Needs},
+    config::counted_as,
     error::{Error, Reason},
-    frontend::{Responder, Slot},
-    http::{Method, RequestId},
+    frontend::Slots,
 };
-use answering::guard;
 pub use faults::{Fault, Faults};
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use requests::{Job, guard};
 use std::{
-    borrow::Cow,
-    io, mem,
-    sync::{Arc, atomic::Ordering, mpsc},
+    io,
+    sync::{Arc, atomic::Ordering},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -43,28 +40,34 @@ const RECEIVERS: usize = 2;
 /// Commands queued before the first check whether clients still wait for them.
 const FEW: usize = 64;
 
+/// The time for which a thread without a batch sleeps, if nothing is due and nothing wakes it.
+const IDLE: Duration = Duration::from_secs(3600);
+
+/// The time between two looks at a thread that is to end.
+const LOOK: Duration = Duration::from_millis(1);
+
 /// The threads that answer requests. Dropping it stops them.
 pub struct Workers {
-    shared: Arc<Shared>,
+    dispatch: Arc<Dispatch>,
     threads: Vec<JoinHandle<()>>,
-    end: mpsc::Sender<()>,
-    ended: mpsc::Receiver<()>,
 }
 
-struct Shared {
+/// The resources that the threads share.
+struct Dispatch {
     server: tiny_http::Server,
-    responder: Responder,
+    slots: Arc<Slots>,
     app: Arc<App>,
     /// `None`: no request fails on command.
     faults: Option<Faults>,
-    state: Mutex<State>,
+    schedule: Mutex<Schedule>,
     /// Wakes a worker that neither receives nor executes.
     idle: Condvar,
     /// Wakes a thread that hashes.
     hasher: Condvar,
 }
 
-struct State {
+/// Commands, and the threads that wait for some.
+struct Schedule {
     lanes: Lanes<Job>,
     /// Workers in tiny_http's queue.
     receiving: usize,
@@ -75,46 +78,29 @@ struct State {
     most_queued: usize,
 }
 
-/// A request that is queued or in flight.
-struct Job {
-    /// `None` until it is judged.
-    command: Option<Command>,
-    slot: Slot,
-    id: RequestId,
-    received: Instant,
-    /// When the frontend answers it 503. No change begins for it after that.
-    deadline: Instant,
-    method: Method,
-    /// The method's name for the log.
-    name: Cow<'static, str>,
-    path: String,
-    /// The name of the rights that the token of the request gives; empty without a token.
-    token: &'static str,
-    /// The memory of its request, and then of its answer.
-    held: Option<Reservation>,
-}
-
 impl Workers {
     /// Starts the threads. Errors: the system has no more threads; those that were started are ended.
     pub fn start(
         server: tiny_http::Server,
-        responder: Responder,
+        slots: Arc<Slots>,
         app: Arc<App>,
         capacity: Capacity,
         faults: Option<Faults>,
     ) -> io::Result<Workers> {
         let lanes = Lanes::new(capacity);
-        let state = State { lanes, receiving: 0, wakes_at: None, stopping: false, most_queued: FEW };
-        let (state, idle, hasher) = (Mutex::new(state), Condvar::new(), Condvar::new());
-        let shared = Arc::new(Shared { server, responder, app, faults, state, idle, hasher });
-        let (end, ended) = mpsc::channel();
-        let mut workers = Workers { shared, threads: Vec::new(), end, ended };
-        for n in 0..capacity.hashers {
-            workers.spawn(&format!("hasher-{n}"), true)?;
-        }
-        // While a session is free, one of them neither receives nor executes, and can be woken.
-        for n in 0..capacity.sessions + RECEIVERS {
-            workers.spawn(&format!("worker-{n}"), false)?;
+        let schedule = Schedule { lanes, receiving: 0, wakes_at: None, stopping: false, most_queued: FEW };
+        let (schedule, idle, hasher) = (Mutex::new(schedule), Condvar::new(), Condvar::new());
+        let dispatch = Arc::new(Dispatch { server, slots, app, faults, schedule, idle, hasher });
+        let mut workers = Workers { dispatch, threads: Vec::new() };
+        // While a session is free, one worker neither receives nor executes, and can be woken.
+        for n in 0..capacity.hashers + capacity.sessions + RECEIVERS {
+            let hashes = n < capacity.hashers;
+            let name =
+                if hashes { format!("hasher-{n}") } else { format!("worker-{}", n - capacity.hashers) };
+            let dispatch = workers.dispatch.clone();
+            // A panic in the loop was logged, and the loop is restarted.
+            let work = move || while guard(None, || dispatch.work(hashes)).is_err() {};
+            workers.threads.push(thread::Builder::new().name(name).stack_size(STACK).spawn(work)?);
         }
         Ok(workers)
     }
@@ -123,33 +109,23 @@ impl Workers {
     /// stuck for longer are left behind.
     pub fn stop(&mut self, timeout: Duration) {
         let deadline = Instant::now() + timeout;
-        self.shared.state.lock().stopping = true;
-        self.shared.wake_all();
-        (0..RECEIVERS).for_each(|_| self.shared.server.unblock());
-        let threads = mem::take(&mut self.threads);
-        for _ in &threads {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if self.ended.recv_timeout(left).is_err() {
-                log::warn!("left a worker behind that did not finish in time");
-                return;
+        self.dispatch.schedule.lock().stopping = true;
+        self.dispatch.wake_all();
+        (0..RECEIVERS).for_each(|_| self.dispatch.server.unblock());
+        for thread in self.threads.drain(..) {
+            while !thread.is_finished() {
+                if Instant::now() >= deadline {
+                    log::warn!(
+                        "a request takes longer than STOP_TIMEOUT and was left behind: pg_stat_activity shows \
+                         whether its statement still runs, and pg_terminate_backend ends it"
+                    );
+                    return;
+                }
+                thread::sleep(LOOK);
             }
-        }
-        for thread in threads {
-            // It has reported its end; a panic in it was logged where it was caught.
+            // A panic in it was logged where it was caught.
             let _ = thread.join();
         }
-    }
-
-    /// Starts a thread. A panic in its loop is logged, and the loop is restarted.
-    fn spawn(&mut self, name: &str, hashes: bool) -> io::Result<()> {
-        let (shared, end) = (self.shared.clone(), self.end.clone());
-        let thread = thread::Builder::new().name(name.to_owned()).stack_size(STACK).spawn(move || {
-            while guard(None, || shared.work(hashes)).is_err() {}
-            drop(shared);
-            let _ = end.send(());
-        })?;
-        self.threads.push(thread);
-        Ok(())
     }
 }
 
@@ -159,41 +135,40 @@ impl Drop for Workers {
     }
 }
 
-impl Shared {
+impl Dispatch {
     /// Executes batches, and receives requests meanwhile; returns at a stop when nothing is queued or in flight. A thread
     /// that hashes takes batches of passwords alone and receives nothing.
     fn work(self: &Arc<Self>, hashes: bool) {
-        let mut state = self.state.lock();
+        let mut schedule = self.schedule.lock();
         loop {
             let now = Instant::now();
-            let batch = state.lanes.next(now, hashes);
-            self.wake(&state, batch.is_some() || hashes, now);
+            let batch = schedule.lanes.next(now, hashes);
+            self.wake(&schedule, batch.is_some() || hashes, now);
+            let due = schedule.lanes.next_due(now, hashes);
             if let Some(batch) = batch {
-                drop(state);
-                state = self.execute(batch);
-            } else if state.stopping && state.lanes.is_idle() {
+                drop(schedule);
+                schedule = self.execute(batch);
+            } else if schedule.stopping && schedule.lanes.is_idle() {
                 return self.wake_all();
             } else if hashes {
-                let due = state.lanes.next_due(now, true);
-                wait(&self.hasher, &mut state, due);
+                self.hasher.wait_until(&mut schedule, due.unwrap_or(now + IDLE));
             } else {
                 // One worker wakes for what is due: this one, if no other does by then.
-                let wakes_at = state.wakes_at;
-                let due = state.lanes.next_due(now, false);
-                let due = due.filter(|due| wakes_at.is_none_or(|at| *due < at));
-                state.wakes_at = due.or(wakes_at);
-                if state.receiving < RECEIVERS && !state.stopping {
-                    state.receiving += 1;
-                    drop(state);
-                    let received = self.receive(due);
-                    state = self.state.lock();
-                    state.receiving -= 1;
-                    self.push(&mut state, received);
+                let due = due.filter(|due| schedule.wakes_at.is_none_or(|at| *due < at));
+                schedule.wakes_at = due.or(schedule.wakes_at);
+                let until = due.unwrap_or(now + IDLE);
+                if schedule.receiving < RECEIVERS && !schedule.stopping {
+                    schedule.receiving += 1;
+                    drop(schedule);
+                    let received = self.receive(until);
+                    schedule = self.schedule.lock();
+                    schedule.receiving -= 1;
+                    self.push(&mut schedule, received);
                 } else {
-                    wait(&self.idle, &mut state, due);
+                    self.idle.wait_until(&mut schedule, until);
                 }
-                if due.is_some() && state.wakes_at == due {
-                    state.wakes_at = None;
+                if schedule.wakes_at == Some(until) {
+                    schedule.wakes_at = None;
                 }
             }
         }
@@ -201,13 +176,13 @@ impl Shared {
 
     /// Wakes a thread that hashes if there is a password; and a worker, if this thread goes on to execute and more is
     /// ready, no worker receives, or none wakes for what is due.
-    fn wake(&self, state: &State, executes: bool, now: Instant) {
-        let due = state.lanes.next_due(now, false);
-        let is_missed = due.is_some_and(|due| state.wakes_at.is_none_or(|at| due < at));
-        if executes && (is_missed || state.receiving == 0 || state.lanes.is_ready(now, false)) {
+    fn wake(&self, schedule: &Schedule, executes: bool, now: Instant) {
+        let due = schedule.lanes.next_due(now, false);
+        let is_missed = due.is_some_and(|due| schedule.wakes_at.is_none_or(|at| due < at));
+        if executes && (is_missed || schedule.receiving == 0 || schedule.lanes.is_ready(now, false)) {
             self.idle.notify_one();
         }
-        if state.lanes.is_ready(now, true) {
+        if schedule.lanes.is_ready(now, true) {
             self.hasher.notify_one();
         }
     }
@@ -217,12 +192,36 @@ impl Shared {
         self.hasher.notify_all();
     }
 
+    /// Queues commands.
+    fn push(&self, schedule: &mut MutexGuard<'_, Schedule>, judged: Vec<(Job, Needs)>) {
+        let (mut refused, now) = (Vec::new(), Instant::now());
+        for (job, needs) in judged {
+            let peer = job.slot.peer().map(counted_as);
+            let too_many = schedule.lanes.push(job, needs, peer, now);
+            refused.extend(too_many.map(|job| (job, Error::Busy(Reason::TooManyHashes))));
+        }
+        // Clients that give up and retry would let the queue grow without limit.
+        if schedule.lanes.len() > schedule.most_queued {
+            schedule.lanes.retain(|job| !self.slots.abandoned(job.slot));
+            schedule.most_queued = FEW.max(2 * schedule.lanes.len());
+        }
+        self.refuse_all(schedule, refused);
+    }
+
+    /// Answers commands that are given up, and holds no lock meanwhile.
+    fn refuse_all(&self, schedule: &mut MutexGuard<'_, Schedule>, refused: Vec<(Job, Error)>) {
+        if !refused.is_empty() {
+            let refuse = |(mut job, error)| self.refuse(&mut job, error);
+            MutexGuard::unlocked(schedule, || refused.into_iter().for_each(refuse));
+        }
+    }
+
     /// Executes a batch and answers what is done; what is not is queued again.
-    fn execute(&self, batch: Batch<Job>) -> MutexGuard<'_, State> {
+    fn execute(&self, batch: Batch<Job>) -> MutexGuard<'_, Schedule> {
         let Batch { lane, commands, token } = batch;
         // A client that was answered 503 has given the request up, or retries it: it is not executed.
         let (mut items, mut ended): (Vec<_>, Vec<_>) =
-            commands.into_iter().partition(|item: &Queued<Job>| self.responder.begin(item.work.slot));
+            commands.into_iter().partition(|item: &Queued<Job>| self.slots.begin(item.work.slot));
         let count = items.len();
         if count > 0 {
             self.app.metrics.batch(lane as usize, count);
@@ -235,47 +234,36 @@ impl Shared {
             .unwrap_or_else(|response| vec![Ok(Some(response)); count]);
         let (mut unfinished, mut contended) = (Vec::new(), Vec::new());
         for (mut item, outcome) in items.into_iter().zip(outcomes) {
-            match outcome {
-                Ok(Some(response)) => self.answer(&mut item.work, response),
-                Ok(None) => {
-                    unfinished.push(item);
-                    continue;
+            let list = match outcome {
+                Ok(Some(response)) => {
+                    self.answer(&mut item.work, response);
+                    &mut ended
                 }
-                Err(Error::Contended) => {
-                    contended.push(item);
-                    continue;
+                Ok(None) => &mut unfinished,
+                Err(Error::Contended) => &mut contended,
+                Err(error) => {
+                    self.refuse(&mut item.work, error);
+                    &mut ended
                 }
-                Err(error) => self.refuse(&mut item.work, error),
-            }
-            ended.push(item);
+            };
+            list.push(item);
         }
-        let now = Instant::now();
-        let mut refused = Vec::new();
-        let mut state = self.state.lock();
-        state.lanes.finished(token, now);
-        ended.iter().for_each(|item| state.lanes.done(item));
+        let (now, mut refused) = (Instant::now(), Vec::new());
+        let mut schedule = self.schedule.lock();
+        schedule.lanes.finished(token, now);
+        ended.iter().for_each(|item| schedule.lanes.done(item));
         for item in unfinished {
             let Some(needs) = item.work.command.as_ref().map(Command::needs) else { continue };
-            let too_many = state.lanes.push_next(item, needs);
+            let too_many = schedule.lanes.push_next(item, needs);
             refused.extend(too_many.map(|job| (job, Error::Busy(Reason::TooManyHashes))));
         }
         for item in contended {
-            match state.lanes.retry(item, now) {
-                Ok(()) => drop(self.app.metrics.lock_retries.fetch_add(1, Ordering::Relaxed)),
-                Err(item) => {
-                    state.lanes.done(&item);
-                    refused.push((item.work, Error::Contended));
-                }
+            match schedule.lanes.retry(item, now) {
+                None => drop(self.app.metrics.lock_retries.fetch_add(1, Ordering::Relaxed)),
+                Some(job) => refused.push((job, Error::Contended)),
             }
         }
-        self.refuse_all(&mut state, refused);
-        state
-    }
-}
-
-fn wait(condvar: &Condvar, state: &mut MutexGuard<'_, State>, until: Option<Instant>) {
-    match until {
-        None => condvar.wait(state),
-        Some(until) => drop(condvar.wait_until(state, until)),
+        self.refuse_all(&mut schedule, refused);
+        schedule
     }
 }

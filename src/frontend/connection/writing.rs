@@ -1,9 +1,12 @@
 //! From an answer or a refusal to bytes on the socket of a connection, and the end of a connection.
 
 use super::{Action, Connection, Context, InWork, State, counted};
-use crate::frontend::{http1::head::Echo, peers::Client, peers::Peer};
+use crate::frontend::{
+    http1::head::Echo,
+    peers::{ClientName, Peer},
+};
 use crate::{
-    error::{Error, Reason},
+    error::Error,
     http::{Persistence, RequestId, Response, log_line},
 };
 use mio::{Interest, Token, unix::SourceFd};
@@ -19,10 +22,8 @@ use std::{
 
 /// How long, and for how much, a refused client is read from so that it can read why: closing a socket with unread
 /// bytes in it resets the connection, and the reset overtakes the answer.
-const LINGER_TIME: Duration = Duration::from_secs(2);
+pub const LINGER_TIME: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 8 << 20;
-/// How long a refused client is read from during a stop.
-const LINGER_TIME_STOPPING: Duration = Duration::from_millis(300);
 
 /// How much of an answer the client's socket took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,7 +64,7 @@ impl Unsent {
     /// Logs that the client did not get all of it.
     pub fn log_cut_off(&self, peer: Peer, when: &str) {
         let (sent, length) = (self.sent, self.bytes.len());
-        let peer = peer.address.map_or_else(|| "a Unix socket".to_owned(), |address| address.to_string());
+        let peer = ClientName(peer.address);
         let line = format_args!("cut off: {peer} took {sent} of the {length} bytes of an answer {when}");
         log_line(log::Level::Info, Some(&self.id), line);
     }
@@ -79,10 +80,10 @@ impl Connection {
         match error {
             Error::Busy(why) => {
                 let client = self.peer.address;
-                context.shared.unavailable.warn(context.now, why.text(), Some((client, &id)));
+                context.slots.unavailable.warn(context.now, why.text(), Some((client, &id)));
             }
             error => log::info!(
-                status = response.status, client:% = Client(self.peer.address), request_id:% = id;
+                status = response.status, client:% = ClientName(self.peer.address), request_id:% = id;
                 "refused: {error}"
             ),
         }
@@ -96,23 +97,24 @@ impl Connection {
         self.readable = true;
     }
 
-    /// Sends a worker's answer, as much of it as the socket takes, and keeps the rest. Returns how much was taken, and
-    /// whether the event loop has to advance this connection now. Only to be called when a request is in work.
-    pub fn answer(&mut self, mut response: Response, stopping: bool) -> (Delivery, bool) {
-        let (request, input) = self.end_work();
-        request.cors.add_to(&mut response);
-        let persistence = if stopping { Persistence::Close } else { request.traits.persistence };
-        let keep = match persistence {
-            Persistence::Close => {
-                self.readable |= !input.is_empty();
-                None
-            }
-            Persistence::KeepAlive(_) => Some(input),
+    /// Sends a worker's answer, as much of it as the socket takes, and keeps the rest; of an answer that is to be cut
+    /// short, so many bytes before the connection closes. Returns how much was taken, and whether the event loop has to
+    /// advance this connection now. Only to be called when a request is in work.
+    pub fn answer(&mut self, mut response: Response, cut: Option<usize>, stopping: bool) -> (Delivery, bool) {
+        let State::Working { request, input, .. } = mem::replace(&mut self.state, State::Closing) else {
+            unreachable!("the caller has made sure that a request is in work");
         };
-        let now = Instant::now();
-        let bytes = response.into_bytes(persistence, request.head_only, &request.id);
-        let length = bytes.len();
-        let mut answer = Unsent { bytes, sent: 0, id: request.id, moved: now, keep };
+        // A second answer is late from now on.
+        self.generation += 1;
+        let InWork { traits, id, echo, .. } = request;
+        echo.cors.add_to(&mut response);
+        let persistence = if stopping { Persistence::Close } else { traits.persistence };
+        let closes = persistence == Persistence::Close || cut.is_some();
+        self.readable |= closes && !input.is_empty();
+        let mut bytes = response.into_bytes(persistence, echo.head_only, &id);
+        bytes.truncate(cut.unwrap_or(usize::MAX));
+        let (now, length) = (Instant::now(), bytes.len());
+        let mut answer = Unsent { bytes, sent: 0, id, moved: now, keep: (!closes).then_some(input) };
         let result = self.send(&mut answer);
         let taken = answer.sent;
         match result {
@@ -126,41 +128,6 @@ impl Connection {
         }
         let idle = matches!(&self.state, State::Idle { input, .. } if input.is_empty());
         (Delivery { taken, length }, stopping || self.readable || !idle)
-    }
-
-    /// Leaves the first bytes of a worker's answer to the event loop, which closes the connection after them. Only to be
-    /// called when a request is in work.
-    pub fn cut(&mut self, mut response: Response, bytes: usize) {
-        let (request, input) = self.end_work();
-        request.cors.add_to(&mut response);
-        self.readable |= !input.is_empty();
-        let mut sent = response.into_bytes(request.traits.persistence, request.head_only, &request.id);
-        sent.truncate(bytes);
-        self.held.set(counted(sent.capacity()));
-        let now = Instant::now();
-        let answer = Unsent { bytes: sent, sent: 0, id: request.id, moved: now, keep: None };
-        self.state = State::Writing { since: now, answer };
-    }
-
-    /// Takes the request that is in work, with the bytes that were read behind it. A second answer to it is late from now
-    /// on.
-    fn end_work(&mut self) -> (InWork, Vec<u8>) {
-        let State::Working { request, input, .. } = mem::replace(&mut self.state, State::Closing) else {
-            unreachable!("the caller has made sure that a request is in work");
-        };
-        self.generation += 1;
-        (request, input)
-    }
-
-    /// Answers 503 if a request is in work, as far as the socket takes it. To be closed afterwards.
-    pub fn cut_off(&mut self, context: &mut Context) {
-        if self.is_working() {
-            self.refuse(&Error::Busy(Reason::Stopped), context);
-            if let State::Writing { mut answer, .. } = mem::replace(&mut self.state, State::Closing) {
-                // A client that does not take it now gets no more of it.
-                let _ = self.send(&mut answer);
-            }
-        }
     }
 
     pub(super) fn write(&mut self, index: u32, context: &mut Context) -> Option<Action> {
@@ -227,7 +194,7 @@ impl Connection {
         if self.stream.shutdown(Shutdown::Write).is_err() {
             return Some(Action::Close);
         }
-        let until = context.now + linger_time(context.stopping);
+        let until = context.now + LINGER_TIME;
         self.state = State::Lingering { until, left: LINGER_BYTES };
         None
     }
@@ -257,9 +224,4 @@ pub fn interest(awaits_writable: bool) -> Interest {
         true => Interest::READABLE | Interest::WRITABLE,
         false => Interest::READABLE,
     }
-}
-
-/// Returns how long a refused client is read from.
-pub fn linger_time(stopping: bool) -> Duration {
-    if stopping { LINGER_TIME_STOPPING } else { LINGER_TIME }
 }

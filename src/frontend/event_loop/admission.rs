@@ -18,10 +18,10 @@ use socket2::Socket;
 use std::{
     cmp::Reverse,
     collections::HashMap,
-    io::{self, ErrorKind},
+    io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, WouldBlock},
     net::IpAddr,
     os::fd::AsRawFd,
-    sync::{Arc, atomic::Ordering},
+    sync::atomic::Ordering,
     time::{Duration, Instant},
 };
 
@@ -36,48 +36,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const STALLED: Duration = Duration::from_secs(1);
 /// The part of the budget that is freed when a worker waits for memory: `1 / FREED_PART`.
 const FREED_PART: usize = 8;
-
-/// The connections that may be closed, as one iteration has found them.
-pub struct Search {
-    at: Instant,
-    why: Reason,
-    /// Clients were let in since.
-    stale: bool,
-    /// How many connections, or bytes, each peer holds.
-    held: HashMap<PeerKey, usize>,
-    /// Best first.
-    found: Vec<Candidate>,
-}
-
-struct Candidate {
-    key: PeerKey,
-    state: (Expendable, Instant),
-    /// Freed by its end: bytes, or one connection.
-    memory: usize,
-    index: u32,
-}
-
-impl Search {
-    /// Takes the best candidate that may be closed for this newcomer.
-    fn next(&mut self, newcomer: Option<Peer>) -> Option<Candidate> {
-        let of = |key: &PeerKey| self.held.get(key).copied().unwrap_or(0);
-        // A trusted proxy holds nothing: the client behind it may hold nothing.
-        let newcomer = newcomer.map(|peer| peer.key().map_or(0, |key| of(&key)));
-        let may_go = |Candidate { key, state: (state, since), .. }: &Candidate| {
-            let displaced = newcomer.is_some_and(|newcomer| may_displace(newcomer, of(key), *state));
-            let stalled = self.at >= *since + STALLED;
-            match (self.why, state) {
-                (Reason::NoMemory, Expendable::Stalled) => stalled,
-                (Reason::NoMemory, Expendable::Incomplete) => stalled || displaced,
-                (Reason::NoMemory, _) => false,
-                (_, Expendable::Idle) => displaced || newcomer.is_none(),
-                _ => displaced,
-            }
-        };
-        let at = self.found.iter().position(may_go)?;
-        Some(self.found.remove(at))
-    }
-}
+/// Connections that are tried for one that is to be closed: a worker may answer one at that moment.
+const TRIES: usize = 8;
 
 impl EventLoop {
     /// Accepts clients that are waiting, up to a number.
@@ -93,15 +53,16 @@ impl EventLoop {
                     self.resources.metrics.accepted.fetch_add(1, Ordering::Relaxed);
                     self.admit(stream, address, now);
                 }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                Err(error) if error.kind() == WouldBlock => {
                     self.accept_at = None;
                     return;
                 }
-                Err(error) if is_of_one_client(&error) => {}
+                // It says something of one client only.
+                Err(error) if matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted) => {}
                 // Out of descriptors or memory, most likely: a connection has to go, or time has to pass.
                 Err(error) => {
                     let why = format!("no connection can be accepted: {error}");
-                    self.shared.unavailable.warn(now, &why, None);
+                    self.slots.unavailable.warn(now, &why, None);
                     if !self.close_oldest_surplus(now)
                         && !self.make_way(Reason::TooManyConnections, None, now)
                     {
@@ -115,99 +76,100 @@ impl EventLoop {
 
     /// Gives a client a slot, if only to tell it that there is no capacity.
     fn admit(&mut self, stream: Socket, address: Option<IpAddr>, now: Instant) {
-        let shared = Arc::clone(&self.shared);
-        let peer = Peer::new(address, &shared.limits.trusted_proxies);
-        let full = self.admitted >= shared.limits.max_connections
-            && !self.make_way(Reason::TooManyConnections, Some(peer), now);
+        let limits = &self.slots.limits;
+        let peer = Peer::new(address, &limits.trusted_proxies);
+        let why = Reason::TooManyConnections;
+        let full = self.admitted >= limits.max_connections && !self.make_way(why, Some(peer), now);
         // One more may be surplus now.
         while self.surplus() >= MAX_SURPLUS && self.close_oldest_surplus(now) {}
-        let index = self.free.pop().unwrap_or_else(|| self.shared.slots.next_unused());
+        let index = self.free.pop().unwrap_or_else(|| self.slots.next_unused());
         let (fd, token) = (stream.as_raw_fd(), Token(index as usize));
         if let Err(error) = self.poll.registry().register(&mut SourceFd(&fd), token, Interest::READABLE) {
             self.free.push(index);
             let why = format!("a connection cannot be watched: {error}");
-            return shared.unavailable.warn(now, &why, None);
+            return self.slots.unavailable.warn(now, &why, None);
         }
         self.admitted += 1;
         self.opened += 1;
-        if let (false, Some(search), Some(key)) = (full, &mut self.search, peer.key()) {
-            search.stale = true;
-            *search.held.entry(key).or_default() += 1;
-        }
         self.sweep_at.get_or_insert(now + SWEEP_PAUSE);
-        let connection = Connection::new(stream, peer, self.opened << 32, shared.budget.count(0), now);
-        *self.shared.slots.get(index).expect("there is a slot for each") = Some(Box::new(connection));
+        let held = self.slots.budget.count(0);
+        let connection = Connection::new(stream, peer, self.opened << 32, held, now);
+        self.slots.lock(index).expect("there is a slot for each").connection = Some(Box::new(connection));
         if full {
-            let why = Reason::TooManyConnections;
             self.call(index, now, |connection, context| connection.turn_away(why, index, context));
         }
     }
 
-    /// Closes a connection of the peer that holds the most, for more connections or for memory, if there is one that may
-    /// be closed. Returns whether there was.
-    ///
-    /// Idle ones come first, then incomplete requests, then answers that do not move, then requests that no worker has
-    /// begun to execute, the oldest first. Without a newcomer, closes only connections that are idle, or whose memory
-    /// has not moved for a while.
+    /// Closes a connection, for more connections or for memory, if there is one that may be closed. Returns whether there
+    /// was.
     fn make_way(&mut self, why: Reason, newcomer: Option<Peer>, now: Instant) -> bool {
-        let mut search = match self.search.take() {
-            Some(search) if search.at == now && search.why == why => search,
-            _ => self.search(why, now),
-        };
-        let mut gone = false;
-        while !gone {
-            let Some(Candidate { key, state, memory, index }) = search.next(newcomer) else {
-                if !search.stale {
-                    break;
-                }
-                search = self.search(why, now);
-                continue;
+        for _ in 0..TRIES {
+            let Some(index) = self.pick(why, newcomer, now) else {
+                return false;
             };
+            let mut gone = false;
             self.call(index, now, |connection, context| {
-                // It may have moved on since it was found.
-                if connection.expendable().is_none_or(|(now, _)| now != state.0) {
-                    return Action::Wait;
-                }
                 let action = connection.make_way(why, index, context);
                 gone = action == Action::Close || connection.is_surplus();
                 action
             });
-            if gone && let Some(held) = search.held.get_mut(&key) {
-                *held -= memory;
+            if gone {
+                return true;
             }
         }
-        self.search = Some(search);
-        gone
+        false
     }
 
-    /// Looks at all connections.
-    fn search(&self, why: Reason, now: Instant) -> Search {
+    /// Picks the connection that is closed next: of the peer that holds the most connections, or bytes.
+    ///
+    /// Idle ones come first, then incomplete requests, then answers that do not move, then requests that no worker has
+    /// begun to execute, the oldest first. Without a newcomer, picks only connections that are idle, or whose memory
+    /// has not moved for a while.
+    fn pick(&self, why: Reason, newcomer: Option<Peer>, now: Instant) -> Option<u32> {
         let mut held: HashMap<PeerKey, usize> = HashMap::new();
-        let mut found = self.shared.slots.each(|index, connection| {
+        let found = self.slots.each(|index, connection| {
             let key = connection.peer().key()?;
-            let memory = if why == Reason::NoMemory { connection.memory() } else { 1 };
+            let holds = if why == Reason::NoMemory { connection.memory() } else { 1 };
             if !connection.is_surplus() {
-                *held.entry(key).or_default() += memory;
+                *held.entry(key).or_default() += holds;
             }
-            let state = connection.expendable()?;
-            (memory > 0).then_some(Candidate { key, state, memory, index })
+            let (state, since) = connection.expendable()?;
+            (holds > 0).then_some((key, state, since, index))
         });
-        found.sort_by_key(|candidate| (Reverse(held[&candidate.key]), candidate.state));
-        Search { at: now, why, stale: false, held, found }
+        let of = |key| held.get(&key).copied().unwrap_or_default();
+        // A trusted proxy holds nothing: the client behind it may hold nothing.
+        let newcomer = newcomer.map(|peer| peer.key().map_or(0, of));
+        let may_go = |&(key, state, since, _): &(PeerKey, Expendable, Instant, u32)| {
+            let displaced = newcomer.is_some_and(|newcomer| may_displace(newcomer, of(key), state));
+            let stalled = now >= since + STALLED;
+            match (why, state) {
+                (Reason::NoMemory, Expendable::Stalled) => stalled,
+                (Reason::NoMemory, Expendable::Incomplete) => stalled || displaced,
+                (Reason::NoMemory, _) => false,
+                (_, Expendable::Idle) => displaced || newcomer.is_none(),
+                _ => displaced,
+            }
+        };
+        let candidates = found.into_iter().filter(may_go);
+        candidates
+            .min_by_key(|(key, state, since, _)| (Reverse(of(*key)), *state, *since))
+            .map(|found| found.3)
     }
 
     /// Frees the memory that a connection has made counted beyond the limit: at the cost of others, else at its own.
-    /// `passed`: the bytes of the request that it has just passed on.
-    pub(super) fn make_memory(&mut self, index: u32, peer: Peer, passed: Option<usize>, now: Instant) {
-        while self.shared.budget.held() > self.shared.budget.limit() {
+    /// `has_passed`: it has just passed a request on, whose memory is counted.
+    pub(super) fn make_memory(&mut self, index: u32, peer: Peer, has_passed: bool, now: Instant) {
+        while self.slots.budget.held() > self.slots.budget.limit() {
             if self.make_way(Reason::NoMemory, Some(peer), now) {
                 continue;
             }
+            let request =
+                self.slots.lock(index).filter(|_| has_passed).and_then(|mut entry| entry.passed.pop());
+            if let Some((_, request)) = request {
+                self.to_tiny_http.take_back(request.bytes());
+                self.slots.requests.fetch_sub(1, Ordering::Relaxed);
+            }
             return self.call(index, now, |connection, context| {
-                if let Some(length) = passed {
-                    context.to_tiny_http.take_back(length);
-                    context.shared.requests.fetch_sub(1, Ordering::Relaxed);
-                }
                 connection.turn_away(Reason::NoMemory, index, context)
             });
         }
@@ -215,19 +177,19 @@ impl EventLoop {
 
     /// Frees a part of the budget for a worker that waits for memory, as far as there are connections that may be closed.
     pub(super) fn free_memory(&mut self, now: Instant) {
-        let budget = self.shared.budget.clone();
+        let budget = self.slots.budget.clone();
         let enough = budget.held().saturating_sub(budget.limit() / FREED_PART);
         while budget.held() > enough && self.make_way(Reason::NoMemory, None, now) {}
     }
 
     fn surplus(&self) -> usize {
-        self.shared.slots.used() as usize - self.free.len() - self.admitted
+        self.slots.used() as usize - self.free.len() - self.admitted
     }
 
     /// Closes the connection that has been surplus for longest, if there is one.
     fn close_oldest_surplus(&mut self, now: Instant) -> bool {
-        let surplus = self.shared.slots.each(|index, connection| {
-            connection.is_surplus().then(|| (connection.deadline(&self.shared.limits), index))
+        let surplus = self.slots.each(|index, connection| {
+            connection.is_surplus().then(|| (connection.deadline(&self.slots.limits), index))
         });
         let Some((_, index)) = surplus.into_iter().min() else {
             return false;
@@ -240,9 +202,4 @@ impl EventLoop {
         });
         true
     }
-}
-
-/// Returns whether a failed accept says something of one client only.
-fn is_of_one_client(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::Interrupted)
 }

@@ -2,7 +2,7 @@
 //!
 //! Owns the decoding of chunks (RFC 9112, 7). Extensions and trailers are checked, bounded and dropped.
 
-use super::{Parsed, Traits, forbidden, is_text, request_line::is_token};
+use super::{Parsed, Traits, line, request_line::is_token};
 use crate::{config::Limits, error::Error};
 use std::io::Write;
 
@@ -10,15 +10,14 @@ use std::io::Write;
 const MAX_CHUNK_LINE: usize = 256;
 
 /// A body on its way in.
-pub struct Body {
+pub struct Incoming {
     head: Vec<u8>,
     body: Vec<u8>,
     traits: Traits,
     next: Part,
     chunked: bool,
-    extension_bytes: usize,
-    trailer_bytes: usize,
-    trailer_fields: usize,
+    /// Bytes of extensions and trailers, which are dropped.
+    dropped: usize,
 }
 
 /// The part of a body that comes next.
@@ -32,24 +31,11 @@ enum Part {
     Trailer,
 }
 
-impl Body {
-    /// A body of `length` bytes, for a head in the form that is passed on.
-    pub fn counted(head: Vec<u8>, traits: Traits, length: usize) -> Body {
-        Body {
-            head,
-            body: Vec::new(),
-            traits,
-            next: Part::Data(length),
-            chunked: false,
-            extension_bytes: 0,
-            trailer_bytes: 0,
-            trailer_fields: 0,
-        }
-    }
-
-    /// A body in chunks.
-    pub fn chunked(head: Vec<u8>, traits: Traits) -> Body {
-        Body { next: Part::Size, chunked: true, ..Body::counted(head, traits, 0) }
+impl Incoming {
+    /// A body of `length` bytes, or in chunks, for a head in the form that is passed on.
+    pub fn new(head: Vec<u8>, traits: Traits, length: Option<usize>) -> Incoming {
+        let (chunked, next) = (length.is_none(), length.map_or(Part::Size, Part::Data));
+        Incoming { head, body: Vec::new(), traits, next, chunked, dropped: 0 }
     }
 
     /// The most bytes that it and its head can have when it is complete.
@@ -100,8 +86,8 @@ impl Body {
                     };
                     *used += line.len() + 2;
                     let (size, extension_bytes) = chunk_size(line)?;
-                    self.extension_bytes += extension_bytes;
-                    if self.extension_bytes > limits.max_head_bytes {
+                    self.dropped += extension_bytes;
+                    if self.dropped > limits.max_head_bytes {
                         return Err(Error::BadRequest("the chunk extensions are too long"));
                     }
                     if size > (limits.max_body_bytes - self.body.len()) as u64 {
@@ -113,7 +99,7 @@ impl Body {
                     };
                 }
                 Part::Trailer => {
-                    let left = limits.max_head_bytes - self.trailer_bytes;
+                    let left = limits.max_head_bytes - self.dropped;
                     let Some(line) = line(rest, left, Error::HeadTooLarge)? else {
                         return Ok(Parsed::Body);
                     };
@@ -121,11 +107,7 @@ impl Body {
                     if line.is_empty() {
                         return Ok(self.complete(out));
                     }
-                    self.trailer_bytes += line.len();
-                    self.trailer_fields += 1;
-                    if self.trailer_fields > limits.max_header_fields {
-                        return Err(Error::HeadTooLarge);
-                    }
+                    self.dropped += line.len();
                     let name = line.split(|&byte| byte == b':').next().unwrap_or_default();
                     let well_formed = name.len() < line.len() && !name.is_empty();
                     if !well_formed || !name.iter().copied().all(is_token) {
@@ -151,20 +133,6 @@ pub fn write(body: &[u8], out: &mut Vec<u8>) {
     }
     out.extend_from_slice(b"\r\n");
     out.extend_from_slice(body);
-}
-
-/// Returns the next line, without its end, if all of it is there. `most` is the length that it may have.
-fn line(bytes: &[u8], most: usize, too_long: Error) -> Result<Option<&[u8]>, Error> {
-    let end = bytes.iter().position(|&byte| !is_text(byte));
-    let end = end.unwrap_or(bytes.len());
-    if end > most {
-        return Err(too_long);
-    }
-    match (bytes.get(end), bytes.get(end + 1)) {
-        (None, _) | (Some(b'\r'), None) => Ok(None),
-        (Some(b'\r'), Some(b'\n')) => Ok(Some(&bytes[..end])),
-        (Some(&byte), _) => Err(forbidden(byte)),
-    }
 }
 
 /// Parses the first line of a chunk: its size, and the number of bytes of its extensions.

@@ -42,19 +42,10 @@ pub struct Head<'a> {
     served: Served,
     /// The traits that its answer depends on.
     pub traits: Traits,
-    /// How long its body is.
-    pub length: Length,
+    /// How long its body is, 0 for no body; `None` if chunks tell the length.
+    pub length: Option<u64>,
     /// The client waits to be told that the body is welcome.
     pub expects_continue: bool,
-}
-
-/// How long the body is.
-#[derive(Clone, Copy)]
-pub enum Length {
-    /// This many bytes; 0 for no body.
-    Known(u64),
-    /// Chunks tell the length.
-    Chunked,
 }
 
 impl<'a> Head<'a> {
@@ -69,7 +60,7 @@ impl<'a> Head<'a> {
         let http10 = line.http10;
         let (mut host, mut media_types) = (None, 0);
         let (mut close, mut keep_alive, mut expects) = (false, false, None);
-        let (mut known, mut codings) = (None, Codings::default());
+        let mut known = None;
         for field in fields {
             let value = field.value;
             let is = |name| field.name.eq_ignore_ascii_case(name);
@@ -100,20 +91,19 @@ impl<'a> Head<'a> {
                     return Err(Error::BadRequest("more than one Content-Length"));
                 }
                 known = Some(decimal(value)?);
-            } else if is("transfer-encoding") {
-                codings.add(value)?;
             }
         }
         if host.is_none() && !http10 {
             return Err(Error::BadRequest("no Host"));
         }
-        if codings.any() && known.is_some() {
+        let served_coding = codings(fields)?;
+        if served_coding.is_some() && known.is_some() {
             return Err(Error::BadRequest("both Content-Length and Transfer-Encoding"));
         }
-        if codings.any() && http10 {
+        if served_coding.is_some() && http10 {
             return Err(Error::BadRequest("a Transfer-Encoding in HTTP/1.0"));
         }
-        if codings.unserved {
+        if served_coding == Some(false) {
             return Err(Error::NotImplemented("the only Transfer-Encoding served is `chunked`"));
         }
         if expects == Some(false) && !http10 {
@@ -133,10 +123,7 @@ impl<'a> Head<'a> {
                 client: forwarded::client(fields, &limits.trusted_proxies),
                 at_once: served.at_once(line, bytes),
             },
-            length: match codings.chunked {
-                true => Length::Chunked,
-                false => Length::Known(known.unwrap_or(0)),
-            },
+            length: served_coding.is_none().then(|| known.unwrap_or(0)),
             expects_continue: expects.is_some() && !http10,
         })
     }
@@ -221,38 +208,27 @@ fn write_field(name: &str, value: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// The transfer codings of all Transfer-Encoding fields, in their order (RFC 9112, 6.1).
-#[derive(Default)]
-struct Codings {
-    /// The last one so far is `chunked`.
-    chunked: bool,
-    /// There is one that is not served.
-    unserved: bool,
-}
-
-impl Codings {
-    fn add(&mut self, value: &[u8]) -> Result<(), Error> {
-        for coding in value.split(|&byte| byte == b',') {
-            let coding = coding.trim_ascii();
-            let name = coding.split(|&byte| byte == b';').next().unwrap_or_default().trim_ascii();
-            if name.is_empty() || !name.iter().copied().all(is_token) {
-                return Err(Error::BadRequest("the Transfer-Encoding is malformed"));
-            }
-            if self.chunked {
-                return Err(Error::BadRequest("`chunked` is not the last Transfer-Encoding, or there twice"));
-            }
-            self.chunked = name.eq_ignore_ascii_case(b"chunked");
-            if self.chunked && name.len() < coding.len() {
-                return Err(Error::BadRequest("`chunked` has no parameters"));
-            }
-            self.unserved |= !self.chunked;
+/// Judges the transfer codings of all Transfer-Encoding fields, in their order (RFC 9112, 6.1). Returns whether they are
+/// `chunked` alone; `None` if there are none.
+fn codings(fields: &[httparse::Header]) -> Result<Option<bool>, Error> {
+    let fields = fields.iter().filter(|field| field.name.eq_ignore_ascii_case("transfer-encoding"));
+    let (mut chunked, mut served) = (false, None);
+    for coding in fields.flat_map(|field| field.value.split(|&byte| byte == b',')) {
+        let coding = coding.trim_ascii();
+        let name = coding.split(|&byte| byte == b';').next().unwrap_or_default().trim_ascii();
+        if name.is_empty() || !name.iter().copied().all(is_token) {
+            return Err(Error::BadRequest("the Transfer-Encoding is malformed"));
         }
-        Ok(())
+        if chunked {
+            return Err(Error::BadRequest("`chunked` is not the last Transfer-Encoding, or there twice"));
+        }
+        chunked = name.eq_ignore_ascii_case(b"chunked");
+        if chunked && name.len() < coding.len() {
+            return Err(Error::BadRequest("`chunked` has no parameters"));
+        }
+        served = Some(chunked && served != Some(false));
     }
-
-    fn any(&self) -> bool {
-        self.chunked || self.unserved
-    }
+    Ok(served)
 }
 
 /// For how long clients may rely on an idle connection: a second less than it is kept, as a request is on its way for a

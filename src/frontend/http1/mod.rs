@@ -41,8 +41,21 @@ pub struct Traits {
     pub at_once: Option<(Method, &'static str)>,
 }
 
+/// Returns the next line, without its end, if all of it is there. `most` is the length that it may have.
+fn line(bytes: &[u8], most: usize, too_long: Error) -> Result<Option<&[u8]>, Error> {
+    let end = bytes.iter().position(|&byte| !is_text(byte)).unwrap_or(bytes.len());
+    if end > most {
+        return Err(too_long);
+    }
+    match (bytes.get(end), bytes.get(end + 1)) {
+        (None, _) | (Some(b'\r'), None) => Ok(None),
+        (Some(b'\r'), Some(b'\n')) => Ok(Some(&bytes[..end])),
+        (Some(&byte), _) => Err(forbidden(byte)),
+    }
+}
+
 /// The refusal of a byte that may not stand where it does.
-pub fn forbidden(byte: u8) -> Error {
+fn forbidden(byte: u8) -> Error {
     Error::BadRequest(match byte {
         b'\r' => "a CR without LF",
         b'\n' => "a LF without CR",
@@ -52,6 +65,6 @@ pub fn forbidden(byte: u8) -> Error {
 }
 
 /// Returns whether a byte may stand in a line: tabs may, other control bytes (CR and LF among them) may not.
-pub fn is_text(byte: u8) -> bool {
+fn is_text(byte: u8) -> bool {
     (byte >= b' ' && byte != 0x7f) || byte == b'\t'
 }

@@ -6,7 +6,7 @@
 use crate::{
     budget::Budget,
     config::Limits,
-    frontend::{Claimed, Frontend, Listener, Resources, Responder, Served, Stopper},
+    frontend::{Claimed, Frontend, Listener, Resources, Served, Slots},
     http::Response,
     metrics::Metrics,
 };
@@ -36,7 +36,7 @@ pub struct Harness {
     pub address: Option<SocketAddr>,
     pub name: String,
     pub frontend: Option<Frontend>,
-    pub stopper: Stopper,
+    pub slots: Arc<Slots>,
     pub gate: Arc<Gate>,
     pub budget: Budget,
     tiny: Option<Arc<tiny_http::Server>>,
@@ -85,7 +85,7 @@ impl Harness {
         let name = listener.to_string();
         let broken = Arc::clone(&gate);
         let budget = Budget::new(limits.memory_budget);
-        let (frontend, responder) = Frontend::open(
+        let (frontend, slots) = Frontend::open(
             listener,
             limits.clone(),
             Resources {
@@ -103,13 +103,12 @@ impl Harness {
             },
         )
         .unwrap();
-        let stopper = frontend.stopper();
         let workers = (0..workers)
             .map(|_| {
-                let (tiny, responder, gate) = (Arc::clone(&tiny), responder.clone(), Arc::clone(&gate));
+                let (tiny, slots, gate) = (Arc::clone(&tiny), Arc::clone(&slots), Arc::clone(&gate));
                 thread::spawn(move || {
                     while let Ok(request) = tiny.recv() {
-                        serve(request, &responder, &gate);
+                        serve(request, &slots, &gate);
                     }
                 })
             })
@@ -118,7 +117,7 @@ impl Harness {
             address,
             name,
             frontend: Some(frontend),
-            stopper,
+            slots,
             gate,
             budget,
             tiny: Some(tiny),
@@ -219,14 +218,14 @@ impl Drop for Harness {
     }
 }
 
-fn serve(mut request: tiny_http::Request, responder: &Responder, gate: &Gate) {
+fn serve(mut request: tiny_http::Request, slots: &Slots, gate: &Gate) {
     gate.seen.fetch_add(1, Ordering::SeqCst);
     let mut body = Vec::new();
     if request.body_length().unwrap_or(0) > 0 {
         request.as_reader().read_to_end(&mut body).unwrap();
     }
     let (target, slot) = request.url().rsplit_once('#').expect("every request has a slot");
-    let (target, claimed) = (target.to_owned(), responder.claim(slot));
+    let (target, claimed) = (target.to_owned(), slots.claim(slot));
     let method = request.method().to_string();
     let headers: Vec<(String, String)> =
         request.headers().iter().map(|header| (header.field.to_string(), header.value.to_string())).collect();
@@ -235,7 +234,7 @@ fn serve(mut request: tiny_http::Request, responder: &Responder, gate: &Gate) {
         gate.late.fetch_add(1, Ordering::SeqCst);
         return;
     };
-    if !responder.begin(slot) {
+    if !slots.begin(slot) {
         gate.late.fetch_add(1, Ordering::SeqCst);
         return;
     }
@@ -258,7 +257,7 @@ fn serve(mut request: tiny_http::Request, responder: &Responder, gate: &Gate) {
         let body = String::from_utf8_lossy(&body);
         Response::json(200, &json!({"method": method, "target": target, "headers": headers, "body": body}))
     };
-    match responder.answer(slot, response, held) {
+    match slots.answer(slot, response, None, held) {
         Some(_) => gate.answered.fetch_add(1, Ordering::SeqCst),
         None => gate.late.fetch_add(1, Ordering::SeqCst),
     };

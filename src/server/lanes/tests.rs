@@ -163,7 +163,7 @@ fn a_row_stays_taken_while_its_change_pauses_or_goes_on() {
     let mut batch = bench.next().unwrap();
     assert_eq!((batch.lane, works(&batch)), (Lane::Single, vec![1]));
     bench.lanes.finished(batch.token, bench.now);
-    bench.lanes.retry(batch.commands.pop().unwrap(), bench.now).unwrap();
+    assert!(bench.lanes.retry(batch.commands.pop().unwrap(), bench.now).is_none());
     assert!(bench.next().is_none());
     bench.now = bench.lanes.next_due(bench.now, false).unwrap();
     let batch = bench.next().unwrap();
@@ -182,8 +182,7 @@ fn a_command_that_met_a_lock_is_retried_alone_until_its_time_is_up() {
     loop {
         let mut batch = bench.next().unwrap();
         bench.lanes.finished(batch.token, bench.now);
-        if let Err(command) = bench.lanes.retry(batch.commands.pop().unwrap(), bench.now) {
-            bench.lanes.done(&command);
+        if bench.lanes.retry(batch.commands.pop().unwrap(), bench.now).is_some() {
             break;
         }
         // Its neighbours are not retried with it.
@@ -212,7 +211,7 @@ fn retries_leave_sessions_to_what_has_met_no_lock() {
         let batch = bench.next().unwrap();
         bench.lanes.finished(batch.token, bench.now);
         for command in batch.commands {
-            bench.lanes.retry(command, bench.now).unwrap();
+            assert!(bench.lanes.retry(command, bench.now).is_none());
         }
         bench.now += Duration::from_millis(10);
         let retries: Vec<_> = std::iter::from_fn(|| bench.next()).collect();
@@ -462,7 +461,7 @@ impl World {
             let is_locked = row.is_some_and(|row| row < LOCKED) && self.random.below(2) == 0;
             if locks && (is_locked || table_is_locked) {
                 self.queued += 1;
-                self.bench.lanes.retry(command, self.bench.now).expect("it is not given up");
+                assert!(self.bench.lanes.retry(command, self.bench.now).is_none(), "it is not given up");
                 continue;
             }
             let next = match batch.lane {

@@ -1,8 +1,7 @@
 //! Requests that fail on command, in a service that is thrown away.
 
-use super::{Job, Shared, guard};
+use super::{Dispatch, Job, guard};
 use crate::{
-    app,
     error::Error,
     http::{Request, Response},
 };
@@ -31,32 +30,28 @@ pub enum Fault {
 pub type Faults = Arc<dyn Fn(&Request) -> Option<Fault> + Send + Sync>;
 
 /// Fails a request, on a thread of its own: no worker waits for it.
-pub(super) fn fail(shared: Arc<Shared>, fault: Fault, mut job: Job, request: Request) {
+pub(super) fn fail(dispatch: Arc<Dispatch>, fault: Fault, mut job: Job, request: Request) {
     let work = move || {
-        shared.responder.begin(job.slot);
+        dispatch.slots.begin(job.slot);
         let id = Some(&job.id);
         let response = match fault {
             Fault::Refused => Response::no_content(),
             Fault::Unavailable => Error::Unavailable("it fails on command".into()).into_response(id),
-            _ => guard(id, || shared.app.respond(&request, id)).unwrap_or_else(|response| response),
+            _ => guard(id, || dispatch.app.respond(&request, id)).unwrap_or_else(|response| response),
         };
-        let bytes = match fault {
-            Fault::AnswerLost | Fault::Refused => 0,
-            Fault::Cut(bytes) => bytes,
-            Fault::Slow(delay) => {
-                thread::sleep(delay.min(job.deadline.saturating_duration_since(Instant::now())));
-                if Instant::now() < job.deadline {
-                    shared.answer(&mut job, response);
-                }
-                // Past the deadline, the frontend answers.
+        if let Fault::Slow(delay) = fault {
+            thread::sleep(delay.min(job.deadline.saturating_duration_since(Instant::now())));
+            if Instant::now() >= job.deadline {
+                // The frontend answers.
                 return;
             }
-            Fault::Unavailable => return shared.answer(&mut job, response),
+        }
+        let cut = match fault {
+            Fault::AnswerLost | Fault::Refused => Some(0),
+            Fault::Cut(bytes) => Some(bytes),
+            Fault::Unavailable | Fault::Slow(_) => None,
         };
-        let status = response.status;
-        shared.app.metrics.request(job.method, app::label(&job.path), status, job.received.elapsed());
-        log::info!(request_id:% = job.id; "{} {} {status} on command: {fault:?}", job.name, job.path);
-        shared.responder.cut(job.slot, response, bytes);
+        dispatch.send(&mut job, response, cut);
     };
     if let Err(error) = thread::Builder::new().name("fault".to_owned()).spawn(work) {
         log::error!("a request cannot fail on command: {error}");
