@@ -380,18 +380,14 @@ fn no_text_of_a_client_is_a_label() {
     assert!(!after.to_lowercase().contains("label"), "{after}");
     assert_eq!(before.lines().count(), after.lines().count(), "{before}{after}");
     // The token is asked for, as everywhere.
-    check(
-        &mut client,
+    service.check(format!(
         r#"
-        GET /metrics => 401 {"error":"Unauthorized"}
-        POST /metrics => 405 {"error":"Method not allowed"}
-        GET /metrics/ => 404 {"error":"Not found","message":"the path is /metrics, without a further slash"}
-        "#,
-    );
-    let headed = client.request("HEAD", "/metrics", &headers, "");
-    assert_eq!((headed.status, headed.header("Cache-Control")), (200, Some("no-store")));
-    let options = client.request("OPTIONS", "/metrics", &headers, "");
-    assert_eq!((options.status, options.header("Allow")), (204, Some("GET, HEAD, OPTIONS")));
+        GET /metrics => 401 {{"error":"Unauthorized"}}
+        POST /metrics => 405 {{"error":"Method not allowed"}}
+        HEAD /metrics <Authorization: {bearer}> => 200 <Cache-Control: no-store> *
+        OPTIONS /metrics <Authorization: {bearer}> => 204 <Allow: GET, HEAD, OPTIONS>
+        "#
+    ));
 }
 
 /// Whatever the database does, with every worker blocked.

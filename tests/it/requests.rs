@@ -198,26 +198,24 @@ fn the_log_names_the_client() {
         (&[trusted], &both, "203.0.113.7", "127.0.0.1"),
         (&[("HOST", &socket)], &[], "unix", "unix"),
     ];
-    for (variables, fields, client, refused) in rows {
-        for format in ["text", "json"] {
-            let common = [("API_TOKEN", TOKEN), ("LOG_LEVEL", "debug"), ("LOG_FORMAT", format)];
-            let mut process = Process::on(&database, &[&common, variables].concat());
-            let mut connection = process.client();
-            // By a worker, and by the frontend.
-            for (target, status) in [("/users/1", 401), ("/livez", 200)] {
-                assert_eq!(connection.request("GET", target, fields, "").status, status);
-            }
-            connection.send(b"GET /users HTTP/1.1\r\n\r\n");
-            assert_eq!(connection.answer("GET").status, 400);
-            let lines = [("GET /users/1 401 ", client), ("GET /livez 200 ", client), ("refused: ", refused)];
-            for (line, client) in lines {
-                let named = |text: &&str| match format {
-                    "text" => text.contains(&format!(" client={client} request_id=")),
-                    _ => serde_json::from_str::<Value>(text).is_ok_and(|line| line["client"] == client),
-                };
-                let is_logged = || process.stderr().lines().any(|text| text.contains(line) && named(&text));
-                eventually(LONG, &format!("{line} of {client} as {format}"), is_logged);
-            }
+    for ((variables, fields, client, refused), format) in rows.into_iter().zip(["text", "json"].repeat(3)) {
+        let common = [("API_TOKEN", TOKEN), ("LOG_LEVEL", "debug"), ("LOG_FORMAT", format)];
+        let mut process = Process::on(&database, &[&common, variables].concat());
+        let mut connection = process.client();
+        // By a worker, and by the frontend.
+        for (target, status) in [("/users/1", 401), ("/livez", 200)] {
+            assert_eq!(connection.request("GET", target, fields, "").status, status);
+        }
+        connection.send(b"GET /users HTTP/1.1\r\n\r\n");
+        assert_eq!(connection.answer("GET").status, 400);
+        let lines = [("GET /users/1 401 ", client), ("GET /livez 200 ", client), ("refused: ", refused)];
+        for (line, client) in lines {
+            let named = |text: &&str| match format {
+                "text" => text.contains(&format!(" client={client} request_id=")),
+                _ => serde_json::from_str::<Value>(text).is_ok_and(|line| line["client"] == client),
+            };
+            let is_logged = || process.stderr().lines().any(|text| text.contains(line) && named(&text));
+            eventually(LONG, &format!("{line} of {client} as {format}"), is_logged);
         }
     }
 }
