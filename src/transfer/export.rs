@@ -97,21 +97,18 @@ impl Export {
         let (name, email) = (self.cell(name), self.cell(email));
         write!(to, "{id},{name},{email},{created_at},{updated_at}")?;
         if self.with_password_hashes {
-            write!(to, ",{}", quoted(password_hash.unwrap_or_default()))?;
+            write!(to, ",{}", self.cell(password_hash.unwrap_or_default()))?;
         }
         to.write_all(b"\n")
     }
 
+    /// Returns the text as a field of CSV.
     fn cell(&self, text: &str) -> String {
-        if self.for_spreadsheets { quoted(&without_formulas(text)) } else { quoted(text) }
-    }
-}
-
-/// Returns the text as a field of CSV.
-fn quoted(text: &str) -> String {
-    match text.contains([',', '"', '\r', '\n']) {
-        true => format!("\"{}\"", text.replace('"', "\"\"")),
-        false => text.to_owned(),
+        let text = if self.for_spreadsheets { without_formulas(text) } else { text.to_owned() };
+        match text.contains([',', '"', '\r', '\n']) {
+            true => format!("\"{}\"", text.replace('"', "\"\"")),
+            false => text,
+        }
     }
 }
 
