@@ -373,7 +373,7 @@ mod tests {
         }
         assert_eq!(Error::BadRequest("rule").label(), Some("bad_request"));
         assert_eq!(Error::Busy(Reason::Stopped).label(), Some("stopped"));
-        assert_eq!(labels().count(), 15);
+        assert_eq!(labels().count(), 14);
     }
 
     #[test]
