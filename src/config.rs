@@ -120,7 +120,7 @@ pub struct Limits {
 }
 
 /// The address of a database.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub enum Database {
     /// A connection string as libpq accepts it: a URL or `keyword=value` pairs.
     Url(Secret),
@@ -139,17 +139,6 @@ pub enum Database {
         /// TLS, with certificate and host name verified.
         ssl: bool,
     },
-}
-
-impl fmt::Debug for Database {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Database::Url(_) => f.write_str("Url(…)"),
-            Database::Parts { host, port, name, user, ssl, .. } => {
-                write!(f, "Parts {{ {user}@{host}:{port}/{name}, ssl: {ssl} }}")
-            }
-        }
-    }
 }
 
 /// A text that is never printed.
@@ -356,21 +345,21 @@ impl Config {
 
     /// Refuses tokens with fewer rights beside none for everything, and a token that is in two settings.
     fn check_tokens(&self) -> Result<(), ConfigError> {
-        let values = |token: &Option<Secret>| -> Vec<String> {
-            token.iter().flat_map(|token| token.expose().split_whitespace().map(str::to_owned)).collect()
-        };
-        let mut known = values(&self.api_token);
-        for (variable, token) in
-            [("API_TOKEN_READ", &self.api_token_read), ("API_TOKEN_LOGIN", &self.api_token_login)]
-        {
+        let mut known = Vec::new();
+        for (variable, token) in [
+            ("API_TOKEN", &self.api_token),
+            ("API_TOKEN_READ", &self.api_token_read),
+            ("API_TOKEN_LOGIN", &self.api_token_login),
+        ] {
+            let tokens: Vec<&str> =
+                token.iter().flat_map(|token| token.expose().split_whitespace()).collect();
             if token.is_some() && self.api_token.is_none() {
                 return Err(problem(variable, "needs API_TOKEN: without that every request is allowed"));
             }
-            let more = values(token);
-            if more.iter().any(|token| known.contains(token)) {
+            if tokens.iter().any(|token| known.contains(token)) {
                 return Err(problem(variable, "has a token that another variable has, too"));
             }
-            known.extend(more);
+            known.extend(tokens);
         }
         Ok(())
     }
@@ -395,15 +384,12 @@ impl Config {
         let work = page(LARGEST_USER).max(page(USUAL_USER).saturating_add(hash)).saturating_add(WORK_RESERVE);
         // While a page is made, its rows and its text are in memory.
         let least = input.saturating_add(work.saturating_mul(2));
-        match self.limits.memory_budget >= least {
-            true => Ok(()),
-            false => {
-                let (body, page) = (self.limits.max_body_bytes, self.max_per_page);
-                let line =
-                    format!("must be at least {least} with MAX_BODY_BYTES={body} and MAX_PER_PAGE={page}");
-                Err(problem("MEMORY_BUDGET", line))
-            }
+        if self.limits.memory_budget >= least {
+            return Ok(());
         }
+        let (body, page) = (self.limits.max_body_bytes, self.max_per_page);
+        let line = format!("must be at least {least} with MAX_BODY_BYTES={body} and MAX_PER_PAGE={page}");
+        Err(problem("MEMORY_BUDGET", line))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Origins whose pages may use the service from a browser.
 
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{fmt, net::Ipv6Addr, str::FromStr, sync::Arc};
 
 /// Exact origins (`https://app.example`), and `*` for any. Parsed from a list, separated by commas or spaces. Empty by
 /// default.
@@ -42,41 +42,33 @@ impl fmt::Display for AllowedOrigins {
 
 /// Returns the entry as browsers write an origin: in lower case, and without the scheme's own port.
 fn origin(entry: &str) -> Result<String, String> {
-    const FORM: &str = "an origin is scheme://host or scheme://host:port, without a slash at its end";
-    let wrong = |why: &str| Err(format!("{entry:?} {why}"));
-    match entry {
-        "*" => return Ok(entry.to_owned()),
-        "null" => return wrong("is the origin of any sandboxed page and local file, and cannot be allowed"),
-        _ if !entry.is_ascii() => return wrong("is not ASCII; a browser writes such a name as xn--…"),
-        _ => {}
-    }
     let lower = entry.to_ascii_lowercase();
-    let Some((scheme, authority)) = lower.split_once("://") else {
-        return wrong(&format!("has no scheme: {FORM}"));
-    };
+    let (scheme, authority) = lower.split_once("://").unwrap_or_default();
     // The colons of an IPv6 address are inside its brackets.
     let (host, port) = match authority.rsplit_once(':') {
         Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
         _ => (authority, None),
     };
-    let is_scheme = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
-    let is_host = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-    let is_address = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
-    let is_address = is_address.is_some_and(|address| address.parse::<std::net::Ipv6Addr>().is_ok());
-    let is_port = port.is_none_or(|port| port.parse::<u16>().is_ok() && !port.starts_with(['+', '0']));
-    if scheme.is_empty()
-        || !scheme.bytes().all(is_scheme)
-        || !(is_address || (!host.is_empty() && host.bytes().all(is_host)))
-        || !is_port
-    {
-        return wrong(&format!("is no origin: {FORM}"));
-    }
-    match (scheme, port) {
-        ("https", Some("443")) | ("http", Some("80")) => {
-            wrong("names the port that its scheme has anyway; browsers leave it out, and so must this")
+    let has_only = |text: &str, more: &str| {
+        !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || more.contains(c))
+    };
+    let address = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    let is_address = address.is_some_and(|address| address.parse::<Ipv6Addr>().is_ok());
+    let is_port = |port: &str| port.parse::<u16>().is_ok() && !port.starts_with(['+', '0']);
+    let is_host = is_address || has_only(host, "-._");
+    let why = match entry {
+        "*" => return Ok(lower),
+        "null" => "is the origin of any sandboxed page and local file, and cannot be allowed",
+        _ if !entry.is_ascii() => "is not ASCII; a browser writes such a name as xn--…",
+        _ if !(has_only(scheme, "+-.") && is_host && port.is_none_or(is_port)) => {
+            "is no origin: write scheme://host or scheme://host:port, without a slash at its end"
         }
-        _ => Ok(lower),
-    }
+        _ if matches!((scheme, port), ("https", Some("443")) | ("http", Some("80"))) => {
+            "names the port that its scheme has anyway; browsers leave it out, and so must this"
+        }
+        _ => return Ok(lower),
+    };
+    Err(format!("{entry:?} {why}"))
 }
 
 #[cfg(test)]
@@ -97,7 +89,7 @@ mod tests {
             ("http://[::1]", Ok("http://[::1]")),
             ("*", Ok("*")),
             ("null", Err("\"null\" is the origin of any sandboxed page")),
-            ("app.example", Err("\"app.example\" has no scheme")),
+            ("app.example", Err("\"app.example\" is no origin")),
             ("https://app.example/", Err("\"https://app.example/\" is no origin")),
             ("https://app.example/path", Err("is no origin")),
             ("https://*.example", Err("is no origin")),

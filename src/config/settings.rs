@@ -6,9 +6,9 @@
 
 use super::{
     Config, ConfigError, Database,
-    value::{Bounds, Value, must_be, problem},
+    value::{Bounds, Value, problem},
 };
-use Bounds::{Any, Token, Whole};
+use Bounds::{Any, Token, Whole, Words};
 use std::ffi::OsString;
 
 /// One variable that the command reads. The table is [`SETTINGS`].
@@ -18,6 +18,7 @@ pub struct Setting {
     pub variable: &'static str,
     /// Its meaning, in a line.
     pub help: &'static str,
+    bounds: Bounds,
     kind: Kind,
 }
 
@@ -29,28 +30,28 @@ type Field = fn(&mut Config) -> Option<&mut dyn Value>;
 #[derive(Debug)]
 enum Kind {
     /// It sets this field.
-    Field(Field, Bounds),
+    Field(Field),
     /// It names a file that holds the value of another variable.
     FileOf(&'static str),
-    /// The command reads it by itself; the default, and the words that it may be: any if there are none.
-    Command(&'static str, &'static [&'static str]),
+    /// The command reads it by itself; the default.
+    Command(&'static str),
 }
 
 const fn field(variable: &'static str, field: Field, bounds: Bounds, help: &'static str) -> Setting {
-    Setting { variable, help, kind: Kind::Field(field, bounds) }
+    Setting { variable, help, bounds, kind: Kind::Field(field) }
 }
 
 const fn file(variable: &'static str, of: &'static str, help: &'static str) -> Setting {
-    Setting { variable, help, kind: Kind::FileOf(of) }
+    Setting { variable, help, bounds: Any, kind: Kind::FileOf(of) }
 }
 
 const fn command(
     variable: &'static str,
     default: &'static str,
-    words: &'static [&'static str],
+    bounds: Bounds,
     help: &'static str,
 ) -> Setting {
-    Setting { variable, help, kind: Kind::Command(default, words) }
+    Setting { variable, help, bounds, kind: Kind::Command(default) }
 }
 
 /// A field of [`Config`].
@@ -90,7 +91,7 @@ pub const SETTINGS: &[Setting] = &[
     field("DB_CONNECT_TIMEOUT", at!(db_connect_timeout), SECONDS, "Seconds that start-up waits for the database"),
     field("DB_ACQUIRE_TIMEOUT", at!(db_acquire_timeout), SECONDS,
         "Seconds that a request waits for a free connection"),
-    field("DB_PREPARED", at!(db_prepared), Any,
+    field("DB_PREPARED", at!(db_prepared), Words(&["true", "false"]),
         "`false` behind a pooler in transaction mode: sessions hold no state"),
     field("PGPASSWORD", at!(pg_password), Any, "Database password if the settings above have none"),
     field("PGPASSFILE", at!(pg_pass_file), Any,
@@ -136,10 +137,10 @@ pub const SETTINGS: &[Setting] = &[
     field("UI", at!(ui), Any,
         "The page for the browser, `/ui`: `true`, `false`, or `auto`: on loopback alone, without `TRUSTED_PROXIES`"),
     field("MIGRATIONS_DIR", at!(migrations_dir), Any, "Directory of migrations instead of the built-in ones"),
-    command("POSTGRES_BIN", "", &[],
+    command("POSTGRES_BIN", "", Any,
         "Directory of PostgreSQL's programs for `--embedded`; unset: those that are found"),
-    command("LOG_FORMAT", "text", &["text", "json"], "`text`, or `json`: one object a line"),
-    command("LOG_LEVEL", "info", &["off", "error", "warn", "info", "debug", "trace"],
+    command("LOG_FORMAT", "text", Words(&["text", "json"]), "`text`, or `json`: one object a line"),
+    command("LOG_LEVEL", "info", Words(&["off", "error", "warn", "info", "debug", "trace"]),
         "`off`, `error`, `warn`, `info`, `debug` or `trace`"),
 ];
 
@@ -147,36 +148,45 @@ impl Setting {
     /// Returns the default as the variable's text; empty for none.
     pub fn default(&self) -> String {
         match self.kind {
-            Kind::Field(_, Bounds::Exactly(_)) | Kind::FileOf(_) => String::new(),
-            Kind::Field(field, _) => {
+            Kind::Field(field) if !matches!(self.bounds, Bounds::Exactly(_)) => {
                 field(&mut Config::of_the_command()).and_then(|value| value.text()).unwrap_or_default()
             }
-            Kind::Command(default, _) => default.to_owned(),
+            Kind::Command(default) => default.to_owned(),
+            Kind::Field(_) | Kind::FileOf(_) => String::new(),
         }
+    }
+
+    /// Sets the field of `config`, if there is one, to the text of the variable, if that has one. Checks the text.
+    fn apply(&self, config: &mut Config, lookup: &Lookup) -> Result<(), ConfigError> {
+        let mut field = match self.kind {
+            Kind::FileOf(_) => return Ok(()),
+            Kind::Command(_) => None,
+            Kind::Field(field) => match field(config) {
+                Some(field) => Some(field),
+                // A part of the database's address has no field beside a connection string.
+                None => return Ok(()),
+            },
+        };
+        let Some((blamed, text)) = text(self.variable, lookup)? else { return Ok(()) };
+        let text = match self.bounds {
+            Bounds::Exactly(on) => (text == on).to_string(),
+            _ => text,
+        };
+        let set = self.bounds.check(&text).and_then(|()| match &mut field {
+            Some(field) => field.set(&text),
+            None => Ok(()),
+        });
+        set.map_err(|line| problem(blamed, line))
     }
 }
 
+/// Look-up of a variable.
+type Lookup<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
+
 /// Sets the fields of `config` that `lookup` has a value for. A variable that is empty counts as unset.
-pub(super) fn apply(
-    config: &mut Config,
-    lookup: &dyn Fn(&str) -> Option<OsString>,
-) -> Result<(), ConfigError> {
-    let mut errors = Vec::new();
-    for Setting { variable, kind, .. } in SETTINGS {
-        let set =
-            match kind {
-                // A part of the database's address has no field beside a connection string.
-                Kind::Field(field, bounds) => field(config)
-                    .map_or(Ok(()), |value| read(variable, lookup, |text| value.set(text, bounds))),
-                Kind::Command(_, words) if !words.is_empty() => read(variable, lookup, |text| {
-                    if words.contains(&text) { Ok(()) } else { Err(must_be(text, words)) }
-                }),
-                Kind::Command(..) | Kind::FileOf(_) => Ok(()),
-            };
-        errors.extend(set.err());
-    }
-    let all = errors.into_iter();
-    let all = all.reduce(|all, one| ConfigError { problem: format!("{}; {one}", all.problem), ..all });
+pub(super) fn apply(config: &mut Config, lookup: &Lookup) -> Result<(), ConfigError> {
+    let errors = SETTINGS.iter().filter_map(|setting| setting.apply(config, lookup).err());
+    let all = errors.reduce(|all, one| ConfigError { problem: format!("{}; {one}", all.problem), ..all });
     all.map_or(Ok(()), Err)
 }
 
@@ -202,66 +212,48 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
 /// Returns each variable with its value in `config` and its source.
 pub(super) fn in_force(
     config: &Config,
-    lookup: &dyn Fn(&str) -> Option<OsString>,
+    lookup: &Lookup,
 ) -> Result<Vec<(&'static str, String, String)>, ConfigError> {
     let mut config = config.clone();
-    let mut rows = Vec::with_capacity(SETTINGS.len());
-    for setting in SETTINGS {
+    let row = |setting: &Setting| {
         let given = text(setting.variable, lookup)?;
         let source = match &given {
             None => "default",
             Some((variable, _)) if *variable == setting.variable => "environment",
             Some((variable, _)) => variable,
         };
-        let (value, source) = match &setting.kind {
-            Kind::Field(field, _) => match field(&mut config) {
-                Some(value) => {
-                    let secret = || given.as_ref().map_or("", |_| "***").to_owned();
-                    (value.text().unwrap_or_else(secret), source)
+        let value = given.map_or_else(|| setting.default(), |(_, text)| text);
+        let (value, source) = match setting.kind {
+            Kind::Field(field) => match field(&mut config) {
+                Some(field) => {
+                    let secret = || if source == "default" { String::new() } else { "***".to_owned() };
+                    (field.text().unwrap_or_else(secret), source)
                 }
                 None => (String::new(), "DATABASE_URL is used instead"),
             },
-            Kind::FileOf(_) | Kind::Command(..) => {
-                (given.map_or_else(|| setting.default(), |(_, text)| text), source)
-            }
+            Kind::FileOf(_) | Kind::Command(_) => (value, source),
         };
         let value = if value.is_empty() { "-".to_owned() } else { value };
-        rows.push((setting.variable, value, source.to_owned()));
-    }
-    Ok(rows)
+        Ok((setting.variable, value, source.to_owned()))
+    };
+    SETTINGS.iter().map(row).collect()
 }
 
 /// Checks that the numbers and durations of `config` are within their bounds.
 pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let mut config = config.clone();
-    for setting in SETTINGS {
-        if let Kind::Field(field, bounds @ (Bounds::Whole(..) | Bounds::Seconds(..))) = &setting.kind
-            && let Some(value) = field(&mut config)
-            && let Some(text) = value.text()
+    for Setting { variable, bounds, kind, .. } in SETTINGS {
+        if let (Kind::Field(field), Bounds::Whole(..) | Bounds::Seconds(..)) = (kind, bounds)
+            && let Some(text) = field(&mut config).and_then(|value| value.text())
         {
-            value.set(&text, bounds).map_err(|line| problem(setting.variable, line))?;
+            bounds.check(&text).map_err(|line| problem(variable, line))?;
         }
     }
     Ok(())
 }
 
-/// Passes the text of a variable, if it has one, to `set`, and blames the variable for an error.
-fn read(
-    variable: &'static str,
-    lookup: &dyn Fn(&str) -> Option<OsString>,
-    set: impl FnOnce(&str) -> Result<(), String>,
-) -> Result<(), ConfigError> {
-    match text(variable, lookup)? {
-        None => Ok(()),
-        Some((variable, text)) => set(&text).map_err(|line| problem(variable, line)),
-    }
-}
-
 /// Returns the text of a variable, or of the file that its `…_FILE` names, with the variable to blame for it.
-fn text(
-    variable: &'static str,
-    lookup: &dyn Fn(&str) -> Option<OsString>,
-) -> Result<Option<(&'static str, String)>, ConfigError> {
+fn text(variable: &'static str, lookup: &Lookup) -> Result<Option<(&'static str, String)>, ConfigError> {
     let read = |variable: &'static str| match lookup(variable).map(OsString::into_string) {
         None => Ok(None),
         Some(Ok(text)) => Ok(Some(text).filter(|text| !text.is_empty())),
