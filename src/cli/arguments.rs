@@ -13,7 +13,7 @@ use clap::{
 };
 use std::{
     env,
-    ffi::{OsStr, OsString},
+    ffi::OsString,
     path::{Path, PathBuf},
 };
 use userd::transfer::Format;
@@ -32,8 +32,9 @@ pub struct Given {
 impl Given {
     /// Parses the arguments. `None` if they ask for the help or the version, which is printed.
     pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Option<Given>, Failure> {
-        let parsed = command().try_get_matches_from([OsString::from("userd")].into_iter().chain(arguments));
-        let mut matches = match parsed {
+        let mut matches = match command()
+            .try_get_matches_from([OsString::from("userd")].into_iter().chain(arguments))
+        {
             Ok(matches) => matches,
             Err(error) if !error.use_stderr() => return print(&manual::with_settings(&error)).map(|()| None),
             Err(error) => return Err(Failure::argument(problem(error))),
@@ -55,20 +56,18 @@ impl Given {
         // SAFETY: as above.
         unsafe { env::remove_var("NOTIFY_SOCKET") };
         if let Some(file) = self.value("--env-file") {
-            let read = env_file::read(Path::new(file));
+            let read = env_file::read(file);
             self.assigned = read.map_err(|problem| Failure::usage(format!("--env-file: {problem}")))?;
         }
-        let mut misspelt = self
-            .named()
-            .filter_map(|(place, name)| environment::misspelt(name).map(|line| format!("{place}: {line}")));
-        misspelt.next().map_or(Ok(()), |line| Err(Failure::usage(line)))
+        let misspelt = self.named().find_map(|(place, name)| Some((place, environment::misspelt(name)?)));
+        misspelt.map_or(Ok(()), |(place, line)| Err(Failure::usage(format!("{place}: {line}"))))
     }
 
     /// Returns the variables that `--env-file` has set and those that `--settings` names, each behind its place.
     pub fn named(&self) -> impl Iterator<Item = (&str, &str)> {
         let of_file = self.assigned.iter().map(|Assignment { name, place }| (place.as_str(), name.as_str()));
-        let settings = self.values("--settings").filter_map(|name| Some(("--settings", name.to_str()?)));
-        of_file.chain(settings)
+        let settings = self.occurrences("--settings").flatten();
+        of_file.chain(settings.filter_map(|name| Some(("--settings", name.to_str()?))))
     }
 
     /// Returns whether an option was given.
@@ -77,21 +76,16 @@ impl Given {
         known && self.matches.value_source(name) == Some(ValueSource::CommandLine)
     }
 
-    /// Returns the value of an option; the last one if it was given more than once.
-    pub fn value(&self, name: &str) -> Option<&OsStr> {
-        self.values(name).next_back()
+    /// Returns the value of an option, or the operand; the last one if it was given more than once.
+    pub fn value(&self, name: &str) -> Option<&Path> {
+        self.occurrences(name).flatten().last()
     }
 
-    /// Returns all values of an option.
-    pub fn values(&self, name: &str) -> impl DoubleEndedIterator<Item = &OsStr> {
-        let values = self.matches.try_get_many::<OsString>(name).ok().flatten();
-        values.into_iter().flatten().map(OsString::as_os_str)
-    }
-
-    /// Returns the value of each occurrence of an option of the service that may have none.
-    pub fn occurrences(&self, name: &str) -> impl Iterator<Item = Option<&OsStr>> {
-        let occurrences = self.matches.get_occurrences::<OsString>(name).into_iter().flatten();
-        occurrences.map(|mut values| values.next().map(OsString::as_os_str))
+    /// Returns the value of each occurrence of an option that may have none.
+    pub fn occurrences(&self, name: &str) -> impl Iterator<Item = Option<&Path>> {
+        let known = self.matches.try_contains_id(name).is_ok();
+        let occurrences = known.then(|| self.matches.get_occurrences::<PathBuf>(name)).flatten();
+        occurrences.into_iter().flatten().map(|mut values| values.next().map(PathBuf::as_path))
     }
 
     /// Returns whether an option stands for this variable.
@@ -99,15 +93,18 @@ impl Given {
         VARIABLES.iter().any(|(option, replaced)| *replaced == variable && self.has(option))
     }
 
-    /// Returns the argument that is no option.
-    pub fn operand(&self) -> Option<&OsStr> {
-        self.value(OPERAND)
+    /// Returns the operand as a word. An error if it is not UTF-8.
+    pub fn word(&self) -> Result<&str, Failure> {
+        let word = self.value(OPERAND).and_then(Path::to_str);
+        word.ok_or_else(|| Failure::argument("the operand is not UTF-8"))
     }
 
-    /// Returns the directory of the private cluster that a verb works on; `None`: the database of the variables.
+    /// Returns the directory of the private cluster; `None`: the database of the variables. Root's PostgreSQL runs as
+    /// another user, who could not enter most directories that root works in.
     pub fn dir(&self) -> Option<PathBuf> {
-        let dir = || self.value("--embedded").map_or_else(default_dir, PathBuf::from);
-        self.has("--embedded").then(dir)
+        let is_root = nix::unistd::Uid::effective().is_root();
+        let default = Path::new(if is_root { "/var/lib/userd" } else { "userd-data" });
+        self.has("--embedded").then(|| self.value("--embedded").unwrap_or(default).to_owned())
     }
 
     /// Returns whether missing migrations are applied.
@@ -117,7 +114,7 @@ impl Given {
 
     /// Returns the operand as a file. `None`: `-`, or none, is standard output, or standard input.
     pub fn file(&self) -> Option<&Path> {
-        self.operand().filter(|file| *file != "-").map(Path::new)
+        self.value(OPERAND).filter(|file| *file != "-")
     }
 
     /// Returns the format that an option or the file's name says.
@@ -136,7 +133,8 @@ pub fn format_of(file: &Path) -> Option<Format> {
     is_csv.then_some(Format::Csv)
 }
 
-/// Returns clap's message in one line. A stray argument may be a secret: only a name of an option is repeated.
+/// Returns clap's message in one line. A stray argument may be a secret: only a name of an option is repeated, and what
+/// clap takes for a misspelt subcommand.
 fn problem(mut error: Error) -> String {
     let is_option = |text: &str| {
         let name = text.strip_prefix("--").unwrap_or_default();
@@ -144,27 +142,19 @@ fn problem(mut error: Error) -> String {
     };
     for kind in [ContextKind::InvalidArg, ContextKind::InvalidSubcommand, ContextKind::InvalidValue] {
         let Some(ContextValue::String(text)) = error.get(kind) else { continue };
-        let is_ours = match error.kind() {
-            ErrorKind::UnknownArgument => is_option(text),
-            ErrorKind::InvalidSubcommand => error.get(ContextKind::SuggestedSubcommand).is_some(),
-            _ => kind != ContextKind::InvalidValue || text.is_empty(),
+        let is_shown = match kind {
+            ContextKind::InvalidArg => error.kind() != ErrorKind::UnknownArgument || is_option(text),
+            ContextKind::InvalidSubcommand => error.get(ContextKind::SuggestedSubcommand).is_some(),
+            _ => text.is_empty(),
         };
-        if !is_ours {
+        if !is_shown {
             error.insert(kind, ContextValue::String("…".to_owned()));
         }
     }
     let text = error.render().to_string();
-    let text = text.strip_prefix("error: ").unwrap_or(&text);
-    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
-    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with("For more information"));
-    lines.collect::<Vec<_>>().join("; ").replace(":; ", ": ")
-}
-
-/// Returns the default directory of the cluster. Root's PostgreSQL runs as another user, who could not enter most
-/// directories that root works in.
-fn default_dir() -> PathBuf {
-    let root = nix::unistd::Uid::effective().is_root();
-    PathBuf::from(if root { "/var/lib/userd" } else { "userd-data" })
+    let lines = text.trim_start_matches("error: ").lines().map(str::trim);
+    let lines = lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
+    lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ").replace(":; ", ": ")
 }
 
 #[cfg(test)]

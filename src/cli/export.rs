@@ -1,6 +1,7 @@
 //! `userd export`: all users to a file or to standard output.
 
-use super::{Failure, arguments::Given, embedded, environment, output::Output, progress::Progress};
+use super::{Failure, arguments::Given, embedded, environment, output::Output, progress};
+use indicatif::HumanCount;
 use std::io;
 use userd::transfer::{self, Export, Format, TransferError};
 
@@ -27,9 +28,13 @@ pub fn export(given: &Given) -> Result<(), Failure> {
     let mut config = environment::config(given).map_err(Failure::usage)?;
     let mut output = Output::open(given.file(), what.with_password_hashes)?;
     let _cluster = embedded::join(given, &mut config, false)?;
-    let progress = Progress::new();
-    let exported = transfer::export(&config, what, &mut output, &mut |done, of| progress.users(done, of));
-    drop(progress);
+    let bar = progress::bar(Some(0));
+    let exported = transfer::export(&config, what, &mut output.to, &mut |done, of| {
+        bar.set_length(of);
+        bar.set_position(done);
+        progress::show(&bar, done, &format!(" of {} users", HumanCount(of)));
+    });
+    drop(bar);
     exported.map(drop).and_then(|()| output.finish().map_err(TransferError::Write)).map_err(failure)
 }
 

@@ -1,16 +1,9 @@
 //! `userd import`: creates the users of a file or of standard input.
 
-use super::{
-    Failure,
-    arguments::{Given, format_of},
-    embedded, environment,
-    progress::Progress as Bar,
-    signals,
-};
-use serde_json::Value;
+use super::{Failure, arguments::Given, embedded, environment, progress, signals};
 use std::{
-    fs::File,
-    io::{self, BufRead, BufReader, Write},
+    fs::{self, File},
+    io::{self, Write},
     path::Path,
     sync::{
         Arc,
@@ -52,11 +45,11 @@ pub fn import(given: &Given) -> Result<(), Failure> {
     if cluster.is_some() && !what.dry_run {
         check::migrate(&config)?;
     }
-    let bar = Bar::new();
-    let input = bar.reading(input, bytes);
+    let bar = progress::bar(bytes);
+    let input = bar.wrap_read(input);
     let imported = transfer::import(&config, &what, input, &mut |progress| match progress {
-        Progress::Checked(records) => bar.records(records),
-        Progress::Storing(users) => bar.storing(users),
+        Progress::Checked(records) => progress::show(&bar, records, " lines"),
+        Progress::Storing(users) => progress::storing(&bar, users),
         Progress::Committing => {
             while decided.swap(true, Ordering::SeqCst) {
                 // The thread that handles signals ends the process.
@@ -65,45 +58,31 @@ pub fn import(given: &Given) -> Result<(), Failure> {
         }
     });
     drop(bar);
-    let imported = imported.map_err(failure)?;
-    report(&what, &imported)
+    let done = outcome(&what, imported)?;
+    let _ = writeln!(io::stdout(), "{done}");
+    Ok(())
 }
 
-/// Creates the users of a file in a database that begins with them: whatever their columns can hold, with their ids
-/// where the first line has one. Blocks until that is done.
-pub fn seed(config: &Config, file: &Path) -> Result<(), Failure> {
-    let format = format_of(file).unwrap_or(Format::Ndjson);
-    let keep_ids = has_ids(file, format);
-    let what = Import { format: Some(format), as_is: true, keep_ids, ..Import::default() };
-    let input = open(Some(file))?.0;
-    let imported = transfer::import(config, &what, input, &mut |_| ());
-    let imported = imported.map_err(failure)?;
-    refusals(&what, &imported)
+/// Reads the file of users that a database begins with.
+pub fn read_seed(file: &Path) -> Result<Vec<u8>, Failure> {
+    fs::read(file).map_err(|error| unreadable(file, error))
 }
 
-/// Returns whether the first user of a file has an id. A file that cannot be read twice, such as a pipe, counts as one
-/// without ids, and so does one that the import refuses in a moment.
-fn has_ids(file: &Path, format: Format) -> bool {
-    let open = || File::open(file).ok().filter(|_| file.is_file()).map(BufReader::new);
-    let Some(mut input) = open() else { return false };
-    if input.fill_buf().is_ok_and(|start| start.starts_with("\u{feff}".as_bytes())) {
-        input.consume(3);
-    }
-    match format {
-        Format::Ndjson => {
-            let first = serde_json::Deserializer::from_reader(input).into_iter::<Value>().next();
-            let Some(Ok(first)) = first else { return false };
-            let arrays = || first.as_object().into_iter().flat_map(|object| object.values());
-            first.get("id").is_some()
-                || first.pointer("/0/id").is_some()
-                || arrays().any(|array| array.pointer("/0/id").is_some())
-        }
-        Format::Csv => {
-            let header = input.lines().next().and_then(Result::ok).unwrap_or_default();
-            let name = |cell: &str| cell.trim().trim_matches('"').trim().eq_ignore_ascii_case("id");
-            header.split([',', ';', '\t']).any(name)
-        }
-    }
+/// Creates users in a database that begins with them: whatever their columns can hold, with their ids if the first user has
+/// one. Blocks until that is done.
+pub fn seed(config: &Config, users: &[u8], format: Format) -> Result<(), Failure> {
+    let what =
+        Import { format: Some(format), as_is: true, keep_ids: has_ids(users, format), ..Import::default() };
+    outcome(&what, transfer::import(config, &what, users, &mut |_| ())).map(drop)
+}
+
+/// Returns whether the first user has an id: whether the header, or the text up to the end of the first object, names it.
+fn has_ids(users: &[u8], format: Format) -> bool {
+    let (end, quote) = if format == Format::Csv { (b'\n', "") } else { (b'}', "\"") };
+    let first = users.split(|byte| *byte == end).next().unwrap_or_default();
+    let first = String::from_utf8_lossy(first).to_ascii_lowercase();
+    let mut words = first.split([',', ';', '\t', ':', '{', '[']).map(str::trim);
+    words.any(|word| word.trim_matches(['\u{feff}', '"']) == "id" && word.starts_with(quote))
 }
 
 /// Opens the input. Returns its size, too, if that is known.
@@ -123,51 +102,44 @@ fn open(file: Option<&Path>) -> Result<(File, Option<u64>), Failure> {
     open().map_err(|error| unreadable(file, error))
 }
 
-pub fn unreadable(file: &Path, error: io::Error) -> Failure {
+fn unreadable(file: &Path, error: io::Error) -> Failure {
     let file = file.display();
     Failure::runtime(format!("cannot read {file}: {error}; `userd help import` says what it reads"))
 }
 
-/// The refused lines on standard error, and on standard output what was done.
-fn report(what: &Import, imported: &Imported) -> Result<(), Failure> {
-    refusals(what, imported)?;
-    let done = if what.dry_run { "would import" } else { "imported" };
-    let mut line = format!("{done} {}", counted(imported.users, "user"));
-    if imported.existing > 0 {
-        line.push_str(&format!(", skipped {}", counted(imported.existing, "existing user")));
-    }
-    if imported.refused > 0 {
-        line.push_str(&format!(", skipped {}", counted(imported.refused, "invalid line")));
-    }
-    if !imported.left_out.is_empty() {
-        let one = |(name, count): (&String, &u64)| format!("{name:?} of {}", counted(*count, "user"));
-        let names: Vec<String> = imported.left_out.iter().map(one).collect();
-        line.push_str(&format!("; left out {}", names.join(", ")));
-    }
-    let _ = writeln!(io::stdout(), "{line}");
-    Ok(())
-}
-
-/// The refused lines on standard error. An error where nothing was imported because of them.
-fn refusals(what: &Import, imported: &Imported) -> Result<(), Failure> {
-    let Imported { refused, problems, unit, .. } = imported;
-    let mut stderr = io::stderr().lock();
-    // Standard error may be a terminal that is closed.
-    for (number, problem) in problems {
-        let _ = writeln!(stderr, "{unit} {number}: {problem}");
+/// Writes the refused lines to standard error, which may be a terminal that is closed, and returns the line that says how
+/// many users were imported. An error if there are none because of the refused lines.
+fn outcome(what: &Import, imported: Result<Imported, TransferError>) -> Result<String, Failure> {
+    let Imported { users, existing, refused, problems, unit, left_out } =
+        imported.map_err(|error| match error {
+            TransferError::Start(error) => error.into(),
+            error @ TransferError::Uncertain(_) => Failure::runtime(error),
+            error => Failure::runtime(format!("{error}; nothing was imported")),
+        })?;
+    for (number, problem) in &problems {
+        let _ = writeln!(io::stderr(), "{unit} {number}: {problem}");
     }
     let more = refused - problems.len() as u64;
     if more > 0 {
-        let _ = writeln!(stderr, "and {}", counted(more, "more line"));
+        let _ = writeln!(io::stderr(), "and {}", counted(more, "more line"));
     }
-    if *refused > 0 && !what.skip_invalid {
-        let verb = if *refused == 1 { "is" } else { "are" };
-        return Err(Failure::runtime(format!(
-            "{} {verb} refused; nothing was imported",
-            counted(*refused, "line")
-        )));
+    if refused > 0 && !what.skip_invalid {
+        let verb = if refused == 1 { "is" } else { "are" };
+        let line = format!("{} {verb} refused; nothing was imported", counted(refused, "line"));
+        return Err(Failure::runtime(line));
     }
-    Ok(())
+    let mut line =
+        format!("{} {}", if what.dry_run { "would import" } else { "imported" }, counted(users, "user"));
+    for (count, what) in [(existing, "existing user"), (refused, "invalid line")] {
+        if count > 0 {
+            line.push_str(&format!(", skipped {}", counted(count, what)));
+        }
+    }
+    for (at, (name, count)) in left_out.iter().enumerate() {
+        let before = if at == 0 { "; left out" } else { "," };
+        line.push_str(&format!("{before} {name:?} of {}", counted(*count, "user")));
+    }
+    Ok(line)
 }
 
 /// `1 user`, `2 users`.
@@ -175,10 +147,28 @@ fn counted(count: u64, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-fn failure(error: TransferError) -> Failure {
-    match error {
-        TransferError::Start(error) => error.into(),
-        error @ TransferError::Uncertain(_) => Failure::runtime(error),
-        error => Failure::runtime(format!("{error}; nothing was imported")),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_of_a_seed() {
+        for (users, format, expected) in [
+            (r#"{"id":7,"name":"A"}"#, Format::Ndjson, true),
+            (r#"{"name":"id", "id":"7"}"#, Format::Ndjson, true),
+            (r#"{"users":[{"name":"A","id":7}]}"#, Format::Ndjson, true),
+            (
+                r#"{"name":"A","idea":7}
+                {"id":7}"#,
+                Format::Ndjson,
+                false,
+            ),
+            ("", Format::Ndjson, false),
+            ("\u{feff}id,name\n", Format::Csv, true),
+            ("name;\"ID\"\r\n", Format::Csv, true),
+            ("name,idea\nid,id\n", Format::Csv, false),
+        ] {
+            assert_eq!(has_ids(users.as_bytes(), format), expected, "{users}");
+        }
     }
 }

@@ -5,19 +5,22 @@
 
 use super::{Failure, signals::spawn};
 use log::{
-    Level, LevelFilter, Log, Metadata, Record,
+    LevelFilter, Log, Metadata, Record,
     kv::{Error, Key, Value, VisitSource},
 };
-use parking_lot::{Condvar, Mutex};
 use serde::ser::{SerializeMap, Serializer};
 use simplelog::{ConfigBuilder, WriteLogger};
 use std::{
     fmt,
     io::{self, Write},
     mem, panic,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+        mpsc,
+    },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
 
@@ -31,31 +34,22 @@ const MOST_BYTES: usize = 1 << 20;
 const TIME: &[BorrowedFormatItem] =
     format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
 
-/// Form of a line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
-    Text,
-    /// One object a line: `time`, `level`, `message`, and what a line says of a request as values.
-    Json,
-}
-
-impl Format {
-    /// Returns a line that goes past the log; as text, behind `before`.
-    pub fn line(self, level: Level, message: fmt::Arguments, before: &str) -> Vec<u8> {
-        match self {
-            Format::Text => format!("{before}{message}\n").into_bytes(),
-            Format::Json => json(&Record::builder().level(level).args(message).build()),
-        }
-    }
-}
-
-/// Logs userd's own lines alone: other crates log statements with their parameters, passwords among them.
-pub fn log_to_stderr(level: LevelFilter, format: Format) -> Result<(), Failure> {
-    let lines = Arc::new(Lines::default());
-    let written = lines.clone();
+/// Logs userd's own lines alone: other crates log statements with their parameters, passwords among them. `is_json`: each
+/// line is an object with `time`, `level`, `message`, and the values that the line has.
+pub fn log_to_stderr(level: LevelFilter, is_json: bool) -> Result<(), Failure> {
+    let (lines, gathered) = mpsc::channel();
+    let lines = Lines { lines, counts: Arc::default() };
+    let counts = lines.counts.clone();
     spawn("log", move || {
-        loop {
-            written.write(format);
+        while let Ok(mut text) = gathered.recv() {
+            text.extend(gathered.try_iter().flatten());
+            // There is no other place to report that standard error is closed.
+            let _ = io::stderr().write_all(&text);
+            counts.waiting_bytes.fetch_sub(text.len(), SeqCst);
+            let dropped = counts.dropped_lines.swap(0, SeqCst);
+            if dropped > 0 {
+                log::warn!("{dropped} lines of this log were dropped");
+            }
             thread::sleep(PAUSE);
         }
     })?;
@@ -68,17 +62,17 @@ pub fn log_to_stderr(level: LevelFilter, format: Format) -> Result<(), Failure> 
     let text = WriteLogger::new(level, config, Line { lines: lines.clone(), bytes: Vec::new() });
     log::set_max_level(level);
     // It fails only if a logger is set already, and no other is set before.
-    let _ = log::set_boxed_logger(Box::new(Logger { format, text, lines }));
-    if format == Format::Json {
+    let _ = log::set_boxed_logger(Box::new(Logger { is_json, text, lines }));
+    if is_json {
         panic::set_hook(Box::new(|panic| log::error!("{panic}")));
     }
     Ok(())
 }
 
 struct Logger {
-    format: Format,
+    is_json: bool,
     text: Box<WriteLogger<Line>>,
-    lines: Arc<Lines>,
+    lines: Lines,
 }
 
 impl Log for Logger {
@@ -90,16 +84,14 @@ impl Log for Logger {
         if !self.enabled(record.metadata()) {
             return;
         }
-        if self.format == Format::Json {
-            return self.lines.add(&json(record));
+        if self.is_json {
+            return self.lines.add(json(record));
         }
-        use fmt::Write;
-        let values = record.key_values();
         let mut line = record.args().to_string();
         for name in ["token", "client", "request_id"] {
-            if let Some(value) = values.get(Key::from_str(name)).filter(|value| !is_empty(value)) {
-                // Writing to memory does not fail.
-                let _ = write!(line, " {name}={value}");
+            let value = record.key_values().get(Key::from_str(name));
+            if let Some(value) = value.filter(|value| !is_empty(value)) {
+                line.push_str(&format!(" {name}={value}"));
             }
         }
         self.text.log(&record.to_builder().args(format_args!("{line}")).build());
@@ -107,15 +99,42 @@ impl Log for Logger {
 
     /// Blocks until the lines logged so far are written, at most for a second.
     fn flush(&self) {
-        const WAIT: Duration = Duration::from_secs(1);
-        let pending = |gathered: &mut Gathered| gathered.is_writing || !gathered.lines.is_empty();
-        self.lines.changed.wait_while_for(&mut self.lines.gathered.lock(), pending, WAIT);
+        let deadline = Instant::now() + Duration::from_secs(1);
+        while self.lines.counts.waiting_bytes.load(SeqCst) > 0 && Instant::now() < deadline {
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// The queue of lines that wait to be written.
+#[derive(Clone)]
+struct Lines {
+    lines: mpsc::Sender<Vec<u8>>,
+    counts: Arc<Counts>,
+}
+
+#[derive(Default)]
+struct Counts {
+    waiting_bytes: AtomicUsize,
+    dropped_lines: AtomicUsize,
+}
+
+impl Lines {
+    /// Adds a line, unless too many wait.
+    fn add(&self, line: Vec<u8>) {
+        if self.counts.waiting_bytes.load(SeqCst) > MOST_BYTES {
+            self.counts.dropped_lines.fetch_add(1, SeqCst);
+        } else {
+            self.counts.waiting_bytes.fetch_add(line.len(), SeqCst);
+            // The thread that receives it ends with the process.
+            let _ = self.lines.send(line);
+        }
     }
 }
 
 /// The line that simplelog writes, in many pieces and under a lock of its own.
 struct Line {
-    lines: Arc<Lines>,
+    lines: Lines,
     bytes: Vec<u8>,
 }
 
@@ -123,8 +142,7 @@ impl Write for Line {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.bytes.extend_from_slice(bytes);
         if bytes.ends_with(b"\n") {
-            self.lines.add(&self.bytes);
-            self.bytes.clear();
+            self.lines.add(mem::take(&mut self.bytes));
         }
         Ok(bytes.len())
     }
@@ -135,58 +153,13 @@ impl Write for Line {
     }
 }
 
-/// Lines that wait to be written.
-#[derive(Default)]
-struct Lines {
-    gathered: Mutex<Gathered>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct Gathered {
-    lines: Vec<u8>,
-    dropped_lines: usize,
-    is_writing: bool,
-}
-
-impl Lines {
-    /// Adds a line, unless too many wait.
-    fn add(&self, line: &[u8]) {
-        let mut gathered = self.gathered.lock();
-        if gathered.lines.len() > MOST_BYTES {
-            gathered.dropped_lines += 1;
-        } else {
-            gathered.lines.extend_from_slice(line);
-        }
-        drop(gathered);
-        self.changed.notify_all();
-    }
-
-    /// Waits for lines and writes them.
-    fn write(&self, format: Format) {
-        let mut gathered = self.gathered.lock();
-        self.changed.wait_while(&mut gathered, |gathered| gathered.lines.is_empty());
-        let Gathered { mut lines, dropped_lines, .. } =
-            mem::replace(&mut *gathered, Gathered { is_writing: true, ..Gathered::default() });
-        drop(gathered);
-        if dropped_lines > 0 {
-            let message = format_args!("{dropped_lines} lines of this log were dropped");
-            lines.extend(format.line(Level::Warn, message, ""));
-        }
-        // There is no other place to report that standard error is closed.
-        let _ = io::stderr().write_all(&lines);
-        self.gathered.lock().is_writing = false;
-        self.changed.notify_all();
-    }
-}
-
 /// Tells whether a value is the empty text, which stands for none.
 fn is_empty(value: &Value) -> bool {
     value.to_borrowed_str() == Some("")
 }
 
 /// Returns a record as an object in a line.
-fn json(record: &Record) -> Vec<u8> {
+pub fn json(record: &Record) -> Vec<u8> {
     let mut line = Vec::with_capacity(384);
     write_json(&mut line, record).expect("writing to memory does not fail");
     line.push(b'\n');
@@ -254,12 +227,12 @@ mod tests {
 
     #[test]
     fn lines_beyond_the_bound_are_counted() {
-        let lines = Lines::default();
-        let line = vec![b'x'; MOST_BYTES + 1];
+        let (lines, gathered) = mpsc::channel();
+        let lines = Lines { lines, counts: Arc::default() };
         for expected in [0, 1, 2] {
-            lines.add(&line);
-            assert_eq!(lines.gathered.lock().dropped_lines, expected);
+            lines.add(vec![b'x'; MOST_BYTES + 1]);
+            assert_eq!(lines.counts.dropped_lines.load(SeqCst), expected);
         }
-        assert_eq!(lines.gathered.lock().lines.len(), line.len());
+        assert_eq!(gathered.try_iter().map(|line| line.len()).collect::<Vec<_>>(), [MOST_BYTES + 1]);
     }
 }

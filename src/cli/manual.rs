@@ -7,8 +7,11 @@ use super::{
     print,
 };
 use clap_complete::Shell;
-use clap_mangen::Man;
-use std::{fmt::Write, io};
+use clap_mangen::{
+    Man,
+    roff::{Roff, roman},
+};
+use std::io;
 use userd::config::SETTINGS;
 
 /// Exit codes, for the manual page.
@@ -22,16 +25,15 @@ const EXIT_CODES: [(&str, &str); 5] = [
 
 /// Returns clap's help, with the table of settings in its place.
 pub fn with_settings(help: &clap::Error) -> String {
-    let mut table = String::new();
-    for setting in SETTINGS {
+    let rows = SETTINGS.iter().map(|setting| {
         let default = Some(setting.default()).filter(|default| !default.is_empty());
         let default = default.unwrap_or_else(|| "-".to_owned());
-        let _ = writeln!(table, "  {:<19} {default:<12} {}", setting.variable, setting.help);
-    }
-    help.to_string().replace(TABLE, &table)
+        format!("  {:<19} {default:<12} {}\n", setting.variable, setting.help)
+    });
+    help.to_string().replace(TABLE, &rows.collect::<String>())
 }
 
-/// Lines that each section of clap_mangen begins with.
+/// Lines that each section begins with.
 const PREAMBLE: &str = ".ie \\n(.g .ds Aq \\(aq\n.el .ds Aq '\n";
 
 /// Prints the manual page. The options of all commands are on it, not on pages of their own.
@@ -50,42 +52,40 @@ fn page() -> io::Result<String> {
     man.render_synopsis_section(&mut page)?;
     man.render_description_section(&mut page)?;
     man.render_options_section(&mut page)?;
-    let mut text = String::from(".SH COMMANDS\n");
+    Roff::new().control("SH", ["COMMANDS"]).to_writer(&mut page)?;
     for verb in command.get_subcommands() {
         let about = verb.get_about().map(ToString::to_string).unwrap_or_default();
+        Roff::new().control("SS", [verb.get_name()]).text([roman(about)]).to_writer(&mut page)?;
         let mut options = Vec::new();
         Man::new(verb.clone()).render_options_section(&mut options)?;
-        let options = String::from_utf8_lossy(&options).replace(".SH OPTIONS\n", "");
-        let _ = writeln!(text, ".SS {}\n{}\n{options}", verb.get_name(), roff(&about));
+        page.extend(String::from_utf8_lossy(&options).replace(".SH OPTIONS\n", "").bytes());
     }
-    text.push_str(".SH ENVIRONMENT\nAn empty variable counts as unset.\n");
-    for setting in SETTINGS {
-        let _ = writeln!(text, ".TP\n.B {}\n{}", setting.variable, roff(setting.help));
-        let default = setting.default();
-        if !default.is_empty() {
-            let _ = writeln!(text, "(default {})", roff(&default));
-        }
-    }
-    text.push_str(".SH EXIT STATUS\n");
-    for (code, meaning) in EXIT_CODES {
-        let _ = writeln!(text, ".TP\n.B {code}\n{}", roff(meaning));
-    }
-    text.push_str(".SH SEE ALSO\n.BR postgres (1),\n.BR psql (1),\n.BR pg_dump (1)\n");
-    let page = (String::from_utf8_lossy(&page) + text.as_str()).replace(PREAMBLE, "");
+    let mut rest = Roff::new();
+    rest.control("SH", ["ENVIRONMENT"]).text([roman("An empty variable counts as unset.")]);
+    let settings = SETTINGS.iter().map(|setting| {
+        let default = Some(setting.default()).filter(|default| !default.is_empty());
+        let default = default.map(|default| format!(" (default {default})")).unwrap_or_default();
+        (setting.variable, setting.help.replace('`', "") + &default)
+    });
+    define(&mut rest, settings);
+    rest.control("SH", ["EXIT", "STATUS"]);
+    define(&mut rest, EXIT_CODES.map(|(code, meaning)| (code, meaning.to_owned())));
+    rest.to_writer(&mut page)?;
+    let page = String::from_utf8_lossy(&page).replace(PREAMBLE, "");
     let (title, rest) = page.split_once('\n').unwrap_or_default();
     Ok(format!("{title}\n{PREAMBLE}{rest}"))
 }
 
-/// Escapes what roff takes for its own: a minus is one that can be copied, and no line begins with a dot or a quote.
-fn roff(text: &str) -> String {
-    let text = text.replace('\\', "\\e").replace('-', "\\-").replace('`', "");
-    if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }
+/// Adds a list of terms and their meanings.
+fn define(page: &mut Roff, terms: impl IntoIterator<Item = (&'static str, String)>) {
+    for (term, meaning) in terms {
+        page.control("TP", []).control("B", [term]).text([roman(meaning)]);
+    }
 }
 
 /// Prints what makes the operand's shell complete the arguments.
 pub fn completion(given: &Given) -> Result<(), Failure> {
-    let shell = given.operand().and_then(|shell| shell.to_str()?.parse::<Shell>().ok());
-    let shell = shell.ok_or_else(|| Failure::argument("completion needs the name of a shell"))?;
+    let shell: Shell = given.word()?.parse().map_err(Failure::argument)?;
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command(), "userd", &mut script);
     print(&String::from_utf8_lossy(&script))

@@ -18,8 +18,7 @@ mod serve;
 mod signals;
 mod verbs;
 
-use self::log::Format;
-use ::log::Level;
+use ::log::{Level, Record};
 use arguments::Given;
 use std::{
     env, fmt,
@@ -42,10 +41,12 @@ pub fn run() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure { code, line }) => {
-            let format = if serves { environment::log().1 } else { Format::Text };
             let line = match line.as_str() {
                 "" => Vec::new(),
-                line => format.line(Level::Error, format_args!("{line}"), "userd: "),
+                line if serves && environment::log().1 => {
+                    log::json(&Record::builder().level(Level::Error).args(format_args!("{line}")).build())
+                }
+                line => format!("userd: {line}\n").into_bytes(),
             };
             // Standard error may be a terminal that is closed.
             let _ = io::stderr().write_all(&line);

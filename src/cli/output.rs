@@ -5,7 +5,7 @@ use super::{Failure, signals};
 use parking_lot::Mutex;
 use std::{
     fs::{self, File, OpenOptions, Permissions},
-    io::{self, Write},
+    io,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
@@ -16,7 +16,7 @@ static UNFINISHED: Mutex<Option<TempPath>> = Mutex::new(None);
 
 /// An output, and the file that it is to become.
 pub struct Output {
-    to: File,
+    pub to: File,
     target: Option<PathBuf>,
 }
 
@@ -30,29 +30,27 @@ impl Output {
             drop(unfinished.take());
             signals::exit(128 + signal);
         })?;
-        let name = file.unwrap_or(Path::new("-"));
+        let as_it_is = |to: File| Output { to, target: None };
         let opened = match file {
             // Unbuffered: whole blocks come.
-            None => nix::unistd::dup(io::stdout()).map(File::from).map_err(io::Error::from),
+            None => nix::unistd::dup(io::stdout()).map(File::from).map(as_it_is).map_err(io::Error::from),
             Some(file) if fs::metadata(file).is_ok_and(|found| !found.is_file()) => {
-                OpenOptions::new().write(true).open(file)
+                OpenOptions::new().write(true).open(file).map(as_it_is)
             }
-            Some(file) => return Output::beside(file, secret).map_err(|error| unwritable(name, error)),
+            Some(file) => Output::beside(file, secret),
         };
-        opened.map(|to| Output { to, target: None }).map_err(|error| unwritable(name, error))
+        let name = file.unwrap_or(Path::new("-")).display();
+        opened.map_err(|error| Failure::runtime(format!("cannot write {name}: {error}; name another FILE")))
     }
 
     /// Opens a file beside this one. An existing file's permissions are kept, but for rights of others to secrets; the
     /// file that a link leads to is replaced, not the link.
     fn beside(file: &Path, secret: bool) -> io::Result<Output> {
-        let target = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
+        let target = fs::canonicalize(file).or_else(|_| std::path::absolute(file))?;
         let mode = if secret { 0o600 } else { 0o666 };
+        let directory = target.parent().ok_or(io::ErrorKind::IsADirectory)?;
         let mut name = target.file_name().unwrap_or_default().to_owned();
         name.push(".");
-        let directory = match target.parent() {
-            Some(directory) if directory != Path::new("") => directory,
-            _ => Path::new("."),
-        };
         let mut unfinished = UNFINISHED.lock();
         let part = Builder::new()
             .prefix(&name)
@@ -77,22 +75,8 @@ impl Output {
     }
 }
 
-impl Write for Output {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.to.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.to.flush()
-    }
-}
-
 impl Drop for Output {
     fn drop(&mut self) {
         drop(UNFINISHED.lock().take());
     }
-}
-
-fn unwritable(file: &Path, error: io::Error) -> Failure {
-    Failure::runtime(format!("cannot write {}: {error}; name another FILE", file.display()))
 }

@@ -8,7 +8,7 @@ use super::{
     environment::{self, passed_socket},
     log::log_to_stderr,
     privileges,
-    signals::{self, End, Ending},
+    signals::{self, Ending},
 };
 use std::{
     io::{self, Write},
@@ -43,8 +43,8 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
         embedded::listen_privately(&mut config);
     }
     server::check_system(&config)?;
-    let (level, format) = environment::log();
-    log_to_stderr(level, format)?;
+    let (level, is_json) = environment::log();
+    log_to_stderr(level, is_json)?;
     for line in environment::warnings(given, config.socket.is_some()) {
         log::warn!("{line}");
     }
@@ -70,25 +70,17 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
     let on_listening = || account.as_ref().map_or(Ok(()), privileges::give_up);
     let (server, control) = match scratch.as_ref().filter(|_| has_commands) {
         Some(scratch) => {
-            let serving = scratch.serve(bound, config.clone(), on_listening, ending.on_broken());
-            serving.map(|(server, control)| (server, Some(control)))
+            let (server, control) = scratch.serve(bound, config, on_listening, ending.on_broken())?;
+            (server, Some(control))
         }
-        None => bound.start(config.clone(), on_listening, ending.on_broken()).map(|server| (server, None)),
-    }?;
+        None => (bound.start(config, on_listening, ending.on_broken())?, None),
+    };
     // Before a harness can know that it serves, and sends a signal for it.
     ending.begin();
     tell(given, "READY=1");
     // A harness may have closed it; the service does not depend on being read.
     let _ = writeln!(io::stdout(), "listening on {}", server.base_url());
-    if let Some(control) = control {
-        let _ = started.send(control);
-    }
-    if let (Some(dir), Some(cluster)) = (&dir, &cluster) {
-        let token = config.api_token.as_ref().map(|_| embedded::token_in_a_shell());
-        for line in embedded::greeting(dir, cluster.is_new(), server.base_url(), token.as_deref()) {
-            log::info!("{line}");
-        }
-    }
+    let _ = control.map(|control| started.send(control));
     let end = ending.wait(cluster.as_mut());
     log::info!("stopping");
     tell(given, "STOPPING=1");
@@ -99,13 +91,7 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
         cluster.stop().map_err(Failure::runtime)?;
     }
     log::info!("stopped");
-    match end {
-        End::Asked => Ok(()),
-        End::Broken => {
-            Err(Failure::runtime("nothing could be served any more; the log says why, start it again"))
-        }
-        End::Cluster(line) => Err(Failure::runtime(line)),
-    }
+    end.map_err(Failure::runtime)
 }
 
 /// Tells systemd the state of the service (`Type=notify`).

@@ -2,10 +2,7 @@
 
 use super::{Failure, control};
 use nix::{
-    sys::{
-        signal::{SigHandler, Signal, kill, signal},
-        stat::fstat,
-    },
+    sys::signal::{SigHandler, Signal, kill, signal},
     unistd::Pid,
 };
 use parking_lot::Mutex;
@@ -15,13 +12,12 @@ use signal_hook::{
     iterator::Signals,
 };
 use std::{
-    ffi::OsStr,
     fs, io,
-    os::unix::fs::MetadataExt,
+    path::Path,
     process,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, Ordering::SeqCst},
         mpsc::{self, Receiver},
     },
     thread,
@@ -35,13 +31,8 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Time after the first signal within which another one is taken for a repetition of it.
 const ONE_WISH: Duration = Duration::from_secs(1);
 
-/// The reason for the end of a service.
-pub enum End {
-    Asked,
-    Broken,
-    /// The private cluster's server is gone. A supervisor of the process starts both anew.
-    Cluster(String),
-}
+/// The end of a service: it was asked for, or the reason why the service cannot go on.
+pub type End = Result<(), String>;
 
 /// Source of the end of a service. The first signal lets it finish the requests in flight; one a second or more later
 /// ends it at once.
@@ -98,9 +89,9 @@ impl Ending {
         let mut first: Option<Instant> = None;
         on_signals(move |signal| match first {
             Some(first) if first.elapsed() < ONE_WISH => {}
-            None if !idle.load(Ordering::SeqCst) => {
+            None if !idle.load(SeqCst) => {
                 first = Some(Instant::now());
-                let _ = sender.send(End::Asked);
+                let _ = sender.send(Ok(()));
             }
             _ => exit(128 + signal),
         })?;
@@ -110,12 +101,6 @@ impl Ending {
     /// Reads standard input to its end, and executes the commands in it once there is a service. `is_parent`: ends then as
     /// with a signal, and so with the process that holds the other end.
     pub fn watch_input(&self, commands: Option<Receiver<Control>>, is_parent: bool) -> Result<(), Failure> {
-        if is_parent && is_null_device(io::stdin()) {
-            return Err(Failure::usage(
-                "--with-parent: standard input is /dev/null, as a shell gives it to a background job, and has \
-                 ended already; give it a pipe, or name the process with --with-parent=PID",
-            ));
-        }
         let ended = self.parent_ended();
         spawn("input", move || {
             let has_ended = match commands {
@@ -129,15 +114,15 @@ impl Ending {
     }
 
     /// Ends as with a signal when the process of this number does.
-    pub fn watch_parent(&self, pid: &OsStr) -> Result<(), Failure> {
-        let pid = pid.to_str().and_then(|pid| pid.parse::<u32>().ok()).filter(|pid| *pid > 0);
-        let pid = pid.ok_or_else(|| Failure::argument("--with-parent= names no process"))?;
-        let start = start_of(pid).ok_or_else(|| {
-            Failure::usage(format!("--with-parent={pid}: there is no such process; name one that runs"))
-        })?;
+    pub fn watch_parent(&self, pid: &Path) -> Result<(), Failure> {
+        let pid = pid.display().to_string();
+        let Some(start) = start_of(&pid) else {
+            let problem = format!("--with-parent={pid}: there is no such process; name one that runs");
+            return Err(Failure::usage(problem));
+        };
         let ended = self.parent_ended();
         spawn("parent", move || {
-            while start_of(pid).as_ref() == Some(&start) {
+            while start_of(&pid).as_ref() == Some(&start) {
                 thread::sleep(LOOK);
             }
             ended(&format!("process {pid}"));
@@ -149,32 +134,31 @@ impl Ending {
         let (sender, idle) = (self.end.clone(), self.idle.clone());
         move |what| {
             log::info!("{what} has ended, and this process with it (--with-parent)");
-            if idle.load(Ordering::SeqCst) {
+            if idle.load(SeqCst) {
                 exit(0);
             }
-            let _ = sender.send(End::Asked);
+            let _ = sender.send(Ok(()));
         }
     }
 
-    /// Returns what is to be called when the service is broken.
+    /// Returns the function to call when the service is broken.
     pub fn on_broken(&self) -> impl FnOnce() + Send + 'static {
         let end = self.end.clone();
-        move || drop(end.send(End::Broken))
+        let line = "nothing could be served any more; the log says why, start it again";
+        move || drop(end.send(Err(line.to_owned())))
     }
 
     /// Says that there is something to finish from now on.
     pub fn begin(&self) {
-        self.idle.store(false, Ordering::SeqCst);
+        self.idle.store(false, SeqCst);
     }
 
-    /// Blocks until the first signal, or until the service is broken, or its cluster has ended.
+    /// Blocks until the first signal, or until the service is broken, or its cluster has ended: a supervisor of the process
+    /// starts both anew.
     pub fn wait(&self, mut cluster: Option<&mut Cluster>) -> End {
         loop {
-            let end = match cluster {
-                Some(_) => self.ends.recv_timeout(LOOK).ok(),
-                None => self.ends.recv().ok(),
-            };
-            let ended = || cluster.as_mut().and_then(|cluster| cluster.ended()).map(End::Cluster);
+            let end = self.ends.recv_timeout(LOOK).ok();
+            let ended = || cluster.as_mut()?.ended().map(Err);
             if let Some(end) = end.or_else(ended) {
                 return end;
             }
@@ -182,18 +166,12 @@ impl Ending {
     }
 }
 
-fn is_null_device(file: impl std::os::fd::AsFd) -> bool {
-    match (fstat(file), fs::metadata("/dev/null")) {
-        (Ok(file), Ok(null)) => file.st_rdev == null.rdev() && file.st_rdev != 0,
-        _ => false,
-    }
-}
-
 /// Returns when a process that has not ended was started, by the system's clock: its number may become another's.
-fn start_of(pid: u32) -> Option<String> {
+fn start_of(pid: &str) -> Option<String> {
+    let pid: u32 = pid.parse().ok()?;
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name, in brackets, may hold anything.
-    let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
-    let has_ended = matches!(fields.first(), Some(&"Z" | &"X"));
-    fields.get(19).filter(|_| !has_ended).map(|start| (*start).to_owned())
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    let has_ended = matches!(fields.next(), Some("Z" | "X"));
+    fields.nth(18).filter(|_| !has_ended).map(str::to_owned)
 }

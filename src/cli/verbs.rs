@@ -6,7 +6,6 @@ use userd::{
     BoundServer, Config, StartError,
     check::{self, Weight},
     private_postgres::Cluster,
-    server,
 };
 
 /// Applies the migrations that are missing, and says which. Blocks as a start does.
@@ -29,10 +28,8 @@ pub fn recount(given: &Given) -> Result<(), Failure> {
 
 /// Prints the statements that let a role run the service.
 pub fn grants(given: &Given) -> Result<(), Failure> {
-    let role = given.operand().and_then(|role| role.to_str());
-    let role = role.ok_or_else(|| Failure::argument("grants needs the name of a role, in UTF-8"))?;
     let (config, _cluster) = database(given, false)?;
-    let grants = check::grants(&config, role)?;
+    let grants = check::grants(&config, given.word()?)?;
     print(&grants.iter().map(|grant| format!("{grant}\n")).collect::<String>())
 }
 
@@ -52,38 +49,32 @@ pub fn check(given: &Given) -> Result<(), Failure> {
         }
         Err(error) => findings.push((Weight::Problem, "configuration", error.to_string())),
     }
-    let mut text = String::new();
     let mut done = Ok(());
     for (weight, subject, line) in findings {
         let weight = match weight {
             Weight::Fine => "ok",
             Weight::Note => "note",
-            Weight::Problem => {
-                done = Err(Failure { code: 1, line: String::new() });
-                "problem"
-            }
+            Weight::Problem => "problem",
         };
-        text.push_str(&format!("{weight:<8} {subject}: {line}\n"));
+        if weight == "problem" {
+            done = Err(Failure { code: 1, line: String::new() });
+        }
+        print(&format!("{weight:<8} {subject}: {line}\n"))?;
     }
-    print(&text).and(done)
+    done
 }
 
-/// Returns what a start would meet before it asks the database: the limits of the system, and the address.
-fn system(config: &Config) -> Vec<Finding> {
-    let limits = match server::check_system(config) {
-        Err(StartError::System(error)) => Some((Weight::Problem, "system", error.to_string())),
-        _ => None,
-    };
-    let address = match BoundServer::bind(config) {
-        Err(error @ StartError::Listen(..)) => {
-            let is_in_use = matches!(&error, StartError::Listen(_, cause) if cause.kind() == AddrInUse);
-            let weight = if is_in_use { Weight::Note } else { Weight::Problem };
-            Some((weight, "address", error.to_string()))
+/// Returns the problem that a start would meet before it asks the database: with the limits of the system, or with the
+/// address. The check of the database says what else there is.
+fn system(config: &Config) -> Option<Finding> {
+    match BoundServer::bind(config).err()? {
+        error @ StartError::System(_) => Some((Weight::Problem, "system", error.to_string())),
+        StartError::Listen(address, cause) => {
+            let weight = if cause.kind() == AddrInUse { Weight::Note } else { Weight::Problem };
+            Some((weight, "address", StartError::Listen(address, cause).to_string()))
         }
-        // The check of the database says what else there is.
         _ => None,
-    };
-    limits.into_iter().chain(address).collect()
+    }
 }
 
 fn of_database(given: &Given, mut config: Config) -> Result<Vec<Finding>, Failure> {
@@ -111,12 +102,9 @@ fn join(given: &Given, config: &mut Config, make: bool) -> Result<Option<Cluster
 pub fn config(given: &Given) -> Result<(), Failure> {
     let mut config = environment::config(given).map_err(Failure::usage)?;
     let is_private = given.has("--embedded") && embedded::listen_privately(&mut config);
-    let ineffective = environment::ineffective(given.has("--embedded"), false);
-    let mut rows = config.in_force(environment::lookup(&ineffective)).map_err(Failure::usage)?;
+    let mut rows = config.in_force(environment::lookup(given, false)).map_err(Failure::usage)?;
     let below = given.dir().map(|dir| embedded::describe(&dir, &mut rows)).transpose()?;
-    let width = |cell: fn(&(&'static str, String, String)) -> usize| rows.iter().map(cell).max().unwrap_or(0);
-    let widths = [width(|row| row.0.chars().count()), width(|row| row.1.chars().count())];
-    let mut text = String::new();
+    let width = rows.iter().map(|(_, value, _)| value.chars().count()).max().unwrap_or(0);
     for (variable, value, source) in &rows {
         let place = given.assigned.iter().find(|assignment| assignment.name == *variable);
         let source = match (*variable, place) {
@@ -125,10 +113,7 @@ pub fn config(given: &Given) -> Result<(), Failure> {
             (_, Some(Assignment { place, .. })) if source == "environment" => place,
             _ => source,
         };
-        let line = format!("{variable:<0$} {value:<1$} {source}", widths[0], widths[1]);
-        text.push_str(line.trim_end());
-        text.push('\n');
+        print(&format!("{variable:<20} {value:<width$} {source}\n"))?;
     }
-    text.push_str(&below.unwrap_or_default());
-    print(&text)
+    print(&below.unwrap_or_default())
 }

@@ -1,7 +1,7 @@
 //! The commands `migrate`, `check`, `recount` and `grants` on a database: migrations without a service, a check that
 //! changes nothing, and the repairs of its findings. Not part of the library's interface.
 
-pub use super::{inspection::Weight, target::of_variable as libpq_parameter};
+pub use super::inspection::Weight;
 
 use super::{
     counts, explain, inspection,

@@ -365,17 +365,6 @@ fn socket_directory() -> &'static str {
     if Path::new(directory).is_dir() { directory } else { "/tmp" }
 }
 
-/// Returns the parameter that a variable of libpq stands for; `None` if it is none of them.
-#[cfg(feature = "command")]
-pub fn of_variable(variable: &str) -> Option<&'static str> {
-    let name = variable.strip_prefix("PG")?.to_ascii_lowercase();
-    let name = if name == "database" { "dbname" } else { &name };
-    let all = KNOWN.into_iter().chain([REFUSED]).flat_map(|names| names.split_ascii_whitespace());
-    all.into_iter().find(|parameter| {
-        parameter.replace('_', "") == *name || parameter.replace("application_", "app") == *name
-    })
-}
-
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let config = &self.config;

@@ -97,14 +97,20 @@ fn it_ends_with_a_parent_that_it_is_told() {
     ends(without);
 }
 
+/// A background job of a shell has /dev/null as its standard input, which has ended.
+#[test]
+fn a_standard_input_that_has_ended_ends_the_service() {
+    let mut process = Process::start(&["--embedded", "--ephemeral", "--port=0", "--with-parent"], &[]);
+    assert_eq!(process.wait(LONG), 0, "{}", process.stderr());
+    process.logs("standard input has ended, and this process with it (--with-parent)");
+}
+
 #[test]
 fn arguments_that_make_no_sense_are_refused() {
-    let rows: [(&[&str], &str); 13] = [
+    let rows: [(&[&str], &str); 12] = [
         (&["--seed", "users.csv"], ""),
         (&["--embedded", "--seed=users.csv"], ""),
         (&["--with-parent=me"], ""),
-        // A background job of a shell has it as its standard input.
-        (&["--embedded", "--ephemeral", "--with-parent"], "/dev/null"),
         (&["--embedded", "--ephemeral", "--with-parent=999999999"], "no such process"),
         (&["--ephemeral"], ""),
         (&["--embedded=/tmp/x", "--ephemeral"], ""),
