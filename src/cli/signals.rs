@@ -157,7 +157,10 @@ impl Ending {
     /// starts both anew.
     pub fn wait(&self, mut cluster: Option<&mut Cluster>) -> End {
         loop {
-            let end = self.ends.recv_timeout(LOOK).ok();
+            let end = match cluster {
+                Some(_) => self.ends.recv_timeout(LOOK).ok(),
+                None => self.ends.recv().ok(),
+            };
             let ended = || cluster.as_mut()?.ended().map(Err);
             if let Some(end) = end.or_else(ended) {
                 return end;

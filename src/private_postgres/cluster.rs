@@ -10,7 +10,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -182,16 +182,17 @@ pub fn check(dir: &Path) -> Result<PathBuf, ClusterError> {
 /// Makes `pgdata`, complete or not there at all: made as `pgdata.new` and renamed. Blocks until `initdb` has ended.
 pub(super) fn initialize(directory: &ClusterDir, programs: &Path, more: &[&str]) -> Result<(), ClusterError> {
     let (program, new) = (programs.join("initdb"), directory.dir.join("pgdata.new"));
-    let (log, length) = directory.log()?;
+    let (log, _) = directory.log()?;
     let run = |locale: &str| {
         // If some of it stays, initdb says so.
         let _ = fs::remove_dir_all(&new);
         let mut initdb = directory.command(&program, &log)?;
         // A relative name: initdb cleans up when it fails, and the directory may have another name by then.
         initdb.args(["-D", "pgdata.new", "-U", "postgres", "--auth=trust", "-E", "UTF8", locale]).args(more);
-        let status = initdb.status().map_err(ClusterError::io("run", &program))?;
-        let failure = || failed(&format!("initdb failed ({status})"), &log, length);
-        if status.success() { Ok(()) } else { Err(failure()) }
+        // Not into the log: the disk may be full.
+        let output = initdb.stderr(Stdio::piped()).output().map_err(ClusterError::io("run", &program))?;
+        let failure = || failed(&format!("initdb failed ({})", output.status), &output.stderr);
+        if output.status.success() { Ok(()) } else { Err(failure()) }
     };
     // C.UTF-8 knows upper and lower case of every letter; C, which every system has, of a-z only.
     if let Err(error) = run("--locale=C.UTF-8") {
@@ -238,7 +239,10 @@ impl Server {
             let ended = server.0.try_wait().ok().flatten();
             if ended.is_some() || Instant::now() >= deadline {
                 let how = ended.map_or("not ready in time".to_owned(), |status| status.to_string());
-                return Err(failed(&format!("PostgreSQL failed ({how})"), &log, length));
+                let mut said = vec![0; 4096];
+                let end = log.metadata().map_or(0, |found| found.len());
+                let read = log.read_at(&mut said, length.max(end.saturating_sub(4096))).unwrap_or(0);
+                return Err(failed(&format!("PostgreSQL failed ({how})"), &said[..read]));
             }
             thread::sleep(POLL);
         }
@@ -276,12 +280,9 @@ impl Drop for Server {
     }
 }
 
-/// Returns an error with the last lines of the log, behind this length.
-fn failed(what: &str, log: &File, length: u64) -> ClusterError {
-    let mut bytes = vec![0; 4096];
-    let end = log.metadata().map_or(0, |found| found.len());
-    let read = log.read_at(&mut bytes, length.max(end.saturating_sub(4096))).unwrap_or(0);
-    let said = String::from_utf8_lossy(&bytes[..read]);
+/// Returns an error with the last lines of what a program has said.
+fn failed(what: &str, said: &[u8]) -> ClusterError {
+    let said = String::from_utf8_lossy(said);
     let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let last = lines[lines.len().saturating_sub(4)..].join("; ");
     ClusterError::new(format!("{what}: {}", if last.is_empty() { "it said nothing" } else { &last }))

@@ -109,6 +109,9 @@ pub(super) fn make(dir: &Path, account: Account) -> Result<PathBuf, ClusterError
         |dir| fs::create_dir_all(dir).map_err(|error| refuse(format!("cannot be created ({error})")));
     create(parent)?;
     account.check_way(&fs::canonicalize(parent).map_err(ClusterError::io("read", parent))?)?;
+    if absolute.exists() && !absolute.is_dir() {
+        return Err(refuse("is not a directory".to_owned()));
+    }
     create(&absolute)?;
     // So that a new directory outlasts a power failure.
     let _ = File::open(parent).and_then(|parent| parent.sync_all());

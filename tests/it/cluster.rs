@@ -236,7 +236,7 @@ fn unusable_directories() {
         ("file", "file"),
         ("file/below", "cannot"),
         ("foreign", "letter.txt"),
-        ("closed/data", if is_root { "may not enter" } else { "cannot create" }),
+        ("closed/data", if is_root { "may not enter" } else { "cannot be created" }),
         ("dangling", "cannot"),
         ("new\nline", "choose another directory"),
         ("a,b", "has a comma"),

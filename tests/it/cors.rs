@@ -216,7 +216,7 @@ fn any_origin_needs_a_token() {
         ("null", "ALLOWED_ORIGINS: \"null\" is the origin of any sandboxed page and local file"),
         (
             "https://app.example/",
-            "ALLOWED_ORIGINS: \"https://app.example/\" is no origin: an origin is scheme://host",
+            "ALLOWED_ORIGINS: \"https://app.example/\" is no origin: write scheme://host",
         ),
     ] {
         let mut process = Process::start(&[], &[("ALLOWED_ORIGINS", value)]);

@@ -43,7 +43,7 @@ fn each_names_the_cause_and_then_the_remedy() {
         (&["--embedded", "--with-parent=2147483647"], 2, "there is no such process", "name one that runs"),
         (&[&in_file], 1, "is not a directory", "choose another directory"),
         (&[&in_dangling], 1, &dangling, ""),
-        (&["--embedded=/proc/userd"], 1, "cannot create /proc/userd", "choose another directory"),
+        (&["--embedded=/proc/userd"], 1, "/proc/userd cannot be created", "choose another directory"),
         (&["export", &nowhere], 1, "has no cluster", "makes one"),
         (&["import", &nowhere, &none_csv], 1, "cannot read", "`userd help import` says"),
         (&["healthcheck", "--port", &free], 1, "no answer from", "start userd, or name its address"),
