@@ -150,7 +150,7 @@ def test_faults_that_are_left_fail_their_test(pytester):
         from urllib.request import urlopen
 
         def test_left(userd_session_server):
-            userd_session_server.fail("503", "GET", "/users", times=3, every=2)
+            userd_session_server.fail("503", "POST", "/users", times=3)
             assert userd_session_server.faults_left() == 3
             urlopen(userd_session_server.url + "/users").read()
 
