@@ -98,6 +98,8 @@ class Server:
 
     def log(self) -> str:
         """What the service has logged so far."""
+        # It writes its lines every 2 ms.
+        time.sleep(0.02)
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
 
@@ -110,8 +112,6 @@ class Server:
             )
             return asked.stdout.strip()
 
-        # The service writes what it logs every 2 ms.
-        time.sleep(0.02)
         log = self.log()
         programs = re.findall(r"PostgreSQL [^\n]*, programs in [^\n]*", log)[:1]
         rows = [row.split() for row in said("config").splitlines()]
