@@ -182,15 +182,14 @@ pub fn check(dir: &Path) -> Result<PathBuf, ClusterError> {
 /// Makes `pgdata`, complete or not there at all: made as `pgdata.new` and renamed. Blocks until `initdb` has ended.
 pub(super) fn initialize(directory: &ClusterDir, programs: &Path, more: &[&str]) -> Result<(), ClusterError> {
     let (program, new) = (programs.join("initdb"), directory.dir.join("pgdata.new"));
-    let (log, _) = directory.log()?;
     let run = |locale: &str| {
         // If some of it stays, initdb says so.
         let _ = fs::remove_dir_all(&new);
-        let mut initdb = directory.command(&program, &log)?;
+        // Not into the log: the disk may be full.
+        let mut initdb = directory.command(&program, Stdio::piped());
         // A relative name: initdb cleans up when it fails, and the directory may have another name by then.
         initdb.args(["-D", "pgdata.new", "-U", "postgres", "--auth=trust", "-E", "UTF8", locale]).args(more);
-        // Not into the log: the disk may be full.
-        let output = initdb.stderr(Stdio::piped()).output().map_err(ClusterError::io("run", &program))?;
+        let output = initdb.output().map_err(ClusterError::io("run", &program))?;
         let failure = || failed(&format!("initdb failed ({})", output.status), &output.stderr);
         if output.status.success() { Ok(()) } else { Err(failure()) }
     };
@@ -226,7 +225,8 @@ impl Server {
         let deadline = Instant::now() + START_TIMEOUT;
         let (program, pgdata) = (programs.join("postgres"), directory.pgdata());
         let (log, length) = directory.log()?;
-        let mut command = directory.command(&program, &log)?;
+        let errors = log.try_clone().map_err(ClusterError::io("log in", &directory.dir))?;
+        let mut command = directory.command(&program, errors);
         command.arg("-D").arg(&pgdata).args([format!("--port={PORT}"), format!("-N{max_connections}")]);
         command.args(SETTINGS.iter().chain(settings).map(|setting| format!("--{setting}")));
         let mut server = Server(command.spawn().map_err(ClusterError::io("run", &program))?);
@@ -239,10 +239,7 @@ impl Server {
             let ended = server.0.try_wait().ok().flatten();
             if ended.is_some() || Instant::now() >= deadline {
                 let how = ended.map_or("not ready in time".to_owned(), |status| status.to_string());
-                let mut said = vec![0; 4096];
-                let end = log.metadata().map_or(0, |found| found.len());
-                let read = log.read_at(&mut said, length.max(end.saturating_sub(4096))).unwrap_or(0);
-                return Err(failed(&format!("PostgreSQL failed ({how})"), &said[..read]));
+                return Err(failed(&format!("PostgreSQL failed ({how})"), &end_of(&log, length)));
             }
             thread::sleep(POLL);
         }
@@ -278,6 +275,15 @@ impl Drop for Server {
             log::warn!("{error}");
         }
     }
+}
+
+/// Returns the last bytes of the log that are behind this length.
+fn end_of(log: &File, length: u64) -> Vec<u8> {
+    let mut bytes = vec![0; 4096];
+    let end = log.metadata().map_or(0, |found| found.len());
+    let read = log.read_at(&mut bytes, length.max(end.saturating_sub(4096))).unwrap_or(0);
+    bytes.truncate(read);
+    bytes
 }
 
 /// Returns an error with the last lines of what a program has said.

@@ -62,11 +62,11 @@ impl ClusterDir {
     }
 
     /// A program that is run as the account, in a process group of its own.
-    pub fn command(&self, program: &Path, log: &File) -> Result<Command, ClusterError> {
+    pub fn command(&self, program: &Path, errors: impl Into<Stdio>) -> Command {
         let mut command = self.account.command(program);
         command.current_dir(&self.dir).process_group(0).stdin(Stdio::null()).stdout(Stdio::null());
-        command.stderr(log.try_clone().map_err(ClusterError::io("log in", &self.dir))?);
-        Ok(command)
+        command.stderr(errors);
+        command
     }
 
     /// Ends what a killed userd or a killed server left, and removes the files that name it. Blocks for up to 18 s.

@@ -136,7 +136,8 @@ impl Shared {
 /// Starts a shell that removes the directory at the end of its standard input, unless there is a line. It holds the lock.
 fn remove_without_a_line(directory: &ClusterDir) -> Result<Child, ClusterError> {
     let script = format!("read -r line && exit\n{}", REMOVE.replace("END", END));
-    let mut shell = directory.command(Path::new("/bin/sh"), &directory.lock)?;
+    let lock = directory.lock.try_clone().map_err(ClusterError::io("lock", &directory.dir))?;
+    let mut shell = directory.command(Path::new("/bin/sh"), lock);
     shell.args(["-c", &script, "userd-postgres"]).arg(&directory.dir).stdin(Stdio::piped());
     shell.spawn().map_err(ClusterError::io("run", Path::new("/bin/sh")))
 }
