@@ -16,7 +16,7 @@ pub(crate) struct Route {
     methods: &'static [(Method, Endpoint, Callers)],
 }
 
-/// Clients that may ask, beside those with the token for everything.
+/// The clients that may use a route, beside clients with `API_TOKEN`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Callers {
     /// All clients: the answer tells nothing of the users.
@@ -27,7 +27,7 @@ pub(crate) enum Callers {
     Read,
     /// Clients with the token for logins.
     Login,
-    /// No others.
+    /// Clients with `API_TOKEN` alone.
     Full,
 }
 
@@ -49,7 +49,7 @@ pub(crate) enum Endpoint {
     Ui,
     /// The paths to begin with.
     Index,
-    /// The methods of these routes.
+    /// The answer to OPTIONS: the methods of these routes.
     Options(&'static [Route]),
 }
 
@@ -58,14 +58,14 @@ pub(crate) enum Endpoint {
 pub(crate) struct Asked {
     pub endpoint: Endpoint,
     pub callers: Callers,
-    /// The user in the path, if there can be one of that id.
+    /// The id of the user in the path, if a user can have it.
     pub user: Option<i64>,
 }
 
 /// The path of the page for the browser, which not every service has.
 const UI: &str = "/ui";
 
-/// The table. If two rows fit a path, the first one is taken.
+/// The table of routes. If two rows fit a path, the first one is taken.
 static ROUTES: [Route; 9] = [
     Route { path: "/users", methods: &[(Get, Endpoint::List, Read), (Post, Endpoint::Create, Full)] },
     Route { path: "/users/authenticate", methods: &[(Post, Endpoint::Authenticate, Login)] },
@@ -102,7 +102,7 @@ pub(crate) const FIELDS: [&str; 8] = [
 ];
 
 impl Callers {
-    /// Returns the name of their token in the log.
+    /// Returns the word that the log has for a token with these rights.
     pub fn name(self) -> &'static str {
         match self {
             Full => "full",
@@ -127,7 +127,7 @@ impl Route {
         row.map(|(_, endpoint, callers)| (*endpoint, *callers))
     }
 
-    /// Returns true if it serves a method.
+    /// Returns true if the route serves a method.
     pub fn serves(&'static self, method: Method) -> bool {
         self.endpoint(method).is_some()
     }
@@ -155,7 +155,7 @@ pub(crate) fn find(method: Method, path: &str, ui: bool) -> Result<Asked, Error>
     Ok(Asked { endpoint, callers, user: parse_id(&last) })
 }
 
-/// Returns the value of `Allow`: the methods of one route, or of all.
+/// Returns the value of `Allow`: the methods of these routes.
 pub(crate) fn allow(routes: &'static [Route]) -> String {
     let methods = [Get, Head, Post, Put, Patch, Delete, Options].into_iter();
     let served = methods.filter(|method| routes.iter().any(|route| route.serves(*method)));

@@ -12,12 +12,12 @@ pub struct TrustedProxies {
 }
 
 impl TrustedProxies {
-    /// Returns `true` if there are none.
+    /// Returns `true` if no proxy is trusted.
     pub fn is_empty(&self) -> bool {
         self.networks.is_empty() && !self.unix
     }
 
-    /// Returns `true` if this peer is one of them; `None` is a peer on a Unix socket.
+    /// Returns `true` if the peer is trusted; `None` is a peer on a Unix socket.
     pub fn contains(&self, peer: Option<IpAddr>) -> bool {
         match peer {
             None => self.unix,
@@ -27,7 +27,7 @@ impl TrustedProxies {
 }
 
 impl FromStr for TrustedProxies {
-    /// Line that names the wrong entry.
+    /// A line that names the wrong entry.
     type Err = String;
 
     fn from_str(text: &str) -> Result<TrustedProxies, String> {

@@ -1,16 +1,16 @@
-//! The counts behind pages: whether they are those of the table, and counting anew. See `V2__user_counts.sql`.
+//! The counts behind pages: compares them with the table, and counts anew. See `V2__user_counts.sql`.
 
 use super::{explain, retry::until_unlocked};
 use postgres::Client;
 
-/// In one snapshot: the number of blocks with another count than users, and the number of users.
+/// Returns the number of blocks whose count is wrong, and the number of users, from one snapshot.
 const COUNTS: &str = "\
     select count(*) filter (where coalesce(c.n, 0) <> coalesce(r.n, 0)), coalesce(sum(c.n), 0)::bigint \
     from (select id >> 12 as block, count(*) as n from users group by 1) c \
     full join (select block, sum(n) as n from user_counts group by 1) r on c.block = r.block";
 
-/// Unlike a TRUNCATE, the delete makes no reader wait, and leaves snapshots that are older their counts. The lock comes
-/// before the first snapshot that looks at rows.
+/// Counts all users anew. Unlike a TRUNCATE, the delete blocks no reader, and older snapshots keep their counts. The
+/// lock comes before the first snapshot that looks at rows.
 const RECOUNT: &str = "\
     set local statement_timeout = 0; set local lock_timeout = '100ms'; \
     lock table users in share row exclusive mode; \

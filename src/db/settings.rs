@@ -19,7 +19,7 @@ pub const SEARCH_PATH: &str = "\
     select set_config('search_path', quote_ident(current_schema()::text) || ', pg_temp', false) \
     where current_schema() is not null; ";
 
-/// The statements that set it.
+/// Returns the statements that set all of them in a session.
 pub fn statements() -> String {
     NEEDED.map(|(name, value)| format!("set {name} = '{value}'; ")).concat() + SEARCH_PATH
 }

@@ -18,12 +18,12 @@ impl ToTinyHttp {
         &mut self.bytes
     }
 
-    /// Takes so many bytes back that were appended last.
+    /// Removes the last `bytes` bytes that were appended.
     pub fn take_back(&mut self, bytes: usize) {
         self.bytes.truncate(self.bytes.len() - bytes);
     }
 
-    /// Sends what is taken at once. Returns whether that was all.
+    /// Sends as many bytes as the stream takes without blocking. Returns true if none is left.
     pub fn send(&mut self, to: &mut impl Write) -> io::Result<bool> {
         while self.sent < self.bytes.len() {
             match to.write(&self.bytes[self.sent..]) {
@@ -45,7 +45,7 @@ impl ToTinyHttp {
 mod tests {
     use super::*;
 
-    /// Takes so much, and then nothing for once.
+    /// A stream that takes some bytes of every other write, and nothing of the rest.
     struct Slow(Vec<u8>, usize, bool);
 
     impl Write for Slow {

@@ -1,4 +1,4 @@
-//! The id of a request: what `X-Request-Id` says, or one that is made here.
+//! The id of a request: the client's, from `X-Request-Id`, or a new one.
 //!
 //! Owns which ids of clients are taken over.
 

@@ -26,7 +26,7 @@ pub enum Format {
     Csv,
 }
 
-/// The field of a hash in exports and imports.
+/// The name of the field with the hash of a password, in exports and imports.
 const PASSWORD_HASH: &str = "passwordHash";
 
 const TAKEN: &str = "database error: other sessions keep storing the same addresses or ids; or the sequence of ids is \
@@ -39,7 +39,7 @@ pub enum TransferError {
     Start(StartError),
     /// The input cannot be read, or the database refused a statement, or the connection broke; one line.
     Failed(String),
-    /// The output takes nothing more.
+    /// The output cannot be written to.
     Write(io::Error),
     /// The connection broke while the import was committed; one line.
     Uncertain(String),

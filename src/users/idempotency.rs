@@ -1,4 +1,4 @@
-//! Creates that may be repeated: what tells one by its key, and what is kept of it.
+//! Creates with an idempotency key: the digest of the key, and the record of the create.
 
 use crate::users::{
     password::PasswordHash,
@@ -35,7 +35,7 @@ impl Key {
         Key(Sha256::digest(text.as_bytes()).into())
     }
 
-    /// The digest.
+    /// Returns the digest.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
@@ -59,7 +59,7 @@ impl Fingerprint {
         bytes.try_into().ok().map(Fingerprint)
     }
 
-    /// The digest.
+    /// Returns the digest.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
@@ -88,7 +88,7 @@ mod tests {
                 assert_eq!(Fingerprint::of(one) == Fingerprint::of(other), i == j, "{one:?} {other:?}");
             }
         }
-        // A password does not show.
+        // The fingerprint does not depend on the password.
         assert!(Fingerprint::of(&all[4]) == Fingerprint::of(&new("a", "b", Some("d"))));
     }
 }

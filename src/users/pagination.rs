@@ -1,13 +1,13 @@
-//! Which users are asked for: pages, and those that follow an id.
+//! Requests for lists of users: pages, walks by id, and searches by address.
 
 use super::user::UserRef;
 
 /// A requested list of users.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListRequest {
-    /// Some of all users.
+    /// A part of all users, without a search.
     Range(Range),
-    /// A page of those with this address, in whatever case: one user at the most.
+    /// A page of the users with this address, in whatever case: one user at the most.
     Email {
         /// The address.
         email: String,
@@ -18,12 +18,12 @@ pub enum ListRequest {
     Prefix {
         /// The beginning.
         prefix: String,
-        /// How many, from 1.
+        /// The largest number of users, from 1.
         per_page: u32,
     },
 }
 
-/// Some of all users, by id.
+/// A part of all users, by id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Range {
     /// A page.
@@ -32,12 +32,12 @@ pub enum Range {
     Walk {
         /// Id that precedes the first user of the page, from 0.
         after: i64,
-        /// How many, from 1.
+        /// The largest number of users, from 1.
         per_page: u32,
     },
-    /// The first ones of a selection.
+    /// The first users of a search.
     First {
-        /// How many, from 1.
+        /// The largest number of users, from 1.
         per_page: u32,
     },
 }
@@ -56,27 +56,27 @@ impl Range {
 /// A page number and a page size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageRequest {
-    /// From 1 to 2^63 - 1.
+    /// The number of the page, from 1 to 2^63 - 1.
     pub page: i64,
-    /// From 1.
+    /// The number of users on a page, from 1.
     pub per_page: u32,
-    /// Is set if pages count from the last user.
+    /// True if pages count from the last user.
     pub is_from_end: bool,
 }
 
 impl PageRequest {
-    /// How many users come before the page; as many as there can be where it lies beyond them.
+    /// Returns the number of users before the page, at most 2^63 - 1.
     pub fn offset(self) -> i64 {
         (self.page - 1).saturating_mul(self.per_page.into())
     }
 }
 
-/// A list that is filled with the users that were asked for, in their order.
+/// A list that is filled with the requested users, in their order.
 pub trait Listing {
-    /// The number of users on all pages.
+    /// Sets the number of users on all pages.
     fn set_total(&mut self, total: i64);
 
-    /// The next user. One more than was asked for only tells that there is one.
+    /// Adds the next user. One user more than requested only tells that there are more.
     fn push(&mut self, user: UserRef);
 }
 

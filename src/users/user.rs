@@ -158,8 +158,8 @@ impl UserChanges {
         Values { name: self.name.as_deref(), email: self.email.as_deref() }
     }
 
-    /// Reads the body of a PUT or a PATCH: no field may be foreign to mass assignment, known or unknown; then each value must be one that its column can hold, an address
-    /// without control characters, and a password one that a user could be created with.
+    /// Reads the body of a PUT or a PATCH. Refuses fields that may not be mass assigned, known or unknown; then values that
+    /// their column cannot hold, addresses with control characters, and passwords that no user could be created with.
     pub fn from_body(body: Map<String, Value>) -> Result<UserChanges, Error> {
         UserChanges::read(body, false)
     }

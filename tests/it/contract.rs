@@ -233,7 +233,7 @@ fn the_four_variants() {
     }
 }
 
-/// An address is put behind `To:` by somebody: it names one mailbox, and nothing else. It is judged where it is stored.
+/// Programs put an address behind `To:`, so it names one mailbox and nothing else. It is judged when it is stored.
 #[test]
 fn addresses_are_bare() {
     let service = Service::start();
