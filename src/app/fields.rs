@@ -550,13 +550,8 @@ mod tests {
         for (fields, first, second) in rows {
             let preconditions = parse(fields).unwrap();
             let read = |revision| match preconditions.is_known(revision) {
-                Ok(is_known) => {
-                    if is_known {
-                        304
-                    } else {
-                        200
-                    }
-                }
+                Ok(true) => 304,
+                Ok(false) => 200,
                 Err(error) => error.answer().status,
             };
             assert_eq!((read(one), read(two)), (first, second), "{fields:?}");

@@ -8,6 +8,7 @@ use super::routes::{self, Endpoint, Route, allow};
 use super::{App, validation};
 use crate::config::{Config, Schema};
 use crate::db::probe::{Prober, Readiness};
+use crate::error::Error;
 use crate::http::{Method, Request, RequestId, Response, log_line};
 use crate::metrics::Text;
 use base64ct::{Base64, Encoding};
@@ -107,7 +108,8 @@ pub(super) fn answer(app: &App, page: Endpoint, request: &Request, id: Option<&R
             }
             options(routes)
         }
-        _ => figures(app),
+        Endpoint::Metrics => figures(app),
+        command => Error::Internal(format!("{command:?} is no page")).into_response(id),
     }
 }
 

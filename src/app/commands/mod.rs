@@ -209,7 +209,13 @@ impl RequestRules {
             }
             Endpoint::Delete => Command::Delete(DeleteUser::parse(request, user)?),
             Endpoint::Authenticate => Command::Authenticate(Authenticate::parse(request, self)?),
-            page => return Ok(Err(page)),
+            page @ (Endpoint::Live
+            | Endpoint::Ready
+            | Endpoint::Metrics
+            | Endpoint::Description
+            | Endpoint::Index
+            | Endpoint::Ui
+            | Endpoint::Options(_)) => return Ok(Err(page)),
         }))
     }
 
