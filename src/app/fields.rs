@@ -6,7 +6,7 @@ use super::validation::object;
 use crate::error::{Error, HAS_NUL, Violation};
 use crate::http::{Request, percent_decode};
 use crate::users::idempotency::Key;
-use crate::users::pagination::{ListRequest, PageRequest, Range};
+use crate::users::pagination::{ListRequest, PageRequest};
 use crate::users::revision::{Condition, Revision};
 use crate::users::{timestamp::Timestamp, user::User};
 use percent_encoding::percent_decode_str;
@@ -84,10 +84,10 @@ pub fn list_request(request: &Request, max_per_page: u32) -> Result<ListRequest,
     let per_page = per_page.map_or(15.min(max_per_page), |number| number as u32);
     let page = PageRequest { page: page.unwrap_or(1), per_page, is_from_end };
     Ok(match (after, prefix, email) {
-        (Some(after), ..) => ListRequest::Range(Range::Walk { after, per_page }),
+        (Some(after), ..) => ListRequest::Walk { after, per_page },
         (None, Some(prefix), _) => ListRequest::Prefix { prefix, per_page },
         (None, None, Some(email)) => ListRequest::Email { email, page },
-        (None, None, None) => ListRequest::Range(Range::Page(page)),
+        (None, None, None) => ListRequest::Page(page),
     })
 }
 
@@ -339,25 +339,19 @@ mod tests {
         let page = |page, per_page| PageRequest { page, per_page, is_from_end: false };
         let email = |email: &str| ListRequest::Email { email: email.to_owned(), page: page(1, 15) };
         let rows = [
-            ("", ListRequest::Range(Range::Page(page(1, 15)))),
-            ("page=2", ListRequest::Range(Range::Page(page(2, 15)))),
-            ("perPage=1000&page=007", ListRequest::Range(Range::Page(page(7, 1000)))),
-            ("page=%32", ListRequest::Range(Range::Page(page(2, 15)))),
-            ("page=9223372036854775807", ListRequest::Range(Range::Page(page(i64::MAX, 15)))),
-            ("order=asc", ListRequest::Range(Range::Page(page(1, 15)))),
-            (
-                "order=desc&page=2",
-                ListRequest::Range(Range::Page(PageRequest { is_from_end: true, ..page(2, 15) })),
-            ),
+            ("", ListRequest::Page(page(1, 15))),
+            ("page=2", ListRequest::Page(page(2, 15))),
+            ("perPage=1000&page=007", ListRequest::Page(page(7, 1000))),
+            ("page=%32", ListRequest::Page(page(2, 15))),
+            ("page=9223372036854775807", ListRequest::Page(page(i64::MAX, 15))),
+            ("order=asc", ListRequest::Page(page(1, 15))),
+            ("order=desc&page=2", ListRequest::Page(PageRequest { is_from_end: true, ..page(2, 15) })),
             (
                 "emailPrefix=Ada+n%2B&perPage=3",
                 ListRequest::Prefix { prefix: "Ada+n+".to_owned(), per_page: 3 },
             ),
-            ("after=0", ListRequest::Range(Range::Walk { after: 0, per_page: 15 })),
-            (
-                "perPage=7&after=9223372036854775807",
-                ListRequest::Range(Range::Walk { after: i64::MAX, per_page: 7 }),
-            ),
+            ("after=0", ListRequest::Walk { after: 0, per_page: 15 }),
+            ("perPage=7&after=9223372036854775807", ListRequest::Walk { after: i64::MAX, per_page: 7 }),
             ("email=ada@example.com", email("ada@example.com")),
             ("email=ada%40example.com", email("ada@example.com")),
             ("email=ada+news@example.com", email("ada+news@example.com")),

@@ -8,7 +8,7 @@ use super::{Pool, blocking::outside_of_runtimes, session::Param, sqlstate};
 use crate::{
     error::Error,
     users::{
-        pagination::{Listing, Range},
+        pagination::{Listed, PageRequest},
         password::PasswordHash,
         relation::{Loader, Relation},
         revision::{Condition, Revision},
@@ -55,7 +55,7 @@ const PAGES: &str = "
         select block, sum(n)::int as n, sum(sum(n)::int) over (order by block rows unbounded preceding) as upto
         from user_counts group by block
     )
-    select u.id, name, email, u.created_at, u.updated_at, position, total
+    select u.id, name, email, u.created_at, u.updated_at, version, position, total
     from (
         select position, total, most < 0 as is_from_end,
             case when most < 0 then greatest(rest + most, 0) else first end as first,
@@ -80,7 +80,7 @@ const PAGES: &str = "
 
 /// $1: the ids that the users follow; else as [`PAGES`].
 const WALKS: &str = "
-    select u.id, name, email, u.created_at, u.updated_at, position, bigint '0' as total
+    select u.id, name, email, u.created_at, u.updated_at, version, position, bigint '0' as total
     from unnest($1::bigint[], $2::bigint[]) with ordinality as asked (after, most, position)
     cross join lateral (select * from users where id > after order by id limit most) u
     order by position, u.id";
@@ -351,55 +351,53 @@ impl Users {
         })
     }
 
-    /// Fills several lists of one kind, by id, from one snapshot, pages with their exact total. One round trip.
-    pub fn list_many<L: Listing>(&self, asked: &[Range], lists: &mut [L]) -> Result<(), Error> {
-        let sql = match asked.first() {
-            None => return Ok(()),
-            Some(Range::Page(_)) => PAGES,
-            Some(_) => WALKS,
+    /// Reads several pages, with their exact totals, from one snapshot. One round trip.
+    pub fn pages(&self, asked: &[PageRequest]) -> Result<Vec<Listed>, Error> {
+        let place = |page: &PageRequest| {
+            let most = i64::from(page.per_page);
+            (page.offset(), if page.is_from_end { -most } else { most })
         };
-        let (positions, limits): (Vec<i64>, Vec<i64>) = asked
-            .iter()
-            .map(|range| match range {
-                Range::Page(request) if request.is_from_end => {
-                    (request.offset(), -i64::from(request.per_page))
-                }
-                Range::Page(request) => (request.offset(), i64::from(request.per_page)),
-                // One more tells whether users come after these.
-                Range::Walk { after, per_page } => (*after, i64::from(*per_page) + 1),
-                Range::First { per_page } => (0, i64::from(*per_page) + 1),
-            })
-            .unzip();
+        self.lists(PAGES, asked.iter().map(place).unzip())
+    }
+
+    /// Reads several lists of so many users each that follow an id, from one snapshot. One round trip.
+    pub fn walks(&self, asked: &[(i64, u32)]) -> Result<Vec<Listed>, Error> {
+        self.lists(WALKS, asked.iter().map(|(after, most)| (*after, i64::from(*most) + 1)).unzip())
+    }
+
+    fn lists(
+        &self,
+        sql: &'static str,
+        (positions, limits): (Vec<i64>, Vec<i64>),
+    ) -> Result<Vec<Listed>, Error> {
+        let mut lists: Vec<Listed> = positions.iter().map(|_| Listed::default()).collect();
+        if lists.is_empty() {
+            return Ok(lists);
+        }
         let params: [Param; 2] = [(&positions, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY)];
         for row in self.pool.read(sql, &params)? {
             let position: i64 = column(&row, "position")?;
             let list = lists.get_mut(position as usize - 1);
             let list = list.ok_or_else(|| Error::Internal("a row of no list".into()))?;
-            list.set_total(column(&row, "total")?);
+            list.total = column(&row, "total")?;
             // The one row of an empty page holds the total alone.
             if column::<Option<i64>>(&row, "id")?.is_some() {
-                list.push(record(&row).map_err(|error| sqlstate::condition("", &error))?);
+                list.users.push(self.user(&row)?);
             }
         }
-        Ok(())
+        Ok(lists)
     }
 
-    /// Fills a list with the users whose addresses begin so, whatever the case of ASCII letters, in the order of
-    /// addresses. One round trip.
-    pub fn list_by_prefix(&self, prefix: &str, most: u32, list: &mut impl Listing) -> Result<(), Error> {
-        // One more tells whether there are others.
+    /// Reads so many users whose addresses begin so, whatever the case of ASCII letters, in the order of addresses, and
+    /// one more. One round trip.
+    pub fn list_by_prefix(&self, prefix: &str, most: u32) -> Result<Listed, Error> {
         let (prefixes, most) = (vec![prefix], vec![i64::from(most) + 1]);
         let params: [Param; 2] = [(&prefixes, Type::TEXT_ARRAY), (&most, Type::INT8_ARRAY)];
         let rows = self.pool.read(BY_PREFIX, &params)?;
+        let mut users = rows.iter().map(|row| self.user(row)).collect::<Result<Vec<_>, _>>()?;
         let prefix = prefix.to_ascii_lowercase();
-        for row in rows {
-            let user = record(&row).map_err(|error| sqlstate::condition("", &error))?;
-            if !user.email.to_ascii_lowercase().starts_with(&prefix) {
-                break;
-            }
-            list.push(user);
-        }
-        Ok(())
+        users.retain(|user| user.email.to_ascii_lowercase().starts_with(&prefix));
+        Ok(Listed { total: 0, users })
     }
 
     /// Stores a user, and its password's hash with it. One round trip; [`Error::AlreadyExists`] if the address is

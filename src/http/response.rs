@@ -45,6 +45,7 @@ impl Response {
         let mut body = Vec::with_capacity(256);
         serde_json::to_writer(&mut body, value).expect("our own types have string keys only");
         body.push(b'\n');
+        body.shrink_to_fit();
         Response { status, headers: Vec::new(), body }
     }
 

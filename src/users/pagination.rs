@@ -1,12 +1,19 @@
 //! Requests for lists of users: pages, walks by id, and searches by address.
 
-use super::user::UserRef;
+use super::user::User;
 
 /// A requested list of users.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListRequest {
-    /// A part of all users, without a search.
-    Range(Range),
+    /// A page of all users, by id.
+    Page(PageRequest),
+    /// Users in the order of their ids, after an id.
+    Walk {
+        /// Id that precedes the first user of the list, from 0.
+        after: i64,
+        /// The largest number of users, from 1.
+        per_page: u32,
+    },
     /// A page of the users with this address, in whatever case: one user at the most.
     Email {
         /// The address.
@@ -23,34 +30,13 @@ pub enum ListRequest {
     },
 }
 
-/// A part of all users, by id.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Range {
-    /// A page.
-    Page(PageRequest),
-    /// Users in the order of their ids, after an id.
-    Walk {
-        /// Id that precedes the first user of the page, from 0.
-        after: i64,
-        /// The largest number of users, from 1.
-        per_page: u32,
-    },
-    /// The first users of a search.
-    First {
-        /// The largest number of users, from 1.
-        per_page: u32,
-    },
-}
-
-impl Range {
-    /// Returns the largest number of users that the list may have.
-    pub fn per_page(self) -> u32 {
-        match self {
-            Range::Page(PageRequest { per_page, .. })
-            | Range::Walk { per_page, .. }
-            | Range::First { per_page } => per_page,
-        }
-    }
+/// A list of users, as it was read.
+#[derive(Debug, Default)]
+pub struct Listed {
+    /// The number of users on all pages; 0 if the list has no pages.
+    pub total: i64,
+    /// The users. If the list has no pages, one user more than requested tells that there are more.
+    pub users: Vec<User>,
 }
 
 /// A page number and a page size.
@@ -69,15 +55,6 @@ impl PageRequest {
     pub fn offset(self) -> i64 {
         (self.page - 1).saturating_mul(self.per_page.into())
     }
-}
-
-/// A list that is filled with the requested users, in their order.
-pub trait Listing {
-    /// Sets the number of users on all pages.
-    fn set_total(&mut self, total: i64);
-
-    /// Adds the next user. One user more than requested only tells that there are more.
-    fn push(&mut self, user: UserRef);
 }
 
 #[cfg(test)]

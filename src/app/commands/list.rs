@@ -1,16 +1,40 @@
-//! `GET /users`: a page of all users, the users that follow an id, or the user with an address.
+//! `GET /users`: a page of all users, the users that follow an id, or the users that an address names.
 
 use super::{Item, RequestRules};
 use crate::app::{App, Lane, Needs, fields};
 use crate::error::Error;
 use crate::http::{Request, Response};
-use crate::users::pagination::{ListRequest, Listing, PageRequest, Range};
-use crate::users::user::UserRef;
+use crate::users::pagination::{ListRequest, Listed, PageRequest};
+use crate::users::user::User;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::Serialize;
 
 /// A list of users.
 #[derive(Debug)]
 pub(crate) struct List(ListRequest);
+
+/// The body of a page.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Page<'a> {
+    data: &'a [User],
+    total: i64,
+    per_page: i64,
+    current_page: i64,
+    last_page: i64,
+    from: i64,
+    to: i64,
+    has_more_pages: bool,
+}
+
+/// The body of a list without pages.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Part<'a> {
+    data: &'a [User],
+    per_page: u32,
+    has_more_pages: bool,
+}
 
 impl List {
     /// How many statements read lists.
@@ -23,15 +47,17 @@ impl List {
     pub fn needs(&self) -> Needs {
         match &self.0 {
             ListRequest::Email { .. } => Needs::of(Lane::Find),
-            _ => Needs::list(self.range().per_page()),
+            ListRequest::Page(PageRequest { per_page, .. })
+            | ListRequest::Walk { per_page, .. }
+            | ListRequest::Prefix { per_page, .. } => Needs::list(*per_page),
         }
     }
 
     /// The number of the statement that reads it.
     pub fn statement(&self) -> usize {
         match &self.0 {
-            ListRequest::Range(Range::Page(_)) => 0,
-            ListRequest::Range(_) => 1,
+            ListRequest::Page(_) => 0,
+            ListRequest::Walk { .. } => 1,
             ListRequest::Email { .. } => 2,
             ListRequest::Prefix { .. } => 3,
         }
@@ -39,46 +65,65 @@ impl List {
 
     /// Executes lists of one statement; searches by a prefix one after the other.
     pub fn execute(app: &App, lists: Vec<Item<List>>) {
-        let mut texts: Vec<_> = lists.iter().map(|list| ListText::new(list.command.range())).collect();
-        let read = List::read(app, &lists, &mut texts);
-        for (Item { command, outcome, .. }, text) in lists.into_iter().zip(texts) {
-            let email = match &command.0 {
-                ListRequest::Email { email, .. } => Some(email.as_str()),
-                _ => None,
-            };
-            *outcome = read.clone().map(|()| Some(text.finish(email)));
+        let mut listed = List::read(app, &lists).map(Vec::into_iter);
+        for Item { command, outcome, .. } in lists {
+            let listed = listed.as_mut().map(|listed| listed.next().unwrap_or_default());
+            *outcome = listed.map(|listed| Some(command.answer(listed))).map_err(|error| error.clone());
         }
     }
 
-    fn read(app: &App, lists: &[Item<List>], texts: &mut [ListText]) -> Result<(), Error> {
-        let (mut ranges, mut emails) = (Vec::new(), Vec::new());
-        for (list, text) in lists.iter().zip(&mut *texts) {
+    fn read(app: &App, lists: &[Item<List>]) -> Result<Vec<Listed>, Error> {
+        let (mut pages, mut walks, mut emails, mut listed) = (vec![], vec![], vec![], vec![]);
+        for list in lists {
             match &list.command.0 {
-                ListRequest::Range(range) => ranges.push(*range),
+                ListRequest::Page(page) => pages.push(*page),
+                ListRequest::Walk { after, per_page } => walks.push((*after, *per_page)),
                 ListRequest::Email { email, .. } => emails.push(email.as_str()),
                 ListRequest::Prefix { prefix, per_page } => {
-                    app.users.list_by_prefix(prefix, *per_page, text)?;
+                    listed.push(app.users.list_by_prefix(prefix, *per_page)?);
                 }
             }
         }
-        // All but one of the three kinds are empty.
-        app.users.list_many(&ranges, texts)?;
-        for (text, user) in texts.iter_mut().zip(app.users.find_by_email(&emails)?) {
-            text.set_total(user.iter().len() as i64);
-            if let Some(user) =
-                user.filter(|_| matches!(text.range, Range::Page(PageRequest { page: 1, .. })))
-            {
-                text.push(user.as_row());
-            }
-        }
-        Ok(())
+        // All but one of the kinds are empty.
+        listed.extend(app.users.pages(&pages)?);
+        listed.extend(app.users.walks(&walks)?);
+        let found = app.users.find_by_email(&emails)?.into_iter();
+        listed.extend(
+            found.map(|user| Listed { total: user.iter().len() as i64, users: user.into_iter().collect() }),
+        );
+        Ok(listed)
     }
 
-    fn range(&self) -> Range {
-        match self.0 {
-            ListRequest::Range(range) => range,
-            ListRequest::Email { page, .. } => Range::Page(page),
-            ListRequest::Prefix { per_page, .. } => Range::First { per_page },
+    fn answer(&self, Listed { total, mut users }: Listed) -> Response {
+        let (request, email) = match &self.0 {
+            ListRequest::Page(page) => (*page, None),
+            ListRequest::Email { email, page } => {
+                users.retain(|_| page.page == 1);
+                (*page, Some(email.as_str()))
+            }
+            ListRequest::Walk { per_page, .. } | ListRequest::Prefix { per_page, .. } => {
+                return self.part(*per_page, users);
+            }
+        };
+        let PageRequest { page, per_page, .. } = request;
+        let (per_page, count) = (i64::from(per_page), users.len() as i64);
+        let last_page = ((total + per_page - 1) / per_page).max(1);
+        let before = if users.is_empty() { 0 } else { request.offset() };
+        let (from, to, has_more_pages) = (before + count.min(1), before + count, page < last_page);
+        let body =
+            Page { data: &users, total, per_page, current_page: page, last_page, from, to, has_more_pages };
+        Response::json(200, &body).with("Link", links(request, last_page, email))
+    }
+
+    fn part(&self, per_page: u32, mut users: Vec<User>) -> Response {
+        let has_more_pages = users.len() > per_page as usize;
+        users.truncate(per_page as usize);
+        let response = Response::json(200, &Part { data: &users, per_page, has_more_pages });
+        match (&self.0, users.last()) {
+            (ListRequest::Walk { .. }, Some(User { id, .. })) if has_more_pages => {
+                response.with("Link", format!("</users?after={id}&perPage={per_page}>; rel=\"next\""))
+            }
+            _ => response,
         }
     }
 }
@@ -111,91 +156,24 @@ fn links(request: PageRequest, last: i64, email: Option<&str>) -> String {
     links.collect::<Vec<_>>().join(", ")
 }
 
-/// The text of a list while it is written.
-struct ListText {
-    range: Range,
-    text: Vec<u8>,
-    total: i64,
-    users: u32,
-    last_id: i64,
-    has_more: bool,
-}
-
-impl ListText {
-    /// A list without users so far.
-    fn new(range: Range) -> ListText {
-        let text = br#"{"data":["#.to_vec();
-        ListText { range, text, total: 0, users: 0, last_id: 0, has_more: false }
-    }
-
-    /// Ends the list and answers it. `email`: the address that it was asked for.
-    fn finish(mut self, email: Option<&str>) -> Response {
-        let (users, has_more) = (i64::from(self.users), self.has_more);
-        let (summary, links) = match self.range {
-            Range::Page(request) => {
-                let (total, per_page) = (self.total, i64::from(request.per_page));
-                let (page, last) = (request.page, ((total + per_page - 1) / per_page).max(1));
-                let before = if users == 0 { 0 } else { request.offset() };
-                let (from, to) = (before + users.min(1), before + users);
-                let has_more = page < last;
-                let summary = format!(
-                    r#""total":{total},"perPage":{per_page},"currentPage":{page},"lastPage":{last},"from":{from},"to":{to},"hasMorePages":{has_more}"#
-                );
-                (summary, Some(links(request, last, email)))
-            }
-            Range::Walk { per_page, .. } => {
-                let next = format!("</users?after={}&perPage={per_page}>; rel=\"next\"", self.last_id);
-                (format!(r#""perPage":{per_page},"hasMorePages":{has_more}"#), has_more.then_some(next))
-            }
-            Range::First { per_page } => (format!(r#""perPage":{per_page},"hasMorePages":{has_more}"#), None),
-        };
-        self.text.extend_from_slice(format!("],{summary}}}\n").as_bytes());
-        self.text.shrink_to_fit();
-        let response = Response { status: 200, body: self.text, ..Response::no_content() };
-        match links {
-            Some(links) => response.with("Link", links),
-            None => response,
-        }
-    }
-}
-
-impl Listing for ListText {
-    fn set_total(&mut self, total: i64) {
-        self.total = total;
-    }
-
-    fn push(&mut self, user: UserRef) {
-        if self.users == self.range.per_page() {
-            self.has_more = true;
-            return;
-        }
-        if self.users > 0 {
-            self.text.push(b',');
-        }
-        serde_json::to_writer(&mut self.text, &user).expect("writing to memory does not fail");
-        (self.users, self.last_id) = (self.users + 1, user.id);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::users::timestamp::Timestamp;
+    use crate::users::{relation::Relation, timestamp::Timestamp};
     use serde_json::json;
 
     const FIRST: PageRequest = PageRequest { page: 1, per_page: 15, is_from_end: false };
 
     #[test]
     fn an_empty_list() {
-        let page = ListText::new(Range::Page(FIRST)).finish(None);
+        let page = List(ListRequest::Page(FIRST)).answer(Listed::default());
         assert_eq!(
             body_text(page),
             r#"{"data":[],"total":0,"perPage":15,"currentPage":1,"lastPage":1,"from":0,"to":0,"hasMorePages":false}
 "#
         );
-        let mut far = ListText::new(Range::Page(PageRequest { page: i64::MAX, ..FIRST }));
-        far.set_total(31);
-        let far = far.finish(None).value();
+        let far = List(ListRequest::Page(PageRequest { page: i64::MAX, ..FIRST }));
+        let far = far.answer(Listed { total: 31, users: vec![] }).value();
         assert_eq!(
             (&far["lastPage"], &far["hasMorePages"], &far["from"]),
             (&json!(3), &json!(false), &json!(0))
@@ -230,14 +208,19 @@ mod tests {
     }
 
     /// A list of users from id 4 with these names.
-    fn list(range: Range, names: &[&str]) -> Response {
-        let mut body = ListText::new(range);
-        body.set_total(7);
-        for (id, name) in (4..).zip(names) {
-            let time = Timestamp::from_unix_micros(0).unwrap();
-            body.push(UserRef { id, name, email: "a@b.co", created_at: time, updated_at: time });
-        }
-        body.finish(None)
+    fn list(request: ListRequest, names: &[&str]) -> Response {
+        let time = Timestamp::from_unix_micros(0).unwrap();
+        let user = |(id, name): (i64, &&str)| User {
+            id,
+            name: (*name).to_owned(),
+            email: "a@b.co".to_owned(),
+            created_at: time,
+            updated_at: time,
+            version: 1,
+            credential: Relation::unloaded("credential", None),
+        };
+        let users = (4..).zip(names).map(user).collect();
+        List(request).answer(Listed { total: 7, users })
     }
 
     #[test]
@@ -246,18 +229,17 @@ mod tests {
             let time = "1970-01-01T00:00:00.000000Z";
             json!({"id": id, "name": name, "email": "a@b.co", "createdAt": time, "updatedAt": time})
         };
-        let second = Range::Page(PageRequest { page: 2, per_page: 3, ..FIRST });
+        let second = ListRequest::Page(PageRequest { page: 2, per_page: 3, ..FIRST });
         let page = body_text(list(second, &["\"", "\"\""]));
         let expected = json!({
             "data": [user("4", "\""), user("5", "\"\"")], "total": 7, "perPage": 3, "currentPage": 2,
             "lastPage": 3, "from": 4, "to": 5, "hasMorePages": true,
         });
         assert_eq!(serde_json::from_str::<serde_json::Value>(&page).unwrap(), expected);
-        let walk = Range::Walk { after: 3, per_page: 2 };
-        let long = "x".repeat(crate::users::user::NAME_MAX);
-        // The third one only tells that there is one, however large it is.
-        for (names, more) in [(&["a", "b"][..], false), (&["a", "b", &long], true)] {
-            let found = list(walk, names);
+        let walk = ListRequest::Walk { after: 3, per_page: 2 };
+        // The third one only tells that there is one.
+        for (names, more) in [(&["a", "b"][..], false), (&["a", "b", "c"], true)] {
+            let found = list(walk.clone(), names);
             assert_eq!(found.header("Link"), more.then_some("</users?after=5&perPage=2>; rel=\"next\""));
             let found: serde_json::Value = serde_json::from_str(&body_text(found)).unwrap();
             assert_eq!(
