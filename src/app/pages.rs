@@ -6,7 +6,7 @@
 use super::fields::ACCEPT_PATCH;
 use super::routes::{self, Endpoint, Route, allow};
 use super::{App, validation};
-use crate::config::{Config, Schema};
+use crate::config::Config;
 use crate::db::probe::{Prober, Readiness};
 use crate::error::Error;
 use crate::http::{Method, Request, RequestId, Response, log_line};
@@ -43,7 +43,7 @@ impl Health {
     /// Answers `/readyz`. Never blocks.
     pub fn ready(&self) -> Response {
         let (readiness, age) = self.prober.readiness();
-        let answer = match self.reason(readiness) {
+        let answer = match self.unready(readiness) {
             // After a silence this may be old: a client that needs to know better asks once more.
             None => Response::json(200, &json!({"status": "ready"})).with("Age", age.as_secs().to_string()),
             Some(reason) => Response::json(503, &Unready { status: "unready", reason }),
@@ -52,16 +52,7 @@ impl Health {
     }
 
     /// Returns the reason why the service should get no requests, if there is one.
-    pub fn unready(&self) -> Option<&'static str> {
-        self.reason(self.prober.readiness().0)
-    }
-
-    /// Returns true if the database takes no changes: reads are served, and the service is ready.
-    pub fn database_is_read_only(&self) -> bool {
-        self.prober.is_read_only()
-    }
-
-    fn reason(&self, readiness: Readiness) -> Option<&'static str> {
+    fn unready(&self, readiness: Readiness) -> Option<&'static str> {
         match readiness {
             _ if self.stopping.load(Ordering::Relaxed) => Some("the service is stopping"),
             Readiness::Ready => None,
@@ -94,9 +85,9 @@ pub(super) fn answer(app: &App, page: Endpoint, request: &Request, id: Option<&R
     match page {
         Endpoint::Live => app.health.live(),
         Endpoint::Ready => app.health.ready(),
-        Endpoint::Description => Response::clone(&app.rules.description),
+        Endpoint::Description => Response::json(200, &app.rules.description),
         Endpoint::Index => index(app.rules.ui),
-        Endpoint::Ui => ui(request),
+        Endpoint::Ui => ui(),
         Endpoint::Options(routes) => {
             if let Some(origin) = request.header("origin")
                 && !app.rules.access.cors(request).is_allowed()
@@ -117,9 +108,10 @@ pub(super) fn answer(app: &App, page: Endpoint, request: &Request, id: Option<&R
 fn figures(app: &App) -> Response {
     let mut text = Text::default();
     app.metrics.write(&mut text);
-    let ready = u8::from(app.health.unready().is_none());
+    let prober = &app.health.prober;
+    let ready = u8::from(app.health.unready(prober.readiness().0).is_none());
     text.gauge("userd_ready", "Whether /readyz says that the service is ready.", ready);
-    let read_only = u8::from(app.health.database_is_read_only());
+    let read_only = u8::from(prober.is_read_only());
     text.gauge("userd_database_read_only", "Whether the database takes no changes.", read_only);
     text.gauge("userd_memory_held_bytes", "Memory that is held for clients.", app.budget.held());
     text.gauge("userd_memory_budget_bytes", "The most memory that may be.", app.budget.limit());
@@ -138,9 +130,6 @@ pub(super) fn options(routes: &'static [Route]) -> Response {
     }
 }
 
-/// The answer of `/openapi.json`, made when it is first asked for.
-pub(super) type Description = LazyLock<Response, Box<dyn FnOnce() -> Response + Send>>;
-
 /// The answer of `/`: the paths to begin with.
 fn index(ui: bool) -> Response {
     let mut paths = json!({"description": "/openapi.json", "users": "/users"});
@@ -152,25 +141,19 @@ fn index(ui: bool) -> Response {
 
 /// Returns the description of a service with these settings: `schemas/openapi.json`, with the very schemas in it that
 /// bodies are checked against.
-pub(super) fn description(config: &Config) -> Description {
-    let (schema, max_per_page, needs_token) =
-        (config.schema, config.max_per_page, config.api_token.is_some());
-    LazyLock::new(Box::new(move || Response::json(200, &document(schema, max_per_page, needs_token))))
-}
-
-fn document(schema: Schema, max_per_page: u32, needs_token: bool) -> Value {
+pub(super) fn description(config: &Config) -> Value {
     const TEXT: &str = include_str!("../../schemas/openapi.json");
     let mut document: Value = serde_json::from_str(TEXT).expect("a file of this crate is JSON");
     document["info"]["version"] = env!("CARGO_PKG_VERSION").into();
-    document["components"]["parameters"]["perPage"]["schema"]["maximum"] = max_per_page.into();
-    if needs_token {
+    document["components"]["parameters"]["perPage"]["schema"]["maximum"] = config.max_per_page.into();
+    if config.api_token.is_some() {
         // It describes both ways; here there is one.
         document["security"] = json!([{ "token": [] }]);
     }
     let schemas = document["components"]["schemas"].as_object_mut();
     for entry in schemas.expect("it has schemas").values_mut() {
         let name = entry["$ref"].as_str();
-        let Some(mut file) = name.and_then(|name| validation::file(name, schema)) else {
+        let Some(mut file) = name.and_then(|name| validation::file(name, config.schema)) else {
             continue;
         };
         // Tools that generate clients would take it for the name, instead of the one that it has here.
@@ -187,9 +170,6 @@ fn document(schema: Schema, max_per_page: u32, needs_token: bool) -> Value {
 /// The page for the browser: one script and one style, both inline.
 const PAGE: &str = include_str!("../../web/ui.html");
 
-/// Names the state of the page, as the text of its tag.
-static STATE: LazyLock<String> = LazyLock::new(|| digest(PAGE));
-
 /// Admits that script and that style, and requests to the service itself; nothing else, and no text as markup. Images
 /// within the page alone: an empty one keeps browsers from asking for an icon.
 static POLICY: LazyLock<String> = LazyLock::new(|| {
@@ -201,19 +181,10 @@ static POLICY: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// Answers `/ui`: the page, or 304 if the browser has it.
-fn ui(request: &Request) -> Response {
-    let tag = format!("\"{}\"", *STATE);
-    let known = request.fields("if-none-match").flat_map(|value| value.split(','));
-    let is_known = known.map(str::trim).any(|known| known == "*" || known.trim_start_matches("W/") == tag);
-    let response = match is_known {
-        true => Response::not_modified(),
-        false => Response { status: 200, body: PAGE.into(), ..Response::no_content() }
-            .with("Content-Type", "text/html; charset=utf-8"),
-    };
-    response
-        .with("ETag", tag)
-        .with("Cache-Control", "no-cache")
+/// Answers `/ui`: the page.
+fn ui() -> Response {
+    Response { status: 200, body: PAGE.into(), ..Response::no_content() }
+        .with("Content-Type", "text/html; charset=utf-8")
         .with("Content-Security-Policy", POLICY.as_str())
         .with("Cross-Origin-Opener-Policy", "same-origin")
         .with("Cross-Origin-Resource-Policy", "same-origin")
@@ -233,12 +204,13 @@ fn inline(element: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Schema;
 
     #[test]
     fn the_schemas_that_bodies_are_held_against() {
         for (schema, required) in [(Schema::Basic, 2), (Schema::Strict, 3)] {
             let config = Config { schema, max_per_page: 77, ..Config::default() };
-            let document = description(&config).value();
+            let document = description(&config);
             let schemas = &document["components"]["schemas"];
             assert_eq!(schemas["NewUser"]["required"].as_array().unwrap().len(), required);
             assert_eq!(schemas["NewUser"]["additionalProperties"], false);
@@ -264,7 +236,7 @@ mod tests {
                 _ => {}
             }
         }
-        let document = description(&Config::default()).value();
+        let document = description(&Config::default());
         check(&document, &document);
     }
 }

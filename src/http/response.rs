@@ -1,7 +1,7 @@
 //! An answer as a value, and its bytes on the wire; also the answer to an [`Error`], and the log's line about one.
 
 use super::{RequestId, log_line};
-use crate::error::{Error, Violation};
+use crate::error::Error;
 use serde::Serialize;
 use serde_json::Value;
 use std::{borrow::Cow, fmt, time::SystemTime};
@@ -137,8 +137,7 @@ impl Error {
     }
 
     /// Logs what the client is not told: the SQL and the database's message, the panic, what was late; with the id of
-    /// the request, where it concerns one. Errors that are the client's own are logged at `debug` alone; the access line
-    /// shows their status.
+    /// the request, where it concerns one. Of errors that are the client's own, the access line shows the status.
     pub(crate) fn log(&self, request: Option<&RequestId>) {
         use log::Level::{Error as Severe, Warn};
         match self {
@@ -157,32 +156,8 @@ impl Error {
             Error::Unavailable(_) | Error::Busy(_) | Error::Contended => {
                 log_line(Warn, request, format_args!("{self}"))
             }
-            _ if log::log_enabled!(log::Level::Debug) => {
-                if let Some(reason) = self.reason_for_log() {
-                    log_line(log::Level::Debug, request, format_args!("refused: {reason}"));
-                }
-            }
             _ => {}
         }
-    }
-
-    /// Says why a body or a query was refused, without a value and without a name that the client chose.
-    fn reason_for_log(&self) -> Option<String> {
-        Some(match self {
-            Error::Invalid(violations)
-            | Error::Unprocessable(violations)
-            | Error::InvalidQuery(violations) => {
-                let entry = |Violation { path, keyword, .. }: &Violation| match keyword.as_str() {
-                    "additionalProperties" => keyword.clone(),
-                    _ => format!("{path} {keyword}"),
-                };
-                violations.iter().map(entry).collect::<Vec<_>>().join(", ")
-            }
-            Error::InvalidJson(problem) => problem.clone(),
-            Error::MassAssignment(fields) => format!("{} fields may not be mass assigned", fields.len()),
-            Error::UnsupportedMediaType { .. } => "a media type or a content coding".to_owned(),
-            _ => return None,
-        })
     }
 
     /// The answer, logged where the client is not told what went wrong; with the id of the request, where it has one.
