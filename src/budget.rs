@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often a hash that waits for memory looks at the count.
+/// The pause between two looks at the count of a hash that waits for memory.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// The count of all memory that is held for clients. Clones share it.
@@ -20,9 +20,9 @@ pub struct Budget(Arc<Counts>);
 struct Counts {
     limit: usize,
     held: AtomicUsize,
-    /// One hash at a time waits for memory.
+    /// Held by the one hash that waits for memory.
     hash: Mutex<()>,
-    /// Has connections closed.
+    /// Called if memory is short; closes connections.
     on_shortage: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
@@ -93,7 +93,7 @@ impl Reservation {
         self.bytes
     }
 
-    /// Makes it larger or smaller, whether there is enough memory or not.
+    /// Makes the reservation larger or smaller, whether there is enough memory or not.
     pub fn set(&mut self, bytes: usize) {
         self.budget.0.held.fetch_add(bytes.wrapping_sub(self.bytes), Ordering::Relaxed);
         self.bytes = bytes;

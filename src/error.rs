@@ -45,9 +45,9 @@ pub enum Error {
     UnsupportedMediaType {
         /// The media types that are served here.
         accepted: &'static str,
-        /// It is a patch.
+        /// The request is a PATCH.
         patch: bool,
-        /// It has a content coding.
+        /// The body has a content coding.
         coded: bool,
     },
     /// The password is not this user's, or there is no such user.
@@ -188,7 +188,7 @@ impl Error {
     }
 }
 
-/// How an error is answered: a status, the members of the body, and headers.
+/// The answer to an error: a status, the members of the body, and headers.
 #[derive(Serialize)]
 pub(crate) struct Refusal<'a> {
     #[serde(skip)]
@@ -215,7 +215,7 @@ impl Refusal<'_> {
 }
 
 fn mass_assignment(fields: &[String]) -> String {
-    /// Enough to find the mistake; a body of thousands of fields is not repeated.
+    /// The most fields that are named, as the answer must not repeat a body of thousands of fields.
     const NAMED: usize = 10;
     let named: Vec<String> = fields
         .iter()
@@ -259,7 +259,7 @@ pub enum Reason {
     TooManyConnections,
     /// Too many requests wait for workers that are stuck.
     TooManyRequests,
-    /// Its time was up.
+    /// The request was not answered within `REQUEST_TIMEOUT`.
     Unanswered,
     /// Too many passwords wait to be hashed.
     TooManyHashes,
@@ -270,7 +270,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Each of them, in the order of their numbers (`reason as usize`), with its label and its text.
+    /// All reasons, in the order of their numbers (`reason as usize`), each with its label and its text.
     const ALL: [(Reason, &str, &str); 6] = [
         (Reason::TooManyConnections, "too_many_connections", "too many connections"),
         (Reason::TooManyRequests, "too_many_requests", "too many requests wait for the workers"),

@@ -23,10 +23,11 @@ pub struct Access {
 }
 
 impl Access {
-    /// With a token, `/users` asks for it; without one it is open, under the names of `config` and of this machine.
+    /// Returns the rules of the settings: with a token, `/users` needs it; without one, `/users` is open under the names of
+    /// `config` and of this machine.
     pub fn new(config: &Config) -> Access {
         let machine = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
-        // It may be an IPv6 address, or the path of a socket.
+        // With a colon, HOST is an IPv6 address or the path of a socket.
         let listening = (!config.host.contains(':')).then_some(&config.host);
         let named = config.allowed_hosts.iter().chain(listening).chain(&machine);
         let hosts = named.map(|name| hosts::name(name).to_owned()).collect();
@@ -74,7 +75,7 @@ impl Access {
             return None;
         }
         let carried = digest(token.trim());
-        // All are compared: the time tells nothing of which one is near.
+        // All tokens are compared, so that the time does not tell which one is similar.
         let equal = tokens.iter().filter(|(expected, _)| carried.ct_eq(expected).into());
         equal.fold(None, |_, (_, rights)| Some(*rights))
     }

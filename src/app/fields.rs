@@ -196,7 +196,7 @@ fn revision(text: &str) -> Option<Revision> {
     let micros = u64::from_str_radix(micros, 16).ok()?.cast_signed();
     let revision =
         Revision { version: version.parse().ok()?, updated_at: Timestamp::from_unix_micros(micros)? };
-    // Only the spelling that this service uses.
+    // Another spelling of the numbers is no tag of this service.
     (tag(revision).trim_matches('"') == text).then_some(revision)
 }
 

@@ -92,7 +92,7 @@ pub(super) fn answer(app: &App, page: Endpoint, request: &Request, id: Option<&R
             if let Some(origin) = request.header("origin")
                 && !app.rules.access.cors(request).is_allowed()
             {
-                // All other requests of a page of this origin stay in its browser.
+                // The browser sends no other request of a page of this origin.
                 let origin: String = origin.chars().take(100).collect();
                 let line = format_args!("ALLOWED_ORIGINS does not name the origin {origin:?}");
                 log_line(log::Level::Info, id, line);
@@ -147,7 +147,7 @@ pub(super) fn description(config: &Config) -> Value {
     document["info"]["version"] = env!("CARGO_PKG_VERSION").into();
     document["components"]["parameters"]["perPage"]["schema"]["maximum"] = config.max_per_page.into();
     if config.api_token.is_some() {
-        // It describes both ways; here there is one.
+        // The file describes services with and without a token.
         document["security"] = json!([{ "token": [] }]);
     }
     let schemas = document["components"]["schemas"].as_object_mut();
@@ -158,7 +158,7 @@ pub(super) fn description(config: &Config) -> Value {
         };
         // Tools that generate clients would take it for the name, instead of the one that it has here.
         file.as_object_mut().expect("a schema").remove("title");
-        // In one schema the older keyword says the same, and more tools know it.
+        // For a schema that is not combined with others, the older keyword means the same, and more tools know it.
         if entry["unevaluatedProperties"] == false {
             file["additionalProperties"] = false.into();
         }

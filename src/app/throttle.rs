@@ -27,7 +27,7 @@ type Peer = Option<IpAddr>;
 /// Wrong passwords of the last minute.
 #[derive(Debug)]
 pub struct Throttle {
-    /// In a minute, by one peer, at one account; 0 for any number.
+    /// The most wrong attempts of one peer at one account in a minute; 0 for any number.
     limit: u32,
     /// Seeded at random for each process, so that no client can choose pairs that count as one.
     hasher: RandomState,

@@ -32,7 +32,7 @@ pub fn file(name: &str, schema: Schema) -> Option<Value> {
         _ => return None,
     };
     let mut file = parse(text);
-    // It becomes part of another document, which says which dialect they are in.
+    // The file becomes part of the description, which names the dialect of all its schemas.
     file.as_object_mut()?.remove("$schema");
     Some(file)
 }

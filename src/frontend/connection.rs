@@ -50,14 +50,14 @@ pub struct Context<'a> {
     /// The time, read once an iteration.
     pub now: Instant,
     pub slots: &'a Slots,
-    /// Where sockets are registered.
+    /// The registry of sockets.
     pub registry: &'a Registry,
     /// Bytes that were read go here first, so that a connection needs a buffer only for what is incomplete.
     pub scratch: &'a mut [u8],
     /// Complete requests for tiny_http, written once an iteration.
     pub to_tiny_http: &'a mut ToTinyHttp,
     pub resources: &'a Resources,
-    /// No request is waited for that has not begun to arrive.
+    /// The server stops: idle connections are closed.
     pub stopping: bool,
     /// The request that was passed on, if its memory is counted: its generation. It is the last one in `to_tiny_http`.
     pub passed: Option<(u64, Reservation)>,
@@ -88,7 +88,7 @@ pub struct Connection {
     reset: bool,
     /// Registered for writability too.
     awaits_writable: bool,
-    /// Beyond the capacity: it is only told so.
+    /// The connection is beyond the capacity, and only gets a refusal.
     surplus: bool,
     /// The memory of its buffer, of the body that is arriving, or of its answer.
     held: Reservation,
@@ -190,7 +190,7 @@ impl Connection {
         self.generation == generation && self.is_working()
     }
 
-    /// Returns whether it is open only to be told that there is no capacity.
+    /// Returns true if the connection is beyond the capacity, and only gets a refusal.
     pub fn is_surplus(&self) -> bool {
         self.surplus
     }
@@ -248,7 +248,8 @@ impl Connection {
     pub fn advance(&mut self, index: u32, context: &mut Context) -> Action {
         for _ in 0..STEPS_PER_ITERATION {
             let action = match &self.state {
-                // Work that has not begun is spared. (The end of sending alone says nothing of the kind.)
+                // A command whose client has reset the connection is not executed. (A client that has only ended
+                // sending still reads.)
                 State::Working { .. } if self.reset => Some(Action::Close),
                 State::Working { .. } => Some(Action::Wait),
                 State::Idle { .. } | State::Arriving { .. } => self.read(index, context),
@@ -265,7 +266,7 @@ impl Connection {
         if self.is_working() { Action::Wait } else { Action::Requeue }
     }
 
-    /// Ends what has taken too long, if it has not been answered by now.
+    /// Ends a request, an answer or a connection whose deadline has passed.
     pub fn expire(&mut self, index: u32, context: &mut Context) -> Action {
         match &self.state {
             _ if self.deadline(&context.slots.limits).is_none_or(|at| at > context.now) => {
@@ -283,8 +284,8 @@ impl Connection {
         self.advance(index, context)
     }
 
-    /// Ends it because there is too little of something, unless it has just begun a request. A client that waits for an
-    /// answer is told 503.
+    /// Closes the connection because connections or memory run out, unless its request has just begun to be executed. A
+    /// client that waits for an answer gets 503.
     pub fn make_way(&mut self, why: Reason, index: u32, context: &mut Context) -> Action {
         match &self.state {
             // A worker has begun to execute it, or has answered it.
@@ -303,7 +304,7 @@ impl Connection {
         }
     }
 
-    /// Tells a client that there is too little of something.
+    /// Answers 503, because connections or memory run out, and closes the connection.
     pub fn turn_away(&mut self, why: Reason, index: u32, context: &mut Context) -> Action {
         self.surplus = true;
         self.refuse(&Error::Busy(why), context);
@@ -326,7 +327,7 @@ impl Connection {
         }
     }
 
-    /// Returns what the answer that is sent now takes from its request.
+    /// Returns the values that the next answer takes from its request.
     fn echo(&mut self) -> Echo {
         match &mut self.state {
             State::Arriving { framing, .. } => framing.take_echo(),
@@ -422,7 +423,7 @@ impl Connection {
         self.state = State::Arriving { since: began.unwrap_or(now), framing, input };
         match step {
             Err(error) => self.refuse(&error, context),
-            // If so little does not fit, the client has not read earlier answers; it gets no more.
+            // If the socket does not take so few bytes, the client has not read earlier answers; it gets no more.
             Ok(Parsed::Continue)
                 if fits
                     && self.stream.send_with_flags(CONTINUE, MSG_NOSIGNAL).ok() != Some(CONTINUE.len()) =>

@@ -118,13 +118,13 @@ impl EventLoop {
                     }),
                 }
             }
-            // One of them may be there twice.
+            // A connection may be there twice.
             due.sort_unstable();
             due.dedup();
             for index in due {
                 self.call(index, now, |connection, context| connection.advance(index, context));
             }
-            // After the reads, which may find idle connections busy.
+            // Accepts after the reads, as a read may find an idle connection busy.
             if self.accept_at.is_some_and(|at| at <= now) {
                 self.accept(now);
             }
@@ -142,7 +142,7 @@ impl EventLoop {
         }
     }
 
-    /// How long to wait for events.
+    /// Returns the time to wait for events.
     fn timeout(&self) -> Option<Duration> {
         if !self.requeued.is_empty() {
             return Some(Duration::ZERO);
@@ -203,8 +203,8 @@ impl EventLoop {
         Ok(())
     }
 
-    /// tiny_http has nothing to say here, except that it is gone. (A request that a worker dropped makes it write an
-    /// answer, which must not fill the stream.)
+    /// Reads from tiny_http, and drops what it says: the answer to a request that a worker dropped must not fill the stream.
+    /// The end of the stream is an error.
     fn read_private(&mut self) -> io::Result<()> {
         loop {
             match self.private.read(&mut self.scratch) {

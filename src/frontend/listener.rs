@@ -134,7 +134,7 @@ impl fmt::Display for Listener {
 fn bind_tcp(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     if address.is_ipv6() {
-        // Some systems say yes by default; `::` is to mean both.
+        // `::` takes IPv4 as well, which some systems do not do by default.
         socket.set_only_v6(false)?;
     }
     // Connections of an earlier server that are still being forgotten do not hold the port.
@@ -191,15 +191,15 @@ fn in_use(address: &SockAddr) -> io::Result<bool> {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Before the socket is closed: a server that starts now would take the file for a stale one. The next start
-        // replaces a file that is left.
+        // The file is removed before the socket is closed, as a server that starts now would take it for a stale one. The
+        // next start replaces a file that is left.
         if let Some((path, inode)) = &self.file
             && fs::symlink_metadata(path).is_ok_and(|found| found.ino() == *inode)
         {
             let _ = fs::remove_file(path);
         }
         if !self.is_passed {
-            // To close it is not enough: a process that another thread starts holds a copy until it runs its
+            // Closing the socket is not enough: a process that another thread starts holds a copy until it runs its
             // program (187 of 20,000 ports were not free at once where six threads started processes).
             let _ = self.socket.shutdown(Shutdown::Both);
         }

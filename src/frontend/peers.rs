@@ -43,7 +43,7 @@ impl fmt::Display for ClientName {
 /// Why a connection may be closed for another one, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Expendable {
-    /// Its end loses no request and no answer.
+    /// No request and no answer is lost with the connection.
     Idle,
     /// The request is incomplete.
     Incomplete,

@@ -29,7 +29,7 @@ use std::{
 /// A slot for each client that there may be.
 pub struct Slots {
     entries: Box<[Mutex<Entry>]>,
-    /// How many slots were ever used, from the first one on.
+    /// The number of slots that were ever used, from the first one on.
     used: AtomicU32,
     /// The number of requests between the frontend and the workers.
     pub(super) requests: AtomicUsize,
@@ -66,16 +66,16 @@ impl Entry {
 
 /// A request that a worker has claimed.
 pub struct Claimed {
-    /// Where it is answered.
+    /// The slot of the connection that waits for the answer.
     pub slot: Slot,
     pub id: RequestId,
     /// When the frontend answers it 503.
     pub deadline: Instant,
-    /// Its memory, to be kept for as long as the request is.
+    /// The memory of the request, to be kept as long as the request.
     pub held: Option<Reservation>,
 }
 
-/// For workers.
+/// The calls of workers.
 impl Slots {
     /// Claims the request whose target has this fragment. To be called exactly once for every request that tiny_http
     /// hands out, as soon as it does: this is how the frontend knows how many are in flight.
@@ -223,7 +223,7 @@ impl Slots {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slot {
     index: u32,
-    /// No other request of any connection in this slot has it, so that a late answer never meets another client.
+    /// The number of the request among all requests of this slot, so that a late answer never meets another client.
     generation: u64,
     peer: Option<IpAddr>,
 }

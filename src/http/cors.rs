@@ -27,7 +27,7 @@ pub enum Cors {
     Allowed {
         /// The entry that allows it.
         origin: Arc<str>,
-        /// It is OPTIONS, as a preflight is.
+        /// The method is OPTIONS, as that of a preflight.
         options: bool,
     },
 }

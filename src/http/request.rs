@@ -29,7 +29,7 @@ impl From<&str> for Method {
 }
 
 impl Method {
-    /// Each of them with its name, in the order of their numbers (`method as usize`).
+    /// All methods with their names, in the order of their numbers (`method as usize`).
     const NAMES: [(Method, &'static str); 8] = [
         (Method::Get, "GET"),
         (Method::Head, "HEAD"),
@@ -78,7 +78,7 @@ pub struct Request {
     pub peer: Option<IpAddr>,
 }
 
-/// Neither the values of the fields, of which one may be a token, nor the body, which may hold a password.
+/// Shows neither the values of the fields, of which one may be a token, nor the body, which may hold a password.
 impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Request")

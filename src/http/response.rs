@@ -6,12 +6,12 @@ use serde::Serialize;
 use serde_json::Value;
 use std::{borrow::Cow, fmt, time::SystemTime};
 
-/// How the connection goes on after a response.
+/// Tells whether the connection stays open after a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Persistence {
-    /// It stays open, and the client may rely on that for so many seconds.
+    /// The connection stays open, and the client may rely on that for so many seconds.
     KeepAlive(u64),
-    /// It is closed after this response.
+    /// The connection is closed.
     Close,
 }
 
@@ -145,7 +145,7 @@ impl Error {
                 log_line(Severe, request, format_args!("database error: {message}"));
             }
             Error::Database { sql, message, .. } => {
-                // One line, without comments.
+                // The SQL becomes one line without comments.
                 let lines = sql.lines().map(|line| line.split("--").next().unwrap_or_default().trim());
                 let sql = lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
                 log_line(Severe, request, format_args!("database error: {message}; SQL: {sql}"));

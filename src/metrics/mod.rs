@@ -26,11 +26,11 @@ const NONE: &str = "none";
 
 /// The figures of one server.
 pub struct Metrics {
-    /// By method and route.
+    /// Answered requests, by method and route.
     requests: Mutex<BTreeMap<(&'static str, &'static str), Requests>>,
-    /// By label.
+    /// Refused requests, by label.
     refusals: Mutex<BTreeMap<&'static str, u64>>,
-    /// With the label of their lane.
+    /// The sizes of batches, with the label of their lane.
     batches: Vec<(&'static str, Mutex<Histogram>)>,
     /// Connections that were accepted.
     pub accepted: AtomicU64,
@@ -49,7 +49,7 @@ struct Requests {
     durations: Histogram,
 }
 
-/// How many values fell into each bucket, and their sum. The bucket behind the last end has all larger values; a
+/// The number of values in each bucket, and their sum. The bucket behind the last end has all larger values; a
 /// histogram of few ends leaves buckets unused.
 #[derive(Default)]
 struct Histogram {

@@ -35,7 +35,8 @@ const PER_WRITE: Duration = Duration::from_micros(20);
 /// A batch in flight for longer waits, most likely for a lock, and does not hold up the next one of its lane.
 const STALLED: Duration = Duration::from_millis(5);
 
-/// No list starts while lists in flight have so many users. With one more page of 1,000 it bounds the memory of rows.
+/// Users of the lists in flight from which on no further list starts. With one more page of 1,000 users, this bounds the
+/// memory of rows.
 const LIST_USERS: usize = 1000;
 
 /// Work that may wait for the threads that hash.
@@ -53,7 +54,7 @@ pub struct Capacity {
     pub hashers: usize,
     /// Processor cores, those that a database on this machine uses included.
     pub cores: usize,
-    /// How long a command that meets locks is retried, from its arrival on.
+    /// Time from its arrival on in which a command that meets locks is retried.
     pub retry_for: Duration,
 }
 
@@ -65,9 +66,9 @@ pub struct Queued<T> {
     needs: Needs,
     peer: Peer,
     arrived: Instant,
-    /// It is not executed before.
+    /// The command is not executed before this time.
     due: Instant,
-    /// How often it has met a lock.
+    /// The number of times that the command has met a lock.
     retries: usize,
     owns_row: bool,
 }
@@ -77,7 +78,7 @@ pub struct Queued<T> {
 pub struct Batch<T> {
     /// The lane of its first command.
     pub lane: Lane,
-    /// In the order of their arrival.
+    /// The commands, in the order of their arrival.
     pub commands: Vec<Queued<T>>,
     /// Names the batch for [`Lanes::finished`].
     pub token: Token,
@@ -96,11 +97,11 @@ struct Queue<T> {
     waiting: VecDeque<Queued<T>>,
     /// When each batch in flight was started.
     in_flight: Vec<Instant>,
-    /// The number of its last batch: the queue with the lowest number is next.
+    /// The number of the last batch of this queue: the queue with the lowest number is next.
     last: u64,
     /// The address whose turn was last.
     last_peer: Peer,
-    /// The time of a short batch. Rises to at most twice of what it was, as a busy core lengthens batches.
+    /// The time that the last batch took. Rises to at most twice its former value, as a busy core lengthens batches.
     took: Duration,
 }
 
@@ -191,7 +192,7 @@ impl<T> Lanes<T> {
         self.ready(now, hashes).is_some()
     }
 
-    /// When a batch becomes ready though nothing is pushed and nothing finishes.
+    /// Returns when a batch becomes ready even if nothing is pushed and nothing finishes.
     pub fn next_due(&self, now: Instant, hashes: bool) -> Option<Instant> {
         let queues = self.queues.iter().enumerate().filter(|(at, _)| (*at == HASH) == hashes);
         let times = queues.filter(|(_, queue)| !queue.waiting.is_empty()).flat_map(|(_, queue)| {
@@ -230,12 +231,12 @@ impl<T> Lanes<T> {
         dropped.iter().for_each(|command| self.done(command));
     }
 
-    /// How many commands are queued.
+    /// Returns the number of queued commands.
     pub fn len(&self) -> usize {
         self.queued
     }
 
-    /// How many passwords wait to be hashed.
+    /// Returns the number of passwords that wait to be hashed.
     pub fn hashes_waiting(&self) -> usize {
         self.queues[HASH].waiting.len()
     }

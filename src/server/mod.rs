@@ -26,7 +26,7 @@ use std::{
 use workers::Workers;
 pub use workers::{Fault, Faults};
 
-/// How long workers may take at a stop when the frontend has used its time up: they are stuck, or almost done.
+/// Time that workers get at a stop if the frontend has used up `STOP_TIMEOUT`: they are stuck, or almost done.
 const LAST_WORK: Duration = Duration::from_millis(300);
 
 /// A running service: a port, some threads, a pool of connections. Stops when it is dropped.
@@ -114,7 +114,7 @@ impl BoundServer {
             let counts = app.metrics.clone();
             let answer_at_once = Box::new(move |method: Method, path: &str| {
                 let answer = app::answer_at_once(&health, method, path)?;
-                // It takes some microseconds.
+                // The answer takes some microseconds.
                 counts.request(method, app::label(path), answer.status, Duration::ZERO);
                 Some(answer)
             });
@@ -161,22 +161,22 @@ impl Server {
     /// migrations take. May be called from within an async runtime, whose thread it blocks as well.
     ///
     /// # Errors
-    /// Each is one line, and nothing is left running after it.
+    /// Each error is one line, and nothing is left running after it.
     pub fn start(config: Config) -> Result<Server, StartError> {
         BoundServer::bind(&config)?.start(config, || Ok(()), || {})
     }
 
-    /// Where it listens, without a slash at its end: `http://127.0.0.1:41234`, or `unix:/path`.
+    /// Returns the address of the server, without a slash at its end: `http://127.0.0.1:41234`, or `unix:/path`.
     pub fn base_url(&self) -> &str {
         &self.base_url
     }
 
-    /// The TCP address it listens on; `None` for a Unix socket.
+    /// Returns the TCP address of the server; `None` for a Unix socket.
     pub fn addr(&self) -> Option<SocketAddr> {
         self.addr
     }
 
-    /// The service itself, to be asked without a socket: with the same database and the same settings.
+    /// Returns the service, which answers requests without a socket.
     pub fn app(&self) -> &App {
         &self.app
     }

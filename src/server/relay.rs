@@ -2,7 +2,7 @@
 //!
 //! tiny_http gives each connection a thread, waits for a slow client, and takes whatever is sent. The frontend has done
 //! all that before it passes on whole requests over one stream, so tiny_http serves one client that never misbehaves.
-//! It takes only a listener; so the stream is a connection to a socket that no other process can reach.
+//! tiny_http takes only a listener; so the stream is a connection to a socket that no other process can reach.
 
 use nix::{
     sys::socket::{Shutdown, shutdown},
@@ -18,7 +18,7 @@ use std::{
     process, thread,
 };
 
-/// The listening end of that socket, kept to end tiny_http's accept thread.
+/// The listening end of the private socket, kept to end tiny_http's accept thread.
 pub struct Relay {
     listener: UnixListener,
     /// tiny_http's `Drop` connects to the socket's path and then removes that file. As long as this descriptor is
@@ -33,7 +33,7 @@ impl Relay {
         let temporary = std::env::temp_dir();
         let (relay, listener, stream) = connect([&temporary, Path::new("/tmp"), Path::new("/dev/shm")])?;
         let start = || tiny_http::Server::from_listener(listener, None).map_err(io::Error::other);
-        // Its threads inherit the name.
+        // The threads of tiny_http inherit the name.
         let http = thread::scope(|scope| {
             let starter = thread::Builder::new().name("http".to_owned()).spawn_scoped(scope, start)?;
             starter.join().unwrap_or_else(|_| Err(io::Error::other("tiny_http panicked as it started")))

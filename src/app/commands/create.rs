@@ -1,6 +1,6 @@
 //! `POST /users`: creates a user; with an `Idempotency-Key`, once for all requests with the same key.
 //!
-//! Without a password, one statement that several requests share looks at the keys and stores the users. With one, a
+//! Without a password, one statement that several requests share looks at the keys and stores the users. With a password, a
 //! thread that hashes looks the key up and hashes first.
 
 use super::{Item, Outcome, RequestRules};

@@ -37,7 +37,7 @@ struct Part<'a> {
 }
 
 impl List {
-    /// How many statements read lists.
+    /// The number of statements that read lists.
     pub const STATEMENTS: usize = 4;
 
     pub fn parse(request: &Request, rules: &RequestRules) -> Result<List, Error> {
@@ -84,7 +84,7 @@ impl List {
                 }
             }
         }
-        // All but one of the kinds are empty.
+        // A batch has lists of one kind, so all but one of these are empty.
         listed.extend(app.users.pages(&pages)?);
         listed.extend(app.users.walks(&walks)?);
         let found = app.users.find_by_email(&emails)?.into_iter();

@@ -50,7 +50,7 @@ pub(crate) type Outcome = Result<Option<Response>, Error>;
 /// A command of a batch.
 pub(crate) struct Item<'a, C> {
     command: &'a mut C,
-    /// No change begins past it.
+    /// The time after which no change is begun.
     deadline: Instant,
     outcome: &'a mut Outcome,
 }
@@ -73,10 +73,10 @@ pub(crate) enum Lane {
 }
 
 impl Lane {
-    /// Their labels for figures, in the order of their numbers.
+    /// The labels of the lanes in figures, in the order of their numbers.
     pub const LABELS: [&str; 6] = ["find", "list", "create", "change", "single", "hash"];
 
-    /// Each of them, in the order of their numbers (`lane as usize`).
+    /// All lanes, in the order of their numbers (`lane as usize`).
     pub const ALL: [Lane; 6] = [Lane::Find, Lane::List, Lane::Create, Lane::Change, Lane::Single, Lane::Hash];
 
     /// Returns true if its statements change existing users.
@@ -88,11 +88,11 @@ impl Lane {
 /// The next step of a command.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Needs {
-    /// Where it is queued.
+    /// The lane that the command is queued in.
     pub lane: Lane,
     /// The user that the request changes: changes of one user are made in the order of their arrival.
     pub row: Option<i64>,
-    /// Users that a list has, at most.
+    /// The most users that a list has.
     pub users: usize,
 }
 

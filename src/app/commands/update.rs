@@ -19,7 +19,7 @@ pub(crate) struct UpdateUser {
     condition: Condition,
     /// The hash of a new password, once it is made.
     hash: Option<PasswordHash>,
-    /// It shares no statement: its address may be about to be taken by another transaction.
+    /// The change shares no statement: another transaction may be about to take its address.
     is_single: bool,
 }
 

@@ -20,12 +20,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long, and for how much, a refused client is read from so that it can read why: closing a socket with unread
-/// bytes in it resets the connection, and the reset overtakes the answer.
+/// Time and bytes for which a refused client is read from, so that it gets the answer: closing a socket with unread bytes
+/// in it resets the connection, and the reset overtakes the answer.
 pub const LINGER_TIME: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 8 << 20;
 
-/// How much of an answer the client's socket took.
+/// The part of an answer that the client's socket took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delivery {
     /// Bytes that it took at once. The frontend sends the rest as the client takes it, and logs if it does not.

@@ -29,10 +29,10 @@ use std::{
 const ACCEPTS_PER_ITERATION: usize = 64;
 /// Connections beyond the capacity that are being told so. Each costs a descriptor and some 200 bytes.
 pub const MAX_SURPLUS: usize = 256;
-/// How long accepting pauses when the system has nothing left to accept with.
+/// The pause of accepting if the system has no descriptor or memory left for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long an answer or an incomplete request does not move before it may be given up for memory. Clients far away
-/// take up to half a second to acknowledge what they have received, and a client may pause.
+/// Time without a byte after which an answer or an incomplete request may be given up for memory. Clients far away take
+/// up to half a second to acknowledge what they have received, and a client may pause.
 const STALLED: Duration = Duration::from_secs(1);
 /// The part of the budget that is freed when a worker waits for memory: `1 / FREED_PART`.
 const FREED_PART: usize = 8;
@@ -57,7 +57,7 @@ impl EventLoop {
                     self.accept_at = None;
                     return;
                 }
-                // It says something of one client only.
+                // The error concerns one client only.
                 Err(error) if matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted) => {}
                 // Out of descriptors or memory, most likely: a connection has to go, or time has to pass.
                 Err(error) => {
@@ -80,7 +80,7 @@ impl EventLoop {
         let peer = Peer::new(address, &limits.trusted_proxies);
         let why = Reason::TooManyConnections;
         let full = self.admitted >= limits.max_connections && !self.make_way(why, Some(peer), now);
-        // One more may be surplus now.
+        // The new connection may be surplus.
         while self.surplus() >= MAX_SURPLUS && self.close_oldest_surplus(now) {}
         let index = self.free.pop().unwrap_or_else(|| self.slots.next_unused());
         let (fd, token) = (stream.as_raw_fd(), Token(index as usize));

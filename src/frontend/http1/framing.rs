@@ -24,14 +24,14 @@ const MAX_FIELDS: usize = 128;
 /// Reads the requests of one connection, one after the other.
 #[derive(Default)]
 pub struct Framing {
-    /// Where the line begins that is incomplete: a slow sender is not read anew from the start.
+    /// The position of the incomplete line: the bytes of a slow client are not parsed anew from the start.
     line: usize,
     request_line: Option<RequestLine>,
-    /// Where the fields begin.
+    /// The position of the first field.
     fields: usize,
     empty_lines: u8,
     body: Option<Box<Incoming>>,
-    /// Taken from the last head that was complete, even if its request is refused.
+    /// The values of the last complete head, even if its request is refused.
     echo: Echo,
 }
 

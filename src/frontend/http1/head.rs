@@ -42,7 +42,7 @@ pub struct Head<'a> {
     served: Served,
     /// The traits that its answer depends on.
     pub traits: Traits,
-    /// How long its body is, 0 for no body; `None` if chunks tell the length.
+    /// The length of the body, 0 for no body; `None` if it comes in chunks.
     pub length: Option<u64>,
     /// The client waits to be told that the body is welcome.
     pub expects_continue: bool,
@@ -174,14 +174,14 @@ pub fn parse_fields<'a>(
 pub struct Echo {
     /// The id that the client gives its request.
     pub id: Option<RequestId>,
-    /// Which page it is of.
+    /// The page of a browser that the request is of, as far as CORS concerns it.
     pub cors: Cors,
     /// HEAD, as far as can be told: the answer has no body.
     pub head_only: bool,
 }
 
 impl Echo {
-    /// Reads them from a head `bytes` with this request line and these fields.
+    /// Reads the values from a head `bytes` with this request line and these fields.
     pub fn of(line: &RequestLine, bytes: &[u8], fields: &[httparse::Header], limits: &Limits) -> Echo {
         let named = fields.iter().map(|field| (field.name, field.value));
         let method = line.method(bytes);
@@ -190,7 +190,7 @@ impl Echo {
     }
 }
 
-/// The id that the client gives its request, where there is one such field and its value may be taken over.
+/// Returns the id that the client gives its request, if there is one such field and its value may be taken over.
 fn request_id(fields: &[httparse::Header]) -> Option<RequestId> {
     let mut found = fields.iter().filter(|field| field.name.eq_ignore_ascii_case("x-request-id"));
     match (found.next(), found.next()) {
@@ -231,8 +231,8 @@ fn codings(fields: &[httparse::Header]) -> Result<Option<bool>, Error> {
     Ok(served)
 }
 
-/// For how long clients may rely on an idle connection: a second less than it is kept, as a request is on its way for a
-/// while; but a whole second, where it is kept so long.
+/// Returns the seconds that clients may rely on an idle connection: one less than it is kept, as a request is on its way
+/// for a while; but at least one, if it is kept so long.
 fn reliable_seconds(idle_timeout: Duration) -> u64 {
     let less = idle_timeout.saturating_sub(Duration::from_secs(1)).as_secs();
     less.max(idle_timeout.as_secs().min(1))

@@ -33,11 +33,11 @@ pub enum Parsed {
 /// The traits of a request that its answer depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Traits {
-    /// How the connection goes on afterwards.
+    /// Tells whether the connection stays open after the answer.
     pub persistence: Persistence,
     /// The client that a proxy says it speaks for; only to be believed of a trusted one.
     pub client: Option<IpAddr>,
-    /// Its method and path, where it is answered at once.
+    /// The method and the path of a request that is answered at once.
     pub at_once: Option<(Method, &'static str)>,
 }
 

@@ -18,7 +18,7 @@ pub struct RequestLine {
     target: Range<usize>,
     /// Precedes the target: absolute-form may leave out the slash, or all of it (`*` for OPTIONS).
     prefix: &'static [u8],
-    /// From an absolute-form target; replaces the Host field.
+    /// The authority of an absolute-form target, which replaces the Host field.
     authority: Option<Range<usize>>,
     /// HTTP/1.0. Every higher minor version is treated as 1.1 (RFC 9110, 2.5).
     pub http10: bool,
