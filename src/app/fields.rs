@@ -49,7 +49,7 @@ fn body(request: &Request, patch: bool) -> Result<Map<String, Value>, Error> {
 /// The parameters of `GET /users`.
 const OF_LISTS: [&str; 6] = ["page", "perPage", "order", "email", "emailPrefix", "after"];
 
-/// Parameters with the ones that each cannot be given together with.
+/// Parameters, each with the parameters that it cannot be combined with.
 const EXCLUDED: [(&str, &[&str]); 3] = [
     ("order", &["email"]),
     ("after", &["page", "email", "order"]),

@@ -39,7 +39,7 @@ pub struct Throttle {
 #[derive(Debug)]
 pub struct Attempt(Option<(Arc<Throttle>, u64)>);
 
-/// A pair, as a number.
+/// The hash of a peer and an account.
 type Pair = u64;
 
 #[derive(Debug, Default)]
@@ -173,7 +173,7 @@ mod tests {
         }
         let refused = guess(&throttle, "ada@example.com", A, at(20)).unwrap_err();
         assert!(matches!(refused, Error::TooManyAttempts { retry_after: 41 }), "{refused:?}");
-        // Another peer, another account, and a peer without an address, are not.
+        // Attempts of another peer, or at another account, are counted apart.
         guess(&throttle, "ada@example.com", B, at(20)).unwrap();
         guess(&throttle, "ada@example.com", None, at(20)).unwrap();
         guess(&throttle, "bob@example.com", A, at(20)).unwrap();

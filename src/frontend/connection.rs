@@ -195,7 +195,7 @@ impl Connection {
         self.surplus
     }
 
-    /// Returns the bytes that are counted for it.
+    /// Returns the bytes that are counted for the connection.
     pub fn memory(&self) -> usize {
         self.held.bytes()
     }
@@ -440,7 +440,7 @@ impl Connection {
         let slots = context.slots;
         if let Some(answer) = self.answer_at_once(context) {
             context.to_tiny_http.take_back(length);
-            // The event loop goes on with this connection in any case.
+            // The event loop calls this connection again in any case.
             self.answer(answer, None, context.stopping);
         } else if slots.requests.load(Ordering::Relaxed) >= 2 * slots.limits.max_connections {
             // Abandoned requests stay in tiny_http's queue until a worker claims them. Without a bound, stuck workers

@@ -49,7 +49,7 @@ impl Bound {
         let host = host.strip_prefix('[').unwrap_or(host);
         let host = host.strip_suffix(']').unwrap_or(host);
         let bound = (host, port).to_socket_addrs()?.map(bind_tcp);
-        // The first that can be bound, or the last error.
+        // Takes the first address that can be bound, or the last error.
         let bound = bound.reduce(Result::or);
         let none = || Err(io::Error::new(io::ErrorKind::NotFound, "the host name has no address"));
         bound.unwrap_or_else(none).map(Bound::Tcp)
@@ -147,7 +147,7 @@ fn bind_tcp(address: SocketAddr) -> io::Result<Socket> {
 fn check_unix(path: &Path) -> io::Result<()> {
     use io::ErrorKind::{AlreadyExists, InvalidInput, NotFound};
     if path.as_os_str().is_empty() {
-        // The system would make a name up.
+        // Linux makes a name up for an empty path.
         return Err(io::Error::new(InvalidInput, "the path of the socket is empty"));
     }
     let address = SockAddr::unix(path)?;

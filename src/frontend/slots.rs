@@ -40,7 +40,7 @@ pub struct Slots {
     waker: Waker,
     /// Answers say `Connection: close`, and nothing new is begun.
     pub(super) stopping: AtomicBool,
-    /// The stop ends now.
+    /// The stop ends now: requests in flight get 503.
     pub(super) aborted: AtomicBool,
     /// Connections that need the event loop after a worker's answer.
     scheduled: Mutex<Vec<u32>>,
@@ -248,7 +248,7 @@ impl Slot {
     }
 }
 
-/// Index and generation, in hexadecimal digits.
+/// Writes index and generation in hexadecimal digits.
 impl fmt::Display for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}.{:x}", self.index, self.generation)

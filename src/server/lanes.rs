@@ -170,7 +170,8 @@ impl<T> Lanes<T> {
         }
     }
 
-    /// Takes the batch to execute now: of the queue whose last batch is the longest ago. `hashes`: of passwords.
+    /// Takes the batch to execute now, of the queue whose last batch is the longest ago: of passwords if `hashes` is set,
+    /// else of statements.
     pub fn next(&mut self, now: Instant, hashes: bool) -> Option<Batch<T>> {
         let at = self.ready(now, hashes)?;
         let left = if at == LIST { LIST_USERS - self.users } else { usize::MAX };

@@ -30,7 +30,7 @@ struct Page<'a> {
 /// The body of a list without pages.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Part<'a> {
+struct Unpaged<'a> {
     data: &'a [User],
     per_page: u32,
     has_more_pages: bool,
@@ -118,7 +118,7 @@ impl List {
     fn part(&self, per_page: u32, mut users: Vec<User>) -> Response {
         let has_more_pages = users.len() > per_page as usize;
         users.truncate(per_page as usize);
-        let response = Response::json(200, &Part { data: &users, per_page, has_more_pages });
+        let response = Response::json(200, &Unpaged { data: &users, per_page, has_more_pages });
         match (&self.0, users.last()) {
             (ListRequest::Walk { .. }, Some(User { id, .. })) if has_more_pages => {
                 response.with("Link", format!("</users?after={id}&perPage={per_page}>; rel=\"next\""))

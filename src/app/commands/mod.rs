@@ -269,7 +269,7 @@ mod tests {
             ("PATCH", "/users/1", r#"{"name":"A"}"#.to_owned(), Ok(Lane::Change)),
             ("PATCH", "/users/1", r#"{"password":null}"#.to_owned(), Ok(Lane::Single)),
             ("PATCH", "/users/1", r#"{"password":"long enough"}"#.to_owned(), Ok(Lane::Hash)),
-            // A PUT may have it.
+            // A PUT may set this address.
             ("PATCH", "/users/1", r#"{"email":"none"}"#.to_owned(), Ok(Lane::Find)),
             ("PATCH", "/users/0", "{".to_owned(), Err(404)),
             (

@@ -81,10 +81,10 @@ impl RequestLine {
     }
 }
 
-type Target = (Option<Range<usize>>, &'static [u8], Range<usize>);
+type SplitTarget = (Option<Range<usize>>, &'static [u8], Range<usize>);
 
 /// Authority, what is missing before the path, and path with query (RFC 9112, 3.2).
-fn split_target(line: &[u8], method: &[u8], range: Range<usize>) -> Result<Target, Error> {
+fn split_target(line: &[u8], method: &[u8], range: Range<usize>) -> Result<SplitTarget, Error> {
     let malformed = Error::BadRequest("the request target is malformed");
     let target = &line[range.clone()];
     // No target has a fragment, and clients disagree on whether `\` is a slash.
