@@ -21,7 +21,7 @@ pub use crate::server::Fault;
 
 use crate::App;
 use crate::config::{Config, Database, PasswordHashing, Secret};
-use crate::db::{New, blocking::outside_of_runtimes, explain, migrate::Migrations};
+use crate::db::{New, Once, blocking::outside_of_runtimes, explain, migrate::Migrations};
 use crate::error::StartError;
 use crate::http::{Method, Request};
 use crate::private_postgres::Shared;
@@ -617,8 +617,9 @@ impl TestServer {
     ) -> Result<User, crate::error::Error> {
         outside_of_runtimes(|| {
             let hash = password.map(|clear| self.hasher.hash(clear)).transpose()?;
-            let new = New { values: Values::new(name, email), deadline: self.app().deadline() };
-            self.app().users().create(&new, hash.as_ref())
+            let (values, deadline) = (Values::new(name, email), self.app().deadline());
+            let new = New { values, password: hash.as_ref(), key: None, deadline };
+            self.app().users().create_many(&[new]).remove(0).map(Once::into_user)
         })
     }
 

@@ -2,14 +2,14 @@
 
 use super::{
     session::Param,
-    users::{New, Users, address, at_positions, column},
+    users::{New, Users},
 };
 use crate::{
     error::Error,
     users::{
         idempotency::{Fingerprint, KeptCreate, Key},
         password::PasswordHash,
-        user::{User, Values},
+        user::User,
     },
 };
 use postgres::{Row, types::Type};
@@ -29,7 +29,7 @@ const CREATE: &str = r#"
         delete from idempotency_keys where key = any (array(select key from found where not is_kept)) returning key
     ), new as materialized (
         select name, email, position from given
-        where position <> all (array(select position from found where is_kept)) order by position
+        where position <> all (array(select position from found where is_kept)) order by lower(email collate "C"), position
     ), created as (
         insert into users (name, email)
         select name, email from new where set_config('userd.position', position::text, true) <> ''
@@ -55,13 +55,9 @@ const CREATE: &str = r#"
     select id, name, email, created_at, updated_at, version, position, fingerprint, password_hash
     from found where is_kept"#;
 
-/// Two requests may ask for one key: so each row has the position of its key, from 1.
 const FIND_KEPT: &str = "
-    select id, name, email, created_at, updated_at, version, position, fingerprint, password_hash
-    from unnest($1::bytea[]) with ordinality as asked (asked_key, position), lateral (
-        select * from idempotency_keys
-        where key = asked_key and kept_since > now() - interval '24 hours' limit 1
-    ) found";
+    select id, name, email, created_at, updated_at, version, fingerprint, password_hash from idempotency_keys
+    where key = $1 and kept_since > now() - interval '24 hours'";
 
 /// Leaves rows that another session is removing.
 const REMOVE_EXPIRED: &str = "
@@ -69,83 +65,41 @@ const REMOVE_EXPIRED: &str = "
         select key from idempotency_keys
         where kept_since <= now() - interval '24 hours' order by kept_since limit 500 for update skip locked))";
 
-/// The outcome of a create with a key.
+/// The outcome of a create.
 #[derive(Debug)]
 pub enum Once {
-    /// It was the first one.
+    /// The user was stored.
     Created(User),
-    /// One with the same key came before it; the bodies are still to be compared.
+    /// A create with the same key came before it; the bodies are still to be compared.
     Kept(Box<KeptCreate>),
 }
 
-/// A create with a key, without its password.
-#[derive(Debug, Clone, Copy)]
-pub struct NewOnce<'a> {
-    /// The key.
-    pub key: &'a Key,
-    /// The digest of the body.
-    pub fingerprint: &'a Fingerprint,
-    /// The user: all values.
-    pub values: Values<'a>,
-    /// The end of the request.
-    pub deadline: Instant,
+impl Once {
+    /// The user as it was answered when it was stored.
+    pub fn into_user(self) -> User {
+        match self {
+            Once::Created(user) => user,
+            Once::Kept(kept) => kept.user,
+        }
+    }
 }
 
 impl Users {
-    /// Stores users and their keys, no two of which are equal, in one statement and one commit, each with the outcome
-    /// that it would have had alone. As many round trips as [`Users::create_many`], and one more for each address that
-    /// is taken.
-    pub fn create_many_once(&self, new: &[NewOnce]) -> Vec<Result<Once, Error>> {
-        self.remove_keys_now_and_then(new.len());
-        self.batch(
-            new,
-            |new| (address(&new.values), new.deadline),
-            |given, deadline| {
-                let values: Vec<Values> = given.iter().map(|new| new.values).collect();
-                let keys = given.iter().map(|new| Some(new.key.as_bytes())).collect();
-                let fingerprints = given.iter().map(|new| Some(new.fingerprint.as_bytes())).collect();
-                self.create_all(&values, &vec![None; given.len()], keys, fingerprints, deadline)
-            },
-            |new, row| self.or_kept(new.key, row.ok_or(Error::AlreadyExists).and_then(|row| self.once(row))),
-            |new| self.create_once(new, None),
-        )
-    }
-
-    /// Stores a user, its password's hash and the key, in one transaction; or finds the answer that was kept of the
-    /// key, and stores nothing. One round trip; one more if the address is taken: [`Error::AlreadyExists`].
-    pub fn create_once(&self, new: &NewOnce, password: Option<&PasswordHash>) -> Result<Once, Error> {
-        let NewOnce { key, fingerprint, values, deadline } = new;
-        let (keys, fingerprints) = (vec![Some(key.as_bytes())], vec![Some(fingerprint.as_bytes())]);
-        let rows = self.create_all(&[*values], &[password], keys, fingerprints, *deadline);
-        let once = rows.and_then(|rows| self.once(rows.first().ok_or(Error::AlreadyExists)?));
-        self.or_kept(key, once)
-    }
-
-    /// Stores a user with its password's hash.
-    pub(super) fn create_with_password(
+    /// Executes the statement of creates some of which have a password or a key. `values`: names and addresses.
+    pub(super) fn create_with_keys(
         &self,
-        new: &New,
-        password: Option<&PasswordHash>,
-    ) -> Result<User, Error> {
-        let rows = self.create_all(&[new.values], &[password], vec![None], vec![None], new.deadline)?;
-        self.user(rows.first().ok_or(Error::AlreadyExists)?)
-    }
-
-    fn create_all(
-        &self,
-        values: &[Values],
-        passwords: &[Option<&PasswordHash>],
-        keys: Vec<Option<&[u8]>>,
-        fingerprints: Vec<Option<&[u8]>>,
+        given: &[&New],
+        values: [Param; 2],
         deadline: Instant,
     ) -> Result<Vec<Row>, Error> {
-        let names: Vec<Option<&str>> = values.iter().map(|values| values.name).collect();
-        let emails: Vec<Option<&str>> = values.iter().map(|values| values.email).collect();
-        let hashes: Vec<Option<&str>> =
-            passwords.iter().map(|password| password.map(PasswordHash::as_phc)).collect();
+        let hashes: Vec<_> = given.iter().map(|new| new.password.map(PasswordHash::as_phc)).collect();
+        let keys: Vec<_> = given.iter().map(|new| new.key.map(|(key, _)| key.as_bytes())).collect();
+        let fingerprints: Vec<_> =
+            given.iter().map(|new| new.key.map(|(_, fingerprint)| fingerprint.as_bytes())).collect();
+        let [names, emails] = values;
         let params: [Param; 5] = [
-            (&names, Type::TEXT_ARRAY),
-            (&emails, Type::TEXT_ARRAY),
+            names,
+            emails,
             (&hashes, Type::TEXT_ARRAY),
             (&keys, Type::BYTEA_ARRAY),
             (&fingerprints, Type::BYTEA_ARRAY),
@@ -153,25 +107,16 @@ impl Users {
         self.pool.change(CREATE, &params, deadline)
     }
 
-    /// Finds answers that were kept of keys within the last 24 hours, each in the place of its key. One round trip.
-    pub fn find_kept(&self, keys: &[&Key]) -> Result<Vec<Option<Box<KeptCreate>>>, Error> {
-        if keys.is_empty() {
-            return Ok(Vec::new());
-        }
-        let bytes: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
-        let rows = self.pool.read(FIND_KEPT, &[(&bytes, Type::BYTEA_ARRAY)])?;
-        at_positions(&rows, keys.len(), |row| self.kept(row).map(Box::new))
+    /// Finds the answer that was kept of a key within the last 24 hours. One round trip.
+    pub fn find_kept(&self, key: &Key) -> Result<Option<Box<KeptCreate>>, Error> {
+        let rows = self.pool.read(FIND_KEPT, &[(&key.as_bytes(), Type::BYTEA)])?;
+        rows.first().map(|row| self.kept(row).map(Box::new)).transpose()
     }
 
-    /// Looks the key up if the address or the key is taken: a create with the same key may have been answered since.
-    fn or_kept(&self, key: &Key, created: Result<Once, Error>) -> Result<Once, Error> {
-        match created {
-            Err(Error::AlreadyExists) => {
-                let kept = self.find_kept(&[key])?.pop().flatten();
-                kept.map(Once::Kept).ok_or(Error::AlreadyExists)
-            }
-            created => created,
-        }
+    /// The outcome if the address or the key is taken: a create with the same key may have been answered since.
+    pub(super) fn kept_or_taken(&self, new: &New) -> Result<Once, Error> {
+        let kept = new.key.map_or(Ok(None), |(key, _)| self.find_kept(key))?;
+        kept.map(Once::Kept).ok_or(Error::AlreadyExists)
     }
 
     /// Removes some expired keys beside the first batch of creates, and beside one in 256.
@@ -191,22 +136,18 @@ impl Users {
         self.pool.write(REMOVE_EXPIRED, &[]).map(drop)
     }
 
-    fn once(&self, row: &Row) -> Result<Once, Error> {
-        match column::<Option<&[u8]>>(row, "fingerprint")? {
+    /// The outcome of a create that has a row.
+    pub(super) fn once(&self, row: &Row) -> Result<Once, Error> {
+        match row.try_get::<_, Option<&[u8]>>("fingerprint")? {
             None => Ok(Once::Created(self.user(row)?)),
             Some(_) => Ok(Once::Kept(Box::new(self.kept(row)?))),
         }
     }
 
     fn kept(&self, row: &Row) -> Result<KeptCreate, Error> {
-        let fingerprint = match column::<&[u8]>(row, "fingerprint")? {
-            [] => None,
-            bytes => {
-                let unknown = || Error::Internal("a fingerprint of another length".into());
-                Some(Fingerprint::from_bytes(bytes).ok_or_else(unknown)?)
-            }
-        };
-        let hash: Option<String> = column(row, "password_hash")?;
+        // Empty if the user was deleted.
+        let fingerprint = Fingerprint::from_bytes(row.try_get("fingerprint")?);
+        let hash: Option<String> = row.try_get("password_hash")?;
         Ok(KeptCreate { fingerprint, password_hash: hash.map(PasswordHash::from_phc), user: self.user(row)? })
     }
 }

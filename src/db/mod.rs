@@ -26,9 +26,9 @@ pub mod target;
 pub mod tls;
 pub mod users;
 
-pub use keys::{NewOnce, Once};
+pub use keys::Once;
 pub use pool::Pool;
 pub use sqlstate::explain;
 #[cfg(feature = "command")]
 pub use sqlstate::taken;
-pub use users::{Delete, New, PasswordChange, Update, Updated};
+pub use users::{Delete, New, Update, Updated};

@@ -68,6 +68,13 @@ pub(super) fn condition(sql: &'static str, error: &postgres::Error) -> Error {
     }
 }
 
+/// The condition of a row that cannot be read.
+impl From<postgres::Error> for Error {
+    fn from(error: postgres::Error) -> Error {
+        condition("", &error)
+    }
+}
+
 /// Returns whether the rows of a statement may have caused its refusal, so that some of them may be accepted without the
 /// others: data exceptions, integrity violations, errors that triggers raise.
 pub(super) fn is_of_rows(error: &Error) -> bool {

@@ -4,14 +4,15 @@
 //! look names up in one schema alone, so that no operator of another role fits better. `limit 1` within a lateral and
 //! `= any (array(…))` make look-ups in an index of plans that were made while a table was empty.
 
-use super::{Pool, blocking::outside_of_runtimes, session::Param, sqlstate};
+use super::{Pool, blocking::outside_of_runtimes, keys::Once, session::Param, sqlstate};
 use crate::{
     error::Error,
     users::{
+        idempotency::{Fingerprint, Key},
         pagination::{Listed, PageRequest},
         password::PasswordHash,
         relation::{Loader, Relation},
-        revision::{Condition, Revision},
+        revision::Condition,
         timestamp::Timestamp,
         user::{Credential, User, UserRef, Values},
     },
@@ -25,9 +26,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-const FIND: &str = "select id, name, email, created_at, updated_at, version from users where id = $1";
-
-const FIND_MANY: &str =
+const FIND: &str =
     "select id, name, email, created_at, updated_at, version from users where id = any ($1::bigint[])";
 
 /// Two requests may ask for one address: so each row has the position of its address, from 1.
@@ -39,11 +38,9 @@ const FIND_BY_EMAIL: &str = r#"
     ) found"#;
 
 const FIND_WITH_CREDENTIAL: &str = r#"
-    select found.*, position, (select password_hash from credentials where user_id = found.id)
-    from unnest($1::text[]) with ordinality as asked (address, position), lateral (
-        select id, name, email, created_at, updated_at, version from users
-        where lower(email::text collate "C") = lower(address collate "C") limit 1
-    ) found"#;
+    select id, name, email, created_at, updated_at, version,
+        (select password_hash from credentials where user_id = id) as password_hash
+    from users where lower(email::text collate "C") = lower($1 collate "C")"#;
 
 const FIND_CREDENTIAL: &str = "select password_hash from credentials where user_id = $1";
 
@@ -87,26 +84,30 @@ const WALKS: &str = "
 
 /// $1: how addresses begin. $2: the most rows; they may end with addresses that begin otherwise.
 const BY_PREFIX: &str = r#"
-    select found.* from unnest($1::text[], $2::bigint[]) as asked (prefix, most), lateral (
-        select id, name, email, created_at, updated_at, version from users
-        where lower(email::text collate "C") >= lower(prefix collate "C")
-        order by lower(email::text collate "C") limit most
-    ) found
-    order by lower(email::text collate "C")"#;
+    select id, name, email, created_at, updated_at, version from users
+    where lower(email::text collate "C") >= lower($1 collate "C")
+    order by lower(email::text collate "C") limit $2"#;
 
 const CREATE: &str = r#"
     insert into users (name, email) values ($1, $2)
     on conflict (lower(email::text collate "C")) do nothing
-    returning id, name, email, created_at, updated_at, version"#;
+    returning id, name, email, created_at, updated_at, version, null::bytea as fingerprint, bigint '1' as position"#;
 
-/// `returning` sees nothing of `given`, and a trigger may change each value. But an insert reads, stores and returns
-/// one row before it reads the next one: so the setting that reading a row writes is the one that `returning` finds.
+/// Inserts in the order of addresses, so that two statements wait for each other in one direction only; of equal
+/// addresses the first one is stored. `returning` sees nothing of `given`, and a trigger may change each value. But an
+/// insert reads, stores and returns one row before it reads the next one: so the setting that reading a row writes is
+/// the one that `returning` finds.
 const CREATE_MANY: &str = r#"
+    with given as materialized (
+        select name, email, position
+        from unnest($1::text[], $2::text[]) with ordinality as asked (name, email, position)
+        order by lower(email collate "C"), position
+    )
     insert into users (name, email)
-    select name, email from unnest($1::text[], $2::text[]) with ordinality as given (name, email, position)
-    where set_config('userd.position', position::text, true) <> ''
+    select name, email from given where set_config('userd.position', position::text, true) <> ''
     on conflict (lower(email::text collate "C")) do nothing
-    returning id, name, email, created_at, updated_at, version, current_setting('userd.position')::bigint as position"#;
+    returning id, name, email, created_at, updated_at, version, null::bytea as fingerprint,
+        current_setting('userd.position')::bigint as position"#;
 
 /// Answers no row if nothing is changed.
 const UPDATE: &str = "
@@ -118,43 +119,30 @@ const UPDATE: &str = "
         and (name::text <> coalesce($4, name) or email::text <> coalesce($5, email))
     returning id, name, email, created_at, updated_at, version";
 
-/// Waits for the row, and judges it as it then is. $2: the hash of a new password. $3: whether the password is removed.
-/// $4 and $5: versions and times that are allowed, or nulls. $6 and $7: those that are not. $8 and $9: the new values.
-/// A row says whether the state allowed the change, and whether the statement was overtaken; else there is no user.
-///
-/// Overtaken: a delete finds only rows of its snapshot, so it misses a credential that another transaction has inserted
-/// since. That transaction has changed the user, too, whose row is then another one than the snapshot's.
-const UPDATE_LOCKED: &str = "
+/// $6: the hash of the new password, or null, which removes the password. A delete finds only rows of its snapshot: so
+/// a password is removed in a state that was read before, as a transaction that inserts one changes the user, too. The
+/// user is locked even if nothing is changed then, so that such a transaction is waited for.
+const UPDATE_PASSWORD: &str = "
     with target as materialized (
-        select *, ctid <> (select ctid from users where id = $1) as moved,
-            ($4::bigint[] is null or (version, updated_at) in (select * from unnest($4::bigint[], $5::timestamptz[])))
-                and (version, updated_at) not in (select * from unnest($6::bigint[], $7::timestamptz[])) as allowed
-        from users where id = $1 for no key update
-    ), stored as (
-        insert into credentials (user_id, password_hash)
-        select id, $2 from target where $2::text is not null and allowed
-        on conflict (user_id) do update set password_hash = excluded.password_hash
-        returning user_id
-    ), removed as (
-        delete from credentials where user_id = any (array(select id from target where $3 and allowed))
-        returning user_id
-    ), change as materialized (
-        select target.*, $3 and moved and removed.user_id is null as overtaken,
-            stored.user_id is not null or removed.user_id is not null
-                or name::text <> coalesce($8, name) or email::text <> coalesce($9, email) as changed
-        from target left join stored on stored.user_id = target.id left join removed on removed.user_id = target.id
+        select id from users where id = $1 and ($2::bigint is null or version = $2 and updated_at = $3)
+        for no key update
     ), updated as (
-        update users u set name = coalesce($8, c.name), email = coalesce($9, c.email),
-            version = c.version + bigint '1',  -- a password moves it, too
-            updated_at = least(greatest(now(), c.updated_at + interval '1 microsecond'),
+        update users
+        set name = coalesce($4, name), email = coalesce($5, email),
+            version = version + bigint '1',  -- a password moves it, too
+            updated_at = least(greatest(now(), updated_at + interval '1 microsecond'),
                 timestamptz '9999-12-31T23:59:59.999999Z')
-        from change c where u.id = $1 and changed and allowed and not overtaken
-        returning u.*
+        where id = any (array(select id from target))
+            and ($6::text is not null or exists (select from credentials where user_id = $1)
+                or name::text <> coalesce($4, name) or email::text <> coalesce($5, email))
+        returning *
+    ), stored as (
+        insert into credentials (user_id, password_hash) select id, $6 from updated where $6::text is not null
+        on conflict (user_id) do update set password_hash = excluded.password_hash
+    ), removed as (
+        delete from credentials where $6::text is null and user_id = any (array(select id from updated))
     )
-    select id, name, email, created_at, updated_at, version, true as allowed, false as overtaken from updated
-    union all
-    select id, name, email, created_at, updated_at, version, allowed, overtaken from change
-    where not exists (select from updated)";
+    select * from updated";
 
 /// Waits for no row, and locks only rows that will be changed, as a lock is written and committed like a change. A new
 /// value of an address is not for batches: another transaction may have to be waited for.
@@ -197,19 +185,6 @@ const REPLACE_HASH: &str =
 const DELETE: &str = "
     delete from users where id = $1 and ($2::bigint is null or version = $2 and updated_at = $3) returning id";
 
-/// Deletes a row once it is locked, as [`UPDATE_LOCKED`] updates one. $2 to $5: versions and times that are allowed, and
-/// ones that are not.
-const DELETE_LOCKED: &str = "
-    with target as materialized (
-        select id,
-            ($2::bigint[] is null or (version, updated_at) in (select * from unnest($2::bigint[], $3::timestamptz[])))
-                and (version, updated_at) not in (select * from unnest($4::bigint[], $5::timestamptz[])) as allowed
-        from users where id = $1 for update
-    ), deleted as (
-        delete from users u using target where u.id = $1 and allowed returning u.id
-    )
-    select allowed, deleted.id is not null as removed from target left join deleted on deleted.id = target.id";
-
 /// Deletes the rows of a batch, as [`UPDATE_MANY`] updates them.
 const DELETE_MANY: &str = "
     with given as materialized (
@@ -241,33 +216,28 @@ pub struct Users {
     lazy: Option<Loader<Credential>>,
 }
 
-/// Effect of an update on the password.
-#[derive(Debug, Clone)]
-pub enum PasswordChange {
-    /// Leaves it.
-    Keep,
-    /// Takes it away.
-    Remove,
-    /// Replaces it.
-    Set(PasswordHash),
-}
-
-/// A user to be created, without its password.
+/// A user to be created.
 #[derive(Debug, Clone, Copy)]
 pub struct New<'a> {
     /// The user: all values.
     pub values: Values<'a>,
+    /// The hash of the password.
+    pub password: Option<&'a PasswordHash>,
+    /// The digests of the idempotency key and of the body.
+    pub key: Option<(&'a Key, &'a Fingerprint)>,
     /// The end of the request.
     pub deadline: Instant,
 }
 
-/// A change of a user, without its password.
+/// A change of a user.
 #[derive(Debug, Clone, Copy)]
 pub struct Update<'a> {
     /// The user.
     pub id: i64,
     /// The new values.
     pub values: Values<'a>,
+    /// The hash of the new password; `Some(None)` removes it. In a batch `None`.
+    pub password: Option<Option<&'a PasswordHash>>,
     /// The states in which it may be changed; in a batch, [simple](Condition::is_simple).
     pub condition: &'a Condition,
     /// The end of the request.
@@ -305,9 +275,7 @@ impl Users {
                 let pool =
                     weak.upgrade().ok_or_else(|| Error::Unavailable("the service has stopped".into()))?;
                 let rows = pool.read(FIND_CREDENTIAL, &[(&owner, Type::INT8)])?;
-                let hash: Option<String> =
-                    rows.first().map(|row| column(row, "password_hash")).transpose()?;
-                Ok(hash.map(credential))
+                rows.first().map_or(Ok(None), credential)
             })
         });
         Users { pool, batches: Arc::default(), lazy: lazy_loading.then_some(loader) }
@@ -320,11 +288,7 @@ impl Users {
 
     /// Finds users by id; a user that does not exist is left out. One round trip.
     pub fn find_many(&self, ids: &[i64]) -> Result<Vec<User>, Error> {
-        let rows = match ids {
-            [] => return Ok(Vec::new()),
-            [id] => self.pool.read(FIND, &[(id, Type::INT8)])?,
-            several => self.pool.read(FIND_MANY, &[(&several, Type::INT8_ARRAY)])?,
-        };
+        let rows = self.pool.read(FIND, &[(&ids, Type::INT8_ARRAY)])?;
         let mut users = rows.iter().map(|row| self.user(row)).collect::<Result<Vec<_>, _>>()?;
         users.sort_unstable_by_key(|user| user.id);
         Ok(users)
@@ -336,19 +300,17 @@ impl Users {
             return Ok(Vec::new());
         }
         let rows = self.pool.read(FIND_BY_EMAIL, &[(&emails, Type::TEXT_ARRAY)])?;
-        at_positions(&rows, emails.len(), |row| self.user(row))
+        let rows = at_positions(&rows, emails.len())?;
+        rows.into_iter().map(|row| row.map(|row| self.user(row)).transpose()).collect()
     }
 
-    /// Finds users and their credentials, as [`Users::find_by_email`] does.
-    pub fn find_by_email_with_credential(&self, emails: &[&str]) -> Result<Vec<Option<User>>, Error> {
-        if emails.is_empty() {
-            return Ok(Vec::new());
-        }
-        let rows = self.pool.read(FIND_WITH_CREDENTIAL, &[(&emails, Type::TEXT_ARRAY)])?;
-        at_positions(&rows, emails.len(), |row| {
-            let hash: Option<String> = column(row, "password_hash")?;
-            Ok(User { credential: Relation::loaded("credential", hash.map(credential)), ..self.user(row)? })
-        })
+    /// Finds a user and its credential by address, in whatever case. One round trip.
+    pub fn find_by_email_with_credential(&self, email: &str) -> Result<Option<User>, Error> {
+        let rows = self.pool.read(FIND_WITH_CREDENTIAL, &[(&email, Type::TEXT)])?;
+        let user = |row| {
+            Ok(User { credential: Relation::loaded("credential", credential(row)?), ..self.user(row)? })
+        };
+        rows.first().map(user).transpose()
     }
 
     /// Reads several pages, with their exact totals, from one snapshot. One round trip.
@@ -376,12 +338,12 @@ impl Users {
         }
         let params: [Param; 2] = [(&positions, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY)];
         for row in self.pool.read(sql, &params)? {
-            let position: i64 = column(&row, "position")?;
+            let position: i64 = row.try_get("position")?;
             let list = lists.get_mut(position as usize - 1);
             let list = list.ok_or_else(|| Error::Internal("a row of no list".into()))?;
-            list.total = column(&row, "total")?;
+            list.total = row.try_get("total")?;
             // The one row of an empty page holds the total alone.
-            if column::<Option<i64>>(&row, "id")?.is_some() {
+            if row.try_get::<_, Option<i64>>("id")?.is_some() {
                 list.users.push(self.user(&row)?);
             }
         }
@@ -391,131 +353,110 @@ impl Users {
     /// Reads so many users whose addresses begin so, whatever the case of ASCII letters, in the order of addresses, and
     /// one more. One round trip.
     pub fn list_by_prefix(&self, prefix: &str, most: u32) -> Result<Listed, Error> {
-        let (prefixes, most) = (vec![prefix], vec![i64::from(most) + 1]);
-        let params: [Param; 2] = [(&prefixes, Type::TEXT_ARRAY), (&most, Type::INT8_ARRAY)];
-        let rows = self.pool.read(BY_PREFIX, &params)?;
+        let most = i64::from(most) + 1;
+        let rows = self.pool.read(BY_PREFIX, &[(&prefix, Type::TEXT), (&most, Type::INT8)])?;
         let mut users = rows.iter().map(|row| self.user(row)).collect::<Result<Vec<_>, _>>()?;
         let prefix = prefix.to_ascii_lowercase();
         users.retain(|user| user.email.to_ascii_lowercase().starts_with(&prefix));
         Ok(Listed { total: 0, users })
     }
 
-    /// Stores a user, and its password's hash with it. One round trip; [`Error::AlreadyExists`] if the address is
-    /// taken.
-    pub fn create(&self, new: &New, password: Option<&PasswordHash>) -> Result<User, Error> {
-        let New { values, deadline } = new;
-        if password.is_some() {
-            return self.create_with_password(new, password);
-        }
-        let params: [Param; 2] = [(&values.name, Type::TEXT), (&values.email, Type::TEXT)];
-        let rows = self.pool.change(CREATE, &params, *deadline)?;
-        self.user(rows.first().ok_or(Error::AlreadyExists)?)
-    }
-
-    /// Stores users in one statement and one commit, each with the outcome that it would have had alone. One round
-    /// trip; if the database refuses the batch for what only some of them may have, one more for each. Users that meet a
-    /// lock end with [`Error::Contended`].
-    pub fn create_many(&self, new: &[New]) -> Vec<Result<User, Error>> {
+    /// Stores users, no two of which have one key, in one statement and one commit, each with the outcome that it would
+    /// have had alone: [`Error::AlreadyExists`] if the address is taken. One round trip; if the database refuses the
+    /// batch for what only some of them may have, one more for each, and one more for each key whose address is taken.
+    /// Users that meet a lock end with [`Error::Contended`].
+    pub fn create_many(&self, new: &[New]) -> Vec<Result<Once, Error>> {
         self.remove_keys_now_and_then(new.len());
-        self.batch(
-            new,
-            |new| (address(&new.values), new.deadline),
-            |given, deadline| {
-                let names: Vec<Option<&str>> = given.iter().map(|new| new.values.name).collect();
-                let emails: Vec<Option<&str>> = given.iter().map(|new| new.values.email).collect();
-                let params: [Param; 2] = [(&names, Type::TEXT_ARRAY), (&emails, Type::TEXT_ARRAY)];
-                self.pool.change(CREATE_MANY, &params, deadline)
-            },
-            |_, row| self.user(row.ok_or(Error::AlreadyExists)?),
-            |new| self.create(new, None),
-        )
+        let insert = |given: &[&New], deadline| {
+            if let [New { values, password: None, key: None, .. }] = given {
+                let params: [Param; 2] = [(&values.name, Type::TEXT), (&values.email, Type::TEXT)];
+                return self.pool.change(CREATE, &params, deadline);
+            }
+            let names: Vec<_> = given.iter().map(|new| new.values.name).collect();
+            let emails: Vec<_> = given.iter().map(|new| new.values.email).collect();
+            let params: [Param; 2] = [(&names, Type::TEXT_ARRAY), (&emails, Type::TEXT_ARRAY)];
+            match given.iter().all(|new| new.password.is_none() && new.key.is_none()) {
+                true => self.pool.change(CREATE_MANY, &params, deadline),
+                false => self.create_with_keys(given, params, deadline),
+            }
+        };
+        let outcome = |new: &New, row: Option<&Row>| match row {
+            Some(row) => self.once(row),
+            None => self.kept_or_taken(new),
+        };
+        let alone = |new: &New| match insert(&[new], new.deadline) {
+            Err(Error::AlreadyExists) => self.kept_or_taken(new),
+            rows => outcome(new, rows?.first()),
+        };
+        self.batch(new, |new| new.deadline, insert, outcome, alone)
     }
 
     /// Changes the given values and returns the user as it then is; if nothing changes, nothing is written. One round
-    /// trip, and one more if nothing was changed by the first. [`Error::NotFound`], [`Error::AlreadyExists`],
-    /// [`Error::PreconditionFailed`] if the condition does not hold; [`Error::Contended`] as well if a password is
-    /// removed that another transaction may just have set.
-    pub fn update(&self, update: &Update, password: &PasswordChange) -> Result<User, Error> {
-        let Update { id, values, condition, deadline } = update;
-        let (hash, remove) = match password {
-            PasswordChange::Keep if condition.is_simple() => {
-                let (version, updated_at) = tag(condition);
-                let params: [Param; 5] = [
-                    (id, Type::INT8),
-                    (&version, Type::INT8),
-                    (&updated_at, Type::TIMESTAMPTZ),
-                    (&values.name, Type::TEXT),
-                    (&values.email, Type::TEXT),
-                ];
-                if let [row] = &self.pool.change(UPDATE, &params, *deadline)?[..] {
-                    return self.user(row);
-                }
-                // The committed record may answer at once, also if another transaction has locked it.
-                let user = self.find_many(&[*id])?.pop().ok_or(Error::NotFound)?;
-                if !condition.holds(user.revision()) {
-                    return Err(Error::PreconditionFailed);
-                }
-                if values.name.is_none_or(|name| name == user.name)
-                    && values.email.is_none_or(|email| email == user.email)
-                {
-                    return Ok(user);
-                }
-                (None, false)
+    /// trip; one more before it if the password is removed or the condition is not simple, and one after it if nothing
+    /// was changed. [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::PreconditionFailed`] if the condition does
+    /// not hold; [`Error::Contended`] if the user was changed meanwhile.
+    fn update(&self, update: &Update) -> Result<User, Error> {
+        let Update { id, values, password, condition, deadline } = update;
+        let is_read_first = *password == Some(None) || !condition.is_simple();
+        let mut before = if is_read_first { Some(self.allowed(*id, condition)?) } else { None };
+        loop {
+            let (version, updated_at) = tag(condition, before.as_ref());
+            let hash = password.flatten().map(PasswordHash::as_phc);
+            let params: [Param; 6] = [
+                (id, Type::INT8),
+                (&version, Type::INT8),
+                (&updated_at, Type::TIMESTAMPTZ),
+                (&values.name, Type::TEXT),
+                (&values.email, Type::TEXT),
+                (&hash, Type::TEXT),
+            ];
+            let (sql, params) = match password {
+                None => (UPDATE, &params[..5]),
+                Some(_) => (UPDATE_PASSWORD, &params[..]),
+            };
+            if let [row] = &self.pool.change(sql, params, *deadline)?[..] {
+                return self.user(row);
             }
-            PasswordChange::Keep => (None, false),
-            PasswordChange::Remove => (None, true),
-            PasswordChange::Set(hash) => (Some(hash.as_phc()), false),
-        };
-        let (only, except) = (condition.only.as_deref().map(tags), tags(&condition.except));
-        let (versions, times) = only.unzip();
-        let params: [Param; 9] = [
-            (id, Type::INT8),
-            (&hash, Type::TEXT),
-            (&remove, Type::BOOL),
-            (&versions, Type::INT8_ARRAY),
-            (&times, Type::TIMESTAMPTZ_ARRAY),
-            (&except.0, Type::INT8_ARRAY),
-            (&except.1, Type::TIMESTAMPTZ_ARRAY),
-            (&values.name, Type::TEXT),
-            (&values.email, Type::TEXT),
-        ];
-        let rows = self.pool.change(UPDATE_LOCKED, &params, *deadline)?;
-        let row = rows.first().ok_or(Error::NotFound)?;
-        match (column(row, "allowed")?, column(row, "overtaken")?) {
-            (false, _) => Err(Error::PreconditionFailed),
-            (true, true) => Err(Error::Contended),
-            (true, false) => self.user(row),
+            // The committed record may answer at once, also if another transaction has locked it.
+            let user = self.allowed(*id, condition)?;
+            let is_unchanged = password.is_none()
+                && values.name.is_none_or(|name| name == user.name)
+                && values.email.is_none_or(|email| email == user.email);
+            match before {
+                _ if is_unchanged => return Ok(user),
+                // There was no password to remove, or a trigger has left the change out.
+                Some(before) if before.revision() == user.revision() => return Ok(user),
+                Some(_) => return Err(Error::Contended),
+                None => before = Some(user),
+            }
         }
     }
 
     /// Changes users, no two of which are the same, in one statement and one commit, each with the outcome that it
     /// would have had alone; [`Error::Contended`] if another transaction has locked the user. Round trips as for
-    /// [creates](Users::create_many).
+    /// [creates](Users::create_many); a lone change has one more if nothing was changed by the first.
     pub fn update_many(&self, updates: &[Update]) -> Vec<Result<Updated, Error>> {
-        self.batch(
-            updates,
-            |update| (update.id, update.deadline),
-            |given, deadline| {
-                let ids: Vec<i64> = given.iter().map(|update| update.id).collect();
-                let (versions, times): (Vec<_>, Vec<_>) =
-                    given.iter().map(|update| tag(update.condition)).unzip();
-                let names: Vec<Option<&str>> = given.iter().map(|update| update.values.name).collect();
-                let emails: Vec<Option<&str>> = given.iter().map(|update| update.values.email).collect();
-                let params: [Param; 5] = [
-                    (&ids, Type::INT8_ARRAY),
-                    (&versions, Type::INT8_ARRAY),
-                    (&times, Type::TIMESTAMPTZ_ARRAY),
-                    (&names, Type::TEXT_ARRAY),
-                    (&emails, Type::TEXT_ARRAY),
-                ];
-                self.pool.change(UPDATE_MANY, &params, deadline)
-            },
-            |_, row| match outcome(row)? {
-                Some(row) => self.user(row).map(Updated::User),
-                None => Ok(Updated::Unbatched),
-            },
-            |update| self.update(update, &PasswordChange::Keep).map(Updated::User),
-        )
+        let statement = |given: &[&Update], deadline| {
+            let ids: Vec<i64> = given.iter().map(|update| update.id).collect();
+            let (versions, times): (Vec<_>, Vec<_>) =
+                given.iter().map(|update| tag(update.condition, None)).unzip();
+            let names: Vec<_> = given.iter().map(|update| update.values.name).collect();
+            let emails: Vec<_> = given.iter().map(|update| update.values.email).collect();
+            let params: [Param; 5] = [
+                (&ids, Type::INT8_ARRAY),
+                (&versions, Type::INT8_ARRAY),
+                (&times, Type::TIMESTAMPTZ_ARRAY),
+                (&names, Type::TEXT_ARRAY),
+                (&emails, Type::TEXT_ARRAY),
+            ];
+            self.pool.change(UPDATE_MANY, &params, deadline)
+        };
+        let outcome = |_: &Update, row: Option<&Row>| match outcome(row)? {
+            Some(row) => self.user(row).map(Updated::User),
+            None => Ok(Updated::Unbatched),
+        };
+        let alone = |update: &Update| self.update(update).map(Updated::User);
+        self.batch(updates, |update| update.deadline, statement, outcome, alone)
     }
 
     /// Replaces the hash of a password by another one of the same password, if it is still stored. One round trip.
@@ -531,69 +472,45 @@ impl Users {
         self.pool.change(REPLACE_HASH, &params, deadline).map(drop)
     }
 
-    /// Removes a user and its credential. One round trip, two if there is a condition that does not hold;
-    /// [`Error::NotFound`], and [`Error::PreconditionFailed`].
-    pub fn delete(&self, delete: &Delete) -> Result<(), Error> {
-        let Delete { id, condition, deadline } = *delete;
-        if condition.is_simple() {
-            let (version, updated_at) = tag(condition);
-            let params: [Param; 3] =
-                [(&id, Type::INT8), (&version, Type::INT8), (&updated_at, Type::TIMESTAMPTZ)];
-            match self.pool.change(DELETE, &params, deadline)?.is_empty() {
-                false => return Ok(()),
-                true if condition.is_empty() => return Err(Error::NotFound),
-                true => {}
-            }
+    /// Removes a user and its credential. Round trips and errors as of [`Users::update`].
+    fn delete(&self, delete: &Delete) -> Result<(), Error> {
+        let Delete { id, condition, deadline } = delete;
+        let before = if condition.is_simple() { None } else { Some(self.allowed(*id, condition)?) };
+        let (version, updated_at) = tag(condition, before.as_ref());
+        let params: [Param; 3] = [(id, Type::INT8), (&version, Type::INT8), (&updated_at, Type::TIMESTAMPTZ)];
+        if !self.pool.change(DELETE, &params, *deadline)?.is_empty() {
+            return Ok(());
         }
-        let (only, except) = (condition.only.as_deref().map(tags), tags(&condition.except));
-        let (versions, times) = only.unzip();
-        let params: [Param; 5] = [
-            (&id, Type::INT8),
-            (&versions, Type::INT8_ARRAY),
-            (&times, Type::TIMESTAMPTZ_ARRAY),
-            (&except.0, Type::INT8_ARRAY),
-            (&except.1, Type::TIMESTAMPTZ_ARRAY),
-        ];
-        let rows = self.pool.change(DELETE_LOCKED, &params, deadline)?;
-        let row = rows.first().ok_or(Error::NotFound)?;
-        match (column(row, "allowed")?, column(row, "removed")?) {
-            (false, _) => Err(Error::PreconditionFailed),
-            (true, false) => Err(Error::NotFound),
-            (true, true) => Ok(()),
-        }
+        let is_moved = !condition.is_empty() && {
+            let after = self.allowed(*id, condition)?;
+            before.is_some_and(|before| before.revision() != after.revision())
+        };
+        // A trigger may have kept the user.
+        Err(if is_moved { Error::Contended } else { Error::NotFound })
     }
 
     /// Removes users, no two of which are the same, and their credentials, as [`Users::update_many`] changes them.
     pub fn delete_many(&self, deletes: &[Delete]) -> Vec<Result<(), Error>> {
-        self.batch(
-            deletes,
-            |delete| (delete.id, delete.deadline),
-            |given, deadline| {
-                let ids: Vec<i64> = given.iter().map(|delete| delete.id).collect();
-                let (versions, times): (Vec<_>, Vec<_>) =
-                    given.iter().map(|delete| tag(delete.condition)).unzip();
-                let params: [Param; 3] = [
-                    (&ids, Type::INT8_ARRAY),
-                    (&versions, Type::INT8_ARRAY),
-                    (&times, Type::TIMESTAMPTZ_ARRAY),
-                ];
-                self.pool.change(DELETE_MANY, &params, deadline)
-            },
-            |_, row| outcome(row).map(drop),
-            |delete| self.delete(delete),
-        )
+        let statement = |given: &[&Delete], deadline| {
+            let ids: Vec<i64> = given.iter().map(|delete| delete.id).collect();
+            let (versions, times): (Vec<_>, Vec<_>) =
+                given.iter().map(|delete| tag(delete.condition, None)).unzip();
+            let params: [Param; 3] =
+                [(&ids, Type::INT8_ARRAY), (&versions, Type::INT8_ARRAY), (&times, Type::TIMESTAMPTZ_ARRAY)];
+            self.pool.change(DELETE_MANY, &params, deadline)
+        };
+        let outcome = |_: &Delete, row: Option<&Row>| outcome(row).map(drop);
+        self.batch(deletes, |delete| delete.deadline, statement, outcome, |delete| self.delete(delete))
     }
 
     /// Executes requests in one statement and one commit, each with the outcome that it would have had alone.
     ///
-    /// `key`: the order of the requests in the statement, so that two statements wait for each other in one direction
-    /// only, and the deadline. `statement` answers rows with the positions of their requests, from 1; `outcome` judges
-    /// the row of a request. `alone` executes a single request, and each of them after a failure that may concern only
-    /// some.
-    pub(super) fn batch<T, K: Ord, O>(
+    /// `statement` answers rows with the positions of their requests, from 1; `outcome` judges the row of a request.
+    /// `alone` executes a single request, and each of them after a failure that may concern only some.
+    fn batch<T, O>(
         &self,
         requests: &[T],
-        key: impl Fn(&T) -> (K, Instant),
+        deadline: impl Fn(&T) -> Instant,
         statement: impl Fn(&[&T], Instant) -> Result<Vec<Row>, Error>,
         outcome: impl Fn(&T, Option<&Row>) -> Result<O, Error>,
         alone: impl Fn(&T) -> Result<O, Error>,
@@ -603,37 +520,35 @@ impl Users {
         if let [one] = requests {
             return vec![alone(one)];
         }
-        let late = || Err(Error::Unavailable("a change could not be sent in time".into()));
-        let mut outcomes: Vec<_> = requests.iter().map(|_| late()).collect();
         let latest = Instant::now() + self.pool.statement_timeout() + MARGIN;
-        let keyed = requests.iter().map(key).enumerate();
-        let mut order: Vec<_> = keyed.filter(|(_, (_, deadline))| *deadline >= latest).collect();
-        // The first one of equal addresses wins.
-        order.sort_by(|(at, (key, _)), (other_at, (other, _))| (key, at).cmp(&(other, other_at)));
-        let Some(deadline) = order.iter().map(|(_, (_, deadline))| *deadline).min() else {
-            return outcomes;
+        let given: Vec<&T> = requests.iter().filter(|request| deadline(request) >= latest).collect();
+        let executed = match given.iter().map(|request| deadline(request)).min() {
+            None => Ok(Vec::new()),
+            Some(deadline) => statement(&given, deadline).and_then(|rows| {
+                let rows = at_positions(&rows, given.len())?;
+                Ok(given.iter().zip(rows).map(|(request, row)| outcome(request, row)).collect())
+            }),
         };
-        let order: Vec<usize> = order.into_iter().map(|(at, _)| at).collect();
-        let given: Vec<&T> = order.iter().map(|at| &requests[*at]).collect();
-        let executed = statement(&given, deadline).and_then(|rows| {
-            let rows = at_positions(&rows, given.len(), Ok)?;
-            Ok(given.iter().zip(rows).map(|(request, row)| outcome(request, row)).collect())
-        });
         let executed = executed.unwrap_or_else(|error| after_failure(&error, &given, alone));
-        for (at, outcome) in order.into_iter().zip(executed) {
-            outcomes[at] = outcome;
-        }
-        outcomes
+        let mut executed = executed.into_iter();
+        let late = || Err(Error::Unavailable("a change could not be sent in time".into()));
+        let is_sent = |request: &T| deadline(request) >= latest;
+        let outcomes = requests.iter().map(|request| is_sent(request).then(|| executed.next()).flatten());
+        outcomes.map(|outcome| outcome.unwrap_or_else(late)).collect()
+    }
+
+    /// Finds a user that the condition allows to be changed.
+    fn allowed(&self, id: i64, condition: &Condition) -> Result<User, Error> {
+        let user = self.find_many(&[id])?.pop().ok_or(Error::NotFound)?;
+        if condition.holds(user.revision()) { Ok(user) } else { Err(Error::PreconditionFailed) }
     }
 
     /// The user of a row.
     pub(super) fn user(&self, row: &Row) -> Result<User, Error> {
-        let UserRef { id, name, email, created_at, updated_at } =
-            record(row).map_err(|error| sqlstate::condition("", &error))?;
-        let version = column(row, "version")?;
+        let UserRef { id, name, email, created_at, updated_at } = record(row)?;
         let lazy = self.lazy.clone().map(|loader| (loader, id));
         let credential = Relation::unloaded("credential", lazy);
-        let (name, email) = (name.to_owned(), email.to_owned());
+        let (name, email, version) = (name.to_owned(), email.to_owned(), row.try_get("version")?);
         Ok(User { id, name, email, created_at, updated_at, version, credential })
     }
 }
@@ -666,7 +581,7 @@ fn after_failure<T, O>(
 /// The row of a change that was made; `None` if it is to be made alone.
 fn outcome(row: Option<&Row>) -> Result<Option<&Row>, Error> {
     let row = row.ok_or_else(|| Error::Internal("a change has no outcome".into()))?;
-    match column(row, "outcome")? {
+    match row.try_get("outcome")? {
         "done" => Ok(Some(row)),
         "by itself" => Ok(None),
         "precondition failed" => Err(Error::PreconditionFailed),
@@ -675,22 +590,16 @@ fn outcome(row: Option<&Row>) -> Result<Option<&Row>, Error> {
     }
 }
 
-/// The key by which creates are ordered.
-pub(super) fn address(values: &Values) -> Option<String> {
-    values.email.map(str::to_ascii_lowercase)
-}
-
-/// The version and time that a simple condition allows; nulls allow each, and a version that no row has allows none.
-fn tag(condition: &Condition) -> (Option<i64>, Option<Timestamp>) {
-    match condition.only.as_deref() {
-        None => (None, None),
-        Some([]) => (Some(i64::MIN), None),
-        Some([revision, ..]) => (Some(revision.version), Some(revision.updated_at)),
+/// The version and time that a row has to have: of the state that was read before, else of a simple condition. Nulls
+/// allow each, and a version that no row has allows none.
+fn tag(condition: &Condition, before: Option<&User>) -> (Option<i64>, Option<Timestamp>) {
+    match (before.map(User::revision), condition.only.as_deref()) {
+        (Some(revision), _) | (None, Some(&[revision, ..])) => {
+            (Some(revision.version), Some(revision.updated_at))
+        }
+        (None, Some([])) => (Some(i64::MIN), None),
+        (None, None) => (None, None),
     }
-}
-
-fn tags(revisions: &[Revision]) -> (Vec<i64>, Vec<Timestamp>) {
-    revisions.iter().map(|revision| (revision.version, revision.updated_at)).unzip()
 }
 
 /// Reads the columns of a record.
@@ -704,28 +613,21 @@ pub(super) fn record(row: &Row) -> Result<UserRef<'_>, postgres::Error> {
     })
 }
 
-fn credential(hash: String) -> Credential {
-    Credential { password_hash: PasswordHash::from_phc(hash) }
+/// The credential of a row, if there is one.
+fn credential(row: &Row) -> Result<Option<Credential>, Error> {
+    let hash: Option<String> = row.try_get("password_hash")?;
+    Ok(hash.map(|hash| Credential { password_hash: PasswordHash::from_phc(hash) }))
 }
 
-/// A column of a row.
-pub(super) fn column<'a, T: FromSql<'a>>(row: &'a Row, name: &str) -> Result<T, Error> {
-    row.try_get(name).map_err(|error| sqlstate::condition("", &error))
-}
-
-/// Values that are made of rows, each at the place that its column `position` has, from 1.
-pub(super) fn at_positions<'a, T>(
-    rows: &'a [Row],
-    count: usize,
-    value: impl Fn(&'a Row) -> Result<T, Error>,
-) -> Result<Vec<Option<T>>, Error> {
-    let mut values: Vec<Option<T>> = (0..count).map(|_| None).collect();
+/// Rows, each at the place that its column `position` has, from 1.
+fn at_positions(rows: &[Row], count: usize) -> Result<Vec<Option<&Row>>, Error> {
+    let mut places = vec![None; count];
     for row in rows {
-        let position: i64 = column(row, "position")?;
-        let at = usize::try_from(position - 1).ok().and_then(|at| values.get_mut(at));
-        *at.ok_or_else(|| Error::Internal("a row of no position".into()))? = Some(value(row)?);
+        let position: i64 = row.try_get("position")?;
+        let place = usize::try_from(position - 1).ok().and_then(|at| places.get_mut(at));
+        *place.ok_or_else(|| Error::Internal("a row of no position".into()))? = Some(row);
     }
-    Ok(values)
+    Ok(places)
 }
 
 /// 2000-01-01T00:00:00Z, from which PostgreSQL counts microseconds, in microseconds since 1970.
@@ -759,13 +661,13 @@ impl ToSql for Timestamp {
     accepts!(TIMESTAMPTZ);
     to_sql_checked!();
 }
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
         App, Config, ScratchDatabase,
         config::PasswordHashing,
-        db::PasswordChange,
         users::{password::Hasher, revision::Condition, user::Values},
     };
     use std::{
@@ -784,9 +686,13 @@ mod tests {
         let app = App::open(&Config { production, db_pool_size: 2, ..database.config() }).unwrap();
         let hash = Hasher::new(PasswordHashing::Owasp).hash(&PASSWORD.into()).unwrap();
         let deadline = Instant::now() + LONG;
-        let new = |name, email| New { values: Values::new(name, email), deadline };
-        app.users().create(&new("Ada", "ada@example.com"), Some(&hash)).unwrap();
-        app.users().create(&new("Bob", "bob@example.com"), None).unwrap();
+        let new = |name, email| New { values: Values::new(name, email), password: None, key: None, deadline };
+        for created in app.users().create_many(&[
+            New { password: Some(&hash), ..new("Ada", "ada@example.com") },
+            new("Bob", "bob@example.com"),
+        ]) {
+            created.unwrap();
+        }
         (database, app)
     }
 
@@ -803,10 +709,11 @@ mod tests {
         unloaded.extend(users.find_by_email(&["ada@example.com"]).unwrap().pop().unwrap());
         let deadline = Instant::now() + LONG;
         let values = Values { name: Some("Robert"), ..Values::default() };
-        let eve = New { values: Values::new("Eve", "eve@example.com"), deadline };
-        unloaded.push(users.create(&eve, None).unwrap());
-        let renamed = Update { id: 2, values, condition: &Condition::default(), deadline };
-        unloaded.push(users.update(&renamed, &PasswordChange::Keep).unwrap());
+        let values_of_eve = Values::new("Eve", "eve@example.com");
+        let eve = New { values: values_of_eve, password: None, key: None, deadline };
+        unloaded.push(users.create_many(&[eve]).remove(0).unwrap().into_user());
+        let renamed = Update { id: 2, values, password: None, condition: &Condition::default(), deadline };
+        unloaded.push(users.update(&renamed).unwrap());
         assert_eq!(unloaded.len(), 5);
         for user in unloaded {
             assert!(!user.credential.is_loaded());
@@ -844,8 +751,7 @@ mod tests {
         for production in [true, false] {
             let (_database, app) = ada_and_bob(production);
             for (email, has_password) in [("ADA@example.com", true), ("bob@example.com", false)] {
-                let found = app.users().find_by_email_with_credential(&[email]).unwrap().pop();
-                let user = found.unwrap().unwrap();
+                let user = app.users().find_by_email_with_credential(email).unwrap().unwrap();
                 assert!(user.credential.is_loaded());
                 assert_eq!(user.credential.get().unwrap().is_some(), has_password, "{email}");
             }

@@ -64,8 +64,10 @@ fn each_update_of_a_batch_has_its_outcome() {
         let (any, now, old) = (Condition::default(), current(&service, 7), stale(&service, 8));
         let none = Condition { only: Some(Vec::new()), except: Vec::new() };
         let deadline = Instant::now() + LONG;
-        let update =
-            |id, name, email, condition| Update { id, values: Values { name, email }, condition, deadline };
+        let update = |id, name, email, condition| {
+            let values = Values { name, email };
+            Update { id, values, password: None, condition, deadline }
+        };
         let batch = [
             update(8, Some("m8"), None, &old),
             update(1, Some("m1"), None, &any),
@@ -253,6 +255,7 @@ fn what_a_trigger_refuses_is_refused_alone() {
         .map(|(at, name)| Update {
             id: at as i64 + 1,
             values: Values { name: Some(name), email: None },
+            password: None,
             condition: &condition,
             deadline,
         })

@@ -348,12 +348,18 @@ fn a_trigger_that_changes_what_is_created() {
         ("Mallory", "m@example.com", None),
     ];
     let deadline = Instant::now() + LONG;
-    let news = batch.map(|(name, email, _)| New { values: Values::new(name, email), deadline });
+    let news = batch.map(|(name, email, _)| New {
+        values: Values::new(name, email),
+        password: None,
+        key: None,
+        deadline,
+    });
     let outcomes = service.server.app().users().create_many(&news);
     assert_eq!(outcomes.len(), batch.len());
     for (outcome, (name, _, stored)) in outcomes.into_iter().zip(batch) {
         match (outcome, stored) {
-            (Ok(user), Some(email)) => {
+            (Ok(created), Some(email)) => {
+                let user = created.into_user();
                 let found = client.get(&format!("/users/{}", user.id)).json();
                 let expected = (format!("Dr. {name}"), email);
                 assert_eq!((user.name.clone(), user.email.as_str()), expected);

@@ -16,7 +16,7 @@ fn batches_do_what_is_in_time() {
     let users = service.server.app().users();
     let (soon, past) = (Instant::now() + LONG, Instant::now());
     fn new(email: &str, deadline: Instant) -> New<'_> {
-        New { values: Values::new("n", email), deadline }
+        New { values: Values::new("n", email), password: None, key: None, deadline }
     }
     let taken = users.create_many(&[new("taken@example.com", soon)]).pop();
     assert!(matches!(taken, Some(Ok(_))), "{taken:?}");
@@ -33,7 +33,9 @@ fn batches_do_what_is_in_time() {
         let outcomes = users.create_many(&batch);
         for (new, outcome) in batch.iter().zip(outcomes) {
             match outcome {
-                Ok(user) if new.deadline == soon => assert_eq!(Some(user.email.as_str()), new.values.email),
+                Ok(created) if new.deadline == soon => {
+                    assert_eq!(Some(created.into_user().email.as_str()), new.values.email);
+                }
                 Err(Error::AlreadyExists) if new.values.email == Some("TAKEN@example.com") => {}
                 Err(Error::Unavailable(_)) if new.deadline == past => {}
                 outcome => panic!("{new:?}: {outcome:?}"),
@@ -59,11 +61,12 @@ fn a_change_that_is_late_is_not_sent() {
     // Less is left than the half of a request's time in which a statement may be executed.
     let deadline = Instant::now() + LONG / 3;
     for email in ["ada@example.com", "bob@example.com"] {
-        refused(users.create(&New { values: Values::new("n", email), deadline }, None));
+        let new = New { values: Values::new("n", email), password: None, key: None, deadline };
+        users.create_many(&[new]).into_iter().for_each(refused);
     }
     for condition in [&Condition::default(), &only] {
         let values = Values { name: Some("n"), email: None };
-        let update = |id| Update { id, values, condition, deadline };
+        let update = |id| Update { id, values, password: None, condition, deadline };
         let delete = |id| Delete { id, condition, deadline };
         users.update_many(&[update(1)]).into_iter().for_each(refused);
         users.update_many(&[update(1), update(2)]).into_iter().for_each(refused);

@@ -42,7 +42,7 @@ impl Authenticate {
             }
             return Ok(Some(Response::json(200, &user)));
         }
-        let user = app.users.find_by_email_with_credential(&[&self.email])?.pop().flatten();
+        let user = app.users.find_by_email_with_credential(&self.email)?;
         let credential = user.as_ref().map(|user| user.credential.get()).transpose()?.flatten();
         let hash = credential.map(|credential| credential.password_hash.clone());
         let verdict = app.hashing(hash.as_ref(), |hasher| {

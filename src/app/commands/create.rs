@@ -6,7 +6,7 @@
 use super::{Item, Outcome, RequestRules};
 use crate::app::fields::{etag, idempotency_key, json};
 use crate::app::{App, Lane, Needs};
-use crate::db::{New, NewOnce, Once};
+use crate::db::{New, Once};
 use crate::error::Error;
 use crate::http::{Request, Response};
 use crate::users::idempotency::{Fingerprint, KeptCreate, Key};
@@ -65,26 +65,14 @@ impl Create {
             **outcome = Err(Error::Contended);
             is_first
         });
-        if let [Item { command, deadline, outcome }] = &mut creates[..]
-            && command.new.password.is_some()
+        if let [Item { command, outcome, .. }] = &mut creates[..]
+            && command.needs().lane == Lane::Hash
         {
-            **outcome = match command.needs().lane {
-                Lane::Hash => command.hash(app),
-                _ => command.store(app, *deadline),
-            };
+            **outcome = command.hash(app);
             return;
         }
-        let created: Vec<_> = match keys.is_empty() {
-            true => {
-                let new: Vec<_> =
-                    creates.iter().map(|create| create.command.plain(create.deadline)).collect();
-                app.users.create_many(&new).into_iter().map(|user| user.map(Once::Created)).collect()
-            }
-            false => {
-                let once = creates.iter().filter_map(|create| create.command.once(create.deadline));
-                app.users.create_many_once(&once.collect::<Vec<_>>())
-            }
-        };
+        let new: Vec<_> = creates.iter().map(|create| create.command.new(create.deadline)).collect();
+        let created = app.users.create_many(&new);
         for (Item { command, outcome, .. }, once) in creates.into_iter().zip(created) {
             *outcome = once.and_then(|once| command.settle(app, once));
         }
@@ -93,7 +81,7 @@ impl Create {
     /// Looks the key up, if there is one, and hashes the password.
     fn hash(&mut self, app: &App) -> Outcome {
         let kept = match &self.keyed {
-            Some(keyed) => app.users.find_kept(&[&keyed.key])?.pop().flatten(),
+            Some(keyed) => app.users.find_kept(&keyed.key)?,
             None => None,
         };
         match kept {
@@ -105,21 +93,9 @@ impl Create {
         }
     }
 
-    fn store(&mut self, app: &App, deadline: Instant) -> Outcome {
-        let created = match self.once(deadline) {
-            Some(once) => app.users.create_once(&once, self.hash.as_ref()),
-            None => app.users.create(&self.plain(deadline), self.hash.as_ref()).map(Once::Created),
-        };
-        self.settle(app, created?)
-    }
-
-    fn plain(&self, deadline: Instant) -> New<'_> {
-        New { values: self.new.values(), deadline }
-    }
-
-    fn once(&self, deadline: Instant) -> Option<NewOnce<'_>> {
-        let Keyed { key, fingerprint, .. } = self.keyed.as_deref()?;
-        Some(NewOnce { key, fingerprint, values: self.new.values(), deadline })
+    fn new(&self, deadline: Instant) -> New<'_> {
+        let key = self.keyed.as_ref().map(|keyed| (&keyed.key, &keyed.fingerprint));
+        New { values: self.new.values(), password: self.hash.as_ref(), key, deadline }
     }
 
     fn settle(&mut self, app: &App, once: Once) -> Outcome {

@@ -26,10 +26,7 @@ impl DeleteUser {
 
     pub fn execute(app: &App, deletes: Vec<Item<DeleteUser>>) {
         let given: Vec<_> = deletes.iter().map(|delete| delete.command.statement(delete.deadline)).collect();
-        let deleted = match &given[..] {
-            [one] => vec![app.users.delete(one)],
-            several => app.users.delete_many(several),
-        };
+        let deleted = app.users.delete_many(&given);
         for (delete, deleted) in deletes.into_iter().zip(deleted) {
             *delete.outcome = deleted.map(|()| Some(Response::no_content()));
         }

@@ -5,7 +5,7 @@
 
 use super::{Command, Item, Outcome, find::Find, one};
 use crate::app::{App, Lane, Needs, fields::Preconditions};
-use crate::db::{self, PasswordChange, Updated};
+use crate::db::{self, Updated};
 use crate::users::{password::PasswordHash, revision::Condition, user::UserChanges};
 use crate::{error::Error, http::Request};
 use serde_json::{Map, Value};
@@ -50,13 +50,10 @@ impl UpdateUser {
     }
 
     pub fn execute(app: &App, mut updates: Vec<Item<UpdateUser>>) {
-        if let [Item { command, deadline, outcome }] = &mut updates[..]
-            && command.is_single
+        if let [Item { command, outcome, .. }] = &mut updates[..]
+            && command.needs().lane == Lane::Hash
         {
-            **outcome = match command.needs().lane {
-                Lane::Hash => command.hash(app),
-                _ => command.store(app, *deadline),
-            };
+            **outcome = command.hash(app);
             return;
         }
         let given: Vec<_> = updates.iter().map(|update| update.command.statement(update.deadline)).collect();
@@ -82,17 +79,9 @@ impl UpdateUser {
         Ok(None)
     }
 
-    fn store(&self, app: &App, deadline: Instant) -> Outcome {
-        let password = match (&self.hash, &self.changes.password) {
-            (Some(hash), _) => PasswordChange::Set(hash.clone()),
-            (None, Some(_)) => PasswordChange::Remove,
-            (None, None) => PasswordChange::Keep,
-        };
-        let user = app.users.update(&self.statement(deadline), &password)?;
-        Ok(Some(one(200, &user)))
-    }
-
     fn statement(&self, deadline: Instant) -> db::Update<'_> {
-        db::Update { id: self.id, values: self.changes.values(), condition: &self.condition, deadline }
+        let (id, values, condition) = (self.id, self.changes.values(), &self.condition);
+        let password = self.changes.password.as_ref().map(|_| self.hash.as_ref());
+        db::Update { id, values, password, condition, deadline }
     }
 }
