@@ -40,10 +40,8 @@ pub struct Config {
     pub db_prepared: bool,
     /// The system's name of the user, for a `DATABASE_URL` without a user.
     pub os_user: Option<String>,
-    /// The password if the database settings have none; goes before `pg_pass_file`.
+    /// The password if the database settings have none.
     pub pg_password: Option<Secret>,
-    /// A file of passwords in libpq's format, for settings without one. Ignored if it is missing or others can read it.
-    pub pg_pass_file: Option<PathBuf>,
     /// An address, a host name, or `unix:/path`.
     pub host: String,
     /// The TCP port; 0 takes a free one.
@@ -281,7 +279,6 @@ impl Default for Config {
             db_prepared: true,
             os_user: None,
             pg_password: None,
-            pg_pass_file: None,
             host: "127.0.0.1".to_owned(),
             port: 0,
             socket: None,

@@ -7,7 +7,7 @@ use super::fields::ACCEPT_PATCH;
 use super::routes::{self, Endpoint, Route, allow};
 use super::{App, validation};
 use crate::config::Config;
-use crate::db::probe::{Prober, Readiness};
+use crate::db::probe::Prober;
 use crate::error::Error;
 use crate::http::{Method, Request, RequestId, Response, log_line};
 use crate::metrics::Text;
@@ -42,8 +42,8 @@ impl Health {
 
     /// Answers `/readyz`. Never blocks.
     pub fn ready(&self) -> Response {
-        let (readiness, age) = self.prober.readiness();
-        let answer = match self.unready(readiness) {
+        let (trouble, age) = self.prober.readiness();
+        let answer = match self.unready(trouble) {
             // After a silence this may be old: a client that needs to know better asks once more.
             None => Response::json(200, &json!({"status": "ready"})).with("Age", age.as_secs().to_string()),
             Some(reason) => Response::json(503, &Unready { status: "unready", reason }),
@@ -52,14 +52,8 @@ impl Health {
     }
 
     /// Returns the reason why the service should get no requests, if there is one.
-    fn unready(&self, readiness: Readiness) -> Option<&'static str> {
-        match readiness {
-            _ if self.stopping.load(Ordering::Relaxed) => Some("the service is stopping"),
-            Readiness::Ready => None,
-            Readiness::Silent => Some("the database does not answer"),
-            Readiness::OtherSchema => Some("the database's schema is not the one expected"),
-            Readiness::MissingTable => Some("a table is missing in the database"),
-        }
+    fn unready(&self, trouble: Option<&'static str>) -> Option<&'static str> {
+        if self.stopping.load(Ordering::Relaxed) { Some("the service is stopping") } else { trouble }
     }
 }
 

@@ -4,7 +4,7 @@
 use super::{Failure, arguments::Given};
 use listenfd::ListenFd;
 use log::LevelFilter;
-use std::{env, ffi::OsString, os::fd::OwnedFd, path::PathBuf, sync::Arc};
+use std::{env, ffi::OsString, os::fd::OwnedFd, sync::Arc};
 use userd::{
     Config, ConfigError,
     config::{SETTINGS, near_miss},
@@ -36,11 +36,6 @@ pub fn config(given: &Given) -> Result<Config, ConfigError> {
 pub fn with_socket(given: &Given, passed: bool) -> Result<Config, ConfigError> {
     let mut config = Config::from_vars(lookup(given, passed))?;
     let user = nix::unistd::User::from_uid(nix::unistd::Uid::effective()).ok().flatten();
-    if config.pg_pass_file.is_none() {
-        let home = value("HOME").map(PathBuf::from);
-        let home = home.or_else(|| user.as_ref().map(|user| user.dir.clone()));
-        config.pg_pass_file = home.map(|home| home.join(".pgpass")).filter(|file| file.is_file());
-    }
     config.os_user = user.map(|user| user.name);
     Ok(config)
 }

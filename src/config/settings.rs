@@ -94,8 +94,6 @@ pub const SETTINGS: &[Setting] = &[
     field("DB_PREPARED", at!(db_prepared), Words(&["true", "false"]),
         "`false` behind a pooler in transaction mode: sessions hold no state"),
     field("PGPASSWORD", at!(pg_password), Any, "Database password if the settings above have none"),
-    field("PGPASSFILE", at!(pg_pass_file), Any,
-        "File of passwords as libpq takes it, used after that; unset: `~/.pgpass`"),
     field("HOST", at!(host), Any, "Address to listen on, 127.0.0.1 with --embedded; `unix:/path` for a Unix socket"),
     field("PORT", at!(port), Whole(0, 65_535), "Port to listen on; 0 takes a free one and prints it"),
     field("NODE_ENV", at!(production), Bounds::Exactly("production"),

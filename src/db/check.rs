@@ -1,18 +1,132 @@
 //! The commands `migrate`, `check`, `recount` and `grants` on a database: migrations without a service, a check that
 //! changes nothing, and the repairs of its findings. Not part of the library's interface.
 
-pub use super::inspection::Weight;
+pub use super::counts::compare as compare_counts;
 
 use super::{
-    counts, explain, inspection,
+    counts, explain,
     migrate::{Migrations, refuse_the_users_of_another_program},
-    open::Opening,
+    open::{OPEN_SCHEMAS, Opening},
+    session::Param,
+    settings,
 };
 use crate::{config::Config, error::StartError};
+use postgres::{Client, types::Type};
 
 /// Remedy for a database that cannot be connected to.
 pub const ANOTHER_DATABASE: &str =
     "DATABASE_URL names another database, `userd --embedded` runs one of its own";
+
+/// Meaning of a finding for a start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Weight {
+    /// Correct.
+    Fine,
+    /// Worth knowing.
+    Note,
+    /// The service would not start, or would fail requests.
+    Problem,
+}
+
+/// A subject in a word, and a line.
+type Finding = (Weight, &'static str, String);
+type Problem = (&'static str, String);
+
+const SERVER: &str = "\
+    select current_setting('server_version_num')::int, current_setting('server_version'), \
+        current_setting('transaction_read_only')::bool, \
+        current_setting('max_connections')::int - \
+            current_setting('superuser_reserved_connections')::int";
+
+/// The rights that a request or a command needs and the role has not. Tables that are not there yet are left out.
+const MISSING_RIGHTS: &str = "\
+    select format('the role may not %s %s', lower(action), name) \
+    from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts', \
+            'refinery_schema_history']) with ordinality as tables (name, position), \
+        unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) action \
+    where not has_table_privilege(to_regclass(name)::oid, action) \
+        and (position <= 3 or action = 'SELECT') \
+    order by position";
+
+/// Why the role cannot migrate: it may not create tables where they would be created, or change those that are there.
+const NO_MIGRATIONS: &str = "\
+    select 'the role may not create tables in its schema' \
+    where not coalesce(has_schema_privilege(current_schema()::text, 'CREATE'), false) \
+    union all \
+    select 'the role does not own the table users' from pg_class \
+    where oid = to_regclass('users')::oid \
+        and not pg_has_role(relowner, 'USAGE')";
+
+const DISABLED_TRIGGERS: &str = "\
+    select format('the trigger %s of users is disabled: totals and pages may be wrong', tgname) \
+    from pg_trigger \
+    where tgrelid = to_regclass('users')::oid and not tgisinternal \
+        and tgenabled = 'D' order by 1";
+
+/// A line for each fact of the tables, in the words of [`EXPECTED`]: columns, keys, unique indexes and triggers.
+const FACTS: &str = "\
+    with ours as ( \
+        select oid, relname from pg_class where oid = any (array( \
+            select to_regclass(name)::oid \
+            from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts']) name)) \
+    ) \
+    select relname::text from ours \
+    union all select format('%s.%s: %s%s%s', relname, attname, format_type(atttypid, atttypmod), \
+        case when attnotnull then ' not null' end, \
+        case when attidentity = 'a' then ' identity' else ' default ' || pg_get_expr(adbin, adrelid) end) \
+        from ours join pg_attribute on attrelid = oid left join pg_attrdef on adrelid = attrelid and adnum = attnum \
+        where attnum > 0 and not attisdropped \
+    union all select format('%s: %s', relname, pg_get_constraintdef(c.oid, true)) \
+        from ours join pg_constraint c on conrelid = ours.oid where contype in ('p', 'u', 'f') and convalidated \
+    union all select format('%s: %s', relname, regexp_replace(pg_get_indexdef(indexrelid, 0, true), '^.* USING ', '')) \
+        from ours join pg_index on indrelid = oid where indisunique and indisvalid and not indisprimary \
+    union all select format('%s: trigger %s calls %s', relname, tgname, proname) \
+        from ours join pg_trigger on tgrelid = ours.oid join pg_proc p on p.oid = tgfoid where not tgisinternal";
+
+/// Lines of [`FACTS`] after all migrations.
+const EXPECTED: &str = include_str!("expected.txt");
+
+/// Settings of the session that differ from what is needed, and the statement that changes each for the role. The schema
+/// of the tables alone is to be looked in, and that of temporary tables last.
+const OTHER_SETTINGS: &str = "\
+    select format('%s is %s: alter role %I in database %I set %s = %L', \
+        name, setting, current_user, current_database(), name, needed) \
+    from rows from (unnest($1::text[]), unnest($2::text[])) as given (name, needed), \
+        current_setting(name) as setting \
+    where setting <> needed \
+    union all \
+    select format('search_path is %s: alter role %I in database %I set search_path = %I, pg_temp', \
+        setting, current_user, current_database(), current_schema()) \
+    from current_setting('search_path') as setting \
+    where replace(setting, ' ', '') <> replace(quote_ident(current_schema()::text) || ',pg_temp', ' ', '')";
+
+/// The sequence of ids, and whether the role may look at it.
+const SEQUENCE: &str = "\
+    select sequence, has_sequence_privilege(sequence, 'SELECT') \
+    from pg_get_serial_sequence('users', 'id') as sequence";
+
+/// The tables of which a role may see some rows only.
+const ROW_SECURITY: &str = "\
+    select format('row-level security is enabled for %1$s, and totals are those of all rows: \
+        `alter table %1$s disable row level security`', oid::regclass) from pg_class \
+    where relrowsecurity and oid = any (array( \
+        select to_regclass(name)::oid from unnest(array['users', 'credentials', 'idempotency_keys', \
+            'user_counts', 'refinery_schema_history']) as tables (name))) \
+    order by 1";
+
+/// Statements that give a role the rights to run a service, one in each row.
+const GRANTS: &str = "\
+    select format(line, current_database(), n.nspname, \
+        pg_get_serial_sequence('users', 'id'), r.rolname) \
+    from pg_roles as r, pg_class as c, pg_namespace as n, unnest(array[ \
+        'grant connect on database %1$I to %4$I;', \
+        'grant usage on schema %2$I to %4$I;', \
+        'grant select, insert, update, delete on %2$I.users, %2$I.credentials, %2$I.idempotency_keys to %4$I;', \
+        'grant select on %2$I.user_counts, %2$I.refinery_schema_history to %4$I;', \
+        'grant select on sequence %3$s to %4$I;']) as line \
+    where r.rolname = $1 \
+        and c.oid = to_regclass('users')::oid \
+        and n.oid = c.relnamespace";
 
 /// Applies the migrations that the database lacks; their names. Blocks as a start does.
 pub fn migrate(config: &Config) -> Result<Vec<String>, StartError> {
@@ -28,25 +142,16 @@ pub fn recount(config: &Config) -> Result<String, StartError> {
     counts::recount(&mut client).map_err(StartError::Statement)
 }
 
-/// The statements that let a role run a service on the database.
+/// The statements that let a role run a service on the database, each with its semicolon.
 pub fn grants(config: &Config, role: &str) -> Result<Vec<String>, StartError> {
     let mut client = Opening::new(config)?.connect_migrated(config)?;
-    let grants =
-        inspection::grants(&mut client, role).map_err(|error| StartError::Statement(explain(&error)))?;
-    match grants.is_empty() {
+    let rows = client.query_typed(GRANTS, &[(&role, Type::TEXT)]);
+    let rows = rows.map_err(|error| StartError::Statement(explain(&error)))?;
+    match rows.is_empty() {
         true => Err(StartError::Statement(format!("there is no role {role:?}"))),
-        false => Ok(grants),
+        false => Ok(rows.iter().map(|row| row.get(0)).collect()),
     }
 }
-
-/// Compares the counts behind pages with the table. Returns a line that says so, or the difference. For tests.
-pub fn compare_counts(client: &mut postgres::Client) -> Result<String, String> {
-    counts::compare(client)
-}
-
-/// A subject in a word, and a line.
-type Finding = (Weight, &'static str, String);
-type Problem = (&'static str, String);
 
 /// Returns findings about the database, as a start would meet them. Changes nothing. Blocks up to `db_connect_timeout`.
 /// `with_counts`: all users are counted, too.
@@ -70,75 +175,139 @@ fn look(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> Resu
     let migrations = Migrations::load(config.migrations_dir.as_deref());
     let migrations = migrations.map_err(|error| unusable(error.into()))?;
     findings.push((Weight::Fine, "configuration", "every variable can be used".to_owned()));
-    let mut client = opening.connect().map_err(unusable)?;
+    let client = &mut *opening.connect().map_err(unusable)?;
     findings.push((Weight::Fine, "database", format!("connected to {}", opening.target)));
-    add(findings, "database", inspection::server(&mut client, config.db_pool_size))?;
+    server(client, config.db_pool_size, findings).map_err(failed)?;
     if !config.db_prepared {
-        add(findings, "settings", inspection::session_settings(&mut client))?;
+        let (names, values): (Vec<&str>, Vec<&str>) = settings::NEEDED.into_iter().unzip();
+        let params: [Param; 2] = [(&names, Type::TEXT_ARRAY), (&values, Type::TEXT_ARRAY)];
+        let fine = "the role has the settings that userd needs behind a pooler";
+        add(findings, "settings", Some(fine), rows(client, OTHER_SETTINGS, &params)?);
     }
-    add(findings, "schema", inspection::schemas(&mut client))?;
-
-    if config.db_prepared && sessions_are_lent(&opening, &mut client) {
+    add(findings, "schema", None, rows(client, OPEN_SCHEMAS, &[])?);
+    if config.db_prepared && sessions_are_lent(&opening, client) {
         let line = "a pooler lends its sessions for one transaction each: userd needs DB_PREPARED=false";
         findings.push((Weight::Problem, "database", line.to_owned()));
     }
     let migrated = |line| ("migrations", line);
-    let are_applied = match migrations.are_applied(&mut client) {
-        Ok(are_applied) => are_applied,
-        Err(line) => {
-            // Missing rights may be the cause.
-            add(findings, "privileges", inspection::privileges(&mut client, false))?;
-            return Err(migrated(line));
+    // If it cannot be told, missing rights may be the cause.
+    let are_applied = migrations.are_applied(client).map_err(migrated);
+    match &are_applied {
+        Err(_) => {}
+        Ok(true) => findings.push((Weight::Fine, "migrations", "all are applied".to_owned())),
+        Ok(false) => {
+            if config.migrations_dir.is_none() {
+                refuse_the_users_of_another_program(client).map_err(migrated)?;
+            }
+            let missing = migrations.missing(client);
+            let (weight, what) = match (missing.is_empty(), config.migrate) {
+                (true, _) => (Weight::Problem, "the database has others than this userd"),
+                (false, true) => (Weight::Note, "a start applies what is missing"),
+                (false, false) => (Weight::Problem, "`userd migrate` applies what is missing"),
+            };
+            findings.push((weight, "migrations", format!("{what}: {}", missing.join(", "))));
         }
-    };
-    if are_applied {
-        findings.push((Weight::Fine, "migrations", "all are applied".to_owned()));
-    } else {
-        if config.migrations_dir.is_none() {
-            refuse_the_users_of_another_program(&mut client).map_err(migrated)?;
-        }
-        let missing = migrations.missing(&mut client);
-        let (weight, what) = match (missing.is_empty(), config.migrate) {
-            (true, _) => (Weight::Problem, "the database has others than this userd"),
-            (false, true) => (Weight::Note, "a start applies what is missing"),
-            (false, false) => (Weight::Problem, "`userd migrate` applies what is missing"),
-        };
-        findings.push((weight, "migrations", format!("{what}: {}", missing.join(", "))));
     }
-    add(findings, "privileges", inspection::privileges(&mut client, !are_applied && config.migrate))?;
-    if are_applied {
-        let before = findings.len();
-        add(findings, "tables", inspection::tables(&mut client))?;
-        if findings.len() > before {
-            // The rest would fail, or say it once more.
-            return Ok(());
-        }
-        add(findings, "tables", inspection::ids(&mut client))?;
-        add(findings, "tables", inspection::row_security(&mut client))?;
-        if with_counts {
-            let line = counts::compare(&mut client).map_err(|line| ("tables", line))?;
-            findings.push((Weight::Fine, "tables", line));
-        }
+    let mut lines = rows(client, MISSING_RIGHTS, &[])?;
+    if are_applied == Ok(false) && config.migrate {
+        lines.extend(rows(client, NO_MIGRATIONS, &[])?);
+    }
+    lines.extend(rows(client, DISABLED_TRIGGERS, &[])?);
+    add(findings, "privileges", Some("the role may do all that is needed"), lines);
+    if !are_applied? {
+        return Ok(());
+    }
+    let missing = missing(&rows(client, FACTS, &[])?);
+    if !missing.is_empty() {
+        // The rest would fail, or say it once more.
+        add(findings, "tables", None, missing);
+        return Ok(());
+    }
+    ids(client, findings)?;
+    add(findings, "tables", None, rows(client, ROW_SECURITY, &[])?);
+    if with_counts {
+        let line = counts::compare(client).map_err(|line| ("tables", line))?;
+        findings.push((Weight::Fine, "tables", line));
     }
     Ok(())
 }
 
-fn add(
-    findings: &mut Vec<Finding>,
-    subject: &'static str,
-    found: inspection::Findings,
-) -> Result<(), Problem> {
-    let found = found.map_err(|error| ("database", explain(&error)))?;
-    findings.extend(found.into_iter().map(|(weight, line)| (weight, subject, line)));
+/// Adds a problem for each line; if there is none, `fine`.
+fn add(findings: &mut Vec<Finding>, subject: &'static str, fine: Option<&str>, problems: Vec<String>) {
+    if let (true, Some(fine)) = (problems.is_empty(), fine) {
+        findings.push((Weight::Fine, subject, fine.to_owned()));
+    }
+    findings.extend(problems.into_iter().map(|line| (Weight::Problem, subject, line)));
+}
+
+/// The rows of a statement, each of which is a line.
+fn rows(client: &mut Client, sql: &str, params: &[Param]) -> Result<Vec<String>, Problem> {
+    let rows = client.query_typed(sql, params).map_err(failed)?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+fn failed(error: postgres::Error) -> Problem {
+    ("database", explain(&error))
+}
+
+/// The server: what it is, and whether it has as many connections as the pool may open.
+fn server(client: &mut Client, pool: u32, findings: &mut Vec<Finding>) -> Result<(), postgres::Error> {
+    /// The oldest that is tested.
+    const OLDEST: i32 = 130_000;
+    let row = client.query_typed_one(SERVER, &[])?;
+    let (version, name, read_only, connections): (i32, &str, bool, i32) =
+        (row.get(0), row.get(1), row.get(2), row.get(3));
+    findings.push(match version >= OLDEST {
+        true => (Weight::Fine, "database", format!("PostgreSQL {name}")),
+        false => (Weight::Problem, "database", format!("PostgreSQL {name} is older than 13")),
+    });
+    if read_only {
+        let line = "it accepts no changes: a standby, or default_transaction_read_only is on";
+        findings.push((Weight::Note, "database", line.to_owned()));
+    }
+    if i64::from(connections) < i64::from(pool) {
+        let line = format!("it accepts {connections} connections, and DB_POOL_SIZE is {pool}");
+        findings.push((Weight::Problem, "database", line));
+    }
+    Ok(())
+}
+
+/// Returns the objects of the migrations that are missing.
+fn missing(facts: &[String]) -> Vec<String> {
+    let missing = || EXPECTED.lines().filter(|line| !facts.iter().any(|fact| fact == line));
+    // If a table is missing, its columns and keys need no lines.
+    let is_of_missing = |line: &str| {
+        let (table, _) = line.split_once(['.', ':']).unwrap_or_default();
+        missing().any(|missing| missing == table)
+    };
+    missing().filter(|line| !is_of_missing(line)).map(|line| format!("missing: {line}")).collect()
+}
+
+/// Finds a sequence that would give new users ids that are taken.
+fn ids(client: &mut Client, findings: &mut Vec<Finding>) -> Result<(), Problem> {
+    let row = client.query_typed_one(SEQUENCE, &[]).map_err(failed)?;
+    let Some(name) = row.get::<_, Option<String>>(0) else { return Ok(()) };
+    if !row.get::<_, bool>(1) {
+        let line = format!("the role may not select {name}: it cannot tell whether that is behind the ids");
+        findings.push((Weight::Note, "tables", line));
+        return Ok(());
+    }
+    let behind = format!(
+        "select format('the sequence of ids is at %2$s and the largest id is %1$s, so that creates fail: \
+                `select setval(''%3$s'', %1$s)` moves it', largest, last_value, $1) \
+         from {name}, (select max(id) as largest from users) as ids \
+         where largest > last_value or (largest = last_value and not is_called)"
+    );
+    add(findings, "tables", None, rows(client, &behind, &[(&name, Type::TEXT)])?);
     Ok(())
 }
 
 /// Returns whether two connections are served by one session of the server, as by a pooler in transaction mode, which
 /// lends the session that was given back last.
-fn sessions_are_lent(opening: &Opening, client: &mut postgres::Client) -> bool {
+fn sessions_are_lent(opening: &Opening, client: &mut Client) -> bool {
     const TRIES: usize = 3;
     let Ok(mut other) = opening.connect() else { return false };
-    let session = |client: &mut postgres::Client| {
+    let session = |client: &mut Client| {
         let row = client.query_typed_one("select pg_backend_pid()", &[]);
         row.ok().map(|row| row.get::<_, i32>(0))
     };

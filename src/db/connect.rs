@@ -16,8 +16,6 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::atomic::{AtomicU64, Ordering},
 };
-#[cfg(feature = "command")]
-use {postgres::CancelToken, std::sync::Arc};
 
 /// Descriptors that are open while a connection is made: five of it stay, the look-up of a name and that of the socket
 /// take some.
@@ -80,10 +78,16 @@ pub struct Connection {
 const CLIENT: &str = "only drop takes it";
 
 impl Connection {
-    /// Returns what ends a statement of this connection from another thread.
+    /// Returns a function that asks the server to cancel the statement of this connection, if one is executed. Blocks
+    /// for the connect time-out.
     #[cfg(feature = "command")]
-    pub(crate) fn breaker(&self) -> Arc<Breaker> {
-        Arc::new(Breaker { token: self.cancel_token(), tls: self.tls.clone() })
+    pub(crate) fn canceller(&self) -> impl Fn() + use<> {
+        let (token, tls) = (self.cancel_token(), self.tls.clone());
+        move || {
+            if let Err(error) = token.cancel_query(tls.clone()) {
+                log::debug!("a statement cannot be cancelled: {}", explain(&error));
+            }
+        }
     }
 }
 
@@ -105,23 +109,6 @@ impl Drop for Connection {
     fn drop(&mut self) {
         let client = self.client.take();
         outside_of_runtimes(|| drop(client));
-    }
-}
-
-/// Ends the statement of a connection.
-#[cfg(feature = "command")]
-pub(crate) struct Breaker {
-    token: CancelToken,
-    tls: Connector,
-}
-
-#[cfg(feature = "command")]
-impl Breaker {
-    /// Asks the server to cancel the statement, if one is executed. Blocks for the connect time-out.
-    pub(crate) fn shut_down(&self) {
-        if let Err(error) = self.token.cancel_query(self.tls.clone()) {
-            log::debug!("a statement cannot be cancelled: {}", explain(&error));
-        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 /// How often sessions were waited for, and statements executed again.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Figures {
     waits: AtomicU64,
     wait_nanoseconds: AtomicU64,

@@ -133,7 +133,8 @@ impl Users {
     /// Removes at most 500 keys that have expired.
     #[doc(hidden)]
     pub fn remove_expired_keys(&self) -> Result<(), Error> {
-        self.pool.write(REMOVE_EXPIRED, &[]).map(drop)
+        let deadline = Instant::now() + 2 * self.pool.statement_timeout();
+        self.pool.change(REMOVE_EXPIRED, &[], deadline).map(drop)
     }
 
     /// The outcome of a create that has a row.

@@ -23,17 +23,6 @@ pub struct Migrations {
 #[derive(Clone)]
 pub struct Schema(BTreeSet<(i64, String)>);
 
-/// How the migrations of a database compare with a [`Schema`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Applied {
-    /// All, and no others.
-    All,
-    /// All, and newer ones, up to this number, that are compatible.
-    AndNewer(i64),
-    /// Some are missing or have other checksums.
-    No,
-}
-
 impl Migrations {
     /// Loads the built-in ones, or those of `dir`. Errors name the variable that sets it.
     pub fn load(dir: Option<&Path>) -> Result<Migrations, ConfigError> {
@@ -78,11 +67,12 @@ impl Migrations {
                 return Err(format!("{}: {hint}", explain(&error)));
             }
         };
-        let applied = self.schema().judge(&rows)?;
-        if let Applied::AndNewer(found) = applied {
+        let are_applied = self.schema().judge(&rows)?;
+        if are_applied && rows.len() > self.each.len() {
+            let found = rows.iter().map(|row| row.get::<_, i64>(0)).max().unwrap_or_default();
             log::info!("a newer userd has migrated the database, to migration {found}, which is compatible");
         }
-        Ok(applied != Applied::No)
+        Ok(are_applied)
     }
 
     /// Returns the names of those that the database lacks (`V1__users`), or has in another form. One round trip.
@@ -129,8 +119,9 @@ impl Schema {
         obj_description('refinery_schema_history'::regclass, 'pg_class'), \
         current_setting('transaction_read_only') = 'on' from refinery_schema_history";
 
-    /// Compares the migrations that were applied. The error is one line: there are newer ones that are not compatible.
-    pub fn judge(&self, rows: &[Row]) -> Result<Applied, String> {
+    /// Tells whether these migrations were applied, and no others but newer, compatible ones. The error is one line: there
+    /// are newer ones that are not compatible.
+    pub fn judge(&self, rows: &[Row]) -> Result<bool, String> {
         let mark: Option<String> = rows.first().and_then(|row| row.get(2));
         judge(&applied(rows), &self.0, mark.as_deref())
     }
@@ -142,7 +133,7 @@ fn judge(
     applied: &BTreeSet<(i64, String)>,
     ours: &BTreeSet<(i64, String)>,
     mark: Option<&str>,
-) -> Result<Applied, String> {
+) -> Result<bool, String> {
     let newest = |migrations: &BTreeSet<(i64, String)>| migrations.iter().map(|(version, _)| *version).max();
     let (found, known) = (newest(applied).unwrap_or_default(), newest(ours).unwrap_or_default());
     let all_others_are_newer = applied.difference(ours).all(|(version, _)| *version > known);
@@ -152,10 +143,9 @@ fn judge(
     let compatible = last.parse() == Ok(found) && oldest.parse::<i64>().is_ok_and(|oldest| oldest <= known);
     match applied.len() == ours.len() {
         // refinery says which one is missing or differs.
-        _ if !ours.is_subset(applied) || !all_others_are_newer => Ok(Applied::No),
-        true => Ok(Applied::All),
-        false if compatible => Ok(Applied::AndNewer(found)),
-        false => Err(format!(
+        _ if !ours.is_subset(applied) || !all_others_are_newer => Ok(false),
+        is_equal if is_equal || compatible => Ok(true),
+        _ => Err(format!(
             "a newer userd has migrated it, to migration {found}; this one knows those up to {known}, and no later \
              one says that it is compatible with them"
         )),
@@ -230,11 +220,7 @@ mod tests {
         ];
         for (applied, mark, expected) in rows {
             let found = judge(&set(applied), &set(&[1, 2, 3]), mark.as_deref());
-            assert_eq!(
-                found.clone().ok().map(|applied| applied != Applied::No),
-                expected,
-                "{applied:?} {mark:?}: {found:?}"
-            );
+            assert_eq!(found.clone().ok(), expected, "{applied:?} {mark:?}: {found:?}");
         }
     }
 }

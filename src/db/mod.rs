@@ -11,8 +11,6 @@ pub mod connect;
 #[cfg(any(test, feature = "command"))]
 pub mod counts;
 mod figures;
-#[cfg_attr(not(feature = "command"), allow(dead_code, reason = "a start looks at schemas only"))]
-pub mod inspection;
 mod keys;
 pub mod migrate;
 pub mod open;

@@ -2,7 +2,6 @@
 
 use super::{
     connect::{Connection, Servers},
-    inspection,
     migrate::Migrations,
     settings,
     target::Target,
@@ -14,6 +13,21 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+
+/// The schemas in which names are looked up and in which another role than the owner of the tables, or all of them, may
+/// create, and what ends that.
+pub(super) const OPEN_SCHEMAS: &str = "\
+    select format('other roles may create tables and functions in the schema %1$s: \
+            revoke create on schema %1$I from %2$s', nspname, \
+        case when grantee = oid '0' then 'public' \
+            else quote_ident(pg_get_userbyid(grantee)::text) end) \
+    from pg_namespace, aclexplode(nspacl) \
+    where nspname = any (current_schemas(false)) \
+        and privilege_type = 'CREATE' and grantee <> nspowner \
+        and grantee <> coalesce( \
+            (select relowner from pg_class where oid = to_regclass('users')::oid), \
+            (select oid from pg_roles where rolname = current_user)) \
+    order by 1";
 
 /// A database, and all that it takes to connect to it.
 pub(crate) struct Opening {
@@ -28,7 +42,10 @@ impl Opening {
     /// cannot be used.
     pub fn new(config: &Config) -> Result<Opening, StartError> {
         config.check()?;
-        let target = Target::with_password(config)?;
+        let target = Target::new(config)?;
+        for warning in &target.warnings {
+            log::warn!("DATABASE_URL: {warning}");
+        }
         let tls = tls::connector(&target.tls).map_err(|error| {
             StartError::Database(format!("{error} (DB_SSL_CA, or sslrootcert, sslcert or sslkey)"))
         })?;
@@ -91,8 +108,8 @@ impl Opening {
     pub fn migrate(&self, migrations: &Migrations, may: bool) -> Result<Vec<String>, StartError> {
         let mut client = self.connect()?;
         // A start goes on if the catalog cannot be read.
-        for (_, line) in inspection::schemas(&mut client).unwrap_or_default() {
-            log::warn!("{line}");
+        for row in client.query_typed(OPEN_SCHEMAS, &[]).unwrap_or_default() {
+            log::warn!("{}", row.get::<_, String>(0));
         }
         if migrations.are_applied(&mut client).map_err(StartError::Migration)? {
             return Ok(Vec::new());

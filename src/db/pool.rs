@@ -3,7 +3,7 @@
 use super::{
     connect::{ConnectError, Servers},
     figures::Figures,
-    session::{Failure, Param, Session},
+    session::{Param, Session},
     settings,
     sqlstate::Meaning,
 };
@@ -13,7 +13,7 @@ use postgres::Row;
 use r2d2::{ManageConnection, PooledConnection};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Weak, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -27,12 +27,8 @@ pub struct Pool {
     servers: Arc<Servers>,
     acquire_timeout: Duration,
     statement_timeout: Duration,
-    outage: Outage,
-    figures: Figures,
+    figures: Arc<Figures>,
 }
-
-/// Since when the pool could open no connection. A prober's connections say nothing of that.
-type Outage = Arc<Mutex<Option<Instant>>>;
 
 impl Pool {
     /// The pool of a service of these settings, which opens its connections in the background: this does not block and
@@ -42,10 +38,10 @@ impl Pool {
         /// after the database is.
         const RETRY_WITHIN: Duration = Duration::from_secs(1);
         let statement_timeout = config.limits.request_timeout / 2;
-        let outage = Outage::default();
+        let figures = Arc::<Figures>::default();
+        let log = LogConnectError { pool: Arc::downgrade(&figures), last: Mutex::default() };
         let manager = Manager {
             servers: servers.clone(),
-            outage: outage.clone(),
             set_up: if config.db_prepared { set_up(statement_timeout) } else { String::new() },
             prepared: config.db_prepared,
         };
@@ -61,10 +57,10 @@ impl Pool {
             .test_on_check_out(false)
             .connection_timeout(RETRY_WITHIN)
             .thread_pool(Arc::new(threads))
-            .error_handler(Box::new(LogConnectError::default()))
+            .error_handler(Box::new(log))
             .build_unchecked(manager);
         let acquire_timeout = config.db_acquire_timeout;
-        Pool { pool, servers, acquire_timeout, statement_timeout, outage, figures: Figures::default() }
+        Pool { pool, servers, acquire_timeout, statement_timeout, figures }
     }
 
     /// Returns the rows of a read. If its session breaks, it is executed once more on a new one.
@@ -73,28 +69,20 @@ impl Pool {
     /// which the database sends [`Error::Unavailable`] after the statement time-out. [`Error::Contended`] if a lock was
     /// not granted within the lock time-out.
     pub(super) fn read(&self, sql: &'static str, params: &[Param]) -> Result<Vec<Row>, Error> {
-        self.execute(true, |session| session.query(sql, params))
-    }
-
-    /// Returns the rows of a write. It is executed again, as a read is, only if the server has certainly not executed
-    /// it. Blocks as [`Pool::read`] does.
-    pub(super) fn write(&self, sql: &'static str, params: &[Param]) -> Result<Vec<Row>, Error> {
-        self.execute(false, |session| session.query(sql, params))
+        self.execute(sql, params, None)
     }
 
     /// The rows of a statement of changes for a request that ends at `deadline`. It is sent only while the statement
     /// time-out is left until then, so that it has ended before the request is answered 503; else
-    /// [`Error::Unavailable`]. Executed again as [`Pool::write`] does.
+    /// [`Error::Unavailable`]. If its session breaks, it is executed again only if the server has certainly not executed
+    /// it. Blocks as [`Pool::read`] does.
     pub(super) fn change(
         &self,
         sql: &'static str,
         params: &[Param],
         deadline: Instant,
     ) -> Result<Vec<Row>, Error> {
-        self.execute(false, |session| match Instant::now() + self.statement_timeout <= deadline {
-            true => session.query(sql, params),
-            false => Err(Failure::late()),
-        })
+        self.execute(sql, params, Some(deadline))
     }
 
     /// How long a statement may take.
@@ -102,20 +90,27 @@ impl Pool {
         self.statement_timeout
     }
 
+    /// `deadline`: of a change.
     fn execute(
         &self,
-        read: bool,
-        mut statement: impl FnMut(&mut Session) -> Result<Vec<Row>, Failure>,
+        sql: &'static str,
+        params: &[Param],
+        deadline: Option<Instant>,
     ) -> Result<Vec<Row>, Error> {
         let mut is_repeated = false;
         loop {
             let mut session = self.session()?;
-            if !read && !session.is_alive() {
-                self.servers.end_epoch(session.epoch);
-                self.figures.broken.fetch_add(1, Ordering::Relaxed);
-                continue;
+            if let Some(deadline) = deadline {
+                if !session.is_alive() {
+                    self.servers.end_epoch(session.epoch);
+                    self.figures.broken.fetch_add(1, Ordering::Relaxed);
+                    continue;
+                }
+                if Instant::now() + self.statement_timeout > deadline {
+                    return Err(Error::Unavailable("a change could not be sent in time".into()));
+                }
             }
-            let failure = match statement(&mut session) {
+            let failure = match session.query(sql, params) {
                 Ok(rows) => return Ok(rows),
                 Err(failure) => failure,
             };
@@ -130,7 +125,7 @@ impl Pool {
                 self.servers.end_epoch(session.epoch);
             }
             drop(session);
-            let may_repeat = is_stale || is_broken && (read || !failure.sent);
+            let may_repeat = is_stale || is_broken && (deadline.is_none() || !failure.sent);
             if !may_repeat || is_repeated {
                 return Err(failure.error);
             }
@@ -146,18 +141,16 @@ impl Pool {
     }
 
     fn session(&self) -> Result<PooledConnection<Manager>, Error> {
-        let mut deadline = None;
+        let deadline = Instant::now() + self.acquire_timeout;
         loop {
             let session = match self.pool.try_get() {
                 Some(session) => session,
                 None => {
                     let start = Instant::now();
-                    let deadline = *deadline.get_or_insert_with(|| self.acquire_deadline());
                     let waited = self.pool.get_timeout(deadline.saturating_duration_since(start));
                     self.figures.waited(start.elapsed(), waited.is_err());
                     waited.map_err(|error| {
-                        let what = format!("no database connection became free: {error}");
-                        Error::Unavailable(what.into())
+                        Error::Unavailable(format!("no database connection became free: {error}").into())
                     })?
                 }
             };
@@ -166,16 +159,6 @@ impl Pool {
             }
         }
     }
-
-    /// A short outage is waited out; once one has lasted for the acquire time-out, requests fail at once.
-    fn acquire_deadline(&self) -> Instant {
-        let now = Instant::now();
-        let outage = match self.pool.state().connections {
-            0 => *self.outage.lock(),
-            _ => None,
-        };
-        outage.unwrap_or(now) + self.acquire_timeout
-    }
 }
 
 /// Opens sessions, and tells r2d2 which are to be replaced.
@@ -183,7 +166,6 @@ struct Manager {
     servers: Arc<Servers>,
     set_up: String,
     prepared: bool,
-    outage: Outage,
 }
 
 impl ManageConnection for Manager {
@@ -191,11 +173,7 @@ impl ManageConnection for Manager {
     type Error = ConnectError;
 
     fn connect(&self) -> Result<Session, ConnectError> {
-        let connected = self.servers.connect(&self.set_up);
-        let mut outage = self.outage.lock();
-        *outage = connected.as_ref().err().and(outage.or_else(|| Some(Instant::now())));
-        drop(outage);
-        let (connection, epoch) = connected?;
+        let (connection, epoch) = self.servers.connect(&self.set_up)?;
         Ok(Session { connection, statements: self.prepared.then(Vec::new), epoch, answered: Instant::now() })
     }
 
@@ -210,15 +188,18 @@ impl ManageConnection for Manager {
     }
 }
 
-/// Each session tries by itself, twice a second: one line a second tells as much.
-#[derive(Debug, Default)]
-struct LogConnectError(Mutex<Option<Instant>>);
+/// Each session tries by itself, twice a second: one line a second tells as much. Says nothing once the pool is dropped.
+#[derive(Debug)]
+struct LogConnectError {
+    pool: Weak<Figures>,
+    last: Mutex<Option<Instant>>,
+}
 
 impl r2d2::HandleError<ConnectError> for LogConnectError {
     fn handle_error(&self, error: ConnectError) {
         let now = Instant::now();
-        let mut last = self.0.lock();
-        if last.is_none_or(|last| now >= last + Duration::from_secs(1)) {
+        let mut last = self.last.lock();
+        if self.pool.strong_count() > 0 && last.is_none_or(|last| now >= last + Duration::from_secs(1)) {
             *last = Some(now);
             log::warn!("cannot connect to the database: {error}");
         }

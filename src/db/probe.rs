@@ -1,5 +1,5 @@
-//! Readiness of the database, for load balancers. A thread probes it over a session of its own for as long as requests
-//! ask, so that neither a busy pool nor a hanging database delays the answer.
+//! Readiness of the database, for load balancers. From the first question on, a thread probes it over a session of its
+//! own, so that neither a busy pool nor a hanging database delays the answer.
 //!
 //! [`Prober::readiness`] judges by the time of the last answer, as nothing ends a probe of a server that is stopped.
 //! Knows no HTTP.
@@ -7,13 +7,16 @@
 use super::{
     connect::{Connection, Servers},
     explain,
-    migrate::{Applied, Schema},
+    migrate::Schema,
     sqlstate::is_missing,
 };
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::{
     io, mem,
-    sync::Arc,
+    sync::{
+        Arc,
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -27,9 +30,6 @@ const PAUSE_IN_TROUBLE: Duration = Duration::from_millis(500);
 /// A database that has not answered for this time is silent: after a pause, it has failed three probes.
 const SILENCE: Duration = Duration::from_millis(2500);
 
-/// How long after a question the database is probed. The common health checks ask at least twice in this time.
-const LATELY: Duration = Duration::from_secs(60);
-
 /// How long the end of the thread is waited for. It may be connecting.
 const LAST_WORK: Duration = Duration::from_millis(100);
 
@@ -37,192 +37,148 @@ const LAST_WORK: Duration = Duration::from_millis(100);
 const STACK: usize = 512 << 10;
 
 /// The tables of the database without which no request succeeds.
-const MISSING_TABLE: &str = "select name from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts']) name \
+const MISSING_TABLES: &str = "select name from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts']) name \
     where to_regclass(name) is null limit 1";
 
-/// The state of the database as far as it is known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Readiness {
-    /// It answers.
-    Ready,
-    /// It does not answer.
-    Silent,
-    /// It has not the migrations that it has to have, or others that are not compatible.
-    OtherSchema,
-    /// It has the migrations, and lacks a table.
-    MissingTable,
-}
+const OTHER_SCHEMA: &str = "the database's schema is not the one expected";
+const MISSING_TABLE: &str = "a table is missing in the database";
 
-/// A thread that probes a database while it is asked for. Dropping it ends the thread.
-pub struct Prober(Arc<Shared>);
-
-struct Shared {
-    state: Mutex<ProbeState>,
-    changed: Condvar,
+/// A thread that probes a database from the first question on. Dropping it ends the thread.
+pub struct Prober {
+    state: Arc<Mutex<ProbeState>>,
     servers: Arc<Servers>,
+    /// Wakes the thread; `None` ends it.
+    begin: Option<Sender<()>>,
+    ended: Mutex<Receiver<()>>,
 }
 
 struct ProbeState {
-    /// Readiness at the last answer.
-    found: Readiness,
+    /// Why the service is not ready, as the last answer says.
+    trouble: Option<&'static str>,
     /// True once the log says that the database is silent.
     is_silent: bool,
     /// Why the last probe has failed, or empty.
     failure: String,
     /// True if the database took no changes at the last probe.
     read_only: bool,
+    /// When the first question came.
     asked: Option<Instant>,
     /// When the database answered last: at the start, before there is a prober.
     answered: Instant,
-    /// Since when probes have been made without a rest.
-    probed_since: Instant,
-    ended: bool,
-    gone: bool,
 }
 
 impl Prober {
     /// Starts the thread, which sleeps until [`Prober::readiness`] is called. `schema`: the migrations that the
     /// database has to have; `prepared`: whether sessions may keep settings. Errors: the system has no more threads.
     pub fn start(servers: Arc<Servers>, schema: Schema, prepared: bool) -> io::Result<Prober> {
-        let now = Instant::now();
-        let state = ProbeState {
-            found: Readiness::Ready,
+        let state = Arc::new(Mutex::new(ProbeState {
+            trouble: None,
             is_silent: false,
             failure: String::new(),
             read_only: false,
             asked: None,
-            answered: now,
-            probed_since: now,
-            ended: false,
-            gone: false,
-        };
-        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), servers });
-        let prober = Prober(shared.clone());
+            answered: Instant::now(),
+        }));
+        let ((begin, begun), (end, ended)) = (channel(), channel());
+        let probes = Probes { servers: servers.clone(), schema, prepared, connection: None };
+        let shared = state.clone();
         let thread = thread::Builder::new().name("prober".to_owned()).stack_size(STACK);
         thread.spawn(move || {
-            shared.run(&schema, prepared);
-            shared.state.lock().gone = true;
-            shared.changed.notify_all();
+            probes.run(&shared, &begun);
+            drop(end);
         })?;
-        Ok(prober)
+        Ok(Prober { state, servers, begin: Some(begin), ended: Mutex::new(ended) })
     }
 
-    /// Returns the state, and how long ago the database answered last. Never blocks. The database is probed for a
-    /// minute from now on.
-    pub fn readiness(&self) -> (Readiness, Duration) {
+    /// Returns why the service is not ready, if it is not, and how long ago the database answered last. Never blocks.
+    pub fn readiness(&self) -> (Option<&'static str>, Duration) {
         let now = Instant::now();
-        let mut state = self.0.state.lock();
-        if state.asked.replace(now).is_none_or(|before| now >= before + LATELY) {
-            self.0.changed.notify_all();
-            if !state.is_silent {
-                state.probed_since = now;
-            }
+        let mut state = self.state.lock();
+        if let (None, Some(begin)) = (state.asked, &self.begin) {
+            // An error: the thread has ended.
+            let _ = begin.send(());
         }
-        let since = state.answered.max(state.probed_since);
-        if !state.is_silent && now >= since + SILENCE {
+        let asked = *state.asked.get_or_insert(now);
+        if !state.is_silent && now >= state.answered.max(asked) + SILENCE {
             state.is_silent = true;
             let why = if state.failure.is_empty() { "no answer" } else { &state.failure };
             log::warn!("unready: the database does not answer: {why}");
             // Idle sessions of the pool would only be waited for.
-            self.0.servers.end_epoch(self.0.servers.epoch());
+            self.servers.end_epoch(self.servers.epoch());
         }
-        let readiness = if state.is_silent { Readiness::Silent } else { state.found };
-        (readiness, now.saturating_duration_since(state.answered))
+        let trouble = if state.is_silent { Some("the database does not answer") } else { state.trouble };
+        (trouble, now.saturating_duration_since(state.answered))
     }
 
     /// Tells whether the database takes no changes, as the last probe has found it. Never blocks.
     pub fn is_read_only(&self) -> bool {
-        self.0.state.lock().read_only
+        self.state.lock().read_only
     }
 }
 
 impl Drop for Prober {
     fn drop(&mut self) {
-        let mut state = self.0.state.lock();
-        state.ended = true;
-        self.0.changed.notify_all();
-        self.0.changed.wait_while_for(&mut state, |state| !state.gone, LAST_WORK);
+        self.begin = None;
+        let _ = self.ended.get_mut().recv_timeout(LAST_WORK);
     }
 }
 
-impl Shared {
-    fn run(&self, schema: &Schema, prepared: bool) {
-        let (mut connection, mut last) = (None, None);
-        while self.wait(&mut connection, last) {
-            last = Some(Instant::now());
-            let had_connection = connection.is_some();
-            let mut probed = self.probe(&mut connection, schema, prepared);
-            // A session that has ended since the last probe says nothing of the database, which may end idle ones.
-            if had_connection && connection.is_none() {
-                probed = self.probe(&mut connection, schema, prepared);
-            }
-            let mut state = self.state.lock();
-            let (found, read_only) = match probed {
-                Ok(probed) => probed,
-                Err(line) => {
-                    state.failure = line;
-                    continue;
-                }
-            };
-            let before = mem::replace(&mut state.found, found);
-            let was_silent = mem::take(&mut state.is_silent);
-            (state.read_only, state.answered) = (read_only, Instant::now());
-            state.failure.clear();
-            match found {
-                Readiness::Ready if was_silent || before != found => log::info!("ready again"),
-                Readiness::OtherSchema if before != found => {
-                    log::warn!("unready: the database's schema is not the one expected");
-                }
-                Readiness::MissingTable if before != found => {
-                    log::warn!("unready: a table is missing in the database: see `userd check`");
-                }
-                _ => {}
-            }
-        }
-    }
+/// The thread's own.
+struct Probes {
+    servers: Arc<Servers>,
+    schema: Schema,
+    prepared: bool,
+    connection: Option<Connection>,
+}
 
-    /// Waits until a probe is due; `false` at the end. Until the service is ready again probes go on by themselves.
-    fn wait(&self, connection: &mut Option<Connection>, last: Option<Instant>) -> bool {
-        let mut resting = false;
-        let mut state = self.state.lock();
+impl Probes {
+    fn run(mut self, state: &Mutex<ProbeState>, begun: &Receiver<()>) {
+        if begun.recv().is_err() {
+            return;
+        }
         loop {
-            if state.ended {
-                return false;
+            let had_connection = self.connection.is_some();
+            let mut probed = self.probe();
+            // A session that has ended since the last probe says nothing of the database, which may end idle ones.
+            if had_connection && self.connection.is_none() {
+                probed = self.probe();
             }
-            let now = Instant::now();
-            let trouble = !state.failure.is_empty() || state.is_silent || state.found != Readiness::Ready;
-            let lately = state.asked.is_some_and(|asked| now < asked + LATELY);
-            if !lately && !trouble {
-                if mem::replace(&mut resting, true) {
-                    self.changed.wait(&mut state);
-                } else {
-                    MutexGuard::unlocked(&mut state, || *connection = None);
+            let mut state = state.lock();
+            match probed {
+                Ok((trouble, read_only)) => {
+                    let before = mem::replace(&mut state.trouble, trouble);
+                    let was_silent = mem::take(&mut state.is_silent);
+                    (state.read_only, state.answered) = (read_only, Instant::now());
+                    state.failure.clear();
+                    match trouble {
+                        None if was_silent || before.is_some() => log::info!("ready again"),
+                        Some(trouble) if before != Some(trouble) => {
+                            log::warn!("unready: {trouble}: see `userd check`");
+                        }
+                        _ => {}
+                    }
                 }
-                continue;
+                Err(line) => state.failure = line,
             }
-            let pause = if trouble { PAUSE_IN_TROUBLE } else { PAUSE };
-            let left = last.map_or(Duration::ZERO, |last| (last + pause).saturating_duration_since(now));
-            if left.is_zero() {
-                return true;
+            let is_well = state.failure.is_empty() && state.trouble.is_none();
+            drop(state);
+            let pause = if is_well { PAUSE } else { PAUSE_IN_TROUBLE };
+            if begun.recv_timeout(pause) == Err(RecvTimeoutError::Disconnected) {
+                return;
             }
-            self.changed.wait_for(&mut state, left);
         }
     }
 
-    /// Asks over a connection, or a new one, and leaves it if it can be used again. Returns also whether the server
-    /// takes no changes. The error is one line.
-    fn probe(
-        &self,
-        left: &mut Option<Connection>,
-        schema: &Schema,
-        prepared: bool,
-    ) -> Result<(Readiness, bool), String> {
-        let set_up = if prepared { "set statement_timeout = 1000" } else { "" };
-        let connected = left.take().map_or_else(|| self.servers.connect(set_up).map(|(new, _)| new), Ok);
+    /// Asks over the connection, or a new one, and leaves it if it can be used again. Returns why the service is not
+    /// ready, and whether the server takes no changes. The error is one line.
+    fn probe(&mut self) -> Result<(Option<&'static str>, bool), String> {
+        let set_up = if self.prepared { "set statement_timeout = 1000" } else { "" };
+        let connected =
+            self.connection.take().map_or_else(|| self.servers.connect(set_up).map(|(new, _)| new), Ok);
         let mut connection = match connected {
             Ok(connection) => connection,
             // The server has answered. It is its number of sessions that is short, and this one is an extra.
-            Err(error) if error.is_full() => return Ok((Readiness::Ready, false)),
+            Err(error) if error.is_full() => return Ok((None, false)),
             Err(error) => return Err(error.to_string()),
         };
         let found = match connection.query_typed(Schema::ASK, &[]) {
@@ -231,21 +187,16 @@ impl Shared {
                 if read_only && self.servers.wants_primary {
                     return Err("the server takes no changes".to_owned());
                 }
-                match schema.judge(&rows) {
-                    Ok(Applied::All | Applied::AndNewer(_)) => {
-                        let missing = connection.query_typed(MISSING_TABLE, &[]);
-                        match missing.map_err(|error| explain(&error))?.is_empty() {
-                            true => (Readiness::Ready, read_only),
-                            false => (Readiness::MissingTable, read_only),
-                        }
-                    }
-                    Ok(Applied::No) | Err(_) => (Readiness::OtherSchema, read_only),
+                let missing = connection.query_typed(MISSING_TABLES, &[]).map_err(|error| explain(&error))?;
+                match self.schema.judge(&rows) {
+                    Ok(true) => ((!missing.is_empty()).then_some(MISSING_TABLE), read_only),
+                    Ok(false) | Err(_) => (Some(OTHER_SCHEMA), read_only),
                 }
             }
-            Err(error) if is_missing(&error) => (Readiness::OtherSchema, false),
+            Err(error) if is_missing(&error) => (Some(OTHER_SCHEMA), false),
             Err(error) => return Err(explain(&error)),
         };
-        *left = Some(connection);
+        self.connection = Some(connection);
         Ok(found)
     }
 }

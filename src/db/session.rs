@@ -38,14 +38,6 @@ pub(super) struct Failure {
     pub(super) error: Error,
 }
 
-impl Failure {
-    /// The time of the request is nearly up.
-    pub(super) fn late() -> Failure {
-        let error = Error::Unavailable("a change could not be sent in time".into());
-        Failure { meaning: Meaning::Statement, sent: false, error }
-    }
-}
-
 impl Session {
     /// Tells whether the server has not ended the connection. Looks only if it was idle for a second, as a write on a
     /// connection that has ended cannot be repeated. Blocks for a millisecond.

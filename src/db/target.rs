@@ -4,21 +4,20 @@
 
 use super::tls::{TlsSettings, Verify};
 use crate::config::{Config, ConfigError, Database, nearest};
-use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use percent_encoding::percent_decode_str;
 use postgres::config::{Host, SslMode};
-use std::{
-    collections::HashMap, error::Error, fmt, fs, os::unix::fs::PermissionsExt, path::Path, time::Duration,
-};
+use std::{collections::HashMap, error::Error, fmt, path::Path, time::Duration};
 
 /// Names that are honoured: the `postgres` crate takes the first line as libpq does; this file takes the second one.
 const KNOWN: [&str; 2] = [
     "user password dbname host hostaddr port options application_name connect_timeout keepalives keepalives_idle \
      keepalives_interval keepalives_retries target_session_attrs load_balance_hosts channel_binding sslnegotiation",
-    "sslmode sslrootcert sslcert sslkey tcp_user_timeout keepalives_count fallback_application_name passfile",
+    "sslmode sslrootcert sslcert sslkey tcp_user_timeout keepalives_count fallback_application_name",
 ];
 
 /// Names of libpq that ask for another server, or for more safety than there is.
-const REFUSED: &str = "service servicefile require_auth requirepeer sslcrl sslcrldir sslpassword replication";
+const REFUSED: &str =
+    "passfile service servicefile require_auth requirepeer sslcrl sslcrldir sslpassword replication";
 
 /// Names without effect, most of them other clients', with what to do instead.
 const WITHOUT_EFFECT: [(&str, &str); 7] = [
@@ -50,13 +49,12 @@ pub struct Target {
     pub config: postgres::Config,
     /// How TLS is spoken, if `config` asks for it.
     pub tls: TlsSettings,
-    passfile: Option<String>,
-    warnings: Vec<String>,
+    /// A line for each parameter that has no effect.
+    pub warnings: Vec<String>,
 }
 
 impl Target {
-    /// Returns the target of these settings, without a password that is kept elsewhere. An error names the variable and
-    /// the parameter.
+    /// Returns the target of these settings. An error names the variable and the parameter.
     pub fn new(config: &Config) -> Result<Target, ConfigError> {
         let wrong = |variable| move |problem| ConfigError { variable, problem };
         let os_user = config.os_user.as_deref();
@@ -75,7 +73,8 @@ impl Target {
                 let parts = [("host", &**host), ("port", &port), ("dbname", name), ("user", user)];
                 let all = parts.into_iter().chain([("password", password), ("sslmode", mode)]);
                 let all = all.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-                let mut target = Target::of_parameters("", all, os_user).map_err(wrong("DB_HOST"))?;
+                let mut target =
+                    Target::of_parameters(HashMap::new(), all, os_user).map_err(wrong("DB_HOST"))?;
                 target.tls.roots = config.db_ssl_ca.clone();
                 target
             }
@@ -83,25 +82,8 @@ impl Target {
         if target.config.get_connect_timeout().is_none() {
             target.config.connect_timeout(CONNECT_TIMEOUT.min(config.db_connect_timeout));
         }
-        Ok(target)
-    }
-
-    /// Returns the target of these settings, complete. Logs which parameters have no effect; blocks to read a file of
-    /// passwords.
-    pub fn with_password(config: &Config) -> Result<Target, ConfigError> {
-        let mut target = Target::new(config)?;
-        for warning in &target.warnings {
-            log::warn!("DATABASE_URL: {warning}");
-        }
-        let wrong = |problem| ConfigError { variable: "PGPASSFILE", problem };
-        let file = target.passfile.as_deref().map(Path::new).or(config.pg_pass_file.as_deref());
-        let password = match (target.config.get_password(), &config.pg_password, file) {
-            (None, Some(password), _) => Some(password.expose().to_owned()),
-            (None, None, Some(file)) => target.stored_password(file).map_err(wrong)?,
-            _ => None,
-        };
-        if let Some(password) = password {
-            target.config.password(password);
+        if let (None, Some(password)) = (target.config.get_password(), &config.pg_password) {
+            target.config.password(password.expose());
         }
         Ok(target)
     }
@@ -116,7 +98,7 @@ impl Target {
         let (scheme, url) = text.split_once("://").unwrap_or_default();
         if !["postgres", "postgresql"].contains(&scheme) {
             return match scheme.is_empty() || scheme.contains(['=', ' ']) {
-                true => Target::of_parameters("", keyword_pairs(text)?, os_user),
+                true => Target::of_parameters(HashMap::new(), keyword_pairs(text)?, os_user),
                 false => Err("a URL must start with postgres:// or postgresql://".to_owned()),
             };
         }
@@ -129,25 +111,44 @@ impl Target {
         if url[end..].contains('@') {
             return Err("a password or user holds '@', '/' or '?': write %40, %2F or %3F".to_owned());
         }
-        let query = url[end..].find('?').map_or(url.len(), |at| end + at);
+        let (base, query) = url[end..].split_once('?').unwrap_or((&url[end..], ""));
+        let (hosts, database) = base.split_once('/').unwrap_or((base, ""));
+        let credentials = url[..end].strip_suffix('@').unwrap_or_default();
+        let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
+        let (mut names, mut ports) = (Vec::new(), Vec::new());
+        for host in hosts.split(',') {
+            let bracketed = host.strip_prefix('[').and_then(|host| host.split_once(']'));
+            let (name, port) = bracketed.or_else(|| host.split_once(':')).unwrap_or((host, ""));
+            names.push(name);
+            ports.push(port.trim_start_matches(':'));
+        }
+        let decoded = |text: &str| match percent_decode_str(text).decode_utf8() {
+            Ok(text) => Ok(text.into_owned()),
+            Err(_) => Err("percent-encoded text is not UTF-8"),
+        };
+        let ports = if ports.iter().all(|port| port.is_empty()) { String::new() } else { ports.join(",") };
+        let (names, ports) = (names.join(","), ports.as_str());
+        let base =
+            [("user", user), ("password", password), ("host", &names), ("port", ports), ("dbname", database)];
+        let base = base.into_iter().map(|(name, value)| Ok((name.to_owned(), decoded(value)?)));
+        let base = base.collect::<Result<HashMap<_, _>, &str>>()?;
         let mut parameters = Vec::new();
-        for parameter in url[query..].split(['?', '&']).filter(|parameter| !parameter.is_empty()) {
+        for parameter in query.split(['?', '&']).filter(|parameter| !parameter.is_empty()) {
             let (name, value) =
                 parameter.split_once('=').ok_or("each parameter after '?' must read name=value")?;
-            let [name, value] = [name, value].map(|text| percent_decode_str(text).decode_utf8());
-            let not_utf8 = |_| "percent-encoded text is not UTF-8";
-            parameters.push((name.map_err(not_utf8)?.into(), value.map_err(not_utf8)?.into()));
+            parameters.push((decoded(name)?, decoded(value)?));
         }
-        Target::of_parameters(&url[..query], parameters, os_user)
+        Target::of_parameters(base, parameters, os_user)
     }
 
-    /// Returns the target of a URL without scheme and parameters, and of parameters. Of a repeated one the last counts.
+    /// Returns the target of the parts of a URL before its parameters, by their names, and of parameters. Of a repeated
+    /// one the last counts.
     fn of_parameters(
-        base: &str,
+        mut given: HashMap<String, String>,
         parameters: Vec<(String, String)>,
         os_user: Option<&str>,
     ) -> Result<Target, String> {
-        let (mut given, mut warnings) = (HashMap::new(), Vec::new());
+        let mut warnings = Vec::new();
         for (at, (name, value)) in parameters.into_iter().enumerate() {
             if KNOWN.iter().any(|names| is_in(&name, names)) {
                 given.insert(name, value);
@@ -171,7 +172,6 @@ impl Target {
         // Seconds in the `postgres` crate.
         let milliseconds = given.remove("tcp_user_timeout").map_or(Ok(10_000), |text| text.parse());
         let milliseconds = milliseconds.map_err(|_| "tcp_user_timeout is not a number of milliseconds")?;
-        let passfile = given.remove("passfile");
         if given.get("target_session_attrs").is_some_and(|value| value == "primary") {
             given.insert("target_session_attrs".to_owned(), "read-write".to_owned());
         }
@@ -179,7 +179,7 @@ impl Target {
             let value = given.remove(libpq_name).unwrap_or(default.to_owned());
             given.entry(name.to_owned()).or_insert(value);
         }
-        let mut config = postgres_config(base, &given)?;
+        let mut config = postgres_config(&given)?;
         if milliseconds > 0 {
             config.tcp_user_timeout(Duration::from_millis(milliseconds));
         }
@@ -192,30 +192,7 @@ impl Target {
         if cfg!(not(feature = "tls")) && config.get_ssl_mode() == SslMode::Require {
             return Err("TLS is required, and userd was built without it (feature `tls`)".to_owned());
         }
-        Ok(Target { config, tls, passfile, warnings })
-    }
-
-    /// Returns the password that a file of libpq's format has for the first host. A missing file has none; one that
-    /// other users can read is ignored, with a line in the log.
-    fn stored_password(&self, file: &Path) -> Result<Option<String>, String> {
-        let path = file.display();
-        let Ok(metadata) = fs::metadata(file) else {
-            return Ok(None);
-        };
-        if !metadata.is_file() || metadata.permissions().mode() & 0o077 != 0 {
-            log::warn!("the password file {path} is ignored: only its owner may read it (chmod 600)");
-            return Ok(None);
-        }
-        let text = fs::read_to_string(file);
-        let text = text.map_err(|error| format!("the password file {path} cannot be read: {error}"))?;
-        let port = self.config.get_ports().first().unwrap_or(&5432).to_string();
-        let host = match &self.config.get_hosts()[0] {
-            Host::Unix(directory) if directory == Path::new(socket_directory()) => "localhost",
-            Host::Unix(directory) => directory.to_str().unwrap_or_default(),
-            Host::Tcp(host) => host,
-        };
-        let database = self.config.get_dbname().unwrap_or_default();
-        Ok(password_of(&text, [host, &port, database, self.config.get_user().unwrap_or_default()]))
+        Ok(Target { config, tls, warnings })
     }
 }
 
@@ -277,27 +254,13 @@ fn tls_settings(given: &mut HashMap<String, String>) -> Result<(SslMode, TlsSett
     Ok((mode, TlsSettings { verify, roots: roots.map(Into::into), client }))
 }
 
-/// Has the `postgres` crate parse a URL without scheme and parameters, and parameters it knows.
-fn postgres_config(base: &str, given: &HashMap<String, String>) -> Result<postgres::Config, String> {
-    let start = base.find('@').map_or(0, |at| at + 1);
-    let end = base[start..].find('/').map_or(base.len(), |at| start + at);
-    // In libpq a parameter replaces the host and leaves its port; the crate would add another host.
-    let (authority, port) = match (&base[start..end], given.contains_key("host")) {
-        (authority, false) => (authority, None),
-        (authority, true) => ("", authority.rsplit_once(':').map(|(_, port)| port)),
-    };
-    let port = port.filter(|_| !given.contains_key("port")).map(|port| format!("port={port}&"));
-    let mut url =
-        format!("postgres://{}{authority}{}?{}", &base[..start], &base[end..], port.unwrap_or_default());
-    for (name, value) in given {
-        let hosts = value.split(',').filter(|_| name == "host");
-        let values = hosts.chain((name != "host").then_some(&**value));
-        url.extend(values.map(|value| format!("{name}={}&", utf8_percent_encode(value, NON_ALPHANUMERIC))));
-    }
-    let parsed = url.parse::<postgres::Config>();
+/// Has the `postgres` crate parse parameters that it knows.
+fn postgres_config(given: &HashMap<String, String>) -> Result<postgres::Config, String> {
+    let quoted = |value: &str| value.replace('\\', r"\\").replace('\'', r"\'");
+    let pairs: String = given.iter().map(|(name, value)| format!("{name}='{}' ", quoted(value))).collect();
     // It names the parameter, and not its value.
-    let mut config =
-        parsed.map_err(|error| error.source().map_or_else(|| error.to_string(), ToString::to_string))?;
+    let line = |error: postgres::Error| error.source().map_or_else(|| error.to_string(), ToString::to_string);
+    let mut config = pairs.parse::<postgres::Config>().map_err(line)?;
     if config.get_hosts().is_empty() {
         let addresses = given.get("hostaddr").map_or(socket_directory(), |addresses| addresses);
         for host in addresses.split(',') {
@@ -340,23 +303,6 @@ fn keyword_pairs(text: &str) -> Result<Vec<(String, String)>, String> {
         rest = characters.as_str().trim_start();
     }
     Ok(pairs)
-}
-
-/// Returns the password of the first line `host:port:database:user:password` that matches. `*` matches anything, a
-/// backslash takes the next character literally.
-fn password_of(text: &str, wanted: [&str; 4]) -> Option<String> {
-    text.lines().filter(|line| !line.starts_with('#')).find_map(|line| {
-        let (mut fields, mut characters) = (vec![String::new()], line.chars());
-        while let Some(character) = characters.next() {
-            match character {
-                ':' => fields.push(String::new()),
-                '\\' => fields.last_mut()?.extend(characters.next()),
-                _ => fields.last_mut()?.push(character),
-            }
-        }
-        let matches = fields.iter().zip(wanted).all(|(field, wanted)| field == "*" || field == wanted);
-        (fields.len() > 4 && matches).then(|| fields.swap_remove(4))
-    })
 }
 
 /// Returns where libpq looks for a Unix socket if no host is named: Debian's directory, or upstream's.
@@ -631,7 +577,7 @@ mod tests {
             host=h gssencmode=require       | ! parameter 2 is unknown
             host=h ssl_min_protocol_version=TLSv1.3 | ! parameter 2 is unknown
             postgres://u@h/d?nonsense=1     | D h:5432, TLS if the server has it | parameter 1 is unknown and has no effect
-            host=h passfile='' user=u dbname=d | D h:5432, TLS if the server has it
+            host=h passfile=/x              | ! parameter 2 is passfile, which is not supported
         ");
     }
 
@@ -695,24 +641,6 @@ mod tests {
         ] {
             let line = format!("{:?} {}", Target::parse(text, Some("u")), shown(text));
             assert!(!line.contains("secret"), "{text}: {line}");
-        }
-    }
-
-    #[test]
-    fn passwords_of_a_file() {
-        let text = "# h:1:d:u:no\nh:1:d:u:one\nh:*:d:u:two\n[::1]:5432:*:*:no\n\\:\\:1:5432:*:*:six\n\
-                    *:5432:we\\:ird:*:a\\:b\\\\c\nshort:1:d:u\nh2:*:*:*:";
-        let rows = [
-            (["h", "1", "d", "u"], Some("one")),
-            (["h", "2", "d", "u"], Some("two")),
-            (["::1", "5432", "d", "u"], Some("six")),
-            (["x", "5432", "we:ird", "u"], Some("a:b\\c")),
-            (["short", "1", "d", "u"], None),
-            (["h2", "1", "d", "u"], Some("")),
-            (["x", "1", "d", "u"], None),
-        ];
-        for (wanted, expected) in rows {
-            assert_eq!(password_of(text, wanted).as_deref(), expected, "{wanted:?}");
         }
     }
 }

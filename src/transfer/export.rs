@@ -48,7 +48,7 @@ pub fn export(
     on_progress: &mut dyn FnMut(u64, u64),
 ) -> Result<u64, TransferError> {
     let mut client = Opening::new(config)?.connect_migrated(config)?;
-    let breaker = client.breaker();
+    let cancel = client.canceller();
     let mut transaction = begin_export(&mut client, config.db_prepared)?;
     let total = count_users(&mut transaction)?;
     let mut to = BufWriter::with_capacity(WRITE, to);
@@ -63,7 +63,7 @@ pub fn export(
     });
     let written = written.and_then(|()| to.flush().map_err(TransferError::Write));
     // After an error, the rest of the users would be read to end the transaction in good order.
-    written.inspect_err(|_| breaker.shut_down())?;
+    written.inspect_err(|_| cancel())?;
     Ok(done)
 }
 

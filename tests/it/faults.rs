@@ -162,7 +162,7 @@ fn a_restart_without_requests_costs_no_error() {
     }
 }
 
-/// While it is away, answers are prompt; once it has been away for a while, immediate.
+/// While it is away, a request waits for a session as long as at any other time; what needs none is answered at once.
 #[test]
 fn answers_while_the_database_is_away() {
     let mut postgres = Own::start();

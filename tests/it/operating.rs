@@ -192,7 +192,7 @@ fn a_check_finds_what_is_wrong() {
     let name = database.name();
     database.run(&format!(
         "create role {name}_reader login; grant select on users, user_counts, refinery_schema_history to {name}_reader;
-         revoke temporary on database {name} from public; revoke create on schema public from public;
+         revoke create on schema public from public;
          alter table users disable trigger user_counts_insert"
     ));
     let url = database.url().replace("user=postgres", &format!("user={name}_reader"));
@@ -205,7 +205,6 @@ fn a_check_finds_what_is_wrong() {
         "problem  privileges: the role may not delete users",
         "problem  privileges: the role may not select credentials",
         "problem  privileges: the role may not insert idempotency_keys",
-        "note     privileges: the role may not create temporary tables: it cannot import",
         "problem  privileges: the trigger user_counts_insert of users is disabled",
     ] {
         assert_eq!(stdout.lines().filter(|found| found.starts_with(line)).count(), 1, "{line}: {stdout}");
@@ -239,16 +238,6 @@ fn a_check_finds_what_is_missing() {
         let expected = format!("problem  tables: missing: {missing}");
         assert!(stdout.lines().any(|line| line == expected), "{sql}: {stdout}");
     }
-    let database = Database::create();
-    database.run("alter schema public rename to store; create schema public");
-    let url = format!("{} options='-c search_path=store'", database.url());
-    let (code, stdout, _) = userd(&["check"], &[("DATABASE_URL", &url)]);
-    assert!(code == 1 && stdout.contains("problem  tables: the schema was renamed"), "{stdout}");
-    for line in stdout.lines().filter_map(|line| line.split_once("its old name: ")) {
-        database.run(&format!("set search_path = store; {}", line.1));
-    }
-    let (code, stdout, _) = userd(&["check"], &[("DATABASE_URL", &url)]);
-    assert_eq!(code, 0, "{stdout}");
 }
 
 /// A restore of `pg_dump -T credentials` leaves a service that is unready, with the reason.
