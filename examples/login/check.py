@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 OLD, NEW, NEWEST, WRONG = "correct horse", "battery staple", "purple elephant", "no such thing"
+RIGHTS = ("TOKEN", "TOKEN_READ", "TOKEN_LOGIN")
 VICTIM, ATTACKER, OTHER = "127.0.0.3", "127.0.0.2", "127.0.0.4"
 
 
@@ -100,7 +101,7 @@ def check(port, userd_port, mails):
 
     # A user who is deleted is out.
     connection = http.client.HTTPConnection("127.0.0.1", userd_port, timeout=20)
-    connection.request("DELETE", "/users/" + user["id"])
+    connection.request("DELETE", "/users/" + user["id"], headers={"Authorization": "Bearer a-secret-TOKEN"})
     assert connection.getresponse().status == 204
     assert victim.ask("GET", "/")[0] == 401
 
@@ -115,15 +116,17 @@ def main(userd, node):
         with tempfile.TemporaryFile("w+") as log, socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
             free.close()
-            given = {"TRUSTED_PROXIES": "127.0.0.1", "LOG_LEVEL": "warn"}
+            given = {"TRUSTED_PROXIES": "127.0.0.1"} | {f"API_{name}": f"a-secret-{name}" for name in RIGHTS}
+            service_log = tempfile.TemporaryFile("w+")
             service = subprocess.Popen(
                 [userd, "--embedded", "--ephemeral", "--port=0", "--with-parent"],
-                env={**base, **given}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                env={**base, **given}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=service_log, text=True,
             )
             url = service.stdout.readline().split()[-1]
             application = subprocess.Popen(
                 command + ([str(port)] if name == "Flask" else []),
-                env={**base, "USERD_URL": url, "PORT": str(port)}, stdout=log, stderr=log,
+                env={**base, "USERD_URL": url, "PORT": str(port)} | {f"USERD_{name}": f"a-secret-{name}" for name in RIGHTS},
+                stdout=log, stderr=log,
             )
 
             def said():
@@ -157,6 +160,11 @@ def main(userd, node):
                 application.wait()
                 service.stdin.close()
                 assert service.wait() == 0
+            # Each request has carried the token with the least rights.
+            service_log.seek(0)
+            seen = set(re.findall(r"(\w+) /users(/authenticate)?\S* \d{3} .* token=(\w*) ", service_log.read()))
+            change = {(method, "", "full") for method in ("POST", "PUT", "DELETE")}
+            assert seen == change | {("GET", "", "read"), ("POST", "/authenticate", "login")}, seen
 
 
 main(*sys.argv[1:])

@@ -3,9 +3,9 @@
 //     TRUSTED_PROXIES=127.0.0.1 userd --embedded
 //     node login.mjs
 //
-// USERD_URL and USERD_TOKEN say where userd is, PORT where this listens; INSECURE=1 is for plain http on your own machine.
-// Sessions and reset tokens are in this process's memory: put them into a table of yours, keyed by the same hashes, to keep
-// them or to share them.
+// USERD_URL says where userd is, USERD_TOKEN, USERD_TOKEN_READ and USERD_TOKEN_LOGIN are its tokens, PORT says where this
+// listens; INSECURE=1 is for plain http on your own machine. Sessions and reset tokens are in this process's memory: put them
+// into a table of yours, keyed by the same hashes, to keep them or to share them.
 
 import { createHash, randomBytes } from "node:crypto";
 import { createServer, request as ask } from "node:http";
@@ -61,7 +61,10 @@ const resets = new Tickets(HALF_AN_HOUR);
  */
 function userd(client, method, path, body) {
   const headers = { "X-Forwarded-For": client, "Content-Type": "application/json" };
-  if (process.env.USERD_TOKEN) headers.Authorization = `Bearer ${process.env.USERD_TOKEN}`;
+  // The token with the least rights.
+  const right = path === "/users/authenticate" ? "_LOGIN" : method === "GET" ? "_READ" : "";
+  const token = process.env[`USERD_TOKEN${right}`] ?? process.env.USERD_TOKEN;
+  if (token) headers.Authorization = `Bearer ${token}`;
   return new Promise((resolve, reject) => {
     const asked = ask(USERD + path, { method, headers, timeout: 15000 }, async (answer) => {
       try {

@@ -3,8 +3,9 @@
     TRUSTED_PROXIES=127.0.0.1 userd --embedded
     pip install flask && flask --app login run
 
-USERD_URL and USERD_TOKEN say where userd is; INSECURE=1 is for plain http on your own machine. Sessions and reset tokens are
-in this process's memory: put them into a table of yours, keyed by the same hashes, to keep them or to share them.
+USERD_URL says where userd is, USERD_TOKEN, USERD_TOKEN_READ and USERD_TOKEN_LOGIN are its API_TOKEN, API_TOKEN_READ and
+API_TOKEN_LOGIN; INSECURE=1 is for plain http on your own machine. Sessions and reset tokens are in this process's memory:
+put them into a table of yours, keyed by the same hashes, to keep them or to share them.
 """
 
 import hashlib
@@ -20,7 +21,6 @@ from urllib.request import Request, urlopen
 from flask import Flask, jsonify, make_response, request
 
 USERD = os.environ.get("USERD_URL", "http://127.0.0.1:3000")
-TOKEN = os.environ.get("USERD_TOKEN")
 SECURE = os.environ.get("INSECURE") != "1"
 DAY, HALF_AN_HOUR = 86400, 1800
 
@@ -67,8 +67,10 @@ def userd(method, path, body=None):
     asked = Request(USERD + path, method=method, data=None if body is None else json.dumps(body).encode())
     asked.add_header("X-Forwarded-For", request.remote_addr)
     asked.add_header("Content-Type", "application/json")
-    if TOKEN:
-        asked.add_header("Authorization", "Bearer " + TOKEN)
+    # The token with the least rights.
+    right = "_LOGIN" if path == "/users/authenticate" else "_READ" if method == "GET" else ""
+    if token := os.environ.get("USERD_TOKEN" + right, os.environ.get("USERD_TOKEN")):
+        asked.add_header("Authorization", "Bearer " + token)
     try:
         with urlopen(asked, timeout=15) as answer:
             return answer.status, json.load(answer) if answer.status != 204 else None
