@@ -99,7 +99,7 @@ fn main() {
     meanwhile(&url, "idle", || thread::sleep(Duration::from_secs(10)));
     meanwhile(&url, "during an import", || _ = userd(&url, &["import"], Some(&ndjson)));
     meanwhile(&url, "during an export", || _ = userd(&url, &["export"], Some(&dir.join("out.ndjson"))));
-    cluster.stop().expect("the cluster stops");
+    drop(cluster);
     let _ = fs::remove_dir_all(dir);
 }
 

@@ -126,7 +126,7 @@ fn main() {
     println!("\nuserd resident after all this: {:.1} MiB", userd.resident());
     drop(userd);
     drop(client);
-    cluster.stop().expect("the cluster stops");
+    drop(cluster);
     let _ = fs::remove_dir_all(dir);
 }
 

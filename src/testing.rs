@@ -22,11 +22,10 @@ pub use crate::server::Fault;
 use crate::App;
 use crate::config::{Config, Database, PasswordHashing, Secret};
 use crate::db::{New, Once, blocking::outside_of_runtimes, explain, migrate::Migrations};
-use crate::error::StartError;
+use crate::error::{self, StartError};
 use crate::http::{Method, Request};
-use crate::private_postgres::Shared;
+use crate::private_postgres::{Shared, connection_string};
 use crate::server::{BoundServer, Server};
-use crate::users::password::Hasher;
 use crate::users::user::{User, Values};
 use parking_lot::Mutex;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -36,12 +35,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use std::{env, fmt, io, thread};
-
-/// Test runners start as many processes as there are cores, each with some servers and their pools.
-const MAX_CONNECTIONS: u32 = 1000;
-
-/// Templates with users that are kept beside the one that is made.
-const KEPT_SEEDS: i64 = 3;
 
 /// Share of this process in the cluster. Static, since it is to last as long as the process, and no longer.
 static OWNER: Mutex<Option<Owner>> = Mutex::new(None);
@@ -81,7 +74,7 @@ impl ScratchDatabase {
     }
 
     /// Creates a database with the users that `fill` puts into the one whose URL it gets. They are kept in a template for
-    /// `seed`, a number that changes with the users: the next database with that number is a clone.
+    /// `seed`, a number that changes with the users: the next database with this number is a clone.
     #[doc(hidden)]
     pub fn filled<E: From<StartError>>(
         dir: Option<&Path>,
@@ -89,17 +82,28 @@ impl ScratchDatabase {
         fill: impl FnOnce(&str) -> Result<(), E>,
     ) -> Result<ScratchDatabase, E> {
         let migrations = Migrations::load(dir).map_err(StartError::from)?;
-        let fingerprint = migrations.fingerprint();
-        let template = match seed {
-            Some(seed) => format!("userd_seed_{:016x}", seed ^ fingerprint),
-            None => format!("userd_template_{fingerprint:016x}"),
-        };
-        let fill = |url: &str| {
-            let connect = || connect(url).map_err(failed);
-            migrations.apply(&mut connect()?, &mut connect()?).map_err(StartError::Cluster)?;
-            fill(url)
-        };
-        Owner::with(|owner| owner.clone_of(&template, fill))
+        let template = format!("userd_template_{:016x}", migrations.fingerprint() ^ seed.unwrap_or_default());
+        let mut owner = OWNER.lock();
+        if owner.as_ref().is_none_or(|owner| owner.shared.client.is_closed()) {
+            *owner = Some(Owner::join()?);
+        }
+        let owner = owner.as_mut().expect("it has joined");
+        let mut created = owner.create(&template);
+        if has_code(&created, &SqlState::UNDEFINED_DATABASE) {
+            // The end of this session releases the lock. Another process may have made the template meanwhile.
+            let mut session = connect(&connection_string(&owner.shared.dir, "postgres")).map_err(failed)?;
+            session.batch_execute("select pg_advisory_lock(3)").map_err(failed)?;
+            created = owner.create(&template);
+            if has_code(&created, &SqlState::UNDEFINED_DATABASE) {
+                let (name, url) = owner.create("template1").map_err(failed)?;
+                let connect = || connect(&url).map_err(failed);
+                migrations.apply(&mut connect()?, &mut connect()?).map_err(StartError::Cluster)?;
+                fill(&url)?;
+                keep_as_template(&mut session, &name, &template).map_err(failed)?;
+                created = owner.create(&template);
+            }
+        }
+        Ok(created.map(|(name, url)| ScratchDatabase { name, url }).map_err(failed)?)
     }
 
     /// Returns `postgresql://…`, as psql, libpq and the `postgres` crate take it. No password, no TLS.
@@ -130,7 +134,11 @@ impl ScratchDatabase {
         let rules = Arc::new(Mutex::new(Vec::<Rule>::new()));
         let choosing = rules.clone();
         let choose = move |request: &Request| {
-            choosing.lock().iter_mut().find_map(|rule| rule.takes(request).then_some(rule.fault))
+            let mut rules = choosing.lock();
+            let is_met = |rule: &&mut Rule| rule.method == request.method && rule.path == request.path();
+            let rule = rules.iter_mut().filter(|rule| rule.left > 0).find(is_met)?;
+            rule.left -= 1;
+            Some(rule.fault)
         };
         let server = bound.with_faults(Arc::new(choose)).start(config, on_listening, on_broken)?;
         let control = Control { app: server.shared_app(), url: self.url.clone(), rules };
@@ -161,12 +169,10 @@ impl Drop for ScratchDatabase {
         outside_of_runtimes(|| {
             let mut owner = OWNER.lock();
             // The databases of an owner that is gone are gone, too.
-            let owner = owner.as_mut().filter(|owner| self.name.contains(&owner.id));
-            let drop = |client: &mut Client| {
-                end_sessions(client, &self.name)?;
-                client.batch_execute(&format!("drop database if exists {} with (force)", self.name))
-            };
-            if let Some(Err(error)) = owner.map(|owner| drop(&mut owner.shared.client)) {
+            let Some(owner) = owner.as_mut().filter(|owner| self.name.contains(&owner.id)) else { return };
+            let client = &mut owner.shared.client;
+            let drop = format!("drop database if exists {} with (force)", self.name);
+            if let Err(error) = end_sessions(client, &self.name).and_then(|()| client.batch_execute(&drop)) {
                 log::warn!("cannot drop {}: {}", self.name, explain(&error));
             }
         });
@@ -193,14 +199,6 @@ struct Rule {
     left: u32,
 }
 
-impl Rule {
-    fn takes(&mut self, request: &Request) -> bool {
-        let takes = self.left > 0 && self.method == request.method && self.path == request.path();
-        self.left -= u32::from(takes);
-        takes
-    }
-}
-
 /// The reset, the faults and the time of a service that is thrown away.
 #[doc(hidden)]
 pub struct Control {
@@ -212,7 +210,6 @@ pub struct Control {
 impl Control {
     /// Removes all users, keys, counts of wrong passwords and faults, and brings the seed back.
     pub fn reset(&self) -> Result<(), String> {
-        const TRIES: usize = 200;
         const RESET: &str = "\
             set lock_timeout = '50ms'; \
             truncate users, credentials, idempotency_keys restart identity; \
@@ -226,7 +223,7 @@ impl Control {
         self.fail_none();
         // A statement in flight may hold a lock, and wait for another one of these.
         let is_locked = |tried: &Result<(), Error>| has_code(tried, &SqlState::LOCK_NOT_AVAILABLE);
-        let mut tries = (0..TRIES).map(|_| run(&self.url, RESET)).skip_while(is_locked);
+        let mut tries = (0..200).map(|_| run(&self.url, RESET)).skip_while(is_locked);
         tries.next().ok_or("a statement holds a lock")?.map_err(|error| explain(&error))?;
         self.app.advance(Duration::from_secs(60));
         Ok(())
@@ -234,10 +231,6 @@ impl Control {
 
     /// Lets time pass for idempotency keys and for counts of wrong passwords.
     pub fn advance(&self, time: Duration) -> Result<(), String> {
-        const MOST: Duration = Duration::from_secs(366 * 24 * 3600);
-        if time > MOST {
-            return Err("no more than 366 days may pass at once".to_owned());
-        }
         // An older key is as good as none.
         let age = format!(
             "update idempotency_keys set kept_since = \
@@ -251,18 +244,14 @@ impl Control {
 
     /// Has the next requests with this method and path fail, so many times.
     pub fn fail(&self, fault: Fault, method: &str, path: &str, times: u32) -> Result<(), String> {
-        use Method::{Delete, Get, Head, Patch, Post, Put};
+        const CAN: &str = "requests can fail whose method is GET, HEAD, POST, PUT, PATCH or DELETE and whose path, \
+                           without a query, is /users or below";
         let method = Method::from(method);
-        let is_known = [Get, Head, Post, Put, Patch, Delete].contains(&method);
-        if !is_known || path.contains('?') || !(path == "/users" || path.starts_with("/users/")) {
-            let can = "requests can fail whose method is GET, HEAD, POST, PUT, PATCH or DELETE and whose path, without \
-                       a query, is /users or below";
-            return Err(can.to_owned());
+        let is_of_users = path == "/users" || path.starts_with("/users/") && !path.contains('?');
+        if !is_of_users || matches!(method, Method::Options | Method::Other) {
+            return Err(CAN.to_owned());
         }
-        let rule = Rule { fault, method, path: path.to_owned(), left: times };
-        let mut rules = self.rules.lock();
-        rules.retain(|rule| rule.left > 0);
-        rules.push(rule);
+        self.rules.lock().push(Rule { fault, method, path: path.to_owned(), left: times });
         Ok(())
     }
 
@@ -298,8 +287,7 @@ impl Failing<'_> {
     /// If no such request can fail: its method has no meaning for users, or its path is not `/users` or below.
     #[track_caller]
     pub fn times(self, times: u32) {
-        let failing = self.control.fail(self.fault, &self.method, &self.path, times);
-        expected("have requests fail", failing);
+        expected("have requests fail", self.control.fail(self.fault, &self.method, &self.path, times));
     }
 }
 
@@ -313,62 +301,24 @@ struct Owner {
 }
 
 impl Owner {
-    /// Calls `work` with the owner of this process's databases.
-    fn with<T, E: From<StartError>>(work: impl FnOnce(&mut Owner) -> Result<T, E>) -> Result<T, E> {
-        let mut owner = OWNER.lock();
-        if owner.as_ref().is_some_and(|owner| owner.shared.client.is_closed()) {
-            *owner = None;
-        }
-        match &mut *owner {
-            Some(owner) => work(owner),
-            none => work(none.insert(Owner::join()?)),
-        }
-    }
-
     fn join() -> Result<Owner, StartError> {
         const ASK: &str = "\
             select concat(pid, '_', (extract(epoch from backend_start) * 1000000)::bigint), \
                 current_setting('server_version') from pg_stat_activity where pid = pg_backend_pid()";
         let places =
             ["/dev/shm".into(), env::temp_dir(), "/tmp".into()].map(|dir: PathBuf| dir.join("userd-scratch"));
-        let shared = Shared::join(&places, MAX_CONNECTIONS);
+        // Test runners start as many processes as there are cores, each with some servers and their pools.
+        let shared = Shared::join(&places, 1000);
         let mut shared = shared.map_err(|error| StartError::Cluster(error.to_string()))?;
-        let connection_string = shared.connection_string("postgres");
+        let connection_string = connection_string(&shared.dir, "postgres");
         // Beside the start, which is to be quick. The next process drops what this thread does not come to.
-        let _ = thread::Builder::new().spawn(move || {
-            if let Err(error) = drop_leftovers(&connection_string) {
-                log::warn!("cannot drop the databases of other processes: {}", explain(&error));
-            }
-        });
+        let _ = thread::Builder::new().spawn(move || drop_leftovers(&connection_string));
         let row = shared.client.query_one(ASK, &[]).map_err(failed)?;
         log::info!("PostgreSQL {}, programs in {}", row.get::<_, &str>(1), shared.programs.display());
         Ok(Owner { id: row.get(0), shared, count: 0 })
     }
 
-    /// Creates a clone of a template, which is made first if it is missing, by `fill`. It gets its name once it is complete,
-    /// and accepts no connection then: so it can be cloned at any time.
-    fn clone_of<E: From<StartError>>(
-        &mut self,
-        template: &str,
-        fill: impl FnOnce(&str) -> Result<(), E>,
-    ) -> Result<ScratchDatabase, E> {
-        let is_missing = |created: &Result<_, Error>| has_code(created, &SqlState::UNDEFINED_DATABASE);
-        let mut created = self.create(template);
-        if is_missing(&created) {
-            // The end of this session releases the lock. Another process may have made the template meanwhile.
-            let mut session = connect(&self.shared.connection_string("postgres")).map_err(failed)?;
-            session.batch_execute("select pg_advisory_lock(3)").map_err(failed)?;
-            created = self.create(template);
-            if is_missing(&created) {
-                let (name, url) = self.create("template1").map_err(failed)?;
-                fill(&url)?;
-                keep_as_template(&mut session, &name, template).map_err(failed)?;
-                created = self.create(template);
-            }
-        }
-        created.map(|(name, url)| ScratchDatabase { name, url }).map_err(|error| failed(error).into())
-    }
-
+    /// Creates a clone of a template. Returns its name and URL.
     fn create(&mut self, template: &str) -> Result<(String, String), Error> {
         let name = format!("userd_scratch_{}_{}", self.id, self.count);
         self.count += 1;
@@ -389,12 +339,13 @@ fn has_code<T>(done: &Result<T, Error>, code: &SqlState) -> bool {
     matches!(done, Err(error) if error.code() == Some(code))
 }
 
-/// Makes a database a template, and drops the oldest of the templates with users.
+/// Makes a database a template, and keeps the last four beside it. A template gets its name once it is complete, and accepts
+/// no connection then: so it can be cloned at any time.
 fn keep_as_template(client: &mut Client, name: &str, template: &str) -> Result<(), Error> {
     const OLD: &str = "\
-        select datname::text from pg_database where starts_with(datname::text, 'userd_seed_') \
-        order by oid desc offset $1";
-    for row in client.query(OLD, &[&KEPT_SEEDS])? {
+        select datname::text from pg_database where starts_with(datname::text, 'userd_template_') \
+        order by oid desc offset 4";
+    for row in client.query(OLD, &[])? {
         client.batch_execute(&format!("drop database {}", row.get::<_, &str>(0)))?;
     }
     end_sessions(client, name)?;
@@ -425,9 +376,7 @@ fn drop_leftovers(connection_string: &str) -> Result<(), Error> {
                 (extract(epoch from backend_start) * 1000000)::bigint, '_'))) limit 1";
     let mut client = connect(connection_string)?;
     while let Some(row) = client.query(LEFTOVER, &[])?.first() {
-        let name: &str = row.get(0);
-        log::debug!("dropping {name}, which an ended process left");
-        client.batch_execute(&format!("drop database if exists {name} with (force)"))?;
+        client.batch_execute(&format!("drop database if exists {} with (force)", row.get::<_, &str>(0)))?;
     }
     Ok(())
 }
@@ -438,7 +387,6 @@ pub struct TestServer {
     server: Server,
     control: Control,
     database: ScratchDatabase,
-    hasher: Hasher,
 }
 
 impl TestServer {
@@ -486,8 +434,7 @@ impl TestServer {
     pub fn with_users<'a>(users: impl IntoIterator<Item = (i64, &'a str, &'a str)>) -> TestServer {
         const STORE: &str = "\
             with stored as (insert into users (id, name, email) overriding system value \
-                select * from rows from (unnest($1::bigint[]), unnest($2::text[]), unnest($3::text[])) as given (id, name, email) \
-                returning id) \
+                select unnest($1::bigint[]), unnest($2::text[]), unnest($3::text[]) returning id) \
             select coalesce(setval(pg_get_serial_sequence('users', 'id')::regclass, max(id)), 0) from stored";
         let server = TestServer::start();
         let (ids, names, emails): (Vec<i64>, Vec<&str>, Vec<&str>) = users.into_iter().collect();
@@ -511,9 +458,8 @@ impl TestServer {
             database = ScratchDatabase::with_migrations(config.migrations_dir.as_deref())?;
         }
         config.database = database.config().database;
-        let hasher = Hasher::new(config.password_hashing);
         let (server, control) = database.serve(BoundServer::bind(&config)?, config, || Ok(()), || {})?;
-        Ok(TestServer { server, control, database, hasher })
+        Ok(TestServer { server, control, database })
     }
 
     /// Returns where it listens, without a slash at its end: `http://127.0.0.1:41234`.
@@ -600,7 +546,7 @@ impl TestServer {
     /// Lets time pass for idempotency keys and for counts of wrong passwords. Blocks for some milliseconds.
     ///
     /// # Panics
-    /// If it is more than 366 days, or the database refuses.
+    /// If the database refuses, as for more time than its timestamps have.
     #[track_caller]
     pub fn advance(&self, time: Duration) {
         expected("let time pass", self.control.advance(time));
@@ -609,14 +555,9 @@ impl TestServer {
     /// Stops the server and drops the database, as dropping this value does.
     pub fn stop(self) {}
 
-    fn create(
-        &self,
-        name: &str,
-        email: &str,
-        password: Option<&Secret>,
-    ) -> Result<User, crate::error::Error> {
+    fn create(&self, name: &str, email: &str, password: Option<&Secret>) -> Result<User, error::Error> {
         outside_of_runtimes(|| {
-            let hash = password.map(|clear| self.hasher.hash(clear)).transpose()?;
+            let hash = self.app().hash(password)?;
             let (values, deadline) = (Values::new(name, email), self.app().deadline());
             let new = New { values, password: hash.as_ref(), key: None, deadline };
             self.app().users().create_many(&[new]).remove(0).map(Once::into_user)
@@ -625,9 +566,9 @@ impl TestServer {
 
     /// Returns the ids that a statement returns.
     fn query(&self, sql: &str, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<i64>, StartError> {
-        let ask =
-            || Ok(connect(self.database_url())?.query(sql, params)?.iter().map(|row| row.get(0)).collect());
-        outside_of_runtimes(|| ask().map_err(failed))
+        let rows =
+            outside_of_runtimes(|| connect(self.database_url())?.query(sql, params)).map_err(failed)?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 }
 

@@ -137,7 +137,7 @@ impl App {
     }
 
     /// Hashes a password, if there is one; see [`App::hashing`].
-    fn hash(&self, password: Option<&Secret>) -> Result<Option<PasswordHash>, Error> {
+    pub(crate) fn hash(&self, password: Option<&Secret>) -> Result<Option<PasswordHash>, Error> {
         password.map(|password| self.hashing(None, |hasher| hasher.hash(password))?).transpose()
     }
 

@@ -1,7 +1,7 @@
 //! The account that PostgreSQL runs as: never root, which it refuses. Owns what that account may enter and what
 //! belongs to it. Knows nothing of clusters.
 
-use super::ClusterError;
+use super::{ClusterError, Result};
 use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
 use nix::unistd::{Gid, Uid, User};
 use std::fs::{self, File, OpenOptions};
@@ -19,8 +19,6 @@ const ENVIRONMENT: [&str; 6] = ["PATH", "TZ", "TZDIR", "LD_LIBRARY_PATH", "LOCPA
 pub struct Account {
     pub(super) uid: u32,
     gid: u32,
-    /// This process is root's and acts for the account.
-    switch: bool,
 }
 
 impl Account {
@@ -29,29 +27,29 @@ impl Account {
     ///
     /// # Errors
     /// The process is root's, and there is no such user.
-    pub fn find(durable: bool) -> Result<Account, ClusterError> {
-        let (uid, gid) = (Uid::effective(), Gid::effective());
-        if !uid.is_root() {
-            return Ok(Account { uid: uid.as_raw(), gid: gid.as_raw(), switch: false });
+    pub fn find(durable: bool) -> Result<Account> {
+        let account = |uid: Uid, gid: Gid| Account { uid: uid.as_raw(), gid: gid.as_raw() };
+        if !Uid::effective().is_root() {
+            return Ok(account(Uid::effective(), Gid::effective()));
         }
         let names: &[&str] = if durable { &["postgres"] } else { &["postgres", "nobody"] };
-        match names.iter().find_map(|name| User::from_name(name).ok().flatten()) {
-            Some(user) => Ok(Account { uid: user.uid.as_raw(), gid: user.gid.as_raw(), switch: true }),
-            None => Err(ClusterError::new(
+        let user = names.iter().find_map(|name| User::from_name(name).ok().flatten());
+        user.map(|user| account(user.uid, user.gid)).ok_or_else(|| {
+            ClusterError::new(
                 "PostgreSQL refuses to run as root, and there is no user postgres to run it: \
                  create one (useradd --system postgres), or start userd as another user",
-            )),
-        }
+            )
+        })
     }
 
     /// Returns the owner of `dir`, if this process is root's and the directory is not; else as [`Account::find`] for a
     /// cluster that is kept.
-    pub(super) fn owner_of(dir: &Path) -> Result<Account, ClusterError> {
+    pub(super) fn owner_of(dir: &Path) -> Result<Account> {
         match fs::metadata(dir) {
             Ok(found) if Uid::effective().is_root() && found.uid() != 0 => {
                 let user = User::from_uid(Uid::from_raw(found.uid())).ok().flatten();
                 let gid = user.map_or(found.gid(), |user| user.gid.as_raw());
-                Ok(Account { uid: found.uid(), gid, switch: true })
+                Ok(Account { uid: found.uid(), gid })
             }
             _ => Account::find(true),
         }
@@ -60,39 +58,37 @@ impl Account {
     /// Returns user and group, if this process is root's: a program becomes them that needs root no longer once its
     /// cluster runs. All that a running [`Cluster`](super::Cluster) needs is this user's.
     pub fn instead_of_root(&self) -> Option<(u32, u32)> {
-        self.switch.then_some((self.uid, self.gid))
+        Uid::effective().is_root().then_some((self.uid, self.gid))
     }
 
     /// A program that is run as this account, with little of our environment.
     pub(super) fn command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new(program.as_ref());
         command.env_clear().envs(ENVIRONMENT.iter().filter_map(|name| Some((name, env::var_os(name)?))));
-        if self.switch {
-            command.uid(self.uid).gid(self.gid);
+        if let Some((uid, gid)) = self.instead_of_root() {
+            command.uid(uid).gid(gid);
         }
         command
     }
 
     /// Checks that the account may enter `dir`, which root would not notice.
-    pub(super) fn check_way(&self, dir: &Path) -> Result<(), ClusterError> {
-        const FIRST_CLOSED: &str = r#"for dir; do [ -x "$dir" ] || { printf %s "$dir"; exit 1; }; done"#;
+    pub(super) fn check_way(&self, dir: &Path) -> Result<()> {
+        const FIRST_CLOSED: &str = r#"for dir; do [ -x "$dir" ] || { printf %s "$dir"; exit; }; done"#;
         let mut way: Vec<&Path> = dir.ancestors().collect();
         way.reverse();
-        let mut shell = self.command("/bin/sh");
-        let output = shell.args(["-c", FIRST_CLOSED, "sh"]).args(way).current_dir("/").output();
-        let output = output.map_err(ClusterError::io("run", Path::new("/bin/sh")))?;
-        if output.status.success() {
-            return Ok(());
+        let output =
+            self.command("/bin/sh").args(["-c", FIRST_CLOSED, "sh"]).args(way).current_dir("/").output();
+        match String::from_utf8_lossy(&output.map_err(ClusterError::io("run sh for", dir))?.stdout) {
+            closed if closed.is_empty() => Ok(()),
+            closed => Err(ClusterError::new(format!(
+                "PostgreSQL runs as user {}, who may not enter {closed}: chmod a+x it, or choose another directory",
+                name(self.uid)
+            ))),
         }
-        let closed = String::from_utf8_lossy(&output.stdout);
-        Err(ClusterError::new(format!(
-            "PostgreSQL runs as user {}, who may not enter {closed}: chmod a+x it, or choose another directory",
-            name(self.uid)
-        )))
     }
 
     /// Checks that `path` is the account's.
-    pub(super) fn check_owner(&self, path: &Path) -> Result<(), ClusterError> {
+    pub(super) fn check_owner(&self, path: &Path) -> Result<()> {
         let owner = fs::metadata(path).map_err(ClusterError::io("read", path))?.uid();
         if owner == self.uid {
             return Ok(());
@@ -111,9 +107,10 @@ impl Account {
     }
 
     /// Gives the account a directory that is root's, and none of another owner.
-    pub(super) fn take_over(&self, dir: &Path) -> Result<(), ClusterError> {
-        if self.switch && fs::metadata(dir).is_ok_and(|found| found.uid() == 0) {
-            lchown(dir, Some(self.uid), Some(self.gid)).map_err(ClusterError::io("give away", dir))?;
+    pub(super) fn take_over(&self, dir: &Path) -> Result<()> {
+        let is_roots = fs::metadata(dir).is_ok_and(|found| found.uid() == 0);
+        if let Some((uid, gid)) = self.instead_of_root().filter(|_| is_roots) {
+            lchown(dir, Some(uid), Some(gid)).map_err(ClusterError::io("give away", dir))?;
         }
         self.check_owner(dir)
     }
@@ -130,15 +127,15 @@ impl Account {
         if !found.is_file() || found.nlink() != 1 {
             return Err(io::Error::other("it is not a regular file with one name"));
         }
-        if self.switch {
-            fchown(&file, Some(self.uid), Some(self.gid))?;
+        if let Some((uid, gid)) = self.instead_of_root() {
+            fchown(&file, Some(uid), Some(gid))?;
         }
         Ok(file)
     }
 }
 
 /// Returns the name of a user, or its number if it has none.
-pub(super) fn name(uid: u32) -> String {
+fn name(uid: u32) -> String {
     let user = User::from_uid(Uid::from_raw(uid)).ok().flatten();
     user.map_or_else(|| uid.to_string(), |user| user.name)
 }

@@ -1,14 +1,11 @@
 //! A cluster that is kept: one directory and the server process in it, from `initdb` to the last signal.
 
 use super::directory::{self, ClusterDir};
-use super::{
-    Account, ClusterError, POLL, PORT, START_TIMEOUT, account, connect, connection_string, programs,
-};
+use super::{Account, ClusterError, POLL, PORT, Result, START_TIMEOUT, connect, connection_string, programs};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::thread;
@@ -34,13 +31,16 @@ const SETTINGS: [&str; 10] = [
 /// PostgreSQL's default of 128 MB is too much for a machine of 192 MB.
 const CONFIGURATION: &str = "\n# Of userd\nshared_buffers = 24MB\n";
 
-/// A cluster that accepts connections. Dropping it stops its server, if it was started here.
+/// Bytes of the log that are read for an error: many times what a start says.
+const MOST_SHOWN: u64 = 1 << 20;
+
+/// A cluster that accepts connections. Dropping it ends every session and stops its server, if it was started here: what
+/// was committed is safe. Blocks for a fast shutdown of up to 10 s, then an immediate one (6 s), then SIGKILL (2 s).
 ///
 /// If this process is killed, the server stays; the next start stops it and goes on.
 #[derive(Debug)]
 pub struct Cluster {
     dir: PathBuf,
-    is_new: bool,
     /// In this order: the directory is locked until the server has stopped.
     started: Option<(Server, ClusterDir)>,
 }
@@ -56,7 +56,7 @@ impl Cluster {
     /// One line saying what to do: PostgreSQL, its right version or the `postgres` user missing; its programs not to be
     /// entered or not starting; the directory unusable, not ours, or in use; `initdb` or the server failing, with the
     /// last lines of its log.
-    pub fn start(dir: &Path, max_connections: u32) -> Result<Cluster, ClusterError> {
+    pub fn start(dir: &Path, max_connections: u32) -> Result<Cluster> {
         Cluster::open(dir, Account::find(true)?, max_connections, false)
     }
 
@@ -67,16 +67,11 @@ impl Cluster {
     ///
     /// # Errors
     /// Errors of [`Cluster::start`].
-    pub fn join(dir: &Path, max_connections: u32) -> Result<Cluster, ClusterError> {
+    pub fn join(dir: &Path, max_connections: u32) -> Result<Cluster> {
         Cluster::open(dir, Account::owner_of(dir)?, max_connections, true)
     }
 
-    fn open(
-        dir: &Path,
-        account: Account,
-        max_connections: u32,
-        joins: bool,
-    ) -> Result<Cluster, ClusterError> {
+    fn open(dir: &Path, account: Account, max_connections: u32, joins: bool) -> Result<Cluster> {
         let dir = directory::make(dir, account)?;
         // A process that is being started has a copy of the lock for a moment.
         let deadline = Instant::now() + if joins { START_TIMEOUT } else { Duration::from_secs(1) };
@@ -85,7 +80,7 @@ impl Cluster {
                 return Cluster::start_in(directory, max_connections);
             }
             if joins && connect(&dir).is_ok() {
-                return Ok(Cluster { dir, is_new: false, started: None });
+                return Ok(Cluster { dir, started: None });
             }
             if Instant::now() >= deadline {
                 return Err(directory::in_use(&dir));
@@ -94,7 +89,7 @@ impl Cluster {
         }
     }
 
-    fn start_in(directory: ClusterDir, max_connections: u32) -> Result<Cluster, ClusterError> {
+    fn start_in(directory: ClusterDir, max_connections: u32) -> Result<Cluster> {
         let (dir, pgdata) = (directory.dir.clone(), directory.pgdata());
         directory.clear()?;
         let is_new = !pgdata.exists();
@@ -107,13 +102,13 @@ impl Cluster {
         let server = Server::start(&directory, &programs, max_connections, &[])?;
         if is_new {
             // Only a superuser may create in the schema, as it is by itself from version 15 on.
-            let close = "revoke create on schema public from public";
-            let closed = connect(&dir).and_then(|mut it| it.batch_execute(close));
+            const CLOSE: &str = "revoke create on schema public from public";
+            let closed = connect(&dir).and_then(|mut client| client.batch_execute(CLOSE));
             closed.map_err(|error| ClusterError::new(format!("cannot set up the database: {error}")))?;
         }
         let (pid, place) = (server.0.id(), dir.display());
         log::info!("PostgreSQL {major} (process {pid}) serves {}, socket in {place}", pgdata.display());
-        Ok(Cluster { dir, is_new, started: Some((server, directory)) })
+        Ok(Cluster { dir, started: Some((server, directory)) })
     }
 
     /// Returns what psql and the `postgres` crate need to connect to `database` as the superuser `postgres`:
@@ -127,11 +122,6 @@ impl Cluster {
         self.started.as_ref().map(|(server, _)| server.0.id())
     }
 
-    /// Returns whether this start has made the cluster.
-    pub fn is_new(&self) -> bool {
-        self.is_new
-    }
-
     /// Returns a line that says how the server ended, if it did so by itself. Does not block.
     pub fn ended(&mut self) -> Option<String> {
         let server = &mut self.started.as_mut()?.0.0;
@@ -139,19 +129,10 @@ impl Cluster {
         let log = self.dir.join("postgres.log");
         Some(format!("PostgreSQL (process {pid}) has ended ({status}); see {}", log.display()))
     }
-
-    /// Ends every session and stops the server. What was committed is safe. Blocks for a fast shutdown of up to 10 s, then
-    /// an immediate one (6 s), then SIGKILL (2 s).
-    ///
-    /// # Errors
-    /// The server's process outlived even SIGKILL.
-    pub fn stop(mut self) -> Result<(), ClusterError> {
-        self.started.as_mut().map_or(Ok(()), |(server, _)| server.stop())
-    }
 }
 
 /// Returns the version that made the cluster.
-fn major(directory: &ClusterDir) -> Result<u32, ClusterError> {
+fn major(directory: &ClusterDir) -> Result<u32> {
     let pgdata = directory.pgdata();
     directory.account.check_owner(&pgdata)?;
     let file = pgdata.join("PG_VERSION");
@@ -163,24 +144,23 @@ fn major(directory: &ClusterDir) -> Result<u32, ClusterError> {
 ///
 /// # Errors
 /// There is no cluster, or this user may not look.
-pub fn check(dir: &Path) -> Result<PathBuf, ClusterError> {
+pub fn check(dir: &Path) -> Result<PathBuf> {
     let shown = dir.display();
     let found = fs::metadata(dir.join("pgdata")).and_then(|_| fs::canonicalize(dir));
-    found.map_err(|error| match (error.kind(), fs::metadata(dir)) {
-        (io::ErrorKind::PermissionDenied, Ok(found)) => {
-            let owner = account::name(found.uid());
-            let error = ClusterError::io("read", dir)(error);
-            ClusterError::new(format!("{error}; it belongs to user {owner}: be {owner}, or root"))
-        }
-        (io::ErrorKind::NotFound, _) => {
+    found.map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => {
             ClusterError::new(format!("{shown} has no cluster; `userd --embedded={shown}` makes one"))
         }
-        _ => ClusterError::io("read", dir)(error),
+        // The error of `check_owner` names the owner of the directory.
+        _ => {
+            let owner = Account::owner_of(dir).and_then(|account| account.check_owner(dir));
+            owner.err().unwrap_or_else(|| ClusterError::io("read", dir)(error))
+        }
     })
 }
 
 /// Makes `pgdata`, complete or not there at all: made as `pgdata.new` and renamed. Blocks until `initdb` has ended.
-pub(super) fn initialize(directory: &ClusterDir, programs: &Path, more: &[&str]) -> Result<(), ClusterError> {
+pub(super) fn initialize(directory: &ClusterDir, programs: &Path, more: &[&str]) -> Result<()> {
     let (program, new) = (programs.join("initdb"), directory.dir.join("pgdata.new"));
     let run = |locale: &str| {
         // If some of it stays, initdb says so.
@@ -221,12 +201,12 @@ impl Server {
         programs: &Path,
         max_connections: u32,
         settings: &[&str],
-    ) -> Result<Server, ClusterError> {
+    ) -> Result<Server> {
         let deadline = Instant::now() + START_TIMEOUT;
         let (program, pgdata) = (programs.join("postgres"), directory.pgdata());
-        let (log, length) = directory.log()?;
-        let errors = log.try_clone().map_err(ClusterError::io("log in", &directory.dir))?;
-        let mut command = directory.command(&program, errors);
+        let mut log = directory.log()?;
+        log.seek(SeekFrom::End(0)).map_err(ClusterError::io("log in", &directory.dir))?;
+        let mut command = directory.command(&program, directory.log()?);
         command.arg("-D").arg(&pgdata).args([format!("--port={PORT}"), format!("-N{max_connections}")]);
         command.args(SETTINGS.iter().chain(settings).map(|setting| format!("--{setting}")));
         let mut server = Server(command.spawn().map_err(ClusterError::io("run", &program))?);
@@ -239,51 +219,30 @@ impl Server {
             let ended = server.0.try_wait().ok().flatten();
             if ended.is_some() || Instant::now() >= deadline {
                 let how = ended.map_or("not ready in time".to_owned(), |status| status.to_string());
-                return Err(failed(&format!("PostgreSQL failed ({how})"), &end_of(&log, length)));
+                let mut said = Vec::new();
+                let _ = log.take(MOST_SHOWN).read_to_end(&mut said);
+                return Err(failed(&format!("PostgreSQL failed ({how})"), &said));
             }
             thread::sleep(POLL);
         }
         Ok(server)
     }
-
-    fn stop(&mut self) -> Result<(), ClusterError> {
-        let pid = self.0.id();
-        // An error means that another thread reaped the child: it has ended all the same.
-        let mut has_ended = || !matches!(self.0.try_wait(), Ok(None));
-        if has_ended() {
-            return Ok(());
-        }
-        // After SIGQUIT the server itself kills what does not end within 5 s.
-        for (signal, seconds) in [(Signal::SIGINT, 10), (Signal::SIGQUIT, 6), (Signal::SIGKILL, 2)] {
-            let deadline = Instant::now() + Duration::from_secs(seconds);
-            let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
-            while Instant::now() < deadline {
-                if has_ended() {
-                    log::info!("PostgreSQL (process {pid}) has stopped");
-                    return Ok(());
-                }
-                thread::sleep(POLL);
-            }
-        }
-        Err(ClusterError::new(format!("not even SIGKILL ends PostgreSQL (process {pid})")))
-    }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        if let Err(error) = self.stop() {
-            log::warn!("{error}");
+        let (pid, start) = (self.0.id(), Instant::now());
+        // After SIGQUIT the server itself kills what does not end within 5 s.
+        let signals = [(0, Signal::SIGINT), (10, Signal::SIGQUIT), (16, Signal::SIGKILL)];
+        let mut signals = signals.into_iter().peekable();
+        // An error means that another thread reaped the child: it has ended all the same.
+        while matches!(self.0.try_wait(), Ok(None)) && start.elapsed().as_secs() < 18 {
+            if let Some((_, signal)) = signals.next_if(|(after, _)| start.elapsed().as_secs() >= *after) {
+                let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
+            }
+            thread::sleep(POLL);
         }
     }
-}
-
-/// Returns the last bytes of the log that are behind this length.
-fn end_of(log: &File, length: u64) -> Vec<u8> {
-    let mut bytes = vec![0; 4096];
-    let end = log.metadata().map_or(0, |found| found.len());
-    let read = log.read_at(&mut bytes, length.max(end.saturating_sub(4096))).unwrap_or(0);
-    bytes.truncate(read);
-    bytes
 }
 
 /// Returns an error with the last lines of what a program has said.

@@ -1,7 +1,7 @@
 //! The directory of a server: made, checked, locked; its log; and the processes that a killed userd left in it. Has
 //! `pgdata` (the cluster), `postgres.log`, `lock` (held by the userd that runs the server) and the socket.
 
-use super::{Account, ClusterError, SOCKET};
+use super::{Account, ClusterError, Result, SOCKET};
 use std::fs::{self, File, Metadata, Permissions, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -25,8 +25,8 @@ pub(super) struct ClusterDir {
 }
 
 impl ClusterDir {
-    /// Locks the directory. `None`: another process has locked it, or is just removing it.
-    pub fn lock(dir: &Path, account: Account) -> Result<Option<ClusterDir>, ClusterError> {
+    /// Locks the directory. `None`: another process has locked it, or has just removed it.
+    pub fn lock(dir: &Path, account: Account) -> Result<Option<ClusterDir>> {
         let path = dir.join("lock");
         let mut file = match account.open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -38,8 +38,7 @@ impl ClusterDir {
         }
         let written = file.set_len(0).and_then(|()| writeln!(file, "{}", process::id()));
         written.map_err(ClusterError::io("write", &path))?;
-        // The directory may have been removed before it was locked.
-        Ok(Some(ClusterDir { dir: dir.to_owned(), account, lock: file }).filter(ClusterDir::is_there))
+        Ok(Some(ClusterDir { dir: dir.to_owned(), account, lock: file }))
     }
 
     /// Returns whether the directory that is locked has its name still.
@@ -53,12 +52,10 @@ impl ClusterDir {
         self.dir.join("pgdata")
     }
 
-    /// Opens the log, and returns its length.
-    pub fn log(&self) -> Result<(File, u64), ClusterError> {
+    /// Opens the log.
+    pub fn log(&self) -> Result<File> {
         let path = self.dir.join("postgres.log");
-        let log = self.account.open(&path).map_err(ClusterError::io("open", &path))?;
-        let length = log.metadata().map_err(ClusterError::io("read", &path))?.len();
-        Ok((log, length))
+        self.account.open(&path).map_err(ClusterError::io("open", &path))
     }
 
     /// A program that is run as the account, in a process group of its own.
@@ -70,10 +67,10 @@ impl ClusterDir {
     }
 
     /// Ends what a killed userd or a killed server left, and removes the files that name it. Blocks for up to 18 s.
-    pub fn clear(&self) -> Result<(), ClusterError> {
-        let mut shell = self.account.command("/bin/sh");
-        shell.args(["-c", END, "sh"]).args([&self.dir, &self.pgdata(), &self.dir.join("pgdata.new")]);
-        if !shell.current_dir("/").status().is_ok_and(|status| status.success()) {
+    pub fn clear(&self) -> Result<()> {
+        let mut shell = self.command(Path::new("/bin/sh"), Stdio::null());
+        shell.args(["-c", END, "sh", ".", "pgdata", "pgdata.new"]);
+        if !shell.status().is_ok_and(|status| status.success()) {
             let dir = self.dir.display();
             return Err(ClusterError::new(format!("cannot end the PostgreSQL that runs in {dir}")));
         }
@@ -99,34 +96,29 @@ pub(super) fn takes_a_socket(dir: &Path) -> bool {
 
 /// Makes a directory for a cluster that is kept, of mode 0700 and the account's, or checks the one that is there.
 /// Returns its real name.
-pub(super) fn make(dir: &Path, account: Account) -> Result<PathBuf, ClusterError> {
-    let refuse = |why: String| {
+pub(super) fn make(dir: &Path, account: Account) -> Result<PathBuf> {
+    let refuse = |why: &str| {
         ClusterError::new(format!("{} {why}: choose another directory (--embedded=DIR)", dir.display()))
     };
     let absolute = path::absolute(dir).map_err(ClusterError::io("use", dir))?;
     let parent = absolute.parent().unwrap_or(&absolute);
     let create =
-        |dir| fs::create_dir_all(dir).map_err(|error| refuse(format!("cannot be created ({error})")));
+        |dir| fs::create_dir_all(dir).map_err(|error| refuse(&format!("cannot be created ({error})")));
     create(parent)?;
     account.check_way(&fs::canonicalize(parent).map_err(ClusterError::io("read", parent))?)?;
-    if absolute.exists() && !absolute.is_dir() {
-        return Err(refuse("is not a directory".to_owned()));
-    }
     create(&absolute)?;
     // So that a new directory outlasts a power failure.
     let _ = File::open(parent).and_then(|parent| parent.sync_all());
     let dir = fs::canonicalize(&absolute).map_err(ClusterError::io("read", dir))?;
     if !takes_a_socket(&dir) {
-        return Err(refuse(
-            "is too long a name for a socket in it, or has a comma or a line break".to_owned(),
-        ));
+        return Err(refuse("is too long a name for a socket in it, or has a comma or a line break"));
     }
     let entries = fs::read_dir(&dir).map_err(ClusterError::io("read", &dir))?;
     let mut names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
     let ours = ["pgdata", "postgres.log", "lock", ".s.PGSQL.", "lost+found"];
     let foreign = names.find(|name| !ours.iter().any(|ours| name.starts_with(ours)));
     if let Some(foreign) = foreign.filter(|_| !dir.join("pgdata").exists()) {
-        return Err(refuse(format!("is neither empty nor a cluster of userd's (it has {foreign:?})")));
+        return Err(refuse(&format!("is neither empty nor a cluster of userd's (it has {foreign:?})")));
     }
     account.take_over(&dir)?;
     let private = fs::set_permissions(&dir, Permissions::from_mode(0o700));

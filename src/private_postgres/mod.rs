@@ -13,10 +13,10 @@ mod directory;
 mod programs;
 mod shared;
 
-use postgres::{Client, Config, Error, NoTls};
+use postgres::{Client, Config, NoTls};
 use std::path::Path;
 use std::time::Duration;
-use std::{fmt, io};
+use std::{io, result};
 
 pub use account::Account;
 pub use cluster::{Cluster, check};
@@ -31,8 +31,11 @@ const PORT: u16 = 5432;
 const SOCKET: &str = ".s.PGSQL.5432";
 
 /// Reason why there is no cluster: one line, made to be shown, that says what to do.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub struct ClusterError(String);
+
+type Result<T> = result::Result<T, ClusterError>;
 
 impl ClusterError {
     fn new(message: impl AsRef<str>) -> ClusterError {
@@ -45,22 +48,14 @@ impl ClusterError {
     }
 }
 
-impl fmt::Display for ClusterError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for ClusterError {}
-
 /// Returns how the superuser `postgres` reaches a database of the server in `dir`, for psql and the `postgres` crate.
-fn connection_string(dir: &Path, database: &str) -> String {
+pub fn connection_string(dir: &Path, database: &str) -> String {
     let quote = |value: &str| format!("'{}'", value.replace('\\', r"\\").replace('\'', r"\'"));
     let (host, database) = (quote(&dir.to_string_lossy()), quote(database));
     format!("host={host} port={PORT} user=postgres dbname={database}")
 }
 
 /// Connects to the database `postgres` of the server in `dir`.
-fn connect(dir: &Path) -> Result<Client, Error> {
+fn connect(dir: &Path) -> result::Result<Client, postgres::Error> {
     connection_string(dir, "postgres").parse::<Config>()?.connect(NoTls)
 }

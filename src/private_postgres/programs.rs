@@ -1,7 +1,7 @@
 //! Where this machine keeps `initdb` and `postgres`, and whether they start. Knows places and versions, nothing of
 //! clusters.
 
-use super::{Account, ClusterError};
+use super::{Account, ClusterError, Result};
 use std::os::unix::fs::MetadataExt;
 use std::path::{self, Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,7 +14,7 @@ const OLDEST: u32 = 13;
 
 /// Returns the directory of the programs that are named, or else of the first that are found, and their version. A
 /// cluster opens with its own version only: `wanted`. The account must be able to run them.
-pub(super) fn find(wanted: Option<u32>, account: &Account) -> Result<(PathBuf, u32), ClusterError> {
+pub(super) fn find(wanted: Option<u32>, account: &Account) -> Result<(PathBuf, u32)> {
     let mut problem = None;
     for dir in installations()? {
         let found = version(&dir, account).and_then(|major| match wanted {
@@ -40,7 +40,7 @@ pub(super) fn find(wanted: Option<u32>, account: &Account) -> Result<(PathBuf, u
 
 /// Returns directories of programs, best first: the one that the variable names, and no other; else those that have an
 /// `initdb`, of `PATH`, `pg_config` and Debian, highest version first.
-fn installations() -> Result<Vec<PathBuf>, ClusterError> {
+fn installations() -> Result<Vec<PathBuf>> {
     if let Some(dir) = env::var_os(VARIABLE).filter(|dir| !dir.is_empty()) {
         // The programs run in another directory.
         return Ok(vec![path::absolute(&dir).map_err(ClusterError::io("use", Path::new(&dir)))?]);
@@ -66,36 +66,29 @@ fn of_debian(parent: &Path) -> impl Iterator<Item = PathBuf> {
 
 /// Returns the directory of the programs that are named, or else of the first that are found, and a name that tells the
 /// installation from others without running it: the file of its server, which an upgrade replaces.
-pub(super) fn first(account: &Account) -> Result<(PathBuf, String), ClusterError> {
-    let name = |dir: PathBuf| -> io::Result<(PathBuf, String)> {
-        let file = fs::metadata(dir.join("postgres"))?;
-        Ok((dir, format!("{:x}-{:x}-{:x}", file.dev(), file.ino(), file.mtime())))
-    };
-    match installations()?.into_iter().next().and_then(|dir| name(dir).ok()) {
-        Some(found) => Ok(found),
-        // The error says what is wrong with the programs.
-        None => name(find(None, account)?.0).map_err(ClusterError::io("read", Path::new("postgres"))),
-    }
+pub(super) fn first(account: &Account) -> Result<(PathBuf, String)> {
+    let complete = installations()?.into_iter().find(|dir| dir.join("postgres").is_file());
+    // The error says what is wrong with the programs.
+    let dir = complete.map_or_else(|| Ok(find(None, account)?.0), Ok)?;
+    let file = fs::metadata(dir.join("postgres")).map_err(ClusterError::io("read", &dir))?;
+    Ok((dir, format!("{:x}-{:x}-{:x}", file.dev(), file.ino(), file.mtime())))
 }
 
 /// Returns the major version of programs: 15 of `postgres (PostgreSQL) 15.18 (Debian …)`, run as PostgreSQL will be.
-pub(super) fn version(dir: &Path, account: &Account) -> Result<u32, ClusterError> {
+pub(super) fn version(dir: &Path, account: &Account) -> Result<u32> {
     let postgres = dir.join("postgres");
-    for program in [&dir.join("initdb"), &postgres] {
-        if matches!(program.try_exists(), Ok(false)) {
-            return Err(ClusterError::new(format!(
-                "{} is not there: --postgres and {VARIABLE} name a directory that has initdb and postgres",
-                program.display()
-            )));
-        }
+    let is_missing = |program: &&PathBuf| matches!(program.try_exists(), Ok(false));
+    if let Some(missing) = [&dir.join("initdb"), &postgres].into_iter().find(is_missing) {
+        return Err(ClusterError::new(format!(
+            "{} is not there: --postgres and {VARIABLE} name a directory that has initdb and postgres",
+            missing.display()
+        )));
     }
     account.check_way(dir)?;
     let fails = |why: &str| ClusterError::new(format!("{} does not start{why}", postgres.display()));
     let output = account.command(&postgres).arg("--version").current_dir("/").output();
     let output = output.map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => {
-            fails(": its loader is missing, as for a program that is made for another C library")
-        }
+        io::ErrorKind::NotFound => fails(": its loader is missing: it is made for another C library"),
         _ => fails(&format!(": {error}")),
     })?;
     let [text, said] = [&output.stdout, &output.stderr].map(|said| String::from_utf8_lossy(said));

@@ -6,14 +6,14 @@
 
 use super::cluster::{Server, initialize};
 use super::directory::{self, ClusterDir, END};
-use super::{Account, ClusterError, POLL, SOCKET, START_TIMEOUT, connect, connection_string, programs};
-use nix::sys::statvfs::statvfs;
+use super::{Account, ClusterError, POLL, Result, SOCKET, START_TIMEOUT, connect, programs};
+use nix::sys::statvfs::{Statvfs, statvfs};
 use nix::unistd::Uid;
-use postgres::{Client, Error};
+use postgres::Client;
 use std::io::{ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, ChildStdin, Stdio};
 use std::thread;
 use std::time::Instant;
 
@@ -86,18 +86,18 @@ impl Shared {
     ///
     /// # Errors
     /// Errors of [`Cluster::start`](super::Cluster::start).
-    pub fn join(prefixes: &[PathBuf], max_connections: u32) -> Result<Shared, ClusterError> {
+    pub fn join(prefixes: &[PathBuf], max_connections: u32) -> Result<Shared> {
         let account = Account::find(false)?;
         let (programs, fingerprint) = programs::first(&account)?;
         let name = format!("{}-{}-{FORMAT}-{fingerprint}", Uid::effective(), account.uid);
         let dirs = prefixes.iter().map(|prefix| PathBuf::from(format!("{}-{name}", prefix.display())));
         let dirs: Vec<PathBuf> = dirs.filter(|dir| directory::takes_a_socket(dir)).collect();
         let deadline = Instant::now() + START_TIMEOUT;
-        let mut remover: Option<Child> = None;
+        let mut remover: Option<ChildStdin> = None;
         loop {
             let entered = dirs.iter().find_map(|dir| Some((enter(dir, &account)?, dir.clone())));
             if let Some((client, dir)) = entered {
-                if let Some(mut stdin) = remover.as_mut().and_then(|shell| shell.stdin.take()) {
+                if let Some(stdin) = &mut remover {
                     // A session removes it from now on.
                     stdin.write_all(b"\n").map_err(ClusterError::io("keep", &dir))?;
                 }
@@ -117,7 +117,7 @@ impl Shared {
                     let mut server = Server::start(&directory, &programs, max_connections, settings)?;
                     log::info!("PostgreSQL {major} serves {}", dir.display());
                     thread::spawn(move || server.0.wait());
-                    remover = Some(shell);
+                    remover = shell.stdin.take();
                 }
             }
             if Instant::now() >= deadline {
@@ -126,15 +126,10 @@ impl Shared {
             thread::sleep(POLL);
         }
     }
-
-    /// Returns a string for psql and the `postgres` crate.
-    pub fn connection_string(&self, database: &str) -> String {
-        connection_string(&self.dir, database)
-    }
 }
 
 /// Starts a shell that removes the directory at the end of its standard input, unless there is a line. It holds the lock.
-fn remove_without_a_line(directory: &ClusterDir) -> Result<Child, ClusterError> {
+fn remove_without_a_line(directory: &ClusterDir) -> Result<Child> {
     let script = format!("read -r line && exit\n{}", REMOVE.replace("END", END));
     let lock = directory.lock.try_clone().map_err(ClusterError::io("lock", &directory.dir))?;
     let mut shell = directory.command(Path::new("/bin/sh"), lock);
@@ -168,7 +163,7 @@ fn count_sessions(dir: &Path) {
     let dir = dir.to_owned();
     let count = COUNT_SESSIONS.replace("REMOVE", &REMOVE.replace("END", END).replace('\'', "''"));
     // If there is no thread, the next process tries it.
-    let _ = thread::Builder::new().spawn(move || -> Result<(), Error> {
+    let _ = thread::Builder::new().spawn(move || -> std::result::Result<(), postgres::Error> {
         let mut client = connect(&dir)?;
         // Version 13 has no such setting, and does not look.
         let _ = client.batch_execute("set client_connection_check_interval = 0");
@@ -178,22 +173,20 @@ fn count_sessions(dir: &Path) {
 
 /// Returns the first directory that the account has, or that it can make. A directory that another user has put there
 /// is passed over.
-fn make(dirs: &[PathBuf], account: &Account) -> Result<PathBuf, ClusterError> {
-    if let Some(dir) = dirs.iter().find(|dir| account.keeps_private(dir)) {
-        return Ok(dir.clone());
-    }
-    let has_space = |dir: &Path| {
+fn make(dirs: &[PathBuf], account: &Account) -> Result<PathBuf> {
+    let is_usable = |dir: &&PathBuf| {
         let found = statvfs(dir.parent().unwrap_or(dir));
-        found.is_ok_and(|found| found.blocks_available() * found.fragment_size() >= SPACE_NEEDED)
+        let has_space = |found: Statvfs| found.blocks_available() * found.fragment_size() >= SPACE_NEEDED;
+        account.keeps_private(dir) || found.is_ok_and(has_space) || Some(*dir) == dirs.last()
     };
-    let mut problem = "a socket's name would be too long".to_owned();
-    for dir in dirs.iter().filter(|dir| has_space(dir) || Some(*dir) == dirs.last()) {
-        let made = account.command("mkdir").args(["-m", "700", "--"]).arg(dir).current_dir("/").output();
-        let made = made.map_err(ClusterError::io("run mkdir for", dir))?;
+    for dir in dirs.iter().filter(is_usable) {
+        if !account.keeps_private(dir) {
+            let _ = account.command("mkdir").args(["-m700", "--"]).arg(dir).stderr(Stdio::null()).status();
+        }
         if account.keeps_private(dir) {
             return Ok(dir.clone());
         }
-        problem = String::from_utf8_lossy(&made.stderr).into_owned();
     }
-    Err(ClusterError::new(format!("no directory for a PostgreSQL that is thrown away: {problem}")))
+    let why = format!("no directory for a PostgreSQL that is thrown away: none of {dirs:?} can be made");
+    Err(ClusterError::new(why))
 }

@@ -7,8 +7,8 @@ use crate::{
     listening::Account,
     program,
     support::{
-        BUSY, Caller, Daemon, Event, LONG, LONG_ON_DISK, Load, Process, Relay, TempDir, children, eventually,
-        loopback_network, pause, running, users,
+        BUSY, Caller, Daemon, Event, LONG, LONG_ON_DISK, Load, Process, Proxy, TempDir, Weather, children,
+        eventually, loopback_network, pause, running, users,
     },
 };
 use nix::{
@@ -54,7 +54,7 @@ struct Machines {
     account: Account,
     addresses: [String; 3],
     /// Between each Patroni and its etcd.
-    relays: [Relay; 3],
+    proxies: [Proxy; 3],
     password: String,
 }
 
@@ -66,21 +66,21 @@ impl Machines {
         let dir = account.dir().join("cluster");
         let [first, second, third] = &addresses;
         script(&["files", dir.to_str().expect("a plain path"), first, second, third, "here"]);
-        let relays = [0, 1, 2].map(|node| {
+        let proxies = [0, 1, 2].map(|node| {
             for file in fs::read_dir(dir.join(format!("node{}", node + 1))).expect("it is there").flatten() {
                 let text = fs::read_to_string(file.path()).expect("a file");
                 let is_filled_in =
                     !["@N", "@S", "@E", "@P", "@F", "@B", "@A", "@R"].iter().any(|at| text.contains(at));
                 assert!(is_filled_in, "{file:?}: {text}");
             }
-            let relay = Relay::before(format!("{}:2379", addresses[node]));
+            let proxy = Proxy::before(format!("{}:2379", addresses[node]));
             let path = dir.join(format!("node{}/patroni.yml", node + 1));
             let text = fs::read_to_string(&path).expect("the script has written it");
             let theirs = format!("hosts: {first}:2379,{second}:2379,{third}:2379");
             assert!(text.contains(&theirs), "{text}");
-            let ours = format!("hosts: 127.0.0.1:{}\n  use_proxies: true", relay.port());
+            let ours = format!("hosts: 127.0.0.1:{}\n  use_proxies: true", proxy.port());
             fs::write(&path, text.replace(&theirs, &ours)).expect("a file");
-            relay
+            proxy
         });
         let sql = fs::read_to_string(dir.join("node1/bootstrap.sql")).expect("the script has written it");
         let password = sql.split('\'').nth(1).expect("a password in quotes").to_owned();
@@ -99,7 +99,7 @@ impl Machines {
         let lines: Vec<String> = output.lines().map_while(Result::ok).take(4).collect();
         let listening = addresses.iter().map(|address| format!("listening on http://{address}:8080"));
         assert_eq!(lines[..3], listening.collect::<Vec<_>>());
-        Machines { _script: script, account, addresses, relays, password }
+        Machines { _script: script, account, addresses, proxies, password }
     }
 
     fn dir(&self) -> PathBuf {
@@ -468,13 +468,13 @@ fn the_primary_is_killed_and_cut_off() {
                 let said = machines.script("kill", "leader");
                 assert_eq!(said, format!("killed node{}\n", primary + 1));
             }
-            _ => machines.relays[primary].cut(),
+            _ => machines.proxies[primary].shut(),
         }
         let back = machines.wait_for_another(primary, at);
         creates(50);
         match name {
             "killed" => drop(machines.script("start", &(primary + 1).to_string())),
-            _ => machines.relays[primary].open(),
+            _ => machines.proxies[primary].set(Weather::Fair),
         }
         creates(50);
         primary = machines.wait_until_whole();

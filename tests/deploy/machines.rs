@@ -6,8 +6,8 @@ use crate::{
     program,
     standby::Standby,
     support::{
-        BUSY, Caller, Client, Daemon, Database, Event, LONG, Load, Own, Process, Relay, Service, TempDir,
-        assert_no_secret, eventually, free_port, loopback_network, pause, users,
+        BUSY, Caller, Client, Daemon, Database, Event, LONG, Load, Own, Process, Proxy, Service, TempDir,
+        Weather, assert_no_secret, eventually, free_port, loopback_network, pause, users,
     },
 };
 use nix::sys::signal::Signal;
@@ -553,9 +553,8 @@ fn a_rolling_restart_loses_no_request() {
 fn haproxy_forwards_while_no_replica_is_ready() {
     let program = program("haproxy", "haproxy");
     let database = Database::create();
-    let relay = Relay::shut(&database);
-    relay.open();
-    let url = database.url_at(relay.port());
+    let proxy = Proxy::start(&database.socket());
+    let url = database.url_at(proxy.port());
     let ports = [free_port(), free_port(), free_port()];
     let mut replicas =
         ports.map(|port| userd(&url, port, &[("DB_POOL_SIZE", "2"), ("DB_ACQUIRE_TIMEOUT", "0.3")]));
@@ -564,7 +563,7 @@ fn haproxy_forwards_while_no_replica_is_ready() {
     let (_haproxy, base_url) = haproxy(&program, &dir, &ports);
     let mut caller = Caller::new(&base_url, LONG);
     eventually(LONG, "haproxy knows them", || matches!(caller.call("GET", "/users", ""), Ok((200, _))));
-    relay.cut();
+    proxy.shut();
     let unready = |port: &u16| Client::new(&format!("http://127.0.0.1:{port}")).get("/readyz").status == 503;
     eventually(LONG, "no replica is ready", || ports.iter().all(unready));
     // Longer than haproxy needs to learn it, from the first answer to the last.
@@ -577,7 +576,7 @@ fn haproxy_forwards_while_no_replica_is_ready() {
     }
     // With an id: it is userd's own.
     assert_eq!(Client::new(&base_url).get("/users").status, 503);
-    relay.open();
+    proxy.set(Weather::Fair);
     let mut caller = Caller::new(&base_url, LONG);
     eventually(LONG, "it is back", || matches!(caller.call("GET", "/users", ""), Ok((200, _))));
     eventually(LONG, "every replica is ready", || !ports.iter().any(unready));

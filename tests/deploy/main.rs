@@ -1,4 +1,4 @@
-//! The service among other programs: proxies, poolers, clusters, Prometheus, Python and Debian's packages.
+//! The service among other programs: proxies, poolers, clusters, Prometheus and Debian's packages.
 //!
 //! `cargo test --test deploy` runs these; plain `cargo test` leaves them out. CONTRIBUTING.md says what they need.
 
@@ -7,7 +7,6 @@ mod failover;
 mod listening;
 mod machines;
 mod prometheus;
-mod python;
 mod standby;
 #[allow(dead_code, unused_imports, reason = "tests/it uses the rest")]
 #[path = "../it/support/mod.rs"]

@@ -30,10 +30,25 @@ fn each_names_the_cause_and_then_the_remedy() {
     let unwritable = path("nowhere/users.ndjson");
     const EPHEMERAL: [&str; 2] = ["--embedded", "--ephemeral"];
     let with = |more: &[&'static str]| [&EPHEMERAL[..], more].concat();
-    let plain: [(&[&str], i32, &str, &str); 21] = [
+    let plain: [(&[&str], i32, &str, &str); 36] = [
         (&["--verbose"], 2, "unexpected argument '--verbose'", "`userd --help` lists"),
         (&["--port"], 2, "a value is required for '--port <PORT>'", "`userd --help` lists"),
         (&["--ephemeral"], 2, "required arguments were not provided", "--embedded"),
+        (&["--seed", "users.csv"], 2, "required arguments were not provided", "--embedded"),
+        (&["--embedded", "--seed=users.csv"], 2, "required arguments were not provided", "--ephemeral"),
+        (&["--embedded", "--with-parent=me"], 2, "there is no such process", "name one that runs"),
+        (&["--embedded=/tmp/x", "--ephemeral"], 2, "--ephemeral", ""),
+        (&["--port=abc"], 2, "PORT: must be", "a whole number from 0 to 65535"),
+        (&["--port="], 2, "--port", ""),
+        (&["--host"], 2, "a value is required for '--host <HOST>'", "`userd --help` lists"),
+        (&["healthcheck", "--port"], 2, "a value is required for '--port <PORT>'", "`userd --help"),
+        (&["healthchek"], 2, "unrecognized subcommand", "`userd --help` lists"),
+        (&["--postgres", "/tmp"], 2, "required arguments were not provided", "--embedded"),
+        (&["--embedded", "--postgres"], 2, "a value is required for '--postgres <POSTGRES_BIN>'", ""),
+        (&["--embedded", "--postgres="], 2, "--postgres", ""),
+        (&["--commands"], 2, "required arguments were not provided", "--ephemeral"),
+        (&["--embedded", "--commands"], 2, "required arguments were not provided", "--ephemeral"),
+        (&["check", "--commands"], 2, "unexpected argument '--commands'", ""),
         (&["help", "nothing"], 2, "unrecognized subcommand", "`userd --help` lists"),
         (&["completion", "tcsh"], 2, "invalid value", "bash, zsh, fish"),
         (&["grants"], 2, "required arguments were not provided", "<ROLE>"),
@@ -41,7 +56,7 @@ fn each_names_the_cause_and_then_the_remedy() {
         (&["--env-file", &none], 2, &none, "name a file of lines NAME=value"),
         (&["--env-file", &env], 2, "line 1", "is not NAME=value"),
         (&["--embedded", "--with-parent=2147483647"], 2, "there is no such process", "name one that runs"),
-        (&[&in_file], 1, "is not a directory", "choose another directory"),
+        (&[&in_file], 1, "cannot be created", "choose another directory"),
         (&[&in_dangling], 1, &dangling, ""),
         (&["--embedded=/proc/userd"], 1, "/proc/userd cannot be created", "choose another directory"),
         (&["export", &nowhere], 1, "has no cluster", "makes one"),

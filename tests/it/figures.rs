@@ -1,6 +1,6 @@
 //! `/metrics`: every figure moves when it should, and no other text of a client gets into it than by its number.
 
-use crate::support::{Client, Database, LONG, Relay, Service, TOKEN, check, eventually};
+use crate::support::{Client, Database, LONG, Proxy, Service, TOKEN, Weather, check, eventually};
 use serde_json::json;
 use std::{
     collections::{BTreeSet, HashMap},
@@ -103,10 +103,9 @@ fn requests(method: &str, route: &str, status: u16) -> String {
 #[test]
 fn every_figure_moves() {
     let database = Database::create();
-    let relay = Relay::shut(&database);
-    relay.open();
+    let proxy = Proxy::start(&database.socket());
     let mut config = database.config();
-    config.database = userd::Database::Url(database.url_at(relay.port()).into());
+    config.database = userd::Database::Url(database.url_at(proxy.port()).into());
     config.password_hashing = PasswordHashing::Owasp;
     config.auth_attempts = 0;
     config.db_pool_size = 2;
@@ -279,19 +278,19 @@ fn every_figure_moves() {
         database.run(&format!("begin read write; {sql}; commit"));
     };
     read_only("on");
-    relay.cut();
+    proxy.shut();
     assert_eq!(client.get("/users/1").status, 503);
     moved.becomes(&mut client, &retries("connection"), |count| count >= 1.0);
     moved.becomes(&mut client, "userd_database_session_waits_total", |count| count >= 1.0);
     moved.becomes(&mut client, "userd_database_session_wait_seconds_total", |seconds| seconds > 0.1);
     moved.becomes(&mut client, "userd_database_session_timeouts_total", |count| count >= 1.0);
     moved.becomes(&mut client, "userd_ready", |ready| ready == 0.0);
-    relay.open();
+    proxy.set(Weather::Fair);
     moved.becomes(&mut client, "userd_ready", |ready| ready == 1.0);
     moved.becomes(&mut client, "userd_database_read_only", |read_only| read_only == 1.0);
     read_only("off");
-    relay.cut();
-    relay.open();
+    proxy.shut();
+    proxy.set(Weather::Fair);
     moved.becomes(&mut client, "userd_database_read_only", |read_only| read_only == 0.0);
     eventually(LONG, "it is back", || client.get("/users/1").status == 200);
 
@@ -318,10 +317,9 @@ fn every_figure_moves() {
 #[test]
 fn refusals_of_a_service_that_is_short_of_everything() {
     let database = Database::create();
-    let relay = Relay::shut(&database);
-    relay.open();
+    let proxy = Proxy::start(&database.socket());
     let mut config =
-        Config { database: Target::Url(database.url_at(relay.port()).into()), ..database.config() };
+        Config { database: Target::Url(database.url_at(proxy.port()).into()), ..database.config() };
     config.limits.max_connections = 3;
     config.limits.request_timeout = Duration::from_millis(300);
     config.limits.trusted_proxies = "127.0.0.1".parse().unwrap();
@@ -334,9 +332,9 @@ fn refusals_of_a_service_that_is_short_of_everything() {
     fourth.send(b"");
     assert_eq!(fourth.answer("GET").status, 503);
     // Its statement does not get to the database.
-    relay.hold(b"from users where id");
+    proxy.hold(b"from users where id");
     assert_eq!(late.get("/users/1").status, 503);
-    relay.release();
+    proxy.release();
     let after = Figures::of(&mut client);
     Moved::default().grown(
         &before,

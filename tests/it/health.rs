@@ -1,7 +1,7 @@
 //! `/livez`, `/readyz`, and what the service does at its end so that a load balancer loses no request.
 
 use crate::support::{
-    BUSY, Client, Database, LONG, Own, Process, Proxy, Relay, Service, TOKEN, TempDir, Weather, eventually,
+    BUSY, Client, Database, LONG, Own, Process, Proxy, Service, TOKEN, TempDir, Weather, eventually,
     loopback_network, pause,
 };
 use nix::sys::signal::Signal;
@@ -293,9 +293,8 @@ fn a_stop_is_announced() {
 #[test]
 fn a_healthcheck_of_a_service_that_was_not_asked_for_long() {
     let database = Database::create();
-    let relay = Relay::shut(&database);
-    relay.open();
-    let url = database.url_at(relay.port());
+    let proxy = Proxy::start(&database.socket());
+    let url = database.url_at(proxy.port());
     let mut process = Process::start(&[], &[("DATABASE_URL", &url), ("HOST", "127.0.0.1"), ("PORT", "0")]);
     let address = process.wait_for_url();
     let port = address.rsplit(':').next().unwrap();
@@ -303,12 +302,12 @@ fn a_healthcheck_of_a_service_that_was_not_asked_for_long() {
         let mut asked = Process::start(&["healthcheck", "--host", "127.0.0.1", "--port", port], &[]);
         (asked.wait(LONG), asked.stderr())
     };
-    relay.cut();
+    proxy.shut();
     // Older than what a health check takes for fresh.
     pause(Duration::from_secs(6));
     let (code, said) = ask();
     assert!(code == 1 && said.contains("the database does not answer"), "{said}");
-    relay.open();
+    proxy.set(Weather::Fair);
     let mut client = Client::new(&address);
     becomes(&mut client, 200, READY);
     let age = client.get("/readyz").header("Age").map(str::to_owned);

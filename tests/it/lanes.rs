@@ -2,7 +2,8 @@
 //! of sessions.
 
 use crate::support::{
-    Answer, BUSY, Caller, Client, Database, LONG, OTHER_PASSWORD, PASSWORD, Relay, Service, TOKEN, eventually,
+    Answer, BUSY, Caller, Client, Database, LONG, OTHER_PASSWORD, PASSWORD, Proxy, Service, TOKEN, Weather,
+    eventually,
 };
 use serde_json::json;
 use std::{
@@ -230,9 +231,8 @@ fn what_is_answered_at_once_holds_up_nothing_behind_it() {
 fn without_the_token_no_client_reaches_the_database() {
     for workers in [1, 8] {
         let database = Database::create();
-        let relay = Relay::shut(&database);
-        relay.open();
-        let url = database.url_at(relay.port());
+        let proxy = Proxy::start(&database.socket());
+        let url = database.url_at(proxy.port());
         let config = Config {
             database: Target::Url(url.into()),
             workers,
@@ -240,25 +240,25 @@ fn without_the_token_no_client_reaches_the_database() {
             api_token: Some(TOKEN.into()),
             ..Config::default()
         };
-        let server = Server::start(config).expect("the relay is open");
+        let server = Server::start(config).expect("the proxy is open");
         let mut client = Client::new(server.base_url());
         let authorization = format!("Bearer {TOKEN}");
         let token = [("Authorization", authorization.as_str())];
         assert_eq!(client.request("POST", "/users", &token, user("ada")).status, 201);
-        relay.cut();
+        proxy.shut();
         let start = Instant::now();
-        let before = relay.refused();
+        let before = proxy.refused();
         for n in 0..20 {
             assert_eq!(client.post("/users", user(&n.to_string())).status, 401, "{workers}");
         }
-        let (took, refused) = (start.elapsed(), relay.refused() - before);
+        let (took, refused) = (start.elapsed(), proxy.refused() - before);
         assert!(took < SOON, "{workers}: {took:?}");
         assert_eq!(refused, 0, "{workers}: a refused request opens no connection");
         // Shows that the count works, and that no user was created.
         let answer = client.request("POST", "/users", &token, user("eve"));
         assert!([500, 503].contains(&answer.status), "{workers}: {answer:?}");
-        eventually(LONG, "connections are tried", || relay.refused() > before);
-        relay.open();
+        eventually(LONG, "connections are tried", || proxy.refused() > before);
+        proxy.set(Weather::Fair);
         eventually(LONG, "the database is back", || {
             client.request("GET", "/users", &token, "").status == 200
         });

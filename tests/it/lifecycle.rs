@@ -1,8 +1,8 @@
 //! The command: its arguments and variables, how it starts, what it logs, how it ends.
 
 use crate::support::{
-    Client, DATABASE_PASSWORD, Database, LONG, LONG_ON_DISK, PASSWORD, Process, Relay, TOKEN, TempDir,
-    assert_no_secret, check, eventually, free_port, running,
+    Client, DATABASE_PASSWORD, Database, LONG, LONG_ON_DISK, PASSWORD, Process, Proxy, TOKEN, TempDir,
+    Weather, assert_no_secret, check, eventually, free_port, running,
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -226,19 +226,20 @@ fn a_database_that_stays_away_or_never_answers() {
 #[test]
 fn a_database_that_comes_later_and_goes() {
     let database = Database::create();
-    let relay = Relay::shut(&database);
-    let port = relay.port().to_string();
+    let proxy = Proxy::start(&database.socket());
+    proxy.shut();
+    let port = proxy.port().to_string();
     let parts = [("DB_HOST", "127.0.0.1"), ("DB_PORT", &port), ("DB_NAME", database.name())];
     let more = [("DB_ACQUIRE_TIMEOUT", "1"), ("HOST", "127.0.0.1")];
     let mut process = Process::start(&[], &[&parts[..], &more].concat());
     process.logs("cannot connect to the database yet");
     assert_eq!(process.stdout(), "");
-    relay.open();
+    proxy.set(Weather::Fair);
     let mut client = process.client();
     check(&mut client, &format!("POST /users {ADA} => 201 {ADA_1}"));
-    relay.cut();
+    proxy.shut();
     check(&mut client, r#"GET /users/1 => 503 {"error":"Service unavailable"}"#);
-    relay.open();
+    proxy.set(Weather::Fair);
     eventually(LONG, "it is back", || client.get("/users/1").status == 200);
 }
 

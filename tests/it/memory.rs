@@ -149,9 +149,25 @@ fn is_largest(body: &str, first: usize, last: usize) {
     }
 }
 
+/// Returns creates of so many users, with these members in each body.
+fn creates(count: usize, members: &str) -> Vec<Vec<u8>> {
+    let create = |n: usize| {
+        let body = format!(r#"{{"email":"{n}@example.com",{members}}}"#);
+        let length = body.len();
+        format!("POST /users HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n{body}").into_bytes()
+    };
+    (0..count).map(create).collect()
+}
+
 #[test]
-fn pages_of_the_largest_users_take_turns() {
+fn the_largest_users_at_once() {
     let (_database, process, address) = start(LARGEST, &[("REQUEST_TIMEOUT", "100")]);
+    let requests: Vec<_> = (1..=256).map(|id| get(&format!("/users/{id}")).into_bytes()).collect();
+    for (id, (status, body)) in (1..).zip(exchange(address, &requests)) {
+        assert_eq!(status, 200);
+        is_largest(&format!(r#"{{"data":[{body}]}}"#), id, id);
+    }
+    is_bounded(&process, "256 of the largest users at once");
     let answers = exchange(address, &vec![get("/users?perPage=1000").into_bytes(); 32]);
     assert!(answers.iter().all(|answer| answer.0 == 200 && *answer == answers[0]));
     assert!(answers[0].1.len() > 7_500_000);
@@ -160,69 +176,35 @@ fn pages_of_the_largest_users_take_turns() {
 }
 
 #[test]
-fn the_largest_users_at_once() {
-    let (_database, process, address) = start(LARGEST, &[]);
-    let requests: Vec<_> = (1..=256).map(|id| get(&format!("/users/{id}")).into_bytes()).collect();
-    for (id, (status, body)) in (1..).zip(exchange(address, &requests)) {
-        assert_eq!(status, 200);
-        is_largest(&format!(r#"{{"data":[{body}]}}"#), id, id);
-    }
-    is_bounded(&process, "256 of the largest users at once");
-}
-
-#[test]
-fn pages_of_the_largest_users_that_are_not_read_hold_up_no_others() {
-    let (_database, process, address) =
-        start(LARGEST, &[("WRITE_TIMEOUT", "100"), ("REQUEST_TIMEOUT", "100")]);
-    let stalled: Vec<_> = (0..32)
-        .map(|_| {
-            let mut stream = connect_small(address);
-            stream.write_all(get("/users?perPage=1000").as_bytes()).expect("it reads");
-            stream
-        })
-        .collect();
-    gives_answers_up(&process);
-    for (status, body) in exchange(address, &vec![get("/users?perPage=500&page=2").into_bytes(); 2]) {
-        assert_eq!(status, 200);
-        is_largest(&body, 501, 1000);
-    }
-    drop(stalled);
-    is_bounded(&process, "32 pages of the largest users that are not read");
-}
-
-#[test]
 fn pages_that_are_not_read_hold_up_no_others() {
-    let users = "insert into users (name, email) \
+    let small = "insert into users (name, email) \
         select 'Ada Lovelace ' || n, n || '@example.com' from generate_series(1, 1000) n";
-    let (_database, process, address) = start(users, &[("WRITE_TIMEOUT", "100"), ("REQUEST_TIMEOUT", "100")]);
-    let stalled: Vec<_> = (0..600)
-        .map(|_| {
-            let mut stream = connect_small(address);
+    for (users, count) in [(LARGEST, 32), (small, 600)] {
+        let variables = [("WRITE_TIMEOUT", "100"), ("REQUEST_TIMEOUT", "100")];
+        let (_database, process, address) = start(users, &variables);
+        let mut stalled: Vec<_> = (0..count).map(|_| connect_small(address)).collect();
+        for stream in &mut stalled {
             stream.write_all(get("/users?perPage=1000").as_bytes()).expect("it reads");
-            stream
-        })
-        .collect();
-    gives_answers_up(&process);
-    for (status, body) in exchange(address, &[get("/users?perPage=1000").into_bytes()]) {
-        let page: serde_json::Value = serde_json::from_str(&body).expect("JSON");
-        assert_eq!((status, &page["to"]), (200, &1000.into()));
+        }
+        gives_answers_up(&process);
+        for (status, body) in exchange(address, &vec![get("/users?perPage=500&page=2").into_bytes(); 2]) {
+            let page: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+            assert_eq!((status, &page["from"], &page["to"]), (200, &501.into(), &1000.into()));
+            if users == LARGEST {
+                is_largest(&body, 501, 1000);
+            }
+        }
+        drop(stalled);
+        is_bounded(&process, &format!("{count} pages that are not read"));
     }
-    drop(stalled);
-    is_bounded(&process, "600 pages that are not read");
 }
 
 #[test]
 fn bodies_at_once() {
     let (_database, process, address) = start("", &[("REQUEST_TIMEOUT", "100")]);
-    let requests: Vec<_> = (0..1000)
-        .map(|n| {
-            // Bodies as long as the default allows, with the longest name.
-            let name = "\\u0001".repeat(1000);
-            let body = format!(r#"{{"name":"{name}","email":"{n}@example.com"{}}}"#, " ".repeat(59_000));
-            let length = body.len();
-            format!("POST /users HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n{body}").into_bytes()
-        })
-        .collect();
+    // Bodies as long as the default allows, with the longest name.
+    let name = "\\u0001".repeat(1000);
+    let requests = creates(1000, &format!(r#""name":"{name}"{}"#, " ".repeat(59_000)));
     let answers = exchange(address, &requests);
     let created = answers.iter().filter(|(status, _)| *status == 201).count();
     assert!(created >= 100, "{created}");
@@ -242,13 +224,7 @@ fn bodies_at_once() {
 fn passwords_at_once() {
     const WAIT: Duration = Duration::from_secs(2);
     let (_database, process, address) = start("", &[("REQUEST_TIMEOUT", "100")]);
-    let requests: Vec<_> = (0..300)
-        .map(|n| {
-            let body = format!(r#"{{"name":"n","email":"{n}@example.com","password":"{PASSWORD}"}}"#);
-            let length = body.len();
-            format!("POST /users HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n{body}").into_bytes()
-        })
-        .collect();
+    let requests = creates(300, &format!(r#""name":"n","password":"{PASSWORD}""#));
     // How long a hash takes is learned while the requests come; at first it is 20 ms.
     let each = time_of_a_hash().max(Duration::from_millis(20));
     let answers = exchange(address, &requests);

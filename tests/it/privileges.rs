@@ -2,21 +2,17 @@
 //! listens. These tests run only as root: another user has no rights to give up.
 
 use crate::support::{
-    Client, LONG, LONG_ON_DISK, Process, TOKEN, TempDir, check, eventually, is_root, postmaster, running,
+    Client, LONG, LONG_ON_DISK, Process, TOKEN, TempDir, check, is_root, postmaster, running,
 };
 use nix::{
-    sys::signal::{Signal, kill},
-    unistd::{Pid, Uid, User, chown},
+    sys::signal::Signal,
+    unistd::{Uid, User, chown},
 };
 use std::{
     collections::BTreeSet,
     fs,
     net::TcpListener,
-    os::{
-        fd::OwnedFd,
-        unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
-    },
-    process::{Command, Stdio},
+    os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
 };
 
 const USERD: &str = env!("CARGO_BIN_EXE_userd");
@@ -38,11 +34,13 @@ fn directory() -> (TempDir, String) {
 fn threads(process: u32) -> BTreeSet<String> {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).expect("it runs");
     let status = tasks.filter_map(|task| fs::read_to_string(task.unwrap().path().join("status")).ok());
-    let named = |line: &str| ["Uid:", "Gid:", "Groups:", "Cap"].iter().any(|name| line.starts_with(name));
-    let named = |line: &str| named(line) && !line.starts_with("CapBnd");
-    let lines =
-        |status: String| status.lines().filter(|line| named(line)).map(str::to_owned).collect::<Vec<_>>();
-    status.flat_map(lines).map(|line| line.trim_end().to_owned()).collect()
+    let named = |line: &&str| ["Uid:", "Gid:", "Groups:", "Cap"].iter().any(|name| line.starts_with(name));
+    let lines: Vec<String> = status.collect();
+    let lines = lines.iter().flat_map(|status| status.lines());
+    lines
+        .filter(|line| named(line) && !line.starts_with("CapBnd"))
+        .map(|line| line.trim_end().to_owned())
+        .collect()
 }
 
 #[track_caller]
@@ -51,9 +49,18 @@ fn check_given_up(process: u32) {
     let none = |name| format!("{name}:\t0000000000000000");
     let ids = [format!("Uid:\t{uid}\t{uid}\t{uid}\t{uid}"), format!("Gid:\t{gid}\t{gid}\t{gid}\t{gid}")];
     let capabilities = ["CapInh", "CapPrm", "CapEff", "CapAmb"].map(none);
-    let groups = ["Groups:".to_owned()];
-    let expected = ids.into_iter().chain(capabilities).chain(groups).collect();
+    let expected = ids.into_iter().chain(capabilities).chain(["Groups:".to_owned()]).collect();
     assert_eq!(threads(process), expected, "each of its threads");
+}
+
+#[track_caller]
+fn stop(mut process: Process) {
+    process.signal(Signal::SIGTERM);
+    assert_eq!(process.wait(LONG), 0, "{}", process.stderr());
+    // A session that is opened while PostgreSQL stops is refused.
+    let log = process.stderr().replace("cannot connect to the database", "");
+    assert!(!log.contains("cannot"), "{log}");
+    assert_eq!(process.left_behind(), [""; 0]);
 }
 
 /// Root reads secrets and migrations before it gives up its rights. The cluster's directory stays usable, the
@@ -65,16 +72,12 @@ fn root_becomes_the_account_of_its_postgresql() {
     }
     let (dir, argument) = directory();
     let data = dir.path().join("data");
-    let private = TempDir::new();
+    let private = TempDir::next_release("select 1", 4);
     fs::set_permissions(private.path(), PermissionsExt::from_mode(0o700)).unwrap();
-    private.write("token", TOKEN);
-    let token = private.path().join("token");
-    let migrations = private.path().join("migrations");
-    let copied = Command::new("/bin/cp")
-        .args(["-r", concat!(env!("CARGO_MANIFEST_DIR"), "/migrations")])
-        .arg(&migrations)
-        .status();
-    assert!(copied.unwrap().success());
+    let secret = TempDir::new();
+    secret.write("token", TOKEN);
+    fs::set_permissions(secret.path(), PermissionsExt::from_mode(0o700)).unwrap();
+    let token = secret.path().join("token");
     // Only root may raise the hard limit (not in every container), and stand in its home, and bind this port.
     let few = r#"
         (ulimit -n 200 && ulimit -n 300) 2>/dev/null && which= || which=-S
@@ -85,10 +88,9 @@ fn root_becomes_the_account_of_its_postgresql() {
         ("HOST", "127.0.0.1"),
         ("PORT", &port),
         ("API_TOKEN_FILE", token.to_str().unwrap()),
-        ("MIGRATIONS_DIR", migrations.to_str().unwrap()),
+        ("MIGRATIONS_DIR", private.name()),
     ];
-    let bearer = format!("Bearer {TOKEN}");
-    let start = |method, path, status| {
+    let start = |request: &str| {
         let mut process = Process::under(&["/bin/sh", "-c", few, USERD], &[&argument], &variables);
         let url = process.wait_for_url_within(LONG_ON_DISK);
         check_given_up(process.id());
@@ -96,18 +98,11 @@ fn root_becomes_the_account_of_its_postgresql() {
         let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
         let files: u32 = files.split_whitespace().nth(3).unwrap().parse().unwrap();
         assert!(files > 1024, "descriptors for 1024 connections: {files}");
-        let mut client = Client::new(&url);
-        assert_eq!(client.get("/users/1").status, 401);
-        let answer = client.request(
-            method,
-            path,
-            &[("Authorization", &bearer)],
-            if method == "POST" { ADA } else { "" },
-        );
-        assert_eq!((answer.status, &answer.json()["name"]), (status, &"Ada".into()), "{answer:?}");
+        check(&mut Client::new(&url), &format!("GET /users/1 => 401 *\n{request} {ADA_1}"));
         (process, postmaster(&data).unwrap())
     };
-    let (mut killed, server) = start("POST", "/users", 201);
+    let with_token = format!("<Authorization: Bearer {TOKEN}>");
+    let (mut killed, server) = start(&format!("POST /users {with_token} {ADA} => 201"));
     killed.signal(Signal::SIGKILL);
     assert_eq!(killed.wait(LONG), -9);
     assert!(running(server));
@@ -116,29 +111,29 @@ fn root_becomes_the_account_of_its_postgresql() {
     for name in ["", "lock", "postgres.log"] {
         chown(&data.join(name), Some(Uid::from_raw(0)), Some(0.into())).unwrap();
     }
-    let (mut process, next) = start("GET", "/users/1", 200);
+    let (process, next) = start(&format!("GET /users/1 {with_token} => 200"));
     assert!(!running(server));
-    process.signal(Signal::SIGTERM);
-    assert_eq!(process.wait(LONG), 0, "{}", process.stderr());
+    stop(process);
     assert!(!running(next), "PostgreSQL is left behind");
-    // A session that is opened while PostgreSQL stops is refused.
-    let log = process.stderr().replace("cannot connect to the database", "");
-    assert!(!log.contains("cannot"), "{log}");
-    assert_eq!(process.left_behind(), [""; 0]);
 }
 
+/// A database to be dropped, and a socket that systemd has passed, in whose queue a client waits.
 #[test]
-fn root_becomes_that_account_on_a_database_to_be_dropped() {
+fn root_becomes_that_account_in_other_ways() {
     if !is_root() {
         return;
     }
-    let mut process = Process::start(&["--embedded", "--ephemeral"], &[]);
-    let url = process.wait_for_url_within(LONG_ON_DISK);
-    check_given_up(process.id());
-    check(&mut Client::new(&url), &format!("POST /users {ADA} => 201 {ADA_1}"));
-    process.signal(Signal::SIGTERM);
-    assert_eq!(process.wait(LONG), 0, "{}", process.stderr());
-    assert_eq!(process.left_behind(), [""; 0]);
+    let (_dir, argument) = directory();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let passed = Process::activated(listener.into(), &[&argument], &[]);
+    let mut ephemeral = Process::start(&["--embedded", "--ephemeral"], &[]);
+    let other = ephemeral.wait_for_url_within(LONG_ON_DISK);
+    for (process, url) in [(passed, url), (ephemeral, other)] {
+        check(&mut Client::new(&url), &format!("POST /users {ADA} => 201 {ADA_1}"));
+        check_given_up(process.id());
+        stop(process);
+    }
 }
 
 /// The file is root's. Where the account may not remove it, it stays at the end as it does after a kill, and the next
@@ -172,31 +167,6 @@ fn unix_sockets_of_a_process_that_was_roots() {
     }
 }
 
-/// Systemd passes a socket to a service that runs as root.
-#[test]
-fn a_socket_that_was_passed_to_root() {
-    if !is_root() {
-        return;
-    }
-    let (_dir, argument) = directory();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    let mut child = Command::new("/bin/sh")
-        .args(["-c", "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\" 3<&0 </dev/null", USERD, &argument])
-        .env_clear()
-        .stdin(OwnedFd::from(listener))
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    // It waits in the queue of the socket until the service takes it.
-    check(&mut Client::new(&url), &format!("POST /users {ADA} => 201 {ADA_1}"));
-    check_given_up(child.id());
-    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
-    eventually(LONG, "it ends", || child.try_wait().unwrap().is_some());
-    assert!(child.wait().unwrap().success());
-}
-
 /// A process that keeps root's capabilities as it becomes another user has given nothing up. The command alone gives
 /// root up: a program that embeds the service decides for itself.
 #[test]
@@ -209,13 +179,13 @@ fn a_start_that_cannot_give_root_up_ends() {
     let mut process = Process::under(&keeping, &[&argument], &[]);
     assert_eq!(process.wait(LONG_ON_DISK), 1);
     let (stdout, stderr) = (process.stdout(), process.stderr());
-    assert_eq!(stdout, "");
     let last = stderr.lines().last().unwrap();
     assert!(last.starts_with("userd: ") && last.contains("could become root again"), "{stderr}");
-    assert_eq!(postmaster(&dir.path().join("data")), None, "PostgreSQL is left behind");
+    assert_eq!((stdout.as_str(), postmaster(&dir.path().join("data"))), ("", None), "it is left behind");
 
     let server = userd::testing::TestServer::start();
     assert_eq!(Client::new(server.base_url()).get("/users").status, 200);
-    assert!(threads(std::process::id()).contains("Uid:\t0\t0\t0\t0"));
-    assert_eq!(threads(std::process::id()).iter().filter(|line| line.starts_with("Uid:")).count(), 1);
+    let threads = threads(std::process::id());
+    assert!(threads.contains("Uid:\t0\t0\t0\t0"));
+    assert_eq!(threads.iter().filter(|line| line.starts_with("Uid:")).count(), 1);
 }

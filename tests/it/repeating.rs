@@ -6,7 +6,7 @@ use crate::support::{
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
-use std::{path::Path, sync::Barrier, thread, time::Duration};
+use std::{sync::Barrier, thread, time::Duration};
 use userd::{PasswordHashing, Server};
 
 const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
@@ -479,7 +479,7 @@ fn a_replica_that_is_killed_has_created_one_user_or_none() {
 fn connections_that_are_cut() {
     const CREATES: usize = 15;
     let database = Database::create();
-    let proxy = Proxy::start(&Path::new(&database.socket_dir()).join(".s.PGSQL.5432"));
+    let proxy = Proxy::start(&database.socket());
     let url = database.url_at(proxy.port());
     let mut config = database.config();
     config.database = userd::Database::Url(url.into());

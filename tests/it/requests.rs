@@ -4,7 +4,7 @@ use crate::support::{
     Answer, Database, LONG, PASSWORD, Process, Service, TOKEN, TempDir, assert_no_secret, eventually,
 };
 use serde_json::Value;
-use std::{collections::HashSet, fs, path::PathBuf, time::Instant};
+use std::collections::HashSet;
 
 const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
 
@@ -143,36 +143,6 @@ fn the_log_as_text() {
     client.send(b"GET /users HTTP/1.1\r\nX-Request-Id: lost\r\n\r\n");
     assert_eq!(client.answer("GET").status, 400);
     logs("[INFO] refused: bad request: no Host", " client=127.0.0.1 request_id=lost");
-}
-
-/// How often the thread of the log has written.
-fn writes_of_the_log(process: &Process) -> u128 {
-    let tasks = fs::read_dir(format!("/proc/{}/task", process.id())).unwrap();
-    let mut dirs = tasks.map(|task| task.unwrap().path());
-    let is_log = |dir: &PathBuf| fs::read_to_string(dir.join("comm")).is_ok_and(|name| name.trim() == "log");
-    let io = fs::read_to_string(dirs.find(is_log).expect("a thread of its own").join("io")).unwrap();
-    let count = io.lines().find_map(|line| line.strip_prefix("syscw: "));
-    count.expect("Linux counts them").parse().unwrap()
-}
-
-/// Under load the lines of two milliseconds are one write.
-#[test]
-fn lines_that_gather_are_one_write() {
-    const REQUESTS: usize = 500;
-    let database = Database::create();
-    let mut process = Process::on(&database, &[("LOG_LEVEL", "info")]);
-    let mut client = process.client();
-    assert_eq!(client.get("/users/1").status, 404);
-    process.logs("GET /users/1 404 ");
-    let (before, start) = (writes_of_the_log(&process), Instant::now());
-    client.send("GET /users/2 HTTP/1.1\r\nHost: a\r\n\r\n".repeat(REQUESTS).as_bytes());
-    for _ in 0..REQUESTS {
-        assert_eq!(client.answer("GET").status, 404);
-    }
-    let all = || process.stderr().matches("GET /users/2 404 ").count() == REQUESTS;
-    eventually(LONG, "each has its line", all);
-    let (writes, time) = (writes_of_the_log(&process) - before, start.elapsed());
-    assert!(writes <= time.as_millis() / 2 + 2, "{writes} in {time:?}");
 }
 
 /// The address that a filter like fail2ban blocks stands in each line about a request and about a refusal; behind a

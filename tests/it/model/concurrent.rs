@@ -12,15 +12,12 @@ use super::{
     rules::Rules,
     state::{Action, Answer, Body, Field},
 };
-use crate::support::{
-    Client, Database, Dice, LONG, Process, Proxy, Relay, Weather, eventually, free_port, pause,
-};
+use crate::support::{Client, Database, Dice, LONG, Process, Proxy, Weather, eventually, free_port, pause};
 use nix::sys::signal::Signal;
 use proptest::{array::uniform8, collection::vec, option::weighted, prelude::*};
 use serde_json::Value;
 use std::{
     collections::HashMap,
-    path::Path,
     sync::{
         Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -395,7 +392,7 @@ struct Breakable {
 impl Breakable {
     fn start() -> Breakable {
         let database = slow_database();
-        let proxy = Proxy::start(&Path::new(&database.socket_dir()).join(".s.PGSQL.5432"));
+        let proxy = Proxy::start(&database.socket());
         let port = free_port();
         let process = Breakable::spawn(&database, &proxy, port);
         let address = format!("127.0.0.1:{port}");
@@ -448,9 +445,9 @@ fn concurrent_histories_with_cut_connections() {
 #[test]
 fn concurrent_histories_with_statements_that_are_held_back() {
     let database = slow_database();
-    let relay = Relay::before_socket(Path::new(&database.socket_dir()).join(".s.PGSQL.5432"));
+    let proxy = Proxy::start(&database.socket());
     let server = Server::start(Config {
-        database: Target::Url(database.url_at(relay.port()).into()),
+        database: Target::Url(database.url_at(proxy.port()).into()),
         password_hashing: PasswordHashing::LeastCostForTests,
         auth_attempts: 0,
         limits: Limits { request_timeout: Duration::from_secs(1), ..Limits::default() },
@@ -459,12 +456,12 @@ fn concurrent_histories_with_statements_that_are_held_back() {
     .expect("a server starts");
     let addresses = [host(server.base_url())];
     let fault = |dice: &mut Dice| {
-        relay.hold(&[]);
+        proxy.hold(&[]);
         pause(Duration::from_millis(500 + dice.roll(3000)));
-        relay.release();
+        proxy.release();
         pause(Duration::from_millis(dice.roll(500)));
     };
-    explore_concurrent("statements held back", &database, &addresses, Some(&fault), &|| relay.release());
+    explore_concurrent("statements held back", &database, &addresses, Some(&fault), &|| proxy.release());
 }
 
 #[test]

@@ -4,6 +4,7 @@ use super::{LONG, eventually};
 use postgres::{Client, NoTls, config::Host, error::SqlState};
 use std::{
     ops::Deref,
+    path::{Path, PathBuf},
     sync::{
         Mutex, OnceLock,
         atomic::{AtomicU32, Ordering},
@@ -12,7 +13,7 @@ use std::{
 };
 use userd::{
     config::{Config, Database as Target},
-    private_postgres::Shared,
+    private_postgres::{Shared, connection_string as connection_string_at},
     server::Server,
     testing::TestServer,
 };
@@ -28,7 +29,8 @@ fn cluster() -> &'static str {
     });
     match cluster {
         Ok(cluster) => {
-            let string = || cluster.lock().expect("it is not poisoned").connection_string("DATABASE");
+            let string =
+                || connection_string_at(&cluster.lock().expect("it is not poisoned").dir, "DATABASE");
             DATABASE.get_or_init(string)
         }
         Err(error) => panic!("the tests need a PostgreSQL server of their own: {error}"),
@@ -96,11 +98,16 @@ impl Database {
         connection_string(&self.name)
     }
 
-    /// Returns the value for `DATABASE_URL` that connects through a relay or a proxy on this port.
+    /// Returns the value for `DATABASE_URL` that connects through a proxy on this port.
     pub fn url_at(&self, port: u16) -> String {
         let config: postgres::Config = self.url().parse().expect("our own connection string");
         let user = config.get_user().expect("it names one");
         format!("postgres://{user}@127.0.0.1:{port}/{}?sslmode=disable", self.name)
+    }
+
+    /// The cluster's socket.
+    pub fn socket(&self) -> PathBuf {
+        Path::new(&self.socket_dir()).join(".s.PGSQL.5432")
     }
 
     /// The directory of the cluster's socket, which `DB_HOST` takes.

@@ -3,7 +3,9 @@
 use nix::sys::stat::{Mode, umask};
 use socket2::{Domain, Socket, Type};
 use std::{
+    fs,
     net::SocketAddr,
+    path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
     thread,
     time::Duration,
@@ -31,7 +33,59 @@ pub fn free_port() -> u16 {
     }
 }
 
-/// PostgreSQL's account has to read what the tests write, whatever umask they are started with.
-pub fn others_may_read() {
-    umask(Mode::from_bits_truncate(0o022));
+/// Where Debian keeps the server's programs, off the PATH; the newest version.
+pub fn programs_of_postgres() -> PathBuf {
+    let versions = fs::read_dir("/usr/lib/postgresql").expect("apt-get install postgresql");
+    let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse::<u32>().ok();
+    let newest = versions.filter_map(|entry| number(entry.ok()?)).max();
+    let newest = newest.expect("apt-get install postgresql");
+    PathBuf::from(format!("/usr/lib/postgresql/{newest}/bin"))
+}
+
+/// A fresh directory, removed when dropped. Other accounts may enter it, as PostgreSQL's has to.
+pub struct TempDir(PathBuf);
+
+impl TempDir {
+    pub fn new() -> TempDir {
+        // PostgreSQL's account has to read what the tests write, whatever umask they are started with.
+        umask(Mode::from_bits_truncate(0o022));
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let (process, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let dir = std::env::temp_dir().join(format!("userd-it-{process}-{count}"));
+        fs::create_dir(&dir).expect("the temporary directory can be written to");
+        TempDir(dir)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Holds the migrations of a release after this one: ours, and one more that executes `sql` and says that releases
+    /// which know migration `oldest` may use the database.
+    pub fn next_release(sql: &str, oldest: u32) -> TempDir {
+        let dir = TempDir::new();
+        for file in fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations")).expect("ours").flatten()
+        {
+            fs::copy(file.path(), dir.0.join(file.file_name())).expect("a fresh directory can be written to");
+        }
+        let mark = format!("'migration 4 is compatible with migration {oldest}'");
+        dir.write("V4__next.sql", &format!("{sql}; comment on table refinery_schema_history is {mark};"));
+        dir
+    }
+
+    /// Its path, as variables take it.
+    pub fn name(&self) -> &str {
+        self.0.to_str().expect("a path of ours")
+    }
+
+    /// Writes a file into it.
+    pub fn write(&self, name: &str, text: &str) {
+        fs::write(self.0.join(name), text).expect("a fresh directory can be written to");
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
 }

@@ -10,7 +10,6 @@ mod load;
 mod machine;
 mod own;
 mod proxy;
-mod relay;
 mod service;
 mod table;
 pub mod tls_servers;
@@ -20,21 +19,18 @@ pub use database::{Compared, Database};
 pub use described::{DESCRIPTION, check_described};
 pub use http::{Answer, Client};
 pub use load::{Audit, Books, Caller, Event, Load};
-pub use machine::{free_port, others_may_read, pause};
+pub use machine::{TempDir, free_port, pause, programs_of_postgres};
 pub use own::{
-    Daemon, Own, children, code_kib, is_root, memory_kib, peak_kib, postmaster, program_of_postgres,
-    programs_of_postgres, running, users,
+    Daemon, Own, children, code_kib, is_root, memory_kib, peak_kib, postmaster, program_of_postgres, running,
+    users,
 };
 pub use proxy::{Proxy, Weather};
-pub use relay::Relay;
 pub use service::{Process, Service, ephemeral};
 pub use table::{check, is_timestamp, masked};
 pub use verbs::every_verb;
 
 use std::{
-    fs,
     net::TcpListener,
-    path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
@@ -107,53 +103,6 @@ pub fn has_ipv6() -> bool {
         println!("without IPv6: {error}");
     }
     bound.is_ok()
-}
-
-/// A fresh directory, removed when dropped. Other accounts may enter it, as PostgreSQL's has to.
-pub struct TempDir(PathBuf);
-
-impl TempDir {
-    pub fn new() -> TempDir {
-        others_may_read();
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let (process, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let dir = std::env::temp_dir().join(format!("userd-it-{process}-{count}"));
-        fs::create_dir(&dir).expect("the temporary directory can be written to");
-        TempDir(dir)
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-
-    /// Holds the migrations of a release after this one: ours, and one more that executes `sql` and says that releases
-    /// which know migration `oldest` may use the database.
-    pub fn next_release(sql: &str, oldest: u32) -> TempDir {
-        let dir = TempDir::new();
-        for file in fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations")).expect("ours").flatten()
-        {
-            fs::copy(file.path(), dir.0.join(file.file_name())).expect("a fresh directory can be written to");
-        }
-        let mark = format!("'migration 4 is compatible with migration {oldest}'");
-        dir.write("V4__next.sql", &format!("{sql}; comment on table refinery_schema_history is {mark};"));
-        dir
-    }
-
-    /// Its path, as variables take it.
-    pub fn name(&self) -> &str {
-        self.0.to_str().expect("a path of ours")
-    }
-
-    /// Writes a file into it.
-    pub fn write(&self, name: &str, text: &str) {
-        fs::write(self.0.join(name), text).expect("a fresh directory can be written to");
-    }
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }
 
 /// A small generator, so that a failure can be repeated by its seed, which is not 0 (xorshift64).

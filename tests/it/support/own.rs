@@ -1,6 +1,6 @@
 //! A PostgreSQL of one test's own, to be killed, stopped and restarted.
 
-use super::{LONG, TempDir, database::compare_counts, eventually, pause};
+use super::{LONG, TempDir, database::compare_counts, eventually, pause, programs_of_postgres};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -44,8 +44,7 @@ impl Own {
 
     /// Ends it in good order: sessions are told.
     pub fn stop(&mut self) {
-        let cluster = self.cluster.take().expect("it runs");
-        cluster.stop().expect("it can be stopped");
+        drop(self.cluster.take().expect("it runs"));
     }
 
     /// Kills the server and all of its sessions at once.
@@ -217,13 +216,4 @@ impl Drop for Daemon {
 /// Returns the path of a program of PostgreSQL.
 pub fn program_of_postgres(name: &str) -> PathBuf {
     programs_of_postgres().join(name)
-}
-
-/// Where Debian keeps the server's programs, off the PATH; the newest version.
-pub fn programs_of_postgres() -> PathBuf {
-    let versions = fs::read_dir("/usr/lib/postgresql").expect("apt-get install postgresql");
-    let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse::<u32>().ok();
-    let newest = versions.filter_map(|entry| number(entry.ok()?)).max();
-    let newest = newest.expect("apt-get install postgresql");
-    PathBuf::from(format!("/usr/lib/postgresql/{newest}/bin"))
 }

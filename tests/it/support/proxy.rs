@@ -1,12 +1,13 @@
-//! A TCP port in front of a server, with the faults of a network: it cuts, resets, delays, stalls and loses.
+//! A TCP port in front of a server, with the faults of a network: it refuses, cuts, resets, delays, stalls, and holds back
+//! what a client sends.
 
-use super::pause;
-use socket2::SockRef;
+use super::{LONG, eventually, pause};
+use socket2::Socket;
 use std::{
-    io::{Read, Write},
+    io::{self, Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
     os::unix::net::UnixStream,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
@@ -16,9 +17,10 @@ use std::{
 };
 
 /// Treatment of the bytes that pass the proxy, in both directions unless a variant names one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Weather {
     /// They pass.
+    #[default]
     Fair,
     /// They pass after this time.
     Slow(Duration),
@@ -26,23 +28,32 @@ pub enum Weather {
     Stalled,
     /// This many bytes of what one side says next pass, and then their connection is closed.
     CutAfter { from_server: bool, bytes: usize },
+    /// They pass, but a new connection is closed at once.
+    Shut,
 }
 
-/// Relays connections to the server.
+/// Relays connections to a server.
 pub struct Proxy {
     port: u16,
-    shared: Arc<Mutex<Shared>>,
+    state: Arc<Mutex<State>>,
 }
 
-struct Shared {
+#[derive(Default)]
+struct State {
     weather: Weather,
     connections: Vec<Arc<Joined>>,
+    /// How many connections were closed as they came.
+    refused: usize,
+    /// The next client that sends this is held back.
+    marker: Option<Vec<u8>>,
+    held: usize,
+    released: usize,
 }
 
 /// A client and the server it was led to.
 struct Joined {
-    client: TcpStream,
-    server: UnixStream,
+    client: Socket,
+    server: Socket,
     reset: AtomicBool,
 }
 
@@ -51,28 +62,40 @@ impl Joined {
         let _ = self.server.shutdown(Shutdown::Both);
         // A reset is sent when the last handle is closed, unless the end was told before.
         let reset = self.reset.load(Ordering::SeqCst);
-        let how = if reset { Shutdown::Read } else { Shutdown::Both };
-        let _ = self.client.shutdown(how);
+        let _ = self.client.shutdown(if reset { Shutdown::Read } else { Shutdown::Both });
     }
 }
 
 impl Proxy {
     /// Before the server on this Unix socket.
     pub fn start(socket: &Path) -> Proxy {
+        let socket = socket.to_owned();
+        Proxy::to(move || UnixStream::connect(&socket).map(Socket::from))
+    }
+
+    /// Before the server at this TCP address.
+    pub fn before(address: String) -> Proxy {
+        Proxy::to(move || TcpStream::connect(&address).map(Socket::from))
+    }
+
+    fn to(server: impl Fn() -> io::Result<Socket> + Send + 'static) -> Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let port = listener.local_addr().expect("a bound socket").port();
-        let shared = Arc::new(Mutex::new(Shared { weather: Weather::Fair, connections: Vec::new() }));
-        let (socket, state): (PathBuf, _) = (socket.to_owned(), shared.clone());
+        let state = Arc::<Mutex<State>>::default();
+        let shared = state.clone();
         // It ends with the test process; all that it holds then is a listener.
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
-                let Ok(server) = UnixStream::connect(&socket) else {
-                    continue;
-                };
-                join(client, server, &state);
+                let mut state = shared.lock().unwrap();
+                if state.weather == Weather::Shut {
+                    state.refused += 1;
+                } else if let Ok(server) = server() {
+                    let joined = Joined { client: client.into(), server, reset: AtomicBool::new(false) };
+                    state.connections.push(join(joined, &shared));
+                }
             }
         });
-        Proxy { port, shared }
+        Proxy { port, state }
     }
 
     /// The port on 127.0.0.1.
@@ -82,55 +105,81 @@ impl Proxy {
 
     /// From now on, on old connections and new ones.
     pub fn set(&self, weather: Weather) {
-        self.shared().weather = weather;
+        self.state().weather = weather;
     }
 
     /// Ends all connections in good order.
     pub fn cut(&self) {
-        for joined in self.shared().connections.drain(..) {
-            joined.end();
-        }
+        self.state().connections.drain(..).for_each(|joined| joined.end());
+    }
+
+    /// Ends all connections, and each new one until the weather changes.
+    pub fn shut(&self) {
+        self.set(Weather::Shut);
+        self.cut();
     }
 
     /// Ends all connections with a reset.
     pub fn reset(&self) {
-        for joined in self.shared().connections.drain(..) {
-            SockRef::from(&joined.client).set_linger(Some(Duration::ZERO)).expect("a socket");
+        for joined in self.state().connections.drain(..) {
+            joined.client.set_linger(Some(Duration::ZERO)).expect("a socket");
             joined.reset.store(true, Ordering::SeqCst);
             joined.end();
         }
     }
 
-    fn shared(&self) -> MutexGuard<'_, Shared> {
-        self.shared.lock().unwrap()
+    /// How many connections came while it was shut.
+    pub fn refused(&self) -> usize {
+        self.state().refused
+    }
+
+    /// Holds back the next client that sends these bytes, from then on.
+    pub fn hold(&self, marker: &[u8]) {
+        self.state().marker = Some(marker.to_vec());
+    }
+
+    /// Returns when one is held back.
+    pub fn holds(&self) {
+        eventually(LONG, "a client is held back", || self.state().held > 0);
+    }
+
+    /// Lets pass what was held back, whatever its client has done meanwhile.
+    pub fn release(&self) {
+        let mut state = self.state();
+        (state.marker, state.held) = (None, 0);
+        state.released += 1;
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
     }
 }
 
-fn join(client: TcpStream, server: UnixStream, shared: &Arc<Mutex<Shared>>) {
-    let reset = AtomicBool::new(false);
-    let joined = Arc::new(Joined { client, server, reset });
-    shared.lock().unwrap().connections.push(joined.clone());
+/// Copies both ways until either end is closed.
+fn join(joined: Joined, state: &Arc<Mutex<State>>) -> Arc<Joined> {
+    let joined = Arc::new(joined);
     for from_server in [false, true] {
-        let (joined, shared) = (joined.clone(), shared.clone());
+        let (joined, state) = (joined.clone(), state.clone());
         thread::spawn(move || {
             let (client, server) = (&joined.client, &joined.server);
-            match from_server {
-                false => carry(client, server, &shared, from_server),
-                true => carry(server, client, &shared, from_server),
-            }
+            let (from, to) = if from_server { (server, client) } else { (client, server) };
+            carry(from, to, &state, from_server);
             joined.end();
-            let mut shared = shared.lock().unwrap();
-            shared.connections.retain(|other| !Arc::ptr_eq(other, &joined));
+            state.lock().unwrap().connections.retain(|other| !Arc::ptr_eq(other, &joined));
         });
     }
+    joined
 }
 
-fn carry(mut from: impl Read, mut to: impl Write, shared: &Mutex<Shared>, from_server: bool) {
-    let mut buffer = [0; 4096];
-    let mut cut = false;
+fn carry(mut from: &Socket, mut to: &Socket, state: &Mutex<State>, from_server: bool) {
+    let mut buffer = [0; 16384];
+    let mut is_cut = false;
     while let Ok(length @ 1..) = from.read(&mut buffer) {
+        if !from_server {
+            hold(&buffer[..length], state);
+        }
         let bytes = loop {
-            let weather = shared.lock().unwrap().weather;
+            let weather = state.lock().unwrap().weather;
             break match weather {
                 Weather::Stalled => {
                     pause(Duration::from_millis(2));
@@ -141,14 +190,31 @@ fn carry(mut from: impl Read, mut to: impl Write, shared: &Mutex<Shared>, from_s
                     length
                 }
                 Weather::CutAfter { from_server: cut_side, bytes } if from_server == cut_side => {
-                    cut = true;
+                    is_cut = true;
                     bytes.min(length)
                 }
-                Weather::Fair | Weather::CutAfter { .. } => length,
+                Weather::Fair | Weather::CutAfter { .. } | Weather::Shut => length,
             };
         };
-        if to.write_all(&buffer[..bytes]).is_err() || cut {
+        if to.write_all(&buffer[..bytes]).is_err() || is_cut {
             return;
         }
+    }
+}
+
+/// Returns at once, or when the client is released.
+fn hold(bytes: &[u8], state: &Mutex<State>) {
+    let mut shared = state.lock().unwrap();
+    let is_in = |marker: &mut Vec<u8>| {
+        marker.is_empty() || bytes.windows(marker.len()).any(|part| part == marker.as_slice())
+    };
+    if shared.marker.take_if(is_in).is_none() {
+        return;
+    }
+    shared.held += 1;
+    let before = shared.released;
+    drop(shared);
+    while state.lock().unwrap().released == before {
+        pause(Duration::from_millis(2));
     }
 }

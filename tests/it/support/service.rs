@@ -8,7 +8,7 @@ use nix::{
 use std::{
     fs,
     io::Read,
-    os::unix::process::ExitStatusExt,
+    os::{fd::OwnedFd, unix::process::ExitStatusExt},
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex},
     thread::{self, JoinHandle},
@@ -76,6 +76,18 @@ impl Process {
 
     /// Starts userd through a program that executes it, such as `nohup` with its arguments.
     pub fn under(program: &[&str], arguments: &[&str], variables: &[(&str, &str)]) -> Process {
+        Process::fed(Stdio::null(), program, arguments, variables)
+    }
+
+    /// Passes a socket, as systemd does: descriptor 3, and two variables that name the process that is meant.
+    pub fn activated(socket: OwnedFd, arguments: &[&str], variables: &[(&str, &str)]) -> Process {
+        let script = "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\" 3<&0 </dev/null";
+        let program = ["/bin/sh", "-c", script, env!("CARGO_BIN_EXE_userd")];
+        Process::fed(socket.into(), &program, arguments, variables)
+    }
+
+    /// Gives the program a standard input.
+    pub fn fed(input: Stdio, program: &[&str], arguments: &[&str], variables: &[(&str, &str)]) -> Process {
         let temp_dir = TempDir::new();
         let mut child = Command::new(program[0])
             .args(&program[1..])
@@ -85,7 +97,7 @@ impl Process {
             .env("PORT", "0")
             .envs(std::env::var_os(POSTGRES_BIN).map(|dir| (POSTGRES_BIN, dir)))
             .envs(variables.iter().copied())
-            .stdin(Stdio::null())
+            .stdin(input)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
@@ -127,6 +139,11 @@ impl Process {
 
     pub fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Ends a standard input that is a pipe.
+    pub fn end_input(&mut self) {
+        drop(self.child.stdin.take());
     }
 
     /// How many threads it has, and how many descriptors.

@@ -1,52 +1,21 @@
 //! A throw-away PostgreSQL with TLS, and certificates for it.
 
+use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use std::{fs, process};
 
-use super::{free_port, others_may_read, pause};
+use super::{TempDir, free_port, pause, programs_of_postgres};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd};
 
-/// Where Debian keeps the server programs, off the PATH; the newest version.
-fn program(name: &str) -> PathBuf {
-    let versions = fs::read_dir("/usr/lib/postgresql").expect("apt-get install postgresql");
-    let newest = versions
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok()?.parse::<u32>().ok())
-        .max()
-        .expect("apt-get install postgresql");
-    PathBuf::from(format!("/usr/lib/postgresql/{newest}/bin/{name}"))
-}
-
-/// A directory that goes when dropped.
-pub struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> Scratch {
-        others_may_read();
-        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let n = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("userd-tls-{}-{n}", process::id()));
-        fs::create_dir(&path).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        Scratch(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 /// Certificates and keys as PEM files.
-pub struct Pki(Scratch);
+pub struct Pki(TempDir);
 
 impl Pki {
     pub fn new() -> Pki {
-        let pki = Pki(Scratch::new());
+        let pki = Pki(TempDir::new());
         let authority = |name: &str| {
             let mut params = CertificateParams::new([]).unwrap();
             params.distinguished_name.push(DnType::CommonName, name);
@@ -98,7 +67,7 @@ impl Pki {
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        if name.is_empty() { self.0.0.clone() } else { self.0.0.join(name) }
+        if name.is_empty() { self.0.path().to_owned() } else { self.0.path().join(name) }
     }
 
     /// Certificate and key files.
@@ -114,14 +83,14 @@ impl Pki {
 
     fn openssl(&self, arguments: &str) {
         let arguments = arguments.split(' ');
-        let output = Command::new("openssl").args(arguments).current_dir(&self.0.0).output().unwrap();
+        let output = Command::new("openssl").args(arguments).current_dir(self.0.path()).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 }
 
 /// Data directories to start servers on; user `u`, password `secret`.
 pub struct Cluster {
-    scratch: Scratch,
+    scratch: TempDir,
     user: Option<nix::unistd::User>,
 }
 
@@ -129,9 +98,9 @@ impl Cluster {
     pub fn new() -> Cluster {
         let root = nix::unistd::geteuid().is_root();
         let user = root.then(|| nix::unistd::User::from_name("postgres").unwrap().unwrap());
-        let cluster = Cluster { scratch: Scratch::new(), user };
-        cluster.give(&cluster.scratch.0);
-        let password = cluster.scratch.0.join("password");
+        let cluster = Cluster { scratch: TempDir::new(), user };
+        cluster.give(cluster.scratch.path());
+        let password = cluster.scratch.path().join("password");
         fs::write(&password, "secret").unwrap();
         let output = cluster
             .command("initdb")
@@ -151,7 +120,7 @@ impl Cluster {
     }
 
     pub fn socket_directory(&self) -> String {
-        self.scratch.0.display().to_string()
+        self.scratch.path().display().to_string()
     }
 
     /// Starts it with this certificate and key, or without TLS, and more lines of configuration.
@@ -159,7 +128,7 @@ impl Cluster {
         let port = free_port();
         let mut conf = format!(
             "fsync = off\nport = {port}\nlisten_addresses = 'localhost'\nunix_socket_directories = '{}'\nlog_min_messages = fatal\n",
-            self.scratch.0.display()
+            self.scratch.path().display()
         );
         if let Some((crt, key)) = certificate {
             for (from, to) in [(crt, "server.crt"), (key, "server.key")] {
@@ -173,7 +142,7 @@ impl Cluster {
         }
         conf += more;
         fs::write(self.data().join("postgresql.auto.conf"), conf).unwrap();
-        let log = fs::File::create(self.scratch.0.join("log")).unwrap();
+        let log = fs::File::create(self.scratch.path().join("log")).unwrap();
         let child = self
             .command("postgres")
             .arg("-D")
@@ -187,7 +156,7 @@ impl Cluster {
         let deadline = Instant::now() + Duration::from_secs(30);
         let ready = self.data().join("postmaster.pid");
         while !fs::read_to_string(&ready).is_ok_and(|pid| pid.contains("ready")) {
-            let log = || fs::read_to_string(self.scratch.0.join("log")).unwrap();
+            let log = || fs::read_to_string(self.scratch.path().join("log")).unwrap();
             assert!(server.child.try_wait().unwrap().is_none(), "{}", log());
             assert!(Instant::now() < deadline, "{}", log());
             pause(Duration::from_millis(20));
@@ -196,11 +165,11 @@ impl Cluster {
     }
 
     fn data(&self) -> PathBuf {
-        self.scratch.0.join("data")
+        self.scratch.path().join("data")
     }
 
     fn command(&self, name: &str) -> Command {
-        let mut command = Command::new(program(name));
+        let mut command = Command::new(programs_of_postgres().join(name));
         command.env_clear().env("PATH", "/usr/bin:/bin").env("LC_ALL", "C").current_dir("/");
         if let Some(user) = &self.user {
             command.uid(user.uid.as_raw()).gid(user.gid.as_raw());
