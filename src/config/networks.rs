@@ -6,23 +6,20 @@ use std::{fmt, net::IpAddr, str::FromStr};
 /// Proxies whose word about their clients is believed: addresses, networks, and `unix` for every peer on a Unix
 /// socket. Parsed from a list, separated by commas or spaces: `127.0.0.1, 10.0.0.0/8, unix`. Empty by default.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct TrustedProxies {
-    networks: Vec<IpNet>,
-    unix: bool,
-}
+pub struct TrustedProxies(Vec<Option<IpNet>>);
 
 impl TrustedProxies {
     /// Returns `true` if no proxy is trusted.
     pub fn is_empty(&self) -> bool {
-        self.networks.is_empty() && !self.unix
+        self.0.is_empty()
     }
 
     /// Returns `true` if the peer is trusted; `None` is a peer on a Unix socket.
     pub fn contains(&self, peer: Option<IpAddr>) -> bool {
-        match peer {
-            None => self.unix,
-            Some(peer) => self.networks.iter().any(|network| network.contains(&peer)),
-        }
+        self.0.iter().any(|entry| match (entry, &peer) {
+            (Some(network), Some(peer)) => network.contains(peer),
+            (entry, peer) => entry.is_none() && peer.is_none(),
+        })
     }
 }
 
@@ -31,33 +28,31 @@ impl FromStr for TrustedProxies {
     type Err = String;
 
     fn from_str(text: &str) -> Result<TrustedProxies, String> {
-        let wrong = |entry: &str| format!("{entry:?} is not an address, a network or `unix`");
-        let mut trusted = TrustedProxies::default();
-        for entry in text.split([',', ' ']).filter(|entry| !entry.is_empty()) {
-            if entry == "unix" {
-                trusted.unix = true;
-                continue;
-            }
-            let network = entry.parse().or_else(|_| entry.parse::<IpAddr>().map(IpNet::from));
-            let network = match network.map_err(|_| wrong(entry))? {
-                // Peers have IPv4 addresses as such: a network of mapped ones is one of those, or partly of no peers.
-                IpNet::V6(mapped) if let Some(address) = mapped.addr().to_ipv4_mapped() => {
-                    let bits = mapped.prefix_len().checked_sub(96).ok_or_else(|| wrong(entry))?;
-                    Ipv4Net::new(address, bits).map_err(|_| wrong(entry))?.into()
-                }
-                network => network,
-            };
-            trusted.networks.push(network);
+        let entries = text.split([',', ' ']).filter(|entry| !entry.is_empty());
+        let parsed = entries.map(|entry| match (entry, network(entry)) {
+            ("unix", _) => Ok(None),
+            (_, Some(network)) => Ok(Some(network)),
+            (_, None) => Err(format!("{entry:?} is not an address, a network or `unix`")),
+        });
+        parsed.collect::<Result<_, _>>().map(TrustedProxies)
+    }
+}
+
+/// Parses a network or an address. Peers have IPv4 addresses as such, so one of mapped addresses is made one of IPv4.
+fn network(entry: &str) -> Option<IpNet> {
+    let network = entry.parse().or_else(|_| entry.parse::<IpAddr>().map(IpNet::from)).ok()?;
+    match network.addr() {
+        IpAddr::V6(address) if let Some(address) = address.to_ipv4_mapped() => {
+            Ipv4Net::new(address, network.prefix_len().checked_sub(96)?).ok().map(IpNet::V4)
         }
-        Ok(trusted)
+        _ => Some(network),
     }
 }
 
 impl fmt::Display for TrustedProxies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let networks = self.networks.iter().map(IpNet::to_string);
-        let all: Vec<_> = networks.chain(self.unix.then(|| "unix".to_owned())).collect();
-        f.write_str(&all.join(","))
+        let name = |entry: &Option<IpNet>| entry.map_or("unix".to_owned(), |network| network.to_string());
+        f.write_str(&self.0.iter().map(name).collect::<Vec<_>>().join(","))
     }
 }
 
