@@ -3,8 +3,7 @@
 use super::{
     Failure,
     commands::{OPERAND, VARIABLES, command},
-    env_file::{self, Assignment},
-    environment, manual, print,
+    env_file, environment, manual, print,
 };
 use clap::{
     ArgMatches,
@@ -12,8 +11,9 @@ use clap::{
     parser::ValueSource,
 };
 use std::{
+    collections::BTreeMap,
     env,
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     path::{Path, PathBuf},
 };
 use userd::transfer::Format;
@@ -23,10 +23,8 @@ pub struct Given {
     /// Empty for the service itself.
     pub verb: String,
     matches: ArgMatches,
-    /// Variables that `--env-file` has set.
-    pub assigned: Vec<Assignment>,
-    /// The socket of the service manager (`NOTIFY_SOCKET`), which programs that this one starts do not see.
-    pub notify: Option<OsString>,
+    /// Variables that arguments have set, each with the place where it is shown: an argument, or a line of `--env-file`.
+    pub assigned: BTreeMap<String, String>,
 }
 
 impl Given {
@@ -40,34 +38,37 @@ impl Given {
             Err(error) => return Err(Failure::argument(problem(error))),
         };
         let (verb, matches) = matches.remove_subcommand().unwrap_or((String::new(), matches));
-        Ok(Some(Given { verb, matches, assigned: Vec::new(), notify: None }))
+        Ok(Some(Given { verb, matches, assigned: BTreeMap::new() }))
     }
 
-    /// Sets the variables that options stand for, and those of `--env-file` that the environment lacks. To be called
-    /// while this is the only thread.
+    /// Sets the variables that options stand for, those of `--env-file` that the environment lacks, and with `--embedded`
+    /// the `HOST` of this machine alone, if there is none. Refuses misspelt names. To be called while this is the only
+    /// thread.
     pub fn set_variables(&mut self) -> Result<(), Failure> {
         for (option, variable) in VARIABLES {
             if let Some(value) = self.value(option) {
-                // SAFETY: no other thread reads or writes the environment.
-                unsafe { env::set_var(variable, value) };
+                let value = value.to_owned();
+                self.assign(variable, value.as_os_str(), "argument");
             }
         }
-        self.notify = env::var_os("NOTIFY_SOCKET");
-        // SAFETY: as above.
-        unsafe { env::remove_var("NOTIFY_SOCKET") };
         if let Some(file) = self.value("--env-file") {
             let read = env_file::read(file);
-            self.assigned = read.map_err(|problem| Failure::usage(format!("--env-file: {problem}")))?;
+            self.assigned.extend(read.map_err(|problem| Failure::usage(format!("--env-file: {problem}")))?);
         }
-        let misspelt = self.named().find_map(|(place, name)| Some((place, environment::misspelt(name)?)));
-        misspelt.map_or(Ok(()), |(place, line)| Err(Failure::usage(format!("{place}: {line}"))))
+        if self.has("--embedded") && environment::value("HOST").is_none() {
+            self.assign("HOST", OsStr::new("127.0.0.1"), "--embedded");
+        }
+        let assigned = self.assigned.iter().map(|(name, place)| (name.as_str(), place.as_str()));
+        let settings = self.occurrences("--settings").flatten();
+        let settings = settings.filter_map(|name| Some((name.to_str()?, "--settings")));
+        let misspelt = |(name, place)| Some(format!("{place}: {}", environment::misspelt(name)?));
+        assigned.chain(settings).find_map(misspelt).map_or(Ok(()), |line| Err(Failure::usage(line)))
     }
 
-    /// Returns the variables that `--env-file` has set and those that `--settings` names, each behind its place.
-    pub fn named(&self) -> impl Iterator<Item = (&str, &str)> {
-        let of_file = self.assigned.iter().map(|Assignment { name, place }| (place.as_str(), name.as_str()));
-        let settings = self.occurrences("--settings").flatten();
-        of_file.chain(settings.filter_map(|name| Some(("--settings", name.to_str()?))))
+    fn assign(&mut self, variable: &str, value: &OsStr, place: &str) {
+        // SAFETY: no other thread reads or writes the environment.
+        unsafe { env::set_var(variable, value) };
+        self.assigned.insert(variable.to_owned(), place.to_owned());
     }
 
     /// Returns whether an option was given.
@@ -86,11 +87,6 @@ impl Given {
         let known = self.matches.try_contains_id(name).is_ok();
         let occurrences = known.then(|| self.matches.get_occurrences::<PathBuf>(name)).flatten();
         occurrences.into_iter().flatten().map(|mut values| values.next().map(PathBuf::as_path))
-    }
-
-    /// Returns whether an option stands for this variable.
-    pub fn replaces(&self, variable: &str) -> bool {
-        VARIABLES.iter().any(|(option, replaced)| *replaced == variable && self.has(option))
     }
 
     /// Returns the operand as a word. An error if it is not UTF-8.
@@ -136,20 +132,19 @@ pub fn format_of(file: &Path) -> Option<Format> {
 /// Returns clap's message in one line. A stray argument may be a secret: only a name of an option is repeated, and what
 /// clap takes for a misspelt subcommand.
 fn problem(mut error: Error) -> String {
-    let is_option = |text: &str| {
-        let name = text.strip_prefix("--").unwrap_or_default();
-        !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-')
-    };
-    for kind in [ContextKind::InvalidArg, ContextKind::InvalidSubcommand, ContextKind::InvalidValue] {
-        let Some(ContextValue::String(text)) = error.get(kind) else { continue };
-        let is_shown = match kind {
-            ContextKind::InvalidArg => error.kind() != ErrorKind::UnknownArgument || is_option(text),
-            ContextKind::InvalidSubcommand => error.get(ContextKind::SuggestedSubcommand).is_some(),
-            _ => text.is_empty(),
-        };
-        if !is_shown {
-            error.insert(kind, ContextValue::String("…".to_owned()));
+    let is_name = |byte: u8| byte.is_ascii_lowercase() || byte == b'-';
+    let is_masked = |(kind, value): &(ContextKind, &ContextValue)| match (kind, value) {
+        (ContextKind::InvalidArg, ContextValue::String(text)) => {
+            error.kind() == ErrorKind::UnknownArgument
+                && !(text.starts_with("--") && text.bytes().all(is_name))
         }
+        (ContextKind::InvalidSubcommand, _) => error.get(ContextKind::SuggestedSubcommand).is_none(),
+        (ContextKind::InvalidValue, ContextValue::String(text)) => !text.is_empty(),
+        _ => false,
+    };
+    let masked: Vec<_> = error.context().filter(is_masked).map(|(kind, _)| kind).collect();
+    for kind in masked {
+        error.insert(kind, ContextValue::String("…".to_owned()));
     }
     let text = error.render().to_string();
     let lines = text.trim_start_matches("error: ").lines().map(str::trim);

@@ -32,8 +32,8 @@ const VERBS: &str = "\
 export [FILE]: write all users to FILE, which is complete once it is there, or to standard output
 import [FILE]: create the users of FILE, or of standard input: all of them, or none if a line is refused
 migrate: apply the migrations that the database lacks, and end
-check: say if userd could start: configuration, address, database, migrations, privileges, tables; changes nothing; \
-    exit code 0 or 1
+check: say if userd could start: configuration, database, migrations, privileges, tables; changes nothing; exit code \
+    0 or 1
 recount: count all users anew, if triggers were disabled and totals are wrong; writers wait meanwhile
 grants ROLE: print the GRANT statements that ROLE needs to run the service on tables that another role owns
 config: print the settings in force and where each comes from, without secrets

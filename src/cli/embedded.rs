@@ -4,14 +4,10 @@
 use super::{
     Failure,
     arguments::{Given, format_of},
-    environment::{OF_DATABASE, is_set},
     import::{read_seed, seed},
     signals,
 };
-use std::{
-    hash::{DefaultHasher, Hash, Hasher},
-    path::Path,
-};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use userd::{
     Config, Database, ScratchDatabase,
     private_postgres::{self, Cluster},
@@ -55,46 +51,4 @@ pub fn scratch(given: &Given, config: &Config) -> Result<ScratchDatabase, Failur
     }
     log::info!("the database begins with the users of {}", file.display());
     Ok(database)
-}
-
-/// Has the service listen for this machine alone, where no setting says where it listens. Returns whether it does.
-pub fn listen_privately(config: &mut Config) -> bool {
-    let is_private = !is_set("HOST");
-    if is_private {
-        config.host = Config::default().host;
-    }
-    is_private
-}
-
-/// Puts the cluster in `dir`, which is not started, into the table of settings, instead of a database of the variables.
-/// Returns the line below the table: the command that opens it with psql.
-pub fn describe(dir: &Path, rows: &mut [(&'static str, String, String)]) -> Result<String, Failure> {
-    let dir = private_postgres::check(dir).map_err(Failure::runtime)?;
-    for (variable, value, source) in rows {
-        if OF_DATABASE.contains(variable) {
-            *value = "-".to_owned();
-            *source = "--embedded is used instead".to_owned();
-        }
-    }
-    Ok(format!("\npsql -h {} -U postgres\n", shell_word(&dir.to_string_lossy())))
-}
-
-/// Quotes a text, if a shell would not read it as one word.
-fn shell_word(text: &str) -> String {
-    let plain = |sign: char| sign.is_alphanumeric() || "/._-+:@%".contains(sign);
-    match text.chars().all(plain) {
-        true => text.to_owned(),
-        false => format!("'{}'", text.replace('\'', r"'\''")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn words_of_a_shell() {
-        assert_eq!(shell_word("/var/lib/userd"), "/var/lib/userd");
-        assert_eq!(shell_word("/o'brien/a b"), r"'/o'\''brien/a b'");
-    }
 }

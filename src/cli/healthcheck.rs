@@ -1,17 +1,14 @@
 //! `userd healthcheck`: asks the server that the same variables start. Knows its address, and enough of HTTP to read an
 //! answer.
 
-use super::{Failure, arguments::Given, environment, signals::spawn};
+use super::{Failure, arguments::Given, environment};
 use std::{
     io::{self, Read, Write},
     net::TcpStream,
     os::unix::net::UnixStream,
-    sync::mpsc,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
-
-const TARGET: &str = "/readyz";
 
 /// Age in seconds of the oldest probe whose result counts. The first question causes a new one.
 const FRESH_SECONDS: u64 = 5;
@@ -19,53 +16,53 @@ const FRESH_SECONDS: u64 = 5;
 /// Pause between two questions.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Asks if the service is ready, until the answer is from a recent probe. Blocks for up to the `request_timeout`.
+/// The most bytes that are read of an answer. userd's have some 300.
+const MOST_BYTES: u64 = 4096;
+
+/// Asks if the service is ready, until the answer is from a recent probe. Blocks for up to twice the `request_timeout`.
 pub fn healthcheck(given: &Given) -> Result<(), Failure> {
     let config = environment::config(given).map_err(Failure::usage)?;
+    let time = config.limits.request_timeout;
+    let deadline = Instant::now() + time;
     let address = match config.host.starts_with("unix:") {
         true => config.host,
         false => format!("{}:{}", config.host, config.port),
     };
-    let (sender, result) = mpsc::channel();
-    let asked = address.clone();
-    spawn("healthcheck", move || {
-        let fresh = loop {
-            match ask(&asked) {
-                Ok(age) if age >= FRESH_SECONDS => thread::sleep(PAUSE),
-                result => break result,
-            }
-        };
-        // The receiver may have given up.
-        let _ = sender.send(fresh);
-    })?;
-    let late = |_| Err(format!("no answer from {address}, from a recent probe, in time"));
-    let result = result.recv_timeout(config.limits.request_timeout).unwrap_or_else(late);
-    result.map(drop).map_err(Failure::runtime)
+    while ask(&address, time).map_err(Failure::runtime)? >= FRESH_SECONDS {
+        if Instant::now() > deadline {
+            return Err(Failure::runtime(format!("no answer from {address}, from a recent probe, in time")));
+        }
+        thread::sleep(PAUSE);
+    }
+    Ok(())
 }
 
 /// Returns the seconds since the database answered, if the service is ready.
-fn ask(address: &str) -> Result<u64, String> {
+fn ask(address: &str, time: Duration) -> Result<u64, String> {
     let answer = match address.strip_prefix("unix:") {
-        Some(path) => UnixStream::connect(path).and_then(exchange),
-        None => TcpStream::connect(address).and_then(exchange),
+        Some(path) => UnixStream::connect(path).and_then(|stream| {
+            stream.set_read_timeout(Some(time))?;
+            exchange(stream)
+        }),
+        None => TcpStream::connect(address).and_then(|stream| {
+            stream.set_read_timeout(Some(time))?;
+            exchange(stream)
+        }),
     };
     let answer = answer.map_err(|error| {
         format!("no answer from {address}: {error}; start userd, or name its address with --host and --port")
     })?;
-    if answer.starts_with("HTTP/1.1 200 ") {
-        let age = answer.lines().find_map(|line| line.strip_prefix("Age: ")?.parse().ok());
-        return Ok(age.unwrap_or_default());
-    }
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-    let status = head.lines().next().unwrap_or_default().trim_start_matches("HTTP/1.1 ");
-    Err(format!("GET {TARGET} at {address} was answered {status}: {}", body.trim_end()))
+    let mut lines = head.lines();
+    match lines.next().unwrap_or_default().trim_start_matches("HTTP/1.1 ") {
+        "200 OK" => Ok(lines.find_map(|line| line.strip_prefix("Age: ")?.parse().ok()).unwrap_or_default()),
+        status => Err(format!("GET /readyz at {address} was answered {status}: {}", body.trim_end())),
+    }
 }
 
 fn exchange(mut stream: impl Read + Write) -> io::Result<String> {
-    /// Ours have some 300 bytes; another program's may have any number.
-    const MOST_BYTES: u64 = 4096;
-    write!(stream, "GET {TARGET} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
-    let mut answer = Vec::new();
-    stream.take(MOST_BYTES).read_to_end(&mut answer)?;
-    Ok(String::from_utf8_lossy(&answer).into_owned())
+    stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.take(MOST_BYTES).read_to_string(&mut answer)?;
+    Ok(answer)
 }

@@ -15,7 +15,6 @@ use std::{
     io::{self, Write},
     mem, panic,
     sync::{
-        Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
         mpsc,
     },
@@ -30,6 +29,12 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// The most bytes that gather while standard error is stuck.
 const MOST_BYTES: usize = 1 << 20;
 
+/// Bytes of the lines that gather.
+static WAITING_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// Lines that were dropped since the log last said so.
+static DROPPED_LINES: AtomicUsize = AtomicUsize::new(0);
+
 /// Times are in UTC, with microseconds, and of one width.
 const TIME: &[BorrowedFormatItem] =
     format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
@@ -37,32 +42,31 @@ const TIME: &[BorrowedFormatItem] =
 /// Logs userd's own lines alone: other crates log statements with their parameters, passwords among them. `is_json`: each
 /// line is an object with `time`, `level`, `message`, and the values that the line has.
 pub fn log_to_stderr(level: LevelFilter, is_json: bool) -> Result<(), Failure> {
-    let (lines, gathered) = mpsc::channel();
-    let lines = Lines { lines, counts: Arc::default() };
-    let counts = lines.counts.clone();
+    let (lines, gathered) = mpsc::channel::<Vec<u8>>();
     spawn("log", move || {
         while let Ok(mut text) = gathered.recv() {
             text.extend(gathered.try_iter().flatten());
             // There is no other place to report that standard error is closed.
             let _ = io::stderr().write_all(&text);
-            counts.waiting_bytes.fetch_sub(text.len(), SeqCst);
-            let dropped = counts.dropped_lines.swap(0, SeqCst);
+            WAITING_BYTES.fetch_sub(text.len(), SeqCst);
+            let dropped = DROPPED_LINES.swap(0, SeqCst);
             if dropped > 0 {
                 log::warn!("{dropped} lines of this log were dropped");
             }
             thread::sleep(PAUSE);
         }
     })?;
-    let config = ConfigBuilder::new()
-        .set_time_format_custom(TIME)
-        .set_target_level(LevelFilter::Off)
-        .set_thread_level(LevelFilter::Off)
-        .set_location_level(LevelFilter::Off)
-        .build();
-    let text = WriteLogger::new(level, config, Line { lines: lines.clone(), bytes: Vec::new() });
+    let off = LevelFilter::Off;
+    let mut config = ConfigBuilder::new();
+    config.set_target_level(off).set_thread_level(off).set_location_level(off);
+    match is_json {
+        true => config.set_time_level(off).set_max_level(off),
+        false => config.set_time_format_custom(TIME),
+    };
+    let lines = WriteLogger::new(level, config.build(), Line { lines, bytes: Vec::new() });
     log::set_max_level(level);
     // It fails only if a logger is set already, and no other is set before.
-    let _ = log::set_boxed_logger(Box::new(Logger { is_json, text, lines }));
+    let _ = log::set_boxed_logger(Box::new(Logger { is_json, lines }));
     if is_json {
         panic::set_hook(Box::new(|panic| log::error!("{panic}")));
     }
@@ -71,78 +75,49 @@ pub fn log_to_stderr(level: LevelFilter, is_json: bool) -> Result<(), Failure> {
 
 struct Logger {
     is_json: bool,
-    text: Box<WriteLogger<Line>>,
-    lines: Lines,
+    lines: Box<WriteLogger<Line>>,
 }
 
 impl Log for Logger {
     fn enabled(&self, metadata: &Metadata) -> bool {
-        metadata.level() <= log::max_level() && metadata.target().starts_with("userd")
+        self.lines.enabled(metadata) && metadata.target().starts_with("userd")
     }
 
     fn log(&self, record: &Record) {
-        if !self.enabled(record.metadata()) {
-            return;
+        if self.enabled(record.metadata()) {
+            let line = if self.is_json { json(record) } else { text(record) };
+            self.lines.log(&record.to_builder().args(format_args!("{line}")).build());
         }
-        if self.is_json {
-            return self.lines.add(json(record));
-        }
-        let mut line = record.args().to_string();
-        for name in ["token", "client", "request_id"] {
-            let value = record.key_values().get(Key::from_str(name));
-            if let Some(value) = value.filter(|value| !is_empty(value)) {
-                line.push_str(&format!(" {name}={value}"));
-            }
-        }
-        self.text.log(&record.to_builder().args(format_args!("{line}")).build());
     }
 
     /// Blocks until the lines logged so far are written, at most for a second.
     fn flush(&self) {
         let deadline = Instant::now() + Duration::from_secs(1);
-        while self.lines.counts.waiting_bytes.load(SeqCst) > 0 && Instant::now() < deadline {
+        while WAITING_BYTES.load(SeqCst) > 0 && Instant::now() < deadline {
             thread::sleep(PAUSE);
-        }
-    }
-}
-
-/// The queue of lines that wait to be written.
-#[derive(Clone)]
-struct Lines {
-    lines: mpsc::Sender<Vec<u8>>,
-    counts: Arc<Counts>,
-}
-
-#[derive(Default)]
-struct Counts {
-    waiting_bytes: AtomicUsize,
-    dropped_lines: AtomicUsize,
-}
-
-impl Lines {
-    /// Adds a line, unless too many wait.
-    fn add(&self, line: Vec<u8>) {
-        if self.counts.waiting_bytes.load(SeqCst) > MOST_BYTES {
-            self.counts.dropped_lines.fetch_add(1, SeqCst);
-        } else {
-            self.counts.waiting_bytes.fetch_add(line.len(), SeqCst);
-            // The thread that receives it ends with the process.
-            let _ = self.lines.send(line);
         }
     }
 }
 
 /// The line that simplelog writes, in many pieces and under a lock of its own.
 struct Line {
-    lines: Lines,
+    lines: mpsc::Sender<Vec<u8>>,
     bytes: Vec<u8>,
 }
 
 impl Write for Line {
+    /// Passes a whole line on to the thread that writes, unless too many wait.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.bytes.extend_from_slice(bytes);
         if bytes.ends_with(b"\n") {
-            self.lines.add(mem::take(&mut self.bytes));
+            let line = mem::take(&mut self.bytes);
+            if WAITING_BYTES.load(SeqCst) > MOST_BYTES {
+                DROPPED_LINES.fetch_add(1, SeqCst);
+            } else {
+                WAITING_BYTES.fetch_add(line.len(), SeqCst);
+                // The thread that receives it ends with the process.
+                let _ = self.lines.send(line);
+            }
         }
         Ok(bytes.len())
     }
@@ -153,17 +128,28 @@ impl Write for Line {
     }
 }
 
+/// Returns the message of a record, with the values that are not in it.
+fn text(record: &Record) -> String {
+    let mut line = record.args().to_string();
+    for name in ["token", "client", "request_id"] {
+        let value = record.key_values().get(Key::from_str(name));
+        if let Some(value) = value.filter(|value| !is_empty(value)) {
+            line.push_str(&format!(" {name}={value}"));
+        }
+    }
+    line
+}
+
 /// Tells whether a value is the empty text, which stands for none.
 fn is_empty(value: &Value) -> bool {
     value.to_borrowed_str() == Some("")
 }
 
 /// Returns a record as an object in a line.
-pub fn json(record: &Record) -> Vec<u8> {
+pub fn json(record: &Record) -> String {
     let mut line = Vec::with_capacity(384);
     write_json(&mut line, record).expect("writing to memory does not fail");
-    line.push(b'\n');
-    line
+    String::from_utf8(line).expect("JSON is UTF-8")
 }
 
 fn write_json(line: &mut Vec<u8>, record: &Record) -> serde_json::Result<()> {
@@ -213,8 +199,8 @@ mod tests {
             ("request_id", Value::from_display(&"an-id")),
         ];
         let record = Record::builder().args(format_args!("two\nlines")).key_values(&pairs).build();
-        let line = String::from_utf8(super::json(&record)).unwrap();
-        assert_eq!(line.find('\n'), Some(line.len() - 1), "{line}");
+        let line = super::json(&record);
+        assert!(!line.contains('\n'), "{line}");
         let mut value: Json = serde_json::from_str(&line).unwrap();
         let time = value.as_object_mut().unwrap().remove("time").unwrap();
         assert!(time.as_str().unwrap().ends_with('Z'), "{time}");
@@ -228,10 +214,11 @@ mod tests {
     #[test]
     fn lines_beyond_the_bound_are_counted() {
         let (lines, gathered) = mpsc::channel();
-        let lines = Lines { lines, counts: Arc::default() };
+        let mut lines = Line { lines, bytes: Vec::new() };
         for expected in [0, 1, 2] {
-            lines.add(vec![b'x'; MOST_BYTES + 1]);
-            assert_eq!(lines.counts.dropped_lines.load(SeqCst), expected);
+            lines.write_all(&[b'x'; MOST_BYTES]).unwrap();
+            lines.write_all(b"\n").unwrap();
+            assert_eq!(DROPPED_LINES.load(SeqCst), expected);
         }
         assert_eq!(gathered.try_iter().map(|line| line.len()).collect::<Vec<_>>(), [MOST_BYTES + 1]);
     }

@@ -14,14 +14,11 @@ use clap_mangen::{
 use std::io;
 use userd::config::SETTINGS;
 
-/// Exit codes, for the manual page.
-const EXIT_CODES: [(&str, &str); 5] = [
-    ("0", "Done; of the service: it was told to end."),
-    ("1", "The service could not start or go on; a line was refused by an import; a check found a problem."),
-    ("2", "An argument or a variable cannot be used."),
-    ("130, 143", "An export or an import was ended by SIGINT or SIGTERM; nothing of it is left."),
-    ("141", "The reader of an export's standard output has closed it."),
-];
+/// Meanings of the exit code, for the manual page.
+const EXIT_STATUS: &str = "0: done; of the service: it was told to end. 1: the service could not start or go on; a line \
+                           was refused by an import; a check found a problem. 2: an argument or a variable cannot be \
+                           used. 130, 143: ended by SIGINT or SIGTERM; nothing of an export or an import is left. 141: \
+                           the reader of an export's standard output has closed it.";
 
 /// Returns clap's help, with the table of settings in its place.
 pub fn with_settings(help: &clap::Error) -> String {
@@ -33,16 +30,13 @@ pub fn with_settings(help: &clap::Error) -> String {
     help.to_string().replace(TABLE, &rows.collect::<String>())
 }
 
-/// Lines that each section begins with.
-const PREAMBLE: &str = ".ie \\n(.g .ds Aq \\(aq\n.el .ds Aq '\n";
-
 /// Prints the manual page. The options of all commands are on it, not on pages of their own.
 pub fn man() -> Result<(), Failure> {
     let page = page().map_err(Failure::runtime)?;
-    print(&page)
+    print(&String::from_utf8_lossy(&page))
 }
 
-fn page() -> io::Result<String> {
+fn page() -> io::Result<Vec<u8>> {
     let mut command = command();
     command.build();
     let mut page = Vec::new();
@@ -52,35 +46,25 @@ fn page() -> io::Result<String> {
     man.render_synopsis_section(&mut page)?;
     man.render_description_section(&mut page)?;
     man.render_options_section(&mut page)?;
-    Roff::new().control("SH", ["COMMANDS"]).to_writer(&mut page)?;
+    page.extend(b".SH COMMANDS\n");
     for verb in command.get_subcommands() {
-        let about = verb.get_about().map(ToString::to_string).unwrap_or_default();
-        Roff::new().control("SS", [verb.get_name()]).text([roman(about)]).to_writer(&mut page)?;
         let mut options = Vec::new();
         Man::new(verb.clone()).render_options_section(&mut options)?;
-        page.extend(String::from_utf8_lossy(&options).replace(".SH OPTIONS\n", "").bytes());
+        let about = verb.get_about().map(ToString::to_string).unwrap_or_default();
+        let heading = format!(".SS {}\n{about}\n", verb.get_name());
+        page.extend(String::from_utf8_lossy(&options).replace(".SH OPTIONS\n", &heading).bytes());
     }
     let mut rest = Roff::new();
-    rest.control("SH", ["ENVIRONMENT"]).text([roman("An empty variable counts as unset.")]);
-    let settings = SETTINGS.iter().map(|setting| {
+    rest.control("SH", ["ENVIRONMENT"]);
+    for setting in SETTINGS {
         let default = Some(setting.default()).filter(|default| !default.is_empty());
         let default = default.map(|default| format!(" (default {default})")).unwrap_or_default();
-        (setting.variable, setting.help.replace('`', "") + &default)
-    });
-    define(&mut rest, settings);
-    rest.control("SH", ["EXIT", "STATUS"]);
-    define(&mut rest, EXIT_CODES.map(|(code, meaning)| (code, meaning.to_owned())));
-    rest.to_writer(&mut page)?;
-    let page = String::from_utf8_lossy(&page).replace(PREAMBLE, "");
-    let (title, rest) = page.split_once('\n').unwrap_or_default();
-    Ok(format!("{title}\n{PREAMBLE}{rest}"))
-}
-
-/// Adds a list of terms and their meanings.
-fn define(page: &mut Roff, terms: impl IntoIterator<Item = (&'static str, String)>) {
-    for (term, meaning) in terms {
-        page.control("TP", []).control("B", [term]).text([roman(meaning)]);
+        let meaning = roman(setting.help.replace('`', "") + &default);
+        rest.control("TP", []).control("B", [setting.variable]).text([meaning]);
     }
+    rest.control("SH", ["EXIT", "STATUS"]).text([roman(EXIT_STATUS)]);
+    rest.to_writer(&mut page)?;
+    Ok(page)
 }
 
 /// Prints what makes the operand's shell complete the arguments.
@@ -97,7 +81,7 @@ mod tests {
 
     #[test]
     fn the_manual_page_has_every_row() {
-        let page = page().unwrap();
+        let page = String::from_utf8(page().unwrap()).unwrap();
         for setting in SETTINGS {
             assert!(page.contains(&format!("\n.B {}\n", setting.variable)), "{}", setting.variable);
         }

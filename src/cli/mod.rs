@@ -24,16 +24,11 @@ use std::{
     env, fmt,
     io::{self, Write},
     process::ExitCode,
-    thread,
 };
-use userd::{StartError, check, server::threads};
-
-/// Threads of a subcommand beside one for each core.
-const THREADS: usize = 6;
+use userd::{StartError, check};
 
 /// Does what the arguments say. Blocks until that is done.
 pub fn run() -> ExitCode {
-    signals::ignore_what_asks_for_nothing();
     let given = Given::parse(env::args_os().skip(1));
     let serves = matches!(&given, Ok(Some(given)) if given.verb.is_empty());
     let done = given.and_then(|given| given.map_or(Ok(()), execute));
@@ -42,14 +37,15 @@ pub fn run() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure { code, line }) => {
             let line = match line.as_str() {
-                "" => Vec::new(),
-                line if serves && environment::log().1 => {
-                    log::json(&Record::builder().level(Level::Error).args(format_args!("{line}")).build())
+                "" => line,
+                text if serves && environment::log().1 => {
+                    log::json(&Record::builder().level(Level::Error).args(format_args!("{text}")).build())
+                        + "\n"
                 }
-                line => format!("userd: {line}\n").into_bytes(),
+                text => format!("userd: {text}\n"),
             };
             // Standard error may be a terminal that is closed.
-            let _ = io::stderr().write_all(&line);
+            let _ = io::stderr().write_all(line.as_bytes());
             ExitCode::from(code)
         }
     }
@@ -60,10 +56,6 @@ fn execute(mut given: Given) -> Result<(), Failure> {
     // No other thread is there yet.
     given.set_variables()?;
     let given = &given;
-    if !["", "man", "completion"].contains(&given.verb.as_str()) {
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        threads::check(THREADS + cores).map_err(Failure::runtime)?;
-    }
     match given.verb.as_str() {
         "export" => export::export(given),
         "import" => import::import(given),
@@ -95,11 +87,6 @@ impl Failure {
     /// Reports a command line or a variable that cannot be used.
     fn usage(problem: impl ToString) -> Failure {
         Failure { code: 2, line: problem.to_string() }
-    }
-
-    /// Reports that a thread could not be started.
-    fn thread(error: io::Error) -> Failure {
-        Failure::runtime(threads::ran_out(&error))
     }
 
     /// Reports that the service could not start, or could not go on.

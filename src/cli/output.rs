@@ -43,25 +43,15 @@ impl Output {
         opened.map_err(|error| Failure::runtime(format!("cannot write {name}: {error}; name another FILE")))
     }
 
-    /// Opens a file beside this one. An existing file's permissions are kept, but for rights of others to secrets; the
-    /// file that a link leads to is replaced, not the link.
+    /// Opens a file beside this one. The permissions of an existing file are kept, unless the content is secret; the file
+    /// that a link leads to is replaced, not the link.
     fn beside(file: &Path, secret: bool) -> io::Result<Output> {
         let target = fs::canonicalize(file).or_else(|_| std::path::absolute(file))?;
-        let mode = if secret { 0o600 } else { 0o666 };
         let directory = target.parent().ok_or(io::ErrorKind::IsADirectory)?;
-        let mut name = target.file_name().unwrap_or_default().to_owned();
-        name.push(".");
+        let mode = fs::metadata(&target).map_or(0o666, |found| found.permissions().mode() & 0o777);
+        let mode = Permissions::from_mode(if secret { 0o600 } else { mode });
         let mut unfinished = UNFINISHED.lock();
-        let part = Builder::new()
-            .prefix(&name)
-            .suffix(".part")
-            .permissions(Permissions::from_mode(mode))
-            .tempfile_in(directory)?;
-        if let Ok(found) = fs::metadata(&target) {
-            let mode = found.permissions().mode() & if secret { 0o700 } else { 0o777 };
-            part.as_file().set_permissions(Permissions::from_mode(mode))?;
-        }
-        let (to, path) = part.into_parts();
+        let (to, path) = Builder::new().permissions(mode).tempfile_in(directory)?.into_parts();
         *unfinished = Some(path);
         Ok(Output { to, target: Some(target) })
     }

@@ -4,23 +4,16 @@
 use super::{
     Failure,
     arguments::Given,
-    embedded,
-    environment::{self, passed_socket},
+    embedded, environment,
     log::log_to_stderr,
     privileges,
     signals::{self, Ending},
 };
 use std::{
     io::{self, Write},
-    os::{
-        linux::net::SocketAddrExt,
-        unix::{
-            ffi::OsStrExt,
-            net::{SocketAddr, UnixDatagram},
-        },
-    },
+    os::unix::net::UnixDatagram,
     path::Path,
-    sync::mpsc,
+    sync::{atomic::Ordering::SeqCst, mpsc},
 };
 use userd::{
     BoundServer, Config, Database,
@@ -35,21 +28,19 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
         return Err(Failure::argument("--ephemeral keeps nothing: it goes without a directory"));
     }
     let dir = given.dir().filter(|_| !is_ephemeral);
-    let socket = passed_socket()?;
-    let mut config = environment::with_socket(given, socket.is_some()).map_err(Failure::usage)?;
+    let mut config = environment::config(given).map_err(Failure::usage)?;
     config.migrate = given.migrate();
-    config.socket = socket;
-    if is_embedded {
-        embedded::listen_privately(&mut config);
-    }
+    config.socket = environment::passed_socket()?;
     server::check_system(&config)?;
     let (level, is_json) = environment::log();
     log_to_stderr(level, is_json)?;
-    for line in environment::warnings(given, config.socket.is_some()) {
+    for line in environment::warnings(given) {
         log::warn!("{line}");
     }
     let account = is_embedded.then(|| Account::find(!is_ephemeral)).transpose().map_err(Failure::runtime)?;
-    let ending = Ending::watch(dir.is_none())?;
+    // A cluster is made, or started, to the end.
+    signals::HAS_WORK.store(dir.is_some(), SeqCst);
+    let ending = Ending::watch()?;
     let (started, control) = mpsc::channel();
     let commands = given.has("--commands").then_some(control);
     let has_commands = commands.is_some();
@@ -76,14 +67,14 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
         None => (bound.start(config, on_listening, ending.on_broken())?, None),
     };
     // Before a harness can know that it serves, and sends a signal for it.
-    ending.begin();
-    tell(given, "READY=1");
+    signals::HAS_WORK.store(true, SeqCst);
+    tell("READY=1");
     // A harness may have closed it; the service does not depend on being read.
     let _ = writeln!(io::stdout(), "listening on {}", server.base_url());
     let _ = control.map(|control| started.send(control));
     let end = ending.wait(cluster.as_mut());
     log::info!("stopping");
-    tell(given, "STOPPING=1");
+    tell("STOPPING=1");
     server.stop();
     // The next process, or the end of the cluster, drops the database: a harness waits for the end of this one.
     std::mem::forget(scratch);
@@ -93,14 +84,10 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
 }
 
 /// Tells systemd the state of the service (`Type=notify`).
-fn tell(given: &Given, state: &str) {
-    let Some(name) = &given.notify else { return };
-    let address = match name.as_bytes() {
-        [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
-        _ => SocketAddr::from_pathname(name),
-    };
-    let send = |address| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address);
-    if let Err(error) = address.and_then(send) {
+fn tell(state: &str) {
+    let Some(socket) = environment::value("NOTIFY_SOCKET") else { return };
+    let sent = UnixDatagram::unbound().and_then(|from| from.send_to(state.as_bytes(), socket));
+    if let Err(error) = sent {
         log::warn!("NOTIFY_SOCKET: {state} cannot be sent: {error}");
     }
 }

@@ -7,8 +7,7 @@ use nix::{
 };
 use parking_lot::Mutex;
 use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2},
-    flag,
+    consts::{SIGHUP, SIGINT, SIGTERM},
     iterator::Signals,
 };
 use std::{
@@ -16,9 +15,8 @@ use std::{
     path::Path,
     process,
     sync::{
-        Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
-        mpsc::{self, Receiver},
+        mpsc::{self, Receiver, Sender},
     },
     thread,
     time::{Duration, Instant},
@@ -37,11 +35,12 @@ pub type End = Result<(), String>;
 /// Source of the end of a service. The first signal lets it finish the requests in flight; one a second or more later
 /// ends it at once.
 pub struct Ending {
-    ends: mpsc::Receiver<End>,
-    end: mpsc::Sender<End>,
-    /// True while there is nothing to finish, so that the first signal ends it at once, too.
-    idle: Arc<AtomicBool>,
+    ends: Receiver<End>,
+    end: Sender<End>,
 }
+
+/// False while there is nothing to finish, so that the first signal ends the service at once, too.
+pub static HAS_WORK: AtomicBool = AtomicBool::new(false);
 
 /// The private cluster's server, if the process has started one. Locked, it delays [`exit`].
 pub static SERVER: Mutex<Option<u32>> = Mutex::new(None);
@@ -53,15 +52,6 @@ pub fn exit(code: i32) -> ! {
     }
     log::logger().flush();
     process::exit(code)
-}
-
-/// Ignores SIGUSR1 and SIGUSR2, which would end the process: programs that rotate logs send them. Programs that it
-/// starts have the system's default.
-pub fn ignore_what_asks_for_nothing() {
-    for signal in [SIGUSR1, SIGUSR2] {
-        // It fails for signals that cannot be handled.
-        let _ = flag::register(signal, Arc::default());
-    }
 }
 
 /// Calls `each` on a thread with every signal that ends the process: SIGTERM, SIGINT, and SIGHUP unless it is ignored,
@@ -76,39 +66,38 @@ pub fn on_signals(each: impl FnMut(i32) + Send + 'static) -> Result<(), Failure>
 
 /// Starts a thread that ends with the process.
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
-    thread::Builder::new().name(name.to_owned()).spawn(body).map(drop).map_err(Failure::thread)
+    thread::Builder::new().name(name.to_owned()).spawn(body).map(drop).map_err(Failure::runtime)
 }
 
 impl Ending {
     /// Takes the signals from now on. A signal within [`ONE_WISH`] of the first one is part of it: `timeout` and npm
     /// pass on what the terminal has sent already.
-    pub fn watch(idle: bool) -> Result<Ending, Failure> {
+    pub fn watch() -> Result<Ending, Failure> {
         let (end, ends) = mpsc::channel();
-        let ending = Ending { ends, end, idle: Arc::new(AtomicBool::new(idle)) };
-        let (sender, idle) = (ending.end.clone(), ending.idle.clone());
+        let asked = end.clone();
         let mut first: Option<Instant> = None;
         on_signals(move |signal| match first {
             Some(first) if first.elapsed() < ONE_WISH => {}
-            None if !idle.load(SeqCst) => {
+            None if HAS_WORK.load(SeqCst) => {
                 first = Some(Instant::now());
-                let _ = sender.send(Ok(()));
+                let _ = asked.send(Ok(()));
             }
             _ => exit(128 + signal),
         })?;
-        Ok(ending)
+        Ok(Ending { ends, end })
     }
 
     /// Reads standard input to its end, and executes the commands in it once there is a service. `is_parent`: ends then as
     /// with a signal, and so with the process that holds the other end.
     pub fn watch_input(&self, commands: Option<Receiver<Control>>, is_parent: bool) -> Result<(), Failure> {
-        let ended = self.parent_ended();
+        let end = self.end.clone();
         spawn("input", move || {
             let has_ended = match commands {
                 Some(started) => control::execute_lines(&started),
                 None => io::copy(&mut io::stdin(), &mut io::sink()).is_ok(),
             };
             if has_ended && is_parent {
-                ended("standard input");
+                parent_ended(&end, "standard input");
             }
         })
     }
@@ -120,25 +109,13 @@ impl Ending {
             let problem = format!("--with-parent={pid}: there is no such process; name one that runs");
             return Err(Failure::usage(problem));
         };
-        let ended = self.parent_ended();
+        let end = self.end.clone();
         spawn("parent", move || {
             while start_of(&pid).as_ref() == Some(&start) {
                 thread::sleep(LOOK);
             }
-            ended(&format!("process {pid}"));
+            parent_ended(&end, &format!("process {pid}"));
         })
-    }
-
-    /// Returns the function that ends the service as with a signal.
-    fn parent_ended(&self) -> impl Fn(&str) + Send + 'static {
-        let (sender, idle) = (self.end.clone(), self.idle.clone());
-        move |what| {
-            log::info!("{what} has ended, and this process with it (--with-parent)");
-            if idle.load(SeqCst) {
-                exit(0);
-            }
-            let _ = sender.send(Ok(()));
-        }
     }
 
     /// Returns the function to call when the service is broken.
@@ -148,25 +125,26 @@ impl Ending {
         move || drop(end.send(Err(line.to_owned())))
     }
 
-    /// Says that there is something to finish from now on.
-    pub fn begin(&self) {
-        self.idle.store(false, SeqCst);
-    }
-
     /// Blocks until the first signal, or until the service is broken, or its cluster has ended: a supervisor of the process
     /// starts both anew.
     pub fn wait(&self, mut cluster: Option<&mut Cluster>) -> End {
+        let pause = if cluster.is_some() { LOOK } else { Duration::MAX };
         loop {
-            let end = match cluster {
-                Some(_) => self.ends.recv_timeout(LOOK).ok(),
-                None => self.ends.recv().ok(),
-            };
-            let ended = || cluster.as_mut()?.ended().map(Err);
-            if let Some(end) = end.or_else(ended) {
-                return end;
+            match self.ends.recv_timeout(pause) {
+                Ok(end) => return end,
+                Err(_) => cluster.as_mut().and_then(|cluster| cluster.ended()).map_or(Ok(()), Err)?,
             }
         }
     }
+}
+
+/// Ends the service as a signal does.
+fn parent_ended(end: &Sender<End>, what: &str) {
+    log::info!("{what} has ended, and this process with it (--with-parent)");
+    if !HAS_WORK.load(SeqCst) {
+        exit(0);
+    }
+    let _ = end.send(Ok(()));
 }
 
 /// Returns when a process that has not ended was started, by the system's clock: its number may become another's.

@@ -1,11 +1,11 @@
 //! `userd migrate`, `check`, `recount`, `grants` and `config`, for operators.
 
-use super::{Failure, arguments::Given, embedded, env_file::Assignment, environment, print, signals};
-use std::io::ErrorKind::AddrInUse;
+use super::{Failure, arguments::Given, embedded, environment, print, signals};
 use userd::{
-    BoundServer, Config, StartError,
+    Config, Database, Secret,
     check::{self, Weight},
     private_postgres::Cluster,
+    server,
 };
 
 /// Applies the migrations that are missing, and says which. Blocks as a start does.
@@ -33,15 +33,14 @@ pub fn grants(given: &Given) -> Result<(), Failure> {
     print(&grants.iter().map(|grant| format!("{grant}\n")).collect::<String>())
 }
 
-type Finding = (Weight, &'static str, String);
-
 /// Prints one line for each finding. The exit code is 1 if one of them is a problem.
 pub fn check(given: &Given) -> Result<(), Failure> {
-    let notes = environment::warnings(given, false).into_iter().chain(environment::misspelt_variables());
-    let mut findings: Vec<Finding> = notes.map(|line| (Weight::Note, "configuration", line)).collect();
+    let notes = environment::warnings(given).into_iter();
+    let mut findings: Vec<_> = notes.map(|line| (Weight::Note, "configuration", line)).collect();
     match environment::config(given) {
         Ok(config) => {
-            findings.extend(system(&config));
+            let limits = server::check_system(&config).err();
+            findings.extend(limits.map(|error| (Weight::Problem, "system", error.to_string())));
             match of_database(given, config) {
                 Ok(found) => findings.extend(found),
                 Err(Failure { line, .. }) => findings.push((Weight::Problem, "database", line)),
@@ -64,20 +63,7 @@ pub fn check(given: &Given) -> Result<(), Failure> {
     done
 }
 
-/// Returns the problem that a start would meet before it asks the database: with the limits of the system, or with the
-/// address. The check of the database says what else there is.
-fn system(config: &Config) -> Option<Finding> {
-    match BoundServer::bind(config).err()? {
-        error @ StartError::System(_) => Some((Weight::Problem, "system", error.to_string())),
-        StartError::Listen(address, cause) => {
-            let weight = if cause.kind() == AddrInUse { Weight::Note } else { Weight::Problem };
-            Some((weight, "address", StartError::Listen(address, cause).to_string()))
-        }
-        _ => None,
-    }
-}
-
-fn of_database(given: &Given, mut config: Config) -> Result<Vec<Finding>, Failure> {
+fn of_database(given: &Given, mut config: Config) -> Result<Vec<(Weight, &'static str, String)>, Failure> {
     config.migrate = given.migrate();
     let _cluster = join(given, &mut config, false)?;
     Ok(check::check(&config, given.has("--counts")))
@@ -98,22 +84,17 @@ fn join(given: &Given, config: &mut Config, make: bool) -> Result<Option<Cluster
     embedded::join(given, config, make)
 }
 
-/// Prints the table of the settings in force, and for a private cluster what leads psql to it. Starts nothing.
+/// Prints the table of the settings in force. Starts nothing.
 pub fn config(given: &Given) -> Result<(), Failure> {
     let mut config = environment::config(given).map_err(Failure::usage)?;
-    let is_private = given.has("--embedded") && embedded::listen_privately(&mut config);
-    let mut rows = config.in_force(environment::lookup(given, false)).map_err(Failure::usage)?;
-    let below = given.dir().map(|dir| embedded::describe(&dir, &mut rows)).transpose()?;
+    if given.has("--embedded") {
+        config.database = Database::Url(Secret::default());
+    }
+    let rows = config.in_force(environment::lookup(given)).map_err(Failure::usage)?;
     let width = rows.iter().map(|(_, value, _)| value.chars().count()).max().unwrap_or(0);
     for (variable, value, source) in &rows {
-        let place = given.assigned.iter().find(|assignment| assignment.name == *variable);
-        let source = match (*variable, place) {
-            _ if given.replaces(variable) => "argument",
-            ("HOST", _) if is_private => "--embedded",
-            (_, Some(Assignment { place, .. })) if source == "environment" => place,
-            _ => source,
-        };
-        print(&format!("{variable:<20} {value:<width$} {source}\n"))?;
+        let place = given.assigned.get(*variable).filter(|_| *source == "environment");
+        print(&format!("{variable:<20} {value:<width$} {}\n", place.map_or(*source, String::as_str)))?;
     }
-    print(&below.unwrap_or_default())
+    Ok(())
 }

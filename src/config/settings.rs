@@ -31,8 +31,6 @@ type Field = fn(&mut Config) -> Option<&mut dyn Value>;
 enum Kind {
     /// It sets this field.
     Field(Field),
-    /// It names a file that holds the value of another variable.
-    FileOf(&'static str),
     /// The command reads it by itself; the default.
     Command(&'static str),
 }
@@ -41,8 +39,9 @@ const fn field(variable: &'static str, field: Field, bounds: Bounds, help: &'sta
     Setting { variable, help, bounds, kind: Kind::Field(field) }
 }
 
-const fn file(variable: &'static str, of: &'static str, help: &'static str) -> Setting {
-    Setting { variable, help, bounds: Any, kind: Kind::FileOf(of) }
+/// A variable that names a file with the value of another one, whose name it has before `_FILE`.
+const fn file(variable: &'static str, help: &'static str) -> Setting {
+    command(variable, "", Any, help)
 }
 
 const fn command(
@@ -76,13 +75,13 @@ macro_rules! part {
 pub const SETTINGS: &[Setting] = &[
     field("DATABASE_URL", |config| Some(&mut config.database), Any,
         "Connection string as libpq takes it; used instead of `DB_HOST` to `DB_SSL_CA`"),
-    file("DATABASE_URL_FILE", "DATABASE_URL", "File that holds the connection string"),
+    file("DATABASE_URL_FILE", "File that holds the connection string"),
     field("DB_HOST", part!(host), Any, "Database host, or the directory of a Unix socket"),
     field("DB_PORT", part!(port), Whole(1, 65_535), "Database port"),
     field("DB_NAME", part!(name), Any, "Database name"),
     field("DB_USER", part!(user), Any, "Database user"),
     field("DB_PASS", part!(password), Any, "Database password"),
-    file("DB_PASS_FILE", "DB_PASS", "File that holds the database password"),
+    file("DB_PASS_FILE", "File that holds the database password"),
     field("DB_SSL", part!(ssl), Bounds::Exactly("true"),
         "TLS to the database, on only when exactly `true`; certificate and host name are verified"),
     field("DB_SSL_CA", at!(db_ssl_ca), Any,
@@ -121,11 +120,11 @@ pub const SETTINGS: &[Setting] = &[
     field("STOP_TIMEOUT", at!(limits.stop_timeout), SECONDS, "Seconds that a stop waits for requests in flight"),
     field("API_TOKEN", at!(api_token), Token,
         "Bearer token that `/users` and `/metrics` ask for; several are separated by white space"),
-    file("API_TOKEN_FILE", "API_TOKEN", "File that holds the token"),
+    file("API_TOKEN_FILE", "File that holds the token"),
     field("API_TOKEN_READ", at!(api_token_read), Token, "Token that allows `GET` and `HEAD` alone"),
-    file("API_TOKEN_READ_FILE", "API_TOKEN_READ", "File that holds that token"),
+    file("API_TOKEN_READ_FILE", "File that holds that token"),
     field("API_TOKEN_LOGIN", at!(api_token_login), Token, "Token that allows `POST /users/authenticate` alone"),
-    file("API_TOKEN_LOGIN_FILE", "API_TOKEN_LOGIN", "File that holds that token"),
+    file("API_TOKEN_LOGIN_FILE", "File that holds that token"),
     field("AUTH_ATTEMPTS", at!(auth_attempts), Whole(0, 1_000_000),
         "Wrong passwords a minute from one peer for one e-mail address; 0 for any number"),
     field("ALLOWED_HOSTS", at!(allowed_hosts), Any,
@@ -146,31 +145,29 @@ impl Setting {
     /// Returns the default as the variable's text; empty for none.
     pub fn default(&self) -> String {
         match self.kind {
-            Kind::Field(field) if !matches!(self.bounds, Bounds::Exactly(_)) => {
+            Kind::Field(_) if matches!(self.bounds, Bounds::Exactly(_)) => String::new(),
+            Kind::Field(field) => {
                 field(&mut Config::of_the_command()).and_then(|value| value.text()).unwrap_or_default()
             }
             Kind::Command(default) => default.to_owned(),
-            Kind::Field(_) | Kind::FileOf(_) => String::new(),
         }
     }
 
-    /// Sets the field of `config`, if there is one, to the text of the variable, if that has one. Checks the text.
+    /// Checks the text of the variable, if that has one, and sets the field of `config` to it. A part of the database's
+    /// address has no field beside a connection string, and is not judged.
     fn apply(&self, config: &mut Config, lookup: &Lookup) -> Result<(), ConfigError> {
         let mut field = match self.kind {
-            Kind::FileOf(_) => return Ok(()),
             Kind::Command(_) => None,
-            Kind::Field(field) => match field(config) {
-                Some(field) => Some(field),
-                // A part of the database's address has no field beside a connection string.
-                None => return Ok(()),
-            },
+            Kind::Field(field) => Some(field(config)),
         };
-        let Some((blamed, text)) = text(self.variable, lookup)? else { return Ok(()) };
-        let text = match self.bounds {
-            Bounds::Exactly(on) => (text == on).to_string(),
-            _ => text,
-        };
-        let set = self.bounds.check(&text).and_then(|()| match &mut field {
+        if matches!(field, Some(None)) {
+            return Ok(());
+        }
+        let Some((blamed, mut text)) = text(self.variable, lookup)? else { return Ok(()) };
+        if let Bounds::Exactly(on) = self.bounds {
+            text = (text == on).to_string();
+        }
+        let set = self.bounds.check(&text).and_then(|()| match field.as_mut().and_then(Option::as_mut) {
             Some(field) => field.set(&text),
             None => Ok(()),
         });
@@ -181,23 +178,62 @@ impl Setting {
 /// Look-up of a variable.
 type Lookup<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
 
-/// Sets the fields of `config` that `lookup` has a value for. A variable that is empty counts as unset.
-pub(super) fn apply(config: &mut Config, lookup: &Lookup) -> Result<(), ConfigError> {
-    let errors = SETTINGS.iter().filter_map(|setting| setting.apply(config, lookup).err());
-    let all = errors.reduce(|all, one| ConfigError { problem: format!("{}; {one}", all.problem), ..all });
-    all.map_or(Ok(()), Err)
+impl Config {
+    /// Reads every variable of [`SETTINGS`] that sets a field. One that is empty counts as unset.
+    ///
+    /// Blocks only to read the files that the `…_FILE` variables name.
+    ///
+    /// # Errors
+    /// The variables that cannot be used, in the table's order: the first one, and behind its problem the others.
+    pub fn from_vars(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Config, ConfigError> {
+        let mut config = Config::of_the_command();
+        let errors = SETTINGS.iter().filter_map(|setting| setting.apply(&mut config, &lookup).err());
+        let all = errors.reduce(|all, one| ConfigError { problem: format!("{}; {one}", all.problem), ..all });
+        all.map_or(Ok(config), Err)
+    }
+
+    /// Returns the settings in force, in the table's order: the variable, its value as a variable has it (`***` for a secret,
+    /// `-` for none), and where that comes from. `lookup` is what this configuration was made with.
+    ///
+    /// # Errors
+    /// As [`Config::from_vars`].
+    pub fn in_force(
+        &self,
+        lookup: impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Vec<(&'static str, String, &'static str)>, ConfigError> {
+        let mut config = self.clone();
+        let row = |setting: &Setting| {
+            let given = text(setting.variable, &lookup)?;
+            let is_given = given.is_some();
+            let source = match given {
+                None => "default",
+                Some((variable, _)) if variable == setting.variable => "environment",
+                Some((variable, _)) => variable,
+            };
+            let (value, source) = match setting.kind {
+                Kind::Command(default) => (given.map_or(default.to_owned(), |(_, text)| text), source),
+                Kind::Field(field) => match field(&mut config).map(|field| field.text()) {
+                    Some(Some(value)) => (value, source),
+                    Some(None) => (if is_given { "***" } else { "" }.to_owned(), source),
+                    None => (String::new(), "no effect"),
+                },
+            };
+            let value = if value.is_empty() { "-".to_owned() } else { value };
+            Ok((setting.variable, value, source))
+        };
+        SETTINGS.iter().map(row).collect()
+    }
 }
 
 /// Returns the setting that a misspelt name is meant for: a letter or two are wrong, missing, too many or swapped, or
 /// letters follow its end, as in `DB_PASSWORD`.
 pub fn near_miss(name: &str) -> Option<&'static str> {
     let name = name.to_ascii_uppercase();
-    let names = SETTINGS.iter().map(|setting| setting.variable);
+    let mut names = SETTINGS.iter().map(|setting| setting.variable).filter(|known| known.len() > 2);
     let goes_on = |known: &&str| {
-        let rest = name.strip_prefix(*known).filter(|_| known.contains('_'));
-        rest.is_some_and(|rest| !rest.starts_with('_'))
+        known.contains('_') && name.strip_prefix(*known).is_some_and(|rest| !rest.starts_with('_'))
     };
-    nearest(&name, names.clone().filter(|known| known.len() > 2)).or_else(|| names.clone().find(goes_on))
+    nearest(&name, names.clone()).or_else(|| names.find(goes_on))
 }
 
 /// Returns the word that a misspelt one is meant for.
@@ -205,36 +241,6 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
     let rated = known.into_iter().map(|known| (strsim::osa_distance(word, known), known));
     let near = rated.filter(|(steps, known)| *steps <= if known.len() > 5 { 2 } else { 1 });
     near.min_by_key(|(steps, _)| *steps).map(|(_, known)| known)
-}
-
-/// Returns each variable with its value in `config` and its source.
-pub(super) fn in_force(
-    config: &Config,
-    lookup: &Lookup,
-) -> Result<Vec<(&'static str, String, String)>, ConfigError> {
-    let mut config = config.clone();
-    let row = |setting: &Setting| {
-        let given = text(setting.variable, lookup)?;
-        let source = match &given {
-            None => "default",
-            Some((variable, _)) if *variable == setting.variable => "environment",
-            Some((variable, _)) => variable,
-        };
-        let value = given.map_or_else(|| setting.default(), |(_, text)| text);
-        let (value, source) = match setting.kind {
-            Kind::Field(field) => match field(&mut config) {
-                Some(field) => {
-                    let secret = || if source == "default" { String::new() } else { "***".to_owned() };
-                    (field.text().unwrap_or_else(secret), source)
-                }
-                None => (String::new(), "DATABASE_URL is used instead"),
-            },
-            Kind::FileOf(_) | Kind::Command(_) => (value, source),
-        };
-        let value = if value.is_empty() { "-".to_owned() } else { value };
-        Ok((setting.variable, value, source.to_owned()))
-    };
-    SETTINGS.iter().map(row).collect()
 }
 
 /// Checks that the numbers and durations of `config` are within their bounds.
@@ -258,7 +264,7 @@ fn text(variable: &'static str, lookup: &Lookup) -> Result<Option<(&'static str,
         Some(Err(_)) => Err(problem(variable, "is not UTF-8")),
     };
     let value = read(variable)?.map(|text| (variable, text));
-    let is_file = |setting: &&Setting| matches!(setting.kind, Kind::FileOf(of) if of == variable);
+    let is_file = |setting: &&Setting| setting.variable.strip_suffix("_FILE") == Some(variable);
     let Some(Setting { variable: file, .. }) = SETTINGS.iter().find(is_file) else { return Ok(value) };
     let Some(path) = read(file)? else { return Ok(value) };
     if value.is_some() {
@@ -285,8 +291,7 @@ mod tests {
                 let given = name == setting.variable && !default.is_empty();
                 given.then(|| default.clone().into())
             };
-            let mut config = Config::of_the_command();
-            apply(&mut config, &lookup).unwrap();
+            let config = Config::from_vars(lookup).unwrap();
             let before = format!("{:?}", Config::of_the_command());
             assert_eq!(format!("{config:?}"), before, "{}={default}", setting.variable);
         }
@@ -298,9 +303,8 @@ mod tests {
         for setting in SETTINGS {
             let same = SETTINGS.iter().filter(|other| other.variable == setting.variable);
             assert_eq!(same.count(), 1, "{}", setting.variable);
-            if let Kind::FileOf(of) = setting.kind {
-                assert_eq!(setting.variable, format!("{of}_FILE"));
-                assert!(SETTINGS.iter().any(|other| other.variable == of));
+            if let Some(of) = setting.variable.strip_suffix("_FILE") {
+                assert!(SETTINGS.iter().any(|other| other.variable == of), "{of}");
             }
         }
     }
