@@ -192,24 +192,3 @@ fn the_lines_with_a_token() {
         assert_eq!(mode & 0o077, 0, "others may read it");
     }
 }
-
-/// Each route has a line there.
-#[test]
-fn each_route_has_a_line() {
-    let lines: String = blocks().into_iter().map(|(lines, _)| lines).collect();
-    for route in [
-        "$users -d",
-        "$users/1 ",
-        "$users?page=",
-        "$users?after=",
-        "$users?email=",
-        "-I $users/1",
-        "-X PUT $users/1",
-        "-X PATCH $users/",
-        "-X DELETE ",
-        "-X OPTIONS ",
-        "$users/authenticate -d",
-    ] {
-        assert!(lines.contains(route), "{route}");
-    }
-}

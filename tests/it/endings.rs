@@ -88,7 +88,9 @@ fn each_names_the_cause_and_then_the_remedy() {
 
     let both = "postgres://ada@127.0.0.1:1/app?sslmode=require&sslrootcert=/nowhere";
     type Variables<'a> = &'a [(&'a str, &'a str)];
-    let variables: [(Variables, i32, &str, &str); 9] = [
+    let empty = path("empty");
+    fs::create_dir(&empty).unwrap();
+    let variables: [(Variables, i32, &str, &str); 10] = [
         (&[("PORT", "abc")], 2, "PORT: must be", "a whole number from 0 to 65535"),
         (&[("SCHEMA", "loose")], 2, "SCHEMA: must be", "basic"),
         (&[("WORKERS", "0"), ("LOG_LEVEL", "loud")], 2, "; LOG_LEVEL: must be one of", "debug"),
@@ -108,6 +110,7 @@ fn each_names_the_cause_and_then_the_remedy() {
             "MIGRATIONS_DIR: ",
             "name a directory of migrations",
         ),
+        (&[database, ("MIGRATIONS_DIR", &empty)], 2, "MIGRATIONS_DIR: ", "holds no migrations"),
     ];
     for (variables, code, cause, remedy) in variables {
         let all = [variables, &[("HOST", "127.0.0.1")]].concat();

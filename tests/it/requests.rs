@@ -118,8 +118,27 @@ fn the_log_as_text() {
         let found = |text: &String| text.lines().any(|text| text.contains(line) && text.ends_with(id));
         eventually(LONG, line, || found(&process.stderr()));
     };
-    let answer = client.request("GET", "/users/7?x=y", &[("X-Request-Id", "mine")], "");
-    logs("[INFO] GET /users/7 400 ", &format!("ms {}B client=127.0.0.1 request_id=mine", answer.size));
+    let ada = format!(r#"{{"name":"Ada","email":"ada@example.com","password":"{PASSWORD}"}}"#);
+    let login = format!(r#"{{"email":"ada@example.com","password":"{PASSWORD}"}}"#);
+    for (method, target, body, line) in [
+        ("POST", "/users", ada.as_str(), "POST /users 201 "),
+        ("POST", "/users", "{", "POST /users 400 "),
+        ("GET", "/users?page=1&email=ada@example.com", "", "GET /users 200 "),
+        ("GET", "/users/1?token=t0ken-0f-the-tests", "", "GET /users/1 400 "),
+        ("PUT", "/users/1", &ada, "PUT /users/1 200 "),
+        ("POST", "/users/authenticate", &login, "POST /users/authenticate 200 "),
+        ("GET", "/a%20b?c", "", "GET /a%20b 404 "),
+        ("OPTIONS", "/users", "", "OPTIONS /users 204 "),
+        ("DELETE", "/users/1", "", "DELETE /users/1 204 "),
+    ] {
+        let answer = client.request(method, target, &[], body);
+        let ends = format!("ms {}B client=127.0.0.1 request_id={}", answer.size, id(&answer));
+        logs(&format!("[INFO] {line}"), &ends);
+    }
+    assert_no_secret(&process.stderr());
+    for private in ["example.com", "Ada", "page=1", "?"] {
+        assert!(!process.stderr().contains(private), "{private}: {}", process.stderr());
+    }
     // Methods by name.
     client.request("BREW", "/users", &[("X-Request-Id", "tea")], "");
     logs("BREW /users 405 ", " request_id=tea");
@@ -143,6 +162,7 @@ fn the_log_as_text() {
     client.send(b"GET /users HTTP/1.1\r\nX-Request-Id: lost\r\n\r\n");
     assert_eq!(client.answer("GET").status, 400);
     logs("[INFO] refused: bad request: no Host", " client=127.0.0.1 request_id=lost");
+    assert_eq!(process.stdout().lines().count(), 1, "the address is all that goes to standard output");
 }
 
 /// The address that a filter like fail2ban blocks stands in each line about a request and about a refusal; behind a

@@ -117,7 +117,7 @@ fn on_a_cluster_that_a_service_runs_on() {
     for row in ["HOST 127.0.0.1 --embedded", "DB_NAME - no effect", "DATABASE_URL - default"] {
         assert!(rows.iter().any(|found| found == row), "{row}: {stdout}");
     }
-    // As docs/backup.md has it.
+    // The line of docs/backup.md.
     let data = place.temp.path().join("data");
     let mut psql = Command::new("psql");
     psql.arg("-h").arg(data).args(["-U", "postgres", "-Atc", "select count(*) from users"]);
