@@ -14,10 +14,10 @@ pub use settings::{SETTINGS, Setting, near_miss, nearest};
 use std::{fmt, net::SocketAddr, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
 use value::problem;
 
-/// Memory for rows and short answers, beside a hash and a page.
+/// Bytes of memory for rows and short answers, beside a hash and a page.
 const WORK_RESERVE: usize = 512 << 10;
 
-/// Memory that a page is made with, in bytes: for each usual user, for each of the largest ones, and for the page.
+/// Bytes of memory that a page is made with: for each usual user, for each of the largest users, and for the page.
 pub(crate) const USUAL_USER: usize = 1 << 10;
 pub(crate) const LARGEST_USER: usize = 8 << 10;
 pub(crate) const REST_OF_PAGE: usize = 64 << 10;
@@ -77,7 +77,7 @@ pub struct Config {
     pub allowed_hosts: Vec<String>,
     /// The page for the browser, at `/ui`.
     pub ui: Ui,
-    /// Limits of what clients may use up.
+    /// Limits of clients.
     pub limits: Limits,
 }
 
@@ -108,7 +108,7 @@ pub struct Limits {
     pub request_timeout: Duration,
     /// Time between the announcement of a stop at `/readyz` and the refusal of connections.
     pub drain_delay: Duration,
-    /// Time from then on until everything in work is answered.
+    /// Time of a stop, after `drain_delay`, until everything in work is answered.
     pub stop_timeout: Duration,
     /// Peers that speak for many clients: their connections are never closed to free slots, and what they say in
     /// `X-Forwarded-For` is believed.
@@ -220,7 +220,7 @@ impl PasswordHashing {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{variable}: {problem}")]
 pub struct ConfigError {
-    /// Its name.
+    /// Name of the variable.
     pub variable: &'static str,
     /// The problem with its value, never a secret's text.
     pub problem: String,

@@ -9,7 +9,7 @@ const LARGE: i32 = 128 << 10;
 
 fn main() -> std::process::ExitCode {
     #[cfg(target_env = "gnu")]
-    // SAFETY: there is no other thread yet.
+    // SAFETY: the process has no other thread yet.
     unsafe {
         nix::libc::mallopt(nix::libc::M_MMAP_THRESHOLD, LARGE);
     }

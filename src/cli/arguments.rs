@@ -1,4 +1,4 @@
-//! The arguments, as clap parses them. Knows no variable but those that an argument replaces.
+//! The arguments, as clap parses them, and the variables that they set.
 
 use super::{
     Failure,
@@ -20,7 +20,7 @@ use userd::transfer::Format;
 
 /// The subcommand that was given, with its options and its operand.
 pub struct Given {
-    /// Empty for the service itself.
+    /// Name of the subcommand; empty for the service itself.
     pub verb: String,
     matches: ArgMatches,
     /// Variables that arguments have set, each with the place where it is shown: an argument, or a line of `--env-file`.
@@ -95,8 +95,8 @@ impl Given {
         word.ok_or_else(|| Failure::argument("the operand is not UTF-8"))
     }
 
-    /// Returns the directory of the private cluster; `None`: the database of the variables. Root's PostgreSQL runs as
-    /// another user, who could not enter most directories that root works in.
+    /// Returns the directory of the private cluster; `None` without `--embedded`. The default for root is a directory that
+    /// PostgreSQL's user can enter.
     pub fn dir(&self) -> Option<PathBuf> {
         let is_root = nix::unistd::Uid::effective().is_root();
         let default = Path::new(if is_root { "/var/lib/userd" } else { "userd-data" });
@@ -108,12 +108,12 @@ impl Given {
         self.value("--migrate").is_none_or(|value| value == "on")
     }
 
-    /// Returns the operand as a file. `None`: `-`, or none, is standard output, or standard input.
+    /// Returns the operand as a file; `None` for standard input or output (`-`, or no operand).
     pub fn file(&self) -> Option<&Path> {
         self.value(OPERAND).filter(|file| *file != "-")
     }
 
-    /// Returns the format that an option or the file's name says.
+    /// Returns the format of `--format`, or else of the file's name.
     pub fn format(&self) -> Option<Format> {
         match self.value("--format") {
             Some(format) if format == "csv" => Some(Format::Csv),
@@ -123,7 +123,7 @@ impl Given {
     }
 }
 
-/// Returns the format that a file's name tells.
+/// Returns CSV if a file's name ends in `.csv`.
 pub fn format_of(file: &Path) -> Option<Format> {
     let is_csv = file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
     is_csv.then_some(Format::Csv)

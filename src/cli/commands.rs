@@ -11,17 +11,17 @@ use clap::{
 use std::path::PathBuf;
 use userd::config::SETTINGS;
 
-/// The argument of a subcommand that is no option.
+/// Identifier of a subcommand's operand.
 pub const OPERAND: &str = "operand";
 
-/// Options that stand for variables, whose help they have.
+/// Options that stand for variables, and have their help.
 pub const VARIABLES: [(&str, &str); 3] =
     [("--host", "HOST"), ("--port", "PORT"), ("--postgres", "POSTGRES_BIN")];
 
 /// Columns of the help.
 const WIDTH: usize = 100;
 
-/// Stands in the help for the table of settings.
+/// Placeholder of the table of settings, which clap would wrap.
 pub const TABLE: &str = "{settings}";
 
 const SIGNALS: &str = "SIGTERM, SIGHUP or Ctrl-C: answers the requests in flight, then ends; a signal a second later \
@@ -42,8 +42,8 @@ man: print the manual page, userd(1)
 completion SHELL: print what makes a shell (bash, zsh, fish) complete arguments
 ";
 
-/// Each option behind the subcommands that have it (`userd` is the service), and its help; without one, the help of the
-/// setting that it stands for. `[=DIR]`: the value may be missing; `on|off`: it is one of these words.
+/// Subcommands (`userd` is the service), an option that each of them has, and its help. An empty help is that of the
+/// option's setting. `[=DIR]`: the value may be missing; `on|off`: the value is one of these words.
 const OPTIONS: &str = "\
 userd: --embedded[=DIR]: run a private PostgreSQL cluster in DIR from this machine's own programs (default \
     ./userd-data; /var/lib/userd when started by root); listens on 127.0.0.1 unless HOST is set
@@ -124,7 +124,7 @@ fn options(verb: &str) -> impl Iterator<Item = Arg> {
     })
 }
 
-/// Returns the option of a row. Its value is never empty.
+/// Returns the option of a row. An empty value is refused.
 fn option(row: &'static str) -> Arg {
     let (usage, help) = row.split_once(':').expect("a row has its help");
     let (name, value) = usage.split_once(['=', '[']).unwrap_or((usage, ""));

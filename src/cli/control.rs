@@ -18,7 +18,7 @@ pub fn execute_lines(started: &Receiver<Control>) -> bool {
         control = control.or_else(|| started.recv().ok());
         let Some(control) = &control else { return false };
         let answer = execute(control, &String::from_utf8_lossy(&line));
-        // A harness may have closed it.
+        // A harness may have closed standard output.
         let _ = writeln!(io::stdout(), "{}", answer.unwrap_or_else(|problem| format!("error {problem}")));
     }
     true

@@ -19,12 +19,11 @@ pub fn max_connections(config: &Config) -> u32 {
     config.db_pool_size + 10
 }
 
-/// Makes the private cluster, if one is given, the database of `config`, for as long as the value is kept: the one that
-/// a service runs, or else one that is started. `make`: it is made where the directory has none. Blocks until it
-/// accepts connections.
+/// Makes the private cluster of `--embedded` the database of `config`: joins the server that a service runs, or starts
+/// one, for as long as the value is kept. `make`: a missing cluster is made. Blocks until the server accepts connections.
 pub fn join(given: &Given, config: &mut Config, make: bool) -> Result<Option<Cluster>, Failure> {
     let Some(dir) = given.dir() else { return Ok(None) };
-    // A signal ends the process once the server can be told, too.
+    // While this is locked, a signal waits: it ends the server, too.
     let mut server = signals::SERVER.lock();
     if !make {
         private_postgres::check(&dir).map_err(Failure::runtime)?;

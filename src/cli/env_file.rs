@@ -1,5 +1,5 @@
-//! `--env-file`: variables from a file, in the form of systemd's `EnvironmentFile=`, so that a person's command gets
-//! what the service gets.
+//! `--env-file`: variables from a file in the form of systemd's `EnvironmentFile=`, so that a subcommand gets the
+//! settings of the service.
 
 use super::environment;
 use std::{collections::BTreeMap, env, fs, path::Path};

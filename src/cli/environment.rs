@@ -34,7 +34,7 @@ pub fn value(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// Returns the level of the log, and whether its lines are JSON. A configuration has judged both variables.
+/// Returns the level of the log, and whether its lines are JSON. [`config`] has checked both variables.
 pub fn log() -> (LevelFilter, bool) {
     let level = value("LOG_LEVEL").and_then(|level| level.to_str()?.parse().ok());
     (level.unwrap_or(LevelFilter::Info), value("LOG_FORMAT").is_some_and(|format| format == "json"))
@@ -60,7 +60,7 @@ pub fn warnings(given: &Given) -> Vec<String> {
     unused.into_iter().chain(ssl).chain(misspelt).collect()
 }
 
-/// Returns a line if a name is nearly that of a setting which is not set.
+/// Returns a line if a name is nearly the name of a setting, and that setting has no value.
 pub fn misspelt(name: &str) -> Option<String> {
     let meant = near_miss(name).filter(|meant| *meant != name && value(meant).is_none())?;
     Some(format!("{name} is no setting of userd: did you mean {meant}?"))

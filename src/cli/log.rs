@@ -32,10 +32,10 @@ const MOST_BYTES: usize = 1 << 20;
 /// Bytes of the lines that gather.
 static WAITING_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// Lines that were dropped since the log last said so.
+/// Number of lines that were dropped and are not reported yet.
 static DROPPED_LINES: AtomicUsize = AtomicUsize::new(0);
 
-/// Times are in UTC, with microseconds, and of one width.
+/// Format of times: UTC, with microseconds, all of one width.
 const TIME: &[BorrowedFormatItem] =
     format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
 
@@ -65,7 +65,7 @@ pub fn log_to_stderr(level: LevelFilter, is_json: bool) -> Result<(), Failure> {
     };
     let lines = WriteLogger::new(level, config.build(), Line { lines, bytes: Vec::new() });
     log::set_max_level(level);
-    // It fails only if a logger is set already, and no other is set before.
+    // Setting a logger fails only if there is one already.
     let _ = log::set_boxed_logger(Box::new(Logger { is_json, lines }));
     if is_json {
         panic::set_hook(Box::new(|panic| log::error!("{panic}")));
@@ -115,7 +115,7 @@ impl Write for Line {
                 DROPPED_LINES.fetch_add(1, SeqCst);
             } else {
                 WAITING_BYTES.fetch_add(line.len(), SeqCst);
-                // The thread that receives it ends with the process.
+                // Sending does not fail: the receiving thread ends with the process.
                 let _ = self.lines.send(line);
             }
         }
@@ -128,7 +128,7 @@ impl Write for Line {
     }
 }
 
-/// Returns the message of a record, with the values that are not in it.
+/// Returns the message of a record, and the values that the message does not have.
 fn text(record: &Record) -> String {
     let mut line = record.args().to_string();
     for name in ["token", "client", "request_id"] {
@@ -161,12 +161,12 @@ fn write_json(line: &mut Vec<u8>, record: &Record) -> serde_json::Result<()> {
     object.serialize_entry("level", &record.level().as_str().to_ascii_lowercase())?;
     object.serialize_entry("message", record.args())?;
     let mut values = Values(object);
-    // Its errors are those of writing.
+    // Errors of `visit` are errors of writing, which does not fail.
     let _ = record.key_values().visit(&mut values);
     values.0.end()
 }
 
-/// The object that values are added to: numbers as such, and all else as text.
+/// A JSON object that values are added to: numbers as numbers, all else as text.
 struct Values<M>(M);
 
 impl<'v, M: SerializeMap> VisitSource<'v> for Values<M> {

@@ -27,7 +27,7 @@ use std::{
 };
 use userd::{StartError, check};
 
-/// Does what the arguments say. Blocks until that is done.
+/// Executes the command line, to its end. Returns the exit code.
 pub fn run() -> ExitCode {
     let given = Given::parse(env::args_os().skip(1));
     let serves = matches!(&given, Ok(Some(given)) if given.verb.is_empty());
@@ -51,9 +51,9 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Does what the subcommand is for.
+/// Executes the subcommand.
 fn execute(mut given: Given) -> Result<(), Failure> {
-    // No other thread is there yet.
+    // The process has one thread so far.
     given.set_variables()?;
     let given = &given;
     match given.verb.as_str() {
@@ -71,7 +71,7 @@ fn execute(mut given: Given) -> Result<(), Failure> {
     }
 }
 
-/// The end of the command without success: an exit code, and one line for standard error; empty for none.
+/// The end of the command without success: an exit code, and a line for standard error, which may be empty.
 #[derive(Debug)]
 struct Failure {
     code: u8,
@@ -105,7 +105,7 @@ impl From<StartError> for Failure {
     }
 }
 
-/// Writes to standard output. The failure has no line, as the reader has gone.
+/// Writes to standard output. A failure has no line: the reader is gone.
 fn print(text: &str) -> Result<(), Failure> {
     io::stdout().write_all(text.as_bytes()).map_err(|_| Failure { code: 1, line: String::new() })
 }

@@ -1,5 +1,5 @@
-//! The output of an export: a file that is there once it is complete, or what is there already and is written to as it
-//! is (standard output, a device, a pipe).
+//! The output of an export: standard output, a device or a pipe; or a file that appears under its name once it is
+//! complete.
 
 use super::{Failure, signals};
 use parking_lot::Mutex;
@@ -11,10 +11,10 @@ use std::{
 };
 use tempfile::{Builder, TempPath};
 
-/// The file beside the one that it is to become. A signal removes it.
+/// The unfinished file. A signal removes it.
 static UNFINISHED: Mutex<Option<TempPath>> = Mutex::new(None);
 
-/// An output, and the file that it is to become.
+/// An open output. A file gets its name (`target`) at the end.
 pub struct Output {
     pub to: File,
     target: Option<PathBuf>,
@@ -25,14 +25,14 @@ impl Output {
     /// SIGHUP from now on: they end the process and leave nothing.
     pub fn open(file: Option<&Path>, secret: bool) -> Result<Output, Failure> {
         signals::on_signals(move |signal| {
-            // Locked until the end: no file takes its place any more.
+            // Locked until the process ends, so that no other file is made.
             let mut unfinished = UNFINISHED.lock();
             drop(unfinished.take());
             signals::exit(128 + signal);
         })?;
         let as_it_is = |to: File| Output { to, target: None };
         let opened = match file {
-            // Unbuffered: whole blocks come.
+            // Without a buffer, as an export writes whole blocks.
             None => nix::unistd::dup(io::stdout()).map(File::from).map(as_it_is).map_err(io::Error::from),
             Some(file) if fs::metadata(file).is_ok_and(|found| !found.is_file()) => {
                 OpenOptions::new().write(true).open(file).map(as_it_is)
@@ -43,8 +43,8 @@ impl Output {
         opened.map_err(|error| Failure::runtime(format!("cannot write {name}: {error}; name another FILE")))
     }
 
-    /// Opens a file beside this one. The permissions of an existing file are kept, unless the content is secret; the file
-    /// that a link leads to is replaced, not the link.
+    /// Opens an unfinished file in the directory of `file`. The permissions of an existing file are kept, unless the
+    /// content is secret. If `file` is a link, the file that it leads to is replaced.
     fn beside(file: &Path, secret: bool) -> io::Result<Output> {
         let target = fs::canonicalize(file).or_else(|_| std::path::absolute(file))?;
         let directory = target.parent().ok_or(io::ErrorKind::IsADirectory)?;

@@ -1,12 +1,11 @@
-//! The end of root's privileges: the process becomes the user that its PostgreSQL runs as. Knows nothing of what it
-//! needed them for.
+//! The end of root's privileges: the process becomes the user that its PostgreSQL runs as.
 
 use nix::unistd::{Gid, Uid, User, setgid, setgroups, setuid};
 use std::io;
 use userd::private_postgres::Account;
 
-/// Makes the process, with all its threads, this account's for good, if it is root's. After an error the process must
-/// end: its rights are not known.
+/// Makes a process of root this account's for good, with all its threads. After an error the process must end: its rights
+/// are not known.
 pub fn give_up(account: &Account) -> io::Result<()> {
     let Some((uid, gid)) = account.instead_of_root() else {
         return Ok(());
@@ -14,8 +13,8 @@ pub fn give_up(account: &Account) -> io::Result<()> {
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     let name = User::from_uid(uid)?.map(|user| user.name).unwrap_or_default();
     let failed = |error| io::Error::other(format!("root cannot become user {name}: {error}"));
-    // The C library does it in every thread; the system call is for one. The account's further groups are left out, as
-    // they are for its PostgreSQL: `initgroups` asks NSS modules, which a static binary cannot load.
+    // The C library's functions change every thread; the system calls change one. Further groups of the account are left
+    // out: `initgroups` asks NSS modules, which a static binary cannot load.
     setgroups(&[]).map_err(failed)?;
     setgid(gid).map_err(failed)?;
     setuid(uid).map_err(failed)?;

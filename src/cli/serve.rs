@@ -38,7 +38,7 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
         log::warn!("{line}");
     }
     let account = is_embedded.then(|| Account::find(!is_ephemeral)).transpose().map_err(Failure::runtime)?;
-    // A cluster is made, or started, to the end.
+    // A signal does not interrupt the making or the start of a cluster.
     signals::HAS_WORK.store(dir.is_some(), SeqCst);
     let ending = Ending::watch()?;
     let (started, control) = mpsc::channel();
@@ -66,17 +66,17 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
         }
         None => (bound.start(config, on_listening, ending.on_broken())?, None),
     };
-    // Before a harness can know that it serves, and sends a signal for it.
+    // Set before the line on standard output, after which a harness may send a signal.
     signals::HAS_WORK.store(true, SeqCst);
     tell("READY=1");
-    // A harness may have closed it; the service does not depend on being read.
+    // A harness may have closed standard output.
     let _ = writeln!(io::stdout(), "listening on {}", server.base_url());
     let _ = control.map(|control| started.send(control));
     let end = ending.wait(cluster.as_mut());
     log::info!("stopping");
     tell("STOPPING=1");
     server.stop();
-    // The next process, or the end of the cluster, drops the database: a harness waits for the end of this one.
+    // The database is dropped by the next process, or with the cluster: a harness waits for the end of this process.
     std::mem::forget(scratch);
     drop(cluster);
     log::info!("stopped");

@@ -26,10 +26,10 @@ use userd::{private_postgres::Cluster, testing::Control};
 /// Interval between two looks at the cluster and at the parent.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Time after the first signal within which another one is taken for a repetition of it.
+/// Time after the first signal in which a further one counts as its repetition.
 const ONE_WISH: Duration = Duration::from_secs(1);
 
-/// The end of a service: it was asked for, or the reason why the service cannot go on.
+/// The end of a service: on request, or with the reason why the service cannot go on.
 pub type End = Result<(), String>;
 
 /// Source of the end of a service. The first signal lets it finish the requests in flight; one a second or more later
@@ -87,8 +87,8 @@ impl Ending {
         Ok(Ending { ends, end })
     }
 
-    /// Reads standard input to its end, and executes the commands in it once there is a service. `is_parent`: ends then as
-    /// with a signal, and so with the process that holds the other end.
+    /// Reads standard input to its end, and executes the commands in it once there is a service. `is_parent`: the end of
+    /// the input ends the service as a signal does.
     pub fn watch_input(&self, commands: Option<Receiver<Control>>, is_parent: bool) -> Result<(), Failure> {
         let end = self.end.clone();
         spawn("input", move || {
@@ -102,7 +102,7 @@ impl Ending {
         })
     }
 
-    /// Ends as with a signal when the process of this number does.
+    /// Ends the service as a signal does when the process of this number ends.
     pub fn watch_parent(&self, pid: &Path) -> Result<(), Failure> {
         let pid = pid.display().to_string();
         let Some(start) = start_of(&pid) else {
@@ -125,8 +125,8 @@ impl Ending {
         move || drop(end.send(Err(line.to_owned())))
     }
 
-    /// Blocks until the first signal, or until the service is broken, or its cluster has ended: a supervisor of the process
-    /// starts both anew.
+    /// Blocks until the first signal, or until the service is broken or its cluster has ended: a supervisor starts both
+    /// anew.
     pub fn wait(&self, mut cluster: Option<&mut Cluster>) -> End {
         let pause = if cluster.is_some() { LOOK } else { Duration::MAX };
         loop {
@@ -147,11 +147,11 @@ fn parent_ended(end: &Sender<End>, what: &str) {
     let _ = end.send(Ok(()));
 }
 
-/// Returns when a process that has not ended was started, by the system's clock: its number may become another's.
+/// Returns the start time of a process that has not ended, which tells it from a later process of this number.
 fn start_of(pid: &str) -> Option<String> {
     let pid: u32 = pid.parse().ok()?;
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in brackets, may hold anything.
+    // The name of the program, in brackets, may have brackets and spaces.
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');
     let has_ended = matches!(fields.next(), Some("Z" | "X"));
     fields.nth(18).filter(|_| !has_ended).map(str::to_owned)

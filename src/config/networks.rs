@@ -1,4 +1,4 @@
-//! Addresses of peers: decides which are trusted, and which count as one.
+//! Addresses of peers: trusted proxies, and addresses that count as one client.
 
 use ipnet::{IpNet, Ipv4Net};
 use std::{fmt, net::IpAddr, str::FromStr};
@@ -38,7 +38,8 @@ impl FromStr for TrustedProxies {
     }
 }
 
-/// Parses a network or an address. Peers have IPv4 addresses as such, so one of mapped addresses is made one of IPv4.
+/// Parses a network or an address. Peers have IPv4 addresses as such, so a network of mapped addresses becomes one of
+/// IPv4.
 fn network(entry: &str) -> Option<IpNet> {
     let network = entry.parse().or_else(|_| entry.parse::<IpAddr>().map(IpNet::from)).ok()?;
     match network.addr() {

@@ -40,8 +40,8 @@ impl fmt::Display for AllowedOrigins {
     }
 }
 
-/// Returns the entry as browsers write an origin, in lower case. Refuses what no browser sends, and `null`, the origin of
-/// any sandboxed page and local file.
+/// Returns the entry in lower case, as browsers write an origin. Refuses an entry that no browser sends, and `null`, the
+/// origin of any sandboxed page and local file.
 fn origin(entry: &str) -> Result<Arc<str>, String> {
     let lower = entry.to_ascii_lowercase();
     let (scheme, authority) = lower.split_once("://").unwrap_or_default();

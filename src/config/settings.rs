@@ -1,5 +1,5 @@
-//! The one table of settings: variable, field, bounds and help. The default is the field's, in
-//! [`Config::default`] and `Config::of_the_command`.
+//! The table of settings: variable, field, bounds and help. Defaults are in [`Config::default`] and
+//! `Config::of_the_command`.
 //!
 //! To add a setting: a field with its default, a row here, and the same row in docs/configuration.md. Reading the
 //! variable, its check, `userd --help` and the test that compares that page follow from the row.
@@ -29,9 +29,9 @@ type Field = fn(&mut Config) -> Option<&mut dyn Value>;
 
 #[derive(Debug)]
 enum Kind {
-    /// It sets this field.
+    /// Sets this field.
     Field(Field),
-    /// The command reads it by itself; the default.
+    /// Read by the command alone; its default.
     Command(&'static str),
 }
 
@@ -39,7 +39,7 @@ const fn field(variable: &'static str, field: Field, bounds: Bounds, help: &'sta
     Setting { variable, help, bounds, kind: Kind::Field(field) }
 }
 
-/// A variable that names a file with the value of another one, whose name it has before `_FILE`.
+/// A variable that names a file: `API_TOKEN_FILE` has the value of `API_TOKEN`.
 const fn file(variable: &'static str, help: &'static str) -> Setting {
     command(variable, "", Any, help)
 }
@@ -153,8 +153,8 @@ impl Setting {
         }
     }
 
-    /// Checks the text of the variable, if that has one, and sets the field of `config` to it. A part of the database's
-    /// address has no field beside a connection string, and is not judged.
+    /// Checks the text of the variable, if there is one, and sets the field of `config`. Does nothing if there is no such
+    /// field: a part of the database's address beside a connection string.
     fn apply(&self, config: &mut Config, lookup: &Lookup) -> Result<(), ConfigError> {
         let mut field = match self.kind {
             Kind::Command(_) => None,
@@ -256,7 +256,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Returns the text of a variable, or of the file that its `…_FILE` names, with the variable to blame for it.
+/// Returns the text of a variable, or of the file that its `…_FILE` names, behind the name of the variable that was used.
 fn text(variable: &'static str, lookup: &Lookup) -> Result<Option<(&'static str, String)>, ConfigError> {
     let read = |variable: &'static str| match lookup(variable).map(OsString::into_string) {
         None => Ok(None),

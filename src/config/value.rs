@@ -6,7 +6,7 @@ use std::{path::PathBuf, time::Duration};
 /// Texts that a variable may have.
 #[derive(Debug)]
 pub(super) enum Bounds {
-    /// Any that the type of its field can hold.
+    /// Any text that the type of the field can hold.
     Any,
     /// A whole number, both ends included.
     Whole(u64, u64),
@@ -56,8 +56,8 @@ pub(super) fn problem(variable: &'static str, problem: impl Into<String>) -> Con
     ConfigError { variable, problem: problem.into() }
 }
 
-/// A type of a field, which is read from a variable and shown as one. An error follows the variable's name in a line
-/// and never has a secret's text.
+/// A type of a field that is read from a variable and shown as one. Errors are printed behind the variable's name, and
+/// never have a secret's text.
 pub(super) trait Value {
     /// Reads the text of a variable, which is not empty and within its bounds.
     fn set(&mut self, text: &str) -> Result<(), String>;
