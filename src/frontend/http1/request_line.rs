@@ -4,8 +4,9 @@
 //! something else than HTTP is told so without another byte.
 
 use crate::error::Error;
+use fluent_uri::UriRef;
 use memchr::memchr;
-use std::{net::Ipv6Addr, ops::Range};
+use std::ops::Range;
 
 /// The rule that a proxy breaks if it announces its client in front of the first request.
 pub const PROXY_PROTOCOL: &str = "the connection begins with the PROXY protocol, which is not read here";
@@ -121,46 +122,16 @@ fn split_target(line: &[u8], method: &[u8], range: Range<usize>) -> Result<Split
 }
 
 /// Returns whether a text is `host`, `host:` or `host:port` (RFC 9110, 4.2 and RFC 3986, 3.2), or empty, as a Host field
-/// may be. User information has no place in HTTP, and a port without a host names nothing.
+/// may be. User information has no place in HTTP, a port without a host names nothing, and no IPvFuture was assigned.
 pub fn is_authority(text: &[u8]) -> bool {
-    if text.is_empty() {
-        return true;
-    }
-    let (host, port) = match text.strip_prefix(b"[") {
-        Some(rest) => {
-            let Some(end) = memchr(b']', rest) else {
-                return false;
-            };
-            // An IPvFuture has never been assigned.
-            let address = std::str::from_utf8(&rest[..end]).ok();
-            if address.is_none_or(|text| text.parse::<Ipv6Addr>().is_err()) {
-                return false;
-            }
-            (b"[]".as_slice(), &rest[end + 1..])
-        }
-        None => text.split_at(memchr(b':', text).unwrap_or(text.len())),
-    };
-    let is_port = match port.split_first() {
-        None => true,
-        Some((b':', digits)) => digits.iter().all(u8::is_ascii_digit),
-        Some(_) => false,
-    };
-    is_port && !host.is_empty() && (host == b"[]" || is_name(host))
-}
-
-/// A registered name, or an IPv4 address: unreserved characters, sub-delimiters, and escapes.
-fn is_name(text: &[u8]) -> bool {
-    let mut bytes = text.iter();
-    while let Some(&byte) = bytes.next() {
-        let fits = match byte {
-            b'%' => (0..2).all(|_| bytes.next().is_some_and(u8::is_ascii_hexdigit)),
-            byte => byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=".contains(&byte),
-        };
-        if !fits {
-            return false;
-        }
-    }
-    true
+    let reference = str::from_utf8(text).map(|text| format!("//{text}")).unwrap_or_default();
+    let parsed = UriRef::parse(reference.as_str()).ok();
+    let authority = parsed.as_ref().and_then(UriRef::authority);
+    authority.is_some_and(|authority| {
+        let is_host =
+            !authority.host().is_empty() && !authority.host().to_ascii_lowercase().starts_with("[v");
+        authority.as_str().as_bytes() == text && !authority.has_userinfo() && (is_host || text.is_empty())
+    })
 }
 
 /// The bytes of methods, field names and codings (RFC 9110, 5.6.2).
