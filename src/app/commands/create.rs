@@ -33,9 +33,6 @@ struct Keyed {
 }
 
 impl Create {
-    /// How many statements store users without a password.
-    pub const STATEMENTS: usize = 2;
-
     pub fn parse(request: &Request, rules: &RequestRules) -> Result<Create, Error> {
         let key = idempotency_key(request)?;
         let new = NewUser::from_body(rules.schemas.create(json(request)?)?)?;
@@ -51,13 +48,14 @@ impl Create {
         })
     }
 
-    /// The number of the statement that stores it.
-    pub fn statement(&self) -> usize {
-        usize::from(self.keyed.is_some())
+    /// Executes creates with one statement for those with a key and one for the others; or one create with a password.
+    pub fn execute(app: &App, creates: Vec<Item<Create>>) {
+        let (keyed, plain) = creates.into_iter().partition(|create| create.command.keyed.is_some());
+        Create::execute_alike(app, plain);
+        Create::execute_alike(app, keyed);
     }
 
-    /// Executes creates of one statement, or one create with a password.
-    pub fn execute(app: &App, mut creates: Vec<Item<Create>>) {
+    fn execute_alike(app: &App, mut creates: Vec<Item<Create>>) {
         let mut keys = HashSet::new();
         // The first create of a key is stored; the others find it kept when they are retried.
         creates.retain_mut(|Item { command, outcome, .. }| {

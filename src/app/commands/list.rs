@@ -37,9 +37,6 @@ struct Unpaged<'a> {
 }
 
 impl List {
-    /// The number of statements that read lists.
-    pub const STATEMENTS: usize = 4;
-
     pub fn parse(request: &Request, rules: &RequestRules) -> Result<List, Error> {
         fields::list_request(request, rules.max_per_page).map(List)
     }
@@ -53,17 +50,7 @@ impl List {
         }
     }
 
-    /// The number of the statement that reads it.
-    pub fn statement(&self) -> usize {
-        match &self.0 {
-            ListRequest::Page(_) => 0,
-            ListRequest::Walk { .. } => 1,
-            ListRequest::Email { .. } => 2,
-            ListRequest::Prefix { .. } => 3,
-        }
-    }
-
-    /// Executes lists of one statement; searches by a prefix one after the other.
+    /// Executes lists with one statement for each kind, but for one for each search by a prefix.
     pub fn execute(app: &App, lists: Vec<Item<List>>) {
         let mut listed = List::read(app, &lists).map(Vec::into_iter);
         for Item { command, outcome, .. } in lists {
@@ -73,25 +60,28 @@ impl List {
     }
 
     fn read(app: &App, lists: &[Item<List>]) -> Result<Vec<Listed>, Error> {
-        let (mut pages, mut walks, mut emails, mut listed) = (vec![], vec![], vec![], vec![]);
+        let (mut pages, mut walks, mut emails) = (vec![], vec![], vec![]);
         for list in lists {
             match &list.command.0 {
                 ListRequest::Page(page) => pages.push(*page),
                 ListRequest::Walk { after, per_page } => walks.push((*after, *per_page)),
                 ListRequest::Email { email, .. } => emails.push(email.as_str()),
-                ListRequest::Prefix { prefix, per_page } => {
-                    listed.push(app.users.list_by_prefix(prefix, *per_page)?);
-                }
+                ListRequest::Prefix { .. } => {}
             }
         }
-        // A batch has lists of one kind, so all but one of these are empty.
-        listed.extend(app.users.pages(&pages)?);
-        listed.extend(app.users.walks(&walks)?);
-        let found = app.users.find_by_email(&emails)?.into_iter();
-        listed.extend(
-            found.map(|user| Listed { total: user.iter().len() as i64, users: user.into_iter().collect() }),
-        );
-        Ok(listed)
+        let mut pages = app.users.pages(&pages)?.into_iter();
+        let mut walks = app.users.walks(&walks)?.into_iter();
+        let mut found = app.users.find_by_email(&emails)?.into_iter();
+        let listed = lists.iter().map(|list| match &list.command.0 {
+            ListRequest::Page(_) => Ok(pages.next().unwrap_or_default()),
+            ListRequest::Walk { .. } => Ok(walks.next().unwrap_or_default()),
+            ListRequest::Email { .. } => {
+                let users = Vec::from_iter(found.next().flatten());
+                Ok(Listed { total: users.len() as i64, users })
+            }
+            ListRequest::Prefix { prefix, per_page } => app.users.list_by_prefix(prefix, *per_page),
+        });
+        listed.collect()
     }
 
     fn answer(&self, Listed { total, mut users }: Listed) -> Response {

@@ -138,26 +138,21 @@ impl App {
     pub(crate) fn execute(&self, commands: Vec<(&mut Command, Instant)>) -> Vec<Outcome> {
         let missing = || Err(Error::Internal("a command has no outcome".to_owned()));
         let mut outcomes: Vec<Outcome> = commands.iter().map(|_| missing()).collect();
-        let (mut finds, mut updates, mut deletes) = (Vec::new(), Vec::new(), Vec::new());
-        let mut lists: [Vec<_>; List::STATEMENTS] = Default::default();
-        let mut creates: [Vec<_>; Create::STATEMENTS] = Default::default();
+        let (mut finds, mut lists, mut creates) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut updates, mut deletes) = (Vec::new(), Vec::new());
         for ((command, deadline), outcome) in commands.into_iter().zip(&mut outcomes) {
             match command {
                 Command::Find(command) => finds.push(Item { command, deadline, outcome }),
-                Command::List(command) => {
-                    lists[command.statement()].push(Item { command, deadline, outcome });
-                }
-                Command::Create(command) => {
-                    creates[command.statement()].push(Item { command, deadline, outcome });
-                }
+                Command::List(command) => lists.push(Item { command, deadline, outcome }),
+                Command::Create(command) => creates.push(Item { command, deadline, outcome }),
                 Command::Update(command) => updates.push(Item { command, deadline, outcome }),
                 Command::Delete(command) => deletes.push(Item { command, deadline, outcome }),
                 Command::Authenticate(login) => *outcome = login.execute(self, deadline),
             }
         }
         Find::execute(self, finds);
-        lists.into_iter().for_each(|lists| List::execute(self, lists));
-        creates.into_iter().for_each(|creates| Create::execute(self, creates));
+        List::execute(self, lists);
+        Create::execute(self, creates);
         UpdateUser::execute(self, updates);
         DeleteUser::execute(self, deletes);
         outcomes
