@@ -1,20 +1,21 @@
 //! `userd import`: creates the users of a file or of standard input.
 
 use super::{Failure, arguments::Given, embedded, environment, progress, signals};
+use parking_lot::Mutex;
 use std::{
     fs::{self, File},
     io::{self, Write},
+    mem,
     path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread,
 };
 use userd::{
     Config, check,
     transfer::{self, Format, Import, Imported, Mapping, Progress, TransferError},
 };
+
+/// Locked by a signal or by the commit, whichever comes first, until the process ends. A signal after the commit has begun
+/// has no effect.
+static DECIDED: Mutex<()> = Mutex::new(());
 
 /// Imports the users of a file, or of standard input, and says what has become of each line that is refused. A private
 /// cluster is made and migrated where it is missing, unless nothing is to be changed. Blocks until that is done.
@@ -29,17 +30,14 @@ pub fn import(given: &Given) -> Result<(), Failure> {
         dry_run: given.has("--dry-run"),
         as_is: given.has("--as-is"),
         keep_ids: given.has("--keep-ids"),
+        requires_ids: given.has("--keep-ids"),
     };
     let mut config = environment::config(given).map_err(Failure::usage)?;
     let (input, bytes) = open(given.file())?;
-    // Set by a signal or by the commit, whichever comes first. A signal after the commit has begun has no effect.
-    let decided = Arc::new(AtomicBool::new(false));
-    let interrupted = decided.clone();
-    signals::on_signals(move |signal| {
-        if !interrupted.swap(true, Ordering::SeqCst) {
-            let _ = writeln!(io::stderr(), "userd: interrupted; nothing was imported");
-            signals::exit(128 + signal);
-        }
+    signals::on_signals(|signal| {
+        let _decided = DECIDED.lock();
+        let _ = writeln!(io::stderr(), "userd: interrupted; nothing was imported");
+        signals::exit(128 + signal);
     })?;
     let cluster = embedded::join(given, &mut config, !what.dry_run)?;
     if cluster.is_some() && !what.dry_run {
@@ -50,12 +48,7 @@ pub fn import(given: &Given) -> Result<(), Failure> {
     let imported = transfer::import(&config, &what, input, &mut |progress| match progress {
         Progress::Checked(records) => progress::show(&bar, records, " lines"),
         Progress::Storing(users) => progress::storing(&bar, users),
-        Progress::Committing => {
-            while decided.swap(true, Ordering::SeqCst) {
-                // The thread that handles signals ends the process.
-                thread::park();
-            }
-        }
+        Progress::Committing => mem::forget(DECIDED.lock()),
     });
     drop(bar);
     let done = outcome(&what, imported)?;
@@ -68,21 +61,11 @@ pub fn read_seed(file: &Path) -> Result<Vec<u8>, Failure> {
     fs::read(file).map_err(|error| unreadable(file, error))
 }
 
-/// Creates users in a database that begins with them: whatever their columns can hold, with their ids if the first user has
-/// one. Blocks until that is done.
+/// Creates users in a database that begins with them: whatever their columns can hold, with their ids if they have some.
+/// Blocks until that is done.
 pub fn seed(config: &Config, users: &[u8], format: Format) -> Result<(), Failure> {
-    let what =
-        Import { format: Some(format), as_is: true, keep_ids: has_ids(users, format), ..Import::default() };
+    let what = Import { format: Some(format), as_is: true, keep_ids: true, ..Import::default() };
     outcome(&what, transfer::import(config, &what, users, &mut |_| ())).map(drop)
-}
-
-/// Returns whether the first user has an id: whether the header, or the text up to the end of the first object, names it.
-fn has_ids(users: &[u8], format: Format) -> bool {
-    let (end, quote) = if format == Format::Csv { (b'\n', "") } else { (b'}', "\"") };
-    let first = users.split(|byte| *byte == end).next().unwrap_or_default();
-    let first = String::from_utf8_lossy(first).to_ascii_lowercase();
-    let mut words = first.split([',', ';', '\t', ':', '{', '[']).map(str::trim);
-    words.any(|word| word.trim_matches(['\u{feff}', '"']) == "id" && word.starts_with(quote))
 }
 
 /// Opens the input. Returns its size, too, if that is known.
@@ -145,30 +128,4 @@ fn outcome(what: &Import, imported: Result<Imported, TransferError>) -> Result<S
 /// `1 user`, `2 users`.
 fn counted(count: u64, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ids_of_a_seed() {
-        for (users, format, expected) in [
-            (r#"{"id":7,"name":"A"}"#, Format::Ndjson, true),
-            (r#"{"name":"id", "id":"7"}"#, Format::Ndjson, true),
-            (r#"{"users":[{"name":"A","id":7}]}"#, Format::Ndjson, true),
-            (
-                r#"{"name":"A","idea":7}
-                {"id":7}"#,
-                Format::Ndjson,
-                false,
-            ),
-            ("", Format::Ndjson, false),
-            ("\u{feff}id,name\n", Format::Csv, true),
-            ("name;\"ID\"\r\n", Format::Csv, true),
-            ("name,idea\nid,id\n", Format::Csv, false),
-        ] {
-            assert_eq!(has_ids(users.as_bytes(), format), expected, "{users}");
-        }
-    }
 }

@@ -34,9 +34,11 @@ const STORE: &str = "
     insert into users (created_at, updated_at, name, email)
     select created_at, updated_at, name, email from userd_import";
 
+/// Gives a user without an id the next one.
 const STORE_WITH_IDS: &str = "
     insert into users (id, created_at, updated_at, name, email) overriding system value
-    select id, created_at, updated_at, name, email from userd_import";
+    select coalesce(id, nextval(pg_get_serial_sequence('users', 'id'))), created_at, updated_at, name, email
+    from userd_import";
 
 /// Stores the hashes under the ids of the users that were just stored.
 const STORE_HASHES: &str = r#"
@@ -211,7 +213,6 @@ impl<'a> Staging<'a> {
 
     /// Removes the staged lines whose address or id is taken. Returns at most `limit` of them, and their number.
     pub fn remove_taken(&mut self, limit: i64) -> Result<Taken, Error> {
-        self.transaction.batch_execute("drop table if exists userd_taken")?;
         let count = self.transaction.execute(FIND_TAKEN, &[])?;
         let first = "select line, first, is_id from userd_taken order by line limit $1";
         let rows = self.transaction.query_typed(first, &[(&limit, Type::INT8)])?;
@@ -231,17 +232,14 @@ impl<'a> Staging<'a> {
         Ok(row.try_get::<_, i64>(0)?.unsigned_abs())
     }
 
-    /// Stores the staged users and their hashes. Returns the number of users that were stored. After an error everything
-    /// is staged as before.
+    /// Stores the staged users and their hashes. Returns the number of users that were stored.
     pub fn store(&mut self) -> Result<u64, Error> {
         if self.keep_ids {
             // Before the users are stored, so that no other session draws one of their ids. Not undone by a rollback.
             self.transaction.query_typed(RESERVE_IDS, &[])?;
         }
-        let mut attempt = self.transaction.transaction()?;
-        let users = attempt.execute(if self.keep_ids { STORE_WITH_IDS } else { STORE }, &[])?;
-        attempt.execute(STORE_HASHES, &[])?;
-        attempt.commit()?;
+        let users = self.transaction.execute(if self.keep_ids { STORE_WITH_IDS } else { STORE }, &[])?;
+        self.transaction.execute(STORE_HASHES, &[])?;
         Ok(users)
     }
 

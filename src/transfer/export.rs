@@ -114,14 +114,9 @@ impl Export {
 
 /// Returns the text with an apostrophe before each formula, at its beginning or where a cell may begin in it.
 fn without_formulas(text: &str) -> String {
-    let mut quoted = String::with_capacity(text.len() + 1);
-    let mut begins = true;
-    for sign in text.chars() {
-        if begins && FORMULA.contains(&sign) {
-            quoted.push('\'');
-        }
-        quoted.push(sign);
-        begins = END_OF_CELL.contains(&sign) || (begins && sign == '"');
-    }
-    quoted
+    let quoted = |cell: &str| match cell.trim_start_matches('"').starts_with(FORMULA) {
+        true => format!("'{cell}"),
+        false => cell.to_owned(),
+    };
+    text.split_inclusive(END_OF_CELL).map(quoted).collect()
 }

@@ -15,11 +15,7 @@ use crate::{
     },
 };
 use parking_lot::Mutex;
-use std::{
-    collections::BTreeMap,
-    io::{self, Read},
-    mem, panic, thread,
-};
+use std::{collections::BTreeMap, io::Read, mem, thread};
 
 /// Options of an import.
 #[derive(Debug, Clone, Default)]
@@ -38,14 +34,16 @@ pub struct Import {
     pub dry_run: bool,
     /// Accepts every name and address that its column can hold.
     pub as_is: bool,
-    /// Gives users the ids of their records.
+    /// Gives users the ids of their records, and a new one if there is none.
     pub keep_ids: bool,
+    /// Refuses records without an id.
+    pub requires_ids: bool,
 }
 
 impl Import {
     /// Returns whether every record needs this field.
     pub(super) fn requires(&self, field: &str) -> bool {
-        matches!(field, "name" | "email") || (field == "id" && self.keep_ids)
+        matches!(field, "name" | "email") || (field == "id" && self.requires_ids)
     }
 }
 
@@ -70,13 +68,9 @@ impl Imported {
     /// A person who has read so many problems knows what is wrong with the file.
     pub const MOST: usize = 20;
 
-    pub(super) fn refuse(&mut self, number: u64, problem: &str) {
-        /// Characters of a problem, which may have names of members.
-        const LONGEST: usize = 1000;
-        // A name may have characters that move a terminal's cursor.
-        let shown = problem.chars().take(LONGEST).map(|c| if c.is_control() { '\u{fffd}' } else { c });
+    pub(super) fn refuse(&mut self, number: u64, problem: String) {
         self.refused += 1;
-        self.problems.insert(number, shown.collect());
+        self.problems.insert(number, problem);
         if self.problems.len() > Imported::MOST {
             self.problems.pop_last();
         }
@@ -100,9 +94,6 @@ pub enum Progress {
     /// All users are stored, and are committed next. Nothing is imported if the process ends before that.
     Committing,
 }
-
-/// Attempts to store the users if other sessions store one of them meanwhile.
-const ATTEMPTS: u32 = 5;
 
 /// Records of a batch for each core: a record with a password takes some 20 ms.
 const BATCH: usize = 64;
@@ -128,7 +119,7 @@ pub fn import(
         let mut batch = Vec::new();
         let mut check = |batch: Vec<Record>| {
             records += batch.len() as u64;
-            for part in check_on(cores, &rules, &imported, batch)? {
+            for part in check_on(cores, &rules, &imported, batch) {
                 rows.write_all(&part)?;
             }
             on_progress(Progress::Checked(records));
@@ -143,69 +134,29 @@ pub fn import(
         Ok::<_, TransferError>(())
     })?;
     let mut imported = imported.into_inner();
-    if store(import, &mut staging, &mut imported, on_progress)? {
-        on_progress(Progress::Committing);
-        staging.commit().map_err(|error| TransferError::Uncertain(explain(&error)))?;
+    if import.skip_existing {
+        imported.existing = staging.skip_existing()?;
     }
+    refuse_taken(&mut staging, &mut imported)?;
+    imported.users = staging.count()?;
+    if import.dry_run || (imported.refused > 0 && !import.skip_invalid) {
+        return Ok(imported);
+    }
+    on_progress(Progress::Storing(imported.users));
+    imported.users = staging.store()?;
+    on_progress(Progress::Committing);
+    staging.commit().map_err(|error| TransferError::Uncertain(explain(&error)))?;
     Ok(imported)
 }
 
 /// Checks a batch, on each core a part of it. Returns the rows in the order of the records.
-fn check_on(
-    cores: usize,
-    rules: &Rules,
-    imported: &Mutex<Imported>,
-    batch: Vec<Record>,
-) -> io::Result<Vec<Vec<u8>>> {
+fn check_on(cores: usize, rules: &Rules, imported: &Mutex<Imported>, batch: Vec<Record>) -> Vec<Vec<u8>> {
     let size = batch.len().div_ceil(cores).max(1);
-    let mut batch = batch.into_iter();
     thread::scope(|scope| {
-        let mut threads = Vec::new();
-        while batch.len() > 0 {
-            let part: Vec<Record> = batch.by_ref().take(size).collect();
-            threads.push(thread::Builder::new().spawn_scoped(scope, move || rules.check(part, imported))?);
-        }
-        let rows =
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|it| panic::resume_unwind(it)));
-        Ok(rows.collect())
+        let parts = batch.chunks(size);
+        let threads: Vec<_> = parts.map(|part| scope.spawn(move || rules.check(part, imported))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("checks do not panic")).collect()
     })
-}
-
-/// Stores the staged users, unless nothing is to be stored. Returns whether it did.
-fn store(
-    import: &Import,
-    staging: &mut Staging,
-    imported: &mut Imported,
-    on_progress: &mut dyn FnMut(Progress),
-) -> Result<bool, TransferError> {
-    // A file without a fault meets no conflict, so none is looked for until one is met. With ids, the sequence moves
-    // before a conflict could be met, and for good.
-    let mut looks = import.dry_run || import.keep_ids || imported.refused > 0;
-    let mut attempts = 0;
-    loop {
-        if import.skip_existing {
-            imported.existing += staging.skip_existing()?;
-        }
-        if looks {
-            refuse_taken(staging, imported)?;
-        }
-        imported.users = staging.count()?;
-        if import.dry_run || (imported.refused > 0 && !import.skip_invalid) {
-            return Ok(false);
-        }
-        attempts += 1;
-        on_progress(Progress::Storing(imported.users));
-        match staging.store().map_err(TransferError::from) {
-            Ok(stored) if stored == imported.users => return Ok(true),
-            Ok(stored) => {
-                let problem = format!("{stored} users were stored instead of {}", imported.users);
-                return Err(TransferError::Failed(format!("{problem}: a trigger of the table alters them")));
-            }
-            // Other sessions store users, too.
-            Err(TransferError::Taken) if attempts < ATTEMPTS => looks = true,
-            Err(error) => return Err(error),
-        }
-    }
 }
 
 /// Refuses the staged records whose address or id an earlier record or a stored user has.
@@ -218,7 +169,7 @@ fn refuse_taken(staging: &mut Staging, imported: &mut Imported) -> Result<(), Tr
             Some(earlier) => format!("{field} is that of {} {earlier}, too", imported.unit),
             None => format!("{field} is that of a user in the database"),
         };
-        imported.refuse(number, &problem);
+        imported.refuse(number, problem);
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use crate::{
     db::{explain, taken},
     error::StartError,
 };
-use std::{fmt, io};
+use std::io;
 
 /// The format of a file of users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,44 +29,24 @@ pub enum Format {
 /// The name of the field with the hash of a password, in exports and imports.
 const PASSWORD_HASH: &str = "passwordHash";
 
-const TAKEN: &str = "database error: other sessions keep storing the same addresses or ids; or the sequence of ids is \
-                     behind them, which `userd check` says";
+const TAKEN: &str = "another session stored one of the addresses or ids meanwhile, so repeat the import; or the sequence \
+                     of ids is behind them, which `userd check` says";
 
 /// The reason why an export or an import ended early.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum TransferError {
     /// The database cannot be used.
-    Start(StartError),
+    #[error(transparent)]
+    Start(#[from] StartError),
     /// The input cannot be read, or the database refused a statement, or the connection broke; one line.
+    #[error("{0}")]
     Failed(String),
     /// The output cannot be written to.
+    #[error("cannot write: {0}")]
     Write(io::Error),
     /// The connection broke while the import was committed; one line.
+    #[error("the connection broke at the very end: all users were imported, or none ({0})")]
     Uncertain(String),
-    /// Another session stored a user with an address or an id of the import.
-    Taken,
-}
-
-impl fmt::Display for TransferError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            TransferError::Start(error) => error.fmt(f),
-            TransferError::Failed(line) => f.write_str(line),
-            TransferError::Write(error) => write!(f, "cannot write: {error}"),
-            TransferError::Uncertain(line) => {
-                write!(f, "the connection broke at the very end: all users were imported, or none ({line})")
-            }
-            TransferError::Taken => f.write_str(TAKEN),
-        }
-    }
-}
-
-impl std::error::Error for TransferError {}
-
-impl From<StartError> for TransferError {
-    fn from(error: StartError) -> TransferError {
-        TransferError::Start(error)
-    }
 }
 
 /// Converts an error of the input, or of a COPY, through which the driver reports the database's.
@@ -81,9 +61,10 @@ impl From<io::Error> for TransferError {
 
 impl From<postgres::Error> for TransferError {
     fn from(error: postgres::Error) -> TransferError {
-        match taken(&error) {
-            Some("users_email_key" | "users_pkey") => TransferError::Taken,
-            _ => TransferError::Failed(format!("database error: {}", explain(&error))),
-        }
+        let problem = match taken(&error) {
+            Some("users_email_key" | "users_pkey") => TAKEN.to_owned(),
+            _ => explain(&error),
+        };
+        TransferError::Failed(format!("database error: {problem}"))
     }
 }

@@ -3,7 +3,10 @@
 //!
 //! A record with a problem is passed on. A stream that is cut off, or is no text in UTF-8, is an error.
 
-use super::{Format, TransferError, rules::Rules};
+use super::{
+    Format, TransferError,
+    rules::{Rules, trimmed},
+};
 use serde_json::{Map, Value};
 use std::{
     fmt,
@@ -23,27 +26,17 @@ const READ: usize = 64 << 10;
 /// Bytes of the longest line of JSON, row of CSV or user of a document.
 const LONGEST: usize = 1 << 20;
 
-const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
-
-const NO_TEXT: &str =
-    "it is not UTF-8, but UTF-16, compressed or a spreadsheet: save it as CSV or JSON in UTF-8";
 const NO_ARRAY: &str = "it is an object without an array of users: `jq -c .` writes one user a line";
 const SEVERAL_ARRAYS: &str = "it has several arrays of objects: `jq -c '.users[]'` chooses the users of one";
 
 /// Calls `each` with every record of the stream. Returns the word for a record: line, or user of a document. Blocks for
 /// the input.
 pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Each) -> Result<&'static str, TransferError> {
-    let mut lines = Lines { input: BufReader::with_capacity(READ, input), number: 0 };
-    let first = loop {
-        match lines.next()? {
-            Some(line) if line.trim_ascii().is_empty() => {}
-            Some(line) => break line,
-            None => return Ok("line"),
-        }
-    };
-    // A character may be cut off at the end of a part.
-    if str::from_utf8(&first).is_err_and(|error| error.error_len().is_some()) {
-        return Err(unreadable(NO_TEXT));
+    let mut lines = Lines { input: BufReader::with_capacity(READ, input), number: 0, has_end: false };
+    let mut first = Vec::new();
+    while first.trim_ascii().is_empty() {
+        let Some(line) = lines.next()? else { return Ok("line") };
+        first = line;
     }
     let is_json = matches!(first.trim_ascii_start().first(), Some(b'{' | b'['));
     match rules.import.format.unwrap_or(if is_json { Format::Ndjson } else { Format::Csv }) {
@@ -51,25 +44,10 @@ pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Each) -> Result<&
             document(Cursor::new(first).chain(lines.input), each)?;
             return Ok("user");
         }
-        _ if first.len() + BYTE_ORDER_MARK.len() >= LONGEST => {
-            return Err(too_long("line", lines.number).into());
-        }
-        Format::Csv => rows(lines, first, rules, each)?,
         Format::Ndjson => objects(lines, first, each)?,
+        Format::Csv => rows(lines, first, rules, each)?,
     }
     Ok("line")
-}
-
-fn too_long(unit: &str, number: u64) -> io::Error {
-    io::Error::other(format!("{unit} {number} is longer than {LONGEST} bytes"))
-}
-
-fn unreadable(problem: impl fmt::Display) -> TransferError {
-    TransferError::Failed(format!("cannot read: {problem}"))
-}
-
-fn cut_off(line: u64) -> TransferError {
-    unreadable(format!("line {line} is cut off"))
 }
 
 /// The lines of a stream.
@@ -77,36 +55,59 @@ struct Lines<R> {
     input: R,
     /// The number of the last line that was read.
     number: u64,
+    /// True if the last line that was read has a line end.
+    has_end: bool,
 }
 
 impl<R: BufRead> Lines<R> {
-    /// Reads a line with its end. `None` at the end of the stream. Of the first line, which may be a document, only the
-    /// beginning is read if it is too long.
+    /// Reads a line with its end; of a line that is too long, the beginning. `None` at the end of the stream.
     fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
+        const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
         let mut line = Vec::new();
-        self.input.by_ref().take(LONGEST as u64).read_until(b'\n', &mut line)?;
+        let most = LONGEST + BYTE_ORDER_MARK.len() + 1;
+        self.input.by_ref().take(most as u64).read_until(b'\n', &mut line)?;
         self.number += 1;
-        if line.len() == LONGEST && self.number > 1 {
-            return Err(too_long("line", self.number));
-        }
+        self.has_end = line.ends_with(b"\n");
         if self.number == 1 && line.starts_with(BYTE_ORDER_MARK) {
             line.drain(..BYTE_ORDER_MARK.len());
         }
         Ok(Some(line).filter(|line| !line.is_empty()))
     }
+
+    /// Returns the text of the last line that was read.
+    fn text(&self, line: Vec<u8>) -> Result<String, TransferError> {
+        if line.len() > LONGEST {
+            return Err(too_long("line", self.number));
+        }
+        String::from_utf8(line)
+            .map_err(|_| self.unreadable("is not UTF-8: save the file as CSV or JSON in UTF-8"))
+    }
+
+    /// Returns the error that the last line that was read is.
+    fn unreadable(&self, problem: &str) -> TransferError {
+        unreadable(format!("line {} {problem}", self.number))
+    }
+}
+
+fn unreadable(problem: impl fmt::Display) -> TransferError {
+    TransferError::Failed(format!("cannot read: {problem}"))
+}
+
+fn too_long(unit: &str, number: u64) -> TransferError {
+    unreadable(format!("{unit} {number} is longer than {LONGEST} bytes"))
 }
 
 /// Reads lines of JSON.
 fn objects(mut lines: Lines<impl BufRead>, first: Vec<u8>, each: &mut Each) -> Result<(), TransferError> {
     let mut next = Some(first);
     while let Some(line) = next {
-        let text = line.trim_ascii();
-        if !text.is_empty() {
-            let object = serde_json::from_slice(text);
-            if object.as_ref().is_err_and(|error| error.is_eof()) && !line.ends_with(b"\n") {
-                return Err(cut_off(lines.number));
+        let text = lines.text(line)?;
+        if !text.trim().is_empty() {
+            let object = serde_json::from_str(text.trim());
+            if object.as_ref().is_err_and(serde_json::Error::is_eof) && !lines.has_end {
+                return Err(lines.unreadable("is cut off"));
             }
-            each((lines.number, object.map_err(|error| not_json(text, &error))))?;
+            each((lines.number, object.map_err(not_json)))?;
         }
         next = lines.next()?;
     }
@@ -114,9 +115,8 @@ fn objects(mut lines: Lines<impl BufRead>, first: Vec<u8>, each: &mut Each) -> R
 }
 
 /// Returns the problem of a text that is no JSON object.
-fn not_json(text: &[u8], error: &serde_json::Error) -> String {
+fn not_json(error: serde_json::Error) -> String {
     match error.is_data() {
-        _ if str::from_utf8(text).is_err() => "is not UTF-8".to_owned(),
         true => "is not a JSON object".to_owned(),
         false => format!("is not JSON: {error}").replace(" at line 1 column ", " at column "),
     }
@@ -129,92 +129,70 @@ fn rows(
     rules: &Rules,
     each: &mut Each,
 ) -> Result<(), TransferError> {
-    let separator = separator(&first);
-    let (mut header, mut next) = (None, Some(first));
-    while let Some(first) = next {
-        let number = lines.number;
-        let (row, is_whole) = row(&mut lines, first, separator)?;
-        match &header {
-            None => {
-                let names = row.and_then(|row| rules.header(row));
-                header = Some(names.map_err(|problem| unreadable(format!("line {number}: {problem}")))?);
-            }
-            Some(header) => {
-                let is_short = row.as_ref().is_ok_and(|row| row.len() < header.len());
-                match row.and_then(|row| rules.row(header, &row)) {
-                    Ok(None) => {}
-                    Err(_) if is_short && !is_whole => return Err(cut_off(number)),
-                    row => each((number, row.map(Option::unwrap_or_default)))?,
-                }
-            }
+    let first = lines.text(first)?;
+    let mut unquoted = first.split('"').step_by(2).flat_map(str::chars);
+    let separator = unquoted.find(|sign| "\t;,".contains(*sign)).unwrap_or(',');
+    let header = row(&mut lines, first, separator)?;
+    let header = rules.header(header).map_err(|problem| lines.unreadable(&problem))?;
+    while let Some(line) = lines.next()? {
+        let (number, line) = (lines.number, lines.text(line)?);
+        let row = row(&mut lines, line, separator)?;
+        if row.iter().all(|value| trimmed(value).is_empty()) {
+            continue;
         }
-        next = lines.next()?;
+        if row.len() < header.len() && !lines.has_end {
+            return Err(lines.unreadable("is cut off"));
+        }
+        each((number, rules.row(&header, row)))?;
     }
     Ok(())
 }
 
-/// Returns the separator that a header has most often outside of quotes.
-fn separator(header: &[u8]) -> u8 {
-    let unquoted = || header.split(|byte| *byte == b'"').step_by(2).flatten();
-    let count = |separator: &&u8| unquoted().filter(|byte| byte == separator).count();
-    // The last one is chosen among equals.
-    *b"\t;,".iter().max_by_key(count).unwrap_or(&b',')
-}
-
-/// Splits a record of CSV, which goes on with the next lines while a quote is open. Returns the fields, or the problem of
-/// the record; and whether its last line has an end. Crates that read CSV accept text behind a closing quote, and take the
-/// next rows for a part of a field then.
+/// Splits a row of CSV, which goes on with the next lines while a quote is open. Crates that read CSV accept text behind a
+/// closing quote, and take the next rows for a part of a field then.
 fn row(
     lines: &mut Lines<impl BufRead>,
-    mut line: Vec<u8>,
-    separator: u8,
-) -> Result<(Result<Vec<String>, String>, bool), TransferError> {
+    mut line: String,
+    separator: char,
+) -> Result<Vec<String>, TransferError> {
     let (number, mut bytes) = (lines.number, 0);
-    let (mut fields, mut field, mut quotes) = (Vec::new(), Vec::new(), Quotes::None);
+    // A field in quotes is open while the number of its quotes is odd.
+    let (mut fields, mut field, mut quotes) = (Vec::new(), String::new(), 0);
     loop {
-        let text = line.strip_suffix(b"\n").unwrap_or(&line);
-        let text = text.strip_suffix(b"\r").unwrap_or(text);
-        for byte in text {
-            match (&quotes, *byte) {
-                (Quotes::None, b'"') if field.is_empty() => quotes = Quotes::Open,
-                (Quotes::Open, b'"') => quotes = Quotes::Closed,
-                (Quotes::Closed, b'"') => {
-                    field.push(b'"');
-                    quotes = Quotes::Open;
+        let text = line.strip_suffix('\n').unwrap_or(&line);
+        let text = text.strip_suffix('\r').unwrap_or(text);
+        for sign in text.chars() {
+            match sign {
+                '"' if quotes > 0 || field.is_empty() => {
+                    quotes += 1;
+                    if quotes > 1 && quotes % 2 == 1 {
+                        field.push('"');
+                    }
                 }
-                (Quotes::None | Quotes::Closed, byte) if byte == separator => {
+                _ if quotes % 2 == 1 => field.push(sign),
+                _ if sign == separator => {
                     fields.push(mem::take(&mut field));
-                    quotes = Quotes::None;
+                    quotes = 0;
                 }
-                (Quotes::Closed, _) => {
+                _ if quotes > 0 => {
                     let problem = "has text behind a closing quote (a quote in quotes is written twice)";
-                    return Ok((Err(problem.to_owned()), line.ends_with(b"\n")));
+                    return Err(lines.unreadable(problem));
                 }
-                (_, byte) => field.push(byte),
+                _ => field.push(sign),
             }
         }
-        if quotes != Quotes::Open {
-            break;
+        if quotes % 2 == 0 {
+            fields.push(field);
+            return Ok(fields);
         }
-        field.extend_from_slice(&line[text.len()..]);
+        field.push_str(&line[text.len()..]);
         bytes += line.len();
-        line = lines
-            .next()?
-            .filter(|_| bytes <= LONGEST)
-            .ok_or_else(|| unreadable(format!("line {number} has a quote that is not closed")))?;
+        line = match lines.next()? {
+            Some(_) if bytes > LONGEST => return Err(too_long("line", number)),
+            Some(next) => lines.text(next)?,
+            None => return Err(unreadable(format!("line {number} has a quote that is not closed"))),
+        };
     }
-    fields.push(field);
-    let fields: Result<_, _> = fields.into_iter().map(String::from_utf8).collect();
-    Ok((fields.map_err(|_| "is not UTF-8".to_owned()), line.ends_with(b"\n")))
-}
-
-/// Quotes around a field of CSV.
-#[derive(PartialEq)]
-enum Quotes {
-    None,
-    Open,
-    /// A quote in quotes was the last byte.
-    Closed,
 }
 
 /// Reads the elements of an array, or of the one array of objects in an object. They are numbered by their places.
@@ -223,7 +201,7 @@ fn document(input: impl BufRead, each: &mut Each) -> Result<(), TransferError> {
     const DEEPEST: usize = 128;
     // The closing brackets that are still to come, and how many of them follow a user.
     let (mut open, mut level, mut in_text, mut is_escaped) = (Vec::new(), 0, false, false);
-    let (mut element, mut number, mut commas) = (Vec::new(), 0, 0);
+    let (mut element, mut number) = (Vec::new(), 0);
     // Arrays that may have users, and the number of the one that has.
     let (mut arrays, mut users) = (0, 0);
     for byte in input.bytes() {
@@ -232,7 +210,7 @@ fn document(input: impl BufRead, each: &mut Each) -> Result<(), TransferError> {
             if in_text || open.len() > level || !matches!(byte, b',' | b']') {
                 element.push(byte);
                 if element.len() == LONGEST {
-                    return Err(too_long("user", number + 1).into());
+                    return Err(too_long("user", number + 1));
                 }
             } else {
                 let text = element.trim_ascii();
@@ -242,7 +220,7 @@ fn document(input: impl BufRead, each: &mut Each) -> Result<(), TransferError> {
                         return Err(unreadable(SEVERAL_ARRAYS));
                     }
                     (users, number) = (arrays, number + 1);
-                    each((number, serde_json::from_slice(text).map_err(|error| not_json(text, &error))))?;
+                    each((number, serde_json::from_slice(text).map_err(not_json)))?;
                 }
                 element.clear();
             }
@@ -266,13 +244,12 @@ fn document(input: impl BufRead, each: &mut Each) -> Result<(), TransferError> {
             b'[' | b'{' | b']' | b'}' => {
                 return Err(unreadable(format!("it is no JSON behind {number} users")));
             }
-            b',' => commas += usize::from(open.len() == 1),
             _ => {}
         }
     }
-    match open.is_empty() && level > 0 {
+    match open.is_empty() {
         false => Err(unreadable(format!("it is cut off behind {number} users"))),
-        true if number == 0 && level == 2 && (arrays == 0 || commas > 0) => Err(unreadable(NO_ARRAY)),
+        true if number == 0 && level == 2 => Err(unreadable(NO_ARRAY)),
         true => Ok(()),
     }
 }

@@ -95,7 +95,7 @@ fn formulas_are_quoted_for_spreadsheets_alone() {
         ("=\"a\",\n", "'=\"a\",\n"),
         // A spreadsheet may separate fields by semicolons.
         ("a;=1+1;b;-1", "a;'=1+1;b;'-1"),
-        ("a;\"=1\"", "a;\"'=1\""),
+        ("a;\"=1\"", "a;'\"=1\""),
         ("a\n@b", "a\n'@b"),
         ("Ada", "Ada"),
         ("a=1; b=2", "a=1; b=2"),
