@@ -375,14 +375,8 @@ fn patches() {
         PATCH /users/1 {} => 200 {"id":"1","name":"","email":"ADA@example.com",<times>}
         PATCH /users/1 {"email":"bob@EXAMPLE.com"} => 409 {"error":"Already exists"}
         PATCH /users/1 {"name":null} => 400 {"error":"Validation failed","errors":[{"path":"/name","keyword":"type","message":"value is not of type \"string\""}]}
-        PATCH /users/1 {"email":"no address"} => 400 {"error":"Validation failed","errors":[{"path":"/email","keyword":"format","message":"value is not an e-mail address: it has white space in it"}]}
-        PATCH /users/1 {"password":"1234567"} => 400 {"error":"Validation failed","errors":[{"path":"/password","keyword":"minLength","message":"value is shorter than 8 characters"}]}
         PATCH /users/1 {"isAdmin":true,"name":null} => 400 {"error":"Validation failed","errors":[{"path":"/name","keyword":"type","message":"value is not of type \"string\""}]}
         PATCH /users/1 {"isAdmin":true} => 422 {"error":"These fields may not be mass assigned: \"isAdmin\""}
-        PATCH /users/1 {"id":null} => 422 {"error":"These fields may not be mass assigned: \"id\""}
-        PATCH /users/3 {"name":"A"} => 404 {"error":"Not found"}
-        PATCH /users/3 {"password":"correct horse"} => 404 {"error":"Not found"}
-        PATCH /users {"name":"A"} => 405 {"error":"Method not allowed"}
         GET /users/1 => 200 {"id":"1","name":"","email":"ADA@example.com",<times>}
         "#,
     );

@@ -354,21 +354,6 @@ fn many_at_once_with_one_key_create_one_user() {
         }
         assert_eq!(users(&database), (round + 1).to_string());
     }
-    // Many keys, and each twice at once.
-    thread::scope(|scope| {
-        for n in 0..CLIENTS {
-            let replica = &replicas[n % 2];
-            scope.spawn(move || {
-                let (pair, mut client) = (n / 2, Client::new(replica.base_url()));
-                let body = json!({"name": "n", "email": format!("pair-{pair}@example.com")}).to_string();
-                assert_eq!(post(&mut client, &format!("pair-{pair}"), &body).status, 201);
-            });
-        }
-    });
-    assert_eq!(
-        database.value("select count(*) from users where email like 'pair-%'"),
-        (CLIENTS / 2).to_string()
-    );
 }
 
 /// A create that waits for a key keeps no session meanwhile.
