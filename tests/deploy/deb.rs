@@ -1,6 +1,6 @@
 //! The Debian package: the printed lines that make a database, and the service that has a cluster of its own.
 
-use crate::support::{LONG, LONG_ON_DISK, Own, Process, TempDir, check, running};
+use crate::support::{LONG, LONG_ON_DISK, Own, Process, TempDir, check, postmaster, running};
 use nix::sys::signal::Signal;
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command};
 
@@ -74,8 +74,7 @@ fn the_service_with_a_cluster_of_its_own() {
     assert!(process.wait_for_url_within(LONG_ON_DISK).starts_with("http://127.0.0.1:"));
     check(&mut process.client(), &format!("POST /users {ADA} => 201 {ADA_1}"));
     process.logs(" serves ");
-    let file = fs::read_to_string(dir.path().join("userd/pgdata/postmaster.pid")).unwrap();
-    let server = file.lines().next().unwrap().parse().unwrap();
+    let server = postmaster(&dir.path().join("userd")).unwrap();
     process.signal(Signal::SIGTERM);
     assert_eq!(process.wait(LONG), 0, "{}", process.stderr());
     assert!(!running(server));

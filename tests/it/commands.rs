@@ -154,18 +154,6 @@ fn slow_answers_hold_no_worker_and_past_the_deadline_are_503() {
 }
 
 #[test]
-fn a_repeated_create_with_a_key_finds_the_answer_that_was_lost() {
-    let server = Compared(TestServer::start());
-    server.fail(Fault::AnswerLost).on("POST", "/users").times(1);
-    let with_key = create(ADA).replace("\r\n\r\n", "\r\nIdempotency-Key: k\r\n\r\n");
-    assert_eq!(exchange(&server, &with_key), "");
-    let mut client = Client::new(server.base_url());
-    let again = client.request("POST", "/users", &[("Idempotency-Key", "k")], ADA);
-    assert_eq!((again.status, again.id().as_str()), (201, "1"));
-    assert_eq!(client.get("/users").json()["total"], 1);
-}
-
-#[test]
 fn a_reset_is_a_new_beginning() {
     let server = Compared(TestServer::with(|config| config.auth_attempts = 1));
     let mut client = Client::new(server.base_url());

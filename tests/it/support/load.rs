@@ -214,8 +214,9 @@ impl Load {
         let successes: Vec<Arc<Mutex<_>>> = (0..count).map(|_| Arc::default()).collect();
         let created = Arc::new(AtomicUsize::new(0));
         let client = |(n, success): (usize, &Arc<_>)| {
-            let (stop, url, name) = (stop.clone(), url.clone(), format!("{name}-{n}"));
-            let client = Client::new(name, url, timeout, Arc::clone(success), created.clone());
+            let (name, success, created) = (format!("{name}-{n}"), Arc::clone(success), created.clone());
+            let (stop, url) = (stop.clone(), url.clone());
+            let client = Client { name, url, timeout, success, created, ..Client::default() };
             thread::spawn(move || client.work(&stop))
         };
         let clients = successes.iter().enumerate().map(client).collect();
@@ -246,6 +247,7 @@ impl Load {
     }
 }
 
+#[derive(Default)]
 struct Client {
     name: String,
     url: Arc<Mutex<String>>,
@@ -260,26 +262,6 @@ struct Client {
 }
 
 impl Client {
-    fn new(
-        name: String,
-        url: Arc<Mutex<String>>,
-        timeout: Duration,
-        success: Arc<Mutex<Option<Instant>>>,
-        created: Arc<AtomicUsize>,
-    ) -> Client {
-        Client {
-            name,
-            url,
-            timeout,
-            success,
-            created,
-            caller: None,
-            events: Vec::new(),
-            possible: HashMap::new(),
-            sure: Vec::new(),
-        }
-    }
-
     fn work(mut self, stop: &AtomicBool) -> Notes {
         let mut turn = 0;
         while !stop.load(Ordering::SeqCst) {
