@@ -34,9 +34,7 @@ type Problem = (&'static str, String);
 
 const SERVER: &str = "\
     select current_setting('server_version_num')::int, current_setting('server_version'), \
-        current_setting('transaction_read_only')::bool, \
-        current_setting('max_connections')::int - \
-            current_setting('superuser_reserved_connections')::int";
+        current_setting('transaction_read_only')::bool";
 
 /// The rights that a request or a command needs and the role has not. Tables that are not there yet are left out.
 const MISSING_RIGHTS: &str = "\
@@ -57,13 +55,7 @@ const NO_MIGRATIONS: &str = "\
     where oid = to_regclass('users')::oid \
         and not pg_has_role(relowner, 'USAGE')";
 
-const DISABLED_TRIGGERS: &str = "\
-    select format('the trigger %s of users is disabled: totals and pages may be wrong', tgname) \
-    from pg_trigger \
-    where tgrelid = to_regclass('users')::oid and not tgisinternal \
-        and tgenabled = 'D' order by 1";
-
-/// A line for each fact of the tables, in the words of [`EXPECTED`]: columns, keys, unique indexes and triggers.
+/// A line for each fact of the tables, in the words of [`EXPECTED`]: columns, keys, unique indexes and enabled triggers.
 const FACTS: &str = "\
     with ours as ( \
         select oid, relname from pg_class where oid = any (array( \
@@ -81,7 +73,8 @@ const FACTS: &str = "\
     union all select format('%s: %s', relname, regexp_replace(pg_get_indexdef(indexrelid, 0, true), '^.* USING ', '')) \
         from ours join pg_index on indrelid = oid where indisunique and indisvalid and not indisprimary \
     union all select format('%s: trigger %s calls %s', relname, tgname, proname) \
-        from ours join pg_trigger on tgrelid = ours.oid join pg_proc p on p.oid = tgfoid where not tgisinternal";
+        from ours join pg_trigger on tgrelid = ours.oid join pg_proc p on p.oid = tgfoid \
+        where not tgisinternal and tgenabled <> 'D'";
 
 /// Lines of [`FACTS`] after all migrations.
 const EXPECTED: &str = include_str!("expected.txt");
@@ -177,7 +170,7 @@ fn look(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> Resu
     findings.push((Weight::Fine, "configuration", "every variable can be used".to_owned()));
     let client = &mut *opening.connect().map_err(unusable)?;
     findings.push((Weight::Fine, "database", format!("connected to {}", opening.target)));
-    server(client, config.db_pool_size, findings).map_err(failed)?;
+    server(client, findings).map_err(failed)?;
     if !config.db_prepared {
         let (names, values): (Vec<&str>, Vec<&str>) = settings::NEEDED.into_iter().unzip();
         let params: [Param; 2] = [(&names, Type::TEXT_ARRAY), (&values, Type::TEXT_ARRAY)];
@@ -212,7 +205,6 @@ fn look(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> Resu
     if are_applied == Ok(false) && config.migrate {
         lines.extend(rows(client, NO_MIGRATIONS, &[])?);
     }
-    lines.extend(rows(client, DISABLED_TRIGGERS, &[])?);
     add(findings, "privileges", Some("the role may do all that is needed"), lines);
     if !are_applied? {
         return Ok(());
@@ -250,13 +242,12 @@ fn failed(error: postgres::Error) -> Problem {
     ("database", explain(&error))
 }
 
-/// The server: what it is, and whether it has as many connections as the pool may open.
-fn server(client: &mut Client, pool: u32, findings: &mut Vec<Finding>) -> Result<(), postgres::Error> {
+/// The server: its version, and whether it accepts changes.
+fn server(client: &mut Client, findings: &mut Vec<Finding>) -> Result<(), postgres::Error> {
     /// The oldest that is tested.
     const OLDEST: i32 = 130_000;
     let row = client.query_typed_one(SERVER, &[])?;
-    let (version, name, read_only, connections): (i32, &str, bool, i32) =
-        (row.get(0), row.get(1), row.get(2), row.get(3));
+    let (version, name, read_only): (i32, &str, bool) = (row.get(0), row.get(1), row.get(2));
     findings.push(match version >= OLDEST {
         true => (Weight::Fine, "database", format!("PostgreSQL {name}")),
         false => (Weight::Problem, "database", format!("PostgreSQL {name} is older than 13")),
@@ -265,14 +256,10 @@ fn server(client: &mut Client, pool: u32, findings: &mut Vec<Finding>) -> Result
         let line = "it accepts no changes: a standby, or default_transaction_read_only is on";
         findings.push((Weight::Note, "database", line.to_owned()));
     }
-    if i64::from(connections) < i64::from(pool) {
-        let line = format!("it accepts {connections} connections, and DB_POOL_SIZE is {pool}");
-        findings.push((Weight::Problem, "database", line));
-    }
     Ok(())
 }
 
-/// Returns the objects of the migrations that are missing.
+/// Returns the objects of the migrations that are missing, and the triggers that are disabled.
 fn missing(facts: &[String]) -> Vec<String> {
     let missing = || EXPECTED.lines().filter(|line| !facts.iter().any(|fact| fact == line));
     // If a table is missing, its columns and keys need no lines.
@@ -280,7 +267,8 @@ fn missing(facts: &[String]) -> Vec<String> {
         let (table, _) = line.split_once(['.', ':']).unwrap_or_default();
         missing().any(|missing| missing == table)
     };
-    missing().filter(|line| !is_of_missing(line)).map(|line| format!("missing: {line}")).collect()
+    let lines = missing().filter(|line| !is_of_missing(line));
+    lines.map(|line| format!("missing or disabled: {line}")).collect()
 }
 
 /// Finds a sequence that would give new users ids that are taken.

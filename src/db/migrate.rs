@@ -60,7 +60,7 @@ impl Migrations {
     pub fn are_applied(&self, client: &mut Client) -> Result<bool, String> {
         let rows = match client.query_typed(Schema::ASK, &[]) {
             Ok(rows) => rows,
-            Err(error) if is_missing(&error) => return refuse_a_missing_schema(client).map(|()| false),
+            Err(error) if is_missing(&error) => return Ok(false),
             Err(error) => {
                 let hint =
                     "`userd grants ROLE`, as the role that owns the tables, prints the grants of a role";
@@ -161,31 +161,13 @@ fn key(migration: &Migration) -> (i64, String) {
     (migration.version().into(), migration.checksum().to_string())
 }
 
-/// The first row of an answer. The error is one line.
-fn first(client: &mut Client, sql: &str) -> Result<Option<Row>, String> {
-    let rows = client.query_typed(sql, &[]).map_err(|error| explain(&error))?;
-    Ok(rows.into_iter().next())
-}
-
-/// The error is one line: there is no schema that tables could be in.
-fn refuse_a_missing_schema(client: &mut Client) -> Result<(), String> {
-    const ASK: &str = "select current_setting('search_path') where current_schema() is null";
-    match first(client, ASK)? {
-        None => Ok(()),
-        Some(row) => Err(format!(
-            "the search_path is {:?}, and the database has no such schema (or the role may not use it): make it with \
-             `create schema`",
-            row.get::<_, String>(0)
-        )),
-    }
-}
-
 /// The error is one line: another program has a table `users`, which the first migration would create.
 pub fn refuse_the_users_of_another_program(client: &mut Client) -> Result<(), String> {
     const ASK: &str = "select current_schema()::text \
-        where to_regclass(format('%I.users', current_schema())) is not null \
-            and to_regclass(format('%I.refinery_schema_history', current_schema())) is null";
-    match first(client, ASK)? {
+        where to_regclass(quote_ident(current_schema()::text) || '.users') is not null \
+            and to_regclass(quote_ident(current_schema()::text) || '.refinery_schema_history') is null";
+    let rows = client.query_typed(ASK, &[]).map_err(|error| explain(&error))?;
+    match rows.first() {
         None => Ok(()),
         Some(row) => Err(format!(
             "the schema {:?} has a table `users` of another program, which is left as it is: give userd a schema of its \

@@ -8,12 +8,10 @@ use percent_encoding::percent_decode_str;
 use postgres::config::{Host, SslMode};
 use std::{collections::HashMap, error::Error, fmt, path::Path, time::Duration};
 
-/// Names that are honoured: the `postgres` crate takes the first line as libpq does; this file takes the second one.
-const KNOWN: [&str; 2] = [
-    "user password dbname host hostaddr port options application_name connect_timeout keepalives keepalives_idle \
-     keepalives_interval keepalives_retries target_session_attrs load_balance_hosts channel_binding sslnegotiation",
-    "sslmode sslrootcert sslcert sslkey tcp_user_timeout keepalives_count fallback_application_name",
-];
+/// Names that are honoured: the `postgres` crate takes all but the last line as libpq does; this file takes that.
+const KNOWN: &str = "user password dbname host hostaddr port options application_name connect_timeout keepalives keepalives_idle \
+     keepalives_interval keepalives_retries target_session_attrs load_balance_hosts channel_binding sslnegotiation \
+     sslmode sslrootcert sslcert sslkey tcp_user_timeout keepalives_count fallback_application_name";
 
 /// Names of libpq that ask for another server, or for more safety than there is.
 const REFUSED: &str =
@@ -92,9 +90,6 @@ impl Target {
     /// `os_user`, that of the database is the user. An error names the parameter.
     pub fn parse(text: &str, os_user: Option<&str>) -> Result<Target, String> {
         let text = text.trim();
-        if text.starts_with(['"', '\'', '`']) {
-            return Err("it begins with a quotation mark: leave the quotes out".to_owned());
-        }
         let (scheme, url) = text.split_once("://").unwrap_or_default();
         if !["postgres", "postgresql"].contains(&scheme) {
             return match scheme.is_empty() || scheme.contains(['=', ' ']) {
@@ -150,7 +145,7 @@ impl Target {
     ) -> Result<Target, String> {
         let mut warnings = Vec::new();
         for (at, (name, value)) in parameters.into_iter().enumerate() {
-            if KNOWN.iter().any(|names| is_in(&name, names)) {
+            if is_in(&name, KNOWN) {
                 given.insert(name, value);
             } else if name == "ssl" && value == "true" {
                 given.insert("sslmode".to_owned(), "require".to_owned());
@@ -209,14 +204,11 @@ const DEFAULTS: [(&str, &str, &str); 4] = [
 
 /// Returns why an unknown name ends the start; `None` if it may be ignored. The name itself is not repeated.
 fn problem(name: &str) -> Option<String> {
-    if let Some(name) = REFUSED.split(' ').find(|refused| *refused == name) {
+    if is_in(name, REFUSED) {
         return Some(format!("is {name}, which is not supported"));
     }
-    if name == "ssl" {
-        return Some("is ssl: write sslmode=disable, sslmode=require or sslmode=verify-full".to_owned());
-    }
     let lower = name.to_ascii_lowercase();
-    let meant = nearest(&lower, KNOWN.iter().flat_map(|names| names.split_ascii_whitespace()));
+    let meant = nearest(&lower, KNOWN.split_ascii_whitespace());
     let looks_safe = lower.starts_with("ssl") || lower.starts_with("channel") || lower.starts_with("gss");
     let hint = meant.map(|meant| format!(" (did you mean {meant}?)"));
     (looks_safe || hint.is_some()).then(|| format!("is unknown{}", hint.unwrap_or_default()))
@@ -239,7 +231,6 @@ fn tls_settings(given: &mut HashMap<String, String>) -> Result<(SslMode, TlsSett
         // Public authorities sign certificates for anybody.
         ("verify-ca", None) if !is_system => return Err("sslmode=verify-ca needs sslrootcert".to_owned()),
         ("verify-full", _) => (SslMode::Require, Verify::ChainAndName),
-        ("no-verify", _) => return Err("sslmode=no-verify is written sslmode=require".to_owned()),
         _ if is_system => return Err("sslrootcert=system needs sslmode=verify-full".to_owned()),
         _ => {
             let modes = "disable, allow, prefer, require, verify-ca or verify-full";
@@ -471,8 +462,8 @@ mod tests {
             postgres://u:%zz@h                     | ! '%' must be followed by two hexadecimal digits: write % itself as %25
             postgres://u:%é@h                      | ! '%' must be followed by two hexadecimal digits: write % itself as %25
             postgres://h/d?user=%ff                | ! percent-encoded text is not UTF-8
-            "postgres://u:pw@h/d"                  | ! it begins with a quotation mark: leave the quotes out
-            'host=h'                               | ! it begins with a quotation mark: leave the quotes out
+            "postgres://u:pw@h/d"                  | ! a URL must start with postgres:// or postgresql://
+            'host=h'                               | ! parameter 1 is unknown (did you mean host?)
             mysql://u:pw@h/d                       | ! a URL must start with postgres:// or postgresql://
             postgresql+asyncpg://u:pw@h/d          | ! a URL must start with postgres:// or postgresql://
             host                                   | ! '=' is missing after a name (quote values with spaces: 'like this')
@@ -522,7 +513,6 @@ mod tests {
             host=h sslmode=require sslrootcert=system | ! sslrootcert=system needs sslmode=verify-full
             host=h sslmode=disable sslrootcert=system | ! sslrootcert=system needs sslmode=verify-full
             host=h sslmode=verify-ca sslrootcert=system | ! sslrootcert=system needs sslmode=verify-full
-            postgres://h?sslmode=no-verify         | ! sslmode=no-verify is written sslmode=require
             host=h sslcert=/c                      | ! sslcert and sslkey need each other
         ");
     }
@@ -569,7 +559,7 @@ mod tests {
             postgres://h?Channel_Mode=x     | ! parameter 1 is unknown
             host=h chanel_binding=require   | ! parameter 2 is unknown (did you mean channel_binding?)
             host=h pasword=secret           | ! parameter 2 is unknown (did you mean password?)
-            postgres://h?ssl=false          | ! parameter 1 is ssl: write sslmode=disable, sslmode=require or sslmode=verify-full
+            postgres://h?ssl=false          | ! parameter 1 is unknown
             host=h sslcrl=/x                | ! parameter 2 is sslcrl, which is not supported
             host=h service=x                | ! parameter 2 is service, which is not supported
             host=h requirepeer=x            | ! parameter 2 is requirepeer, which is not supported

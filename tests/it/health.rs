@@ -1,18 +1,12 @@
 //! `/livez`, `/readyz`, and what the service does at its end so that a load balancer loses no request.
 
 use crate::support::{
-    BUSY, Client, Database, LONG, Own, Process, Proxy, Service, TOKEN, TempDir, Weather, eventually,
-    loopback_network, pause,
+    BUSY, Client, Database, LONG, Own, Process, Proxy, Service, TOKEN, Weather, eventually, pause,
 };
 use nix::sys::signal::Signal;
 use std::{
     fs,
-    net::{TcpStream, UdpSocket},
-    process::{Command, Stdio},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    net::TcpStream,
     thread,
     time::{Duration, Instant},
 };
@@ -135,82 +129,6 @@ fn a_database_that_does_not_answer() {
     becomes(&mut client, 200, READY);
     process.logs("[INFO] ready again");
     assert!(waiting.answer("GET").status != 200);
-}
-
-/// Answers a question of DNS for an address of IPv4 with 127.0.0.1, any other with none.
-fn resolved(question: &[u8]) -> Vec<u8> {
-    // Behind the header the name's labels, each with its length, and then the type: A is 1.
-    let mut end = 12;
-    while question[end] > 0 {
-        end += 1 + usize::from(question[end]);
-    }
-    let question = &question[..end + 5];
-    let is_a = question[end + 2] == 1;
-    let counts = [0, 1, 0, u8::from(is_a), 0, 0, 0, 0];
-    let answer: &[u8] = if is_a { b"\xc0\x0c\0\x01\0\x01\0\0\0\0\0\x04\x7f\0\0\x01" } else { b"" };
-    [&question[..2], b"\x85\x80", &counts, &question[12..], answer].concat()
-}
-
-/// The look-up of the database's name has no bound: it takes twenty seconds and more. And one of the network's paths
-/// takes connections and drops all else.
-#[test]
-fn a_probe_that_hangs_is_a_failed_one() {
-    /// Three probes, and the one before them.
-    const SOON: Duration = Duration::from_secs(4);
-    let mount = ["/usr/bin/unshare", "-m", "/bin/true"];
-    let may_mount = Command::new(mount[0]).args(&mount[1..]).stderr(Stdio::null()).status();
-    let server = UdpSocket::bind((format!("{}53", loopback_network()), 53));
-    let (true, Ok(server)) = (may_mount.is_ok_and(|status| status.success()), server) else {
-        println!("not tested, for this account may neither mount nor serve names");
-        return;
-    };
-    let postgres = Own::start();
-    let proxy = Proxy::start(&postgres.socket());
-    let dir = TempDir::new();
-    dir.write("resolv.conf", &format!("nameserver {}\n", server.local_addr().unwrap().ip()));
-    let answers = Arc::new(AtomicBool::new(true));
-    let is_answering = answers.clone();
-    thread::spawn(move || {
-        let mut question = [0; 512];
-        while let Ok((length, client)) = server.recv_from(&mut question) {
-            if is_answering.load(Ordering::Relaxed) {
-                let _ = server.send_to(&resolved(&question[..length]), client);
-            }
-        }
-    });
-    let mount =
-        format!("/bin/mount --bind {}/resolv.conf /etc/resolv.conf && exec \"$0\"", dir.path().display());
-    let program = ["/usr/bin/unshare", "-m", "/bin/sh", "-c", &mount, env!("CARGO_BIN_EXE_userd")];
-    let url = format!("postgres://postgres@database.example:{}/postgres?sslmode=disable", proxy.port());
-    let variables = [("DATABASE_URL", url.as_str()), ("HOST", "127.0.0.1"), ("DB_ACQUIRE_TIMEOUT", "1")];
-    let mut process = Process::under(&program, &[], &variables);
-    let mut client = process.client();
-    let mut silence = |what: &str, fall_silent: &dyn Fn()| {
-        becomes(&mut client, 200, READY);
-        assert_eq!(client.get("/users").status, 200);
-        fall_silent();
-        let start = Instant::now();
-        becomes(&mut client, 503, SILENT);
-        println!("{what}: unready after {:?}", start.elapsed());
-        assert!(start.elapsed() < SOON + BUSY, "{what}: {:?}", start.elapsed());
-        assert_eq!(client.get("/users").status, 503);
-    };
-    silence("a path that drops all", &|| proxy.set(Weather::Stalled));
-    proxy.set(Weather::Fair);
-    silence("a name server that does not answer", &|| {
-        answers.store(false, Ordering::Relaxed);
-        proxy.cut();
-    });
-    answers.store(true, Ordering::Relaxed);
-    // The look-up that hangs asks again after five seconds.
-    silence("both", &|| {
-        answers.store(false, Ordering::Relaxed);
-        proxy.set(Weather::Stalled);
-    });
-    process.logs("[WARN] unready: the database does not answer: ");
-    answers.store(true, Ordering::Relaxed);
-    proxy.set(Weather::Fair);
-    becomes(&mut client, 200, READY);
 }
 
 #[test]

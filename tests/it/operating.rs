@@ -205,7 +205,7 @@ fn a_check_finds_what_is_wrong() {
         "problem  privileges: the role may not delete users",
         "problem  privileges: the role may not select credentials",
         "problem  privileges: the role may not insert idempotency_keys",
-        "problem  privileges: the trigger user_counts_insert of users is disabled",
+        "problem  tables: missing or disabled: users: trigger user_counts_insert calls user_counts_record",
     ] {
         assert_eq!(stdout.lines().filter(|found| found.starts_with(line)).count(), 1, "{line}: {stdout}");
     }
@@ -235,7 +235,7 @@ fn a_check_finds_what_is_missing() {
         database.run(sql);
         let (code, stdout, stderr) = on(&database, &["check", "--counts"], &[]);
         assert_eq!((code, stderr.as_str()), (1, ""), "{sql}: {stdout}");
-        let expected = format!("problem  tables: missing: {missing}");
+        let expected = format!("problem  tables: missing or disabled: {missing}");
         assert!(stdout.lines().any(|line| line == expected), "{sql}: {stdout}");
     }
 }
@@ -266,41 +266,21 @@ fn without_a_table_the_service_is_unready() {
 fn a_role_without_grants() {
     let database = Database::create();
     let name = database.name();
-    database.run(&format!(
-        "create schema private; create role {name}_app login; revoke create on schema public from public"
-    ));
+    database.run(&format!("create role {name}_app login"));
     let url = database.url().replace("user=postgres", &format!("user={name}_app"));
     let variables = [("DATABASE_URL", url.as_str()), ("HOST", "127.0.0.1")];
-    let told = |variables: &[(&str, &str)], line: &str| {
-        for arguments in
-            [&["migrate"][..], &["export"], &["import"], &["--port=0"], &["--migrate=off", "--port=0"]]
-        {
-            let (code, stdout, stderr) = userd(arguments, variables);
-            assert_eq!((code, stdout.as_str()), (1, ""), "{arguments:?}: {stderr}");
-            assert!(stderr.lines().last().unwrap().contains(line), "{arguments:?}: {stderr}");
-        }
-        let (code, stdout, _) = userd(&["check"], variables);
-        assert!(code == 1 && stdout.contains(&format!("problem  migrations: {line}")), "{stdout}");
-        stdout
-    };
-    let stdout = told(
-        &variables,
-        "ERROR: permission denied for table refinery_schema_history (42501): `userd grants ROLE`",
-    );
-    assert!(stdout.contains("problem  privileges: the role may not select users"), "{stdout}");
-    // A schema that it may not use hides the tables altogether.
-    database.run(
-        "do $$ declare name text; begin \
-            for name in select tablename from pg_tables where schemaname = 'public' loop \
-                execute format('alter table %I set schema private', name); end loop; end $$",
-    );
-    let private = format!("{url} options='-c search_path=private'");
-    let missing =
-        "the search_path is \"private\", and the database has no such schema (or the role may not use it)";
-    told(&[("DATABASE_URL", &private), ("HOST", "127.0.0.1")], missing);
-    // Where it is no schema of this role's, the tables are not its concern.
+    let line = "ERROR: permission denied for table refinery_schema_history (42501): `userd grants ROLE`";
+    for arguments in
+        [&["migrate"][..], &["export"], &["import"], &["--port=0"], &["--migrate=off", "--port=0"]]
+    {
+        let (code, stdout, stderr) = userd(arguments, &variables);
+        assert_eq!((code, stdout.as_str()), (1, ""), "{arguments:?}: {stderr}");
+        assert!(stderr.lines().last().unwrap().contains(line), "{arguments:?}: {stderr}");
+    }
     let (code, stdout, _) = userd(&["check"], &variables);
-    assert!(code == 1 && stdout.contains("the role may not create tables in its schema"), "{stdout}");
+    for line in [&*format!("migrations: {line}"), "privileges: the role may not select users"] {
+        assert!(code == 1 && stdout.contains(&format!("problem  {line}")), "{stdout}");
+    }
     database.run(&format!("drop role {name}_app"));
 }
 
@@ -369,16 +349,6 @@ fn names_that_are_nearly_settings() {
     dir.write("userd.env", &format!("MAIL_HOST=x\nDATABASE_URL={}\n", database.url()));
     let (code, stdout, _) = userd(&["check", "--port=0", "--env-file", file], &[]);
     assert!(code == 0 && !stdout.contains("MAIL_HOST"), "{stdout}");
-}
-
-/// A wrong setting is told before a port is tried.
-#[test]
-fn settings_are_judged_before_anything_is_bound() {
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = taken.local_addr().unwrap().port().to_string();
-    let url = "postgres://u@127.0.0.1:1/d?sslmod=require";
-    let (code, _, stderr) = userd(&[], &[("DATABASE_URL", url), ("HOST", "127.0.0.1"), ("PORT", &port)]);
-    assert!(code == 2 && stderr.contains("(did you mean sslmode?)"), "{stderr}");
 }
 
 /// Without privileges, as the limit is for no more of root's.
@@ -499,17 +469,21 @@ fn both_ways_out_for_users_of_another_program() {
     assert_eq!(database.value("select count(*) from public.users"), "2");
 }
 
-/// One line that names it, whatever is to be done.
+/// A schema that is missing, or that the role may not use, has one line.
 #[test]
 fn a_search_path_without_a_schema() {
     let database = Database::create();
     let url = format!("{} options='-c search_path=missing'", database.url());
-    for arguments in
-        [&["--port=0"][..], &["--port=0", "--migrate=off"], &["migrate"], &["export"], &["check"]]
-    {
+    let nowhere = "no schema has been selected to create in (3F000)";
+    for (arguments, expected) in [
+        (&["--port=0"][..], nowhere),
+        (&["migrate"], nowhere),
+        (&["--port=0", "--migrate=off"], "the database lacks V1__users"),
+        (&["export"], "the database lacks V1__users"),
+        (&["check"], "problem  privileges: the role may not create tables in its schema"),
+    ] {
         let variables = [("DATABASE_URL", url.as_str()), ("HOST", "127.0.0.1"), ("LOG_LEVEL", "error")];
         let (code, stdout, stderr) = userd(arguments, &variables);
-        let expected = "the search_path is \"missing\", and the database has no such schema";
         assert_eq!(code, 1, "{arguments:?}: {stdout}{stderr}");
         assert!((stdout + &stderr).contains(expected), "{arguments:?}: {stderr}");
     }

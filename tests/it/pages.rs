@@ -10,10 +10,6 @@ use std::{
 };
 use userd::{config::Config, server::Server};
 
-/// Counts all users anew, as `userd recount` does.
-const RECOUNT: &str = "begin; lock table users in share row exclusive mode; delete from user_counts; \
-    insert into user_counts select id >> 12, count(*) from users group by 1; commit";
-
 /// The statement of pages.
 fn pages() -> &'static str {
     let source = include_str!("../../src/db/users.rs").split("const PAGES: &str = \"").nth(1);
@@ -394,30 +390,6 @@ fn nobody_needs_more_rights_than_those_on_users_nor_gets_at_the_counts() {
     client
         .batch_execute(&format!("drop owned by {writer}, {unprivileged}; drop role {writer}, {unprivileged}"))
         .expect("they own nothing");
-}
-
-#[test]
-fn a_recount_repairs_whatever_the_counts_have_become() {
-    let database = Database::create();
-    let (mut client, mut dice) = (database.client(), Dice(7));
-    for broken in [
-        "update user_counts set n = n + 3",
-        "delete from user_counts where block = 0",
-        "insert into user_counts select * from user_counts",
-        "truncate user_counts",
-        "set session_replication_role = replica; delete from users where id % 3 = 0; reset session_replication_role",
-        "begin; delete from users where id % 7 = 0; update user_counts set n = 0; commit",
-    ] {
-        let statements = format!("ADD(700); {broken}; {RECOUNT}");
-        client
-            .batch_execute(&with_inserts(&statements))
-            .unwrap_or_else(|error| panic!("{broken}: {error:?}"));
-        compare(&mut client, &mut dice);
-        client
-            .batch_execute(&with_inserts("ADD(700); delete from users where id % 11 = 0"))
-            .expect("changes");
-        compare(&mut client, &mut dice);
-    }
 }
 
 #[test]

@@ -69,7 +69,7 @@ impl Create {
             **outcome = command.hash(app);
             return;
         }
-        let new: Vec<_> = creates.iter().map(|create| create.command.new(create.deadline)).collect();
+        let new: Vec<_> = creates.iter().map(|create| create.command.to_new(create.deadline)).collect();
         let created = app.users.create_many(&new);
         for (Item { command, outcome, .. }, once) in creates.into_iter().zip(created) {
             *outcome = once.and_then(|once| command.settle(app, once));
@@ -91,7 +91,7 @@ impl Create {
         }
     }
 
-    fn new(&self, deadline: Instant) -> New<'_> {
+    fn to_new(&self, deadline: Instant) -> New<'_> {
         let key = self.keyed.as_ref().map(|keyed| (&keyed.key, &keyed.fingerprint));
         New { values: self.new.values(), password: self.hash.as_ref(), key, deadline }
     }
