@@ -15,7 +15,7 @@ pub fn read(file: &Path) -> Result<BTreeMap<String, String>, String> {
     variables.retain(|name, _| environment::value(name).is_none());
     for (name, (value, line)) in variables {
         // SAFETY: no other thread reads or writes the environment.
-        unsafe { env::set_var(&name, value) };
+        unsafe { env::set_var(name, value) };
         places.insert(name.to_owned(), format!("{shown}:{line}"));
     }
     Ok(places)

@@ -8,10 +8,8 @@ use log::{
     LevelFilter, Log, Metadata, Record,
     kv::{Error, Key, Value, VisitSource},
 };
-use serde::ser::{SerializeMap, Serializer};
 use simplelog::{ConfigBuilder, WriteLogger};
 use std::{
-    fmt,
     io::{self, Write},
     mem, panic,
     sync::{
@@ -147,40 +145,29 @@ fn is_empty(value: &Value) -> bool {
 
 /// Returns a record as an object in a line.
 pub fn json(record: &Record) -> String {
-    let mut line = Vec::with_capacity(384);
-    write_json(&mut line, record).expect("writing to memory does not fail");
-    String::from_utf8(line).expect("JSON is UTF-8")
-}
-
-fn write_json(line: &mut Vec<u8>, record: &Record) -> serde_json::Result<()> {
-    let mut serializer = serde_json::Serializer::new(line);
-    let mut object = serializer.serialize_map(None)?;
-    if let Ok(time) = OffsetDateTime::now_utc().format(TIME) {
-        object.serialize_entry("time", &time)?;
-    }
-    object.serialize_entry("level", &record.level().as_str().to_ascii_lowercase())?;
-    object.serialize_entry("message", record.args())?;
-    let mut values = Values(object);
-    // Errors of `visit` are errors of writing, which does not fail.
-    let _ = record.key_values().visit(&mut values);
-    values.0.end()
+    let mut object = serde_json::json!({
+        "time": OffsetDateTime::now_utc().format(TIME).unwrap_or_default(),
+        "level": record.level().as_str().to_ascii_lowercase(),
+        "message": record.args().to_string(),
+    });
+    // Adding a value never fails.
+    let _ = record.key_values().visit(&mut Values(&mut object));
+    object.to_string()
 }
 
 /// A JSON object that values are added to: numbers as numbers, all else as text.
-struct Values<M>(M);
+struct Values<'o>(&'o mut serde_json::Value);
 
-impl<'v, M: SerializeMap> VisitSource<'v> for Values<M> {
+impl<'v> VisitSource<'v> for Values<'_> {
     fn visit_pair(&mut self, key: Key<'v>, value: Value<'v>) -> Result<(), Error> {
-        if is_empty(&value) {
-            return Ok(());
+        if !is_empty(&value) {
+            self.0[key.as_str()] = match (value.to_u64(), value.to_f64()) {
+                (Some(number), _) => number.into(),
+                (None, Some(number)) => ((number * 1e3).round() / 1e3).into(),
+                (None, None) => value.to_string().into(),
+            };
         }
-        let key = key.as_str();
-        let written = match (value.to_u64(), value.to_f64()) {
-            (Some(number), _) => self.0.serialize_entry(key, &number),
-            (None, Some(number)) => self.0.serialize_entry(key, &((number * 1e3).round() / 1e3)),
-            (None, None) => self.0.serialize_entry(key, &format_args!("{value}")),
-        };
-        written.map_err(|_| fmt::Error.into())
+        Ok(())
     }
 }
 

@@ -22,7 +22,8 @@ pub struct Setting {
     kind: Kind,
 }
 
-const SECONDS: Bounds = Bounds::SECONDS;
+/// A time up to a day: the sum of a deadline and the present time stays far from overflow.
+const SECONDS: Bounds = Bounds::Seconds(0.001, 86_400.0);
 
 /// A field of a configuration; `None` if the configuration has no such field.
 type Field = fn(&mut Config) -> Option<&mut dyn Value>;

@@ -21,9 +21,6 @@ pub(super) enum Bounds {
 }
 
 impl Bounds {
-    /// A time up to a day: the sum of a deadline and the present time stays far from overflow.
-    pub const SECONDS: Bounds = Bounds::Seconds(0.001, 86_400.0);
-
     /// Checks a text that is not empty. Numbers have ASCII digits alone: no sign, no exponent, no space.
     pub fn check(&self, text: &str) -> Result<(), String> {
         let has_only = |more: &str| text.chars().all(|c| c.is_ascii_digit() || more.contains(c));

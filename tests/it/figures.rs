@@ -6,7 +6,6 @@ use std::{
     collections::{BTreeSet, HashMap},
     io::Write,
     net::TcpStream,
-    thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 use userd::{
@@ -386,27 +385,4 @@ fn no_text_of_a_client_is_a_label() {
         OPTIONS /metrics <Authorization: {bearer}> => 204 <Allow: GET, HEAD, OPTIONS>
         "#
     ));
-}
-
-/// Whatever the database does, with every worker blocked.
-#[test]
-fn figures_are_told_while_the_database_hangs() {
-    let service = Service::start();
-    service.client().post("/users", ADA);
-    let mut blocker = service.database.client();
-    let mut transaction = blocker.transaction().unwrap();
-    transaction.execute("lock table users in access exclusive mode", &[]).unwrap();
-    let blocked: Vec<_> = (0..32)
-        .map(|_| {
-            let mut client = service.client();
-            thread::spawn(move || client.get("/users/1").status)
-        })
-        .collect();
-    service.database.waits_for_locks(1);
-    let mut client = service.client();
-    let working = r#"userd_http_connections{state="working"}"#;
-    // 32 blocked requests, and the scrape.
-    Moved::default().becomes(&mut client, working, |count| count == 33.0);
-    drop(transaction);
-    assert!(blocked.into_iter().all(|client| client.join().unwrap() == 200));
 }

@@ -87,6 +87,7 @@ fn a_busy_service_is_ready() {
     while start.elapsed() < Duration::from_millis(2500) {
         assert_eq!(at_once(&mut client, "/readyz"), (200, READY.to_owned()));
         assert_eq!(at_once(&mut client, "/livez"), (200, LIVE.to_owned()));
+        assert_eq!(at_once(&mut client, "/metrics").0, 200);
         pause(Duration::from_millis(20));
     }
     drop(transaction);

@@ -539,12 +539,14 @@ fn log_levels() {
 
 // The end
 
+/// A signal is repeated within a second: `timeout` and npm pass on what the terminal has sent already.
 #[test]
 fn a_signal_lets_work_be_finished() {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
         with_a_request_in_flight(|process, mut client, lock| {
             let _idle = process.client();
             process.signal(signal);
+            process.signal(Signal::SIGINT);
             process.logs("stopping");
             lock.rollback().unwrap();
             let answer = client.answer("GET");
@@ -610,21 +612,6 @@ fn with_a_request_in_flight(test: impl FnOnce(&mut Process, Client, postgres::Tr
     client.send_request("GET", "/users/1", &[], "");
     eventually(LONG, "the request is in work", || waiting(&database) == 1);
     test(&mut process, client, lock);
-}
-
-/// `timeout` and npm pass on the signal that the terminal has sent to the process, too.
-#[test]
-fn a_signal_that_comes_twice_is_one() {
-    with_a_request_in_flight(|process, mut client, lock| {
-        process.signal(Signal::SIGINT);
-        process.signal(Signal::SIGTERM);
-        eventually(LONG, "it stops", || process.stderr().contains("stopping"));
-        process.signal(Signal::SIGINT);
-        lock.rollback().unwrap();
-        let answer = client.answer("GET");
-        assert_eq!((answer.status, answer.id().as_str()), (200, "1"));
-        assert_eq!(process.wait(SOON), 0);
-    });
 }
 
 #[test]
