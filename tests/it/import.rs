@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::{
     fs,
-    io::{Read, Write},
+    io::Write,
     path::Path,
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
@@ -337,27 +337,17 @@ fn fields() {
         8,\"two\r\nlines\",b@example.com,correct horse,\r\n\
         9,,c@example.com,,\r\n";
     assert_eq!(import(&service.database, csv, &["--format=csv"]).0, 0);
-    let found = "select string_agg(format('%s|%s|%s', name, email, password_hash is not null), ';' order by id) \
-        from users left join credentials on user_id = id where id > 2";
-    let expected = "a \"quoted\", name|a@example.com|f;two\r\nlines|b@example.com|t;|c@example.com|f";
-    assert_eq!(service.database.value(found), expected);
-    let mut client = service.client();
-    let times = [
-        ("/users/1", "2001-02-03T04:05:06.789000Z", "2002-02-03T03:05:06.000000Z"),
-        ("/users/3", "2020-01-01T00:00:00.000000Z", ""),
-    ];
-    for (target, created, updated) in times {
-        let user = client.get(target).json();
-        assert_eq!(user["createdAt"], created);
-        assert!(user["updatedAt"] == updated || updated.is_empty(), "{user}");
-    }
-    let [bob, last] = ["/users/2", "/users/5"].map(|target| client.get(target).json());
-    assert_eq!(bob["createdAt"], bob["updatedAt"]);
-    assert!(bob["createdAt"].as_str() <= last["createdAt"].as_str());
-    for (email, expected) in [("ada", true), ("bob", false), ("b", true), ("a", false)] {
-        assert_eq!(can_log_in(&mut client, &format!("{email}@example.com"), PASSWORD), expected, "{email}");
-    }
-
+    service.check(
+        r#"
+        sql select string_agg(concat_ws('|', id, replace(name, e'\r\n', '~'), email, password_hash is not null), ' ' order by id) from users left join credentials on user_id = id => 1|n|ada@example.com|t 2|n|bob@example.com|f 3|a "quoted", name|a@example.com|f 4|two~lines|b@example.com|t 5||c@example.com|f
+        sql select created_at = '2001-02-03 04:05:06.789+00' and updated_at = '2002-02-03 04:05:06+01' from users where id = 1 => t
+        sql select created_at = '2020-01-01 00:00:00+00' from users where id = 3 => t
+        sql select bool_and(created_at = updated_at and created_at between now() - interval '10 minutes' and now()) from users where id in (2, 5) => t
+        POST /users/authenticate {"email":"ada@example.com","password":"correct horse"} => 200 *
+        POST /users/authenticate {"email":"b@example.com","password":"correct horse"} => 200 *
+        POST /users/authenticate {"email":"a@example.com","password":"correct horse"} => 401 *
+        "#,
+    );
     // The strict schema asks for a password; a hash will do.
     let hash = service.database.value("select password_hash from credentials where user_id = 1");
     let refused = "line 1: /password is required\nuserd: 1 line is refused; nothing was imported\n";
@@ -368,7 +358,7 @@ fn fields() {
         let (code, _, stderr) = shell(&dir, "userd import users", &variables);
         assert_eq!((code, stderr.as_str()), expected);
     }
-    assert!(can_log_in(&mut client, "zoe@example.com", PASSWORD));
+    assert!(can_log_in(&mut service.client(), "zoe@example.com", PASSWORD));
 }
 
 /// The first login replaces a hash of another program or of less cost, unless what matched may not be all of the password;
@@ -577,19 +567,6 @@ fn ids_that_are_kept_while_users_are_created() {
     assert_eq!(counted(database), (3002, 3002));
 }
 
-/// A file that is standard input is read from where it is.
-#[test]
-fn the_rest_of_a_file() {
-    let database = Database::create();
-    let dir = TempDir::new();
-    dir.write("users", &format!("read by another program\n{}", lines(100)));
-    let mut file = fs::File::open(dir.path().join("users")).unwrap();
-    file.read_exact(&mut [0; "read by another program\n".len()]).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_userd"));
-    command.arg("import").env_clear().env("DATABASE_URL", database.url());
-    assert_eq!(ended(command.stdin(file).output().unwrap()), imported("imported 100 users\n"));
-}
-
 /// Another client stores an address between the look and the insert, which waits for that transaction.
 #[test]
 fn an_address_that_is_stored_meanwhile() {
@@ -616,11 +593,13 @@ fn an_address_that_is_stored_meanwhile() {
     assert_eq!(emails(&database), "2@example.com 1@example.com 3@example.com");
 }
 
-/// A line, a row or an element of an array without an end: its problem, and KiB that a debug build may hold.
+/// A line, a row or an element of an array without an end is refused before it fills the memory: its beginning, and its
+/// number.
 #[test]
 fn one_line_without_an_end() {
     const LENGTH: usize = 100 << 20;
-    const MOST: usize = 64 << 10;
+    /// A debug build holds more than a release build.
+    const MOST_KIB: usize = 64 << 10;
     let database = Database::create();
     for (text, format, expected) in [
         ("", "ndjson", "line 1"),
@@ -631,8 +610,7 @@ fn one_line_without_an_end() {
         let mut process = piped(&database, &["--format", format]);
         let mut stdin = process.stdin.take().unwrap();
         stdin.write_all(text.as_bytes()).unwrap();
-        let mut most = 0;
-        let piece = vec![b'x'; 1 << 20];
+        let (mut most, piece) = (0, vec![b'x'; 1 << 20]);
         // The process ends before the line does.
         for _ in 0..LENGTH / piece.len() {
             if stdin.write_all(&piece).is_err() {
@@ -645,14 +623,9 @@ fn one_line_without_an_end() {
         let problem =
             format!("userd: cannot read: {expected} is longer than 1048576 bytes; nothing was imported\n");
         assert_eq!((code, stderr), (1, problem), "{text}");
-        assert!(most < MOST, "{most} KiB");
+        assert!(most < MOST_KIB, "{most} KiB");
     }
-}
-
-/// A field with a quote on each of its lines is read once; and what is not a user of a document may be long.
-#[test]
-fn long_texts() {
-    let database = Database::create();
+    // Each line of a field is read once, and members of a document that are no users may be long.
     let quotes = format!("name,email\n\"{}\",a@x.org\n", "\"\"\n".repeat(300_000));
     let (code, _, stderr) = import(&database, quotes, &[]);
     assert!(code == 1 && stderr.starts_with("line 2: /name value is longer than 1000"), "{stderr}");
