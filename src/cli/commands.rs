@@ -54,8 +54,8 @@ userd: --commands: with --ephemeral: read commands from standard input, each ans
 userd: --seed=FILE: with --ephemeral: begin with the users of FILE, as userd import reads it; CSV if it ends in .csv
 export import migrate check recount grants config: --embedded[=DIR]: work on the cluster that \
     `userd --embedded[=DIR]` makes, whether that runs or not
-userd check config healthcheck: --host=HOST:
-userd check config healthcheck: --port=PORT:
+userd config healthcheck: --host=HOST:
+userd config healthcheck: --port=PORT:
 userd check: --migrate=on|off: off: applies no migration, and refuses to start if one is missing (default on)
 userd: --with-parent[=PID]: end when standard input does, and so with the process that holds its other end; with PID: \
     end when that process does; may be given twice

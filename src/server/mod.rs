@@ -3,7 +3,7 @@
 mod descriptors;
 mod lanes;
 mod relay;
-pub mod threads;
+mod threads;
 mod workers;
 
 use crate::{

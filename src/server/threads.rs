@@ -11,17 +11,16 @@ pub fn check(count: usize) -> io::Result<()> {
         let _shut = gate.lock();
         (0..count).try_for_each(|_| {
             let thread = thread::Builder::new().spawn_scoped(scope, || drop(gate.lock()));
-            thread.map(drop).map_err(|error| io::Error::other(ran_out(&error)))
+            thread.map(drop).map_err(ran_out)
         })
     })
 }
 
-/// Says that a thread could not be started, and which limit to raise.
-pub fn ran_out(error: &io::Error) -> String {
+fn ran_out(error: io::Error) -> io::Error {
     let limit = getrlimit(Resource::RLIMIT_NPROC).ok().filter(|(soft, _)| *soft != RLIM_INFINITY);
     let limit = limit.map(|(soft, _)| format!(", now {soft}")).unwrap_or_default();
-    format!(
+    io::Error::other(format!(
         "no thread can be started ({error}); raise the limit of threads (ulimit -u{limit}; TasksMax= of a unit, pids \
          of a container)"
-    )
+    ))
 }
