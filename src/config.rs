@@ -11,7 +11,9 @@ pub use networks::{TrustedProxies, counted_as};
 pub use origins::AllowedOrigins;
 pub use settings::{SETTINGS, Setting, near_miss, nearest};
 
-use std::{fmt, net::SocketAddr, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet, fmt, net::SocketAddr, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration,
+};
 use value::problem;
 
 /// Bytes of memory for rows and short answers, beside a hash and a page.
@@ -304,8 +306,9 @@ impl Config {
     }
 
     /// Checks that numbers and durations are within the bounds of their variables, that the memory suffices for one of
-    /// each thing that it has to hold, that any origin is allowed only with a token, and tokens with fewer rights
-    /// only beside one for everything. The error names the first variable that is wrong.
+    /// each thing that it has to hold, that any origin is allowed only with a token, that tokens with fewer rights
+    /// are beside one for everything, and that each token has one meaning. The error names the first variable that is
+    /// wrong.
     pub fn check(&self) -> Result<(), ConfigError> {
         settings::check(self)?;
         if self.limits.allowed_origins.any() && self.api_token.is_none() {
@@ -315,12 +318,21 @@ impl Config {
                  person opens could",
             ));
         }
-        for (variable, tokens) in
-            [("API_TOKEN_READ", &self.api_token_read), ("API_TOKEN_LOGIN", &self.api_token_login)]
-        {
-            if tokens.is_some() && self.api_token.is_none() {
+        let mut known = HashSet::new();
+        for (variable, tokens) in [
+            ("API_TOKEN", &self.api_token),
+            ("API_TOKEN_READ", &self.api_token_read),
+            ("API_TOKEN_LOGIN", &self.api_token_login),
+        ] {
+            let tokens: HashSet<&str> =
+                tokens.iter().flat_map(|tokens| tokens.expose().split_whitespace()).collect();
+            if !tokens.is_empty() && self.api_token.is_none() {
                 return Err(problem(variable, "needs API_TOKEN: without that every request is allowed"));
             }
+            if !tokens.is_disjoint(&known) {
+                return Err(problem(variable, "has a token that another variable has, too"));
+            }
+            known.extend(tokens);
         }
         let input = self.limits.max_body_bytes.saturating_add(self.limits.max_head_bytes);
         // The largest page, or a usual one while a password is hashed.
@@ -385,14 +397,20 @@ mod tests {
     }
 
     #[test]
-    fn tokens_with_fewer_rights_need_one_for_everything() {
+    fn each_token_has_one_meaning() {
         type Pairs<'a> = &'a [(&'a str, &'a str)];
-        let rows: [(Pairs, Option<&str>); 5] = [
+        let rows: [(Pairs, Option<&str>); 8] = [
             (&[("API_TOKEN", "a b\nc")], None),
             (&[("API_TOKEN", "a"), ("API_TOKEN_READ", "b c"), ("API_TOKEN_LOGIN", "d")], None),
             (&[("API_TOKEN_READ", "b")], Some("API_TOKEN_READ")),
             (&[("API_TOKEN_LOGIN", "b")], Some("API_TOKEN_LOGIN")),
             (&[("API_TOKEN_READ", "b"), ("API_TOKEN_LOGIN", "c")], Some("API_TOKEN_READ")),
+            (&[("API_TOKEN", "a b"), ("API_TOKEN_READ", "c b")], Some("API_TOKEN_READ")),
+            (&[("API_TOKEN", "a"), ("API_TOKEN_LOGIN", "a")], Some("API_TOKEN_LOGIN")),
+            (
+                &[("API_TOKEN", "a"), ("API_TOKEN_READ", "b"), ("API_TOKEN_LOGIN", "c b")],
+                Some("API_TOKEN_LOGIN"),
+            ),
         ];
         for (pairs, expected) in rows {
             let found = from(pairs).unwrap().check().err();
