@@ -7,7 +7,7 @@ mod origins;
 mod settings;
 mod value;
 
-pub use networks::{TrustedProxies, counted_as};
+pub use networks::{PeerKey, TrustedProxies, counted_as};
 pub use origins::AllowedOrigins;
 pub use settings::{SETTINGS, Setting, near_miss, nearest};
 
@@ -134,7 +134,7 @@ pub enum Database {
         name: String,
         /// Role.
         user: String,
-        /// Its password; empty for none.
+        /// The password of that account; empty for none.
         password: Secret,
         /// TLS, with certificate and host name verified.
         ssl: bool,
@@ -176,7 +176,7 @@ pub enum Schema {
 /// The way bodies are validated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Validation {
-    /// Before the handler: 400.
+    /// Bodies are checked before the handler: 400.
     Declarative,
     /// Inside the handler: 422.
     Parser,
@@ -185,11 +185,11 @@ pub enum Validation {
 /// Clients that the page for the browser is served to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ui {
-    /// This machine alone: on an address of the loopback device, and without a trusted proxy.
+    /// The page is served to this machine alone: on a loopback address, and without a trusted proxy.
     Auto,
-    /// All.
+    /// The page is served to all clients.
     On,
-    /// None.
+    /// The page is not served.
     Off,
 }
 

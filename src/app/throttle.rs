@@ -4,12 +4,11 @@
 //! the peer with the most of them is refused further accounts, and any other peer takes the place of that peer's oldest
 //! pair. Knows nothing of passwords or of the database: an account that does not exist is counted like any other.
 
-use crate::error::Error;
+use crate::{config::PeerKey, error::Error};
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeSet, HashMap, hash_map::RandomState},
     hash::BuildHasher,
-    net::IpAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -20,9 +19,6 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// Pairs that are remembered: some 2 MiB. What was not hashed is not remembered, and a minute has fewer hashes than
 /// this.
 const PAIRS: usize = 16 << 10;
-
-/// Address of the client that attempts, as connections are counted.
-type Peer = Option<IpAddr>;
 
 /// Wrong passwords of the last minute.
 #[derive(Debug)]
@@ -48,14 +44,14 @@ struct Attempts {
     advanced: Duration,
     counts: HashMap<Pair, Count>,
     /// The pairs of each peer, the oldest first.
-    by_peer: HashMap<Peer, BTreeSet<(Instant, Pair)>>,
+    by_peer: HashMap<PeerKey, BTreeSet<(Instant, Pair)>>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Count {
     attempts: u32,
     since: Instant,
-    peer: Peer,
+    peer: PeerKey,
 }
 
 impl Throttle {
@@ -66,7 +62,7 @@ impl Throttle {
 
     /// Counts an attempt of a peer (`None`: any client without an address, as on a Unix socket) at an account, an
     /// e-mail address in whatever case. [`Error::TooManyAttempts`] beyond the limit.
-    pub fn admit(self: &Arc<Self>, email: &str, peer: Peer, now: Instant) -> Result<Attempt, Error> {
+    pub fn admit(self: &Arc<Self>, email: &str, peer: PeerKey, now: Instant) -> Result<Attempt, Error> {
         if self.limit == 0 {
             return Ok(Attempt(None));
         }
@@ -132,7 +128,7 @@ impl Attempts {
 
     /// Makes a full table accept a pair of this peer: pairs older than a minute go, else the peer with the most pairs
     /// loses its oldest one. If this peer has the most itself, returns the time since which its oldest pair counts.
-    fn make_room(&mut self, peer: Peer, now: Instant) -> Result<(), Instant> {
+    fn make_room(&mut self, peer: PeerKey, now: Instant) -> Result<(), Instant> {
         if self.counts.len() < PAIRS {
             return Ok(());
         }
@@ -155,9 +151,10 @@ impl Attempts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::{IpAddr, Ipv4Addr};
 
-    const A: Option<IpAddr> = Some(IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 1)));
-    const B: Option<IpAddr> = Some(IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 2)));
+    const A: PeerKey = Some(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1)));
+    const B: PeerKey = Some(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2)));
 
     /// Sends a wrong password; an error if it is not admitted.
     fn guess(throttle: &Arc<Throttle>, email: &str, peer: Option<IpAddr>, now: Instant) -> Result<(), Error> {

@@ -23,7 +23,7 @@ pub struct Given {
     /// Name of the subcommand; empty for the service itself.
     pub verb: String,
     matches: ArgMatches,
-    /// Variables that arguments have set, each with the place where it is shown: an argument, or a line of `--env-file`.
+    /// Variables that arguments have set, each with its source for messages: an argument, or a line of `--env-file`.
     pub assigned: BTreeMap<String, String>,
 }
 

@@ -61,7 +61,7 @@ pub fn log_to_stderr(level: LevelFilter, is_json: bool) -> Result<(), Failure> {
         true => config.set_time_level(off).set_max_level(off),
         false => config.set_time_format_custom(TIME),
     };
-    let lines = WriteLogger::new(level, config.build(), Line { lines, bytes: Vec::new() });
+    let lines = WriteLogger::new(level, config.build(), LogLine { lines, bytes: Vec::new() });
     log::set_max_level(level);
     // Setting a logger fails only if there is one already.
     let _ = log::set_boxed_logger(Box::new(Logger { is_json, lines }));
@@ -73,7 +73,7 @@ pub fn log_to_stderr(level: LevelFilter, is_json: bool) -> Result<(), Failure> {
 
 struct Logger {
     is_json: bool,
-    lines: Box<WriteLogger<Line>>,
+    lines: Box<WriteLogger<LogLine>>,
 }
 
 impl Log for Logger {
@@ -98,12 +98,12 @@ impl Log for Logger {
 }
 
 /// The line that simplelog writes, in many pieces and under a lock of its own.
-struct Line {
+struct LogLine {
     lines: mpsc::Sender<Vec<u8>>,
     bytes: Vec<u8>,
 }
 
-impl Write for Line {
+impl Write for LogLine {
     /// Passes a whole line on to the thread that writes, unless too many wait.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.bytes.extend_from_slice(bytes);
@@ -151,14 +151,14 @@ pub fn json(record: &Record) -> String {
         "message": record.args().to_string(),
     });
     // Adding a value never fails.
-    let _ = record.key_values().visit(&mut Values(&mut object));
+    let _ = record.key_values().visit(&mut LogValues(&mut object));
     object.to_string()
 }
 
 /// A JSON object that values are added to: numbers as numbers, all else as text.
-struct Values<'o>(&'o mut serde_json::Value);
+struct LogValues<'o>(&'o mut serde_json::Value);
 
-impl<'v> VisitSource<'v> for Values<'_> {
+impl<'v> VisitSource<'v> for LogValues<'_> {
     fn visit_pair(&mut self, key: Key<'v>, value: Value<'v>) -> Result<(), Error> {
         if !is_empty(&value) {
             self.0[key.as_str()] = match (value.to_u64(), value.to_f64()) {
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn lines_beyond_the_bound_are_counted() {
         let (lines, gathered) = mpsc::channel();
-        let mut lines = Line { lines, bytes: Vec::new() };
+        let mut lines = LogLine { lines, bytes: Vec::new() };
         for expected in [0, 1, 2] {
             lines.write_all(&[b'x'; MOST_BYTES]).unwrap();
             lines.write_all(b"\n").unwrap();

@@ -32,7 +32,7 @@ impl Output {
         })?;
         let as_it_is = |to: File| Output { to, target: None };
         let opened = match file {
-            // Without a buffer, as an export writes whole blocks.
+            // An export writes whole blocks, so the output needs no buffer.
             None => nix::unistd::dup(io::stdout()).map(File::from).map(as_it_is).map_err(io::Error::from),
             Some(file) if fs::metadata(file).is_ok_and(|found| !found.is_file()) => {
                 OpenOptions::new().write(true).open(file).map(as_it_is)

@@ -57,6 +57,9 @@ impl fmt::Display for TrustedProxies {
     }
 }
 
+/// The key that a peer is counted by: an address, an IPv6 network, or all of a Unix socket.
+pub type PeerKey = Option<IpAddr>;
+
 /// Returns the address by which a peer is counted: an IPv6 peer usually has a whole /64 to itself.
 pub fn counted_as(peer: IpAddr) -> IpAddr {
     match peer {

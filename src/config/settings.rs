@@ -16,7 +16,7 @@ use std::ffi::OsString;
 pub struct Setting {
     /// The variable's name.
     pub variable: &'static str,
-    /// Its meaning, in a line.
+    /// The meaning of the variable, in a line.
     pub help: &'static str,
     bounds: Bounds,
     kind: Kind,

@@ -235,7 +235,8 @@ impl<'a> Staging<'a> {
     /// Stores the staged users and their hashes. Returns the number of users that were stored.
     pub fn store(&mut self) -> Result<u64, Error> {
         if self.keep_ids {
-            // Before the users are stored, so that no other session draws one of their ids. Not undone by a rollback.
+            // The sequence moves before the users are stored, so that no other session draws one of their ids. A rollback does
+            // not undo it.
             self.transaction.query_typed(RESERVE_IDS, &[])?;
         }
         let users = self.transaction.execute(if self.keep_ids { STORE_WITH_IDS } else { STORE }, &[])?;

@@ -46,7 +46,7 @@ const MISSING_RIGHTS: &str = "\
         and (position <= 3 or action = 'SELECT') \
     order by position";
 
-/// Why the role cannot migrate: it may not create tables where they would be created, or change those that are there.
+/// Returns why the role cannot migrate: it may not create tables in the schema, or change its tables.
 const NO_MIGRATIONS: &str = "\
     select 'the role may not create tables in its schema' \
     where not coalesce(has_schema_privilege(current_schema()::text, 'CREATE'), false) \

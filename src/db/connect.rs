@@ -51,12 +51,12 @@ impl Servers {
 
     /// Returns a connection on which `set_up` was executed, and its epoch. Blocks for the connect time-out with each
     /// address, and for as long as a server takes to answer.
-    pub fn connect(&self, set_up: &str) -> Result<(Connection, u64), ConnectError> {
+    pub fn connect(&self, set_up: &str) -> Result<(DatabaseConnection, u64), ConnectError> {
         // Read first: if an epoch ends while this connects, the new connection is suspect, too.
         let epoch = self.epoch();
         let connected = without_panic(|| {
             let client = self.config.connect(self.tls.clone())?;
-            let mut connection = Connection {
+            let mut connection = DatabaseConnection {
                 client: Some(client),
                 #[cfg(feature = "command")]
                 tls: self.tls.clone(),
@@ -69,7 +69,7 @@ impl Servers {
 }
 
 /// A client that may be dropped in an async task.
-pub struct Connection {
+pub struct DatabaseConnection {
     client: Option<Client>,
     #[cfg(feature = "command")]
     tls: Connector,
@@ -77,7 +77,7 @@ pub struct Connection {
 
 const CLIENT: &str = "only drop takes it";
 
-impl Connection {
+impl DatabaseConnection {
     /// Returns a function that asks the server to cancel the statement of this connection, if one is executed. Blocks
     /// for the connect time-out.
     #[cfg(feature = "command")]
@@ -91,7 +91,7 @@ impl Connection {
     }
 }
 
-impl Deref for Connection {
+impl Deref for DatabaseConnection {
     type Target = Client;
 
     fn deref(&self) -> &Client {
@@ -99,13 +99,13 @@ impl Deref for Connection {
     }
 }
 
-impl DerefMut for Connection {
+impl DerefMut for DatabaseConnection {
     fn deref_mut(&mut self) -> &mut Client {
         self.client.as_mut().expect(CLIENT)
     }
 }
 
-impl Drop for Connection {
+impl Drop for DatabaseConnection {
     fn drop(&mut self) {
         let client = self.client.take();
         outside_of_runtimes(|| drop(client));
@@ -122,12 +122,12 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Tells whether waiting cannot mend it.
+    /// Returns true if a retry cannot succeed.
     pub fn is_final(&self) -> bool {
         matches!(self, ConnectError::Refused(error) if sqlstate::is_final(error))
     }
 
-    /// Tells whether the server has answered, and has no connection left.
+    /// Returns true if the server has no connection left.
     pub fn is_full(&self) -> bool {
         matches!(self, ConnectError::Refused(error) if sqlstate::is_full(error))
     }

@@ -6,20 +6,20 @@ use std::{
     time::Duration,
 };
 
-/// How often sessions were waited for, and statements executed again.
+/// Counts of waits for sessions, and of statements that were executed again.
 #[derive(Debug, Default)]
 pub(super) struct Figures {
     waits: AtomicU64,
     wait_nanoseconds: AtomicU64,
     timeouts: AtomicU64,
-    /// After a connection broke.
+    /// Statements that were executed again because a connection broke.
     pub(super) broken: AtomicU64,
-    /// After a session turned out to be of no use any more.
+    /// Statements that were executed again because the session was too old.
     pub(super) stale: AtomicU64,
 }
 
 impl Figures {
-    /// No session was free; one was waited for so long, and became free or not.
+    /// Counts a wait of this length for a session; `in_vain`: none became free.
     pub(super) fn waited(&self, time: Duration, in_vain: bool) {
         let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.waits.fetch_add(1, Ordering::Relaxed);
@@ -27,7 +27,7 @@ impl Figures {
         self.timeouts.fetch_add(u64::from(in_vain), Ordering::Relaxed);
     }
 
-    /// Writes all of it; `most`: sessions at the most. `lock_retries` are counted by those who retry.
+    /// Writes the figures. `most`: the most sessions at once. `lock_retries`: retries of commands that met a lock.
     pub(super) fn write(&self, text: &mut Text, sessions: &r2d2::State, most: u32, lock_retries: u64) {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let (open, idle) = (sessions.connections, sessions.idle_connections);

@@ -59,7 +59,7 @@ const FIND_KEPT: &str = "
     select id, name, email, created_at, updated_at, version, fingerprint, password_hash from idempotency_keys
     where key = $1 and kept_since > now() - interval '24 hours'";
 
-/// Leaves rows that another session is removing.
+/// Removes expired keys, but not the rows that another session is removing.
 const REMOVE_EXPIRED: &str = "
     delete from idempotency_keys where key = any (array(
         select key from idempotency_keys
@@ -70,12 +70,12 @@ const REMOVE_EXPIRED: &str = "
 pub enum Once {
     /// The user was stored.
     Created(User),
-    /// A create with the same key came before it; the bodies are still to be compared.
+    /// An earlier create had this key; the bodies are still to be compared.
     Kept(Box<KeptCreate>),
 }
 
 impl Once {
-    /// The user as it was answered when it was stored.
+    /// Returns the user as it was stored.
     pub fn into_user(self) -> User {
         match self {
             Once::Created(user) => user,
@@ -113,7 +113,7 @@ impl Users {
         rows.first().map(|row| self.kept(row).map(Box::new)).transpose()
     }
 
-    /// The outcome if the address or the key is taken: a create with the same key may have been answered since.
+    /// Returns the outcome if the address or the key is taken: an earlier create with this key may have been answered.
     pub(super) fn kept_or_taken(&self, new: &New) -> Result<Once, Error> {
         let kept = new.key.map_or(Ok(None), |(key, _)| self.find_kept(key))?;
         kept.map(Once::Kept).ok_or(Error::AlreadyExists)
@@ -146,7 +146,7 @@ impl Users {
     }
 
     fn kept(&self, row: &Row) -> Result<KeptCreate, Error> {
-        // Empty if the user was deleted.
+        // The fingerprint is empty if the user was deleted.
         let fingerprint = Fingerprint::from_bytes(row.try_get("fingerprint")?);
         let hash: Option<String> = row.try_get("password_hash")?;
         Ok(KeptCreate { fingerprint, password_hash: hash.map(PasswordHash::from_phc), user: self.user(row)? })

@@ -21,10 +21,10 @@ pub struct Migrations {
 
 /// Numbers and checksums of the migrations that a database has to have.
 #[derive(Clone)]
-pub struct Schema(BTreeSet<(i64, String)>);
+pub struct ExpectedMigrations(BTreeSet<(i64, String)>);
 
 impl Migrations {
-    /// Loads the built-in ones, or those of `dir`. Errors name the variable that sets it.
+    /// Loads the migrations that are built in, or the files of `dir`. Errors name the variable `MIGRATIONS_DIR`.
     pub fn load(dir: Option<&Path>) -> Result<Migrations, ConfigError> {
         let Some(dir) = dir else {
             let each = embedded::migrations::runner().get_migrations().clone();
@@ -51,14 +51,14 @@ impl Migrations {
     }
 
     /// Returns the numbers and checksums.
-    pub fn schema(&self) -> Schema {
-        Schema(self.each.iter().map(key).collect())
+    pub fn schema(&self) -> ExpectedMigrations {
+        ExpectedMigrations(self.each.iter().map(key).collect())
     }
 
     /// Tells whether the database has these migrations, and no others but newer, compatible ones. Only reads, so that a
     /// standby, or a role without the right to write, will do. The error is one line.
     pub fn are_applied(&self, client: &mut Client) -> Result<bool, String> {
-        let rows = match client.query_typed(Schema::ASK, &[]) {
+        let rows = match client.query_typed(ExpectedMigrations::ASK, &[]) {
             Ok(rows) => rows,
             Err(error) if is_missing(&error) => return Ok(false),
             Err(error) => {
@@ -77,7 +77,7 @@ impl Migrations {
 
     /// Returns the names of those that the database lacks (`V1__users`), or has in another form. One round trip.
     pub fn missing(&self, client: &mut Client) -> Vec<String> {
-        let history = applied(&client.query_typed(Schema::ASK, &[]).unwrap_or_default());
+        let history = applied(&client.query_typed(ExpectedMigrations::ASK, &[]).unwrap_or_default());
         let missing = self.each.iter().filter(|one| !history.contains(&key(one)));
         missing.map(|one| format!("V{}__{}", one.version(), one.name())).collect()
     }
@@ -113,8 +113,8 @@ impl Migrations {
     }
 }
 
-impl Schema {
-    /// The statement whose rows [`Schema::judge`] takes. The last column says whether the server takes no changes.
+impl ExpectedMigrations {
+    /// The statement whose rows [`ExpectedMigrations::judge`] takes. The last column says whether the server takes no changes.
     pub const ASK: &str = "select version::bigint, checksum::text, \
         obj_description('refinery_schema_history'::regclass, 'pg_class'), \
         current_setting('transaction_read_only') = 'on' from refinery_schema_history";
@@ -152,7 +152,7 @@ fn judge(
     }
 }
 
-/// The migrations in the rows of [`Schema::ASK`].
+/// The migrations in the rows of [`ExpectedMigrations::ASK`].
 fn applied(history: &[Row]) -> BTreeSet<(i64, String)> {
     history.iter().map(|row| (row.get(0), row.get(1))).collect()
 }

@@ -1,7 +1,7 @@
 //! From the settings to the database: its servers, and sessions without bounds for migrations, exports and imports.
 
 use super::{
-    connect::{Connection, Servers},
+    connect::{DatabaseConnection, Servers},
     migrate::Migrations,
     settings,
     target::Target,
@@ -63,7 +63,7 @@ impl Opening {
 
     /// A session of a database that has all migrations; see [`Opening::connect`].
     #[cfg(feature = "command")]
-    pub fn connect_migrated(&self, config: &Config) -> Result<Connection, StartError> {
+    pub fn connect_migrated(&self, config: &Config) -> Result<DatabaseConnection, StartError> {
         let migrations = Migrations::load(config.migrations_dir.as_deref())?;
         let mut client = self.connect()?;
         match migrations.are_applied(&mut client).map_err(StartError::Migration)? {
@@ -75,7 +75,7 @@ impl Opening {
     /// A session without bounds for its statements. Tries until `db_connect_timeout` is up. A log line says why it
     /// waits: at first, when the reason changes, and every few seconds. A refusal that a retry would not change ends it
     /// at once.
-    pub fn connect(&self) -> Result<Connection, StartError> {
+    pub fn connect(&self) -> Result<DatabaseConnection, StartError> {
         const PAUSE: Duration = Duration::from_millis(500);
         const LINES_APART: Duration = Duration::from_secs(5);
         let deadline = Instant::now() + self.timeout;

@@ -17,8 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a statement waits for a lock before it is given up and executed again later: no statement that another
-/// client's lock blocks keeps a session for longer. Many times what a commit takes, and short beside a request.
+/// The longest wait of a statement for a lock. Then the statement is executed again later, and its session is free. Many times what a commit takes, and short beside a request.
 pub const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A pool of sessions.
@@ -85,12 +84,12 @@ impl Pool {
         self.execute(sql, params, Some(deadline))
     }
 
-    /// How long a statement may take.
+    /// Returns the longest time that a statement may take.
     pub(super) fn statement_timeout(&self) -> Duration {
         self.statement_timeout
     }
 
-    /// `deadline`: of a change.
+    /// Executes a statement. `deadline`: the time after which a change is not sent.
     fn execute(
         &self,
         sql: &'static str,
@@ -121,7 +120,7 @@ impl Pool {
             };
             let is_broken = failure.meaning == Meaning::Broken;
             if is_stale || is_broken {
-                // It is replaced, and so are all that are as old.
+                // This session is replaced, and so are all sessions that are as old.
                 self.servers.end_epoch(session.epoch);
             }
             drop(session);

@@ -5,9 +5,9 @@
 //! Knows no HTTP.
 
 use super::{
-    connect::{Connection, Servers},
+    connect::{DatabaseConnection, Servers},
     explain,
-    migrate::Schema,
+    migrate::ExpectedMigrations,
     sqlstate::is_missing,
 };
 use parking_lot::Mutex;
@@ -30,7 +30,7 @@ const PAUSE_IN_TROUBLE: Duration = Duration::from_millis(500);
 /// A database that has not answered for this time is silent: after a pause, it has failed three probes.
 const SILENCE: Duration = Duration::from_millis(2500);
 
-/// How long the end of the thread is waited for. It may be connecting.
+/// The longest wait for the end of the thread, which may be connecting.
 const LAST_WORK: Duration = Duration::from_millis(100);
 
 /// Bytes of the thread's stack.
@@ -70,7 +70,7 @@ struct ProbeState {
 impl Prober {
     /// Starts the thread, which sleeps until [`Prober::readiness`] is called. `schema`: the migrations that the
     /// database has to have; `prepared`: whether sessions may keep settings. Errors: the system has no more threads.
-    pub fn start(servers: Arc<Servers>, schema: Schema, prepared: bool) -> io::Result<Prober> {
+    pub fn start(servers: Arc<Servers>, schema: ExpectedMigrations, prepared: bool) -> io::Result<Prober> {
         let state = Arc::new(Mutex::new(ProbeState {
             trouble: None,
             is_silent: false,
@@ -126,9 +126,9 @@ impl Drop for Prober {
 /// The thread's own.
 struct Probes {
     servers: Arc<Servers>,
-    schema: Schema,
+    schema: ExpectedMigrations,
     prepared: bool,
-    connection: Option<Connection>,
+    connection: Option<DatabaseConnection>,
 }
 
 impl Probes {
@@ -181,7 +181,7 @@ impl Probes {
             Err(error) if error.is_full() => return Ok((None, false)),
             Err(error) => return Err(error.to_string()),
         };
-        let found = match connection.query_typed(Schema::ASK, &[]) {
+        let found = match connection.query_typed(ExpectedMigrations::ASK, &[]) {
             Ok(rows) => {
                 let read_only = rows.first().is_some_and(|row| row.get(3));
                 if read_only && self.servers.wants_primary {

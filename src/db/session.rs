@@ -1,7 +1,7 @@
 //! One connection with the statements that were prepared on it, and what a failed statement means for both.
 
 use super::{
-    connect::Connection,
+    connect::DatabaseConnection,
     sqlstate::{Meaning, condition},
 };
 use crate::error::Error;
@@ -18,7 +18,7 @@ pub type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 /// One connection, and the statements that were prepared on it.
 pub(super) struct Session {
     // Before the statements: a statement whose client lives sends a message when it is dropped.
-    pub(super) connection: Connection,
+    pub(super) connection: DatabaseConnection,
     /// A handful, so a scan beats a hash. `None` if the next statement may meet another server process.
     pub(super) statements: Option<Vec<(&'static str, Statement)>>,
     /// [`Servers::epoch`](super::connect::Servers::epoch) when the connection was opened.
@@ -29,7 +29,7 @@ pub(super) struct Session {
 
 /// Why a statement has no result.
 #[derive(Debug)]
-pub(super) struct Failure {
+pub(super) struct QueryFailure {
     pub(super) meaning: Meaning,
     /// True if the statement itself, not only its preparation, was given to the connection. If that is broken, the
     /// server may have executed it.
@@ -39,7 +39,7 @@ pub(super) struct Failure {
 }
 
 impl Session {
-    /// Tells whether the server has not ended the connection. Looks only if it was idle for a second, as a write on a
+    /// Returns false if the server has ended the connection. Looks only if it was idle for a second, as a write on a
     /// connection that has ended cannot be repeated. Blocks for a millisecond.
     pub(super) fn is_alive(&mut self) -> bool {
         const IDLE: Duration = Duration::from_secs(1);
@@ -51,7 +51,7 @@ impl Session {
 
     /// Returns all rows of a statement, which is prepared on its first use. Blocks for one round trip, two the first
     /// time.
-    pub(super) fn query(&mut self, sql: &'static str, params: &[Param]) -> Result<Vec<Row>, Failure> {
+    pub(super) fn query(&mut self, sql: &'static str, params: &[Param]) -> Result<Vec<Row>, QueryFailure> {
         let mut sent = self.statements.is_none();
         let mut rows = || {
             let Some(statements) = &mut self.statements else {
@@ -74,7 +74,7 @@ impl Session {
         self.answered = Instant::now();
         rows.map_err(|error| {
             let meaning = if self.connection.is_closed() { Meaning::Broken } else { Meaning::of(&error) };
-            Failure { meaning, sent, error: condition(sql, &error) }
+            QueryFailure { meaning, sent, error: condition(sql, &error) }
         })
     }
 }

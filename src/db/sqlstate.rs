@@ -151,7 +151,7 @@ fn causes<'a>(
     iter::successors(Some(error), |cause| cause.source())
 }
 
-/// Empty where the error is not the server's.
+/// Returns the SQLSTATE of an error; an empty text if the error is not the server's.
 fn code(error: &postgres::Error) -> &str {
     error.code().map(postgres::error::SqlState::code).unwrap_or_default()
 }

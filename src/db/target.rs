@@ -45,7 +45,7 @@ fn is_in(name: &str, list: &str) -> bool {
 pub struct Target {
     /// Everything but the certificates of TLS, hosts included.
     pub config: postgres::Config,
-    /// How TLS is spoken, if `config` asks for it.
+    /// The settings of TLS, if `config` asks for it.
     pub tls: TlsSettings,
     /// A line for each parameter that has no effect.
     pub warnings: Vec<String>,
@@ -156,7 +156,7 @@ impl Target {
             } else if let Some(problem) = problem(&name) {
                 return Err(format!("parameter {} {problem}", at + 1));
             } else {
-                // Its name may be a piece of a password.
+                // The name is not shown, as it may be a piece of a password.
                 warnings.push(format!("parameter {} is unknown and has no effect", at + 1));
             }
         }
@@ -164,7 +164,7 @@ impl Target {
         let words = "sslmode channel_binding target_session_attrs load_balance_hosts sslnegotiation";
         given.retain(|name, value| !value.is_empty() || is_in(name, words));
         let (mode, tls) = tls_settings(&mut given)?;
-        // Seconds in the `postgres` crate.
+        // The `postgres` crate counts in seconds.
         let milliseconds = given.remove("tcp_user_timeout").map_or(Ok(10_000), |text| text.parse());
         let milliseconds = milliseconds.map_err(|_| "tcp_user_timeout is not a number of milliseconds")?;
         if given.get("target_session_attrs").is_some_and(|value| value == "primary") {
@@ -191,7 +191,7 @@ impl Target {
     }
 }
 
-/// How long connecting to one address may take.
+/// The longest time that connecting to one address may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Parameters that are set if a connection string does not set them, by either name.
@@ -249,7 +249,7 @@ fn tls_settings(given: &mut HashMap<String, String>) -> Result<(SslMode, TlsSett
 fn postgres_config(given: &HashMap<String, String>) -> Result<postgres::Config, String> {
     let quoted = |value: &str| value.replace('\\', r"\\").replace('\'', r"\'");
     let pairs: String = given.iter().map(|(name, value)| format!("{name}='{}' ", quoted(value))).collect();
-    // It names the parameter, and not its value.
+    // The message of the crate names the parameter, and not its value.
     let line = |error: postgres::Error| error.source().map_or_else(|| error.to_string(), ToString::to_string);
     let mut config = pairs.parse::<postgres::Config>().map_err(line)?;
     if config.get_hosts().is_empty() {

@@ -10,10 +10,10 @@ use std::path::PathBuf;
 #[cfg(feature = "tls")]
 pub use verified::{Connector, connector};
 
-/// How TLS is spoken. Whether it is spoken is `postgres::Config`'s `ssl_mode`.
+/// The settings of TLS. `ssl_mode` of `postgres::Config` says if TLS is used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsSettings {
-    /// How far the server's certificate is verified.
+    /// The extent to which the server's certificate is verified.
     pub verify: Verify,
     /// PEM file of the certificates to trust; `None`: the system's.
     pub roots: Option<PathBuf>,
@@ -21,13 +21,13 @@ pub struct TlsSettings {
     pub client: Option<(PathBuf, PathBuf)>,
 }
 
-/// How far a server's certificate is verified. That the server owns its key always is.
+/// The extent to which a server's certificate is verified. The server proves in any case that it owns the key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verify {
-    /// Not at all: encrypted, but to any server that answers.
+    /// No verification: the connection is encrypted, but to any server that answers.
     #[default]
     Nothing,
-    /// Its dates, and that a trusted authority signed it or that it is itself a trusted certificate.
+    /// The dates of the certificate are valid, and a trusted authority signed it, or it is itself trusted.
     Chain,
     /// Everything that `Chain` verifies, and also that it names the host.
     ChainAndName,

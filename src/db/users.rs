@@ -29,7 +29,7 @@ use std::{
 const FIND: &str =
     "select id, name, email, created_at, updated_at, version from users where id = any ($1::bigint[])";
 
-/// Two requests may ask for one address: so each row has the position of its address, from 1.
+/// Each row has the position of its address, from 1, as two requests may ask for one address.
 const FIND_BY_EMAIL: &str = r#"
     select found.*, position
     from unnest($1::text[]) with ordinality as asked (address, position), lateral (
@@ -178,7 +178,7 @@ const UPDATE_MANY: &str = r#"
     from given left join updated u on u.id = asked
         left join lateral (select * from users where id = asked limit 1) s on true"#;
 
-/// The user's own row stays as it is: another form of the same password is no change of the record.
+/// Stores another hash of one password. The row of the user stays as it is, as its record does not change.
 const REPLACE_HASH: &str =
     "update credentials set password_hash = $3 where user_id = $1 and password_hash::text = $2";
 
@@ -249,7 +249,7 @@ pub struct Update<'a> {
 pub enum Updated {
     /// The user as it then is.
     User(User),
-    /// Not changed yet: a change of the address is executed alone, as it may wait for another transaction.
+    /// The user is not changed yet: a change of the address is executed alone, as it may wait for another transaction.
     Unbatched,
 }
 
@@ -258,7 +258,7 @@ pub enum Updated {
 pub struct Delete<'a> {
     /// The user.
     pub id: i64,
-    /// The states in which it may be removed; in a batch, [simple](Condition::is_simple).
+    /// The states in which the user may be removed; in a batch, [simple](Condition::is_simple).
     pub condition: &'a Condition,
     /// The end of the request.
     pub deadline: Instant,
@@ -281,7 +281,7 @@ impl Users {
         Users { pool, batches: Arc::default(), lazy: lazy_loading.then_some(loader) }
     }
 
-    /// The pool that the statements are executed on.
+    /// Returns the pool that the statements are executed on.
     pub(crate) fn pool(&self) -> &Arc<Pool> {
         &self.pool
     }
@@ -613,13 +613,13 @@ pub(super) fn record(row: &Row) -> Result<UserRef<'_>, postgres::Error> {
     })
 }
 
-/// The credential of a row, if there is one.
+/// Returns the credential of a row, if there is one.
 fn credential(row: &Row) -> Result<Option<Credential>, Error> {
     let hash: Option<String> = row.try_get("password_hash")?;
     Ok(hash.map(|hash| Credential { password_hash: PasswordHash::from_phc(hash) }))
 }
 
-/// Rows, each at the place that its column `position` has, from 1.
+/// Returns the rows in the order of their column `position`, which counts from 1.
 fn at_positions(rows: &[Row], count: usize) -> Result<Vec<Option<&Row>>, Error> {
     let mut places = vec![None; count];
     for row in rows {

@@ -1,6 +1,6 @@
 //! Peers of connections, and which connections may be closed for others. Pure.
 
-use crate::config::{TrustedProxies, counted_as};
+use crate::config::{PeerKey, TrustedProxies, counted_as};
 use std::{fmt, net::IpAddr};
 
 /// The peer of a connection.
@@ -11,9 +11,6 @@ pub struct Peer {
     /// A trusted proxy: its connections carry many clients, and are never closed for others.
     pub trusted: bool,
 }
-
-/// The key that a peer is counted by: an address, an IPv6 network, or all of a Unix socket.
-pub type PeerKey = Option<IpAddr>;
 
 impl Peer {
     pub fn new(address: Option<IpAddr>, proxies: &TrustedProxies) -> Peer {

@@ -9,11 +9,13 @@
 //!   answered;
 //! - a command that met a lock is retried alone after a pause, and retries take half of the sessions for writes.
 
-use crate::app::{Lane, Needs, retry_pause};
+use crate::{
+    app::{Lane, Needs, retry_pause},
+    config::PeerKey,
+};
 use std::{
     collections::{HashMap, VecDeque},
     mem,
-    net::IpAddr,
     time::{Duration, Instant},
 };
 
@@ -42,9 +44,6 @@ const LIST_USERS: usize = 1000;
 /// Work that may wait for the threads that hash.
 const HASH_WAIT: Duration = Duration::from_secs(2);
 
-/// An address as connections are counted: an IPv6 network is one, and so are all clients of Unix sockets.
-pub type Peer = Option<IpAddr>;
-
 /// Resources that may be in use at once.
 #[derive(Debug, Clone, Copy)]
 pub struct Capacity {
@@ -64,7 +63,7 @@ pub struct Queued<T> {
     /// The command itself.
     pub work: T,
     needs: Needs,
-    peer: Peer,
+    peer: PeerKey,
     arrived: Instant,
     /// The command is not executed before this time.
     due: Instant,
@@ -100,7 +99,7 @@ struct Queue<T> {
     /// The number of the last batch of this queue: the queue with the lowest number is next.
     last: u64,
     /// The address whose turn was last.
-    last_peer: Peer,
+    last_peer: PeerKey,
     /// The time that the last batch took. Rises to at most twice its former value, as a busy core lengthens batches.
     took: Duration,
 }
@@ -134,7 +133,7 @@ impl<T> Lanes<T> {
 
     /// Queues a command. Returns the one that is refused for it if too many passwords wait: the newest of the address
     /// that has the most.
-    pub fn push(&mut self, work: T, needs: Needs, peer: Peer, now: Instant) -> Option<T> {
+    pub fn push(&mut self, work: T, needs: Needs, peer: PeerKey, now: Instant) -> Option<T> {
         let command = Queued { work, needs, peer, arrived: now, due: now, retries: 0, owns_row: false };
         self.queue(command)
     }
@@ -269,7 +268,7 @@ impl<T> Lanes<T> {
         if waiting.len() as u128 <= most.max(1) {
             return None;
         }
-        let mut counts: HashMap<Peer, usize> = HashMap::new();
+        let mut counts: HashMap<PeerKey, usize> = HashMap::new();
         waiting.iter().for_each(|command| *counts.entry(command.peer).or_default() += 1);
         let at = (0..waiting.len()).max_by_key(|at| (counts[&waiting[*at].peer], *at))?;
         self.queued -= 1;
@@ -312,7 +311,7 @@ impl<T> Queue<T> {
     /// Takes up to `limit` commands that are due, and of lists only while they have fewer users than `users`: one of
     /// each address first, beginning behind the address whose turn was last, then by age.
     fn take(&mut self, limit: usize, mut users: usize, now: Instant) -> Vec<Queued<T>> {
-        let mut counts: HashMap<Peer, usize> = HashMap::new();
+        let mut counts: HashMap<PeerKey, usize> = HashMap::new();
         let due = self.waiting.iter().enumerate().filter(|(_, command)| command.due <= now);
         let mut order: Vec<_> = due
             .map(|(at, command)| {

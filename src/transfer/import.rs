@@ -89,9 +89,9 @@ impl Imported {
 pub enum Progress {
     /// Number of records that were checked.
     Checked(u64),
-    /// All records are checked; the number of users that are being stored.
+    /// All records are checked, and so many users are being stored.
     Storing(u64),
-    /// All users are stored, and are committed next. Nothing is imported if the process ends before that.
+    /// All users are stored, and are committed next. Nothing is imported if the process ends before the commit.
     Committing,
 }
 

@@ -190,7 +190,7 @@ impl Rules<'_> {
     fn accept(&self, mut body: Map<String, Value>, has_hash: bool) -> Result<NewUser, String> {
         if !self.import.as_is {
             if has_hash {
-                // It stands in for the password that the strict schema requires.
+                // The hash stands in for the password that the strict schema requires.
                 body.insert("password".to_owned(), "has a hash".into());
             }
             body = self.validation.create(body).map_err(problems)?;

@@ -21,7 +21,7 @@ pub(super) const BOUNDS: &str =
     "128 MiB, 256 MiB times passes, bcrypt's 12, 2000000 rounds of PBKDF2 or 1048576 of MD5";
 
 /// A parsed hash.
-pub(super) struct Format<'a> {
+pub(super) struct HashFormat<'a> {
     /// Returns whether the hash is one of this password. Blocks for the work.
     pub matches: Box<dyn Fn(&str) -> bool + 'a>,
     /// The memory that verifying takes, in KiB.
@@ -34,9 +34,9 @@ pub(super) struct Format<'a> {
     pub reads_partly: fn(&str) -> bool,
 }
 
-impl<'a> Format<'a> {
+impl<'a> HashFormat<'a> {
     /// Parses a hash. The error follows a field's name in a line; it quotes nothing.
-    pub fn parse(text: &'a str) -> Result<Format<'a>, &'static str> {
+    pub fn parse(text: &'a str) -> Result<HashFormat<'a>, &'static str> {
         let (kind, rest) = text.strip_prefix('$').and_then(|text| text.split_once('$')).unwrap_or_default();
         let format = match kind {
             "argon2id" => argon2(text),
@@ -53,9 +53,9 @@ impl<'a> Format<'a> {
     }
 
     /// A hash of a function that reads all of a password, and fills `memory` KiB in each of its passes.
-    fn new(memory: u64, passes: u64, matches: impl Fn(&str) -> bool + 'a) -> Format<'a> {
+    fn new(memory: u64, passes: u64, matches: impl Fn(&str) -> bool + 'a) -> HashFormat<'a> {
         let is_expensive = memory > 128 << 10 || memory.saturating_mul(passes) > 256 << 10;
-        Format { matches: Box::new(matches), memory, argon2: None, is_expensive, reads_partly: |_| false }
+        HashFormat { matches: Box::new(matches), memory, argon2: None, is_expensive, reads_partly: |_| false }
     }
 }
 
@@ -65,25 +65,25 @@ fn phc(text: &str) -> Option<(Phc, Salt, Output)> {
     Some((hash.clone(), hash.salt?, hash.hash?))
 }
 
-fn argon2<'a>(text: &str) -> Option<Format<'a>> {
+fn argon2<'a>(text: &str) -> Option<HashFormat<'a>> {
     let (hash, ..) = phc(text)?;
     Version::try_from(hash.version?).ok()?;
     let params = argon2::Params::try_from(&hash).ok()?;
     let (memory, passes) = (params.m_cost().into(), params.t_cost().into());
-    let format = Format::new(memory, passes, move |password| {
+    let format = HashFormat::new(memory, passes, move |password| {
         Argon2::default().verify_password(password.as_bytes(), &hash).is_ok()
     });
-    Some(Format { argon2: Some(memory * passes), ..format })
+    Some(HashFormat { argon2: Some(memory * passes), ..format })
 }
 
 /// `ln=16,r=8,p=1`.
-fn scrypt<'a>(text: &str) -> Option<Format<'a>> {
+fn scrypt<'a>(text: &str) -> Option<HashFormat<'a>> {
     let (hash, ..) = phc(text)?;
     // The crate multiplies them without a check.
     let is_small = |name| hash.params.get_decimal(name).is_some_and(|number| number <= 1 << 10);
     let params = (is_small("r") && is_small("p")).then(|| scrypt::Params::try_from(&hash).ok())??;
     let memory = u64::from(params.r()) * params.n() / 8;
-    Some(Format::new(memory, params.p().into(), move |password| {
+    Some(HashFormat::new(memory, params.p().into(), move |password| {
         Scrypt::new().verify_password(password.as_bytes(), &hash).is_ok()
     }))
 }
@@ -93,52 +93,52 @@ fn pbkdf2<'a>(
     text: &str,
     derive: fn(&[u8], &[u8], u32, &mut [u8]),
     digest_bytes: usize,
-) -> Option<Format<'a>> {
+) -> Option<HashFormat<'a>> {
     let (hash, salt, output) = phc(text)?;
     let rounds = hash.params.get_decimal("i").filter(|rounds| *rounds > 0)?;
-    let format = Format::new(0, 0, move |password| {
+    let format = HashFormat::new(0, 0, move |password| {
         let mut found = vec![0; output.len()];
         derive(password.as_bytes(), &salt, rounds, &mut found);
         found.ct_eq(output.as_bytes()).into()
     });
     let is_expensive = rounds as usize * output.len().div_ceil(digest_bytes) > 2_000_000;
-    Some(Format { is_expensive, ..format })
+    Some(HashFormat { is_expensive, ..format })
 }
 
 /// Bcrypt reads 72 bytes of a password, the NUL at its end among them, and repeats what is shorter.
-fn bcrypt(text: &str) -> Option<Format<'_>> {
+fn bcrypt(text: &str) -> Option<HashFormat<'_>> {
     const MOST_READ: usize = 71;
     let cost = text.parse::<HashParts>().ok().map(|parts| parts.get_cost()).filter(|cost| *cost >= 4)?;
-    let format = Format::new(0, 0, move |password| bcrypt::verify(password, text).unwrap_or(false));
+    let format = HashFormat::new(0, 0, move |password| bcrypt::verify(password, text).unwrap_or(false));
     let reads_partly = |password: &str| password.len() > MOST_READ || password.contains('\0');
-    Some(Format { is_expensive: cost > 12, reads_partly, ..format })
+    Some(HashFormat { is_expensive: cost > 12, reads_partly, ..format })
 }
 
 /// Bcrypt of a digest of the password without the white space at its ends, as WordPress has it since 6.8.
-fn of_wordpress(bcrypt: Format<'_>) -> Format<'_> {
+fn of_wordpress(bcrypt: HashFormat<'_>) -> HashFormat<'_> {
     let matches = move |password: &str| {
         let mut mac = Hmac::<Sha384>::new_from_slice(b"wp-sha384").expect("a key of any length is one");
         mac.update(password.trim_matches([' ', '\t', '\n', '\r', '\0', '\x0b']).as_bytes());
         (bcrypt.matches)(&Base64::encode_string(&mac.finalize().into_bytes()))
     };
     let reads_partly = |password: &str| password.trim() != password || password.contains('\0');
-    Format { matches: Box::new(matches), reads_partly, ..bcrypt }
+    HashFormat { matches: Box::new(matches), reads_partly, ..bcrypt }
 }
 
 /// MD5 in many rounds, as WordPress had it before, and phpBB: one digit of rounds, eight of salt, 22 of hash.
-fn phpass(text: &str) -> Option<Format<'_>> {
+fn phpass(text: &str) -> Option<HashFormat<'_>> {
     const DIGITS: &[u8] = b"./0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
     let rounds = DIGITS[..=30].iter().position(|digit| Some(digit) == text.as_bytes().first())?;
     let (salt, hash) = (text.get(1..9)?, Base64ShaCrypt::decode_vec(text.get(9..)?).ok()?);
     let is_whole = hash.len() == 16;
-    let format = Format::new(0, 0, move |password| {
+    let format = HashFormat::new(0, 0, move |password| {
         let mut found = Md5::digest(format!("{salt}{password}"));
         for _ in 0..1_u64 << rounds {
             found = Md5::new().chain_update(found).chain_update(password).finalize();
         }
         found.ct_eq(&hash).into()
     });
-    is_whole.then_some(Format { is_expensive: rounds > 20, ..format })
+    is_whole.then_some(HashFormat { is_expensive: rounds > 20, ..format })
 }
 /// Rewrites a hash as it is to be stored: without the prefixes of Django and Spring, and PBKDF2 of Django and Keycloak
 /// in PHC form.

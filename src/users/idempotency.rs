@@ -7,7 +7,7 @@ use crate::users::{
 use sha2::{Digest, Sha256};
 use std::time::Duration;
 
-/// How long the answer to a create with a key is kept.
+/// The time for which the answer to a create with a key is kept.
 pub const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A key that a client has chosen for a create: its digest, as the key itself is not stored.

@@ -1,6 +1,6 @@
 //! Argon2id: hash and verify. Hashes of other programs are verified as well, until the first login replaces them.
 
-use super::formats::{BOUNDS, Format, canonical};
+use super::formats::{BOUNDS, HashFormat, canonical};
 use crate::{
     config::{PasswordHashing, Secret},
     error::Error,
@@ -37,7 +37,7 @@ impl PasswordHash {
         if text.len() > HASH_MAX {
             return Err(format!("is longer than {HASH_MAX} bytes"));
         }
-        if Format::parse(&text)?.is_expensive {
+        if HashFormat::parse(&text)?.is_expensive {
             return Err(format!("costs more to verify than {BOUNDS}"));
         }
         Ok(PasswordHash(text))
@@ -99,7 +99,7 @@ impl Hasher {
 
     /// Returns whether a hash of this password is to be replaced by one of this hasher: one of another algorithm, unless
     /// what matched may not be all of the password, or one of Argon2id that costs less to guess.
-    fn is_outdated(&self, format: &Format, password: &str) -> bool {
+    fn is_outdated(&self, format: &HashFormat, password: &str) -> bool {
         let params = self.argon2.params();
         let work = u64::from(params.m_cost()) * u64::from(params.t_cost());
         format.argon2.map_or_else(|| !(format.reads_partly)(password), |found| found < work)
@@ -107,7 +107,7 @@ impl Hasher {
 
     /// Returns the bytes of memory that hashing takes, or checking a password against a hash.
     pub fn memory(&self, hash: Option<&PasswordHash>) -> usize {
-        let format = Format::parse(hash.unwrap_or(&self.unknown).as_phc());
+        let format = HashFormat::parse(hash.unwrap_or(&self.unknown).as_phc());
         (format.map_or(0, |format| format.memory) as usize) << 10
     }
 
@@ -126,7 +126,9 @@ impl Hasher {
     /// an imported hash takes its own time. Blocks for the work of one hash; of two for a password in another form than
     /// NFC, which may have been hashed as it was sent.
     pub fn check(&self, password: &Secret, hash: Option<&PasswordHash>) -> Match {
-        let Ok(format) = Format::parse(hash.unwrap_or(&self.unknown).as_phc()) else { return Match::None };
+        let Ok(format) = HashFormat::parse(hash.unwrap_or(&self.unknown).as_phc()) else {
+            return Match::None;
+        };
         let _turn = (format.memory > ALONE_ABOVE_KIB).then(|| LARGE_HASH.lock());
         let (normalized, sent) = (normalized(password), password.expose());
         let found = match (format.matches)(&normalized) {
@@ -378,7 +380,7 @@ mod tests {
             (argon("m=65536,t=4,p=1"), "x", false),
         ];
         for (text, password, expected) in rows {
-            let format = Format::parse(&text).unwrap();
+            let format = HashFormat::parse(&text).unwrap();
             let found = Hasher::new(PasswordHashing::Owasp).is_outdated(&format, password);
             assert_eq!(found, expected, "{text} {password:?}");
             let least = Hasher::new(PasswordHashing::LeastCostForTests).is_outdated(&format, password);

@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-/// Fetches the `T` that belongs to the record with this id, or `None` where it has none; one query an access.
+/// Fetches the `T` that belongs to the record with this id, or `None` if it has none; one query an access.
 pub type Loader<T> = Arc<dyn Fn(i64) -> Result<Option<T>, Error> + Send + Sync>;
 
 /// A related record: loaded, or loaded on access, or a violation.
@@ -37,7 +37,7 @@ impl<T> Relation<T> {
         self.value.get().is_some()
     }
 
-    /// The related record, or `None` where the owner has none.
+    /// Returns the related record, or `None` if the owner has none.
     ///
     /// When it was not loaded: fetches it and keeps it, blocking for one query, where lazy loading is
     /// allowed; else [`Error::LazyLoadingViolation`].

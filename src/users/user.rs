@@ -118,7 +118,7 @@ pub struct UserChanges {
     pub password: Option<Option<Secret>>,
 }
 
-/// The values that a request gives a user's record, which has no password in it; `None` where it gives none.
+/// The values that a request gives a user's record, which has no password in it; `None` if it gives none.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Values<'a> {
     /// The name.
@@ -148,7 +148,7 @@ impl NewUser {
 }
 
 impl UserChanges {
-    /// The user that these make, where they suffice for one.
+    /// Returns the user that these changes make, if they have a name and an address.
     pub fn into_new(self) -> Option<NewUser> {
         Some(NewUser { name: self.name?, email: self.email?, password: self.password.flatten() })
     }

@@ -7,10 +7,11 @@
 
 use super::{EventLoop, SWEEP_PAUSE};
 use crate::{
+    config::PeerKey,
     error::Reason,
     frontend::{
         connection::{Action, Connection},
-        peers::{Expendable, Peer, PeerKey, may_displace},
+        peers::{Expendable, Peer, may_displace},
     },
 };
 use mio::{Interest, Token, unix::SourceFd};
