@@ -331,9 +331,9 @@ fn refusals_of_a_service_that_is_short_of_everything() {
     fourth.send(b"");
     assert_eq!(fourth.answer("GET").status, 503);
     // Its statement does not get to the database.
-    proxy.hold(b"from users where id");
+    proxy.set(Weather::Stalled);
     assert_eq!(late.get("/users/1").status, 503);
-    proxy.release();
+    proxy.set(Weather::Fair);
     let after = Figures::of(&mut client);
     Moved::default().grown(
         &before,
