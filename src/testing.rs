@@ -311,7 +311,7 @@ impl Owner {
         let shared = Shared::join(&places, 1000);
         let mut shared = shared.map_err(|error| StartError::Cluster(error.to_string()))?;
         let connection_string = connection_string(&shared.dir, "postgres");
-        // Beside the start, which is to be quick. The next process drops what this thread does not come to.
+        // A thread drops them, so that the start is quick. The next process drops those that the thread has left.
         let _ = thread::Builder::new().spawn(move || drop_leftovers(&connection_string));
         let row = shared.client.query_one(ASK, &[]).map_err(failed)?;
         log::info!("PostgreSQL {}, programs in {}", row.get::<_, &str>(1), shared.programs.display());
@@ -462,7 +462,7 @@ impl TestServer {
         Ok(TestServer { server, control, database })
     }
 
-    /// Returns where it listens, without a slash at its end: `http://127.0.0.1:41234`.
+    /// Returns the address of the server, without a slash at its end: `http://127.0.0.1:41234`.
     pub fn base_url(&self) -> &str {
         self.server.base_url()
     }
@@ -522,8 +522,8 @@ impl TestServer {
         expected("create the user", self.create(name, email, Some(&Secret::from(password))))
     }
 
-    /// Removes all users, idempotency keys, counts of wrong passwords and faults: the server is as it began, those of
-    /// [`TestServer::with_users`] included. Requests in flight are executed before or after that. Blocks for some
+    /// Removes all users, idempotency keys, counts of wrong passwords and faults: the server is as it began, with the
+    /// users of [`TestServer::with_users`]. Requests in flight are executed before or after that. Blocks for some
     /// milliseconds.
     ///
     /// # Panics

@@ -13,7 +13,7 @@ const KNOWN: &str = "user password dbname host hostaddr port options application
      keepalives_interval keepalives_retries target_session_attrs load_balance_hosts channel_binding sslnegotiation \
      sslmode sslrootcert sslcert sslkey tcp_user_timeout keepalives_count fallback_application_name";
 
-/// Names of libpq that ask for another server, or for more safety than there is.
+/// Parameters of libpq that are refused, as userd would connect elsewhere, or with less safety, without them.
 const REFUSED: &str =
     "passfile service servicefile require_auth requirepeer sslcrl sslcrldir sslpassword replication";
 
@@ -31,7 +31,7 @@ const WITHOUT_EFFECT: [(&str, &str); 7] = [
     ("ApplicationName encoding pool_min_conns socket_timeout supa uselibpqcompat workaround", ""),
 ];
 
-/// Values that ask for more safety than there is, of names that may have others.
+/// Values that are refused, as they ask for more safety than userd has; other values of these parameters are accepted.
 const TOO_SAFE: [(&str, &str); 3] =
     [("gssencmode", "require"), ("sslcertmode", "require"), ("ssl_min_protocol_version", "TLSv1.3")];
 

@@ -108,7 +108,7 @@ impl Frontend {
     }
 
     fn join(&mut self) {
-        // A panic of the thread was caught and logged, but for one at its very end.
+        // A panic of the thread was caught and logged.
         let _ = self.thread.take().map(thread::JoinHandle::join);
     }
 }

@@ -38,7 +38,7 @@ pub struct Slots {
     pub(super) shortage: AtomicBool,
     pub(super) limits: Limits,
     waker: Waker,
-    /// Answers say `Connection: close`, and nothing new is begun.
+    /// Answers say `Connection: close`, and idle connections are closed.
     pub(super) stopping: AtomicBool,
     /// The stop ends now: requests in flight get 503.
     pub(super) aborted: AtomicBool,
@@ -105,7 +105,7 @@ impl Slots {
     ) -> Option<Delivery> {
         let stopping = self.stopping.load(Ordering::SeqCst);
         let (delivery, unfinished) = self.lock(slot.index)?.awaiting(slot)?.answer(response, cut, stopping);
-        // The bytes that are left are counted by the connection now.
+        // The connection counts the bytes that the socket did not take.
         drop(held);
         if unfinished {
             self.schedule(slot.index);

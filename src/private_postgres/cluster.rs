@@ -18,10 +18,10 @@ const SETTINGS: [&str; 10] = [
     "unix_socket_permissions=0700",
     "superuser_reserved_connections=0", // every session is a superuser's
     "lc_messages=C",
-    // No values of users' records in the log: userd reports what goes wrong.
+    // Keeps values of users' records out of the log: userd reports what goes wrong.
     "log_error_verbosity=terse",
     "log_min_error_statement=panic",
-    // No line for a statement that is refused, nor for a checkpoint: the log would fill the disk.
+    // Logs neither refused statements nor checkpoints, which would fill the disk.
     "log_min_messages=log",
     "log_checkpoints=off",
     "log_autovacuum_min_duration=-1",
@@ -41,8 +41,8 @@ const MOST_SHOWN: u64 = 1 << 20;
 #[derive(Debug)]
 pub struct Cluster {
     dir: PathBuf,
-    /// In this order: the directory is locked until the server has stopped.
-    started: Option<(Server, ClusterDir)>,
+    /// The server is dropped first: the directory is locked until the server has stopped.
+    started: Option<(ServerProcess, ClusterDir)>,
 }
 
 impl Cluster {
@@ -99,7 +99,7 @@ impl Cluster {
             log::info!("making a PostgreSQL {major} cluster in {}", pgdata.display());
             initialize(&directory, &programs, &[])?;
         }
-        let server = Server::start(&directory, &programs, max_connections, &[])?;
+        let server = ServerProcess::start(&directory, &programs, max_connections, &[])?;
         if is_new {
             // Only a superuser may create in the schema, as it is by itself from version 15 on.
             const CLOSE: &str = "revoke create on schema public from public";
@@ -165,7 +165,7 @@ pub(super) fn initialize(directory: &ClusterDir, programs: &Path, more: &[&str])
     let run = |locale: &str| {
         // If some of it stays, initdb says so.
         let _ = fs::remove_dir_all(&new);
-        // Not into the log: the disk may be full.
+        // initdb writes into a pipe and not into the log, as the disk may be full.
         let mut initdb = directory.command(&program, Stdio::piped());
         // A relative name: initdb cleans up when it fails, and the directory may have another name by then.
         initdb.args(["-D", "pgdata.new", "-U", "postgres", "--auth=trust", "-E", "UTF8", locale]).args(more);
@@ -191,9 +191,9 @@ pub(super) fn initialize(directory: &ClusterDir, programs: &Path, more: &[&str])
 
 /// A server that accepts connections. Dropping it stops it.
 #[derive(Debug)]
-pub(super) struct Server(pub Child);
+pub(super) struct ServerProcess(pub Child);
 
-impl Server {
+impl ServerProcess {
     /// Starts the server with settings beside [`SETTINGS`]. Blocks for up to [`START_TIMEOUT`]. After an error nothing is
     /// running.
     pub fn start(
@@ -201,7 +201,7 @@ impl Server {
         programs: &Path,
         max_connections: u32,
         settings: &[&str],
-    ) -> Result<Server> {
+    ) -> Result<ServerProcess> {
         let deadline = Instant::now() + START_TIMEOUT;
         let (program, pgdata) = (programs.join("postgres"), directory.pgdata());
         let mut log = directory.log()?;
@@ -209,8 +209,8 @@ impl Server {
         let mut command = directory.command(&program, directory.log()?);
         command.arg("-D").arg(&pgdata).args([format!("--port={PORT}"), format!("-N{max_connections}")]);
         command.args(SETTINGS.iter().chain(settings).map(|setting| format!("--{setting}")));
-        let mut server = Server(command.spawn().map_err(ClusterError::io("run", &program))?);
-        // A connection that is made before it is ready would be refused with a line in its log.
+        let mut server = ServerProcess(command.spawn().map_err(ClusterError::io("run", &program))?);
+        // The server would refuse an earlier connection with a line in its log.
         let is_ready = || {
             let file = fs::read_to_string(pgdata.join("postmaster.pid")).unwrap_or_default();
             file.lines().nth(7).is_some_and(|state| state.trim() == "ready")
@@ -229,7 +229,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         let (pid, start) = (self.0.id(), Instant::now());
         // After SIGQUIT the server itself kills what does not end within 5 s.

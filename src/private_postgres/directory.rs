@@ -107,7 +107,7 @@ pub(super) fn make(dir: &Path, account: Account) -> Result<PathBuf> {
     create(parent)?;
     account.check_way(&fs::canonicalize(parent).map_err(ClusterError::io("read", parent))?)?;
     create(&absolute)?;
-    // So that a new directory outlasts a power failure.
+    // A new directory outlasts a power failure then.
     let _ = File::open(parent).and_then(|parent| parent.sync_all());
     let dir = fs::canonicalize(&absolute).map_err(ClusterError::io("read", dir))?;
     if !takes_a_socket(&dir) {

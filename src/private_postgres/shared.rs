@@ -4,7 +4,7 @@
 //! A session counts the others, and removes the server once there are none. The connection that asks for it may be gone
 //! by then: the server does not look. Until that session is there, a shell removes the server if this process ends.
 
-use super::cluster::{Server, initialize};
+use super::cluster::{ServerProcess, initialize};
 use super::directory::{self, ClusterDir, END};
 use super::{Account, ClusterError, POLL, Result, SOCKET, START_TIMEOUT, connect, programs};
 use nix::sys::statvfs::{Statvfs, statvfs};
@@ -31,7 +31,7 @@ const THROWN_AWAY: [&str; 7] = [
     "full_page_writes=off",
     "restart_after_crash=off",
     "shared_buffers=128MB",
-    // In the directory: a server that is killed would leave what it has in /dev/shm there.
+    // Shared memory is in the directory, as a server that is killed would leave it in /dev/shm.
     "dynamic_shared_memory_type=mmap",
     // The session of a process that was killed ends amid its query. Version 13 has no such setting.
     "client_connection_check_interval=1s",
@@ -114,7 +114,7 @@ impl Shared {
                     let major = programs::version(&programs, &account)?;
                     let settings = if major >= 14 { &THROWN_AWAY[..] } else { &THROWN_AWAY[..6] };
                     initialize(&directory, &programs, &["--no-sync"])?;
-                    let mut server = Server::start(&directory, &programs, max_connections, settings)?;
+                    let mut server = ServerProcess::start(&directory, &programs, max_connections, settings)?;
                     log::info!("PostgreSQL {major} serves {}", dir.display());
                     thread::spawn(move || server.0.wait());
                     remover = shell.stdin.take();

@@ -4,8 +4,9 @@
 //! The only module that handles `tiny_http::Request`; everything it calls sees the service's own [`Request`] and
 //! [`Response`](crate::http::Response).
 //!
-//! One thread receives and judges: so what needs no database is answered while all sessions are in use. A worker for each
-//! session executes batches. Passwords are hashed by threads of their own, as each takes a core for some 20 ms.
+//! Workers follow the pattern Leader/Followers: two wait in tiny_http's queue, and the one that gets a request goes on
+//! to execute it, which saves a lone request a hand-over. While all sessions are in use, two workers are left to
+//! receive and refuse. Passwords are hashed by threads of their own, as each takes a core for some 20 ms.
 
 mod faults;
 mod requests;
@@ -33,6 +34,9 @@ use std::{
 /// Bytes of a thread's stack. Only what is used becomes memory: 48 KiB at most under load of every kind.
 const STACK: usize = 512 << 10;
 
+/// Workers in tiny_http's queue, at most: one for the next request, and one for those that come while it is executed.
+const RECEIVERS: usize = 2;
+
 /// Commands queued before the first check whether clients still wait for them.
 const FEW: usize = 64;
 
@@ -56,15 +60,19 @@ struct Dispatch {
     /// `None`: no request fails on command.
     faults: Option<Faults>,
     schedule: Mutex<Schedule>,
-    /// Wakes a worker that waits for a batch.
+    /// Wakes a worker that neither receives nor executes.
     idle: Condvar,
     /// Wakes a thread that hashes.
     hasher: Condvar,
 }
 
-/// Commands that wait to be executed.
+/// Commands, and the threads that wait for some.
 struct Schedule {
     lanes: Lanes<Job>,
+    /// Workers in tiny_http's queue.
+    receiving: usize,
+    /// When a worker without a batch wakes by itself.
+    wakes_at: Option<Instant>,
     stopping: bool,
     /// Commands that may be queued before those are dropped that no client waits for.
     most_queued: usize,
@@ -80,24 +88,20 @@ impl Workers {
         faults: Option<Faults>,
     ) -> io::Result<Workers> {
         let lanes = Lanes::new(capacity);
-        let schedule = Schedule { lanes, stopping: false, most_queued: FEW };
+        let schedule = Schedule { lanes, receiving: 0, wakes_at: None, stopping: false, most_queued: FEW };
         let (schedule, idle, hasher) = (Mutex::new(schedule), Condvar::new(), Condvar::new());
         let dispatch = Arc::new(Dispatch { server, slots, app, faults, schedule, idle, hasher });
         let mut workers = Workers { dispatch, threads: Vec::new() };
-        let mut start = |name: String, work: fn(&Arc<Dispatch>)| {
+        // While a session is free, one worker neither receives nor executes, and can be woken.
+        for n in 0..capacity.hashers + capacity.sessions + RECEIVERS {
+            let hashes = n < capacity.hashers;
+            let name =
+                if hashes { format!("hasher-{n}") } else { format!("worker-{}", n - capacity.hashers) };
             let dispatch = workers.dispatch.clone();
             // A panic in the loop was logged, and the loop is restarted.
-            let work = move || while guard(None, || work(&dispatch)).is_err() {};
-            thread::Builder::new()
-                .name(name)
-                .stack_size(STACK)
-                .spawn(work)
-                .map(|thread| workers.threads.push(thread))
-        };
-        start("receiver".to_owned(), Dispatch::receive_all)?;
-        (0..capacity.sessions)
-            .try_for_each(|n| start(format!("worker-{n}"), |own| own.execute_all(false)))?;
-        (0..capacity.hashers).try_for_each(|n| start(format!("hasher-{n}"), |own| own.execute_all(true)))?;
+            let work = move || while guard(None, || dispatch.work(hashes)).is_err() {};
+            workers.threads.push(thread::Builder::new().name(name).stack_size(STACK).spawn(work)?);
+        }
         Ok(workers)
     }
 
@@ -107,7 +111,7 @@ impl Workers {
         let deadline = Instant::now() + timeout;
         self.dispatch.schedule.lock().stopping = true;
         self.dispatch.wake_all();
-        self.dispatch.server.unblock();
+        (0..RECEIVERS).for_each(|_| self.dispatch.server.unblock());
         for thread in self.threads.drain(..) {
             while !thread.is_finished() {
                 if Instant::now() >= deadline {
@@ -132,46 +136,54 @@ impl Drop for Workers {
 }
 
 impl Dispatch {
-    /// Queues the commands of the requests that tiny_http has, until a stop.
-    fn receive_all(self: &Arc<Self>) {
-        while let Some(received) = self.receive() {
-            let mut schedule = self.schedule.lock();
-            self.push(&mut schedule, received);
-            self.wake(&schedule, Instant::now());
-        }
-    }
-
-    /// Executes batches, of passwords if `hashes` is set, else of statements; returns at a stop when nothing is queued or
-    /// in flight.
-    fn execute_all(&self, hashes: bool) {
-        let woken = if hashes { &self.hasher } else { &self.idle };
+    /// Executes batches, and receives requests meanwhile; returns at a stop when nothing is queued or in flight. A thread
+    /// that hashes takes batches of passwords alone and receives nothing.
+    fn work(self: &Arc<Self>, hashes: bool) {
         let mut schedule = self.schedule.lock();
-        let mut has_executed = false;
         loop {
             let now = Instant::now();
             let batch = schedule.lanes.next(now, hashes);
-            if has_executed || batch.is_some() {
-                self.wake(&schedule, now);
-            }
-            has_executed = batch.is_some();
+            self.wake(&schedule, batch.is_some() || hashes, now);
+            let due = schedule.lanes.next_due(now, hashes);
             if let Some(batch) = batch {
                 drop(schedule);
                 schedule = self.execute(batch);
             } else if schedule.stopping && schedule.lanes.is_idle() {
                 return self.wake_all();
+            } else if hashes {
+                self.hasher.wait_until(&mut schedule, due.unwrap_or(now + IDLE));
             } else {
-                let due = schedule.lanes.next_due(now, hashes);
-                woken.wait_until(&mut schedule, due.unwrap_or(now + IDLE));
+                // One worker wakes for what is due: this one, if no other does by then.
+                let due = due.filter(|due| schedule.wakes_at.is_none_or(|at| *due < at));
+                schedule.wakes_at = due.or(schedule.wakes_at);
+                let until = due.unwrap_or(now + IDLE);
+                if schedule.receiving < RECEIVERS && !schedule.stopping {
+                    schedule.receiving += 1;
+                    drop(schedule);
+                    let received = self.receive(until);
+                    schedule = self.schedule.lock();
+                    schedule.receiving -= 1;
+                    self.push(&mut schedule, received);
+                } else {
+                    self.idle.wait_until(&mut schedule, until);
+                }
+                if schedule.wakes_at == Some(until) {
+                    schedule.wakes_at = None;
+                }
             }
         }
     }
 
-    /// Wakes a thread of each kind for what is ready, or will be without another event.
-    fn wake(&self, schedule: &Schedule, now: Instant) {
-        for (hashes, thread) in [(false, &self.idle), (true, &self.hasher)] {
-            if schedule.lanes.is_ready(now, hashes) || schedule.lanes.next_due(now, hashes).is_some() {
-                thread.notify_one();
-            }
+    /// Wakes a thread that hashes if there is a password; and a worker, if this thread goes on to execute and more is
+    /// ready, no worker receives, or none wakes for what is due.
+    fn wake(&self, schedule: &Schedule, executes: bool, now: Instant) {
+        let due = schedule.lanes.next_due(now, false);
+        let is_missed = due.is_some_and(|due| schedule.wakes_at.is_none_or(|at| due < at));
+        if executes && (is_missed || schedule.receiving == 0 || schedule.lanes.is_ready(now, false)) {
+            self.idle.notify_one();
+        }
+        if schedule.lanes.is_ready(now, true) {
+            self.hasher.notify_one();
         }
     }
 

@@ -1,4 +1,4 @@
-//! `GET /users/{id}`: a user, or that the client has it already.
+//! `GET /users/{id}`: finds a user; 304 if the client has it already.
 
 use super::{Item, Outcome, one};
 use crate::app::fields::{Preconditions, etag};

@@ -151,7 +151,7 @@ fn chunk_size(line: &[u8]) -> Result<(u64, usize), Error> {
     Ok((size, extensions.len()))
 }
 
-/// Returns whether the bytes can be chunk extensions: a semicolon, visible characters and blanks. They are dropped.
+/// Returns true if the bytes can be chunk extensions: a semicolon, visible characters and blanks. Extensions are dropped.
 fn are_extensions(bytes: &[u8]) -> bool {
     let allowed = |byte: &u8| byte.is_ascii_graphic() || matches!(byte, b' ' | b'\t');
     bytes.is_empty() || (bytes.trim_ascii_start().starts_with(b";") && bytes.iter().all(allowed))

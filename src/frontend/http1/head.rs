@@ -1,4 +1,4 @@
-//! The head of a request: what it says, what of it is passed on, and what is wrong with it.
+//! The head of a request: judges its fields, and writes the fields that are passed on.
 //!
 //! Owns the rules for the fields (RFC 9112, 5 and 6). Gets a head that is complete and free of forbidden bytes;
 //! knows nothing of how it arrived.

@@ -12,14 +12,16 @@ use crate::{
 };
 use std::{
     borrow::Cow,
-    fmt, iter,
+    fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-/// Requests that are received together, at most: those that were judged first wait for the others.
-const RECEIVE_REQUESTS: usize = 64;
+/// Requests that are judged before they are queued: then other workers may execute them.
+const RECEIVE_REQUESTS: usize = 256;
+/// Requests that are answered at once meanwhile: those that were judged before wait for them.
+const RECEIVE_ANSWERED: usize = 8;
 
 /// Bytes of a body from which on it needs a reservation of its own.
 const LARGE: usize = 16 << 10;
@@ -70,31 +72,33 @@ impl Workers {
 }
 
 impl Dispatch {
-    /// Waits for a request. Judges it, and those that are there behind it; answers those that need no database. `None`
-    /// at a stop.
-    pub(super) fn receive(self: &Arc<Self>) -> Option<Vec<(Job, Needs)>> {
-        let first = self.server.recv().ok()?;
-        let (received, others) = (Instant::now(), iter::from_fn(|| self.server.try_recv().ok().flatten()));
-        let incoming = iter::once(first).chain(others).take(RECEIVE_REQUESTS);
-        Some(incoming.filter_map(|incoming| self.judge(incoming, received)).collect())
-    }
-
-    /// Makes a request a job with a command; else `None`, and the request was answered or its client is gone.
-    fn judge(self: &Arc<Self>, incoming: tiny_http::Request, received: Instant) -> Option<(Job, Needs)> {
-        let (mut job, request) = guard(None, || self.accept(incoming, received)).ok()??;
-        let id = Some(&job.id);
-        match guard(id, || self.app.judge(&request, id)).unwrap_or_else(Err) {
-            Ok(command) => {
-                let needs = command.needs();
-                job.command = Some(command);
-                Some((job, needs))
+    /// Waits for a request, at most until that time. Judges it, and those that are there behind it; answers those that
+    /// need no database.
+    pub(super) fn receive(self: &Arc<Self>, until: Instant) -> Vec<(Job, Needs)> {
+        let mut next = self.server.recv_timeout(until.saturating_duration_since(Instant::now()));
+        let (received, mut judged, mut answered) = (Instant::now(), Vec::new(), 0);
+        while let Ok(Some(incoming)) = next {
+            if let Ok(Some((mut job, request))) = guard(None, || self.accept(incoming, received)) {
+                let id = Some(&job.id);
+                match guard(id, || self.app.judge(&request, id)).unwrap_or_else(Err) {
+                    Ok(command) => {
+                        let needs = command.needs();
+                        job.command = Some(command);
+                        judged.push((job, needs));
+                    }
+                    Err(answer) => {
+                        // Does not wait for memory, as no page and no refusal is large.
+                        self.send(&mut job, answer, None);
+                        answered += 1;
+                    }
+                }
             }
-            Err(answer) => {
-                // Does not wait for memory, as no page and no refusal is large.
-                self.send(&mut job, answer, None);
-                None
+            if judged.len() >= RECEIVE_REQUESTS || answered >= RECEIVE_ANSWERED {
+                break;
             }
+            next = self.server.try_recv();
         }
+        judged
     }
 
     /// Returns the request and a job for it; `None` if no client waits for its answer any more, or if it fails on command.
