@@ -4,7 +4,7 @@ use super::{explain, retry::until_unlocked, sqlstate::is_missing};
 use crate::config::ConfigError;
 use postgres::{Client, Row};
 use refinery::{Migration, Runner};
-use std::{collections::BTreeSet, path::Path};
+use std::{collections::BTreeSet, mem, path::Path, thread, time::Duration};
 
 mod embedded {
     refinery::embed_migrations!("migrations");
@@ -12,6 +12,9 @@ mod embedded {
 
 /// The key of the advisory lock: any number that no other program locks; this one spells "userd".
 const LOCK: i64 = 0x0075_7365_7264;
+
+/// The pause between two tries to get the lock.
+const LOCK_PAUSE: Duration = Duration::from_millis(200);
 
 /// The migrations that a database needs.
 pub struct Migrations {
@@ -89,16 +92,24 @@ impl Migrations {
     /// pooler may lend to other clients.
     pub fn apply(&self, client: &mut Client, locker: &mut Client) -> Result<Vec<String>, String> {
         let line = |error: postgres::Error| explain(&error);
-        let mut lock = locker.transaction().map_err(line)?;
         // A role's time-outs are meant for a service.
         let no_bounds = "set local idle_in_transaction_session_timeout = 0; set local lock_timeout = 0; \
              set local statement_timeout = 0";
-        lock.batch_execute(no_bounds).map_err(line)?;
-        let row = lock.query_typed_one(&format!("select pg_try_advisory_xact_lock({LOCK})"), &[]);
-        if !row.map_err(line)?.get::<_, bool>(0) {
-            log::info!("waiting for another replica to finish its migrations");
-            lock.batch_execute(&format!("select pg_advisory_xact_lock({LOCK})")).map_err(line)?;
-        }
+        let mut is_waiting = false;
+        let lock = loop {
+            let mut lock = locker.transaction().map_err(line)?;
+            lock.batch_execute(no_bounds).map_err(line)?;
+            let row = lock.query_typed_one(&format!("select pg_try_advisory_xact_lock({LOCK})"), &[]);
+            if row.map_err(line)?.get(0) {
+                break lock;
+            }
+            // A wait within the statement would hold a connection of a pooler that the other replica may need.
+            lock.rollback().map_err(line)?;
+            if !mem::replace(&mut is_waiting, true) {
+                log::info!("waiting for another replica to finish its migrations");
+            }
+            thread::sleep(LOCK_PAUSE);
+        };
         if self.are_built_in {
             refuse_the_users_of_another_program(client)?;
         }
