@@ -53,7 +53,7 @@ fn an_address_that_is_not_committed_yet() {
     }
     // One more create and a read are answered while the contended creates wait.
     assert_eq!(asks(url, "POST", "/users", post("one-more")).join().unwrap(), 201);
-    assert_eq!(asks(url, "GET", "/users/99", String::new()).join().unwrap(), 404);
+    assert_eq!(asks(url, "GET", "/users/999999999", String::new()).join().unwrap(), 404);
     assert!(!first.is_finished(), "its transaction has not ended");
     transaction.rollback().unwrap();
     let all = contended.into_iter().chain([first]).map(|contended| contended.join().unwrap());
