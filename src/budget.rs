@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// The pause between two looks at the count of a hash that waits for memory.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_PAUSE: Duration = Duration::from_millis(5);
 
 /// The count of all memory that is held for clients. Clones share it.
 #[derive(Clone)]
@@ -69,7 +69,7 @@ impl Budget {
                 return None;
             }
             self.report_shortage();
-            thread::sleep(LOOK);
+            thread::sleep(POLL_PAUSE);
         }
         Some(reservation)
     }

@@ -24,7 +24,7 @@ use std::{
 use userd::{private_postgres::Cluster, testing::Control};
 
 /// Interval between two looks at the cluster and at the parent.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_PAUSE: Duration = Duration::from_secs(1);
 
 /// Time after the first signal in which a further one counts as its repetition.
 const ONE_WISH: Duration = Duration::from_secs(1);
@@ -112,7 +112,7 @@ impl Ending {
         let end = self.end.clone();
         spawn("parent", move || {
             while start_of(&pid).as_ref() == Some(&start) {
-                thread::sleep(LOOK);
+                thread::sleep(POLL_PAUSE);
             }
             parent_ended(&end, &format!("process {pid}"));
         })
@@ -128,7 +128,7 @@ impl Ending {
     /// Blocks until the first signal, or until the service is broken or its cluster has ended: a supervisor starts both
     /// anew.
     pub fn wait(&self, mut cluster: Option<&mut Cluster>) -> End {
-        let pause = if cluster.is_some() { LOOK } else { Duration::MAX };
+        let pause = if cluster.is_some() { POLL_PAUSE } else { Duration::MAX };
         loop {
             match self.ends.recv_timeout(pause) {
                 Ok(end) => return end,

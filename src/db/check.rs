@@ -150,14 +150,14 @@ pub fn grants(config: &Config, role: &str) -> Result<Vec<String>, StartError> {
 /// `with_counts`: all users are counted, too.
 pub fn check(config: &Config, with_counts: bool) -> Vec<Finding> {
     let mut findings = Vec::new();
-    if let Err((subject, line)) = look(config, with_counts, &mut findings) {
+    if let Err((subject, line)) = examine(config, with_counts, &mut findings) {
         findings.push((Weight::Problem, subject, line));
     }
     findings
 }
 
 /// Everything up to the first problem that hides the others.
-fn look(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> Result<(), Problem> {
+fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> Result<(), Problem> {
     let unusable = |error: StartError| match error {
         StartError::Config(error) => ("configuration", error.to_string()),
         StartError::System(error) => ("system", error.to_string()),

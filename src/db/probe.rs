@@ -54,7 +54,7 @@ pub struct Prober {
 
 struct ProbeState {
     /// Why the service is not ready, as the last answer says.
-    trouble: Option<&'static str>,
+    reason: Option<&'static str>,
     /// True once the log says that the database is silent.
     is_silent: bool,
     /// Why the last probe has failed, or empty.
@@ -72,7 +72,7 @@ impl Prober {
     /// database has to have; `prepared`: whether sessions may keep settings. Errors: the system has no more threads.
     pub fn start(servers: Arc<Servers>, schema: ExpectedMigrations, prepared: bool) -> io::Result<Prober> {
         let state = Arc::new(Mutex::new(ProbeState {
-            trouble: None,
+            reason: None,
             is_silent: false,
             failure: String::new(),
             read_only: false,
@@ -106,8 +106,8 @@ impl Prober {
             // Idle sessions of the pool would only be waited for.
             self.servers.end_epoch(self.servers.epoch());
         }
-        let trouble = if state.is_silent { Some("the database does not answer") } else { state.trouble };
-        (trouble, now.saturating_duration_since(state.answered))
+        let reason = if state.is_silent { Some("the database does not answer") } else { state.reason };
+        (reason, now.saturating_duration_since(state.answered))
     }
 
     /// Tells whether the database takes no changes, as the last probe has found it. Never blocks.
@@ -145,22 +145,22 @@ impl Probes {
             }
             let mut state = state.lock();
             match probed {
-                Ok((trouble, read_only)) => {
-                    let before = mem::replace(&mut state.trouble, trouble);
+                Ok((reason, read_only)) => {
+                    let before = mem::replace(&mut state.reason, reason);
                     let was_silent = mem::take(&mut state.is_silent);
                     (state.read_only, state.answered) = (read_only, Instant::now());
                     state.failure.clear();
-                    match trouble {
+                    match reason {
                         None if was_silent || before.is_some() => log::info!("ready again"),
-                        Some(trouble) if before != Some(trouble) => {
-                            log::warn!("unready: {trouble}: see `userd check`");
+                        Some(reason) if before != Some(reason) => {
+                            log::warn!("unready: {reason}: see `userd check`");
                         }
                         _ => {}
                     }
                 }
                 Err(line) => state.failure = line,
             }
-            let is_well = state.failure.is_empty() && state.trouble.is_none();
+            let is_well = state.failure.is_empty() && state.reason.is_none();
             drop(state);
             let pause = if is_well { PAUSE } else { PAUSE_IN_TROUBLE };
             if begun.recv_timeout(pause) == Err(RecvTimeoutError::Disconnected) {

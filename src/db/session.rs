@@ -43,9 +43,9 @@ impl Session {
     /// connection that has ended cannot be repeated. Blocks for a millisecond.
     pub(super) fn is_alive(&mut self) -> bool {
         const IDLE: Duration = Duration::from_secs(1);
-        const LOOK: Duration = Duration::from_millis(1);
+        const POLL_PAUSE: Duration = Duration::from_millis(1);
         self.answered.elapsed() < IDLE
-            || self.connection.notifications().timeout_iter(LOOK).next().is_ok()
+            || self.connection.notifications().timeout_iter(POLL_PAUSE).next().is_ok()
                 && !self.connection.is_closed()
     }
 

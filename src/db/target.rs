@@ -32,7 +32,7 @@ const WITHOUT_EFFECT: [(&str, &str); 7] = [
 ];
 
 /// Values that are refused, as they ask for more safety than userd has; other values of these parameters are accepted.
-const TOO_SAFE: [(&str, &str); 3] =
+const REFUSED_VALUES: [(&str, &str); 3] =
     [("gssencmode", "require"), ("sslcertmode", "require"), ("ssl_min_protocol_version", "TLSv1.3")];
 
 fn is_in(name: &str, list: &str) -> bool {
@@ -150,7 +150,7 @@ impl Target {
             } else if name == "ssl" && value == "true" {
                 given.insert("sslmode".to_owned(), "require".to_owned());
             } else if let Some((_, instead)) = WITHOUT_EFFECT.iter().find(|(names, _)| is_in(&name, names))
-                && !TOO_SAFE.contains(&(&*name, &*value))
+                && !REFUSED_VALUES.contains(&(&*name, &*value))
             {
                 warnings.push(format!("{name} has no effect{instead}"));
             } else if let Some(problem) = problem(&name) {

@@ -44,7 +44,7 @@ const FEW: usize = 64;
 const IDLE: Duration = Duration::from_secs(3600);
 
 /// The time between two looks at a thread that is to end.
-const LOOK: Duration = Duration::from_millis(1);
+const POLL_PAUSE: Duration = Duration::from_millis(1);
 
 /// The threads that answer requests. Dropping it stops them.
 pub struct Workers {
@@ -121,7 +121,7 @@ impl Workers {
                     );
                     return;
                 }
-                thread::sleep(LOOK);
+                thread::sleep(POLL_PAUSE);
             }
             // A panic in it was logged where it was caught.
             let _ = thread.join();
