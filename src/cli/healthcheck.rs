@@ -1,13 +1,14 @@
 //! `userd healthcheck`: asks the server that the same variables start. Knows its address, and enough of HTTP to read an
 //! answer.
 
-use super::{Failure, arguments::Given, environment};
+use super::{Failure, arguments::Given, environment, signals::spawn};
 use std::{
     io::{self, Read, Write},
     net::TcpStream,
     os::unix::net::UnixStream,
+    sync::mpsc,
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// Age in seconds of the oldest probe whose result counts. The first question causes a new one.
@@ -19,35 +20,36 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The most bytes that are read of an answer. userd's have some 300.
 const MOST_BYTES: u64 = 4096;
 
-/// Asks if the service is ready, until the answer is from a recent probe. Blocks for up to twice the `request_timeout`.
+/// Asks if the service is ready, until the answer is from a recent probe. Blocks for up to the `request_timeout`.
 pub fn healthcheck(given: &Given) -> Result<(), Failure> {
     let config = environment::config(given).map_err(Failure::usage)?;
-    let time = config.limits.request_timeout;
-    let deadline = Instant::now() + time;
     let address = match config.host.starts_with("unix:") {
         true => config.host,
         false => format!("{}:{}", config.host, config.port),
     };
-    while ask(&address, time).map_err(Failure::runtime)? >= FRESH_SECONDS {
-        if Instant::now() > deadline {
-            return Err(Failure::runtime(format!("no answer from {address}, from a recent probe, in time")));
-        }
-        thread::sleep(PAUSE);
-    }
-    Ok(())
+    let (sender, result) = mpsc::channel();
+    let asked = address.clone();
+    // A thread, as neither a connect nor a server that sends one byte at a time has a bound of its own.
+    spawn("healthcheck", move || {
+        let fresh = loop {
+            match ask(&asked) {
+                Ok(age) if age >= FRESH_SECONDS => thread::sleep(PAUSE),
+                result => break result,
+            }
+        };
+        // The receiver may have given up.
+        let _ = sender.send(fresh);
+    })?;
+    let late = |_| Err(format!("no answer from {address}, from a recent probe, in time"));
+    let result = result.recv_timeout(config.limits.request_timeout).unwrap_or_else(late);
+    result.map(drop).map_err(Failure::runtime)
 }
 
 /// Returns the seconds since the database answered, if the service is ready.
-fn ask(address: &str, time: Duration) -> Result<u64, String> {
+fn ask(address: &str) -> Result<u64, String> {
     let answer = match address.strip_prefix("unix:") {
-        Some(path) => UnixStream::connect(path).and_then(|stream| {
-            stream.set_read_timeout(Some(time))?;
-            exchange(stream)
-        }),
-        None => TcpStream::connect(address).and_then(|stream| {
-            stream.set_read_timeout(Some(time))?;
-            exchange(stream)
-        }),
+        Some(path) => UnixStream::connect(path).and_then(exchange),
+        None => TcpStream::connect(address).and_then(exchange),
     };
     let answer = answer.map_err(|error| {
         format!("no answer from {address}: {error}; start userd, or name its address with --host and --port")

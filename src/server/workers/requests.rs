@@ -26,7 +26,7 @@ const RECEIVE_ANSWERED: usize = 8;
 /// Bytes of a body from which on it needs a reservation of its own.
 const LARGE: usize = 16 << 10;
 
-/// The longest wait of a large answer for its memory.
+/// How long a large answer waits for its memory.
 const MEMORY_WAIT: Duration = Duration::from_secs(2);
 
 /// A request that is queued or in flight.
@@ -51,7 +51,7 @@ pub(super) struct Job {
 impl Workers {
     /// Writes the figures of what waits for an answer.
     pub fn figures(&self) -> impl Fn(&mut Text) + Send + 'static {
-        // The threads own the figures, so the figures must not own the threads.
+        // It belongs to the figures, and these to what the threads share.
         let dispatch = Arc::downgrade(&self.dispatch);
         move |text| {
             let Some(dispatch) = dispatch.upgrade() else {
@@ -87,8 +87,7 @@ impl Dispatch {
                         judged.push((job, needs));
                     }
                     Err(answer) => {
-                        // Does not wait for memory, as no page and no refusal is large.
-                        self.send(&mut job, answer, None);
+                        self.answer(&mut job, answer);
                         answered += 1;
                     }
                 }
