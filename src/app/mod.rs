@@ -27,6 +27,7 @@ use crate::metrics::Metrics;
 use crate::users::password::{Hasher, PasswordHash};
 use commands::RequestRules;
 use pages::Health;
+use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 use std::{sync::Arc, thread};
 
@@ -40,6 +41,8 @@ pub struct App {
     request_timeout: Duration,
     /// The memory that is held for clients.
     pub(crate) budget: Budget,
+    /// Bodies that may become many times as large when they are parsed take turns.
+    parsing: Mutex<()>,
 }
 
 impl App {
@@ -67,6 +70,7 @@ impl App {
                 hasher: Hasher::new(config.password_hashing),
                 request_timeout: config.limits.request_timeout,
                 budget: Budget::new(config.limits.memory_budget),
+                parsing: Mutex::default(),
             })
         })
     }
@@ -104,8 +108,11 @@ impl App {
     }
 
     /// Makes a command of a request, or the answer if that needs no database. `id` is the request's, if it has one.
-    /// Does not block.
+    /// Blocks while another large body is parsed, and for nothing else.
     pub(crate) fn judge(&self, request: &Request, id: Option<&RequestId>) -> Result<Command, Response> {
+        /// A JSON text of small members takes many times its length as a value.
+        const LARGE: usize = 8 << 10;
+        let _turn = (request.body.len() > LARGE).then(|| self.parsing.lock());
         match self.rules.judge(request) {
             Ok(Ok(command)) => Ok(command),
             Ok(Err(page)) => Err(pages::answer(self, page, request, id)),

@@ -6,7 +6,7 @@
 use super::fields::ACCEPT_PATCH;
 use super::routes::{self, Endpoint, Route, allow};
 use super::{App, validation};
-use crate::config::Config;
+use crate::config::{Config, Schema};
 use crate::db::probe::Prober;
 use crate::error::Error;
 use crate::http::{Method, Request, RequestId, Response, log_line};
@@ -42,8 +42,8 @@ impl Health {
 
     /// Answers `/readyz`. Never blocks.
     pub fn ready(&self) -> Response {
-        let (trouble, age) = self.prober.readiness();
-        let answer = match self.unready(trouble) {
+        let (reason, age) = self.prober.readiness();
+        let answer = match self.unready(reason) {
             // After a silence this may be old: a client that needs to know better asks once more.
             None => Response::json(200, &json!({"status": "ready"})).with("Age", age.as_secs().to_string()),
             Some(reason) => Response::json(503, &Unready { status: "unready", reason }),
@@ -52,8 +52,8 @@ impl Health {
     }
 
     /// Returns the reason why the service should get no requests, if there is one.
-    fn unready(&self, trouble: Option<&'static str>) -> Option<&'static str> {
-        if self.stopping.load(Ordering::Relaxed) { Some("the service is stopping") } else { trouble }
+    fn unready(&self, database: Option<&'static str>) -> Option<&'static str> {
+        if self.stopping.load(Ordering::Relaxed) { Some("the service is stopping") } else { database }
     }
 }
 
@@ -79,7 +79,7 @@ pub(super) fn answer(app: &App, page: Endpoint, request: &Request, id: Option<&R
     match page {
         Endpoint::Live => app.health.live(),
         Endpoint::Ready => app.health.ready(),
-        Endpoint::Description => Response::json(200, &app.rules.description),
+        Endpoint::Description => Response::clone(&app.rules.description),
         Endpoint::Index => index(app.rules.ui),
         Endpoint::Ui => ui(),
         Endpoint::Options(routes) => {
@@ -124,6 +124,9 @@ pub(super) fn options(routes: &'static [Route]) -> Response {
     }
 }
 
+/// The answer of `/openapi.json`, made when it is first asked for.
+pub(super) type Description = LazyLock<Response, Box<dyn FnOnce() -> Response + Send>>;
+
 /// The answer of `/`: the paths to begin with.
 fn index(ui: bool) -> Response {
     let mut paths = json!({"description": "/openapi.json", "users": "/users"});
@@ -135,19 +138,25 @@ fn index(ui: bool) -> Response {
 
 /// Returns the description of a service with these settings: `schemas/openapi.json`, with the very schemas in it that
 /// bodies are checked against.
-pub(super) fn description(config: &Config) -> Value {
+pub(super) fn description(config: &Config) -> Description {
+    let (schema, max_per_page, needs_token) =
+        (config.schema, config.max_per_page, config.api_token.is_some());
+    LazyLock::new(Box::new(move || Response::json(200, &document(schema, max_per_page, needs_token))))
+}
+
+fn document(schema: Schema, max_per_page: u32, needs_token: bool) -> Value {
     const TEXT: &str = include_str!("../../schemas/openapi.json");
     let mut document: Value = serde_json::from_str(TEXT).expect("a file of this crate is JSON");
     document["info"]["version"] = env!("CARGO_PKG_VERSION").into();
-    document["components"]["parameters"]["perPage"]["schema"]["maximum"] = config.max_per_page.into();
-    if config.api_token.is_some() {
+    document["components"]["parameters"]["perPage"]["schema"]["maximum"] = max_per_page.into();
+    if needs_token {
         // The file describes services with and without a token.
         document["security"] = json!([{ "token": [] }]);
     }
     let schemas = document["components"]["schemas"].as_object_mut();
     for entry in schemas.expect("it has schemas").values_mut() {
         let name = entry["$ref"].as_str();
-        let Some(mut file) = name.and_then(|name| validation::file(name, config.schema)) else {
+        let Some(mut file) = name.and_then(|name| validation::file(name, schema)) else {
             continue;
         };
         // Tools that generate clients would take it for the name, instead of the one that it has here.
@@ -198,13 +207,12 @@ fn inline(element: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Schema;
 
     #[test]
     fn the_schemas_that_bodies_are_held_against() {
         for (schema, required) in [(Schema::Basic, 2), (Schema::Strict, 3)] {
             let config = Config { schema, max_per_page: 77, ..Config::default() };
-            let document = description(&config);
+            let document = description(&config).value();
             let schemas = &document["components"]["schemas"];
             assert_eq!(schemas["NewUser"]["required"].as_array().unwrap().len(), required);
             assert_eq!(schemas["NewUser"]["additionalProperties"], false);
@@ -230,7 +238,7 @@ mod tests {
                 _ => {}
             }
         }
-        let document = description(&Config::default());
+        let document = description(&Config::default()).value();
         check(&document, &document);
     }
 }

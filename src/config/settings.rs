@@ -197,7 +197,7 @@ impl Config {
     /// `-` for none), and where that comes from. `lookup` is what this configuration was made with.
     ///
     /// # Errors
-    /// As [`Config::from_vars`].
+    /// [`ConfigError`], for each value that [`Config::from_vars`] refuses.
     pub fn in_force(
         &self,
         lookup: impl Fn(&str) -> Option<OsString>,

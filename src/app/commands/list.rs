@@ -50,7 +50,7 @@ impl List {
         }
     }
 
-    /// Executes lists with one statement for each kind, but for one for each search by a prefix.
+    /// Executes lists with one statement for each kind, and with one for each search by a prefix.
     pub fn execute(app: &App, lists: Vec<Item<List>>) {
         let mut listed = List::read(app, &lists).map(Vec::into_iter);
         for Item { command, outcome, .. } in lists {

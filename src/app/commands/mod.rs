@@ -11,7 +11,7 @@ mod update;
 
 use super::access::Access;
 use super::fields::{self, etag};
-use super::pages;
+use super::pages::{self, Description};
 use super::routes::{self, Asked, Callers, Endpoint};
 use super::throttle::{Attempt, Throttle};
 use super::{App, validation::BodySchemas};
@@ -24,7 +24,6 @@ use create::Create;
 use delete::DeleteUser;
 use find::Find;
 use list::List;
-use serde_json::Value;
 use std::{
     net::IpAddr,
     sync::Arc,
@@ -164,8 +163,7 @@ pub(crate) struct RequestRules {
     schemas: BodySchemas,
     /// The requests that are accepted.
     pub access: Access,
-    /// The body of `/openapi.json`.
-    pub description: Value,
+    pub description: Description,
     pub throttle: Arc<Throttle>,
     max_per_page: u32,
     /// The page for the browser is served.

@@ -26,7 +26,7 @@ const RECEIVE_ANSWERED: usize = 8;
 /// Bytes of a body from which on it needs a reservation of its own.
 const LARGE: usize = 16 << 10;
 
-/// How long a large answer waits for its memory.
+/// The longest wait of a large answer for its memory.
 const MEMORY_WAIT: Duration = Duration::from_secs(2);
 
 /// A request that is queued or in flight.
@@ -51,7 +51,7 @@ pub(super) struct Job {
 impl Workers {
     /// Writes the figures of what waits for an answer.
     pub fn figures(&self) -> impl Fn(&mut Text) + Send + 'static {
-        // It belongs to the figures, and these to what the threads share.
+        // The threads own the figures, so the figures must not own the threads.
         let dispatch = Arc::downgrade(&self.dispatch);
         move |text| {
             let Some(dispatch) = dispatch.upgrade() else {
