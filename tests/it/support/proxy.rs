@@ -44,6 +44,8 @@ struct State {
     connections: Vec<Arc<Joined>>,
     /// How many connections were closed as they came.
     refused: usize,
+    /// How many connections `Weather::CutAfter` has closed.
+    cuts: usize,
     /// The next client that sends this is held back.
     marker: Option<Vec<u8>>,
     held: usize,
@@ -133,6 +135,11 @@ impl Proxy {
         self.state().refused
     }
 
+    /// How many connections `Weather::CutAfter` has closed.
+    pub fn cuts(&self) -> usize {
+        self.state().cuts
+    }
+
     /// Holds back the next client that sends these bytes, from then on.
     pub fn hold(&self, marker: &[u8]) {
         self.state().marker = Some(marker.to_vec());
@@ -163,15 +170,18 @@ fn join(joined: Joined, state: &Arc<Mutex<State>>) -> Arc<Joined> {
         thread::spawn(move || {
             let (client, server) = (&joined.client, &joined.server);
             let (from, to) = if from_server { (server, client) } else { (client, server) };
-            carry(from, to, &state, from_server);
+            let is_cut = carry(from, to, &state, from_server);
             joined.end();
-            state.lock().unwrap().connections.retain(|other| !Arc::ptr_eq(other, &joined));
+            let mut state = state.lock().unwrap();
+            state.cuts += usize::from(is_cut);
+            state.connections.retain(|other| !Arc::ptr_eq(other, &joined));
         });
     }
     joined
 }
 
-fn carry(mut from: &Socket, mut to: &Socket, state: &Mutex<State>, from_server: bool) {
+/// Copies one way until either end is closed, and returns whether that is to be done by `Weather::CutAfter`.
+fn carry(mut from: &Socket, mut to: &Socket, state: &Mutex<State>, from_server: bool) -> bool {
     let mut buffer = [0; 16384];
     let mut is_cut = false;
     while let Ok(length @ 1..) = from.read(&mut buffer) {
@@ -197,9 +207,10 @@ fn carry(mut from: &Socket, mut to: &Socket, state: &Mutex<State>, from_server: 
             };
         };
         if to.write_all(&buffer[..bytes]).is_err() || is_cut {
-            return;
+            break;
         }
     }
+    is_cut
 }
 
 /// Returns at once, or when the client is released.
