@@ -1,6 +1,7 @@
 //! Bytes that are counted for clients that send slowly and do not read, and what happens if they are too many.
 
 use super::harness::{Client, Harness, connect_from, pause, until};
+use socket2::SockRef;
 use std::{
     net::TcpStream,
     sync::atomic::Ordering,
@@ -73,6 +74,33 @@ fn a_request_takes_its_memory_along() {
     harness.release();
     assert_eq!(first.answer().status, 200);
     until(|| (harness.budget.held() == 0).then_some(()));
+}
+
+/// A body that waits behind busy workers stays counted when its client has reset the connection: it is in the memory of
+/// tiny_http until a worker takes it.
+#[test]
+fn a_body_whose_client_has_reset_its_connection_stays_counted() {
+    let harness = harness();
+    let hold = "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n";
+    let mut holding: Vec<_> = (0..4).map(|_| sent(&harness, hold)).collect();
+    until(|| (harness.gate.held.load(Ordering::SeqCst) == 4).then_some(()));
+    let gone = [sent(&harness, post(60_000) + &"x".repeat(60_000)), sent(&harness, post(60_000) + "x")];
+    assert!((120_000..125_000).contains(&harness.budget.held()), "{}", harness.budget.held());
+    for client in gone {
+        SockRef::from(&client.stream).set_linger(Some(Duration::ZERO)).unwrap();
+        drop(client);
+        harness.barrier();
+    }
+    // The incomplete body is gone with its connection, and the other one is not.
+    assert!((60_000..65_000).contains(&harness.budget.held()), "{}", harness.budget.held());
+    let _second = sent(&harness, post(60_000) + "x");
+    is_refused(sent(&harness, post(60_000) + "x"));
+    harness.release();
+    for client in &mut holding {
+        assert_eq!(client.answer().status, 200);
+    }
+    until(|| (harness.gate.late.load(Ordering::SeqCst) == 1).then_some(()));
+    until(|| (harness.budget.held() < 65_000).then_some(()));
 }
 
 #[test]
