@@ -115,7 +115,7 @@ fn feed(stream: &[u8], limits: &Limits, sizes: &[u8]) -> (Vec<Vec<u8>>, Option<S
             let parsed = framing.advance(&kept, &mut used, limits, SERVED, "S", &mut out);
             kept.drain(..used);
             match parsed {
-                Ok(Parsed::Head | Parsed::Body) => break assert!(out.is_empty()),
+                Ok(Parsed::Incomplete) => break assert!(out.is_empty()),
                 Ok(Parsed::Continue) => assert!(out.is_empty() && kept.is_empty()),
                 Ok(Parsed::Complete(_)) => {
                     requests.push(out);

@@ -64,7 +64,7 @@ impl Incoming {
                     *used += count;
                     if count < left {
                         self.next = Part::Data(left - count);
-                        return Ok(Parsed::Body);
+                        return Ok(Parsed::Incomplete);
                     }
                     if !self.chunked {
                         return Ok(self.complete(out));
@@ -73,7 +73,7 @@ impl Incoming {
                 }
                 Part::DataEnd => {
                     let Some(line) = line(rest, 0, Error::BadRequest("a chunk is too long"))? else {
-                        return Ok(Parsed::Body);
+                        return Ok(Parsed::Incomplete);
                     };
                     debug_assert!(line.is_empty());
                     *used += 2;
@@ -82,7 +82,7 @@ impl Incoming {
                 Part::Size => {
                     let too_long = Error::BadRequest("a chunk's size line is too long");
                     let Some(line) = line(rest, MAX_CHUNK_LINE, too_long)? else {
-                        return Ok(Parsed::Body);
+                        return Ok(Parsed::Incomplete);
                     };
                     *used += line.len() + 2;
                     let (size, extension_bytes) = chunk_size(line)?;
@@ -101,7 +101,7 @@ impl Incoming {
                 Part::Trailer => {
                     let left = limits.max_head_bytes - self.dropped;
                     let Some(line) = line(rest, left, Error::HeadTooLarge)? else {
-                        return Ok(Parsed::Body);
+                        return Ok(Parsed::Incomplete);
                     };
                     *used += line.len() + 2;
                     if line.is_empty() {

@@ -27,8 +27,6 @@ pub struct Framing {
     /// The position of the incomplete line: the bytes of a slow client are not parsed anew from the start.
     line: usize,
     request_line: Option<RequestLine>,
-    /// The position of the first field.
-    fields: usize,
     empty_lines: u8,
     body: Option<Box<Incoming>>,
     /// The values of the last complete head, even if its request is refused.
@@ -62,14 +60,14 @@ impl Framing {
             }
             *used += 2;
         }
-        let Some((line, start, end)) = self.scan(&bytes[*used..], limits)? else {
-            return Ok(Parsed::Head);
+        let Some((line, end)) = self.scan(&bytes[*used..], limits)? else {
+            return Ok(Parsed::Incomplete);
         };
         let head = &bytes[*used..*used + end];
         *used += end;
         let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
         let count = limits.max_header_fields.min(MAX_FIELDS);
-        let fields = parse_fields(head, start, &mut fields[..count])?;
+        let fields = parse_fields(head, &mut fields[..count])?;
         self.echo = Echo::of(&line, head, fields, limits);
         let head = Head::new(head, &line, fields, limits, served)?;
         let rest = &bytes[*used..];
@@ -110,10 +108,10 @@ impl Framing {
         self.body.is_some()
     }
 
-    /// The request line, where the fields begin, and where the head ends, once it does. Refuses what no head may hold,
-    /// at the first such byte: httparse would let a bare LF pass, and judges nothing before the head is complete. The
-    /// request line is judged when it is complete.
-    fn scan(&mut self, bytes: &[u8], limits: &Limits) -> Result<Option<(RequestLine, usize, usize)>, Error> {
+    /// The request line, and where the head ends, once it does. Refuses what no head may hold, at the first such byte:
+    /// httparse would let a bare LF pass, and judges nothing before the head is complete. The request line is judged when
+    /// it is complete.
+    fn scan(&mut self, bytes: &[u8], limits: &Limits) -> Result<Option<(RequestLine, usize)>, Error> {
         loop {
             let left = limits.max_head_bytes - self.line;
             let (most, too_long) = match (&self.request_line, bytes.first()) {
@@ -133,11 +131,8 @@ impl Framing {
                 return Err(Error::HeadTooLarge);
             }
             match self.request_line.take() {
-                None => {
-                    self.request_line = Some(RequestLine::parse(line)?);
-                    self.fields = self.line;
-                }
-                Some(parsed) if line.is_empty() => return Ok(Some((parsed, self.fields, self.line))),
+                None => self.request_line = Some(RequestLine::parse(line)?),
+                Some(parsed) if line.is_empty() => return Ok(Some((parsed, self.line))),
                 some => self.request_line = some,
             }
         }
@@ -189,7 +184,7 @@ mod tests {
                 let step = framing.advance(&kept, &mut used, limits, SERVED, "S", &mut out);
                 kept.drain(..used);
                 match step {
-                    Ok(Parsed::Head | Parsed::Body) => {
+                    Ok(Parsed::Incomplete) => {
                         assert_eq!(out, b"before");
                         break;
                     }

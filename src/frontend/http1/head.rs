@@ -12,6 +12,7 @@ use crate::{
     error::Error,
     http::{Cors, Method, Persistence, RequestId, hosts, percent_decode},
 };
+use memchr::memchr;
 use std::{fmt::Display, io::Write, time::Duration};
 
 /// The fields and paths that the layers above serve.
@@ -155,17 +156,17 @@ impl<'a> Head<'a> {
     }
 }
 
-/// The fields of a head. `bytes` ends with its empty line, its request line ends before `start`. `fields` is how many
-/// fields it may have.
+/// The fields of a head, which ends with its empty line. `fields` is how many fields it may have.
 pub fn parse_fields<'a>(
-    bytes: &'a [u8],
-    start: usize,
+    head: &'a [u8],
     fields: &'a mut [httparse::Header<'a>],
 ) -> Result<&'a [httparse::Header<'a>], Error> {
-    match httparse::parse_headers(&bytes[start..], fields) {
-        Ok(httparse::Status::Complete((end, fields))) if start + end == bytes.len() => Ok(fields),
-        Ok(_) => Err(Error::BadRequest("the head is malformed")),
-        Err(error) => Err(refusal(error)),
+    let start = memchr(b'\n', head).map_or(head.len(), |end| end + 1);
+    match httparse::parse_headers(&head[start..], fields) {
+        Ok(httparse::Status::Complete((end, fields))) if start + end == head.len() => Ok(fields),
+        Err(httparse::Error::TooManyHeaders) => Err(Error::HeadTooLarge),
+        Err(httparse::Error::HeaderName) => Err(Error::BadRequest("a field name is malformed")),
+        _ => Err(Error::BadRequest("a field value is malformed")),
     }
 }
 
@@ -244,12 +245,4 @@ fn decimal(value: &[u8]) -> Result<u64, Error> {
         return Err(Error::BadRequest("the Content-Length is malformed"));
     }
     Ok(value.iter().fold(0, |sum: u64, digit| sum.saturating_mul(10).saturating_add(u64::from(digit - b'0'))))
-}
-
-fn refusal(error: httparse::Error) -> Error {
-    match error {
-        httparse::Error::TooManyHeaders => Error::HeadTooLarge,
-        httparse::Error::HeaderName => Error::BadRequest("a field name is malformed"),
-        _ => Error::BadRequest("a field value is malformed"),
-    }
 }

@@ -20,10 +20,8 @@ use std::net::IpAddr;
 /// The progress that some bytes have made.
 #[derive(Debug)]
 pub enum Parsed {
-    /// The head is incomplete, if only an empty line before it has arrived.
-    Head,
-    /// The body is incomplete.
-    Body,
+    /// The head or the body is incomplete.
+    Incomplete,
     /// The head is complete, its body is welcome, and the client waits to be told so.
     Continue,
     /// A complete request was appended to `out`.

@@ -96,14 +96,8 @@ fn split_target(line: &[u8], method: &[u8], range: Range<usize>) -> Result<Split
     if target.starts_with(b"/") || (target == b"*" && method == b"OPTIONS") {
         return Ok((None, b"", range));
     }
-    let has_scheme = |scheme: &[u8]| {
-        target.split_at_checked(scheme.len()).is_some_and(|(start, _)| start.eq_ignore_ascii_case(scheme))
-    };
     const HTTP: &[u8] = b"http://";
-    if has_scheme(b"https://") {
-        return Err(Error::BadRequest("an https target, and the connection has no TLS"));
-    }
-    if !has_scheme(HTTP) {
+    if !target.get(..HTTP.len()).is_some_and(|scheme| scheme.eq_ignore_ascii_case(HTTP)) {
         return Err(malformed);
     }
     let start = range.start + HTTP.len();
