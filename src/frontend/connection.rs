@@ -77,7 +77,8 @@ pub enum Action {
 /// A connection of a client, from accept to close.
 pub struct Connection {
     stream: Socket,
-    peer: Peer,
+    /// The other end.
+    pub peer: Peer,
     /// Counts requests, so that a late answer is recognized as late.
     generation: u64,
     /// The socket may hold bytes, or an end, that were not read.
@@ -89,7 +90,7 @@ pub struct Connection {
     /// Registered for writability too.
     awaits_writable: bool,
     /// The connection is beyond the capacity, and only gets a refusal.
-    surplus: bool,
+    pub surplus: bool,
     /// The memory of its buffer, of the body that is arriving, or of its answer.
     held: Reservation,
     state: State,
@@ -114,8 +115,6 @@ enum State {
 
 /// Labels of the states of connections in figures.
 pub const DOING: [&str; 5] = ["idle", "reading", "working", "writing", "closing"];
-/// The place in [`DOING`] of connections whose request the workers have.
-pub const WORKING: usize = 2;
 
 /// A request that the workers have, as far as its answer depends on it.
 struct InWork {
@@ -151,18 +150,14 @@ impl Connection {
         }
     }
 
-    /// Returns the other end.
-    pub fn peer(&self) -> Peer {
-        self.peer
-    }
-
     /// Hands the request that is in work over to the worker that has got it.
     pub fn claim(&self, slot: Slot, limits: &Limits, held: Option<Reservation>) -> Option<Claimed> {
         let State::Working { since, request, .. } = &self.state else {
             return None;
         };
         Some(Claimed {
-            slot: slot.with_peer(request.client(self.peer)),
+            slot,
+            client: request.client(self.peer),
             id: request.id.clone(),
             deadline: *since + limits.request_timeout,
             held,
@@ -174,7 +169,7 @@ impl Connection {
         match &self.state {
             State::Idle { .. } => 0,
             State::Arriving { .. } => 1,
-            State::Working { .. } => WORKING,
+            State::Working { .. } => 2,
             State::Writing { .. } => 3,
             State::Closing | State::Lingering { .. } => 4,
         }
@@ -182,17 +177,12 @@ impl Connection {
 
     /// Returns whether the workers have a request of it.
     pub fn is_working(&self) -> bool {
-        self.doing() == WORKING
+        matches!(self.state, State::Working { .. })
     }
 
     /// Returns whether the request of that generation still waits for its answer.
     pub fn awaits(&self, generation: u64) -> bool {
         self.generation == generation && self.is_working()
-    }
-
-    /// Returns true if the connection is beyond the capacity, and only gets a refusal.
-    pub fn is_surplus(&self) -> bool {
-        self.surplus
     }
 
     /// Returns the bytes that are counted for the connection.
@@ -216,7 +206,7 @@ impl Connection {
         }
     }
 
-    /// Returns when [`Connection::expire`] is due.
+    /// Returns when the state of the connection has to be over.
     pub fn deadline(&self, limits: &Limits) -> Option<Instant> {
         let (since, time) = match &self.state {
             State::Idle { since, .. } => (since, limits.idle_timeout),
@@ -266,42 +256,28 @@ impl Connection {
         if self.is_working() { Action::Wait } else { Action::Requeue }
     }
 
-    /// Ends a request, an answer or a connection whose deadline has passed.
-    pub fn expire(&mut self, index: u32, context: &mut Context) -> Action {
-        match &self.state {
-            _ if self.deadline(&context.slots.limits).is_none_or(|at| at > context.now) => {
-                return Action::Wait;
-            }
-            State::Arriving { .. } => self.refuse(&Error::RequestTimeout, context),
-            State::Working { .. } => self.refuse(&Error::Busy(Reason::Unanswered), context),
+    /// Ends a request, an answer or the connection: because connections or memory run out, if there is a reason `why`,
+    /// else because its deadline has passed. Does nothing if a worker has begun to execute the request, or if the
+    /// deadline has moved.
+    pub fn end(&mut self, why: Option<Reason>, index: u32, context: &mut Context) -> Action {
+        let may_end = match why {
+            Some(_) => self.expendable().is_some(),
+            None => self.deadline(&context.slots.limits).is_some_and(|at| at <= context.now),
+        };
+        let error = match &self.state {
+            _ if !may_end => return Action::Wait,
             State::Idle { .. } => return self.close_if_idle(index, context),
+            State::Arriving { .. } => why.map_or(Error::RequestTimeout, Error::Busy),
+            State::Working { .. } => Error::Busy(why.unwrap_or(Reason::Unanswered)),
             State::Writing { answer, .. } => {
-                answer.log_cut_off(self.peer, "within WRITE_TIMEOUT");
+                answer.log_cut_off(self.peer, why);
                 return Action::Close;
             }
             State::Closing | State::Lingering { .. } => return Action::Close,
-        }
+        };
+        self.surplus |= why.is_some();
+        self.refuse(&error, context);
         self.advance(index, context)
-    }
-
-    /// Closes the connection because connections or memory run out, unless its request has just begun to be executed. A
-    /// client that waits for an answer gets 503.
-    pub fn make_way(&mut self, why: Reason, index: u32, context: &mut Context) -> Action {
-        match &self.state {
-            // A worker has begun to execute it, or has answered it.
-            _ if self.expendable().is_none() => Action::Wait,
-            State::Idle { .. } => self.close_if_idle(index, context),
-            State::Arriving { .. } | State::Working { .. } => self.turn_away(why, index, context),
-            State::Writing { answer, .. } => {
-                let needed = match why {
-                    Reason::NoMemory => "before other requests needed the memory",
-                    _ => "before other clients needed the connection",
-                };
-                answer.log_cut_off(self.peer, needed);
-                Action::Close
-            }
-            State::Closing | State::Lingering { .. } => Action::Close,
-        }
     }
 
     /// Answers 503, because connections or memory run out, and closes the connection.

@@ -53,7 +53,7 @@ pub struct EventLoop {
     admitted: usize,
     /// Connections that were ever opened.
     opened: u64,
-    /// Slots that were used and are free.
+    /// Slots without a connection, the next one last.
     free: Vec<u32>,
     /// Connections that asked to be called again in the next iteration.
     requeued: Vec<u32>,
@@ -78,6 +78,7 @@ impl EventLoop {
         let registry = poll.registry();
         registry.register(&mut SourceFd(&listener.fd()), LISTENER, Interest::READABLE)?;
         registry.register(&mut private, PRIVATE, Interest::READABLE)?;
+        let free = (0..slots.len() as u32).rev().collect();
         Ok(EventLoop {
             poll,
             slots,
@@ -89,7 +90,7 @@ impl EventLoop {
             scratch: vec![0; SCRATCH_BYTES].into(),
             admitted: 0,
             opened: 0,
-            free: Vec::new(),
+            free,
             requeued: Vec::new(),
             accept_at: None,
             sweep_at: None,
@@ -161,7 +162,7 @@ impl EventLoop {
         let Entry { connection: Some(connection), passed } = &mut *entry else {
             return;
         };
-        let (peer, was_surplus, held) = (connection.peer(), connection.is_surplus(), connection.memory());
+        let (peer, was_surplus, held) = (connection.peer, connection.surplus, connection.memory());
         let mut context = Context {
             now,
             slots,
@@ -176,7 +177,7 @@ impl EventLoop {
         let has_passed = context.passed.is_some();
         let grown = has_passed || connection.memory() > held;
         passed.extend(context.passed);
-        if !was_surplus && (connection.is_surplus() || action == Action::Close) {
+        if !was_surplus && (connection.surplus || action == Action::Close) {
             self.admitted -= 1;
         }
         match action {
@@ -233,7 +234,7 @@ impl EventLoop {
             self.listener = None;
             self.accept_at = None;
             self.stop_at = Some(now + self.slots.limits.stop_timeout);
-            for index in 0..self.slots.used() {
+            for index in self.slots.each(|index, _| Some(index)) {
                 self.call(index, now, |connection, context| {
                     connection.note_readable();
                     connection.advance(index, context)
@@ -241,8 +242,7 @@ impl EventLoop {
             }
             self.sweep_at = Some(now + SWEEP_PAUSE);
         }
-        let late = self.stop_at.is_some_and(|at| at <= now);
-        self.is_empty() || late || self.slots.aborted.load(Ordering::SeqCst)
+        self.is_empty() || self.stop_at.is_some_and(|at| at <= now)
     }
 
     /// Ends requests, answers and connections whose deadline has passed.
@@ -259,7 +259,7 @@ impl EventLoop {
             (at <= now).then_some(index)
         });
         for index in late {
-            self.call(index, now, |connection, context| connection.expire(index, context));
+            self.call(index, now, |connection, context| connection.end(None, index, context));
         }
         self.sweep_at = (!self.is_empty()).then(|| next.max(now + SWEEP_PAUSE));
     }
@@ -273,7 +273,7 @@ impl EventLoop {
 
     /// Returns whether there is no connection.
     fn is_empty(&self) -> bool {
-        self.free.len() == self.slots.used() as usize
+        self.free.len() == self.slots.len()
     }
 
     /// Leaves nothing open: what is in work is answered 503, as far as the socket takes it at once. The slots outlive the
@@ -281,7 +281,7 @@ impl EventLoop {
     pub fn clear(&mut self) {
         self.listener = None;
         let now = Instant::now();
-        for index in 0..self.slots.used() {
+        for index in self.slots.each(|index, _| Some(index)) {
             self.call(index, now, |connection, context| {
                 if connection.is_working() {
                     connection.refuse(&Error::Busy(Reason::Stopped), context);

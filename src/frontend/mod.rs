@@ -23,6 +23,7 @@ mod warnings;
 pub use event_loop::MAX_SURPLUS;
 pub use http1::head::Served;
 pub use listener::{Bound, Listener};
+pub use peers::ClientName;
 pub use slots::{Claimed, Slot, Slots};
 
 use crate::{
@@ -45,7 +46,9 @@ use std::{
 /// to answer it all the same. It must not block.
 pub type AnswerAtOnce = Box<dyn Fn(Method, &str) -> Option<Response> + Send>;
 
-/// A running frontend. Dropping it ends it at once; [`Frontend::stop`] drains it.
+/// A running frontend. Dropping it drains and ends it: no client is let in any more, requests that have begun to arrive
+/// are still answered, with `Connection: close`. Blocks until that is done, `Limits::stop_timeout` at most (requests in
+/// work are answered 503 then).
 pub struct Frontend {
     slots: Arc<Slots>,
     thread: Option<thread::JoinHandle<()>>,
@@ -98,24 +101,12 @@ impl Frontend {
         })?;
         Ok((Frontend { slots: slots.clone(), thread: Some(thread) }, slots))
     }
-
-    /// Drains and ends the frontend: no client is let in any more, requests that have begun to arrive are still
-    /// answered, with `Connection: close`. Blocks until that is done, `Limits::stop_timeout` at most
-    /// (what is in work then is answered 503).
-    pub fn stop(mut self) {
-        self.slots.drain();
-        self.join();
-    }
-
-    fn join(&mut self) {
-        // A panic of the thread was caught and logged.
-        let _ = self.thread.take().map(thread::JoinHandle::join);
-    }
 }
 
 impl Drop for Frontend {
     fn drop(&mut self) {
-        self.slots.abort();
-        self.join();
+        self.slots.drain();
+        // A panic of the thread was caught and logged.
+        let _ = self.thread.take().map(thread::JoinHandle::join);
     }
 }

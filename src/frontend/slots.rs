@@ -7,7 +7,6 @@
 use super::{
     connection::{Connection, DOING, Delivery},
     event_loop::MAX_SURPLUS,
-    peers::ClientName,
     warnings::Warnings,
 };
 use crate::{
@@ -22,15 +21,13 @@ use std::{
     fmt,
     net::IpAddr,
     str::FromStr,
-    sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     time::Instant,
 };
 
 /// A slot for each client that there may be.
 pub struct Slots {
     entries: Box<[Mutex<Entry>]>,
-    /// The number of slots that were ever used, from the first one on.
-    used: AtomicU32,
     /// The number of requests between the frontend and the workers.
     pub(super) requests: AtomicUsize,
     pub(super) budget: Budget,
@@ -40,8 +37,6 @@ pub struct Slots {
     waker: Waker,
     /// Answers say `Connection: close`, and idle connections are closed.
     pub(super) stopping: AtomicBool,
-    /// The stop ends now: requests in flight get 503.
-    pub(super) aborted: AtomicBool,
     /// Connections that need the event loop after a worker's answer.
     scheduled: Mutex<Vec<u32>>,
     /// Warnings about clients that are answered 503.
@@ -68,6 +63,8 @@ impl Entry {
 pub struct Claimed {
     /// The slot of the connection that waits for the answer.
     pub slot: Slot,
+    /// The client's address: the connection's, or the one that a trusted proxy names. `None` on a Unix socket.
+    pub client: Option<IpAddr>,
     pub id: RequestId,
     /// When the frontend answers it 503.
     pub deadline: Instant,
@@ -121,8 +118,8 @@ impl Slots {
     }
 
     /// Warns that a request is refused, at most once a second for each reason.
-    pub fn warn(&self, why: Reason, slot: Slot, id: &RequestId) {
-        self.unavailable.warn(Instant::now(), why.text(), Some((slot.peer, id)));
+    pub fn warn(&self, why: Reason, client: Option<IpAddr>, id: &RequestId) {
+        self.unavailable.warn(Instant::now(), why.text(), Some((client, id)));
     }
 
     /// Marks a request as being executed, so that it is not given up for other clients. Returns whether its client still
@@ -142,14 +139,12 @@ impl Slots {
     pub(super) fn new(limits: Limits, budget: Budget, waker: Waker) -> Slots {
         Slots {
             entries: (0..limits.max_connections + MAX_SURPLUS).map(|_| Mutex::default()).collect(),
-            used: AtomicU32::default(),
             requests: AtomicUsize::default(),
             budget,
             shortage: AtomicBool::default(),
             limits,
             waker,
             stopping: AtomicBool::default(),
-            aborted: AtomicBool::default(),
             scheduled: Mutex::default(),
             unavailable: Warnings::default(),
         }
@@ -160,20 +155,15 @@ impl Slots {
         Some(self.entries.get(index as usize)?.lock())
     }
 
-    /// Returns how many slots were ever used.
-    pub(super) fn used(&self) -> u32 {
-        self.used.load(Ordering::Relaxed)
-    }
-
-    /// Returns the index of a slot that was never used. Only the event loop may call it.
-    pub(super) fn next_unused(&self) -> u32 {
-        self.used.fetch_add(1, Ordering::Relaxed)
+    /// Returns the number of slots.
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
     }
 
     /// Collects what `of` returns for each connection and its index. One slot is locked at a time.
     pub(super) fn each<T>(&self, mut of: impl FnMut(u32, &Connection) -> Option<T>) -> Vec<T> {
-        let used = &self.entries[..self.used() as usize];
-        (0..).zip(used).filter_map(|(index, entry)| of(index, entry.lock().connection.as_deref()?)).collect()
+        let entries = (0..).zip(&self.entries);
+        entries.filter_map(|(index, entry)| of(index, entry.lock().connection.as_deref()?)).collect()
     }
 
     /// Has the event loop advance a connection. Only the first of several calls wakes it.
@@ -198,16 +188,10 @@ impl Slots {
         }
     }
 
-    /// Starts draining, as [`super::Frontend::stop`] does, and returns at once. Doing it again changes nothing.
+    /// Has the event loop start a stop. Returns at once; doing it again changes nothing.
     pub(super) fn drain(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         self.wake();
-    }
-
-    /// Ends the frontend now: what is in work is answered 503. Returns at once.
-    pub(super) fn abort(&self) {
-        self.aborted.store(true, Ordering::SeqCst);
-        self.drain();
     }
 
     /// Ends the event loop's wait for events.
@@ -225,26 +209,11 @@ pub struct Slot {
     index: u32,
     /// The number of the request among all requests of this slot, so that a late answer never meets another client.
     generation: u64,
-    peer: Option<IpAddr>,
 }
 
 impl Slot {
     pub(super) fn new(index: u32, generation: u64) -> Slot {
-        Slot { index, generation, peer: None }
-    }
-
-    pub(super) fn with_peer(self, peer: Option<IpAddr>) -> Slot {
-        Slot { peer, ..self }
-    }
-
-    /// Returns the client's address: the connection's, or the one that a trusted proxy names. `None` on a Unix socket.
-    pub fn peer(&self) -> Option<IpAddr> {
-        self.peer
-    }
-
-    /// Returns the client as the log names it.
-    pub fn client(&self) -> impl fmt::Display {
-        ClientName(self.peer)
+        Slot { index, generation }
     }
 }
 
@@ -278,16 +247,5 @@ mod tests {
         for text in ["", ".", "1", "1.", ".1", "1.g", "100000000.0", "1.1.1", "-1.0"] {
             assert_eq!(text.parse::<Slot>(), Err(()), "{text}");
         }
-    }
-
-    #[test]
-    fn slots_that_were_never_used() {
-        let poll = mio::Poll::new().unwrap();
-        let waker = Waker::new(poll.registry(), mio::Token(0)).unwrap();
-        let limits = Limits { max_connections: 2, ..Limits::default() };
-        let slots = Slots::new(limits, Budget::new(0), waker);
-        assert!(slots.lock(1).is_some_and(|entry| entry.connection.is_none()));
-        assert_eq!((slots.used(), slots.next_unused(), slots.used()), (0, 0, 1));
-        assert!(slots.lock(u32::MAX).is_none());
     }
 }

@@ -198,7 +198,7 @@ impl Server {
             self.app.health.stop();
             thread::sleep(self.drain_delay);
             let deadline = Instant::now() + self.stop_timeout;
-            frontend.stop();
+            drop(frontend);
             let left = deadline.saturating_duration_since(Instant::now());
             self.workers.stop(left.max(LAST_WORK));
         }

@@ -6,7 +6,7 @@ use crate::frontend::{
     peers::{ClientName, Peer},
 };
 use crate::{
-    error::Error,
+    error::{Error, Reason},
     http::{Persistence, RequestId, Response, log_line},
 };
 use mio::{Interest, Token, unix::SourceFd};
@@ -61,8 +61,14 @@ impl Unsent {
         self.sent == self.bytes.len()
     }
 
-    /// Logs that the client did not get all of it.
-    pub fn log_cut_off(&self, peer: Peer, when: &str) {
+    /// Logs that the client did not get all of it: by its deadline, or before other clients needed its memory or its
+    /// connection.
+    pub fn log_cut_off(&self, peer: Peer, why: Option<Reason>) {
+        let when = match why {
+            None => "within WRITE_TIMEOUT",
+            Some(Reason::NoMemory) => "before other requests needed the memory",
+            Some(_) => "before other clients needed the connection",
+        };
         let (sent, length) = (self.sent, self.bytes.len());
         let peer = ClientName(peer.address);
         let line = format_args!("cut off: {peer} took {sent} of the {length} bytes of an answer {when}");

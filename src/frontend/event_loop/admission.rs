@@ -83,7 +83,7 @@ impl EventLoop {
         let full = self.admitted >= limits.max_connections && !self.make_way(why, Some(peer), now);
         // The new connection may be surplus.
         while self.surplus() >= MAX_SURPLUS && self.close_oldest_surplus(now) {}
-        let index = self.free.pop().unwrap_or_else(|| self.slots.next_unused());
+        let index = self.free.pop().expect("there is a slot for each");
         let (fd, token) = (stream.as_raw_fd(), Token(index as usize));
         if let Err(error) = self.poll.registry().register(&mut SourceFd(&fd), token, Interest::READABLE) {
             self.free.push(index);
@@ -110,8 +110,8 @@ impl EventLoop {
             };
             let mut gone = false;
             self.call(index, now, |connection, context| {
-                let action = connection.make_way(why, index, context);
-                gone = action == Action::Close || connection.is_surplus();
+                let action = connection.end(Some(why), index, context);
+                gone = action == Action::Close || connection.surplus;
                 action
             });
             if gone {
@@ -129,9 +129,9 @@ impl EventLoop {
     fn pick(&self, why: Reason, newcomer: Option<Peer>, now: Instant) -> Option<u32> {
         let mut held: HashMap<PeerKey, usize> = HashMap::new();
         let found = self.slots.each(|index, connection| {
-            let key = connection.peer().key()?;
+            let key = connection.peer.key()?;
             let holds = if why == Reason::NoMemory { connection.memory() } else { 1 };
-            if !connection.is_surplus() {
+            if !connection.surplus {
                 *held.entry(key).or_default() += holds;
             }
             let (state, since) = connection.expendable()?;
@@ -184,13 +184,13 @@ impl EventLoop {
     }
 
     fn surplus(&self) -> usize {
-        self.slots.used() as usize - self.free.len() - self.admitted
+        self.slots.len() - self.free.len() - self.admitted
     }
 
     /// Closes the connection that has been surplus for longest, if there is one.
     fn close_oldest_surplus(&mut self, now: Instant) -> bool {
         let surplus = self.slots.each(|index, connection| {
-            connection.is_surplus().then(|| (connection.deadline(&self.slots.limits), index))
+            connection.surplus.then(|| (connection.deadline(&self.slots.limits), index))
         });
         let Some((_, index)) = surplus.into_iter().min() else {
             return false;

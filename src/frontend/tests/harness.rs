@@ -151,7 +151,7 @@ impl Harness {
     fn finish(&mut self) {
         self.release();
         if let Some(frontend) = self.frontend.take() {
-            frontend.stop();
+            drop(frontend);
         }
         if let Some(tiny) = self.tiny.take() {
             for _ in &self.workers {
@@ -230,7 +230,7 @@ fn serve(mut request: tiny_http::Request, slots: &Slots, gate: &Gate) {
     let headers: Vec<(String, String)> =
         request.headers().iter().map(|header| (header.field.to_string(), header.value.to_string())).collect();
     drop(request.into_writer());
-    let Some(Claimed { slot, held, .. }) = claimed else {
+    let Some(Claimed { slot, client, held, .. }) = claimed else {
         gate.late.fetch_add(1, Ordering::SeqCst);
         return;
     };
@@ -248,7 +248,7 @@ fn serve(mut request: tiny_http::Request, slots: &Slots, gate: &Gate) {
     } else if let Some(length) = target.strip_prefix("/big/") {
         Response { body: vec![b'x'; length.parse().unwrap()], ..Response::json(200, &()) }
     } else if target == "/peer" {
-        Response::json(200, &json!({"peer": slot.peer()}))
+        Response::json(200, &json!({"peer": client}))
     } else if target == "/empty" {
         Response::no_content()
     } else if target == "/canned" {

@@ -6,13 +6,14 @@ use crate::{
     app::{self, Command, Needs},
     budget::Reservation,
     error::{Error, Reason},
-    frontend::{Claimed, Slot},
+    frontend::{Claimed, ClientName, Slot},
     http::{Method, Request, RequestId, Response},
     metrics::Text,
 };
 use std::{
     borrow::Cow,
     fmt,
+    net::IpAddr,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     time::{Duration, Instant},
@@ -34,6 +35,8 @@ pub(super) struct Job {
     /// `None` until it is judged.
     pub command: Option<Command>,
     pub slot: Slot,
+    /// The address of its client; `None` on a Unix socket.
+    pub client: Option<IpAddr>,
     pub id: RequestId,
     pub received: Instant,
     /// When the frontend answers it 503. No change begins for it after that.
@@ -116,17 +119,18 @@ impl Dispatch {
             target: target.to_owned(),
             headers: headers.map(|header| (header.field.to_string(), header.value.to_string())).collect(),
             body: Vec::with_capacity(incoming.body_length().unwrap_or_default()),
-            peer: claimed.as_ref().and_then(|claimed| claimed.slot.peer()),
+            peer: claimed.as_ref().and_then(|claimed| claimed.client),
         };
         // The frontend sends whole requests over a stream of our own, so this does not block; and what is not
         // read here, tiny_http would drain.
         let body = incoming.as_reader().read_to_end(&mut request.body);
         // Dropped unused: the answer goes to the slot.
         drop(incoming.into_writer());
-        let Claimed { slot, id, deadline, held } = claimed.filter(|_| body.is_ok())?;
+        let Claimed { slot, client, id, deadline, held } = claimed.filter(|_| body.is_ok())?;
         let path = request.path().to_owned();
         let token = self.app.rights(&request).unwrap_or_default();
-        let job = Job { command: None, slot, id, received, deadline, method, name, path, token, held };
+        let job =
+            Job { command: None, slot, client, id, received, deadline, method, name, path, token, held };
         match self.faults.as_ref().and_then(|faults| faults(&request)) {
             None => Some((job, request)),
             Some(fault) => {
@@ -142,7 +146,7 @@ impl Dispatch {
         let response = match error {
             Error::Busy(why) => {
                 self.app.metrics.refused(why.label());
-                self.slots.warn(why, job.slot, &job.id);
+                self.slots.warn(why, job.client, &job.id);
                 error.answer()
             }
             error => guard(id, || error.into_response(id)).unwrap_or_else(|response| response),
@@ -180,7 +184,7 @@ impl Dispatch {
         };
         log::info!(
             method = name.as_ref(), path = path.as_str(), status = status, duration_ms = milliseconds,
-            bytes = sent.map_or(0, |delivery| delivery.taken), token = *token, client:% = job.slot.client(),
+            bytes = sent.map_or(0, |delivery| delivery.taken), token = *token, client:% = ClientName(job.client),
             request_id:% = id;
             "{name} {path} {status} {milliseconds:.1}ms {delivery}"
         );
