@@ -77,7 +77,7 @@ pub enum Action {
 /// A connection of a client, from accept to close.
 pub struct Connection {
     stream: Socket,
-    /// The other end.
+    /// Peer of the connection.
     pub peer: Peer,
     /// Counts requests, so that a late answer is recognized as late.
     generation: u64,
