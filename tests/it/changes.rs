@@ -108,7 +108,7 @@ fn a_change_that_waited_for_another_one() {
                 let body = if body.is_null() { String::new() } else { body.to_string() };
                 service.client().request(method, "/users/1", fields, body)
             });
-            service.database.waits_for_locks(1);
+            service.database.waits_for_a_lock();
             if first == UNDONE {
                 transaction.rollback().unwrap()
             } else {

@@ -130,8 +130,8 @@ fn pages_of_allowed_origins() {
 fn refusals_of_the_frontend_once_the_head_was_read() {
     let service = Service::with(|config| {
         config.limits.allowed_origins = APP.parse().unwrap();
-        config.limits.body_timeout = Duration::from_millis(200);
-        config.limits.head_timeout = Duration::from_millis(200);
+        config.limits.body_timeout = Duration::from_secs(1);
+        config.limits.head_timeout = Duration::from_secs(1);
     });
     let head = |fields: &str| format!("POST /users HTTP/1.1\r\nHost: a\r\n{fields}Origin: {APP}\r\n\r\n");
     let rows = [
@@ -166,14 +166,14 @@ fn refusals_of_the_frontend_once_the_head_was_read() {
 fn without_a_database() {
     let service = Service::with(|config| {
         config.limits.allowed_origins = APP.parse().unwrap();
-        config.limits.request_timeout = Duration::from_millis(500);
+        config.limits.request_timeout = Duration::from_secs(2);
         config.db_pool_size = 1;
     });
     let mut lock = service.database.client();
     lock.batch_execute("begin; lock table users").unwrap();
     let mut waiting = service.client();
     waiting.send_request("GET", "/users", &[("Origin", APP)], "");
-    service.database.waits_for_locks(1);
+    service.database.waits_for_a_lock();
     let mut client = service.client();
     client.send(preflight(APP, "127.0.0.1", "/users", "POST").as_bytes());
     assert!(permits(&client.answer("OPTIONS"), APP, "POST"));

@@ -71,7 +71,7 @@ impl World {
         let mut lock = full.database.client();
         lock.batch_execute("begin; lock table users in access exclusive mode").unwrap();
         holder.send_request("PUT", &format!("/users/{id}"), &[], r#"{"name":"B"}"#);
-        full.database.waits_for_locks(1);
+        full.database.waits_for_a_lock();
         World {
             _lock: lock,
             plain: Service::start(),

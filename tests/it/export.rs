@@ -181,15 +181,15 @@ fn a_file_is_there_once_it_is_complete() {
     for (signal, code) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143)] {
         let mut process = export(&database, &[argument]);
         eventually(LONG, "it has begun", || names(dir.path()).len() == 3);
-        database.waits_for_locks(1);
+        database.waits_for_a_lock();
         process.signal(signal);
         assert_eq!((process.wait(LONG), process.stderr().as_str()), (code, ""));
         assert_eq!(names(dir.path()), ["link", "users.ndjson"]);
-        database.waits_for_locks(0);
+        database.waits_for_no_lock();
     }
     // And by the database.
     let mut process = export(&database, &[argument]);
-    database.waits_for_locks(1);
+    database.waits_for_a_lock();
     database.value(
         "select count(pg_terminate_backend(pid)) from pg_stat_activity \
          where datname = current_database() and application_name = 'userd'",

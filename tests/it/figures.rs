@@ -108,8 +108,8 @@ fn every_figure_moves() {
     config.password_hashing = PasswordHashing::Owasp;
     config.auth_attempts = 0;
     config.db_pool_size = 2;
-    config.db_acquire_timeout = Duration::from_millis(300);
-    config.limits.head_timeout = Duration::from_millis(200);
+    config.db_acquire_timeout = Duration::from_secs(1);
+    config.limits.head_timeout = Duration::from_secs(1);
     let server = Server::start(config).expect("a server starts");
     let new = || Client::new(server.base_url());
     let mut client = new();
@@ -320,7 +320,7 @@ fn refusals_of_a_service_that_is_short_of_everything() {
     let mut config =
         Config { database: Target::Url(database.url_at(proxy.port()).into()), ..database.config() };
     config.limits.max_connections = 3;
-    config.limits.request_timeout = Duration::from_millis(300);
+    config.limits.request_timeout = Duration::from_secs(1);
     config.limits.trusted_proxies = "127.0.0.1".parse().unwrap();
     let service = Service { server: Server::start(config).unwrap(), database };
     let mut client = service.client();

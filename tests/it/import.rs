@@ -558,7 +558,7 @@ fn ids_that_are_kept_while_users_are_created() {
     let dir = TempDir::new();
     dir.write("users", &text);
     let mut process = start(database, &dir.path().join("users"), &["--keep-ids"]);
-    database.waits_for_locks(1);
+    database.waits_for_a_lock();
     let mut client = service.client();
     assert_eq!(client.post("/users", line("ada@example.com", json!({}))).id(), "3101");
     lock.batch_execute("rollback").unwrap();
@@ -576,7 +576,7 @@ fn an_address_that_is_stored_meanwhile() {
     let mut other = database.client();
     other.batch_execute("begin; insert into users (name, email) values ('other', '2@example.com')").unwrap();
     let mut process = start(&database, &dir.path().join("users"), &["--skip-existing"]);
-    database.waits_for_locks(1);
+    database.waits_for_a_lock();
     other.batch_execute("commit").unwrap();
     assert_eq!(process.wait(LONG), 1);
     let said = process.stderr();
@@ -652,7 +652,7 @@ fn the_service_runs_meanwhile() {
         .batch_execute("begin; insert into users (name, email) values ('other', '20000@example.com')")
         .unwrap();
     drop(stdin);
-    service.database.waits_for_locks(1);
+    service.database.waits_for_a_lock();
     let stores = "select count(*) from pg_stat_activity where query like '%insert into users%' and wait_event_type = 'Lock' \
          and application_name = 'userd'";
     assert_eq!(service.database.value(stores), "1");
@@ -675,7 +675,7 @@ fn a_signal_leaves_nothing() {
         let mut locked = database.client();
         locked.batch_execute("begin; lock table users in exclusive mode").unwrap();
         let mut process = start(&database, &dir.path().join("users"), &[]);
-        database.waits_for_locks(1);
+        database.waits_for_a_lock();
         process.signal(signal);
         assert_eq!(process.wait(LONG), code);
         assert_eq!(process.stderr(), "userd: interrupted; nothing was imported\n");

@@ -42,14 +42,6 @@ fn named(name: &str) -> String {
     json!({ "name": name }).to_string()
 }
 
-/// At least one statement of the service waits for a lock.
-fn meets_a_lock(database: &Database) {
-    let sql = "select count(*) > 0 from pg_stat_activity where datname = current_database() \
-        and application_name = 'userd' and wait_event_type = 'Lock'";
-    let mut client = database.client();
-    eventually(LONG, "a statement meets the lock", || client.query_one(sql, &[]).unwrap().get(0));
-}
-
 /// Its answer comes soon; its status.
 fn soon(caller: &mut Caller, method: &str, target: &str, body: &str) -> u16 {
     let start = Instant::now();
@@ -80,7 +72,7 @@ fn changes_of_a_locked_row_hold_up_nothing_else() {
         thread::scope(|scope| {
             let put = |n: u32| Caller::new(url, AGES).call("PUT", "/users/1", &named(&n.to_string()));
             let changes: Vec<_> = (0..12).map(|n| scope.spawn(move || put(n).unwrap().0)).collect();
-            meets_a_lock(&service.database);
+            service.database.waits_for_a_lock();
             for round in 0..3 {
                 let name = format!("name-{round}");
                 for (method, target, body, expected) in [
@@ -136,7 +128,7 @@ fn changes_of_many_locked_rows_hold_up_no_other_row() {
             let put = |id: u32| Caller::new(url, AGES).call("PUT", &format!("/users/{id}"), &named("held"));
             let changes: Vec<_> = (1..=LOCKED).map(|id| scope.spawn(move || put(id).unwrap().0)).collect();
             // All of them are queued by the time that changes of others overtake them.
-            meets_a_lock(&service.database);
+            service.database.waits_for_a_lock();
             let target = format!("/users/{}", LOCKED + 1);
             eventually(AGES, "retries are all that is left", || {
                 let start = Instant::now();
@@ -177,7 +169,7 @@ fn writes_that_a_lock_of_the_table_blocks_hold_up_no_read() {
             };
             let creates: Vec<_> = (0..4).map(|n| call("POST", "/users", user(&format!("n{n}")))).collect();
             let changes: Vec<_> = (0..4).map(|n| call("PUT", "/users/1", named(&format!("{n}")))).collect();
-            meets_a_lock(&service.database);
+            service.database.waits_for_a_lock();
             for _ in 0..5 {
                 for target in ["/users/1", "/users"] {
                     assert_eq!(soon(&mut caller, "GET", target, ""), 200, "{size:?}: {target}");

@@ -568,10 +568,10 @@ fn a_signal_lets_what_met_a_lock_be_retried() {
     let mut lock = sql.transaction().unwrap();
     lock.batch_execute("select from users where id = 1 for update").unwrap();
     client.send_request("PUT", "/users/1", &[], r#"{"name": "Augusta"}"#);
-    eventually(LONG, "the change meets the lock", || waiting(&database) == 1);
+    database.waits_for_a_lock();
     process.signal(Signal::SIGTERM);
-    eventually(LONG, "it stops", || process.stderr().contains("stopping"));
-    eventually(LONG, "the change has not got the lock", || waiting(&database) == 0);
+    process.logs("stopping");
+    database.waits_for_no_lock();
     lock.rollback().unwrap();
     let answer = client.answer("PUT");
     assert_eq!(answer.status, 200, "{}", answer.body);
@@ -594,12 +594,6 @@ fn a_hangup_that_is_ignored() {
     assert_eq!(process.wait(SOON), 0);
 }
 
-/// Returns the number of statements that wait for a lock.
-fn waiting(database: &Database) -> u32 {
-    let sql = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
-    database.value(sql).parse().unwrap()
-}
-
 /// A request in flight that waits for a lock, which ends with the transaction.
 fn with_a_request_in_flight(test: impl FnOnce(&mut Process, Client, postgres::Transaction)) {
     let database = Database::create();
@@ -610,7 +604,7 @@ fn with_a_request_in_flight(test: impl FnOnce(&mut Process, Client, postgres::Tr
     let mut lock = sql.transaction().unwrap();
     lock.batch_execute("lock table users").unwrap();
     client.send_request("GET", "/users/1", &[], "");
-    eventually(LONG, "the request is in work", || waiting(&database) == 1);
+    database.waits_for_a_lock();
     test(&mut process, client, lock);
 }
 

@@ -44,7 +44,7 @@ fn an_address_that_is_not_committed_yet() {
     let mut transaction = other.transaction().unwrap();
     transaction.batch_execute("insert into users (name, email) values ('n', 'locked@example.com')").unwrap();
     let first = asks(url, "POST", "/users", post("locked"));
-    service.database.waits_for_locks(1);
+    service.database.waits_for_a_lock();
     // Beside creates that no lock blocks, so that some share a batch with a contended one.
     let free: Vec<_> = (0..40).map(|n| asks(url, "POST", "/users", post(&format!("free-{n}")))).collect();
     let contended: Vec<_> = (0..4).map(|_| asks(url, "POST", "/users", post("LOCKED"))).collect();
@@ -75,7 +75,7 @@ fn a_stop_that_waits_for_a_lock() {
     let mut transaction = other.transaction().unwrap();
     transaction.batch_execute("lock table users").unwrap();
     let stuck = asks(service.server.base_url(), "GET", "/users/1", String::new());
-    service.database.waits_for_locks(1);
+    service.database.waits_for_a_lock();
     let start = Instant::now();
     service.server.stop();
     let took = start.elapsed();
@@ -144,9 +144,9 @@ fn a_role_with_short_time_outs() {
     let database = Database::empty();
     let name = database.name();
     let dir = TempDir::new();
-    dir.write("V1__slow.sql", "select pg_sleep(1); create table slow (n int);");
-    database.run(&format!("alter database {name} set statement_timeout = '300ms'"));
-    database.run(&format!("alter database {name} set idle_in_transaction_session_timeout = '300ms'"));
+    dir.write("V1__slow.sql", "select pg_sleep(1.5); create table slow (n int);");
+    database.run(&format!("alter database {name} set statement_timeout = '1s'"));
+    database.run(&format!("alter database {name} set idle_in_transaction_session_timeout = '1s'"));
     let mut process = Process::on(&database, &[("MIGRATIONS_DIR", dir.path().to_str().unwrap())]);
     process.wait_for_url();
     assert_eq!(database.value("select to_regclass('slow')"), "slow");

@@ -377,7 +377,7 @@ fn waiting_for_a_key_is_waiting_for_a_lock() {
             thread::spawn(move || post(&mut client, "k", ADA))
         })
         .collect();
-    service.database.waits_for_locks(1);
+    service.database.waits_for_a_lock();
     for n in 0..20 {
         assert_eq!(client.get("/users").status, 200);
         let body = json!({"name": "n", "email": format!("{n}@example.com")}).to_string();
@@ -401,7 +401,7 @@ fn waiting_for_a_key_is_waiting_for_a_lock() {
         .unwrap();
     let mut waits = service.client();
     let waits = thread::spawn(move || post(&mut waits, "l", ADA));
-    service.database.waits_for_locks(1);
+    service.database.waits_for_a_lock();
     other.rollback().unwrap();
     let answer = waits.join().unwrap();
     assert_eq!((answer.status, is_replayed(&answer)), (201, false));

@@ -2,12 +2,7 @@
 
 use crate::support::{Client, Compared, LONG, MISSED, eventually};
 use serde_json::{Value, json};
-use std::{
-    env, fs,
-    net::TcpListener,
-    process::Command,
-    time::{Duration, Instant},
-};
+use std::{env, fs, net::TcpListener, process::Command, time::Duration};
 use userd::{App, Config, Database, Request, ScratchDatabase, Server, StartError, testing::TestServer};
 
 #[path = "../../examples/embed.rs"]
@@ -33,32 +28,22 @@ fn a_server_can_be_shared_and_sent() {
     both::<(Server, App, TestServer, ScratchDatabase, Config, StartError)>();
 }
 
-/// Servers leave no database, and their end waits for nothing: a drop of a database that has sessions takes 100 ms by
-/// itself.
+/// Servers leave no database, however they end.
 #[test]
 fn many_test_servers_leave_nothing() {
     let keep = TestServer::start();
-    let (mut starts, mut ends) = (Vec::new(), Vec::new());
-    for round in 0..30 {
-        let start = Instant::now();
+    for round in 0..6 {
         let server = TestServer::start();
         assert_eq!(Client::new(server.base_url()).get("/users").status, 200);
-        starts.push(start.elapsed());
         let url = server.database_url().to_owned();
-        let end = Instant::now();
         if round % 2 == 0 {
             drop(server)
         } else {
             server.stop()
         }
-        ends.push(end.elapsed());
         let error = postgres::Client::connect(&url, postgres::NoTls).err().expect("there is no database");
         assert_eq!(error.code(), Some(&postgres::error::SqlState::UNDEFINED_DATABASE), "{error:?}");
     }
-    starts.sort_unstable();
-    println!("starts: median {:?}, slowest {:?}", starts[15], starts[29]);
-    let quickest = ends.into_iter().min().unwrap();
-    assert!(quickest < Duration::from_millis(90), "{quickest:?}");
     assert_eq!(keep.app().handle(&Request::get("/users")).status, 200);
 }
 

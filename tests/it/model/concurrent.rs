@@ -23,12 +23,12 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use userd::{Config, Database as Target, Limits, PasswordHashing, Server};
 
 /// The time in which a change that began before its answer ends: a lock is waited for 100 ms.
-const BEGUN: Duration = Duration::from_millis(500);
+const BEGUN: Duration = Duration::from_secs(1);
 
 const GROUPS: usize = 3;
 const ADDRESSES: usize = 2;
@@ -327,6 +327,14 @@ fn slow_database() -> Database {
     database
 }
 
+/// Waits for a fault to meet a client; not for long, as a history that has ended sends nothing more.
+fn reached(is: impl Fn() -> bool) {
+    let since = Instant::now();
+    while !is() && since.elapsed() < Duration::from_millis(100) {
+        pause(Duration::from_millis(1));
+    }
+}
+
 fn explore_concurrent(
     what: &str,
     database: &Database,
@@ -434,11 +442,13 @@ fn concurrent_histories_with_cut_connections() {
         1 => service.proxy.reset(),
         _ => {
             let (from_server, bytes) = (dice.roll(2) == 0, dice.roll(300) as usize);
+            let cuts = service.proxy.cuts();
             service.proxy.set(Weather::CutAfter { from_server, bytes });
-            pause(Duration::from_millis(2 + dice.roll(10)));
+            reached(|| service.proxy.cuts() > cuts);
             service.proxy.set(Weather::Fair);
         }
     });
+    assert!(service.proxy.cuts() > 0, "no connection was cut");
 }
 
 /// Statements come to the database long after their requests were answered 503.
@@ -456,12 +466,15 @@ fn concurrent_histories_with_statements_that_are_held_back() {
     .expect("a server starts");
     let addresses = [host(server.base_url())];
     let fault = |dice: &mut Dice| {
-        proxy.hold(&[]);
+        let held = proxy.held();
+        proxy.hold_next();
+        reached(|| proxy.held() > held);
         pause(Duration::from_millis(500 + dice.roll(3000)));
         proxy.release();
         pause(Duration::from_millis(dice.roll(500)));
     };
     explore_concurrent("statements held back", &database, &addresses, Some(&fault), &|| proxy.release());
+    assert!(proxy.held() > 0, "no statement was held back");
 }
 
 #[test]

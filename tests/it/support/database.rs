@@ -129,11 +129,22 @@ impl Database {
         }
     }
 
-    /// Returns when as many of the service's sessions wait for locks.
-    pub fn waits_for_locks(&self, count: usize) {
+    /// Returns when a session of the service waits for a lock.
+    pub fn waits_for_a_lock(&self) {
+        self.locks("a session waits for a lock", |waiting| waiting > 0);
+    }
+
+    /// Returns when no session of the service waits for a lock.
+    pub fn waits_for_no_lock(&self) {
+        self.locks("no session waits for a lock", |waiting| waiting == 0);
+    }
+
+    fn locks(&self, what: &str, is: impl Fn(i64) -> bool) {
         let sql = "select count(*) from pg_stat_activity where datname = current_database() \
             and application_name = 'userd' and wait_event_type = 'Lock'";
-        eventually(LONG, "they wait for locks", || self.value(sql) == count.to_string());
+        // A statement waits for 100 ms only: a session for each look would take as long on a busy machine.
+        let mut client = self.client();
+        eventually(LONG, what, || client.query_one(sql, &[]).is_ok_and(|row| is(row.get(0))));
     }
 
     /// A session, to look behind the service's back.

@@ -1,7 +1,7 @@
 //! A TCP port in front of a server, with the faults of a network: it refuses, cuts, resets, delays, stalls, and holds back
 //! what a client sends.
 
-use super::{LONG, eventually, pause};
+use super::pause;
 use socket2::Socket;
 use std::{
     io::{self, Read, Write},
@@ -46,9 +46,11 @@ struct State {
     refused: usize,
     /// How many connections `Weather::CutAfter` has closed.
     cuts: usize,
-    /// The next client that sends this is held back.
-    marker: Option<Vec<u8>>,
+    /// The next client that sends something is held back.
+    holds_next: bool,
+    /// How many clients were held back.
     held: usize,
+    /// How often clients were released.
     released: usize,
 }
 
@@ -140,20 +142,20 @@ impl Proxy {
         self.state().cuts
     }
 
-    /// Holds back the next client that sends these bytes, from then on.
-    pub fn hold(&self, marker: &[u8]) {
-        self.state().marker = Some(marker.to_vec());
+    /// Holds back the next client that sends something: this, and what it sends after it.
+    pub fn hold_next(&self) {
+        self.state().holds_next = true;
     }
 
-    /// Returns when one is held back.
-    pub fn holds(&self) {
-        eventually(LONG, "a client is held back", || self.state().held > 0);
+    /// How many clients were held back.
+    pub fn held(&self) -> usize {
+        self.state().held
     }
 
     /// Lets pass what was held back, whatever its client has done meanwhile.
     pub fn release(&self) {
         let mut state = self.state();
-        (state.marker, state.held) = (None, 0);
+        state.holds_next = false;
         state.released += 1;
     }
 
@@ -186,7 +188,7 @@ fn carry(mut from: &Socket, mut to: &Socket, state: &Mutex<State>, from_server: 
     let mut is_cut = false;
     while let Ok(length @ 1..) = from.read(&mut buffer) {
         if !from_server {
-            hold(&buffer[..length], state);
+            hold(state);
         }
         let bytes = loop {
             let weather = state.lock().unwrap().weather;
@@ -214,12 +216,9 @@ fn carry(mut from: &Socket, mut to: &Socket, state: &Mutex<State>, from_server: 
 }
 
 /// Returns at once, or when the client is released.
-fn hold(bytes: &[u8], state: &Mutex<State>) {
+fn hold(state: &Mutex<State>) {
     let mut shared = state.lock().unwrap();
-    let is_in = |marker: &mut Vec<u8>| {
-        marker.is_empty() || bytes.windows(marker.len()).any(|part| part == marker.as_slice())
-    };
-    if shared.marker.take_if(is_in).is_none() {
+    if !std::mem::take(&mut shared.holds_next) {
         return;
     }
     shared.held += 1;
