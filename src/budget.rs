@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The pause between two looks at the count of a hash that waits for memory.
+/// The pause between two looks at the count while a reservation waits for memory.
 const POLL_PAUSE: Duration = Duration::from_millis(5);
 
 /// The count of all memory that is held for clients. Clones share it.
@@ -20,9 +20,9 @@ pub struct Budget(Arc<Counts>);
 struct Counts {
     limit: usize,
     held: AtomicUsize,
-    /// Held by the one hash that waits for memory.
-    hash: Mutex<()>,
-    /// Called if memory is short; closes connections.
+    /// Held by the one reservation that waits for memory.
+    turn: Mutex<()>,
+    /// Called while it waits; closes connections.
     on_shortage: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
@@ -48,40 +48,28 @@ impl Budget {
         self.0.held.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes that are free.
-    pub fn available(&self) -> usize {
-        self.limit().saturating_sub(self.held())
-    }
-
     /// Counts memory whether there is enough or not.
     pub fn count(&self, bytes: usize) -> Reservation {
         self.0.held.fetch_add(bytes, Ordering::Relaxed);
         Reservation { budget: self.clone(), bytes }
     }
 
-    /// Reserves memory for a hash, before any other work that comes later. Blocks until there is enough; `None` if that
-    /// takes longer than until the deadline.
-    pub fn reserve_for_hash(&self, bytes: usize, deadline: Instant) -> Option<Reservation> {
-        let _turn = self.0.hash.lock();
+    /// Reserves memory for a hash or a large answer, before any work that comes later. Blocks until there is enough;
+    /// `None` if that takes longer than until the deadline.
+    pub fn reserve(&self, bytes: usize, deadline: Instant) -> Option<Reservation> {
+        let _turn = self.0.turn.lock();
         let reservation = self.count(bytes.min(self.limit()));
         while self.held() > self.limit() {
             if Instant::now() >= deadline {
                 return None;
             }
-            self.report_shortage();
+            self.0.on_shortage.get().inspect(|report| report());
             thread::sleep(POLL_PAUSE);
         }
         Some(reservation)
     }
 
-    /// Has the frontend close connections for the memory that they hold.
-    pub fn report_shortage(&self) {
-        if let Some(report) = self.0.on_shortage.get() {
-            report();
-        }
-    }
-
-    /// Sets what [`Budget::report_shortage`] calls; only the first one counts.
+    /// Has this called, again and again, while a reservation waits for memory; only the first one counts.
     pub fn on_shortage(&self, report: impl Fn() + Send + Sync + 'static) {
         let _ = self.0.on_shortage.set(Box::new(report));
     }
@@ -117,13 +105,13 @@ mod tests {
     fn reservations_change_and_are_given_back() {
         let budget = Budget::new(1000);
         let mut one = budget.count(1000);
-        assert_eq!((one.bytes(), budget.held(), budget.available()), (1000, 1000, 0));
+        assert_eq!((one.bytes(), budget.held()), (1000, 1000));
         one.set(500);
-        assert_eq!((one.bytes(), budget.held(), budget.available()), (500, 500, 500));
+        assert_eq!((one.bytes(), budget.held()), (500, 500));
         drop(one);
         assert_eq!(budget.held(), 0);
         let too_much = budget.count(1100);
-        assert_eq!((budget.held(), budget.available()), (1100, 0));
+        assert_eq!(budget.held(), 1100);
         drop(too_much);
         assert_eq!(budget.held(), 0);
     }
@@ -136,10 +124,10 @@ mod tests {
         budget.on_shortage(move || {
             let _ = reported.send(());
         });
-        let waiting = thread::spawn(move || shared.reserve_for_hash(400, Instant::now() + LONG).unwrap());
+        let waiting = thread::spawn(move || shared.reserve(400, Instant::now() + LONG).unwrap());
         reports.recv_timeout(LONG).unwrap();
         // No other work fits meanwhile.
-        assert_eq!(budget.available(), 0);
+        assert!(budget.held() >= budget.limit());
         drop(answers);
         assert_eq!(waiting.join().unwrap().bytes(), 400);
         assert_eq!(budget.held(), 0);
@@ -149,10 +137,10 @@ mod tests {
     fn a_hash_does_not_wait_for_ever() {
         let budget = Budget::new(1000);
         let all = budget.count(900);
-        assert!(budget.reserve_for_hash(400, Instant::now()).is_none());
+        assert!(budget.reserve(400, Instant::now()).is_none());
         drop(all);
         // A hash that is larger than the budget is computed alone.
-        assert_eq!(budget.reserve_for_hash(5000, Instant::now()).unwrap().bytes(), 1000);
+        assert_eq!(budget.reserve(5000, Instant::now()).unwrap().bytes(), 1000);
         assert_eq!(budget.held(), 0);
     }
 
@@ -168,7 +156,7 @@ mod tests {
                         held.set(turn * 11);
                         drop(held);
                         if turn % 64 == 0 {
-                            drop(budget.reserve_for_hash(300_000, Instant::now() + LONG));
+                            drop(budget.reserve(300_000, Instant::now() + LONG));
                         }
                     }
                 });

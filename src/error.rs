@@ -99,10 +99,7 @@ pub enum Error {
     /// `Expect` asks for something other than `100-continue`.
     ExpectationFailed,
     /// A peer has sent too many wrong passwords for an account; holds the seconds after which it may retry.
-    TooManyAttempts {
-        /// Seconds.
-        retry_after: u64,
-    },
+    TooManyAttempts(u64),
     /// The header fields are longer, or more, than allowed.
     HeadTooLarge,
     /// An HTTP version that is not served here.
@@ -145,8 +142,8 @@ impl Error {
             Error::InvalidCredentials => {
                 fixed(401, "Invalid credentials").with("WWW-Authenticate", "Userd-Password")
             }
-            Error::TooManyAttempts { retry_after } => {
-                fixed(429, "Too many attempts").with("Retry-After", retry_after.to_string())
+            Error::TooManyAttempts(seconds) => {
+                fixed(429, "Too many attempts").with("Retry-After", seconds.to_string())
             }
             Error::Unauthorized => fixed(401, "Unauthorized").with("WWW-Authenticate", "Bearer"),
             Error::Forbidden => fixed(403, "Forbidden"),
@@ -173,17 +170,6 @@ impl Error {
             Error::HeadTooLarge => fixed(431, "Request header fields too large"),
             Error::VersionNotSupported => fixed(505, "HTTP version not supported"),
             Error::NotImplemented(what) => explained(501, "Not implemented", what),
-        }
-    }
-
-    /// Returns the label in figures of a request that is refused with this error before it is queued.
-    pub(crate) fn label(&self) -> Option<&'static str> {
-        match self {
-            Error::Busy(reason) => Some(reason.label()),
-            error => {
-                let status = error.refusal().status;
-                LABELS.iter().find(|(of, _)| *of == status).map(|(_, label)| *label)
-            }
         }
     }
 }
@@ -217,11 +203,7 @@ impl Refusal<'_> {
 fn mass_assignment(fields: &[String]) -> String {
     /// The most fields that are named, as the answer must not repeat a body of thousands of fields.
     const NAMED: usize = 10;
-    let named: Vec<String> = fields
-        .iter()
-        .take(NAMED)
-        .map(|field| format!("\"{}\"", field.chars().take(64).collect::<String>()))
-        .collect();
+    let named: Vec<String> = fields.iter().take(NAMED).map(|field| format!("\"{field:.64}\"")).collect();
     let more = match fields.len().saturating_sub(NAMED) {
         0 => String::new(),
         n => format!(" and {n} more"),
@@ -238,9 +220,7 @@ impl fmt::Display for Error {
             Error::Internal(what) => write!(f, "internal error: {what}"),
             Error::Unavailable(what) => write!(f, "unavailable: {what}"),
             Error::Busy(reason) => write!(f, "unavailable: {}", reason.text()),
-            Error::Contended => {
-                f.write_str("unavailable: locks or concurrent transactions blocked a statement")
-            }
+            Error::Contended => f.write_str("unavailable: locks or other transactions blocked a statement"),
             Error::Database { message, .. } => write!(f, "database error: {message}"),
             Error::BadRequest(rule) => write!(f, "bad request: {rule}"),
             Error::NotImplemented(what) => write!(f, "not implemented: {what}"),
@@ -271,7 +251,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, in the order of their numbers (`reason as usize`), each with its label and its text.
-    const ALL: [(Reason, &str, &str); 6] = [
+    pub(crate) const ALL: [(Reason, &str, &str); 6] = [
         (Reason::TooManyConnections, "too_many_connections", "too many connections"),
         (Reason::TooManyRequests, "too_many_requests", "too many requests wait for the workers"),
         (Reason::Unanswered, "not_answered_in_time", "a request was not answered in time"),
@@ -289,23 +269,6 @@ impl Reason {
     pub fn label(self) -> &'static str {
         Reason::ALL[self as usize].1
     }
-}
-
-/// Labels in figures of requests that are refused before they are whole, by the status of the answer.
-const LABELS: [(u16, &str); 8] = [
-    (400, "bad_request"),
-    (408, "request_timeout"),
-    (413, "content_too_large"),
-    (414, "uri_too_long"),
-    (431, "head_too_large"),
-    (417, "expectation_failed"),
-    (505, "version_not_supported"),
-    (501, "not_implemented"),
-];
-
-/// Returns the labels of all refusals in figures.
-pub(crate) fn labels() -> impl Iterator<Item = &'static str> {
-    LABELS.into_iter().map(|(_, label)| label).chain(Reason::ALL.map(|(_, label, _)| label))
 }
 
 /// Why a server did not start. Each is one clear line, and nothing is left running.
@@ -349,15 +312,12 @@ fn not_migrated(missing: &[String]) -> String {
 
 /// Returns how to get an address that can be listened on.
 fn remedy(address: &str, error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::AddrInUse if address.starts_with("unix:") => {
-            "end what listens there, or choose another path"
-        }
-        _ if address.starts_with("unix:") => {
-            "HOST names a socket in a directory that is there and may be written"
-        }
-        io::ErrorKind::AddrInUse => "end what listens there, or choose another PORT",
-        io::ErrorKind::PermissionDenied => "choose a PORT from 1024 on, or let systemd pass the socket",
+    use io::ErrorKind::{AddrInUse, PermissionDenied};
+    match (error.kind(), address.starts_with("unix:")) {
+        (AddrInUse, true) => "end what listens there, or choose another path",
+        (_, true) => "HOST names a socket in a directory that is there and may be written",
+        (AddrInUse, false) => "end what listens there, or choose another PORT",
+        (PermissionDenied, false) => "choose a PORT from 1024 on, or let systemd pass the socket",
         _ => "HOST has to be an address of this machine",
     }
 }
@@ -371,9 +331,7 @@ mod tests {
         for (at, (reason, label, _)) in Reason::ALL.into_iter().enumerate() {
             assert_eq!(reason as usize, at, "{label}");
         }
-        assert_eq!(Error::BadRequest("rule").label(), Some("bad_request"));
-        assert_eq!(Error::Busy(Reason::Stopped).label(), Some("stopped"));
-        assert_eq!(labels().count(), 14);
+        assert_eq!(Reason::Stopped.label(), "stopped");
     }
 
     #[test]

@@ -152,7 +152,7 @@ impl App {
     /// `request_timeout`, then [`Error::Unavailable`]; and for the work.
     fn hashing<T>(&self, hash: Option<&PasswordHash>, work: impl FnOnce(&Hasher) -> T) -> Result<T, Error> {
         let bytes = self.hasher.memory(hash).max(self.hasher.memory(None));
-        match self.budget.reserve_for_hash(bytes, self.deadline()) {
+        match self.budget.reserve(bytes, self.deadline()) {
             Some(_held) => Ok(work(&self.hasher)),
             None => Err(Error::Unavailable("no memory became free for hashing a password".into())),
         }

@@ -71,7 +71,7 @@ impl Throttle {
         let now = now + attempts.advanced;
         let refused = |since: Instant| {
             let left = (since + MINUTE).saturating_duration_since(now);
-            Err(Error::TooManyAttempts { retry_after: left.as_secs() + 1 })
+            Err(Error::TooManyAttempts(left.as_secs() + 1))
         };
         if attempts.counts.get(&pair).is_some_and(|count| now >= count.since + MINUTE) {
             attempts.remove(pair);
@@ -169,7 +169,7 @@ mod tests {
             guess(&throttle, email, A, at(0)).unwrap();
         }
         let refused = guess(&throttle, "ada@example.com", A, at(20)).unwrap_err();
-        assert!(matches!(refused, Error::TooManyAttempts { retry_after: 41 }), "{refused:?}");
+        assert!(matches!(refused, Error::TooManyAttempts(41)), "{refused:?}");
         // Attempts of another peer, or at another account, are counted apart.
         guess(&throttle, "ada@example.com", B, at(20)).unwrap();
         guess(&throttle, "ada@example.com", None, at(20)).unwrap();
@@ -207,7 +207,7 @@ mod tests {
         let admitted = (0..3 * PAIRS).filter(|n| guess(&throttle, &n.to_string(), A, at(1)).is_ok()).count();
         assert_eq!(admitted, PAIRS - 1);
         let refused = guess(&throttle, "one more", A, at(20)).unwrap_err();
-        assert!(matches!(refused, Error::TooManyAttempts { retry_after: 42 }), "{refused:?}");
+        assert!(matches!(refused, Error::TooManyAttempts(42)), "{refused:?}");
         assert!(guess(&throttle, "victim@example.com", B, at(20)).is_err(), "it is remembered");
         assert!(guess(&throttle, "1000", A, at(20)).is_err(), "so is what the table is full of");
         // One that has fewer gets in, at the cost of the oldest pair of the first.

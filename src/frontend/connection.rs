@@ -377,7 +377,7 @@ impl Connection {
         let length = to_tiny_http.len() - before;
         let mut input = bytes[used..].to_vec();
         if let Ok(Parsed::Complete(mut traits)) = step {
-            if counted(input.len()) > slots.budget.available() {
+            if counted(input.len()) > 0 && slots.budget.held() + input.len() > slots.budget.limit() {
                 // Requests behind this one are not answered, which the client sees by the end of the connection.
                 traits.persistence = Persistence::Close;
                 input = Vec::new();

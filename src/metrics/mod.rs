@@ -8,7 +8,7 @@ mod text;
 
 pub use text::Text;
 
-use crate::{error, http::Method};
+use crate::{error::Reason, http::Method};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +28,7 @@ const NONE: &str = "none";
 pub struct Metrics {
     /// Answered requests, by method and route.
     requests: Mutex<BTreeMap<(&'static str, &'static str), Requests>>,
-    /// Refused requests, by label.
+    /// Requests that were answered 503 for a reason, by its label.
     refusals: Mutex<BTreeMap<&'static str, u64>>,
     /// The sizes of batches, with the label of their lane.
     batches: Vec<(&'static str, Mutex<Histogram>)>,
@@ -69,7 +69,7 @@ impl Metrics {
     pub fn new(lanes: &'static [&'static str]) -> Metrics {
         Metrics {
             requests: Mutex::default(),
-            refusals: Mutex::new(error::labels().map(|label| (label, 0)).collect()),
+            refusals: Mutex::new(Reason::ALL.map(|(_, label, _)| (label, 0)).into()),
             batches: lanes.iter().map(|lane| (*lane, Mutex::default())).collect(),
             accepted: AtomicU64::default(),
             lock_retries: AtomicU64::default(),
@@ -85,16 +85,15 @@ impl Metrics {
         requests.durations.add(duration.as_secs_f64(), &SECONDS);
     }
 
-    /// Counts a request that was refused before its route was looked at, by the label of its error.
-    pub fn refusal(&self, label: Option<&'static str>, status: u16) {
+    /// Counts a request that was refused before its route was looked at.
+    pub fn refusal(&self, status: u16) {
         let mut all = self.requests.lock();
         *all.entry((NONE, NONE)).or_default().statuses.entry(status).or_default() += 1;
-        label.into_iter().for_each(|label| self.refused(label));
     }
 
-    /// Counts the label of a refusal whose answer is counted elsewhere.
-    pub fn refused(&self, label: &'static str) {
-        *self.refusals.lock().entry(label).or_default() += 1;
+    /// Counts the reason of a 503, whose answer is counted elsewhere.
+    pub fn refused(&self, reason: Reason) {
+        *self.refusals.lock().entry(reason.label()).or_default() += 1;
     }
 
     /// Counts a batch of so many commands that was executed.
@@ -128,7 +127,7 @@ impl Metrics {
             text.histogram(&labels, &SECONDS, &durations.buckets, durations.sum);
         }
         drop(all);
-        let help = "Requests refused before they were queued, by reason.";
+        let help = "Requests answered 503, by the resource or the time that was missing.";
         text.family("userd_http_refusals_total", "counter", help);
         for (label, count) in self.refusals.lock().iter() {
             text.value(&[("reason", label)], count);
@@ -166,7 +165,8 @@ mod tests {
         metrics.request(Method::Get, "/users/{id}", 200, time);
         metrics.request(Method::Get, "/users/{id}", 999, time);
         metrics.request(Method::Other, "other", 501, time);
-        metrics.refusal(Some("bad_request"), 400);
+        metrics.refusal(400);
+        metrics.refused(Reason::NoMemory);
         metrics.batch(0, 64);
         metrics.batch(0, 1);
         metrics.batch(1, 65);
@@ -181,8 +181,8 @@ mod tests {
             r#"userd_http_request_duration_seconds_bucket{method="GET",route="/users/{id}",le="10"} 3"#,
             r#"userd_http_request_duration_seconds_bucket{method="GET",route="/users/{id}",le="+Inf"} 4"#,
             r#"userd_http_request_duration_seconds_count{method="GET",route="/users/{id}"} 4"#,
-            r#"userd_http_refusals_total{reason="bad_request"} 1"#,
-            r#"userd_http_refusals_total{reason="content_too_large"} 0"#,
+            r#"userd_http_refusals_total{reason="no_memory"} 1"#,
+            r#"userd_http_refusals_total{reason="stopped"} 0"#,
             r#"userd_batch_size_bucket{lane="find",le="1"} 1"#,
             r#"userd_batch_size_bucket{lane="find",le="32"} 1"#,
             r#"userd_batch_size_bucket{lane="find",le="64"} 2"#,

@@ -17,9 +17,9 @@ pub fn write(text: &mut Text) {
     if let Some(size) = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()) {
         text.gauge("process_resident_memory_bytes", "Resident memory.", size << 10);
     }
-    if let (Some(user), Some(system)) = (seconds(14), seconds(15)) {
+    if let Ok(time) = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID) {
         let help = "Processor time, of the user and the system.";
-        text.counter("process_cpu_seconds_total", help, user + system);
+        text.counter("process_cpu_seconds_total", help, Duration::from(time).as_secs_f64());
     }
     if let Ok(open) = fs::read_dir("/proc/self/fd") {
         text.gauge("process_open_fds", "Open file descriptors.", open.count());
@@ -35,18 +35,13 @@ pub fn write(text: &mut Text) {
     }
 }
 
-/// Returns a time in /proc/self/stat, by the number of its field in proc(5).
-fn seconds(field: usize) -> Option<f64> {
-    let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // The name, in brackets, may hold anything. The third field follows it.
-    let ticks: u64 = stat.rsplit_once(") ")?.1.split(' ').nth(field - 3)?.trim_end().parse().ok()?;
-    Some(ticks as f64 / TICKS)
-}
-
 /// Computes when the process started from the time since the machine's start, which a service may see even if /proc/stat
 /// is hidden from it.
 fn started() -> Option<f64> {
     let up = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?).as_secs_f64();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs_f64();
-    Some(now - up + seconds(22)?)
+    let stat = fs::read_to_string("/proc/self/stat").ok()?;
+    // The name, in brackets, may hold anything. The third field follows it; the 22nd is the start in ticks.
+    let ticks: u64 = stat.rsplit_once(") ")?.1.split(' ').nth(22 - 3)?.parse().ok()?;
+    Some(now - up + ticks as f64 / TICKS)
 }

@@ -87,13 +87,14 @@ impl Connection {
             Error::Busy(why) => {
                 let client = self.peer.address;
                 context.slots.unavailable.warn(context.now, why.text(), Some((client, &id)));
+                context.resources.metrics.refused(*why);
             }
             error => log::info!(
                 status = response.status, client:% = ClientName(self.peer.address), request_id:% = id;
                 "refused: {error}"
             ),
         }
-        context.resources.metrics.refusal(error.label(), response.status);
+        context.resources.metrics.refusal(response.status);
         self.generation += 1;
         self.held.set(0);
         let bytes = response.into_bytes(Persistence::Close, head_only, &id);

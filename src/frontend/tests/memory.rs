@@ -206,7 +206,7 @@ fn answers_that_do_not_move_are_given_up_for_their_memory() {
     let mut reported = Instant::now();
     until(|| {
         if reported.elapsed() > Duration::from_secs(1) {
-            harness.budget.report_shortage();
+            harness.slots.report_shortage();
             reported = Instant::now();
         }
         (harness.budget.held() < 2_000_000).then_some(())

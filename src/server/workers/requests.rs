@@ -145,7 +145,7 @@ impl Dispatch {
         let id = Some(&job.id);
         let response = match error {
             Error::Busy(why) => {
-                self.app.metrics.refused(why.label());
+                self.app.metrics.refused(why);
                 self.slots.warn(why, job.client, &job.id);
                 error.answer()
             }
@@ -158,7 +158,7 @@ impl Dispatch {
     pub(super) fn answer(&self, job: &mut Job, response: Response) {
         let bytes = response.memory();
         if bytes > LARGE {
-            job.held = self.app.budget.reserve_for_hash(bytes, Instant::now() + MEMORY_WAIT);
+            job.held = self.app.budget.reserve(bytes, Instant::now() + MEMORY_WAIT);
             if job.held.is_none() {
                 return self.refuse(job, Error::Busy(Reason::NoMemory));
             }
