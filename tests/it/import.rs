@@ -13,7 +13,7 @@ use std::{
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
 };
-use userd::config::PasswordHashing;
+use userd::{PasswordHashing, users::password::Hasher};
 
 const PAGE: &str = include_str!("../../docs/import.md");
 
@@ -35,17 +35,13 @@ fn start(database: &Database, file: &Path, arguments: &[&str]) -> Process {
     Process::start(&[&["import"], arguments, &[file]].concat(), &[("DATABASE_URL", &database.url())])
 }
 
-fn import_file(database: &Database, file: &Path, arguments: &[&str]) -> Ended {
-    let mut process = start(database, file, arguments);
-    (process.wait(LONG), process.stdout(), process.stderr())
-}
-
 /// Imports a text from a file.
 fn import<T: AsRef<[u8]>>(database: &Database, text: T, arguments: &[&str]) -> Ended {
     let dir = TempDir::new();
     let file = dir.path().join("users");
     fs::write(&file, text).expect("a fresh directory");
-    import_file(database, &file, arguments)
+    let mut process = start(database, &file, arguments);
+    (process.wait(LONG), process.stdout(), process.stderr())
 }
 
 /// The test writes its standard input.
@@ -123,23 +119,16 @@ const FILES: &str = r##"
 [{"name":"a","email":"a@x.org"},{"name":"b","email":"b@x.org"}] ⇒ ⇒ imported 2 users ⇒ a@x.org b@x.org
 [\n  {\n    "name": "a]}\"",\n    "email": "a@x.org"\n  }\n]\n ⇒ ⇒ imported 1 user ⇒ a@x.org
 {"version":[1],"users":[USER],"meta":{"x":[{"y":1}]}} ⇒ ⇒ imported 1 user ⇒ a@x.org
-{\n"users": [\n{"name":"a",\n"email":"a@x.org"}, {"name":"b","email":"b@x.org"}]} ⇒ ⇒ imported 2 users ⇒ a@x.org b@x.org
 [] ⇒ ⇒ imported 0 users ⇒
-{"users":[],"x":[1]} ⇒ ⇒ it is an object without an array of users ⇒
-[USER,7] ⇒ ⇒ user 2: is not a JSON object ⇒
 [USER USER] ⇒ ⇒ user 1: is not JSON: trailing characters at column 32 ⇒
-[USER,,{"name":"b","email":"b@x.org"}] ⇒ ⇒ user 2: is not JSON: EOF while parsing a value ⇒
 {"a":"\"]}[","users" : [ USER , {"name":"[\"","email":"b@x.org","tags":null} ] } ⇒ --ignore-unknown ⇒ imported 2 users; left out "tags" of 1 user ⇒ a@x.org b@x.org
 [USER,{"name":"b","email":"A@x.org"}] ⇒ ⇒ user 2: /email is that of user 1, too ⇒
-[{"name":"n"}] ⇒ ⇒ user 1: /email is required ⇒
 {"users":[USER],"roles":[{"name":"b","email":"b@x.org"}]} ⇒ ⇒ it has several arrays of objects: `jq -c '.users[]'` chooses the users of one ⇒
 {\n  "name": "a",\n  "email": "a@x.org"\n}\n ⇒ ⇒ it is an object without an array of users: `jq -c .` writes one user a line ⇒
 
 # Formats that the first character tells, and blank lines.
  ⇒ ⇒ imported 0 users ⇒
 BOM\nname,email\nn,a@x.org\n ⇒ ⇒ imported 1 user ⇒ a@x.org
-BOM\n USER\n\n  \r\n{"name":"b","email":"b@x.org"}\r ⇒ ⇒ imported 2 users ⇒ a@x.org b@x.org
-name,email\nn,a@x.org\n ⇒ --format=ndjson ⇒ line 1: is not JSON: expected ident at column 2 ⇒
 
 # Separators, names, blanks and quotes of CSV.
 name;email\na;a@x.org\n ⇒ ⇒ imported 1 user ⇒ a@x.org
@@ -147,48 +136,33 @@ name;email\na;a@x.org\n ⇒ ⇒ imported 1 user ⇒ a@x.org
 "name"\t"email"\n"a;b,c"\ta@x.org\n5" x\tb@x.org\n ⇒ ⇒ imported 2 users ⇒ a@x.org b@x.org
 BOM NAME ,NBSPEmailNBSP\na,NBSPa@x.org NBSP\n ⇒ ⇒ imported 1 user ⇒ a@x.org
 name,email,\na,a@x.org,\n,,\n , ,NBSP\nb,b@x.org,\n ⇒ ⇒ imported 2 users ⇒ a@x.org b@x.org
-name,email\na,a@x.org,,\n ⇒ ⇒ imported 1 user ⇒ a@x.org
 name,email\r\n"",a@x.org\r\n"a\r\n""b""",b@x.org\r\n ⇒ ⇒ imported 2 users ⇒ a@x.org b@x.org
 name,email\na,a@x.org,b\n ⇒ ⇒ line 2: has 3 fields, and the header 2 ⇒
-name,email\nn\n ⇒ ⇒ line 2: has 1 fields, and the header 2 ⇒
 email\nx@example.com\n ⇒ ⇒ line 1 has 1 columns, and none is name; is it the header? --map name=COLUMN names the column ⇒
 \n\nname;mail\n ⇒ ⇒ line 3 has 2 columns, and none is email; is it the header? ⇒
-name,mail\na,a@x.org\n ⇒ --map=email=e-mail ⇒ line 1 has 2 columns, and none is e-mail; is it the header? ⇒
-Ann,ann@example.com,correct-horse-1\n ⇒ ⇒ line 1 has 3 columns, and none is email; is it the header? ⇒
 name,email\nn,x@example.com\n ⇒ --keep-ids ⇒ line 1 has 2 columns, and none is id; is it the header? ⇒
 Email,email,name\n ⇒ ⇒ line 1 has the column email twice ⇒
-name,email,isAdmin\nn,x@example.com,1\n ⇒ ⇒ line 2: has unknown fields ["isAdmin"]; --ignore-unknown leaves them out, --map ⇒
 name,email\n"n"x,x@example.com\n"m",y@example.com\n ⇒ ⇒ line 2 has text behind a closing quote ⇒
 name,email\n"a\nb",a@x.org\n"""",y\n ⇒ ⇒ line 4: /email value is not an e-mail address ⇒
 name,email\n\xff,x@example.com\n ⇒ --skip-invalid ⇒ line 2 is not UTF-8: save the file as CSV or JSON in UTF-8 ⇒
-name,email\n\x00,x@example.com\n ⇒ ⇒ line 2: /name must not contain NUL ⇒
-name,email\nn,\n ⇒ ⇒ line 2: /email value is not ⇒
 
 # Members and columns that are no field.
 FIELDS,"role":7} ⇒ ⇒ line 1: has unknown fields ["role"]; --ignore-unknown leaves them out, --map says ⇒
-FIELDS,"isAdmin":true,"role":{"a":[1]}} ⇒ ⇒ line 1: has unknown fields ["isAdmin", "role"] ⇒
 FIELDS,"role":7} ⇒ --ignore-unknown ⇒ imported 1 user; left out "role" of 1 user ⇒ a@x.org
 name,email,role,x\na,a@x.org,1,\nb,b@x.org,2,\n ⇒ --ignore-unknown ⇒ imported 2 users; left out "role" of 2 users ⇒ a@x.org b@x.org
 {"displayName":"a","emails":[{"value":"a@x.org"}],"passwordHash":"x","createdAt":1} ⇒ --map=name=displayName,email=emails.0.value ⇒ imported 1 user; left out "createdAt" of 1 user, "passwordHash" of 1 user ⇒ a@x.org
 [{"profile":{"login":"a@x.org"}}] ⇒ --map=name=profile.login,email=profile.login ⇒ imported 1 user ⇒ a@x.org
-Full Name,Mail\na,a@x.org\n ⇒ --map=name=full name,email=MAIL ⇒ imported 1 user ⇒ a@x.org
-e\na@x.org\n ⇒ --map=name=e,email=e ⇒ imported 1 user ⇒ a@x.org
 {"name":"a","mail":"a@x.org"} ⇒ --map=email=mail.0 ⇒ line 1: /email is required ⇒
 USER ⇒ --map=mail=x ⇒ userd: --map must be FIELD=MEMBER,…, and FIELD one of id, name, email, createdAt ⇒
 
 # Lines of JSON.
 {"name":"x","name":"a","email":"a@x.org","passwordHash":null,"createdAt":null} ⇒ ⇒ imported 1 user ⇒ a@x.org
 USER\nFIELDS\nUSER ⇒ ⇒ line 2: is not JSON: EOF while parsing an object at column 29 ⇒
-USER\n{'name':1} ⇒ ⇒ line 2: is not JSON: key must be a string at column 2 ⇒
 USER\n"text" ⇒ ⇒ line 2: is not a JSON object ⇒
 USER\nBOMUSER ⇒ ⇒ line 2: is not JSON: expected value at column 1 ⇒
-USER\n{"name":"\xff","email":"x@example.com"} ⇒ --skip-invalid ⇒ line 2 is not UTF-8 ⇒
-{"name":"\x00","email":"x@example.com"} ⇒ ⇒ line 1: is not JSON: control character ⇒
 {"name":"\u0000","email":"x@example.com"} ⇒ ⇒ line 1: /name must not contain NUL (U+0000) ⇒
 {"name":"LONG","email":"x@example.com"} ⇒ ⇒ line 1: /name value is longer than 1000 characters ⇒
-{"name":7,"email":"x@example.com"} ⇒ ⇒ line 1: /name value is not of type "string" ⇒
 {"name":null,"email":["x"]} ⇒ ⇒ line 1: /name is required; /email value is not of type "string" ⇒
-{"name":"n","email":"x"} ⇒ ⇒ line 1: /email value is not an e-mail address: it has no @ ⇒
 {"name":"n","email":"Ann <ann@example.com>"} ⇒ ⇒ line 1: /email value is not an e-mail address alone: leave out the display name and the < > ⇒
 FIELDS,"createdAt":"yesterday"} ⇒ ⇒ line 1: /createdAt must be a time as in 2020-02-29T23:59:59.123456Z ⇒
 FIELDS,"password":"short"} ⇒ ⇒ line 1: /password value is shorter than 8 characters ⇒
@@ -196,53 +170,44 @@ FIELDS,"password":"correct horse","passwordHash":"$2bBCRYPT"} ⇒ ⇒ line 1: /p
 FIELDS,"passwordHash":"5f4dcc3b5aa765d61d8327deb882cf99"} ⇒ ⇒ line 1: /passwordHash is neither an Argon2id, bcrypt, PBKDF2, scrypt nor WordPress hash ⇒
 FIELDS,"passwordHash":"$2b$13$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2"} ⇒ ⇒ line 1: /passwordHash costs more to verify than 128 MiB, 256 MiB times passes, bcrypt's 12, 2000000 rounds of PBKDF2 or ⇒
 FIELDS} ⇒ --keep-ids ⇒ line 1: /id is required by --keep-ids ⇒
-FIELDS,"id":""} ⇒ --keep-ids ⇒ line 1: WHOLE ⇒
-FIELDS,"id":0} ⇒ --keep-ids ⇒ line 1: WHOLE ⇒
-FIELDS,"id":1.0} ⇒ --keep-ids ⇒ line 1: WHOLE ⇒
 FIELDS,"id":"007"} ⇒ --keep-ids ⇒ line 1: WHOLE ⇒
 FIELDS,"id":9223372036854775808} ⇒ --keep-ids ⇒ line 1: WHOLE ⇒
-FIELDS,"id":[7]} ⇒ --keep-ids ⇒ line 1: WHOLE ⇒
 FIELDS,"id":9}\n{"name":"b","email":"b@x.org","id":"9"} ⇒ --keep-ids ⇒ line 2: /id is that of line 1, too ⇒
 
 # Addresses in the file and in the database, equal if only the case of ASCII letters differs.
 USER\n{"name":"b","email":"b@x.org"} ⇒ A@x.org ⇒ line 1: /email is that of a user in the database ⇒ A@x.org
 USER\n{"name":"b","email":"b@x.org"} ⇒ A@x.org --skip-existing --dry-run ⇒ would import 1 user, skipped 1 existing user ⇒ A@x.org
 USER\n{"name":"b","email":"b@x.org"} ⇒ A@x.org --skip-existing ⇒ imported 1 user, skipped 1 existing user ⇒ A@x.org b@x.org
-USER ⇒ a@x.org --skip-existing ⇒ imported 0 users, skipped 1 existing user ⇒ a@x.org
-USER\nUSER ⇒ --skip-existing ⇒ line 2: /email is that of line 1, too ⇒
 email,name\na@x.org,n\nZOË@x.org,n\nzoë@x.org,n\nA@X.ORG,n\nZoë@X.org,n\né@x.org,n ⇒ É@x.org ⇒ line 5: /email is that of line 2, too\nline 6: /email is that of line 4, too ⇒ É@x.org
 email,name\na@x.org,n\nZOË@x.org,n\nzoë@x.org,n\nA@X.ORG,n\né@x.org,n ⇒ É@x.org --skip-invalid ⇒ imported 4 users, skipped 1 invalid line ⇒ É@x.org a@x.org ZOË@x.org zoë@x.org é@x.org
 
 # Files that are cut off or no text: no rows with a problem, so nothing of them is imported.
 [USER,{"name":"b","ema ⇒ --skip-invalid ⇒ it is cut off behind 1 users ⇒
-[USER,{"name":"b","email":"b@x.org"} ⇒ --skip-invalid ⇒ it is cut off behind 1 users ⇒
-[MANYUSER ⇒ --skip-invalid ⇒ it is cut off behind 50000 users ⇒
 {"users":[USER],"x":" ⇒ --skip-invalid ⇒ it is cut off behind 1 users ⇒
 [{"name":"a","email":"a@x.org"]] ⇒ --skip-invalid ⇒ it is no JSON behind 0 users ⇒
-{"users":\n[USER]] ⇒ --skip-invalid ⇒ it is no JSON behind 1 users ⇒
 [USER] USER ⇒ --skip-invalid ⇒ it has text behind its end ⇒
 USER\n{"name":"b","email":"b@x ⇒ --skip-invalid ⇒ line 2 is cut off ⇒
 name,email\na,a@x.org\n"b,b@x.org\nc,c@x.org\n ⇒ --skip-invalid ⇒ line 3 has a quote that is not closed ⇒
-name,email\na,a@x.org\nb ⇒ --skip-invalid ⇒ line 3 is cut off ⇒
-name,mail\na,a@x.org\n ⇒ --skip-invalid ⇒ line 1 has 2 columns, and none is email ⇒
 \xff\xfe{\x00"\x00n\x00a\x00 ⇒ --skip-invalid ⇒ line 1 is not UTF-8: save the file as CSV or JSON in UTF-8 ⇒
-\x1f\x8b\x08\x00\x00 ⇒ --skip-invalid ⇒ line 1 is not UTF-8 ⇒
-PK\x03\x04 ⇒ ⇒ line 1 has 1 columns, and none is email ⇒
-Ann,ann@x.org,hunter2-hunter2,$2b$05$abcdefghijklmnopqrstuu\n ⇒ ⇒ line 1 has 4 columns, and none is email ⇒
 ann;hunter2-hunter2;name\n ⇒ ⇒ line 1 has 3 columns, and none is email ⇒
 "##;
 
 /// The bytes of a text of [`FILES`].
 fn unescaped(text: &str) -> Vec<u8> {
     const USER: &str = r#"{"name":"a","email":"a@x.org"}"#;
-    let (many, long) = ("USER,".repeat(50_000), "é".repeat(1001));
-    let fields = &USER[..USER.len() - 1];
+    let long = "é".repeat(1001);
     let words = [
-        [("MANY", &*many), ("LONG", &long), ("USER", USER), ("FIELDS", fields), ("BCRYPT", BCRYPT)],
-        [("BOM", "\u{feff}"), ("NBSP", "\u{a0}"), ("\\n", "\n"), ("\\r", "\r"), ("\\t", "\t")],
+        ("LONG", &*long),
+        ("USER", USER),
+        ("FIELDS", &USER[..USER.len() - 1]),
+        ("BCRYPT", BCRYPT),
+        ("BOM", "\u{feff}"),
+        ("NBSP", "\u{a0}"),
+        ("\\n", "\n"),
+        ("\\r", "\r"),
+        ("\\t", "\t"),
     ];
-    let replaced = |text: String, (word, meaning): &(&str, &str)| text.replace(word, meaning);
-    let text = words.as_flattened().iter().fold(text.to_owned(), replaced);
+    let text = words.iter().fold(text.to_owned(), |text, (word, meaning)| text.replace(word, meaning));
     let (first, escapes) = text.split_once("\\x").unwrap_or((&text, ""));
     let mut bytes = first.as_bytes().to_vec();
     for escape in escapes.split("\\x").filter(|escape| !escape.is_empty()) {
@@ -269,22 +234,20 @@ fn files() {
         let options: Vec<&str> = options.iter().map(String::as_str).collect();
         let succeeds = ["imported", "would import"].iter().any(|start| said.starts_with(start));
         let expected = if succeeds { 0 } else { 1 + i32::from(said.starts_with("userd: ")) };
-        for is_piped in if succeeds { vec![false, true] } else { vec![n % 2 == 0] } {
-            database.run("delete from users");
-            for email in existing.clone() {
-                database.run(&format!("insert into users (name, email) values ('n', '{email}')"));
-            }
-            let (code, stdout, stderr) = match is_piped {
-                true => import_piped(&database, &text, &options),
-                false => import(&database, &text, &options),
-            };
-            let line = stderr.strip_prefix("userd: cannot read: ").unwrap_or(&stderr);
-            assert!((stdout.clone() + line).starts_with(&said), "{row}\n{stdout}{stderr}");
-            assert_eq!((code, &*emails(&database)), (expected, stored), "{row}\n{stderr}");
-            assert!(code != 1 || stderr.ends_with("; nothing was imported\n"), "{row}\n{stderr}");
-            assert!(!stderr.contains("hunter2") && !stderr.contains("$2b$"), "{stderr}");
-            assert_no_secret(&stderr);
+        database.run("delete from users");
+        for email in existing {
+            database.run(&format!("insert into users (name, email) values ('n', '{email}')"));
         }
+        let (code, stdout, stderr) = match n % 2 {
+            0 => import_piped(&database, &text, &options),
+            _ => import(&database, &text, &options),
+        };
+        let line = stderr.strip_prefix("userd: cannot read: ").unwrap_or(&stderr);
+        assert!((stdout.clone() + line).starts_with(&said), "{row}\n{stdout}{stderr}");
+        assert_eq!((code, &*emails(&database)), (expected, stored), "{row}\n{stderr}");
+        assert!(code != 1 || stderr.ends_with("; nothing was imported\n"), "{row}\n{stderr}");
+        assert!(!stderr.contains("hunter2") && !stderr.contains("$2b$"), "{stderr}");
+        assert_no_secret(&stderr);
     }
 }
 
@@ -295,29 +258,26 @@ fn broken_lines_are_told_by_their_number() {
     database.run("insert into users (name, email) values ('Ada', 'ada@example.com')");
     let mut text: Vec<String> = lines(500).lines().map(str::to_owned).collect();
     let (again, taken) = (line("8@EXAMPLE.com", json!({})), line("Ada@example.com", json!({})));
-    let hashed = line("x@example.com", json!({"passwordHash": format!("$2b{BCRYPT}")}));
-    for (number, other) in [(2, ""), (9, &again), (300, "{}"), (301, &taken), (499, &again), (500, &hashed)] {
+    for (number, other) in [(2, ""), (9, &again), (300, "{}"), (301, &taken), (499, &again)] {
         text[number - 1] = other.trim_end().to_owned();
     }
     let told = "line 9: /email is that of line 8, too\nline 300: /name is required; /email is required\n\
         line 301: /email is that of a user in the database\nline 499: /email is that of line 8, too\n";
-    let text = text.join("\n");
-    let (code, stdout, stderr) = import(&database, &text, &[]);
-    assert_eq!((code, stdout.as_str()), (1, ""));
-    assert_eq!(stderr, format!("{told}userd: 4 lines are refused; nothing was imported\n"));
-    let (code, stdout, stderr) = import(&database, &text, &["--skip-invalid", "--dry-run"]);
-    assert_eq!((code, stdout.as_str()), (0, "would import 495 users, skipped 4 invalid lines\n"));
-    assert_eq!((stderr.as_str(), counted(&database)), (told, (1, 1)));
-    let (code, stdout, _) = import(&database, &text, &["--skip-invalid"]);
-    assert_eq!((code, stdout.as_str()), (0, "imported 495 users, skipped 4 invalid lines\n"));
-    assert_eq!(counted(&database), (496, 496));
+    let refused = format!("{told}userd: 4 lines are refused; nothing was imported\n");
+    let skipped = |verb: &str| format!("{verb} 495 users, skipped 4 invalid lines\n");
+    for (options, expected, count) in [
+        (&[][..], (1, String::new(), refused), 1),
+        (&["--skip-invalid", "--dry-run"], (0, skipped("would import"), told.to_owned()), 1),
+        (&["--skip-invalid"], (0, skipped("imported"), told.to_owned()), 496),
+    ] {
+        assert_eq!(import(&database, text.join("\n"), options), expected);
+        assert_eq!(counted(&database), (count, count));
+    }
     let numbers =
         "select string_agg(split_part(name, ' ', 2), ' ' order by id) from users where name like 'User %'";
     let in_order: Vec<String> =
-        (1..=500).filter(|n| ![2, 9, 300, 301, 499, 500].contains(n)).map(|n| n.to_string()).collect();
+        (1..=500).filter(|n| ![2, 9, 300, 301, 499].contains(n)).map(|n| n.to_string()).collect();
     assert_eq!(database.value(numbers), in_order.join(" "), "in the order of lines");
-    let owner = "select email from users join credentials on user_id = id";
-    assert_eq!(database.value(owner), "x@example.com");
 
     let (code, _, stderr) = import(&database, "{}\n".repeat(23), &[]);
     let said: Vec<&str> = stderr.lines().collect();
@@ -330,19 +290,16 @@ fn fields() {
     let service = Service::start();
     let ada = json!({"id": "77", "createdAt": "2001-02-03T04:05:06.789Z", "updatedAt": "2002-02-03 04:05:06+01",
                      "password": PASSWORD});
-    let text = line("ada@example.com", ada) + &line("bob@example.com", json!({"id": 78}));
-    assert_eq!(import(&service.database, text, &[]).0, 0);
-    let csv = "\u{feff}id,name,email,password,createdAt\r\n\
-        7,\"a \"\"quoted\"\", name\",a@example.com,,2020-01-01 00:00:00+00\r\n\
-        8,\"two\r\nlines\",b@example.com,correct horse,\r\n\
-        9,,c@example.com,,\r\n";
+    assert_eq!(import(&service.database, line("ada@example.com", ada), &[]).0, 0);
+    let csv = "id,name,email,password,createdAt\r\n7,\"a \"\"quoted\"\", name\",a@example.com,,2020-01-01 00:00:00+00\r\n\
+        8,\"two\r\nlines\",b@example.com,correct horse,\r\n";
     assert_eq!(import(&service.database, csv, &["--format=csv"]).0, 0);
     service.check(
         r#"
-        sql select string_agg(concat_ws('|', id, replace(name, e'\r\n', '~'), email, password_hash is not null), ' ' order by id) from users left join credentials on user_id = id => 1|n|ada@example.com|t 2|n|bob@example.com|f 3|a "quoted", name|a@example.com|f 4|two~lines|b@example.com|t 5||c@example.com|f
+        sql select string_agg(concat_ws('|', id, replace(name, e'\r\n', '~'), email, password_hash is not null), ' ' order by id) from users left join credentials on user_id = id => 1|n|ada@example.com|t 2|a "quoted", name|a@example.com|f 3|two~lines|b@example.com|t
         sql select created_at = '2001-02-03 04:05:06.789+00' and updated_at = '2002-02-03 04:05:06+01' from users where id = 1 => t
-        sql select created_at = '2020-01-01 00:00:00+00' from users where id = 3 => t
-        sql select bool_and(created_at = updated_at and created_at between now() - interval '10 minutes' and now()) from users where id in (2, 5) => t
+        sql select created_at = '2020-01-01 00:00:00+00' from users where id = 2 => t
+        sql select created_at = updated_at and created_at between now() - interval '10 minutes' and now() from users where id = 3 => t
         POST /users/authenticate {"email":"ada@example.com","password":"correct horse"} => 200 *
         POST /users/authenticate {"email":"b@example.com","password":"correct horse"} => 200 *
         POST /users/authenticate {"email":"a@example.com","password":"correct horse"} => 401 *
@@ -367,23 +324,15 @@ fn fields() {
 fn hashes_are_replaced_at_login() {
     // By crypt(3), of 80 digits. Bcrypt reads 72 bytes, and repeats a password that is shorter behind a NUL.
     const OF_80: &str = "$2b$05$abcdefghijklmnopqrstuuLkMZtUsVwf9Ptg/wgiNv8ZhtnAHnix.";
-    let cheap = Service::with(|config| config.password_hashing = PasswordHashing::LeastCostForTests);
-    let body = json!({"name": "Ada", "email": "ada@example.com", "password": PASSWORD}).to_string();
-    assert_eq!(cheap.client().post("/users", body).status, 201);
-    let cheap = cheap.database.value("select password_hash from credentials");
-    assert!(cheap.starts_with("$argon2id$v=19$m=8,t=1,p=1$"), "{cheap}");
-    let bcrypt = |version: &str| format!("$2{version}{BCRYPT}");
+    let cheap = Hasher::new(PasswordHashing::LeastCostForTests).hash(&PASSWORD.into()).expect("a hash");
     let digits = "0123456789".repeat(8);
     let mistyped = format!("{}x", &digits[..79]);
     let repeated = format!("{PASSWORD}\0{PASSWORD}");
     // A hash; the password, and whether it replaces the hash; another one, which does not, and whether it matches.
     let rows = [
-        (bcrypt("a"), PASSWORD, true, "correct horsf", false),
-        (bcrypt("b"), PASSWORD, true, "", false),
-        (bcrypt("b"), PASSWORD, true, &repeated, true),
-        (bcrypt("y"), PASSWORD, true, "correct horsf", false),
+        (format!("$2b{BCRYPT}"), PASSWORD, true, &*repeated, true),
         (OF_80.to_owned(), &digits, false, &mistyped, true),
-        (cheap, PASSWORD, true, "correct horsf", false),
+        (cheap.as_phc().to_owned(), PASSWORD, true, "correct horsf", false),
     ];
     let service = Service::start();
     let mut client = service.client();
@@ -411,35 +360,9 @@ fn hashes_are_replaced_at_login() {
         assert_eq!((&after.body, after.header("ETag")), (&before.body, before.header("ETag")));
     }
     // All of a password counts that is set anew.
-    let body = json!({"password": digits}).to_string();
-    assert_eq!(client.request("PUT", "/users/5", &[], body).status, 200);
-    assert!(!can_log_in(&mut client, "5@example.com", &mistyped));
-    assert!(can_log_in(&mut client, "5@example.com", &digits));
-}
-
-/// é as one character and as two is one password: at logins, in hashes of other programs and for a repeated create.
-#[test]
-fn passwords_in_two_forms_are_one() {
-    // A hash of the password with `e` and an accent.
-    const HASH: &str = "$pbkdf2-sha256$i=1000$c2FsdHNhbHRzYWx0$vl9Oh2k2Aq5ewnjPmIyJmRtjWsc7w5hq2m1xUOs8x1Q";
-    let service = Service::start();
-    let text = line("b@example.com", json!({"passwordHash": HASH}));
-    assert_eq!(import(&service.database, text, &[]), imported("imported 1 user\n"));
-    let rows = r#"
-        POST /users <Idempotency-Key: one> {"name":"n","email":"a@x.org","password":"TWO-password"} => 201 <!Idempotency-Replayed> *
-        POST /users <Idempotency-Key: one> {"name":"n","email":"a@x.org","password":"ONE-password"} => 201 <Idempotency-Replayed: true> *
-        POST /users <Idempotency-Key: one> {"name":"n","email":"a@x.org","password":"e-password"} => 422 *
-        POST /users/authenticate {"email":"a@x.org","password":"ONE-password"} => 200 *
-        POST /users/authenticate {"email":"a@x.org","password":"TWO-password"} => 200 *
-        POST /users/authenticate {"email":"a@x.org","password":"e-password"} => 401 *
-        POST /users/authenticate {"email":"b@example.com","password":"ONE-password"} => 401 *
-        POST /users/authenticate {"email":"b@example.com","password":"TWO-password"} => 200 *
-        sql select starts_with(password_hash, '$argon2id$') from credentials join users on user_id = id where email like 'b%' => t
-        POST /users/authenticate {"email":"b@example.com","password":"ONE-password"} => 200 *
-        POST /users/authenticate {"email":"b@example.com","password":"TWO-password"} => 200 *
-        POST /users/authenticate {"email":"b@example.com","password":"e-password"} => 401 *
-        "#;
-    service.check(rows.replace("ONE", "\u{e9}").replace("TWO", "e\u{301}"));
+    assert_eq!(client.put("/users/2", json!({"password": digits}).to_string()).status, 200);
+    assert!(!can_log_in(&mut client, "2@example.com", &mistyped));
+    assert!(can_log_in(&mut client, "2@example.com", &digits));
 }
 
 /// The two lines of docs/import.md, and their like for CSV: ids, times, hashes and answers of the copy are those of the
@@ -448,29 +371,25 @@ fn passwords_in_two_forms_are_one() {
 fn a_copy_with_its_ids() {
     let source = Service::start();
     let mut client = source.client();
-    for n in 1..=5 {
+    for n in 1..=2 {
         let body = line(&format!("{n}@example.com"), json!({"password": PASSWORD}));
         assert_eq!(client.post("/users", body).status, 201);
     }
-    assert_eq!(client.put("/users/4", r#"{"name":"Changed"}"#).status, 200);
-    assert_eq!(client.delete("/users/2").status, 204);
+    assert_eq!(client.put("/users/1", r#"{"name":"Changed"}"#).status, 200);
     // PUT and psql store these users, although POST refuses them.
-    let odd = [
+    let insert = "insert into users (name, email, created_at) values ($1, $2, '2001-02-03 04:05:06.789+00')";
+    for (name, email) in [
         ("", "no address"),
         ("two\nlines, \"quoted\"\r", "missing@domain"),
         (" ", ""),
         ("Zoë 😀 \u{1}\u{7f}", "\u{feff}é@b"),
         ("=1+1\\", "\"\\u0041\n"),
-    ];
-    for (name, email) in odd {
-        let insert =
-            "insert into users (name, email, created_at) values ($1, $2, '2001-02-03 04:05:06.789+00')";
+    ] {
         source.database.client().execute(insert, &[&name, &email]).unwrap();
     }
     source.database.run(
         "insert into users (id, name, email) overriding system value
-             select n, n, 'x' || n from generate_series(3000, 5000) n;
-         insert into users (id, name, email) overriding system value values (9007199254740993, 'far', 'odd')",
+             select n, n::text, 'x' || n from generate_series(3000, 5000) n union all select 9007199254740993, 'far', 'odd'",
     );
     let of_page = block(PAGE, "copy all users: ");
     for lines in [of_page, &of_page.replace("ndjson", "csv")] {
@@ -479,22 +398,18 @@ fn a_copy_with_its_ids() {
         // Without --as-is, they are held to the create schema.
         let (code, _, said) = shell(&dir, &lines.replace(" --as-is", ""), &urls);
         assert!(code == 1 && said.contains("/email value is not an e-mail address"), "{said}");
-        assert_eq!(shell(&dir, lines, &urls), imported("imported 2011 users\n"));
+        assert_eq!(shell(&dir, lines, &urls), imported("imported 2009 users\n"));
         let rows = "select md5(string_agg(concat_ws('|', id, name, email, created_at, updated_at, password_hash), ';' \
             order by id)) from users left join credentials on user_id = id";
         assert_eq!(copy.database.value(rows), source.database.value(rows));
-        assert_eq!(counted(&copy.database), (2011, 2011));
+        assert_eq!(counted(&copy.database), (2009, 2009));
         let mut other = copy.client();
-        for (id, same_tag) in
-            [(1, true), (2, true), (4, false), (5, true), (4000, true), (9007199254740993_i64, true)]
-        {
-            let [one, two] = [&mut client, &mut other].map(|client| client.get(&format!("/users/{id}")));
-            assert_eq!((one.status, &one.body), (two.status, &two.body), "{id}");
-            assert_eq!(one.header("ETag") == two.header("ETag"), same_tag, "{id}: {one:?} {two:?}");
+        for (path, same_tag) in [("/users/1", false), ("/users/2", true), ("/users/9007199254740993", true)] {
+            let [one, two] = [&mut client, &mut other].map(|client| client.get(path));
+            assert_eq!((one.status, &one.body), (two.status, &two.body), "{path}");
+            assert_eq!(one.header("ETag") == two.header("ETag"), same_tag, "{path}: {one:?} {two:?}");
         }
-        let stale = client.get("/users/4").header("ETag").expect("a tag").to_owned();
-        assert_eq!(other.request("PUT", "/users/4", &[("If-Match", &stale)], r#"{"name":"x"}"#).status, 412);
-        assert!(can_log_in(&mut other, "5@example.com", PASSWORD));
+        assert!(can_log_in(&mut other, "2@example.com", PASSWORD));
         // Behind the largest one.
         assert_eq!(other.post("/users", line("next@example.com", json!({}))).id(), "9007199254740994");
     }
@@ -507,30 +422,27 @@ fn ids_that_are_kept() {
     let mut client = service.client();
     let mut create = |name: &str| client.post("/users", line(&format!("{name}@example.com"), json!({}))).id();
     assert_eq!(create("ada"), "1");
-    let user = |id: Value, name: &str| line(&format!("{name}@example.com"), json!({"id": id}));
-    let some = user(40.into(), "a") + &user("30".into(), "b") + &user(1.into(), "ADA");
-    let others = user(40.into(), "other") + &user(50_000.into(), "c");
+    let user = |id: u32, name: &str| line(&format!("{name}@example.com"), json!({"id": id}));
+    let some = user(40, "a") + &user(30, "b") + &user(1, "ADA");
+    let others = user(40, "other") + &user(50_000, "c");
     let taken = "line 1: /id is that of a user in the database\n";
     // A file, its options, what is said first, and the id of the next user.
-    let steps: [(&str, &[&str], &str, &str); 7] = [
-        (&user(1.into(), "x"), &[], taken, "2"),
+    for (n, (text, options, said, next)) in [
+        (&*user(1, "x"), "", taken, "2"),
         // Refused lines and a dry run draw no value from the sequence.
-        (&some, &["--dry-run", "--skip-existing"], "would import 2 users, skipped 1 existing user\n", "3"),
-        (&some, &["--skip-existing"], "imported 2 users, skipped 1 existing user\n", "41"),
+        (&some, "--dry-run --skip-existing", "would import 2 users, skipped 1 existing user\n", "3"),
+        (&some, "--skip-existing", "imported 2 users, skipped 1 existing user\n", "41"),
         // The id of another address is taken, whatever is skipped; the others can be imported without it.
-        (&others, &["--skip-existing"], taken, "42"),
-        (
-            &others,
-            &["--skip-existing", "--skip-invalid"],
-            "imported 1 user, skipped 1 invalid line\n",
-            "50001",
-        ),
+        (&others, "--skip-existing", taken, "42"),
+        (&others, "--skip-existing --skip-invalid", "imported 1 user, skipped 1 invalid line\n", "50001"),
         // Below the sequence nothing is set back.
-        ("email,id,name\nd@example.com,7,n\n", &[], "imported 1 user\n", "50002"),
-        ("", &[], "imported 0 users\n", "50003"),
-    ];
-    for (n, (text, options, said, next)) in steps.into_iter().enumerate() {
-        let (_, stdout, stderr) = import(database, text, &[&["--keep-ids"], options].concat());
+        ("email,id,name\nd@example.com,7,n\n", "", "imported 1 user\n", "50002"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let options: Vec<&str> = options.split_whitespace().chain(["--keep-ids"]).collect();
+        let (_, stdout, stderr) = import(database, text, &options);
         assert!((stdout.clone() + &stderr).starts_with(said), "{text}: {stdout}{stderr}");
         assert_eq!(create(&format!("next{n}")), next, "{text}");
     }
@@ -539,32 +451,21 @@ fn ids_that_are_kept() {
     let expected =
         "1 ada@example.com, 7 d@example.com, 30 b@example.com, 40 a@example.com, 50000 c@example.com";
     assert_eq!(database.value(ids), expected);
-    assert_eq!(counted(database), (12, 12));
     // Without the option the id of a line means nothing.
-    assert_eq!(import(database, user(1.into(), "new"), &[]).1, "imported 1 user\n");
-    assert_eq!(client.get("/users?email=new@example.com").json()["data"][0]["id"], "50004");
-}
+    assert_eq!(import(database, user(1, "new"), &[]).1, "imported 1 user\n");
+    assert_eq!(client.get("/users?email=new@example.com").json()["data"][0]["id"], "50003");
 
-/// Creates that go on meanwhile never get an id of the file.
-#[test]
-fn ids_that_are_kept_while_users_are_created() {
-    let service = Service::start();
-    let database = &service.database;
-    let text: String =
-        (1..=3000).map(|n| line(&format!("k{n}@example.com"), json!({"id": 100 + n}))).collect();
-    // Its insert waits for this address.
+    // Users that are created meanwhile never get an id of the file. The import waits for an address.
     let mut lock = database.client();
     lock.batch_execute("begin; insert into users (name, email) values ('x', 'k3000@example.com')").unwrap();
     let dir = TempDir::new();
-    dir.write("users", &text);
+    dir.write("users", &(1..=3000).map(|n| user(60_000 + n, &format!("k{n}"))).collect::<String>());
     let mut process = start(database, &dir.path().join("users"), &["--keep-ids"]);
     database.waits_for_a_lock();
-    let mut client = service.client();
-    assert_eq!(client.post("/users", line("ada@example.com", json!({}))).id(), "3101");
+    assert_eq!(client.post("/users", line("meanwhile@example.com", json!({}))).id(), "63001");
     lock.batch_execute("rollback").unwrap();
     assert_eq!((process.wait(LONG), process.stdout().as_str()), (0, "imported 3000 users\n"));
-    assert_eq!(client.post("/users", line("bob@example.com", json!({}))).id(), "3102");
-    assert_eq!(counted(database), (3002, 3002));
+    assert_eq!(client.get("/users/63000").json()["email"], "k3000@example.com");
 }
 
 /// Another client stores an address between the look and the insert, which waits for that transaction.
@@ -580,16 +481,10 @@ fn an_address_that_is_stored_meanwhile() {
     other.batch_execute("commit").unwrap();
     assert_eq!(process.wait(LONG), 1);
     let said = process.stderr();
-    assert!(
-        said.contains("another session stored one of the addresses")
-            && said.ends_with("; nothing was imported\n"),
-        "{said}"
-    );
+    assert!(said.contains("another session stored one of the addresses"), "{said}");
     assert_eq!(emails(&database), "2@example.com");
-    assert_eq!(
-        import(&database, lines(3), &["--skip-existing"]),
-        imported("imported 2 users, skipped 1 existing user\n")
-    );
+    let skipped = imported("imported 2 users, skipped 1 existing user\n");
+    assert_eq!(import(&database, lines(3), &["--skip-existing"]), skipped);
     assert_eq!(emails(&database), "2@example.com 1@example.com 3@example.com");
 }
 
@@ -604,7 +499,6 @@ fn one_line_without_an_end() {
     for (text, format, expected) in [
         ("", "ndjson", "line 1"),
         ("name,email\n\"", "csv", "line 2"),
-        ("[{\"name\":\"a\",\"email\":\"a@x.org\"},{\"name\":\"", "ndjson", "user 2"),
         ("{\"tags\":[1],\"users\":[{\"name\":\"", "ndjson", "user 1"),
     ] {
         let mut process = piped(&database, &["--format", format]);
@@ -625,10 +519,7 @@ fn one_line_without_an_end() {
         assert_eq!((code, stderr), (1, problem), "{text}");
         assert!(most < MOST_KIB, "{most} KiB");
     }
-    // Each line of a field is read once, and members of a document that are no users may be long.
-    let quotes = format!("name,email\n\"{}\",a@x.org\n", "\"\"\n".repeat(300_000));
-    let (code, _, stderr) = import(&database, quotes, &[]);
-    assert!(code == 1 && stderr.starts_with("line 2: /name value is longer than 1000"), "{stderr}");
+    // Members of a document that are no users may be long.
     let (meta, tags) = ("é".repeat(1 << 20), "\"x\",".repeat(1 << 19));
     let user = line("a@x.org", json!({}));
     let document = format!("{{\"meta\":{{\"x\":\"x{meta}\"}},\"tags\":[{tags}1],\"users\":[{user}]}}");
@@ -645,7 +536,6 @@ fn the_service_runs_meanwhile() {
     stdin.write_all(lines(20_000).as_bytes()).unwrap();
     let staged = "select count(*) from pg_stat_progress_copy where tuples_processed > 0";
     eventually(LONG, "lines are staged", || service.database.value(staged) == "1");
-    assert_eq!(client.get("/users").json()["total"], 0);
     assert_eq!(client.post("/users", line("first@example.com", json!({}))).id(), "1");
     let mut other = service.database.client();
     other
@@ -653,24 +543,21 @@ fn the_service_runs_meanwhile() {
         .unwrap();
     drop(stdin);
     service.database.waits_for_a_lock();
-    let stores = "select count(*) from pg_stat_activity where query like '%insert into users%' and wait_event_type = 'Lock' \
-         and application_name = 'userd'";
-    assert_eq!(service.database.value(stores), "1");
     assert_eq!(client.post("/users", line("second@example.com", json!({}))).status, 201);
     assert_eq!(client.get("/users").json()["total"], 2);
     other.batch_execute("rollback").unwrap();
     assert!(process.wait().unwrap().success());
-    assert_eq!(client.get("/users").json()["total"], 20_002);
     assert_eq!(counted(&service.database), (20_002, 20_002));
 }
+
+const SESSIONS: &str =
+    "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'userd'";
 
 #[test]
 fn a_signal_leaves_nothing() {
     let database = Database::create();
     let dir = TempDir::new();
     dir.write("users", &lines(1000));
-    let sessions = "select count(*) from pg_stat_activity \
-        where datname = current_database() and application_name = 'userd'";
     for (signal, code) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143)] {
         let mut locked = database.client();
         locked.batch_execute("begin; lock table users in exclusive mode").unwrap();
@@ -680,15 +567,14 @@ fn a_signal_leaves_nothing() {
         assert_eq!(process.wait(LONG), code);
         assert_eq!(process.stderr(), "userd: interrupted; nothing was imported\n");
         // Even while the lock is held, the server does not go on with it.
-        eventually(LONG, "its session ends", || database.value(sessions) == "0");
+        eventually(LONG, "its session ends", || database.value(SESSIONS) == "0");
     }
     // And while it waits for its input.
     let mut process = piped(&database, &[]);
     let mut stdin = process.stdin.take().unwrap();
     stdin.write_all(lines(1000).as_bytes()).unwrap();
-    eventually(LONG, "it is connected", || database.value(sessions) == "1");
+    eventually(LONG, "it is connected", || database.value(SESSIONS) == "1");
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(process.id().cast_signed()), Signal::SIGINT).unwrap();
-    eventually(LONG, "it ends", || process.try_wait().unwrap().is_some());
     assert_eq!(process.wait().unwrap().code(), Some(130));
     assert_eq!(database.value("select count(*) from users"), "0");
 }
@@ -699,13 +585,12 @@ fn a_session_that_the_database_ends() {
     let database = Database::create();
     let mut process = piped(&database, &[]);
     let mut stdin = process.stdin.take().unwrap();
-    let sessions = "select count(*) from pg_stat_activity \
-        where datname = current_database() and application_name = 'userd' and query like 'copy%'";
+    let staging = format!("{SESSIONS} and query like 'copy%'");
     eventually(LONG, "it is staging", || {
         stdin.write_all(lines(100).as_bytes()).unwrap();
-        database.value(sessions) == "1"
+        database.value(&staging) == "1"
     });
-    database.value(&sessions.replace("count(*)", "count(pg_terminate_backend(pid))"));
+    database.value(&staging.replace("count(*)", "count(pg_terminate_backend(pid))"));
     eventually(LONG, "it ends", || {
         // It may end meanwhile.
         let _ = stdin.write_all(lines(100).as_bytes());
@@ -726,19 +611,16 @@ fn a_role_with_few_rights() {
         "create role {role} login; grant select, insert on users, credentials to {role};
          grant select on user_counts, refinery_schema_history to {role}"
     ));
-    let hashed = line("hashed@example.com", json!({"passwordHash": format!("$2b{BCRYPT}")}));
     let url = database.url().replace("user=postgres", &format!("user={role}"));
     let run = |text: &str, options: &str| {
         let dir = TempDir::new();
         dir.write("users", text);
         shell(&dir, &format!("userd import {options} users"), &[("DATABASE_URL", url.clone())])
     };
-    let text = lines(1000) + &hashed;
+    let text = lines(1000) + &line("hashed@example.com", json!({"passwordHash": format!("$2b{BCRYPT}")}));
     assert_eq!(run(&text, ""), imported("imported 1001 users\n"));
     let skipped = imported("imported 0 users, skipped 1001 existing users\n");
     assert_eq!(run(&text, "--skip-existing"), skipped);
-    let owner = "select email from users join credentials on user_id = id";
-    assert_eq!(database.value(owner), "hashed@example.com");
     // COPY stores no rows where the role's are restricted.
     database.run(
         "alter table users enable row level security; create policy p on users using (true) with check (true)",
@@ -748,7 +630,7 @@ fn a_role_with_few_rights() {
     database.run(&format!("drop owned by {role}; drop role {role}"));
 }
 
-/// An import killed at 50 random moments stores all users or none, and does not block the next import.
+/// An import killed at 25 random moments stores all users or none, and does not block the next import.
 #[test]
 fn killed_at_any_moment() {
     const COUNT: usize = 500;
@@ -757,28 +639,21 @@ fn killed_at_any_moment() {
     dir.write("users", &lines(COUNT));
     let file = dir.path().join("users");
     let began = Instant::now();
-    assert_eq!(import_file(&database, &file, &[]).0, 0);
+    assert_eq!(start(&database, &file, &[]).wait(LONG), 0);
     let takes = began.elapsed();
     let mut client = database.client();
     client.execute("delete from users", &[]).unwrap();
-    let (mut all, mut none) = (0, 0);
     let mut dice = Dice(20_261_122);
-    for _ in 0..50 {
+    for _ in 0..25 {
         let process = start(&database, &file, &[]);
         pause(Duration::from_micros(dice.roll(takes.as_micros() as u64 * 6 / 5)));
         process.signal(Signal::SIGKILL);
         // The lock waits for an import that the server is still executing.
         client.batch_execute("begin; lock table users in share row exclusive mode; commit").unwrap();
-        match client.execute("delete from users", &[]).unwrap() as usize {
-            0 => none += 1,
-            COUNT => all += 1,
-            count => panic!("{count} users"),
-        }
+        let stored = client.execute("delete from users", &[]).unwrap() as usize;
+        assert!([0, COUNT].contains(&stored), "{stored} users");
     }
-    println!("{all} imported all, {none} nothing");
-    assert!(all + none == 50 && none > 5);
-    let (code, stdout, stderr) = import_file(&database, &file, &["--skip-existing"]);
-    assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
+    assert_eq!(start(&database, &file, &["--skip-existing"]).wait(LONG), 0);
     assert_eq!(counted(&database), (COUNT, COUNT));
 }
 
@@ -879,12 +754,8 @@ fn files_of_other_systems() {
         let (_, stdout, stderr) = shell(&dir, lines, &[("DATABASE_URL", service.database.url())]);
         let count = text.matches("@example.com").count() / if system == "Okta" { 2 } else { 1 };
         assert!(stdout.starts_with(&format!("imported {count} users")), "{system}: {stdout}{stderr}");
-        for user in client.get("/users").json()["data"].as_array().expect("users") {
-            assert!(
-                user["name"].as_str().expect("a name").to_lowercase().contains("user"),
-                "{system}: {user}"
-            );
-        }
+        let named = "select bool_and(name ilike '%user%') from users";
+        assert_eq!(service.database.value(named), "true", "{system}");
         let stored: Vec<String> = emails(&service.database).split(' ').map(str::to_owned).collect();
         assert_eq!((stored.len(), stored[0].as_str()), (count, "user1@example.com"), "{system}");
         for email in [&stored[0], &stored[1], &stored[count - 1]] {
