@@ -181,7 +181,7 @@ fn the_largest_users_at_once() {
 fn pages_that_are_not_read_hold_up_no_others() {
     let small = "insert into users (name, email) \
         select 'Ada Lovelace ' || n, n || '@example.com' from generate_series(1, 1000) n";
-    for (users, count) in [(LARGEST, 32), (small, 600)] {
+    for (users, count) in [(LARGEST, 32), (small, 400)] {
         let variables = [("WRITE_TIMEOUT", "100"), ("REQUEST_TIMEOUT", "100")];
         let (_database, process, address) = start(users, &variables);
         let mut stalled: Vec<_> = (0..count).map(|_| connect_small(address)).collect();

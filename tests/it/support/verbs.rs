@@ -12,7 +12,7 @@ const CLIENTS: usize = 8;
 pub fn every_verb(url: &str, round: &str) {
     thread::scope(|scope| {
         for n in 0..CLIENTS {
-            scope.spawn(move || (0..4).for_each(|i| of_batches(url, &format!("{round}-{n}-{i}"))));
+            scope.spawn(move || (0..2).for_each(|i| of_batches(url, &format!("{round}-{n}-{i}"))));
         }
     });
     of_one(url, round);
