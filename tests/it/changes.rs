@@ -160,31 +160,6 @@ fn what_changes_nothing_waits_for_no_lock() {
     assert_ne!(found.header("ETag"), Some(tag));
 }
 
-/// A removal that misses a concurrent change is retried, and succeeds among any number of other changes.
-#[test]
-fn removals_among_many_changes_of_one_user() {
-    const CLIENTS: usize = 8;
-    const CHANGES: usize = 25;
-    let service = Service::with(|config| config.db_pool_size = 8);
-    service.client().post("/users", r#"{"name":"Ada","email":"ada@example.com"}"#);
-    thread::scope(|scope| {
-        for client in 0..CLIENTS {
-            let mut connection = service.client();
-            scope.spawn(move || {
-                for change in 0..CHANGES {
-                    let name = format!("{client}.{change}");
-                    let body = json!({"name": name, "password": null}).to_string();
-                    let answer = connection.put("/users/1", body);
-                    assert_eq!((answer.status, answer.json()["name"].as_str()), (200, Some(name.as_str())));
-                }
-            });
-        }
-    });
-    let last = service.client().get("/users/1").json();
-    let last = last["name"].as_str().and_then(|name| name.split('.').nth(1)?.parse().ok());
-    assert_eq!(last, Some(CHANGES - 1));
-}
-
 /// Each create of a batch has the user that it has stored for an outcome, whatever a trigger makes of the values; what a
 /// trigger leaves out has none.
 #[test]

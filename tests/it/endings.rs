@@ -1,7 +1,7 @@
 //! Ends of the command without success: the cause, then the remedy, in at most two lines for each finding, and nothing on
 //! standard output.
 
-use crate::support::{LONG, Process, TempDir, assert_no_secret, free_port};
+use crate::support::{DATABASE_PASSWORD, LONG, PASSWORD, Process, TempDir, assert_no_secret, free_port};
 use std::{
     fs,
     net::TcpListener,
@@ -30,7 +30,7 @@ fn each_names_the_cause_and_then_the_remedy() {
     let unwritable = path("nowhere/users.ndjson");
     const EPHEMERAL: [&str; 2] = ["--embedded", "--ephemeral"];
     let with = |more: &[&'static str]| [&EPHEMERAL[..], more].concat();
-    let plain: [(&[&str], i32, &str, &str); 36] = [
+    let plain: [(&[&str], i32, &str, &str); 39] = [
         (&["--verbose"], 2, "unexpected argument '--verbose'", "`userd --help` lists"),
         (&["--port"], 2, "a value is required for '--port <PORT>'", "`userd --help` lists"),
         (&["--ephemeral"], 2, "required arguments were not provided", "--embedded"),
@@ -43,6 +43,15 @@ fn each_names_the_cause_and_then_the_remedy() {
         (&["--host"], 2, "a value is required for '--host <HOST>'", "`userd --help` lists"),
         (&["healthcheck", "--port"], 2, "a value is required for '--port <PORT>'", "`userd --help"),
         (&["healthchek"], 2, "unrecognized subcommand", "`userd --help` lists"),
+        // A pasted argument may be a password.
+        (&[PASSWORD], 2, "unrecognized subcommand '…'", "`userd --help` lists"),
+        (&["export", "--format", PASSWORD], 2, "invalid value '…' for '--format <WORD>'", ""),
+        (
+            &["import", "--skip-exsting"],
+            2,
+            "similar argument exists: '--skip-existing'",
+            "`userd --help` lists",
+        ),
         (&["--postgres", "/tmp"], 2, "required arguments were not provided", "--embedded"),
         (&["--embedded", "--postgres"], 2, "a value is required for '--postgres <POSTGRES_BIN>'", ""),
         (&["--embedded", "--postgres="], 2, "--postgres", ""),
@@ -86,16 +95,37 @@ fn each_names_the_cause_and_then_the_remedy() {
         says(Process::start(&arguments, &variables), &format!("{arguments:?}"), code, 1, cause, remedy);
     }
 
+    let secrets = [
+        "postgres://ada:SECRET@localhost/app?sslmod=require",
+        "postgres://ada:SECRET@localhost/app?sslnonsense=SECRET",
+        "postgres://ada:SEC@RET/SECRET@localhost/app",
+        "host=localhost password='SECRET",
+    ]
+    .map(|text| text.replace("SECRET", DATABASE_PASSWORD));
+    dir.write("blank", "\n");
+    let blank = path("blank");
     let both = "postgres://ada@127.0.0.1:1/app?sslmode=require&sslrootcert=/nowhere";
     type Variables<'a> = &'a [(&'a str, &'a str)];
     let empty = path("empty");
     fs::create_dir(&empty).unwrap();
-    let variables: [(Variables, i32, &str, &str); 10] = [
+    let variables: [(Variables, i32, &str, &str); 16] = [
         (&[("PORT", "abc")], 2, "PORT: must be", "a whole number from 0 to 65535"),
         (&[("SCHEMA", "loose")], 2, "SCHEMA: must be", "basic"),
         (&[("WORKERS", "0"), ("LOG_LEVEL", "loud")], 2, "; LOG_LEVEL: must be one of", "debug"),
         (&[("MEMORY_BUDGET", "1")], 2, "MEMORY_BUDGET: must be", "at least"),
         (&[("DATABASE_URL", "mysql://x")], 2, "DATABASE_URL: a URL must start", "with postgres://"),
+        (&[("API_TOKEN", "t0ken-0f-the-tests é")], 2, "API_TOKEN: ", ""),
+        // Without a token, all users would be open: an empty file is no way to say so.
+        (&[("API_TOKEN_FILE", &blank)], 2, "API_TOKEN_FILE: ", " is empty"),
+        (
+            &[("DATABASE_URL", &secrets[0])],
+            2,
+            "DATABASE_URL: parameter 1 is unknown",
+            "(did you mean sslmode?)",
+        ),
+        (&[("DATABASE_URL", &secrets[1])], 2, "DATABASE_URL: parameter 1 ", ""),
+        (&[("DATABASE_URL", &secrets[2])], 2, "DATABASE_URL: ", ""),
+        (&[("DATABASE_URL", &secrets[3])], 2, "DATABASE_URL: ", ""),
         (&[("API_TOKEN_FILE", "/nowhere")], 2, "API_TOKEN_FILE: cannot read", "\"/nowhere\""),
         (
             &[database, ("DB_CONNECT_TIMEOUT", "1")],

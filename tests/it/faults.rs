@@ -4,7 +4,7 @@
 use crate::support::{
     Audit, BUSY, Books, Caller, Client, DATABASE_PASSWORD, Database, LONG, LONG_ON_DISK, Load,
     OTHER_PASSWORD, Own, PASSWORD, Process, Proxy, Service, TOKEN, TempDir, Weather, assert_no_secret,
-    children, eventually, free_port, pause, running, users,
+    children, eventually, free_port, pause, postmaster, running,
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -314,14 +314,6 @@ impl Fragile {
 
 /// Past the request deadline, and past the point where the workers that hang are freed.
 const HANG: Duration = Duration::from_millis(3500);
-
-#[test]
-fn a_server_that_is_stopped() {
-    let fragile = Fragile::start(false);
-    fragile.rounds("PostgreSQL stopped by SIGSTOP", 1, HANG, |fragile, broken| {
-        fragile.postgres.signal(if broken { Signal::SIGSTOP } else { Signal::SIGCONT });
-    });
-}
 
 /// One session of several is stopped: the others go on, and it does once its server goes on.
 #[test]
@@ -746,111 +738,30 @@ fn a_handler_that_panics() {
 
 // The private cluster
 
-/// `userd --embedded` with its directory.
-struct Embedded {
-    process: Process,
-    dir: TempDir,
-}
-
-impl Embedded {
-    fn start(dir: TempDir) -> Embedded {
-        let argument = format!("--embedded={}", dir.path().join("data").display());
-        // Clients keep sending to the old address: no other process may listen there.
-        let port = free_port().to_string();
-        let variables = [("HOST", "127.0.0.1"), ("PORT", port.as_str()), ("LOG_LEVEL", "warn")];
-        let mut process = Process::start(&[&argument], &variables);
-        process.wait_for_url_within(LONG_ON_DISK);
-        Embedded { process, dir }
-    }
-
-    fn first() -> Embedded {
-        let dir = TempDir::new();
-        fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
-        let embedded = Embedded::start(dir);
-        // The process that is killed here is not the machine, and a start after a crash would sync every file.
-        for sql in ["alter system set fsync = off", "select pg_reload_conf()"] {
-            embedded.client().batch_execute(sql).unwrap();
-        }
-        embedded
-    }
-
-    fn server(&self) -> u32 {
-        let file = fs::read_to_string(self.dir.path().join("data/pgdata/postmaster.pid")).unwrap();
-        file.lines().next().unwrap().parse().unwrap()
-    }
-
-    fn client(&self) -> postgres::Client {
-        let host = self.dir.path().join("data");
-        let url = format!("host='{}' user=postgres dbname=postgres", host.display());
-        postgres::Client::connect(&url, postgres::NoTls).expect("the cluster takes connections")
-    }
-}
-
+/// The service says so and ends, and leaves nothing running. The next start recovers what was acknowledged.
 #[test]
-fn the_private_cluster_outlives_its_userd() {
-    const ROUNDS: usize = 3;
-    let mut embedded = Embedded::first();
-    let url = shared(embedded.process.wait_for_url());
-    let load = Load::start("embedded", 4, &url, LONG);
-    let mut outage = Duration::ZERO;
-    for _ in 0..ROUNDS {
-        load.creates(ENOUGH);
-        embedded.process.signal(Signal::SIGKILL);
-        assert_eq!(embedded.process.wait(LONG), -9);
-        let start = Instant::now();
-        embedded = Embedded::start(embedded.dir);
-        let new = embedded.process.wait_for_url();
-        *url.lock().unwrap() = new;
-        outage = outage.max(start.elapsed());
-    }
-    pause(BACK_WITHIN);
-    let books = load.stop();
-    let audit = books.audit(&users(&mut embedded.client()));
-    report("userd --embedded killed and restarted", ROUNDS, &audit, outage);
-    let server = embedded.server();
-    let processes = children(server);
-    embedded.process.signal(Signal::SIGTERM);
-    assert_eq!(embedded.process.wait(LONG), 0);
-    assert!(!running(server) && !processes.into_iter().any(running), "PostgreSQL is left behind");
-}
-
-#[test]
-fn the_private_cluster_loses_a_session_or_all_of_itself() {
-    let mut embedded = Embedded::first();
-    let load = Load::start("embedded", 4, &shared(embedded.process.wait_for_url()), LONG);
-    load.creates(ENOUGH);
-    let send = |process: u32| {
-        let process = nix::unistd::Pid::from_raw(process.cast_signed());
-        nix::sys::signal::kill(process, Signal::SIGKILL).unwrap();
+fn the_private_cluster_is_killed() {
+    let dir = TempDir::new();
+    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let data = dir.path().join("data");
+    let start = || {
+        let mut process = Process::start(&[&format!("--embedded={}", data.display())], &[]);
+        let caller = Caller::new(&process.wait_for_url_within(LONG_ON_DISK), LONG);
+        (process, caller)
     };
-    // One session: the server ends all other sessions too, recovers and goes on.
-    let server = embedded.server();
-    let sql = "select pid from pg_stat_activity where application_name = 'userd' limit 1";
-    let session: i32 = embedded.client().query_one(sql, &[]).unwrap().get(0);
-    send(session.cast_unsigned());
-    let killed = Instant::now();
-    pause(2 * BACK_WITHIN);
-    let killed = killed + Duration::from_millis(1);
-    load.all_succeed_after(killed);
-    let books = load.stop();
-    let outage = books.longest_outage(killed);
-    report("one session killed", 1, &books.audit(&users(&mut embedded.client())), outage);
-    assert!(outage < 2 * BACK_WITHIN + BUSY, "{outage:?}");
-    assert_eq!(embedded.server(), server);
-
-    // The server itself: userd says so and ends, and leaves nothing behind.
+    let (mut process, mut caller) = start();
+    let ada = r#"{"name":"Ada","email":"ada@example.com"}"#;
+    assert_eq!(caller.call("POST", "/users", ada).unwrap().0, 201);
+    let server = postmaster(&data).expect("it runs");
     let processes = children(server);
-    send(server);
-    assert_eq!(embedded.process.wait(LONG), 1);
-    let log = embedded.process.stderr();
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(server.cast_signed()), Signal::SIGKILL).unwrap();
+    assert_eq!(process.wait(LONG), 1);
+    let log = process.stderr();
     let last = log.lines().last().unwrap_or_default();
     assert!(last.starts_with("userd: PostgreSQL (process ") && last.contains("has ended"), "{log}");
     eventually(LONG, "nothing is left running", || !processes.iter().any(|process| running(*process)));
-    let before = books.possible;
-    let restarted = Embedded::start(embedded.dir);
-    let found = users(&mut restarted.client());
-    let audit = Books { possible: before, ..Books::default() }.audit(&found);
-    assert_eq!((audit.lost.len(), audit.unexpected.len()), (0, 0));
+    let (_process, mut caller) = start();
+    assert_eq!(caller.call("GET", "/users/1", "").unwrap().1["email"], "ada@example.com");
 }
 
 // A standby that is away

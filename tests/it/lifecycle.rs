@@ -2,7 +2,7 @@
 
 use crate::support::{
     Client, DATABASE_PASSWORD, Database, LONG, LONG_ON_DISK, PASSWORD, Process, Proxy, TOKEN, TempDir,
-    Weather, assert_no_secret, check, eventually, free_port, running,
+    Weather, assert_no_secret, check, eventually, free_port, postmaster, running,
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -11,7 +11,6 @@ use std::{
     io::{Read, Write},
     net::TcpListener,
     os::unix::{fs::PermissionsExt, net::UnixDatagram},
-    path::Path,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -77,44 +76,6 @@ fn help_and_version() {
     }
 }
 
-/// A stray argument may be a password that a person has pasted.
-#[test]
-fn a_stray_argument_is_not_repeated() {
-    for (arguments, expected) in [
-        (
-            &["import", "--skip-exsting"][..],
-            "tip: a similar argument exists: '--skip-existing'; `userd --help` lists ",
-        ),
-        (&["correct-horse-battery"], "unrecognized subcommand '…'; "),
-        (&["export", "--format=correct-horse-battery"], "invalid value '…' for '--format <WORD>'; "),
-    ] {
-        let line = complaint(&mut Process::start(arguments, &[]), 2);
-        assert!(line.contains(expected) && !line.contains("horse"), "{line}");
-    }
-}
-
-#[test]
-fn parameters_of_a_url_that_are_none() {
-    for (parameters, code, expected) in [
-        ("sslmod=require", 2, "DATABASE_URL: parameter 1 is unknown (did you mean sslmode?)"),
-        ("sslmode=disable&schema=app", 1, "schema has no effect: write options=-csearch_path%3DNAME"),
-        ("nothing-like-it=1", 1, "DATABASE_URL: parameter 1 is unknown and has no effect"),
-    ] {
-        let url = format!("postgres://u:{DATABASE_PASSWORD}@127.0.0.1:1/d?{parameters}");
-        let mut process = Process::start(&[], &[("DATABASE_URL", &url), ("DB_CONNECT_TIMEOUT", "0.1")]);
-        complaint(&mut process, code);
-        let said = process.stderr();
-        assert!(said.contains(expected) && !said.contains("nothing-like-it"), "{said}");
-    }
-    // The line that the hint gives is one that works.
-    let database = Database::create();
-    database.run("create schema app");
-    let url = format!("{} options='-c search_path=app'", database.url());
-    let mut process = Process::start(&["migrate"], &[("DATABASE_URL", &url)]);
-    assert_eq!(process.wait(LONG), 0, "{}", process.stderr());
-    assert_eq!(database.value("select count(*) from app.users"), "0");
-}
-
 #[test]
 fn the_documents_have_the_table_of_settings() {
     let page = include_str!("../../docs/configuration.md");
@@ -127,28 +88,6 @@ fn the_documents_have_the_table_of_settings() {
     };
     let expected: Vec<String> = SETTINGS.iter().map(row).collect();
     assert_eq!(rows, expected);
-}
-
-#[test]
-fn variables_that_cannot_be_used() {
-    let dir = TempDir::new();
-    dir.write("token", "\n");
-    let empty = dir.path().join("token");
-    let url = |text: &str| text.replace("SECRET", DATABASE_PASSWORD);
-    for (name, value, problem) in [
-        ("API_TOKEN", format!("{TOKEN} é"), ""),
-        // Without a token, all users would be open: an empty file is no way to say so.
-        ("API_TOKEN_FILE", empty.display().to_string(), " is empty"),
-        ("DATABASE_URL", url("mysql://ada:SECRET@localhost/app"), ""),
-        ("DATABASE_URL", url("postgres://ada:SECRET@localhost/app?sslnonsense=SECRET"), ""),
-        ("DATABASE_URL", url("postgres://ada:SEC@RET/SECRET@localhost/app"), ""),
-        ("DATABASE_URL", url("host=localhost password='SECRET"), ""),
-    ] {
-        let mut process = Process::start(&[], &[(name, &value)]);
-        let line = complaint(&mut process, 2);
-        assert!(line.starts_with(&format!("{name}: ")) && line.contains(problem), "{name}={value}: {line}");
-        assert_eq!(process.stderr().lines().count(), 1, "{name}={value}: {line}");
-    }
 }
 
 #[test]
@@ -643,7 +582,7 @@ fn systemd_is_told() {
     let mut process = Process::start(&[&argument, "--port=0"], &[name]);
     assert_eq!(told(), "READY=1");
     assert_eq!(process.client().get("/readyz").status, 200);
-    let server = postmaster(&dir.path().join("data"));
+    let server = postmaster(&dir.path().join("data")).unwrap();
     let environment = fs::read(format!("/proc/{server}/environ")).unwrap();
     assert!(!String::from_utf8_lossy(&environment).contains("NOTIFY_SOCKET"));
     process.signal(Signal::SIGTERM);
@@ -679,8 +618,8 @@ fn an_embedded_database() {
     let mut first = start();
     first.wait_for_url_within(LONG_ON_DISK);
     check(&mut first.client(), &format!("POST /users {create} => 201 {ADA_1}"));
-    let server = postmaster(&data);
-    assert!(is_alive(server));
+    let server = postmaster(&data).unwrap();
+    assert!(running(server));
 
     let line = complaint(&mut start(), 1);
     assert!(line.contains(data.to_str().unwrap()) && line.contains("in use"), "{line}");
@@ -688,23 +627,23 @@ fn an_embedded_database() {
 
     first.signal(Signal::SIGTERM);
     assert_eq!(first.wait(LONG), 0, "{}", first.stderr());
-    assert!(!is_alive(server), "PostgreSQL is left behind");
+    assert!(!running(server), "PostgreSQL is left behind");
 
     let mut second = start();
     check(&mut second.client(), &format!("POST /users/authenticate {credentials} => 200 {ADA_1}"));
-    let left_behind = postmaster(&data);
+    let left_behind = postmaster(&data).unwrap();
     second.signal(Signal::SIGKILL);
     assert_eq!(second.wait(LONG), -9);
 
     let mut third = start();
     third.wait_for_url_within(LONG_ON_DISK);
     check(&mut third.client(), &format!("GET /users/1 => 200 {ADA_1}"));
-    let server = postmaster(&data);
+    let server = postmaster(&data).unwrap();
     assert_ne!(server, left_behind);
     // The terminal is closed.
     third.signal(Signal::SIGHUP);
     assert_eq!(third.wait(LONG), 0, "{}", third.stderr());
-    assert!(!is_alive(server) && !is_alive(left_behind), "PostgreSQL is left behind");
+    assert!(!running(server) && !running(left_behind), "PostgreSQL is left behind");
     assert_no_secret(&third.stderr());
 }
 
@@ -784,15 +723,4 @@ fn a_full_disk_is_told() {
     assert_eq!(process.wait(LONG_ON_DISK), 1);
     let line = complaint(&mut process, 1);
     assert!(line.contains("initdb failed") && line.contains("No space left on device"), "{line}");
-}
-
-fn postmaster(data: &Path) -> u32 {
-    let file = fs::read_to_string(data.join("pgdata/postmaster.pid")).unwrap();
-    file.lines().next().unwrap().parse().unwrap()
-}
-
-/// Returns whether a process has not ended. An ended one may be a zombie that its parent has not reaped.
-fn is_alive(process: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    stat.rsplit(") ").next().is_some_and(|state| !state.is_empty() && !state.starts_with('Z'))
 }
