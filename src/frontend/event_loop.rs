@@ -18,7 +18,7 @@ use crate::{
 pub use admission::MAX_SURPLUS;
 use mio::{Events, Interest, Poll, Token, net, unix::SourceFd};
 use std::{
-    io::{self, ErrorKind, Read},
+    io::{self, ErrorKind},
     mem,
     os::unix::net::UnixStream,
     sync::{Arc, atomic::Ordering},
@@ -207,14 +207,10 @@ impl EventLoop {
     /// Reads from tiny_http, and drops what it says: the answer to a request that a worker dropped must not fill the stream.
     /// The end of the stream is an error.
     fn read_private(&mut self) -> io::Result<()> {
-        loop {
-            match self.private.read(&mut self.scratch) {
-                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(_) => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
+        match io::copy(&mut self.private, &mut io::sink()) {
+            Ok(_) => Err(ErrorKind::UnexpectedEof.into()),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
+            Err(error) => Err(error),
         }
     }
 

@@ -137,16 +137,12 @@ pub fn write(body: &[u8], out: &mut Vec<u8>) {
 
 /// Parses the first line of a chunk: its size, and the number of bytes of its extensions.
 fn chunk_size(line: &[u8]) -> Result<(u64, usize), Error> {
-    let malformed = || Error::BadRequest("a chunk's size is malformed");
     let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit());
     let (digits, extensions) = line.split_at(digits.count());
-    if digits.is_empty() {
-        return Err(malformed());
+    if digits.is_empty() || !are_extensions(extensions) {
+        return Err(Error::BadRequest("a chunk's size or extension is malformed"));
     }
-    if !are_extensions(extensions) {
-        return Err(Error::BadRequest("a chunk extension is malformed"));
-    }
-    let digits = std::str::from_utf8(digits).map_err(|_| malformed())?;
+    let digits = str::from_utf8(digits).expect("digits are ASCII");
     let size = u64::from_str_radix(digits, 16).map_err(|_| Error::ContentTooLarge)?;
     Ok((size, extensions.len()))
 }

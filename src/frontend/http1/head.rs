@@ -217,15 +217,10 @@ fn codings(fields: &[httparse::Header]) -> Result<Option<bool>, Error> {
     for coding in fields.flat_map(|field| field.value.split(|&byte| byte == b',')) {
         let coding = coding.trim_ascii();
         let name = coding.split(|&byte| byte == b';').next().unwrap_or_default().trim_ascii();
-        if name.is_empty() || !name.iter().copied().all(is_token) {
-            return Err(Error::BadRequest("the Transfer-Encoding is malformed"));
-        }
-        if chunked {
-            return Err(Error::BadRequest("`chunked` is not the last Transfer-Encoding, or there twice"));
-        }
+        let is_malformed = chunked || name.is_empty() || !name.iter().copied().all(is_token);
         chunked = name.eq_ignore_ascii_case(b"chunked");
-        if chunked && name.len() < coding.len() {
-            return Err(Error::BadRequest("`chunked` has no parameters"));
+        if is_malformed || (chunked && name.len() < coding.len()) {
+            return Err(Error::BadRequest("the Transfer-Encoding is malformed, or `chunked` is not its end"));
         }
         served = Some(chunked && served != Some(false));
     }

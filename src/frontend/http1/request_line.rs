@@ -39,17 +39,11 @@ impl RequestLine {
         if first >= last || method.is_empty() || !method.iter().copied().all(is_token) {
             return Err(malformed);
         }
-        let http10 = match &line[last + 1..] {
-            b"HTTP/1.1" => false,
-            b"HTTP/1.0" => true,
-            [b'H', b'T', b'T', b'P', b'/', major, b'.', minor]
-                if major.is_ascii_digit() && minor.is_ascii_digit() =>
-            {
-                if *major != b'1' {
-                    return Err(Error::VersionNotSupported);
-                }
-                false
-            }
+        let http10 = match line[last + 1..].strip_prefix(b"HTTP/") {
+            Some([major @ b'0'..=b'9', b'.', minor @ b'0'..=b'9']) => match major {
+                b'1' => *minor == b'0',
+                _ => return Err(Error::VersionNotSupported),
+            },
             _ => return Err(malformed),
         };
         let target = first + 1..last;
