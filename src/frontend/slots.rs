@@ -122,6 +122,11 @@ impl Slots {
         self.unavailable.warn(Instant::now(), why.text(), Some((client, id)));
     }
 
+    /// Returns the number of slots: as many requests may wait for answers.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     /// Marks a request as being executed, so that it is not given up for other clients. Returns whether its client still
     /// waits for the answer.
     pub fn begin(&self, slot: Slot) -> bool {
@@ -153,11 +158,6 @@ impl Slots {
     /// Locks a slot, if there is one of that index.
     pub(super) fn lock(&self, index: u32) -> Option<MutexGuard<'_, Entry>> {
         Some(self.entries.get(index as usize)?.lock())
-    }
-
-    /// Returns the number of slots.
-    pub(super) fn len(&self) -> usize {
-        self.entries.len()
     }
 
     /// Collects what `of` returns for each connection and its index. One slot is locked at a time.

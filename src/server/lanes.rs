@@ -62,7 +62,8 @@ pub struct Capacity {
 pub struct Queued<T> {
     /// The command itself.
     pub work: T,
-    needs: Needs,
+    /// Its next step.
+    pub needs: Needs,
     peer: PeerKey,
     arrived: Instant,
     /// The command is not executed before this time.
@@ -75,20 +76,15 @@ pub struct Queued<T> {
 /// Commands to be executed by one thread.
 #[derive(Debug)]
 pub struct Batch<T> {
-    /// The lane of its first command.
-    pub lane: Lane,
-    /// The commands, in the order of their arrival.
+    /// The commands, in the order of their arrival. They may be taken out before the batch is [finished].
+    ///
+    /// [finished]: Lanes::finished
     pub commands: Vec<Queued<T>>,
-    /// Names the batch for [`Lanes::finished`].
-    pub token: Token,
-}
-
-/// Names a batch in flight.
-#[derive(Debug, Clone, Copy)]
-pub struct Token {
     queue: usize,
     started: Instant,
-    commands: usize,
+    /// The number of its commands.
+    size: usize,
+    /// The most users that its lists have.
     users: usize,
 }
 
@@ -182,14 +178,7 @@ impl<T> Lanes<T> {
         self.queued -= commands.len();
         let users = commands.iter().map(|command| command.needs.users).sum();
         self.users += users;
-        let lane = commands.first()?.needs.lane;
-        let token = Token { queue: at, started: now, commands: commands.len(), users };
-        Some(Batch { lane, commands, token })
-    }
-
-    /// Returns whether [`Lanes::next`] has a batch.
-    pub fn is_ready(&self, now: Instant, hashes: bool) -> bool {
-        self.ready(now, hashes).is_some()
+        Some(Batch { size: commands.len(), commands, queue: at, started: now, users })
     }
 
     /// Returns when a batch becomes ready even if nothing is pushed and nothing finishes.
@@ -203,16 +192,15 @@ impl<T> Lanes<T> {
     }
 
     /// Reports the end of a batch. Each of its commands is then [done](Lanes::done), or queued again.
-    pub fn finished(&mut self, token: Token, now: Instant) {
-        let Token { queue: at, started, commands, users } = token;
-        let queue = &mut self.queues[at];
-        let place = queue.in_flight.iter().position(|other| *other == started);
+    pub fn finished(&mut self, batch: &Batch<T>, now: Instant) {
+        let queue = &mut self.queues[batch.queue];
+        let place = queue.in_flight.iter().position(|other| *other == batch.started);
         queue.in_flight.swap_remove(place.expect("it is in flight"));
-        self.users -= users;
-        let took = now - started;
-        queue.took = match at {
+        self.users -= batch.users;
+        let took = now - batch.started;
+        queue.took = match batch.queue {
             HASH => (7 * queue.took + took) / 8,
-            _ if writes(at) => took.saturating_sub(PER_WRITE * commands as u32),
+            at if writes(at) => took.saturating_sub(PER_WRITE * batch.size as u32),
             _ => took,
         }
         .min(2 * queue.took.max(SHORT / 8));
@@ -275,7 +263,8 @@ impl<T> Lanes<T> {
         waiting.remove(at).map(|command| command.work)
     }
 
-    fn ready(&self, now: Instant, hashes: bool) -> Option<usize> {
+    /// Returns the queue of the batch that [`Lanes::next`] takes, if there is one.
+    pub fn ready(&self, now: Instant, hashes: bool) -> Option<usize> {
         let is_ready = |at: &usize| {
             (*at == HASH) == hashes
                 && self.queues[*at].waiting.iter().any(|command| command.due <= now)

@@ -25,7 +25,7 @@ pub use faults::{Fault, Faults};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use requests::{Job, guard};
 use std::{
-    io,
+    io, mem,
     sync::{Arc, atomic::Ordering},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -36,9 +36,6 @@ const STACK: usize = 512 << 10;
 
 /// Workers in tiny_http's queue, at most: one for the next request, and one for those that come while it is executed.
 const RECEIVERS: usize = 2;
-
-/// Commands queued before the first check whether clients still wait for them.
-const FEW: usize = 64;
 
 /// The time for which a thread without a batch sleeps, if nothing is due and nothing wakes it.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -74,8 +71,6 @@ struct Schedule {
     /// When a worker without a batch wakes by itself.
     wakes_at: Option<Instant>,
     stopping: bool,
-    /// Commands that may be queued before those are dropped that no client waits for.
-    most_queued: usize,
 }
 
 impl Workers {
@@ -88,7 +83,7 @@ impl Workers {
         faults: Option<Faults>,
     ) -> io::Result<Workers> {
         let lanes = Lanes::new(capacity);
-        let schedule = Schedule { lanes, receiving: 0, wakes_at: None, stopping: false, most_queued: FEW };
+        let schedule = Schedule { lanes, receiving: 0, wakes_at: None, stopping: false };
         let (schedule, idle, hasher) = (Mutex::new(schedule), Condvar::new(), Condvar::new());
         let dispatch = Arc::new(Dispatch { server, slots, app, faults, schedule, idle, hasher });
         let mut workers = Workers { dispatch, threads: Vec::new() };
@@ -179,10 +174,10 @@ impl Dispatch {
     fn wake(&self, schedule: &Schedule, executes: bool, now: Instant) {
         let due = schedule.lanes.next_due(now, false);
         let is_missed = due.is_some_and(|due| schedule.wakes_at.is_none_or(|at| due < at));
-        if executes && (is_missed || schedule.receiving == 0 || schedule.lanes.is_ready(now, false)) {
+        if executes && (is_missed || schedule.receiving == 0 || schedule.lanes.ready(now, false).is_some()) {
             self.idle.notify_one();
         }
-        if schedule.lanes.is_ready(now, true) {
+        if schedule.lanes.ready(now, true).is_some() {
             self.hasher.notify_one();
         }
     }
@@ -200,10 +195,9 @@ impl Dispatch {
             let too_many = schedule.lanes.push(job, needs, peer, now);
             refused.extend(too_many.map(|job| (job, Error::Busy(Reason::TooManyHashes))));
         }
-        // Clients that give up and retry would let the queue grow without limit.
-        if schedule.lanes.len() > schedule.most_queued {
+        // Clients that give up and retry would let the queue grow without limit. Each connection waits for one command.
+        if schedule.lanes.len() > 2 * self.slots.len() {
             schedule.lanes.retain(|job| !self.slots.abandoned(job.slot));
-            schedule.most_queued = FEW.max(2 * schedule.lanes.len());
         }
         self.refuse_all(schedule, refused);
     }
@@ -217,14 +211,14 @@ impl Dispatch {
     }
 
     /// Executes a batch and answers what is done; what is not is queued again.
-    fn execute(&self, batch: Batch<Job>) -> MutexGuard<'_, Schedule> {
-        let Batch { lane, commands, token } = batch;
+    fn execute(&self, mut batch: Batch<Job>) -> MutexGuard<'_, Schedule> {
+        let commands = mem::take(&mut batch.commands).into_iter();
         // A client that was answered 503 has given the request up, or retries it: it is not executed.
         let (mut items, mut ended): (Vec<_>, Vec<_>) =
-            commands.into_iter().partition(|item: &Queued<Job>| self.slots.begin(item.work.slot));
+            commands.partition(|item: &Queued<Job>| self.slots.begin(item.work.slot));
         let count = items.len();
-        if count > 0 {
-            self.app.metrics.batch(lane as usize, count);
+        if let Some(item) = items.first() {
+            self.app.metrics.batch(item.needs.lane as usize, count);
         }
         // A panic is an answer to each.
         let only = items.first().filter(|_| count == 1).map(|item| item.work.id.clone());
@@ -232,36 +226,33 @@ impl Dispatch {
             items.iter_mut().filter_map(|Queued { work, .. }| Some((work.command.as_mut()?, work.deadline)));
         let outcomes = guard(only.as_ref(), || self.app.execute(commands.collect()))
             .unwrap_or_else(|response| vec![Ok(Some(response)); count]);
-        let (mut unfinished, mut contended) = (Vec::new(), Vec::new());
+        let mut unfinished = Vec::new();
         for (mut item, outcome) in items.into_iter().zip(outcomes) {
-            let list = match outcome {
-                Ok(Some(response)) => {
-                    self.answer(&mut item.work, response);
-                    &mut ended
+            match outcome {
+                Ok(Some(response)) => self.answer(&mut item.work, response),
+                Ok(None) | Err(Error::Contended) => {
+                    unfinished.push((item, outcome.is_err()));
+                    continue;
                 }
-                Ok(None) => &mut unfinished,
-                Err(Error::Contended) => &mut contended,
-                Err(error) => {
-                    self.refuse(&mut item.work, error);
-                    &mut ended
-                }
-            };
-            list.push(item);
+                Err(error) => self.refuse(&mut item.work, error),
+            }
+            ended.push(item);
         }
         let (now, mut refused) = (Instant::now(), Vec::new());
         let mut schedule = self.schedule.lock();
-        schedule.lanes.finished(token, now);
+        schedule.lanes.finished(&batch, now);
         ended.iter().for_each(|item| schedule.lanes.done(item));
-        for item in unfinished {
-            let Some(needs) = item.work.command.as_ref().map(Command::needs) else { continue };
-            let too_many = schedule.lanes.push_next(item, needs);
-            refused.extend(too_many.map(|job| (job, Error::Busy(Reason::TooManyHashes))));
-        }
-        for item in contended {
-            match schedule.lanes.retry(item, now) {
-                None => drop(self.app.metrics.lock_retries.fetch_add(1, Ordering::Relaxed)),
-                Some(job) => refused.push((job, Error::Contended)),
-            }
+        for (item, is_contended) in unfinished {
+            let given_up = if is_contended {
+                schedule.lanes.retry(item, now).map(|job| (job, Error::Contended))
+            } else {
+                let needs = item.work.command.as_ref().map_or(item.needs, Command::needs);
+                let too_many = schedule.lanes.push_next(item, needs);
+                too_many.map(|job| (job, Error::Busy(Reason::TooManyHashes)))
+            };
+            let is_retried = is_contended && given_up.is_none();
+            self.app.metrics.lock_retries.fetch_add(is_retried.into(), Ordering::Relaxed);
+            refused.extend(given_up);
         }
         self.refuse_all(&mut schedule, refused);
         schedule

@@ -35,7 +35,7 @@ impl Bench {
     /// Ends a batch, so long after now, with an answer to each command.
     fn end(&mut self, batch: Batch<u32>, after: Duration) {
         self.now += after;
-        self.lanes.finished(batch.token, self.now);
+        self.lanes.finished(&batch, self.now);
         batch.commands.iter().for_each(|command| self.lanes.done(command));
     }
 }
@@ -111,8 +111,8 @@ fn a_batch_that_is_stuck_does_not_stop_its_lane() {
             stuck.extend(bench.next());
         }
         let due = bench.lanes.next_due(bench.now, false).expect("more is queued");
-        assert_eq!(due, stuck[0].token.started + STALLED, "{lane:?}");
-        assert!(!bench.lanes.is_ready(due - Duration::from_micros(1), false), "{lane:?}");
+        assert_eq!(due, stuck[0].started + STALLED, "{lane:?}");
+        assert!(bench.lanes.ready(due - Duration::from_micros(1), false).is_none(), "{lane:?}");
         bench.now = due;
         assert!(bench.next().is_some(), "{lane:?}");
     }
@@ -157,12 +157,12 @@ fn a_row_stays_taken_while_its_change_pauses_or_goes_on() {
     bench.push(1, 1, change(7));
     bench.push(1, 2, change(7));
     let mut batch = bench.next().unwrap();
-    bench.lanes.finished(batch.token, bench.now);
+    bench.lanes.finished(&batch, bench.now);
     let command = batch.commands.pop().unwrap();
     assert!(bench.lanes.push_next(command, Needs::row(Lane::Single, 7)).is_none());
     let mut batch = bench.next().unwrap();
-    assert_eq!((batch.lane, works(&batch)), (Lane::Single, vec![1]));
-    bench.lanes.finished(batch.token, bench.now);
+    assert_eq!((batch.commands[0].needs.lane, works(&batch)), (Lane::Single, vec![1]));
+    bench.lanes.finished(&batch, bench.now);
     assert!(bench.lanes.retry(batch.commands.pop().unwrap(), bench.now).is_none());
     assert!(bench.next().is_none());
     bench.now = bench.lanes.next_due(bench.now, false).unwrap();
@@ -181,7 +181,7 @@ fn a_command_that_met_a_lock_is_retried_alone_until_its_time_is_up() {
     let mut pauses = Vec::new();
     loop {
         let mut batch = bench.next().unwrap();
-        bench.lanes.finished(batch.token, bench.now);
+        bench.lanes.finished(&batch, bench.now);
         if bench.lanes.retry(batch.commands.pop().unwrap(), bench.now).is_some() {
             break;
         }
@@ -209,7 +209,7 @@ fn retries_leave_sessions_to_what_has_met_no_lock() {
             bench.push(1, row, change(row.into()));
         }
         let batch = bench.next().unwrap();
-        bench.lanes.finished(batch.token, bench.now);
+        bench.lanes.finished(&batch, bench.now);
         for command in batch.commands {
             assert!(bench.lanes.retry(command, bench.now).is_none());
         }
@@ -402,17 +402,17 @@ impl World {
     fn start(&mut self) {
         for hashes in [false, true] {
             while let Some(batch) = self.bench.lanes.next(self.bench.now, hashes) {
-                assert_eq!(batch.token.queue == HASH, hashes);
-                assert!((1..=batch_limit(batch.token.queue)).contains(&batch.commands.len()));
+                assert_eq!(batch.queue == HASH, hashes);
+                assert!((1..=batch_limit(batch.queue)).contains(&batch.commands.len()));
                 self.queued -= batch.commands.len();
                 for command in &batch.commands {
                     let (needs, since, over) = &mut self.commands[command.work as usize];
-                    assert!(!*over && needs.lane == batch.lane);
-                    if let Some(row) = needs.row.filter(|_| batch.lane.changes_rows()) {
+                    assert!(!*over && needs.lane == batch.commands[0].needs.lane);
+                    if let Some(row) = needs.row.filter(|_| needs.lane.changes_rows()) {
                         assert!(self.rows.insert(row), "a row is changed twice at once");
                     }
                     if let Some(since) = since.take() {
-                        assert!(self.ends - since <= STARTS_WITHIN, "{:?} waits for too long", batch.lane);
+                        assert!(self.ends - since <= STARTS_WITHIN, "{:?} waits for too long", needs.lane);
                     }
                 }
                 self.in_flight.push(batch);
@@ -424,7 +424,7 @@ impl World {
 
     fn check(&self) {
         let Capacity { sessions, hashers, .. } = self.bench.lanes.capacity;
-        let count = |queue: usize| self.in_flight.iter().filter(|batch| batch.token.queue == queue).count();
+        let count = |queue: usize| self.in_flight.iter().filter(|batch| batch.queue == queue).count();
         let of = |lane: Lane| count(lane as usize);
         let changes = of(Lane::Change) + of(Lane::Single);
         let (writes, hashes) = (of(Lane::Create) + changes + count(RETRY), count(HASH));
@@ -434,7 +434,7 @@ impl World {
         assert!(count(RETRY) <= (but_one / 2).max(1));
         let users =
             |batch: &Batch<u32>| batch.commands.iter().map(|command| command.needs.users).sum::<usize>();
-        let lists = self.in_flight.iter().filter(|batch| batch.token.queue == Lane::List as usize);
+        let lists = self.in_flight.iter().filter(|batch| batch.queue == Lane::List as usize);
         assert!(lists.map(users).sum::<usize>() < 2 * LIST_USERS);
         // A read that may be executed is in flight, unless a short one is.
         let waiting = |lane: Lane| !self.bench.lanes.queues[lane as usize].waiting.is_empty();
@@ -452,11 +452,11 @@ impl World {
         let at = self.random.below(self.in_flight.len() as u64) as usize;
         let batch = self.in_flight.swap_remove(at);
         self.ends += 1;
-        self.bench.lanes.finished(batch.token, self.bench.now);
+        self.bench.lanes.finished(&batch, self.bench.now);
         let table_is_locked = self.random.below(1000) < 5;
         for command in batch.commands {
             let needs = self.commands[command.work as usize].0;
-            let row = needs.row.filter(|_| batch.lane.changes_rows());
+            let row = needs.row.filter(|_| needs.lane.changes_rows());
             assert!(row.is_none_or(|row| self.rows.remove(&row)));
             let is_locked = row.is_some_and(|row| row < LOCKED) && self.random.below(2) == 0;
             if locks && (is_locked || table_is_locked) {
@@ -464,7 +464,7 @@ impl World {
                 assert!(self.bench.lanes.retry(command, self.bench.now).is_none(), "it is not given up");
                 continue;
             }
-            let next = match batch.lane {
+            let next = match needs.lane {
                 // Hashed, and then stored.
                 Lane::Hash if self.random.below(2) == 0 => Some(Lane::Single),
                 // An update of an address.
