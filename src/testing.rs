@@ -126,7 +126,7 @@ impl ScratchDatabase {
     #[doc(hidden)]
     pub fn serve(
         &self,
-        bound: BoundServer,
+        mut bound: BoundServer,
         config: Config,
         on_listening: impl FnOnce() -> io::Result<()>,
         on_broken: impl FnOnce() + Send + 'static,
@@ -140,8 +140,9 @@ impl ScratchDatabase {
             rule.left -= 1;
             Some(rule.fault)
         };
-        let server = bound.with_faults(Arc::new(choose)).start(config, on_listening, on_broken)?;
-        let control = Control { app: server.shared_app(), url: self.url.clone(), rules };
+        bound.faults = Some(Arc::new(choose));
+        let server = bound.start(config, on_listening, on_broken)?;
+        let control = Control { app: server.app.clone(), url: self.url.clone(), rules };
         Ok((server, control))
     }
 

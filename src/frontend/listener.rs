@@ -2,7 +2,6 @@
 //!
 //! Owns the life of a Unix socket's file. Binds every socket that clients connect to. Knows nothing of HTTP.
 
-use nix::unistd::{AccessFlags, access};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::{
     fmt, fs, io,
@@ -17,7 +16,7 @@ use std::{
 /// Connections that the kernel completes before they are accepted. It lowers this to its own bound.
 const BACKLOG: i32 = 4096;
 
-/// A socket that clients connect to. Dropping it frees the port, and removes the file that it made.
+/// A socket that clients connect to, or will. Dropping it frees the port, and removes the file that it made.
 pub struct Listener {
     socket: Socket,
     /// The path and the inode of the file of a Unix socket that was bound here.
@@ -26,25 +25,15 @@ pub struct Listener {
     is_passed: bool,
 }
 
-/// An address that can be listened on, and is not yet: clients are refused until [`Bound::listen`].
-pub enum Bound {
-    /// Bound, so that no other socket can listen there.
-    Tcp(Socket),
-    /// Bound with the first [`Bound::listen`]: the file of a socket that does not listen looks like a stale one.
-    Unix(PathBuf),
-    Passed(Listener),
-}
-
-impl Bound {
-    /// Binds `host`, an address or a name, or looks whether `unix:/path` can be bound; `::` takes IPv4 as well. Port 0
-    /// is a free one.
+impl Listener {
+    /// Binds `host`, an address or a name, or `unix:/path`; `::` takes IPv4 as well. Port 0 is a free one. Clients are
+    /// refused until [`Listener::listen`].
     ///
-    /// A Unix socket's file that no process listens on will be replaced; one that is in use, or a file of another kind, is
+    /// A Unix socket's file that no process listens on is replaced; one that is in use, or a file of another kind, is
     /// an error. Blocks for as long as looking a host name up takes.
-    pub fn new(host: &str, port: u16) -> io::Result<Bound> {
+    pub fn bind(host: &str, port: u16) -> io::Result<Listener> {
         if let Some(path) = host.strip_prefix("unix:") {
-            check_unix(Path::new(path))?;
-            return Ok(Bound::Unix(path.into()));
+            return bind_unix(Path::new(path));
         }
         let host = host.strip_prefix('[').unwrap_or(host);
         let host = host.strip_suffix(']').unwrap_or(host);
@@ -52,31 +41,20 @@ impl Bound {
         // Takes the first address that can be bound, or the last error.
         let bound = bound.reduce(Result::or);
         let none = || Err(io::Error::new(io::ErrorKind::NotFound, "the host name has no address"));
-        bound.unwrap_or_else(none).map(Bound::Tcp)
+        Listener::new(bound.unwrap_or_else(none)?, None, false)
     }
 
-    /// Listens. An error if another process has begun to listen there since.
-    pub fn listen(self) -> io::Result<Listener> {
-        match self {
-            Bound::Tcp(socket) => {
-                socket.listen(BACKLOG)?;
-                Listener::new(socket, None, false)
-            }
-            Bound::Unix(path) => listen_unix(&path),
-            Bound::Passed(listener) => Ok(listener),
+    /// Listens. An error if another process has begun to listen there, or has taken the path, since.
+    pub fn listen(&self) -> io::Result<()> {
+        match self.file {
+            Some(_) if !self.has_file() => Err(io::ErrorKind::AddrInUse.into()),
+            _ if self.is_passed => Ok(()),
+            _ => self.socket.listen(BACKLOG),
         }
     }
-}
 
-impl Listener {
-    /// Listens on `host` at once: [`Bound::new`] and [`Bound::listen`].
-    #[cfg(test)]
-    pub fn bind(host: &str, port: u16) -> io::Result<Listener> {
-        Bound::new(host, port)?.listen()
-    }
-
-    /// Listens on a socket that is bound already, as systemd passes one in `LISTEN_FDS`. If it is a Unix
-    /// socket, its file is the supervisor's and stays.
+    /// Takes a socket that listens already, as systemd passes one in `LISTEN_FDS`. If it is a Unix socket, its file is
+    /// the supervisor's and stays.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Listener> {
         let socket = Socket::from(fd);
         if socket.r#type()? != Type::STREAM || !socket.is_listener()? {
@@ -103,6 +81,14 @@ impl Listener {
     /// Returns the descriptor that the readiness loop registers.
     pub(super) fn fd(&self) -> RawFd {
         self.socket.as_raw_fd()
+    }
+
+    /// Returns whether the path of the Unix socket that was bound here still leads to its file.
+    fn has_file(&self) -> bool {
+        let is_own = |(path, inode): &(PathBuf, u64)| {
+            fs::symlink_metadata(path).is_ok_and(|found| found.ino() == *inode)
+        };
+        self.file.as_ref().is_some_and(is_own)
     }
 
     fn new(socket: Socket, file: Option<(PathBuf, u64)>, is_passed: bool) -> io::Result<Listener> {
@@ -143,9 +129,9 @@ fn bind_tcp(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Checks that the path can be bound: it is free, or has the file of a socket that is not in use.
-fn check_unix(path: &Path) -> io::Result<()> {
-    use io::ErrorKind::{AlreadyExists, InvalidInput, NotFound};
+/// Takes the path if it is free, or has the file of a socket that is not in use, which it removes.
+fn bind_unix(path: &Path) -> io::Result<Listener> {
+    use io::ErrorKind::{AddrInUse, AlreadyExists, InvalidInput, NotFound};
     if path.as_os_str().is_empty() {
         // Linux makes a name up for an empty path.
         return Err(io::Error::new(InvalidInput, "the path of the socket is empty"));
@@ -153,29 +139,16 @@ fn check_unix(path: &Path) -> io::Result<()> {
     let address = SockAddr::unix(path)?;
     match fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => {
-            Err(io::Error::new(AlreadyExists, "the path is taken by something that is not a socket"))
+            return Err(io::Error::new(AlreadyExists, "the path is taken by something that is not a socket"));
         }
-        Ok(_) if in_use(&address)? => Err(io::ErrorKind::AddrInUse.into()),
-        Err(error) if error.kind() != NotFound => Err(error),
-        _ => {
-            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-            access(parent.unwrap_or(Path::new(".")), AccessFlags::W_OK).map_err(io::Error::from)
-        }
-    }
-}
-
-/// Takes the path, and removes a stale file.
-fn listen_unix(path: &Path) -> io::Result<Listener> {
-    check_unix(path)?;
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+        Ok(_) if in_use(&address)? => return Err(AddrInUse.into()),
+        Ok(_) => fs::remove_file(path)?,
+        Err(error) if error.kind() == NotFound => {}
+        Err(error) => return Err(error),
     }
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    socket.bind(&SockAddr::unix(path)?)?;
-    let made = fs::symlink_metadata(path)?;
-    let file = (std::path::absolute(path)?, made.ino());
-    socket.listen(BACKLOG)?;
+    socket.bind(&address)?;
+    let file = (std::path::absolute(path)?, fs::symlink_metadata(path)?.ino());
     Listener::new(socket, Some(file), false)
 }
 
@@ -193,9 +166,7 @@ impl Drop for Listener {
     fn drop(&mut self) {
         // The file is removed before the socket is closed, as a server that starts now would take it for a stale one. The
         // next start replaces a file that is left.
-        if let Some((path, inode)) = &self.file
-            && fs::symlink_metadata(path).is_ok_and(|found| found.ino() == *inode)
-        {
+        if let Some((path, _)) = self.file.as_ref().filter(|_| self.has_file()) {
             let _ = fs::remove_file(path);
         }
         if !self.is_passed {
@@ -210,9 +181,15 @@ impl Drop for Listener {
 mod tests {
     use super::*;
 
+    fn listen(port: u16) -> Listener {
+        let listener = Listener::bind("127.0.0.1", port).unwrap();
+        listener.listen().unwrap();
+        listener
+    }
+
     #[test]
     fn accepted_connections_do_not_wait_for_more_to_send() {
-        let listener = Listener::bind("127.0.0.1", 0).unwrap();
+        let listener = listen(0);
         let address = listener.local_addr().unwrap();
         let _client = std::net::TcpStream::connect(address).unwrap();
         assert!(listener.accept().unwrap().0.tcp_nodelay().unwrap());
@@ -220,14 +197,13 @@ mod tests {
 
     #[test]
     fn copies_in_other_processes_keep_no_port() {
-        let bind = |port| Listener::bind("127.0.0.1", port).unwrap();
-        let listener = bind(0);
+        let listener = listen(0);
         let address = listener.local_addr().unwrap();
         // A process that is being started has such a copy.
         let copy = listener.socket.try_clone().unwrap();
         drop(listener);
         assert!(std::net::TcpStream::connect(address).is_err());
-        drop(bind(address.port()));
+        drop(listen(address.port()));
         drop(copy);
     }
 
@@ -240,15 +216,27 @@ mod tests {
 
     #[test]
     fn a_bound_address_is_taken_and_refuses_clients() {
-        let bound = Bound::new("127.0.0.1", 0).unwrap();
-        let Bound::Tcp(socket) = &bound else { unreachable!() };
-        let address = socket.local_addr().unwrap().as_socket().unwrap();
+        let listener = Listener::bind("127.0.0.1", 0).unwrap();
+        let address = listener.local_addr().unwrap();
         assert!(std::net::TcpStream::connect(address).is_err());
-        let listener = bound.listen().unwrap();
+        listener.listen().unwrap();
         assert!(std::net::TcpStream::connect(address).is_ok());
-        let error = Bound::new("127.0.0.1", address.port()).err().unwrap();
+        let error = Listener::bind("127.0.0.1", address.port()).err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
-        drop(listener);
+    }
+
+    /// The file of a socket that does not listen looks like one that was left behind.
+    #[test]
+    fn of_two_that_bind_one_path_the_last_one_listens() {
+        let path = std::env::temp_dir().join(format!("userd-listener-{}", std::process::id()));
+        let host = format!("unix:{}", path.display());
+        let [first, last] = [(); 2].map(|()| Listener::bind(&host, 0).unwrap());
+        assert_eq!(first.listen().unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        drop(first);
+        last.listen().unwrap();
+        assert!(std::os::unix::net::UnixStream::connect(&path).is_ok());
+        drop(last);
+        assert!(!path.exists());
     }
 
     #[test]

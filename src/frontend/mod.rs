@@ -22,7 +22,7 @@ mod warnings;
 
 pub use event_loop::MAX_SURPLUS;
 pub use http1::head::Served;
-pub use listener::{Bound, Listener};
+pub use listener::Listener;
 pub use peers::ClientName;
 pub use slots::{Claimed, Slot, Slots};
 

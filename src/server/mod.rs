@@ -1,9 +1,8 @@
 //! Wires the stages together and stops them in order.
 
-mod descriptors;
 mod lanes;
 mod relay;
-mod threads;
+mod system;
 mod workers;
 
 use crate::{
@@ -11,7 +10,7 @@ use crate::{
     config::{Config, Limits},
     db::target::Target,
     error::StartError,
-    frontend::{Bound, Frontend, Listener, Resources, Served},
+    frontend::{Frontend, Listener, Resources, Served},
     http::Method,
 };
 use lanes::Capacity;
@@ -23,6 +22,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+pub use system::check_system;
 use workers::Workers;
 pub use workers::{Fault, Faults};
 
@@ -31,7 +31,7 @@ const LAST_WORK: Duration = Duration::from_millis(300);
 
 /// A running service: a port, some threads, a pool of connections. Stops when it is dropped.
 pub struct Server {
-    app: Arc<App>,
+    pub(crate) app: Arc<App>,
     base_url: String,
     addr: Option<SocketAddr>,
     /// `None` after a stop.
@@ -42,44 +42,29 @@ pub struct Server {
     stop_timeout: Duration,
 }
 
-/// Checks that the process may open the descriptors that a server of these settings needs, and raises their limit.
-///
-/// # Errors
-/// [`StartError::System`], with the number that is needed.
-pub fn check_system(config: &Config) -> Result<(), StartError> {
-    descriptors::connections(config).map(drop)
-}
-
 /// The address of a server that is yet to start: taken, and not listened on. For a program that has to start a
 /// database first, and wants to know before that whether the address can be had.
 pub struct BoundServer {
-    bound: Bound,
-    faults: Option<Faults>,
+    listener: Listener,
+    /// The requests that fail, in a service that is thrown away.
+    pub(crate) faults: Option<Faults>,
 }
 
 impl BoundServer {
     /// Binds the address of these settings. Blocks for as long as looking a host name up takes.
     ///
     /// # Errors
-    /// [`StartError::Config`], [`StartError::Listen`], and [`StartError::System`] where the system allows the process
-    /// too little.
+    /// [`StartError::Config`] and [`StartError::Listen`].
     pub fn bind(config: &Config) -> Result<BoundServer, StartError> {
         config.check()?;
         // An address that cannot be used is told before anything is bound.
         Target::new(config)?;
-        check_system(config)?;
-        let bound = match &config.socket {
-            Some(socket) => socket.try_clone().and_then(Listener::from_fd).map(Bound::Passed),
-            None => Bound::new(&config.host, config.port),
+        let listener = match &config.socket {
+            Some(socket) => socket.try_clone().and_then(Listener::from_fd),
+            None => Listener::bind(&config.host, config.port),
         };
-        let bound = bound.map_err(|error| StartError::Listen(address(config), error))?;
-        Ok(BoundServer { bound, faults: None })
-    }
-
-    /// Has requests fail. For a service that is thrown away.
-    #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn with_faults(self, faults: Faults) -> BoundServer {
-        BoundServer { faults: Some(faults), ..self }
+        let listener = listener.map_err(|error| StartError::Listen(address(config), error))?;
+        Ok(BoundServer { listener, faults: None })
     }
 
     /// Starts the server on this address, whatever address `config` has now; otherwise as [`Server::start`].
@@ -94,7 +79,7 @@ impl BoundServer {
         on_listening: impl FnOnce() -> io::Result<()>,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> Result<Server, StartError> {
-        let (wanted, possible) = (config.limits.max_connections, descriptors::connections(&config)?);
+        let (wanted, possible) = (config.limits.max_connections, check_system(&config)?);
         if possible < wanted {
             log::warn!(
                 "the limit of open descriptors suffices for {possible} connections: raise it (ulimit -n; LimitNOFILE= \
@@ -103,19 +88,19 @@ impl BoundServer {
         }
         let limits = Limits { max_connections: possible, ..config.limits.clone() };
         let mut app = App::open(&config)?;
-        let listener = self.bound.listen().map_err(|error| StartError::Listen(address(&config), error))?;
+        let BoundServer { listener, faults } = self;
+        listener.listen().map_err(|error| StartError::Listen(address(&config), error))?;
         let (base_url, addr) = (listener.to_string(), listener.local_addr());
         app.serve_ui(config.serves_ui(addr));
         let app = Arc::new(app);
         let stages = || {
             let (relay, http, stream) = Relay::start()?;
             on_listening()?;
-            let health = app.health.clone();
-            let counts = app.metrics.clone();
+            let shared = app.clone();
             let answer_at_once = Box::new(move |method: Method, path: &str| {
-                let answer = app::answer_at_once(&health, method, path)?;
+                let answer = app::answer_at_once(&shared.health, method, path)?;
                 // The answer takes some microseconds.
-                counts.request(method, app::label(path), answer.status, Duration::ZERO);
+                shared.metrics.request(method, app::label(path), answer.status, Duration::ZERO);
                 Some(answer)
             });
             let resources = Resources {
@@ -131,7 +116,7 @@ impl BoundServer {
                 cores: thread::available_parallelism().map_or(1, usize::from),
                 retry_for: config.limits.request_timeout / 2,
             };
-            let workers = Workers::start(http, slots, app.clone(), capacity, self.faults)?;
+            let workers = Workers::start(http, slots, app.clone(), capacity, faults)?;
             app.metrics.add_source(workers.figures());
             Ok((relay, frontend, workers))
         };
@@ -179,11 +164,6 @@ impl Server {
     /// Returns the service, which answers requests without a socket.
     pub fn app(&self) -> &App {
         &self.app
-    }
-
-    #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn shared_app(&self) -> Arc<App> {
-        self.app.clone()
     }
 
     /// Stops: `/readyz` says so for `drain_delay` (0 s), then it takes no new connections, answers the requests in

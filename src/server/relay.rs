@@ -18,20 +18,16 @@ use std::{
     process, thread,
 };
 
-/// The listening end of the private socket, kept to end tiny_http's accept thread.
-pub struct Relay {
-    listener: UnixListener,
-    /// tiny_http's `Drop` connects to the socket's path and then removes that file. As long as this descriptor is
-    /// open, the path leads into a directory that is gone, where no process can make another file.
-    _open: fs::File,
-}
+/// The listening end of the private socket. Dropping it ends tiny_http's accept thread.
+pub struct Relay(UnixListener);
 
 impl Relay {
     /// Starts tiny_http, and connects the one stream that it will ever serve: over a socket in a directory that only
     /// this user can enter, in TMPDIR, else /tmp, else /dev/shm, and that is removed before this returns.
     pub fn start() -> io::Result<(Relay, tiny_http::Server, UnixStream)> {
         let temporary = std::env::temp_dir();
-        let (relay, listener, stream) = connect([&temporary, Path::new("/tmp"), Path::new("/dev/shm")])?;
+        let (listener, stream) = connect([&temporary, Path::new("/tmp"), Path::new("/dev/shm")])?;
+        let relay = Relay(listener.try_clone()?);
         let start = || tiny_http::Server::from_listener(listener, None).map_err(io::Error::other);
         // The threads of tiny_http inherit the name.
         let http = thread::scope(|scope| {
@@ -42,7 +38,7 @@ impl Relay {
     }
 }
 
-type Connected = (Relay, UnixListener, UnixStream);
+type Connected = (UnixListener, UnixStream);
 
 /// Connects a socket in the first directory that takes one.
 fn connect([first, second, third]: [&Path; 3]) -> io::Result<Connected> {
@@ -59,12 +55,12 @@ fn connect_in(place: &Path) -> io::Result<Connected> {
     let dir = mkdtemp(&place.join(format!("userd-{}-XXXXXX", process::id())))?;
     let connect = || {
         let open = fs::File::open(&dir)?;
-        // The name is unique, even if the descriptor's number is reused.
+        // tiny_http's `Drop` connects to this path and removes its file. The name is unique, so no file is there, even if
+        // the descriptor's number is reused.
         let name = dir.file_name().unwrap_or_default();
         let path = Path::new("/proc/self/fd").join(open.as_raw_fd().to_string()).join(name);
         let listener = UnixListener::bind(&path)?;
-        let stream = UnixStream::connect(&path)?;
-        Ok((Relay { listener: listener.try_clone()?, _open: open }, listener, stream))
+        Ok((listener, UnixStream::connect(&path)?))
     };
     let connected = connect();
     fs::remove_dir_all(&dir)?;
@@ -74,7 +70,7 @@ fn connect_in(place: &Path) -> io::Result<Connected> {
 impl Drop for Relay {
     fn drop(&mut self) {
         // tiny_http's own way, connecting to the path once more, finds the path gone.
-        let _ = shutdown(self.listener.as_raw_fd(), Shutdown::Both);
+        let _ = shutdown(self.0.as_raw_fd(), Shutdown::Both);
     }
 }
 

@@ -72,6 +72,7 @@ impl Harness {
     pub fn start(listener: Listener, limits: &Limits, workers: usize) -> Harness {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         raise_the_limit_of_descriptors();
+        listener.listen().unwrap();
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let directory = std::env::temp_dir().join(format!("userd-frontend-{}-{count}", std::process::id()));
         std::fs::DirBuilder::new().mode(0o700).create(&directory).unwrap();

@@ -703,6 +703,7 @@ fn a_broken_private_stream_is_reported_and_ends_the_frontend() {
     use std::sync::{Arc, atomic::AtomicUsize};
     let (ours, theirs) = UnixStream::pair().unwrap();
     let listener = Listener::bind("127.0.0.1", 0).unwrap();
+    listener.listen().unwrap();
     let address = listener.local_addr().unwrap();
     let broken = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&broken);

@@ -1,10 +1,10 @@
-//! The system's limit of open descriptors (`RLIMIT_NOFILE`): raised if it may be. If it is too low, the server does not
-//! start, rather than fail requests under load.
+//! The system's limits of open descriptors and of threads. If one is too low, the server does not start, rather than
+//! fail requests under load.
 
-use super::threads;
 use crate::{config::Config, error::StartError, frontend::MAX_SURPLUS};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use std::{fs, io};
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
+use parking_lot::Mutex;
+use std::{fs, io, thread};
 
 /// Descriptors of one session: its socket twice, and the three that its runtime waits with.
 const SESSION_DESCRIPTORS: u64 = 5;
@@ -16,14 +16,17 @@ const SPARE_DESCRIPTORS: u64 = 64;
 /// Threads beside the workers.
 const THREADS: usize = 16;
 
-/// Raises the limit to what a server of these settings needs. Returns the number of connections that it suffices for;
-/// an error with the number that is needed if that is none, or if the process may not have enough threads.
-pub fn connections(config: &Config) -> Result<usize, StartError> {
-    let checked = threads::check(config.workers + THREADS);
-    checked.and_then(|()| allowed(config)).map_err(StartError::System)
+/// Raises the limit of descriptors to the number that a server of these settings needs. Returns the number of
+/// connections that it suffices for.
+///
+/// # Errors
+/// [`StartError::System`] if that is none, with the number that is needed, or if the process may not have enough threads.
+pub fn check_system(config: &Config) -> Result<usize, StartError> {
+    let threads = can_start(config.workers + THREADS);
+    threads.and_then(|()| connections(config)).map_err(StartError::System)
 }
 
-fn allowed(config: &Config) -> io::Result<usize> {
+fn connections(config: &Config) -> io::Result<usize> {
     let wanted = config.limits.max_connections;
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     let open = fs::read_dir("/proc/self/fd").map_or(SPARE_DESCRIPTORS, |open| open.count() as u64);
@@ -48,4 +51,25 @@ fn allowed(config: &Config) -> io::Result<usize> {
     }
     let possible = usize::try_from(got.saturating_sub(others)).unwrap_or(usize::MAX);
     Ok(possible.clamp(1, wanted))
+}
+
+/// Starts so many threads and ends them again. The error says which limit is too low.
+fn can_start(count: usize) -> io::Result<()> {
+    let gate = Mutex::new(());
+    thread::scope(|scope| {
+        let _shut = gate.lock();
+        (0..count).try_for_each(|_| {
+            let thread = thread::Builder::new().spawn_scoped(scope, || drop(gate.lock()));
+            thread.map(drop).map_err(ran_out)
+        })
+    })
+}
+
+fn ran_out(error: io::Error) -> io::Error {
+    let limit = getrlimit(Resource::RLIMIT_NPROC).ok().filter(|(soft, _)| *soft != RLIM_INFINITY);
+    let limit = limit.map(|(soft, _)| format!(", now {soft}")).unwrap_or_default();
+    io::Error::other(format!(
+        "no thread can be started ({error}); raise the limit of threads (ulimit -u{limit}; TasksMax= of a unit, pids \
+         of a container)"
+    ))
 }
