@@ -1,13 +1,13 @@
 //! The Debian package: the printed lines that make a database, and the service that has a cluster of its own.
 
-use crate::support::{LONG, LONG_ON_DISK, Own, Process, TempDir, check, postmaster, running};
+use crate::support::{
+    ADA, ADA_1, LONG, LONG_ON_DISK, Own, Process, TempDir, USERD, check, postmaster, running,
+};
 use nix::sys::signal::Signal;
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command};
 
 const INSTALL: &str = include_str!("../../docs/install.md");
 const UNIT: &str = include_str!("../../packaging/debian/userd-embedded.service");
-const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
-const ADA_1: &str = r#"{"id":"1","name":"Ada","email":"ada@example.com",<times>}"#;
 
 /// The lines of a text that begin so.
 fn lines<'a>(text: &'a str, begins: &str) -> Vec<&'a str> {
@@ -18,7 +18,7 @@ fn lines<'a>(text: &'a str, begins: &str) -> Vec<&'a str> {
 #[test]
 fn lines_that_make_a_database() {
     let environment = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/environment");
-    let printed = Command::new(environment).arg(env!("CARGO_BIN_EXE_userd")).output().unwrap();
+    let printed = Command::new(environment).arg(USERD).output().unwrap();
     let printed = String::from_utf8(printed.stdout).unwrap();
     let made = lines(INSTALL, "sudo -u postgres create");
     assert_eq!(made.len(), 2, "{made:?}");

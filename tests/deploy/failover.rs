@@ -7,8 +7,8 @@ use crate::{
     listening::Account,
     program,
     support::{
-        BUSY, Caller, Daemon, Event, LONG, LONG_ON_DISK, Load, Process, Proxy, TempDir, Weather, children,
-        eventually, loopback_network, pause, running, users,
+        BUSY, Caller, Daemon, Event, LONG, LONG_ON_DISK, Load, Process, Proxy, TempDir, USERD, Weather,
+        children, eventually, loopback_network, pause, running, users,
     },
 };
 use nix::{
@@ -87,7 +87,7 @@ impl Machines {
         let mut script = Command::new("bash")
             .args([SCRIPT, "try"])
             .arg(&dir)
-            .env("USERD", env!("CARGO_BIN_EXE_userd"))
+            .env("USERD", USERD)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -427,7 +427,7 @@ fn the_primary_is_killed_and_cut_off() {
     let mut primary = machines.wait_until_whole();
     // A second one would stop what the first one has started.
     let mut second = Command::new("bash");
-    second.args([SCRIPT, "try"]).arg(machines.dir()).env("USERD", env!("CARGO_BIN_EXE_userd"));
+    second.args([SCRIPT, "try"]).arg(machines.dir()).env("USERD", USERD);
     let second = second.stdin(Stdio::null()).output().expect("bash");
     let said = String::from_utf8_lossy(&second.stderr);
     assert!(!second.status.success() && said.contains("another `cluster try` runs in "), "{said}");

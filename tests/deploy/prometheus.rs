@@ -3,7 +3,9 @@
 
 use crate::{
     program,
-    support::{BUSY, Client, Daemon, Database, LONG, Load, Process, Service, TempDir, eventually, free_port},
+    support::{
+        ADA, BUSY, Client, Daemon, Database, LONG, Load, Process, Service, TempDir, eventually, free_port,
+    },
 };
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -147,7 +149,7 @@ fn prometheus_finds_nothing_wrong() {
     let database = Database::create();
     let mut process = Process::on(&database, &[]);
     let mut client = process.client();
-    client.post("/users", r#"{"name":"Ada","email":"ada@example.com"}"#);
+    client.post("/users", ADA);
     client.get("/users/1");
     client.get("/livez");
     let text = client.get("/metrics").body;

@@ -2,38 +2,24 @@
 //! says is refused.
 
 use crate::support::{
-    Client, Database, LONG, LONG_ON_DISK, Own, PASSWORD, Process, TempDir, eventually, programs_of_postgres,
+    ADA, Client, Database, LONG, LONG_ON_DISK, Own, PASSWORD, Process, TempDir, blocks, eventually,
+    programs_of_postgres, shell,
 };
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use std::{
-    os::unix::fs::PermissionsExt,
-    path::Path,
-    process::{Command, Output, Stdio},
-};
+use std::{os::unix::fs::PermissionsExt, path::Path};
 
 const BACKUP: &str = include_str!("../../docs/backup.md");
 
-/// The blocks of the chapter, in their order.
-fn blocks() -> Vec<&'static str> {
-    let (_, chapter) =
-        BACKUP.split_once("\n## How do I back up and restore?\n").expect("the page has the chapter");
-    let chapter = chapter.split("\n## ").next().expect("all that follows");
-    let blocks = chapter.split("\n```sh\n").skip(1);
-    blocks.map(|block| block.split_once("```").expect("it ends").0).collect()
+/// A block of the chapter.
+fn block(number: usize) -> &'static str {
+    blocks(BACKUP, "\n## How do I back up and restore?\n")[number]
 }
 
 /// Runs lines in a directory; each must succeed.
-fn shell(dir: &Path, lines: &str) {
-    let output = run(dir, lines);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{lines}: {said}");
-}
-
-fn run(dir: &Path, lines: &str) -> Output {
-    let mut command = Command::new("sh");
-    command.args(["-ec", lines]).current_dir(dir).stdin(Stdio::null());
-    command.output().expect("a shell")
+fn run(dir: &Path, lines: &str) {
+    let (code, _, stderr) = shell(dir, lines, &[]);
+    assert_eq!(code, 0, "{lines}: {stderr}");
 }
 
 /// `userd` on a cluster of its own.
@@ -72,8 +58,7 @@ fn pages(client: &mut Client) -> Vec<Value> {
 fn assert_restored(client: &mut Client, expected: &[Value]) {
     assert_eq!(pages(client), expected);
     for email in ["ada@example.com", "bob@example.com"] {
-        let credentials = json!({"email": email, "password": PASSWORD}).to_string();
-        assert_eq!(client.post("/users/authenticate", credentials).status, 200, "{email}");
+        assert!(client.opens(email, PASSWORD), "{email}");
     }
     let total = expected[0]["total"].as_u64().expect("a number");
     let created = client.post("/users", r#"{"name":"new","email":"new@example.com"}"#);
@@ -94,12 +79,12 @@ fn an_embedded_database() {
     let url = format!("host={}/userd-data user=postgres dbname=postgres", dir.path().display());
     fill(&mut client, &mut postgres::Client::connect(&url, postgres::NoTls).expect("the cluster"));
     let before = pages(&mut client);
-    shell(dir.path(), blocks()[0]);
+    run(dir.path(), block(0));
     drop(source);
 
     let mut restored = embedded(&dir.path().join("restored"));
     restored.wait_for_url_within(LONG_ON_DISK);
-    shell(dir.path(), blocks()[1]);
+    run(dir.path(), block(1));
     restored.signal(Signal::SIGTERM);
     assert_eq!(restored.wait(LONG_ON_DISK), 0);
     let mut restored = embedded(&dir.path().join("restored"));
@@ -115,9 +100,9 @@ fn the_next_postgresql() {
     let (dir, next) = (TempDir::new(), TempDir::new());
     let mut before = embedded(&dir.path().join("userd-data"));
     let mut client = Client::new(&before.wait_for_url_within(LONG_ON_DISK));
-    client.post("/users", r#"{"name":"Ada","email":"ada@example.com"}"#);
+    client.post("/users", ADA);
     let created = pages(&mut client);
-    shell(dir.path(), blocks()[4]);
+    run(dir.path(), block(4));
     before.signal(Signal::SIGTERM);
     assert_eq!(before.wait(LONG_ON_DISK), 0);
 
@@ -142,15 +127,15 @@ fn the_next_postgresql() {
     let mut client = Client::new(&old.wait_for_url_within(LONG_ON_DISK));
     assert!(!old.stderr().contains("PostgreSQL 99"), "{}", old.stderr());
     assert_eq!(pages(&mut client), created);
-    shell(dir.path(), blocks()[0]);
+    run(dir.path(), block(0));
     old.signal(Signal::SIGTERM);
     assert_eq!(old.wait(LONG_ON_DISK), 0);
 
-    shell(dir.path(), "mv userd-data userd-data.old");
+    run(dir.path(), "mv userd-data userd-data.old");
     let mut new = start();
     let mut client = Client::new(&new.wait_for_url_within(LONG_ON_DISK));
     new.logs("making a PostgreSQL 99 cluster");
-    shell(dir.path(), &blocks()[1].replace("restored", "userd-data"));
+    run(dir.path(), &block(1).replace("restored", "userd-data"));
     eventually(LONG, "the service has the restored tables", || client.get("/users").status == 200);
     assert_eq!(pages(&mut client), created);
 }
@@ -177,9 +162,9 @@ fn a_server() {
     let mut client = process.client();
     fill(&mut client, &mut connect(&url(&source, "app")));
     let before = pages(&mut client);
-    let lines = ours(blocks()[2]);
+    let lines = ours(block(2));
     let (lines, last) = lines.trim_end().rsplit_once('\n').expect("several lines");
-    shell(dir.path(), lines);
+    run(dir.path(), lines);
     let database_url = last.strip_prefix("DATABASE_URL='").and_then(|rest| rest.strip_suffix("' userd"));
     let mut restored = start(database_url.expect("the last line starts userd"));
     assert_restored(&mut restored.client(), &before);
@@ -187,7 +172,7 @@ fn a_server() {
     // Only rows, into the tables of a userd that runs.
     let mut other = start(&url(&target, "app"));
     let mut client = other.client();
-    shell(dir.path(), &ours(blocks()[3]));
+    run(dir.path(), &ours(block(3)));
     assert_restored(&mut client, &before);
 }
 

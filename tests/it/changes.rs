@@ -1,7 +1,7 @@
 //! Effects of a change, read back through other requests, where another transaction has changed the same user first or a
 //! trigger alters it. (`model` has every combination of fields.)
 
-use crate::support::{Client, LONG, OTHER_PASSWORD, PASSWORD, Service};
+use crate::support::{LONG, OTHER_PASSWORD, PASSWORD, Service};
 use serde_json::{Value, json};
 use std::{thread, time::Instant};
 use userd::{
@@ -13,15 +13,6 @@ use userd::{
 /// A hash to be stored behind the service's back.
 fn hash(clear: &str) -> String {
     Hasher::new(PasswordHashing::LeastCostForTests).hash(&clear.into()).expect("a hash").as_phc().to_owned()
-}
-
-fn authenticates(client: &mut Client, email: &str, password: &str) -> bool {
-    let body = json!({"email": email, "password": password}).to_string();
-    match client.post("/users/authenticate", body).status {
-        200 => true,
-        401 => false,
-        status => panic!("{status}"),
-    }
 }
 
 /// Another transaction that holds user 1 has changed it, or has not, when a change gets at it.
@@ -131,7 +122,7 @@ fn a_change_that_waited_for_another_one() {
         assert_eq!(format!("{} {email}", user["name"].as_str().expect("a name")), then, "{what}");
         for password in [PASSWORD, OTHER_PASSWORD] {
             let expected = opens == Some(password);
-            assert_eq!(authenticates(&mut client, email, password), expected, "{what}: {password}");
+            assert_eq!(client.opens(email, password), expected, "{what}: {password}");
         }
     }
 }

@@ -1,14 +1,14 @@
 //! Clients that are faulty or hostile: malformed requests, pages under foreign names, answers that are not read.
 
-use crate::support::{Answer, Client, Database, LONG, Process, Service, TOKEN, TempDir, check, pause};
+use crate::support::{
+    ADA, Answer, Client, Database, LONG, Process, Service, TOKEN, TempDir, Variables, check, pause,
+};
 use socket2::{Domain, Socket, Type};
 use std::{
     io::Write,
     net::SocketAddr,
     time::{Duration, Instant},
 };
-
-const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
 
 /// `POST /users` of a valid user, as one chunk with these extensions.
 fn chunked(extensions: &str) -> String {
@@ -247,7 +247,6 @@ fn settings_that_accept_any_host() {
     let proxy = "X-Forwarded-For: 203.0.113.7\r\n";
     let bearer = format!("Authorization: Bearer {TOKEN}\r\n");
     // Variables, a field of the request, its status.
-    type Variables<'a> = &'a [(&'a str, &'a str)];
     let rows: [(Variables, &str, u16); 7] = [
         (&[], "", 403),
         (&[("ALLOWED_HOSTS", "*")], "", 200),

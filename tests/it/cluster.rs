@@ -2,7 +2,8 @@
 //! root and as any user. The test binary starts itself as the process to be killed (`the_helper`).
 
 use crate::support::{
-    LONG, LONG_ON_DISK, Process, TempDir, children, eventually, is_root, pause, postmaster, running,
+    EPHEMERAL, LONG, LONG_ON_DISK, Process, TempDir, USERD, children, eventually, is_root, pause, postmaster,
+    running,
 };
 use nix::sys::signal::{self, Signal};
 use nix::unistd::{Pid, Uid};
@@ -362,8 +363,8 @@ fn without_shared_memory_the_temporary_directory_is_taken() {
     }
     for mount in ["-o mode=755", "-o ro"] {
         let script = format!("mount -t tmpfs {mount} none /dev/shm && exec \"$0\" \"$@\"");
-        let program = ["/usr/bin/unshare", "-m", "/bin/sh", "-c", &script, env!("CARGO_BIN_EXE_userd")];
-        let mut process = Process::under(&program, &["--embedded", "--ephemeral"], &[("TMPDIR", "/tmp")]);
+        let program = ["/usr/bin/unshare", "-m", "/bin/sh", "-c", &script, USERD];
+        let mut process = Process::under(&program, &EPHEMERAL, &[("TMPDIR", "/tmp")]);
         process.wait_for_url_within(LONG_ON_DISK);
         assert_eq!(process.client().get("/users").status, 200, "{mount}");
     }

@@ -1,6 +1,8 @@
 //! Reset, failures and time on command: of a server in this process, and of the command.
 
-use crate::support::{Client, Compared, LONG, OTHER_PASSWORD, PASSWORD, TempDir, ephemeral, eventually};
+use crate::support::{
+    ADA, Client, Compared, GRACE, LONG, OTHER_PASSWORD, PASSWORD, TempDir, ephemeral, eventually,
+};
 use serde_json::json;
 use std::{
     io::{BufRead, BufReader, ErrorKind, Read, Write},
@@ -11,9 +13,6 @@ use std::{
     time::{Duration, Instant},
 };
 use userd::testing::{Fault, TestServer};
-
-const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
-const GRACE: &str = r#"{"name":"Grace","email":"grace@example.com"}"#;
 
 fn create(email: &str) -> String {
     format!("POST /users HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{email}", email.len())
@@ -157,7 +156,6 @@ fn slow_answers_hold_no_worker_and_past_the_deadline_are_503() {
 fn a_reset_is_a_new_beginning() {
     let server = Compared(TestServer::with(|config| config.auth_attempts = 1));
     let mut client = Client::new(server.base_url());
-    let proof = |password| json!({"email": "ada@example.com", "password": password}).to_string();
     for _ in 0..3 {
         let key = [("Idempotency-Key", "k")];
         assert_eq!(client.request("POST", "/users", &key, ADA).id(), "1");
@@ -165,14 +163,14 @@ fn a_reset_is_a_new_beginning() {
         assert_eq!(client.request("POST", "/users", &key, GRACE).status, 422);
         let with_password = json!({"password": PASSWORD}).to_string();
         assert_eq!(client.put("/users/1", with_password).status, 200);
-        assert_eq!(client.post("/users/authenticate", proof(PASSWORD)).status, 200);
-        assert_eq!(client.post("/users/authenticate", proof(OTHER_PASSWORD)).status, 401);
-        assert_eq!(client.post("/users/authenticate", proof(PASSWORD)).status, 429);
+        assert_eq!(client.login("ada@example.com", PASSWORD).status, 200);
+        assert_eq!(client.login("ada@example.com", OTHER_PASSWORD).status, 401);
+        assert_eq!(client.login("ada@example.com", PASSWORD).status, 429);
         server.fail(Fault::Refused).on("GET", "/users").times(1);
         server.reset();
         assert_eq!(server.faults_left(), 0);
         assert_eq!(client.get("/users").json()["total"], 0);
-        assert_eq!(client.post("/users/authenticate", proof(PASSWORD)).status, 401);
+        assert_eq!(client.login("ada@example.com", PASSWORD).status, 401);
         server.reset();
     }
 }
@@ -237,8 +235,8 @@ fn a_reset_while_requests_are_in_flight() {
 fn time_passes_on_command() {
     let server = Compared(TestServer::with(|config| config.auth_attempts = 1));
     let mut client = Client::new(server.base_url());
-    let wrong = json!({"email": "ada@example.com", "password": OTHER_PASSWORD}).to_string();
-    let mut login = |expected: u16| assert_eq!(client.post("/users/authenticate", &wrong).status, expected);
+    let mut login =
+        |expected: u16| assert_eq!(client.login("ada@example.com", OTHER_PASSWORD).status, expected);
     login(401);
     server.advance(Duration::from_secs(30));
     login(429);

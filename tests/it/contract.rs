@@ -1,7 +1,9 @@
 //! The contract, as tables of requests and their answers. Every table has a database of its own, in which the
 //! first user has the id 1. What a value may be is tested beside the code; here, that each route asks for it.
 
-use crate::support::{Answer, Database, LONG, OTHER_PASSWORD, PASSWORD, Process, Service, check, eventually};
+use crate::support::{
+    ADA, ADA_1, Answer, Database, LONG, OTHER_PASSWORD, PASSWORD, Process, Service, check, eventually,
+};
 use nix::sys::{
     resource::{UsageWho, getrusage},
     time::TimeValLike,
@@ -11,9 +13,6 @@ use userd::{
     PasswordHashing, Request,
     config::{Schema, Ui, Validation},
 };
-
-const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
-const ADA_1: &str = r#"{"id":"1","name":"Ada","email":"ada@example.com",<times>}"#;
 
 const NOT_FOUND: &str = r#"{"error":"Not found"}"#;
 const NUL: &str = "must not contain NUL (U+0000)";

@@ -1,12 +1,11 @@
 //! Pages of other origins: which of them browsers let read answers, and send changes (`ALLOWED_ORIGINS`).
 
-use crate::support::{Answer, Client, Database, LONG, Process, Service, TOKEN};
+use crate::support::{ADA, Answer, Client, Database, LONG, Process, Service, TOKEN};
 use std::time::Duration;
 use userd::Request;
 
 const APP: &str = "https://app.example";
 const EVIL: &str = "https://evil.example";
-const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
 const REFUSED: &str =
     r#"{"error":"Cross-origin request refused","message":"ALLOWED_ORIGINS does not name this origin"}"#;
 

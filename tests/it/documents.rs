@@ -164,8 +164,7 @@ fn the_sql_does_what_it_says() {
     assert_eq!(client.put("/users/1", r#"{"name":"Ada"}"#).status, 200);
     assert_eq!(rows(follow), ["1 2", "2 3", "3 1"]);
     assert!(rows(follow).is_empty());
-    let login = format!(r#"{{"email":"ada@example.com","password":"{PASSWORD}"}}"#);
-    let mut status = || client.post("/users/authenticate", &login).status;
+    let mut status = || client.login("ada@example.com", PASSWORD).status;
     assert_eq!(status(), 200);
     rows(lock);
     assert_eq!(status(), 401);

@@ -1,12 +1,9 @@
 //! The library, as a program uses it that starts the service in its own process.
 
-use crate::support::{Answer, Client, Database, PASSWORD, Service, check, free_port};
+use crate::support::{ADA, ADA_1, Answer, Client, Database, PASSWORD, Service, check, free_port};
 use serde_json::json;
 use std::{net::TcpStream, time::Duration};
 use userd::{StartError, config::Config, http::Request, server::Server};
-
-const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
-const ADA_1: &str = r#"{"id":"1","name":"Ada","email":"ada@example.com",<times>}"#;
 
 #[test]
 fn a_login_is_the_same_wherever_lazy_loading_is_prevented() {

@@ -1,7 +1,9 @@
 //! Ends of the command without success: the cause, then the remedy, in at most two lines for each finding, and nothing on
 //! standard output.
 
-use crate::support::{DATABASE_PASSWORD, LONG, PASSWORD, Process, TempDir, assert_no_secret, free_port};
+use crate::support::{
+    DATABASE_PASSWORD, EPHEMERAL, LONG, PASSWORD, Process, TempDir, Variables, assert_no_secret, free_port,
+};
 use std::{
     fs,
     net::TcpListener,
@@ -28,7 +30,6 @@ fn each_names_the_cause_and_then_the_remedy() {
     let (env, none, bad) = (path("env"), path("none"), path("bad.ndjson"));
     let none_csv = path("none.csv");
     let unwritable = path("nowhere/users.ndjson");
-    const EPHEMERAL: [&str; 2] = ["--embedded", "--ephemeral"];
     let with = |more: &[&'static str]| [&EPHEMERAL[..], more].concat();
     let plain: [(&[&str], i32, &str, &str); 39] = [
         (&["--verbose"], 2, "unexpected argument '--verbose'", "`userd --help` lists"),
@@ -105,7 +106,6 @@ fn each_names_the_cause_and_then_the_remedy() {
     dir.write("blank", "\n");
     let blank = path("blank");
     let both = "postgres://ada@127.0.0.1:1/app?sslmode=require&sslrootcert=/nowhere";
-    type Variables<'a> = &'a [(&'a str, &'a str)];
     let empty = path("empty");
     fs::create_dir(&empty).unwrap();
     let variables: [(Variables, i32, &str, &str); 16] = [

@@ -1,6 +1,6 @@
 //! `userd export`: what it writes, and what is left of one that ends early.
 
-use crate::support::{Database, LONG, PASSWORD, Process, Service, TempDir, eventually};
+use crate::support::{Database, LONG, PASSWORD, Process, Service, TempDir, USERD, eventually};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::{
@@ -25,7 +25,7 @@ fn exported(database: &Database, arguments: &[&str]) -> String {
 
 /// Its standard output is read by the test.
 fn piped(database: &Database) -> Child {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_userd"));
+    let mut command = Command::new(USERD);
     command.arg("export").env_clear().env("DATABASE_URL", database.url()).stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("cargo has built it")
 }

@@ -2,7 +2,7 @@
 //! recovers by itself.
 
 use crate::support::{
-    Audit, BUSY, Books, Caller, Client, DATABASE_PASSWORD, Database, LONG, LONG_ON_DISK, Load,
+    ADA, Audit, BUSY, Books, Caller, Client, DATABASE_PASSWORD, Database, LONG, LONG_ON_DISK, Load,
     OTHER_PASSWORD, Own, PASSWORD, Process, Proxy, Service, TOKEN, TempDir, Weather, assert_no_secret,
     children, eventually, free_port, pause, postmaster, running,
 };
@@ -235,7 +235,7 @@ impl Fragile {
         };
         let mut process = userd(&database, &[("REQUEST_TIMEOUT", "1"), ("DB_ACQUIRE_TIMEOUT", "1")]);
         let url = process.wait_for_url();
-        let body = r#"{"name":"Ada","email":"ada@example.com"}"#;
+        let body = ADA;
         assert_eq!(Caller::new(&url, LONG).call("POST", "/users", body).unwrap().0, 201);
         let mut fragile = Fragile {
             postgres,
@@ -554,8 +554,7 @@ fn a_database_that_takes_no_changes() {
         assert_eq!(client.get("/readyz").status, 200);
         pause(Duration::from_millis(50));
     }
-    let login = json!({"email": "ada@example.com", "password": PASSWORD}).to_string();
-    assert_eq!(client.post("/users/authenticate", &login).status, 200);
+    assert!(client.opens("ada@example.com", PASSWORD));
     process.logs("(25006)");
     set("off");
     eventually(BACK_WITHIN + BUSY, "changes are taken", || {
@@ -599,7 +598,7 @@ fn no_descriptor_is_left() {
     let database = Database::create();
     let mut process = Process::on(&database, &[("DB_ACQUIRE_TIMEOUT", "0.5"), ("DB_POOL_SIZE", "2")]);
     let mut client = process.client();
-    assert_eq!(client.post("/users", r#"{"name":"Ada","email":"ada@example.com"}"#).status, 201);
+    assert_eq!(client.post("/users", ADA).status, 201);
     let limit = |most: usize| {
         let program = Command::new("/usr/bin/prlimit")
             .args(["--pid", &process.id().to_string(), &format!("--nofile={most}:")])
@@ -750,7 +749,7 @@ fn the_private_cluster_is_killed() {
         (process, caller)
     };
     let (mut process, mut caller) = start();
-    let ada = r#"{"name":"Ada","email":"ada@example.com"}"#;
+    let ada = ADA;
     assert_eq!(caller.call("POST", "/users", ada).unwrap().0, 201);
     let server = postmaster(&data).expect("it runs");
     let processes = children(server);

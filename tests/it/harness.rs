@@ -1,6 +1,9 @@
 //! The command as harnesses in other languages use it: the examples, as real processes.
 
-use crate::support::{Client, Database, LONG, Process, TempDir, check, eventually, free_port, has_ipv6};
+use crate::support::{
+    ADA, ADA_1, Client, Database, EPHEMERAL, LONG, Process, TempDir, USERD, check, eventually, free_port,
+    has_ipv6,
+};
 use nix::sys::signal::Signal;
 use std::{
     net::TcpListener,
@@ -9,11 +12,6 @@ use std::{
     process::{Command, Stdio},
 };
 use userd::testing::TestServer;
-
-const USERD: &str = env!("CARGO_BIN_EXE_userd");
-const EPHEMERAL: [&str; 2] = ["--embedded", "--ephemeral"];
-const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
-const ADA_1: &str = r#"{"id":"1","name":"Ada","email":"ada@example.com",<times>}"#;
 
 #[test]
 fn a_shell_script() {
@@ -201,8 +199,7 @@ fn a_service_begins_with_the_users_of_a_file() {
             assert_eq!(client.get(&format!("/users/{id}")).json()[field], expected, "{name}");
         }
         assert_eq!(client.get("/users").json()["total"], 2, "{name}");
-        let proof = r#"{"email":"ada@example.com","password":"correct horse"}"#;
-        assert_eq!(client.post("/users/authenticate", proof).status, login, "{name}");
+        assert_eq!(client.login("ada@example.com", "correct horse").status, login, "{name}");
         let grace = r#"{"name":"Grace","email":"grace@example.com","password":"correct horse"}"#;
         assert_eq!(client.post("/users", grace).id(), (first + 2).to_string(), "{name}");
         process.logs("the database begins with the users of ");

@@ -1,7 +1,7 @@
 //! `/livez`, `/readyz`, and what the service does at its end so that a load balancer loses no request.
 
 use crate::support::{
-    BUSY, Client, Database, LONG, Own, Process, Proxy, Service, TOKEN, Weather, eventually, pause,
+    ADA, BUSY, Client, Database, LONG, Own, Process, Proxy, Service, TOKEN, Weather, eventually, pause,
 };
 use nix::sys::signal::Signal;
 use std::{
@@ -71,7 +71,7 @@ fn without_a_socket_and_in_a_test_server() {
 fn a_busy_service_is_ready() {
     let service = Service::start();
     let mut client = service.client();
-    client.post("/users", r#"{"name":"Ada","email":"ada@example.com"}"#);
+    client.post("/users", ADA);
     let mut blocker = service.database.client();
     let mut transaction = blocker.transaction().unwrap();
     transaction.execute("lock table users in access exclusive mode", &[]).unwrap();
@@ -198,7 +198,7 @@ fn a_stop_is_announced() {
     process.signal(Signal::SIGTERM);
     becomes(&mut client, 503, STOPPING);
     // New connections are accepted, and requests served.
-    let created = Client::new(&url).post("/users", r#"{"name":"Ada","email":"ada@example.com"}"#);
+    let created = Client::new(&url).post("/users", ADA);
     assert_eq!(created.status, 201);
     assert_eq!(Client::new(&url).get("/users/1").body, created.body);
     assert_eq!(process.wait(LONG), 0);

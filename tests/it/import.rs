@@ -1,8 +1,8 @@
 //! `userd import`: what it accepts, what it refuses and why, and what is left of one that ends early.
 
 use crate::support::{
-    Client, Database, Dice, LONG, PASSWORD, Process, Service, TempDir, assert_no_secret, eventually,
-    memory_kib, pause,
+    Client, Database, Dice, Ended, LONG, PASSWORD, Process, Service, TempDir, USERD, assert_no_secret,
+    blocks, ended, eventually, memory_kib, pause, shell,
 };
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use std::{
     fs,
     io::Write,
     path::Path,
-    process::{Child, Command, Output, Stdio},
+    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 use userd::{PasswordHashing, users::password::Hasher};
@@ -21,9 +21,6 @@ const PAGE: &str = include_str!("../../docs/import.md");
 const BCRYPT: &str = "$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2";
 const SHA512: &str =
     "oSKce4SGrSKsJabCWZfpe2MmVOPtl4paOjoD1njLdjo3le9sMBwq0q7ivJFcrXSTMQ0HjlOn/J48J9WZe4uR0g==";
-
-/// The exit code, standard output and standard error.
-type Ended = (i32, String, String);
 
 fn imported(text: &str) -> Ended {
     (0, text.to_owned(), String::new())
@@ -46,7 +43,7 @@ fn import<T: AsRef<[u8]>>(database: &Database, text: T, arguments: &[&str]) -> E
 
 /// The test writes its standard input.
 fn piped(database: &Database, arguments: &[&str]) -> Child {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_userd"));
+    let mut command = Command::new(USERD);
     command.arg("import").args(arguments).env_clear().env("DATABASE_URL", database.url());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().expect("cargo has built it")
@@ -58,27 +55,6 @@ fn import_piped(database: &Database, text: &[u8], arguments: &[&str]) -> Ended {
     // The process may end before the text does.
     let _ = process.stdin.take().expect("it is piped").write_all(text);
     ended(process.wait_with_output().expect("it is our child"))
-}
-
-fn ended(output: Output) -> Ended {
-    let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).expect("UTF-8"));
-    (output.status.code().expect("no signal"), stdout, stderr)
-}
-
-/// Runs lines of a shell that find userd and the database.
-fn shell(dir: &TempDir, lines: &str, variables: &[(&str, String)]) -> Ended {
-    let userd = Path::new(env!("CARGO_BIN_EXE_userd")).parent().expect("a directory");
-    let mut shell = Command::new("sh");
-    shell.args(["-ec", lines]).current_dir(dir.path()).env_clear().stdin(Stdio::null());
-    shell.env("PATH", format!("{}:/usr/bin:/bin", userd.display())).envs(variables.iter().cloned());
-    ended(shell.output().expect("sh"))
-}
-
-/// The first block of shell behind a text of a page.
-fn block<'a>(page: &'a str, behind: &str) -> &'a str {
-    let (_, rest) = page.split_once(behind).expect(behind);
-    let (_, block) = rest.split_once("\n```sh\n").expect("a block of shell");
-    block.split_once("\n```").expect("it ends").0
 }
 
 fn line(email: &str, more: Value) -> String {
@@ -101,15 +77,6 @@ fn counted(database: &Database) -> (usize, usize) {
 
 fn emails(database: &Database) -> String {
     database.value("select coalesce(string_agg(email, ' ' order by id), '') from users")
-}
-
-fn can_log_in(client: &mut Client, email: &str, password: &str) -> bool {
-    let body = json!({"email": email, "password": password}).to_string();
-    match client.post("/users/authenticate", body).status {
-        200 => true,
-        401 => false,
-        status => panic!("{status}"),
-    }
 }
 
 /// One file a row: its text ⇒ addresses that are stored already, and options ⇒ what is said first ⇒ the addresses that are
@@ -312,10 +279,10 @@ fn fields() {
         let dir = TempDir::new();
         dir.write("users", &line("zoe@example.com", more));
         let variables = [("DATABASE_URL", service.database.url()), ("SCHEMA", "strict".to_owned())];
-        let (code, _, stderr) = shell(&dir, "userd import users", &variables);
+        let (code, _, stderr) = shell(dir.path(), "userd import users", &variables);
         assert_eq!((code, stderr.as_str()), expected);
     }
-    assert!(can_log_in(&mut service.client(), "zoe@example.com", PASSWORD));
+    assert!(service.client().opens("zoe@example.com", PASSWORD));
 }
 
 /// The first login replaces a hash of another program or of less cost, unless what matched may not be all of the password;
@@ -342,27 +309,27 @@ fn hashes_are_replaced_at_login() {
         let stored =
             || service.database.value(&format!("select password_hash from credentials where user_id = {id}"));
         let before = client.get(&format!("/users/{id}"));
-        assert_eq!(can_log_in(&mut client, &email, other), *matches, "{hash}");
+        assert_eq!(client.opens(&email, other), *matches, "{hash}");
         // A lock does not keep the user out.
         let mut locked = service.database.client();
         locked.batch_execute("begin; select from credentials for update").unwrap();
-        assert!(can_log_in(&mut client, &email, password), "{hash}");
+        assert!(client.opens(&email, password), "{hash}");
         assert_eq!(stored(), *hash);
         drop(locked);
-        assert!(can_log_in(&mut client, &email, password), "{hash}");
+        assert!(client.opens(&email, password), "{hash}");
         let new = stored();
         assert_eq!(new.starts_with("$argon2id$v=19$m=19456,t=2,p=1$"), *is_replaced, "{hash}");
         assert!(*is_replaced || new == *hash);
-        assert_eq!(can_log_in(&mut client, &email, other), !is_replaced, "{hash}");
-        assert!(can_log_in(&mut client, &email, password), "{hash}");
+        assert_eq!(client.opens(&email, other), !is_replaced, "{hash}");
+        assert!(client.opens(&email, password), "{hash}");
         assert_eq!(stored(), new, "once");
         let after = client.get(&format!("/users/{id}"));
         assert_eq!((&after.body, after.header("ETag")), (&before.body, before.header("ETag")));
     }
     // All of a password counts that is set anew.
     assert_eq!(client.put("/users/2", json!({"password": digits}).to_string()).status, 200);
-    assert!(!can_log_in(&mut client, "2@example.com", &mistyped));
-    assert!(can_log_in(&mut client, "2@example.com", &digits));
+    assert!(!client.opens("2@example.com", &mistyped));
+    assert!(client.opens("2@example.com", &digits));
 }
 
 /// The two lines of docs/import.md, and their like for CSV: ids, times, hashes and answers of the copy are those of the
@@ -391,14 +358,14 @@ fn a_copy_with_its_ids() {
         "insert into users (id, name, email) overriding system value
              select n, n::text, 'x' || n from generate_series(3000, 5000) n union all select 9007199254740993, 'far', 'odd'",
     );
-    let of_page = block(PAGE, "copy all users: ");
+    let of_page = blocks(PAGE, "an empty database copy all users")[0];
     for lines in [of_page, &of_page.replace("ndjson", "csv")] {
         let (copy, dir) = (Service::start(), TempDir::new());
         let urls = [("DATABASE_URL", source.database.url()), ("OTHER_DATABASE", copy.database.url())];
         // Without --as-is, they are held to the create schema.
-        let (code, _, said) = shell(&dir, &lines.replace(" --as-is", ""), &urls);
+        let (code, _, said) = shell(dir.path(), &lines.replace(" --as-is", ""), &urls);
         assert!(code == 1 && said.contains("/email value is not an e-mail address"), "{said}");
-        assert_eq!(shell(&dir, lines, &urls), imported("imported 2009 users\n"));
+        assert_eq!(shell(dir.path(), lines, &urls), imported("imported 2009 users\n"));
         let rows = "select md5(string_agg(concat_ws('|', id, name, email, created_at, updated_at, password_hash), ';' \
             order by id)) from users left join credentials on user_id = id";
         assert_eq!(copy.database.value(rows), source.database.value(rows));
@@ -409,7 +376,7 @@ fn a_copy_with_its_ids() {
             assert_eq!((one.status, &one.body), (two.status, &two.body), "{path}");
             assert_eq!(one.header("ETag") == two.header("ETag"), same_tag, "{path}: {one:?} {two:?}");
         }
-        assert!(can_log_in(&mut other, "2@example.com", PASSWORD));
+        assert!(other.opens("2@example.com", PASSWORD));
         // Behind the largest one.
         assert_eq!(other.post("/users", line("next@example.com", json!({}))).id(), "9007199254740994");
     }
@@ -615,7 +582,7 @@ fn a_role_with_few_rights() {
     let run = |text: &str, options: &str| {
         let dir = TempDir::new();
         dir.write("users", text);
-        shell(&dir, &format!("userd import {options} users"), &[("DATABASE_URL", url.clone())])
+        shell(dir.path(), &format!("userd import {options} users"), &[("DATABASE_URL", url.clone())])
     };
     let text = lines(1000) + &line("hashed@example.com", json!({"passwordHash": format!("$2b{BCRYPT}")}));
     assert_eq!(run(&text, ""), imported("imported 1001 users\n"));
@@ -668,8 +635,8 @@ fn the_lines_of_the_page() {
     }
     let dir = TempDir::new();
     dir.write("new-users.csv", "name,email\nZoë,zoe@example.com\nEve,eve@example.com\n");
-    let lines = block(PAGE, "\n## How do I export and import many users?\n");
-    let (code, stdout, stderr) = shell(&dir, lines, &[("DATABASE_URL", service.database.url())]);
+    let lines = blocks(PAGE, "\n## How do I export and import many users?\n")[0];
+    let (code, stdout, stderr) = shell(dir.path(), lines, &[("DATABASE_URL", service.database.url())]);
     let said: Vec<&str> = stdout.lines().collect();
     assert_eq!((code, said.len()), (0, 6), "{stdout}{stderr}");
     assert_eq!(said[0], "id,name,email,createdAt,updatedAt");
@@ -688,7 +655,7 @@ fn a_progress_bar_on_a_terminal() {
     dir.write("users", &lines(2000));
     let file = dir.path().join("users");
     for (command, expected) in [("import", "lines, "), ("export", " of 2,000 users, ")] {
-        let line = format!("{} {command} {}", env!("CARGO_BIN_EXE_userd"), file.display());
+        let line = format!("{} {command} {}", USERD, file.display());
         let mut terminal = Command::new("script");
         terminal.args(["-qec", &line, "/dev/null"]).env("DATABASE_URL", database.url()).env("TERM", "xterm");
         let output = terminal.stdin(Stdio::null()).output().expect("bsdutils");
@@ -750,8 +717,8 @@ fn files_of_other_systems() {
         let text = format!("{begin}{users}{end}").replace("BCRYPT", BCRYPT).replace("SHA512", SHA512);
         let dir = TempDir::new();
         dir.write(name, &text);
-        let lines = block(PAGE, &format!("\n**{system}**: "));
-        let (_, stdout, stderr) = shell(&dir, lines, &[("DATABASE_URL", service.database.url())]);
+        let lines = blocks(PAGE, &format!("\n**{system}**: "))[0];
+        let (_, stdout, stderr) = shell(dir.path(), lines, &[("DATABASE_URL", service.database.url())]);
         let count = text.matches("@example.com").count() / if system == "Okta" { 2 } else { 1 };
         assert!(stdout.starts_with(&format!("imported {count} users")), "{system}: {stdout}{stderr}");
         let named = "select bool_and(name ilike '%user%') from users";
@@ -763,8 +730,8 @@ fn files_of_other_systems() {
                 "select coalesce(min(password_hash), '') from credentials join users on user_id = id where email = '{email}'"
             );
             assert_eq!(service.database.value(&hash).is_empty(), !has_hash, "{system}");
-            assert!(!has_hash || !can_log_in(&mut client, email, "correct horsf"), "{system}");
-            assert_eq!(can_log_in(&mut client, email, PASSWORD), has_hash, "{system}");
+            assert!(!has_hash || !client.opens(email, "correct horsf"), "{system}");
+            assert_eq!(client.opens(email, PASSWORD), has_hash, "{system}");
             assert_eq!(service.database.value(&hash).starts_with("$argon2id$"), has_hash, "{system}");
         }
     }

@@ -57,22 +57,47 @@ fn name_of(caller: &mut Caller, id: u32) -> String {
     body["name"].as_str().unwrap().to_owned()
 }
 
+/// Takes a lock and sends these changes, which wait for it; meanwhile, `free` asks for what does not. Returns the statuses
+/// of the changes once the lock is given back.
+fn with_changes_that_wait(
+    service: &Service,
+    lock: &str,
+    changes: &[(&str, String, String)],
+    free: impl FnOnce(),
+) -> Vec<u16> {
+    let mut other = service.database.client();
+    let mut transaction = other.transaction().unwrap();
+    transaction.batch_execute(lock).unwrap();
+    let url = service.server.base_url();
+    thread::scope(|scope| {
+        let change = |(method, target, body): &'_ (&str, String, String)| {
+            let (method, target, body) = (method.to_string(), target.clone(), body.clone());
+            scope.spawn(move || Caller::new(url, AGES).call(&method, &target, &body).unwrap().0)
+        };
+        let changes: Vec<_> = changes.iter().map(change).collect();
+        service.database.waits_for_a_lock();
+        free();
+        assert!(changes.iter().all(|change| !change.is_finished()), "{lock}");
+        transaction.rollback().unwrap();
+        changes.into_iter().map(|change| change.join().unwrap()).collect()
+    })
+}
+
+fn put(id: u32, name: &str) -> (&'static str, String, String) {
+    ("PUT", format!("/users/{id}"), named(name))
+}
+
 #[test]
 fn changes_of_a_locked_row_hold_up_nothing_else() {
     for size in SIZES {
         let service = service(size);
-        let url = service.server.base_url();
-        let mut caller = Caller::new(url, AGES);
+        let mut caller = Caller::new(service.server.base_url(), AGES);
         for name in ["ada", "bob", "eve"] {
             assert_eq!(caller.call("POST", "/users", &user(name)).unwrap().0, 201);
         }
-        let mut other = service.database.client();
-        let mut transaction = other.transaction().unwrap();
-        transaction.batch_execute("select from users where id = 1 for update").unwrap();
-        thread::scope(|scope| {
-            let put = |n: u32| Caller::new(url, AGES).call("PUT", "/users/1", &named(&n.to_string()));
-            let changes: Vec<_> = (0..12).map(|n| scope.spawn(move || put(n).unwrap().0)).collect();
-            service.database.waits_for_a_lock();
+        let changes: Vec<_> = (0..12).map(|n| put(1, &n.to_string())).collect();
+        let lock = "select from users where id = 1 for update";
+        let statuses = with_changes_that_wait(&service, lock, &changes, || {
             for round in 0..3 {
                 let name = format!("name-{round}");
                 for (method, target, body, expected) in [
@@ -95,12 +120,8 @@ fn changes_of_a_locked_row_hold_up_nothing_else() {
             assert_eq!(soon(&mut caller, "DELETE", "/users/3", ""), 204, "{size:?}");
             assert_eq!(soon(&mut caller, "GET", "/users/3", ""), 404, "{size:?}");
             assert_eq!(name_of(&mut caller, 1), "ada", "{size:?}");
-            assert!(changes.iter().all(|change| !change.is_finished()), "{size:?}");
-            transaction.rollback().unwrap();
-            for change in changes {
-                assert_eq!(change.join().unwrap(), 200, "{size:?}");
-            }
         });
+        assert_eq!(statuses, [200; 12], "{size:?}");
         let name = name_of(&mut caller, 1);
         assert!(name.parse::<u32>().is_ok_and(|n| n < 12), "{size:?}: {name}");
         assert_eq!(caller.call("GET", "/users?perPage=10", "").unwrap().1["total"], 5, "{size:?}");
@@ -113,22 +134,14 @@ fn changes_of_many_locked_rows_hold_up_no_other_row() {
     const LOCKED: u32 = 20;
     for size in SIZES {
         let service = service(size);
-        let url = service.server.base_url();
-        let rows = format!(
-            "insert into users (name, email) select n, n || '@example.com' \
-            from generate_series(1, {LOCKED} + 1) n"
-        );
-        service.database.run(&rows);
-        let mut caller = Caller::new(url, AGES);
-        let mut other = service.database.client();
-        let mut transaction = other.transaction().unwrap();
+        service.database.run(&format!(
+            "insert into users (name, email) select n, n || '@example.com' from generate_series(1, {LOCKED} + 1) n"
+        ));
+        let mut caller = Caller::new(service.server.base_url(), AGES);
+        let changes: Vec<_> = (1..=LOCKED).map(|id| put(id, "held")).collect();
         let lock = format!("select from users where id <= {LOCKED} for update");
-        transaction.batch_execute(&lock).unwrap();
-        thread::scope(|scope| {
-            let put = |id: u32| Caller::new(url, AGES).call("PUT", &format!("/users/{id}"), &named("held"));
-            let changes: Vec<_> = (1..=LOCKED).map(|id| scope.spawn(move || put(id).unwrap().0)).collect();
+        let statuses = with_changes_that_wait(&service, &lock, &changes, || {
             // All of them are queued by the time that changes of others overtake them.
-            service.database.waits_for_a_lock();
             let target = format!("/users/{}", LOCKED + 1);
             eventually(AGES, "retries are all that is left", || {
                 let start = Instant::now();
@@ -141,12 +154,8 @@ fn changes_of_many_locked_rows_hold_up_no_other_row() {
                 assert_eq!(name_of(&mut caller, LOCKED + 1), name, "{size:?}");
                 assert_eq!(soon(&mut caller, "POST", "/users", &user(&format!("new-{n}"))), 201, "{size:?}");
             }
-            assert!(changes.iter().all(|change| !change.is_finished()), "{size:?}");
-            transaction.rollback().unwrap();
-            for change in changes {
-                assert_eq!(change.join().unwrap(), 200, "{size:?}");
-            }
         });
+        assert_eq!(statuses, [200; LOCKED as usize], "{size:?}");
         for id in 1..=LOCKED {
             assert_eq!(name_of(&mut caller, id), "held", "{size:?}");
         }
@@ -157,36 +166,23 @@ fn changes_of_many_locked_rows_hold_up_no_other_row() {
 fn writes_that_a_lock_of_the_table_blocks_hold_up_no_read() {
     for size in SIZES {
         let service = service(size);
-        let url = service.server.base_url();
-        let mut caller = Caller::new(url, AGES);
+        let mut caller = Caller::new(service.server.base_url(), AGES);
         assert_eq!(caller.call("POST", "/users", &user("ada")).unwrap().0, 201);
-        let mut other = service.database.client();
-        let mut transaction = other.transaction().unwrap();
-        transaction.batch_execute("lock table users in share mode").unwrap();
-        thread::scope(|scope| {
-            let call = |method: &'static str, target: &'static str, body: String| {
-                scope.spawn(move || Caller::new(url, AGES).call(method, target, &body).unwrap().0)
-            };
-            let creates: Vec<_> = (0..4).map(|n| call("POST", "/users", user(&format!("n{n}")))).collect();
-            let changes: Vec<_> = (0..4).map(|n| call("PUT", "/users/1", named(&format!("{n}")))).collect();
-            service.database.waits_for_a_lock();
+        let creates = (0..4).map(|n| ("POST", "/users".to_owned(), user(&format!("n{n}"))));
+        let changes: Vec<_> = creates.chain((0..4).map(|n| put(1, &n.to_string()))).collect();
+        let lock = "lock table users in share mode";
+        let statuses = with_changes_that_wait(&service, lock, &changes, || {
             for _ in 0..5 {
                 for target in ["/users/1", "/users"] {
                     assert_eq!(soon(&mut caller, "GET", target, ""), 200, "{size:?}: {target}");
                 }
             }
-            assert!(creates.iter().chain(&changes).all(|write| !write.is_finished()), "{size:?}");
-            transaction.rollback().unwrap();
-            assert!(creates.into_iter().all(|create| create.join().unwrap() == 201), "{size:?}");
-            assert!(changes.into_iter().all(|change| change.join().unwrap() == 200), "{size:?}");
         });
+        assert_eq!(statuses, [[201; 4], [200; 4]].concat(), "{size:?}");
         let name = name_of(&mut caller, 1);
         assert!(name.parse::<u32>().is_ok_and(|n| n < 4), "{size:?}: {name}");
-        let (_, page) = caller.call("GET", "/users?perPage=10", "").unwrap();
-        let names = page["data"].as_array().unwrap().iter().map(|user| user["name"].as_str().unwrap());
-        let mut names: Vec<&str> = names.skip(1).collect();
-        names.sort_unstable();
-        assert_eq!(names, ["n0", "n1", "n2", "n3"], "{size:?}");
+        let names = "select string_agg(name, ' ' order by name) from users where id > 1";
+        assert_eq!(service.database.value(names), "n0 n1 n2 n3", "{size:?}");
     }
 }
 
@@ -292,7 +288,7 @@ fn many_wrong_passwords_hold_up_no_login_for_long() {
         let read = start.elapsed();
         assert!(read < SOON, "{workers}: {read:?}");
         let mut other = Client::from_peer(service.server.base_url(), 2);
-        let answer = other.post("/users/authenticate", login("ada@example.com", PASSWORD));
+        let answer = other.login("ada@example.com", PASSWORD);
         assert_eq!(answer.status, 200, "{workers}: {answer:?}");
         let answers: Vec<_> = guessers.iter_mut().map(|guesser| guesser.answer("POST")).collect();
         let refused = answers.iter().filter(|answer| is_refused(answer)).count();
@@ -300,7 +296,7 @@ fn many_wrong_passwords_hold_up_no_login_for_long() {
         assert_eq!(refused + wrong, GUESSES, "{workers}: {refused} refused, {wrong} wrong");
         assert!(wrong > 0 && refused > 0, "{workers}: {refused} refused, {wrong} wrong");
         // The first client's connection may have been idle for too long.
-        let answer = service.client().post("/users/authenticate", login("ada@example.com", PASSWORD));
+        let answer = service.client().login("ada@example.com", PASSWORD);
         assert_eq!(answer.status, 200, "{workers}: once they are done");
     }
 }
@@ -312,7 +308,7 @@ fn a_guesser_is_refused_and_no_other_account() {
     for name in ["ada", "bob", "eve"] {
         assert_eq!(client.post("/users", with_password(name)).status, 201);
     }
-    let mut tries = |email: &str, password| client.post("/users/authenticate", login(email, password));
+    let mut tries = |email: &str, password| client.login(email, password);
     let mut refusals = Vec::new();
     for email in ["ada@example.com", "nobody@example.com"] {
         for _ in 0..3 {

@@ -1,8 +1,8 @@
 //! The command: its arguments and variables, how it starts, what it logs, how it ends.
 
 use crate::support::{
-    Client, DATABASE_PASSWORD, Database, LONG, LONG_ON_DISK, PASSWORD, Process, Proxy, TOKEN, TempDir,
-    Weather, assert_no_secret, check, eventually, free_port, postmaster, running,
+    ADA, ADA_1, Client, DATABASE_PASSWORD, Database, LONG, LONG_ON_DISK, PASSWORD, Process, Proxy, TOKEN,
+    TempDir, USERD, Variables, Weather, assert_no_secret, check, eventually, free_port, postmaster, running,
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -15,9 +15,6 @@ use std::{
     time::{Duration, Instant},
 };
 use userd::config::{SETTINGS, Setting};
-
-const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
-const ADA_1: &str = r#"{"id":"1","name":"Ada","email":"ada@example.com",<times>}"#;
 
 /// Bound for a reaction without a wait, on a busy machine.
 const SOON: Duration = Duration::from_secs(10);
@@ -201,7 +198,7 @@ fn an_address_that_cannot_be_had_is_told_at_once() {
 fn limited(limit: &str) -> Vec<&str> {
     let root = ["/usr/bin/setpriv", "--bounding-set=-sys_resource"];
     let is_root = nix::unistd::geteuid().is_root();
-    let program = ["/usr/bin/prlimit", limit, env!("CARGO_BIN_EXE_userd")];
+    let program = ["/usr/bin/prlimit", limit, USERD];
     [if is_root { &root[..] } else { &[] }, &program].concat()
 }
 
@@ -253,7 +250,6 @@ fn variables_that_are_not_used_are_told() {
     let (url, dir) = (database.url(), database.socket_dir());
     let parts = [("DB_HOST", dir.as_str()), ("DB_NAME", database.name())];
     let by_url = [("DATABASE_URL", url.as_str())];
-    type Variables<'a> = &'a [(&'a str, &'a str)];
     let rows: [(Variables, Variables, &str); 5] = [
         (
             &parts,
@@ -325,7 +321,6 @@ fn sources_of_the_password() {
     let own = format!("postgres://ada:own@127.0.0.1:{port}/app?sslmode=disable");
     let parts = [("DB_HOST", "127.0.0.1"), ("DB_PORT", &port), ("DB_NAME", "app"), ("DB_USER", "ada")];
     let from_file = [&parts[..], &[("DB_PASS_FILE", secret.to_str().unwrap()), password]].concat();
-    type Variables<'a> = &'a [(&'a str, &'a str)];
     let rows: [(Variables, &str); 3] = [
         (&[("DATABASE_URL", &own), password], "own"),
         (&[("DATABASE_URL", &plain), password], "from PGPASSWORD"),
@@ -524,7 +519,7 @@ fn a_hangup_that_is_ignored() {
     let database = Database::create();
     let url = database.url();
     let variables = [("DATABASE_URL", &*url), ("HOST", "127.0.0.1"), ("PORT", "0")];
-    let mut process = Process::under(&["/usr/bin/nohup", env!("CARGO_BIN_EXE_userd")], &[], &variables);
+    let mut process = Process::under(&["/usr/bin/nohup", USERD], &[], &variables);
     let mut client = process.client();
     process.signal(Signal::SIGHUP);
     check(&mut client, &format!("POST /users {ADA} => 201 {ADA_1}"));
@@ -652,7 +647,6 @@ fn an_embedded_database_is_for_this_machine_unless_told_otherwise() {
     let dir = TempDir::new();
     fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let argument = format!("--embedded={}", dir.path().join("data").display());
-    type Variables<'a> = &'a [(&'a str, &'a str)];
     let file = dir.path().join("the token");
     fs::write(&file, TOKEN).unwrap();
     let rows: [(&[&str], Variables, &str); 2] = [
@@ -718,7 +712,7 @@ fn a_full_disk_is_told() {
     let dir = TempDir::new();
     let path = dir.path().to_str().unwrap();
     let mount = format!("/bin/mount -t tmpfs -o size=24m none {path} && exec \"$0\" \"$@\"");
-    let program = [&unshare[..], &["/bin/sh", "-c", &mount, env!("CARGO_BIN_EXE_userd")]].concat();
+    let program = [&unshare[..], &["/bin/sh", "-c", &mount, USERD]].concat();
     let mut process = Process::under(&program, &[&format!("--embedded={path}/data")], &[("PORT", "0")]);
     assert_eq!(process.wait(LONG_ON_DISK), 1);
     let line = complaint(&mut process, 1);

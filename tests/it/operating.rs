@@ -2,14 +2,11 @@
 //! a database that has users of another program already, completion and the manual page.
 
 use crate::support::{
-    Client, DATABASE_PASSWORD, Database, LONG, LONG_ON_DISK, PASSWORD, Process, TOKEN, TempDir,
-    assert_no_secret, eventually,
+    Client, DATABASE_PASSWORD, Database, EPHEMERAL, LONG, LONG_ON_DISK, PASSWORD, Process, TOKEN, TempDir,
+    USERD, assert_no_secret, blocks, eventually, shell,
 };
 use serde_json::json;
-use std::{
-    path::Path,
-    process::{Command, Output, Stdio},
-};
+use std::path::Path;
 
 const OPERATIONS: &str = include_str!("../../docs/operations.md");
 
@@ -81,8 +78,7 @@ fn sessions_of_an_older_release_go_on() {
         assert_eq!(client.put(&path, r#"{"name":"changed"}"#).status, 200);
         assert_eq!(client.get(&path).json()["name"], "changed");
         assert_eq!(client.get("/users").json()["total"], 1);
-        let login = json!({"email": format!("{round}@example.com"), "password": PASSWORD}).to_string();
-        assert_eq!(client.post("/users/authenticate", login).status, 200);
+        assert!(client.opens(&format!("{round}@example.com"), PASSWORD));
         assert_eq!(client.delete(&path).status, 204);
         assert_eq!(client.get(&path).status, 404);
     }
@@ -257,8 +253,7 @@ fn without_a_table_the_service_is_unready() {
     eventually(LONG, "it is ready", || client.get("/readyz").status == 200);
     let ada = json!({"name": "Ada", "email": "ada@example.com", "password": PASSWORD}).to_string();
     assert_eq!(client.post("/users", ada).status, 201);
-    let login = json!({"email": "ada@example.com", "password": PASSWORD}).to_string();
-    assert_eq!(client.post("/users/authenticate", login).json()["id"], "1");
+    assert_eq!(client.login("ada@example.com", PASSWORD).id(), "1");
 }
 
 /// The tables are userd's own, and another role than their owner's is told what it lacks; with that it can do all.
@@ -319,7 +314,7 @@ fn the_settings_in_force() {
 fn variables_of_a_database_beside_a_private_one() {
     let database =
         [("DATABASE_URL_FILE", "/none"), ("DB_PASS_FILE", "/none"), ("DB_PORT", "tcp://10.0.0.1:5432")];
-    let mut process = Process::start(&["--embedded", "--ephemeral"], &database);
+    let mut process = Process::start(&EPHEMERAL, &database);
     process.wait_for_url_within(LONG_ON_DISK);
     process.logs(
         "[WARN] no effect with --embedded, which uses a database of its own: DATABASE_URL_FILE, DB_PORT, DB_PASS_FILE",
@@ -364,7 +359,7 @@ fn threads_that_cannot_be_started() {
     for limit in [1, 2, 4, 8, 16] {
         let limit = format!("--nproc={limit}");
         let user = ["/usr/bin/setpriv", "--reuid=1999", "--regid=1999", "--clear-groups"];
-        let program = [&user[..], &["/usr/bin/prlimit", &limit, env!("CARGO_BIN_EXE_userd")]].concat();
+        let program = [&user[..], &["/usr/bin/prlimit", &limit, USERD]].concat();
         let mut process = Process::under(&program, &[], &variables);
         assert_eq!(process.wait(LONG), 1, "{limit}");
         let said = process.stderr();
@@ -418,33 +413,15 @@ fn a_table_of_another_program_is_left_as_it_is() {
     assert_eq!(on(&ours, &["migrate"], &[]).0, 1);
 }
 
-/// Runs lines in a shell that finds userd.
-fn shell(lines: &str) -> Output {
-    let directory = Path::new(env!("CARGO_BIN_EXE_userd")).parent().expect("a directory");
-    let path = format!("{}:/usr/bin:/bin", directory.display());
-    let mut command = Command::new("bash");
-    command.args(["-euo", "pipefail", "-c", lines]).env_clear().env("PATH", path).stdin(Stdio::null());
-    command.output().expect("bash")
-}
-
 #[test]
 fn both_ways_out_for_users_of_another_program() {
     let database = Database::empty();
     database.run(SHOP);
-    let (_, chapter) =
-        OPERATIONS.split_once("\n## What if the database has users already?\n").expect("there is a chapter");
-    let (chapter, _) = chapter.split_once("\n## ").expect("it is not the last one");
-    let blocks: Vec<String> = chapter
-        .split("\n```sh\n")
-        .skip(1)
-        .map(|block| block.split_once("\n```").expect("it ends").0)
-        .map(|block| block.replace("host=10.0.0.21 user=app dbname=shop", &database.url()))
-        .collect();
-    assert_eq!(blocks.len(), 2);
-    let output = shell(&blocks.join("\n"));
-    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{stdout}{stderr}");
-    assert!(stdout.ends_with("imported 2 users\n"), "{stdout}{stderr}");
+    let lines = blocks(OPERATIONS, "\n## What if the database has users already?\n");
+    assert_eq!(lines.len(), 2);
+    let lines = lines.join("\n").replace("host=10.0.0.21 user=app dbname=shop", &database.url());
+    let (code, stdout, stderr) = shell(Path::new("/"), &format!("set -o pipefail\n{lines}"), &[]);
+    assert!(code == 0 && stdout.ends_with("imported 2 users\n"), "{stdout}{stderr}");
     assert_eq!(database.value("select count(*) from public.users where name is not null"), "2");
     assert_eq!(database.value("select count(*) from userd.users"), "2");
 
@@ -460,8 +437,7 @@ fn both_ways_out_for_users_of_another_program() {
     assert_eq!(users["data"][0]["createdAt"], "2001-02-03T04:05:06.789000Z");
     assert_eq!(users["data"][1]["name"], "Zoë, \"Z\"");
     assert_eq!(users["data"][1]["updatedAt"], "2002-02-03T04:05:06.000000Z");
-    let login = json!({"email": "ada@example.com", "password": crate::support::PASSWORD}).to_string();
-    assert_eq!(client.post("/users/authenticate", login).status, 200);
+    assert!(client.opens("ada@example.com", PASSWORD));
     let hash = "select left(password_hash, 9) from userd.credentials";
     assert_eq!(database.value(hash), "$argon2id");
     // Each program has its own.
@@ -536,8 +512,8 @@ fn variables_of_a_file() {
 fn completion_is_installed_by_its_own_line() {
     let line = OPERATIONS.lines().find(|line| line.contains("userd completion bash >")).expect("a line");
     let home = crate::support::TempDir::new();
-    let output = shell(&format!("export HOME='{}'; {line}", home.path().display()));
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let ended = shell(home.path(), line, &[("HOME", home.name().to_owned())]);
+    assert_eq!(ended.0, 0, "{ended:?}");
     let file = home.path().join(".local/share/bash-completion/completions/userd");
     assert!(std::fs::read_to_string(file).unwrap().contains("complete -F _userd "));
 }
@@ -553,9 +529,9 @@ fn offered(words: &[&str]) -> Vec<String> {
         quoted[words.len() - 1],
         quoted[words.len() - 2],
     );
-    let output = shell(&lines);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+    let (code, stdout, stderr) = shell(Path::new("/"), &lines, &[]);
+    assert_eq!(code, 0, "{stderr}");
+    stdout.lines().map(str::to_owned).collect()
 }
 
 #[test]

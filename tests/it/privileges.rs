@@ -2,7 +2,8 @@
 //! listens. These tests run only as root: another user has no rights to give up.
 
 use crate::support::{
-    Client, LONG, LONG_ON_DISK, Process, TOKEN, TempDir, check, is_root, postmaster, running,
+    ADA, ADA_1, Client, EPHEMERAL, LONG, LONG_ON_DISK, Process, TOKEN, TempDir, USERD, check, is_root,
+    postmaster, running,
 };
 use nix::{
     sys::signal::Signal,
@@ -14,10 +15,6 @@ use std::{
     net::TcpListener,
     os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
 };
-
-const USERD: &str = env!("CARGO_BIN_EXE_userd");
-const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
-const ADA_1: &str = r#"{"id":"1","name":"Ada","email":"ada@example.com",<times>}"#;
 
 fn account() -> User {
     User::from_name("postgres").unwrap().expect("the tests need PostgreSQL, which brings this user")
@@ -127,7 +124,7 @@ fn root_becomes_that_account_in_other_ways() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let passed = Process::activated(listener.into(), &[&argument], &[]);
-    let mut ephemeral = Process::start(&["--embedded", "--ephemeral"], &[]);
+    let mut ephemeral = Process::start(&EPHEMERAL, &[]);
     let other = ephemeral.wait_for_url_within(LONG_ON_DISK);
     for (process, url) in [(passed, url), (ephemeral, other)] {
         check(&mut Client::new(&url), &format!("POST /users {ADA} => 201 {ADA_1}"));

@@ -2,7 +2,8 @@
 //! userd. What needs root is not tested as another user.
 
 use crate::support::{
-    Client, LONG, LONG_ON_DISK, Process, TempDir, check, is_root, postmaster, programs_of_postgres,
+    ADA, ADA_1, Client, EPHEMERAL, LONG, LONG_ON_DISK, Process, TempDir, USERD, check, is_root, postmaster,
+    programs_of_postgres,
 };
 use std::{
     fs,
@@ -10,11 +11,6 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
 };
-
-const USERD: &str = env!("CARGO_BIN_EXE_userd");
-const EPHEMERAL: [&str; 2] = ["--embedded", "--ephemeral"];
-const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
-const ADA_1: &str = r#"{"id":"1","name":"Ada","email":"ada@example.com",<times>}"#;
 
 /// Without the programs that Debian installs, and with a list of users that has these only. `$1` and what follows is run.
 const ALONE: &str = r#"

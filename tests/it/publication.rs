@@ -1,9 +1,9 @@
 //! Logical replication: with a publication, changes go on; and a subscriber takes over under load, with every user that was
 //! acknowledged, exact totals, and ids that go on.
 
-use crate::support::{LONG_ON_DISK, Load, Own, Process, eventually, every_verb};
+use crate::support::{LONG_ON_DISK, Load, Own, Process, blocks, eventually, every_verb, shell};
 use std::{
-    process::Command,
+    path::Path,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -11,12 +11,9 @@ use userd::{Config, Database as Target, Server};
 
 const BACKUP: &str = include_str!("../../docs/backup.md");
 
-/// The lines of the chapter, by block.
-fn blocks() -> Vec<&'static str> {
-    let (_, chapter) =
-        BACKUP.split_once("**To the next PostgreSQL without downtime.**").expect("the chapter");
-    let chapter = chapter.split("\n## ").next().expect("all that follows");
-    chapter.split("\n```sh\n").skip(1).map(|block| block.split_once("```").expect("it ends").0).collect()
+/// The lines of the chapter: the copy, what empties the tables, the cut.
+fn chapter() -> [&'static str; 3] {
+    blocks(BACKUP, "**To the next PostgreSQL without downtime.**").try_into().expect("three blocks")
 }
 
 fn serve(own: &Own) -> Server {
@@ -52,14 +49,14 @@ fn changes_go_on_with_a_publication() {
 
 #[test]
 fn to_the_next_server_under_load() {
-    let [copy, _, cut] = blocks()[..] else { panic!("three blocks: {:?}", blocks()) };
+    let [copy, _, cut] = chapter();
     to_the_next_server(copy, cut);
 }
 
 /// Some tools publish all tables, as they know none.
 #[test]
 fn to_the_next_server_by_a_publication_of_all_tables() {
-    let [copy, empty, cut] = blocks()[..] else { panic!("three blocks: {:?}", blocks()) };
+    let [copy, empty, cut] = chapter();
     let (three, all) = ("for table users, credentials, idempotency_keys", "for all tables");
     let subscription = "psql -X -q \"$NEW\" -c \"create subscription";
     assert!(copy.contains(three) && copy.contains(subscription), "{copy}");
@@ -73,19 +70,16 @@ fn to_the_next_server(copy: &str, cut: &str) {
     let url = Arc::new(Mutex::new(server.base_url().to_owned()));
     let load = Load::start("moved", 4, &url, Duration::from_secs(20));
     load.creates(100);
-    let userd = std::path::Path::new(env!("CARGO_BIN_EXE_userd")).parent().expect("a directory");
-    let path = format!("{}:{}", userd.display(), std::env::var("PATH").expect("a path"));
-    let shell = |lines: &str| {
+    let run = |lines: &str| {
         // The servers are the test's own.
         let lines: Vec<&str> = lines.lines().filter(|line| !line.starts_with("OLD=")).collect();
-        let mut command = Command::new("sh");
-        command.args(["-ec", &lines.join("\n")]).env("PATH", &path);
-        let output = command.env("OLD", old.url()).env("NEW", new.url()).output().expect("a shell");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let servers = [("OLD", old.url()), ("NEW", new.url())];
+        let (code, _, said) = shell(Path::new("/"), &lines.join("\n"), &servers);
+        assert_eq!(code, 0, "{said}");
     };
-    shell(copy);
+    run(copy);
     load.creates(100);
-    shell(cut);
+    run(cut);
     let next = serve(&new);
     *url.lock().expect("no client panics") = next.base_url().to_owned();
     load.creates(200);

@@ -1,7 +1,7 @@
 //! Creates with an `Idempotency-Key`: repeated, at once, on several replicas, and when a replica or a connection breaks.
 
 use crate::support::{
-    Answer, Caller, Client, Database, Dice, LONG, PASSWORD, Process, Proxy, Service, Weather, check,
+    ADA, Answer, Caller, Client, Database, Dice, LONG, PASSWORD, Process, Proxy, Service, Weather, check,
     eventually, pause,
 };
 use nix::sys::signal::Signal;
@@ -9,7 +9,6 @@ use serde_json::json;
 use std::{sync::Barrier, thread, time::Duration};
 use userd::{PasswordHashing, Server};
 
-const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
 const REUSED: &str = r#"{"error":"Idempotency-Key reused"}"#;
 
 fn post(client: &mut Client, key: &str, body: &str) -> Answer {

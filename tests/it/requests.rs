@@ -1,12 +1,10 @@
 //! The id that names a request in its answer and in the log, and the other values in a line of the log.
 
 use crate::support::{
-    Answer, Database, LONG, PASSWORD, Process, Service, TOKEN, TempDir, assert_no_secret, eventually,
+    ADA, Answer, Database, LONG, PASSWORD, Process, Service, TOKEN, TempDir, assert_no_secret, eventually,
 };
 use serde_json::Value;
 use std::collections::HashSet;
-
-const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
 
 fn id(answer: &Answer) -> &str {
     answer.header("X-Request-Id").expect("every answer has one")

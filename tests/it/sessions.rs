@@ -1,14 +1,12 @@
 //! Sessions of the database: what ends them, and for how long a request keeps one.
 
-use crate::support::{Caller, LONG, Service, eventually, pause};
+use crate::support::{ADA, Caller, LONG, Service, eventually, pause};
 use serde_json::json;
 use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
     time::{Duration, Instant},
 };
-
-const USER: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
 
 #[test]
 fn reads_outlive_their_sessions() {
@@ -17,7 +15,7 @@ fn reads_outlive_their_sessions() {
     const ROUNDS: usize = 20;
     let service = Service::start();
     let url = service.server.base_url();
-    assert_eq!(Caller::new(url, LONG).call("POST", "/users", USER).unwrap().0, 201);
+    assert_eq!(Caller::new(url, LONG).call("POST", "/users", ADA).unwrap().0, 201);
     let (ended, answered) = (AtomicBool::new(false), [const { AtomicUsize::new(0) }; READERS]);
     let mut killed = 0;
     thread::scope(|scope| {
@@ -57,7 +55,7 @@ fn reads_outlive_their_sessions() {
 fn no_session_waits_for_a_lock_for_long() {
     let service = Service::with(|config| config.limits.request_timeout = LONG);
     let url = service.server.base_url();
-    assert_eq!(Caller::new(url, LONG).call("POST", "/users", USER).unwrap().0, 201);
+    assert_eq!(Caller::new(url, LONG).call("POST", "/users", ADA).unwrap().0, 201);
     for lock in ["select from users where id = 1 for update", "lock table users in share mode"] {
         let mut neighbour = service.database.client();
         let mut transaction = neighbour.transaction().unwrap();

@@ -1,16 +1,14 @@
 //! `export`, `import`, `migrate`, `check` and `config` on the private cluster of `--embedded`, while a service runs on it
 //! and while none does.
 
-use crate::support::{LONG, LONG_ON_DISK, Process, TempDir, eventually, is_root, postmaster};
+use crate::support::{
+    ADA, GRACE, LONG, LONG_ON_DISK, Process, TempDir, USERD, eventually, is_root, postmaster,
+};
 use nix::{
     sys::signal::Signal,
     unistd::{User, chown},
 };
 use std::{fs, path::Path, process::Command};
-
-const USERD: &str = env!("CARGO_BIN_EXE_userd");
-const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
-const GRACE: &str = r#"{"name":"Grace","email":"grace@example.com"}"#;
 
 /// A directory for a cluster, and a file with a user.
 struct Place {

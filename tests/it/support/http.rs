@@ -1,7 +1,7 @@
 //! An HTTP/1.1 client of one connection, which holds every answer against what all answers promise.
 
 use super::{LONG, assert_no_secret, described::check_described};
-use serde_json::Value;
+use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
 use std::{
     collections::VecDeque,
@@ -213,6 +213,20 @@ impl Client {
 
     pub fn get(&mut self, target: &str) -> Answer {
         self.request("GET", target, &[], "")
+    }
+
+    /// Checks a password.
+    pub fn login(&mut self, email: &str, password: &str) -> Answer {
+        self.post("/users/authenticate", json!({"email": email, "password": password}).to_string())
+    }
+
+    /// Returns true if the password opens the account.
+    pub fn opens(&mut self, email: &str, password: &str) -> bool {
+        match self.login(email, password).status {
+            200 => true,
+            401 => false,
+            status => panic!("{status}"),
+        }
     }
 
     pub fn post(&mut self, target: &str, body: impl AsRef<[u8]>) -> Answer {

@@ -9,6 +9,7 @@ mod http;
 mod load;
 mod machine;
 mod own;
+mod page;
 mod proxy;
 mod service;
 mod table;
@@ -24,6 +25,7 @@ pub use own::{
     Daemon, Own, children, code_kib, is_root, memory_kib, peak_kib, postmaster, program_of_postgres, running,
     users,
 };
+pub use page::{Ended, blocks, ended, shell};
 pub use proxy::{Proxy, Weather};
 pub use service::{Process, Service, ephemeral};
 pub use table::{check, is_timestamp, masked};
@@ -43,6 +45,20 @@ pub const LONG: Duration = Duration::from_secs(20);
 pub const LONG_ON_DISK: Duration = Duration::from_secs(60);
 /// Time that a busy machine may add to any wait.
 pub const BUSY: Duration = Duration::from_secs(8);
+
+/// The command.
+pub const USERD: &str = env!("CARGO_BIN_EXE_userd");
+/// Arguments for a database that is thrown away.
+pub const EPHEMERAL: [&str; 2] = ["--embedded", "--ephemeral"];
+/// Environment variables of a process.
+pub type Variables<'a> = &'a [(&'a str, &'a str)];
+
+/// Body of a create.
+pub const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
+/// The user that it creates, in an empty table, as tables of requests have it.
+pub const ADA_1: &str = r#"{"id":"1","name":"Ada","email":"ada@example.com",<times>}"#;
+/// Body of another create.
+pub const GRACE: &str = r#"{"name":"Grace","email":"grace@example.com"}"#;
 
 /// Password of the users in these tests.
 pub const PASSWORD: &str = "correct horse";

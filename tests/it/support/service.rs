@@ -1,6 +1,6 @@
 //! The service, in this process and as a process of its own.
 
-use super::{Client, Database, LONG, TempDir, assert_no_secret, eventually, pause};
+use super::{Client, Database, LONG, TempDir, USERD, assert_no_secret, eventually, pause};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -48,7 +48,7 @@ impl Service {
 
 /// Starts `userd` on a database that is thrown away; the caller holds its standard input and reads its standard output.
 pub fn ephemeral(arguments: &[&str]) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_userd"))
+    Command::new(USERD)
         .args(["--embedded", "--ephemeral", "--port", "0"])
         .args(arguments)
         .env_clear()
@@ -71,7 +71,7 @@ impl Process {
     /// With only these arguments and variables, PostgreSQL's programs as the tests themselves use them, a `TMPDIR` of its
     /// own, and a free port unless they name one: several tests run at once.
     pub fn start(arguments: &[&str], variables: &[(&str, &str)]) -> Process {
-        Process::under(&[env!("CARGO_BIN_EXE_userd")], arguments, variables)
+        Process::under(&[USERD], arguments, variables)
     }
 
     /// Starts userd through a program that executes it, such as `nohup` with its arguments.
@@ -82,7 +82,7 @@ impl Process {
     /// Passes a socket, as systemd does: descriptor 3, and two variables that name the process that is meant.
     pub fn activated(socket: OwnedFd, arguments: &[&str], variables: &[(&str, &str)]) -> Process {
         let script = "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\" 3<&0 </dev/null";
-        let program = ["/bin/sh", "-c", script, env!("CARGO_BIN_EXE_userd")];
+        let program = ["/bin/sh", "-c", script, USERD];
         Process::fed(socket.into(), &program, arguments, variables)
     }
 

@@ -73,10 +73,8 @@ fn of_batches(url: &str, word: &str) {
 fn of_one(url: &str, word: &str) {
     let client = &mut Client::new(url);
     let email = format!("{word}@example.com");
-    let login = |client: &mut Client, password: &str, status| {
-        let login = json!({"email": email, "password": password}).to_string();
-        expect(client.post("/users/authenticate", login), status);
-    };
+    let login =
+        |client: &mut Client, password: &str, status| drop(expect(client.login(&email, password), status));
     let created = expect(client.post("/users", user(word, Some(PASSWORD))), 201);
     let path = format!("/users/{}", created.id());
     login(client, PASSWORD, 200);
