@@ -138,4 +138,4 @@ pub use http::{Method, Request, Response};
 pub use server::{BoundServer, Server};
 #[cfg(any(test, feature = "testing"))]
 pub use testing::ScratchDatabase;
-pub use users::{timestamp::Timestamp, user::User};
+pub use users::user::User;

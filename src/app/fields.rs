@@ -8,9 +8,10 @@ use crate::http::{Request, percent_decode};
 use crate::users::idempotency::Key;
 use crate::users::pagination::{ListRequest, PageRequest};
 use crate::users::revision::{Condition, Revision};
-use crate::users::{timestamp::Timestamp, user::User};
+use crate::users::user::User;
 use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value};
+use time::OffsetDateTime;
 
 /// The media types of a patch, of which the first is the one that it has (RFC 7396).
 pub const ACCEPT_PATCH: &str = "application/merge-patch+json, application/json";
@@ -187,15 +188,16 @@ pub fn etag(user: &User) -> String {
 
 /// The tag of a state, in its quotes.
 fn tag(Revision { version, updated_at }: Revision) -> String {
-    format!("\"{version}-{:x}\"", updated_at.unix_micros())
+    let micros = (updated_at.unix_timestamp_nanos() / 1000) as i64;
+    format!("\"{version}-{micros:x}\"")
 }
 
 /// Returns the state that a tag of this service names, given without its quotes.
 fn revision(text: &str) -> Option<Revision> {
     let (version, micros) = text.rsplit_once('-')?;
     let micros = u64::from_str_radix(micros, 16).ok()?.cast_signed();
-    let revision =
-        Revision { version: version.parse().ok()?, updated_at: Timestamp::from_unix_micros(micros)? };
+    let updated_at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(micros) * 1000).ok()?;
+    let revision = Revision { version: version.parse().ok()?, updated_at };
     // Another spelling of the numbers is no tag of this service.
     (tag(revision).trim_matches('"') == text).then_some(revision)
 }
@@ -458,7 +460,8 @@ mod tests {
     }
 
     fn at(version: i64, micros: i64) -> Revision {
-        Revision { version, updated_at: Timestamp::from_unix_micros(micros).unwrap() }
+        let updated_at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(micros) * 1000).unwrap();
+        Revision { version, updated_at }
     }
 
     #[test]

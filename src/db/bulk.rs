@@ -1,15 +1,10 @@
 //! Statements that read or write many users at once: one snapshot for an export; for an import a temporary table of
 //! staged users, a look for addresses and ids that are taken, and one insert.
 
-use super::users::{moment, record};
-use crate::users::{password::PasswordHash, timestamp::Timestamp, user::UserRef};
-use postgres::{
-    Client, Error, IsolationLevel, Row, Transaction, fallible_iterator::FallibleIterator, types::Type,
-};
-use std::{
-    io::{self, Write},
-    iter,
-};
+use super::users::record;
+use crate::users::{password::PasswordHash, user::UserRef};
+use postgres::{Client, Error, IsolationLevel, Transaction, binary_copy::BinaryCopyInWriter, types::Type};
+use time::OffsetDateTime;
 
 /// Lifts the limits of the role: bulk statements take long. JIT is off because compiling takes longer than it saves. A
 /// setting that the server's version lacks is left out.
@@ -123,6 +118,8 @@ pub fn each_user<E: From<Error>>(
     with_hashes: bool,
     mut each: impl FnMut(UserRef, Option<&str>) -> Result<(), E>,
 ) -> Result<(), E> {
+    /// After an error of `each`, the rest of as many users is read, and no more.
+    const FETCHED: i32 = 1000;
     let sql = match with_hashes {
         true => {
             "select id, created_at, updated_at, name, email, password_hash
@@ -130,54 +127,46 @@ pub fn each_user<E: From<Error>>(
         }
         false => "select id, created_at, updated_at, name, email, null from users order by id",
     };
-    let mut rows = transaction.query_typed_raw(sql, iter::empty::<(&str, Type)>())?;
-    while let Some(row) = rows.next()? {
-        each(record(&row)?, row.try_get(5)?)?;
-    }
-    Ok(())
-}
-
-/// Appends the row of a user to be staged, in the binary format of COPY. The id of `user` is not used: `id` is the one
-/// that the file gives, if it is to be kept.
-pub fn write_staged(
-    line: u64,
-    id: Option<i64>,
-    hash: Option<&PasswordHash>,
-    user: &UserRef,
-    rows: &mut Vec<u8>,
-) {
-    let (line, id) = (line.to_be_bytes(), id.map(i64::to_be_bytes));
-    let (created_at, updated_at) = (moment(user.created_at), moment(user.updated_at));
-    let values = [
-        Some(&line[..]),
-        id.as_ref().map(|id| &id[..]),
-        hash.map(|hash| hash.as_phc().as_bytes()),
-        Some(&created_at),
-        Some(&updated_at),
-        Some(user.name.as_bytes()),
-        Some(user.email.as_bytes()),
-    ];
-    rows.extend_from_slice(&(values.len() as i16).to_be_bytes());
-    for value in values {
-        rows.extend_from_slice(&value.map_or(-1, |value| value.len() as i32).to_be_bytes());
-        rows.extend_from_slice(value.unwrap_or_default());
+    let portal = transaction.bind(sql, &[])?;
+    loop {
+        let rows = transaction.query_portal(&portal, FETCHED)?;
+        for row in &rows {
+            each(record(row)?, row.try_get(5)?)?;
+        }
+        if rows.len() < FETCHED as usize {
+            return Ok(());
+        }
     }
 }
 
-/// Staged lines with an address or an id that is taken.
-pub struct Taken {
-    /// The first of them: the line, the earlier line that has the value, and whether the value is the id.
-    pub first: Vec<(u64, Option<u64>, bool)>,
-    /// All of them.
-    pub count: u64,
+/// A user to be staged.
+pub struct StagedUser {
+    /// The number of the line.
+    pub line: i64,
+    /// The id that the file gives, if it is to be kept.
+    pub id: Option<i64>,
+    /// The hash of the password.
+    pub hash: Option<PasswordHash>,
+    /// Time at which the record was created.
+    pub created_at: OffsetDateTime,
+    /// Time of the last change.
+    pub updated_at: OffsetDateTime,
+    /// The name.
+    pub name: String,
+    /// The address.
+    pub email: String,
 }
+
+/// A staged line with an address or an id that is taken: the line, the earlier line that has the value, and whether the
+/// value is the id.
+pub type Taken = (i64, Option<i64>, bool);
 
 /// The transaction of one import. If the session ends before [`Staging::commit`], nothing of it is left.
 pub struct Staging<'a> {
     transaction: Transaction<'a>,
     keep_ids: bool,
     /// The time of users whose line has none.
-    pub present: Timestamp,
+    pub present: OffsetDateTime,
 }
 
 impl<'a> Staging<'a> {
@@ -189,21 +178,29 @@ impl<'a> Staging<'a> {
         Ok(Staging { transaction, keep_ids, present })
     }
 
-    /// Stages the rows that `fill` writes.
-    pub fn stage<E: From<Error> + From<io::Error>>(
+    /// Stages the users that `fill` passes on. Returns their number.
+    pub fn stage<E: From<Error>>(
         &mut self,
-        fill: impl FnOnce(&mut dyn Write) -> Result<(), E>,
-    ) -> Result<(), E> {
-        /// Signature, flags, and the length of the header's extension.
-        const HEADER: &[u8] = b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0";
-        const TRAILER: i16 = -1;
-        let mut copy = self.transaction.copy_in(STAGE_ROWS)?;
-        copy.write_all(HEADER)?;
-        fill(&mut copy)?;
-        copy.write_all(&TRAILER.to_be_bytes())?;
-        copy.finish()?;
+        fill: impl FnOnce(&mut dyn FnMut(&StagedUser) -> Result<(), Error>) -> Result<(), E>,
+    ) -> Result<u64, E> {
+        let columns = [
+            Type::INT8,
+            Type::INT8,
+            Type::TEXT,
+            Type::TIMESTAMPTZ,
+            Type::TIMESTAMPTZ,
+            Type::TEXT,
+            Type::TEXT,
+        ];
+        let mut copy = BinaryCopyInWriter::new(self.transaction.copy_in(STAGE_ROWS)?, &columns);
+        fill(&mut |StagedUser { line, id, hash, created_at, updated_at, name, email }| {
+            let hash = hash.as_ref().map(PasswordHash::as_phc);
+            copy.write(&[line, id, &hash, created_at, updated_at, name, email])
+        })?;
+        let users = copy.finish()?;
         // The server collects no statistics of a temporary table by itself.
-        Ok(self.transaction.batch_execute("analyze userd_import")?)
+        self.transaction.batch_execute("analyze userd_import")?;
+        Ok(users)
     }
 
     /// Removes the staged users whose address is stored already. Returns their number.
@@ -212,24 +209,13 @@ impl<'a> Staging<'a> {
     }
 
     /// Removes the staged lines whose address or id is taken. Returns at most `limit` of them, and their number.
-    pub fn remove_taken(&mut self, limit: i64) -> Result<Taken, Error> {
+    pub fn remove_taken(&mut self, limit: i64) -> Result<(Vec<Taken>, u64), Error> {
         let count = self.transaction.execute(FIND_TAKEN, &[])?;
         let first = "select line, first, is_id from userd_taken order by line limit $1";
         let rows = self.transaction.query_typed(first, &[(&limit, Type::INT8)])?;
         let delete = "delete from userd_import using userd_taken where userd_import.line = userd_taken.line";
         self.transaction.batch_execute(delete)?;
-        let number = |row: &Row, at| row.try_get::<_, Option<i64>>(at);
-        let line = |row: &Row| {
-            let (line, first) = (number(row, 0)?.unwrap_or_default(), number(row, 1)?);
-            Ok((line.unsigned_abs(), first.map(i64::unsigned_abs), row.try_get(2)?))
-        };
-        Ok(Taken { first: rows.iter().map(line).collect::<Result<_, Error>>()?, count })
-    }
-
-    /// Counts the staged users.
-    pub fn count(&mut self) -> Result<u64, Error> {
-        let row = self.transaction.query_typed_one("select count(*) from userd_import", &[])?;
-        Ok(row.try_get::<_, i64>(0)?.unsigned_abs())
+        Ok((rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect(), count))
     }
 
     /// Stores the staged users and their hashes. Returns the number of users that were stored.

@@ -55,12 +55,7 @@ impl Servers {
         // Read first: if an epoch ends while this connects, the new connection is suspect, too.
         let epoch = self.epoch();
         let connected = without_panic(|| {
-            let client = self.config.connect(self.tls.clone())?;
-            let mut connection = DatabaseConnection {
-                client: Some(client),
-                #[cfg(feature = "command")]
-                tls: self.tls.clone(),
-            };
+            let mut connection = DatabaseConnection(Some(self.config.connect(self.tls.clone())?));
             connection.batch_execute(set_up).map(|()| connection)
         });
         let connection = connected.map_err(ConnectError::System)?.map_err(ConnectError::Refused)?;
@@ -69,45 +64,27 @@ impl Servers {
 }
 
 /// A client that may be dropped in an async task.
-pub struct DatabaseConnection {
-    client: Option<Client>,
-    #[cfg(feature = "command")]
-    tls: Connector,
-}
+pub struct DatabaseConnection(Option<Client>);
 
 const CLIENT: &str = "only drop takes it";
-
-impl DatabaseConnection {
-    /// Returns a function that asks the server to cancel the statement of this connection, if one is executed. Blocks
-    /// for the connect time-out.
-    #[cfg(feature = "command")]
-    pub(crate) fn canceller(&self) -> impl Fn() + use<> {
-        let (token, tls) = (self.cancel_token(), self.tls.clone());
-        move || {
-            if let Err(error) = token.cancel_query(tls.clone()) {
-                log::debug!("a statement cannot be cancelled: {}", explain(&error));
-            }
-        }
-    }
-}
 
 impl Deref for DatabaseConnection {
     type Target = Client;
 
     fn deref(&self) -> &Client {
-        self.client.as_ref().expect(CLIENT)
+        self.0.as_ref().expect(CLIENT)
     }
 }
 
 impl DerefMut for DatabaseConnection {
     fn deref_mut(&mut self) -> &mut Client {
-        self.client.as_mut().expect(CLIENT)
+        self.0.as_mut().expect(CLIENT)
     }
 }
 
 impl Drop for DatabaseConnection {
     fn drop(&mut self) {
-        let client = self.client.take();
+        let client = self.0.take();
         outside_of_runtimes(|| drop(client));
     }
 }

@@ -13,18 +13,15 @@ use crate::{
         password::PasswordHash,
         relation::{Loader, Relation},
         revision::Condition,
-        timestamp::Timestamp,
         user::{Credential, User, UserRef, Values},
     },
 };
-use postgres::{
-    Row,
-    types::{FromSql, IsNull, ToSql, Type, accepts, private::BytesMut, to_sql_checked},
-};
+use postgres::{Row, types::Type};
 use std::{
     sync::{Arc, atomic::AtomicU32},
     time::{Duration, Instant},
 };
+use time::OffsetDateTime;
 
 const FIND: &str =
     "select id, name, email, created_at, updated_at, version from users where id = any ($1::bigint[])";
@@ -592,7 +589,7 @@ fn outcome(row: Option<&Row>) -> Result<Option<&Row>, Error> {
 
 /// The version and time that a row has to have: of the state that was read before, else of a simple condition. Nulls
 /// allow each, and a version that no row has allows none.
-fn tag(condition: &Condition, before: Option<&User>) -> (Option<i64>, Option<Timestamp>) {
+fn tag(condition: &Condition, before: Option<&User>) -> (Option<i64>, Option<OffsetDateTime>) {
     match (before.map(User::revision), condition.only.as_deref()) {
         (Some(revision), _) | (None, Some(&[revision, ..])) => {
             (Some(revision.version), Some(revision.updated_at))
@@ -628,38 +625,6 @@ fn at_positions(rows: &[Row], count: usize) -> Result<Vec<Option<&Row>>, Error> 
         *place.ok_or_else(|| Error::Internal("a row of no position".into()))? = Some(row);
     }
     Ok(places)
-}
-
-/// 2000-01-01T00:00:00Z, from which PostgreSQL counts microseconds, in microseconds since 1970.
-const EPOCH: i64 = 946_684_800_000_000;
-
-/// A moment in PostgreSQL's binary format.
-pub(super) fn moment(time: Timestamp) -> [u8; 8] {
-    (time.unix_micros() - EPOCH).to_be_bytes()
-}
-
-type BoxedError = Box<dyn std::error::Error + Sync + Send>;
-
-impl FromSql<'_> for Timestamp {
-    fn from_sql(_: &Type, raw: &[u8]) -> Result<Timestamp, BoxedError> {
-        let micros = i64::from_be_bytes(raw.try_into()?);
-        let since_1970 = micros.checked_add(EPOCH);
-        since_1970
-            .and_then(Timestamp::from_unix_micros)
-            .ok_or_else(|| "a timestamp outside the years 1 to 9999".into())
-    }
-
-    accepts!(TIMESTAMPTZ);
-}
-
-impl ToSql for Timestamp {
-    fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, BoxedError> {
-        out.extend_from_slice(&moment(*self));
-        Ok(IsNull::No)
-    }
-
-    accepts!(TIMESTAMPTZ);
-    to_sql_checked!();
 }
 
 #[cfg(test)]

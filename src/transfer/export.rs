@@ -7,7 +7,7 @@ use crate::{
         bulk::{begin_export, count_users, each_user},
         open::Opening,
     },
-    users::user::UserRef,
+    users::{timestamp, user::UserRef},
 };
 use serde::Serialize;
 use std::io::{self, BufWriter, Write};
@@ -48,22 +48,19 @@ pub fn export(
     on_progress: &mut dyn FnMut(u64, u64),
 ) -> Result<u64, TransferError> {
     let mut client = Opening::new(config)?.connect_migrated(config)?;
-    let cancel = client.canceller();
     let mut transaction = begin_export(&mut client, config.db_prepared)?;
     let total = count_users(&mut transaction)?;
     let mut to = BufWriter::with_capacity(WRITE, to);
     export.header(&mut to).map_err(TransferError::Write)?;
     let mut done = 0;
-    let written = each_user(&mut transaction, export.with_password_hashes, |user, hash| {
+    each_user(&mut transaction, export.with_password_hashes, |user, hash| {
         done += 1;
         if done % STEP == 0 {
             on_progress(done, total);
         }
         export.user(user, hash, &mut to).map_err(TransferError::Write)
-    });
-    let written = written.and_then(|()| to.flush().map_err(TransferError::Write));
-    // After an error, the rest of the users would be read to end the transaction in good order.
-    written.inspect_err(|_| cancel())?;
+    })?;
+    to.flush().map_err(TransferError::Write)?;
     Ok(done)
 }
 
@@ -95,6 +92,7 @@ impl Export {
         }
         let UserRef { id, name, email, created_at, updated_at } = user;
         let (name, email) = (self.cell(name), self.cell(email));
+        let [created_at, updated_at] = [created_at, updated_at].map(timestamp::text);
         write!(to, "{id},{name},{email},{created_at},{updated_at}")?;
         if self.with_password_hashes {
             write!(to, ",{}", self.cell(password_hash.unwrap_or_default()))?;

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     config::Config,
     db::{
-        bulk::{Staging, Taken},
+        bulk::{StagedUser, Staging},
         explain,
         open::Opening,
     },
@@ -57,7 +57,7 @@ pub struct Imported {
     /// Number of refused records.
     pub refused: u64,
     /// The problems of the first refused records, by the number of the record; at most [`Imported::MOST`].
-    pub problems: BTreeMap<u64, String>,
+    pub problems: BTreeMap<i64, String>,
     /// The word for a record: `line`, or `user` for an element of an array.
     pub unit: &'static str,
     /// Names of members or columns that were left out, each with the number of its records.
@@ -68,7 +68,7 @@ impl Imported {
     /// A person who has read so many problems knows what is wrong with the file.
     pub const MOST: usize = 20;
 
-    pub(super) fn refuse(&mut self, number: u64, problem: String) {
+    pub(super) fn refuse(&mut self, number: i64, problem: String) {
         self.refused += 1;
         self.problems.insert(number, problem);
         if self.problems.len() > Imported::MOST {
@@ -115,12 +115,12 @@ pub fn import(
     let rules = Rules::new(config, import, staging.present);
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let (imported, mut records) = (Mutex::new(Imported::default()), 0);
-    staging.stage(|rows| {
+    let staged = staging.stage(|stage| {
         let mut batch = Vec::new();
         let mut check = |batch: Vec<Record>| {
             records += batch.len() as u64;
-            for part in check_on(cores, &rules, &imported, batch) {
-                rows.write_all(&part)?;
+            for user in check_on(cores, &rules, &imported, batch) {
+                stage(&user)?;
             }
             on_progress(Progress::Checked(records));
             Ok::<_, TransferError>(())
@@ -137,8 +137,8 @@ pub fn import(
     if import.skip_existing {
         imported.existing = staging.skip_existing()?;
     }
-    refuse_taken(&mut staging, &mut imported)?;
-    imported.users = staging.count()?;
+    let taken = refuse_taken(&mut staging, &mut imported)?;
+    imported.users = staged - imported.existing - taken;
     if import.dry_run || (imported.refused > 0 && !import.skip_invalid) {
         return Ok(imported);
     }
@@ -149,19 +149,19 @@ pub fn import(
     Ok(imported)
 }
 
-/// Checks a batch, on each core a part of it. Returns the rows in the order of the records.
-fn check_on(cores: usize, rules: &Rules, imported: &Mutex<Imported>, batch: Vec<Record>) -> Vec<Vec<u8>> {
+/// Checks a batch, on each core a part of it. Returns the accepted users in the order of their records.
+fn check_on(cores: usize, rules: &Rules, imported: &Mutex<Imported>, batch: Vec<Record>) -> Vec<StagedUser> {
     let size = batch.len().div_ceil(cores).max(1);
     thread::scope(|scope| {
         let parts = batch.chunks(size);
         let threads: Vec<_> = parts.map(|part| scope.spawn(move || rules.check(part, imported))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("checks do not panic")).collect()
+        threads.into_iter().flat_map(|thread| thread.join().expect("checks do not panic")).collect()
     })
 }
 
-/// Refuses the staged records whose address or id an earlier record or a stored user has.
-fn refuse_taken(staging: &mut Staging, imported: &mut Imported) -> Result<(), TransferError> {
-    let Taken { first, count } = staging.remove_taken(Imported::MOST as i64)?;
+/// Refuses the staged records whose address or id an earlier record or a stored user has. Returns their number.
+fn refuse_taken(staging: &mut Staging, imported: &mut Imported) -> Result<u64, TransferError> {
+    let (first, count) = staging.remove_taken(Imported::MOST as i64)?;
     imported.refused += count - first.len() as u64;
     for (number, earlier, is_id) in first {
         let field = if is_id { "/id" } else { "/email" };
@@ -171,5 +171,5 @@ fn refuse_taken(staging: &mut Staging, imported: &mut Imported) -> Result<(), Tr
         };
         imported.refuse(number, problem);
     }
-    Ok(())
+    Ok(count)
 }

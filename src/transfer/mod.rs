@@ -38,9 +38,12 @@ pub enum TransferError {
     /// The database cannot be used.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// The input cannot be read, or the database refused a statement, or the connection broke; one line.
-    #[error("{0}")]
-    Failed(String),
+    /// The input cannot be read.
+    #[error("cannot read: {0}")]
+    Read(#[from] io::Error),
+    /// The database refused a statement, or the connection broke; one line.
+    #[error("database error: {0}")]
+    Database(String),
     /// The output cannot be written to.
     #[error("cannot write: {0}")]
     Write(io::Error),
@@ -49,22 +52,11 @@ pub enum TransferError {
     Uncertain(String),
 }
 
-/// Converts an error of the input, or of a COPY, through which the driver reports the database's.
-impl From<io::Error> for TransferError {
-    fn from(error: io::Error) -> TransferError {
-        match error.downcast::<postgres::Error>() {
-            Ok(error) => error.into(),
-            Err(error) => TransferError::Failed(format!("cannot read: {error}")),
-        }
-    }
-}
-
 impl From<postgres::Error> for TransferError {
     fn from(error: postgres::Error) -> TransferError {
-        let problem = match taken(&error) {
+        TransferError::Database(match taken(&error) {
             Some("users_email_key" | "users_pkey") => TAKEN.to_owned(),
             _ => explain(&error),
-        };
-        TransferError::Failed(format!("database error: {problem}"))
+        })
     }
 }

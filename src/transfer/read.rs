@@ -9,13 +9,12 @@ use super::{
 };
 use serde_json::{Map, Value};
 use std::{
-    fmt,
     io::{self, BufRead, BufReader, Cursor, Read},
     mem,
 };
 
 /// The number of a record, from 1, and its members; the error is its problem, which quotes no value.
-pub(super) type Record = (u64, Result<Map<String, Value>, String>);
+pub(super) type Record = (i64, Result<Map<String, Value>, String>);
 
 /// The consumer of records.
 type Each<'a> = dyn FnMut(Record) -> Result<(), TransferError> + 'a;
@@ -54,7 +53,7 @@ pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Each) -> Result<&
 struct Lines<R> {
     input: R,
     /// The number of the last line that was read.
-    number: u64,
+    number: i64,
     /// True if the last line that was read has a line end.
     has_end: bool,
 }
@@ -89,11 +88,11 @@ impl<R: BufRead> Lines<R> {
     }
 }
 
-fn unreadable(problem: impl fmt::Display) -> TransferError {
-    TransferError::Failed(format!("cannot read: {problem}"))
+fn unreadable(problem: impl Into<String>) -> TransferError {
+    io::Error::other(problem.into()).into()
 }
 
-fn too_long(unit: &str, number: u64) -> TransferError {
+fn too_long(unit: &str, number: i64) -> TransferError {
     unreadable(format!("{unit} {number} is longer than {LONGEST} bytes"))
 }
 

@@ -1,22 +1,23 @@
 //! The rules for records: which of their members are fields of a user, and whether these are a user that may be imported.
 //!
-//! Knows no file and no database, but the rows that the database takes.
+//! Knows no file and no database.
 
 use super::{Import, Imported, PASSWORD_HASH, read::Record};
 use crate::{
     app::validation::BodySchemas,
     config::{Config, Validation as Mode},
-    db::bulk::write_staged,
+    db::bulk::StagedUser,
     error::Error,
     users::{
         password::{Hasher, PasswordHash},
-        timestamp::Timestamp,
+        timestamp,
         user::{NewUser, UserChanges, UserRef},
     },
 };
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+use time::OffsetDateTime;
 
 /// The fields that a record may have.
 const FIELDS: [&str; 7] = {
@@ -49,14 +50,14 @@ pub(super) struct Rules<'a> {
     validation: BodySchemas,
     hasher: Hasher,
     /// The time of users that have none in their record.
-    present: Timestamp,
+    present: OffsetDateTime,
     paths: BTreeMap<&'static str, String>,
 }
 
 impl Rules<'_> {
     /// Creates the rules. With a mapping, a name, an address and an id to be kept are read under their own names if it does
     /// not say otherwise, and every other field only if it says so.
-    pub fn new<'a>(config: &Config, import: &'a Import, present: Timestamp) -> Rules<'a> {
+    pub fn new<'a>(config: &Config, import: &'a Import, present: OffsetDateTime) -> Rules<'a> {
         let mut paths = import.map.clone().unwrap_or_default().0;
         for field in FIELDS {
             if import.map.is_none() || import.requires(field) {
@@ -119,18 +120,14 @@ impl Rules<'_> {
         Ok(members.collect())
     }
 
-    /// Checks records, and hashes their clear passwords. Returns the rows of the accepted users, as the database takes them.
-    /// Blocks for that work.
-    pub fn check(&self, records: &[Record], imported: &Mutex<Imported>) -> Vec<u8> {
-        let mut rows = Vec::new();
-        for (number, object) in records {
-            let user = object.as_ref().map_err(String::clone).and_then(|object| {
-                let fields = self.fields(object, imported)?;
-                self.user(*number, fields, &mut rows)
-            });
-            let _ = user.map_err(|problem| imported.lock().refuse(*number, problem));
-        }
-        rows
+    /// Checks records, and hashes their clear passwords. Returns the accepted users. Blocks for that work.
+    pub fn check(&self, records: &[Record], imported: &Mutex<Imported>) -> Vec<StagedUser> {
+        let user = |(number, object): &Record| {
+            let object = object.as_ref().map_err(String::clone);
+            let user = object.and_then(|object| self.user(*number, self.fields(object, imported)?));
+            user.map_err(|problem| imported.lock().refuse(*number, problem)).ok()
+        };
+        records.iter().filter_map(user).collect()
     }
 
     /// Returns the fields of a record. Members that are no field are left out and counted, or are its problem.
@@ -157,8 +154,8 @@ impl Rules<'_> {
         Ok(self.paths.iter().filter_map(field).collect())
     }
 
-    /// Appends the row of a user. The error is the problem of the record.
-    fn user(&self, number: u64, mut fields: Map<String, Value>, rows: &mut Vec<u8>) -> Result<(), String> {
+    /// Returns the user of a record. The error is the problem of the record.
+    fn user(&self, line: i64, mut fields: Map<String, Value>) -> Result<StagedUser, String> {
         let hash = fields.remove(PASSWORD_HASH).map(PasswordHash::imported).transpose();
         let hash = hash.map_err(|problem| format!("/{PASSWORD_HASH} {problem}"))?;
         let id = match fields.remove("id").filter(|_| self.import.keep_ids) {
@@ -169,7 +166,7 @@ impl Rules<'_> {
         };
         let mut time = |name: &str| match fields.remove(name) {
             None => Ok(self.present),
-            Some(Value::String(text)) if let Some(time) = Timestamp::parse(&text) => Ok(time),
+            Some(Value::String(text)) if let Some(time) = timestamp::parse(&text) => Ok(time),
             Some(_) => Err(format!("/{name} must be a time as in 2020-02-29T23:59:59.123456Z")),
         };
         let (created_at, updated_at) = (time("createdAt")?, time("updatedAt")?);
@@ -181,9 +178,7 @@ impl Rules<'_> {
             Some(clear) => Some(self.hasher.hash(&clear).map_err(|error| error.to_string())?),
             None => hash,
         };
-        let user = UserRef { id: 0, name: &name, email: &email, created_at, updated_at };
-        write_staged(number, id, hash.as_ref(), &user, rows);
-        Ok(())
+        Ok(StagedUser { line, id, hash, created_at, updated_at, name, email })
     }
 
     /// Returns the user of these fields. If `has_hash`, no password is required.

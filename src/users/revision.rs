@@ -1,6 +1,6 @@
 //! Which state a record is in, and changes that depend on it.
 
-use crate::users::timestamp::Timestamp;
+use time::OffsetDateTime;
 
 /// The state of a record; no two that it ever had are equal, whoever has changed it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -8,7 +8,7 @@ pub struct Revision {
     /// Number that every change of the record moves.
     pub version: i64,
     /// Time of the last change.
-    pub updated_at: Timestamp,
+    pub updated_at: OffsetDateTime,
 }
 
 /// The states in which a record may be changed or removed. By default: all of them.

@@ -5,10 +5,11 @@
 use crate::{
     config::Secret,
     error::{Error, HAS_NUL, Violation},
-    users::{password::PasswordHash, relation::Relation, revision::Revision, timestamp::Timestamp},
+    users::{password::PasswordHash, relation::Relation, revision::Revision, timestamp},
 };
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
+use time::OffsetDateTime;
 
 /// The fields that a body may set.
 pub const FILLABLE: [&str; 3] = ["name", "email", "password"];
@@ -32,9 +33,9 @@ pub struct User {
     /// The address, as given; unique whatever its case.
     pub email: String,
     /// Time at which the record was created.
-    pub created_at: Timestamp,
+    pub created_at: OffsetDateTime,
     /// Time of the last change of the record or its password.
-    pub updated_at: Timestamp,
+    pub updated_at: OffsetDateTime,
     /// Moves with every change, the password's included.
     pub version: i64,
     /// Credential of the user. No read or list fetches it.
@@ -55,9 +56,11 @@ pub struct UserRef<'a> {
     /// The address.
     pub email: &'a str,
     /// Time at which the record was created.
-    pub created_at: Timestamp,
+    #[serde(serialize_with = "timestamp::serialize")]
+    pub created_at: OffsetDateTime,
     /// Time of the last change of the record or its password.
-    pub updated_at: Timestamp,
+    #[serde(serialize_with = "timestamp::serialize")]
+    pub updated_at: OffsetDateTime,
 }
 
 impl User {
@@ -228,7 +231,7 @@ mod tests {
 
     #[test]
     fn fields() {
-        let time = Timestamp::from_unix_micros(0).unwrap();
+        let time = OffsetDateTime::UNIX_EPOCH;
         let user = UserRef { id: 1, name: "n", email: "e", created_at: time, updated_at: time };
         let mut rest = serde_json::to_string(&user).unwrap();
         for name in UserRef::FIELDS {

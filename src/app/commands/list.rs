@@ -149,8 +149,9 @@ fn links(request: PageRequest, last: i64, email: Option<&str>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::users::{relation::Relation, timestamp::Timestamp};
+    use crate::users::relation::Relation;
     use serde_json::json;
+    use time::OffsetDateTime;
 
     const FIRST: PageRequest = PageRequest { page: 1, per_page: 15, is_from_end: false };
 
@@ -199,7 +200,7 @@ mod tests {
 
     /// A list of users from id 4 with these names.
     fn list(request: ListRequest, names: &[&str]) -> Response {
-        let time = Timestamp::from_unix_micros(0).unwrap();
+        let time = OffsetDateTime::UNIX_EPOCH;
         let user = |(id, name): (i64, &&str)| User {
             id,
             name: (*name).to_owned(),
