@@ -24,11 +24,23 @@ const SIZES: [f64; 7] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
 /// The label of the method and the route of requests that were refused before they were routed.
 const NONE: &str = "none";
 
+/// Labels of requests that were refused before they were whole, by the status of the answer.
+const REFUSED: [(u16, &str); 8] = [
+    (400, "bad_request"),
+    (408, "request_timeout"),
+    (413, "content_too_large"),
+    (414, "uri_too_long"),
+    (417, "expectation_failed"),
+    (431, "head_too_large"),
+    (501, "not_implemented"),
+    (505, "version_not_supported"),
+];
+
 /// The figures of one server.
 pub struct Metrics {
     /// Answered requests, by method and route.
     requests: Mutex<BTreeMap<(&'static str, &'static str), Requests>>,
-    /// Requests that were answered 503 for a reason, by its label.
+    /// Refused requests, by label.
     refusals: Mutex<BTreeMap<&'static str, u64>>,
     /// The sizes of batches, with the label of their lane.
     batches: Vec<(&'static str, Mutex<Histogram>)>,
@@ -67,9 +79,11 @@ impl Histogram {
 impl Metrics {
     /// Counts nothing yet. `lanes` are the labels of lanes.
     pub fn new(lanes: &'static [&'static str]) -> Metrics {
+        let reasons = Reason::ALL.map(|(_, label, _)| label);
+        let labels = REFUSED.map(|(_, label)| label).into_iter().chain(reasons);
         Metrics {
             requests: Mutex::default(),
-            refusals: Mutex::new(Reason::ALL.map(|(_, label, _)| (label, 0)).into()),
+            refusals: Mutex::new(labels.map(|label| (label, 0)).collect()),
             batches: lanes.iter().map(|lane| (*lane, Mutex::default())).collect(),
             accepted: AtomicU64::default(),
             lock_retries: AtomicU64::default(),
@@ -89,6 +103,9 @@ impl Metrics {
     pub fn refusal(&self, status: u16) {
         let mut all = self.requests.lock();
         *all.entry((NONE, NONE)).or_default().statuses.entry(status).or_default() += 1;
+        if let Some((_, label)) = REFUSED.iter().find(|(refused, _)| *refused == status) {
+            *self.refusals.lock().entry(label).or_default() += 1;
+        }
     }
 
     /// Counts the reason of a 503, whose answer is counted elsewhere.
@@ -127,7 +144,7 @@ impl Metrics {
             text.histogram(&labels, &SECONDS, &durations.buckets, durations.sum);
         }
         drop(all);
-        let help = "Requests answered 503, by the resource or the time that was missing.";
+        let help = "Requests refused before they were queued, by reason.";
         text.family("userd_http_refusals_total", "counter", help);
         for (label, count) in self.refusals.lock().iter() {
             text.value(&[("reason", label)], count);
@@ -182,6 +199,8 @@ mod tests {
             r#"userd_http_request_duration_seconds_bucket{method="GET",route="/users/{id}",le="+Inf"} 4"#,
             r#"userd_http_request_duration_seconds_count{method="GET",route="/users/{id}"} 4"#,
             r#"userd_http_refusals_total{reason="no_memory"} 1"#,
+            r#"userd_http_refusals_total{reason="bad_request"} 1"#,
+            r#"userd_http_refusals_total{reason="content_too_large"} 0"#,
             r#"userd_http_refusals_total{reason="stopped"} 0"#,
             r#"userd_batch_size_bucket{lane="find",le="1"} 1"#,
             r#"userd_batch_size_bucket{lane="find",le="32"} 1"#,

@@ -182,27 +182,32 @@ fn every_figure_moves() {
     assert!(after.get("process_resident_memory_bytes") > (1 << 20) as f64);
     moved.saw("process_resident_memory_bytes");
 
-    // Refusals by status.
+    // Refusals by reason.
     let before = Figures::of(&mut client);
     let long = "x".repeat(20_000);
     let refusals = [
-        (400, "GET / HTTP/1.1\r\n\r\n".to_owned()),
-        (413, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999\r\n\r\n".to_owned()),
-        (414, format!("GET /{long} HTTP/1.1\r\n")),
-        (431, format!("GET / HTTP/1.1\r\nHost: a\r\nX: {long}\r\n")),
-        (417, "GET / HTTP/1.1\r\nHost: a\r\nExpect: tea\r\n\r\n".to_owned()),
-        (505, "GET / HTTP/2.0\r\n\r\n".to_owned()),
-        (501, "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n".to_owned()),
-        (408, "GET / HT".to_owned()),
+        ("bad_request", 400, "GET / HTTP/1.1\r\n\r\n".to_owned()),
+        (
+            "content_too_large",
+            413,
+            "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999\r\n\r\n".to_owned(),
+        ),
+        ("uri_too_long", 414, format!("GET /{long} HTTP/1.1\r\n")),
+        ("head_too_large", 431, format!("GET / HTTP/1.1\r\nHost: a\r\nX: {long}\r\n")),
+        ("expectation_failed", 417, "GET / HTTP/1.1\r\nHost: a\r\nExpect: tea\r\n\r\n".to_owned()),
+        ("version_not_supported", 505, "GET / HTTP/2.0\r\n\r\n".to_owned()),
+        ("not_implemented", 501, "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n".to_owned()),
+        ("request_timeout", 408, "GET / HT".to_owned()),
     ];
-    for (status, request) in &refusals {
+    for (_, status, request) in &refusals {
         let mut client = new();
         client.send(request.as_bytes());
         assert_eq!(client.answer("GET").status, *status);
     }
     let after = Figures::of(&mut client);
-    for (status, _) in &refusals {
-        moved.grown(&before, &after, &[(&requests("none", "none", *status), 1.0)]);
+    for (reason, status, _) in &refusals {
+        let reason = format!(r#"userd_http_refusals_total{{reason="{reason}"}}"#);
+        moved.grown(&before, &after, &[(&reason, 1.0), (&requests("none", "none", *status), 1.0)]);
     }
     moved.grown(&before, &after, &[("userd_http_connections_accepted_total", refusals.len() as f64)]);
 
