@@ -57,34 +57,31 @@ impl Incoming {
     ) -> Result<Parsed, Error> {
         loop {
             let rest = &bytes[*used..];
-            match self.next {
+            let (most, too_long) = match self.next {
                 Part::Data(left) => {
                     let count = left.min(rest.len());
                     self.body.extend_from_slice(&rest[..count]);
                     *used += count;
-                    if count < left {
-                        self.next = Part::Data(left - count);
-                        return Ok(Parsed::Incomplete);
+                    match left - count {
+                        0 if self.chunked => self.next = Part::DataEnd,
+                        0 => return Ok(self.complete(out)),
+                        left => {
+                            self.next = Part::Data(left);
+                            return Ok(Parsed::Incomplete);
+                        }
                     }
-                    if !self.chunked {
-                        return Ok(self.complete(out));
-                    }
-                    self.next = Part::DataEnd;
+                    continue;
                 }
-                Part::DataEnd => {
-                    let Some(line) = line(rest, 0, Error::BadRequest("a chunk is too long"))? else {
-                        return Ok(Parsed::Incomplete);
-                    };
-                    debug_assert!(line.is_empty());
-                    *used += 2;
-                    self.next = Part::Size;
-                }
+                Part::DataEnd => (0, Error::BadRequest("a chunk is too long")),
+                Part::Size => (MAX_CHUNK_LINE, Error::BadRequest("a chunk's size line is too long")),
+                Part::Trailer => (limits.max_head_bytes - self.dropped, Error::HeadTooLarge),
+            };
+            let Some(line) = line(rest, most, too_long)? else {
+                return Ok(Parsed::Incomplete);
+            };
+            *used += line.len() + 2;
+            match self.next {
                 Part::Size => {
-                    let too_long = Error::BadRequest("a chunk's size line is too long");
-                    let Some(line) = line(rest, MAX_CHUNK_LINE, too_long)? else {
-                        return Ok(Parsed::Incomplete);
-                    };
-                    *used += line.len() + 2;
                     let (size, extension_bytes) = chunk_size(line)?;
                     self.dropped += extension_bytes;
                     if self.dropped > limits.max_head_bytes {
@@ -93,20 +90,10 @@ impl Incoming {
                     if size > (limits.max_body_bytes - self.body.len()) as u64 {
                         return Err(Error::ContentTooLarge);
                     }
-                    self.next = match size {
-                        0 => Part::Trailer,
-                        size => Part::Data(size as usize),
-                    };
+                    self.next = if size == 0 { Part::Trailer } else { Part::Data(size as usize) };
                 }
+                Part::Trailer if line.is_empty() => return Ok(self.complete(out)),
                 Part::Trailer => {
-                    let left = limits.max_head_bytes - self.dropped;
-                    let Some(line) = line(rest, left, Error::HeadTooLarge)? else {
-                        return Ok(Parsed::Incomplete);
-                    };
-                    *used += line.len() + 2;
-                    if line.is_empty() {
-                        return Ok(self.complete(out));
-                    }
                     self.dropped += line.len();
                     let name = line.split(|&byte| byte == b':').next().unwrap_or_default();
                     let well_formed = name.len() < line.len() && !name.is_empty();
@@ -114,6 +101,7 @@ impl Incoming {
                         return Err(Error::BadRequest("a trailer field is malformed"));
                     }
                 }
+                Part::DataEnd | Part::Data(_) => self.next = Part::Size,
             }
         }
     }

@@ -59,54 +59,43 @@ impl<'a> Head<'a> {
         served: Served,
     ) -> Result<Head<'a>, Error> {
         let http10 = line.http10;
-        let (mut host, mut media_types) = (None, 0);
+        let refuse = |rule| Err(Error::BadRequest(rule));
+        let (mut host, mut media_type, mut length) = (None, None, None);
         let (mut close, mut keep_alive, mut expects) = (false, false, None);
-        let mut known = None;
         for field in fields {
             let value = field.value;
             let is = |name| field.name.eq_ignore_ascii_case(name);
-            if is("host") {
-                if host.is_some() {
-                    return Err(Error::BadRequest("more than one Host"));
-                }
-                if !is_authority(value) {
-                    return Err(Error::BadRequest("the Host is malformed"));
-                }
-                host = Some(value);
+            if is("host") && host.replace(value).is_some() {
+                return refuse("more than one Host");
+            } else if is("content-type") && media_type.replace(value).is_some() {
+                return refuse("more than one Content-Type");
+            } else if is("content-length") && length.replace(value).is_some() {
+                return refuse("more than one Content-Length");
             } else if is("expect") {
-                let known = value.eq_ignore_ascii_case(b"100-continue");
-                expects = Some(known && expects != Some(false));
+                let is_known = value.eq_ignore_ascii_case(b"100-continue");
+                expects = Some(is_known && expects != Some(false));
             } else if is("connection") {
                 for token in value.split(|&byte| byte == b',') {
                     let token = token.trim_ascii();
                     close |= token.eq_ignore_ascii_case(b"close");
                     keep_alive |= token.eq_ignore_ascii_case(b"keep-alive");
                 }
-            } else if is("content-type") {
-                media_types += 1;
-                if media_types > 1 {
-                    return Err(Error::BadRequest("more than one Content-Type"));
-                }
-            } else if is("content-length") {
-                if known.is_some() {
-                    return Err(Error::BadRequest("more than one Content-Length"));
-                }
-                known = Some(decimal(value)?);
             }
         }
-        if host.is_none() && !http10 {
-            return Err(Error::BadRequest("no Host"));
+        match host {
+            None if !http10 => return refuse("no Host"),
+            Some(host) if !is_authority(host) => return refuse("the Host is malformed"),
+            _ => {}
         }
-        let served_coding = codings(fields)?;
-        if served_coding.is_some() && known.is_some() {
-            return Err(Error::BadRequest("both Content-Length and Transfer-Encoding"));
-        }
-        if served_coding.is_some() && http10 {
-            return Err(Error::BadRequest("a Transfer-Encoding in HTTP/1.0"));
-        }
-        if served_coding == Some(false) {
-            return Err(Error::NotImplemented("the only Transfer-Encoding served is `chunked`"));
-        }
+        let length = length.map(decimal).transpose()?;
+        let is_chunked = match codings(fields)? {
+            Some(_) if length.is_some() => return refuse("both Content-Length and Transfer-Encoding"),
+            Some(_) if http10 => return refuse("a Transfer-Encoding in HTTP/1.0"),
+            Some(false) => {
+                return Err(Error::NotImplemented("the only Transfer-Encoding served is `chunked`"));
+            }
+            coding => coding.is_some(),
+        };
         if expects == Some(false) && !http10 {
             return Err(Error::ExpectationFailed);
         }
@@ -124,7 +113,7 @@ impl<'a> Head<'a> {
                 client: forwarded::client(fields, &limits.trusted_proxies),
                 at_once: served.at_once(line, bytes),
             },
-            length: served_coding.is_none().then(|| known.unwrap_or(0)),
+            length: (!is_chunked).then(|| length.unwrap_or(0)),
             expects_continue: expects.is_some() && !http10,
         })
     }

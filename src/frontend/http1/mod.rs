@@ -48,18 +48,8 @@ fn line(bytes: &[u8], most: usize, too_long: Error) -> Result<Option<&[u8]>, Err
     match (bytes.get(end), bytes.get(end + 1)) {
         (None, _) | (Some(b'\r'), None) => Ok(None),
         (Some(b'\r'), Some(b'\n')) => Ok(Some(&bytes[..end])),
-        (Some(&byte), _) => Err(forbidden(byte)),
+        _ => Err(Error::BadRequest("a line ends with CR LF, and has no control byte but tabs")),
     }
-}
-
-/// The refusal of a byte that may not stand where it does.
-fn forbidden(byte: u8) -> Error {
-    Error::BadRequest(match byte {
-        b'\r' => "a CR without LF",
-        b'\n' => "a LF without CR",
-        _ if is_text(byte) => "text where a line must end",
-        _ => "a control byte",
-    })
 }
 
 /// Returns whether a byte may stand in a line: tabs may, other control bytes (CR and LF among them) may not.
