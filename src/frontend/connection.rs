@@ -19,14 +19,14 @@ use crate::{
     error::{Error, Reason},
     http::{Persistence, RequestId, Response},
 };
-use mio::{Registry, event::Event};
+use mio::{Poll, event::Event};
 use nix::libc::MSG_NOSIGNAL;
 use socket2::Socket;
 use std::{
     io::{self, ErrorKind, Read},
     mem,
-    net::IpAddr,
-    sync::atomic::Ordering,
+    net::{IpAddr, Shutdown},
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 use writing::Unsent;
@@ -45,21 +45,22 @@ fn counted(bytes: usize) -> usize {
     if bytes > UNCOUNTED { bytes } else { 0 }
 }
 
-/// The state that the event loop lends a connection for one iteration.
-pub struct Context<'a> {
+/// The state of the event loop that connections use, one at a time.
+pub struct Context {
     /// The time, read once an iteration.
     pub now: Instant,
-    pub slots: &'a Slots,
-    /// The registry of sockets.
-    pub registry: &'a Registry,
+    pub slots: Arc<Slots>,
+    /// The readiness of sockets.
+    pub poll: Poll,
     /// Bytes that were read go here first, so that a connection needs a buffer only for what is incomplete.
-    pub scratch: &'a mut [u8],
+    pub scratch: Box<[u8]>,
     /// Complete requests for tiny_http, written once an iteration.
-    pub to_tiny_http: &'a mut ToTinyHttp,
-    pub resources: &'a Resources,
+    pub to_tiny_http: ToTinyHttp,
+    pub resources: Resources,
     /// The server stops: idle connections are closed.
     pub stopping: bool,
-    /// The request that was passed on, if its memory is counted: its generation. It is the last one in `to_tiny_http`.
+    /// Generation and memory of the request that the connection has just passed on, if that memory is counted. The
+    /// request is the last one in `to_tiny_http`.
     pub passed: Option<(u64, Reservation)>,
 }
 
@@ -109,8 +110,8 @@ enum State {
     Writing { since: Instant, answer: Unsent },
     /// The last answer is sent.
     Closing,
-    /// Shut down for writing; up to `left` bytes more are read and thrown away.
-    Lingering { until: Instant, left: usize },
+    /// Shut down for writing; until then bytes are read and thrown away.
+    Lingering { until: Instant },
 }
 
 /// Labels of the states of connections in figures.
@@ -119,17 +120,12 @@ pub const DOING: [&str; 5] = ["idle", "reading", "working", "writing", "closing"
 /// A request that the workers have, as far as its answer depends on it.
 struct InWork {
     traits: Traits,
+    /// The address of its client: the connection's, or the one that a trusted proxy names.
+    client: Option<IpAddr>,
     id: RequestId,
     echo: Echo,
     /// A worker has begun to execute it.
     begun: bool,
-}
-
-impl InWork {
-    /// Returns the address of its client: the connection's, or the one that a trusted proxy names.
-    fn client(&self, peer: Peer) -> Option<IpAddr> {
-        self.traits.client.filter(|_| peer.trusted).or(peer.address)
-    }
 }
 
 impl Connection {
@@ -157,7 +153,7 @@ impl Connection {
         };
         Some(Claimed {
             slot,
-            client: request.client(self.peer),
+            client: request.client,
             id: request.id.clone(),
             deadline: *since + limits.request_timeout,
             held,
@@ -196,9 +192,7 @@ impl Connection {
             return None;
         }
         match &self.state {
-            State::Idle { since, .. } | State::Lingering { until: since, .. } => {
-                Some((Expendable::Idle, *since))
-            }
+            State::Idle { since, .. } | State::Lingering { until: since } => Some((Expendable::Idle, *since)),
             State::Arriving { since, .. } => Some((Expendable::Incomplete, *since)),
             State::Writing { answer, .. } => Some((Expendable::Stalled, answer.moved)),
             State::Working { since, request, .. } if !request.begun => Some((Expendable::Queued, *since)),
@@ -214,7 +208,7 @@ impl Connection {
             State::Arriving { since, .. } => (since, limits.head_timeout),
             State::Working { since, .. } => (since, limits.request_timeout),
             State::Writing { since, .. } => (since, limits.write_timeout),
-            State::Lingering { until, .. } => (until, Duration::ZERO),
+            State::Lingering { until } => (until, Duration::ZERO),
             // The event loop was told to close it.
             State::Closing => return None,
         };
@@ -245,7 +239,10 @@ impl Connection {
                 State::Idle { .. } | State::Arriving { .. } => self.read(index, context),
                 State::Writing { .. } => self.write(index, context),
                 // Without unread bytes, closing the socket does not reset the connection.
-                State::Closing if self.readable => self.linger(context),
+                State::Closing if self.readable && self.stream.shutdown(Shutdown::Write).is_ok() => {
+                    self.state = State::Lingering { until: context.now + LINGER_TIME };
+                    None
+                }
                 State::Closing => Some(Action::Close),
                 State::Lingering { .. } => self.discard(context),
             };
@@ -314,20 +311,21 @@ impl Connection {
         }
     }
 
+    /// Parses the bytes that were read behind the last request, or else reads from the socket.
     fn read(&mut self, index: u32, context: &mut Context) -> Option<Action> {
         if matches!(&self.state, State::Idle { input, .. } if !input.is_empty()) {
-            self.take_in(&[], index, context);
+            self.parse(&[], index, context);
             return None;
         }
         if !self.readable {
             let is_over = context.stopping && matches!(self.state, State::Idle { .. });
             return Some(if is_over { Action::Close } else { Action::Wait });
         }
-        let scratch = mem::take(&mut context.scratch);
-        let action = match self.receive(scratch) {
+        let mut scratch = mem::take(&mut context.scratch);
+        let action = match self.receive(&mut scratch) {
             Ok(0) => Some(Action::Close),
             Ok(count) => {
-                self.take_in(&scratch[..count], index, context);
+                self.parse(&scratch[..count], index, context);
                 None
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
@@ -351,10 +349,11 @@ impl Connection {
         }
     }
 
-    /// Takes bytes that were just read, behind those that were read before, and enters the state that follows. A state
-    /// that it is in already keeps its deadline.
-    fn take_in(&mut self, fresh: &[u8], index: u32, context: &mut Context) {
-        let (slots, now) = (context.slots, context.now);
+    /// Parses bytes that were just read, behind the ones that were read before, and enters the state that follows. A head
+    /// or a body that goes on arriving keeps its deadline.
+    fn parse(&mut self, fresh: &[u8], index: u32, context: &mut Context) {
+        let Context { now, slots, to_tiny_http, resources, .. } = context;
+        let now = *now;
         let (mut framing, mut input, mut began) = match mem::replace(&mut self.state, State::Closing) {
             State::Arriving { since, framing, input } => (framing, input, Some(since)),
             State::Idle { input, .. } => (Framing::default(), input, None),
@@ -362,7 +361,7 @@ impl Connection {
         };
         let was_in_body = framing.is_in_body();
         let slot = Slot::new(index, self.generation);
-        let to_tiny_http = context.to_tiny_http.tail();
+        let to_tiny_http = to_tiny_http.tail();
         let (before, mut used) = (to_tiny_http.len(), 0);
         // A request that arrives in one piece needs no buffer.
         let bytes = match input.is_empty() {
@@ -372,7 +371,7 @@ impl Connection {
                 &input
             }
         };
-        let served = context.resources.served;
+        let served = resources.served;
         let step = framing.advance(bytes, &mut used, &slots.limits, served, slot, to_tiny_http);
         let length = to_tiny_http.len() - before;
         let mut input = bytes[used..].to_vec();
@@ -385,7 +384,8 @@ impl Connection {
             self.held.set(counted(input.len()));
             let mut echo = framing.take_echo();
             let id = echo.id.take().unwrap_or_else(RequestId::new);
-            let request = InWork { traits, id, echo, begun: false };
+            let client = traits.client.filter(|_| self.peer.trusted).or(self.peer.address);
+            let request = InWork { traits, client, id, echo, begun: false };
             self.state = State::Working { since: now, request, input };
             return self.pass_on(length, context);
         }
@@ -410,22 +410,21 @@ impl Connection {
         }
     }
 
-    /// Answers a request that is complete at once, or passes it on. `length`: its bytes, the last ones of those for
-    /// tiny_http.
+    /// Answers a complete request at once, or passes it on. Its `length` bytes are the last ones for tiny_http.
     fn pass_on(&mut self, length: usize, context: &mut Context) {
-        let slots = context.slots;
         if let Some(answer) = self.answer_at_once(context) {
             context.to_tiny_http.take_back(length);
             // The event loop calls this connection again in any case.
             self.answer(answer, None, context.stopping);
-        } else if slots.requests.load(Ordering::Relaxed) >= 2 * slots.limits.max_connections {
+        } else if context.slots.requests.load(Ordering::Relaxed) >= 2 * context.slots.limits.max_connections {
             // Abandoned requests stay in tiny_http's queue until a worker claims them. Without a bound, stuck workers
             // would let it grow as long as clients retry.
             context.to_tiny_http.take_back(length);
             self.refuse(&Error::Busy(Reason::TooManyRequests), context);
         } else {
-            slots.requests.fetch_add(1, Ordering::Relaxed);
-            context.passed = (counted(length) > 0).then(|| (self.generation, slots.budget.count(length)));
+            context.slots.requests.fetch_add(1, Ordering::Relaxed);
+            let count = || context.slots.budget.count(length);
+            context.passed = (counted(length) > 0).then(|| (self.generation, count()));
         }
     }
 
@@ -438,7 +437,7 @@ impl Connection {
         let answer = (context.resources.answer_at_once)(method, path)?;
         let (method, status) = (method.name(), answer.status);
         log::debug!(
-            method = method, path = path, status = status, client:% = ClientName(request.client(self.peer)),
+            method = method, path = path, status = status, client:% = ClientName(request.client),
             request_id:% = request.id;
             "{method} {path} {status} at once"
         );

@@ -16,7 +16,7 @@ use crate::{
     error::{Error, Reason},
 };
 pub use admission::MAX_SURPLUS;
-use mio::{Events, Interest, Poll, Token, net, unix::SourceFd};
+use mio::{Events, Interest, Poll, Token, Waker, net, unix::SourceFd};
 use std::{
     io::{self, ErrorKind},
     mem,
@@ -26,8 +26,7 @@ use std::{
 };
 
 const LISTENER: Token = Token(usize::MAX);
-/// The token of the waker that [`EventLoop::new`] gets.
-pub const WAKER: Token = Token(usize::MAX - 1);
+const WAKER: Token = Token(usize::MAX - 1);
 const PRIVATE: Token = Token(usize::MAX - 2);
 /// Events taken in one iteration.
 const EVENTS: usize = 1024;
@@ -40,15 +39,11 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(20);
 
 /// The state of the frontend's thread.
 pub struct EventLoop {
-    poll: Poll,
-    slots: Arc<Slots>,
+    context: Context,
+    pub slots: Arc<Slots>,
     listener: Option<Listener>,
     private: net::UnixStream,
     private_awaits_writable: bool,
-    /// Complete requests for tiny_http.
-    to_tiny_http: ToTinyHttp,
-    resources: Resources,
-    scratch: Box<[u8]>,
     /// Connections that count, up to `max_connections`.
     admitted: usize,
     /// Connections that were ever opened.
@@ -65,29 +60,38 @@ pub struct EventLoop {
 }
 
 impl EventLoop {
-    /// Registers what the loop listens to.
+    /// Registers the listener and the stream to tiny_http, and creates the slots of their clients.
     pub fn new(
-        poll: Poll,
-        slots: Arc<Slots>,
         listener: Listener,
-        private: UnixStream,
+        limits: Limits,
         resources: Resources,
+        private: UnixStream,
     ) -> io::Result<EventLoop> {
+        let poll = Poll::new()?;
+        let waker = Waker::new(poll.registry(), WAKER)?;
+        let slots = Arc::new(Slots::new(limits, resources.budget.clone(), waker));
         private.set_nonblocking(true)?;
         let mut private = net::UnixStream::from_std(private);
         let registry = poll.registry();
         registry.register(&mut SourceFd(&listener.fd()), LISTENER, Interest::READABLE)?;
         registry.register(&mut private, PRIVATE, Interest::READABLE)?;
         let free = (0..slots.len() as u32).rev().collect();
-        Ok(EventLoop {
+        let context = Context {
+            now: Instant::now(),
+            slots: slots.clone(),
             poll,
+            scratch: vec![0; SCRATCH_BYTES].into(),
+            to_tiny_http: ToTinyHttp::default(),
+            resources,
+            stopping: false,
+            passed: None,
+        };
+        Ok(EventLoop {
+            context,
             slots,
             listener: Some(listener),
             private,
             private_awaits_writable: false,
-            to_tiny_http: ToTinyHttp::default(),
-            resources,
-            scratch: vec![0; SCRATCH_BYTES].into(),
             admitted: 0,
             opened: 0,
             free,
@@ -102,18 +106,20 @@ impl EventLoop {
     pub fn run(&mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(EVENTS);
         loop {
-            match self.poll.poll(&mut events, self.timeout()) {
+            let timeout = self.timeout();
+            match self.context.poll.poll(&mut events, timeout) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 result => result?,
             }
             let now = Instant::now();
+            self.context.now = now;
             let mut due = mem::take(&mut self.requeued);
             for event in &events {
                 match event.token() {
                     LISTENER => self.accept_at = Some(self.accept_at.unwrap_or(now)),
                     WAKER => self.slots.take_scheduled(&mut due),
                     PRIVATE => self.read_private()?,
-                    Token(index) => self.call(index as u32, now, |connection, context| {
+                    Token(index) => self.call(index as u32, |connection, context| {
                         connection.note(event);
                         connection.advance(index as u32, context)
                     }),
@@ -123,19 +129,19 @@ impl EventLoop {
             due.sort_unstable();
             due.dedup();
             for index in due {
-                self.call(index, now, |connection, context| connection.advance(index, context));
+                self.call(index, |connection, context| connection.advance(index, context));
             }
             // Accepts after the reads, as a read may find an idle connection busy.
             if self.accept_at.is_some_and(|at| at <= now) {
-                self.accept(now);
+                self.accept();
             }
             if self.sweep_at.is_some_and(|at| at <= now) {
-                self.sweep(now);
+                self.sweep();
             }
             if self.slots.shortage.swap(false, Ordering::Relaxed) {
-                self.free_memory(now);
+                self.free_memory();
             }
-            let is_over = self.stop(now);
+            let is_over = self.stop();
             self.flush()?;
             if is_over {
                 return Ok(());
@@ -154,29 +160,18 @@ impl EventLoop {
     }
 
     /// Calls one connection, and does what it asks for then.
-    fn call(&mut self, index: u32, now: Instant, work: impl FnOnce(&mut Connection, &mut Context) -> Action) {
-        let slots = &*self.slots;
-        let Some(mut entry) = slots.lock(index) else {
+    fn call(&mut self, index: u32, work: impl FnOnce(&mut Connection, &mut Context) -> Action) {
+        let Some(mut entry) = self.slots.lock(index) else {
             return;
         };
         let Entry { connection: Some(connection), passed } = &mut *entry else {
             return;
         };
         let (peer, was_surplus, held) = (connection.peer, connection.surplus, connection.memory());
-        let mut context = Context {
-            now,
-            slots,
-            registry: self.poll.registry(),
-            scratch: &mut self.scratch,
-            to_tiny_http: &mut self.to_tiny_http,
-            resources: &self.resources,
-            stopping: self.stop_at.is_some(),
-            passed: None,
-        };
-        let action = work(connection, &mut context);
-        let has_passed = context.passed.is_some();
+        let action = work(connection, &mut self.context);
+        let has_passed = self.context.passed.is_some();
         let grown = has_passed || connection.memory() > held;
-        passed.extend(context.passed);
+        passed.extend(self.context.passed.take());
         if !was_surplus && (connection.surplus || action == Action::Close) {
             self.admitted -= 1;
         }
@@ -189,17 +184,17 @@ impl EventLoop {
             }
         }
         drop(entry);
-        if grown && slots.budget.held() > slots.budget.limit() {
-            self.make_memory(index, peer, has_passed, now);
+        if grown && self.slots.budget.held() > self.slots.budget.limit() {
+            self.make_memory(index, peer, has_passed);
         }
     }
 
     /// Sends the requests of this iteration to tiny_http with one write.
     fn flush(&mut self) -> io::Result<()> {
-        let done = self.to_tiny_http.send(&mut self.private)?;
+        let done = self.context.to_tiny_http.send(&mut self.private)?;
         if self.private_awaits_writable == done {
             self.private_awaits_writable = !done;
-            self.poll.registry().reregister(&mut self.private, PRIVATE, interest(!done))?;
+            self.context.poll.registry().reregister(&mut self.private, PRIVATE, interest(!done))?;
         }
         Ok(())
     }
@@ -215,23 +210,25 @@ impl EventLoop {
     }
 
     /// Starts or continues a stop, if there is one. Returns whether it is over.
-    fn stop(&mut self, now: Instant) -> bool {
+    fn stop(&mut self) -> bool {
+        let now = self.context.now;
         if !self.slots.stopping.load(Ordering::SeqCst) {
             return false;
         }
         if self.stop_at.is_none() {
             // Clients whose connection was complete before this moment are let in.
             for _ in 0..LAST_ACCEPTS {
-                self.accept(now);
+                self.accept();
                 if self.accept_at != Some(now) {
                     break;
                 }
             }
             self.listener = None;
             self.accept_at = None;
+            self.context.stopping = true;
             self.stop_at = Some(now + self.slots.limits.stop_timeout);
             for index in self.slots.each(|index, _| Some(index)) {
-                self.call(index, now, |connection, context| {
+                self.call(index, |connection, context| {
                     connection.note_readable();
                     connection.advance(index, context)
                 });
@@ -245,7 +242,8 @@ impl EventLoop {
     ///
     /// The next sweep is at the first deadline that is set, or at the first one that may be set until then: no state has
     /// less time than the shortest limit.
-    fn sweep(&mut self, now: Instant) {
+    fn sweep(&mut self) {
+        let now = self.context.now;
         let mut next = now + self.shortest_limit();
         let late = self.slots.each(|index, connection| {
             let at = connection.deadline(&self.slots.limits)?;
@@ -255,7 +253,7 @@ impl EventLoop {
             (at <= now).then_some(index)
         });
         for index in late {
-            self.call(index, now, |connection, context| connection.end(None, index, context));
+            self.call(index, |connection, context| connection.end(None, index, context));
         }
         self.sweep_at = (!self.is_empty()).then(|| next.max(now + SWEEP_PAUSE));
     }
@@ -276,9 +274,9 @@ impl EventLoop {
     /// loop: workers hold them.
     pub fn clear(&mut self) {
         self.listener = None;
-        let now = Instant::now();
+        self.context.now = Instant::now();
         for index in self.slots.each(|index, _| Some(index)) {
-            self.call(index, now, |connection, context| {
+            self.call(index, |connection, context| {
                 if connection.is_working() {
                     connection.refuse(&Error::Busy(Reason::Stopped), context);
                     connection.advance(index, context);

@@ -32,8 +32,7 @@ use crate::{
     http::{Method, Response},
     metrics::Metrics,
 };
-use event_loop::{EventLoop, WAKER};
-use mio::{Poll, Waker};
+use event_loop::EventLoop;
 use std::{
     io,
     os::unix::net::UnixStream,
@@ -80,12 +79,10 @@ impl Frontend {
         private: UnixStream,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> io::Result<(Frontend, Arc<Slots>)> {
-        let poll = Poll::new()?;
-        let waker = Waker::new(poll.registry(), WAKER)?;
-        let slots = Arc::new(Slots::new(limits, resources.budget.clone(), waker));
+        let mut event_loop = EventLoop::new(listener, limits, resources, private)?;
+        let slots = event_loop.slots.clone();
         let weak = Arc::downgrade(&slots);
         slots.budget.on_shortage(move || weak.upgrade().iter().for_each(|slots| slots.report_shortage()));
-        let mut event_loop = EventLoop::new(poll, slots.clone(), listener, private, resources)?;
         let thread = thread::Builder::new().name("frontend".to_owned()).spawn(move || {
             let end = catch_unwind(AssertUnwindSafe(|| event_loop.run()));
             event_loop.clear();

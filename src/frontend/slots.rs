@@ -7,6 +7,7 @@
 use super::{
     connection::{Connection, DOING, Delivery},
     event_loop::MAX_SURPLUS,
+    peers::ClientName,
     warnings::Warnings,
 };
 use crate::{
@@ -119,7 +120,8 @@ impl Slots {
 
     /// Warns that a request is refused, at most once a second for each reason.
     pub fn warn(&self, why: Reason, client: Option<IpAddr>, id: &RequestId) {
-        self.unavailable.warn(Instant::now(), why.text(), Some((client, id)));
+        let detail = format_args!(", client={}", ClientName(client));
+        self.unavailable.warn(Instant::now(), why.text(), detail, Some(id));
     }
 
     /// Returns the number of slots: as many requests may wait for answers.

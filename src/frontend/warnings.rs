@@ -1,51 +1,43 @@
 //! Warnings about clients that are answered 503: at most one a second for each reason, however many there are.
 
-use super::peers::ClientName;
 use crate::http::{RequestId, log_line};
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
-    mem,
-    net::IpAddr,
+    fmt, mem,
     time::{Duration, Instant},
 };
 
 /// The least time between two lines about one reason.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The time of the last line about each reason, and how often there was none since.
+/// The time from which on there may be a line about each reason, and how many were skipped since the last one.
 #[derive(Default)]
-pub struct Warnings(Mutex<HashMap<String, (Instant, u64)>>);
+pub struct Warnings(Mutex<HashMap<&'static str, (Instant, u64)>>);
 
 impl Warnings {
-    /// Logs a warning, if the last one for this reason is long enough ago. `refused`: the client's address, `None` on a
-    /// Unix socket, and the request that is refused, if there is one.
-    pub fn warn(&self, now: Instant, what: &str, refused: Option<(Option<IpAddr>, &RequestId)>) {
-        let Some(skipped) = self.count(now, what) else {
+    /// Logs a warning, if the last one for this reason is long enough ago. `id` names the request that is refused, if
+    /// there is one.
+    pub fn warn(&self, now: Instant, why: &'static str, detail: fmt::Arguments, id: Option<&RequestId>) {
+        let Some(skipped) = self.count(now, why) else {
             return;
         };
-        let mut line = format!("503: {what}");
-        if let Some((client, _)) = refused {
-            line += &format!(", client={}", ClientName(client));
-        }
-        if skipped > 0 {
-            line += &format!(" (and {skipped} more since the last such line)");
-        }
-        log_line(log::Level::Warn, refused.map(|(_, id)| id), format_args!("{line}"));
+        let more = match skipped {
+            0 => String::new(),
+            _ => format!(" (and {skipped} more since the last such line)"),
+        };
+        log_line(log::Level::Warn, id, format_args!("503: {why}{detail}{more}"));
     }
 
     /// Counts a warning. Returns how many were skipped since the last line; `None` if this one is skipped, too.
-    fn count(&self, now: Instant, what: &str) -> Option<u64> {
+    fn count(&self, now: Instant, why: &'static str) -> Option<u64> {
         let mut reasons = self.0.lock();
-        let Some((last, skipped)) = reasons.get_mut(what) else {
-            reasons.insert(what.to_owned(), (now, 0));
-            return Some(0);
-        };
-        if now < *last + INTERVAL {
+        let (next, skipped) = reasons.entry(why).or_insert((now, 0));
+        if now < *next {
             *skipped += 1;
             return None;
         }
-        *last = now;
+        *next = now + INTERVAL;
         Some(mem::take(skipped))
     }
 }

@@ -15,15 +15,13 @@ use std::{
     fmt,
     io::{self, ErrorKind},
     mem,
-    net::Shutdown,
     os::fd::AsRawFd,
     time::{Duration, Instant},
 };
 
-/// Time and bytes for which a refused client is read from, so that it gets the answer: closing a socket with unread bytes
-/// in it resets the connection, and the reset overtakes the answer.
+/// Time for which a refused client is read from, so that it gets the answer: closing a socket with unread bytes in it
+/// resets the connection, and the reset overtakes the answer.
 pub const LINGER_TIME: Duration = Duration::from_secs(1);
-const LINGER_BYTES: usize = 8 << 20;
 
 /// The part of an answer that the client's socket took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,7 +84,8 @@ impl Connection {
         match error {
             Error::Busy(why) => {
                 let client = self.peer.address;
-                context.slots.unavailable.warn(context.now, why.text(), Some((client, &id)));
+                let detail = format_args!(", client={}", ClientName(client));
+                context.slots.unavailable.warn(context.now, why.text(), detail, Some(&id));
                 context.resources.metrics.refused(*why);
             }
             error => log::info!(
@@ -122,7 +121,7 @@ impl Connection {
         bytes.truncate(cut.unwrap_or(usize::MAX));
         let (now, length) = (Instant::now(), bytes.len());
         let mut answer = Unsent { bytes, sent: 0, id, moved: now, keep: (!closes).then_some(input) };
-        let result = self.send(&mut answer);
+        let result = self.send(&mut answer, now);
         let taken = answer.sent;
         match result {
             Ok(()) if answer.is_sent() => self.sent(answer, now),
@@ -141,12 +140,8 @@ impl Connection {
         let State::Writing { since, mut answer } = mem::replace(&mut self.state, State::Closing) else {
             return None;
         };
-        let before = answer.sent;
-        if self.send(&mut answer).is_err() {
+        if self.send(&mut answer, context.now).is_err() {
             return Some(Action::Close);
-        }
-        if answer.sent > before {
-            answer.moved = context.now;
         }
         let done = answer.is_sent();
         if self.awaits_writable == done {
@@ -155,7 +150,7 @@ impl Connection {
             self.awaits_writable = !done;
             let interest = interest(!done);
             let (fd, token) = (self.stream.as_raw_fd(), Token(index as usize));
-            if context.registry.reregister(&mut SourceFd(&fd), token, interest).is_err() {
+            if context.poll.registry().reregister(&mut SourceFd(&fd), token, interest).is_err() {
                 return Some(Action::Close);
             }
             // Registering anew reports what is there already, so nothing is missed.
@@ -169,11 +164,11 @@ impl Connection {
     }
 
     /// Sends until the socket takes no more.
-    fn send(&mut self, answer: &mut Unsent) -> io::Result<()> {
+    fn send(&mut self, answer: &mut Unsent, now: Instant) -> io::Result<()> {
         while !answer.is_sent() {
             // A client that is gone is an error, and no signal.
             match self.stream.send_with_flags(&answer.bytes[answer.sent..], MSG_NOSIGNAL) {
-                Ok(count) => answer.sent += count,
+                Ok(count) => (answer.sent, answer.moved) = (answer.sent + count, now),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -197,28 +192,12 @@ impl Connection {
         self.readable = false;
     }
 
-    pub(super) fn linger(&mut self, context: &Context) -> Option<Action> {
-        if self.stream.shutdown(Shutdown::Write).is_err() {
-            return Some(Action::Close);
-        }
-        let until = context.now + LINGER_TIME;
-        self.state = State::Lingering { until, left: LINGER_BYTES };
-        None
-    }
-
     pub(super) fn discard(&mut self, context: &mut Context) -> Option<Action> {
         if !self.readable {
             return Some(Action::Wait);
         }
-        let result = self.receive(context.scratch);
-        let State::Lingering { left, .. } = &mut self.state else {
-            return None;
-        };
-        match result {
-            Ok(count) if count > 0 && count < *left => {
-                *left -= count;
-                None
-            }
+        match self.receive(&mut context.scratch) {
+            Ok(1..) => None,
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
             _ => Some(Action::Close),
         }

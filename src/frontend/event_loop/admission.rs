@@ -28,7 +28,7 @@ use std::{
 
 /// Connections accepted in one iteration; reading goes on in between.
 const ACCEPTS_PER_ITERATION: usize = 64;
-/// Connections beyond the capacity that are being told so. Each costs a descriptor and some 200 bytes.
+/// Slots for connections beyond the capacity that are being told so. Each costs a descriptor and some 200 bytes.
 pub const MAX_SURPLUS: usize = 256;
 /// The pause of accepting if the system has no descriptor or memory left for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -42,7 +42,8 @@ const TRIES: usize = 8;
 
 impl EventLoop {
     /// Accepts clients that are waiting, up to a number.
-    pub(super) fn accept(&mut self, now: Instant) {
+    pub(super) fn accept(&mut self) {
+        let now = self.context.now;
         self.accept_at = Some(now);
         for _ in 0..ACCEPTS_PER_ITERATION {
             let Some(listener) = &self.listener else {
@@ -51,8 +52,8 @@ impl EventLoop {
             };
             match listener.accept() {
                 Ok((stream, address)) => {
-                    self.resources.metrics.accepted.fetch_add(1, Ordering::Relaxed);
-                    self.admit(stream, address, now);
+                    self.context.resources.metrics.accepted.fetch_add(1, Ordering::Relaxed);
+                    self.admit(stream, address);
                 }
                 Err(error) if error.kind() == WouldBlock => {
                     self.accept_at = None;
@@ -62,11 +63,9 @@ impl EventLoop {
                 Err(error) if matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted) => {}
                 // Out of descriptors or memory, most likely: a connection has to go, or time has to pass.
                 Err(error) => {
-                    let why = format!("no connection can be accepted: {error}");
-                    self.slots.unavailable.warn(now, &why, None);
-                    if !self.close_oldest_surplus(now)
-                        && !self.make_way(Reason::TooManyConnections, None, now)
-                    {
+                    let detail = format_args!(": {error}");
+                    self.slots.unavailable.warn(now, "no connection can be accepted", detail, None);
+                    if !self.close_oldest_surplus() && !self.make_way(Reason::TooManyConnections, None) {
                         self.accept_at = Some(now + ACCEPT_PAUSE);
                         return;
                     }
@@ -76,19 +75,22 @@ impl EventLoop {
     }
 
     /// Gives a client a slot, if only to tell it that there is no capacity.
-    fn admit(&mut self, stream: Socket, address: Option<IpAddr>, now: Instant) {
-        let limits = &self.slots.limits;
+    fn admit(&mut self, stream: Socket, address: Option<IpAddr>) {
+        let (now, limits) = (self.context.now, &self.slots.limits);
         let peer = Peer::new(address, &limits.trusted_proxies);
         let why = Reason::TooManyConnections;
-        let full = self.admitted >= limits.max_connections && !self.make_way(why, Some(peer), now);
-        // The new connection may be surplus.
-        while self.surplus() >= MAX_SURPLUS && self.close_oldest_surplus(now) {}
+        let full = self.admitted >= limits.max_connections && !self.make_way(why, Some(peer));
+        if self.free.is_empty() {
+            self.close_oldest_surplus();
+        }
         let index = self.free.pop().expect("there is a slot for each");
         let (fd, token) = (stream.as_raw_fd(), Token(index as usize));
-        if let Err(error) = self.poll.registry().register(&mut SourceFd(&fd), token, Interest::READABLE) {
+        if let Err(error) =
+            self.context.poll.registry().register(&mut SourceFd(&fd), token, Interest::READABLE)
+        {
             self.free.push(index);
-            let why = format!("a connection cannot be watched: {error}");
-            return self.slots.unavailable.warn(now, &why, None);
+            let detail = format_args!(": {error}");
+            return self.slots.unavailable.warn(now, "a connection cannot be watched", detail, None);
         }
         self.admitted += 1;
         self.opened += 1;
@@ -97,19 +99,19 @@ impl EventLoop {
         let connection = Connection::new(stream, peer, self.opened << 32, held, now);
         self.slots.lock(index).expect("there is a slot for each").connection = Some(Box::new(connection));
         if full {
-            self.call(index, now, |connection, context| connection.turn_away(why, index, context));
+            self.call(index, |connection, context| connection.turn_away(why, index, context));
         }
     }
 
     /// Closes a connection, for more connections or for memory, if there is one that may be closed. Returns whether there
     /// was.
-    fn make_way(&mut self, why: Reason, newcomer: Option<Peer>, now: Instant) -> bool {
+    fn make_way(&mut self, why: Reason, newcomer: Option<Peer>) -> bool {
         for _ in 0..TRIES {
-            let Some(index) = self.pick(why, newcomer, now) else {
+            let Some(index) = self.pick(why, newcomer) else {
                 return false;
             };
             let mut gone = false;
-            self.call(index, now, |connection, context| {
+            self.call(index, |connection, context| {
                 let action = connection.end(Some(why), index, context);
                 gone = action == Action::Close || connection.surplus;
                 action
@@ -126,7 +128,7 @@ impl EventLoop {
     /// Idle ones come first, then incomplete requests, then answers that do not move, then requests that no worker has
     /// begun to execute, the oldest first. Without a newcomer, picks only connections that are idle, or whose memory
     /// has not moved for a while.
-    fn pick(&self, why: Reason, newcomer: Option<Peer>, now: Instant) -> Option<u32> {
+    fn pick(&self, why: Reason, newcomer: Option<Peer>) -> Option<u32> {
         let mut held: HashMap<PeerKey, usize> = HashMap::new();
         let found = self.slots.each(|index, connection| {
             let key = connection.peer.key()?;
@@ -142,7 +144,7 @@ impl EventLoop {
         let newcomer = newcomer.map(|peer| peer.key().map_or(0, of));
         let may_go = |&(key, state, since, _): &(PeerKey, Expendable, Instant, u32)| {
             let displaced = newcomer.is_some_and(|newcomer| may_displace(newcomer, of(key), state));
-            let stalled = now >= since + STALLED;
+            let stalled = self.context.now >= since + STALLED;
             match (why, state) {
                 (Reason::NoMemory, Expendable::Stalled) => stalled,
                 (Reason::NoMemory, Expendable::Incomplete) => stalled || displaced,
@@ -159,43 +161,38 @@ impl EventLoop {
 
     /// Frees the memory that a connection has made counted beyond the limit: at the cost of others, else at its own.
     /// `has_passed`: it has just passed a request on, whose memory is counted.
-    pub(super) fn make_memory(&mut self, index: u32, peer: Peer, has_passed: bool, now: Instant) {
+    pub(super) fn make_memory(&mut self, index: u32, peer: Peer, has_passed: bool) {
         while self.slots.budget.held() > self.slots.budget.limit() {
-            if self.make_way(Reason::NoMemory, Some(peer), now) {
+            if self.make_way(Reason::NoMemory, Some(peer)) {
                 continue;
             }
             let request =
                 self.slots.lock(index).filter(|_| has_passed).and_then(|mut entry| entry.passed.pop());
             if let Some((_, request)) = request {
-                self.to_tiny_http.take_back(request.bytes());
+                self.context.to_tiny_http.take_back(request.bytes());
                 self.slots.requests.fetch_sub(1, Ordering::Relaxed);
             }
-            return self.call(index, now, |connection, context| {
-                connection.turn_away(Reason::NoMemory, index, context)
-            });
+            return self
+                .call(index, |connection, context| connection.turn_away(Reason::NoMemory, index, context));
         }
     }
 
     /// Frees a part of the budget for a worker that waits for memory, as far as there are connections that may be closed.
-    pub(super) fn free_memory(&mut self, now: Instant) {
+    pub(super) fn free_memory(&mut self) {
         let budget = self.slots.budget.clone();
         let enough = budget.held().saturating_sub(budget.limit() / FREED_PART);
-        while budget.held() > enough && self.make_way(Reason::NoMemory, None, now) {}
-    }
-
-    fn surplus(&self) -> usize {
-        self.slots.len() - self.free.len() - self.admitted
+        while budget.held() > enough && self.make_way(Reason::NoMemory, None) {}
     }
 
     /// Closes the connection that has been surplus for longest, if there is one.
-    fn close_oldest_surplus(&mut self, now: Instant) -> bool {
+    fn close_oldest_surplus(&mut self) -> bool {
         let surplus = self.slots.each(|index, connection| {
             connection.surplus.then(|| (connection.deadline(&self.slots.limits), index))
         });
         let Some((_, index)) = surplus.into_iter().min() else {
             return false;
         };
-        self.call(index, now, |connection, context| {
+        self.call(index, |connection, context| {
             // Unread bytes would reset the connection, and the reset overtakes the answer.
             connection.note_readable();
             connection.advance(index, context);
