@@ -18,8 +18,7 @@ pub fn write(text: &mut Text) {
         text.gauge("process_resident_memory_bytes", "Resident memory.", size << 10);
     }
     if let Ok(time) = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID) {
-        let help = "Processor time, of the user and the system.";
-        text.counter("process_cpu_seconds_total", help, Duration::from(time).as_secs_f64());
+        text.counter("process_cpu_seconds_total", "Processor time.", Duration::from(time).as_secs_f64());
     }
     if let Ok(open) = fs::read_dir("/proc/self/fd") {
         text.gauge("process_open_fds", "Open file descriptors.", open.count());

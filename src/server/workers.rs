@@ -90,8 +90,7 @@ impl Workers {
         // While a session is free, one worker neither receives nor executes, and can be woken.
         for n in 0..capacity.hashers + capacity.sessions + RECEIVERS {
             let hashes = n < capacity.hashers;
-            let name =
-                if hashes { format!("hasher-{n}") } else { format!("worker-{}", n - capacity.hashers) };
+            let name = if hashes { format!("hasher-{n}") } else { format!("worker-{n}") };
             let dispatch = workers.dispatch.clone();
             // A panic in the loop was logged, and the loop is restarted.
             let work = move || while guard(None, || dispatch.work(hashes)).is_err() {};
