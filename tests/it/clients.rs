@@ -102,8 +102,8 @@ fn connections_are_kept_for_as_long_as_they_say() {
             kept.push(said(&answer));
         }
         assert_eq!(kept, [Duration::from_secs(1); CLIENTS]);
-        // The client's wait is what is tested.
-        pause(kept[0].saturating_sub(start.elapsed()));
+        // The client's wait is what is tested. Half a second is left to a busy machine, and a second by the service.
+        pause((kept[0] - Duration::from_millis(500)).saturating_sub(start.elapsed()));
     }
     let closed = clients[0].request("GET", "/users", &[("Connection", "close")], "");
     assert_eq!((closed.header("Connection"), closed.header("Keep-Alive")), (Some("close"), None));

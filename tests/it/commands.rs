@@ -195,7 +195,6 @@ fn a_reset_while_requests_are_in_flight() {
     let server = Compared(TestServer::with(|config| (config.workers, config.db_pool_size) = (8, 8)));
     let ended = AtomicBool::new(false);
     let count = AtomicUsize::new(0);
-    let mut times = Vec::new();
     thread::scope(|scope| {
         // The clients end if a reset panics, too.
         let _end = SetWhenDropped(&ended);
@@ -216,15 +215,11 @@ fn a_reset_while_requests_are_in_flight() {
                 }
             });
         }
-        for round in 1..=20 {
+        for round in 1..=8 {
             eventually(LONG, "some are created", || count.load(Ordering::SeqCst) > round * 20);
-            let start = Instant::now();
             server.reset();
-            times.push(start.elapsed());
         }
     });
-    times.sort_unstable();
-    println!("resets: median {:?}, slowest {:?}", times[10], times[19]);
     server.reset();
     let mut client = Client::new(server.base_url());
     assert_eq!(client.get("/users").json()["total"], 0);

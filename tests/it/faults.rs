@@ -210,6 +210,9 @@ fn answers_while_the_database_is_away() {
 
 // Hangs
 
+/// `DB_POOL_SIZE`.
+const SESSIONS: i64 = 8;
+
 /// A service that gives up soon, and a way to it that may be broken.
 struct Fragile {
     postgres: Own,
@@ -217,8 +220,6 @@ struct Fragile {
     process: Process,
     url: String,
     size: (usize, usize),
-    sessions: usize,
-    back_within: Duration,
 }
 
 impl Fragile {
@@ -226,40 +227,27 @@ impl Fragile {
     fn start(through_proxy: bool) -> Fragile {
         let postgres = Own::start();
         let proxy = Proxy::start(&postgres.socket());
-        let (port, direct) = (proxy.port(), postgres.url());
-        let database = match through_proxy {
-            true => {
-                format!("host=127.0.0.1 port={port} user=postgres dbname=postgres sslmode=disable")
-            }
-            false => direct,
-        };
+        let proxied =
+            format!("host=127.0.0.1 port={} user=postgres dbname=postgres sslmode=disable", proxy.port());
+        let database = if through_proxy { proxied } else { postgres.url() };
         let mut process = userd(&database, &[("REQUEST_TIMEOUT", "1"), ("DB_ACQUIRE_TIMEOUT", "1")]);
         let url = process.wait_for_url();
         let body = ADA;
         assert_eq!(Caller::new(&url, LONG).call("POST", "/users", body).unwrap().0, 201);
-        let mut fragile = Fragile {
-            postgres,
-            proxy,
-            process,
-            url,
-            size: (0, 0),
-            sessions: 8,
-            back_within: 2 * BACK_WITHIN,
-        };
-        eventually(LONG, "the pool is full", || fragile.count_sessions() == fragile.sessions);
+        let mut fragile = Fragile { postgres, proxy, process, url, size: (0, 0) };
+        eventually(LONG, "the pool is full", || fragile.count_sessions() == SESSIONS);
         fragile.size = fragile.process.size();
         fragile
     }
 
-    fn count_sessions(&self) -> usize {
+    fn count_sessions(&self) -> i64 {
         let sql = "select count(*) from pg_stat_activity where application_name = 'userd'";
-        let count: i64 = self.postgres.client().query_one(sql, &[]).unwrap().get(0);
-        count as usize
+        self.postgres.client().query_one(sql, &[]).unwrap().get(0)
     }
 
     /// Threads, descriptors and sessions are as many as before.
     fn assert_as_before(&self) {
-        eventually(LONG, "as many sessions as before", || self.count_sessions() == self.sessions);
+        eventually(LONG, "as many sessions as before", || self.count_sessions() == SESSIONS);
         // The connections of clients that have left are closed soon after, and tiny_http's idle threads end.
         let (threads, descriptors) = self.size;
         let mut found = (0, 0);
@@ -291,7 +279,7 @@ impl Fragile {
             }
             set(self, false);
             let back = Instant::now();
-            eventually(self.back_within + BUSY, "it serves", || {
+            eventually(2 * BACK_WITHIN + BUSY, "it serves", || {
                 matches!(caller.call("GET", "/users/1", ""), Ok((200, _)))
             });
             pause(BACK_WITHIN);
@@ -300,7 +288,7 @@ impl Fragile {
             drop(caller);
             assert_prompt(&books, DEADLINE);
             let outage = books.longest_outage(back);
-            assert!(outage < self.back_within + BUSY, "{fault}: {outage:?}");
+            assert!(outage < 2 * BACK_WITHIN + BUSY, "{fault}: {outage:?}");
             longest = longest.max(outage);
             self.assert_as_before();
             let mut users = self.postgres.users();

@@ -605,13 +605,15 @@ fn an_embedded_database() {
     let data = dir.path().join("data");
     let argument = format!("--embedded={}", data.display());
     // The variables of another database mean nothing then.
-    let variables = [("HOST", "127.0.0.1"), ("PORT", "0"), ("DB_HOST", "192.0.2.1")];
+    let variables = [("PORT", "0"), ("DB_HOST", "192.0.2.1")];
     let start = || Process::start(&[&argument], &variables);
     let create = json!({"name": "Ada", "email": "ada@example.com", "password": PASSWORD}).to_string();
     let credentials = json!({"email": "ada@example.com", "password": PASSWORD}).to_string();
 
     let mut first = start();
-    first.wait_for_url_within(LONG_ON_DISK);
+    let url = first.wait_for_url_within(LONG_ON_DISK);
+    assert!(url.starts_with("http://127.0.0.1:"), "not beyond this machine: {url}");
+    assert_eq!(first.stdout(), format!("listening on {url}\n"));
     check(&mut first.client(), &format!("POST /users {create} => 201 {ADA_1}"));
     let server = postmaster(&data).unwrap();
     assert!(running(server));
@@ -640,28 +642,6 @@ fn an_embedded_database() {
     assert_eq!(third.wait(LONG), 0, "{}", third.stderr());
     assert!(!running(server) && !running(left_behind), "PostgreSQL is left behind");
     assert_no_secret(&third.stderr());
-}
-
-#[test]
-fn an_embedded_database_is_for_this_machine_unless_told_otherwise() {
-    let dir = TempDir::new();
-    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
-    let argument = format!("--embedded={}", dir.path().join("data").display());
-    let file = dir.path().join("the token");
-    fs::write(&file, TOKEN).unwrap();
-    let rows: [(&[&str], Variables, &str); 2] = [
-        (&[], &[("API_TOKEN_FILE", file.to_str().unwrap())], "http://127.0.0.1:"),
-        (&["--host=0.0.0.0"], &[], "http://0.0.0.0:"),
-    ];
-    for (arguments, variables, expected) in rows {
-        let arguments = [&[argument.as_str(), "--port=0"], arguments].concat();
-        let mut process = Process::start(&arguments, variables);
-        let url = process.wait_for_url_within(LONG_ON_DISK);
-        assert!(url.starts_with(expected), "{arguments:?} {variables:?}: {url}");
-        assert_eq!(process.stdout(), format!("listening on {url}\n"));
-        process.signal(Signal::SIGTERM);
-        assert_eq!(process.wait(LONG_ON_DISK), 0, "{}", process.stderr());
-    }
 }
 
 /// Each start says who can connect, and whether they need a token.

@@ -124,10 +124,10 @@ fn compare(client: &mut Client, dice: &mut Dice) {
     }
 }
 
-/// For as many seconds as `COUNTS_SECONDS` says, or ten.
+/// For as many seconds as `COUNTS_SECONDS` says, or six.
 #[test]
 fn the_counts_withstand_attacks() {
-    let seconds = std::env::var("COUNTS_SECONDS").map_or(10, |seconds| seconds.parse().expect("seconds"));
+    let seconds = std::env::var("COUNTS_SECONDS").map_or(6, |seconds| seconds.parse().expect("seconds"));
     let mut own = Own::start();
     own.run("alter system set max_prepared_transactions = 20");
     // A prepared transaction holds its locks until another writer ends it.

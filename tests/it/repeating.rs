@@ -114,7 +114,10 @@ fn passwords_of_repeated_creates() {
 /// body that differs in other ways tells nothing of the password.
 #[test]
 fn passwords_cannot_be_guessed_by_repeating_a_create() {
-    let service = Service::with(|config| config.auth_attempts = 4);
+    let service = Service::with(|config| {
+        config.auth_attempts = 4;
+        config.password_hashing = PasswordHashing::LeastCostForTests;
+    });
     let ada = |password: &str| {
         format!(
             r#"POST /users <Idempotency-Key: k> {{"name":"Ada","email":"ada@example.com","password":"{password}"}} =>"#
@@ -163,7 +166,7 @@ fn passwords_cannot_be_guessed_by_repeating_a_create() {
 /// A delete, by whomever it is made, erases what was kept of the user, and its key creates none.
 #[test]
 fn keys_of_deleted_users() {
-    let service = Service::start();
+    let service = Service::with(|config| config.password_hashing = PasswordHashing::LeastCostForTests);
     let mut client = service.client();
     let with_password = |n: u32| {
         json!({"name": "Ada", "email": format!("ada-{n}@example.com"), "password": PASSWORD}).to_string()
