@@ -300,17 +300,6 @@ impl Connection {
         }
     }
 
-    /// Returns the values that the next answer takes from its request.
-    fn echo(&mut self) -> Echo {
-        match &mut self.state {
-            State::Arriving { framing, .. } => framing.take_echo(),
-            State::Working { request, .. } => {
-                Echo { id: Some(request.id.clone()), ..mem::take(&mut request.echo) }
-            }
-            _ => Echo::default(),
-        }
-    }
-
     /// Parses the bytes that were read behind the last request, or else reads from the socket.
     fn read(&mut self, index: u32, context: &mut Context) -> Option<Action> {
         if matches!(&self.state, State::Idle { input, .. } if !input.is_empty()) {
@@ -382,7 +371,7 @@ impl Connection {
                 input = Vec::new();
             }
             self.held.set(counted(input.len()));
-            let mut echo = framing.take_echo();
+            let mut echo = framing.echo;
             let id = echo.id.take().unwrap_or_else(RequestId::new);
             let client = traits.client.filter(|_| self.peer.trusted).or(self.peer.address);
             let request = InWork { traits, client, id, echo, begun: false };

@@ -34,7 +34,7 @@ pub struct Server {
     pub(crate) app: Arc<App>,
     base_url: String,
     addr: Option<SocketAddr>,
-    /// `None` after a stop.
+    /// `None` once it has stopped.
     frontend: Option<Frontend>,
     workers: Workers,
     _relay: Relay,
@@ -169,25 +169,19 @@ impl Server {
     /// Stops: `/readyz` says so for `drain_delay` (0 s), then it takes no new connections, answers the requests in
     /// flight, frees the port. Blocks for that delay and at most `stop_timeout` (10 s), without any in flight for about
     /// a millisecond. Dropping does the same.
-    pub fn stop(mut self) {
-        self.shut_down();
-    }
-
-    fn shut_down(&mut self) {
-        if let Some(frontend) = self.frontend.take() {
-            self.app.health.stop();
-            thread::sleep(self.drain_delay);
-            let deadline = Instant::now() + self.stop_timeout;
-            drop(frontend);
-            let left = deadline.saturating_duration_since(Instant::now());
-            self.workers.stop(left.max(LAST_WORK));
-        }
+    pub fn stop(self) {
+        drop(self);
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.shut_down();
+        self.app.health.stop();
+        thread::sleep(self.drain_delay);
+        let deadline = Instant::now() + self.stop_timeout;
+        drop(self.frontend.take());
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.workers.stop(left.max(LAST_WORK));
     }
 }
 

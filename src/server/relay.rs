@@ -15,7 +15,7 @@ use std::{
         unix::net::{UnixListener, UnixStream},
     },
     path::Path,
-    process, thread,
+    process,
 };
 
 /// The listening end of the private socket. Dropping it ends tiny_http's accept thread.
@@ -28,12 +28,7 @@ impl Relay {
         let temporary = std::env::temp_dir();
         let (listener, stream) = connect([&temporary, Path::new("/tmp"), Path::new("/dev/shm")])?;
         let relay = Relay(listener.try_clone()?);
-        let start = || tiny_http::Server::from_listener(listener, None).map_err(io::Error::other);
-        // The threads of tiny_http inherit the name.
-        let http = thread::scope(|scope| {
-            let starter = thread::Builder::new().name("http".to_owned()).spawn_scoped(scope, start)?;
-            starter.join().unwrap_or_else(|_| Err(io::Error::other("tiny_http panicked as it started")))
-        })?;
+        let http = tiny_http::Server::from_listener(listener, None).map_err(io::Error::other)?;
         Ok((relay, http, stream))
     }
 }

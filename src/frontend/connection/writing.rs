@@ -77,7 +77,11 @@ impl Unsent {
 impl Connection {
     /// Answers with a refusal, after which the connection ends.
     pub fn refuse(&mut self, error: &Error, context: &mut Context) {
-        let Echo { id, cors, head_only } = self.echo();
+        let Echo { id, cors, head_only } = match mem::replace(&mut self.state, State::Closing) {
+            State::Arriving { framing, .. } => framing.echo,
+            State::Working { request, .. } => Echo { id: Some(request.id), ..request.echo },
+            _ => Echo::default(),
+        };
         let id = id.unwrap_or_else(RequestId::new);
         let mut response = error.answer();
         cors.add_to(&mut response);

@@ -2,8 +2,8 @@
 //!
 //! Connections, or bytes, that run out are taken from the peer that holds the most. A client that is turned
 //! away gets a 503 and is read from for a while: closing a socket with unread bytes would reset the connection before
-//! the client has seen the answer. Such connections are `surplus` and do not count towards the maximum; if there are too
-//! many of them, the oldest is closed.
+//! the client has seen the answer. Such connections are `surplus` and do not count towards the maximum; if no slot is
+//! free, the oldest of them is closed.
 
 use super::{EventLoop, SWEEP_PAUSE};
 use crate::{

@@ -12,7 +12,7 @@ use super::{
     request_line::{PROXY_PROTOCOL, RequestLine},
 };
 use crate::{config::Limits, error::Error};
-use std::{fmt::Display, mem};
+use std::fmt::Display;
 
 /// Empty lines that may precede a request line (RFC 9112, 2.2 asks for at least one).
 const MAX_EMPTY_LINES: u8 = 4;
@@ -29,8 +29,8 @@ pub struct Framing {
     request_line: Option<RequestLine>,
     empty_lines: u8,
     body: Option<Box<Incoming>>,
-    /// The values of the last complete head, even if its request is refused.
-    echo: Echo,
+    /// The values that the answer has from its request: one that is arriving, complete or refused.
+    pub echo: Echo,
 }
 
 impl Framing {
@@ -93,11 +93,6 @@ impl Framing {
         body.advance(bytes, used, limits, out)
     }
 
-    /// Takes the values that an answer has from its request: one that is arriving, complete or refused.
-    pub fn take_echo(&mut self) -> Echo {
-        mem::take(&mut self.echo)
-    }
-
     /// The most bytes that the request can have that is arriving, once its head is complete.
     pub fn most(&self, limits: &Limits) -> Option<usize> {
         self.body.as_ref().map(|body| body.most(limits))
@@ -146,6 +141,7 @@ mod tests {
         *,
     };
     use crate::http::Persistence;
+    use std::mem;
 
     /// The outcome of a stream: each request as it is passed on, and the refusal that ended it.
     #[derive(Debug, PartialEq)]
