@@ -437,16 +437,20 @@ impl Breakable {
 #[test]
 fn concurrent_histories_with_cut_connections() {
     let service = Breakable::start();
-    service.explore("connections cut", &|dice| match dice.roll(4) {
-        0 => service.proxy.cut(),
-        1 => service.proxy.reset(),
-        _ => {
-            let (from_server, bytes) = (dice.roll(2) == 0, dice.roll(300) as usize);
-            let cuts = service.proxy.cuts();
-            service.proxy.set(Weather::CutAfter { from_server, bytes });
-            reached(|| service.proxy.cuts() > cuts);
-            service.proxy.set(Weather::Fair);
+    service.explore("connections cut", &|dice| {
+        match dice.roll(4) {
+            0 => service.proxy.cut(),
+            1 => service.proxy.reset(),
+            _ => {
+                let (from_server, bytes) = (dice.roll(2) == 0, dice.roll(300) as usize);
+                let cuts = service.proxy.cuts();
+                service.proxy.set(Weather::CutAfter { from_server, bytes });
+                reached(|| service.proxy.cuts() > cuts);
+                service.proxy.set(Weather::Fair);
+            }
         }
+        // Long enough for something to be done in between.
+        pause(Duration::from_millis(dice.roll(200)));
     });
     assert!(service.proxy.cuts() > 0, "no connection was cut");
 }
