@@ -3,7 +3,7 @@
 //! PostgreSQL takes an operator or a function for exactly the types at hand before one of `pg_catalog` for others. So the
 //! operands of each statement have the exact types of the operators of `pg_catalog`.
 
-use crate::support::{Client, Database, LONG, Process, TempDir, every_verb};
+use crate::support::{Client, Database, Process, TempDir, every_verb};
 use userd::{Config, Database as Target, Server};
 
 /// Functions that the statements call with arguments of certain types. Others take any type, as `unnest` does: in a schema
@@ -85,11 +85,7 @@ fn ran(database: &Database) -> String {
 /// Every verb of the service, its commands, its cleaner, and other clients of the tables, with this `search_path`.
 fn everything(database: &Database, path: &str) {
     let url = format!("{} options='-c search_path={path}'", database.url());
-    let command = |arguments: &[&str]| {
-        let mut process = Process::start(arguments, &[("DATABASE_URL", &url)]);
-        let code = process.wait(LONG);
-        (code, process.stdout(), process.stderr())
-    };
+    let command = |arguments: &[&str]| Process::start(arguments, &[("DATABASE_URL", &url)]).ended();
     for prepared in [true, false] {
         let config =
             Config { db_prepared: prepared, database: Target::Url(url.as_str().into()), ..database.config() };

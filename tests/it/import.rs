@@ -37,8 +37,7 @@ fn import<T: AsRef<[u8]>>(database: &Database, text: T, arguments: &[&str]) -> E
     let dir = TempDir::new();
     let file = dir.path().join("users");
     fs::write(&file, text).expect("a fresh directory");
-    let mut process = start(database, &file, arguments);
-    (process.wait(LONG), process.stdout(), process.stderr())
+    start(database, &file, arguments).ended()
 }
 
 /// The test writes its standard input.

@@ -233,6 +233,10 @@ fn without_the_token_no_client_reaches_the_database() {
         let authorization = format!("Bearer {TOKEN}");
         let token = [("Authorization", authorization.as_str())];
         assert_eq!(client.request("POST", "/users", &token, user("ada")).status, 201);
+        // The pool opens its sessions by itself.
+        let sessions = "select count(*) from pg_stat_activity where datname = current_database() \
+            and application_name = 'userd'";
+        eventually(LONG, "the pool is full", || database.value(sessions) == "2");
         proxy.shut();
         let start = Instant::now();
         let before = proxy.refused();

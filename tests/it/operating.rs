@@ -2,23 +2,20 @@
 //! a database that has users of another program already, completion and the manual page.
 
 use crate::support::{
-    Client, DATABASE_PASSWORD, Database, EPHEMERAL, LONG, LONG_ON_DISK, PASSWORD, Process, TOKEN, TempDir,
-    USERD, assert_no_secret, blocks, eventually, shell,
+    Client, DATABASE_PASSWORD, Database, EPHEMERAL, Ended, LONG, LONG_ON_DISK, PASSWORD, Process, TOKEN,
+    TempDir, USERD, blocks, eventually, shell,
 };
 use serde_json::json;
 use std::path::Path;
 
 const OPERATIONS: &str = include_str!("../../docs/operations.md");
 
-/// How a command ends: its exit code, standard output and standard error.
-fn userd(arguments: &[&str], variables: &[(&str, &str)]) -> (i32, String, String) {
-    let mut process = Process::start(arguments, variables);
-    let code = process.wait(LONG);
-    assert_no_secret(&(process.stdout() + &process.stderr()));
-    (code, process.stdout(), process.stderr())
+/// How a command ends.
+fn userd(arguments: &[&str], variables: &[(&str, &str)]) -> Ended {
+    Process::start(arguments, variables).ended()
 }
 
-fn on(database: &Database, arguments: &[&str], variables: &[(&str, &str)]) -> (i32, String, String) {
+fn on(database: &Database, arguments: &[&str], variables: &[(&str, &str)]) -> Ended {
     let url = database.url();
     userd(arguments, &[&[("DATABASE_URL", url.as_str())], variables].concat())
 }

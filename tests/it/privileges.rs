@@ -123,7 +123,11 @@ fn root_becomes_that_account_in_other_ways() {
     let (_dir, argument) = directory();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    let passed = Process::activated(listener.into(), &[&argument], &[]);
+    let mut early = Client::new(&url);
+    early.send_request("GET", "/users", &[], "");
+    let mut passed = Process::activated(listener.into(), &[&argument], &[]);
+    passed.wait_for_url_within(LONG_ON_DISK);
+    assert_eq!(early.answer("GET").status, 200);
     let mut ephemeral = Process::start(&EPHEMERAL, &[]);
     let other = ephemeral.wait_for_url_within(LONG_ON_DISK);
     for (process, url) in [(passed, url), (ephemeral, other)] {

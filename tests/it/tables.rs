@@ -11,9 +11,8 @@ use userd::User;
 
 /// How a command ends on this database: its exit code, and what it prints.
 fn userd(database_url: &str, arguments: &[&str]) -> (i32, String) {
-    let mut process = Process::start(arguments, &[("DATABASE_URL", database_url)]);
-    let code = process.wait(LONG);
-    (code, process.stdout() + &process.stderr())
+    let (code, stdout, stderr) = Process::start(arguments, &[("DATABASE_URL", database_url)]).ended();
+    (code, stdout + &stderr)
 }
 
 fn body(name: &str, password: Option<&str>) -> String {

@@ -54,7 +54,8 @@ fn the_service_over_tls() {
         let log = process.stderr();
         let line = log.lines().last().unwrap_or_default();
         assert!(line.starts_with("userd: cannot connect to the database: "), "{log}");
-        assert!(line.contains(expected) && !log.contains("secret"), "{log}");
+        // The last try may have been cut short by the timeout.
+        assert!(log.contains(expected) && !log.contains("secret"), "{log}");
     }
 }
 

@@ -2,7 +2,7 @@
 //! and while none does.
 
 use crate::support::{
-    ADA, GRACE, LONG, LONG_ON_DISK, Process, TempDir, USERD, eventually, is_root, postmaster,
+    ADA, Ended, GRACE, LONG, LONG_ON_DISK, Process, TempDir, USERD, eventually, is_root, postmaster,
 };
 use nix::{
     sys::signal::Signal,
@@ -30,11 +30,9 @@ impl Place {
         postmaster(&self.temp.path().join("data"))
     }
 
-    /// How the verb ends: its exit code, standard output and standard error.
-    fn run(&self, verb: &[&str]) -> (i32, String, String) {
-        let mut process = Process::start(&[verb, &[&self.argument]].concat(), &[]);
-        let code = process.wait(LONG_ON_DISK);
-        (code, process.stdout(), process.stderr())
+    /// How the verb ends.
+    fn run(&self, verb: &[&str]) -> Ended {
+        Process::start(&[verb, &[&self.argument]].concat(), &[]).ended()
     }
 
     #[track_caller]

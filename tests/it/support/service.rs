@@ -1,6 +1,8 @@
 //! The service, in this process and as a process of its own.
 
-use super::{Client, Database, LONG, TempDir, USERD, assert_no_secret, eventually, pause};
+use super::{
+    Client, Database, Ended, LONG, LONG_ON_DISK, TempDir, USERD, assert_no_secret, eventually, pause,
+};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -170,6 +172,11 @@ impl Process {
         }
         let status: ExitStatus = status.expect("it was waited for");
         status.code().unwrap_or_else(|| -status.signal().unwrap_or_default())
+    }
+
+    /// Returns how it ended, however long a cluster takes to start and to stop.
+    pub fn ended(&mut self) -> Ended {
+        (self.wait(LONG_ON_DISK), self.stdout(), self.stderr())
     }
 
     /// The names in its temporary directory.
