@@ -59,14 +59,11 @@ impl Budget {
     pub fn reserve(&self, bytes: usize, deadline: Instant) -> Option<Reservation> {
         let _turn = self.0.turn.lock();
         let reservation = self.count(bytes.min(self.limit()));
-        while self.held() > self.limit() {
-            if Instant::now() >= deadline {
-                return None;
-            }
+        while self.held() > self.limit() && Instant::now() < deadline {
             self.0.on_shortage.get().inspect(|report| report());
             thread::sleep(POLL_PAUSE);
         }
-        Some(reservation)
+        (self.held() <= self.limit()).then_some(reservation)
     }
 
     /// Has this called, again and again, while a reservation waits for memory; only the first one counts.

@@ -244,7 +244,9 @@ impl EventLoop {
     /// less time than the shortest limit.
     fn sweep(&mut self) {
         let now = self.context.now;
-        let mut next = now + self.shortest_limit();
+        let Limits { head_timeout, body_timeout, idle_timeout, write_timeout, .. } = self.slots.limits;
+        let all = [head_timeout, body_timeout, idle_timeout, write_timeout, LINGER_TIME];
+        let mut next = now + all.into_iter().fold(self.slots.limits.request_timeout, Duration::min);
         let late = self.slots.each(|index, connection| {
             let at = connection.deadline(&self.slots.limits)?;
             if at > now {
@@ -256,13 +258,6 @@ impl EventLoop {
             self.call(index, |connection, context| connection.end(None, index, context));
         }
         self.sweep_at = (!self.is_empty()).then(|| next.max(now + SWEEP_PAUSE));
-    }
-
-    /// Returns the shortest time that a state of a connection has.
-    fn shortest_limit(&self) -> Duration {
-        let Limits { head_timeout, body_timeout, idle_timeout, write_timeout, .. } = self.slots.limits;
-        let all = [head_timeout, body_timeout, idle_timeout, write_timeout, LINGER_TIME];
-        all.into_iter().fold(self.slots.limits.request_timeout, Duration::min)
     }
 
     /// Returns whether there is no connection.

@@ -202,10 +202,11 @@ fn answers_that_do_not_move_are_given_up_for_their_memory() {
     let mut smaller = big(3, 1_000_000);
     until(|| (harness.gate.answered.load(Ordering::SeqCst) == 2).then_some(()));
     assert!(harness.budget.held() > 4_500_000, "{}", harness.budget.held());
-    // The address that holds the most goes first. Only reported while it is there, so that the other one is left.
+    // The address that holds the most goes first. Reported only while it is there, and seldom, so that a frontend that is
+    // late on a busy machine does not close the other one for a second report.
     let mut reported = Instant::now();
     until(|| {
-        if reported.elapsed() > Duration::from_secs(1) {
+        if reported.elapsed() > Duration::from_secs(3) {
             harness.slots.report_shortage();
             reported = Instant::now();
         }
