@@ -132,7 +132,7 @@ pub use config::{
 #[doc(hidden)]
 pub use db::check;
 #[doc(hidden)]
-pub use db::{Delete, New, Once, Update, Updated};
+pub use db::{Delete, New, Once, Update};
 pub use error::StartError;
 pub use http::{Method, Request, Response};
 pub use server::{BoundServer, Server};

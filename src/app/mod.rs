@@ -57,9 +57,8 @@ impl App {
             let opening = Opening::new(config)?;
             let migrations = Migrations::load(config.migrations_dir.as_deref())?;
             log::info!("connecting to {}", opening.target);
-            let schema = migrations.schema();
             opening.migrate(&migrations, config.migrate)?;
-            let prober = Prober::start(opening.servers.clone(), schema, config.db_prepared)
+            let prober = Prober::start(opening.servers.clone(), migrations, config.db_prepared)
                 .map_err(StartError::System)?;
             let users = Users::new(Pool::new(opening.servers, config), config.production);
             Ok(App {

@@ -6,15 +6,14 @@ use crate::users::{password::PasswordHash, user::UserRef};
 use postgres::{Client, Error, IsolationLevel, Transaction, binary_copy::BinaryCopyInWriter, types::Type};
 use time::OffsetDateTime;
 
-/// Lifts the limits of the role: bulk statements take long. JIT is off because compiling takes longer than it saves. A
-/// setting that the server's version lacks is left out.
-const UNLIMITED: &str = "
-    select set_config(name, '0', true) from pg_settings
-    where name = any (array['statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout',
-        'transaction_timeout', 'jit'])";
-
-/// Lets a transaction read whole tables, which the sessions of a service are told not to.
-const WHOLE_TABLES: &str = "set local enable_seqscan = on; set local enable_bitmapscan = on";
+/// Lifts the limits of the role, as bulk statements take long, and lets them read whole tables, which the sessions of a
+/// service are told not to. JIT is off because compiling takes longer than it saves. A setting that the server's version
+/// lacks is left out.
+const SETTINGS: &str = "
+    select set_config(name, value, true)
+    from pg_settings join (values ('statement_timeout', '0'), ('lock_timeout', '0'), ('jit', 'off'),
+        ('idle_in_transaction_session_timeout', '0'), ('transaction_timeout', '0'),
+        ('enable_seqscan', 'on'), ('enable_bitmapscan', 'on')) as needed (name, value) using (name)";
 
 const STAGE: &str = "
     create temporary table userd_import (
@@ -88,8 +87,7 @@ fn begin(client: &mut Client, prepared: bool, only_reads: bool) -> Result<Transa
     }
     let transaction = client.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
     let mut transaction = transaction.read_only(only_reads).start()?;
-    transaction.query_typed(UNLIMITED, &[])?;
-    transaction.batch_execute(WHOLE_TABLES)?;
+    transaction.query_typed(SETTINGS, &[])?;
     if !prepared {
         // A pooler's session may hold another client's statement of a name that the driver is going to use.
         transaction.batch_execute("deallocate all")?;
@@ -157,10 +155,6 @@ pub struct StagedUser {
     pub email: String,
 }
 
-/// A staged line with an address or an id that is taken: the line, the earlier line that has the value, and whether the
-/// value is the id.
-pub type Taken = (i64, Option<i64>, bool);
-
 /// The transaction of one import. If the session ends before [`Staging::commit`], nothing of it is left.
 pub struct Staging<'a> {
     transaction: Transaction<'a>,
@@ -183,15 +177,8 @@ impl<'a> Staging<'a> {
         &mut self,
         fill: impl FnOnce(&mut dyn FnMut(&StagedUser) -> Result<(), Error>) -> Result<(), E>,
     ) -> Result<u64, E> {
-        let columns = [
-            Type::INT8,
-            Type::INT8,
-            Type::TEXT,
-            Type::TIMESTAMPTZ,
-            Type::TIMESTAMPTZ,
-            Type::TEXT,
-            Type::TEXT,
-        ];
+        let [number, text, time] = [Type::INT8, Type::TEXT, Type::TIMESTAMPTZ];
+        let columns = [number.clone(), number, text.clone(), time.clone(), time, text.clone(), text];
         let mut copy = BinaryCopyInWriter::new(self.transaction.copy_in(STAGE_ROWS)?, &columns);
         fill(&mut |StagedUser { line, id, hash, created_at, updated_at, name, email }| {
             let hash = hash.as_ref().map(PasswordHash::as_phc);
@@ -208,8 +195,9 @@ impl<'a> Staging<'a> {
         self.transaction.execute(SKIP_EXISTING, &[])
     }
 
-    /// Removes the staged lines whose address or id is taken. Returns at most `limit` of them, and their number.
-    pub fn remove_taken(&mut self, limit: i64) -> Result<(Vec<Taken>, u64), Error> {
+    /// Removes the staged lines whose address or id is taken. Returns at most `limit` of them, and their number. Of each:
+    /// the line, the earlier line that has the value, and whether the value is the id.
+    pub fn remove_taken(&mut self, limit: i64) -> Result<(Vec<(i64, Option<i64>, bool)>, u64), Error> {
         let count = self.transaction.execute(FIND_TAKEN, &[])?;
         let first = "select line, first, is_id from userd_taken order by line limit $1";
         let rows = self.transaction.query_typed(first, &[(&limit, Type::INT8)])?;

@@ -98,15 +98,6 @@ const SEQUENCE: &str = "\
     select sequence, has_sequence_privilege(sequence, 'SELECT') \
     from pg_get_serial_sequence('users', 'id') as sequence";
 
-/// The tables of which a role may see some rows only.
-const ROW_SECURITY: &str = "\
-    select format('row-level security is enabled for %1$s, and totals are those of all rows: \
-        `alter table %1$s disable row level security`', oid::regclass) from pg_class \
-    where relrowsecurity and oid = any (array( \
-        select to_regclass(name)::oid from unnest(array['users', 'credentials', 'idempotency_keys', \
-            'user_counts', 'refinery_schema_history']) as tables (name))) \
-    order by 1";
-
 /// Statements that give a role the rights to run a service, one in each row.
 const GRANTS: &str = "\
     select format(line, current_database(), n.nspname, \
@@ -184,15 +175,14 @@ fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> R
     }
     let migrated = |line| ("migrations", line);
     // If it cannot be told, missing rights may be the cause.
-    let are_applied = migrations.are_applied(client).map_err(migrated);
-    match &are_applied {
+    let lacking = migrations.missing(client).map_err(migrated);
+    match &lacking {
         Err(_) => {}
-        Ok(true) => findings.push((Weight::Fine, "migrations", "all are applied".to_owned())),
-        Ok(false) => {
+        Ok(None) => findings.push((Weight::Fine, "migrations", "all are applied".to_owned())),
+        Ok(Some(missing)) => {
             if config.migrations_dir.is_none() {
                 refuse_the_users_of_another_program(client).map_err(migrated)?;
             }
-            let missing = migrations.missing(client);
             let (weight, what) = match (missing.is_empty(), config.migrate) {
                 (true, _) => (Weight::Problem, "the database has others than this userd"),
                 (false, true) => (Weight::Note, "a start applies what is missing"),
@@ -202,11 +192,11 @@ fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> R
         }
     }
     let mut lines = rows(client, MISSING_RIGHTS, &[])?;
-    if are_applied == Ok(false) && config.migrate {
+    if matches!(lacking, Ok(Some(_))) && config.migrate {
         lines.extend(rows(client, NO_MIGRATIONS, &[])?);
     }
     add(findings, "privileges", Some("the role may do all that is needed"), lines);
-    if !are_applied? {
+    if lacking?.is_some() {
         return Ok(());
     }
     let missing = missing(&rows(client, FACTS, &[])?);
@@ -216,7 +206,6 @@ fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> R
         return Ok(());
     }
     ids(client, findings)?;
-    add(findings, "tables", None, rows(client, ROW_SECURITY, &[])?);
     if with_counts {
         let line = counts::compare(client).map_err(|line| ("tables", line))?;
         findings.push((Weight::Fine, "tables", line));
@@ -293,14 +282,11 @@ fn ids(client: &mut Client, findings: &mut Vec<Finding>) -> Result<(), Problem> 
 /// Returns whether two connections are served by one session of the server, as by a pooler in transaction mode, which
 /// lends the session that was given back last.
 fn sessions_are_lent(opening: &Opening, client: &mut Client) -> bool {
-    const TRIES: usize = 3;
     let Ok(mut other) = opening.connect() else { return false };
     let session = |client: &mut Client| {
         let row = client.query_typed_one("select pg_backend_pid()", &[]);
         row.ok().map(|row| row.get::<_, i32>(0))
     };
-    (0..TRIES).any(|_| {
-        let first = session(client);
-        first.is_some() && first == session(&mut other)
-    })
+    // Another client of the pooler may come between two statements.
+    (0..3).any(|_| session(client).is_some_and(|first| Some(first) == session(&mut other)))
 }

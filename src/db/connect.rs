@@ -2,15 +2,10 @@
 //! kernel answers while it is stopped is waited for until it goes on or ends.
 #![cfg_attr(not(feature = "tls"), allow(clippy::clone_on_copy, reason = "without TLS, a connector is empty"))]
 
-use super::{
-    blocking::outside_of_runtimes,
-    sqlstate::{self, explain},
-    target::Target,
-    tls::Connector,
-};
+use super::{blocking::outside_of_runtimes, sqlstate::explain, target::Target, tls::Connector};
 use postgres::{Client, Config, config::TargetSessionAttrs};
 use std::{
-    fmt, io,
+    io,
     ops::{Deref, DerefMut},
     os::unix::net::UnixStream,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -90,36 +85,15 @@ impl Drop for DatabaseConnection {
 }
 
 /// Why there is no connection.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The network, or the server, refused.
+    #[error("{}", explain(.0))]
     Refused(postgres::Error),
     /// The system has nothing to connect with: no descriptor is left, or no memory for a thread.
+    #[error("the system refuses a connection: {0}")]
     System(io::Error),
 }
-
-impl ConnectError {
-    /// Returns true if a retry cannot succeed.
-    pub fn is_final(&self) -> bool {
-        matches!(self, ConnectError::Refused(error) if sqlstate::is_final(error))
-    }
-
-    /// Returns true if the server has no connection left.
-    pub fn is_full(&self) -> bool {
-        matches!(self, ConnectError::Refused(error) if sqlstate::is_full(error))
-    }
-}
-
-impl fmt::Display for ConnectError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ConnectError::Refused(error) => f.write_str(&explain(error)),
-            ConnectError::System(error) => write!(f, "the system refuses a connection: {error}"),
-        }
-    }
-}
-
-impl std::error::Error for ConnectError {}
 
 /// Catches the panic of `postgres` if the system refuses it a runtime. Descriptors are looked for first, as a panic is
 /// told on standard error; another thread may take them before they are used.

@@ -1,9 +1,6 @@
 //! Creates with an idempotency key, or with a password, and the keys that are kept for 24 hours.
 
-use super::{
-    session::Param,
-    users::{New, Users},
-};
+use super::users::{New, Users};
 use crate::{
     error::Error,
     users::{
@@ -18,7 +15,7 @@ use std::{sync::atomic::Ordering, time::Instant};
 /// Creates users, or finds answers that were kept of their keys. $1 and $2: names and addresses. $3: hashes of the
 /// passwords, or nulls. $4 and $5: digests of the keys, no two of which are equal, and of the bodies, or nulls. A user
 /// without a row has an address that is taken. For the position, see `CREATE_MANY`.
-const CREATE: &str = r#"
+pub(super) const CREATE_WITH_KEYS: &str = r#"
     with given as materialized (
         select * from unnest($1::text[], $2::text[], $3::text[], $4::bytea[], $5::bytea[])
             with ordinality as given (name, email, password_hash, key, fingerprint, position)
@@ -85,31 +82,9 @@ impl Once {
 }
 
 impl Users {
-    /// Executes the statement of creates some of which have a password or a key. `values`: names and addresses.
-    pub(super) fn create_with_keys(
-        &self,
-        given: &[&New],
-        values: [Param; 2],
-        deadline: Instant,
-    ) -> Result<Vec<Row>, Error> {
-        let hashes: Vec<_> = given.iter().map(|new| new.password.map(PasswordHash::as_phc)).collect();
-        let keys: Vec<_> = given.iter().map(|new| new.key.map(|(key, _)| key.as_bytes())).collect();
-        let fingerprints: Vec<_> =
-            given.iter().map(|new| new.key.map(|(_, fingerprint)| fingerprint.as_bytes())).collect();
-        let [names, emails] = values;
-        let params: [Param; 5] = [
-            names,
-            emails,
-            (&hashes, Type::TEXT_ARRAY),
-            (&keys, Type::BYTEA_ARRAY),
-            (&fingerprints, Type::BYTEA_ARRAY),
-        ];
-        self.pool.change(CREATE, &params, deadline)
-    }
-
     /// Finds the answer that was kept of a key within the last 24 hours. One round trip.
     pub fn find_kept(&self, key: &Key) -> Result<Option<Box<KeptCreate>>, Error> {
-        let rows = self.pool.read(FIND_KEPT, &[(&key.as_bytes(), Type::BYTEA)])?;
+        let rows = self.pool.execute(FIND_KEPT, &[(&key.as_bytes(), Type::BYTEA)], None)?;
         rows.first().map(|row| self.kept(row).map(Box::new)).transpose()
     }
 
@@ -133,8 +108,8 @@ impl Users {
     /// Removes at most 500 keys that have expired.
     #[doc(hidden)]
     pub fn remove_expired_keys(&self) -> Result<(), Error> {
-        let deadline = Instant::now() + 2 * self.pool.statement_timeout();
-        self.pool.change(REMOVE_EXPIRED, &[], deadline).map(drop)
+        let deadline = Instant::now() + 2 * self.pool.statement_timeout;
+        self.pool.execute(REMOVE_EXPIRED, &[], Some(deadline)).map(drop)
     }
 
     /// The outcome of a create that has a row.

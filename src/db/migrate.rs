@@ -22,10 +22,6 @@ pub struct Migrations {
     are_built_in: bool,
 }
 
-/// Numbers and checksums of the migrations that a database has to have.
-#[derive(Clone)]
-pub struct ExpectedMigrations(BTreeSet<(i64, String)>);
-
 impl Migrations {
     /// Loads the migrations that are built in, or the files of `dir`. Errors name the variable `MIGRATIONS_DIR`.
     pub fn load(dir: Option<&Path>) -> Result<Migrations, ConfigError> {
@@ -43,46 +39,60 @@ impl Migrations {
         Ok(Migrations { each, are_built_in: false })
     }
 
+    /// Returns numbers and checksums.
+    fn keys(&self) -> BTreeSet<(i64, String)> {
+        self.each.iter().map(key).collect()
+    }
+
     /// Returns a number that changes with any of the migrations.
     #[cfg(any(test, feature = "testing"))]
     pub fn fingerprint(&self) -> u64 {
         use std::hash::{DefaultHasher, Hash, Hasher};
 
         let mut hasher = DefaultHasher::new();
-        self.schema().0.hash(&mut hasher);
+        self.keys().hash(&mut hasher);
         hasher.finish()
     }
 
-    /// Returns the numbers and checksums.
-    pub fn schema(&self) -> ExpectedMigrations {
-        ExpectedMigrations(self.each.iter().map(key).collect())
+    /// The statement whose rows [`Migrations::judge`] takes. The last columns say whether the server takes no changes, and
+    /// whether a table is missing.
+    pub const ASK: &str = "select version::bigint, checksum::text, \
+        obj_description('refinery_schema_history'::regclass, 'pg_class'), \
+        current_setting('transaction_read_only') = 'on', \
+        exists (select from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts']) name \
+            where to_regclass(name) is null) \
+        from refinery_schema_history";
+
+    /// Tells whether these migrations were applied, and no others but newer, compatible ones. The error is one line: there
+    /// are newer ones that are not compatible.
+    pub fn judge(&self, rows: &[Row]) -> Result<bool, String> {
+        let mark: Option<String> = rows.first().and_then(|row| row.get(2));
+        judge(&applied(rows), &self.keys(), mark.as_deref())
     }
 
-    /// Tells whether the database has these migrations, and no others but newer, compatible ones. Only reads, so that a
-    /// standby, or a role without the right to write, will do. The error is one line.
-    pub fn are_applied(&self, client: &mut Client) -> Result<bool, String> {
-        let rows = match client.query_typed(ExpectedMigrations::ASK, &[]) {
+    /// Returns the names of those that the database lacks (`V1__users`), or has in another form; `None` if it has these
+    /// migrations, and no others but newer, compatible ones. Only reads, so that a standby, or a role without the right to
+    /// write, will do. The error is one line.
+    pub fn missing(&self, client: &mut Client) -> Result<Option<Vec<String>>, String> {
+        let rows = match client.query_typed(Migrations::ASK, &[]) {
             Ok(rows) => rows,
-            Err(error) if is_missing(&error) => return Ok(false),
+            Err(error) if is_missing(&error) => Vec::new(),
             Err(error) => {
                 let hint =
                     "`userd grants ROLE`, as the role that owns the tables, prints the grants of a role";
                 return Err(format!("{}: {hint}", explain(&error)));
             }
         };
-        let are_applied = self.schema().judge(&rows)?;
-        if are_applied && rows.len() > self.each.len() {
-            let found = rows.iter().map(|row| row.get::<_, i64>(0)).max().unwrap_or_default();
+        let history = applied(&rows);
+        if !self.judge(&rows)? {
+            let missing = self.each.iter().filter(|one| !history.contains(&key(one)));
+            return Ok(Some(missing.map(ToString::to_string).collect()));
+        }
+        if history.len() > self.each.len() {
+            let found = history.last().map_or(0, |(version, _)| *version);
             log::info!("a newer userd has migrated the database, to migration {found}, which is compatible");
         }
-        Ok(are_applied)
-    }
-
-    /// Returns the names of those that the database lacks (`V1__users`), or has in another form. One round trip.
-    pub fn missing(&self, client: &mut Client) -> Vec<String> {
-        let history = applied(&client.query_typed(ExpectedMigrations::ASK, &[]).unwrap_or_default());
-        let missing = self.each.iter().filter(|one| !history.contains(&key(one)));
-        missing.map(|one| format!("V{}__{}", one.version(), one.name())).collect()
+        Ok(None)
     }
 
     /// Applies what is missing, in one transaction; returns the names. Blocks while another replica migrates, and as
@@ -124,20 +134,6 @@ impl Migrations {
     }
 }
 
-impl ExpectedMigrations {
-    /// The statement whose rows [`ExpectedMigrations::judge`] takes. The last column says whether the server takes no changes.
-    pub const ASK: &str = "select version::bigint, checksum::text, \
-        obj_description('refinery_schema_history'::regclass, 'pg_class'), \
-        current_setting('transaction_read_only') = 'on' from refinery_schema_history";
-
-    /// Tells whether these migrations were applied, and no others but newer, compatible ones. The error is one line: there
-    /// are newer ones that are not compatible.
-    pub fn judge(&self, rows: &[Row]) -> Result<bool, String> {
-        let mark: Option<String> = rows.first().and_then(|row| row.get(2));
-        judge(&applied(rows), &self.0, mark.as_deref())
-    }
-}
-
 /// Tells whether a release with our migrations can use a database. The last migration says so itself, in a comment on
 /// the history table: "migration 4 is compatible with migration 3".
 fn judge(
@@ -163,7 +159,7 @@ fn judge(
     }
 }
 
-/// The migrations in the rows of [`ExpectedMigrations::ASK`].
+/// The migrations in the rows of [`Migrations::ASK`].
 fn applied(history: &[Row]) -> BTreeSet<(i64, String)> {
     history.iter().map(|row| (row.get(0), row.get(1))).collect()
 }

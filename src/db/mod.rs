@@ -29,4 +29,4 @@ pub use pool::Pool;
 pub use sqlstate::explain;
 #[cfg(feature = "command")]
 pub use sqlstate::taken;
-pub use users::{Delete, New, Update, Updated};
+pub use users::{Delete, New, Update};

@@ -1,9 +1,10 @@
 //! From the settings to the database: its servers, and sessions without bounds for migrations, exports and imports.
 
 use super::{
-    connect::{DatabaseConnection, Servers},
+    connect::{ConnectError, DatabaseConnection, Servers},
     migrate::Migrations,
     settings,
+    sqlstate::is_final,
     target::Target,
     tls,
 };
@@ -66,9 +67,9 @@ impl Opening {
     pub fn connect_migrated(&self, config: &Config) -> Result<DatabaseConnection, StartError> {
         let migrations = Migrations::load(config.migrations_dir.as_deref())?;
         let mut client = self.connect()?;
-        match migrations.are_applied(&mut client).map_err(StartError::Migration)? {
-            true => Ok(client),
-            false => Err(StartError::NotMigrated(migrations.missing(&mut client))),
+        match migrations.missing(&mut client).map_err(StartError::Migration)? {
+            None => Ok(client),
+            Some(missing) => Err(StartError::NotMigrated(missing)),
         }
     }
 
@@ -92,7 +93,8 @@ impl Opening {
                 Err(_) => return Err(StartError::Database("the server does not answer".to_owned())),
             };
             let reason = error.to_string();
-            if error.is_final() || Instant::now() + PAUSE > deadline {
+            let is_final = matches!(&error, ConnectError::Refused(error) if is_final(error));
+            if is_final || Instant::now() + PAUSE > deadline {
                 return Err(StartError::Database(reason));
             }
             let is_known = |(at, last): &(Instant, String)| *last == reason && at.elapsed() < LINES_APART;
@@ -111,13 +113,10 @@ impl Opening {
         for row in client.query_typed(OPEN_SCHEMAS, &[]).unwrap_or_default() {
             log::warn!("{}", row.get::<_, String>(0));
         }
-        if migrations.are_applied(&mut client).map_err(StartError::Migration)? {
-            return Ok(Vec::new());
+        match migrations.missing(&mut client).map_err(StartError::Migration)? {
+            None => Ok(Vec::new()),
+            Some(missing) if !may => Err(StartError::NotMigrated(missing)),
+            Some(_) => migrations.apply(&mut client, &mut *self.connect()?).map_err(StartError::Migration),
         }
-        if !may {
-            let missing = migrations.missing(&mut client);
-            return Err(StartError::NotMigrated(missing));
-        }
-        migrations.apply(&mut client, &mut *self.connect()?).map_err(StartError::Migration)
     }
 }

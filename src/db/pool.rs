@@ -25,7 +25,8 @@ pub struct Pool {
     pool: r2d2::Pool<Manager>,
     servers: Arc<Servers>,
     acquire_timeout: Duration,
-    statement_timeout: Duration,
+    /// The longest time that a statement may take.
+    pub(super) statement_timeout: Duration,
     figures: Arc<Figures>,
 }
 
@@ -62,35 +63,15 @@ impl Pool {
         Pool { pool, servers, acquire_timeout, statement_timeout, figures }
     }
 
-    /// Returns the rows of a read. If its session breaks, it is executed once more on a new one.
+    /// Returns the rows of a statement; of a read if there is no `deadline`, else of a change for a request that ends
+    /// then. A change is sent only while the statement time-out is left until then, so that it has ended before the
+    /// request is answered 503; else [`Error::Unavailable`]. If the session breaks, a read is executed once more on a
+    /// new one, and a change only if the server has certainly not executed it.
     ///
     /// Blocks for a free connection up to the acquire time-out, then [`Error::Unavailable`]; and for an answer, as
     /// which the database sends [`Error::Unavailable`] after the statement time-out. [`Error::Contended`] if a lock was
     /// not granted within the lock time-out.
-    pub(super) fn read(&self, sql: &'static str, params: &[Param]) -> Result<Vec<Row>, Error> {
-        self.execute(sql, params, None)
-    }
-
-    /// The rows of a statement of changes for a request that ends at `deadline`. It is sent only while the statement
-    /// time-out is left until then, so that it has ended before the request is answered 503; else
-    /// [`Error::Unavailable`]. If its session breaks, it is executed again only if the server has certainly not executed
-    /// it. Blocks as [`Pool::read`] does.
-    pub(super) fn change(
-        &self,
-        sql: &'static str,
-        params: &[Param],
-        deadline: Instant,
-    ) -> Result<Vec<Row>, Error> {
-        self.execute(sql, params, Some(deadline))
-    }
-
-    /// Returns the longest time that a statement may take.
-    pub(super) fn statement_timeout(&self) -> Duration {
-        self.statement_timeout
-    }
-
-    /// Executes a statement. `deadline`: the time after which a change is not sent.
-    fn execute(
+    pub(super) fn execute(
         &self,
         sql: &'static str,
         params: &[Param],

@@ -5,10 +5,10 @@
 //! Knows no HTTP.
 
 use super::{
-    connect::{DatabaseConnection, Servers},
+    connect::{ConnectError, DatabaseConnection, Servers},
     explain,
-    migrate::ExpectedMigrations,
-    sqlstate::is_missing,
+    migrate::Migrations,
+    sqlstate::{is_full, is_missing},
 };
 use parking_lot::Mutex;
 use std::{
@@ -30,15 +30,8 @@ const PAUSE_IN_TROUBLE: Duration = Duration::from_millis(500);
 /// A database that has not answered for this time is silent: after a pause, it has failed three probes.
 const SILENCE: Duration = Duration::from_millis(2500);
 
-/// The longest wait for the end of the thread, which may be connecting.
-const LAST_WORK: Duration = Duration::from_millis(100);
-
 /// Bytes of the thread's stack.
 const STACK: usize = 512 << 10;
-
-/// The tables of the database without which no request succeeds.
-const MISSING_TABLES: &str = "select name from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts']) name \
-    where to_regclass(name) is null limit 1";
 
 const OTHER_SCHEMA: &str = "the database's schema is not the one expected";
 const MISSING_TABLE: &str = "a table is missing in the database";
@@ -47,11 +40,11 @@ const MISSING_TABLE: &str = "a table is missing in the database";
 pub struct Prober {
     state: Arc<Mutex<ProbeState>>,
     servers: Arc<Servers>,
-    /// Wakes the thread; `None` ends it.
-    begin: Option<Sender<()>>,
-    ended: Mutex<Receiver<()>>,
+    /// Wakes the thread, and ends it when it is dropped.
+    begin: Sender<()>,
 }
 
+#[derive(Default)]
 struct ProbeState {
     /// Why the service is not ready, as the last answer says.
     reason: Option<&'static str>,
@@ -64,42 +57,33 @@ struct ProbeState {
     /// When the first question came.
     asked: Option<Instant>,
     /// When the database answered last: at the start, before there is a prober.
-    answered: Instant,
+    answered: Option<Instant>,
 }
 
 impl Prober {
-    /// Starts the thread, which sleeps until [`Prober::readiness`] is called. `schema`: the migrations that the
-    /// database has to have; `prepared`: whether sessions may keep settings. Errors: the system has no more threads.
-    pub fn start(servers: Arc<Servers>, schema: ExpectedMigrations, prepared: bool) -> io::Result<Prober> {
-        let state = Arc::new(Mutex::new(ProbeState {
-            reason: None,
-            is_silent: false,
-            failure: String::new(),
-            read_only: false,
-            asked: None,
-            answered: Instant::now(),
-        }));
-        let ((begin, begun), (end, ended)) = (channel(), channel());
-        let probes = Probes { servers: servers.clone(), schema, prepared, connection: None };
+    /// Starts the thread, which sleeps until [`Prober::readiness`] is called. `migrations`: those that
+    /// the database has to have; `prepared`: whether sessions may keep settings. Errors: the system has no more threads.
+    pub fn start(servers: Arc<Servers>, migrations: Migrations, prepared: bool) -> io::Result<Prober> {
+        let state = ProbeState { answered: Some(Instant::now()), ..ProbeState::default() };
+        let state = Arc::new(Mutex::new(state));
+        let (begin, begun) = channel();
+        let probes = Probes { servers: servers.clone(), migrations, prepared, connection: None };
         let shared = state.clone();
         let thread = thread::Builder::new().name("prober".to_owned()).stack_size(STACK);
-        thread.spawn(move || {
-            probes.run(&shared, &begun);
-            drop(end);
-        })?;
-        Ok(Prober { state, servers, begin: Some(begin), ended: Mutex::new(ended) })
+        thread.spawn(move || probes.run(&shared, &begun))?;
+        Ok(Prober { state, servers, begin })
     }
 
     /// Returns why the service is not ready, if it is not, and how long ago the database answered last. Never blocks.
     pub fn readiness(&self) -> (Option<&'static str>, Duration) {
         let now = Instant::now();
         let mut state = self.state.lock();
-        if let (None, Some(begin)) = (state.asked, &self.begin) {
+        if state.asked.is_none() {
             // An error: the thread has ended.
-            let _ = begin.send(());
+            let _ = self.begin.send(());
         }
-        let asked = *state.asked.get_or_insert(now);
-        if !state.is_silent && now >= state.answered.max(asked) + SILENCE {
+        let (asked, answered) = (*state.asked.get_or_insert(now), state.answered.unwrap_or(now));
+        if !state.is_silent && now >= answered.max(asked) + SILENCE {
             state.is_silent = true;
             let why = if state.failure.is_empty() { "no answer" } else { &state.failure };
             log::warn!("unready: the database does not answer: {why}");
@@ -107,7 +91,7 @@ impl Prober {
             self.servers.end_epoch(self.servers.epoch());
         }
         let reason = if state.is_silent { Some("the database does not answer") } else { state.reason };
-        (reason, now.saturating_duration_since(state.answered))
+        (reason, now.saturating_duration_since(answered))
     }
 
     /// Tells whether the database takes no changes, as the last probe has found it. Never blocks.
@@ -116,17 +100,10 @@ impl Prober {
     }
 }
 
-impl Drop for Prober {
-    fn drop(&mut self) {
-        self.begin = None;
-        let _ = self.ended.get_mut().recv_timeout(LAST_WORK);
-    }
-}
-
 /// The thread's own.
 struct Probes {
     servers: Arc<Servers>,
-    schema: ExpectedMigrations,
+    migrations: Migrations,
     prepared: bool,
     connection: Option<DatabaseConnection>,
 }
@@ -148,7 +125,7 @@ impl Probes {
                 Ok((reason, read_only)) => {
                     let before = mem::replace(&mut state.reason, reason);
                     let was_silent = mem::take(&mut state.is_silent);
-                    (state.read_only, state.answered) = (read_only, Instant::now());
+                    (state.read_only, state.answered) = (read_only, Some(Instant::now()));
                     state.failure.clear();
                     match reason {
                         None if was_silent || before.is_some() => log::info!("ready again"),
@@ -178,18 +155,18 @@ impl Probes {
         let mut connection = match connected {
             Ok(connection) => connection,
             // The server has answered. It is its number of sessions that is short, and this one is an extra.
-            Err(error) if error.is_full() => return Ok((None, false)),
+            Err(ConnectError::Refused(error)) if is_full(&error) => return Ok((None, false)),
             Err(error) => return Err(error.to_string()),
         };
-        let found = match connection.query_typed(ExpectedMigrations::ASK, &[]) {
+        let found = match connection.query_typed(Migrations::ASK, &[]) {
             Ok(rows) => {
                 let read_only = rows.first().is_some_and(|row| row.get(3));
                 if read_only && self.servers.wants_primary {
                     return Err("the server takes no changes".to_owned());
                 }
-                let missing = connection.query_typed(MISSING_TABLES, &[]).map_err(|error| explain(&error))?;
-                match self.schema.judge(&rows) {
-                    Ok(true) => ((!missing.is_empty()).then_some(MISSING_TABLE), read_only),
+                let lacks_table = rows.first().is_some_and(|row| row.get(4));
+                match self.migrations.judge(&rows) {
+                    Ok(true) => (lacks_table.then_some(MISSING_TABLE), read_only),
                     Ok(false) | Err(_) => (Some(OTHER_SCHEMA), read_only),
                 }
             }

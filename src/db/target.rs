@@ -97,10 +97,6 @@ impl Target {
                 false => Err("a URL must start with postgres:// or postgresql://".to_owned()),
             };
         }
-        let is_escape = |rest: &str| rest.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
-        if !url.split('%').skip(1).all(is_escape) {
-            return Err("'%' must be followed by two hexadecimal digits: write % itself as %25".to_owned());
-        }
         // The first '@' ends the password, as in libpq. After another one, a piece of it would be shown as a host.
         let end = url.find(['@', '/']).filter(|at| url[*at..].starts_with('@')).map_or(0, |at| at + 1);
         if url[end..].contains('@') {
@@ -458,9 +454,8 @@ mod tests {
             postgres://u:p@ss@db/d                 | ! a password or user holds '@', '/' or '?': write %40, %2F or %3F
             postgres://u:p/ss@db/d                 | ! a password or user holds '@', '/' or '?': write %40, %2F or %3F
             postgres://u:p/s?s@db/d                | ! a password or user holds '@', '/' or '?': write %40, %2F or %3F
-            postgres://u:1%@h                      | ! '%' must be followed by two hexadecimal digits: write % itself as %25
-            postgres://u:%zz@h                     | ! '%' must be followed by two hexadecimal digits: write % itself as %25
-            postgres://u:%é@h                      | ! '%' must be followed by two hexadecimal digits: write % itself as %25
+            postgres://u:1%@h/d                    | D h:5432, TLS if the server has it
+            postgres://u:%zz@h/d                   | D h:5432, TLS if the server has it
             postgres://h/d?user=%ff                | ! percent-encoded text is not UTF-8
             "postgres://u:pw@h/d"                  | ! a URL must start with postgres:// or postgresql://
             'host=h'                               | ! parameter 1 is unknown (did you mean host?)

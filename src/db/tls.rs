@@ -65,8 +65,12 @@ mod verified {
         let trusted = match (settings.verify, &settings.roots) {
             (Verify::Nothing, _) => Vec::new(),
             (_, Some(file)) => certificates(file)?,
-            (_, None) => system_certificates()?,
+            // From where OpenSSL would look for them.
+            (_, None) => rustls_native_certs::load_native_certs().certs,
         };
+        if trusted.is_empty() && settings.verify != Verify::Nothing {
+            return Err("no system certificates found: install ca-certificates, or name a file".to_owned());
+        }
         // Stores of systems hold certificates that cannot be parsed.
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(trusted.iter().cloned());
@@ -158,15 +162,6 @@ mod verified {
         match found {
             Ok(certificates) if !certificates.is_empty() => Ok(certificates),
             _ => Err(unusable(path, "holds no PEM certificate")),
-        }
-    }
-
-    /// Reads the certificates that this machine trusts, from where OpenSSL would look for them.
-    fn system_certificates() -> Result<Vec<CertificateDer<'static>>, String> {
-        let found = rustls_native_certs::load_native_certs().certs;
-        match found.is_empty() {
-            true => Err("no system certificates found: install ca-certificates, or name a file".to_owned()),
-            false => Ok(found),
         }
     }
 

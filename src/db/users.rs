@@ -4,7 +4,13 @@
 //! look names up in one schema alone, so that no operator of another role fits better. `limit 1` within a lateral and
 //! `= any (array(…))` make look-ups in an index of plans that were made while a table was empty.
 
-use super::{Pool, blocking::outside_of_runtimes, keys::Once, session::Param, sqlstate};
+use super::{
+    Pool,
+    blocking::outside_of_runtimes,
+    keys::{CREATE_WITH_KEYS, Once},
+    session::Param,
+    sqlstate,
+};
 use crate::{
     error::Error,
     users::{
@@ -207,7 +213,8 @@ const DELETE_MANY: &str = "
 /// The users of one database; clones share it.
 #[derive(Clone)]
 pub struct Users {
-    pub(super) pool: Arc<Pool>,
+    /// The pool that the statements are executed on.
+    pub(crate) pool: Arc<Pool>,
     /// Batches of creates since the start, beside which expired keys are removed now and then.
     pub(super) batches: Arc<AtomicU32>,
     lazy: Option<Loader<Credential>>,
@@ -241,15 +248,6 @@ pub struct Update<'a> {
     pub deadline: Instant,
 }
 
-/// The outcome of one of several updates.
-#[derive(Debug)]
-pub enum Updated {
-    /// The user as it then is.
-    User(User),
-    /// The user is not changed yet: a change of the address is executed alone, as it may wait for another transaction.
-    Unbatched,
-}
-
 /// A user to be removed.
 #[derive(Debug, Clone, Copy)]
 pub struct Delete<'a> {
@@ -271,21 +269,16 @@ impl Users {
             outside_of_runtimes(|| {
                 let pool =
                     weak.upgrade().ok_or_else(|| Error::Unavailable("the service has stopped".into()))?;
-                let rows = pool.read(FIND_CREDENTIAL, &[(&owner, Type::INT8)])?;
+                let rows = pool.execute(FIND_CREDENTIAL, &[(&owner, Type::INT8)], None)?;
                 rows.first().map_or(Ok(None), credential)
             })
         });
         Users { pool, batches: Arc::default(), lazy: lazy_loading.then_some(loader) }
     }
 
-    /// Returns the pool that the statements are executed on.
-    pub(crate) fn pool(&self) -> &Arc<Pool> {
-        &self.pool
-    }
-
     /// Finds users by id; a user that does not exist is left out. One round trip.
     pub fn find_many(&self, ids: &[i64]) -> Result<Vec<User>, Error> {
-        let rows = self.pool.read(FIND, &[(&ids, Type::INT8_ARRAY)])?;
+        let rows = self.pool.execute(FIND, &[(&ids, Type::INT8_ARRAY)], None)?;
         let mut users = rows.iter().map(|row| self.user(row)).collect::<Result<Vec<_>, _>>()?;
         users.sort_unstable_by_key(|user| user.id);
         Ok(users)
@@ -296,14 +289,14 @@ impl Users {
         if emails.is_empty() {
             return Ok(Vec::new());
         }
-        let rows = self.pool.read(FIND_BY_EMAIL, &[(&emails, Type::TEXT_ARRAY)])?;
+        let rows = self.pool.execute(FIND_BY_EMAIL, &[(&emails, Type::TEXT_ARRAY)], None)?;
         let rows = at_positions(&rows, emails.len())?;
         rows.into_iter().map(|row| row.map(|row| self.user(row)).transpose()).collect()
     }
 
     /// Finds a user and its credential by address, in whatever case. One round trip.
     pub fn find_by_email_with_credential(&self, email: &str) -> Result<Option<User>, Error> {
-        let rows = self.pool.read(FIND_WITH_CREDENTIAL, &[(&email, Type::TEXT)])?;
+        let rows = self.pool.execute(FIND_WITH_CREDENTIAL, &[(&email, Type::TEXT)], None)?;
         let user = |row| {
             Ok(User { credential: Relation::loaded("credential", credential(row)?), ..self.user(row)? })
         };
@@ -324,17 +317,14 @@ impl Users {
         self.lists(WALKS, asked.iter().map(|(after, most)| (*after, i64::from(*most) + 1)).unzip())
     }
 
-    fn lists(
-        &self,
-        sql: &'static str,
-        (positions, limits): (Vec<i64>, Vec<i64>),
-    ) -> Result<Vec<Listed>, Error> {
+    fn lists(&self, sql: &'static str, asked: (Vec<i64>, Vec<i64>)) -> Result<Vec<Listed>, Error> {
+        let (positions, limits) = asked;
         let mut lists: Vec<Listed> = positions.iter().map(|_| Listed::default()).collect();
         if lists.is_empty() {
             return Ok(lists);
         }
         let params: [Param; 2] = [(&positions, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY)];
-        for row in self.pool.read(sql, &params)? {
+        for row in self.pool.execute(sql, &params, None)? {
             let position: i64 = row.try_get("position")?;
             let list = lists.get_mut(position as usize - 1);
             let list = list.ok_or_else(|| Error::Internal("a row of no list".into()))?;
@@ -351,7 +341,7 @@ impl Users {
     /// one more. One round trip.
     pub fn list_by_prefix(&self, prefix: &str, most: u32) -> Result<Listed, Error> {
         let most = i64::from(most) + 1;
-        let rows = self.pool.read(BY_PREFIX, &[(&prefix, Type::TEXT), (&most, Type::INT8)])?;
+        let rows = self.pool.execute(BY_PREFIX, &[(&prefix, Type::TEXT), (&most, Type::INT8)], None)?;
         let mut users = rows.iter().map(|row| self.user(row)).collect::<Result<Vec<_>, _>>()?;
         let prefix = prefix.to_ascii_lowercase();
         users.retain(|user| user.email.to_ascii_lowercase().starts_with(&prefix));
@@ -367,14 +357,24 @@ impl Users {
         let insert = |given: &[&New], deadline| {
             if let [New { values, password: None, key: None, .. }] = given {
                 let params: [Param; 2] = [(&values.name, Type::TEXT), (&values.email, Type::TEXT)];
-                return self.pool.change(CREATE, &params, deadline);
+                return self.pool.execute(CREATE, &params, Some(deadline));
             }
             let names: Vec<_> = given.iter().map(|new| new.values.name).collect();
             let emails: Vec<_> = given.iter().map(|new| new.values.email).collect();
-            let params: [Param; 2] = [(&names, Type::TEXT_ARRAY), (&emails, Type::TEXT_ARRAY)];
+            let hashes: Vec<_> = given.iter().map(|new| new.password.map(PasswordHash::as_phc)).collect();
+            let keys: Vec<_> = given.iter().map(|new| new.key.map(|(key, _)| key.as_bytes())).collect();
+            let fingerprints: Vec<_> =
+                given.iter().map(|new| new.key.map(|(_, fingerprint)| fingerprint.as_bytes())).collect();
+            let params: [Param; 5] = [
+                (&names, Type::TEXT_ARRAY),
+                (&emails, Type::TEXT_ARRAY),
+                (&hashes, Type::TEXT_ARRAY),
+                (&keys, Type::BYTEA_ARRAY),
+                (&fingerprints, Type::BYTEA_ARRAY),
+            ];
             match given.iter().all(|new| new.password.is_none() && new.key.is_none()) {
-                true => self.pool.change(CREATE_MANY, &params, deadline),
-                false => self.create_with_keys(given, params, deadline),
+                true => self.pool.execute(CREATE_MANY, &params[..2], Some(deadline)),
+                false => self.pool.execute(CREATE_WITH_KEYS, &params, Some(deadline)),
             }
         };
         let outcome = |new: &New, row: Option<&Row>| match row {
@@ -411,7 +411,7 @@ impl Users {
                 None => (UPDATE, &params[..5]),
                 Some(_) => (UPDATE_PASSWORD, &params[..]),
             };
-            if let [row] = &self.pool.change(sql, params, *deadline)?[..] {
+            if let [row] = &self.pool.execute(sql, params, Some(*deadline))?[..] {
                 return self.user(row);
             }
             // The committed record may answer at once, also if another transaction has locked it.
@@ -431,8 +431,9 @@ impl Users {
 
     /// Changes users, no two of which are the same, in one statement and one commit, each with the outcome that it
     /// would have had alone; [`Error::Contended`] if another transaction has locked the user. Round trips as for
-    /// [creates](Users::create_many); a lone change has one more if nothing was changed by the first.
-    pub fn update_many(&self, updates: &[Update]) -> Vec<Result<Updated, Error>> {
+    /// [creates](Users::create_many); a lone change has one more if nothing was changed by the first. `None` if the user
+    /// is not changed yet: a change of the address is executed alone, as it may wait for another transaction.
+    pub fn update_many(&self, updates: &[Update]) -> Vec<Result<Option<User>, Error>> {
         let statement = |given: &[&Update], deadline| {
             let ids: Vec<i64> = given.iter().map(|update| update.id).collect();
             let (versions, times): (Vec<_>, Vec<_>) =
@@ -446,13 +447,10 @@ impl Users {
                 (&names, Type::TEXT_ARRAY),
                 (&emails, Type::TEXT_ARRAY),
             ];
-            self.pool.change(UPDATE_MANY, &params, deadline)
+            self.pool.execute(UPDATE_MANY, &params, Some(deadline))
         };
-        let outcome = |_: &Update, row: Option<&Row>| match outcome(row)? {
-            Some(row) => self.user(row).map(Updated::User),
-            None => Ok(Updated::Unbatched),
-        };
-        let alone = |update: &Update| self.update(update).map(Updated::User);
+        let outcome = |_: &Update, row: Option<&Row>| outcome(row)?.map(|row| self.user(row)).transpose();
+        let alone = |update: &Update| self.update(update).map(Some);
         self.batch(updates, |update| update.deadline, statement, outcome, alone)
     }
 
@@ -466,7 +464,7 @@ impl Users {
     ) -> Result<(), Error> {
         let params: [Param; 3] =
             [(&id, Type::INT8), (&old.as_phc(), Type::TEXT), (&new.as_phc(), Type::TEXT)];
-        self.pool.change(REPLACE_HASH, &params, deadline).map(drop)
+        self.pool.execute(REPLACE_HASH, &params, Some(deadline)).map(drop)
     }
 
     /// Removes a user and its credential. Round trips and errors as of [`Users::update`].
@@ -475,7 +473,7 @@ impl Users {
         let before = if condition.is_simple() { None } else { Some(self.allowed(*id, condition)?) };
         let (version, updated_at) = tag(condition, before.as_ref());
         let params: [Param; 3] = [(id, Type::INT8), (&version, Type::INT8), (&updated_at, Type::TIMESTAMPTZ)];
-        if !self.pool.change(DELETE, &params, *deadline)?.is_empty() {
+        if !self.pool.execute(DELETE, &params, Some(*deadline))?.is_empty() {
             return Ok(());
         }
         let is_moved = !condition.is_empty() && {
@@ -494,7 +492,7 @@ impl Users {
                 given.iter().map(|delete| tag(delete.condition, None)).unzip();
             let params: [Param; 3] =
                 [(&ids, Type::INT8_ARRAY), (&versions, Type::INT8_ARRAY), (&times, Type::TIMESTAMPTZ_ARRAY)];
-            self.pool.change(DELETE_MANY, &params, deadline)
+            self.pool.execute(DELETE_MANY, &params, Some(deadline))
         };
         let outcome = |_: &Delete, row: Option<&Row>| outcome(row).map(drop);
         self.batch(deletes, |delete| delete.deadline, statement, outcome, |delete| self.delete(delete))
@@ -503,7 +501,8 @@ impl Users {
     /// Executes requests in one statement and one commit, each with the outcome that it would have had alone.
     ///
     /// `statement` answers rows with the positions of their requests, from 1; `outcome` judges the row of a request.
-    /// `alone` executes a single request, and each of them after a failure that may concern only some.
+    /// `alone` executes a single request, and each of them after a refusal that may concern only some. If the batch met a
+    /// lock, each request has met it: retries are alone.
     fn batch<T, O>(
         &self,
         requests: &[T],
@@ -517,7 +516,7 @@ impl Users {
         if let [one] = requests {
             return vec![alone(one)];
         }
-        let latest = Instant::now() + self.pool.statement_timeout() + MARGIN;
+        let latest = Instant::now() + self.pool.statement_timeout + MARGIN;
         let given: Vec<&T> = requests.iter().filter(|request| deadline(request) >= latest).collect();
         let executed = match given.iter().map(|request| deadline(request)).min() {
             None => Ok(Vec::new()),
@@ -526,12 +525,16 @@ impl Users {
                 Ok(given.iter().zip(rows).map(|(request, row)| outcome(request, row)).collect())
             }),
         };
-        let executed = executed.unwrap_or_else(|error| after_failure(&error, &given, alone));
+        let executed = executed.unwrap_or_else(|error| match sqlstate::is_of_rows(&error) {
+            true => given.iter().map(|request| alone(request)).collect(),
+            false => given.iter().map(|_| Err(error.clone())).collect(),
+        });
         let mut executed = executed.into_iter();
-        let late = || Err(Error::Unavailable("a change could not be sent in time".into()));
-        let is_sent = |request: &T| deadline(request) >= latest;
-        let outcomes = requests.iter().map(|request| is_sent(request).then(|| executed.next()).flatten());
-        outcomes.map(|outcome| outcome.unwrap_or_else(late)).collect()
+        let outcome = |request: &T| match deadline(request) >= latest {
+            true => executed.next().expect("each request that was sent has an outcome"),
+            false => Err(Error::Unavailable("a change could not be sent in time".into())),
+        };
+        requests.iter().map(outcome).collect()
     }
 
     /// Finds a user that the condition allows to be changed.
@@ -548,31 +551,6 @@ impl Users {
         let (name, email, version) = (name.to_owned(), email.to_owned(), row.try_get("version")?);
         Ok(User { id, name, email, created_at, updated_at, version, credential })
     }
-}
-
-/// The outcomes of requests after a batch of them has failed: of each alone, if that may be another one.
-fn after_failure<T, O>(
-    error: &Error,
-    requests: &[&T],
-    alone: impl Fn(&T) -> Result<O, Error>,
-) -> Vec<Result<O, Error>> {
-    /// The batch and two of its users. An address that another transaction has stored and not committed yet blocks
-    /// its own user alone; a lock of the table blocks all of them, each for the whole of `lock_timeout`.
-    const REFUSALS: usize = 3;
-    let contended = matches!(error, Error::Contended);
-    if !(contended || sqlstate::is_of_rows(error)) {
-        return requests.iter().map(|_| Err(error.clone())).collect();
-    }
-    let mut refusals = usize::from(contended);
-    let one = |request: &&T| {
-        if refusals == REFUSALS {
-            return Err(Error::Contended);
-        }
-        let outcome = alone(request);
-        refusals += usize::from(matches!(outcome, Err(Error::Contended)));
-        outcome
-    };
-    requests.iter().map(one).collect()
 }
 
 /// The row of a change that was made; `None` if it is to be made alone.

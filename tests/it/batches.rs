@@ -12,7 +12,7 @@ use std::{
     time::Instant,
 };
 use userd::{
-    Delete, Update, Updated,
+    Delete, Update,
     error::Error,
     users::{
         revision::{Condition, Revision},
@@ -89,8 +89,8 @@ fn each_update_of_a_batch_has_its_outcome() {
             .update_many(&batch)
             .into_iter()
             .map(|outcome| match outcome {
-                Ok(Updated::User(user)) => format!("{} {} {}", user.id, user.name, user.email),
-                Ok(Updated::Unbatched) => "unbatched".to_owned(),
+                Ok(Some(user)) => format!("{} {} {}", user.id, user.name, user.email),
+                Ok(None) => "unbatched".to_owned(),
                 Err(error) => format!("{error:?}"),
             })
             .collect();
@@ -267,10 +267,10 @@ fn what_a_trigger_refuses_is_refused_alone() {
         match (id, outcome) {
             (3, Err(Error::Database { .. })) => assert_eq!(found["name"], "n3"),
             // The answer is that of a lone request.
-            (5, Ok(Updated::User(user))) => {
+            (5, Ok(Some(user))) => {
                 assert_eq!((user.name.as_str(), &found["name"]), ("n5", &json!("n5")))
             }
-            (7, Ok(Updated::User(user))) => {
+            (7, Ok(Some(user))) => {
                 assert_eq!(
                     (user.email.as_str(), &found["email"]),
                     ("taken@example.com", &json!("taken@example.com"))
@@ -278,7 +278,7 @@ fn what_a_trigger_refuses_is_refused_alone() {
             }
             (9, Err(Error::AlreadyExists)) => assert_eq!(found["name"], "n9"),
             (3 | 5 | 7 | 9, outcome) => panic!("{id}: {outcome:?}"),
-            (_, Ok(Updated::User(user))) => assert_eq!(found["name"], user.name, "{id}"),
+            (_, Ok(Some(user))) => assert_eq!(found["name"], user.name, "{id}"),
             (_, outcome) => panic!("{id}: {outcome:?}"),
         }
     }

@@ -5,7 +5,7 @@
 
 use super::{Command, Item, Outcome, find::Find, one};
 use crate::app::{App, Lane, Needs, fields::Preconditions};
-use crate::db::{self, Updated};
+use crate::db;
 use crate::users::{password::PasswordHash, revision::Condition, user::UserChanges};
 use crate::{error::Error, http::Request};
 use serde_json::{Map, Value};
@@ -59,13 +59,8 @@ impl UpdateUser {
         let given: Vec<_> = updates.iter().map(|update| update.command.statement(update.deadline)).collect();
         let updated = app.users.update_many(&given);
         for (Item { command, outcome, .. }, updated) in updates.into_iter().zip(updated) {
-            *outcome = updated.map(|updated| match updated {
-                Updated::User(user) => Some(one(200, &user)),
-                Updated::Unbatched => {
-                    command.is_single = true;
-                    None
-                }
-            });
+            command.is_single |= matches!(updated, Ok(None));
+            *outcome = updated.map(|user| user.map(|user| one(200, &user)));
         }
     }
 
