@@ -155,6 +155,10 @@ pub struct StagedUser {
     pub email: String,
 }
 
+/// A staged line with an address or an id that is taken: the line, the earlier line that has the value, and whether the
+/// value is the id.
+pub type Taken = (i64, Option<i64>, bool);
+
 /// The transaction of one import. If the session ends before [`Staging::commit`], nothing of it is left.
 pub struct Staging<'a> {
     transaction: Transaction<'a>,
@@ -195,9 +199,8 @@ impl<'a> Staging<'a> {
         self.transaction.execute(SKIP_EXISTING, &[])
     }
 
-    /// Removes the staged lines whose address or id is taken. Returns at most `limit` of them, and their number. Of each:
-    /// the line, the earlier line that has the value, and whether the value is the id.
-    pub fn remove_taken(&mut self, limit: i64) -> Result<(Vec<(i64, Option<i64>, bool)>, u64), Error> {
+    /// Removes the staged lines whose address or id is taken. Returns at most `limit` of them, and their number.
+    pub fn remove_taken(&mut self, limit: i64) -> Result<(Vec<Taken>, u64), Error> {
         let count = self.transaction.execute(FIND_TAKEN, &[])?;
         let first = "select line, first, is_id from userd_taken order by line limit $1";
         let rows = self.transaction.query_typed(first, &[(&limit, Type::INT8)])?;
