@@ -98,6 +98,15 @@ const SEQUENCE: &str = "\
     select sequence, has_sequence_privilege(sequence, 'SELECT') \
     from pg_get_serial_sequence('users', 'id') as sequence";
 
+/// The tables of which a role may see some rows only.
+const ROW_SECURITY: &str = "\
+    select format('row-level security is enabled for %1$s, and totals are those of all rows: \
+        `alter table %1$s disable row level security`', oid::regclass) from pg_class \
+    where relrowsecurity and oid = any (array( \
+        select to_regclass(name)::oid from unnest(array['users', 'credentials', 'idempotency_keys', \
+            'user_counts', 'refinery_schema_history']) as tables (name))) \
+    order by 1";
+
 /// Statements that give a role the rights to run a service, one in each row.
 const GRANTS: &str = "\
     select format(line, current_database(), n.nspname, \
@@ -206,6 +215,7 @@ fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> R
         return Ok(());
     }
     ids(client, findings)?;
+    add(findings, "tables", None, rows(client, ROW_SECURITY, &[])?);
     if with_counts {
         let line = counts::compare(client).map_err(|line| ("tables", line))?;
         findings.push((Weight::Fine, "tables", line));

@@ -192,6 +192,21 @@ fn a_recount_beside_writers() {
 
 // Rights
 
+#[test]
+fn row_security_is_refused_by_a_check() {
+    let database = Database::create();
+    for table in ["users", "credentials", "idempotency_keys", "user_counts"] {
+        database.run(&format!("alter table {table} enable row level security"));
+        let (code, said) = userd(&database.url(), &["check"]);
+        let line = format!("problem  tables: row-level security is enabled for {table}, ");
+        let found = said.lines().find(|found| found.starts_with(&line)).unwrap_or_else(|| panic!("{said}"));
+        assert_eq!(code, 1, "{said}");
+        database.run(found.split('`').nth(1).unwrap());
+        let (code, said) = userd(&database.url(), &["check"]);
+        assert_eq!(code, 0, "{said}");
+    }
+}
+
 /// One role makes the tables, another one runs the service with what `userd grants` prints and nothing else; without any of
 /// it, a check has a finding.
 #[test]
