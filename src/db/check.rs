@@ -58,9 +58,8 @@ const NO_MIGRATIONS: &str = "\
 /// A line for each fact of the tables, in the words of [`EXPECTED`]: columns, keys, unique indexes and enabled triggers.
 const FACTS: &str = "\
     with ours as ( \
-        select oid, relname from pg_class where oid = any (array( \
-            select to_regclass(name)::oid \
-            from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts']) name)) \
+        select oid, relname from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts']) name \
+            join pg_class on oid = to_regclass(name)::oid \
     ) \
     select relname::text from ours \
     union all select format('%s.%s: %s%s%s', relname, attname, format_type(atttypid, atttypmod), \
@@ -101,11 +100,9 @@ const SEQUENCE: &str = "\
 /// The tables of which a role may see some rows only.
 const ROW_SECURITY: &str = "\
     select format('row-level security is enabled for %1$s, and totals are those of all rows: \
-        `alter table %1$s disable row level security`', oid::regclass) from pg_class \
-    where relrowsecurity and oid = any (array( \
-        select to_regclass(name)::oid from unnest(array['users', 'credentials', 'idempotency_keys', \
-            'user_counts', 'refinery_schema_history']) as tables (name))) \
-    order by 1";
+        `alter table %1$s disable row level security`', name) \
+    from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts']) name \
+        join pg_class on oid = to_regclass(name)::oid where relrowsecurity";
 
 /// Statements that give a role the rights to run a service, one in each row.
 const GRANTS: &str = "\
