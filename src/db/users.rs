@@ -361,21 +361,23 @@ impl Users {
             }
             let names: Vec<_> = given.iter().map(|new| new.values.name).collect();
             let emails: Vec<_> = given.iter().map(|new| new.values.email).collect();
+            let params: [Param; 2] = [(&names, Type::TEXT_ARRAY), (&emails, Type::TEXT_ARRAY)];
+            if given.iter().all(|new| new.password.is_none() && new.key.is_none()) {
+                return self.pool.execute(CREATE_MANY, &params, Some(deadline));
+            }
             let hashes: Vec<_> = given.iter().map(|new| new.password.map(PasswordHash::as_phc)).collect();
             let keys: Vec<_> = given.iter().map(|new| new.key.map(|(key, _)| key.as_bytes())).collect();
             let fingerprints: Vec<_> =
                 given.iter().map(|new| new.key.map(|(_, fingerprint)| fingerprint.as_bytes())).collect();
+            let [names, emails] = params;
             let params: [Param; 5] = [
-                (&names, Type::TEXT_ARRAY),
-                (&emails, Type::TEXT_ARRAY),
+                names,
+                emails,
                 (&hashes, Type::TEXT_ARRAY),
                 (&keys, Type::BYTEA_ARRAY),
                 (&fingerprints, Type::BYTEA_ARRAY),
             ];
-            match given.iter().all(|new| new.password.is_none() && new.key.is_none()) {
-                true => self.pool.execute(CREATE_MANY, &params[..2], Some(deadline)),
-                false => self.pool.execute(CREATE_WITH_KEYS, &params, Some(deadline)),
-            }
+            self.pool.execute(CREATE_WITH_KEYS, &params, Some(deadline))
         };
         let outcome = |new: &New, row: Option<&Row>| match row {
             Some(row) => self.once(row),
