@@ -101,8 +101,9 @@ const SEQUENCE: &str = "\
 const ROW_SECURITY: &str = "\
     select format('row-level security is enabled for %1$s, and totals are those of all rows: \
         `alter table %1$s disable row level security`', name) \
-    from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts']) name \
-        join pg_class on oid = to_regclass(name)::oid where relrowsecurity";
+    from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts', 'refinery_schema_history']) name \
+        join pg_class on oid = to_regclass(name)::oid where relrowsecurity \
+    order by 1";
 
 /// Statements that give a role the rights to run a service, one in each row.
 const GRANTS: &str = "\
