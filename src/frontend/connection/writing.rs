@@ -87,9 +87,7 @@ impl Connection {
         cors.add_to(&mut response);
         match error {
             Error::Busy(why) => {
-                let client = self.peer.address;
-                let detail = format_args!(", client={}", ClientName(client));
-                context.slots.unavailable.warn(context.now, why.text(), detail, Some(&id));
+                context.slots.warn(*why, self.peer.address, &id);
                 context.resources.metrics.refused(*why);
             }
             error => log::info!(
