@@ -337,4 +337,11 @@ fn a_guesser_is_refused_and_no_other_account() {
     assert_eq!(tries("eve@example.com", PASSWORD).status, 429);
     // A login is refused, not the account.
     assert_eq!(client.get("/users/1").status, 200);
+    // An attempt that succeeded is given back before its answer.
+    let service = Service::with(|config| config.auth_attempts = 1);
+    let mut client = service.client();
+    assert_eq!(client.post("/users", with_password("ada")).status, 201);
+    for attempt in 0..30 {
+        assert_eq!(client.login("ada@example.com", PASSWORD).status, 200, "{attempt}");
+    }
 }

@@ -32,7 +32,7 @@ const MEMORY_WAIT: Duration = Duration::from_secs(2);
 
 /// A request that is queued or in flight.
 pub(super) struct Job {
-    /// `None` until it is judged.
+    /// `None` until it is judged, and once it is answered.
     pub command: Option<Command>,
     pub slot: Slot,
     /// The address of its client; `None` on a Unix socket.
@@ -168,6 +168,8 @@ impl Dispatch {
 
     /// Sends an answer, or so many bytes of it, counts it, and logs the request.
     pub(super) fn send(&self, job: &mut Job, response: Response, cut: Option<usize>) {
+        // An attempt at a password is over before its client can make the next one.
+        job.command = None;
         let held = job.held.take();
         let (status, took) = (response.status, job.received.elapsed());
         let send = || self.slots.answer(job.slot, response, cut, held);
