@@ -42,8 +42,6 @@ impl Meaning {
             _ if matches!(error.parsed_severity(), Some(Severity::Fatal | Severity::Panic)) => {
                 Meaning::Broken
             }
-            // The server shuts down, crashed, starts, has dropped the database, or ends idle sessions.
-            "57P01" | "57P02" | "57P03" | "57P04" | "57P05" => Meaning::Broken,
             code if code.starts_with("08") => Meaning::Broken,
             "26000" => Meaning::Outdated,
             "25006" => Meaning::ReadOnly,
@@ -121,14 +119,10 @@ pub fn explain(error: &(dyn std::error::Error + 'static)) -> String {
         let text = match cause.downcast_ref::<DbError>() {
             Some(db) => {
                 let code = db.code().code();
-                // A statement that was prepared is not there, or one of its name is already: the session is another
-                // one.
-                let hint = match code {
-                    "26000" | "42P05" => {
-                        "; behind a pooler in transaction mode userd needs DB_PREPARED=false"
-                    }
-                    _ => "",
-                };
+                // A prepared statement is missing, or its name is taken.
+                let is_of_another_session = ["26000", "42P05"].contains(&code);
+                let hint = "; behind a pooler in transaction mode userd needs DB_PREPARED=false";
+                let hint = if is_of_another_session { hint } else { "" };
                 format!("{}: {} ({code}){hint}", db.severity(), db.message())
             }
             // The next cause has the server's text.

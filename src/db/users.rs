@@ -276,12 +276,10 @@ impl Users {
         Users { pool, batches: Arc::default(), lazy: lazy_loading.then_some(loader) }
     }
 
-    /// Finds users by id; a user that does not exist is left out. One round trip.
+    /// Finds users by id, in any order; a user that does not exist is left out. One round trip.
     pub fn find_many(&self, ids: &[i64]) -> Result<Vec<User>, Error> {
         let rows = self.pool.execute(FIND, &[(&ids, Type::INT8_ARRAY)], None)?;
-        let mut users = rows.iter().map(|row| self.user(row)).collect::<Result<Vec<_>, _>>()?;
-        users.sort_unstable_by_key(|user| user.id);
-        Ok(users)
+        rows.iter().map(|row| self.user(row)).collect()
     }
 
     /// Finds users by address, in whatever case, each in the place of its address. One round trip.

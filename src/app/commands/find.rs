@@ -35,8 +35,8 @@ impl Find {
         let users = app.users.find_many(&ids);
         for Item { command, outcome, .. } in finds {
             *outcome = users.as_ref().map_err(Error::clone).and_then(|users| {
-                let at = users.binary_search_by_key(&command.id, |user| user.id);
-                command.answer(&users[at.map_err(|_| Error::NotFound)?])
+                let found = users.iter().find(|user| user.id == command.id);
+                command.answer(found.ok_or(Error::NotFound)?)
             });
         }
     }
