@@ -91,12 +91,13 @@ impl ScratchDatabase {
         let mut created = owner.create(&template);
         if has_code(&created, &SqlState::UNDEFINED_DATABASE) {
             // The end of this session releases the lock. Another process may have made the template meanwhile.
-            let mut session = connect(&connection_string(&owner.shared.dir, "postgres")).map_err(failed)?;
+            let mut session =
+                Client::connect(&connection_string(&owner.shared.dir, "postgres"), NoTls).map_err(failed)?;
             session.batch_execute("select pg_advisory_lock(3)").map_err(failed)?;
             created = owner.create(&template);
             if has_code(&created, &SqlState::UNDEFINED_DATABASE) {
                 let (name, url) = owner.create("template1").map_err(failed)?;
-                let connect = || connect(&url).map_err(failed);
+                let connect = || Client::connect(&url, NoTls).map_err(failed);
                 migrations.apply(&mut connect()?, &mut connect()?).map_err(StartError::Cluster)?;
                 fill(&url)?;
                 keep_as_template(&mut session, &name, &template).map_err(failed)?;
@@ -164,7 +165,7 @@ impl Drop for ScratchDatabase {
         #[cfg(test)]
         let compared = match thread::panicking() {
             true => Ok(String::new()),
-            false => connect(&self.url)
+            false => Client::connect(&self.url, NoTls)
                 .map_or(Ok(String::new()), |mut client| crate::db::counts::compare(&mut client)),
         };
         outside_of_runtimes(|| {
@@ -182,14 +183,9 @@ impl Drop for ScratchDatabase {
     }
 }
 
-/// Connects without TLS.
-fn connect(connection_string: &str) -> Result<Client, Error> {
-    Client::connect(connection_string, NoTls)
-}
-
 /// Executes statements in one transaction, in a session of their own.
 fn run(url: &str, sql: &str) -> Result<(), Error> {
-    outside_of_runtimes(|| connect(url)?.batch_execute(sql))
+    outside_of_runtimes(|| Client::connect(url, NoTls)?.batch_execute(sql))
 }
 
 /// Requests that are to fail.
@@ -375,7 +371,7 @@ fn drop_leftovers(connection_string: &str) -> Result<(), Error> {
         select datname::text from pg_database where starts_with(datname::text, 'userd_scratch_') and not exists ( \
             select from pg_stat_activity where starts_with(pg_database.datname::text, concat('userd_scratch_', pid, '_', \
                 (extract(epoch from backend_start) * 1000000)::bigint, '_'))) limit 1";
-    let mut client = connect(connection_string)?;
+    let mut client = Client::connect(connection_string, NoTls)?;
     while let Some(row) = client.query(LEFTOVER, &[])?.first() {
         client.batch_execute(&format!("drop database if exists {} with (force)", row.get::<_, &str>(0)))?;
     }
@@ -567,8 +563,8 @@ impl TestServer {
 
     /// Returns the ids that a statement returns.
     fn query(&self, sql: &str, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<i64>, StartError> {
-        let rows =
-            outside_of_runtimes(|| connect(self.database_url())?.query(sql, params)).map_err(failed)?;
+        let rows = outside_of_runtimes(|| Client::connect(self.database_url(), NoTls)?.query(sql, params))
+            .map_err(failed)?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 }
