@@ -4,6 +4,7 @@
 
 use crate::error::Error;
 use crate::http::{Method, percent_decode};
+use crate::users::user::parse_id;
 use Callers::{Any, Full, Known, Login, Read};
 use Method::{Delete, Get, Head, Options, Patch, Post, Put};
 use std::slice;
@@ -180,12 +181,6 @@ fn route(path: &str, ui: bool) -> Option<(&'static Route, String)> {
     };
     let route = ROUTES.iter().filter(|route| ui || route.path != UI).find(fits)?;
     Some((route, given.pop()?.into_owned()))
-}
-
-/// Returns the id if the text is the canonical decimal of a positive bigint; no other text names a user.
-fn parse_id(text: &str) -> Option<i64> {
-    let canonical = text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0');
-    text.parse().ok().filter(|_| canonical)
 }
 
 #[cfg(test)]

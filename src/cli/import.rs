@@ -10,7 +10,7 @@ use std::{
 };
 use userd::{
     Config, check,
-    transfer::{self, Format, Import, Imported, Mapping, Progress, TransferError},
+    transfer::{self, Format, Import, Imported, Progress, TransferError},
 };
 
 /// Locked by a signal or by the commit, whichever comes first, until the process ends. A signal after the commit has begun
@@ -20,7 +20,7 @@ static DECIDED: Mutex<()> = Mutex::new(());
 /// Imports the users of a file, or of standard input, and says what has become of each line that is refused. A private
 /// cluster is made and migrated where it is missing, unless nothing is to be changed. Blocks until that is done.
 pub fn import(given: &Given) -> Result<(), Failure> {
-    let map = given.value("--map").map(|map| Mapping::parse(&map.to_string_lossy())).transpose();
+    let map = given.value("--map").map(|map| transfer::mapping(&map.to_string_lossy())).transpose();
     let what = Import {
         format: given.format(),
         map: map.map_err(|problem| Failure::argument(format!("--map {problem}")))?,

@@ -14,7 +14,6 @@ use crate::{
         open::Opening,
     },
 };
-use parking_lot::Mutex;
 use std::{collections::BTreeMap, io::Read, mem, thread};
 
 /// Options of an import.
@@ -68,7 +67,7 @@ impl Imported {
     /// A person who has read so many problems knows what is wrong with the file.
     pub const MOST: usize = 20;
 
-    pub(super) fn refuse(&mut self, number: i64, problem: String) {
+    fn refuse(&mut self, number: i64, problem: String) {
         self.refused += 1;
         self.problems.insert(number, problem);
         if self.problems.len() > Imported::MOST {
@@ -77,9 +76,8 @@ impl Imported {
     }
 
     /// Counts a record in which a member was left out. After some names, the rest is counted together.
-    pub(super) fn leave_out(&mut self, name: &str) {
-        const MOST_NAMES: usize = 20;
-        let is_new = self.left_out.len() >= MOST_NAMES && !self.left_out.contains_key(name);
+    fn leave_out(&mut self, name: &str) {
+        let is_new = self.left_out.len() >= Imported::MOST && !self.left_out.contains_key(name);
         *self.left_out.entry(if is_new { "…" } else { name }.to_owned()).or_default() += 1;
     }
 }
@@ -114,13 +112,19 @@ pub fn import(
     let mut staging = Staging::begin(&mut client, config.db_prepared, import.keep_ids)?;
     let rules = Rules::new(config, import, staging.present);
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let (imported, mut records) = (Mutex::new(Imported::default()), 0);
+    let (mut imported, mut records) = (Imported::default(), 0);
     let staged = staging.stage(|stage| {
         let mut batch = Vec::new();
         let mut check = |batch: Vec<Record>| {
             records += batch.len() as u64;
-            for user in check_on(cores, &rules, &imported, batch) {
-                stage(&user)?;
+            for ((number, object), user) in batch.iter().zip(check_on(cores, &rules, &batch)) {
+                for name in object.iter().flat_map(|object| rules.left_out(object)) {
+                    imported.leave_out(name);
+                }
+                match user {
+                    Ok(user) => stage(&user)?,
+                    Err(problem) => imported.refuse(*number, problem),
+                }
             }
             on_progress(Progress::Checked(records));
             Ok::<_, TransferError>(())
@@ -130,46 +134,37 @@ pub fn import(
             if batch.len() < BATCH * cores { Ok(()) } else { check(mem::take(&mut batch)) }
         })?;
         check(batch)?;
-        imported.lock().unit = unit;
+        imported.unit = unit;
         Ok::<_, TransferError>(())
     })?;
-    let mut imported = imported.into_inner();
     if import.skip_existing {
         imported.existing = staging.skip_existing()?;
     }
-    let taken = refuse_taken(&mut staging, &mut imported)?;
+    let (first, taken) = staging.remove_taken(Imported::MOST as i64)?;
+    imported.refused += taken - first.len() as u64;
+    for (number, earlier, is_id) in first {
+        let field = if is_id { "/id" } else { "/email" };
+        let user = earlier.map(|earlier| format!("{} {earlier}, too", imported.unit));
+        let user = user.unwrap_or_else(|| "a user in the database".to_owned());
+        imported.refuse(number, format!("{field} is that of {user}"));
+    }
     imported.users = staged - imported.existing - taken;
     if import.dry_run || (imported.refused > 0 && !import.skip_invalid) {
         return Ok(imported);
     }
     on_progress(Progress::Storing(imported.users));
-    imported.users = staging.store()?;
+    staging.store()?;
     on_progress(Progress::Committing);
     staging.commit().map_err(|error| TransferError::Uncertain(explain(&error)))?;
     Ok(imported)
 }
 
-/// Checks a batch, on each core a part of it. Returns the accepted users in the order of their records.
-fn check_on(cores: usize, rules: &Rules, imported: &Mutex<Imported>, batch: Vec<Record>) -> Vec<StagedUser> {
-    let size = batch.len().div_ceil(cores).max(1);
+/// Checks a batch, on each core a part of it. Returns the user or the problem of each record.
+fn check_on(cores: usize, rules: &Rules, batch: &[Record]) -> Vec<Result<StagedUser, String>> {
+    let check = |part: &[Record]| part.iter().map(|record| rules.user(record)).collect::<Vec<_>>();
     thread::scope(|scope| {
-        let parts = batch.chunks(size);
-        let threads: Vec<_> = parts.map(|part| scope.spawn(move || rules.check(part, imported))).collect();
+        let parts = batch.chunks(batch.len().div_ceil(cores).max(1));
+        let threads: Vec<_> = parts.map(|part| scope.spawn(move || check(part))).collect();
         threads.into_iter().flat_map(|thread| thread.join().expect("checks do not panic")).collect()
     })
-}
-
-/// Refuses the staged records whose address or id an earlier record or a stored user has. Returns their number.
-fn refuse_taken(staging: &mut Staging, imported: &mut Imported) -> Result<u64, TransferError> {
-    let (first, count) = staging.remove_taken(Imported::MOST as i64)?;
-    imported.refused += count - first.len() as u64;
-    for (number, earlier, is_id) in first {
-        let field = if is_id { "/id" } else { "/email" };
-        let problem = match earlier {
-            Some(earlier) => format!("{field} is that of {} {earlier}, too", imported.unit),
-            None => format!("{field} is that of a user in the database"),
-        };
-        imported.refuse(number, problem);
-    }
-    Ok(count)
 }

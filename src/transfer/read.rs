@@ -19,9 +19,6 @@ pub(super) type Record = (i64, Result<Map<String, Value>, String>);
 /// The consumer of records.
 type Each<'a> = dyn FnMut(Record) -> Result<(), TransferError> + 'a;
 
-/// Bytes of one read.
-const READ: usize = 64 << 10;
-
 /// Bytes of the longest line of JSON, row of CSV or user of a document.
 const LONGEST: usize = 1 << 20;
 
@@ -31,22 +28,16 @@ const SEVERAL_ARRAYS: &str = "it has several arrays of objects: `jq -c '.users[]
 /// Calls `each` with every record of the stream. Returns the word for a record: line, or user of a document. Blocks for
 /// the input.
 pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Each) -> Result<&'static str, TransferError> {
-    let mut lines = Lines { input: BufReader::with_capacity(READ, input), number: 0, has_end: false };
-    let mut first = Vec::new();
-    while first.trim_ascii().is_empty() {
-        let Some(line) = lines.next()? else { return Ok("line") };
-        first = line;
-    }
+    let mut lines = Lines { input: BufReader::new(input), number: 0, has_end: false };
+    let Some(first) = lines.next_filled()? else { return Ok("line") };
     let is_json = matches!(first.trim_ascii_start().first(), Some(b'{' | b'['));
     match rules.import.format.unwrap_or(if is_json { Format::Ndjson } else { Format::Csv }) {
         Format::Ndjson if rules.is_document(&first) => {
-            document(Cursor::new(first).chain(lines.input), each)?;
-            return Ok("user");
+            document(Cursor::new(first).chain(lines.input), each).map(|()| "user")
         }
-        Format::Ndjson => objects(lines, first, each)?,
-        Format::Csv => rows(lines, first, rules, each)?,
+        Format::Ndjson => lines.objects(first, each).map(|()| "line"),
+        Format::Csv => lines.rows(first, rules, each).map(|()| "line"),
     }
-    Ok("line")
 }
 
 /// The lines of a stream.
@@ -73,6 +64,16 @@ impl<R: BufRead> Lines<R> {
         Ok(Some(line).filter(|line| !line.is_empty()))
     }
 
+    /// Reads the next line that is not blank.
+    fn next_filled(&mut self) -> io::Result<Option<Vec<u8>>> {
+        loop {
+            match self.next()? {
+                Some(line) if line.trim_ascii().is_empty() => {}
+                line => return Ok(line),
+            }
+        }
+    }
+
     /// Returns the text of the last line that was read.
     fn text(&self, line: Vec<u8>) -> Result<String, TransferError> {
         if line.len() > LONGEST {
@@ -86,6 +87,78 @@ impl<R: BufRead> Lines<R> {
     fn unreadable(&self, problem: &str) -> TransferError {
         unreadable(format!("line {} {problem}", self.number))
     }
+
+    /// Reads lines of JSON.
+    fn objects(mut self, first: Vec<u8>, each: &mut Each) -> Result<(), TransferError> {
+        let mut next = Some(first);
+        while let Some(line) = next {
+            let object = serde_json::from_str(self.text(line)?.trim());
+            if object.as_ref().is_err_and(serde_json::Error::is_eof) && !self.has_end {
+                return Err(self.unreadable("is cut off"));
+            }
+            each((self.number, object.map_err(not_json)))?;
+            next = self.next_filled()?;
+        }
+        Ok(())
+    }
+
+    /// Reads CSV. The number of a row is that of its first line.
+    fn rows(mut self, first: Vec<u8>, rules: &Rules, each: &mut Each) -> Result<(), TransferError> {
+        let first = self.text(first)?;
+        let mut unquoted = first.split('"').step_by(2).flat_map(str::chars);
+        let separator = unquoted.find(|sign| "\t;,".contains(*sign)).unwrap_or(',');
+        let header = self.row(first, separator)?;
+        let header = rules.header(header).map_err(|problem| self.unreadable(&problem))?;
+        while let Some(line) = self.next()? {
+            let (number, line) = (self.number, self.text(line)?);
+            let row = self.row(line, separator)?;
+            if row.iter().all(|value| trimmed(value).is_empty()) {
+                continue;
+            }
+            if row.len() < header.len() && !self.has_end {
+                return Err(self.unreadable("is cut off"));
+            }
+            each((number, rules.row(&header, row)))?;
+        }
+        Ok(())
+    }
+
+    /// Splits a row of CSV, which goes on with the next lines while a quote is open. Crates that read CSV accept text
+    /// behind a closing quote, and take the next rows for a part of a field then.
+    fn row(&mut self, mut line: String, separator: char) -> Result<Vec<String>, TransferError> {
+        let (number, mut bytes) = (self.number, 0);
+        let (mut fields, mut field, mut is_open) = (Vec::new(), String::new(), false);
+        loop {
+            let text = line.trim_end_matches(['\r', '\n']);
+            for sign in text.chars() {
+                is_open ^= sign == '"' && (field.is_empty() || field.starts_with('"'));
+                match sign == separator && !is_open {
+                    true => fields.push(mem::take(&mut field)),
+                    false => field.push(sign),
+                }
+            }
+            if !is_open {
+                fields.push(field);
+                let fields: Option<_> = fields.into_iter().map(unquoted).collect();
+                let problem = "has text behind a closing quote (a quote in quotes is written twice)";
+                return fields.ok_or_else(|| self.unreadable(problem));
+            }
+            field.push_str(&line[text.len()..]);
+            bytes += line.len();
+            line = match self.next()? {
+                Some(_) if bytes > LONGEST => return Err(too_long("line", number)),
+                Some(next) => self.text(next)?,
+                None => return Err(unreadable(format!("line {number} has a quote that is not closed"))),
+            };
+        }
+    }
+}
+
+/// Returns a field of CSV without its quotes; `None` if there is text behind the closing one.
+fn unquoted(field: String) -> Option<String> {
+    let Some(quoted) = field.strip_prefix('"') else { return Some(field) };
+    let parts: Vec<&str> = quoted.strip_suffix('"')?.split("\"\"").collect();
+    (!parts.iter().any(|part| part.contains('"'))).then(|| parts.join("\""))
 }
 
 fn unreadable(problem: impl Into<String>) -> TransferError {
@@ -96,23 +169,6 @@ fn too_long(unit: &str, number: i64) -> TransferError {
     unreadable(format!("{unit} {number} is longer than {LONGEST} bytes"))
 }
 
-/// Reads lines of JSON.
-fn objects(mut lines: Lines<impl BufRead>, first: Vec<u8>, each: &mut Each) -> Result<(), TransferError> {
-    let mut next = Some(first);
-    while let Some(line) = next {
-        let text = lines.text(line)?;
-        if !text.trim().is_empty() {
-            let object = serde_json::from_str(text.trim());
-            if object.as_ref().is_err_and(serde_json::Error::is_eof) && !lines.has_end {
-                return Err(lines.unreadable("is cut off"));
-            }
-            each((lines.number, object.map_err(not_json)))?;
-        }
-        next = lines.next()?;
-    }
-    Ok(())
-}
-
 /// Returns the problem of a text that is no JSON object.
 fn not_json(error: serde_json::Error) -> String {
     match error.is_data() {
@@ -121,83 +177,8 @@ fn not_json(error: serde_json::Error) -> String {
     }
 }
 
-/// Reads CSV. The number of a row is that of its first line.
-fn rows(
-    mut lines: Lines<impl BufRead>,
-    first: Vec<u8>,
-    rules: &Rules,
-    each: &mut Each,
-) -> Result<(), TransferError> {
-    let first = lines.text(first)?;
-    let mut unquoted = first.split('"').step_by(2).flat_map(str::chars);
-    let separator = unquoted.find(|sign| "\t;,".contains(*sign)).unwrap_or(',');
-    let header = row(&mut lines, first, separator)?;
-    let header = rules.header(header).map_err(|problem| lines.unreadable(&problem))?;
-    while let Some(line) = lines.next()? {
-        let (number, line) = (lines.number, lines.text(line)?);
-        let row = row(&mut lines, line, separator)?;
-        if row.iter().all(|value| trimmed(value).is_empty()) {
-            continue;
-        }
-        if row.len() < header.len() && !lines.has_end {
-            return Err(lines.unreadable("is cut off"));
-        }
-        each((number, rules.row(&header, row)))?;
-    }
-    Ok(())
-}
-
-/// Splits a row of CSV, which goes on with the next lines while a quote is open. Crates that read CSV accept text behind a
-/// closing quote, and take the next rows for a part of a field then.
-fn row(
-    lines: &mut Lines<impl BufRead>,
-    mut line: String,
-    separator: char,
-) -> Result<Vec<String>, TransferError> {
-    let (number, mut bytes) = (lines.number, 0);
-    // A field in quotes is open while the number of its quotes is odd.
-    let (mut fields, mut field, mut quotes) = (Vec::new(), String::new(), 0);
-    loop {
-        let text = line.strip_suffix('\n').unwrap_or(&line);
-        let text = text.strip_suffix('\r').unwrap_or(text);
-        for sign in text.chars() {
-            match sign {
-                '"' if quotes > 0 || field.is_empty() => {
-                    quotes += 1;
-                    if quotes > 1 && quotes % 2 == 1 {
-                        field.push('"');
-                    }
-                }
-                _ if quotes % 2 == 1 => field.push(sign),
-                _ if sign == separator => {
-                    fields.push(mem::take(&mut field));
-                    quotes = 0;
-                }
-                _ if quotes > 0 => {
-                    let problem = "has text behind a closing quote (a quote in quotes is written twice)";
-                    return Err(lines.unreadable(problem));
-                }
-                _ => field.push(sign),
-            }
-        }
-        if quotes % 2 == 0 {
-            fields.push(field);
-            return Ok(fields);
-        }
-        field.push_str(&line[text.len()..]);
-        bytes += line.len();
-        line = match lines.next()? {
-            Some(_) if bytes > LONGEST => return Err(too_long("line", number)),
-            Some(next) => lines.text(next)?,
-            None => return Err(unreadable(format!("line {number} has a quote that is not closed"))),
-        };
-    }
-}
-
 /// Reads the elements of an array, or of the one array of objects in an object. They are numbered by their places.
-fn document(input: impl BufRead, each: &mut Each) -> Result<(), TransferError> {
-    /// Brackets within one another, as many as `serde_json` takes.
-    const DEEPEST: usize = 128;
+fn document(input: impl Read, each: &mut Each) -> Result<(), TransferError> {
     // The closing brackets that are still to come, and how many of them follow a user.
     let (mut open, mut level, mut in_text, mut is_escaped) = (Vec::new(), 0, false, false);
     let (mut element, mut number) = (Vec::new(), 0);
@@ -232,15 +213,13 @@ fn document(input: impl BufRead, each: &mut Each) -> Result<(), TransferError> {
             b'\\' if in_text => is_escaped = true,
             b'"' => in_text = !in_text,
             _ if in_text => {}
-            b'[' | b'{' if open.len() < DEEPEST => {
-                open.push(if byte == b'[' { b']' } else { b'}' });
-                if level == 0 {
-                    level = if byte == b'[' { 1 } else { 2 };
-                }
+            b'[' | b'{' => {
+                // In ASCII, a closing bracket is two behind the opening one.
+                open.push(byte + 2);
+                level = level.max(if open[0] == b']' { 1 } else { 2 });
                 arrays += usize::from(byte == b'[' && open.len() == level);
             }
-            b']' | b'}' if open.last() == Some(&byte) => _ = open.pop(),
-            b'[' | b'{' | b']' | b'}' => {
+            b']' | b'}' if open.pop() != Some(byte) => {
                 return Err(unreadable(format!("it is no JSON behind {number} users")));
             }
             _ => {}

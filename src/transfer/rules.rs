@@ -2,7 +2,7 @@
 //!
 //! Knows no file and no database.
 
-use super::{Import, Imported, PASSWORD_HASH, read::Record};
+use super::{Import, PASSWORD_HASH, read::Record};
 use crate::{
     app::validation::BodySchemas,
     config::{Config, Validation as Mode},
@@ -11,10 +11,9 @@ use crate::{
     users::{
         password::{Hasher, PasswordHash},
         timestamp,
-        user::{NewUser, UserChanges, UserRef},
+        user::{NewUser, UserChanges, UserRef, parse_id},
     },
 };
-use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use time::OffsetDateTime;
@@ -25,23 +24,20 @@ const FIELDS: [&str; 7] = {
     [id, name, email, created_at, updated_at, "password", PASSWORD_HASH]
 };
 
-/// The column, or the dotted path of the member, that each field is read from.
-#[derive(Debug, Clone, Default)]
-pub struct Mapping(BTreeMap<&'static str, String>);
+const NOT_WHOLE: &str = "/id must be a whole number from 1 to 9223372036854775807";
 
-impl Mapping {
-    /// Parses `name=displayName,email=emails.0.value`. The error says what is wrong with the text.
-    pub fn parse(text: &str) -> Result<Mapping, String> {
-        let pair = |pair: &str| {
-            let (field, path) = pair.split_once('=')?;
-            let field = FIELDS.into_iter().find(|known| *known == field.trim())?;
-            Some((field, path.trim().to_owned())).filter(|(_, path)| !path.is_empty())
-        };
-        let paths: Option<_> = text.split(',').map(pair).collect();
-        paths
-            .map(Mapping)
-            .ok_or_else(|| format!("must be FIELD=MEMBER,…, and FIELD one of {}", FIELDS.join(", ")))
-    }
+/// The column, or the dotted path of the member, that each field is read from.
+pub type Mapping = BTreeMap<&'static str, String>;
+
+/// Parses `name=displayName,email=emails.0.value`. The error says what is wrong with the text.
+pub fn mapping(text: &str) -> Result<Mapping, String> {
+    let pair = |pair: &str| {
+        let (field, path) = pair.split_once('=')?;
+        let field = FIELDS.into_iter().find(|known| *known == field.trim())?;
+        Some((field, path.trim().to_owned())).filter(|(_, path)| !path.is_empty())
+    };
+    let paths: Option<Mapping> = text.split(',').map(pair).collect();
+    paths.ok_or_else(|| format!("must be FIELD=MEMBER,…, and FIELD one of {}", FIELDS.join(", ")))
 }
 
 /// The rules of one import.
@@ -51,21 +47,25 @@ pub(super) struct Rules<'a> {
     hasher: Hasher,
     /// The time of users that have none in their record.
     present: OffsetDateTime,
-    paths: BTreeMap<&'static str, String>,
+    paths: Mapping,
+    /// True if members that are no field are left out, and their record is not refused.
+    leaves_out: bool,
 }
 
 impl Rules<'_> {
     /// Creates the rules. With a mapping, a name, an address and an id to be kept are read under their own names if it does
     /// not say otherwise, and every other field only if it says so.
     pub fn new<'a>(config: &Config, import: &'a Import, present: OffsetDateTime) -> Rules<'a> {
-        let mut paths = import.map.clone().unwrap_or_default().0;
+        let mut paths = import.map.clone().unwrap_or_default();
         for field in FIELDS {
             if import.map.is_none() || import.requires(field) {
                 paths.entry(field).or_insert_with(|| field.to_owned());
             }
         }
         let validation = BodySchemas::new(config.schema, Mode::Declarative);
-        Rules { import, validation, hasher: Hasher::new(config.password_hashing), present, paths }
+        let hasher = Hasher::new(config.password_hashing);
+        let leaves_out = import.ignore_unknown || import.map.is_some();
+        Rules { import, validation, hasher, present, paths, leaves_out }
     }
 
     /// Returns whether a stream that begins with this line is one array, or one object with an array in it.
@@ -120,50 +120,41 @@ impl Rules<'_> {
         Ok(members.collect())
     }
 
-    /// Checks records, and hashes their clear passwords. Returns the accepted users. Blocks for that work.
-    pub fn check(&self, records: &[Record], imported: &Mutex<Imported>) -> Vec<StagedUser> {
-        let user = |(number, object): &Record| {
-            let object = object.as_ref().map_err(String::clone);
-            let user = object.and_then(|object| self.user(*number, self.fields(object, imported)?));
-            user.map_err(|problem| imported.lock().refuse(*number, problem)).ok()
-        };
-        records.iter().filter_map(user).collect()
+    /// Returns the members of a record that are no field.
+    fn unknown<'m>(&self, object: &'m Map<String, Value>) -> impl Iterator<Item = &'m String> {
+        let is_read =
+            |name: &str| self.paths.values().any(|path| path == name || path.split('.').next() == Some(name));
+        object.keys().filter(move |name| !is_read(name))
     }
 
-    /// Returns the fields of a record. Members that are no field are left out and counted, or are its problem.
-    fn fields(
-        &self,
-        object: &Map<String, Value>,
-        imported: &Mutex<Imported>,
-    ) -> Result<Map<String, Value>, String> {
+    /// Returns the members of a record that are left out.
+    pub fn left_out<'m>(&self, object: &'m Map<String, Value>) -> impl Iterator<Item = &'m String> {
+        self.unknown(object).take_while(|_| self.leaves_out)
+    }
+
+    /// Returns the user of a record, with the hash of a clear password. The error is the problem of the record. Blocks for
+    /// that work.
+    pub fn user(&self, (line, object): &Record) -> Result<StagedUser, String> {
+        let object = object.as_ref().map_err(String::clone)?;
+        let unknown: Vec<_> = self.unknown(object).take(10).collect();
+        if !unknown.is_empty() && !self.leaves_out {
+            return Err(format!(
+                "has unknown fields {unknown:?}; --ignore-unknown leaves them out, --map says which of them is which field"
+            ));
+        }
         let field = |(field, path): (&&str, &String)| {
             let value = member(object, path).filter(|value| !value.is_null())?;
             Some(((*field).to_owned(), value.clone()))
         };
-        let is_read =
-            |name: &str| self.paths.values().any(|path| path == name || path.split('.').next() == Some(name));
-        let others: Vec<&String> = object.keys().filter(|name| !is_read(name)).collect();
-        if self.import.ignore_unknown || self.import.map.is_some() {
-            others.iter().for_each(|name| imported.lock().leave_out(name));
-        } else if !others.is_empty() {
-            return Err(format!(
-                "has unknown fields {:?}; --ignore-unknown leaves them out, --map says which of them is which field",
-                &others[..others.len().min(10)]
-            ));
-        }
-        Ok(self.paths.iter().filter_map(field).collect())
-    }
-
-    /// Returns the user of a record. The error is the problem of the record.
-    fn user(&self, line: i64, mut fields: Map<String, Value>) -> Result<StagedUser, String> {
+        let mut fields: Map<String, Value> = self.paths.iter().filter_map(field).collect();
         let hash = fields.remove(PASSWORD_HASH).map(PasswordHash::imported).transpose();
         let hash = hash.map_err(|problem| format!("/{PASSWORD_HASH} {problem}"))?;
-        let id = match fields.remove("id").filter(|_| self.import.keep_ids) {
-            None if self.import.requires("id") => return Err("/id is required by --keep-ids".to_owned()),
-            None => None,
-            Some(id) if let Some(id) = whole(&id) => Some(id),
-            Some(_) => return Err(format!("/id must be a whole number from 1 to {}", i64::MAX)),
-        };
+        let id = fields.remove("id").filter(|_| self.import.keep_ids);
+        if id.is_none() && self.import.requires("id") {
+            return Err("/id is required by --keep-ids".to_owned());
+        }
+        let whole = |id: Value| parse_id(id.as_str().unwrap_or(&id.to_string())).ok_or(NOT_WHOLE);
+        let id = id.map(whole).transpose()?;
         let mut time = |name: &str| match fields.remove(name) {
             None => Ok(self.present),
             Some(Value::String(text)) if let Some(time) = timestamp::parse(&text) => Ok(time),
@@ -173,25 +164,20 @@ impl Rules<'_> {
         if hash.is_some() && fields.contains_key("password") {
             return Err("/password and /passwordHash exclude one another".to_owned());
         }
-        let NewUser { name, email, password } = self.accept(fields, hash.is_some())?;
+        if !self.import.as_is {
+            if hash.is_some() {
+                // The hash stands in for the password that the strict schema requires.
+                fields.insert("password".to_owned(), "has a hash".into());
+            }
+            fields = self.validation.create(fields).map_err(problems)?;
+        }
+        let new = UserChanges::read(fields, self.import.as_is).map_err(problems)?.into_new();
+        let NewUser { name, email, password } = new.ok_or("/name and /email are required")?;
         let hash = match password.filter(|_| hash.is_none() && !self.import.dry_run) {
             Some(clear) => Some(self.hasher.hash(&clear).map_err(|error| error.to_string())?),
             None => hash,
         };
-        Ok(StagedUser { line, id, hash, created_at, updated_at, name, email })
-    }
-
-    /// Returns the user of these fields. If `has_hash`, no password is required.
-    fn accept(&self, mut body: Map<String, Value>, has_hash: bool) -> Result<NewUser, String> {
-        if !self.import.as_is {
-            if has_hash {
-                // The hash stands in for the password that the strict schema requires.
-                body.insert("password".to_owned(), "has a hash".into());
-            }
-            body = self.validation.create(body).map_err(problems)?;
-        }
-        let new = UserChanges::read(body, self.import.as_is).map_err(problems)?.into_new();
-        new.ok_or_else(|| "/name and /email are required".to_owned())
+        Ok(StagedUser { line: *line, id, hash, created_at, updated_at, name, email })
     }
 }
 
@@ -208,23 +194,11 @@ pub(super) fn trimmed(text: &str) -> &str {
     text.trim_matches(|sign: char| sign.is_whitespace() || sign == '\u{feff}')
 }
 
-/// Returns the id if it is a positive whole number in canonical form.
-fn whole(id: &Value) -> Option<i64> {
-    let number = match id {
-        Value::String(text) => text.parse().ok().filter(|number: &i64| number.to_string() == *text),
-        id => id.as_i64(),
-    };
-    number.filter(|number| *number > 0)
-}
-
 /// Returns the problems that a refusal names.
 fn problems(error: Error) -> String {
-    match error {
-        Error::Invalid(violations) | Error::Unprocessable(violations) => {
-            let lines =
-                violations.iter().map(|violation| format!("{} {}", violation.path, violation.message));
-            lines.collect::<Vec<_>>().join("; ")
-        }
-        other => other.to_string(),
-    }
+    let (Error::Invalid(violations) | Error::Unprocessable(violations)) = error else {
+        return error.to_string();
+    };
+    let lines: Vec<_> = violations.iter().map(|found| format!("{} {}", found.path, found.message)).collect();
+    lines.join("; ")
 }

@@ -92,6 +92,12 @@ impl Serialize for User {
     }
 }
 
+/// Returns the id if the text is the canonical decimal of a positive bigint; no other text names a user.
+pub fn parse_id(text: &str) -> Option<i64> {
+    let canonical = text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0');
+    text.parse().ok().filter(|_| canonical)
+}
+
 /// The secret half of a user, in a table of its own.
 #[derive(Debug)]
 pub struct Credential {
