@@ -9,12 +9,7 @@ use nix::{
     sys::signal::Signal,
     unistd::{Uid, User, chown},
 };
-use std::{
-    collections::BTreeSet,
-    fs,
-    net::TcpListener,
-    os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
-};
+use std::{collections::BTreeSet, fs, net::TcpListener, os::unix::fs::PermissionsExt};
 
 fn account() -> User {
     User::from_name("postgres").unwrap().expect("the tests need PostgreSQL, which brings this user")
@@ -30,14 +25,11 @@ fn directory() -> (TempDir, String) {
 /// Returns the users (real, effective, saved, of files), groups and capabilities of a process's threads.
 fn threads(process: u32) -> BTreeSet<String> {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).expect("it runs");
-    let status = tasks.filter_map(|task| fs::read_to_string(task.unwrap().path().join("status")).ok());
-    let named = |line: &&str| ["Uid:", "Gid:", "Groups:", "Cap"].iter().any(|name| line.starts_with(name));
-    let lines: Vec<String> = status.collect();
-    let lines = lines.iter().flat_map(|status| status.lines());
-    lines
-        .filter(|line| named(line) && !line.starts_with("CapBnd"))
-        .map(|line| line.trim_end().to_owned())
-        .collect()
+    let statuses = tasks.filter_map(|task| fs::read_to_string(task.unwrap().path().join("status")).ok());
+    let all: String = statuses.collect();
+    let names = ["Uid:", "Gid:", "Groups:", "CapInh:", "CapPrm:", "CapEff:", "CapAmb:"];
+    let named = all.lines().filter(|line| names.iter().any(|name| line.starts_with(name)));
+    named.map(|line| line.trim_end().to_owned()).collect()
 }
 
 #[track_caller]
@@ -114,13 +106,14 @@ fn root_becomes_the_account_of_its_postgresql() {
     assert!(!running(next), "PostgreSQL is left behind");
 }
 
-/// A database to be dropped, and a socket that systemd has passed, in whose queue a client waits.
+/// A database to be dropped, a Unix socket in a directory of root's, and a socket that systemd has passed, in whose queue
+/// a client waits.
 #[test]
 fn root_becomes_that_account_in_other_ways() {
     if !is_root() {
         return;
     }
-    let (_dir, argument) = directory();
+    let (dir, argument) = directory();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let mut early = Client::new(&url);
@@ -128,43 +121,13 @@ fn root_becomes_that_account_in_other_ways() {
     let mut passed = Process::activated(listener.into(), &[&argument], &[]);
     passed.wait_for_url_within(LONG_ON_DISK);
     assert_eq!(early.answer("GET").status, 200);
-    let mut ephemeral = Process::start(&EPHEMERAL, &[]);
+    let host = format!("unix:{}/userd.sock", dir.name());
+    let mut ephemeral = Process::start(&EPHEMERAL, &[("HOST", &host)]);
     let other = ephemeral.wait_for_url_within(LONG_ON_DISK);
     for (process, url) in [(passed, url), (ephemeral, other)] {
         check(&mut Client::new(&url), &format!("POST /users {ADA} => 201 {ADA_1}"));
         check_given_up(process.id());
         stop(process);
-    }
-}
-
-/// The file is root's. Where the account may not remove it, it stays at the end as it does after a kill, and the next
-/// start replaces it.
-#[test]
-fn unix_sockets_of_a_process_that_was_roots() {
-    if !is_root() {
-        return;
-    }
-    let (dir, argument) = directory();
-    let User { uid, gid, .. } = account();
-    for (name, owner) in [("its", Some(uid)), ("roots", None)] {
-        let sockets = dir.path().join(name);
-        fs::create_dir(&sockets).unwrap();
-        chown(&sockets, owner, owner.map(|_| gid)).unwrap();
-        let path = sockets.join("userd.sock");
-        let host = format!("unix:{}", path.display());
-        for (signal, code) in [(Signal::SIGKILL, -9), (Signal::SIGTERM, 0)] {
-            let mut process = Process::start(&[&argument], &[("HOST", &host)]);
-            let url = process.wait_for_url_within(LONG_ON_DISK);
-            check_given_up(process.id());
-            assert_eq!(Client::new(&url).get("/readyz").status, 200);
-            process.signal(signal);
-            assert_eq!(process.wait(LONG), code, "{}", process.stderr());
-            let left = fs::symlink_metadata(&path).is_ok_and(|found| {
-                assert!(found.file_type().is_socket() && found.uid() == 0);
-                true
-            });
-            assert_eq!(left, signal == Signal::SIGKILL || owner.is_none(), "{name} {signal}");
-        }
     }
 }
 

