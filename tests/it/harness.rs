@@ -2,7 +2,6 @@
 
 use crate::support::{
     ADA, ADA_1, Client, Database, EPHEMERAL, LONG, Process, TempDir, USERD, check, eventually, free_port,
-    has_ipv6,
 };
 use nix::sys::signal::Signal;
 use std::{
@@ -15,18 +14,14 @@ use userd::testing::TestServer;
 
 #[test]
 fn a_shell_script() {
-    let run = |userd: &str, temp: &TempDir| {
-        let mut script = Command::new("sh");
-        script.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/harness.sh"));
-        // Variables that the environment sets for its own purposes, such as conda's HOST, are no settings of the service.
-        script.envs([("HOST", "x86_64-conda-linux-gnu"), ("API_TOKEN", "theirs"), ("SCHEMA", "strict")]);
-        let output = script.env("USERD", userd).env("TMPDIR", temp.path()).output().unwrap();
-        assert_eq!(temp.path().read_dir().unwrap().count(), 0);
-        (output.status.success(), String::from_utf8(output.stderr).unwrap())
-    };
     let temp = TempDir::new();
-    assert_eq!(run(USERD, &temp), (true, String::new()));
-    assert!(!run("/nowhere/userd", &temp).0);
+    let mut script = Command::new("sh");
+    script.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/harness.sh"));
+    // Variables that the environment sets for its own purposes, such as conda's HOST, are no settings of the service.
+    script.envs([("HOST", "x86_64-conda-linux-gnu"), ("API_TOKEN", "theirs"), ("SCHEMA", "strict")]);
+    let output = script.env("USERD", USERD).env("TMPDIR", temp.path()).output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    assert_eq!(temp.path().read_dir().unwrap().count(), 0);
 }
 
 /// Harnesses give both parents: a child that the test process has forked may hold the pipe after that has ended.
@@ -53,11 +48,9 @@ fn it_ends_with_a_parent_that_it_is_told() {
         let _ = parent.kill();
         parent.wait().unwrap();
     }
-    let (argument, address) =
-        if has_ipv6() { ("--host=::1", "http://[::1]:") } else { ("--host=127.0.0.2", "http://127.0.0.2:") };
-    let mut without = start(&[argument]);
+    let mut without = start(&["--host=127.0.0.2"]);
     without.end_input();
-    assert!(without.wait_for_url().starts_with(address));
+    assert!(without.wait_for_url().starts_with("http://127.0.0.2:"));
     assert_eq!(without.client().get("/users").status, 200);
     // A background job of a shell has /dev/null as its standard input, which has ended.
     let mut process = Process::start(&[&EPHEMERAL[..], &["--with-parent"]].concat(), &[]);
@@ -84,15 +77,6 @@ fn a_healthcheck_over_tcp_and_unix_sockets() {
         assert_eq!(ask(&[], &here), (0, String::new()));
         let elsewhere = [token, ("HOST", "192.0.2.1"), ("PORT", "1")];
         assert_eq!(ask(&["--host", host, "--port", &port], &elsewhere), (0, String::new()));
-        database.run("alter table refinery_schema_history rename to away");
-        let mut last = (0, String::new());
-        eventually(LONG, "it is unready", || {
-            last = ask(&[], &here);
-            last.0 == 1
-        });
-        assert!(last.1.contains("was answered 503") && last.1.contains("schema is not the one"), "{last:?}");
-        assert_eq!(last.1.lines().count(), 1, "{last:?}");
-        database.run("alter table away rename to refinery_schema_history");
     }
 }
 
@@ -129,7 +113,7 @@ fn a_socket_that_a_supervisor_passes() {
     assert!(path.exists(), "the supervisor's file stays");
 }
 
-/// The end of the command, whatever ends it, waits for no drop; the next one drops its database.
+/// The next command drops the database of one that has ended, whatever ended it.
 #[test]
 fn the_database_of_a_command_that_has_ended_is_dropped_by_the_next() {
     let keep = TestServer::start();
@@ -141,27 +125,18 @@ fn the_database_of_a_command_that_has_ended_is_dropped_by_the_next() {
         let user = format!(r#"{{"name":"Ada","email":"{code}@left.example"}}"#);
         assert_eq!(process.client().post("/users", user).status, 201);
         let ask = format!("select exists (select from users where email = '{code}@left.example')");
-        let mut find = || {
+        let mut is_there = || {
             let names = "select datname::text from pg_database where datname ~ '^userd_scratch'";
-            let rows = here.query(names, &[]).unwrap();
-            let has_it = |name: &String| {
-                let found = connect(name).and_then(|mut client| client.query_one(&ask, &[]));
-                found.is_ok_and(|row| row.get(0))
-            };
-            rows.iter().map(|row| row.get::<_, String>(0)).find(has_it)
+            let mut names = here.query(names, &[]).unwrap().into_iter().map(|row| row.get::<_, String>(0));
+            let has_it = |mut client: postgres::Client| client.query_one(&ask, &[]);
+            names.any(|name| connect(&name).and_then(has_it).is_ok_and(|row| row.get(0)))
         };
-        let name = find().expect("the command's database");
-        // Whatever takes it long: nothing can drop the database meanwhile.
-        let mut other = connect("postgres").unwrap();
-        let mut holding = other.transaction().unwrap();
-        holding.batch_execute(&format!("comment on database {name} is 'held'")).unwrap();
+        assert!(is_there());
         process.signal(signal);
         assert_eq!(process.wait(LONG), code);
-        assert_eq!(find(), Some(name));
-        holding.rollback().unwrap();
         eventually(LONG, "the next process drops it", || {
             Process::start(&EPHEMERAL, &[]).wait_for_url();
-            find().is_none()
+            !is_there()
         });
     }
 }
@@ -172,12 +147,8 @@ fn a_service_begins_with_the_users_of_a_file() {
     let dir = TempDir::new();
     let lines = "{\"name\":\"Ada\",\"email\":\"ada@example.com\",\"password\":\"correct horse\"}\n\
         {\"name\":\"\",\"email\":\"no address\"}\n";
-    let kept = "{\"id\":\"7\",\"name\":\"Ada\",\"email\":\"ada@example.com\"}\n\
-        {\"id\":\"8\",\"name\":\"\",\"email\":\"no address\"}\n";
     for (name, text, first, login) in [
         ("users.ndjson", lines, 1, 200),
-        ("users.csv", "name,email\nAda,ada@example.com\n,no address\n", 1, 401),
-        ("kept.ndjson", kept, 7, 401),
         ("kept.csv", "\u{feff}\"id\",name,email\n7,Ada,ada@example.com\n8,,no address\n", 7, 401),
     ] {
         dir.write(name, text);

@@ -8,7 +8,7 @@ use nix::{
     sys::signal::Signal,
     unistd::{User, chown},
 };
-use std::{fs, path::Path, process::Command};
+use std::{fs, process::Command};
 
 /// A directory for a cluster, and a file with a user.
 struct Place {
@@ -30,9 +30,10 @@ impl Place {
         postmaster(&self.temp.path().join("data"))
     }
 
-    /// How the verb ends.
+    /// How the verb ends. The setting of another database has no effect.
     fn run(&self, verb: &[&str]) -> Ended {
-        Process::start(&[verb, &[&self.argument]].concat(), &[]).ended()
+        let url = [("DATABASE_URL", "postgres://nobody@192.0.2.1/none")];
+        Process::start(&[verb, &[&self.argument]].concat(), &url).ended()
     }
 
     #[track_caller]
@@ -67,16 +68,9 @@ fn on_a_cluster_that_does_not_run() {
     assert_eq!(place.server(), None);
     assert_eq!(place.addresses(), ["ada@example.com"]);
     assert_eq!(place.run(&["migrate"]), (0, "nothing to apply\n".to_owned(), String::new()));
-    // Settings of another database have no effect on it, and that is told.
-    let url = [("DATABASE_URL", "postgres://nobody@192.0.2.1/none")];
-    let mut process = Process::start(&["check", &place.argument], &url);
-    assert_eq!(process.wait(LONG_ON_DISK), 0, "{}", process.stdout());
-    for line in [
-        "ok       migrations: all are applied",
-        "note     configuration: no effect with --embedded, which uses a database of its own: DATABASE_URL",
-    ] {
-        assert!(process.stdout().contains(line), "{}", process.stdout());
-    }
+    let (code, stdout, _) = place.run(&["check"]);
+    let told = "no effect with --embedded, which uses a database of its own: DATABASE_URL";
+    assert!(code == 0 && stdout.contains(&format!("note     configuration: {told}")), "{stdout}");
     assert_eq!(place.server(), None);
     // The server ends with the verb that has started it. It waits for users: both ends of the pipe are its own.
     let pipe = place.temp.path().join("pipe");
@@ -90,14 +84,25 @@ fn on_a_cluster_that_does_not_run() {
     eventually(LONG, "the server ends", || place.server().is_none());
 }
 
+/// A service of the system has its own account. What root does there leaves everything that account's.
 #[test]
 fn on_a_cluster_that_a_service_runs_on() {
-    let place = Place::with(GRACE);
-    let mut service = Process::start(&[&place.argument], &[]);
+    let place = Place::with(ADA);
+    let data = place.temp.path().join("data");
+    let is_root = is_root();
+    if is_root {
+        let User { uid, gid, .. } = user("nobody");
+        fs::create_dir(&data).unwrap();
+        chown(&data, Some(uid), Some(gid)).unwrap();
+    }
+    place.import();
+    let service = [&*place.argument];
+    let mut service = if is_root { run_as("nobody", &service) } else { Process::start(&service, &[]) };
     service.wait_for_url_within(LONG_ON_DISK);
     let mut client = service.client();
-    assert_eq!(client.post("/users", ADA).status, 201);
+    assert_eq!(client.get("/users/1").json()["email"], "ada@example.com");
     let server = place.server().expect("it runs");
+    place.temp.write("users.ndjson", GRACE);
     place.import();
     assert_eq!(client.get("/users/2").json()["email"], "grace@example.com");
     assert_eq!(place.addresses(), ["ada@example.com", "grace@example.com"]);
@@ -114,51 +119,32 @@ fn on_a_cluster_that_a_service_runs_on() {
         assert!(rows.iter().any(|found| found == row), "{row}: {stdout}");
     }
     // The line of docs/backup.md.
-    let data = place.temp.path().join("data");
     let mut psql = Command::new("psql");
-    psql.arg("-h").arg(data).args(["-U", "postgres", "-Atc", "select count(*) from users"]);
+    psql.arg("-h").arg(&data).args(["-U", "postgres", "-Atc", "select count(*) from users"]);
     let psql = psql.output().unwrap();
     assert_eq!(String::from_utf8(psql.stdout).unwrap(), "2\n", "{}", String::from_utf8_lossy(&psql.stderr));
 
     service.signal(Signal::SIGTERM);
     assert_eq!(service.wait(LONG_ON_DISK), 0, "{}", service.stderr());
     assert_eq!(place.server(), None);
-}
-
-/// A service of the system has its own account. What root does there leaves everything that account's.
-#[test]
-fn root_acts_as_the_owner_of_the_directory() {
-    if !is_root() {
-        return;
+    assert_eq!(place.addresses().len(), 2);
+    if is_root {
+        let roots = Command::new("find").arg(&data).args(["!", "-user", "nobody"]).output().unwrap();
+        assert_eq!(String::from_utf8(roots.stdout).unwrap(), "");
+        // Another account is told whose it is.
+        let mut export = run_as("postgres", &["export", &place.argument]);
+        assert_eq!(export.wait(LONG), 1);
+        assert!(export.stderr().contains("belongs to user nobody, "), "{}", export.stderr());
     }
-    let place = Place::with(ADA);
-    let data = place.temp.path().join("data");
-    let user = |name: &str| User::from_name(name).unwrap().expect("every system has it");
-    fs::create_dir(&data).unwrap();
-    chown(&data, Some(user("nobody").uid), Some(user("nobody").gid)).unwrap();
-    place.import();
-    assert_eq!(not_of_nobody(&data), "");
-    let run_as = |name: &str, arguments: &[&str]| {
-        let (uid, gid) = (format!("--reuid={}", user(name).uid), format!("--regid={}", user(name).gid));
-        let program = ["/usr/bin/setpriv", &uid, &gid, "--clear-groups", USERD];
-        Process::under(&program, arguments, &[("TMPDIR", "/tmp")])
-    };
-    let mut service = run_as("nobody", &[&place.argument]);
-    service.wait_for_url_within(LONG_ON_DISK);
-    assert_eq!(service.client().get("/users/1").json()["email"], "ada@example.com");
-    assert_eq!(place.addresses(), ["ada@example.com"]);
-    service.signal(Signal::SIGTERM);
-    assert_eq!(service.wait(LONG_ON_DISK), 0, "{}", service.stderr());
-    assert_eq!(place.addresses(), ["ada@example.com"]);
-    assert_eq!(not_of_nobody(&data), "");
-    // Another account is told whose it is.
-    let mut export = run_as("postgres", &["export", &place.argument]);
-    assert_eq!(export.wait(LONG), 1);
-    assert!(export.stderr().contains("belongs to user nobody, "), "{}", export.stderr());
 }
 
-/// Lists what root has left in a directory.
-fn not_of_nobody(dir: &Path) -> String {
-    let found = Command::new("find").arg(dir).args(["!", "-user", "nobody"]).output().unwrap();
-    String::from_utf8(found.stdout).unwrap()
+fn user(name: &str) -> User {
+    User::from_name(name).unwrap().expect("every system has it")
+}
+
+fn run_as(name: &str, arguments: &[&str]) -> Process {
+    let User { uid, gid, .. } = user(name);
+    let (uid, gid) = (format!("--reuid={uid}"), format!("--regid={gid}"));
+    let program = ["/usr/bin/setpriv", &uid, &gid, "--clear-groups", USERD];
+    Process::under(&program, arguments, &[("TMPDIR", "/tmp")])
 }

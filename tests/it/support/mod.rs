@@ -32,7 +32,6 @@ pub use table::{check, is_timestamp, masked};
 pub use verbs::every_verb;
 
 use std::{
-    net::TcpListener,
     sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
@@ -110,15 +109,6 @@ pub fn loopback_network() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let number = std::process::id() * 4 + COUNT.fetch_add(1, Ordering::Relaxed);
     format!("127.{}.{}.", 1 + number / 256 % 250, number % 256)
-}
-
-/// Returns true if this machine has IPv6; prints a line if not.
-pub fn has_ipv6() -> bool {
-    let bound = TcpListener::bind("[::1]:0");
-    if let Err(error) = &bound {
-        println!("without IPv6: {error}");
-    }
-    bound.is_ok()
 }
 
 /// A small generator, so that a failure can be repeated by its seed, which is not 0 (xorshift64).
