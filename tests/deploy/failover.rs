@@ -7,8 +7,8 @@ use crate::{
     listening::Account,
     program,
     support::{
-        BUSY, Caller, Daemon, Event, LONG, LONG_ON_DISK, Load, Process, Proxy, TempDir, USERD, Weather,
-        children, eventually, loopback_network, pause, running, users,
+        BUSY, Daemon, LONG, LONG_ON_DISK, Load, Process, Proxy, TempDir, USERD, Weather, children,
+        eventually, loopback_network, pause, running, users,
     },
 };
 use nix::{
@@ -18,14 +18,13 @@ use nix::{
 use postgres::{Client, NoTls};
 use serde_json::json;
 use std::{
-    collections::{BTreeMap, HashSet},
     fs,
     io::{BufRead, BufReader},
     os::unix::fs::PermissionsExt,
     path::PathBuf,
     process::{Command, Stdio},
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
@@ -39,13 +38,6 @@ const FAILOVER: Duration = Duration::from_secs(90);
 
 /// How soon userd is back after its database.
 const BACK: Duration = Duration::from_secs(1);
-
-/// Times at which the database, asked directly, first answered a read and first stored a change.
-#[derive(Clone, Copy, Debug, Default)]
-struct Back {
-    reads: Option<Instant>,
-    changes: Option<Instant>,
-}
 
 /// The three machines.
 struct Machines {
@@ -175,24 +167,14 @@ impl Machines {
     }
 
     /// Asks each PostgreSQL but `old` directly, until one of them has stored a change.
-    fn wait_for_another(&self, old: usize, since: Instant) -> Back {
-        let back = Arc::new(Mutex::new(Back::default()));
-        let ended = AtomicBool::new(false);
-        thread::scope(|scope| {
-            for node in (0..3).filter(|node| *node != old) {
-                let (back, ended) = (&back, &ended);
-                scope.spawn(move || {
-                    while !ended.load(Ordering::SeqCst) && since.elapsed() < FAILOVER {
-                        if let Ok(mut client) = self.client(node) {
-                            ask(&mut client, back, ended);
-                        }
-                        pause(Duration::from_millis(20));
-                    }
-                    ended.store(true, Ordering::SeqCst);
-                });
-            }
+    fn wait_for_another(&self, old: usize) {
+        let is_stored = |node: usize| {
+            let mut client = self.client(node).ok()?;
+            client.execute("insert into probe default values", &[]).ok()
+        };
+        eventually(FAILOVER, "another primary", || {
+            (0..3).any(|node| node != old && is_stored(node).is_some())
         });
-        *back.lock().unwrap()
     }
 }
 
@@ -200,25 +182,6 @@ impl Drop for Machines {
     /// A stopped process cannot be told to end.
     fn drop(&mut self) {
         (0..3).for_each(|node| self.signal(node, Signal::SIGCONT));
-    }
-}
-
-/// Until the server has stored a change, or ends the session.
-fn ask(client: &mut Client, back: &Mutex<Back>, ended: &AtomicBool) {
-    while !ended.load(Ordering::SeqCst) {
-        match client.query_one("select pg_is_in_recovery()", &[]) {
-            Ok(row) if !row.get::<_, bool>(0) => {}
-            Ok(_) => {
-                pause(Duration::from_millis(10));
-                continue;
-            }
-            Err(_) => return,
-        }
-        back.lock().unwrap().reads.get_or_insert_with(Instant::now);
-        if client.execute("insert into probe default values", &[]).is_ok() {
-            back.lock().unwrap().changes.get_or_insert_with(Instant::now);
-            ended.store(true, Ordering::SeqCst);
-        }
     }
 }
 
@@ -230,99 +193,27 @@ fn script(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-/// Observations of a client.
-#[derive(Default)]
-struct Seen {
-    events: Vec<Event>,
-    /// Addresses of users that were acknowledged.
-    acknowledged: Vec<String>,
-    /// Answers that must not be.
-    wrong: Vec<String>,
-}
-
-impl Seen {
-    /// Status and id of the answer, if there is one.
-    fn ask(
-        &mut self,
-        caller: &mut Caller,
-        method: &str,
-        target: &str,
-        key: &str,
-        body: &str,
-    ) -> Option<(u16, String)> {
-        let sent = Instant::now();
-        let answer = caller.call_with(method, target, &[("Idempotency-Key", key)], body).ok();
-        let status = answer.as_ref().map(|(status, _)| *status);
-        self.events.push(Event { sent, took: sent.elapsed(), status });
-        let (status, body) = answer?;
-        Some((status, body["id"].as_str().unwrap_or_default().to_owned()))
-    }
-
-    /// From `since` to the end of the longest time without a success, before `until`.
-    fn back(&self, since: Instant, until: Instant) -> Duration {
-        let successes = self.events.iter().filter(|event| event.succeeded());
-        let mut last = since;
-        let ends = successes.map(|event| event.sent + event.took).filter(|end| *end > since && *end < until);
-        let gaps = ends.map(|end| (end - std::mem::replace(&mut last, end), end));
-        gaps.max().expect("it is back").1 - since
-    }
-
-    /// The statuses of what was asked in this time, and the longest wait for an answer.
-    fn during(&self, from: Instant, to: Instant) -> (BTreeMap<Option<u16>, usize>, Duration) {
-        let (mut statuses, mut longest) = (BTreeMap::new(), Duration::ZERO);
-        for event in self.events.iter().filter(|event| event.sent < to && event.sent + event.took > from) {
-            *statuses.entry(event.status).or_default() += 1;
-            longest = longest.max(event.took);
-        }
-        (statuses, longest)
-    }
-}
-
-/// Repeats each create under its `Idempotency-Key` until it is acknowledged.
-fn create(name: &str, url: &str, stop: &AtomicBool) -> Seen {
-    let (mut seen, mut caller) = (Seen::default(), Caller::new(url, LONG));
+/// Creates users, each under its `Idempotency-Key` until it is acknowledged. Returns the addresses.
+fn create(name: &str, url: &str, stop: &AtomicBool) -> Vec<String> {
+    let (mut acknowledged, mut client) = (Vec::new(), crate::support::Client::new(url));
     for turn in 0.. {
-        let (key, email) = (format!("\"{name}-{turn}\""), format!("{name}-{turn}@example.com"));
+        let (key, email) = (format!("{name}-{turn}"), format!("{name}-{turn}@example.com"));
         let body = json!({"name": name, "email": email}).to_string();
         loop {
             if stop.load(Ordering::SeqCst) {
-                return seen;
+                return acknowledged;
             }
-            match seen.ask(&mut caller, "POST", "/users", &key, &body) {
-                Some((201, _)) => {
-                    seen.acknowledged.push(email);
-                    break;
-                }
+            let answer = client.try_request("POST", "/users", &[("Idempotency-Key", &key)], &body);
+            match answer.map(|answer| answer.status) {
+                Ok(201) => break acknowledged.push(email),
                 // The user may have been created or not.
-                None | Some((500 | 503, _)) => pause(Duration::from_millis(20)),
-                answer => {
-                    seen.wrong.push(format!("POST {email}: {answer:?}"));
-                    break;
-                }
+                Err(_) | Ok(500 | 503) => pause(Duration::from_millis(20)),
+                Ok(status) => panic!("POST {email}: {status}"),
             }
         }
         pause(Duration::from_millis(10));
     }
-    seen
-}
-
-/// Creates one user, and reads it again and again.
-fn read(name: &str, url: &str, stop: &AtomicBool) -> Seen {
-    let (mut seen, mut caller) = (Seen::default(), Caller::new(url, LONG));
-    let email = format!("{name}@example.com");
-    let body = json!({"name": name, "email": email}).to_string();
-    let created = seen.ask(&mut caller, "POST", "/users", &format!("\"{name}\""), &body);
-    let Some((201, id)) = created else { panic!("{created:?}") };
-    seen.acknowledged.push(email);
-    while !stop.load(Ordering::SeqCst) {
-        match seen.ask(&mut caller, "GET", &format!("/users/{id}"), "\"\"", "") {
-            Some((200, _)) => {}
-            Some((503, _)) => pause(Duration::from_millis(20)),
-            answer => seen.wrong.push(format!("GET /users/{id}: {answer:?}")),
-        }
-        pause(Duration::from_millis(5));
-    }
-    seen
+    acknowledged
 }
 
 /// A way to the database, and the clients of a userd that goes it.
@@ -331,89 +222,36 @@ struct Way {
     /// Creates, changes, reads and deletes.
     load: Load,
     stop: Arc<AtomicBool>,
-    creating: Vec<JoinHandle<Seen>>,
-    reading: Vec<JoinHandle<Seen>>,
+    /// Those that create with keys.
+    keyed: Vec<JoinHandle<Vec<String>>>,
 }
 
 impl Way {
     fn start(name: &'static str, url: &str) -> Way {
-        let load = Load::start(name, 3, &Arc::new(Mutex::new(url.to_owned())), LONG);
         let stop = Arc::new(AtomicBool::new(false));
-        let clients = |kind: &str, work: fn(&str, &str, &AtomicBool) -> Seen| {
-            let client = |number| {
-                let (stop, url, name) = (stop.clone(), url.to_owned(), format!("{name}-{kind}-{number}"));
-                thread::spawn(move || work(&name, &url, &stop))
-            };
-            (0..3).map(client).collect()
-        };
-        let (creating, reading) = (clients("keyed", create), clients("keyed-read", read));
-        Way { name, load, stop, creating, reading }
+        let keyed = (0..3).map(|number| {
+            let (stop, url, name) = (stop.clone(), url.to_owned(), format!("keyed-{name}-{number}"));
+            thread::spawn(move || create(&name, &url, &stop))
+        });
+        let keyed = keyed.collect();
+        Way { name, load: Load::start(name, 3, url), stop, keyed }
     }
 
-    /// Ends the clients, and compares what they have seen with what is stored and with what the database itself took.
-    fn check(self, client: &mut Client, faults: &[Fault]) {
+    /// Ends the clients, and compares what they have seen with what is stored: no acknowledged change is lost, and each
+    /// client was served soon after each of these moments, at which PostgreSQL took changes again.
+    fn check(self, client: &mut Client, backs: &[Instant]) {
         self.stop.store(true, Ordering::SeqCst);
-        let books = self.load.stop();
-        let seen = |clients: Vec<JoinHandle<Seen>>| -> Vec<Seen> {
-            clients.into_iter().map(|client| client.join().expect("a client")).collect()
-        };
-        let (creating, reading) = (seen(self.creating), seen(self.reading));
-        let mut stored = users(client);
-        stored.retain(|email, _| email.starts_with(self.name));
-        let is_keyed = |email: &str| email.contains("-keyed-");
-        let keyed: HashSet<String> = stored.keys().filter(|email| is_keyed(email)).cloned().collect();
-        stored.retain(|email, _| !is_keyed(email));
-        let audit = books.audit(&stored);
-        let lost = creating.iter().chain(&reading).flat_map(|seen| &seen.acknowledged);
-        let lost: Vec<&String> = lost.filter(|email| !keyed.contains(*email)).collect();
-        println!(
-            "{}: {} acknowledged, {} open, {} lost; with keys {} stored, {} lost",
-            self.name,
-            audit.acknowledged,
-            audit.open,
-            audit.lost.len(),
-            keyed.len(),
-            lost.len()
-        );
-        for fault in faults {
-            for (what, database, seen) in
-                [("reads", fault.back.reads, &reading), ("changes", fault.back.changes, &creating)]
-            {
-                let database = database.expect("another primary") - fault.at;
-                let userd = seen.iter().map(|seen| seen.back(fault.at, fault.end)).max().expect("clients");
-                let during = seen.iter().map(|seen| seen.during(fault.at, fault.at + userd));
-                let (statuses, longest): (Vec<_>, Vec<Duration>) = during.unzip();
-                println!(
-                    "  {}, {what}: PostgreSQL {:.1} s, userd {:.1} s, longest answer {:.1} s; {statuses:?}",
-                    fault.name,
-                    database.as_secs_f64(),
-                    userd.as_secs_f64(),
-                    longest.iter().max().expect("clients").as_secs_f64()
-                );
-                // A change that was in flight when its session broke has an unknown outcome: 500.
-                let unknown = if what == "changes" { 1 } else { 0 };
-                for statuses in statuses {
-                    let count = |status| statuses.get(&Some(status)).copied().unwrap_or_default();
-                    let answered = count(200) + count(201) + count(503);
-                    assert!(count(500) <= unknown, "{statuses:?}");
-                    assert_eq!(answered + count(500), statuses.values().sum::<usize>(), "{statuses:?}");
-                }
-                assert!(userd < database + BACK + BUSY, "{}, {what}", fault.name);
-            }
+        let (books, stored) = (self.load.stop(), users(client));
+        let outage = backs.iter().map(|back| books.longest_outage(*back)).max().expect("faults");
+        println!("{}: {}, back after {outage:?}", self.name, books.check(&stored));
+        assert!(outage < BACK + BUSY, "{}: {outage:?}", self.name);
+        for keyed in self.keyed {
+            let acknowledged = keyed.join().expect("a client");
+            assert!(!acknowledged.is_empty(), "{}", self.name);
+            let lost: Vec<_> = acknowledged.iter().filter(|email| !stored.contains_key(*email)).collect();
+            assert!(lost.is_empty(), "{}: {lost:?}", self.name);
         }
-        assert_eq!((audit.lost, audit.unexpected, lost), (vec![], vec![], vec![]));
-        let wrong: Vec<&String> = creating.iter().chain(&reading).flat_map(|seen| &seen.wrong).collect();
-        assert!(wrong.is_empty(), "{wrong:?}");
     }
-}
-
-/// A fault of the primary and the outage it caused.
-struct Fault {
-    name: &'static str,
-    at: Instant,
-    back: Back,
-    /// Before the next one.
-    end: Instant,
 }
 
 #[test]
@@ -459,10 +297,9 @@ fn the_primary_is_killed_and_cut_off() {
     let ways = [Way::start("addresses", &url), Way::start("haproxy", &other_url)];
     let creates = |count| ways.iter().for_each(|way| way.load.creates(count));
 
-    let mut faults = Vec::new();
+    let mut backs = Vec::new();
     for name in ["killed", "cut off"] {
         creates(50);
-        let at = Instant::now();
         match name {
             "killed" => {
                 let said = machines.script("kill", "leader");
@@ -470,7 +307,8 @@ fn the_primary_is_killed_and_cut_off() {
             }
             _ => machines.proxies[primary].shut(),
         }
-        let back = machines.wait_for_another(primary, at);
+        machines.wait_for_another(primary);
+        backs.push(Instant::now());
         creates(50);
         match name {
             "killed" => drop(machines.script("start", &(primary + 1).to_string())),
@@ -478,11 +316,10 @@ fn the_primary_is_killed_and_cut_off() {
         }
         creates(50);
         primary = machines.wait_until_whole();
-        faults.push(Fault { name, at, back, end: Instant::now() });
     }
     creates(50);
     let mut client = machines.client(primary).unwrap();
-    ways.into_iter().for_each(|way| way.check(&mut client, &faults));
+    ways.into_iter().for_each(|way| way.check(&mut client, &backs));
     let started = machines.started();
     assert_eq!(started.len(), 15, "five programs for each of three machines");
     drop(machines);

@@ -15,20 +15,7 @@ use std::{
     io::Write,
     path::Path,
     process::{Command, Stdio},
-    sync::{Arc, Mutex},
 };
-
-/// The files are where a person looks: in the page about figures, and in the package.
-#[test]
-fn the_files_are_named() {
-    let (page, package) = (include_str!("../../docs/observability.md"), include_str!("../../packaging/deb"));
-    assert!(package.contains("\nfind examples -type f "), "all examples are packed");
-    for file in ["prometheus.yml", "alerts.yml", "dashboard.json"] {
-        assert!(page.contains(&format!("[{file}](../examples/deploy/{file})")), "{file}");
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/deploy").join(file);
-        assert!(file.is_file(), "{file:?}");
-    }
-}
 
 const SCRAPE: &str = include_str!("../../examples/deploy/prometheus.yml");
 const ALERTS: &str = include_str!("../../examples/deploy/alerts.yml");
@@ -78,7 +65,7 @@ fn every_query_has_an_answer() {
     let prometheus = program("prometheus", "prometheus");
     let service = Service::start();
     let addr = service.server.addr().unwrap();
-    let load = Load::start("scraped", 4, &Arc::new(Mutex::new(format!("http://{addr}"))), LONG);
+    let load = Load::start("scraped", 4, service.server.base_url());
     let mut client = Client::new(service.server.base_url());
     let dir = TempDir::new();
     let theirs = r#"["10.0.0.11:3000", "10.0.0.12:3000", "10.0.0.13:3000"]"#;

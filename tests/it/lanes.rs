@@ -2,7 +2,7 @@
 //! of sessions.
 
 use crate::support::{
-    Answer, BUSY, Caller, Client, Database, LONG, OTHER_PASSWORD, PASSWORD, Proxy, Service, TOKEN, Weather,
+    Answer, BUSY, Client, Database, LONG, OTHER_PASSWORD, PASSWORD, Proxy, Service, TOKEN, Weather,
     eventually,
 };
 use serde_json::json;
@@ -43,7 +43,7 @@ fn named(name: &str) -> String {
 }
 
 /// Its answer comes soon; its status.
-fn soon(caller: &mut Caller, method: &str, target: &str, body: &str) -> u16 {
+fn soon(caller: &mut Client, method: &str, target: &str, body: &str) -> u16 {
     let start = Instant::now();
     let status = caller.call(method, target, body).unwrap().0;
     let took = start.elapsed();
@@ -51,7 +51,7 @@ fn soon(caller: &mut Caller, method: &str, target: &str, body: &str) -> u16 {
     status
 }
 
-fn name_of(caller: &mut Caller, id: u32) -> String {
+fn name_of(caller: &mut Client, id: u32) -> String {
     let (status, body) = caller.call("GET", &format!("/users/{id}"), "").unwrap();
     assert_eq!(status, 200, "{body}");
     body["name"].as_str().unwrap().to_owned()
@@ -72,7 +72,7 @@ fn with_changes_that_wait(
     thread::scope(|scope| {
         let change = |(method, target, body): &'_ (&str, String, String)| {
             let (method, target, body) = (method.to_string(), target.clone(), body.clone());
-            scope.spawn(move || Caller::new(url, AGES).call(&method, &target, &body).unwrap().0)
+            scope.spawn(move || Client::new(url).call(&method, &target, &body).unwrap().0)
         };
         let changes: Vec<_> = changes.iter().map(change).collect();
         service.database.waits_for_a_lock();
@@ -91,7 +91,7 @@ fn put(id: u32, name: &str) -> (&'static str, String, String) {
 fn changes_of_a_locked_row_hold_up_nothing_else() {
     for size in SIZES {
         let service = service(size);
-        let mut caller = Caller::new(service.server.base_url(), AGES);
+        let mut caller = Client::new(service.server.base_url());
         for name in ["ada", "bob", "eve"] {
             assert_eq!(caller.call("POST", "/users", &user(name)).unwrap().0, 201);
         }
@@ -137,7 +137,7 @@ fn changes_of_many_locked_rows_hold_up_no_other_row() {
         service.database.run(&format!(
             "insert into users (name, email) select n, n || '@example.com' from generate_series(1, {LOCKED} + 1) n"
         ));
-        let mut caller = Caller::new(service.server.base_url(), AGES);
+        let mut caller = Client::new(service.server.base_url());
         let changes: Vec<_> = (1..=LOCKED).map(|id| put(id, "held")).collect();
         let lock = format!("select from users where id <= {LOCKED} for update");
         let statuses = with_changes_that_wait(&service, &lock, &changes, || {
@@ -166,7 +166,7 @@ fn changes_of_many_locked_rows_hold_up_no_other_row() {
 fn writes_that_a_lock_of_the_table_blocks_hold_up_no_read() {
     for size in SIZES {
         let service = service(size);
-        let mut caller = Caller::new(service.server.base_url(), AGES);
+        let mut caller = Client::new(service.server.base_url());
         assert_eq!(caller.call("POST", "/users", &user("ada")).unwrap().0, 201);
         let creates = (0..4).map(|n| ("POST", "/users".to_owned(), user(&format!("n{n}"))));
         let changes: Vec<_> = creates.chain((0..4).map(|n| put(1, &n.to_string()))).collect();
@@ -190,7 +190,7 @@ fn writes_that_a_lock_of_the_table_blocks_hold_up_no_read() {
 #[test]
 fn what_is_answered_at_once_holds_up_nothing_behind_it() {
     let service = service((2, 2));
-    let mut caller = Caller::new(service.server.base_url(), AGES);
+    let mut caller = Client::new(service.server.base_url());
     assert_eq!(caller.call("POST", "/users", &user("ada")).unwrap().0, 201);
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -233,10 +233,7 @@ fn without_the_token_no_client_reaches_the_database() {
         let authorization = format!("Bearer {TOKEN}");
         let token = [("Authorization", authorization.as_str())];
         assert_eq!(client.request("POST", "/users", &token, user("ada")).status, 201);
-        // The pool opens its sessions by itself.
-        let sessions = "select count(*) from pg_stat_activity where datname = current_database() \
-            and application_name = 'userd'";
-        eventually(LONG, "the pool is full", || database.value(sessions) == "2");
+        database.has_sessions(2);
         proxy.shut();
         let start = Instant::now();
         let before = proxy.refused();

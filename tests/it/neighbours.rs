@@ -1,7 +1,7 @@
 //! Other clients of the same database: their locks, their settings for a role, the tables that they change. A request
 //! that they block waits; no other request does.
 
-use crate::support::{Caller, Database, LONG, Process, Service, TempDir, eventually};
+use crate::support::{Client, Database, Process, Service, TempDir};
 use serde_json::json;
 use std::{
     thread::{self, JoinHandle},
@@ -25,15 +25,8 @@ fn post(name: &str) -> String {
 
 /// Sends a request and waits for its answer on a thread: its status.
 fn asks(url: &str, method: &'static str, target: &'static str, body: String) -> JoinHandle<u16> {
-    let mut caller = Caller::new(url, AGES);
+    let mut caller = Client::new(url);
     thread::spawn(move || caller.call(method, target, &body).expect("an answer").0)
-}
-
-/// The pool has all its sessions: from now on the same ones are used.
-fn full(service: &Service) {
-    let sql = "select count(*) from pg_stat_activity where datname = current_database() \
-        and application_name = 'userd'";
-    eventually(LONG, "the pool is full", || service.database.value(sql) == "8");
 }
 
 #[test]
@@ -83,42 +76,12 @@ fn a_stop_that_waits_for_a_lock() {
     assert_eq!(stuck.join().unwrap(), 503);
 }
 
-/// A refusal of the database's costs no session.
-#[test]
-fn refused_changes_keep_their_sessions() {
-    let service = long_timeouts();
-    let url = service.server.base_url();
-    let mut caller = Caller::new(url, LONG);
-    for name in ["ada", "bob"] {
-        assert_eq!(caller.call("POST", "/users", &post(name)).unwrap().0, 201);
-    }
-    let sessions = "select string_agg(pid::text, ',' order by pid) from pg_stat_activity \
-        where datname = current_database() and application_name = 'userd'";
-    full(&service);
-    let before = service.database.value(sessions);
-    let clients = (0..4).map(|_| {
-        let mut caller = Caller::new(url, LONG);
-        thread::spawn(move || {
-            for _ in 0..50 {
-                let taken = r#"{"email":"BOB@example.com"}"#;
-                assert_eq!(caller.call("PUT", "/users/1", taken).unwrap().0, 409);
-                assert_eq!(caller.call("POST", "/users", &post("ada")).unwrap().0, 409);
-            }
-        })
-    });
-    let clients: Vec<_> = clients.collect();
-    clients.into_iter().for_each(|client| client.join().unwrap());
-    assert_eq!(service.database.value(sessions), before);
-    let emails = "select string_agg(email, ' ' order by id) from users";
-    assert_eq!(service.database.value(emails), "ada@example.com bob@example.com");
-}
-
 /// Statements that were prepared before do not fit the table any more.
 #[test]
 fn a_table_that_is_altered_meanwhile() {
     let service = long_timeouts();
-    full(&service);
-    let mut caller = Caller::new(service.server.base_url(), LONG);
+    service.database.has_sessions(8);
+    let mut caller = Client::new(service.server.base_url());
     let mut all = |n: u32| {
         assert_eq!(caller.call("POST", "/users", &post(&format!("user-{n}"))).unwrap().0, 201);
         let name = json!({"name": n.to_string()}).to_string();
@@ -159,7 +122,7 @@ fn a_database_that_is_up_to_date_is_only_read() {
     database.run("insert into users (name, email) values ('Ada', 'ada@example.com')");
     database.run(&format!("alter database {} set default_transaction_read_only = on", database.name()));
     let server = Server::start(database.config()).expect("nothing is to be migrated");
-    let mut caller = Caller::new(server.base_url(), LONG);
+    let mut caller = Client::new(server.base_url());
     assert_eq!(caller.call("GET", "/users/1", "").unwrap().0, 200);
     assert_eq!(caller.call("POST", "/users", &post("bob")).unwrap().0, 503);
     assert_eq!(caller.call("GET", "/users", "").unwrap().1["total"], 1);

@@ -1,8 +1,8 @@
 //! Creates with an `Idempotency-Key`: repeated, at once, on several replicas, and when a replica or a connection breaks.
 
 use crate::support::{
-    ADA, Answer, Caller, Client, Database, Dice, LONG, PASSWORD, Process, Proxy, Service, Weather, check,
-    eventually, pause,
+    ADA, Answer, Client, Database, Dice, LONG, PASSWORD, Process, Proxy, Service, Weather, check, eventually,
+    pause,
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -432,8 +432,8 @@ fn a_replica_that_is_killed_has_created_one_user_or_none() {
                 .map(|_| {
                     let (url, key, body) = (&url, &key, &body);
                     scope.spawn(move || {
-                        let mut caller = Caller::new(url, LONG);
-                        caller.call_with("POST", "/users", &[("Idempotency-Key", key)], body).is_ok()
+                        let mut caller = Client::new(url);
+                        caller.try_request("POST", "/users", &[("Idempotency-Key", key)], body).is_ok()
                     })
                 })
                 .collect();

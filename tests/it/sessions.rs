@@ -1,6 +1,6 @@
 //! Sessions of the database: what ends them, and for how long a request keeps one.
 
-use crate::support::{ADA, Caller, LONG, Service, eventually, pause};
+use crate::support::{ADA, Client, LONG, Service, eventually, pause};
 use serde_json::json;
 use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -15,14 +15,14 @@ fn reads_outlive_their_sessions() {
     const ROUNDS: usize = 20;
     let service = Service::start();
     let url = service.server.base_url();
-    assert_eq!(Caller::new(url, LONG).call("POST", "/users", ADA).unwrap().0, 201);
+    assert_eq!(Client::new(url).call("POST", "/users", ADA).unwrap().0, 201);
     let (ended, answered) = (AtomicBool::new(false), [const { AtomicUsize::new(0) }; READERS]);
     let mut killed = 0;
     thread::scope(|scope| {
         for answered in &answered {
             let ended = &ended;
             scope.spawn(move || {
-                let mut caller = Caller::new(url, LONG);
+                let mut caller = Client::new(url);
                 while !ended.load(Ordering::Relaxed) {
                     for target in ["/users/1", "/users"] {
                         let (status, body) = caller.call("GET", target, "").unwrap();
@@ -47,7 +47,7 @@ fn reads_outlive_their_sessions() {
         ended.store(true, Ordering::Relaxed);
     });
     assert!(killed >= ROUNDS, "{killed} sessions were ended");
-    assert_eq!(Caller::new(url, LONG).call("GET", "/users/1", "").unwrap().1["name"], "Ada");
+    assert_eq!(Client::new(url).call("GET", "/users/1", "").unwrap().1["name"], "Ada");
 }
 
 /// No statement of the service waits for a lock for long: its session is free for other requests.
@@ -55,7 +55,7 @@ fn reads_outlive_their_sessions() {
 fn no_session_waits_for_a_lock_for_long() {
     let service = Service::with(|config| config.limits.request_timeout = LONG);
     let url = service.server.base_url();
-    assert_eq!(Caller::new(url, LONG).call("POST", "/users", ADA).unwrap().0, 201);
+    assert_eq!(Client::new(url).call("POST", "/users", ADA).unwrap().0, 201);
     for lock in ["select from users where id = 1 for update", "lock table users in share mode"] {
         let mut neighbour = service.database.client();
         let mut transaction = neighbour.transaction().unwrap();
@@ -63,7 +63,7 @@ fn no_session_waits_for_a_lock_for_long() {
         let name = json!({"name": lock}).to_string();
         thread::scope(|scope| {
             let changes: Vec<_> = (0..4)
-                .map(|_| scope.spawn(|| Caller::new(url, LONG).call("PUT", "/users/1", &name).unwrap().0))
+                .map(|_| scope.spawn(|| Client::new(url).call("PUT", "/users/1", &name).unwrap().0))
                 .collect();
             eventually(LONG, "a change meets the lock", || waiting(&service, "0s") > 0);
             let start = Instant::now();
@@ -78,7 +78,7 @@ fn no_session_waits_for_a_lock_for_long() {
                 assert_eq!(change.join().unwrap(), 200, "{lock}");
             }
         });
-        assert_eq!(Caller::new(url, LONG).call("GET", "/users/1", "").unwrap().1["name"], lock);
+        assert_eq!(Client::new(url).call("GET", "/users/1", "").unwrap().1["name"], lock);
     }
 }
 

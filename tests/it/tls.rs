@@ -1,7 +1,7 @@
 //! The command over TLS: a private PostgreSQL for each certificate, each on a free port.
 
 use crate::support::tls_servers::{Cluster, Pki};
-use crate::support::{Caller, Database, LONG, Process, eventually};
+use crate::support::{Client, Database, LONG, Process, eventually};
 use std::net::TcpListener;
 
 /// The service serves over TLS, or says in one line what is wrong with the server's certificate.
@@ -36,7 +36,7 @@ fn the_service_over_tls() {
             ],
         );
         let Some(expected) = expected else {
-            let mut caller = Caller::new(&process.wait_for_url(), LONG);
+            let mut caller = Client::new(&process.wait_for_url());
             let mut sql = sql(&cluster, server.port);
             let ask = "select ssl, pid from pg_stat_ssl join pg_stat_activity using (pid) \
                 where application_name = 'userd'";
@@ -89,7 +89,7 @@ fn an_address_is_judged_before_anything_is_bound() {
     let address = format!(" {} pgbouncer=true nonsense=1\n", database.url());
     let variables = [("DATABASE_URL", &*address), ("HOST", "127.0.0.1"), ("PORT", "0")];
     let mut process = Process::start(&[], &variables);
-    let mut caller = Caller::new(&process.wait_for_url(), LONG);
+    let mut caller = Client::new(&process.wait_for_url());
     assert_eq!(caller.call("GET", "/users", "").unwrap().0, 200);
     let log = process.stderr();
     assert!(log.contains("DATABASE_URL: pgbouncer has no effect: behind a pooler"), "{log}");

@@ -1,13 +1,9 @@
 //! One request on a connection of its own, which may break anywhere, and what its client then knows.
 
 use super::state::{Action, Answer};
-use crate::support::{LONG, assert_no_secret, eventually};
-use serde_json::{Value, json};
-use std::{
-    io::{ErrorKind, Read, Write},
-    net::{Shutdown, TcpStream},
-    time::Instant,
-};
+use crate::support::{Client, LONG, eventually};
+use serde_json::json;
+use std::time::Instant;
 
 /// Where a client closes its connection by itself: after so many hundredths of its request, or bytes of the answer.
 #[derive(Debug, Clone, Copy)]
@@ -30,67 +26,31 @@ pub enum Outcome {
 /// Sends a request on a connection of its own. Returns when it was sent, too.
 pub fn exchange(address: &str, action: &Action, cut: Option<Cut>) -> (Instant, Outcome) {
     let (method, target, fields, body) = action.request();
-    let length = body.len();
-    let fields: String = fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-    let request = format!(
-        "{method} {target} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n{fields}Content-Length: {length}\r\n\r\n{body}"
-    );
-    let mut stream = None;
-    eventually(LONG, "the service listens", || {
-        stream = TcpStream::connect(address).ok();
-        stream.is_some()
-    });
-    let mut stream = stream.expect("it was waited for");
-    stream.set_nodelay(true).expect("a connected socket");
-    stream.set_read_timeout(Some(LONG)).expect("a connected socket");
+    let fields: Vec<_> = fields.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let mut client = Client::new(&format!("http://{address}"));
+    eventually(LONG, "the service listens", || client.connect().is_ok());
+    let message = client.message(method, &target, &fields, body.as_bytes());
     let sent = Instant::now();
-    if let Some(Cut::Request(hundredths)) = cut {
-        let part = request.len() * hundredths / 100;
-        let _ = stream.write_all(&request.as_bytes()[..part]);
-        let _ = stream.shutdown(Shutdown::Both);
-        return (sent, Outcome::Void);
-    }
-    if stream.write_all(request.as_bytes()).is_err() {
-        return (sent, Outcome::Open);
-    }
-    let mut answer = Vec::new();
-    let limit = match cut {
-        Some(Cut::Answer(bytes)) => bytes as u64,
-        _ => u64::MAX,
+    let outcome = match cut {
+        Some(Cut::Request(hundredths)) => {
+            let _ = client.try_send(&message[..message.len() * hundredths / 100]);
+            Outcome::Void
+        }
+        Some(Cut::Answer(bytes)) => {
+            if client.try_send(&message).is_ok() {
+                client.read_some(bytes);
+            }
+            Outcome::Open
+        }
+        None => match client.try_request(method, &target, &fields, &body) {
+            Err(_) => Outcome::Open,
+            // The service says so where it cannot know.
+            Ok(answer) if answer.status == 500 && answer.json() == json!({"error": "Database error"}) => {
+                Outcome::Open
+            }
+            Ok(answer) if answer.status == 503 => Outcome::Unavailable(Instant::now()),
+            Ok(answer) => Outcome::Answered(answer.into(), Instant::now()),
+        },
     };
-    match stream.take(limit).read_to_end(&mut answer) {
-        Err(error) if error.kind() == ErrorKind::WouldBlock => {
-            panic!("no answer: {method} {target}")
-        }
-        _ => {}
-    }
-    let end = Instant::now();
-    match parse(&answer) {
-        // The service says so where it cannot know.
-        Some(Answer { status: 500, body, .. }) if body == json!({"error": "Database error"}) => {
-            (sent, Outcome::Open)
-        }
-        Some(Answer { status: 503, body, .. }) if body == json!({"error": "Service unavailable"}) => {
-            (sent, Outcome::Unavailable(end))
-        }
-        Some(answer) => (sent, Outcome::Answered(answer, end)),
-        None => (sent, Outcome::Open),
-    }
-}
-
-/// A whole answer, or `None`.
-fn parse(bytes: &[u8]) -> Option<Answer> {
-    let text = str::from_utf8(bytes).ok()?;
-    assert_no_secret(text);
-    let (head, body) = text.split_once("\r\n\r\n")?;
-    let status = head.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()?;
-    let tag = head.lines().find_map(|line| line.strip_prefix("ETag: ")).map(str::to_owned);
-    let length =
-        head.lines().find_map(|line| line.strip_prefix("Content-Length: ")?.parse().ok()).unwrap_or(0);
-    if body.len() < length {
-        return None;
-    }
-    assert_eq!(body.len(), length, "{text}");
-    let body = if body.is_empty() { Value::Null } else { serde_json::from_str(body).expect("JSON") };
-    Some(Answer { status, body, tag })
+    (sent, outcome)
 }

@@ -4,7 +4,7 @@
 //! answer tells it.
 
 use super::rules::Rules;
-use crate::support::is_timestamp;
+use crate::support::{self, is_timestamp};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 
@@ -121,6 +121,13 @@ pub struct Answer {
     pub body: Value,
     /// The field `ETag`.
     pub tag: Option<String>,
+}
+
+impl From<support::Answer> for Answer {
+    fn from(answer: support::Answer) -> Answer {
+        let tag = answer.header("ETag").map(str::to_owned);
+        Answer { status: answer.status, body: answer.value(), tag }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]

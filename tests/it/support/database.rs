@@ -139,6 +139,15 @@ impl Database {
         self.locks("no session waits for a lock", |waiting| waiting == 0);
     }
 
+    /// Returns when the service has so many sessions: its pool is full, and uses these from now on.
+    pub fn has_sessions(&self, count: i64) {
+        let sql = "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'userd'";
+        let mut client = self.client();
+        eventually(LONG, "the pool has its sessions", || {
+            client.query_one(sql, &[]).is_ok_and(|row| row.get::<_, i64>(0) == count)
+        });
+    }
+
     fn locks(&self, what: &str, is: impl Fn(i64) -> bool) {
         let sql = "select count(*) from pg_stat_activity where datname = current_database() \
             and application_name = 'userd' and wait_event_type = 'Lock'";

@@ -1,20 +1,27 @@
 //! An HTTP/1.1 client of one connection, which holds every answer against what all answers promise.
 
-use super::{LONG, assert_no_secret, described::check_described};
+use super::{assert_no_secret, described::check_described};
 use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
 use std::{
     collections::VecDeque,
-    io::{BufRead, BufReader, Read, Write},
+    io::{self, BufRead, BufReader, ErrorKind, Read, Write},
     net::{SocketAddr, TcpStream},
     os::unix::net::UnixStream,
+    time::Duration,
 };
+
+/// How long an answer is waited for, which may need a lock that a test holds.
+const AGES: Duration = Duration::from_secs(100);
 
 /// The type of `/metrics`.
 const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The type of `/ui`.
 const PAGE: &str = "text/html; charset=utf-8";
+
+/// Header fields.
+pub type Fields<'a> = &'a [(&'a str, &'a str)];
 
 /// An answer that has kept the promises of all answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +46,11 @@ impl Answer {
     /// The body.
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// The body; null if there is none.
+    pub fn value(&self) -> Value {
+        if self.body.is_empty() { Value::Null } else { self.json() }
     }
 
     /// The `id` in the body.
@@ -96,12 +108,14 @@ impl Answer {
         let is_refusal = body.get("error").is_some() || body.get("errors").is_some();
         let is_unready = self.status == 503 && body["status"] == "unready" && body["reason"].is_string();
         assert_eq!(is_refusal || is_unready, self.status >= 400, "{self:?}");
+        assert!(self.status != 503 || is_unready || self.header("Retry-After").is_some(), "{self:?}");
     }
 }
 
 /// A client that keeps its connection as long as the service does.
+#[derive(Default)]
 pub struct Client {
-    base_url: String,
+    pub base_url: String,
     stream: Option<BufReader<Box<dyn Stream>>>,
     /// Targets of the requests that wait for their answers.
     targets: VecDeque<String>,
@@ -114,7 +128,7 @@ impl<T: Read + Write + Send> Stream for T {}
 impl Client {
     /// For the service at `http://host:port` or `unix:/path`. Connects when first used.
     pub fn new(base_url: &str) -> Client {
-        Client { base_url: base_url.to_owned(), stream: None, targets: VecDeque::new() }
+        Client { base_url: base_url.to_owned(), ..Client::default() }
     }
 
     /// Connects at once, from another address of the loopback device than all others: another peer.
@@ -129,62 +143,123 @@ impl Client {
         Client { stream, ..Client::new(base_url) }
     }
 
+    /// Connects if there is no connection.
+    pub fn connect(&mut self) -> io::Result<()> {
+        if self.stream.is_none() {
+            self.stream = Some(BufReader::new(connect(&self.base_url)?));
+        }
+        Ok(())
+    }
+
     /// Sends a request and reads its answer.
-    pub fn request(
-        &mut self,
-        method: &str,
-        target: &str,
-        headers: &[(&str, &str)],
-        body: impl AsRef<[u8]>,
-    ) -> Answer {
-        self.send_request(method, target, headers, body);
+    pub fn request<B: AsRef<[u8]>>(&mut self, method: &str, target: &str, fields: Fields, body: B) -> Answer {
+        self.send_request(method, target, fields, body);
         self.answer(method)
     }
 
-    /// Sends a request, whose answer is still to be read.
-    pub fn send_request(
+    /// Sends a request and reads its answer. After an error, the request may have been executed or not.
+    pub fn try_request<B: AsRef<[u8]>>(
         &mut self,
         method: &str,
         target: &str,
-        headers: &[(&str, &str)],
-        body: impl AsRef<[u8]>,
-    ) {
-        let body = body.as_ref();
+        fields: Fields,
+        body: B,
+    ) -> io::Result<Answer> {
+        let message = self.message(method, target, fields, body.as_ref());
+        self.try_send(&message)?;
+        self.targets.push_back(target.to_owned());
+        self.try_answer(method)
+    }
+
+    /// Returns status and body of the answer to a request, which may have been executed or not after an error.
+    pub fn call(&mut self, method: &str, target: &str, body: &str) -> io::Result<(u16, Value)> {
+        self.try_request(method, target, &[], body).map(|answer| (answer.status, answer.value()))
+    }
+
+    /// Sends a request, whose answer is still to be read.
+    pub fn send_request<B: AsRef<[u8]>>(&mut self, method: &str, target: &str, fields: Fields, body: B) {
+        let message = self.message(method, target, fields, body.as_ref());
+        self.send(&message);
+        self.targets.push_back(target.to_owned());
+    }
+
+    /// Returns the bytes of a request.
+    pub fn message(&self, method: &str, target: &str, fields: Fields, body: &[u8]) -> Vec<u8> {
         let host = self.base_url.strip_prefix("http://").unwrap_or("localhost");
         let mut message = format!("{method} {target} HTTP/1.1\r\nHost: {host}\r\n");
-        for (name, value) in headers {
+        for (name, value) in fields {
             message += &format!("{name}: {value}\r\n");
         }
         if !body.is_empty() || ["POST", "PUT"].contains(&method) {
             message += &format!("Content-Length: {}\r\n", body.len());
         }
-        self.send(&[message.as_bytes(), b"\r\n", body].concat());
-        self.targets.push_back(target.to_owned());
+        [message.as_bytes(), b"\r\n", body].concat()
     }
 
     /// Sends bytes as they are.
     pub fn send(&mut self, bytes: &[u8]) {
-        let stream = self.stream.get_or_insert_with(|| BufReader::new(connect(&self.base_url)));
-        stream.get_mut().write_all(bytes).expect("the service reads");
+        self.try_send(bytes).expect("the service reads");
+    }
+
+    /// Sends bytes as they are. After an error, the connection has ended.
+    pub fn try_send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.connect()?;
+        let stream = self.stream.as_mut().expect("connected above");
+        let sent = stream.get_mut().write_all(bytes);
+        sent.inspect_err(|_| self.end())
     }
 
     /// Reads the answer to a request with that method.
     pub fn answer(&mut self, method: &str) -> Answer {
+        self.try_answer(method).unwrap_or_else(|error| panic!("no answer: {error}"))
+    }
+
+    /// Reads at most so many bytes, and closes the connection.
+    pub fn read_some(&mut self, bytes: usize) {
+        let stream = self.stream.as_mut().expect("something was sent");
+        // The end of the connection is as good.
+        let _ = stream.read_exact(&mut vec![0; bytes]);
+        self.end();
+    }
+
+    /// Closes the connection.
+    pub fn end(&mut self) {
+        (self.stream, self.targets) = Default::default();
+    }
+
+    fn try_answer(&mut self, method: &str) -> io::Result<Answer> {
+        let answer = self.read_answer(method).inspect_err(|error| {
+            assert_ne!(error.kind(), ErrorKind::WouldBlock, "every request has an answer in time");
+            self.end();
+        })?;
+        if answer.header("Connection") == Some("close") {
+            self.stream = None;
+            self.targets.truncate(1);
+        }
+        answer.keep_promises(method);
+        // Bytes that a test sends may be no request, so they have no target.
+        if let Some(target) = self.targets.pop_front() {
+            check_described(method, &target, &answer);
+        }
+        Ok(answer)
+    }
+
+    fn read_answer(&mut self, method: &str) -> io::Result<Answer> {
         let stream = self.stream.as_mut().expect("something was sent");
         let mut size = 0;
         let mut line = || {
             let mut line = String::new();
-            size += stream.read_line(&mut line).expect("an answer within the time");
-            let text = line.strip_suffix("\r\n");
-            text.unwrap_or_else(|| panic!("cut short: {line:?}")).to_owned()
+            size += stream.read_line(&mut line)?;
+            let text = line.strip_suffix("\r\n").map(str::to_owned);
+            text.ok_or_else(|| io::Error::other(format!("cut short: {line:?}")))
         };
-        let status_line = line();
+        let status_line = line()?;
         let status = status_line.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3));
         let status = status.and_then(|digits| digits.parse().ok());
         let status = status.unwrap_or_else(|| panic!("a status line: {status_line:?}"));
         let mut headers = Vec::new();
         loop {
-            let field = line();
+            let field = line()?;
             match field.split_once(": ") {
                 Some((name, value)) => headers.push((name.to_owned(), value.to_owned())),
                 None if field.is_empty() => break,
@@ -196,19 +271,13 @@ impl Client {
         let bodiless = method == "HEAD" || matches!(status, 204 | 304) || status < 200;
         let length = if bodiless { 0 } else { length.unwrap_or(Ok(0)).expect("a length") };
         let mut body = vec![0; length];
-        stream.read_exact(&mut body).expect("a whole body");
+        stream.read_exact(&mut body)?;
         answer.body = String::from_utf8(body).expect("UTF-8");
         answer.size += length;
-        if answer.header("Connection") == Some("close") {
-            self.stream = None;
-            self.targets.truncate(1);
+        if matches!(status, 502..=504) && answer.header("X-Request-Id").is_none() {
+            return Err(io::Error::other("a proxy has no answer of the service"));
         }
-        answer.keep_promises(method);
-        // Bytes that a test sends may be no request, so they have no target.
-        if let Some(target) = self.targets.pop_front() {
-            check_described(method, &target, &answer);
-        }
-        answer
+        Ok(answer)
     }
 
     pub fn get(&mut self, target: &str) -> Answer {
@@ -246,17 +315,14 @@ impl Client {
     }
 }
 
-fn connect(base_url: &str) -> Box<dyn Stream> {
-    const LISTENS: &str = "the service listens";
-    const CONNECTED: &str = "a connected socket";
+fn connect(base_url: &str) -> io::Result<Box<dyn Stream>> {
     if let Some(path) = base_url.strip_prefix("unix:") {
-        let stream = UnixStream::connect(path).expect(LISTENS);
-        stream.set_read_timeout(Some(LONG)).expect(CONNECTED);
-        return Box::new(stream);
+        let stream = UnixStream::connect(path)?;
+        stream.set_read_timeout(Some(AGES))?;
+        return Ok(Box::new(stream));
     }
-    let address = base_url.strip_prefix("http://").expect("a base URL");
-    let stream = TcpStream::connect(address).expect(LISTENS);
-    stream.set_read_timeout(Some(LONG)).expect(CONNECTED);
-    stream.set_nodelay(true).expect(CONNECTED);
-    Box::new(stream)
+    let stream = TcpStream::connect(base_url.strip_prefix("http://").expect("a base URL"))?;
+    stream.set_read_timeout(Some(AGES))?;
+    stream.set_nodelay(true)?;
+    Ok(Box::new(stream))
 }

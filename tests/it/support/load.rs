@@ -1,11 +1,9 @@
 //! Clients that go on whatever breaks, and the books they keep: what was acknowledged, what may have happened.
 
-use super::{LONG, assert_no_secret, eventually, pause};
+use super::{Client, LONG, eventually, pause};
 use serde_json::{Value, json};
 use std::{
     collections::HashMap,
-    io::{self, BufRead, BufReader, Read, Write},
-    net::{SocketAddr, TcpStream},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -13,106 +11,6 @@ use std::{
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
-
-/// A client that takes a broken connection for an answer.
-pub struct Caller {
-    address: SocketAddr,
-    stream: Option<BufReader<TcpStream>>,
-    timeout: Duration,
-}
-
-impl Caller {
-    /// Makes a client of the service at `http://host:port` that waits at most `timeout` for an answer.
-    pub fn new(base_url: &str, timeout: Duration) -> Caller {
-        let address = base_url.strip_prefix("http://").and_then(|address| address.parse().ok());
-        Caller { address: address.expect("a base URL"), stream: None, timeout }
-    }
-
-    /// Returns status and body. After an error, the request may have been executed or not.
-    pub fn call(&mut self, method: &str, target: &str, body: &str) -> io::Result<(u16, Value)> {
-        self.call_with(method, target, &[], body)
-    }
-
-    /// Sends a request with header fields and returns the answer.
-    pub fn call_with(
-        &mut self,
-        method: &str,
-        target: &str,
-        fields: &[(&str, &str)],
-        body: &str,
-    ) -> io::Result<(u16, Value)> {
-        let answer = self.exchange(method, target, fields, body);
-        if answer.is_err() {
-            self.stream = None;
-        }
-        answer
-    }
-
-    /// A connection, the last one if it was left open. An error means that nothing was sent.
-    fn connect(&mut self) -> io::Result<&mut BufReader<TcpStream>> {
-        if self.stream.is_none() {
-            let stream = TcpStream::connect_timeout(&self.address, self.timeout)?;
-            stream.set_nodelay(true)?;
-            stream.set_read_timeout(Some(self.timeout))?;
-            self.stream = Some(BufReader::new(stream));
-        }
-        Ok(self.stream.as_mut().expect("connected above"))
-    }
-
-    fn exchange(
-        &mut self,
-        method: &str,
-        target: &str,
-        fields: &[(&str, &str)],
-        body: &str,
-    ) -> io::Result<(u16, Value)> {
-        let stream = self.connect()?;
-        let fields: String = fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-        let length = body.len();
-        write!(
-            stream.get_mut(),
-            "{method} {target} HTTP/1.1\r\nHost: test\r\n{fields}Content-Length: {length}\r\n\r\n{body}"
-        )?;
-        let (mut head, mut length, mut closes, mut says_when) = (Vec::new(), 0, false, false);
-        loop {
-            let mut line = String::new();
-            if stream.read_line(&mut line)? == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            let Some((name, value)) = line.trim_end().split_once(": ") else {
-                if line == "\r\n" {
-                    break;
-                }
-                head.push(line);
-                continue;
-            };
-            match name.to_ascii_lowercase().as_str() {
-                "content-length" => length = value.parse().map_err(io::Error::other)?,
-                "connection" => closes = value == "close",
-                "retry-after" => says_when = true,
-                _ => {}
-            }
-        }
-        let mut body = vec![0; length];
-        stream.read_exact(&mut body)?;
-        if closes {
-            self.stream = None;
-        }
-        let text = String::from_utf8(body).map_err(io::Error::other)?;
-        assert_no_secret(&text);
-        let status = head.first().and_then(|line| line.get(9..12)?.parse().ok());
-        let status = status.unwrap_or_else(|| panic!("a status line: {head:?}"));
-        assert!(status != 503 || says_when, "503 without Retry-After: {text}");
-        if matches!(status, 502..=504) && text.starts_with("<html>") {
-            return Err(io::Error::other("a proxy has no answer of the service's"));
-        }
-        let body = match text.as_str() {
-            "" => Value::Null,
-            text => serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}")),
-        };
-        Ok((status, body))
-    }
-}
 
 /// Between a failure and the next try: short of what the tests tell apart.
 const AFTER_FAILURE: Duration = Duration::from_millis(10);
@@ -145,46 +43,19 @@ pub struct Books {
     pub possible: HashMap<String, Possible>,
 }
 
-/// How the database compares with the books.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Audit {
-    pub acknowledged: usize,
-    /// Writes without an answer, or with a failure for one.
-    pub open: usize,
-    pub lost: Vec<String>,
-    pub unexpected: Vec<String>,
-}
-
-impl Audit {
-    pub fn add(&mut self, other: Audit) {
-        self.acknowledged += other.acknowledged;
-        self.open += other.open;
-        self.lost.extend(other.lost);
-        self.unexpected.extend(other.unexpected);
-    }
-}
-
 impl Books {
-    /// `stored`: names by address.
-    pub fn audit(&self, stored: &HashMap<String, String>) -> Audit {
-        let mut audit = Audit::default();
+    /// Panics if a user is not stored as one of its possible states. Returns how many states were acknowledged, and how
+    /// many are open, as a change of the user has had no answer or a failure for one. `stored`: names by address.
+    pub fn check(&self, stored: &HashMap<String, String>) -> String {
+        let (mut acknowledged, mut open) = (0, 0);
         for (email, possible) in &self.possible {
             let found = stored.get(email);
-            match possible.len() {
-                1 => audit.acknowledged += 1,
-                _ => audit.open += 1,
-            }
-            if !possible.iter().any(|name| name.as_ref() == found) {
-                let line = format!("{email}: {found:?}, not one of {possible:?}");
-                match found {
-                    None => audit.lost.push(line),
-                    Some(_) => audit.unexpected.push(line),
-                }
-            }
+            let is_possible = possible.iter().any(|name| name.as_ref() == found);
+            assert!(is_possible, "{email}: {found:?}, not one of {possible:?}");
+            *(if possible.len() == 1 { &mut acknowledged } else { &mut open }) += 1;
         }
-        let unknown = stored.keys().filter(|email| !self.possible.contains_key(*email));
-        audit.unexpected.extend(unknown.cloned());
-        audit
+        assert!(acknowledged > 0, "the load was no load");
+        format!("{acknowledged} acknowledged, {open} open")
     }
 
     /// From `end` on, how long the unluckiest client waited for a first success.
@@ -200,6 +71,8 @@ impl Books {
 
 /// Clients at work, until told to stop.
 pub struct Load {
+    /// Base URL of the service.
+    url: Arc<Mutex<String>>,
     stop: Arc<AtomicBool>,
     /// When each client had its last success.
     successes: Vec<Arc<Mutex<Option<Instant>>>>,
@@ -208,19 +81,25 @@ pub struct Load {
 }
 
 impl Load {
-    /// `count` clients of the service whose base URL is in `url`, which may change. Addresses have the `name` in them.
-    pub fn start(name: &str, count: usize, url: &Arc<Mutex<String>>, timeout: Duration) -> Load {
+    /// `count` clients of the service. Addresses have the `name` in them.
+    pub fn start(name: &str, count: usize, url: &str) -> Load {
+        let url = Arc::new(Mutex::new(url.to_owned()));
         let stop = Arc::new(AtomicBool::new(false));
         let successes: Vec<Arc<Mutex<_>>> = (0..count).map(|_| Arc::default()).collect();
         let created = Arc::new(AtomicUsize::new(0));
         let client = |(n, success): (usize, &Arc<_>)| {
             let (name, success, created) = (format!("{name}-{n}"), Arc::clone(success), created.clone());
             let (stop, url) = (stop.clone(), url.clone());
-            let client = Client { name, url, timeout, success, created, ..Client::default() };
+            let client = Worker { name, url, success, created, ..Worker::default() };
             thread::spawn(move || client.work(&stop))
         };
         let clients = successes.iter().enumerate().map(client).collect();
-        Load { stop, successes, created, clients }
+        Load { url, stop, successes, created, clients }
+    }
+
+    /// Sends the next requests to this URL.
+    pub fn moves_to(&self, url: &str) {
+        url.clone_into(&mut self.url.lock().unwrap());
     }
 
     /// Waits until as many more users were created: enough for a fault to meet a load, on any machine.
@@ -248,20 +127,19 @@ impl Load {
 }
 
 #[derive(Default)]
-struct Client {
+struct Worker {
     name: String,
     url: Arc<Mutex<String>>,
-    timeout: Duration,
     success: Arc<Mutex<Option<Instant>>>,
     created: Arc<AtomicUsize>,
-    caller: Option<(String, Caller)>,
+    client: Client,
     events: Vec<Event>,
     possible: HashMap<String, Possible>,
     /// Id and address of users in no doubt.
     sure: Vec<(String, String)>,
 }
 
-impl Client {
+impl Worker {
     fn work(mut self, stop: &AtomicBool) -> Notes {
         let mut turn = 0;
         while !stop.load(Ordering::SeqCst) {
@@ -330,7 +208,11 @@ impl Client {
     /// Returns true if the service accepts a connection. If it does not, no request can have changed a user.
     fn connects(&mut self) -> bool {
         let sent = Instant::now();
-        let connected = self.caller().connect().is_ok();
+        let url = self.url.lock().unwrap().clone();
+        if self.client.base_url != url {
+            self.client = Client::new(&url);
+        }
+        let connected = self.client.connect().is_ok();
         if !connected {
             self.events.push(Event { sent, took: sent.elapsed(), status: None });
             pause(AFTER_FAILURE);
@@ -338,19 +220,10 @@ impl Client {
         connected
     }
 
-    fn caller(&mut self) -> &mut Caller {
-        let url = self.url.lock().unwrap().clone();
-        if self.caller.as_ref().is_none_or(|(old, _)| *old != url) {
-            let caller = Caller::new(&url, self.timeout);
-            self.caller = Some((url, caller));
-        }
-        &mut self.caller.as_mut().expect("made above").1
-    }
-
     /// The answer, if it is a success. Whatever is no success has to be a failure of the database's or none at all.
     fn call(&mut self, method: &str, target: &str, body: &str, success: &[u16]) -> Option<(u16, Value)> {
         let sent = Instant::now();
-        let answer = self.caller().call(method, target, body).ok();
+        let answer = self.client.call(method, target, body).ok();
         let event = Event { sent, took: sent.elapsed(), status: answer.as_ref().map(|(status, _)| *status) };
         self.events.push(event);
         if event.succeeded() {

@@ -19,7 +19,7 @@ mod verbs;
 pub use database::{Compared, Database};
 pub use described::{DESCRIPTION, check_described};
 pub use http::{Answer, Client};
-pub use load::{Audit, Books, Caller, Event, Load};
+pub use load::{Books, Event, Load};
 pub use machine::{TempDir, free_port, pause, programs_of_postgres};
 pub use own::{
     Daemon, Own, children, code_kib, is_root, memory_kib, peak_kib, postmaster, program_of_postgres, running,
