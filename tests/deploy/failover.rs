@@ -222,7 +222,7 @@ struct Way {
     /// Creates, changes, reads and deletes.
     load: Load,
     stop: Arc<AtomicBool>,
-    /// Those that create with keys.
+    /// Clients that create with keys.
     keyed: Vec<JoinHandle<Vec<String>>>,
 }
 

@@ -1,18 +1,11 @@
-//! Changes of many users in one statement: each has the outcome that it would have had alone, and what holds one up holds
-//! up no other.
+//! Creates, updates and deletes of many users in one statement: each has the outcome that it would have had alone, and
+//! none is sent whose time is nearly up, so that its statement has ended before its request is answered.
 
-use crate::support::{Client, LONG, Service, eventually};
+use crate::support::{ADA, LONG, Service};
 use serde_json::json;
-use std::{
-    sync::{
-        Barrier,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
-    time::Instant,
-};
+use std::time::Instant;
 use userd::{
-    Delete, Update,
+    Delete, New, Update, User,
     error::Error,
     users::{
         revision::{Condition, Revision},
@@ -39,9 +32,9 @@ fn stale(service: &Service, id: i64) -> Condition {
     Condition { only: Some(vec![Revision { version: version + 1, updated_at }]), except: Vec::new() }
 }
 
-fn name(client: &mut Client, id: usize) -> Option<String> {
-    let found = client.get(&format!("/users/{id}"));
-    (found.status == 200).then(|| found.json()["name"].as_str().unwrap_or_default().to_owned())
+/// A condition that no state fulfils.
+fn none() -> Condition {
+    Condition { only: Some(Vec::new()), except: Vec::new() }
 }
 
 /// The users that are as they were created and that a transaction has locked or tried to change: their rows have its number.
@@ -49,6 +42,47 @@ fn locked(service: &Service) -> Vec<i64> {
     let query = "select id from users where xmax <> 0 and updated_at = created_at order by id";
     let rows = service.database.client().query(query, &[]).unwrap();
     rows.iter().map(|row| row.get(0)).collect()
+}
+
+/// Returns each outcome as a text: of a user or of an error.
+fn texts<T>(outcomes: Vec<Result<T, Error>>, of: impl Fn(T) -> Option<User>) -> Vec<String> {
+    let text = |outcome| match outcome {
+        Ok(done) => of(done).map_or("done".to_owned(), |user| format!("{} {}", user.name, user.email)),
+        Err(Error::Database { .. }) => "Database".to_owned(),
+        Err(Error::Unavailable(_)) => "Unavailable".to_owned(),
+        Err(error) => format!("{error:?}"),
+    };
+    outcomes.into_iter().map(text).collect()
+}
+
+/// Names and addresses, and the moment until which each may take.
+fn create(service: &Service, rows: &[(&str, &str, Instant)]) -> Vec<String> {
+    let new = rows.iter().map(|(name, email, deadline)| New {
+        values: Values::new(name, email),
+        password: None,
+        key: None,
+        deadline: *deadline,
+    });
+    let news: Vec<New> = new.collect();
+    texts(service.server.app().users().create_many(&news), |created| Some(created.into_user()))
+}
+
+/// Ids, new names and addresses, and conditions. An update that is for another statement is `done`.
+type Updates<'a> = &'a [(i64, Option<&'a str>, Option<&'a str>, &'a Condition)];
+
+fn update(service: &Service, rows: Updates, deadline: Instant) -> Vec<String> {
+    let update = rows.iter().map(|(id, name, email, condition)| {
+        let values = Values { name: *name, email: *email };
+        Update { id: *id, values, password: None, condition, deadline }
+    });
+    let updates: Vec<Update> = update.collect();
+    texts(service.server.app().users().update_many(&updates), |user| user)
+}
+
+fn delete(service: &Service, rows: &[(i64, &Condition)], deadline: Instant) -> Vec<String> {
+    let deletes: Vec<Delete> =
+        rows.iter().map(|(id, condition)| Delete { id: *id, condition, deadline }).collect();
+    texts(service.server.app().users().delete_many(&deletes), |()| None)
 }
 
 #[test]
@@ -62,52 +96,34 @@ fn each_update_of_a_batch_has_its_outcome() {
         let mut other = sql.transaction().unwrap();
         other.batch_execute("update users set name = 'locked' where id in (5, 9, 10)").unwrap();
         let (any, now, old) = (Condition::default(), current(&service, 7), stale(&service, 8));
-        let none = Condition { only: Some(Vec::new()), except: Vec::new() };
-        let deadline = Instant::now() + LONG;
-        let update = |id, name, email, condition| {
-            let values = Values { name, email };
-            Update { id, values, password: None, condition, deadline }
-        };
-        let batch = [
-            update(8, Some("m8"), None, &old),
-            update(1, Some("m1"), None, &any),
-            update(99, Some("m"), None, &any),
-            update(5, Some("m5"), None, &any),
-            update(3, Some("m3"), Some("new@example.com"), &any),
-            update(2, Some("n2"), Some("2@example.com"), &any),
-            update(4, None, Some("4@EXAMPLE.com"), &any),
-            update(7, Some("m7"), Some("7@example.com"), &now),
-            update(6, Some("m6"), None, &none),
-            // The users are as they were before the transaction that has locked them.
-            update(9, Some("n9"), None, &any),
-            update(10, Some("m10"), None, &none),
+        let batch: Updates = &[
+            (8, Some("m8"), None, &old),
+            (1, Some("m1"), None, &any),
+            (99, Some("m"), None, &any),
+            (5, Some("m5"), None, &any),
+            (3, Some("m3"), Some("new@example.com"), &any),
+            (2, Some("n2"), Some("2@example.com"), &any),
+            (4, None, Some("4@EXAMPLE.com"), &any),
+            (7, Some("m7"), Some("7@example.com"), &now),
+            (6, Some("m6"), None, &none()),
+            // Values that the committed record has already, or refuses, wait for no lock.
+            (9, Some("n9"), None, &any),
+            (10, Some("m10"), None, &none()),
         ];
-        let outcomes: Vec<String> = service
-            .server
-            .app()
-            .users()
-            .update_many(&batch)
-            .into_iter()
-            .map(|outcome| match outcome {
-                Ok(Some(user)) => format!("{} {} {}", user.id, user.name, user.email),
-                Ok(None) => "unbatched".to_owned(),
-                Err(error) => format!("{error:?}"),
-            })
-            .collect();
         let expected = [
             "PreconditionFailed",
-            "1 m1 1@example.com",
+            "m1 1@example.com",
             "NotFound",
             "Contended",
-            "unbatched",
-            "2 n2 2@example.com",
-            "4 n4 4@EXAMPLE.com",
-            "7 m7 7@example.com",
+            "done",
+            "n2 2@example.com",
+            "n4 4@EXAMPLE.com",
+            "m7 7@example.com",
             "PreconditionFailed",
-            "9 n9 9@example.com",
+            "n9 9@example.com",
             "PreconditionFailed",
         ];
-        assert_eq!(outcomes, expected, "prepared: {prepared}");
+        assert_eq!(update(&service, batch, Instant::now() + LONG), expected, "prepared: {prepared}");
         other.rollback().unwrap();
         assert_eq!(locked(&service), [5, 9, 10], "by the other transaction");
         let after = client.get("/users").json();
@@ -132,166 +148,119 @@ fn each_delete_of_a_batch_has_its_outcome() {
         let mut other = sql.transaction().unwrap();
         other.batch_execute("select from users where id = 5 for key share").unwrap();
         let (any, now, old) = (Condition::default(), current(&service, 3), stale(&service, 4));
-        let deadline = Instant::now() + LONG;
-        let delete = |id, condition| Delete { id, condition, deadline };
-        let batch = [delete(5, &any), delete(4, &old), delete(99, &any), delete(3, &now), delete(1, &any)];
-        let outcomes = service.server.app().users().delete_many(&batch);
-        let outcomes: Vec<String> = outcomes.into_iter().map(|outcome| format!("{outcome:?}")).collect();
-        let expected = ["Err(Contended)", "Err(PreconditionFailed)", "Err(NotFound)", "Ok(())", "Ok(())"];
-        assert_eq!(outcomes, expected, "prepared: {prepared}");
+        let batch = [(5, &any), (4, &old), (99, &any), (3, &now), (1, &any)];
+        let expected = ["Contended", "PreconditionFailed", "NotFound", "done", "done"];
+        assert_eq!(delete(&service, &batch, Instant::now() + LONG), expected, "prepared: {prepared}");
         other.rollback().unwrap();
         assert_eq!(locked(&service), [5], "by the other transaction");
-        let list = service.client().get("/users").json();
-        let left: Vec<&str> =
-            list["data"].as_array().unwrap().iter().filter_map(|user| user["id"].as_str()).collect();
-        assert_eq!((left, &list["total"]), (vec!["2", "4", "5", "6"], &json!(4)));
+        assert_eq!(
+            service.database.value("select string_agg(id::text, ' ' order by id) from users"),
+            "2 4 5 6"
+        );
+        assert_eq!(service.client().get("/users").json()["total"], 4);
     }
 }
 
-/// Sends requests at once, each on a connection of its own, and calls `meanwhile` when `answered` of them were answered;
-/// their statuses.
-fn at_once(
-    service: &Service,
-    requests: &[(&str, String, String)],
-    answered: usize,
-    meanwhile: impl FnOnce(),
-) -> Vec<u16> {
-    let (barrier, count) = (Barrier::new(requests.len()), AtomicUsize::new(0));
-    thread::scope(|scope| {
-        let threads: Vec<_> = requests
-            .iter()
-            .map(|(method, target, body)| {
-                let (mut client, barrier, count) = (service.client(), &barrier, &count);
-                scope.spawn(move || {
-                    barrier.wait();
-                    let status = client.request(method, target, &[], body.as_str()).status;
-                    count.fetch_add(1, Ordering::Relaxed);
-                    status
-                })
-            })
-            .collect();
-        eventually(LONG, "they are answered", || count.load(Ordering::Relaxed) >= answered);
-        meanwhile();
-        threads.into_iter().map(|thread| thread.join().expect("an answer")).collect()
-    })
-}
-
-/// Another session holds every other row, or a credential that a delete cascades to.
-#[test]
-fn what_is_locked_holds_up_no_other_change() {
-    const USERS: usize = 40;
-    let service = Service::start();
-    let mut client = service.client();
-    let mut sql = service.database.client();
-    let path = |id: usize| format!("/users/{id}");
-    let puts: Vec<_> = (1..=USERS)
-        .map(|id| {
-            (
-                "PUT",
-                path(id),
-                json!({"name": format!("m{id}"), "email": format!("{id}@example.com")}).to_string(),
-            )
-        })
-        .collect();
-    let deletes: Vec<_> = (1..=USERS).map(|id| ("DELETE", path(id), String::new())).collect();
-    let rows = [
-        (&puts, "select from users where id % 2 = 0 for no key update", USERS / 2),
-        (&deletes, "select from users where id % 2 = 0 for key share", USERS / 2),
-        (&deletes, "select from credentials where user_id = 7 for update", USERS - 1),
-    ];
-    for (requests, lock, free) in rows {
-        users(&service, USERS);
-        service.database.run("insert into credentials select id, 'hash' from users where id < 10");
-        let mut other = sql.transaction().unwrap();
-        other.batch_execute(lock).unwrap();
-        // The lock is given back only when all are answered that do not need it.
-        let statuses = at_once(&service, requests, free, || other.commit().unwrap());
-        for (at, status) in statuses.into_iter().enumerate() {
-            let found = name(&mut client, at + 1);
-            match requests[0].0 {
-                "PUT" => assert_eq!((status, found), (200, Some(format!("m{}", at + 1))), "{lock}"),
-                _ => assert_eq!((status, found), (204, None), "{lock}"),
-            }
-        }
-    }
-}
-
-/// A trigger that refuses one row, and one that makes two addresses the same: the others are changed.
+/// Triggers that refuse a row, leave it out, or make two addresses equal: each other change is made, and has the user that
+/// is stored for an outcome.
 #[test]
 fn what_a_trigger_refuses_is_refused_alone() {
     let service = Service::start();
-    users(&service, 30);
     service.database.run(
         "create function judge() returns trigger language plpgsql as $$
          begin
              if new.name = 'bad' then raise exception 'no'; end if;
              if new.name = 'left out' then return null; end if;
              if new.name = 'moved' then new.email = 'taken@example.com'; end if;
-             new.email = lower(new.email);
+             new.email = trim(lower(new.email), '!');
              return new;
          end $$;
-         create trigger judge before update on users for each row execute function judge();
+         create trigger judge before insert or update on users for each row execute function judge();
          create function keep() returns trigger language plpgsql as $$
          begin
-             if old.id = 21 then raise exception 'no'; end if;
-             if old.id = 22 then return null; end if;
+             if old.id = 2 then raise exception 'no'; end if;
+             if old.id = 4 then return null; end if;
              return old;
          end $$;
          create trigger keep before delete on users for each row execute function keep()",
     );
-    let condition = Condition::default();
-    let names: Vec<String> = (1..=20)
-        .map(|id| match id {
-            3 => "bad".to_owned(),
-            5 => "left out".to_owned(),
-            7 | 9 => "moved".to_owned(),
-            _ => format!("m{id}"),
-        })
-        .collect();
-    let deadline = Instant::now() + LONG;
-    let batch: Vec<Update> = names
-        .iter()
-        .enumerate()
-        .map(|(at, name)| Update {
-            id: at as i64 + 1,
-            values: Values { name: Some(name), email: None },
-            password: None,
-            condition: &condition,
-            deadline,
-        })
-        .collect();
-    let app = service.server.app();
-    let mut client = service.client();
-    for (at, outcome) in app.users().update_many(&batch).into_iter().enumerate() {
-        let (id, found) = (at + 1, client.get(&format!("/users/{}", at + 1)).json());
-        match (id, outcome) {
-            (3, Err(Error::Database { .. })) => assert_eq!(found["name"], "n3"),
-            // The answer is that of a lone request.
-            (5, Ok(Some(user))) => {
-                assert_eq!((user.name.as_str(), &found["name"]), ("n5", &json!("n5")))
-            }
-            (7, Ok(Some(user))) => {
-                assert_eq!(
-                    (user.email.as_str(), &found["email"]),
-                    ("taken@example.com", &json!("taken@example.com"))
-                );
-            }
-            (9, Err(Error::AlreadyExists)) => assert_eq!(found["name"], "n9"),
-            (3 | 5 | 7 | 9, outcome) => panic!("{id}: {outcome:?}"),
-            (_, Ok(Some(user))) => assert_eq!(found["name"], user.name, "{id}"),
-            (_, outcome) => panic!("{id}: {outcome:?}"),
+    let stored = "select string_agg(name || ' ' || email, ', ' order by id) from users";
+    let soon = Instant::now() + LONG;
+    assert_eq!(
+        service.client().post("/users", ADA.replace("ada@", "ADA@")).json()["email"],
+        "ada@example.com"
+    );
+    let batch = [
+        ("Zoe", "ZOE@Example.com", soon),
+        ("left out", "mallory@example.com", soon),
+        ("Eve", "eve@example.com", soon),
+        // An address that is equal for the service, and then some that the trigger makes equal.
+        ("Other Zoe", "zoe@example.com", soon),
+        ("Other Eve", "EVE@example.com!", soon),
+        ("Other Ada", "!ada@example.com", soon),
+        ("Bob", "BOB@example.com", soon),
+    ];
+    let [zoe, eve, bob] = ["Zoe zoe@example.com", "Eve eve@example.com", "Bob bob@example.com"];
+    let taken = "AlreadyExists";
+    assert_eq!(create(&service, &batch), [zoe, taken, eve, taken, taken, taken, bob]);
+    let mut found: Vec<String> = service.database.value(stored).split(", ").map(str::to_owned).collect();
+    found.sort_unstable();
+    assert_eq!(found, ["Ada ada@example.com", bob, eve, zoe]);
+
+    users(&service, 8);
+    let any = &Condition::default();
+    let batch: Updates = &[
+        (1, Some("m1"), None, any),
+        (3, Some("bad"), None, any),
+        (5, Some("left out"), None, any),
+        (6, Some("moved"), None, any),
+        (7, Some("moved"), None, any),
+        (8, Some("m8"), None, any),
+    ];
+    let [first, left_out, moved, last] =
+        ["m1 1@example.com", "n5 5@example.com", "moved taken@example.com", "m8 8@example.com"];
+    // A user that is left out is answered as a lone request is.
+    assert_eq!(update(&service, batch, soon), [first, "Database", left_out, moved, taken, last]);
+    let unchanged = "n2 2@example.com, n3 3@example.com, n4 4@example.com";
+    let expected = format!("{first}, {unchanged}, {left_out}, {moved}, n7 7@example.com, {last}");
+    assert_eq!(service.database.value(stored), expected);
+
+    let batch = [(1, any), (2, any), (4, any), (5, any), (6, any), (7, any), (8, any)];
+    let expected = ["done", "Database", "NotFound", "done", "done", "done", "done"];
+    assert_eq!(delete(&service, &batch, soon), expected);
+    assert_eq!(service.database.value(stored), unchanged);
+    assert_eq!(service.client().get("/users").json()["total"], 3);
+}
+
+/// A change that is late is not sent, whatever is stored. Each create of a batch has a deadline of its own.
+#[test]
+fn a_change_that_is_late_is_not_sent() {
+    let service = Service::with(|config| config.limits.request_timeout = LONG);
+    users(&service, 2);
+    // Less is left than the half of a request's time in which a statement may be executed.
+    let (late, soon) = (Instant::now() + LONG / 3, Instant::now() + LONG);
+    let batch = [
+        ("a", "a@example.com", late),
+        ("b", "b@example.com", soon),
+        ("c", "1@example.com", late),
+        ("d", "1@EXAMPLE.com", soon),
+        ("e", "e@example.com", soon),
+    ];
+    let expected = ["Unavailable", "b b@example.com", "Unavailable", "AlreadyExists", "e e@example.com"];
+    assert_eq!(create(&service, &batch), expected);
+    for only in [&batch[..1], &batch[2..3]] {
+        assert_eq!(create(&service, only), ["Unavailable"]);
+    }
+    for condition in [&Condition::default(), &none()] {
+        let updates: Updates = &[(1, Some("m"), None, condition), (2, Some("m"), None, condition)];
+        let deletes = [(1, condition), (2, condition)];
+        for count in [1, 2] {
+            let expected = &["Unavailable"; 2][..count];
+            assert_eq!(update(&service, &updates[..count], late), expected);
+            assert_eq!(delete(&service, &deletes[..count], late), expected);
         }
     }
-    let deletes: Vec<Delete> = (21..=25).map(|id| Delete { id, condition: &condition, deadline }).collect();
-    for (at, outcome) in app.users().delete_many(&deletes).into_iter().enumerate() {
-        let (id, found) = (at + 21, name(&mut client, at + 21));
-        match (id, outcome) {
-            (21, Err(Error::Database { .. })) | (22, Err(Error::NotFound)) => {
-                assert_eq!(found, Some(format!("n{id}")));
-            }
-            (23.., Ok(())) => assert_eq!(found, None),
-            (id, outcome) => panic!("{id}: {outcome:?}"),
-        }
-    }
-    assert_eq!(client.get("/users").json()["total"], 27);
+    let names = "select string_agg(name, ' ' order by id) from users";
+    assert_eq!(service.database.value(names), "n1 n2 b e");
+    assert_eq!(service.client().get("/users").json()["total"], json!(4));
 }

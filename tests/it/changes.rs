@@ -1,14 +1,10 @@
 //! Effects of a change, read back through other requests, where another transaction has changed the same user first or a
 //! trigger alters it. (`model` has every combination of fields.)
 
-use crate::support::{LONG, OTHER_PASSWORD, PASSWORD, Service};
+use crate::support::{OTHER_PASSWORD, PASSWORD, Service};
 use serde_json::{Value, json};
-use std::{thread, time::Instant};
-use userd::{
-    New, PasswordHashing,
-    error::Error,
-    users::{password::Hasher, user::Values},
-};
+use std::thread;
+use userd::{PasswordHashing, users::password::Hasher};
 
 /// A hash to be stored behind the service's back.
 fn hash(clear: &str) -> String {
@@ -125,81 +121,4 @@ fn a_change_that_waited_for_another_one() {
             assert_eq!(client.opens(email, password), expected, "{what}: {password}");
         }
     }
-}
-
-/// A refusal by the committed record is answered at once: that nothing changes, that its state does not allow the change.
-#[test]
-fn what_changes_nothing_waits_for_no_lock() {
-    let service = Service::start();
-    let mut client = service.client();
-    let created = client.post("/users", r#"{"name":"A","email":"a@example.com"}"#);
-    let tag = created.header("ETag").expect("a user has one");
-    let mut sql = service.database.client();
-    let mut other = sql.transaction().unwrap();
-    other.batch_execute("update users set name = 'B'").unwrap();
-    service.check(format!(
-        r#"
-        PUT|PATCH /users/1 {{"name":"A","email":"a@example.com"}} => 200 <ETag: {tag}> {{"id":"1","name":"A",*
-        PUT|PATCH /users/1 {{}} => 200 <ETag: {tag}> {{"id":"1","name":"A",*
-        PUT|PATCH /users/1 <If-Match: {tag}> {{"name":"A"}} => 200 <ETag: {tag}> {{"id":"1","name":"A",*
-        PUT|PATCH /users/1 <If-Match: "x"> {{"name":"C"}} => 412 *
-        "#
-    ));
-    other.commit().unwrap();
-    let found = client.get("/users/1");
-    assert_eq!((found.status, found.json()["name"].as_str()), (200, Some("B")));
-    assert_ne!(found.header("ETag"), Some(tag));
-}
-
-/// Each create of a batch has the user that it has stored for an outcome, whatever a trigger makes of the values; what a
-/// trigger leaves out has none.
-#[test]
-fn a_trigger_that_changes_what_is_created() {
-    let service = Service::start();
-    let mut client = service.client();
-    service.database.run(
-        "create function clean() returns trigger language plpgsql as $$
-         begin
-             if new.name = 'Mallory' then return null; end if;
-             new.email = trim(lower(new.email), '!'); new.name = 'Dr. ' || new.name; return new;
-         end $$;
-         create trigger clean before insert on users for each row execute function clean()",
-    );
-    let created = client.post("/users", r#"{"name":"Ada","email":"ADA@example.com"}"#);
-    assert_eq!((created.status, created.json()["email"].as_str()), (201, Some("ada@example.com")));
-    assert_eq!(client.get("/users/1").body, created.body);
-    let batch = [
-        ("Zoe", "ZOE@Example.com", Some("zoe@example.com")),
-        ("Mallory", "mallory@example.com", None),
-        ("Eve", "eve@example.com", Some("eve@example.com")),
-        // An address that is equal for the service, and then one that the trigger makes equal.
-        ("Other Zoe", "zoe@example.com", None),
-        ("Other Eve", "EVE@example.com!", None),
-        ("Other Ada", "!ada@example.com", None),
-        ("Bob", "BOB@example.com", Some("bob@example.com")),
-        ("Mallory", "m@example.com", None),
-    ];
-    let deadline = Instant::now() + LONG;
-    let news = batch.map(|(name, email, _)| New {
-        values: Values::new(name, email),
-        password: None,
-        key: None,
-        deadline,
-    });
-    let outcomes = service.server.app().users().create_many(&news);
-    assert_eq!(outcomes.len(), batch.len());
-    for (outcome, (name, _, stored)) in outcomes.into_iter().zip(batch) {
-        match (outcome, stored) {
-            (Ok(created), Some(email)) => {
-                let user = created.into_user();
-                let found = client.get(&format!("/users/{}", user.id)).json();
-                let expected = (format!("Dr. {name}"), email);
-                assert_eq!((user.name.clone(), user.email.as_str()), expected);
-                assert_eq!((&found["name"], &found["email"]), (&json!(user.name), &json!(email)));
-            }
-            (Err(Error::AlreadyExists), None) => {}
-            (outcome, stored) => panic!("{name}: {outcome:?} instead of {stored:?}"),
-        }
-    }
-    assert_eq!(client.get("/users").json()["total"], 4);
 }

@@ -153,32 +153,11 @@ fn refusals_of_the_frontend_once_the_head_was_read() {
             true => assert!(is_readable(&answer, APP), "{request}{answer:?}"),
             false => assert_eq!(answer.header("Access-Control-Allow-Origin"), None, "{request}"),
         }
-        // The next request of the connection keeps nothing of the one before.
-        let mut client = service.client();
-        assert!(is_readable(&client.request("GET", "/users", &[("Origin", APP)], ""), APP));
-        assert!(!is_readable(&client.get("/users"), APP));
     }
-}
-
-/// A preflight takes no session; the answer that the frontend gives when the time is up has the fields, too.
-#[test]
-fn without_a_database() {
-    let service = Service::with(|config| {
-        config.limits.allowed_origins = APP.parse().unwrap();
-        config.limits.request_timeout = Duration::from_secs(2);
-        config.db_pool_size = 1;
-    });
-    let mut lock = service.database.client();
-    lock.batch_execute("begin; lock table users").unwrap();
-    let mut waiting = service.client();
-    waiting.send_request("GET", "/users", &[("Origin", APP)], "");
-    service.database.waits_for_a_lock();
+    // The next request of the connection keeps nothing of the one before.
     let mut client = service.client();
-    client.send(preflight(APP, "127.0.0.1", "/users", "POST").as_bytes());
-    assert!(permits(&client.answer("OPTIONS"), APP, "POST"));
-    let answer = waiting.answer("GET");
-    assert!(answer.status == 503 && is_readable(&answer, APP), "{answer:?}");
-    assert!(answer.header("Retry-After").is_some(), "{answer:?}");
+    assert!(is_readable(&client.request("GET", "/users", &[("Origin", APP)], ""), APP));
+    assert!(!is_readable(&client.get("/users"), APP));
 }
 
 /// Without a token the host is still one that no stranger can own; without the setting nothing is said to any page.
@@ -210,15 +189,10 @@ fn hosts_are_checked_and_nothing_is_said_by_default() {
 
 #[test]
 fn any_origin_needs_a_token() {
-    for (value, line) in [
-        ("*", "ALLOWED_ORIGINS: `*` needs API_TOKEN: without a token whoever can connect may do everything"),
-        ("null", "ALLOWED_ORIGINS: \"null\" is no origin"),
-        ("https://app.example/", "ALLOWED_ORIGINS: \"https://app.example/\" is no origin"),
-    ] {
-        let mut process = Process::start(&[], &[("ALLOWED_ORIGINS", value)]);
-        assert_eq!(process.wait(LONG), 2, "{value}");
-        assert!(process.stderr().contains(line), "{value}: {}", process.stderr());
-    }
+    let mut process = Process::start(&[], &[("ALLOWED_ORIGINS", "*")]);
+    assert_eq!(process.wait(LONG), 2);
+    let line = "ALLOWED_ORIGINS: `*` needs API_TOKEN: without a token whoever can connect may do everything";
+    assert!(process.stderr().contains(line), "{}", process.stderr());
     let database = Database::create();
     let mut process = Process::on(&database, &[("ALLOWED_ORIGINS", "*"), ("API_TOKEN", TOKEN)]);
     let mut client: Client = process.client();

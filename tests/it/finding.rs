@@ -2,10 +2,6 @@
 
 use crate::support::{Answer, Client, Database, LONG, OTHER_PASSWORD, PASSWORD, Service, eventually};
 use serde_json::{Value, json};
-use std::{
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
-    thread,
-};
 use userd::{PasswordHashing, Server};
 
 /// The ids in a list.
@@ -252,50 +248,36 @@ fn a_walk() {
     assert_eq!(found, [1, 2, i64::MAX]);
 }
 
-/// A walk has each user once that was there when it began and when it ended, whatever becomes of others meanwhile.
+/// A walk has each user once that was there when it began and when it ended, whatever becomes of others between its
+/// requests.
 #[test]
 fn walks_among_changes() {
     let service = Service::start();
     service.database.run(
         "insert into users (name, email) select 'n', n || '@example.com' from generate_series(1, 600) n",
     );
-    let (done, changes) = (AtomicBool::new(false), AtomicUsize::new(0));
-    thread::scope(|scope| {
-        for n in 0..2_usize {
-            let (mut client, done, changes) = (service.client(), &done, &changes);
-            scope.spawn(move || {
-                let mut turn = n;
-                while !done.load(Ordering::SeqCst) {
-                    // The odd ones of the first 600 stay.
-                    turn += 2;
-                    let gone = turn % 600 / 2 * 2 + 2;
-                    let deleted = client.delete(&format!("/users/{gone}")).status;
-                    assert!([204, 404].contains(&deleted), "{deleted}");
-                    let new = json!({"name": "new", "email": format!("new-{turn}@example.com")});
-                    assert_eq!(client.post("/users", new.to_string()).status, 201);
-                    changes.fetch_add(1, Ordering::SeqCst);
-                }
-            });
+    let mut client = service.client();
+    let mut gone = (2..=600).step_by(2);
+    for per_page in [7, 50, 199] {
+        let stay = "select string_agg(id::text, ',') from users where id % 2 = 1 or id > 600";
+        let stay = service.database.value(stay);
+        let (mut found, mut target) = (Vec::new(), Some(format!("/users?after=0&perPage={per_page}")));
+        while let Some(at) = target {
+            let answer = client.get(&at);
+            found.extend(ids(&answer.json()));
+            target = next(&answer);
+            // Odd ones of the first 600 stay, and so do new ones.
+            if let Some(gone) = gone.next() {
+                assert_eq!(client.delete(&format!("/users/{gone}")).status, 204);
+            }
+            let new = json!({"name": "new", "email": format!("{per_page}-{}@example.com", found.len())});
+            assert_eq!(client.post("/users", new.to_string()).status, 201);
         }
-        let walks: Vec<_> = (0..9)
-            .map(|walk| {
-                let before = changes.load(Ordering::SeqCst);
-                eventually(LONG, "users change", || changes.load(Ordering::SeqCst) > before);
-                let stay = "select string_agg(id::text, ',') from users where id % 2 = 1 or id > 600";
-                let stay = service.database.value(stay);
-                let target = format!("/users?after=0&perPage={}", 7 + 10 * walk);
-                let lists = follow(&mut service.client(), &target);
-                (stay, lists.iter().flat_map(ids).collect::<Vec<i64>>())
-            })
-            .collect();
-        done.store(true, Ordering::SeqCst);
-        for (stay, found) in walks {
-            assert!(found.is_sorted_by(|a, b| a < b), "each once, by id: {found:?}");
-            let stay = stay.split(',').map(|id| id.parse::<i64>().expect("an id"));
-            let missing: Vec<i64> = stay.filter(|id| found.binary_search(id).is_err()).collect();
-            assert!(missing.is_empty(), "{missing:?}");
-        }
-    });
+        assert!(found.is_sorted_by(|a, b| a < b), "each once, by id: {found:?}");
+        let stay = stay.split(',').map(|id| id.parse::<i64>().expect("an id"));
+        let missing: Vec<i64> = stay.filter(|id| found.binary_search(id).is_err()).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
 }
 
 /// Reads of every kind that wait for one lock are answered as each would be by itself; two that ask for one address both
@@ -315,52 +297,40 @@ fn reads_that_wait_together() {
         assert_eq!(client.request("POST", "/users", &[("Idempotency-Key", name)], user(name)).status, 201);
     }
     let tag = client.get("/users/2").header("ETag").expect("a user has one").to_owned();
-    // A method, a target, a field or none, and a body.
-    let table = r#"
-        GET /users?page=1&perPage=1
-        GET /users?page=2&perPage=1
-        GET /users?order=desc&perPage=1
-        GET /users?after=0&perPage=1
-        GET /users?after=1
-        GET /users?email=ADA@example.com
-        GET /users?email=ada@example.com
-        GET /users?email=eve@example.com
-        GET /users?email=bob@example.com&page=2
-        GET /users?email=bob@example.com
-        GET /users/2
-        GET /users/3
-        GET /users/1 If-None-Match:TAG
-        GET /users/2 If-None-Match:TAG
-        GET /users/1 If-Match:TAG
-        POST /users/authenticate - {"email":"Bob@example.com","password":"correct horse"}
-        POST /users/authenticate - {"email":"ada@example.com","password":"correct horse"}
-        POST /users/authenticate - {"email":"ada@example.com","password":"battery staple"}
-        POST /users/authenticate - {"email":"eve@example.com","password":"correct horse"}
-        POST /users Idempotency-Key:bob BOB
-        POST /users Idempotency-Key:ada ADA
-        POST /users Idempotency-Key:ada BOB
-        PUT /users/1 - {"name":7}
-        "#;
-    let table = table
-        .replace("TAG", &tag)
-        .replace("BOB", &user("bob"))
-        .replace("ADA@", "Ada@")
-        .replace("ADA", &user("ada"));
-    let rows: Vec<Vec<&str>> = table
-        .lines()
-        .map(|row| row.trim().splitn(4, ' ').collect())
-        .filter(|row: &Vec<_>| row.len() > 1)
-        .collect();
-    let send = |client: &mut Client, row: &Vec<&str>| {
-        let field = row.get(2).and_then(|field| field.split_once(':'));
-        let body = row.get(3).copied().unwrap_or_default();
-        client.send_request(row[0], row[1], field.as_slice(), body);
+    let (tag, ada, bob) = (tag.as_str(), user("ada"), user("bob"));
+    let login = |email: &str, password: &str| json!({"email": email, "password": password}).to_string();
+    let logins = [
+        login("Bob@example.com", PASSWORD),
+        login("ada@example.com", PASSWORD),
+        login("ada@example.com", OTHER_PASSWORD),
+        login("eve@example.com", PASSWORD),
+    ];
+    let lists = "page=1&perPage=1 page=2&perPage=1 order=desc&perPage=1 after=0&perPage=1 after=1 email=ADA@example.com \
+                 email=ada@example.com email=eve@example.com email=bob@example.com&page=2 email=bob@example.com";
+    let lists: Vec<String> = lists.split(' ').map(|query| format!("/users?{query}")).collect();
+    // A method, a target, a field and its value, and a body.
+    let mut rows = vec![
+        ("GET", "/users/2", ("", ""), ""),
+        ("GET", "/users/3", ("", ""), ""),
+        ("GET", "/users/1", ("If-None-Match", tag), ""),
+        ("GET", "/users/2", ("If-None-Match", tag), ""),
+        ("GET", "/users/1", ("If-Match", tag), ""),
+        ("POST", "/users", ("Idempotency-Key", "bob"), &*bob),
+        ("POST", "/users", ("Idempotency-Key", "ada"), &*ada),
+        ("POST", "/users", ("Idempotency-Key", "ada"), &*bob),
+        ("PUT", "/users/1", ("", ""), r#"{"name":7}"#),
+    ];
+    rows.extend(lists.iter().map(|target| ("GET", target.as_str(), ("", ""), "")));
+    rows.extend(logins.iter().map(|body| ("POST", "/users/authenticate", ("", ""), body.as_str())));
+    let send = |client: &mut Client, (method, target, field, body): &(&str, &str, (&str, &str), &str)| {
+        let fields = if field.0.is_empty() { &[][..] } else { &[*field] };
+        client.send_request(method, target, fields, body);
     };
     let of = |answer: Answer| (answer.status, answer.header("ETag").map(str::to_owned), answer.body);
     let mut expected = Vec::new();
     for row in &rows {
         send(&mut client, row);
-        expected.push(of(client.answer(row[0])));
+        expected.push(of(client.answer(row.0)));
     }
     for status in [200, 201, 304, 401, 404, 412, 422] {
         assert!(expected.iter().any(|(found, ..)| *found == status), "{status}");
@@ -374,6 +344,6 @@ fn reads_that_wait_together() {
     eventually(LONG, "all wait", || client.get("/metrics").body.contains(&working));
     lock.rollback().unwrap();
     for ((client, row), expected) in clients.iter_mut().zip(&rows).zip(expected) {
-        assert_eq!(of(client.answer(row[0])), expected, "{row:?}");
+        assert_eq!(of(client.answer(row.0)), expected, "{row:?}");
     }
 }

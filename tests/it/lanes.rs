@@ -1,20 +1,13 @@
 //! A request waits only for its own kind: whatever locks are held, whatever is hashed, with any number of workers and
 //! of sessions.
 
-use crate::support::{
-    Answer, BUSY, Client, Database, LONG, OTHER_PASSWORD, PASSWORD, Proxy, Service, TOKEN, Weather,
-    eventually,
-};
+use crate::support::{Answer, BUSY, Client, OTHER_PASSWORD, PASSWORD, Service, eventually};
 use serde_json::json;
 use std::{
     panic::{self, AssertUnwindSafe},
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
-};
-use userd::{
-    config::{Config, Database as Target},
-    server::Server,
 };
 
 /// Longer than any of these tests: a change waits for a lock until it is released.
@@ -42,147 +35,117 @@ fn named(name: &str) -> String {
     json!({ "name": name }).to_string()
 }
 
-/// Its answer comes soon; its status.
-fn soon(caller: &mut Client, method: &str, target: &str, body: &str) -> u16 {
-    let start = Instant::now();
-    let status = caller.call(method, target, body).unwrap().0;
-    let took = start.elapsed();
-    assert!(took < SOON, "{method} {target} took {took:?}");
-    status
-}
+/// A request and the status of its answer.
+type Row<'a> = (&'a str, &'a str, &'a str, u16);
 
-fn name_of(caller: &mut Client, id: u32) -> String {
-    let (status, body) = caller.call("GET", &format!("/users/{id}"), "").unwrap();
-    assert_eq!(status, 200, "{body}");
-    body["name"].as_str().unwrap().to_owned()
-}
-
-/// Takes a lock and sends these changes, which wait for it; meanwhile, `free` asks for what does not. Returns the statuses
-/// of the changes once the lock is given back.
-fn with_changes_that_wait(
-    service: &Service,
-    lock: &str,
-    changes: &[(&str, String, String)],
-    free: impl FnOnce(),
-) -> Vec<u16> {
-    let mut other = service.database.client();
-    let mut transaction = other.transaction().unwrap();
-    transaction.batch_execute(lock).unwrap();
-    let url = service.server.base_url();
-    thread::scope(|scope| {
-        let change = |(method, target, body): &'_ (&str, String, String)| {
-            let (method, target, body) = (method.to_string(), target.clone(), body.clone());
-            scope.spawn(move || Client::new(url).call(&method, &target, &body).unwrap().0)
-        };
-        let changes: Vec<_> = changes.iter().map(change).collect();
-        service.database.waits_for_a_lock();
-        free();
-        assert!(changes.iter().all(|change| !change.is_finished()), "{lock}");
-        transaction.rollback().unwrap();
-        changes.into_iter().map(|change| change.join().unwrap()).collect()
-    })
-}
-
-fn put(id: u32, name: &str) -> (&'static str, String, String) {
-    ("PUT", format!("/users/{id}"), named(name))
-}
-
-#[test]
-fn changes_of_a_locked_row_hold_up_nothing_else() {
-    for size in SIZES {
-        let service = service(size);
-        let mut caller = Client::new(service.server.base_url());
-        for name in ["ada", "bob", "eve"] {
-            assert_eq!(caller.call("POST", "/users", &user(name)).unwrap().0, 201);
-        }
-        let changes: Vec<_> = (0..12).map(|n| put(1, &n.to_string())).collect();
-        let lock = "select from users where id = 1 for update";
-        let statuses = with_changes_that_wait(&service, lock, &changes, || {
-            for round in 0..3 {
-                let name = format!("name-{round}");
-                for (method, target, body, expected) in [
-                    ("OPTIONS", "/users", String::new(), 204),
-                    ("GET", "/nothing", String::new(), 404),
-                    ("GET", "/users/x", String::new(), 404),
-                    ("DELETE", "/users", String::new(), 405),
-                    ("POST", "/users", "{".to_owned(), 400),
-                    ("GET", "/users/2", String::new(), 200),
-                    ("GET", "/users", String::new(), 200),
-                    ("PUT", "/users/2", named(&name), 200),
-                    ("POST", "/users", user(&name), 201),
-                    ("PUT", "/users/999", named(&name), 404),
-                ] {
-                    let found = soon(&mut caller, method, target, &body);
-                    assert_eq!(found, expected, "{size:?}: {method} {target}");
-                }
-                assert_eq!(name_of(&mut caller, 2), name, "{size:?}");
-            }
-            assert_eq!(soon(&mut caller, "DELETE", "/users/3", ""), 204, "{size:?}");
-            assert_eq!(soon(&mut caller, "GET", "/users/3", ""), 404, "{size:?}");
-            assert_eq!(name_of(&mut caller, 1), "ada", "{size:?}");
-        });
-        assert_eq!(statuses, [200; 12], "{size:?}");
-        let name = name_of(&mut caller, 1);
-        assert!(name.parse::<u32>().is_ok_and(|n| n < 12), "{size:?}: {name}");
-        assert_eq!(caller.call("GET", "/users?perPage=10", "").unwrap().1["total"], 5, "{size:?}");
+/// Sends requests, each of which is answered soon.
+fn soon(client: &mut Client, rows: &[Row]) {
+    for (method, target, body, expected) in rows {
+        let start = Instant::now();
+        assert_eq!(client.request(method, target, &[], body).status, *expected, "{method} {target}");
+        let took = start.elapsed();
+        assert!(took < SOON, "{method} {target} took {took:?}");
     }
 }
 
-/// Locks as many rows as there are sessions, and more: no change of another row waits for the retries of all of them.
+fn name_of(client: &mut Client, id: usize) -> String {
+    let user = client.get(&format!("/users/{id}")).json();
+    user["name"].as_str().expect("a name").to_owned()
+}
+
+/// Takes a lock and sends these changes, which wait for it; meanwhile, `free` asks for what does not. Then the lock is
+/// given back, and all changes are made.
+fn with_changes_that_wait(service: &Service, lock: &str, changes: &[Row], free: impl FnOnce(&mut Client)) {
+    let mut other = service.database.client();
+    let mut transaction = other.transaction().unwrap();
+    transaction.batch_execute(lock).unwrap();
+    let mut waiting: Vec<Client> = changes.iter().map(|_| service.client()).collect();
+    for (client, (method, target, body, _)) in waiting.iter_mut().zip(changes) {
+        client.send_request(method, target, &[], body);
+    }
+    service.database.waits_for_a_lock();
+    free(&mut service.client());
+    service.database.waits_for_a_lock();
+    transaction.rollback().unwrap();
+    for (client, (method, target, _, status)) in waiting.iter_mut().zip(changes) {
+        assert_eq!(client.answer(method).status, *status, "{lock}: {method} {target}");
+    }
+}
+
 #[test]
-fn changes_of_many_locked_rows_hold_up_no_other_row() {
-    const LOCKED: u32 = 20;
+fn changes_that_meet_a_lock_hold_up_nothing_else() {
+    /// Users that are locked, of one more: as many as there are sessions, and more.
+    const LOCKED: usize = 20;
+    let paths: Vec<String> = (0..=LOCKED + 1).map(|id| format!("/users/{id}")).collect();
+    let (free, held) = (paths[LOCKED + 1].as_str(), named("held"));
     for size in SIZES {
+        println!("{size:?}");
         let service = service(size);
         service.database.run(&format!(
             "insert into users (name, email) select n, n || '@example.com' from generate_series(1, {LOCKED} + 1) n"
         ));
-        let mut caller = Client::new(service.server.base_url());
-        let changes: Vec<_> = (1..=LOCKED).map(|id| put(id, "held")).collect();
+        // One row.
+        let names: Vec<String> = (0..12).map(|n| named(&format!("m{n}"))).collect();
+        let changes: Vec<Row> = names.iter().map(|body| ("PUT", "/users/1", body.as_str(), 200)).collect();
+        with_changes_that_wait(&service, "select from users where id = 1 for update", &changes, |client| {
+            for round in 0..3 {
+                let (name, body) = (format!("name-{round}"), user(&format!("name-{round}")));
+                soon(
+                    client,
+                    &[
+                        ("OPTIONS", "/users", "", 204),
+                        ("GET", "/nothing", "", 404),
+                        ("GET", "/users/x", "", 404),
+                        ("DELETE", "/users", "", 405),
+                        ("POST", "/users", "{", 400),
+                        ("GET", "/users/2", "", 200),
+                        ("GET", "/users", "", 200),
+                        ("PUT", "/users/2", &named(&name), 200),
+                        ("POST", "/users", &body, 201),
+                        ("PUT", "/users/999", &named(&name), 404),
+                    ],
+                );
+                assert_eq!(name_of(client, 2), name);
+            }
+            soon(client, &[("DELETE", "/users/3", "", 204), ("GET", "/users/3", "", 404)]);
+            assert_eq!(name_of(client, 1), "1");
+        });
+        let mut client = service.client();
+        assert!(name_of(&mut client, 1).starts_with('m'));
+        // Many rows: no change of another one waits for the retries of all of them.
+        let changes: Vec<Row> =
+            (4..=LOCKED).map(|id| ("PUT", paths[id].as_str(), held.as_str(), 200)).collect();
         let lock = format!("select from users where id <= {LOCKED} for update");
-        let statuses = with_changes_that_wait(&service, &lock, &changes, || {
+        with_changes_that_wait(&service, &lock, &changes, |client| {
             // All of them are queued by the time that changes of others overtake them.
-            let target = format!("/users/{}", LOCKED + 1);
             eventually(AGES, "retries are all that is left", || {
                 let start = Instant::now();
-                assert_eq!(caller.call("PUT", &target, &named("free")).unwrap().0, 200);
+                assert_eq!(client.put(free, named("free")).status, 200);
                 start.elapsed() < SOON / 2
             });
             for n in 0..5 {
                 let name = n.to_string();
-                assert_eq!(soon(&mut caller, "PUT", &target, &named(&name)), 200, "{size:?}");
-                assert_eq!(name_of(&mut caller, LOCKED + 1), name, "{size:?}");
-                assert_eq!(soon(&mut caller, "POST", "/users", &user(&format!("new-{n}"))), 201, "{size:?}");
+                let body = user(&format!("new-{n}"));
+                soon(client, &[("PUT", free, &named(&name), 200), ("POST", "/users", &body, 201)]);
+                assert_eq!(name_of(client, LOCKED + 1), name);
             }
         });
-        assert_eq!(statuses, [200; LOCKED as usize], "{size:?}");
-        for id in 1..=LOCKED {
-            assert_eq!(name_of(&mut caller, id), "held", "{size:?}");
+        for id in 4..=LOCKED {
+            assert_eq!(name_of(&mut client, id), "held");
         }
-    }
-}
-
-#[test]
-fn writes_that_a_lock_of_the_table_blocks_hold_up_no_read() {
-    for size in SIZES {
-        let service = service(size);
-        let mut caller = Client::new(service.server.base_url());
-        assert_eq!(caller.call("POST", "/users", &user("ada")).unwrap().0, 201);
-        let creates = (0..4).map(|n| ("POST", "/users".to_owned(), user(&format!("n{n}"))));
-        let changes: Vec<_> = creates.chain((0..4).map(|n| put(1, &n.to_string()))).collect();
-        let lock = "lock table users in share mode";
-        let statuses = with_changes_that_wait(&service, lock, &changes, || {
+        // The whole table.
+        let creates: Vec<String> = (0..4).map(|n| user(&format!("locked-{n}"))).collect();
+        let creates = creates.iter().map(|body| ("POST", "/users", body.as_str(), 201));
+        let changes: Vec<Row> = creates.chain([("PUT", "/users/1", &*held, 200); 4]).collect();
+        with_changes_that_wait(&service, "lock table users in share mode", &changes, |client| {
             for _ in 0..5 {
-                for target in ["/users/1", "/users"] {
-                    assert_eq!(soon(&mut caller, "GET", target, ""), 200, "{size:?}: {target}");
-                }
+                soon(client, &[("GET", "/users/1", "", 200), ("GET", "/users", "", 200)]);
             }
         });
-        assert_eq!(statuses, [[201; 4], [200; 4]].concat(), "{size:?}");
-        let name = name_of(&mut caller, 1);
-        assert!(name.parse::<u32>().is_ok_and(|n| n < 4), "{size:?}: {name}");
-        let names = "select string_agg(name, ' ' order by name) from users where id > 1";
-        assert_eq!(service.database.value(names), "n0 n1 n2 n3", "{size:?}");
+        assert_eq!(name_of(&mut client, 1), "held");
+        let names = "select string_agg(name, ' ' order by name) from users where name like 'locked-%'";
+        assert_eq!(service.database.value(names), "locked-0 locked-1 locked-2 locked-3");
+        assert_eq!(client.get("/users").json()["total"], LOCKED + 3 + 5 + 4);
     }
 }
 
@@ -190,8 +153,8 @@ fn writes_that_a_lock_of_the_table_blocks_hold_up_no_read() {
 #[test]
 fn what_is_answered_at_once_holds_up_nothing_behind_it() {
     let service = service((2, 2));
-    let mut caller = Client::new(service.server.base_url());
-    assert_eq!(caller.call("POST", "/users", &user("ada")).unwrap().0, 201);
+    let mut client = service.client();
+    assert_eq!(client.post("/users", user("ada")).status, 201);
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         for _ in 0..16 {
@@ -206,53 +169,13 @@ fn what_is_answered_at_once_holds_up_nothing_behind_it() {
             for round in 0..3 {
                 let name = format!("bob{round}");
                 // However busy the machine is: it would wait for as long as the others go on.
-                assert_eq!(caller.call("PUT", "/users/1", &named(&name)).unwrap().0, 200);
-                assert_eq!(name_of(&mut caller, 1), name);
+                assert_eq!(client.put("/users/1", named(&name)).status, 200);
+                assert_eq!(name_of(&mut client, 1), name);
             }
         }));
         over.store(true, Ordering::Relaxed);
         done.unwrap_or_else(|panic| panic::resume_unwind(panic));
     });
-}
-
-#[test]
-fn without_the_token_no_client_reaches_the_database() {
-    for workers in [1, 8] {
-        let database = Database::create();
-        let proxy = Proxy::start(&database.socket());
-        let url = database.url_at(proxy.port());
-        let config = Config {
-            database: Target::Url(url.into()),
-            workers,
-            db_pool_size: 2,
-            api_token: Some(TOKEN.into()),
-            ..Config::default()
-        };
-        let server = Server::start(config).expect("the proxy is open");
-        let mut client = Client::new(server.base_url());
-        let authorization = format!("Bearer {TOKEN}");
-        let token = [("Authorization", authorization.as_str())];
-        assert_eq!(client.request("POST", "/users", &token, user("ada")).status, 201);
-        database.has_sessions(2);
-        proxy.shut();
-        let start = Instant::now();
-        let before = proxy.refused();
-        for n in 0..20 {
-            assert_eq!(client.post("/users", user(&n.to_string())).status, 401, "{workers}");
-        }
-        let (took, refused) = (start.elapsed(), proxy.refused() - before);
-        assert!(took < SOON, "{workers}: {took:?}");
-        assert_eq!(refused, 0, "{workers}: a refused request opens no connection");
-        // Shows that the count works, and that no user was created.
-        let answer = client.request("POST", "/users", &token, user("eve"));
-        assert!([500, 503].contains(&answer.status), "{workers}: {answer:?}");
-        eventually(LONG, "connections are tried", || proxy.refused() > before);
-        proxy.set(Weather::Fair);
-        eventually(LONG, "the database is back", || {
-            client.request("GET", "/users", &token, "").status == 200
-        });
-        assert_eq!(client.request("GET", "/users", &token, "").json()["total"], 1, "{workers}");
-    }
 }
 
 fn login(email: &str, password: &str) -> String {

@@ -24,7 +24,6 @@ mod health;
 mod hostile;
 mod import;
 mod lanes;
-mod late;
 mod lifecycle;
 mod memory;
 mod model;

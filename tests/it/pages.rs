@@ -391,15 +391,3 @@ fn nobody_needs_more_rights_than_those_on_users_nor_gets_at_the_counts() {
         .batch_execute(&format!("drop owned by {writer}, {unprivileged}; drop role {writer}, {unprivileged}"))
         .expect("they own nothing");
 }
-
-#[test]
-fn ids_stay_as_they_are() {
-    let database = Database::create();
-    let service = userd::server::Server::start(database.config()).expect("a server");
-    let mut client = database.client();
-    client.batch_execute("insert into users (name, email) values ('n', 'a@b.co')").expect("a user");
-    let error = client.batch_execute("update users set id = default").expect_err("ids are fixed");
-    assert_eq!(error.code().map(|code| code.code()), Some("23000"));
-    client.batch_execute("update users set name = 'm'").expect("names are not");
-    service.stop();
-}

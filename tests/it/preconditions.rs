@@ -1,12 +1,9 @@
-//! Changing safely: entity tags, requests that depend on them, and patches.
+//! Changing safely: entity tags, and requests that depend on them.
 
-use crate::support::{ADA, Answer, Client, Database, OTHER_PASSWORD, PASSWORD, Service, check};
+use crate::support::{ADA, Answer, Client, Database, PASSWORD, Service, check};
 use serde_json::{Value, json};
 use std::{io::Write, sync::Barrier, thread};
-use userd::{
-    PasswordHashing, Server,
-    config::{Schema, Validation},
-};
+use userd::{PasswordHashing, Server};
 
 /// The strong tag of an answer with one user.
 fn tag(answer: &Answer) -> String {
@@ -354,67 +351,5 @@ fn one_of_many_changes_is_made() {
             .collect();
         assert_eq!(accepted, expected.as_str().into_iter().collect::<Vec<_>>(), "{kind}");
         assert_eq!(client.delete(&path).status, 204);
-    }
-}
-
-// Patches
-
-#[test]
-fn patches() {
-    Service::start().check(
-        r#"
-        POST /users {"name":"Ada","email":"ada@example.com"} => 201 *
-        POST /users {"name":"Bob","email":"bob@example.com"} => 201 *
-        PATCH /users/1 {"name":"A"} => 200 {"id":"1","name":"A","email":"ada@example.com",<times>}
-        PATCH /users/1 {"email":"ADA@example.com","name":""} => 200 {"id":"1","name":"","email":"ADA@example.com",<times>}
-        PATCH /users/1 {} => 200 {"id":"1","name":"","email":"ADA@example.com",<times>}
-        PATCH /users/1 {"email":"bob@EXAMPLE.com"} => 409 {"error":"Already exists"}
-        PATCH /users/1 {"name":null} => 400 {"error":"Validation failed","errors":[{"path":"/name","keyword":"type","message":"value is not of type \"string\""}]}
-        PATCH /users/1 {"isAdmin":true,"name":null} => 400 {"error":"Validation failed","errors":[{"path":"/name","keyword":"type","message":"value is not of type \"string\""}]}
-        PATCH /users/1 {"isAdmin":true} => 422 {"error":"These fields may not be mass assigned: \"isAdmin\""}
-        GET /users/1 => 200 {"id":"1","name":"","email":"ADA@example.com",<times>}
-        "#,
-    );
-}
-
-#[test]
-fn patches_of_passwords_under_every_variant() {
-    use {Schema::*, Validation::*};
-    for (schema, validation) in
-        [(Basic, Declarative), (Basic, Parser), (Strict, Declarative), (Strict, Parser)]
-    {
-        let service = Service::with(|config| {
-            (config.schema, config.validation) = (schema, validation);
-            config.password_hashing = PasswordHashing::LeastCostForTests;
-            config.auth_attempts = 0;
-        });
-        let ada = json!({"name": "Ada", "email": "ada@example.com", "password": PASSWORD});
-        service.check(format!("POST /users {ada} => 201 *"));
-        let refused = match validation {
-            Declarative => r#"400 {"error":"Validation failed","errors":[{"path":*"#,
-            Parser => r#"422 {"errors":[{"path":*"#,
-        };
-        let empty = if schema == Strict { refused } else { "200 *" };
-        // The patch, its answer, and the password then.
-        for (patch, answer, password) in [
-            (json!({"name": "A"}), "200 *", Some(PASSWORD)),
-            (json!({"name": ""}), empty, Some(PASSWORD)),
-            (json!({"name": null}), refused, Some(PASSWORD)),
-            (json!({"email": null}), refused, Some(PASSWORD)),
-            (json!({"password": ""}), refused, Some(PASSWORD)),
-            (json!({"password": 12345678}), refused, Some(PASSWORD)),
-            (json!({"password": OTHER_PASSWORD}), "200 *", Some(OTHER_PASSWORD)),
-            (json!({"password": null}), "200 *", None),
-            (json!({"password": null, "name": null}), refused, None),
-            (json!({"password": PASSWORD, "name": "B"}), "200 *", Some(PASSWORD)),
-            (json!({"password": null, "admin": 1}), "422 *", Some(PASSWORD)),
-        ] {
-            service.check(format!("PATCH /users/1 {patch} => {answer}"));
-            for tried in [PASSWORD, OTHER_PASSWORD] {
-                let login = json!({"email": "ada@example.com", "password": tried});
-                let status = if password == Some(tried) { 200 } else { 401 };
-                service.check(format!("POST /users/authenticate {login} => {status} *"));
-            }
-        }
     }
 }

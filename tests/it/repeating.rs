@@ -6,7 +6,7 @@ use crate::support::{
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
-use std::{sync::Barrier, thread, time::Duration};
+use std::time::Duration;
 use userd::{PasswordHashing, Server};
 
 const REUSED: &str = r#"{"error":"Idempotency-Key reused"}"#;
@@ -118,49 +118,52 @@ fn passwords_cannot_be_guessed_by_repeating_a_create() {
         config.auth_attempts = 4;
         config.password_hashing = PasswordHashing::LeastCostForTests;
     });
-    let ada = |password: &str| {
-        format!(
-            r#"POST /users <Idempotency-Key: k> {{"name":"Ada","email":"ada@example.com","password":"{password}"}} =>"#
+    // `C` creates Ada with a key, and `L` is her login, each with a password.
+    let rows = |rows: &str| {
+        rows.replace(
+            "C ",
+            r#"POST /users <Idempotency-Key: k> {"name":"Ada","email":"ada@example.com","password":"#,
         )
+        .replace("L ", r#"POST /users/authenticate {"email":"ADA@example.com","password":"#)
+        .replace("REUSED", REUSED)
     };
-    let login = |password: &str| {
-        format!(r#"POST /users/authenticate {{"email":"ADA@example.com","password":"{password}"}} =>"#)
-    };
-    let (reused, replayed) =
-        (r#"422 {"error":"Idempotency-Key reused"}"#, "201 <Idempotency-Replayed: true> *");
-    service.check(format!("{} 201 *", ada(PASSWORD)));
-    for _ in 0..6 {
-        service.check(format!("{} {replayed}", ada(PASSWORD)));
-        service.check(format!("{} {reused}", ada(PASSWORD).replace("Ada", "Eve")));
-    }
-    for guess in ["guess no. 1", "guess no. 2", "guess no. 3"] {
-        service.check(format!("{} {reused}", ada(guess)));
-    }
-    service.check(format!("{} 401 *", login("guess no. 4")));
-    for password in ["guess no. 5", PASSWORD] {
-        let throttled =
-            post(&mut service.client(), "k", &ADA.replace('}', &format!(r#","password":"{password}"}}"#)));
-        let seconds: Option<u32> = throttled.header("Retry-After").and_then(|seconds| seconds.parse().ok());
-        assert_eq!((throttled.status, is_replayed(&throttled)), (429, false), "{throttled:?}");
-        assert!(seconds.is_some_and(|seconds| (1..=61).contains(&seconds)), "{throttled:?}");
-        service.check(format!("{} 429 *", login(password)));
-    }
-    // Another account, and a create that repeats none.
-    let bob = ada(PASSWORD).replace("Ada", "Bob").replace("ada@", "bob@").replace("Key: k", "Key: l");
-    service.check(format!("{bob} 201 <!Idempotency-Replayed> *\n{bob} {replayed}"));
-    service.check(format!(
-        "{} 409 *\nsql select count(*) from users => 2",
-        ada(PASSWORD).replace("Key: k", "Key: m")
+    let right = r#"
+        C "correct horse"} => 201 *
+        C "correct horse"} => 201 <Idempotency-Replayed: true> *
+        C "correct horse","name":"Eve"} => 422 REUSED
+        "#;
+    service.check(rows(right));
+    service.check(rows(&right.replace("201 *", "201 <Idempotency-Replayed: true> *").repeat(5)));
+    service.check(rows(
+        r#"
+        C "guess no. 1"} => 422 REUSED
+        C "guess no. 2"} => 422 REUSED
+        C "guess no. 3"} => 422 REUSED
+        L "guess no. 4"} => 401 *
+        C "guess no. 5"} => 429 <!Idempotency-Replayed> *
+        L "guess no. 5"} => 429 *
+        C "correct horse"} => 429 <!Idempotency-Replayed> *
+        L "correct horse"} => 429 *
+        POST /users <Idempotency-Key: l> {"name":"Bob","email":"bob@example.com","password":"correct horse"} => 201 <!Idempotency-Replayed> *
+        POST /users <Idempotency-Key: l> {"name":"Bob","email":"bob@example.com","password":"correct horse"} => 201 <Idempotency-Replayed: true> *
+        POST /users <Idempotency-Key: m> {"name":"Ada","email":"ada@example.com","password":"correct horse"} => 409 *
+        sql select count(*) from users => 2
+        "#,
     ));
+    let body = ADA.replace('}', r#","password":"guess no. 5"}"#);
+    let throttled = post(&mut service.client(), "k", &body);
+    let seconds: Option<u32> = throttled.header("Retry-After").and_then(|seconds| seconds.parse().ok());
+    assert!(seconds.is_some_and(|seconds| (1..=61).contains(&seconds)), "{throttled:?}");
     // Each replica counts by itself, unless nothing is counted.
     let mut config = service.database.config();
     config.auth_attempts = 0;
     let replica = Server::start(config).expect("a server");
     let mut client = Client::new(replica.base_url());
-    check(&mut client, &format!("{} {replayed}\n{} 200 *", ada(PASSWORD), login(PASSWORD)));
-    for _ in 0..8 {
-        check(&mut client, &format!("{} {reused}", ada("guess no. 6")));
-    }
+    check(&mut client, &rows("C \"guess no. 6\"} => 422 REUSED\n").repeat(8));
+    check(
+        &mut client,
+        &rows("C \"correct horse\"} => 201 <Idempotency-Replayed: true> *\nL \"correct horse\"} => 200 *"),
+    );
 }
 
 /// A delete, by whomever it is made, erases what was kept of the user, and its key creates none.
@@ -171,31 +174,22 @@ fn keys_of_deleted_users() {
     let with_password = |n: u32| {
         json!({"name": "Ada", "email": format!("ada-{n}@example.com"), "password": PASSWORD}).to_string()
     };
-    type Delete<'a> = &'a dyn Fn(&mut Client, &str);
-    let deletes: [Delete; 5] = [
-        &|client, id| assert_eq!(client.delete(&format!("/users/{id}")).status, 204),
-        &|client, id| {
-            let any = [("If-Match", "*")];
-            assert_eq!(client.request("DELETE", &format!("/users/{id}"), &any, "").status, 204);
-        },
-        &|_, id| service.database.run(&format!("delete from users where id = {id}")),
-        &|_, _| service.database.run("delete from users"),
-        &|_, _| service.database.run("truncate users cascade"),
+    // A request or a statement that deletes user ID.
+    let deletes = [
+        "DELETE /users/ID => 204",
+        "DELETE /users/ID <If-Match: *> => 204",
+        "sql delete from users where id = ID",
+        "sql truncate users cascade",
     ];
     for (n, delete) in (0..).zip(deletes) {
         let (body, bare) = (with_password(n), ADA.replace("ada@", &format!("bare-{n}@")));
         for (key, body) in [(format!("k-{n}"), &body), (format!("bare-{n}"), &bare)] {
             let first = post(&mut client, &key, body);
             assert_eq!(first.status, 201);
-            delete(&mut client, first.json()["id"].as_str().expect("an id"));
+            service.check(delete.replace("ID", &first.id()));
             for body in [&body[..], &bare, ADA, &with_password(100), body] {
-                let answer = post(&mut client, &key, body);
-                assert_eq!(
-                    (answer.status, answer.body.trim_end()),
-                    (410, r#"{"error":"Gone"}"#),
-                    "{n} {body}"
-                );
-                assert!(!is_replayed(&answer));
+                let gone = r#"410 <!Idempotency-Replayed> {"error":"Gone"}"#;
+                service.check(format!("POST /users <Idempotency-Key: {key}> {body} => {gone}"));
             }
         }
     }
@@ -203,22 +197,17 @@ fn keys_of_deleted_users() {
     let left = "select count(*) from idempotency_keys \
                 where name <> '' or email <> '' or password_hash is not null or fingerprint <> ''";
     assert_eq!(service.database.value(left), "0");
-    assert_eq!(service.database.value("select count(*) from idempotency_keys"), "10");
+    assert_eq!(service.database.value("select count(*) from idempotency_keys"), "8");
     // In batches, beside others.
-    let answers: Vec<_> = thread::scope(|scope| {
-        let ask = |n: usize| {
-            let service = &service;
-            scope.spawn(move || {
-                let body = json!({"name": "n", "email": format!("new-{n}@example.com")}).to_string();
-                let key = if n.is_multiple_of(2) { "k-0".to_owned() } else { format!("new-{n}") };
-                post(&mut service.client(), &key, &body).status
-            })
-        };
-        let asked: Vec<_> = (0..32).map(ask).collect();
-        asked.into_iter().map(|asked| asked.join().expect("an answer")).collect()
-    });
-    let expected: Vec<u16> = (0..32).map(|n: u16| if n.is_multiple_of(2) { 410 } else { 201 }).collect();
-    assert_eq!(answers, expected);
+    let mut clients = [(); 32].map(|()| service.client());
+    for (n, client) in clients.iter_mut().enumerate() {
+        let body = json!({"name": "n", "email": format!("new-{n}@example.com")}).to_string();
+        let key = if n % 2 == 0 { "k-0".to_owned() } else { format!("new-{n}") };
+        client.send_request("POST", "/users", &[("Idempotency-Key", &key)], body);
+    }
+    for (n, client) in clients.iter_mut().enumerate() {
+        assert_eq!(client.answer("POST").status, if n % 2 == 0 { 410 } else { 201 });
+    }
     assert_eq!(users(&service.database), "16");
     // After 24 hours it may be used again.
     service.database.run("update idempotency_keys set kept_since = now() - interval '1 day'");
@@ -289,46 +278,37 @@ fn replicas(database: &Database) -> [Server; 2] {
     })
 }
 
+/// Creates take so many seconds, so that others meet them.
+fn linger(database: &Database, seconds: &str) {
+    database.run(&format!(
+        "create function linger() returns trigger language plpgsql as
+             $$ begin perform pg_sleep({seconds}); return null; end $$;
+         create trigger linger after insert on users for each row execute function linger()"
+    ));
+}
+
 /// All at once, in turns on the replicas.
-fn at_once(
-    replicas: &[Server],
-    count: usize,
-    key: &str,
-    body: impl Fn(usize) -> String + Sync,
-) -> Vec<Answer> {
-    let barrier = Barrier::new(count);
-    thread::scope(|scope| {
-        let (barrier, body) = (&barrier, &body);
-        let post = |n: usize| {
-            let mut client = Client::new(replicas[n % replicas.len()].base_url());
-            scope.spawn(move || {
-                barrier.wait();
-                post(&mut client, key, &body(n))
-            })
-        };
-        let threads: Vec<_> = (0..count).map(post).collect();
-        threads.into_iter().map(|thread| thread.join().expect("an answer")).collect()
-    })
+fn at_once(replicas: &[Server], key: &str, body: impl Fn(usize) -> String) -> Vec<Answer> {
+    let mut clients: Vec<Client> =
+        replicas.iter().cycle().take(32).map(|it| Client::new(it.base_url())).collect();
+    for (n, client) in clients.iter_mut().enumerate() {
+        client.send_request("POST", "/users", &[("Idempotency-Key", key)], body(n));
+    }
+    clients.iter_mut().map(|client| client.answer("POST")).collect()
 }
 
 #[test]
 fn many_at_once_with_one_key_create_one_user() {
-    const CLIENTS: usize = 32;
     let database = Database::create();
     let replicas = replicas(&database);
-    // Creates take a moment, so that others meet them.
-    database.run(
-        "create function linger() returns trigger language plpgsql as
-             $$ begin perform pg_sleep(0.05); return null; end $$;
-         create trigger linger after insert on users for each row execute function linger()",
-    );
+    linger(&database, "0.05");
     for (round, password) in [None, Some(PASSWORD)].into_iter().enumerate() {
         let key = format!("same-{round}");
         let mut body = json!({"name": "Ada", "email": format!("{round}@example.com")});
         if let Some(password) = password {
             body["password"] = password.into();
         }
-        let answers = at_once(&replicas, CLIENTS, &key, |_| body.to_string());
+        let answers = at_once(&replicas, &key, |_| body.to_string());
         let first: Vec<_> = answers.iter().filter(|answer| !is_replayed(answer)).collect();
         assert_eq!(first.len(), 1, "one is the first: {answers:?}");
         for answer in &answers {
@@ -344,7 +324,7 @@ fn many_at_once_with_one_key_create_one_user() {
     // One key and other bodies, with addresses of their own or with one.
     for (round, same_address) in [(2, false), (3, true)] {
         let key = format!("other-{round}");
-        let answers = at_once(&replicas, CLIENTS, &key, |n| {
+        let answers = at_once(&replicas, &key, |n| {
             let address = if same_address { 0 } else { n };
             json!({"name": format!("{n}"), "email": format!("{round}.{address}@example.com")}).to_string()
         });
@@ -373,12 +353,10 @@ fn waiting_for_a_key_is_waiting_for_a_lock() {
              select sha256('k'), sha256('another body'), id, name, email, created_at, updated_at, version from created",
         )
         .unwrap();
-    let waiting: Vec<_> = (0..16)
-        .map(|_| {
-            let mut client = service.client();
-            thread::spawn(move || post(&mut client, "k", ADA))
-        })
-        .collect();
+    let mut waiting = [(); 16].map(|()| service.client());
+    for client in &mut waiting {
+        client.send_request("POST", "/users", &[("Idempotency-Key", "k")], ADA);
+    }
     service.database.waits_for_a_lock();
     for n in 0..20 {
         assert_eq!(client.get("/users").status, 200);
@@ -386,10 +364,9 @@ fn waiting_for_a_key_is_waiting_for_a_lock() {
         assert_eq!(client.post("/users", &body).status, 201);
         assert_eq!(post(&mut client, &format!("other-{n}"), &body.replace('@', "+@")).status, 201);
     }
-    assert!(waiting.iter().all(|thread| !thread.is_finished()));
     other.commit().unwrap();
-    for thread in waiting {
-        let answer = thread.join().unwrap();
+    for mut client in waiting {
+        let answer = client.answer("POST");
         assert_eq!((answer.status, answer.body.trim_end()), (422, REUSED));
     }
     assert_eq!(client.get("/users?email=ada@example.com").json()["total"], 0);
@@ -401,11 +378,10 @@ fn waiting_for_a_key_is_waiting_for_a_lock() {
              values (sha256('l'), '', 1, '', '', now(), now(), 1)",
         )
         .unwrap();
-    let mut waits = service.client();
-    let waits = thread::spawn(move || post(&mut waits, "l", ADA));
+    client.send_request("POST", "/users", &[("Idempotency-Key", "l")], ADA);
     service.database.waits_for_a_lock();
     other.rollback().unwrap();
-    let answer = waits.join().unwrap();
+    let answer = client.answer("POST");
     assert_eq!((answer.status, is_replayed(&answer)), (201, false));
 }
 
@@ -414,50 +390,30 @@ fn waiting_for_a_key_is_waiting_for_a_lock() {
 fn a_replica_that_is_killed_has_created_one_user_or_none() {
     const ROUNDS: u64 = 4;
     let database = Database::create();
-    database.run(
-        "create function linger() returns trigger language plpgsql as
-             $$ begin perform pg_sleep(0.1); return null; end $$;
-         create trigger linger after insert on users for each row execute function linger()",
-    );
+    linger(&database, "0.1");
     let mut stays = Process::on(&database, &[]);
     let mut client = stays.client();
     for round in 0..ROUNDS {
         let mut killed = Process::on(&database, &[]);
-        let url = killed.wait_for_url();
         let (key, email) = (format!("key-{round}"), format!("{round}@example.com"));
         let body = json!({"name": "Ada", "email": email}).to_string();
-        thread::scope(|scope| {
-            // The number that a client in a hurry might send.
-            let posts: Vec<_> = (0..8)
-                .map(|_| {
-                    let (url, key, body) = (&url, &key, &body);
-                    scope.spawn(move || {
-                        let mut caller = Client::new(url);
-                        caller.try_request("POST", "/users", &[("Idempotency-Key", key)], body).is_ok()
-                    })
-                })
-                .collect();
-            pause(Duration::from_millis(40 * round));
-            killed.signal(Signal::SIGKILL);
-            let _ = posts.into_iter().map(|post| post.join()).collect::<Vec<_>>();
-        });
+        // The number that a client in a hurry might send.
+        let mut clients = [(); 8].map(|()| killed.client());
+        for client in &mut clients {
+            client.send_request("POST", "/users", &[("Idempotency-Key", &key)], &body);
+        }
+        pause(Duration::from_millis(40 * round));
+        killed.signal(Signal::SIGKILL);
         assert_eq!(killed.wait(LONG), -9);
         let answers: Vec<Answer> = (0..3).map(|_| post(&mut client, &key, &body)).collect();
-        assert!(answers.iter().all(|answer| answer.status == 201), "{answers:?}");
         assert!(answers[1..].iter().all(is_replayed), "{answers:?}");
         for answer in &answers {
+            assert_eq!(answer.status, 201);
             assert_same(answer, &answers[0]);
         }
         let found = client.get(&format!("/users?email={email}")).json();
         assert_eq!(found["data"][0], answers[0].json());
     }
-    // Also of the statements that were in flight when their service was killed.
-    eventually(LONG, "no statement is left", || {
-        let active = "select count(*) from pg_stat_activity where datname = current_database() \
-            and application_name = 'userd' and state = 'active'";
-        database.value(active) == "0"
-    });
-    assert_eq!(users(&database), ROUNDS.to_string());
     assert_eq!(client.get("/users").json()["total"], ROUNDS);
 }
 

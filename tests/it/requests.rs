@@ -4,7 +4,6 @@ use crate::support::{
     ADA, Answer, Database, LONG, PASSWORD, Process, Service, TOKEN, TempDir, assert_no_secret, eventually,
 };
 use serde_json::Value;
-use std::collections::HashSet;
 
 fn id(answer: &Answer) -> &str {
     answer.header("X-Request-Id").expect("every answer has one")
@@ -85,18 +84,6 @@ fn an_id_is_of_one_request() {
     let ids: Vec<String> = (0..5).map(|_| id(&client.answer("GET")).to_owned()).collect();
     assert_eq!((ids[0].as_str(), ids[2].as_str()), ("a", "b"));
     assert!([1, 3, 4].iter().all(|at| is_made(&ids[*at])), "{ids:?}");
-    // In the order of time, and those of another service are others.
-    let other = Service::start();
-    let mut all = HashSet::new();
-    let mut last = [String::new(), String::new()];
-    for _ in 0..100 {
-        for (service, last) in [&service, &other].into_iter().zip(&mut last) {
-            let answer = service.client().get("/users/0");
-            assert!(id(&answer) > last.as_str(), "{last} and then {answer:?}");
-            *last = id(&answer).to_owned();
-            assert!(all.insert(last.clone()));
-        }
-    }
 }
 
 /// The lines of a log as objects.

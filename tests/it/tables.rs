@@ -2,12 +2,10 @@
 //! role that owns none of them.
 
 use crate::support::{
-    Answer, Client, Database, LONG, LONG_ON_DISK, Own, PASSWORD, Process, Service, TempDir, eventually,
-    every_verb,
+    Answer, Client, Database, LONG, LONG_ON_DISK, Own, Process, Service, TempDir, eventually, every_verb,
 };
 use serde_json::json;
 use std::{path::Path, process::Command};
-use userd::User;
 
 /// How a command ends on this database: its exit code, and what it prints.
 fn userd(database_url: &str, arguments: &[&str]) -> (i32, String) {
@@ -37,38 +35,6 @@ fn check_stored(client: &mut Client, created: &Answer, name: &str) {
 
 // The sequence of ids
 
-/// An import fails until the sequence is moved, by the line that `userd check` prints.
-#[test]
-fn an_import_on_a_sequence_behind_the_ids() {
-    for line in [
-        json!({"name": "new", "email": "new@example.com"}),
-        json!({"name": "new", "email": "new@example.com", "password": PASSWORD}),
-    ] {
-        let database = Database::create();
-        database.run(
-            "insert into users (name, email) select 'n', i || '@example.com' from generate_series(1, 20) i; \
-             alter sequence users_id_seq restart with 1",
-        );
-        let dir = TempDir::new();
-        dir.write("users", &line.to_string());
-        let file = dir.path().join("users");
-        let import = || userd(&database.url(), &["import", file.to_str().unwrap()]);
-        let (code, said) = import();
-        assert!(code == 1 && said.contains("`userd check`"), "{said}");
-        assert_eq!(database.value("select count(*) from users"), "20");
-        database.run("select setval('users_id_seq', max(id)) from users");
-        let (code, said) = import();
-        assert_eq!(code, 0, "{said}");
-        let id = database.value("select id from users where email = 'new@example.com'");
-        assert!(id.parse::<u32>().unwrap() > 20, "{id}");
-        let mut service = Process::on(&database, &[]);
-        let mut client = service.client();
-        assert_eq!(client.get(&format!("/users/{id}")).json()["name"], "new");
-        let created = create(&mut client, None, &body("next", None));
-        check_stored(&mut client, &created, "next");
-    }
-}
-
 #[test]
 fn a_check_finds_a_sequence_behind_the_ids() {
     let database = Database::create();
@@ -95,26 +61,6 @@ fn a_check_finds_a_sequence_behind_the_ids() {
         assert_eq!(problem(mend), None);
         assert_eq!(database.value("select nextval('users_id_seq')"), "21", "{behind}");
     }
-}
-
-/// A column that is new has a field in `User`, and each statement that returns users names it.
-#[test]
-fn the_columns_are_the_fields_of_a_user() {
-    let service = Service::start();
-    let created = create(&mut service.client(), None, &body("ada", None));
-    assert_eq!(created.status, 201);
-    let users = service.server.app().users();
-    for user in [
-        users.find_many(&[1]).unwrap().remove(0),
-        users.find_by_email(&["ada@example.com"]).unwrap().remove(0).unwrap(),
-    ] {
-        let User { id, name, email, created_at, updated_at, version, credential: _ } = user;
-        assert_eq!((id, name.as_str(), email.as_str(), version), (1, "ada", "ada@example.com", 1));
-        assert_eq!(created_at, updated_at);
-    }
-    let columns = "select string_agg(attname, ' ' order by attnum) from pg_attribute \
-        where attrelid = 'users'::regclass and attnum > 0";
-    assert_eq!(service.database.value(columns), "id name email created_at updated_at version");
 }
 
 // Counts

@@ -83,6 +83,9 @@ impl Answer {
         assert!(matches!(date, Some(Ok(_))), "no date: {self:?}");
         let id = self.header("X-Request-Id");
         assert!(id.is_some_and(|id| (1..=128).contains(&id.len())), "no id: {self:?}");
+        assert_eq!(self.header("X-Content-Type-Options"), Some("nosniff"), "{self:?}");
+        let is_private = matches!(self.header("Cache-Control"), Some("private, no-cache" | "no-store"));
+        assert!(is_private, "others may get it from a cache: {self:?}");
         if matches!(self.status, 204 | 304) {
             // RFC 9110, 8.6. A 304 could have it; of ours none needs it.
             assert_eq!(self.header("Content-Length"), None, "{self:?}");
