@@ -278,6 +278,9 @@ impl Users {
 
     /// Finds users by id, in any order; a user that does not exist is left out. One round trip.
     pub fn find_many(&self, ids: &[i64]) -> Result<Vec<User>, Error> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
         let rows = self.pool.execute(FIND, &[(&ids, Type::INT8_ARRAY)], None)?;
         rows.iter().map(|row| self.user(row)).collect()
     }
