@@ -10,6 +10,9 @@ use std::{borrow::Cow, fmt, io};
 /// The message of a violation whose value has a NUL in it, which PostgreSQL cannot store.
 pub(crate) const HAS_NUL: &str = "must not contain NUL (U+0000)";
 
+/// The media types of a patch, of which the first is the one that it has (RFC 7396).
+pub(crate) const ACCEPT_PATCH: &str = "application/merge-patch+json, application/json";
+
 /// One thing that is wrong with a body or a query string.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Violation {
@@ -43,8 +46,6 @@ pub enum Error {
     InvalidQuery(Vec<Violation>),
     /// A body of a media type that is certainly not JSON, a patch of a kind that is not served, or a coded body.
     UnsupportedMediaType {
-        /// The media types that are served here.
-        accepted: &'static str,
         /// The request is a PATCH.
         patch: bool,
         /// The body has a content coding.
@@ -125,7 +126,7 @@ impl Error {
             Error::Unprocessable(violations) => invalid(422, "", violations),
             Error::InvalidQuery(violations) => invalid(400, "Invalid query", violations),
             // By Accept-Encoding a client knows that the coding is at fault (RFC 9110, 12.5.3).
-            Error::UnsupportedMediaType { accepted, patch, coded } => {
+            Error::UnsupportedMediaType { patch, coded } => {
                 let message = match (coded, patch) {
                     (true, _) => "bodies with a Content-Encoding are not decoded: send plain JSON",
                     (_, true) => {
@@ -133,8 +134,9 @@ impl Error {
                     }
                     _ => "uploads are not read: send JSON, as application/json",
                 };
-                let answer = explained(415, "Unsupported media type", message).with("Accept", *accepted);
-                let answer = if *patch { answer.with("Accept-Patch", *accepted) } else { answer };
+                let accepted = if *patch { ACCEPT_PATCH } else { "application/json" };
+                let answer = explained(415, "Unsupported media type", message).with("Accept", accepted);
+                let answer = if *patch { answer.with("Accept-Patch", accepted) } else { answer };
                 if *coded { answer.with("Accept-Encoding", "identity") } else { answer }
             }
             // A 401 has to name a scheme (RFC 9110, 15.5.2). This one is private: browsers ask for a password by
@@ -343,7 +345,7 @@ mod tests {
             (Error::Gone, 410, r#"{"error":"Gone"}"#),
             (Error::PreconditionFailed, 412, r#"{"error":"Precondition failed"}"#),
             (
-                Error::UnsupportedMediaType { accepted: "a/b", patch: true, coded: true },
+                Error::UnsupportedMediaType { patch: true, coded: true },
                 415,
                 r#"{"error":"Unsupported media type","message":"bodies with a Content-Encoding are not decoded: send plain JSON"}"#,
             ),

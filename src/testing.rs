@@ -222,7 +222,7 @@ impl Control {
         let is_locked = |tried: &Result<(), Error>| has_code(tried, &SqlState::LOCK_NOT_AVAILABLE);
         let mut tries = (0..200).map(|_| run(&self.url, RESET)).skip_while(is_locked);
         tries.next().ok_or("a statement holds a lock")?.map_err(|error| explain(&error))?;
-        self.app.advance(Duration::from_secs(60));
+        self.app.rules.throttle.advance(Duration::from_secs(60));
         Ok(())
     }
 
@@ -235,7 +235,7 @@ impl Control {
             time.as_secs_f64()
         );
         run(&self.url, &age).map_err(|error| explain(&error))?;
-        self.app.advance(time);
+        self.app.rules.throttle.advance(time);
         Ok(())
     }
 

@@ -11,11 +11,14 @@ use crate::{
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
+/// The callers that a token stands for, and the word that the log has for them.
+type Rights = (Callers, &'static str);
+
 /// The rules that stand before every route.
 pub struct Access {
-    /// Digests of the tokens, each with its callers; none if no token is needed. Digests are compared: equally long, and a
+    /// Digests of the tokens, each with its rights; none if no token is needed. Digests are compared: equally long, and a
     /// difference in their first bytes tells nothing of the token.
-    tokens: Option<Vec<([u8; 32], Callers)>>,
+    tokens: Option<Vec<([u8; 32], Rights)>>,
     /// Names of hosts in requests without a token, beside names that no stranger can own; `None` for any name.
     hosts: Option<Vec<String>>,
     /// Origins of pages that may send requests.
@@ -51,9 +54,8 @@ impl Access {
             // A page of another site does not know the token, whatever name it is served under.
             Some(_) => match self.rights(request) {
                 None => Err(Error::Unauthorized),
-                Some(rights) if rights == Callers::Full || rights == callers || callers == Callers::Known => {
-                    Ok(())
-                }
+                Some((Callers::Full, _)) => Ok(()),
+                Some((rights, _)) if rights == callers || callers == Callers::Known => Ok(()),
                 Some(_) => Err(Error::Forbidden),
             },
             None => match request.header("host") {
@@ -64,9 +66,9 @@ impl Access {
         }
     }
 
-    /// Returns the callers that the token of the request stands for, if it has exactly one Authorization field and the
-    /// token is known.
-    pub fn rights(&self, request: &Request) -> Option<Callers> {
+    /// Returns the rights that the token of the request gives, if it has exactly one Authorization field and the token is
+    /// known.
+    pub fn rights(&self, request: &Request) -> Option<Rights> {
         let tokens = self.tokens.as_ref()?;
         let mut fields = request.fields("authorization");
         let (Some(value), None) = (fields.next(), fields.next()) else { return None };
@@ -99,13 +101,13 @@ impl Access {
 }
 
 /// Returns the digests of all tokens of the settings, each with its rights.
-fn tokens(config: &Config) -> Vec<([u8; 32], Callers)> {
+fn tokens(config: &Config) -> Vec<([u8; 32], Rights)> {
     let settings = [
-        (&config.api_token, Callers::Full),
-        (&config.api_token_read, Callers::Read),
-        (&config.api_token_login, Callers::Login),
+        (&config.api_token, (Callers::Full, "full")),
+        (&config.api_token_read, (Callers::Read, "read")),
+        (&config.api_token_login, (Callers::Login, "login")),
     ];
-    let of_setting = |(values, rights): (&'_ Option<Secret>, Callers)| {
+    let of_setting = |(values, rights): (&'_ Option<Secret>, Rights)| {
         let values = values.iter().flat_map(|values| values.expose().split_whitespace());
         values.map(|token| (digest(token), rights)).collect::<Vec<_>>()
     };

@@ -3,32 +3,19 @@
 //! Knows no route's answer. Each function reads one part, or refuses the request for it.
 
 use super::validation::object;
-use crate::error::{Error, HAS_NUL, Violation};
+use crate::error::{ACCEPT_PATCH, Error, HAS_NUL, Violation};
 use crate::http::{Request, percent_decode};
 use crate::users::idempotency::Key;
 use crate::users::pagination::{ListRequest, PageRequest};
-use crate::users::revision::{Condition, Revision};
-use crate::users::user::User;
+use crate::users::revision::{Condition, Revision, Revisions};
 use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 
-/// The media types of a patch, of which the first is the one that it has (RFC 7396).
-pub const ACCEPT_PATCH: &str = "application/merge-patch+json, application/json";
-
-/// Reads the body of a PATCH. It is a merge patch if it is JSON, or if its type is curl's default; other kinds of
-/// patches mean something else, and so are refused.
-pub fn merge_patch(request: &Request) -> Result<Map<String, Value>, Error> {
-    body(request, true)
-}
-
-/// Reads a body as JSON whatever its Content-Type says, as curl's is a form's; refuses uploads.
-pub fn json(request: &Request) -> Result<Map<String, Value>, Error> {
-    body(request, false)
-}
-
-/// Reads the JSON object of a body that has an accepted media type and no content coding, which could only be guessed at.
-fn body(request: &Request, patch: bool) -> Result<Map<String, Value>, Error> {
+/// Reads the JSON object of a body without a content coding, whatever its Content-Type says, as curl's is a form's; refuses
+/// uploads. A `patch` is a merge patch if its type is JSON or curl's default; other kinds of patches mean something else,
+/// and so are refused.
+pub fn body(request: &Request, patch: bool) -> Result<Map<String, Value>, Error> {
     const CURLS: &str = "application/x-www-form-urlencoded";
     let mut codings = request.fields("content-encoding").flat_map(|value| value.split(',')).map(str::trim);
     let coded = codings.any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case("identity"));
@@ -40,10 +27,7 @@ fn body(request: &Request, patch: bool) -> Result<Map<String, Value>, Error> {
     });
     match is_accepted && !coded {
         true => object(&request.body),
-        false => {
-            let accepted = if patch { ACCEPT_PATCH } else { "application/json" };
-            Err(Error::UnsupportedMediaType { accepted, patch, coded })
-        }
+        false => Err(Error::UnsupportedMediaType { patch, coded }),
     }
 }
 
@@ -181,13 +165,8 @@ impl<'a> Query<'a> {
     }
 }
 
-/// The field `ETag` of an answer with this user.
-pub fn etag(user: &User) -> String {
-    tag(user.revision())
-}
-
-/// The tag of a state, in its quotes.
-fn tag(Revision { version, updated_at }: Revision) -> String {
+/// Returns the field `ETag` of an answer with a user in this state.
+pub fn etag(Revision { version, updated_at }: Revision) -> String {
     let micros = (updated_at.unix_timestamp_nanos() / 1000) as i64;
     format!("\"{version}-{micros:x}\"")
 }
@@ -199,58 +178,31 @@ fn revision(text: &str) -> Option<Revision> {
     let updated_at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(micros) * 1000).ok()?;
     let revision = Revision { version: version.parse().ok()?, updated_at };
     // Another spelling of the numbers is no tag of this service.
-    (tag(revision).trim_matches('"') == text).then_some(revision)
+    (etag(revision).trim_matches('"') == text).then_some(revision)
 }
 
-/// `If-Match` and `If-None-Match` of a request, as far as it has them.
-#[derive(Debug)]
-pub(crate) struct Preconditions {
-    only: Option<Tags>,
-    except: Option<Tags>,
+/// Reads `If-Match` and `If-None-Match` of a request, as far as it has them; [`Error::BadRequest`] if one is no list of
+/// entity tags.
+pub fn condition(request: &Request) -> Result<Condition, Error> {
+    let Condition { only, except } = Condition::default();
+    // Weak tags match no state in If-Match; in If-None-Match they match as strong ones do.
+    let only = tags(request, "if-match", false, only)
+        .ok_or(Error::BadRequest("If-Match holds neither * nor entity tags in double quotes"))?;
+    let except = tags(request, "if-none-match", true, except)
+        .ok_or(Error::BadRequest("If-None-Match holds neither * nor entity tags in double quotes"))?;
+    Ok(Condition { only, except })
 }
 
-/// The states that a field names; `None` for `*`. Tags of other services match no state.
-type Tags = Option<Vec<Revision>>;
-
-impl Preconditions {
-    /// Reads the fields of a request; [`Error::BadRequest`] if one is no list of entity tags.
-    pub fn parse(request: &Request) -> Result<Preconditions, Error> {
-        // Weak tags match no state in If-Match; in If-None-Match they match as strong ones do.
-        let only = tags(request, "if-match", false)
-            .ok_or(Error::BadRequest("If-Match holds neither * nor entity tags in double quotes"))?;
-        let except = tags(request, "if-none-match", true)
-            .ok_or(Error::BadRequest("If-None-Match holds neither * nor entity tags in double quotes"))?;
-        Ok(Preconditions { only, except })
-    }
-
-    /// Judges a read of a record in this state: returns true if the client has the record already;
-    /// [`Error::PreconditionFailed`] if the client asks for another state.
-    pub fn is_known(&self, revision: Revision) -> Result<bool, Error> {
-        let names = |tags: &Tags| tags.as_ref().is_none_or(|states| states.contains(&revision));
-        match self.only.as_ref().is_none_or(names) {
-            true => Ok(self.except.as_ref().is_some_and(names)),
-            false => Err(Error::PreconditionFailed),
-        }
-    }
-
-    /// Returns the states in which a record may be changed.
-    pub fn into_condition(self) -> Condition {
-        match self.except {
-            Some(None) => Condition { only: Some(Vec::new()), except: Vec::new() },
-            except => Condition { only: self.only.flatten(), except: except.flatten().unwrap_or_default() },
-        }
-    }
-}
-
-/// Reads all fields of a name together: `Some(None)` if there is none; `None` if they are malformed.
-fn tags(request: &Request, name: &str, weak: bool) -> Option<Option<Tags>> {
+/// Reads all fields of a name together, or returns `absent` if there is none; `None` if they are malformed. Tags of other
+/// services match no state.
+fn tags(request: &Request, name: &str, weak: bool, absent: Revisions) -> Option<Revisions> {
     let values: Vec<&str> = request.fields(name).collect();
     match values[..] {
-        [] => Some(None),
-        [value] if value.trim_matches(SPACES) == "*" => Some(Some(None)),
+        [] => Some(absent),
+        [value] if value.trim_matches(SPACES) == "*" => Some(None),
         _ => {
             let lists = values.into_iter().map(|value| tag_list(value, weak));
-            Some(Some(Some(lists.collect::<Option<Vec<_>>>()?.concat())))
+            Some(Some(lists.collect::<Option<Vec<_>>>()?.concat()))
         }
     }
 }
@@ -473,7 +425,7 @@ mod tests {
             (at(-3, 1), "-3-1"),
         ];
         for (state, text) in rows {
-            assert_eq!(tag(state), format!("\"{text}\""));
+            assert_eq!(etag(state), format!("\"{text}\""));
             assert_eq!(revision(text), Some(state), "{text}");
         }
         for text in
@@ -522,7 +474,7 @@ mod tests {
             for (name, value) in fields {
                 request = request.with(*name, *value);
             }
-            Preconditions::parse(&request)
+            condition(&request)
         };
         let (one, two) = (at(1, 0), at(2, 10));
         // The fields, and the statuses of reads of both states.
@@ -545,17 +497,14 @@ mod tests {
             (&[("If-None-Match", ","), ("If-None-Match", r#""1-0""#)], 304, 200),
         ];
         for (fields, first, second) in rows {
-            let preconditions = parse(fields).unwrap();
-            let read = |revision| match preconditions.is_known(revision) {
-                Ok(true) => 304,
-                Ok(false) => 200,
-                Err(error) => error.answer().status,
+            let condition = parse(fields).unwrap();
+            // A change is made where a read would be answered.
+            let read = |revision| match (condition.holds(revision), condition.allows(revision)) {
+                (true, _) => 200,
+                (false, true) => 304,
+                (false, false) => 412,
             };
             assert_eq!((read(one), read(two)), (first, second), "{fields:?}");
-            // A change is made where a read would be answered.
-            let condition = preconditions.into_condition();
-            let holds = (condition.holds(one), condition.holds(two));
-            assert_eq!(holds, (first == 200, second == 200), "{fields:?}");
             if condition.is_empty() {
                 assert_eq!((first, second), (200, 200), "{fields:?}");
             }

@@ -14,7 +14,6 @@ mod throttle;
 pub(crate) mod validation;
 
 pub(crate) use commands::{Command, Lane, Needs, retry_pause};
-pub(crate) use pages::answer_at_once;
 pub(crate) use routes::{AT_ONCE, FIELDS, label};
 
 use crate::budget::Budget;
@@ -22,20 +21,25 @@ use crate::config::{Config, Secret};
 use crate::db::blocking::outside_of_runtimes;
 use crate::db::{Pool, migrate::Migrations, open::Opening, probe::Prober, users::Users};
 use crate::error::{Error, StartError};
-use crate::http::{Request, RequestId, Response};
+use crate::http::{Request, RequestId, Response, log_line};
 use crate::metrics::Metrics;
 use crate::users::password::{Hasher, PasswordHash};
 use commands::RequestRules;
-use pages::Health;
+use pages::Description;
 use parking_lot::Mutex;
+use routes::Page;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 use std::{sync::Arc, thread};
 
 /// The service without a server: a function from a request to a response. Shared by reference between threads.
 pub struct App {
     users: Users,
-    rules: RequestRules,
-    pub(crate) health: Arc<Health>,
+    pub(crate) rules: RequestRules,
+    prober: Prober,
+    description: Description,
+    /// `/readyz` reports the service as unready.
+    pub(crate) stopping: AtomicBool,
     pub(crate) metrics: Arc<Metrics>,
     hasher: Hasher,
     request_timeout: Duration,
@@ -64,7 +68,9 @@ impl App {
             Ok(App {
                 users,
                 rules: RequestRules::new(config),
-                health: Arc::new(Health::new(prober)),
+                prober,
+                description: pages::describe(config),
+                stopping: AtomicBool::default(),
                 metrics: Arc::new(Metrics::new(&Lane::LABELS)),
                 hasher: Hasher::new(config.password_hashing),
                 request_timeout: config.limits.request_timeout,
@@ -95,17 +101,6 @@ impl App {
         }
     }
 
-    /// Lets time pass for the counts of wrong passwords.
-    #[doc(hidden)]
-    pub fn advance(&self, time: Duration) {
-        self.rules.throttle.advance(time);
-    }
-
-    /// Serves `/ui` from now on, or not.
-    pub(crate) fn serve_ui(&mut self, on: bool) {
-        self.rules.ui = on;
-    }
-
     /// Makes a command of a request, or the answer if that needs no database. `id` is the request's, if it has one.
     /// Blocks while another large body is parsed, and for nothing else.
     pub(crate) fn judge(&self, request: &Request, id: Option<&RequestId>) -> Result<Command, Response> {
@@ -114,7 +109,18 @@ impl App {
         let _turn = (request.body.len() > LARGE).then(|| self.parsing.lock());
         match self.rules.judge(request) {
             Ok(Ok(command)) => Ok(command),
-            Ok(Err(page)) => Err(pages::answer(self, page, request, id)),
+            Ok(Err(Page::Own(page))) => Err(page(self)),
+            Ok(Err(Page::Options(routes))) => {
+                if let Some(origin) = request.header("origin")
+                    && !self.rules.access.cors(request).is_allowed()
+                {
+                    // The browser sends no other request of a page of this origin.
+                    let origin: String = origin.chars().take(100).collect();
+                    let line = format_args!("ALLOWED_ORIGINS does not name the origin {origin:?}");
+                    log_line(log::Level::Info, id, line);
+                }
+                Err(routes::options(routes))
+            }
             Err(error) => Err(error.into_response(id)),
         }
     }
@@ -126,7 +132,7 @@ impl App {
 
     /// Names the rights of the token that a request carries, for the log.
     pub(crate) fn rights(&self, request: &Request) -> Option<&'static str> {
-        self.rules.access.rights(request).map(routes::Callers::name)
+        self.rules.access.rights(request).map(|(_, name)| name)
     }
 
     /// The users themselves, for what HTTP does not offer.

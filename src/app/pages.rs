@@ -1,60 +1,33 @@
 //! The routes that answer by themselves, without a user: health, figures, the description for machines, the page for the
-//! browser, OPTIONS.
+//! browser.
 //!
 //! Never blocks, as the frontend asks for the health on its only thread.
 
-use super::fields::ACCEPT_PATCH;
-use super::routes::{self, Endpoint, Route, allow};
 use super::{App, validation};
 use crate::config::{Config, Schema};
-use crate::db::probe::Prober;
-use crate::error::Error;
-use crate::http::{Method, Request, RequestId, Response, log_line};
+use crate::http::Response;
 use crate::metrics::Text;
 use base64ct::{Base64, Encoding};
 use serde::Serialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
-/// The health that `/livez` and `/readyz` report, from what is known: the frontend asks on its only thread.
-pub struct Health {
-    prober: Prober,
-    stopping: AtomicBool,
+/// Answers `/livez`. Never blocks.
+pub fn live(_: &App) -> Response {
+    Response::json(200, &json!({"status": "ok"})).with("Cache-Control", "no-store")
 }
 
-impl Health {
-    /// Ready, until the prober or [`Health::stop`] says otherwise.
-    pub fn new(prober: Prober) -> Health {
-        Health { prober, stopping: AtomicBool::new(false) }
-    }
-
-    /// Reports the service as unready from now on.
-    pub fn stop(&self) {
-        self.stopping.store(true, Ordering::Relaxed);
-    }
-
-    /// Answers `/livez`. Never blocks.
-    pub fn live(&self) -> Response {
-        Response::json(200, &json!({"status": "ok"})).with("Cache-Control", "no-store")
-    }
-
-    /// Answers `/readyz`. Never blocks.
-    pub fn ready(&self) -> Response {
-        let (reason, age) = self.prober.readiness();
-        let answer = match self.unready(reason) {
-            // After a silence this may be old: a client that needs to know better asks once more.
-            None => Response::json(200, &json!({"status": "ready"})).with("Age", age.as_secs().to_string()),
-            Some(reason) => Response::json(503, &Unready { status: "unready", reason }),
-        };
-        answer.with("Cache-Control", "no-store")
-    }
-
-    /// Returns the reason why the service should get no requests, if there is one.
-    fn unready(&self, database: Option<&'static str>) -> Option<&'static str> {
-        if self.stopping.load(Ordering::Relaxed) { Some("the service is stopping") } else { database }
-    }
+/// Answers `/readyz`. Never blocks.
+pub fn ready(app: &App) -> Response {
+    let (reason, age) = app.prober.readiness();
+    let answer = match unready(app, reason) {
+        // After a silence this may be old: a client that needs to know better asks once more.
+        None => Response::json(200, &json!({"status": "ready"})).with("Age", age.as_secs().to_string()),
+        Some(reason) => Response::json(503, &Unready { status: "unready", reason }),
+    };
+    answer.with("Cache-Control", "no-store")
 }
 
 #[derive(Serialize)]
@@ -63,49 +36,18 @@ struct Unready {
     reason: &'static str,
 }
 
-/// Answers a request for the health of the service; `None` for any other.
-pub(crate) fn answer_at_once(health: &Health, method: Method, path: &str) -> Option<Response> {
-    match routes::find(method, path, true).map(|asked| asked.endpoint) {
-        Ok(Endpoint::Live) => Some(health.live()),
-        Ok(Endpoint::Ready) => Some(health.ready()),
-        Ok(Endpoint::Options(routes)) => Some(options(routes)),
-        Ok(_) => None,
-        Err(error) => Some(error.answer()),
-    }
-}
-
-/// Answers a request of a page. `id` is the request's, for the log.
-pub(super) fn answer(app: &App, page: Endpoint, request: &Request, id: Option<&RequestId>) -> Response {
-    match page {
-        Endpoint::Live => app.health.live(),
-        Endpoint::Ready => app.health.ready(),
-        Endpoint::Description => Response::clone(&app.rules.description),
-        Endpoint::Index => index(app.rules.ui),
-        Endpoint::Ui => ui(),
-        Endpoint::Options(routes) => {
-            if let Some(origin) = request.header("origin")
-                && !app.rules.access.cors(request).is_allowed()
-            {
-                // The browser sends no other request of a page of this origin.
-                let origin: String = origin.chars().take(100).collect();
-                let line = format_args!("ALLOWED_ORIGINS does not name the origin {origin:?}");
-                log_line(log::Level::Info, id, line);
-            }
-            options(routes)
-        }
-        Endpoint::Metrics => figures(app),
-        command => Error::Internal(format!("{command:?} is no page")).into_response(id),
-    }
+/// Returns the reason why the service should get no requests, if there is one.
+fn unready(app: &App, database: Option<&'static str>) -> Option<&'static str> {
+    if app.stopping.load(Ordering::Relaxed) { Some("the service is stopping") } else { database }
 }
 
 /// Answers `/metrics` with all figures, as Prometheus reads them. Takes less than a millisecond.
-fn figures(app: &App) -> Response {
+pub fn figures(app: &App) -> Response {
     let mut text = Text::default();
     app.metrics.write(&mut text);
-    let prober = &app.health.prober;
-    let ready = u8::from(app.health.unready(prober.readiness().0).is_none());
+    let ready = u8::from(unready(app, app.prober.readiness().0).is_none());
     text.gauge("userd_ready", "Whether /readyz says that the service is ready.", ready);
-    let read_only = u8::from(prober.is_read_only());
+    let read_only = u8::from(app.prober.is_read_only());
     text.gauge("userd_database_read_only", "Whether the database takes no changes.", read_only);
     text.gauge("userd_memory_held_bytes", "Memory that is held for clients.", app.budget.held());
     text.gauge("userd_memory_budget_bytes", "The most memory that may be.", app.budget.limit());
@@ -115,30 +57,26 @@ fn figures(app: &App) -> Response {
         .with("Cache-Control", "no-store")
 }
 
-/// Answers OPTIONS of these routes.
-pub(super) fn options(routes: &'static [Route]) -> Response {
-    let response = Response::no_content().with("Allow", allow(routes));
-    match routes {
-        [route] if route.serves(Method::Patch) => response.with("Accept-Patch", ACCEPT_PATCH),
-        _ => response,
-    }
-}
-
-/// The answer of `/openapi.json`, made when it is first asked for.
-pub(super) type Description = LazyLock<Response, Box<dyn FnOnce() -> Response + Send>>;
-
-/// The answer of `/`: the paths to begin with.
-fn index(ui: bool) -> Response {
+/// Answers `/`: the paths to begin with.
+pub fn index(app: &App) -> Response {
     let mut paths = json!({"description": "/openapi.json", "users": "/users"});
-    if ui {
+    if app.rules.ui {
         paths["ui"] = "/ui".into();
     }
     Response::json(200, &paths)
 }
 
+/// Answers `/openapi.json`: the description of the service, made when it is first asked for.
+pub fn description(app: &App) -> Response {
+    Response::clone(&app.description)
+}
+
+/// The answer of `/openapi.json`.
+pub type Description = LazyLock<Response, Box<dyn FnOnce() -> Response + Send>>;
+
 /// Returns the description of a service with these settings: `schemas/openapi.json`, with the very schemas in it that
 /// bodies are checked against.
-pub(super) fn description(config: &Config) -> Description {
+pub fn describe(config: &Config) -> Description {
     let (schema, max_per_page, needs_token) =
         (config.schema, config.max_per_page, config.api_token.is_some());
     LazyLock::new(Box::new(move || Response::json(200, &document(schema, max_per_page, needs_token))))
@@ -176,7 +114,7 @@ const PAGE: &str = include_str!("../../web/ui.html");
 /// Admits that script and that style, and requests to the service itself; nothing else, and no text as markup. Images
 /// within the page alone: an empty one keeps browsers from asking for an icon.
 static POLICY: LazyLock<String> = LazyLock::new(|| {
-    let [script, style] = ["script", "style"].map(|element| digest(inline(element)));
+    let [script, style] = ["script", "style"].map(digest);
     format!(
         "default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; connect-src 'self'; \
          img-src data:; form-action 'none'; frame-ancestors 'none'; base-uri 'none'; require-trusted-types-for 'script'; \
@@ -185,7 +123,7 @@ static POLICY: LazyLock<String> = LazyLock::new(|| {
 });
 
 /// Answers `/ui`: the page.
-fn ui() -> Response {
+pub fn ui(_: &App) -> Response {
     Response { status: 200, body: PAGE.into(), ..Response::no_content() }
         .with("Content-Type", "text/html; charset=utf-8")
         .with("Content-Security-Policy", POLICY.as_str())
@@ -194,14 +132,11 @@ fn ui() -> Response {
         .with("Referrer-Policy", "no-referrer")
 }
 
-fn digest(text: &str) -> String {
-    Base64::encode_string(&Sha256::digest(text))
-}
-
-/// Returns the text of the page's only element of this name.
-fn inline(element: &str) -> &'static str {
+/// Returns the digest of the text of the page's only element of this name.
+fn digest(element: &str) -> String {
     let (_, rest) = PAGE.split_once(&format!("<{element}>")).expect("the page has it");
-    rest.split_once(&format!("</{element}>")).expect("it ends").0
+    let (text, _) = rest.split_once(&format!("</{element}>")).expect("it ends");
+    Base64::encode_string(&Sha256::digest(text))
 }
 
 #[cfg(test)]
@@ -212,7 +147,7 @@ mod tests {
     fn the_schemas_that_bodies_are_held_against() {
         for (schema, required) in [(Schema::Basic, 2), (Schema::Strict, 3)] {
             let config = Config { schema, max_per_page: 77, ..Config::default() };
-            let document = description(&config).value();
+            let document = describe(&config).value();
             let schemas = &document["components"]["schemas"];
             assert_eq!(schemas["NewUser"]["required"].as_array().unwrap().len(), required);
             assert_eq!(schemas["NewUser"]["additionalProperties"], false);
@@ -238,7 +173,7 @@ mod tests {
                 _ => {}
             }
         }
-        let document = description(&Config::default()).value();
+        let document = describe(&Config::default()).value();
         check(&document, &document);
     }
 }

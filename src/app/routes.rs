@@ -1,9 +1,10 @@
 //! The table of routes: what a method of a path asks for, and which clients may ask.
 //!
-//! `Allow`, 404 and 405, and the labels of figures follow from it. Knows no endpoint but its name.
+//! The answers to OPTIONS, 404 and 405, and the labels of figures follow from it.
 
-use crate::error::Error;
-use crate::http::{Method, percent_decode};
+use super::{App, pages};
+use crate::error::{ACCEPT_PATCH, Error};
+use crate::http::{Method, Response, percent_decode};
 use crate::users::user::parse_id;
 use Callers::{Any, Full, Known, Login, Read};
 use Method::{Delete, Get, Head, Options, Patch, Post, Put};
@@ -42,14 +43,14 @@ pub(crate) enum Endpoint {
     Patch,
     Delete,
     Authenticate,
-    Live,
-    Ready,
-    Metrics,
-    Description,
-    /// The page for the browser.
-    Ui,
-    /// The paths to begin with.
-    Index,
+    Page(Page),
+}
+
+/// An answer without a user.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Page {
+    /// The answer that this function returns.
+    Own(fn(&App) -> Response),
     /// The answer to OPTIONS: the methods of these routes.
     Options(&'static [Route]),
 }
@@ -79,12 +80,12 @@ static ROUTES: [Route; 9] = [
             (Delete, Endpoint::Delete, Full),
         ],
     },
-    Route { path: AT_ONCE[0], methods: &[(Get, Endpoint::Live, Any)] },
-    Route { path: AT_ONCE[1], methods: &[(Get, Endpoint::Ready, Any)] },
-    Route { path: "/metrics", methods: &[(Get, Endpoint::Metrics, Read)] },
-    Route { path: "/openapi.json", methods: &[(Get, Endpoint::Description, Any)] },
-    Route { path: UI, methods: &[(Get, Endpoint::Ui, Any)] },
-    Route { path: "/", methods: &[(Get, Endpoint::Index, Any)] },
+    Route { path: AT_ONCE[0], methods: &[(Get, Endpoint::Page(Page::Own(pages::live)), Any)] },
+    Route { path: AT_ONCE[1], methods: &[(Get, Endpoint::Page(Page::Own(pages::ready)), Any)] },
+    Route { path: "/metrics", methods: &[(Get, Endpoint::Page(Page::Own(pages::figures)), Read)] },
+    Route { path: "/openapi.json", methods: &[(Get, Endpoint::Page(Page::Own(pages::description)), Any)] },
+    Route { path: UI, methods: &[(Get, Endpoint::Page(Page::Own(pages::ui)), Any)] },
+    Route { path: "/", methods: &[(Get, Endpoint::Page(Page::Own(pages::index)), Any)] },
 ];
 
 /// The paths that the frontend answers at once.
@@ -102,35 +103,19 @@ pub(crate) const FIELDS: [&str; 8] = [
     "sec-fetch-site",
 ];
 
-impl Callers {
-    /// Returns the word that the log has for a token with these rights.
-    pub fn name(self) -> &'static str {
-        match self {
-            Full => "full",
-            Read => "read",
-            Login => "login",
-            Any | Known => "",
-        }
-    }
-}
-
 impl Route {
     fn endpoint(&'static self, method: Method) -> Option<(Endpoint, Callers)> {
         let method = match method {
             Head => Get,
             Options => {
                 let is_open = self.methods.iter().all(|(.., callers)| *callers == Any);
-                return Some((Endpoint::Options(slice::from_ref(self)), if is_open { Any } else { Known }));
+                let page = Page::Options(slice::from_ref(self));
+                return Some((Endpoint::Page(page), if is_open { Any } else { Known }));
             }
             method => method,
         };
         let row = self.methods.iter().find(|(served, ..)| *served == method);
         row.map(|(_, endpoint, callers)| (*endpoint, *callers))
-    }
-
-    /// Returns true if the route serves a method.
-    pub fn serves(&'static self, method: Method) -> bool {
-        self.endpoint(method).is_some()
     }
 }
 
@@ -138,7 +123,7 @@ impl Route {
 /// such a method. `ui`: the page for the browser is served.
 pub(crate) fn find(method: Method, path: &str, ui: bool) -> Result<Asked, Error> {
     if (method, path) == (Options, "*") {
-        return Ok(Asked { endpoint: Endpoint::Options(&ROUTES), callers: Any, user: None });
+        return Ok(Asked { endpoint: Endpoint::Page(Page::Options(&ROUTES)), callers: Any, user: None });
     }
     let Some((route, last)) = route(path, ui) else {
         let segments = path.split('/').filter(|segment| !segment.is_empty());
@@ -157,10 +142,19 @@ pub(crate) fn find(method: Method, path: &str, ui: bool) -> Result<Asked, Error>
 }
 
 /// Returns the value of `Allow`: the methods of these routes.
-pub(crate) fn allow(routes: &'static [Route]) -> String {
+fn allow(routes: &'static [Route]) -> String {
     let methods = [Get, Head, Post, Put, Patch, Delete, Options].into_iter();
-    let served = methods.filter(|method| routes.iter().any(|route| route.serves(*method)));
+    let served = methods.filter(|method| routes.iter().any(|route| route.endpoint(*method).is_some()));
     served.map(Method::name).collect::<Vec<_>>().join(", ")
+}
+
+/// Answers OPTIONS of these routes.
+pub(crate) fn options(routes: &'static [Route]) -> Response {
+    let response = Response::no_content().with("Allow", allow(routes));
+    match routes {
+        [route] if route.endpoint(Patch).is_some() => response.with("Accept-Patch", ACCEPT_PATCH),
+        _ => response,
+    }
 }
 
 /// Returns the label of a path's route in figures; `other` if it has none.
@@ -225,7 +219,8 @@ mod tests {
     /// Returns the endpoint with the user, or the status.
     fn found(method: &str, path: &str) -> String {
         match find(method.into(), path, true) {
-            Ok(Asked { endpoint: Endpoint::Options(routes), .. }) => allow(routes),
+            Ok(Asked { endpoint: Endpoint::Page(Page::Options(routes)), .. }) => allow(routes),
+            Ok(Asked { endpoint: Endpoint::Page(Page::Own(_)), .. }) => format!("page {}", label(path)),
             Ok(Asked { endpoint, user, .. }) => format!("{endpoint:?} {}", user.unwrap_or_default()),
             Err(error) => error.answer().status.to_string(),
         }
@@ -256,21 +251,21 @@ mod tests {
             ("OPTIONS", "/users/1", "GET, HEAD, PUT, PATCH, DELETE, OPTIONS"),
             ("OPTIONS", "/users/authenticate", "POST, OPTIONS"),
             ("OPTIONS", "*", "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"),
-            ("GET", "/metrics", "Metrics 0"),
-            ("HEAD", "/metrics", "Metrics 0"),
+            ("GET", "/metrics", "page /metrics"),
+            ("HEAD", "/metrics", "page /metrics"),
             ("OPTIONS", "/metrics", "GET, HEAD, OPTIONS"),
             ("POST", "/metrics", "405"),
             ("GET", "/metrics/", "404"),
-            ("GET", "/openapi.json", "Description 0"),
-            ("HEAD", "/openapi.json", "Description 0"),
+            ("GET", "/openapi.json", "page /openapi.json"),
+            ("HEAD", "/openapi.json", "page /openapi.json"),
             ("OPTIONS", "/openapi.json", "GET, HEAD, OPTIONS"),
             ("POST", "/openapi.json", "405"),
             ("GET", "/openapi.json/", "404"),
-            ("GET", "/ui", "Ui 0"),
+            ("GET", "/ui", "page /ui"),
             ("OPTIONS", "/ui", "GET, HEAD, OPTIONS"),
             ("POST", "/ui", "405"),
-            ("HEAD", "/livez", "Live 0"),
-            ("GET", "/%72eadyz", "Ready 0"),
+            ("HEAD", "/livez", "page /livez"),
+            ("GET", "/%72eadyz", "page /readyz"),
             ("OPTIONS", "/livez", "GET, HEAD, OPTIONS"),
             ("POST", "/readyz", "405"),
             ("GET", "/users/authenticate", "405"),
@@ -283,7 +278,7 @@ mod tests {
             ("GET", "/users/1/x", "404"),
             ("GET", "/users/%", "404"),
             ("GET", "/users/%ff", "404"),
-            ("GET", "/", "Index 0"),
+            ("GET", "/", "page /"),
             ("OPTIONS", "/", "GET, HEAD, OPTIONS"),
             ("POST", "/", "405"),
             ("GET", "//", "404"),
@@ -373,7 +368,8 @@ mod tests {
             let described = paths[route.path].as_object().unwrap();
             for method in [Get, Head, Post, Put, Patch, Delete, Options] {
                 let name = method.name().to_ascii_lowercase();
-                assert_eq!(described.contains_key(&name), route.serves(method), "{name} {}", route.path);
+                let serves = route.endpoint(method).is_some();
+                assert_eq!(described.contains_key(&name), serves, "{name} {}", route.path);
             }
         }
     }

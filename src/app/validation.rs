@@ -42,6 +42,34 @@ fn parse(file: &str) -> Value {
     serde_json::from_str(file).expect("a schema of this crate is JSON")
 }
 
+/// The schemas that bodies are checked against, and the variant of the contract.
+#[derive(Debug)]
+pub struct BodySchemas {
+    /// The body of POST /users.
+    pub create: BodySchema,
+    /// The fields in the body of a PATCH, by the create schema; a password may be removed.
+    pub patch: BodySchema,
+    /// The body of POST /users/authenticate.
+    pub authenticate: BodySchema,
+}
+
+/// A schema of one kind of bodies.
+#[derive(Debug)]
+pub struct BodySchema {
+    validator: Validator,
+    mode: config::Validation,
+}
+
+impl BodySchemas {
+    /// Compiles the schemas that the settings `SCHEMA` and `VALIDATION` select.
+    pub fn new(schema: Schema, mode: config::Validation) -> BodySchemas {
+        let variant = usize::from(schema == Schema::Strict);
+        let schema = |file: &str| BodySchema { validator: compile(file), mode };
+        let [create, patch, authenticate] = [CREATE[variant], PATCH[variant], LOGIN].map(schema);
+        BodySchemas { create, patch, authenticate }
+    }
+}
+
 /// Compiles a file of `schemas/`.
 fn compile(file: &str) -> Validator {
     let options = jsonschema::options()
@@ -53,45 +81,15 @@ fn compile(file: &str) -> Validator {
     options.build(&parse(file)).expect("a schema of this crate is one")
 }
 
-/// The schemas that bodies are checked against, and the variant of the contract.
-#[derive(Debug)]
-pub struct BodySchemas {
-    create: Validator,
-    patch: Validator,
-    authenticate: Validator,
-    mode: config::Validation,
-}
-
-impl BodySchemas {
-    /// Compiles the schemas that the settings `SCHEMA` and `VALIDATION` select.
-    pub fn new(schema: Schema, mode: config::Validation) -> BodySchemas {
-        let variant = usize::from(schema == Schema::Strict);
-        let [create, patch, authenticate] = [CREATE[variant], PATCH[variant], LOGIN].map(compile);
-        BodySchemas { create, patch, authenticate, mode }
-    }
-
-    /// Checks the body of POST /users against the create schema.
-    pub fn create(&self, body: Map<String, Value>) -> Result<Map<String, Value>, Error> {
-        self.check(body, &self.create)
-    }
-
-    /// Checks the fields in the body of a PATCH against the create schema; a password may be removed.
-    pub fn patch(&self, body: Map<String, Value>) -> Result<Map<String, Value>, Error> {
-        self.check(body, &self.patch)
-    }
-
-    /// Checks the body of POST /users/authenticate.
-    pub fn authenticate(&self, body: Map<String, Value>) -> Result<Map<String, Value>, Error> {
-        self.check(body, &self.authenticate)
-    }
-
-    fn check(&self, body: Map<String, Value>, schema: &Validator) -> Result<Map<String, Value>, Error> {
+impl BodySchema {
+    /// Returns the body if it is valid, else the refusal that the variant of the contract has.
+    pub fn check(&self, body: Map<String, Value>) -> Result<Map<String, Value>, Error> {
         let body = Value::Object(body);
-        let body = match (schema.is_valid(&body), body) {
+        let body = match (self.validator.is_valid(&body), body) {
             (true, Value::Object(map)) => return Ok(map),
             (_, body) => body,
         };
-        let violations: Vec<Violation> = schema.iter_errors(&body).map(violation).collect();
+        let violations: Vec<Violation> = self.validator.iter_errors(&body).map(violation).collect();
         Err(match self.mode {
             config::Validation::Declarative => Error::Invalid(violations),
             config::Validation::Parser => Error::Unprocessable(violations),
@@ -161,7 +159,7 @@ mod tests {
     fn judge(schema: Schema, body: Value) -> Vec<String> {
         let validation = BodySchemas::new(schema, config::Validation::Declarative);
         let body = object(body.to_string().as_bytes()).unwrap();
-        match validation.create(body) {
+        match validation.create.check(body) {
             Ok(_) => vec![],
             Err(Error::Invalid(violations)) => {
                 violations.into_iter().map(|v| format!("{} {}: {}", v.path, v.keyword, v.message)).collect()
@@ -212,8 +210,8 @@ mod tests {
             body.as_object_mut().unwrap().extend(fields.clone());
             for schema in [Schema::Basic, Schema::Strict] {
                 let validation = BodySchemas::new(schema, config::Validation::Declarative);
-                let created = validation.create(body.as_object().unwrap().clone());
-                let patched = validation.patch(fields.clone());
+                let created = validation.create.check(body.as_object().unwrap().clone());
+                let patched = validation.patch.check(fields.clone());
                 assert_eq!((created.is_ok(), patched.is_ok()), (accepted, accepted), "{fields:?}");
             }
             assert_eq!(UserChanges::from_body(fields.clone()).is_ok(), accepted, "{fields:?}");

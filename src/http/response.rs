@@ -249,7 +249,7 @@ mod tests {
             Error::NotFound,
             Error::MethodNotAllowed("GET".to_owned()),
             Error::MassAssignment(vec![]),
-            Error::UnsupportedMediaType { accepted: "", patch: false, coded: false },
+            Error::UnsupportedMediaType { patch: false, coded: false },
             Error::Unauthorized,
             Error::CrossOrigin,
             Error::HostNotAllowed,

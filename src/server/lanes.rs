@@ -26,7 +26,7 @@ const CHANGE: usize = Lane::Change as usize;
 const SINGLE: usize = Lane::Single as usize;
 const HASH: usize = Lane::Hash as usize;
 /// The queue of commands that met a lock, behind the queues of the lanes.
-const RETRY: usize = Lane::ALL.len();
+const RETRY: usize = Lane::LABELS.len();
 
 /// A batch that takes less waits for no network and for no slow disk: more in flight would only compete for the cores.
 const SHORT: Duration = Duration::from_millis(1);
@@ -237,7 +237,7 @@ impl<T> Lanes<T> {
     fn queue(&mut self, mut command: Queued<T>) -> Option<T> {
         self.queued += 1;
         let lane = command.needs.lane;
-        if let Some(row) = command.needs.row.filter(|_| lane.changes_rows() && !command.owns_row) {
+        if let Some(row) = command.needs.row.filter(|_| !command.owns_row) {
             if let Some(behind) = self.rows.get_mut(&row) {
                 behind.push_back(command);
                 return None;

@@ -11,14 +11,14 @@ use crate::{
     db::target::Target,
     error::StartError,
     frontend::{Frontend, Listener, Resources, Served},
-    http::Method,
+    http::{Method, Request},
 };
 use lanes::Capacity;
 use relay::Relay;
 use std::{
     io,
     net::SocketAddr,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -91,14 +91,14 @@ impl BoundServer {
         let BoundServer { listener, faults } = self;
         listener.listen().map_err(|error| StartError::Listen(address(&config), error))?;
         let (base_url, addr) = (listener.to_string(), listener.local_addr());
-        app.serve_ui(config.serves_ui(addr));
+        app.rules.ui = config.serves_ui(addr);
         let app = Arc::new(app);
         let stages = || {
             let (relay, http, stream) = Relay::start()?;
             on_listening()?;
             let shared = app.clone();
             let answer_at_once = Box::new(move |method: Method, path: &str| {
-                let answer = app::answer_at_once(&shared.health, method, path)?;
+                let answer = shared.judge(&Request::new(method, path, ""), None).err()?;
                 // The answer takes some microseconds.
                 shared.metrics.request(method, app::label(path), answer.status, Duration::ZERO);
                 Some(answer)
@@ -176,7 +176,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.app.health.stop();
+        self.app.stopping.store(true, Ordering::Relaxed);
         thread::sleep(self.drain_delay);
         let deadline = Instant::now() + self.stop_timeout;
         drop(self.frontend.take());

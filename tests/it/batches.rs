@@ -24,17 +24,17 @@ fn users(service: &Service, count: usize) {
 /// The condition of the state that a user has now.
 fn current(service: &Service, id: i64) -> Condition {
     let revision = service.server.app().users().find_many(&[id]).expect("an answer")[0].revision();
-    Condition { only: Some(vec![revision]), except: Vec::new() }
+    Condition { only: Some(vec![revision]), ..Condition::default() }
 }
 
 fn stale(service: &Service, id: i64) -> Condition {
     let Revision { version, updated_at } = current(service, id).only.expect("one state")[0];
-    Condition { only: Some(vec![Revision { version: version + 1, updated_at }]), except: Vec::new() }
+    Condition { only: Some(vec![Revision { version: version + 1, updated_at }]), ..Condition::default() }
 }
 
 /// A condition that no state fulfils.
 fn none() -> Condition {
-    Condition { only: Some(Vec::new()), except: Vec::new() }
+    Condition { only: Some(Vec::new()), ..Condition::default() }
 }
 
 /// The users that are as they were created and that a transaction has locked or tried to change: their rows have its number.

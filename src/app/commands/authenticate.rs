@@ -3,10 +3,11 @@
 //! An address without a user takes the same steps as one with a user, and the same time.
 
 use super::{Outcome, RequestRules};
-use crate::app::{App, Lane, Needs, fields::json, throttle::Attempt};
+use crate::app::{App, Lane, Needs, fields, throttle::Attempt};
+use crate::config::{Secret, counted_as};
 use crate::http::{Request, Response};
 use crate::users::password::{Match, PasswordHash};
-use crate::{config::Secret, error::Error, users::user::User};
+use crate::{error::Error, users::user::User};
 use std::time::Instant;
 
 /// An address and a password.
@@ -21,10 +22,10 @@ pub(crate) struct Authenticate {
 
 impl Authenticate {
     pub fn parse(request: &Request, rules: &RequestRules) -> Result<Authenticate, Error> {
-        let body = rules.schemas.authenticate(json(request)?)?;
+        let body = rules.schemas.authenticate.check(fields::body(request, false)?)?;
         let text = |key: &str| body.get(key).and_then(|value| value.as_str()).unwrap_or_default();
         let (email, password) = (text("email").to_owned(), text("password").into());
-        let attempt = rules.attempt(&email, request.peer)?;
+        let attempt = rules.throttle.admit(&email, request.peer.map(counted_as), Instant::now())?;
         Ok(Authenticate { email, password, attempt, outdated: None })
     }
 

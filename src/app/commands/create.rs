@@ -4,8 +4,9 @@
 //! thread that hashes looks the key up and hashes first.
 
 use super::{Item, Outcome, RequestRules};
-use crate::app::fields::{etag, idempotency_key, json};
+use crate::app::fields::{self, etag};
 use crate::app::{App, Lane, Needs};
+use crate::config::counted_as;
 use crate::db::{New, Once};
 use crate::error::Error;
 use crate::http::{Request, Response};
@@ -18,26 +19,20 @@ use std::{collections::HashSet, net::IpAddr, time::Instant};
 #[derive(Debug)]
 pub(crate) struct Create {
     new: NewUser,
-    keyed: Option<Box<Keyed>>,
+    /// The key and the fingerprint, which tells a repeat from another create with its key.
+    pub key: Option<(Key, Fingerprint)>,
+    /// The client, whose wrong passwords are counted.
+    peer: Option<IpAddr>,
     /// The hash of the password, once it is made.
     hash: Option<PasswordHash>,
 }
 
-/// The parts that tell a repeat of a create from another create with its key.
-#[derive(Debug)]
-struct Keyed {
-    key: Key,
-    fingerprint: Fingerprint,
-    /// The client, whose wrong passwords are counted.
-    peer: Option<IpAddr>,
-}
-
 impl Create {
     pub fn parse(request: &Request, rules: &RequestRules) -> Result<Create, Error> {
-        let key = idempotency_key(request)?;
-        let new = NewUser::from_body(rules.schemas.create(json(request)?)?)?;
-        let keyed = |key| Box::new(Keyed { key, fingerprint: Fingerprint::of(&new), peer: request.peer });
-        Ok(Create { keyed: key.map(keyed), new, hash: None })
+        let key = fields::idempotency_key(request)?;
+        let new = NewUser::from_body(rules.schemas.create.check(fields::body(request, false)?)?)?;
+        let key = key.map(|key| (key, Fingerprint::of(&new)));
+        Ok(Create { new, key, peer: request.peer, hash: None })
     }
 
     pub fn needs(&self) -> Needs {
@@ -48,38 +43,31 @@ impl Create {
         })
     }
 
-    /// Executes creates with one statement for those with a key and one for the others; or one create with a password.
-    pub fn execute(app: &App, creates: Vec<Item<Create>>) {
-        let (keyed, plain) = creates.into_iter().partition(|create| create.command.keyed.is_some());
-        Create::execute_alike(app, plain);
-        Create::execute_alike(app, keyed);
-    }
-
-    fn execute_alike(app: &App, mut creates: Vec<Item<Create>>) {
+    /// Executes creates with one statement: all of them with a key, or none.
+    pub fn execute(app: &App, mut creates: Vec<Item<Create>>) {
         let mut keys = HashSet::new();
         // The first create of a key is stored; the others find it kept when they are retried.
         creates.retain_mut(|Item { command, outcome, .. }| {
-            let is_first = command.keyed.as_ref().is_none_or(|keyed| keys.insert(keyed.key));
+            let is_first = command.key.is_none_or(|(key, _)| keys.insert(key));
             **outcome = Err(Error::Contended);
             is_first
         });
-        if let [Item { command, outcome, .. }] = &mut creates[..]
-            && command.needs().lane == Lane::Hash
-        {
-            **outcome = command.hash(app);
-            return;
-        }
-        let new: Vec<_> = creates.iter().map(|create| create.command.to_new(create.deadline)).collect();
-        let created = app.users.create_many(&new);
+        let new = creates.iter().map(|Item { command: Create { new, key, hash, .. }, deadline, .. }| New {
+            values: new.values(),
+            password: hash.as_ref(),
+            key: key.as_ref().map(|(key, fingerprint)| (key, fingerprint)),
+            deadline: *deadline,
+        });
+        let created = app.users.create_many(&new.collect::<Vec<_>>());
         for (Item { command, outcome, .. }, once) in creates.into_iter().zip(created) {
             *outcome = once.and_then(|once| command.settle(app, once));
         }
     }
 
     /// Looks the key up, if there is one, and hashes the password.
-    fn hash(&mut self, app: &App) -> Outcome {
-        let kept = match &self.keyed {
-            Some(keyed) => app.users.find_kept(&keyed.key)?,
+    pub fn hash(&mut self, app: &App) -> Outcome {
+        let kept = match &self.key {
+            Some((key, _)) => app.users.find_kept(key)?,
             None => None,
         };
         match kept {
@@ -89,11 +77,6 @@ impl Create {
                 Ok(None)
             }
         }
-    }
-
-    fn to_new(&self, deadline: Instant) -> New<'_> {
-        let key = self.keyed.as_ref().map(|keyed| (&keyed.key, &keyed.fingerprint));
-        New { values: self.new.values(), password: self.hash.as_ref(), key, deadline }
     }
 
     fn settle(&mut self, app: &App, once: Once) -> Outcome {
@@ -108,12 +91,14 @@ impl Create {
     /// Answers as the earlier create with its key was answered, if it has the same body.
     fn repeat(&self, app: &App, kept: &KeptCreate) -> Outcome {
         let fingerprint = kept.fingerprint.ok_or(Error::Gone)?;
-        let keyed = self.keyed.as_ref().filter(|keyed| keyed.fingerprint == fingerprint);
-        let keyed = keyed.ok_or(Error::KeyReused)?;
+        if self.key.is_none_or(|(_, own)| own != fingerprint) {
+            return Err(Error::KeyReused);
+        }
         // The answer tells whether the password is right, as a login's does. A create that waits for its hash does not
         // count, as many clients may repeat it at once.
         if let (hash @ Some(_), Some(password)) = (kept.password_hash.as_ref(), &self.new.password) {
-            let mut attempt = app.rules.attempt(&self.new.email, keyed.peer)?;
+            let mut attempt =
+                app.rules.throttle.admit(&self.new.email, self.peer.map(counted_as), Instant::now())?;
             if !app.hashing(hash, |hasher| hasher.verify(password, hash))? {
                 attempt.wrong();
                 return Err(Error::KeyReused);
@@ -125,5 +110,5 @@ impl Create {
 
 fn created(user: &User) -> Response {
     let location = format!("/users/{}", user.id);
-    Response::json(201, user).with("Location", location).with("ETag", etag(user))
+    Response::json(201, user).with("Location", location).with("ETag", etag(user.revision()))
 }

@@ -1,10 +1,9 @@
 //! `DELETE /users/{id}`: removes a user, in the states that the request allows.
 
 use super::Item;
-use crate::app::{App, Lane, Needs, fields::Preconditions};
+use crate::app::{App, Lane, Needs, fields};
 use crate::http::{Request, Response};
 use crate::{db, error::Error, users::revision::Condition};
-use std::time::Instant;
 
 /// A user that is to be removed.
 #[derive(Debug)]
@@ -15,7 +14,7 @@ pub(crate) struct DeleteUser {
 
 impl DeleteUser {
     pub fn parse(request: &Request, id: Option<i64>) -> Result<DeleteUser, Error> {
-        let condition = Preconditions::parse(request)?.into_condition();
+        let condition = fields::condition(request)?;
         Ok(DeleteUser { id: id.ok_or(Error::NotFound)?, condition })
     }
 
@@ -25,14 +24,12 @@ impl DeleteUser {
     }
 
     pub fn execute(app: &App, deletes: Vec<Item<DeleteUser>>) {
-        let given: Vec<_> = deletes.iter().map(|delete| delete.command.statement(delete.deadline)).collect();
-        let deleted = app.users.delete_many(&given);
+        let given = deletes.iter().map(|Item { command: DeleteUser { id, condition }, deadline, .. }| {
+            db::Delete { id: *id, condition, deadline: *deadline }
+        });
+        let deleted = app.users.delete_many(&given.collect::<Vec<_>>());
         for (delete, deleted) in deletes.into_iter().zip(deleted) {
             *delete.outcome = deleted.map(|()| Some(Response::no_content()));
         }
-    }
-
-    fn statement(&self, deadline: Instant) -> db::Delete<'_> {
-        db::Delete { id: self.id, condition: &self.condition, deadline }
     }
 }

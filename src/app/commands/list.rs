@@ -1,9 +1,9 @@
 //! `GET /users`: a page of all users, the users that follow an id, or the users that an address names.
 
-use super::{Item, RequestRules};
-use crate::app::{App, Lane, Needs, fields};
+use super::Item;
+use crate::app::{App, Lane, Needs};
 use crate::error::Error;
-use crate::http::{Request, Response};
+use crate::http::Response;
 use crate::users::pagination::{ListRequest, Listed, PageRequest};
 use crate::users::user::User;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -11,7 +11,7 @@ use serde::Serialize;
 
 /// A list of users.
 #[derive(Debug)]
-pub(crate) struct List(ListRequest);
+pub(crate) struct List(pub ListRequest);
 
 /// The body of a page.
 #[derive(Serialize)]
@@ -37,16 +37,14 @@ struct Unpaged<'a> {
 }
 
 impl List {
-    pub fn parse(request: &Request, rules: &RequestRules) -> Result<List, Error> {
-        fields::list_request(request, rules.max_per_page).map(List)
-    }
-
     pub fn needs(&self) -> Needs {
         match &self.0 {
             ListRequest::Email { .. } => Needs::of(Lane::Find),
             ListRequest::Page(PageRequest { per_page, .. })
             | ListRequest::Walk { per_page, .. }
-            | ListRequest::Prefix { per_page, .. } => Needs::list(*per_page),
+            | ListRequest::Prefix { per_page, .. } => {
+                Needs { users: *per_page as usize, ..Needs::of(Lane::List) }
+            }
         }
     }
 

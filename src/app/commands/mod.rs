@@ -11,11 +11,10 @@ mod update;
 
 use super::access::Access;
 use super::fields::{self, etag};
-use super::pages::{self, Description};
-use super::routes::{self, Asked, Callers, Endpoint};
-use super::throttle::{Attempt, Throttle};
+use super::routes::{self, Asked, Callers, Endpoint, Page};
+use super::throttle::Throttle;
 use super::{App, validation::BodySchemas};
-use crate::config::{Config, counted_as};
+use crate::config::Config;
 use crate::error::Error;
 use crate::http::{Request, Response};
 use crate::users::user::User;
@@ -24,11 +23,8 @@ use create::Create;
 use delete::DeleteUser;
 use find::Find;
 use list::List;
-use std::{
-    net::IpAddr,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use update::UpdateUser;
 
 /// A valid request, from its validation to its answer.
@@ -74,14 +70,6 @@ pub(crate) enum Lane {
 impl Lane {
     /// The labels of the lanes in figures, in the order of their numbers.
     pub const LABELS: [&str; 6] = ["find", "list", "create", "change", "single", "hash"];
-
-    /// All lanes, in the order of their numbers (`lane as usize`).
-    pub const ALL: [Lane; 6] = [Lane::Find, Lane::List, Lane::Create, Lane::Change, Lane::Single, Lane::Hash];
-
-    /// Returns true if its statements change existing users.
-    pub fn changes_rows(self) -> bool {
-        matches!(self, Lane::Change | Lane::Single)
-    }
 }
 
 /// The next step of a command.
@@ -89,7 +77,7 @@ impl Lane {
 pub(crate) struct Needs {
     /// The lane that the command is queued in.
     pub lane: Lane,
-    /// The user that the request changes: changes of one user are made in the order of their arrival.
+    /// The user that the step changes: changes of one user are made in the order of their arrival.
     pub row: Option<i64>,
     /// The most users that a list has.
     pub users: usize,
@@ -105,11 +93,6 @@ impl Needs {
     pub const fn row(lane: Lane, user: i64) -> Needs {
         Needs { row: Some(user), ..Needs::of(lane) }
     }
-
-    /// Returns the needs of a list of at most so many users.
-    pub const fn list(users: u32) -> Needs {
-        Needs { users: users as usize, ..Needs::of(Lane::List) }
-    }
 }
 
 /// Returns the pause of a command that met a lock; `retries`: how often it was retried already.
@@ -121,7 +104,7 @@ impl Command {
     /// Returns the lane that it is queued in next.
     pub fn needs(&self) -> Needs {
         match self {
-            Command::Find(find) => find.needs(),
+            Command::Find(_) => Needs::of(Lane::Find),
             Command::List(list) => list.needs(),
             Command::Create(create) => create.needs(),
             Command::Update(update) => update.needs(),
@@ -137,13 +120,18 @@ impl App {
     pub(crate) fn execute(&self, commands: Vec<(&mut Command, Instant)>) -> Vec<Outcome> {
         let missing = || Err(Error::Internal("a command has no outcome".to_owned()));
         let mut outcomes: Vec<Outcome> = commands.iter().map(|_| missing()).collect();
-        let (mut finds, mut lists, mut creates) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut updates, mut deletes) = (Vec::new(), Vec::new());
+        let (mut finds, mut lists, mut updates, mut deletes) = (vec![], vec![], vec![], vec![]);
+        let (mut creates, mut keyed) = (vec![], vec![]);
         for ((command, deadline), outcome) in commands.into_iter().zip(&mut outcomes) {
             match command {
+                Command::Create(create) if create.needs().lane == Lane::Hash => *outcome = create.hash(self),
+                Command::Update(update) if update.needs().lane == Lane::Hash => *outcome = update.hash(self),
                 Command::Find(command) => finds.push(Item { command, deadline, outcome }),
                 Command::List(command) => lists.push(Item { command, deadline, outcome }),
-                Command::Create(command) => creates.push(Item { command, deadline, outcome }),
+                Command::Create(command) => {
+                    let alike = if command.key.is_some() { &mut keyed } else { &mut creates };
+                    alike.push(Item { command, deadline, outcome });
+                }
                 Command::Update(command) => updates.push(Item { command, deadline, outcome }),
                 Command::Delete(command) => deletes.push(Item { command, deadline, outcome }),
                 Command::Authenticate(login) => *outcome = login.execute(self, deadline),
@@ -152,6 +140,7 @@ impl App {
         Find::execute(self, finds);
         List::execute(self, lists);
         Create::execute(self, creates);
+        Create::execute(self, keyed);
         UpdateUser::execute(self, updates);
         DeleteUser::execute(self, deletes);
         outcomes
@@ -163,7 +152,6 @@ pub(crate) struct RequestRules {
     schemas: BodySchemas,
     /// The requests that are accepted.
     pub access: Access,
-    pub description: Description,
     pub throttle: Arc<Throttle>,
     max_per_page: u32,
     /// The page for the browser is served.
@@ -176,7 +164,6 @@ impl RequestRules {
         RequestRules {
             schemas: BodySchemas::new(config.schema, config.validation),
             access: Access::new(config),
-            description: pages::description(config),
             throttle: Throttle::new(config.auth_attempts),
             max_per_page: config.max_per_page,
             ui: config.serves_ui(None),
@@ -184,45 +171,31 @@ impl RequestRules {
     }
 
     /// Judges a request in the order of path, method, access, query, media type, JSON, schema, mass assignment: returns
-    /// its command, or the endpoint if that is a page.
-    pub fn judge(&self, request: &Request) -> Result<Result<Command, Endpoint>, Error> {
+    /// its command, or its page.
+    pub fn judge(&self, request: &Request) -> Result<Result<Command, Page>, Error> {
         let Asked { endpoint, callers, user } = routes::find(request.method, request.path(), self.ui)?;
         if callers != Callers::Any {
             self.access.check(request, callers)?;
-            if !matches!(endpoint, Endpoint::List | Endpoint::Metrics) {
+            if !matches!(endpoint, Endpoint::List | Endpoint::Page(Page::Own(_))) {
                 fields::no_query(request)?;
             }
         }
         Ok(Ok(match endpoint {
-            Endpoint::List => Command::List(List::parse(request, self)?),
+            Endpoint::List => Command::List(List(fields::list_request(request, self.max_per_page)?)),
             Endpoint::Create => Command::Create(Create::parse(request, self)?),
             Endpoint::Find => Command::Find(Find::parse(request, user)?),
-            Endpoint::Update => UpdateUser::parse(request, user, fields::json)?,
-            Endpoint::Patch => {
-                let body = |request: &Request| self.schemas.patch(fields::merge_patch(request)?);
-                UpdateUser::parse(request, user, body)?
-            }
+            Endpoint::Update => UpdateUser::parse(request, user, None)?,
+            Endpoint::Patch => UpdateUser::parse(request, user, Some(&self.schemas.patch))?,
             Endpoint::Delete => Command::Delete(DeleteUser::parse(request, user)?),
             Endpoint::Authenticate => Command::Authenticate(Authenticate::parse(request, self)?),
-            page @ (Endpoint::Live
-            | Endpoint::Ready
-            | Endpoint::Metrics
-            | Endpoint::Description
-            | Endpoint::Index
-            | Endpoint::Ui
-            | Endpoint::Options(_)) => return Ok(Err(page)),
+            Endpoint::Page(page) => return Ok(Err(page)),
         }))
-    }
-
-    /// Counts an attempt of a client to name the password of an account; [`Error::TooManyAttempts`].
-    fn attempt(&self, email: &str, peer: Option<IpAddr>) -> Result<Attempt, Error> {
-        self.throttle.admit(email, peer.map(counted_as), Instant::now())
     }
 }
 
 /// Answers with one user and the tag of its state.
 fn one(status: u16, user: &User) -> Response {
-    Response::json(status, user).with("ETag", etag(user))
+    Response::json(status, user).with("ETag", etag(user.revision()))
 }
 
 #[cfg(test)]
@@ -234,7 +207,7 @@ mod tests {
     fn judge(request: &Request) -> Result<Command, u16> {
         match RequestRules::new(&Config::default()).judge(request) {
             Ok(Ok(command)) => Ok(command),
-            Ok(Err(Endpoint::Options(routes))) => Err(pages::options(routes).status),
+            Ok(Err(Page::Options(routes))) => Err(routes::options(routes).status),
             Ok(Err(other)) => panic!("{other:?}"),
             Err(error) => Err(error.answer().status),
         }

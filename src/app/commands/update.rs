@@ -4,12 +4,10 @@
 //! password is hashed; in all other cases the statement of the change finds out.
 
 use super::{Command, Item, Outcome, find::Find, one};
-use crate::app::{App, Lane, Needs, fields::Preconditions};
+use crate::app::{App, Lane, Needs, fields, validation::BodySchema};
 use crate::db;
 use crate::users::{password::PasswordHash, revision::Condition, user::UserChanges};
 use crate::{error::Error, http::Request};
-use serde_json::{Map, Value};
-use std::time::Instant;
 
 /// A change of a user.
 #[derive(Debug)]
@@ -24,14 +22,15 @@ pub(crate) struct UpdateUser {
 }
 
 impl UpdateUser {
-    pub fn parse(
-        request: &Request,
-        id: Option<i64>,
-        body: impl FnOnce(&Request) -> Result<Map<String, Value>, Error>,
-    ) -> Result<Command, Error> {
-        let condition = Preconditions::parse(request)?.into_condition();
+    /// Reads a PUT, or a PATCH, whose body has a schema.
+    pub fn parse(request: &Request, id: Option<i64>, patch: Option<&BodySchema>) -> Result<Command, Error> {
+        let condition = fields::condition(request)?;
         let id = id.ok_or(Error::NotFound)?;
-        Ok(match body(request).and_then(UserChanges::from_body) {
+        let body = fields::body(request, patch.is_some()).and_then(|body| match patch {
+            Some(schema) => schema.check(body),
+            None => Ok(body),
+        });
+        Ok(match body.and_then(UserChanges::from_body) {
             Err(refusal) => Command::Find(Find::refuse(id, refusal)),
             Ok(changes) => {
                 let is_single = changes.password.is_some() || !condition.is_simple();
@@ -41,23 +40,20 @@ impl UpdateUser {
     }
 
     pub fn needs(&self) -> Needs {
-        let lane = match (&self.hash, &self.changes.password) {
-            (None, Some(Some(_))) => Lane::Hash,
-            _ if self.is_single => Lane::Single,
-            _ => Lane::Change,
-        };
-        Needs::row(lane, self.id)
+        match (&self.hash, &self.changes.password) {
+            (None, Some(Some(_))) => Needs::of(Lane::Hash),
+            _ if self.is_single => Needs::row(Lane::Single, self.id),
+            _ => Needs::row(Lane::Change, self.id),
+        }
     }
 
-    pub fn execute(app: &App, mut updates: Vec<Item<UpdateUser>>) {
-        if let [Item { command, outcome, .. }] = &mut updates[..]
-            && command.needs().lane == Lane::Hash
-        {
-            **outcome = command.hash(app);
-            return;
-        }
-        let given: Vec<_> = updates.iter().map(|update| update.command.statement(update.deadline)).collect();
-        let updated = app.users.update_many(&given);
+    pub fn execute(app: &App, updates: Vec<Item<UpdateUser>>) {
+        let given = updates.iter().map(|Item { command, deadline, .. }| {
+            let UpdateUser { id, changes, condition, hash, .. } = &**command;
+            let password = changes.password.as_ref().map(|_| hash.as_ref());
+            db::Update { id: *id, values: changes.values(), password, condition, deadline: *deadline }
+        });
+        let updated = app.users.update_many(&given.collect::<Vec<_>>());
         for (Item { command, outcome, .. }, updated) in updates.into_iter().zip(updated) {
             command.is_single |= matches!(updated, Ok(None));
             *outcome = updated.map(|user| user.map(|user| one(200, &user)));
@@ -65,18 +61,12 @@ impl UpdateUser {
     }
 
     /// Looks the user up and hashes the new password.
-    fn hash(&mut self, app: &App) -> Outcome {
+    pub fn hash(&mut self, app: &App) -> Outcome {
         let user = app.users.find_many(&[self.id])?.pop().ok_or(Error::NotFound)?;
         if !self.condition.holds(user.revision()) {
             return Err(Error::PreconditionFailed);
         }
         self.hash = app.hash(self.changes.password.as_ref().and_then(Option::as_ref))?;
         Ok(None)
-    }
-
-    fn statement(&self, deadline: Instant) -> db::Update<'_> {
-        let (id, values, condition) = (self.id, self.changes.values(), &self.condition);
-        let password = self.changes.password.as_ref().map(|_| self.hash.as_ref());
-        db::Update { id, values, password, condition, deadline }
     }
 }

@@ -377,8 +377,7 @@ impl World {
         let needs = match self.random.below(20) {
             0..8 => Needs::of(Lane::Find),
             8..10 => Needs { users: self.random.below(1000) as usize, ..Needs::of(Lane::List) },
-            10..12 => Needs::of(Lane::Hash),
-            12 => Needs::row(Lane::Hash, row),
+            10..13 => Needs::of(Lane::Hash),
             13..16 => Needs::of(Lane::Create),
             16 => Needs::row(Lane::Single, row),
             _ => change(row),
@@ -408,7 +407,7 @@ impl World {
                 for command in &batch.commands {
                     let (needs, since, over) = &mut self.commands[command.work as usize];
                     assert!(!*over && needs.lane == batch.commands[0].needs.lane);
-                    if let Some(row) = needs.row.filter(|_| needs.lane.changes_rows()) {
+                    if let Some(row) = needs.row {
                         assert!(self.rows.insert(row), "a row is changed twice at once");
                     }
                     if let Some(since) = since.take() {
@@ -456,24 +455,26 @@ impl World {
         let table_is_locked = self.random.below(1000) < 5;
         for command in batch.commands {
             let needs = self.commands[command.work as usize].0;
-            let row = needs.row.filter(|_| needs.lane.changes_rows());
-            assert!(row.is_none_or(|row| self.rows.remove(&row)));
-            let is_locked = row.is_some_and(|row| row < LOCKED) && self.random.below(2) == 0;
+            assert!(needs.row.is_none_or(|row| self.rows.remove(&row)));
+            let is_locked = needs.row.is_some_and(|row| row < LOCKED) && self.random.below(2) == 0;
             if locks && (is_locked || table_is_locked) {
                 self.queued += 1;
                 assert!(self.bench.lanes.retry(command, self.bench.now).is_none(), "it is not given up");
                 continue;
             }
             let next = match needs.lane {
-                // Hashed, and then stored.
-                Lane::Hash if self.random.below(2) == 0 => Some(Lane::Single),
+                // Hashed, and then stored: a new user, or a change of one.
+                Lane::Hash => match self.random.below(4) {
+                    0 => Some(Needs::of(Lane::Single)),
+                    1 => Some(Needs::row(Lane::Single, self.random.below(ROWS) as i64)),
+                    _ => None,
+                },
                 // An update of an address.
-                Lane::Change if self.random.below(4) == 0 => Some(Lane::Single),
-                Lane::Create if self.random.below(40) == 0 => Some(Lane::Hash),
+                Lane::Change if self.random.below(4) == 0 => Some(Needs { lane: Lane::Single, ..needs }),
+                Lane::Create if self.random.below(40) == 0 => Some(Needs::of(Lane::Hash)),
                 _ => None,
             };
-            if let Some(lane) = next {
-                let needs = Needs { lane, ..needs };
+            if let Some(needs) = next {
                 self.commands[command.work as usize].0 = needs;
                 self.queued += 1;
                 let refused = self.bench.lanes.push_next(command, needs);
