@@ -280,7 +280,7 @@ fn hashes_are_replaced_at_login() {
         locked.batch_execute("begin; select from credentials for update").unwrap();
         assert!(client.opens(&email, password), "{hash}");
         assert_eq!(stored(), *hash);
-        drop(locked);
+        locked.batch_execute("rollback").unwrap();
         assert!(client.opens(&email, password), "{hash}");
         let new = stored();
         assert_eq!(new.starts_with("$argon2id$v=19$m=19456,t=2,p=1$"), *is_replaced, "{hash}");
@@ -291,10 +291,6 @@ fn hashes_are_replaced_at_login() {
         let after = client.get(&format!("/users/{id}"));
         assert_eq!((&after.body, after.header("ETag")), (&before.body, before.header("ETag")));
     }
-    // All of a password counts that is set anew.
-    assert_eq!(client.put("/users/2", json!({"password": digits}).to_string()).status, 200);
-    assert!(!client.opens("2@example.com", &mistyped));
-    assert!(client.opens("2@example.com", &digits));
 }
 
 /// The two lines of docs/import.md, and their like for CSV: ids, times, hashes and answers of the copy are those of the
@@ -524,21 +520,19 @@ fn a_role_with_few_rights() {
          grant select on user_counts, refinery_schema_history to {role}"
     ));
     let url = database.url().replace("user=postgres", &format!("user={role}"));
-    let run = |text: &str, options: &str| {
+    let run = |text: &str| {
         let dir = TempDir::new();
         dir.write("users", text);
-        shell(dir.path(), &format!("userd import {options} users"), &[("DATABASE_URL", url.clone())])
+        shell(dir.path(), "userd import users", &[("DATABASE_URL", url.clone())])
     };
-    let text = lines(1000) + &line("hashed@example.com", json!({"passwordHash": format!("$2b{BCRYPT}")}));
-    assert_eq!(run(&text, ""), imported("imported 1001 users\n"));
-    let skipped = imported("imported 0 users, skipped 1001 existing users\n");
-    assert_eq!(run(&text, "--skip-existing"), skipped);
+    let hash = json!({"passwordHash": format!("$2b{BCRYPT}")});
+    assert_eq!(run(&line("hashed@example.com", hash)), imported("imported 1 user\n"));
     // COPY stores no rows where the role's are restricted.
     database.run(
         "alter table users enable row level security; create policy p on users using (true) with check (true)",
     );
-    assert_eq!(run(&line("restricted@example.com", json!({})), ""), imported("imported 1 user\n"));
-    assert_eq!(counted(&database), (1002, 1002));
+    assert_eq!(run(&line("restricted@example.com", json!({}))), imported("imported 1 user\n"));
+    assert_eq!(counted(&database), (2, 2));
     database.run(&format!("drop owned by {role}; drop role {role}"));
 }
 
@@ -560,8 +554,6 @@ fn the_lines_of_the_page() {
     assert_eq!(said[0], "id,name,email,createdAt,updatedAt");
     let ends = ["would import 2 users", "imported 2 users", "imported 0 users, skipped 2 existing users"];
     assert_eq!(said[3..], ends);
-    let lines = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap().lines().count();
-    assert_eq!((lines("users.ndjson"), lines("everything.ndjson")), (3, 3));
     assert_eq!(client.get("/users").json()["total"], 5);
 }
 

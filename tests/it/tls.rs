@@ -1,46 +1,58 @@
 //! The command over TLS: a private PostgreSQL for each certificate, each on a free port.
 
 use crate::support::tls_servers::{Cluster, Pki};
-use crate::support::{Client, Database, LONG, Process, eventually};
-use std::net::TcpListener;
+use crate::support::{LONG, Process, eventually};
+use std::fs;
 
-/// The service serves over TLS, or says in one line what is wrong with the server's certificate.
+/// The service serves over TLS, or says in one line what is wrong with the server's certificate. The password of the
+/// settings goes before `PGPASSWORD`.
 #[test]
 fn the_service_over_tls() {
     let pki = Pki::new();
     let cluster = Cluster::new();
-    let ca = pki.path("ca.crt").display().to_string();
-    let other_ca = pki.path("other-ca.crt").display().to_string();
-    for (certificate, ca, timeout, expected) in [
-        ("good", &ca, "10", None),
-        ("good", &other_ca, "2", Some("invalid peer certificate: UnknownIssuer")),
-        ("expired", &ca, "2", Some("certificate expired")),
-    ] {
+    let [ca, other_ca, file] = ["ca.crt", "other-ca.crt", "password"].map(|name| pki.path(name));
+    fs::write(&file, "secret\n").unwrap();
+    let [ca, other_ca, file] = [ca, other_ca, file].map(|path| path.display().to_string());
+    let wrong = ("PGPASSWORD", "another");
+    let rows: [(&str, &str, &str, [(&str, &str); 2], Option<&str>); 6] = [
+        ("good", "", &ca, [("DB_PASS", "secret"), wrong], None),
+        ("good", "", &ca, [("DB_PASS_FILE", &file), wrong], None),
+        ("good", "", &ca, [("PGPASSWORD", "secret"), ("DB_PASS", "")], None),
+        ("good", ":secret", &ca, [wrong, ("DB_PASS", "another")], None),
+        (
+            "good",
+            "",
+            &other_ca,
+            [("DB_PASS", "secret"), wrong],
+            Some("invalid peer certificate: UnknownIssuer"),
+        ),
+        ("expired", "", &ca, [("DB_PASS", "secret"), wrong], Some("certificate expired")),
+    ];
+    for (certificate, in_url, ca, passwords, expected) in rows {
         let server = cluster.start(Some(pki.server(certificate)), "");
         let port = server.port.to_string();
-        let mut process = Process::start(
-            &[],
-            &[
-                ("DB_HOST", "localhost"),
-                ("DB_PORT", &port),
-                ("DB_USER", "u"),
-                ("DB_PASS", "secret"),
-                ("DB_NAME", "postgres"),
-                ("DB_SSL", "true"),
-                ("DB_SSL_CA", ca),
-                ("DB_CONNECT_TIMEOUT", timeout),
-                ("DB_POOL_SIZE", "2"),
-                ("REQUEST_TIMEOUT", "1"),
-                ("HOST", "127.0.0.1"),
-                ("PORT", "0"),
-            ],
-        );
+        let url =
+            format!("postgres://u{in_url}@localhost:{port}/postgres?sslmode=verify-full&sslrootcert={ca}");
+        let variables = [
+            ("DATABASE_URL", if in_url.is_empty() { "" } else { &url }),
+            ("DB_HOST", "localhost"),
+            ("DB_PORT", &port),
+            ("DB_USER", "u"),
+            ("DB_NAME", "postgres"),
+            ("DB_SSL", "true"),
+            ("DB_SSL_CA", ca),
+            ("DB_CONNECT_TIMEOUT", if expected.is_none() { "10" } else { "2" }),
+            ("DB_POOL_SIZE", "2"),
+            ("REQUEST_TIMEOUT", "1"),
+            ("HOST", "127.0.0.1"),
+        ];
+        let mut process = Process::start(&[], &[&variables[..], &passwords].concat());
         let Some(expected) = expected else {
-            let mut caller = Client::new(&process.wait_for_url());
+            let mut client = process.client();
             let mut sql = sql(&cluster, server.port);
             let ask = "select ssl, pid from pg_stat_ssl join pg_stat_activity using (pid) \
                 where application_name = 'userd'";
-            eventually(LONG, "it serves", || caller.call("GET", "/users", "").unwrap().0 == 200);
+            eventually(LONG, "it serves", || client.get("/users").status == 200);
             // None comes later, so that every request meets one of them.
             let mut sessions = Vec::new();
             eventually(LONG, "the pool is full", || {
@@ -48,6 +60,7 @@ fn the_service_over_tls() {
                 sessions.len() == 2
             });
             assert!(sessions.iter().all(|session| session.get(0)), "they are encrypted");
+            assert!(!process.stderr().contains("secret"), "{}", process.stderr());
             continue;
         };
         assert_eq!(process.wait(LONG), 1);
@@ -64,34 +77,4 @@ fn sql(cluster: &Cluster, port: u16) -> postgres::Client {
     let url =
         format!("host={} port={port} user=u password=secret dbname=postgres", cluster.socket_directory());
     postgres::Client::connect(&url, postgres::NoTls).unwrap()
-}
-
-/// A setting that is wrong is named even if the port is taken; a name of another client is a warning, and it serves.
-#[test]
-fn an_address_is_judged_before_anything_is_bound() {
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = taken.local_addr().unwrap().port().to_string();
-    for (address, named) in [
-        ("postgres://u:secret@h/d?sslmod=require", "did you mean sslmode?"),
-        ("\"postgres://u:secret@h/d\"", "must start with postgres://"),
-        ("postgres://u:sec@ret@h/d", "write %40"),
-    ] {
-        let variables = [("DATABASE_URL", address), ("HOST", "127.0.0.1"), ("PORT", &port)];
-        let mut process = Process::start(&[], &variables);
-        assert_eq!(process.wait(LONG), 2, "{address}");
-        let log = process.stderr();
-        let line = log.lines().last().unwrap_or_default();
-        assert!(line.starts_with("userd: DATABASE_URL: ") && line.contains(named), "{log}");
-        assert!(!log.contains("sec"), "{log}");
-    }
-
-    let database = Database::create();
-    let address = format!(" {} pgbouncer=true nonsense=1\n", database.url());
-    let variables = [("DATABASE_URL", &*address), ("HOST", "127.0.0.1"), ("PORT", "0")];
-    let mut process = Process::start(&[], &variables);
-    let mut caller = Client::new(&process.wait_for_url());
-    assert_eq!(caller.call("GET", "/users", "").unwrap().0, 200);
-    let log = process.stderr();
-    assert!(log.contains("DATABASE_URL: pgbouncer has no effect: behind a pooler"), "{log}");
-    assert!(log.contains("is unknown and has no effect") && !log.contains("nonsense"), "{log}");
 }
