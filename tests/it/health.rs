@@ -2,6 +2,7 @@
 
 use crate::support::{
     ADA, BUSY, Client, Database, LONG, Own, Process, Proxy, Service, TOKEN, Weather, eventually, pause,
+    running,
 };
 use nix::sys::signal::Signal;
 use std::{
@@ -10,7 +11,6 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use userd::{Request, testing::TestServer};
 
 const LIVE: &str = r#"{"status":"ok"}"#;
 const READY: &str = r#"{"status":"ready"}"#;
@@ -53,17 +53,6 @@ fn what_the_routes_answer() {
         GET /users => 401 {"error":"Unauthorized"}
         "#,
     );
-}
-
-#[test]
-fn without_a_socket_and_in_a_test_server() {
-    let server = TestServer::start();
-    for (path, body) in [("/livez", LIVE), ("/readyz", READY)] {
-        let answer = server.app().handle(&Request::get(path));
-        assert_eq!((answer.status, String::from_utf8(answer.body).unwrap().trim_end()), (200, body));
-        assert_eq!(Client::new(server.base_url()).get(path).body.trim_end(), body);
-    }
-    assert!(server.app().handle(&Request::get("/metrics")).status == 200);
 }
 
 /// Every worker is inside a statement, and every session of the pool in use.
@@ -144,10 +133,6 @@ fn a_schema_that_is_not_the_one_expected() {
     becomes(&mut client, 503, OTHER_SCHEMA);
     // Requests are served as far as they can be.
     assert_eq!(client.get("/users").status, 200);
-    service.database.run("alter table refinery_schema_history rename to away");
-    pause(Duration::from_millis(600));
-    becomes(&mut client, 503, OTHER_SCHEMA);
-    service.database.run("alter table away rename to refinery_schema_history");
     service.database.run(&format!("delete from refinery_schema_history where version = {last}"));
     pause(Duration::from_millis(600));
     becomes(&mut client, 503, OTHER_SCHEMA);
@@ -206,6 +191,15 @@ fn a_stop_is_announced() {
     let address = url.strip_prefix("http://").unwrap();
     assert!(TcpStream::connect(address).is_err());
     assert_eq!(database.value("select count(*) from users"), "1");
+
+    // A second signal does not wait for the delay. Within a second of the first one it is a repetition.
+    let mut process = Process::on(&database, &[("DRAIN_DELAY", "600")]);
+    becomes(&mut process.client(), 200, READY);
+    eventually(LONG, "it ends", || {
+        process.signal(Signal::SIGTERM);
+        !running(process.id())
+    });
+    assert_eq!(process.wait(LONG), 128 + Signal::SIGTERM as i32);
 }
 
 /// It was never asked before, and the database has been away since.
@@ -232,18 +226,4 @@ fn a_healthcheck_of_a_service_that_was_not_asked_for_long() {
     let age = client.get("/readyz").header("Age").map(str::to_owned);
     assert!(age.as_deref().is_some_and(|age| age.parse::<u64>().is_ok_and(|age| age < 5)), "{age:?}");
     assert_eq!(ask(), (0, String::new()));
-}
-
-/// A second signal does not wait for the delay.
-#[test]
-fn a_second_signal_ends_the_delay() {
-    let database = Database::create();
-    let mut process = Process::on(&database, &[("DRAIN_DELAY", "600")]);
-    let mut client = process.client();
-    process.signal(Signal::SIGTERM);
-    becomes(&mut client, 503, STOPPING);
-    // Within a second of the first signal it counts as a repetition of that one.
-    pause(Duration::from_millis(1100));
-    process.signal(Signal::SIGTERM);
-    assert_eq!(process.wait(LONG), 128 + Signal::SIGTERM as i32);
 }

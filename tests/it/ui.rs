@@ -63,15 +63,15 @@ fn the_page_and_what_confines_it() {
 #[test]
 fn methods_of_the_page() {
     let service = Service::start();
-    let answer = get(&service, &[]);
-    let head = service.client().request("HEAD", "/ui", &[], "");
-    assert_eq!(head.status, 200);
-    assert_eq!(head.header("Content-Length"), answer.header("Content-Length"));
-    let refused = service.client().post("/ui", "{}");
-    assert_eq!((refused.status, refused.header("Allow")), (405, Some("GET, HEAD, OPTIONS")));
-    assert_eq!(service.client().request("OPTIONS", "/ui", &[], "").status, 204);
+    let length = get(&service, &[]).body.len();
     // Like /openapi.json, it ignores a query.
-    assert_eq!(service.client().get("/ui?x=1").status, 200);
+    service.check(&format!(
+        r#"
+        HEAD /ui?x=1 => 200 <Content-Length: {length}> *
+        POST /ui {{}} => 405 <Allow: GET, HEAD, OPTIONS> *
+        OPTIONS /ui => 204
+        "#
+    ));
 }
 
 #[test]

@@ -32,8 +32,10 @@ impl Place {
 
     /// How the verb ends. The setting of another database has no effect.
     fn run(&self, verb: &[&str]) -> Ended {
-        let url = [("DATABASE_URL", "postgres://nobody@192.0.2.1/none")];
-        Process::start(&[verb, &[&self.argument]].concat(), &url).ended()
+        // Kubernetes sets such a port beside a service that is named `db`. It is not judged.
+        let other =
+            [("DATABASE_URL", "postgres://nobody@192.0.2.1/none"), ("DB_PORT", "tcp://10.0.0.1:5432")];
+        Process::start(&[verb, &[&self.argument]].concat(), &other).ended()
     }
 
     #[track_caller]
@@ -69,7 +71,7 @@ fn on_a_cluster_that_does_not_run() {
     assert_eq!(place.addresses(), ["ada@example.com"]);
     assert_eq!(place.run(&["migrate"]), (0, "nothing to apply\n".to_owned(), String::new()));
     let (code, stdout, _) = place.run(&["check"]);
-    let told = "no effect with --embedded, which uses a database of its own: DATABASE_URL";
+    let told = "no effect with --embedded, which uses a database of its own: DATABASE_URL, DB_PORT";
     assert!(code == 0 && stdout.contains(&format!("note     configuration: {told}")), "{stdout}");
     assert_eq!(place.server(), None);
     // The server ends with the verb that has started it. It waits for users: both ends of the pipe are its own.
