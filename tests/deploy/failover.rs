@@ -4,10 +4,9 @@
 //! `DATABASE_URL`, and haproxy with PgBouncer.
 
 use crate::{
-    listening::Account,
     program,
     support::{
-        BUSY, Daemon, LONG, LONG_ON_DISK, Load, Process, Proxy, TempDir, USERD, Weather, children,
+        Account, BUSY, Daemon, LONG, LONG_ON_DISK, Load, Process, Proxy, TempDir, USERD, Weather, children,
         eventually, loopback_network, pause, running, users,
     },
 };
@@ -278,14 +277,7 @@ fn the_primary_is_killed_and_cut_off() {
     // One userd that goes through haproxy and PgBouncer, as the file says in a comment.
     let text = fs::read_to_string(machines.node(0).join("userd.env")).unwrap();
     let url = text.lines().find_map(|line| line.strip_prefix("#DATABASE_URL=")).expect("the other way");
-    let variables = [
-        ("DATABASE_URL", url),
-        ("DB_PREPARED", "false"),
-        ("HOST", "127.0.0.1"),
-        ("PORT", "0"),
-        ("LOG_LEVEL", "warn"),
-    ];
-    let mut other = Process::start(&[], &variables);
+    let mut other = Process::at(url, &[("DB_PREPARED", "false")]);
     let other_url = other.wait_for_url_within(LONG_ON_DISK);
 
     let url = format!("http://{}:8080", machines.addresses[0]);
@@ -300,6 +292,7 @@ fn the_primary_is_killed_and_cut_off() {
     let mut backs = Vec::new();
     for name in ["killed", "cut off"] {
         creates(50);
+        let at = Instant::now();
         match name {
             "killed" => {
                 let said = machines.script("kill", "leader");
@@ -309,6 +302,7 @@ fn the_primary_is_killed_and_cut_off() {
         }
         machines.wait_for_another(primary);
         backs.push(Instant::now());
+        println!("{name}: PostgreSQL takes changes after {:?}", at.elapsed());
         creates(50);
         match name {
             "killed" => drop(machines.script("start", &(primary + 1).to_string())),

@@ -1,17 +1,9 @@
 //! A PostgreSQL as an administrator sets one up: it listens on an address, at the usual port, and asks for passwords.
 
-use crate::support::{Daemon, LONG, TempDir, eventually, programs_of_postgres};
-use nix::{
-    sys::signal::Signal,
-    unistd::{Uid, User},
-};
+use crate::support::{Account, Daemon, LONG, eventually};
+use nix::sys::signal::Signal;
 use postgres::{Client, NoTls};
-use std::{
-    fs::File,
-    os::unix::{fs::chown, process::CommandExt},
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
-};
+use std::fs::File;
 
 /// The account that runs it; its own directory, which no other account reads.
 pub struct Listening {
@@ -56,68 +48,5 @@ impl Listening {
 
     fn as_administrator(&self) -> String {
         format!("host={} user=postgres", self.account.dir().display())
-    }
-}
-
-/// PostgreSQL's account, which is never root, with a directory of its own.
-pub struct Account {
-    uid: u32,
-    gid: u32,
-    pub name: String,
-    dir: TempDir,
-}
-
-impl Account {
-    pub fn new() -> Account {
-        let user = match Uid::effective() {
-            root if root.is_root() => User::from_name("postgres"),
-            uid => User::from_uid(uid),
-        };
-        let user = user.ok().flatten().expect("the user postgres, or one of our own");
-        let (uid, gid) = (user.uid.as_raw(), user.gid.as_raw());
-        let dir = TempDir::new();
-        chown(dir.path(), Some(uid), Some(gid)).expect("a fresh directory");
-        Account { uid, gid, name: user.name, dir }
-    }
-
-    pub fn dir(&self) -> &Path {
-        self.dir.path()
-    }
-
-    /// A file in the directory that only this account may read.
-    pub fn write(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.dir().join(name);
-        self.dir.write(name, text);
-        chown(&path, Some(self.uid), Some(self.gid)).expect("our own file");
-        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600))
-            .expect("our own file");
-        path
-    }
-
-    /// Runs lines of a shell in the directory, where `psql` looks for its server. Each must succeed.
-    pub fn shell(&self, lines: &str) {
-        let output =
-            self.command("sh").args(["-ec", lines]).stderr(Stdio::piped()).output().expect("a shell");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{lines}: {said}");
-    }
-
-    /// A program, PostgreSQL's own among them.
-    fn command(&self, program: &str) -> Command {
-        let path = std::env::var("PATH").unwrap_or_default();
-        let mut command = Command::new(program);
-        command
-            .env_clear()
-            .env("PATH", format!("{}:{path}", programs_of_postgres().display()))
-            .env("PGHOST", self.dir())
-            .env("PGUSER", "postgres")
-            .env("HOME", self.dir())
-            .env("LC_ALL", "C")
-            .current_dir(self.dir())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .uid(self.uid)
-            .gid(self.gid);
-        command
     }
 }

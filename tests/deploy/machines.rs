@@ -2,12 +2,11 @@
 //! docs/clustering.md, with the files of `examples/deploy` and the lines of that page. Only addresses are replaced.
 
 use crate::{
-    listening::{Account, Listening},
-    program,
-    standby::Standby,
+    listening::Listening,
+    program, serve,
     support::{
-        BUSY, Client, Daemon, Database, Event, LONG, Load, Own, Process, Proxy, Service, TempDir, Weather,
-        assert_no_secret, eventually, free_port, loopback_network, pause, users,
+        Account, BUSY, Client, Daemon, Database, Event, LONG, Load, Process, Proxy, Service, TempDir,
+        Weather, assert_no_secret, eventually, every_verb, free_port, loopback_network, pause, users,
     },
 };
 use nix::sys::signal::Signal;
@@ -17,7 +16,7 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     path::Path,
-    process::{Command, Stdio},
+    process::Command,
     sync::{Arc, Mutex},
     thread,
     time::{Duration, Instant},
@@ -33,14 +32,8 @@ const FAILOVER: Duration = Duration::from_secs(5);
 
 fn userd(url: &str, port: u16, variables: &[(&str, &str)]) -> Process {
     let port = port.to_string();
-    let ours = [
-        ("DATABASE_URL", url),
-        ("HOST", "127.0.0.1"),
-        ("PORT", &port),
-        ("LOG_LEVEL", "warn"),
-        ("ALLOWED_HOSTS", "users.example"),
-    ];
-    Process::start(&[], &[&ours, variables].concat())
+    let ours = [("PORT", &*port), ("LOG_LEVEL", "warn"), ("ALLOWED_HOSTS", "users.example")];
+    Process::at(url, &[&ours, variables].concat())
 }
 
 fn wait_for_port(port: u16) {
@@ -85,15 +78,9 @@ fn haproxy(program: &Path, dir: &TempDir, replicas: &[u16]) -> (Daemon, String) 
         ],
     );
     dir.write("haproxy.cfg", &configuration);
-    let child = Command::new(program)
-        .arg("-f")
-        .arg(dir.path().join("haproxy.cfg"))
-        .args(["-db", "-q"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn();
-    let daemon = Daemon::new(child.expect("haproxy runs"), Signal::SIGTERM);
+    let mut command = Command::new(program);
+    command.arg("-f").arg(dir.path().join("haproxy.cfg")).args(["-db", "-q"]);
+    let daemon = serve(&mut command, Signal::SIGTERM);
     wait_for_port(port);
     (daemon, format!("http://127.0.0.1:{port}"))
 }
@@ -204,34 +191,6 @@ fn a_client_behind_haproxy_cannot_hide() {
     }
 }
 
-/// A primary that is demoted while it lives: its sessions go on, but it takes no changes any more.
-#[test]
-fn a_primary_that_is_demoted() {
-    let primary = Own::start();
-    let standby = Standby::start(&primary);
-    let hosts = format!("{},{}", primary.socket_dir().display(), standby.socket_dir().display());
-    let url = format!("host={hosts} user=postgres dbname=postgres target_session_attrs=read-write");
-    let mut process = userd(&url, 0, &[]);
-    let mut caller = Client::new(&process.wait_for_url());
-    let create = |n: u32| json!({"name": "n", "email": format!("{n}@example.com")}).to_string();
-    assert_eq!(caller.call("POST", "/users", &create(0)).unwrap().0, 201);
-    eventually(LONG, "the standby has all of it", || standby.has_replayed(&primary));
-    assert_eq!(users(&mut standby.client()).len(), 1);
-    standby.client().execute("select pg_promote()", &[]).unwrap();
-    primary.run("alter system set default_transaction_read_only = on");
-    primary.client().batch_execute("begin read write; select pg_reload_conf(); commit").unwrap();
-    let demoted = || {
-        let row = primary.client().query_one("show default_transaction_read_only", &[]).unwrap();
-        row.get::<_, String>(0) == "on"
-    };
-    eventually(LONG, "it takes no changes", demoted);
-    // The sessions have been told by now, or are while they are asked. No change is refused in either case.
-    for n in 1..20 {
-        assert_eq!(caller.call("POST", "/users", &create(n)).unwrap().0, 201, "{}", process.stderr());
-    }
-    eventually(LONG, "it has moved", || users(&mut standby.client()).contains_key("19@example.com"));
-}
-
 /// The page's lines, each where they say: passwords are asked for on every way.
 #[test]
 fn a_standby_that_asks_for_passwords() {
@@ -338,14 +297,8 @@ fn replicas_behind_pgbouncer() {
     );
     let configuration = account.write("pgbouncer.ini", &configuration);
     let start = || {
-        let child = Command::new(&program)
-            .arg(&configuration)
-            .current_dir("/")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        let daemon = Daemon::new(child.expect("pgbouncer runs"), Signal::SIGINT);
+        let mut command = Command::new(&program);
+        let daemon = serve(command.arg(&configuration).current_dir("/"), Signal::SIGINT);
         wait_for_port(port.parse().unwrap());
         daemon
     };
@@ -368,27 +321,7 @@ fn replicas_behind_pgbouncer() {
     let problem = "problem  database: a pooler lends its sessions for one transaction each: userd needs DB_PREPARED=false";
     assert!(code == 1 && found.contains(problem), "{found}");
     let urls = replicas.each_mut().map(Process::wait_for_url);
-    // Every kind of statement.
-    let mut caller = Client::new(&urls[0]);
-    let ada = r#"{"name":"Ada","email":"ada@example.com","password":"correct horse"}"#;
-    let credentials = r#"{"email":"ada@example.com","password":"correct horse"}"#;
-    for (method, target, body, status) in [
-        ("POST", "/users", ada, 201),
-        ("GET", "/users/1", "", 200),
-        ("GET", "/users?page=1", "", 200),
-        ("POST", "/users/authenticate", credentials, 200),
-        ("PUT", "/users/1", r#"{"password":null}"#, 200),
-        ("POST", "/users/authenticate", credentials, 401),
-        ("PUT", "/users/1", r#"{"name":"Lovelace","password":"battery staple"}"#, 200),
-        ("POST", "/users/authenticate", credentials, 401),
-        ("POST", "/users/authenticate", r#"{"email":"ada@example.com","password":"battery staple"}"#, 200),
-        ("POST", "/users", ada, 409),
-        ("DELETE", "/users/1", "", 204),
-        ("GET", "/users/1", "", 404),
-    ] {
-        let answer = caller.call(method, target, body).unwrap();
-        assert_eq!(answer.0, status, "{method} {target}: {answer:?}: {}", replicas[0].stderr());
-    }
+    every_verb(&urls[0], "pooled");
     let loads = urls.each_ref().map(|url| {
         let name = url.rsplit(':').next().unwrap();
         Load::start(name, 12, url)

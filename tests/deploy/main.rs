@@ -7,16 +7,25 @@ mod failover;
 mod listening;
 mod machines;
 mod prometheus;
-mod standby;
 #[allow(dead_code, unused_imports, reason = "tests/it uses the rest")]
 #[path = "../it/support/mod.rs"]
 mod support;
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+use support::Daemon;
 
 /// Returns the path of a program, and panics with the name of its Debian package if it is not installed.
 pub fn program(name: &str, package: &str) -> PathBuf {
     let mut paths = ["/usr/bin", "/usr/sbin"].into_iter().map(|dir| Path::new(dir).join(name));
     let path = paths.find(|path| path.exists());
     path.unwrap_or_else(|| panic!("the tests need {name}: apt-get install {package}"))
+}
+
+/// Starts a program that serves, and says nothing here.
+pub fn serve(command: &mut Command, end: nix::sys::signal::Signal) -> Daemon {
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    Daemon::new(child.unwrap_or_else(|error| panic!("{command:?}: {error}")), end)
 }

@@ -2,10 +2,8 @@
 //! a real Prometheus scrapes a service under load, and evaluates every query and every alert.
 
 use crate::{
-    program,
-    support::{
-        ADA, BUSY, Client, Daemon, Database, LONG, Load, Process, Service, TempDir, eventually, free_port,
-    },
+    program, serve,
+    support::{ADA, BUSY, Client, Database, LONG, Load, Process, Service, TempDir, eventually, free_port},
 };
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -77,15 +75,12 @@ fn every_query_has_an_answer() {
     dir.write("alerts.yml", &alerts);
     fs::create_dir(dir.path().join("data")).unwrap();
     let port = free_port();
-    let child = Command::new(prometheus)
+    let mut command = Command::new(prometheus);
+    command
         .arg(format!("--config.file={}", dir.path().join("prometheus.yml").display()))
         .arg(format!("--storage.tsdb.path={}", dir.path().join("data").display()))
-        .arg(format!("--web.listen-address=127.0.0.1:{port}"))
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn();
-    let _prometheus = Daemon::new(child.expect("Prometheus runs"), Signal::SIGTERM);
+        .arg(format!("--web.listen-address=127.0.0.1:{port}"));
+    let _prometheus = serve(&mut command, Signal::SIGTERM);
     let base_url = format!("http://127.0.0.1:{port}");
     let ready = || ureq::get(format!("{base_url}/-/ready")).call().is_ok();
     eventually(LONG, "Prometheus runs", ready);

@@ -3,7 +3,6 @@
 
 use crate::support::{OTHER_PASSWORD, PASSWORD, Service};
 use serde_json::{Value, json};
-use std::thread;
 use userd::{PasswordHashing, users::password::Hasher};
 
 /// A hash to be stored behind the service's back.
@@ -87,22 +86,17 @@ fn a_change_that_waited_for_another_one() {
         let tag = client.get("/users/1").header("ETag").expect("a user has one").to_owned();
         let mut transaction = sql.transaction().unwrap();
         transaction.batch_execute(first).unwrap();
-        let answer = thread::scope(|scope| {
-            let asked = scope.spawn(|| {
-                let (method, condition) = change.split_once(' ').unwrap_or((change, ""));
-                let fields = [(condition, tag.as_str())];
-                let fields = if condition.is_empty() { &[][..] } else { &fields };
-                let body = if body.is_null() { String::new() } else { body.to_string() };
-                service.client().request(method, "/users/1", fields, body)
-            });
-            service.database.waits_for_a_lock();
-            if first == UNDONE {
-                transaction.rollback().unwrap()
-            } else {
-                transaction.commit().unwrap()
-            }
-            asked.join().expect("an answer")
-        });
+        let (method, condition) = change.split_once(' ').unwrap_or((change, ""));
+        let fields = [(condition, tag.as_str())];
+        let fields = if condition.is_empty() { &[][..] } else { &fields };
+        let sent = if body.is_null() { String::new() } else { body.to_string() };
+        client.send_request(method, "/users/1", fields, sent);
+        service.database.waits_for_a_lock();
+        match first {
+            UNDONE => transaction.rollback().unwrap(),
+            _ => transaction.commit().unwrap(),
+        }
+        let answer = client.answer(method);
         assert_eq!(answer.status, status, "{what}");
         let found = client.get("/users/1");
         let Some(then) = then else {

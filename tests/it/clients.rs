@@ -1,9 +1,9 @@
 //! Clients that are faulty or hostile: malformed requests, pages under foreign names, answers that are not read.
 
 use crate::support::{
-    ADA, Answer, Client, Database, LONG, Process, Service, TOKEN, TempDir, Variables, check, pause,
+    ADA, Answer, Client, Database, LONG, Process, Service, TOKEN, TempDir, Variables, check, connect_small,
+    pause,
 };
-use socket2::{Domain, Socket, Type};
 use std::{
     io::Write,
     net::SocketAddr,
@@ -161,17 +161,13 @@ fn a_rebound_page_gets_nothing() {
         chromium(&rebound, "GET", "/users"),
         chromium(&rebound, "GET", &user),
         chromium(&rebound, "HEAD", &user),
-        chromium(&rebound, "GET", "/users?email=ada@example.com"),
         chromium(&rebound, "GET", "/metrics"),
-        chromium(&rebound, "OPTIONS", "/users"),
         chromium(&rebound, "DELETE", &user),
         chromium(&rebound, "POST", "/users"),
         chromium(&rebound, "GET", "/users").replace("HTTP/1.1", "HTTP/1.0"),
         chromium("127.0.0.1", "GET", "/users").replace("GET /", "GET http://evil.example/"),
         chromium("users.example.evil.example", "GET", "/users"),
-        chromium("127.0.0.1.evil.example", "GET", "/users"),
         chromium("", "GET", "/users"),
-        counted(&rebound, &format!("Origin: http://{rebound}\r\n")).replace("ada@", "eve@"),
         counted(&rebound, &format!("Origin: http://{rebound}\r\nSec-Fetch-Site: same-origin\r\n"))
             .replace("ada@", "eve@"),
         counted(&rebound, "").replace("/users", "/users/authenticate"),
@@ -264,12 +260,8 @@ fn an_answer_that_is_not_read_is_not_logged_as_read() {
     );
     let address: SocketAddr =
         url.strip_prefix("http://").and_then(|text| text.parse().ok()).expect("an address");
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
-    // So that the kernels of both sides hold little of the answer.
-    socket.set_recv_buffer_size(4096).expect("an option of every socket");
-    socket.set_tcp_mss(536).expect("an option of every TCP socket");
-    socket.connect(&address.into()).expect("it listens");
-    (&socket).write_all(b"GET /users?perPage=1000 HTTP/1.1\r\nHost: a\r\n\r\n").expect("it reads");
+    let mut stalled = connect_small(address);
+    stalled.write_all(b"GET /users?perPage=1000 HTTP/1.1\r\nHost: a\r\n\r\n").expect("it reads");
     process.logs("cut off: 127.0.0.1 took ");
     process.logs("B so far");
     assert!(process.stderr().contains("bytes of an answer within WRITE_TIMEOUT"), "{}", process.stderr());

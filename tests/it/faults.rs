@@ -25,12 +25,6 @@ const DEADLINE: Duration = Duration::from_secs(1);
 /// Users that are created before a fault.
 const ENOUGH: usize = 50;
 
-/// `userd` on a database of its own.
-fn userd(url: &str, variables: &[(&str, &str)]) -> Process {
-    let ours = [("DATABASE_URL", url), ("HOST", "127.0.0.1"), ("PORT", "0"), ("LOG_LEVEL", "warn")];
-    Process::start(&[], &[&ours, variables].concat())
-}
-
 /// Waits until a read has an answer again, after a fault that ended a moment ago.
 fn serves_again(caller: &mut Client) {
     eventually(2 * BACK_WITHIN + BUSY, "it serves", || {
@@ -57,7 +51,7 @@ fn ends_well(fault: &str, load: Load, backs: &[Instant], deadline: Duration, pos
 #[test]
 fn acknowledged_writes_outlive_the_database() {
     let mut postgres = Own::start();
-    let mut process = userd(&postgres.url(), &[]);
+    let mut process = Process::at(&postgres.url(), &[]);
     let url = process.wait_for_url();
     let load = Load::start("kill", 4, &url);
     let mut backs = Vec::new();
@@ -81,7 +75,7 @@ fn acknowledged_writes_outlive_the_database() {
 fn acknowledged_writes_outlive_userd() {
     let postgres = Own::start();
     // Clients keep sending to the old address: no other process may listen there.
-    let start = || userd(&postgres.url(), &[("PORT", &free_port().to_string())]);
+    let start = || Process::at(&postgres.url(), &[("PORT", &free_port().to_string())]);
     let mut process = start();
     let load = Load::start("kill", 4, &process.wait_for_url());
     let mut backs = Vec::new();
@@ -102,7 +96,7 @@ fn acknowledged_writes_outlive_userd() {
 #[test]
 fn a_restart_without_requests_costs_no_error() {
     let mut postgres = Own::start();
-    let mut process = userd(&postgres.url(), &[]);
+    let mut process = Process::at(&postgres.url(), &[]);
     let url = process.wait_for_url();
     let mut caller = Client::new(&url);
     for round in 0..3 {
@@ -122,18 +116,15 @@ fn a_restart_without_requests_costs_no_error() {
         // Before a write, a session is looked at that was idle for a second.
         pause(Duration::from_secs(1));
         // At once, on all sessions: first the writes, in the next round the reads.
-        let clients = (0..8).map(|n| {
-            let mut caller = Client::new(&url);
-            thread::spawn(move || match round {
-                1 => caller.call("GET", &format!("/users/{}", n + 1), "").unwrap().0,
-                _ => caller.call("PUT", &format!("/users/{}", n + 1), r#"{"name":"m"}"#).unwrap().0,
-            })
-        });
-        let clients: Vec<_> = clients.collect();
-        for client in clients {
-            assert_eq!(client.join().unwrap(), 200, "round {round}: {}", process.stderr());
+        let (method, body, name) =
+            if round == 1 { ("GET", "", "1") } else { ("PUT", r#"{"name":"m"}"#, "m") };
+        let mut clients = [(); 8].map(|()| Client::new(&url));
+        for (n, client) in clients.iter_mut().enumerate() {
+            client.send_request(method, &format!("/users/{}", n + 1), &[], body);
         }
-        let name = if round == 1 { "1" } else { "m" };
+        for client in &mut clients {
+            assert_eq!(client.answer(method).status, 200, "round {round}: {}", process.stderr());
+        }
         for n in 0..8 {
             let (_, user) = caller.call("GET", &format!("/users/{}", n + 1), "").unwrap();
             assert_eq!(user["name"], name, "round {round}");
@@ -145,32 +136,30 @@ fn a_restart_without_requests_costs_no_error() {
 #[test]
 fn answers_while_the_database_is_away() {
     let mut postgres = Own::start();
-    let mut process = userd(&postgres.url(), &[("DB_ACQUIRE_TIMEOUT", "1.5")]);
+    let mut process = Process::at(&postgres.url(), &[("DB_ACQUIRE_TIMEOUT", "1.5")]);
     let url = process.wait_for_url();
     let load = Load::start("away", 12, &url);
     load.creates(ENOUGH);
     postgres.stop();
     let asked = [
+        ("POST", "/users", "{}", 400),
+        ("GET", "/nothing", "", 404),
         ("GET", "/users/1", "", 503),
         ("GET", "/users", "", 503),
         ("PUT", "/users/1", r#"{"name":"n"}"#, 503),
         ("DELETE", "/users/1", "", 503),
         ("POST", "/users", r#"{"name":"n","email":"n@example.com"}"#, 503),
         ("POST", "/users/authenticate", r#"{"email":"n@example.com","password":"correct horse"}"#, 503),
-        ("POST", "/users", "{}", 400),
-        ("GET", "/nothing", "", 404),
     ];
-    let asked = asked.map(|(method, target, body, expected)| {
-        let mut caller = Client::new(&url);
-        thread::spawn(move || {
-            let start = Instant::now();
-            let (status, body) = caller.call(method, target, body).unwrap();
-            assert_eq!(status, expected, "{method} {target}: {body}");
-            let took = start.elapsed();
-            assert!(status == 503 || took < BUSY, "{method} {target} took {took:?}");
-        })
-    });
-    asked.into_iter().for_each(|asked| asked.join().unwrap());
+    let mut clients = asked.map(|_| Client::new(&url));
+    let start = Instant::now();
+    for (client, (method, target, body, _)) in clients.iter_mut().zip(asked) {
+        client.send_request(method, target, &[], body);
+    }
+    for (client, (method, target, _, expected)) in clients.iter_mut().zip(&asked) {
+        assert_eq!(client.answer(method).status, *expected, "{method} {target}");
+        assert!(*expected == 503 || start.elapsed() < BUSY, "{method} {target} took {:?}", start.elapsed());
+    }
     postgres.restart();
     let back = Instant::now();
     serves_again(&mut Client::new(&url));
@@ -197,17 +186,14 @@ struct Fragile {
 }
 
 impl Fragile {
-    /// Through the proxy, or straight to the Unix socket.
-    fn start(through_proxy: bool) -> Fragile {
+    fn start() -> Fragile {
         let postgres = Own::start();
         let proxy = Proxy::start(&postgres.socket());
-        let proxied =
+        let database =
             format!("host=127.0.0.1 port={} user=postgres dbname=postgres sslmode=disable", proxy.port());
-        let database = if through_proxy { proxied } else { postgres.url() };
-        let mut process = userd(&database, &[("REQUEST_TIMEOUT", "1"), ("DB_ACQUIRE_TIMEOUT", "1")]);
+        let mut process = Process::at(&database, &[("REQUEST_TIMEOUT", "1"), ("DB_ACQUIRE_TIMEOUT", "1")]);
         let url = process.wait_for_url();
-        let body = ADA;
-        assert_eq!(Client::new(&url).call("POST", "/users", body).unwrap().0, 201);
+        assert_eq!(Client::new(&url).post("/users", ADA).status, 201);
         let mut fragile = Fragile { postgres, proxy, process, url, size: (0, 0) };
         eventually(LONG, "the pool is full", || fragile.count_sessions() == SESSIONS);
         fragile.size = fragile.process.size();
@@ -264,7 +250,7 @@ const HANG: Duration = Duration::from_millis(3500);
 /// One session of several is stopped: the others go on, and it does once its server goes on.
 #[test]
 fn a_session_that_is_stopped() {
-    let fragile = Fragile::start(false);
+    let fragile = Fragile::start();
     let session: i32 = {
         // The session that was used last is the one that is used next.
         let mut caller = Client::new(&fragile.url);
@@ -284,7 +270,7 @@ fn a_session_that_is_stopped() {
 
 #[test]
 fn a_network_that_stalls_cuts_resets_and_delays() {
-    let fragile = Fragile::start(true);
+    let fragile = Fragile::start();
     let weather =
         |weather| move |proxy: &Proxy, broken| proxy.set(if broken { weather } else { Weather::Fair });
     fragile.breaks("network stalled", HANG, weather(Weather::Stalled));
@@ -307,7 +293,7 @@ fn secrets_are_kept_whatever_breaks() {
         proxy.port()
     );
     let token = [("API_TOKEN", TOKEN), ("LOG_LEVEL", "trace"), ("DB_ACQUIRE_TIMEOUT", "0.3")];
-    let mut process = userd(&url, &token);
+    let mut process = Process::at(&url, &token);
     let mut client = Client::new(&process.wait_for_url());
     let bearer = format!("Bearer {TOKEN}");
     let wrong = format!("Bearer {TOKEN}-");
@@ -405,30 +391,58 @@ fn errors_of_the_database() {
     assert!(!process.stderr().contains("@raise."), "the log tells values: {}", process.stderr());
 }
 
+/// Makes a database refuse changes, or take them again.
+fn set_read_only(postgres: &Own, value: &str) {
+    let mut client = postgres.client();
+    for sql in [
+        "set default_transaction_read_only = off",
+        &format!("alter system set default_transaction_read_only = {value}"),
+        "select pg_reload_conf()",
+    ] {
+        client.batch_execute(sql).unwrap();
+    }
+    eventually(LONG, "the setting is in force", || {
+        let row = postgres.client().query_one("show default_transaction_read_only", &[]).unwrap();
+        row.get::<_, &str>(0) == value
+    });
+}
+
+/// A primary that is demoted while it lives: its sessions go on, but it takes no changes any more. No change is refused.
+#[test]
+fn a_primary_that_is_demoted() {
+    let (old, new) = (Own::start(), Own::start());
+    let mut migrate = Process::start(&["migrate"], &[("DATABASE_URL", &new.url())]);
+    assert_eq!(migrate.wait(LONG_ON_DISK), 0, "{}", migrate.stderr());
+    let hosts = format!("{},{}", old.socket_dir().display(), new.socket_dir().display());
+    let url = format!("host={hosts} user=postgres dbname=postgres target_session_attrs=read-write");
+    let mut process = Process::at(&url, &[]);
+    let mut client = process.client();
+    let create = |n: u32| json!({"name": "n", "email": format!("{n}@example.com")}).to_string();
+    assert_eq!(client.post("/users", create(0)).status, 201);
+    assert_eq!(old.users().len(), 1);
+    set_read_only(&old, "on");
+    // The sessions have been told by now, or are while they are asked.
+    for n in 1..20 {
+        assert_eq!(client.post("/users", create(n)).status, 201, "{}", process.stderr());
+    }
+    assert!(new.users().contains_key("19@example.com"));
+    assert_eq!(old.users().len() + new.users().len(), 20);
+}
+
 /// The disk of a managed database fills up: every change gets 503, and reads go on.
 #[test]
 fn a_database_that_takes_no_changes() {
     let postgres = Own::start();
-    let mut process = userd(&postgres.url(), &[]);
+    let mut process = Process::at(&postgres.url(), &[]);
     let mut client = process.client();
     let ada = json!({"name": "Ada", "email": "ada@example.com", "password": PASSWORD}).to_string();
     assert_eq!(client.post("/users", &ada).status, 201);
-    let set = |value: &str| {
-        let mut client = postgres.client();
-        for sql in [
-            "set default_transaction_read_only = off",
-            &format!("alter system set default_transaction_read_only = {value}"),
-            "select pg_reload_conf()",
-        ] {
-            client.batch_execute(sql).unwrap();
-        }
-    };
     let read_only = |client: &mut Client, value: u8| {
         let figure = format!("\nuserd_database_read_only {value}\n");
         eventually(LONG, "the figure tells it", || client.get("/metrics").body.contains(&figure));
     };
     read_only(&mut client, 0);
-    set("on");
+    set_read_only(&postgres, "on");
     eventually(LONG, "changes are refused", || client.put("/users/1", r#"{"name":"a"}"#).status != 200);
     read_only(&mut client, 1);
     let refused = r#"503 <Retry-After: 1> {"error":"Service unavailable"}"#;
@@ -453,7 +467,7 @@ fn a_database_that_takes_no_changes() {
     }
     assert!(client.opens("ada@example.com", PASSWORD));
     process.logs("(25006)");
-    set("off");
+    set_read_only(&postgres, "off");
     eventually(BACK_WITHIN + BUSY, "changes are taken", || {
         client.put("/users/1", r#"{"name":"c"}"#).status == 200
     });
@@ -475,7 +489,7 @@ fn too_many_connections() {
     postgres.run("create role app login connection limit 2");
     postgres.run("create database app owner app");
     let url = postgres.url().replace("user=postgres", "user=app").replace("dbname='postgres'", "dbname=app");
-    let mut process = userd(&url, &[("DB_ACQUIRE_TIMEOUT", "5")]);
+    let mut process = Process::at(&url, &[("DB_ACQUIRE_TIMEOUT", "5")]);
     let url = process.wait_for_url();
     let load = Load::start("crowd", 12, &url);
     pause(BACK_WITHIN);
@@ -678,7 +692,7 @@ fn wait_for_a_standby(client: &mut postgres::Client, wait: bool) {
 fn a_standby_that_is_away() {
     const CREATES: usize = 4;
     let postgres = Own::start();
-    let mut process = userd(&postgres.url(), &[("REQUEST_TIMEOUT", "1")]);
+    let mut process = Process::at(&postgres.url(), &[("REQUEST_TIMEOUT", "1")]);
     let mut client = process.client();
     let create = |client: &mut Client, n: usize| {
         let (key, body) = (format!("key-{n}"), json!({"name": "n", "email": format!("{n}@example.com")}));

@@ -161,13 +161,9 @@ fn queries_that_cannot_be() {
     service.database.run("alter table users rename to lost");
     for (query, path, keyword, message) in [
         ("email", "/email", "minLength", "must not be empty"),
-        ("email=a@b.co&email=c@b.co", "/email", "maxItems", "must be given once"),
         ("email=%ff", "/email", "format", "must be UTF-8, percent-encoded"),
-        ("email=%00", "/email", "pattern", "must not contain NUL (U+0000)"),
         ("after=-1", "/after", "type", "must be a whole number of at least 0"),
-        ("after=9223372036854775808", "/after", "maximum", "must be at most 9223372036854775807"),
         ("order=up", "/order", "enum", "must be asc or desc"),
-        ("order=desc&email=a@b.co", "/order", "not", "cannot be given together with email"),
         (
             "emailPrefix=a&page=1",
             "/emailPrefix",

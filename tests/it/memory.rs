@@ -2,11 +2,10 @@
 //! process of its own with the default budget, and reads back what was acknowledged.
 
 use crate::support::{
-    BUSY, Client, Database, PASSWORD, Process, code_kib, eventually, memory_kib, pause, peak_kib,
-    time_of_a_hash,
+    BUSY, Client, Database, PASSWORD, Process, code_kib, connect_small, eventually, memory_kib, pause,
+    peak_kib, time_of_a_hash,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use socket2::{Domain, Socket, Type};
 use std::{
     io::{ErrorKind, Read, Write},
     net::{SocketAddr, TcpStream},
@@ -63,15 +62,6 @@ fn is_bounded(process: &Process, what: &str) {
     }
     println!("{what}: {} KiB after {:?}", rest(), ended.elapsed());
     assert!(peak <= PEAK_KIB, "{what}: {peak} KiB");
-}
-
-/// A connection whose kernels hold little of an answer.
-fn connect_small(address: SocketAddr) -> TcpStream {
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
-    socket.set_recv_buffer_size(4096).expect("an option of every socket");
-    socket.set_tcp_mss(536).expect("an option of every TCP socket");
-    socket.connect(&address.into()).expect("it listens");
-    socket.into()
 }
 
 fn gives_answers_up(process: &Process) {

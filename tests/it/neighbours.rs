@@ -3,10 +3,7 @@
 
 use crate::support::{Client, Database, Process, Service, TempDir};
 use serde_json::json;
-use std::{
-    thread::{self, JoinHandle},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 use userd::Server;
 
 /// Longer than any of these tests: a request that waits for a lock waits until it is released.
@@ -23,37 +20,38 @@ fn post(name: &str) -> String {
     json!({"name": name, "email": format!("{name}@example.com")}).to_string()
 }
 
-/// Sends a request and waits for its answer on a thread: its status.
-fn asks(url: &str, method: &'static str, target: &'static str, body: String) -> JoinHandle<u16> {
-    let mut caller = Client::new(url);
-    thread::spawn(move || caller.call(method, target, &body).expect("an answer").0)
+/// Sends a request, whose answer is still to be read.
+fn asks(service: &Service, method: &str, target: &str, body: &str) -> Client {
+    let mut client = service.client();
+    client.send_request(method, target, &[], body);
+    client
 }
 
 #[test]
 fn an_address_that_is_not_committed_yet() {
     let service = long_timeouts();
-    let url = service.server.base_url();
     let mut other = service.database.client();
     let mut transaction = other.transaction().unwrap();
     transaction.batch_execute("insert into users (name, email) values ('n', 'locked@example.com')").unwrap();
-    let first = asks(url, "POST", "/users", post("locked"));
+    let mut contended = vec![asks(&service, "POST", "/users", &post("locked"))];
     service.database.waits_for_a_lock();
     // Beside creates that no lock blocks, so that some share a batch with a contended one.
-    let free: Vec<_> = (0..40).map(|n| asks(url, "POST", "/users", post(&format!("free-{n}")))).collect();
-    let contended: Vec<_> = (0..4).map(|_| asks(url, "POST", "/users", post("LOCKED"))).collect();
-    for free in free {
-        assert_eq!(free.join().unwrap(), 201);
+    let free: Vec<_> =
+        (0..40).map(|n| asks(&service, "POST", "/users", &post(&format!("free-{n}")))).collect();
+    contended.extend((0..4).map(|_| asks(&service, "POST", "/users", &post("LOCKED"))));
+    for mut free in free {
+        assert_eq!(free.answer("POST").status, 201);
     }
     // One more create and a read are answered while the contended creates wait.
-    assert_eq!(asks(url, "POST", "/users", post("one-more")).join().unwrap(), 201);
-    assert_eq!(asks(url, "GET", "/users/999999999", String::new()).join().unwrap(), 404);
-    assert!(!first.is_finished(), "its transaction has not ended");
+    let mut client = service.client();
+    assert_eq!(client.post("/users", post("one-more")).status, 201);
+    assert_eq!(client.get("/users/999999999").status, 404);
+    service.database.waits_for_a_lock();
     transaction.rollback().unwrap();
-    let all = contended.into_iter().chain([first]).map(|contended| contended.join().unwrap());
-    let mut all: Vec<u16> = all.collect();
+    let mut all: Vec<u16> = contended.iter_mut().map(|client| client.answer("POST").status).collect();
     all.sort_unstable();
     assert_eq!(all, [201, 409, 409, 409, 409]);
-    assert_eq!(service.database.value("select count(*) from users"), "42");
+    assert_eq!(client.get("/users").json()["total"], 42);
 }
 
 /// The frontend and the workers share the time that a stop has.
@@ -67,13 +65,13 @@ fn a_stop_that_waits_for_a_lock() {
     let mut other = service.database.client();
     let mut transaction = other.transaction().unwrap();
     transaction.batch_execute("lock table users").unwrap();
-    let stuck = asks(service.server.base_url(), "GET", "/users/1", String::new());
+    let mut stuck = asks(&service, "GET", "/users/1", "");
     service.database.waits_for_a_lock();
     let start = Instant::now();
     service.server.stop();
     let took = start.elapsed();
     assert!(took >= TIME && took < TIME * 2, "{took:?}");
-    assert_eq!(stuck.join().unwrap(), 503);
+    assert_eq!(stuck.answer("GET").status, 503);
 }
 
 /// Statements that were prepared before do not fit the table any more.
@@ -81,16 +79,16 @@ fn a_stop_that_waits_for_a_lock() {
 fn a_table_that_is_altered_meanwhile() {
     let service = long_timeouts();
     service.database.has_sessions(8);
-    let mut caller = Client::new(service.server.base_url());
-    let mut all = |n: u32| {
-        assert_eq!(caller.call("POST", "/users", &post(&format!("user-{n}"))).unwrap().0, 201);
-        let name = json!({"name": n.to_string()}).to_string();
-        for (method, target, body) in
-            [("GET", "/users/1", ""), ("GET", "/users", ""), ("PUT", "/users/1", &*name)]
-        {
-            assert_eq!(caller.call(method, target, body).unwrap().0, 200, "{method} {target}");
-        }
-        assert_eq!(caller.call("GET", "/users/1", "").unwrap().1["name"], n.to_string());
+    let all = |n: u32| {
+        let created = post(&format!("user-{n}"));
+        service.check(format!(
+            r#"
+            POST /users {created} => 201 *
+            GET /users => 200 {{"data":[{{"id":"1",*
+            PUT /users/1 {{"name":"{n}"}} => 200 {{"id":"1","name":"{n}",*
+            GET /users/1 => 200 {{"id":"1","name":"{n}",*
+            "#
+        ));
     };
     for n in 0..3 {
         all(n);
@@ -122,8 +120,8 @@ fn a_database_that_is_up_to_date_is_only_read() {
     database.run("insert into users (name, email) values ('Ada', 'ada@example.com')");
     database.run(&format!("alter database {} set default_transaction_read_only = on", database.name()));
     let server = Server::start(database.config()).expect("nothing is to be migrated");
-    let mut caller = Client::new(server.base_url());
-    assert_eq!(caller.call("GET", "/users/1", "").unwrap().0, 200);
-    assert_eq!(caller.call("POST", "/users", &post("bob")).unwrap().0, 503);
-    assert_eq!(caller.call("GET", "/users", "").unwrap().1["total"], 1);
+    let mut client = Client::new(server.base_url());
+    assert_eq!(client.get("/users/1").status, 200);
+    assert_eq!(client.post("/users", post("bob")).status, 503);
+    assert_eq!(client.get("/users").json()["total"], 1);
 }

@@ -2,7 +2,7 @@
 
 use crate::support::{ADA, Answer, Client, Database, PASSWORD, Service, check};
 use serde_json::{Value, json};
-use std::{io::Write, sync::Barrier, thread};
+use std::io::Write;
 use userd::{PasswordHashing, Server};
 
 /// The strong tag of an answer with one user.
@@ -312,19 +312,13 @@ fn one_of_many_changes_is_made() {
         let ada = json!({"name": "Ada", "email": "ada@example.com", "password": PASSWORD}).to_string();
         let created = client.post("/users", ada);
         let (path, tag) = (format!("/users/{}", created.id()), tag(&created));
-        let barrier = Barrier::new(CLIENTS);
-        let answers: Vec<Answer> = thread::scope(|scope| {
-            let (path, tag, barrier) = (&path, &tag, &barrier);
-            let asks = |(n, client): (usize, &'_ mut Client)| {
-                let (method, body) = change(kind, n);
-                let body = if body.is_null() { String::new() } else { body.to_string() };
-                barrier.wait();
-                client.request(method, path, &[("If-Match", tag)], body)
-            };
-            let threads: Vec<_> =
-                clients.iter_mut().enumerate().map(|it| scope.spawn(move || asks(it))).collect();
-            threads.into_iter().map(|thread| thread.join().expect("an answer")).collect()
-        });
+        for (n, client) in clients.iter_mut().enumerate() {
+            let (method, body) = change(kind, n);
+            let body = if body.is_null() { String::new() } else { body.to_string() };
+            client.send_request(method, &path, &[("If-Match", &tag)], body);
+        }
+        let answers = clients.iter_mut().enumerate().map(|(n, client)| client.answer(change(kind, n).0));
+        let answers: Vec<Answer> = answers.collect();
         let done: Vec<usize> = (0..CLIENTS).filter(|n| answers[*n].status < 300).collect();
         let [winner] = done[..] else { panic!("{kind}: {done:?} were told that theirs is done") };
         let (method, body) = change(kind, winner);

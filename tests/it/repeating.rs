@@ -487,41 +487,43 @@ fn creates_with_keys_that_wait_together() {
         .database
         .run("update idempotency_keys set kept_since = now() - interval '1 day' where name = 'late'");
     service.database.run("update users set email = 'was-late@example.com' where name = 'late'");
-    // Key (none: without one), name, address; status, and whether it is replayed, where that is certain.
-    let row = |n: usize| -> (Option<String>, String, String, u16, Option<bool>) {
-        let own = |kind: &str| (format!("{kind} {n}"), format!("{n}@example.com"));
-        match n % 8 {
-            0 => (None, own("plain").0, own("plain").1, 201, Some(false)),
-            1 => (Some("early".into()), "early".into(), "early@example.com".into(), 201, Some(true)),
-            2 => (Some("early".into()), own("other").0, own("other").1, 422, Some(false)),
-            3 => (Some("late".into()), "late".into(), "late@example.com".into(), 201, None),
-            4 => (Some(format!("taken-{n}")), "n".into(), "TAKEN@example.com".into(), 409, Some(false)),
-            5 => (Some("pair".into()), "pair".into(), "pair@example.com".into(), 201, None),
-            6 => (None, own("plain").0, "taken@example.com".into(), 409, Some(false)),
-            _ => (Some(format!("key-{n}")), own("keyed").0, own("keyed").1, 201, Some(false)),
-        }
+    // Key, name, address; status, and whether it is replayed, where that is certain. `#` is the number of the client.
+    let kinds = [
+        ("", "plain #", "#@example.com", 201, Some(false)),
+        ("early", "early", "early@example.com", 201, Some(true)),
+        ("early", "other #", "#@example.com", 422, Some(false)),
+        ("late", "late", "late@example.com", 201, None),
+        ("taken-#", "n", "TAKEN@example.com", 409, Some(false)),
+        ("pair", "pair", "pair@example.com", 201, None),
+        ("", "plain #", "taken@example.com", 409, Some(false)),
+        ("key-#", "keyed #", "#@example.com", 201, Some(false)),
+    ];
+    let send = |client: &mut Client, n: usize| {
+        let (key, name, email, ..) = kinds[n % kinds.len()];
+        let [key, name, email] = [key, name, email].map(|text| text.replace('#', &n.to_string()));
+        let fields = if key.is_empty() { &[][..] } else { &[("Idempotency-Key", &*key)] };
+        client.send_request("POST", "/users", fields, json!({"name": name, "email": email}).to_string());
+        (name, email)
     };
     let mut clients: Vec<Client> = (0..CLIENTS).map(|_| service.client()).collect();
-    for (n, client) in clients.iter_mut().enumerate() {
-        let (key, name, email, ..) = row(n);
-        let fields: Vec<(&str, &str)> = key.iter().map(|key| ("Idempotency-Key", key.as_str())).collect();
-        client.send_request("POST", "/users", &fields, json!({"name": name, "email": email}).to_string());
-    }
+    let sent = clients.iter_mut().enumerate().map(|(n, client)| send(client, n));
+    let sent: Vec<(String, String)> = sent.collect();
     let answers: Vec<Answer> = clients.iter_mut().map(|client| client.answer("POST")).collect();
     for (n, answer) in answers.iter().enumerate() {
-        let (key, name, email, status, replayed) = row(n);
+        let (key, _, _, status, replayed) = kinds[n % kinds.len()];
         assert_eq!(answer.status, status, "{n}: {answer:?}");
         assert!(replayed.is_none_or(|replayed| replayed == is_replayed(answer)), "{n}: {answer:?}");
         if status == 201 {
             let user = answer.json();
             assert_eq!(
                 (user["name"].as_str(), user["email"].as_str()),
-                (Some(name.as_str()), Some(email.as_str()))
+                (Some(&*sent[n].0), Some(&*sent[n].1))
             );
             assert_eq!(client.get(answer.header("Location").expect("a user")).body, answer.body, "{n}");
             // Each again.
-            if let Some(key) = key {
-                let again = post(&mut client, &key, &json!({"name": name, "email": email}).to_string());
+            if !key.is_empty() {
+                send(&mut client, n);
+                let again = client.answer("POST");
                 assert_same(&again, answer);
                 assert!(is_replayed(&again), "{n}");
             }
@@ -529,7 +531,7 @@ fn creates_with_keys_that_wait_together() {
     }
     for key in ["pair", "late"] {
         let first = answers.iter().enumerate().filter(|(n, answer)| {
-            row(*n).0.as_deref() == Some(key) && answer.status == 201 && !is_replayed(answer)
+            kinds[n % kinds.len()].0 == key && answer.status == 201 && !is_replayed(answer)
         });
         assert_eq!(first.count(), 1, "{key}");
     }

@@ -1,8 +1,6 @@
 //! The id that names a request in its answer and in the log, and the other values in a line of the log.
 
-use crate::support::{
-    ADA, Answer, Database, LONG, PASSWORD, Process, Service, TOKEN, TempDir, assert_no_secret, eventually,
-};
+use crate::support::{ADA, Answer, Database, LONG, PASSWORD, Process, Service, TOKEN, TempDir, eventually};
 use serde_json::Value;
 
 fn id(answer: &Answer) -> &str {
@@ -94,60 +92,110 @@ fn objects(process: &Process) -> Vec<Value> {
     whole.map(object).collect()
 }
 
+/// Returns the line of the log that holds all of these texts, once it is there.
+fn line_with(process: &Process, texts: &[&str]) -> String {
+    let mut found = None;
+    eventually(LONG, &texts.join(", "), || {
+        let log = process.stderr();
+        let mut lines = log.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
+        found = lines.find(|line| texts.iter().all(|text| line.contains(text))).map(str::to_owned);
+        found.is_some()
+    });
+    found.expect("it was waited for")
+}
+
+/// At `debug` the log says why a request was refused; a value, or a name from a query, is in no line.
 #[test]
-fn the_log_as_text() {
-    let database = Database::create();
-    let mut process = Process::on(&database, &[("LOG_LEVEL", "info")]);
-    let mut client = process.client();
-    let logs = |line: &str, id: &str| {
-        let found = |text: &String| text.lines().any(|text| text.contains(line) && text.ends_with(id));
-        eventually(LONG, line, || found(&process.stderr()));
-    };
-    let ada = format!(r#"{{"name":"Ada","email":"ada@example.com","password":"{PASSWORD}"}}"#);
-    let login = format!(r#"{{"email":"ada@example.com","password":"{PASSWORD}"}}"#);
-    for (method, target, body, line) in [
-        ("POST", "/users", ada.as_str(), "POST /users 201 "),
-        ("POST", "/users", "{", "POST /users 400 "),
-        ("GET", "/users?page=1&email=ada@example.com", "", "GET /users 200 "),
-        ("GET", "/users/1?token=t0ken-0f-the-tests", "", "GET /users/1 400 "),
-        ("PUT", "/users/1", &ada, "PUT /users/1 200 "),
-        ("POST", "/users/authenticate", &login, "POST /users/authenticate 200 "),
-        ("GET", "/a%20b?c", "", "GET /a%20b 404 "),
-        ("OPTIONS", "/users", "", "OPTIONS /users 204 "),
-        ("DELETE", "/users/1", "", "DELETE /users/1 204 "),
-    ] {
-        let answer = client.request(method, target, &[], body);
-        let ends = format!("ms {}B client=127.0.0.1 request_id={}", answer.size, id(&answer));
-        logs(&format!("[INFO] {line}"), &ends);
+fn the_log_in_each_format() {
+    for format in ["text", "json"] {
+        let is_json = format == "json";
+        let database = Database::create();
+        let common = [("LOG_FORMAT", format), ("LOG_LEVEL", "debug")];
+        let tokens = [("API_TOKEN", TOKEN), ("API_TOKEN_READ", "reader")];
+        let mut process = Process::on(&database, &[common, tokens].concat());
+        let mut client = process.client();
+        let full = format!("Bearer {TOKEN}");
+        let login = format!(r#"{{"email":"ada@example.com","password":"{PASSWORD}"}}"#);
+        let ada = login.replace('{', r#"{"name":"Ada","#);
+        // A method, and its name in the log; a target, the rights of the token, a body and the status.
+        for (method, named, target, token, body, status) in [
+            ("POST", "POST", "/users", "full", &*ada, 201),
+            ("POST", "POST", "/users", "full", "{", 400),
+            ("GET", "GET", "/users?page=1&email=ada@example.com", "read", "", 200),
+            ("GET", "GET", "/users/1?token=t0ken-0f-the-tests", "full", "", 400),
+            ("GET", "GET", "/users/1", "", "", 401),
+            ("PUT", "PUT", "/users/1", "full", &*ada, 200),
+            ("POST", "POST", "/users/authenticate", "full", &*login, 200),
+            ("GET", "GET", "/a%20b?c", "full", "", 404),
+            ("GET", "GET", r#"/users/"q""#, "full", "", 404),
+            ("OPTIONS", "OPTIONS", "/users", "full", "", 204),
+            ("BREW", "BREW", "/users", "full", "", 405),
+            ("SIXTEEN-LETTERS-", "SIXTEEN-LETTERS-", "/users", "full", "", 405),
+            ("SEVENTEEN-LETTERS", "OTHER", "/users", "full", "", 405),
+            ("DELETE", "DELETE", "/users/1", "full", "", 204),
+        ] {
+            let value = match token {
+                "full" => &*full,
+                "read" => "Bearer reader",
+                _ => "",
+            };
+            let answer = client.request(method, target, &[("Authorization", value)], body);
+            assert_eq!(answer.status, status, "{method} {target}");
+            let (path, size, id) = (target.split('?').next().unwrap(), answer.size, id(&answer));
+            let said = format!("{named} {path} {status} ");
+            if !is_json {
+                let line = line_with(&process, &[&format!("[INFO] {said}"), id]);
+                assert!(line.contains(&format!("ms {size}B")), "{line}");
+                assert!(line.ends_with(&format!(" client=127.0.0.1 request_id={id}")), "{line}");
+                let of_token = format!(" token={token} ");
+                assert_eq!(line.contains(&of_token), !token.is_empty(), "{line}");
+                continue;
+            }
+            let line: Value =
+                serde_json::from_str(&line_with(&process, &["\"duration_ms\"", id])).expect("JSON");
+            assert_eq!(
+                (&line["level"], &line["method"], &line["path"]),
+                (&"info".into(), &named.into(), &path.into())
+            );
+            assert_eq!((&line["status"], &line["bytes"]), (&status.into(), &size.into()));
+            assert_eq!(line["token"].as_str().unwrap_or_default(), token);
+            assert!(
+                line["duration_ms"].as_f64().is_some_and(|time| (0.0..60_000.0).contains(&time)),
+                "{line}"
+            );
+            assert!(line["message"].as_str().is_some_and(|message| message.starts_with(&said)), "{line}");
+        }
+        let log = process.stderr();
+        for private in ["example.com", "Ada", "page=1", "reader"] {
+            assert!(!log.contains(private), "{private}: {log}");
+        }
+        // Lines about failures.
+        database.run("alter table users rename to lost");
+        let error = if is_json { "\"level\":\"error\"" } else { "[ERROR] database error: " };
+        for (method, target, body) in [
+            ("GET", "/users/1", ""),
+            ("GET", "/users", ""),
+            ("POST", "/users", ADA),
+            ("PUT", "/users/1", r#"{"name":"n"}"#),
+        ] {
+            let answer = client.request(method, target, &[("Authorization", &full)], body);
+            assert_eq!(answer.status, 500);
+            line_with(&process, &[error, id(&answer)]);
+            line_with(&process, &[&format!("{method} {target} 500 "), id(&answer)]);
+        }
+        client.send(b"GET /users HTTP/1.1\r\nX-Request-Id: lost\r\n\r\n");
+        assert_eq!(client.answer("GET").status, 400);
+        line_with(&process, &["refused: bad request: no Host", "127.0.0.1", "lost"]);
+        assert_eq!(process.stdout().lines().count(), 1, "the address is all that goes to standard output");
+        process.signal(nix::sys::signal::Signal::SIGTERM);
+        assert_eq!(process.wait(LONG), 0);
+        let lines = if is_json { objects(&process) } else { Vec::new() };
+        for line in &lines {
+            let time = line["time"].as_str().expect("a time");
+            assert!(crate::support::is_timestamp(time) && line["message"].is_string(), "{line}");
+        }
+        assert!(lines.last().is_none_or(|line| line["message"] == "stopped"), "{lines:?}");
     }
-    assert_no_secret(&process.stderr());
-    for private in ["example.com", "Ada", "page=1", "?"] {
-        assert!(!process.stderr().contains(private), "{private}: {}", process.stderr());
-    }
-    // Methods by name.
-    client.request("BREW", "/users", &[("X-Request-Id", "tea")], "");
-    logs("BREW /users 405 ", " request_id=tea");
-    client.request("SIXTEEN-LETTERS-", "/users", &[("X-Request-Id", "sixteen")], "");
-    logs("SIXTEEN-LETTERS- /users 405 ", " request_id=sixteen");
-    client.request("SEVENTEEN-LETTERS", "/users", &[("X-Request-Id", "seventeen")], "");
-    logs("] OTHER /users 405 ", " request_id=seventeen");
-    // Lines about failures.
-    database.run("alter table users rename to lost");
-    for (method, target, body) in [
-        ("GET", "/users/1", ""),
-        ("GET", "/users", ""),
-        ("POST", "/users", ADA),
-        ("PUT", "/users/1", r#"{"name":"n"}"#),
-    ] {
-        let answer = client.request(method, target, &[], body);
-        assert_eq!(answer.status, 500);
-        logs("[ERROR] database error: ", &format!("request_id={}", id(&answer)));
-        logs(&format!("{method} {target} 500 "), &format!("request_id={}", id(&answer)));
-    }
-    client.send(b"GET /users HTTP/1.1\r\nX-Request-Id: lost\r\n\r\n");
-    assert_eq!(client.answer("GET").status, 400);
-    logs("[INFO] refused: bad request: no Host", " client=127.0.0.1 request_id=lost");
-    assert_eq!(process.stdout().lines().count(), 1, "the address is all that goes to standard output");
 }
 
 /// The address that a filter like fail2ban blocks stands in each line about a request and about a refusal; behind a
@@ -182,89 +230,14 @@ fn the_log_names_the_client() {
         connection.send(b"GET /users HTTP/1.1\r\n\r\n");
         assert_eq!(connection.answer("GET").status, 400);
         let lines = [("GET /users/1 401 ", client), ("GET /livez 200 ", client), ("refused: ", refused)];
-        for (line, client) in lines {
-            let named = |text: &&str| match format {
-                "text" => text.contains(&format!(" client={client} request_id=")),
-                _ => serde_json::from_str::<Value>(text).is_ok_and(|line| line["client"] == client),
+        for (said, client) in lines {
+            let named = match format {
+                "text" => format!(" client={client} request_id="),
+                _ => format!(r#""client":"{client}""#),
             };
-            let is_logged = || process.stderr().lines().any(|text| text.contains(line) && named(&text));
-            eventually(LONG, &format!("{line} of {client} as {format}"), is_logged);
+            line_with(&process, &[said, &named]);
         }
     }
-}
-
-/// At `debug` the log says why a request was refused; a value, or a name from a query, is in no line.
-#[test]
-fn the_log_names_the_rights_of_a_token() {
-    let database = Database::create();
-    for (format, token) in [("text", " token=NAME "), ("json", "\"token\":\"NAME\"")] {
-        let variables = [("API_TOKEN", TOKEN), ("API_TOKEN_READ", "reader"), ("LOG_FORMAT", format)];
-        let mut process = Process::on(&database, &variables);
-        let mut client = process.client();
-        let bearer = format!("Bearer {TOKEN}");
-        for (id, value, name) in
-            [(1, &*bearer, Some("full")), (2, "Bearer reader", Some("read")), (3, "", None)]
-        {
-            client.request("GET", &format!("/users/{id}"), &[("Authorization", value)], "");
-            process.logs(&format!("GET /users/{id} "));
-            let said = process.stderr();
-            let line = said.lines().find(|line| line.contains(&format!("GET /users/{id} "))).expect("a line");
-            assert_eq!(line.contains("token"), name.is_some(), "{line}");
-            assert!(name.is_none_or(|name| line.contains(&token.replace("NAME", name))), "{line}");
-            assert!(!line.contains("reader"), "{line}");
-        }
-    }
-}
-
-#[test]
-fn the_log_as_json() {
-    let database = Database::create();
-    let variables = [("LOG_FORMAT", "json"), ("LOG_LEVEL", "debug"), ("API_TOKEN", TOKEN)];
-    let mut process = Process::on(&database, &variables);
-    let mut client = process.client();
-    let bearer = format!("Bearer {TOKEN}");
-    let headers = [("Authorization", bearer.as_str())];
-    let ada = format!(r#"{{"name":"Ada","email":"ada@example.com","password":"{PASSWORD}"}}"#);
-    let target = format!("/users?page=1&token={TOKEN}");
-    let rows = [
-        ("POST", "/users", ada.as_str(), 201),
-        ("GET", target.as_str(), "", 400),
-        ("GET", r#"/users/"q""#, "", 404),
-        ("BREW", "/users", "", 405),
-        ("GET", "/users/1", "", 200),
-    ];
-    for (method, target, body, status) in rows {
-        let answer = client.request(method, target, &headers, body);
-        assert_eq!(answer.status, status, "{answer:?}");
-        let of_it = |line: &Value| line["request_id"] == id(&answer) && line["path"].is_string();
-        eventually(LONG, "the request is logged", || objects(&process).iter().any(of_it));
-        let lines = objects(&process);
-        let line = lines.iter().find(|line| of_it(line)).unwrap();
-        assert_eq!(line["level"], "info");
-        assert_eq!(line["method"], method);
-        assert_eq!(line["path"], target.split('?').next().unwrap());
-        assert_eq!((&line["status"], &line["bytes"]), (&status.into(), &answer.size.into()));
-        assert!(line["duration_ms"].as_f64().is_some_and(|time| (0.0..60_000.0).contains(&time)), "{line}");
-        assert!(line["message"].as_str().unwrap().starts_with(&format!("{method} /users")), "{line}");
-    }
-    database.run("alter table users rename to lost");
-    let answer = client.request("GET", "/users/1", &headers, "");
-    assert_eq!(answer.status, 500);
-    let failed = |line: &Value| line["level"] == "error" && line["request_id"] == id(&answer);
-    eventually(LONG, "the error is logged", || objects(&process).iter().any(failed));
-    client.send(b"GET /users HTTP/1.1\r\nX-Request-Id: lost\r\n\r\n");
-    assert_eq!(client.answer("GET").status, 400);
-    let refused = |line: &Value| line["request_id"] == "lost" && line["status"] == 400;
-    eventually(LONG, "the refusal is logged", || objects(&process).iter().any(refused));
-    assert_no_secret(&process.stderr());
-    assert!(!process.stderr().contains("page=1"), "{}", process.stderr());
-    for line in objects(&process) {
-        let time = line["time"].as_str().expect("a time");
-        assert!(crate::support::is_timestamp(time) && line["message"].is_string(), "{line}");
-    }
-    process.signal(nix::sys::signal::Signal::SIGTERM);
-    assert_eq!(process.wait(LONG), 0);
-    assert_eq!(objects(&process).last().unwrap()["message"], "stopped");
 }
 
 #[test]

@@ -1,11 +1,8 @@
 //! Tables that are changed behind the service's back: a sequence behind the ids, counts that are wrong, row security, and a
 //! role that owns none of them.
 
-use crate::support::{
-    Answer, Client, Database, LONG, LONG_ON_DISK, Own, Process, Service, TempDir, eventually, every_verb,
-};
+use crate::support::{Answer, Client, Database, LONG, Process, Service, eventually, every_verb};
 use serde_json::json;
-use std::{path::Path, process::Command};
 
 /// How a command ends on this database: its exit code, and what it prints.
 fn userd(database_url: &str, arguments: &[&str]) -> (i32, String) {
@@ -209,26 +206,4 @@ fn a_role_that_owns_nothing_runs_the_service() {
         }
     }
     database.run(&format!("alter database {name} owner to postgres; drop owned by \"{app}\", {owner} cascade; drop role \"{app}\", {owner}"));
-}
-
-/// All of them, where a variable names others than the machine's own: a run of the tests is with one version.
-#[test]
-fn the_programs_that_are_named_are_those_of_the_tests() {
-    let Some(dir) = std::env::var_os("POSTGRES_BIN") else { return };
-    let version = Command::new(Path::new(&dir).join("postgres")).arg("--version").output().unwrap();
-    let version = String::from_utf8(version.stdout).unwrap();
-    let version = version.trim().strip_prefix("postgres (PostgreSQL) ").unwrap();
-    assert_eq!(Database::empty().value("current_setting('server_version')"), version);
-    assert_eq!(
-        Own::start().client().query_one("show server_version", &[]).unwrap().get::<_, &str>(0),
-        version
-    );
-    let dir = TempDir::new();
-    let data = dir.path().join("data");
-    let mut process = Process::start(&[&format!("--embedded={}", data.display())], &[("HOST", "127.0.0.1")]);
-    process.wait_for_url_within(LONG_ON_DISK);
-    let url = format!("host={} user=postgres dbname=postgres", data.display());
-    // Before PostgreSQL 15 it warns of the schema.
-    let (_, said) = userd(&url, &["check"]);
-    assert!(said.contains(&format!("\nok       database: PostgreSQL {version}\n")), "{said}");
 }

@@ -16,11 +16,15 @@ use crate::db::target::Target;
 use tls_servers::{Cluster, Pki};
 
 // Shared with the tests of the command over TLS.
+#[allow(dead_code, reason = "tests/deploy uses the rest")]
+#[path = "../../../tests/it/support/account.rs"]
+mod account;
 #[allow(dead_code, reason = "tests/it uses the rest")]
 #[path = "../../../tests/it/support/machine.rs"]
 mod machine;
 #[path = "../../../tests/it/support/tls_servers.rs"]
 mod tls_servers;
+use account::Account;
 use machine::{TempDir, free_port, pause, programs_of_postgres};
 
 /// "tls" or "plain" when connected, else the one-line explanation.

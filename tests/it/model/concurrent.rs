@@ -410,15 +410,8 @@ impl Breakable {
     fn spawn(database: &Database, proxy: &Proxy, port: u16) -> Process {
         let url = database.url_at(proxy.port());
         let port = port.to_string();
-        let variables = [
-            ("DATABASE_URL", url.as_str()),
-            ("HOST", "127.0.0.1"),
-            ("PORT", &port),
-            ("DB_POOL_SIZE", "4"),
-            ("AUTH_ATTEMPTS", "0"),
-            ("LOG_LEVEL", "warn"),
-        ];
-        let mut process = Process::start(&[], &variables);
+        let variables = [("PORT", &*port), ("DB_POOL_SIZE", "4"), ("AUTH_ATTEMPTS", "0")];
+        let mut process = Process::at(&url, &variables);
         process.wait_for_url();
         process
     }

@@ -26,7 +26,9 @@ pub enum Outcome {
 /// Sends a request on a connection of its own. Returns when it was sent, too.
 pub fn exchange(address: &str, action: &Action, cut: Option<Cut>) -> (Instant, Outcome) {
     let (method, target, fields, body) = action.request();
-    let fields: Vec<_> = fields.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let mut fields: Vec<_> = fields.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    // A client that waits for more bytes than there are meets the end of the connection.
+    fields.push(("Connection", "close"));
     let mut client = Client::new(&format!("http://{address}"));
     eventually(LONG, "the service listens", || client.connect().is_ok());
     let message = client.message(method, &target, &fields, body.as_bytes());

@@ -306,15 +306,15 @@ impl State {
                 _ if self.find(id).is_none() => not_found(),
                 _ => unchanged(answer.is_none()),
             },
-            Action::List { page, per_page } => {
-                let page = self.page(*page, *per_page);
-                let is_page = |answer: &Answer| answer.status == 200 && Some(&answer.body) == page.as_ref();
-                unchanged(answer.is_none_or(is_page))
-            }
-            Action::Walk { after, per_page } => {
-                let walk = self.walk(*after, *per_page);
-                let is_walk = |answer: &Answer| answer.status == 200 && Some(&answer.body) == walk.as_ref();
-                unchanged(answer.is_none_or(is_walk))
+            Action::List { .. } | Action::Walk { .. } => {
+                let list = match action {
+                    Action::Walk { after, per_page } => self.walk(*after, *per_page),
+                    Action::List { page, per_page } => self.page(*page, *per_page),
+                    _ => None,
+                };
+                unchanged(
+                    answer.is_none_or(|answer| answer.status == 200 && Some(&answer.body) == list.as_ref()),
+                )
             }
             Action::Email(email) => {
                 let Some(answer) = answer else {

@@ -3,6 +3,7 @@
 //!
 //! Knows nothing of what is tested. The only place that sleeps (`machine::pause`).
 
+mod account;
 mod database;
 mod described;
 mod http;
@@ -16,9 +17,10 @@ mod table;
 pub mod tls_servers;
 mod verbs;
 
+pub use account::Account;
 pub use database::{Compared, Database};
 pub use described::{DESCRIPTION, check_described};
-pub use http::{Answer, Client};
+pub use http::{Answer, Client, connect_small};
 pub use load::{Books, Event, Load};
 pub use machine::{TempDir, free_port, pause, programs_of_postgres};
 pub use own::{

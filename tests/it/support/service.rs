@@ -111,8 +111,12 @@ impl Process {
 
     /// On this database and a free port; `variables` are set after that.
     pub fn on(database: &Database, variables: &[(&str, &str)]) -> Process {
-        let url = database.url();
-        let ours = [("DATABASE_URL", url.as_str()), ("HOST", "127.0.0.1"), ("PORT", "0")];
+        Process::at(&database.url(), variables)
+    }
+
+    /// On the database with this `DATABASE_URL`.
+    pub fn at(url: &str, variables: &[(&str, &str)]) -> Process {
+        let ours = [("DATABASE_URL", url), ("HOST", "127.0.0.1"), ("PORT", "0")];
         Process::start(&[], &[&ours, variables].concat())
     }
 

@@ -1,13 +1,11 @@
 //! A throw-away PostgreSQL with TLS, and certificates for it.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, chown};
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::PathBuf;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use super::{TempDir, free_port, pause, programs_of_postgres};
+use super::{Account, TempDir, free_port, pause};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd};
 
 /// Certificates and keys as PEM files.
@@ -89,98 +87,54 @@ impl Pki {
 }
 
 /// Data directories to start servers on; user `u`, password `secret`.
-pub struct Cluster {
-    scratch: TempDir,
-    user: Option<nix::unistd::User>,
-}
+pub struct Cluster(Account);
 
 impl Cluster {
     pub fn new() -> Cluster {
-        let root = nix::unistd::geteuid().is_root();
-        let user = root.then(|| nix::unistd::User::from_name("postgres").unwrap().unwrap());
-        let cluster = Cluster { scratch: TempDir::new(), user };
-        cluster.give(cluster.scratch.path());
-        let password = cluster.scratch.path().join("password");
-        fs::write(&password, "secret").unwrap();
-        let output = cluster
-            .command("initdb")
-            .args(["--username=u", "--auth=scram-sha-256", "--no-sync", "--encoding=UTF8", "--pwfile"])
-            .args([password.as_os_str(), "-D".as_ref(), cluster.data().as_os_str()])
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let account = Account::new();
+        account.write("password", "secret");
+        account.shell(
+            "initdb -D data --username=u --auth=scram-sha-256 --no-sync --encoding=UTF8 --pwfile=password >initdb.log",
+        );
+        let cluster = Cluster(account);
         cluster.allow("host all all all scram-sha-256");
         cluster
     }
 
     /// Replaces what pg_hba.conf says of TCP connections.
     pub fn allow(&self, access: &str) {
-        let text = format!("local all all scram-sha-256\n{access}\n");
-        fs::write(self.data().join("pg_hba.conf"), text).unwrap();
+        self.0.write("data/pg_hba.conf", &format!("local all all scram-sha-256\n{access}\n"));
     }
 
     pub fn socket_directory(&self) -> String {
-        self.scratch.path().display().to_string()
+        self.0.dir().display().to_string()
     }
 
     /// Starts it with this certificate and key, or without TLS, and more lines of configuration.
     pub fn start(&self, certificate: Option<(PathBuf, PathBuf)>, more: &str) -> Server {
-        let port = free_port();
+        let (port, dir) = (free_port(), self.0.dir());
         let mut conf = format!(
             "fsync = off\nport = {port}\nlisten_addresses = 'localhost'\nunix_socket_directories = '{}'\nlog_min_messages = fatal\n",
-            self.scratch.path().display()
+            dir.display()
         );
         if let Some((crt, key)) = certificate {
-            for (from, to) in [(crt, "server.crt"), (key, "server.key")] {
-                let to = self.data().join(to);
-                let _ = fs::remove_file(&to);
-                fs::copy(from, &to).unwrap();
-                self.give(&to);
-                fs::set_permissions(&to, fs::Permissions::from_mode(0o600)).unwrap();
+            for (from, to) in [(crt, "data/server.crt"), (key, "data/server.key")] {
+                self.0.write(to, &fs::read_to_string(from).unwrap());
             }
             conf += "ssl = on\n";
         }
-        conf += more;
-        fs::write(self.data().join("postgresql.auto.conf"), conf).unwrap();
-        let log = fs::File::create(self.scratch.path().join("log")).unwrap();
-        let child = self
-            .command("postgres")
-            .arg("-D")
-            .arg(self.data())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .unwrap();
+        self.0.write("data/postgresql.auto.conf", &(conf + more));
+        let log = fs::File::create(dir.join("log")).unwrap();
+        let child = self.0.command("postgres").args(["-D", "data"]).stderr(log).spawn().unwrap();
         let mut server = Server { child, port };
-        let deadline = Instant::now() + Duration::from_secs(30);
-        let ready = self.data().join("postmaster.pid");
-        while !fs::read_to_string(&ready).is_ok_and(|pid| pid.contains("ready")) {
-            let log = || fs::read_to_string(self.scratch.path().join("log")).unwrap();
-            assert!(server.child.try_wait().unwrap().is_none(), "{}", log());
-            assert!(Instant::now() < deadline, "{}", log());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !fs::read_to_string(dir.join("data/postmaster.pid")).is_ok_and(|pid| pid.contains("ready")) {
+            let log = || fs::read_to_string(dir.join("log")).unwrap();
+            let has_ended = server.child.try_wait().unwrap().is_some();
+            assert!(!has_ended && Instant::now() < deadline, "{}", log());
             pause(Duration::from_millis(20));
         }
         server
-    }
-
-    fn data(&self) -> PathBuf {
-        self.scratch.path().join("data")
-    }
-
-    fn command(&self, name: &str) -> Command {
-        let mut command = Command::new(programs_of_postgres().join(name));
-        command.env_clear().env("PATH", "/usr/bin:/bin").env("LC_ALL", "C").current_dir("/");
-        if let Some(user) = &self.user {
-            command.uid(user.uid.as_raw()).gid(user.gid.as_raw());
-        }
-        command
-    }
-
-    fn give(&self, path: &Path) {
-        if let Some(user) = &self.user {
-            chown(path, Some(user.uid.as_raw()), Some(user.gid.as_raw())).unwrap();
-        }
     }
 }
 
