@@ -52,7 +52,7 @@ pub fn figures(app: &App) -> Response {
     text.gauge("userd_memory_held_bytes", "Memory that is held for clients.", app.budget.held());
     text.gauge("userd_memory_budget_bytes", "The most memory that may be.", app.budget.limit());
     app.users.pool.write_figures(&mut text, app.metrics.lock_retries.load(Ordering::Relaxed));
-    Response { status: 200, body: text.end().into(), ..Response::no_content() }
+    Response { status: 200, body: text.written.into(), ..Response::no_content() }
         .with("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
         .with("Cache-Control", "no-store")
 }

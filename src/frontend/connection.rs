@@ -83,7 +83,7 @@ pub struct Connection {
     /// Counts requests, so that a late answer is recognized as late.
     generation: u64,
     /// The socket may hold bytes, or an end, that were not read.
-    readable: bool,
+    pub readable: bool,
     /// The client's end of sending was seen; a short read is not the last one then.
     ended: bool,
     /// The client has reset the connection: it cannot take an answer.
@@ -93,7 +93,7 @@ pub struct Connection {
     /// The connection is beyond the capacity, and only gets a refusal.
     pub surplus: bool,
     /// The memory of its buffer, of the body that is arriving, or of its answer.
-    held: Reservation,
+    pub held: Reservation,
     state: State,
 }
 
@@ -181,11 +181,6 @@ impl Connection {
         self.generation == generation && self.is_working()
     }
 
-    /// Returns the bytes that are counted for the connection.
-    pub fn memory(&self) -> usize {
-        self.held.bytes()
-    }
-
     /// Returns why it may be closed for another connection, and since when.
     pub fn expendable(&self) -> Option<(Expendable, Instant)> {
         if self.surplus || self.peer.trusted {
@@ -213,11 +208,6 @@ impl Connection {
             State::Closing => return None,
         };
         Some(*since + time)
-    }
-
-    /// Notes that the socket may have something to read.
-    pub fn note_readable(&mut self) {
-        self.readable = true;
     }
 
     /// Notes what an event says of the socket.
@@ -341,16 +331,15 @@ impl Connection {
     /// Parses bytes that were just read, behind the ones that were read before, and enters the state that follows. A head
     /// or a body that goes on arriving keeps its deadline.
     fn parse(&mut self, fresh: &[u8], index: u32, context: &mut Context) {
-        let Context { now, slots, to_tiny_http, resources, .. } = context;
-        let now = *now;
+        let &mut Context { now, ref slots, ref mut to_tiny_http, ref resources, .. } = context;
         let (mut framing, mut input, mut began) = match mem::replace(&mut self.state, State::Closing) {
             State::Arriving { since, framing, input } => (framing, input, Some(since)),
             State::Idle { input, .. } => (Framing::default(), input, None),
             other => return self.state = other,
         };
         let was_in_body = framing.is_in_body();
-        let slot = Slot::new(index, self.generation);
-        let to_tiny_http = to_tiny_http.tail();
+        let slot = Slot { index, generation: self.generation };
+        let to_tiny_http = &mut to_tiny_http.bytes;
         let (before, mut used) = (to_tiny_http.len(), 0);
         // A request that arrives in one piece needs no buffer.
         let bytes = match input.is_empty() {
@@ -375,8 +364,9 @@ impl Connection {
             let id = echo.id.take().unwrap_or_else(RequestId::new);
             let client = traits.client.filter(|_| self.peer.trusted).or(self.peer.address);
             let request = InWork { traits, client, id, echo, begun: false };
+            let answer = answer_at_once(&request, resources);
             self.state = State::Working { since: now, request, input };
-            return self.pass_on(length, context);
+            return self.pass_on(answer, length, context);
         }
         if framing.is_in_body() != was_in_body {
             began = None;
@@ -399,9 +389,10 @@ impl Connection {
         }
     }
 
-    /// Answers a complete request at once, or passes it on. Its `length` bytes are the last ones for tiny_http.
-    fn pass_on(&mut self, length: usize, context: &mut Context) {
-        if let Some(answer) = self.answer_at_once(context) {
+    /// Answers a complete request, if it has an answer already, or passes it on. Its `length` bytes are the last ones for
+    /// tiny_http.
+    fn pass_on(&mut self, answer: Option<Response>, length: usize, context: &mut Context) {
+        if let Some(answer) = answer {
             context.to_tiny_http.take_back(length);
             // The event loop calls this connection again in any case.
             self.answer(answer, None, context.stopping);
@@ -416,20 +407,17 @@ impl Connection {
             context.passed = (counted(length) > 0).then(|| (self.generation, count()));
         }
     }
+}
 
-    /// Returns the answer to a request that needs no worker.
-    fn answer_at_once(&self, context: &Context) -> Option<Response> {
-        let State::Working { request, .. } = &self.state else {
-            return None;
-        };
-        let (method, path) = request.traits.at_once?;
-        let answer = (context.resources.answer_at_once)(method, path)?;
-        let (method, status) = (method.name(), answer.status);
-        log::debug!(
-            method = method, path = path, status = status, client:% = ClientName(request.client),
-            request_id:% = request.id;
-            "{method} {path} {status} at once"
-        );
-        Some(answer)
-    }
+/// Returns the answer to a request that needs no worker.
+fn answer_at_once(request: &InWork, resources: &Resources) -> Option<Response> {
+    let (method, path) = request.traits.at_once?;
+    let answer = (resources.answer_at_once)(method, path)?;
+    let (method, status) = (method.name(), answer.status);
+    log::debug!(
+        method = method, path = path, status = status, client:% = ClientName(request.client),
+        request_id:% = request.id;
+        "{method} {path} {status} at once"
+    );
+    Some(answer)
 }

@@ -20,7 +20,7 @@ use mio::{Events, Interest, Poll, Token, Waker, net, unix::SourceFd};
 use std::{
     io::{self, ErrorKind},
     mem,
-    os::unix::net::UnixStream,
+    os::{fd::AsRawFd, unix::net::UnixStream},
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -73,7 +73,7 @@ impl EventLoop {
         private.set_nonblocking(true)?;
         let mut private = net::UnixStream::from_std(private);
         let registry = poll.registry();
-        registry.register(&mut SourceFd(&listener.fd()), LISTENER, Interest::READABLE)?;
+        registry.register(&mut SourceFd(&listener.socket.as_raw_fd()), LISTENER, Interest::READABLE)?;
         registry.register(&mut private, PRIVATE, Interest::READABLE)?;
         let free = (0..slots.len() as u32).rev().collect();
         let context = Context {
@@ -167,10 +167,10 @@ impl EventLoop {
         let Entry { connection: Some(connection), passed } = &mut *entry else {
             return;
         };
-        let (peer, was_surplus, held) = (connection.peer, connection.surplus, connection.memory());
+        let (peer, was_surplus, held) = (connection.peer, connection.surplus, connection.held.bytes());
         let action = work(connection, &mut self.context);
         let has_passed = self.context.passed.is_some();
-        let grown = has_passed || connection.memory() > held;
+        let grown = has_passed || connection.held.bytes() > held;
         passed.extend(self.context.passed.take());
         if !was_surplus && (connection.surplus || action == Action::Close) {
             self.admitted -= 1;
@@ -229,7 +229,7 @@ impl EventLoop {
             self.stop_at = Some(now + self.slots.limits.stop_timeout);
             for index in self.slots.each(|index, _| Some(index)) {
                 self.call(index, |connection, context| {
-                    connection.note_readable();
+                    connection.readable = true;
                     connection.advance(index, context)
                 });
             }

@@ -7,7 +7,7 @@ use std::{
     fmt, fs, io,
     net::{IpAddr, Shutdown, SocketAddr, ToSocketAddrs},
     os::{
-        fd::{AsRawFd, OwnedFd, RawFd},
+        fd::OwnedFd,
         unix::fs::{FileTypeExt, MetadataExt},
     },
     path::{Path, PathBuf},
@@ -18,7 +18,7 @@ const BACKLOG: i32 = 4096;
 
 /// A socket that clients connect to, or will. Dropping it frees the port, and removes the file that it made.
 pub struct Listener {
-    socket: Socket,
+    pub(super) socket: Socket,
     /// The path and the inode of the file of a Unix socket that was bound here.
     file: Option<(PathBuf, u64)>,
     /// A supervisor has passed the socket, and goes on listening when this process stops.
@@ -76,11 +76,6 @@ impl Listener {
         let (socket, address) = self.socket.accept()?;
         socket.set_nonblocking(true)?;
         Ok((socket, address.as_socket().map(|address| address.ip())))
-    }
-
-    /// Returns the descriptor that the readiness loop registers.
-    pub(super) fn fd(&self) -> RawFd {
-        self.socket.as_raw_fd()
     }
 
     /// Returns whether the path of the Unix socket that was bound here still leads to its file.

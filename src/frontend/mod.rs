@@ -24,7 +24,7 @@ pub use event_loop::MAX_SURPLUS;
 pub use http1::head::Served;
 pub use listener::Listener;
 pub use peers::ClientName;
-pub use slots::{Claimed, Slot, Slots};
+pub use slots::{Claimed, Slots};
 
 use crate::{
     budget::Budget,
@@ -41,10 +41,6 @@ use std::{
     thread,
 };
 
-/// Answers a request for one of the paths in [`Served::at_once`], before it gets to tiny_http; `None` where a worker is
-/// to answer it all the same. It must not block.
-pub type AnswerAtOnce = Box<dyn Fn(Method, &str) -> Option<Response> + Send>;
-
 /// A running frontend. Dropping it drains and ends it: no client is let in any more, requests that have begun to arrive
 /// are still answered, with `Connection: close`. Blocks until that is done, `Limits::stop_timeout` at most (requests in
 /// work are answered 503 then).
@@ -59,8 +55,9 @@ pub struct Resources {
     pub budget: Budget,
     /// The fields and paths that the layers above serve.
     pub served: Served,
-    /// Answers without a worker.
-    pub answer_at_once: AnswerAtOnce,
+    /// Answers a request for one of the paths in [`Served::at_once`], before it gets to tiny_http; `None` if a worker is to
+    /// answer it all the same. It must not block.
+    pub answer_at_once: Box<dyn Fn(Method, &str) -> Option<Response> + Send>,
     /// The figures of the server.
     pub metrics: Arc<Metrics>,
 }

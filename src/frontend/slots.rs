@@ -21,7 +21,6 @@ use parking_lot::{Mutex, MutexGuard};
 use std::{
     fmt,
     net::IpAddr,
-    str::FromStr,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     time::Instant,
 };
@@ -81,7 +80,7 @@ impl Slots {
     /// `None` if the client does not wait for the answer any more; such a request is to be dropped.
     pub fn claim(&self, fragment: &str) -> Option<Claimed> {
         self.requests.fetch_sub(1, Ordering::Relaxed);
-        let slot = fragment.parse::<Slot>().ok()?;
+        let slot = Slot::parse(fragment)?;
         let mut entry = self.lock(slot.index)?;
         let passed = entry.passed.iter().position(|(generation, _)| *generation == slot.generation);
         let held = passed.map(|at| entry.passed.swap_remove(at).1);
@@ -208,15 +207,9 @@ impl Slots {
 /// the target that tiny_http gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slot {
-    index: u32,
+    pub(super) index: u32,
     /// The number of the request among all requests of this slot, so that a late answer never meets another client.
-    generation: u64,
-}
-
-impl Slot {
-    pub(super) fn new(index: u32, generation: u64) -> Slot {
-        Slot { index, generation }
-    }
+    pub(super) generation: u64,
 }
 
 /// Writes index and generation in hexadecimal digits.
@@ -226,13 +219,12 @@ impl fmt::Display for Slot {
     }
 }
 
-impl FromStr for Slot {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Slot, ()> {
-        let (index, generation) = text.split_once('.').ok_or(())?;
-        let index = u32::from_str_radix(index, 16).map_err(|_| ())?;
-        Ok(Slot::new(index, u64::from_str_radix(generation, 16).map_err(|_| ())?))
+impl Slot {
+    /// Reads the text of a slot.
+    fn parse(text: &str) -> Option<Slot> {
+        let (index, generation) = text.split_once('.')?;
+        let index = u32::from_str_radix(index, 16).ok()?;
+        Some(Slot { index, generation: u64::from_str_radix(generation, 16).ok()? })
     }
 }
 
@@ -242,12 +234,13 @@ mod tests {
 
     #[test]
     fn slots_as_text() {
-        for slot in [Slot::new(0, 0), Slot::new(31, 4096), Slot::new(u32::MAX, u64::MAX)] {
-            assert_eq!(slot.to_string().parse(), Ok(slot));
+        for (index, generation) in [(0, 0), (31, 4096), (u32::MAX, u64::MAX)] {
+            let slot = Slot { index, generation };
+            assert_eq!(Slot::parse(&slot.to_string()), Some(slot));
         }
-        assert_eq!(Slot::new(31, 4096).to_string(), "1f.1000");
+        assert_eq!(Slot { index: 31, generation: 4096 }.to_string(), "1f.1000");
         for text in ["", ".", "1", "1.", ".1", "1.g", "100000000.0", "1.1.1", "-1.0"] {
-            assert_eq!(text.parse::<Slot>(), Err(()), "{text}");
+            assert_eq!(Slot::parse(text), None, "{text}");
         }
     }
 }

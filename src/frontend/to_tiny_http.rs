@@ -8,16 +8,12 @@ const USUAL: usize = 64 << 10;
 /// The bytes that tiny_http has not taken yet.
 #[derive(Default)]
 pub struct ToTinyHttp {
-    bytes: Vec<u8>,
+    /// Requests are appended here.
+    pub bytes: Vec<u8>,
     sent: usize,
 }
 
 impl ToTinyHttp {
-    /// Returns the buffer to which a request is appended.
-    pub fn tail(&mut self) -> &mut Vec<u8> {
-        &mut self.bytes
-    }
-
     /// Removes the last `bytes` bytes that were appended.
     pub fn take_back(&mut self, bytes: usize) {
         self.bytes.truncate(self.bytes.len() - bytes);
@@ -71,7 +67,7 @@ mod tests {
         let mut expected = Vec::new();
         for turn in 0..200_u8 {
             let request = vec![turn; usize::from(turn) * 613];
-            to_tiny_http.tail().extend_from_slice(&request);
+            to_tiny_http.bytes.extend_from_slice(&request);
             expected.extend_from_slice(&request);
             let done = to_tiny_http.send(&mut slow).unwrap();
             assert_eq!(to_tiny_http.bytes.is_empty(), done);

@@ -1,7 +1,7 @@
 //! The figures of the service, and the text that Prometheus reads (format 0.0.4).
 //!
 //! Owns the figures, their names and labels. Labels have a fixed set of values: no path and no text of a client is ever
-//! one. Other modules add figures that are looked up at each scrape.
+//! one. Another module adds figures that are looked up at each scrape.
 
 mod process;
 mod text;
@@ -11,6 +11,7 @@ pub use text::Text;
 use crate::{error::Reason, http::Method};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -48,11 +49,12 @@ pub struct Metrics {
     pub accepted: AtomicU64,
     /// Commands that met a lock and were retried.
     pub lock_retries: AtomicU64,
-    sources: Mutex<Vec<Source>>,
+    /// Writes figures of other modules, which are looked up when they are asked for.
+    pub source: OnceLock<Source>,
 }
 
-/// Writes figures that are looked up when they are asked for. It must not block.
-type Source = Box<dyn Fn(&mut Text) + Send>;
+/// Writes figures. It must not block.
+pub type Source = Box<dyn Fn(&mut Text) + Send + Sync>;
 
 /// The requests of one method and route.
 #[derive(Default)]
@@ -87,7 +89,7 @@ impl Metrics {
             batches: lanes.iter().map(|lane| (*lane, Mutex::default())).collect(),
             accepted: AtomicU64::default(),
             lock_retries: AtomicU64::default(),
-            sources: Mutex::default(),
+            source: OnceLock::new(),
         }
     }
 
@@ -118,12 +120,7 @@ impl Metrics {
         self.batches[lane].1.lock().add(commands as f64, &SIZES);
     }
 
-    /// Has these figures written at each scrape.
-    pub fn add_source(&self, source: impl Fn(&mut Text) + Send + 'static) {
-        self.sources.lock().push(Box::new(source));
-    }
-
-    /// Writes all that is counted here, and what the sources have.
+    /// Writes all that is counted here, and the figures of the source.
     pub fn write(&self, text: &mut Text) {
         text.family("userd_build_info", "gauge", "The version of the service.");
         text.value(&[("version", env!("CARGO_PKG_VERSION"))], 1);
@@ -141,7 +138,7 @@ impl Metrics {
         let routed = all.iter().filter(|((_, route), _)| *route != NONE);
         for ((method, route), Requests { durations, .. }) in routed {
             let labels = [("method", *method), ("route", *route)];
-            text.histogram(&labels, &SECONDS, &durations.buckets, durations.sum);
+            text.histogram(&labels, &SECONDS, durations);
         }
         drop(all);
         let help = "Requests refused before they were queued, by reason.";
@@ -153,12 +150,9 @@ impl Metrics {
         text.counter("userd_http_connections_accepted_total", help, self.accepted.load(Ordering::Relaxed));
         text.family("userd_batch_size", "histogram", "Commands executed as one batch, by lane.");
         for (lane, batches) in &self.batches {
-            let Histogram { buckets, sum } = &*batches.lock();
-            text.histogram(&[("lane", lane)], &SIZES, &buckets[..=SIZES.len()], *sum);
+            text.histogram(&[("lane", lane)], &SIZES, &batches.lock());
         }
-        for source in self.sources.lock().iter() {
-            source(text);
-        }
+        self.source.get().inspect(|source| source(text));
         process::write(text);
     }
 }
@@ -170,7 +164,7 @@ mod tests {
     fn text(metrics: &Metrics) -> String {
         let mut text = Text::default();
         metrics.write(&mut text);
-        text.end()
+        text.written
     }
 
     #[test]

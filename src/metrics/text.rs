@@ -1,11 +1,13 @@
 //! The text format, 0.0.4: families with their help and kind, and samples with their labels.
 
+use super::Histogram;
 use std::fmt::Display;
 
 /// A text that is being written. Each value belongs to the last family.
 #[derive(Default)]
 pub struct Text {
-    text: String,
+    /// The text so far.
+    pub written: String,
     family: &'static str,
 }
 
@@ -13,7 +15,7 @@ impl Text {
     /// Begins a family of this kind: a `counter`, which only grows until the process ends, a `gauge` or a `histogram`.
     /// `help` is one line.
     pub fn family(&mut self, name: &'static str, kind: &str, help: &str) {
-        self.text += &format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
+        self.written += &format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
         self.family = name;
     }
 
@@ -34,26 +36,21 @@ impl Text {
         self.value(&[], value);
     }
 
-    /// Writes a histogram. `counts` has the number of values in each bucket, `ends` the upper end of each but the last.
-    pub fn histogram(&mut self, labels: &[(&str, &str)], ends: &[f64], counts: &[u64], sum: f64) {
+    /// Writes a histogram. `ends` has the upper end of each bucket but the last.
+    pub(super) fn histogram(&mut self, labels: &[(&str, &str)], ends: &[f64], histogram: &Histogram) {
         let mut count = 0;
-        for (at, values) in counts.iter().enumerate() {
+        for (at, values) in histogram.buckets[..=ends.len()].iter().enumerate() {
             count += values;
             let end = ends.get(at).map_or_else(|| "+Inf".to_owned(), f64::to_string);
             self.sample("_bucket", &[labels, &[("le", &end)]].concat(), count);
         }
-        self.sample("_sum", labels, sum);
+        self.sample("_sum", labels, histogram.sum);
         self.sample("_count", labels, count);
-    }
-
-    /// Returns the whole text.
-    pub fn end(self) -> String {
-        self.text
     }
 
     fn sample(&mut self, suffix: &str, labels: &[(&str, &str)], value: impl Display) {
         let labels: Vec<_> = labels.iter().map(|(name, label)| format!("{name}=\"{label}\"")).collect();
         let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
-        self.text += &format!("{}{suffix}{labels} {value}\n", self.family);
+        self.written += &format!("{}{suffix}{labels} {value}\n", self.family);
     }
 }

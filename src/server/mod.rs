@@ -117,7 +117,7 @@ impl BoundServer {
                 retry_for: config.limits.request_timeout / 2,
             };
             let workers = Workers::start(http, slots, app.clone(), capacity, faults)?;
-            app.metrics.add_source(workers.figures());
+            let _ = app.metrics.source.set(workers.figures());
             Ok((relay, frontend, workers))
         };
         let (relay, frontend, workers) = stages().map_err(StartError::System)?;

@@ -190,13 +190,13 @@ impl Dispatch {
     fn push(&self, schedule: &mut MutexGuard<'_, Schedule>, judged: Vec<(Job, Needs)>) {
         let (mut refused, now) = (Vec::new(), Instant::now());
         for (job, needs) in judged {
-            let peer = job.client.map(counted_as);
+            let peer = job.claimed.client.map(counted_as);
             let too_many = schedule.lanes.push(job, needs, peer, now);
             refused.extend(too_many.map(|job| (job, Error::Busy(Reason::TooManyHashes))));
         }
         // Clients that give up and retry would let the queue grow without limit. Each connection waits for one command.
         if schedule.lanes.len() > 2 * self.slots.len() {
-            schedule.lanes.retain(|job| !self.slots.abandoned(job.slot));
+            schedule.lanes.retain(|job| !self.slots.abandoned(job.claimed.slot));
         }
         self.refuse_all(schedule, refused);
     }
@@ -214,15 +214,16 @@ impl Dispatch {
         let commands = mem::take(&mut batch.commands).into_iter();
         // A client that was answered 503 has given the request up, or retries it: it is not executed.
         let (mut items, mut ended): (Vec<_>, Vec<_>) =
-            commands.partition(|item: &Queued<Job>| self.slots.begin(item.work.slot));
+            commands.partition(|item: &Queued<Job>| self.slots.begin(item.work.claimed.slot));
         let count = items.len();
         if let Some(item) = items.first() {
             self.app.metrics.batch(item.needs.lane as usize, count);
         }
         // A panic is an answer to each.
-        let only = items.first().filter(|_| count == 1).map(|item| item.work.id.clone());
-        let commands =
-            items.iter_mut().filter_map(|Queued { work, .. }| Some((work.command.as_mut()?, work.deadline)));
+        let only = items.first().filter(|_| count == 1).map(|item| item.work.claimed.id.clone());
+        let commands = items
+            .iter_mut()
+            .filter_map(|Queued { work, .. }| Some((work.command.as_mut()?, work.claimed.deadline)));
         let outcomes = guard(only.as_ref(), || self.app.execute(commands.collect()))
             .unwrap_or_else(|response| vec![Ok(Some(response)); count]);
         let mut unfinished = Vec::new();

@@ -132,7 +132,7 @@ impl EventLoop {
         let mut held: HashMap<PeerKey, usize> = HashMap::new();
         let found = self.slots.each(|index, connection| {
             let key = connection.peer.key()?;
-            let holds = if why == Reason::NoMemory { connection.memory() } else { 1 };
+            let holds = if why == Reason::NoMemory { connection.held.bytes() } else { 1 };
             if !connection.surplus {
                 *held.entry(key).or_default() += holds;
             }
@@ -194,7 +194,7 @@ impl EventLoop {
         };
         self.call(index, |connection, context| {
             // Unread bytes would reset the connection, and the reset overtakes the answer.
-            connection.note_readable();
+            connection.readable = true;
             connection.advance(index, context);
             Action::Close
         });

@@ -32,16 +32,17 @@ pub type Faults = Arc<dyn Fn(&Request) -> Option<Fault> + Send + Sync>;
 /// Fails a request, on a thread of its own: no worker waits for it.
 pub(super) fn fail(dispatch: Arc<Dispatch>, fault: Fault, mut job: Job, request: Request) {
     let work = move || {
-        dispatch.slots.begin(job.slot);
-        let id = Some(&job.id);
+        dispatch.slots.begin(job.claimed.slot);
+        let id = Some(&job.claimed.id);
         let response = match fault {
             Fault::Refused => Response::no_content(),
             Fault::Unavailable => Error::Unavailable("it fails on command".into()).into_response(id),
             _ => guard(id, || dispatch.app.respond(&request, id)).unwrap_or_else(|response| response),
         };
         if let Fault::Slow(delay) = fault {
-            thread::sleep(delay.min(job.deadline.saturating_duration_since(Instant::now())));
-            if Instant::now() >= job.deadline {
+            let left = job.claimed.deadline.saturating_duration_since(Instant::now());
+            thread::sleep(delay.min(left));
+            if delay >= left {
                 // The frontend answers.
                 return;
             }

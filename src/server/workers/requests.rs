@@ -4,16 +4,14 @@
 use super::{Dispatch, Workers, faults::fail};
 use crate::{
     app::{self, Command, Needs},
-    budget::Reservation,
     error::{Error, Reason},
-    frontend::{Claimed, ClientName, Slot},
+    frontend::{Claimed, ClientName},
     http::{Method, Request, RequestId, Response},
-    metrics::Text,
+    metrics::Source,
 };
 use std::{
     borrow::Cow,
     fmt,
-    net::IpAddr,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     time::{Duration, Instant},
@@ -34,29 +32,23 @@ const MEMORY_WAIT: Duration = Duration::from_secs(2);
 pub(super) struct Job {
     /// `None` until it is judged, and once it is answered.
     pub command: Option<Command>,
-    pub slot: Slot,
-    /// The address of its client; `None` on a Unix socket.
-    pub client: Option<IpAddr>,
-    pub id: RequestId,
+    /// The slot, the client, the id and the deadline. Holds the memory of the request, and then of its answer.
+    pub claimed: Claimed,
     pub received: Instant,
-    /// When the frontend answers it 503. No change begins for it after that.
-    pub deadline: Instant,
     pub method: Method,
     /// The method's name for the log.
     pub name: Cow<'static, str>,
     pub path: String,
     /// The name of the rights that the token of the request gives; empty without a token.
     token: &'static str,
-    /// The memory of its request, and then of its answer.
-    held: Option<Reservation>,
 }
 
 impl Workers {
     /// Writes the figures of what waits for an answer.
-    pub fn figures(&self) -> impl Fn(&mut Text) + Send + 'static {
+    pub fn figures(&self) -> Source {
         // The threads own the figures, so the figures must not own the threads.
         let dispatch = Arc::downgrade(&self.dispatch);
-        move |text| {
+        Box::new(move |text| {
             let Some(dispatch) = dispatch.upgrade() else {
                 return;
             };
@@ -70,7 +62,7 @@ impl Workers {
             text.family("userd_http_connections", "gauge", help);
             connections.for_each(|(state, count)| text.value(&[("state", state)], count));
             text.gauge("userd_http_connections_max", "The most connections of clients at once.", most);
-        }
+        })
     }
 }
 
@@ -82,7 +74,7 @@ impl Dispatch {
         let (received, mut judged, mut answered) = (Instant::now(), Vec::new(), 0);
         while let Ok(Some(incoming)) = next {
             if let Ok(Some((mut job, request))) = guard(None, || self.accept(incoming, received)) {
-                let id = Some(&job.id);
+                let id = Some(&job.claimed.id);
                 match guard(id, || self.app.judge(&request, id)).unwrap_or_else(Err) {
                     Ok(command) => {
                         let needs = command.needs();
@@ -126,11 +118,10 @@ impl Dispatch {
         let body = incoming.as_reader().read_to_end(&mut request.body);
         // Dropped unused: the answer goes to the slot.
         drop(incoming.into_writer());
-        let Claimed { slot, client, id, deadline, held } = claimed.filter(|_| body.is_ok())?;
+        let claimed = claimed.filter(|_| body.is_ok())?;
         let path = request.path().to_owned();
         let token = self.app.rights(&request).unwrap_or_default();
-        let job =
-            Job { command: None, slot, client, id, received, deadline, method, name, path, token, held };
+        let job = Job { command: None, claimed, received, method, name, path, token };
         match self.faults.as_ref().and_then(|faults| faults(&request)) {
             None => Some((job, request)),
             Some(fault) => {
@@ -142,14 +133,14 @@ impl Dispatch {
 
     /// Answers with an error, and logs it: where there is too much to do, once a second, as many requests have that.
     pub(super) fn refuse(&self, job: &mut Job, error: Error) {
-        let id = Some(&job.id);
+        let Claimed { id, client, .. } = &job.claimed;
         let response = match error {
             Error::Busy(why) => {
                 self.app.metrics.refused(why);
-                self.slots.warn(why, job.client, &job.id);
+                self.slots.warn(why, *client, id);
                 error.answer()
             }
-            error => guard(id, || error.into_response(id)).unwrap_or_else(|response| response),
+            error => guard(Some(id), || error.into_response(Some(id))).unwrap_or_else(|response| response),
         };
         self.answer(job, response);
     }
@@ -158,8 +149,8 @@ impl Dispatch {
     pub(super) fn answer(&self, job: &mut Job, response: Response) {
         let bytes = response.memory();
         if bytes > LARGE {
-            job.held = self.app.budget.reserve(bytes, Instant::now() + MEMORY_WAIT);
-            if job.held.is_none() {
+            job.claimed.held = self.app.budget.reserve(bytes, Instant::now() + MEMORY_WAIT);
+            if job.claimed.held.is_none() {
                 return self.refuse(job, Error::Busy(Reason::NoMemory));
             }
         }
@@ -170,11 +161,11 @@ impl Dispatch {
     pub(super) fn send(&self, job: &mut Job, response: Response, cut: Option<usize>) {
         // An attempt at a password is over before its client can make the next one.
         job.command = None;
-        let held = job.held.take();
+        let held = job.claimed.held.take();
         let (status, took) = (response.status, job.received.elapsed());
-        let send = || self.slots.answer(job.slot, response, cut, held);
-        let sent = guard(Some(&job.id), send).unwrap_or(None);
-        let Job { name, path, token, id, .. } = job;
+        let send = || self.slots.answer(job.claimed.slot, response, cut, held);
+        let sent = guard(Some(&job.claimed.id), send).unwrap_or(None);
+        let Job { name, path, token, claimed: Claimed { id, client, .. }, .. } = job;
         let milliseconds = took.as_secs_f64() * 1000.0;
         let delivery: &dyn fmt::Display = match &sent {
             Some(delivery) => {
@@ -186,7 +177,7 @@ impl Dispatch {
         };
         log::info!(
             method = name.as_ref(), path = path.as_str(), status = status, duration_ms = milliseconds,
-            bytes = sent.map_or(0, |delivery| delivery.taken), token = *token, client:% = ClientName(job.client),
+            bytes = sent.map_or(0, |delivery| delivery.taken), token = *token, client:% = ClientName(*client),
             request_id:% = id;
             "{name} {path} {status} {milliseconds:.1}ms {delivery}"
         );
