@@ -84,8 +84,7 @@ impl Given {
 
     /// Returns the value of each occurrence of an option that may have none.
     pub fn occurrences(&self, name: &str) -> impl Iterator<Item = Option<&Path>> {
-        let known = self.matches.try_contains_id(name).is_ok();
-        let occurrences = known.then(|| self.matches.get_occurrences::<PathBuf>(name)).flatten();
+        let occurrences = self.matches.try_get_occurrences::<PathBuf>(name).ok().flatten();
         occurrences.into_iter().flatten().map(|mut values| values.next().map(PathBuf::as_path))
     }
 

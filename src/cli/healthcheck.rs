@@ -1,12 +1,16 @@
 //! `userd healthcheck`: asks the server that the same variables start. Knows its address, and enough of HTTP to read an
 //! answer.
 
-use super::{Failure, arguments::Given, environment, signals::spawn};
+use super::{
+    Failure,
+    arguments::Given,
+    environment,
+    signals::{exit, spawn},
+};
 use std::{
     io::{self, Read, Write},
     net::TcpStream,
     os::unix::net::UnixStream,
-    sync::mpsc,
     thread,
     time::Duration,
 };
@@ -27,22 +31,17 @@ pub fn healthcheck(given: &Given) -> Result<(), Failure> {
         true => config.host,
         false => format!("{}:{}", config.host, config.port),
     };
-    let (sender, result) = mpsc::channel();
-    let asked = address.clone();
-    // A thread, as neither a connect nor a server that sends one byte at a time has a bound of its own.
-    spawn("healthcheck", move || {
-        let fresh = loop {
-            match ask(&asked) {
-                Ok(age) if age >= FRESH_SECONDS => thread::sleep(PAUSE),
-                result => break result,
-            }
-        };
-        // The receiver may have given up.
-        let _ = sender.send(fresh);
+    let late = format!("userd: no answer from {address}, from a recent probe, in time");
+    // A thread ends the process, as neither a connect nor a server that sends one byte at a time has a bound of its own.
+    spawn("deadline", move || {
+        thread::sleep(config.limits.request_timeout);
+        let _ = writeln!(io::stderr(), "{late}");
+        exit(1);
     })?;
-    let late = |_| Err(format!("no answer from {address}, from a recent probe, in time"));
-    let result = result.recv_timeout(config.limits.request_timeout).unwrap_or_else(late);
-    result.map(drop).map_err(Failure::runtime)
+    while ask(&address).map_err(Failure::runtime)? >= FRESH_SECONDS {
+        thread::sleep(PAUSE);
+    }
+    Ok(())
 }
 
 /// Returns the seconds since the database answered, if the service is ready.

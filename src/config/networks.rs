@@ -1,5 +1,6 @@
 //! Addresses of peers: trusted proxies, and addresses that count as one client.
 
+use super::value::list;
 use ipnet::{IpNet, Ipv4Net};
 use std::{fmt, net::IpAddr, str::FromStr};
 
@@ -28,13 +29,11 @@ impl FromStr for TrustedProxies {
     type Err = String;
 
     fn from_str(text: &str) -> Result<TrustedProxies, String> {
-        let entries = text.split([',', ' ']).filter(|entry| !entry.is_empty());
-        let parsed = entries.map(|entry| match (entry, network(entry)) {
-            ("unix", _) => Ok(None),
-            (_, Some(network)) => Ok(Some(network)),
-            (_, None) => Err(format!("{entry:?} is not an address, a network or `unix`")),
-        });
-        parsed.collect::<Result<_, _>>().map(TrustedProxies)
+        let entry = |entry: &str| match network(entry) {
+            None if entry != "unix" => Err(format!("{entry:?} is not an address, a network or `unix`")),
+            network => Ok(network),
+        };
+        list(text, entry).map(TrustedProxies)
     }
 }
 

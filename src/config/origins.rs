@@ -1,5 +1,6 @@
 //! Origins whose pages may use the service from a browser.
 
+use super::value::list;
 use std::{fmt, str::FromStr, sync::Arc};
 
 /// Exact origins (`https://app.example`), and `*` for any. Parsed from a list, separated by commas or spaces. Empty by
@@ -29,8 +30,7 @@ impl FromStr for AllowedOrigins {
     type Err = String;
 
     fn from_str(text: &str) -> Result<AllowedOrigins, String> {
-        let entries = text.split([',', ' ']).filter(|entry| !entry.is_empty());
-        entries.map(origin).collect::<Result<_, _>>().map(AllowedOrigins)
+        list(text, origin).map(AllowedOrigins)
     }
 }
 

@@ -32,17 +32,12 @@ type Field = fn(&mut Config) -> Option<&mut dyn Value>;
 enum Kind {
     /// Sets this field.
     Field(Field),
-    /// Read by the command alone; its default.
+    /// Read by the command alone, or names the file with the value of another variable; its default.
     Command(&'static str),
 }
 
 const fn field(variable: &'static str, field: Field, bounds: Bounds, help: &'static str) -> Setting {
     Setting { variable, help, bounds, kind: Kind::Field(field) }
-}
-
-/// A variable that names a file: `API_TOKEN_FILE` has the value of `API_TOKEN`.
-const fn file(variable: &'static str, help: &'static str) -> Setting {
-    command(variable, "", Any, help)
 }
 
 const fn command(
@@ -76,13 +71,13 @@ macro_rules! part {
 pub const SETTINGS: &[Setting] = &[
     field("DATABASE_URL", |config| Some(&mut config.database), Any,
         "Connection string as libpq takes it; used instead of `DB_HOST` to `DB_SSL_CA`"),
-    file("DATABASE_URL_FILE", "File that holds the connection string"),
+    command("DATABASE_URL_FILE", "", Any, "File that holds the connection string"),
     field("DB_HOST", part!(host), Any, "Database host, or the directory of a Unix socket"),
     field("DB_PORT", part!(port), Whole(1, 65_535), "Database port"),
     field("DB_NAME", part!(name), Any, "Database name"),
     field("DB_USER", part!(user), Any, "Database user"),
     field("DB_PASS", part!(password), Any, "Database password"),
-    file("DB_PASS_FILE", "File that holds the database password"),
+    command("DB_PASS_FILE", "", Any, "File that holds the database password"),
     field("DB_SSL", part!(ssl), Bounds::Exactly("true"),
         "TLS to the database, on only when exactly `true`; certificate and host name are verified"),
     field("DB_SSL_CA", at!(db_ssl_ca), Any,
@@ -121,11 +116,11 @@ pub const SETTINGS: &[Setting] = &[
     field("STOP_TIMEOUT", at!(limits.stop_timeout), SECONDS, "Seconds that a stop waits for requests in flight"),
     field("API_TOKEN", at!(api_token), Token,
         "Bearer token that `/users` and `/metrics` ask for; several are separated by white space"),
-    file("API_TOKEN_FILE", "File that holds the token"),
+    command("API_TOKEN_FILE", "", Any, "File that holds the token"),
     field("API_TOKEN_READ", at!(api_token_read), Token, "Token that allows `GET` and `HEAD` alone"),
-    file("API_TOKEN_READ_FILE", "File that holds that token"),
+    command("API_TOKEN_READ_FILE", "", Any, "File that holds that token"),
     field("API_TOKEN_LOGIN", at!(api_token_login), Token, "Token that allows `POST /users/authenticate` alone"),
-    file("API_TOKEN_LOGIN_FILE", "File that holds that token"),
+    command("API_TOKEN_LOGIN_FILE", "", Any, "File that holds that token"),
     field("AUTH_ATTEMPTS", at!(auth_attempts), Whole(0, 1_000_000),
         "Wrong passwords a minute from one peer for one e-mail address; 0 for any number"),
     field("ALLOWED_HOSTS", at!(allowed_hosts), Any,

@@ -53,6 +53,11 @@ pub(super) fn problem(variable: &'static str, problem: impl Into<String>) -> Con
     ConfigError { variable, problem: problem.into() }
 }
 
+/// Parses the entries of a list, which commas or spaces separate.
+pub(super) fn list<T>(text: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Vec<T>, String> {
+    text.split([',', ' ']).filter(|entry| !entry.is_empty()).map(parse).collect()
+}
+
 /// A type of a field that is read from a variable and shown as one. Errors are printed behind the variable's name, and
 /// never have a secret's text.
 pub(super) trait Value {
@@ -132,13 +137,11 @@ impl Value for Option<PathBuf> {
 /// Names of hosts, separated by commas or spaces; `*` stands for any.
 impl Value for Vec<String> {
     fn set(&mut self, text: &str) -> Result<(), String> {
-        let names: Vec<_> =
-            text.split([',', ' ']).filter(|name| !name.is_empty()).map(str::to_owned).collect();
         let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-        if let Some(name) = names.iter().find(|name| *name != "*" && !name.bytes().all(is_name)) {
-            return Err(format!("{name:?} is not a host name"));
-        }
-        *self = names;
+        *self = list(text, |name| match name == "*" || name.bytes().all(is_name) {
+            true => Ok(name.to_owned()),
+            false => Err(format!("{name:?} is not a host name")),
+        })?;
         Ok(())
     }
 

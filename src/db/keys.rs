@@ -84,7 +84,7 @@ impl Once {
 impl Users {
     /// Finds the answer that was kept of a key within the last 24 hours. One round trip.
     pub fn find_kept(&self, key: &Key) -> Result<Option<Box<KeptCreate>>, Error> {
-        let rows = self.pool.execute(FIND_KEPT, &[(&key.as_bytes(), Type::BYTEA)], None)?;
+        let rows = self.pool.execute(FIND_KEPT, &[(&key.0.as_slice(), Type::BYTEA)], None)?;
         rows.first().map(|row| self.kept(row).map(Box::new)).transpose()
     }
 
@@ -122,7 +122,7 @@ impl Users {
 
     fn kept(&self, row: &Row) -> Result<KeptCreate, Error> {
         // The fingerprint is empty if the user was deleted.
-        let fingerprint = Fingerprint::from_bytes(row.try_get("fingerprint")?);
+        let fingerprint = row.try_get::<_, &[u8]>("fingerprint")?.try_into().ok().map(Fingerprint);
         let hash: Option<String> = row.try_get("password_hash")?;
         Ok(KeptCreate { fingerprint, password_hash: hash.map(PasswordHash::from_phc), user: self.user(row)? })
     }

@@ -367,9 +367,9 @@ impl Users {
                 return self.pool.execute(CREATE_MANY, &params, Some(deadline));
             }
             let hashes: Vec<_> = given.iter().map(|new| new.password.map(PasswordHash::as_phc)).collect();
-            let keys: Vec<_> = given.iter().map(|new| new.key.map(|(key, _)| key.as_bytes())).collect();
+            let keys: Vec<_> = given.iter().map(|new| new.key.map(|(key, _)| key.0.as_slice())).collect();
             let fingerprints: Vec<_> =
-                given.iter().map(|new| new.key.map(|(_, fingerprint)| fingerprint.as_bytes())).collect();
+                given.iter().map(|new| new.key.map(|(_, fingerprint)| fingerprint.0.as_slice())).collect();
             let [names, emails] = params;
             let params: [Param; 5] = [
                 names,

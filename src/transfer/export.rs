@@ -10,7 +10,10 @@ use crate::{
     users::{timestamp, user::UserRef},
 };
 use serde::Serialize;
-use std::io::{self, BufWriter, Write};
+use std::{
+    borrow::Cow,
+    io::{self, BufWriter, Write},
+};
 
 /// Options of an export.
 #[derive(Debug, Clone, Copy)]
@@ -98,10 +101,10 @@ impl Export {
     }
 
     /// Returns the text as a field of CSV.
-    fn cell(&self, text: &str) -> String {
-        let text = if self.for_spreadsheets { without_formulas(text) } else { text.to_owned() };
+    fn cell<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        let text = if self.for_spreadsheets { without_formulas(text).into() } else { Cow::from(text) };
         match text.contains([',', '"', '\r', '\n']) {
-            true => format!("\"{}\"", text.replace('"', "\"\"")),
+            true => format!("\"{}\"", text.replace('"', "\"\"")).into(),
             false => text,
         }
     }

@@ -12,11 +12,11 @@ pub const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A key that a client has chosen for a create: its digest, as the key itself is not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Key([u8; 32]);
+pub struct Key(pub [u8; 32]);
 
 /// Digest of the body of a create, without its password.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fingerprint([u8; 32]);
+pub struct Fingerprint(pub [u8; 32]);
 
 /// Record of a create with an idempotency key.
 #[derive(Debug)]
@@ -34,11 +34,6 @@ impl Key {
     pub fn new(text: &str) -> Key {
         Key(Sha256::digest(text.as_bytes()).into())
     }
-
-    /// Returns the digest.
-    pub fn as_bytes(&self) -> &[u8] {
-        &self.0
-    }
 }
 
 impl Fingerprint {
@@ -52,16 +47,6 @@ impl Fingerprint {
         }
         digest.update([u8::from(password.is_some())]);
         Fingerprint(digest.finalize().into())
-    }
-
-    /// Reads a stored fingerprint; `None` if the length is wrong.
-    pub fn from_bytes(bytes: &[u8]) -> Option<Fingerprint> {
-        bytes.try_into().ok().map(Fingerprint)
-    }
-
-    /// Returns the digest.
-    pub fn as_bytes(&self) -> &[u8] {
-        &self.0
     }
 }
 
