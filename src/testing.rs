@@ -26,7 +26,7 @@ use crate::error::{self, StartError};
 use crate::http::{Method, Request};
 use crate::private_postgres::{Shared, connection_string};
 use crate::server::{BoundServer, Server};
-use crate::users::user::{User, Values};
+use crate::users::user::User;
 use parking_lot::Mutex;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use postgres::{Client, Error, NoTls, error::SqlState, types::ToSql};
@@ -555,8 +555,8 @@ impl TestServer {
     fn create(&self, name: &str, email: &str, password: Option<&Secret>) -> Result<User, error::Error> {
         outside_of_runtimes(|| {
             let hash = self.app().hash(password)?;
-            let (values, deadline) = (Values::new(name, email), self.app().deadline());
-            let new = New { values, password: hash.as_ref(), key: None, deadline };
+            let (password, deadline) = (hash.as_ref(), self.app().deadline());
+            let new = New { name, email, password, key: None, deadline };
             self.app().users().create_many(&[new]).remove(0).map(Once::into_user)
         })
     }

@@ -19,7 +19,7 @@ use crate::{
         password::PasswordHash,
         relation::{Loader, Relation},
         revision::Condition,
-        user::{Credential, User, UserRef, Values},
+        user::{Credential, User, UserRef},
     },
 };
 use postgres::{Row, types::Type};
@@ -223,8 +223,10 @@ pub struct Users {
 /// A user to be created.
 #[derive(Debug, Clone, Copy)]
 pub struct New<'a> {
-    /// The user: all values.
-    pub values: Values<'a>,
+    /// The name.
+    pub name: &'a str,
+    /// The address.
+    pub email: &'a str,
     /// The hash of the password.
     pub password: Option<&'a PasswordHash>,
     /// The digests of the idempotency key and of the body.
@@ -238,8 +240,10 @@ pub struct New<'a> {
 pub struct Update<'a> {
     /// The user.
     pub id: i64,
-    /// The new values.
-    pub values: Values<'a>,
+    /// A new name.
+    pub name: Option<&'a str>,
+    /// A new address.
+    pub email: Option<&'a str>,
     /// The hash of the new password; `Some(None)` removes it. In a batch `None`.
     pub password: Option<Option<&'a PasswordHash>>,
     /// The states in which it may be changed; in a batch, [simple](Condition::is_simple).
@@ -356,12 +360,12 @@ impl Users {
     pub fn create_many(&self, new: &[New]) -> Vec<Result<Once, Error>> {
         self.remove_keys_now_and_then(new.len());
         let insert = |given: &[&New], deadline| {
-            if let [New { values, password: None, key: None, .. }] = given {
-                let params: [Param; 2] = [(&values.name, Type::TEXT), (&values.email, Type::TEXT)];
+            if let [New { name, email, password: None, key: None, .. }] = given {
+                let params: [Param; 2] = [(name, Type::TEXT), (email, Type::TEXT)];
                 return self.pool.execute(CREATE, &params, Some(deadline));
             }
-            let names: Vec<_> = given.iter().map(|new| new.values.name).collect();
-            let emails: Vec<_> = given.iter().map(|new| new.values.email).collect();
+            let names: Vec<_> = given.iter().map(|new| new.name).collect();
+            let emails: Vec<_> = given.iter().map(|new| new.email).collect();
             let params: [Param; 2] = [(&names, Type::TEXT_ARRAY), (&emails, Type::TEXT_ARRAY)];
             if given.iter().all(|new| new.password.is_none() && new.key.is_none()) {
                 return self.pool.execute(CREATE_MANY, &params, Some(deadline));
@@ -396,7 +400,7 @@ impl Users {
     /// was changed. [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::PreconditionFailed`] if the condition does
     /// not hold; [`Error::Contended`] if the user was changed meanwhile.
     fn update(&self, update: &Update) -> Result<User, Error> {
-        let Update { id, values, password, condition, deadline } = update;
+        let Update { id, name, email, password, condition, deadline } = update;
         let is_read_first = *password == Some(None) || !condition.is_simple();
         let mut before = if is_read_first { Some(self.allowed(*id, condition)?) } else { None };
         loop {
@@ -406,8 +410,8 @@ impl Users {
                 (id, Type::INT8),
                 (&version, Type::INT8),
                 (&updated_at, Type::TIMESTAMPTZ),
-                (&values.name, Type::TEXT),
-                (&values.email, Type::TEXT),
+                (name, Type::TEXT),
+                (email, Type::TEXT),
                 (&hash, Type::TEXT),
             ];
             let (sql, params) = match password {
@@ -420,8 +424,8 @@ impl Users {
             // The committed record may answer at once, also if another transaction has locked it.
             let user = self.allowed(*id, condition)?;
             let is_unchanged = password.is_none()
-                && values.name.is_none_or(|name| name == user.name)
-                && values.email.is_none_or(|email| email == user.email);
+                && name.is_none_or(|name| name == user.name)
+                && email.is_none_or(|email| email == user.email);
             match before {
                 _ if is_unchanged => return Ok(user),
                 // There was no password to remove, or a trigger has left the change out.
@@ -441,8 +445,8 @@ impl Users {
             let ids: Vec<i64> = given.iter().map(|update| update.id).collect();
             let (versions, times): (Vec<_>, Vec<_>) =
                 given.iter().map(|update| tag(update.condition, None)).unzip();
-            let names: Vec<_> = given.iter().map(|update| update.values.name).collect();
-            let emails: Vec<_> = given.iter().map(|update| update.values.email).collect();
+            let names: Vec<_> = given.iter().map(|update| update.name).collect();
+            let emails: Vec<_> = given.iter().map(|update| update.email).collect();
             let params: [Param; 5] = [
                 (&ids, Type::INT8_ARRAY),
                 (&versions, Type::INT8_ARRAY),
@@ -614,7 +618,7 @@ mod tests {
     use crate::{
         App, Config, ScratchDatabase,
         config::PasswordHashing,
-        users::{password::Hasher, revision::Condition, user::Values},
+        users::{password::Hasher, revision::Condition},
     };
     use std::{
         thread,
@@ -632,7 +636,7 @@ mod tests {
         let app = App::open(&Config { production, db_pool_size: 2, ..database.config() }).unwrap();
         let hash = Hasher::new(PasswordHashing::Owasp).hash(&PASSWORD.into()).unwrap();
         let deadline = Instant::now() + LONG;
-        let new = |name, email| New { values: Values::new(name, email), password: None, key: None, deadline };
+        let new = |name, email| New { name, email, password: None, key: None, deadline };
         for created in app.users().create_many(&[
             New { password: Some(&hash), ..new("Ada", "ada@example.com") },
             new("Bob", "bob@example.com"),
@@ -654,11 +658,10 @@ mod tests {
             vec![users.find_many(&[1]).unwrap().remove(0), users.find_many(&[2]).unwrap().remove(0)];
         unloaded.extend(users.find_by_email(&["ada@example.com"]).unwrap().pop().unwrap());
         let deadline = Instant::now() + LONG;
-        let values = Values { name: Some("Robert"), ..Values::default() };
-        let values_of_eve = Values::new("Eve", "eve@example.com");
-        let eve = New { values: values_of_eve, password: None, key: None, deadline };
+        let eve = New { name: "Eve", email: "eve@example.com", password: None, key: None, deadline };
         unloaded.push(users.create_many(&[eve]).remove(0).unwrap().into_user());
-        let renamed = Update { id: 2, values, password: None, condition: &Condition::default(), deadline };
+        let (name, condition) = (Some("Robert"), &Condition::default());
+        let renamed = Update { id: 2, name, email: None, password: None, condition, deadline };
         unloaded.push(users.update(&renamed).unwrap());
         assert_eq!(unloaded.len(), 5);
         for user in unloaded {

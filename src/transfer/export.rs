@@ -10,10 +10,7 @@ use crate::{
     users::{timestamp, user::UserRef},
 };
 use serde::Serialize;
-use std::{
-    borrow::Cow,
-    io::{self, BufWriter, Write},
-};
+use std::io::{self, BufWriter, Write};
 
 /// Options of an export.
 #[derive(Debug, Clone, Copy)]
@@ -35,6 +32,9 @@ const END_OF_CELL: [char; 4] = [';', '\t', '\r', '\n'];
 /// Users between two calls of `on_progress`.
 const STEP: u64 = 1000;
 
+/// Bytes of one write.
+const WRITE: usize = 64 << 10;
+
 /// Writes all users. Returns their number. Holds some hundred kilobytes, however many there are. Blocks until all are
 /// written; a slow reader of the output makes the database wait, with its snapshot. `on_progress` gets the number of users
 /// that are written, and the number of all.
@@ -50,7 +50,7 @@ pub fn export(
     let mut client = Opening::new(config)?.connect_migrated(config)?;
     let mut transaction = begin_export(&mut client, config.db_prepared)?;
     let total = count_users(&mut transaction)?;
-    let mut to = BufWriter::new(to);
+    let mut to = BufWriter::with_capacity(WRITE, to);
     export.header(&mut to).map_err(TransferError::Write)?;
     let mut done = 0;
     each_user(&mut transaction, export.with_password_hashes, |user, hash| {
@@ -79,9 +79,10 @@ impl Export {
             return Ok(());
         }
         // Without a byte order mark, spreadsheets take UTF-8 for an older encoding.
-        to.write_all(if self.for_spreadsheets { "\u{feff}" } else { "" }.as_bytes())?;
-        let [id, name, email, created_at, updated_at] = UserRef::FIELDS;
-        self.row([id, name, email, created_at, updated_at, PASSWORD_HASH], to)
+        let mark = if self.for_spreadsheets { "\u{feff}" } else { "" };
+        let hash = self.with_password_hashes.then_some(PASSWORD_HASH);
+        let names: Vec<&str> = UserRef::FIELDS.into_iter().chain(hash).collect();
+        writeln!(to, "{mark}{}", names.join(","))
     }
 
     fn user(&self, user: UserRef, password_hash: Option<&str>, to: &mut impl Write) -> io::Result<()> {
@@ -89,22 +90,21 @@ impl Export {
             serde_json::to_writer(&mut *to, &Line { user, password_hash })?;
             return to.write_all(b"\n");
         }
-        let [created_at, updated_at] = [user.created_at, user.updated_at].map(timestamp::text);
-        let (id, hash) = (user.id.to_string(), password_hash.unwrap_or_default());
-        self.row([&id, user.name, user.email, &created_at, &updated_at, hash], to)
-    }
-
-    /// Writes a row of CSV: the last value is the hash of the password.
-    fn row(&self, values: [&str; 6], to: &mut impl Write) -> io::Result<()> {
-        let count = values.len() - usize::from(!self.with_password_hashes);
-        writeln!(to, "{}", values[..count].iter().map(|text| self.cell(text)).collect::<Vec<_>>().join(","))
+        let UserRef { id, name, email, created_at, updated_at } = user;
+        let (name, email) = (self.cell(name), self.cell(email));
+        let [created_at, updated_at] = [created_at, updated_at].map(timestamp::text);
+        write!(to, "{id},{name},{email},{created_at},{updated_at}")?;
+        if self.with_password_hashes {
+            write!(to, ",{}", self.cell(password_hash.unwrap_or_default()))?;
+        }
+        to.write_all(b"\n")
     }
 
     /// Returns the text as a field of CSV.
-    fn cell<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        let text = if self.for_spreadsheets { without_formulas(text).into() } else { Cow::from(text) };
+    fn cell(&self, text: &str) -> String {
+        let text = if self.for_spreadsheets { without_formulas(text) } else { text.to_owned() };
         match text.contains([',', '"', '\r', '\n']) {
-            true => format!("\"{}\"", text.replace('"', "\"\"")).into(),
+            true => format!("\"{}\"", text.replace('"', "\"\"")),
             false => text,
         }
     }

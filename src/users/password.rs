@@ -8,7 +8,7 @@ use crate::{
 use argon2::{Algorithm, Argon2, Params, PasswordHasher, Version, password_hash::phc::PasswordHash as Phc};
 use parking_lot::Mutex;
 use serde_json::Value;
-use std::{borrow::Cow, fmt};
+use std::borrow::Cow;
 use unicode_normalization::{UnicodeNormalization, is_nfc};
 
 /// Bytes of the longest hash, as the column has it.
@@ -21,13 +21,13 @@ const ALONE_ABOVE_KIB: u64 = 32 << 10;
 static LARGE_HASH: Mutex<()> = Mutex::new(());
 
 /// A PHC string (`$argon2id$v=19$m=19456,t=2,p=1$…`), or a hash in another program's format. Never printed.
-#[derive(Clone, PartialEq, Eq)]
-pub struct PasswordHash(String);
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PasswordHash(Secret);
 
 impl PasswordHash {
     /// A hash as it was stored.
     pub fn from_phc(text: String) -> PasswordHash {
-        PasswordHash(text)
+        PasswordHash(text.into())
     }
 
     /// Takes a hash that another program made: a text, or a credential of Keycloak. The error follows the field's name in
@@ -40,18 +40,12 @@ impl PasswordHash {
         if HashFormat::parse(&text)?.is_expensive {
             return Err(format!("costs more to verify than {BOUNDS}"));
         }
-        Ok(PasswordHash(text))
+        Ok(PasswordHash(text.into()))
     }
 
     /// The PHC string, to be stored.
     pub fn as_phc(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for PasswordHash {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("PasswordHash(…)")
+        self.0.expose()
     }
 }
 
@@ -93,7 +87,7 @@ impl Hasher {
         );
         Hasher {
             argon2: Argon2::new(Algorithm::Argon2id, Version::V0x13, params),
-            unknown: PasswordHash(unknown),
+            unknown: PasswordHash(unknown.into()),
         }
     }
 
@@ -118,7 +112,7 @@ impl Hasher {
             .argon2
             .hash_password(normalized(password).as_bytes())
             .map_err(|error| Error::Internal(format!("hashing a password: {error}")))?;
-        Ok(PasswordHash(hash.to_string()))
+        Ok(PasswordHash(hash.to_string().into()))
     }
 
     /// Returns whether the password is the one that was hashed, at whatever cost; never if it is empty. Without a hash it

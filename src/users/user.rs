@@ -127,28 +127,7 @@ pub struct UserChanges {
     pub password: Option<Option<Secret>>,
 }
 
-/// The values that a request gives a user's record, which has no password in it; `None` if it gives none.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Values<'a> {
-    /// The name.
-    pub name: Option<&'a str>,
-    /// The address.
-    pub email: Option<&'a str>,
-}
-
-impl<'a> Values<'a> {
-    /// Returns the values that each user has.
-    pub fn new(name: &'a str, email: &'a str) -> Values<'a> {
-        Values { name: Some(name), email: Some(email) }
-    }
-}
-
 impl NewUser {
-    /// Returns the values of the new user's record.
-    pub fn values(&self) -> Values<'_> {
-        Values { name: Some(&self.name), email: Some(&self.email) }
-    }
-
     /// Reads a body that the create schema has passed.
     pub fn from_body(body: Map<String, Value>) -> Result<NewUser, Error> {
         let new = UserChanges::from_body(body)?.into_new();
@@ -160,11 +139,6 @@ impl UserChanges {
     /// Returns the user that these changes make, if they have a name and an address.
     pub fn into_new(self) -> Option<NewUser> {
         Some(NewUser { name: self.name?, email: self.email?, password: self.password.flatten() })
-    }
-
-    /// Returns the values that the changes replace; `None` for a value that stays.
-    pub fn values(&self) -> Values<'_> {
-        Values { name: self.name.as_deref(), email: self.email.as_deref() }
     }
 
     /// Reads the body of a PUT or a PATCH. Refuses fields that may not be mass assigned, known or unknown; then values that

@@ -7,10 +7,7 @@ use std::time::Instant;
 use userd::{
     Delete, New, Update, User,
     error::Error,
-    users::{
-        revision::{Condition, Revision},
-        user::Values,
-    },
+    users::revision::{Condition, Revision},
 };
 
 /// Users 1 to `count`, without passwords.
@@ -58,7 +55,8 @@ fn texts<T>(outcomes: Vec<Result<T, Error>>, of: impl Fn(T) -> Option<User>) -> 
 /// Names and addresses, and the moment until which each may take.
 fn create(service: &Service, rows: &[(&str, &str, Instant)]) -> Vec<String> {
     let new = rows.iter().map(|(name, email, deadline)| New {
-        values: Values::new(name, email),
+        name,
+        email,
         password: None,
         key: None,
         deadline: *deadline,
@@ -71,9 +69,13 @@ fn create(service: &Service, rows: &[(&str, &str, Instant)]) -> Vec<String> {
 type Updates<'a> = &'a [(i64, Option<&'a str>, Option<&'a str>, &'a Condition)];
 
 fn update(service: &Service, rows: Updates, deadline: Instant) -> Vec<String> {
-    let update = rows.iter().map(|(id, name, email, condition)| {
-        let values = Values { name: *name, email: *email };
-        Update { id: *id, values, password: None, condition, deadline }
+    let update = rows.iter().map(|(id, name, email, condition)| Update {
+        id: *id,
+        name: *name,
+        email: *email,
+        password: None,
+        condition,
+        deadline,
     });
     let updates: Vec<Update> = update.collect();
     texts(service.server.app().users().update_many(&updates), |user| user)

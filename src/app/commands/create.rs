@@ -53,7 +53,8 @@ impl Create {
             is_first
         });
         let new = creates.iter().map(|Item { command: Create { new, key, hash, .. }, deadline, .. }| New {
-            values: new.values(),
+            name: &new.name,
+            email: &new.email,
             password: hash.as_ref(),
             key: key.as_ref().map(|(key, fingerprint)| (key, fingerprint)),
             deadline: *deadline,

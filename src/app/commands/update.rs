@@ -50,8 +50,10 @@ impl UpdateUser {
     pub fn execute(app: &App, updates: Vec<Item<UpdateUser>>) {
         let given = updates.iter().map(|Item { command, deadline, .. }| {
             let UpdateUser { id, changes, condition, hash, .. } = &**command;
-            let password = changes.password.as_ref().map(|_| hash.as_ref());
-            db::Update { id: *id, values: changes.values(), password, condition, deadline: *deadline }
+            let UserChanges { name, email, password } = changes;
+            let (name, email) = (name.as_deref(), email.as_deref());
+            let password = password.as_ref().map(|_| hash.as_ref());
+            db::Update { id: *id, name, email, password, condition, deadline: *deadline }
         });
         let updated = app.users.update_many(&given.collect::<Vec<_>>());
         for (Item { command, outcome, .. }, updated) in updates.into_iter().zip(updated) {
