@@ -2,7 +2,7 @@
 //! says is refused.
 
 use crate::support::{
-    ADA, Client, Database, LONG, LONG_ON_DISK, Own, PASSWORD, Process, TempDir, blocks, eventually,
+    Client, Database, LONG, LONG_ON_DISK, Own, PASSWORD, Process, TempDir, blocks, eventually,
     programs_of_postgres, shell,
 };
 use nix::sys::signal::Signal;
@@ -71,52 +71,26 @@ fn assert_restored(client: &mut Client, expected: &[Value]) {
     assert!(created.id().parse().ok() > highest, "{created:?}");
 }
 
+/// An embedded database, and a distribution with a newer PostgreSQL beside the one that made the cluster: here the same
+/// programs, which say that they are of another version.
 #[test]
-fn an_embedded_database() {
-    let dir = TempDir::new();
-    let mut source = embedded(&dir.path().join("userd-data"));
-    let mut client = Client::new(&source.wait_for_url_within(LONG_ON_DISK));
-    let url = format!("host={}/userd-data user=postgres dbname=postgres", dir.path().display());
-    fill(&mut client, &mut postgres::Client::connect(&url, postgres::NoTls).expect("the cluster"));
-    let before = pages(&mut client);
-    run(dir.path(), block(0));
-    drop(source);
-
-    let mut restored = embedded(&dir.path().join("restored"));
-    restored.wait_for_url_within(LONG_ON_DISK);
-    run(dir.path(), block(1));
-    restored.signal(Signal::SIGTERM);
-    assert_eq!(restored.wait(LONG_ON_DISK), 0);
-    let mut restored = embedded(&dir.path().join("restored"));
-    let mut client = Client::new(&restored.wait_for_url_within(LONG_ON_DISK));
-    assert!(!restored.stderr().contains("applied migration"), "{}", restored.stderr());
-    assert_restored(&mut client, &before);
-}
-
-/// A distribution with a newer PostgreSQL beside the one that made the cluster: here the same programs, which say that
-/// they are of another version.
-#[test]
-fn the_next_postgresql() {
+fn an_embedded_database_and_the_next_postgresql() {
     let (dir, next) = (TempDir::new(), TempDir::new());
     let mut before = embedded(&dir.path().join("userd-data"));
     let mut client = Client::new(&before.wait_for_url_within(LONG_ON_DISK));
-    client.post("/users", ADA);
+    let url = format!("host={}/userd-data user=postgres dbname=postgres", dir.path().display());
+    fill(&mut client, &mut postgres::Client::connect(&url, postgres::NoTls).expect("the cluster"));
     let created = pages(&mut client);
     run(dir.path(), block(4));
     before.signal(Signal::SIGTERM);
     assert_eq!(before.wait(LONG_ON_DISK), 0);
 
     for name in ["initdb", "postgres"] {
-        let program = programs_of_postgres().join(name);
-        next.write(
-            name,
-            &format!(
-                "#!/bin/sh\n[ \"$1\" != --version ] || exec echo '{name} (PostgreSQL) 99.1'\nexec {} \"$@\"\n",
-                program.display()
-            ),
-        );
-        std::fs::set_permissions(next.path().join(name), PermissionsExt::from_mode(0o755))
-            .expect("our own file");
+        let program = programs_of_postgres().join(name).display().to_string();
+        let version = format!("[ \"$1\" != --version ] || exec echo '{name} (PostgreSQL) 99.1'");
+        next.write(name, &format!("#!/bin/sh\n{version}\nexec {program} \"$@\"\n"));
+        let executable = PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(next.path().join(name), executable).expect("our own file");
     }
     let path = format!("{}:{}", next.path().display(), std::env::var("PATH").unwrap_or_default());
     let start = || {
@@ -137,7 +111,7 @@ fn the_next_postgresql() {
     new.logs("making a PostgreSQL 99 cluster");
     run(dir.path(), &block(1).replace("restored", "userd-data"));
     eventually(LONG, "the service has the restored tables", || client.get("/users").status == 200);
-    assert_eq!(pages(&mut client), created);
+    assert_restored(&mut client, &created);
 }
 
 #[test]

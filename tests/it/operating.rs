@@ -2,8 +2,8 @@
 //! a database that has users of another program already, completion.
 
 use crate::support::{
-    Client, DATABASE_PASSWORD, Database, Ended, LONG, PASSWORD, Process, TOKEN, TempDir, USERD, blocks,
-    eventually, shell,
+    Client, DATABASE_PASSWORD, Database, Ended, LONG, PASSWORD, Process, TOKEN, TempDir, blocks, eventually,
+    shell,
 };
 use serde_json::json;
 use std::path::Path;
@@ -296,28 +296,6 @@ fn names_that_are_nearly_settings() {
     dir.write("userd.env", &format!("MAIL_HOST=x\nDATABASE_URL={}\n", database.url()));
     let (code, stdout, _) = userd(&["check", "--env-file", file], &[]);
     assert!(code == 0 && !stdout.contains("MAIL_HOST"), "{stdout}");
-}
-
-/// Without privileges, as the limit is for no more of root's.
-#[test]
-fn threads_that_cannot_be_started() {
-    if !nix::unistd::Uid::effective().is_root() {
-        println!("not tested: only root becomes a user with no other process");
-        return;
-    }
-    let database = Database::create();
-    let variables =
-        [("DATABASE_URL", &*database.url()), ("HOST", "127.0.0.1"), ("PORT", "0"), ("TMPDIR", "/tmp")];
-    for limit in [1, 2, 4, 8, 16] {
-        let limit = format!("--nproc={limit}");
-        let user = ["/usr/bin/setpriv", "--reuid=1999", "--regid=1999", "--clear-groups"];
-        let program = [&user[..], &["/usr/bin/prlimit", &limit, USERD]].concat();
-        let mut process = Process::under(&program, &[], &variables);
-        assert_eq!(process.wait(LONG), 1, "{limit}");
-        let said = process.stderr();
-        assert_eq!(said.lines().count(), 1, "{limit}: {said}");
-        assert!(said.contains("no thread can be started") && said.contains("ulimit -u, now "), "{said}");
-    }
 }
 
 // Users of another program

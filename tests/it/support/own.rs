@@ -1,6 +1,6 @@
 //! A PostgreSQL of one test's own, to be killed, stopped and restarted.
 
-use super::{LONG, TempDir, database::compare_counts, eventually, pause, programs_of_postgres};
+use super::{LONG, TempDir, database::compare_counts, eventually, pause};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -82,11 +82,6 @@ impl Own {
     pub fn socket_dir(&self) -> PathBuf {
         let socket = self.socket();
         socket.parent().expect("a file in a directory").to_owned()
-    }
-
-    /// Returns the directory of its files.
-    pub fn data(&self) -> PathBuf {
-        self.dir.path().join("data/pgdata")
     }
 
     /// Returns the log of the cluster.
@@ -211,9 +206,4 @@ impl Drop for Daemon {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// Returns the path of a program of PostgreSQL.
-pub fn program_of_postgres(name: &str) -> PathBuf {
-    programs_of_postgres().join(name)
 }
