@@ -22,9 +22,6 @@ const SECONDS: [f64; 14] =
 /// The upper ends of the buckets of batches, in commands.
 const SIZES: [f64; 7] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
 
-/// The label of the method and the route of requests that were refused before they were routed.
-const NONE: &str = "none";
-
 /// Labels of requests that were refused before they were whole, by the status of the answer.
 const REFUSED: [(u16, &str); 8] = [
     (400, "bad_request"),
@@ -39,8 +36,7 @@ const REFUSED: [(u16, &str); 8] = [
 
 /// The figures of one server.
 pub struct Metrics {
-    /// Answered requests, by method and route.
-    requests: Mutex<BTreeMap<(&'static str, &'static str), Requests>>,
+    requests: Mutex<Requests>,
     /// Refused requests, by label.
     refusals: Mutex<BTreeMap<&'static str, u64>>,
     /// The sizes of batches, with the label of their lane.
@@ -56,11 +52,13 @@ pub struct Metrics {
 /// Writes figures. It must not block.
 pub type Source = Box<dyn Fn(&mut Text) + Send + Sync>;
 
-/// The requests of one method and route.
+/// Answered requests.
 #[derive(Default)]
 struct Requests {
-    statuses: BTreeMap<u16, u64>,
-    durations: Histogram,
+    /// Their numbers, by method, route and status.
+    counts: BTreeMap<(&'static str, &'static str, u16), u64>,
+    /// The times of routed requests, by method and route.
+    durations: BTreeMap<(&'static str, &'static str), Histogram>,
 }
 
 /// The number of values in each bucket, and their sum. The bucket behind the last end has all larger values; a
@@ -95,16 +93,15 @@ impl Metrics {
 
     /// Counts a request of this route that was answered this long after it had arrived.
     pub fn request(&self, method: Method, route: &'static str, status: u16, duration: Duration) {
-        let mut all = self.requests.lock();
-        let requests = all.entry((method.name(), route)).or_default();
-        *requests.statuses.entry(status).or_default() += 1;
-        requests.durations.add(duration.as_secs_f64(), &SECONDS);
+        let mut requests = self.requests.lock();
+        *requests.counts.entry((method.name(), route, status)).or_default() += 1;
+        let durations = requests.durations.entry((method.name(), route)).or_default();
+        durations.add(duration.as_secs_f64(), &SECONDS);
     }
 
     /// Counts a request that was refused before its route was looked at.
     pub fn refusal(&self, status: u16) {
-        let mut all = self.requests.lock();
-        *all.entry((NONE, NONE)).or_default().statuses.entry(status).or_default() += 1;
+        *self.requests.lock().counts.entry(("none", "none", status)).or_default() += 1;
         if let Some((_, label)) = REFUSED.iter().find(|(refused, _)| *refused == status) {
             *self.refusals.lock().entry(label).or_default() += 1;
         }
@@ -124,23 +121,19 @@ impl Metrics {
     pub fn write(&self, text: &mut Text) {
         text.family("userd_build_info", "gauge", "The version of the service.");
         text.value(&[("version", env!("CARGO_PKG_VERSION"))], 1);
-        let all = self.requests.lock();
+        let requests = self.requests.lock();
         let help = "Requests answered, by method, route and status.";
         text.family("userd_http_requests_total", "counter", help);
-        for ((method, route), requests) in all.iter() {
-            for (status, count) in &requests.statuses {
-                let labels = [("method", *method), ("route", route), ("status", &status.to_string())];
-                text.value(&labels, count);
-            }
+        for ((method, route, status), count) in &requests.counts {
+            let labels = [("method", *method), ("route", route), ("status", &status.to_string())];
+            text.value(&labels, count);
         }
         let help = "Time from a whole request to its answer, by method and route.";
         text.family("userd_http_request_duration_seconds", "histogram", help);
-        let routed = all.iter().filter(|((_, route), _)| *route != NONE);
-        for ((method, route), Requests { durations, .. }) in routed {
-            let labels = [("method", *method), ("route", *route)];
-            text.histogram(&labels, &SECONDS, durations);
+        for ((method, route), durations) in &requests.durations {
+            text.histogram(&[("method", method), ("route", route)], &SECONDS, durations);
         }
-        drop(all);
+        drop(requests);
         let help = "Requests refused before they were queued, by reason.";
         text.family("userd_http_refusals_total", "counter", help);
         for (label, count) in self.refusals.lock().iter() {
