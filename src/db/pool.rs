@@ -59,8 +59,7 @@ impl Pool {
             .thread_pool(Arc::new(threads))
             .error_handler(Box::new(log))
             .build_unchecked(manager);
-        let acquire_timeout = config.db_acquire_timeout;
-        Pool { pool, servers, acquire_timeout, statement_timeout, figures }
+        Pool { pool, servers, acquire_timeout: config.db_acquire_timeout, statement_timeout, figures }
     }
 
     /// Returns the rows of a statement; of a read if there is no `deadline`, else of a change for a request that ends

@@ -30,9 +30,6 @@ const PAUSE_IN_TROUBLE: Duration = Duration::from_millis(500);
 /// A database that has not answered for this time is silent: after a pause, it has failed three probes.
 const SILENCE: Duration = Duration::from_millis(2500);
 
-/// Bytes of the thread's stack.
-const STACK: usize = 512 << 10;
-
 const OTHER_SCHEMA: &str = "the database's schema is not the one expected";
 const MISSING_TABLE: &str = "a table is missing in the database";
 
@@ -69,7 +66,7 @@ impl Prober {
         let (begin, begun) = channel();
         let probes = Probes { servers: servers.clone(), migrations, prepared, connection: None };
         let shared = state.clone();
-        let thread = thread::Builder::new().name("prober".to_owned()).stack_size(STACK);
+        let thread = thread::Builder::new().name("prober".to_owned());
         thread.spawn(move || probes.run(&shared, &begun))?;
         Ok(Prober { state, servers, begin })
     }

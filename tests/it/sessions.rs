@@ -91,3 +91,27 @@ fn waiting(service: &Service, longer_than: &str) -> i64 {
     );
     service.database.client().query_one(&sql, &[]).unwrap().get(0)
 }
+
+/// The database ends a statement at half of the request's time: once the client has its 503, none is executed.
+#[test]
+fn a_slow_statement_has_ended_before_its_503() {
+    const BOB: &str = r#"{"name":"Bob","email":"bob@example.com"}"#;
+    let service = Service::with(|config| config.limits.request_timeout = Duration::from_secs(2));
+    let mut client = service.client();
+    let ada = client.post("/users", ADA);
+    assert_eq!(ada.status, 201);
+    service.database.run(
+        "create function stay() returns trigger language plpgsql as
+             $$ begin perform pg_sleep(60); return coalesce(new, old); end $$;
+         create trigger stay before insert or update or delete on users for each row execute function stay()",
+    );
+    for (method, path) in [("POST", "/users"), ("PUT", "/users/1"), ("DELETE", "/users/1")] {
+        let body = if method == "DELETE" { "" } else { BOB };
+        assert_eq!(client.request(method, path, &[], body).status, 503, "{method}");
+        let executed = "select count(*) from pg_stat_activity where datname = current_database()
+            and state = 'active' and pid <> pg_backend_pid()";
+        assert_eq!(service.database.value(executed), "0", "{method}");
+    }
+    let users = client.get("/users").json();
+    assert_eq!((&users["total"], &users["data"][0]), (&json!(1), &ada.json()));
+}
