@@ -38,11 +38,12 @@ pub fn check(given: &Given) -> Result<(), Failure> {
     let notes = environment::warnings(given).into_iter();
     let mut findings: Vec<_> = notes.map(|line| (Weight::Note, "configuration", line)).collect();
     match environment::config(given) {
-        Ok(config) => {
+        Ok(mut config) => {
             let limits = server::check_system(&config).err();
             findings.extend(limits.map(|error| (Weight::Problem, "system", error.to_string())));
-            match of_database(given, config) {
-                Ok(found) => findings.extend(found),
+            config.migrate = given.migrate();
+            match join(given, &mut config, false) {
+                Ok(_cluster) => findings.extend(check::check(&config, given.has("--counts"))),
                 Err(Failure { line, .. }) => findings.push((Weight::Problem, "database", line)),
             }
         }
@@ -61,12 +62,6 @@ pub fn check(given: &Given) -> Result<(), Failure> {
         print(&format!("{weight:<8} {subject}: {line}\n"))?;
     }
     done
-}
-
-fn of_database(given: &Given, mut config: Config) -> Result<Vec<(Weight, &'static str, String)>, Failure> {
-    config.migrate = given.migrate();
-    let _cluster = join(given, &mut config, false)?;
-    Ok(check::check(&config, given.has("--counts")))
 }
 
 /// Returns the settings, and the private cluster, if one is given, for as long as it is kept.

@@ -153,7 +153,8 @@ pub fn import(
         return Ok(imported);
     }
     on_progress(Progress::Storing(imported.users));
-    staging.store()?;
+    // A trigger may leave users out.
+    imported.users = staging.store()?;
     on_progress(Progress::Committing);
     staging.commit().map_err(|error| TransferError::Uncertain(explain(&error)))?;
     Ok(imported)

@@ -505,6 +505,19 @@ fn an_early_end_leaves_nothing() {
     }
 }
 
+/// The number of imported users is that of the stored ones.
+#[test]
+fn users_that_a_trigger_leaves_out() {
+    let database = Database::create();
+    database.run(
+        "create function few() returns trigger language plpgsql as $$
+         begin if new.email = '2@example.com' then return null; end if; return new; end $$;
+         create trigger few before insert on users for each row execute function few()",
+    );
+    assert_eq!(import(&database, lines(3), &[]), imported("imported 2 users\n"));
+    assert_eq!(emails(&database), "1@example.com 3@example.com");
+}
+
 /// The rights that the service needs are enough.
 #[test]
 fn a_role_with_few_rights() {
