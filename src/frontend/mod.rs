@@ -41,6 +41,10 @@ use std::{
     thread,
 };
 
+/// Answers a request for one of the paths in [`Served::at_once`], before it gets to tiny_http; `None` if a worker is to
+/// answer it all the same. It must not block.
+pub type AnswerAtOnce = Box<dyn Fn(Method, &str) -> Option<Response> + Send>;
+
 /// A running frontend. Dropping it drains and ends it: no client is let in any more, requests that have begun to arrive
 /// are still answered, with `Connection: close`. Blocks until that is done, `Limits::stop_timeout` at most (requests in
 /// work are answered 503 then).
@@ -55,9 +59,8 @@ pub struct Resources {
     pub budget: Budget,
     /// The fields and paths that the layers above serve.
     pub served: Served,
-    /// Answers a request for one of the paths in [`Served::at_once`], before it gets to tiny_http; `None` if a worker is to
-    /// answer it all the same. It must not block.
-    pub answer_at_once: Box<dyn Fn(Method, &str) -> Option<Response> + Send>,
+    /// Answers without a worker.
+    pub answer_at_once: AnswerAtOnce,
     /// The figures of the server.
     pub metrics: Arc<Metrics>,
 }

@@ -19,14 +19,13 @@ impl Warnings {
     /// Logs a warning, if the last one for this reason is long enough ago. `id` names the request that is refused, if
     /// there is one.
     pub fn warn(&self, now: Instant, why: &'static str, detail: fmt::Arguments, id: Option<&RequestId>) {
-        let Some(skipped) = self.count(now, why) else {
-            return;
-        };
-        let more = match skipped {
-            0 => String::new(),
-            _ => format!(" (and {skipped} more since the last such line)"),
-        };
-        log_line(log::Level::Warn, id, format_args!("503: {why}{detail}{more}"));
+        if let Some(skipped) = self.count(now, why) {
+            let more = match skipped {
+                0 => String::new(),
+                _ => format!(" (and {skipped} more since the last such line)"),
+            };
+            log_line(log::Level::Warn, id, format_args!("503: {why}{detail}{more}"));
+        }
     }
 
     /// Counts a warning. Returns how many were skipped since the last line; `None` if this one is skipped, too.
