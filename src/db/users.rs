@@ -330,9 +330,8 @@ impl Users {
         }
         let params: [Param; 2] = [(&positions, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY)];
         for row in self.pool.execute(sql, &params, None)? {
-            let position: i64 = row.try_get("position")?;
-            let list = lists.get_mut(position as usize - 1);
-            let list = list.ok_or_else(|| Error::Internal("a row of no list".into()))?;
+            // The statement has taken the position from the array.
+            let list = &mut lists[row.try_get::<_, i64>("position")? as usize - 1];
             list.total = row.try_get("total")?;
             // The one row of an empty page holds the total alone.
             if row.try_get::<_, Option<i64>>("id")?.is_some() {
