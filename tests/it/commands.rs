@@ -93,26 +93,6 @@ fn a_fault_meets_its_method_and_path_alone() {
 }
 
 #[test]
-fn a_head_and_a_pipelined_request_behind_a_fault() {
-    let server = Compared(TestServer::start());
-    server.user("Ada", "ada@example.com");
-    server.fail(Fault::Cut(100_000)).on("HEAD", "/users/1").times(1);
-    let answer = exchange(&server, "HEAD /users/1 HTTP/1.1\r\nHost: localhost\r\n\r\n");
-    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\n"), "{answer}");
-    // The request behind a lost answer is not executed: its client cannot know which one was.
-    server.fail(Fault::AnswerLost).on("DELETE", "/users/1").times(1);
-    let delete = "DELETE /users/1 HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    assert_eq!(exchange(&server, &(delete.to_owned() + &create(GRACE))), "");
-    assert_eq!(total(&server), 0);
-    // The request before it has its answer.
-    server.fail(Fault::AnswerLost).on("GET", "/users/2").times(1);
-    let get = "GET /users/2 HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    let answers = exchange(&server, &(create(GRACE) + get));
-    assert!(answers.starts_with("HTTP/1.1 201 Created\r\n"), "{answers}");
-    assert_eq!(answers.matches("HTTP/1.1").count(), 1, "{answers}");
-}
-
-#[test]
 fn slow_answers_hold_no_worker_and_past_the_deadline_are_503() {
     const SLOW: usize = 20;
     let server = Compared(TestServer::with(|config| config.limits.request_timeout = Duration::from_secs(3)));

@@ -590,12 +590,10 @@ fn files_of_other_systems() {
     let (mysql, psql) = ("name\temail\tpassword\n", "name,email,encrypted_password,created_at\n");
     let of_rails = "User #,user#@example.com,$2aBCRYPT,2020-02-29 23:59:59.123456+00";
     let of_auth0 = r##"{"_id":{"$oid":"60425dc43519d90068f8297#"},"email_verified":false,"email":"user#@example.com",
-        "passwordHash":"$2bBCRYPT","tenant":"dev","password_set_date":{"$date":"2021-03-05T16:34:49.502Z"},
-        "connection":"Username-Password-Authentication"}"##;
+        "passwordHash":"$2bBCRYPT","password_set_date":{"$date":"2021-03-05T16:34:49.502Z"}}"##;
     let of_firebase = r##"{"localId":"#","email":"user#@example.com","emailVerified":false,"passwordHash":"V1N3LQ==",
         "salt":"r7vD3Q==","createdAt":"1520370000000","providerUserInfo":[]}"##;
-    let of_keycloak = r##"{"id":"x","username":"user#","firstName":"User","lastName":"#","email":"user#@example.com",
-        "createdTimestamp":1520370000000,"enabled":true,"credentials":[{"id":"x","type":"password",
+    let of_keycloak = r##"{"firstName":"User","lastName":"#","email":"user#@example.com","credentials":[{
         "secretData":"{\"value\":\"SHA512\",\"salt\":\"c2FsdHNhbHRzYWx0\",\"additionalParameters\":{}}",
         "credentialData":"{\"hashIterations\":1000,\"algorithm\":\"pbkdf2-sha512\",\"additionalParameters\":{}}"}]}"##;
     let of_okta = r##"{"id":"00u#","status":"ACTIVE","created":"2013-06-24T16:39:18.000Z",

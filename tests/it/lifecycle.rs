@@ -539,11 +539,7 @@ fn who_can_connect() {
         ("127.0.0.1", ("API_TOKEN", TOKEN), format!("{here}{with_token}")),
         ("0.0.0.0", ("API_TOKEN", ""), format!("[WARN] {others}, and no token is needed: set API_TOKEN")),
         ("0.0.0.0", ("API_TOKEN_FILE", &file), format!("[INFO] {others}{with_token}")),
-        (
-            &socket,
-            ("API_TOKEN", ""),
-            format!("[INFO] programs of this machine that may open the socket can connect{none}"),
-        ),
+        (&socket, ("API_TOKEN", ""), format!("that may open the socket can connect{none}")),
     ] {
         let mut process = Process::on(&database, &[("HOST", host), token]);
         let url = process.wait_for_url().replace("0.0.0.0", "127.0.0.1");

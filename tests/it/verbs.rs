@@ -40,8 +40,7 @@ impl Place {
 
     #[track_caller]
     fn import(&self) {
-        let imported = (0, "imported 1 user\n".to_owned(), String::new());
-        assert_eq!(self.run(&["import", &self.file]), imported);
+        assert_eq!(self.run(&["import", &self.file]), (0, "imported 1 user\n".to_owned(), String::new()));
     }
 
     /// The e-mail addresses of an export.
@@ -58,7 +57,7 @@ impl Place {
 fn on_a_cluster_that_does_not_run() {
     let place = Place::with(ADA);
     let data = place.temp.path().join("data");
-    let line = format!("{0} has no cluster; `userd --embedded={0}` makes one", data.display());
+    let line = format!("has no cluster; `userd --embedded={}` makes one", data.display());
     let import = ["import", "--dry-run", &place.file];
     for verb in [&["export"][..], &["recount"], &import, &["check"]] {
         let (code, stdout, stderr) = place.run(verb);
@@ -72,7 +71,7 @@ fn on_a_cluster_that_does_not_run() {
     assert_eq!(place.run(&["migrate"]), (0, "nothing to apply\n".to_owned(), String::new()));
     let (code, stdout, _) = place.run(&["check"]);
     let told = "no effect with --embedded, which uses a database of its own: DATABASE_URL, DB_PORT";
-    assert!(code == 0 && stdout.contains(&format!("note     configuration: {told}")), "{stdout}");
+    assert!(code == 0 && stdout.contains(told), "{stdout}");
     assert_eq!(place.server(), None);
     // The server ends with the verb that has started it. It waits for users: both ends of the pipe are its own.
     let pipe = place.temp.path().join("pipe");
