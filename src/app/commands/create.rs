@@ -67,17 +67,13 @@ impl Create {
 
     /// Looks the key up, if there is one, and hashes the password.
     pub fn hash(&mut self, app: &App) -> Outcome {
-        let kept = match &self.key {
-            Some((key, _)) => app.users.find_kept(key)?,
-            None => None,
-        };
-        match kept {
-            Some(kept) => self.repeat(app, &kept),
-            None => {
-                self.hash = app.hash(self.new.password.as_ref())?;
-                Ok(None)
-            }
+        if let Some((key, _)) = &self.key
+            && let Some(kept) = app.users.find_kept(key)?
+        {
+            return self.repeat(app, &kept);
         }
+        self.hash = app.hash(self.new.password.as_ref())?;
+        Ok(None)
     }
 
     fn settle(&mut self, app: &App, once: Once) -> Outcome {
