@@ -178,7 +178,7 @@ fn not_json(error: serde_json::Error) -> String {
 }
 
 /// Reads the elements of an array, or of the one array of objects in an object. They are numbered by their places.
-fn document(input: impl Read, each: &mut Each) -> Result<(), TransferError> {
+fn document(input: impl BufRead, each: &mut Each) -> Result<(), TransferError> {
     // The closing brackets that are still to come, and how many of them follow a user.
     let (mut open, mut level, mut in_text, mut is_escaped) = (Vec::new(), 0, false, false);
     let (mut element, mut number) = (Vec::new(), 0);
