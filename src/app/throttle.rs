@@ -91,6 +91,7 @@ impl Throttle {
     }
 
     /// Lets time pass: attempts that are older than a minute then do not count any more.
+    #[cfg(feature = "testing")]
     pub fn advance(&self, time: Duration) {
         self.attempts.lock().advanced += time;
     }

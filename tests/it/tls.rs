@@ -14,7 +14,8 @@ fn the_service_over_tls() {
     fs::write(&file, "secret\n").unwrap();
     let [ca, other_ca, file] = [ca, other_ca, file].map(|path| path.display().to_string());
     let wrong = ("PGPASSWORD", "another");
-    let rows: [(&str, &str, &str, [(&str, &str); 2], Option<&str>); 6] = [
+    type Row<'a> = (&'a str, &'a str, &'a str, [(&'a str, &'a str); 2], Option<&'a str>);
+    let rows: [Row; 6] = [
         ("good", "", &ca, [("DB_PASS", "secret"), wrong], None),
         ("good", "", &ca, [("DB_PASS_FILE", &file), wrong], None),
         ("good", "", &ca, [("PGPASSWORD", "secret"), ("DB_PASS", "")], None),
