@@ -6,14 +6,11 @@
 use crate::{
     program,
     support::{
-        Account, BUSY, Daemon, LONG, LONG_ON_DISK, Load, Process, Proxy, TempDir, USERD, Weather, children,
-        eventually, loopback_network, pause, running, users,
+        Account, BUSY, Daemon, LONG, LONG_ON_DISK, Load, Process, Proxy, TempDir, USERD, Weather, eventually,
+        loopback_network, pause, running, users,
     },
 };
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use nix::sys::signal::Signal;
 use postgres::{Client, NoTls};
 use serde_json::json;
 use std::{
@@ -134,29 +131,12 @@ impl Machines {
         Client::connect(&format!("host={address} user=postgres dbname=app password={password}"), NoTls)
     }
 
-    /// Patroni, PostgreSQL and its sessions.
-    fn processes(&self, node: usize) -> Vec<u32> {
-        let first = |file: &str| -> Option<u32> {
-            let text = fs::read_to_string(self.node(node).join(file)).ok()?;
-            text.lines().next()?.parse().ok()
-        };
-        let server = first("postgresql/postmaster.pid");
-        let processes = first("patroni.pid").into_iter().chain(server);
-        processes.chain(server.into_iter().flat_map(children)).collect()
-    }
-
     /// The processes that the script has started.
     fn started(&self) -> Vec<u32> {
         let files = (0..3).flat_map(|node| fs::read_dir(self.node(node)).expect("a directory").flatten());
         let ids =
             files.map(|file| file.path()).filter(|path| path.extension().is_some_and(|end| end == "pid"));
         ids.map(|path| fs::read_to_string(path).unwrap().trim().parse().unwrap()).collect()
-    }
-
-    fn signal(&self, node: usize, signal: Signal) {
-        for process in self.processes(node) {
-            let _ = kill(Pid::from_raw(process.cast_signed()), signal);
-        }
     }
 
     /// Runs the script with a verb for a node and returns its output.
@@ -174,13 +154,6 @@ impl Machines {
         eventually(FAILOVER, "another primary", || {
             (0..3).any(|node| node != old && is_stored(node).is_some())
         });
-    }
-}
-
-impl Drop for Machines {
-    /// A stopped process cannot be told to end.
-    fn drop(&mut self) {
-        (0..3).for_each(|node| self.signal(node, Signal::SIGCONT));
     }
 }
 
@@ -240,12 +213,14 @@ impl Way {
     /// client was served soon after each of these moments, at which PostgreSQL took changes again.
     fn check(self, client: &mut Client, backs: &[Instant]) {
         self.stop.store(true, Ordering::SeqCst);
-        let (books, stored) = (self.load.stop(), users(client));
+        let keyed: Vec<_> = self.keyed.into_iter().map(|keyed| keyed.join().expect("a client")).collect();
+        let books = self.load.stop();
+        // Only now is every answer there.
+        let stored = users(client);
         let outage = backs.iter().map(|back| books.longest_outage(*back)).max().expect("faults");
         println!("{}: {}, back after {outage:?}", self.name, books.check(&stored));
         assert!(outage < BACK + BUSY, "{}: {outage:?}", self.name);
-        for keyed in self.keyed {
-            let acknowledged = keyed.join().expect("a client");
+        for acknowledged in keyed {
             assert!(!acknowledged.is_empty(), "{}", self.name);
             let lost: Vec<_> = acknowledged.iter().filter(|email| !stored.contains_key(*email)).collect();
             assert!(lost.is_empty(), "{}: {lost:?}", self.name);

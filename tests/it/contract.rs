@@ -14,6 +14,7 @@ use userd::{
 
 const NOT_FOUND: &str = r#"{"error":"Not found"}"#;
 const NUL: &str = "must not contain NUL (U+0000)";
+const BARE: &str = "value is not an e-mail address alone: leave out the display name and the < >";
 const NO_DOT: &str = "value is not an e-mail address: the domain after the @ needs a dot";
 const NO_STRING: &str = "value is not of type \"string\"";
 
@@ -176,7 +177,7 @@ fn the_four_variants() {
     let no_name = ("/name", "minLength", "value is shorter than 1 character");
     let short = ("/password", "minLength", "value is shorter than 8 characters");
     // The body, what the basic schema has against it, and what the strict one has.
-    let creates: [(&str, Violations, Violations); 6] = [
+    let creates: [(&str, Violations, Violations); 7] = [
         (
             r#"{"name":"","email":"missing@domain","password":"ééééééé"}"#,
             &[("/email", "format", NO_DOT), short],
@@ -193,6 +194,11 @@ fn the_four_variants() {
             &[no_string("/email"), no_string("/name"), no_string("/password")],
         ),
         (r#"{"name":"","email":"a@b.co"}"#, &[], &[missing("/password"), no_name]),
+        (
+            r#"{"name":"A","email":"Ann <ann@example.com>","password":"12345678"}"#,
+            &[("/email", "format", BARE)],
+            &[("/email", "format", BARE)],
+        ),
         (
             r#"{"name":"A\u0000","email":"a@b.co","password":"12345678\u0000"}"#,
             &[("/name", "pattern", NUL), ("/password", "pattern", NUL)],
@@ -239,6 +245,8 @@ fn the_four_variants() {
             (json!({"name": ""}), empty, Some("12345678")),
             (json!({"name": null}), refused, Some("12345678")),
             (json!({"email": null}), refused, Some("12345678")),
+            (json!({"email": "Ann <ann@example.com>"}), refused, Some("12345678")),
+            (json!({"email": "A\r\nBcc: eve@example.net <c@b.co>"}), refused, Some("12345678")),
             (json!({"password": ""}), refused, Some("12345678")),
             (json!({"password": 12345678}), refused, Some("12345678")),
             (json!({"password": PASSWORD}), "200 *", Some(PASSWORD)),
@@ -253,39 +261,6 @@ fn the_four_variants() {
             }
         }
     }
-}
-
-/// Programs put an address behind `To:`, so it names one mailbox and nothing else. It is judged when it is stored.
-#[test]
-fn addresses_are_bare() {
-    let service = Service::start();
-    service.check(format!("POST /users {ADA} => 201 {ADA_1}"));
-    for (email, keyword) in [
-        ("Ann <ann@example.com>", "format"),
-        ("A\\r\\nBcc: eve@example.net <ann@example.com>", "format"),
-        ("ann@bücher.example", "format"),
-        ("no-at", "format"),
-        (&format!("{}@{}.com", "l".repeat(60), ["d"; 4].map(|d| d.repeat(50)).join(".")), "maxLength"),
-    ] {
-        let refusal = format!(
-            r#"400 {{"error":"Validation failed","errors":[{{"path":"/email","keyword":"{keyword}","#
-        );
-        service.check(format!(
-            r#"
-            POST /users {{"name":"A","email":"{email}"}} => {refusal}*
-            PATCH /users/1 {{"email":"{email}"}} => {refusal}*
-            GET /users/1 => 200 {ADA_1}
-            GET /users/2 => 404 {NOT_FOUND}
-            "#
-        ));
-    }
-    // An address that is only looked up is not judged.
-    service.check(
-        r#"
-        GET /users?email=Ann%20%3Cann@example.com%3E => 200 {"data":[],"total":0,*
-        POST /users/authenticate {"email":"Ann <ann@example.com>","password":"x"} => 401 {"error":"Invalid credentials"}
-        "#,
-    );
 }
 
 /// Windows' editors write a byte order mark, its shells UTF-16 and quotes, and some clients compress.
@@ -385,17 +360,13 @@ fn media_types_and_content_codings() {
 
 #[test]
 fn where_to_begin() {
-    let with_page = Service::with(|config| config.ui = Ui::On);
-    let without = Service::with(|config| config.ui = Ui::Off);
-    with_page.check(
-        r#"
-        GET /?page=1 => 200 {"description":"/openapi.json","ui":"/ui","users":"/users"}
-        POST / => 405 {"error":"Method not allowed"}
-        "#,
-    );
-    without.check(r#"GET / => 200 {"description":"/openapi.json","users":"/users"}"#);
-    for path in ["/openapi.json", "/users"] {
-        without.check(format!("GET {path} => 200 *"));
+    for (ui, page) in [(Ui::On, r#""ui":"/ui","#), (Ui::Off, "")] {
+        Service::with(|config| config.ui = ui).check(format!(
+            r#"
+            GET /?page=1 => 200 {{"description":"/openapi.json",{page}"users":"/users"}}
+            POST / => 405 {{"error":"Method not allowed"}}
+            "#
+        ));
     }
 }
 
@@ -417,10 +388,8 @@ fn paths_that_name_no_user_or_nothing() {
     for path in paths.split(' ') {
         service.check(format!("GET|HEAD|POST|PUT|DELETE|OPTIONS|PATCH {path} => 404 {NOT_FOUND}"));
     }
-    for (path, meant) in [("/users/", "/users"), ("/users//1", "/users/{id}"), ("/livez/", "/livez")] {
-        let message = format!("the path is {meant}, without a further slash");
-        service.check(format!(r#"GET|DELETE {path} => 404 {{"error":"Not found","message":"{message}"}}"#));
-    }
+    let message = "the path is /users, without a further slash";
+    service.check(format!(r#"GET|DELETE /users/ => 404 {{"error":"Not found","message":"{message}"}}"#));
     service.check(format!("GET /users/1 => 200 {ADA_1}"));
 }
 
@@ -512,7 +481,7 @@ fn authentication() {
         POST /users/authenticate {{"email":"ada@example.com","password":"correct horse "}} => 401 {{"error":"Invalid credentials"}}
         POST /users/authenticate {{"email":"ada@example.com","password":""}} => 401 {{"error":"Invalid credentials"}}
         POST /users/authenticate {{"email":"eve@example.com","password":"correct horse"}} => 401 {{"error":"Invalid credentials"}}
-        POST /users/authenticate {{"email":"%","password":"correct horse"}} => 401 {{"error":"Invalid credentials"}}
+        POST /users/authenticate {{"email":"Ann <ann@example.com>","password":"correct horse"}} => 401 {{"error":"Invalid credentials"}}
         POST /users/authenticate {{"email":"bob@example.com","password":"correct horse"}} => 401 {{"error":"Invalid credentials"}}
         sql insert into credentials (user_id, password_hash) values (2, '{}')
         POST /users/authenticate {{"email":"bob@example.com","password":""}} => 401 {{"error":"Invalid credentials"}}
@@ -666,7 +635,6 @@ fn tokens_with_fewer_rights() {
     // Method, target, body; the status with a token for reads, with one for logins, and with none.
     let rows = [
         ("GET|HEAD", "/users", "", 200, 403, 401),
-        ("GET", "/users?email=ada@example.com", "", 200, 403, 401),
         ("GET", "/users/1", "", 200, 403, 401),
         ("GET", "/users/7", "", 404, 403, 401),
         ("GET", "/metrics", "", 200, 403, 401),
@@ -674,7 +642,6 @@ fn tokens_with_fewer_rights() {
         ("POST", "/users", r#"{"name":"B","email":"b@example.com"}"#, 403, 403, 401),
         ("PUT|PATCH", "/users/1", r#"{"name":"B"}"#, 403, 403, 401),
         ("DELETE", "/users/1", "", 403, 403, 401),
-        ("DELETE", "/users/7", "", 403, 403, 401),
         ("POST", "/users/authenticate", "{", 403, 400, 401),
         ("GET", "/users/abc", "", 404, 403, 401),
         ("DELETE", "/users", "", 405, 405, 405),

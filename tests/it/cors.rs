@@ -103,13 +103,11 @@ fn pages_of_allowed_origins() {
     for (request, body, status, of_evil) in [
         (format!("GET {user} TOKEN <If-None-Match: {tag}>"), "", 304, 304),
         ("GET /users/999 TOKEN".to_owned(), "", 404, 404),
-        ("GET /other".to_owned(), "", 404, 404),
         ("POST /users TOKEN".to_owned(), ADA, 409, 403),
         (format!("DELETE {user} TOKEN <If-Match: \"x\">"), "", 412, 403),
         ("POST /users TOKEN".to_owned(), "{", 400, 403),
         ("GET /users".to_owned(), "", 401, 401),
         ("GET /livez".to_owned(), "", 200, 200),
-        ("GET /openapi.json".to_owned(), "", 200, 200),
         ("POST /users TOKEN <Expect: other>".to_owned(), ADA, 417, 417),
         ("GET /users TOKEN <Transfer-Encoding: gzip>".to_owned(), "", 501, 501),
     ] {
@@ -135,7 +133,6 @@ fn refusals_of_the_frontend_once_the_head_was_read() {
     let head = |fields: &str| format!("POST /users HTTP/1.1\r\nHost: a\r\n{fields}Origin: {APP}\r\n\r\n");
     let rows = [
         (head("Content-Length: 1000000\r\n"), 413, true),
-        (head("Content-Length: x\r\n"), 400, true),
         (head("Host: b\r\n"), 400, true),
         // The body never comes.
         (head("Content-Length: 40\r\n"), 408, true),

@@ -12,7 +12,6 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt,
     process::Command,
-    thread,
     time::{Duration, Instant},
 };
 /// How long after the database is back the first success comes, for every client.
@@ -26,9 +25,9 @@ const DEADLINE: Duration = Duration::from_secs(1);
 const ENOUGH: usize = 50;
 
 /// Waits until a read has an answer again, after a fault that ended a moment ago.
-fn serves_again(caller: &mut Client) {
+fn serves_again(client: &mut Client) {
     eventually(2 * BACK_WITHIN + BUSY, "it serves", || {
-        matches!(caller.call("GET", "/users", ""), Ok((200, _)))
+        matches!(client.call("GET", "/users", ""), Ok((200, _)))
     });
 }
 
@@ -98,15 +97,15 @@ fn a_restart_without_requests_costs_no_error() {
     let mut postgres = Own::start();
     let mut process = Process::at(&postgres.url(), &[]);
     let url = process.wait_for_url();
-    let mut caller = Client::new(&url);
+    let mut client = Client::new(&url);
     for round in 0..3 {
         for n in 0..8 {
             let body = json!({"name": "n", "email": format!("{round}-{n}@example.com")}).to_string();
-            assert_eq!(caller.call("POST", "/users", &body).unwrap().0, 201, "{}", process.stderr());
+            assert_eq!(client.call("POST", "/users", &body).unwrap().0, 201, "{}", process.stderr());
             // Prepared before the restart: what is prepared after it is known not to have been sent.
             let (user, change) = (format!("/users/{}", n + 1), format!(r#"{{"name":"{round}"}}"#));
-            assert_eq!(caller.call("PUT", &user, &change).unwrap().0, 200);
-            assert_eq!(caller.call("GET", &user, "").unwrap().0, 200);
+            assert_eq!(client.call("PUT", &user, &change).unwrap().0, 200);
+            assert_eq!(client.call("GET", &user, "").unwrap().0, 200);
         }
         match round {
             0 => postgres.stop(),
@@ -126,7 +125,7 @@ fn a_restart_without_requests_costs_no_error() {
             assert_eq!(client.answer(method).status, 200, "round {round}: {}", process.stderr());
         }
         for n in 0..8 {
-            let (_, user) = caller.call("GET", &format!("/users/{}", n + 1), "").unwrap();
+            let (_, user) = client.call("GET", &format!("/users/{}", n + 1), "").unwrap();
             assert_eq!(user["name"], name, "round {round}");
         }
     }
@@ -226,20 +225,20 @@ impl Fragile {
         load.creates(ENOUGH);
         set(&self.proxy, true);
         let start = Instant::now();
-        let mut caller = Client::new(&self.url);
+        let mut client = Client::new(&self.url);
         while start.elapsed() < time {
             // It never depends on the database, so it is answered while any worker is free, else by the frontend.
             let asked = Instant::now();
-            let (status, _) = caller.call("GET", "/", "").unwrap();
+            let (status, _) = client.call("GET", "/", "").unwrap();
             assert!(status == 200 || status == 503, "{status}");
             assert!(asked.elapsed() < DEADLINE + BUSY, "{fault}: / took {:?}", asked.elapsed());
             pause(Duration::from_millis(50));
         }
         set(&self.proxy, false);
         let back = Instant::now();
-        serves_again(&mut caller);
+        serves_again(&mut client);
         ends_well(fault, load, &[back], DEADLINE, &self.postgres);
-        drop(caller);
+        drop(client);
         self.assert_as_before();
     }
 }
@@ -253,8 +252,8 @@ fn a_session_that_is_stopped() {
     let fragile = Fragile::start();
     let session: i32 = {
         // The session that was used last is the one that is used next.
-        let mut caller = Client::new(&fragile.url);
-        assert_eq!(caller.call("GET", "/users", "").unwrap().0, 200);
+        let mut client = Client::new(&fragile.url);
+        assert_eq!(client.call("GET", "/users", "").unwrap().0, 200);
         let sql = "select pid from pg_stat_activity where application_name = 'userd' \
             order by state_change desc limit 1";
         fragile.postgres.client().query_one(sql, &[]).unwrap().get(0)
@@ -341,9 +340,9 @@ fn errors_of_the_database() {
     let database = Database::create();
     database.run(RAISE);
     let mut process = Process::on(&database, &[("DB_POOL_SIZE", "1"), ("REQUEST_TIMEOUT", "1")]);
-    let mut caller = Client::new(&process.wait_for_url());
+    let mut client = Client::new(&process.wait_for_url());
     let body = |email: &str| json!({"name": "n", "email": email}).to_string();
-    assert_eq!(caller.call("POST", "/users", &body("n@example.com")).unwrap().0, 201);
+    assert_eq!(client.call("POST", "/users", &body("n@example.com")).unwrap().0, 201);
     let session = || {
         let sql = "select min(pid) from pg_stat_activity where application_name = 'userd' and datname = current_database()";
         database.value(sql)
@@ -365,21 +364,16 @@ fn errors_of_the_database() {
         ("57014", 503),
         ("23505", 409),
     ] {
-        let answer = caller.call("POST", "/users", &body(&format!("{code}@raise.example"))).unwrap();
+        let answer = client.call("POST", "/users", &body(&format!("{code}@raise.example"))).unwrap();
         let text = match status {
             409 => "Already exists",
             503 => "Service unavailable",
             _ => "Database error",
         };
         assert_eq!(answer, (status, json!({"error": text})), "{code}");
-        assert_eq!(caller.call("GET", "/users/1", "").unwrap().0, 200, "after {code}");
+        assert_eq!(client.call("GET", "/users/1", "").unwrap().0, 200, "after {code}");
         if status == 500 {
-            // Its reader may be behind.
-            eventually(LONG, &format!("{code} is logged"), || {
-                let log = process.stderr();
-                let mut lines = log.lines();
-                lines.any(|line| line.contains(&format!("({code}); SQL: insert into users")))
-            });
+            process.logs(&format!("({code}); SQL: insert into users"));
         }
         if code.starts_with("53") || code == "25006" {
             process.logs(&format!(
@@ -389,22 +383,6 @@ fn errors_of_the_database() {
     }
     assert_eq!(session(), before, "the connection was usable all the time");
     assert!(!process.stderr().contains("@raise."), "the log tells values: {}", process.stderr());
-}
-
-/// Makes a database refuse changes, or take them again.
-fn set_read_only(postgres: &Own, value: &str) {
-    let mut client = postgres.client();
-    for sql in [
-        "set default_transaction_read_only = off",
-        &format!("alter system set default_transaction_read_only = {value}"),
-        "select pg_reload_conf()",
-    ] {
-        client.batch_execute(sql).unwrap();
-    }
-    eventually(LONG, "the setting is in force", || {
-        let row = postgres.client().query_one("show default_transaction_read_only", &[]).unwrap();
-        row.get::<_, &str>(0) == value
-    });
 }
 
 /// A primary that is demoted while it lives: its sessions go on, but it takes no changes any more. No change is refused.
@@ -420,7 +398,7 @@ fn a_primary_that_is_demoted() {
     let create = |n: u32| json!({"name": "n", "email": format!("{n}@example.com")}).to_string();
     assert_eq!(client.post("/users", create(0)).status, 201);
     assert_eq!(old.users().len(), 1);
-    set_read_only(&old, "on");
+    set(&old, "default_transaction_read_only", "on");
     // The sessions have been told by now, or are while they are asked.
     for n in 1..20 {
         assert_eq!(client.post("/users", create(n)).status, 201, "{}", process.stderr());
@@ -442,7 +420,7 @@ fn a_database_that_takes_no_changes() {
         eventually(LONG, "the figure tells it", || client.get("/metrics").body.contains(&figure));
     };
     read_only(&mut client, 0);
-    set_read_only(&postgres, "on");
+    set(&postgres, "default_transaction_read_only", "on");
     eventually(LONG, "changes are refused", || client.put("/users/1", r#"{"name":"a"}"#).status != 200);
     read_only(&mut client, 1);
     let refused = r#"503 <Retry-After: 1> {"error":"Service unavailable"}"#;
@@ -467,7 +445,7 @@ fn a_database_that_takes_no_changes() {
     }
     assert!(client.opens("ada@example.com", PASSWORD));
     process.logs("(25006)");
-    set_read_only(&postgres, "off");
+    set(&postgres, "default_transaction_read_only", "off");
     eventually(BACK_WITHIN + BUSY, "changes are taken", || {
         client.put("/users/1", r#"{"name":"c"}"#).status == 200
     });
@@ -500,10 +478,10 @@ fn too_many_connections() {
 
     postgres.run("alter role app connection limit 0");
     postgres.run("select pg_terminate_backend(pid) from pg_stat_activity where usename = 'app'");
-    let mut caller = Client::new(&url);
-    eventually(LONG, "no client is served", || caller.call("GET", "/users", "").unwrap().0 == 503);
+    let mut client = Client::new(&url);
+    eventually(LONG, "no client is served", || client.call("GET", "/users", "").unwrap().0 == 503);
     postgres.run("alter role app connection limit 2");
-    eventually(BACK_WITHIN + BUSY, "it serves", || caller.call("GET", "/users", "").unwrap().0 == 200);
+    eventually(BACK_WITHIN + BUSY, "it serves", || client.call("GET", "/users", "").unwrap().0 == 200);
 }
 
 /// A connect without a descriptor is an error like any other: nothing panics, and the pool is whole afterwards.
@@ -560,11 +538,10 @@ fn deadlocks_and_conflicts_with_others() {
     database.run(&format!("alter database {name} set deadlock_timeout = '4s'"));
     // So that it may try whatever the order in which both are woken.
     let mut process = Process::on(&database, &[("REQUEST_TIMEOUT", "60")]);
-    let url = process.wait_for_url();
-    let mut caller = Client::new(&url);
+    let mut client = process.client();
     for name in ["a", "b"] {
         let body = json!({"name": name, "email": format!("{name}@example.com")}).to_string();
-        assert_eq!(caller.call("POST", "/users", &body).unwrap().0, 201);
+        assert_eq!(client.post("/users", &body).status, 201);
     }
     let mut other = database.client();
     other.batch_execute("set deadlock_timeout = '1h'").unwrap();
@@ -572,8 +549,7 @@ fn deadlocks_and_conflicts_with_others() {
     transaction
         .batch_execute("insert into users (name, email) values ('c', 'c@example.com'); savepoint s")
         .unwrap();
-    let answer =
-        thread::spawn(move || caller.call("PUT", "/users/1", r#"{"email":"c@example.com"}"#).unwrap());
+    client.send_request("PUT", "/users/1", &[], r#"{"email":"c@example.com"}"#);
     // More than once it holds user 1 and waits for the address, while we hold the address and wait for user 1.
     for _ in 0..2 {
         transaction.batch_execute("rollback to s").unwrap();
@@ -588,21 +564,20 @@ fn deadlocks_and_conflicts_with_others() {
     }
     transaction.commit().unwrap();
     // It lost each deadlock, and was retried.
-    assert_eq!(answer.join().unwrap(), (409, json!({"error": "Already exists"})));
+    assert_eq!(client.answer("PUT").status, 409);
     let found = "select name || ' ' || email from users where id = 1";
     assert_eq!(database.value(found), "d a@example.com");
 
     // Its snapshot would be older than our change.
     database.run(&format!("alter database {name} set default_transaction_isolation = 'repeatable read'"));
     let mut process = Process::on(&database, &[]);
-    let url = process.wait_for_url();
+    let mut client = process.client();
     let mut transaction = other.transaction().unwrap();
     transaction.batch_execute("update users set name = 'e' where id = 1").unwrap();
-    let mut late = Client::new(&url);
-    let answer = thread::spawn(move || late.call("PUT", "/users/1", r#"{"name":"f"}"#).unwrap());
+    client.send_request("PUT", "/users/1", &[], r#"{"name":"f"}"#);
     database.waits_for_a_lock();
     transaction.commit().unwrap();
-    assert_eq!(answer.join().unwrap().0, 200);
+    assert_eq!(client.answer("PUT").status, 200);
     assert_eq!(database.value(found), "f a@example.com");
 }
 
@@ -633,14 +608,14 @@ fn a_handler_that_panics() {
     log::set_max_level(log::LevelFilter::Error);
     let service = Service::start();
     service.database.run(&RAISE.replace("raised by the tests", PANIC));
-    let mut caller = Client::new(service.server.base_url());
-    let body = r#"{"name":"n","email":"XX000@raise.example"}"#;
     // More often than there are workers.
     for n in 0..20 {
-        let answer = caller.call("POST", "/users", body).unwrap();
-        assert_eq!(answer, (500, json!({"error": "Internal server error"})));
-        let good = json!({"name": "n", "email": format!("{n}@example.com")}).to_string();
-        assert_eq!(caller.call("POST", "/users", &good).unwrap().0, 201);
+        service.check(format!(
+            r#"
+            POST /users {{"name":"n","email":"XX000@raise.example"}} => 500 {{"error":"Internal server error"}}
+            POST /users {{"name":"n","email":"{n}@example.com"}} => 201 *
+            "#
+        ));
     }
     service.server.stop();
 }
@@ -655,12 +630,11 @@ fn the_private_cluster_is_killed() {
     let data = dir.path().join("data");
     let start = || {
         let mut process = Process::start(&[&format!("--embedded={}", data.display())], &[]);
-        let caller = Client::new(&process.wait_for_url_within(LONG_ON_DISK));
-        (process, caller)
+        let client = Client::new(&process.wait_for_url_within(LONG_ON_DISK));
+        (process, client)
     };
-    let (mut process, mut caller) = start();
-    let ada = ADA;
-    assert_eq!(caller.call("POST", "/users", ada).unwrap().0, 201);
+    let (mut process, mut client) = start();
+    assert_eq!(client.post("/users", ADA).status, 201);
     let server = postmaster(&data).expect("it runs");
     let processes = children(server);
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(server.cast_signed()), Signal::SIGKILL).unwrap();
@@ -669,22 +643,27 @@ fn the_private_cluster_is_killed() {
     let last = log.lines().last().unwrap_or_default();
     assert!(last.starts_with("userd: PostgreSQL (process ") && last.contains("has ended"), "{log}");
     eventually(LONG, "nothing is left running", || !processes.iter().any(|process| running(*process)));
-    let (_process, mut caller) = start();
-    assert_eq!(caller.call("GET", "/users/1", "").unwrap().1["email"], "ada@example.com");
+    let (_process, mut client) = start();
+    assert_eq!(client.get("/users/1").json()["email"], "ada@example.com");
 }
 
 // A standby that is away
 
-/// Makes each commit of this cluster wait for a standby that there is none of, or no more.
-fn wait_for_a_standby(client: &mut postgres::Client, wait: bool) {
-    let names = if wait { "absent" } else { "" };
-    let sql = format!("alter system set synchronous_standby_names = '{names}'");
-    // The statement itself would wait; and what waits already is told by the reload.
-    for sql in ["set synchronous_commit = local", &sql, "select pg_reload_conf()"] {
+/// Changes a setting of the whole server, and waits until it is in force. Whatever transactions read only or wait for,
+/// this one does not.
+fn set(postgres: &Own, name: &str, value: &str) {
+    let mut client = postgres.client();
+    for sql in [
+        "set default_transaction_read_only = off",
+        "set synchronous_commit = local",
+        &format!("alter system set {name} = '{value}'"),
+        "select pg_reload_conf()",
+    ] {
         client.batch_execute(sql).unwrap();
     }
     eventually(LONG, "the setting is in force", || {
-        client.query_one("show synchronous_standby_names", &[]).unwrap().get::<_, String>(0) == names
+        let row = postgres.client().query_one(&format!("show {name}"), &[]).unwrap();
+        row.get::<_, &str>(0) == value
     });
 }
 
@@ -699,7 +678,7 @@ fn a_standby_that_is_away() {
         client.request("POST", "/users", &[("Idempotency-Key", &key)], body.to_string())
     };
     assert_eq!(create(&mut client, 0).status, 201);
-    wait_for_a_standby(&mut postgres.client(), true);
+    set(&postgres, "synchronous_standby_names", "absent");
     // The server's other processes read the setting a moment later.
     let mut made = 0;
     eventually(LONG, "creates wait for the standby", || {
@@ -707,12 +686,10 @@ fn a_standby_that_is_away() {
         create(&mut client, CREATES + made).status == 503
     });
     for n in 1..=CREATES {
-        let answer = create(&mut client, n);
-        assert_eq!((answer.status, answer.json()), (503, json!({"error": "Service unavailable"})));
-        assert_eq!(answer.header("Retry-After"), Some("1"));
+        assert_eq!(create(&mut client, n).status, 503);
         assert_eq!(client.get("/users/1").status, 200);
     }
-    wait_for_a_standby(&mut postgres.client(), false);
+    set(&postgres, "synchronous_standby_names", "");
     eventually(BACK_WITHIN + BUSY, "changes are taken", || {
         client.put("/users/1", r#"{"name":"p"}"#).status == 200
     });

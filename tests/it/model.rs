@@ -226,15 +226,6 @@ fn settings(config: &mut Config) {
     config.auth_attempts = 0;
 }
 
-/// Servers on one database.
-fn replicas(database: &Database) -> [Server; 3] {
-    [(); 3].map(|()| {
-        let mut config = database.config();
-        settings(&mut config);
-        Server::start(config).expect("a server starts")
-    })
-}
-
 fn over_http(what: &str, change: impl FnOnce(&mut Config)) {
     let mut rules = Rules::default();
     let service = Service::with(|config| {
@@ -279,7 +270,7 @@ fn histories_without_a_socket() {
 #[test]
 fn histories_of_three_replicas() {
     let database = Database::create();
-    let servers = replicas(&database);
+    let servers: [Server; 3] = database.replicas();
     let urls = servers.each_ref().map(Server::base_url);
     explore("three replicas", &history::history(false), true, |steps| {
         Subject::over_http(&database, &urls, Rules::default()).run(&steps)

@@ -15,28 +15,6 @@ fn tag(answer: &Answer) -> String {
 
 // Tags
 
-#[test]
-fn answers_of_one_user_have_a_tag() {
-    Service::start().check(
-        r#"
-        POST /users {"name":"Ada","email":"ada@example.com","password":"correct horse"} => 201 <ETag: $a> {"id":"1","name":"Ada","email":"ada@example.com",<times>}
-        GET|HEAD /users/1 => 200 <ETag: $a> {"id":"1","name":"Ada","email":"ada@example.com",<times>}
-        PUT|PATCH /users/1 {} => 200 <ETag: $a> {"id":"1","name":"Ada","email":"ada@example.com",<times>}
-        PUT /users/1 {"name":"A"} => 200 <ETag: $b> {"id":"1","name":"A","email":"ada@example.com",<times>}
-        GET|HEAD /users/1 => 200 <ETag: $b> *
-        PATCH /users/1 {"name":"Ada"} => 200 <ETag: $c> {"id":"1","name":"Ada","email":"ada@example.com",<times>}
-        HEAD /users/1 => 200 <ETag: $c>
-        POST /users/authenticate {"email":"ada@example.com","password":"correct horse"} => 200 <!ETag> *
-        GET /users => 200 <!ETag> *
-        GET /users?email=ada@example.com => 200 <!ETag> *
-        GET /users/2 => 404 <!ETag> *
-        PUT /users/1 {"name":7} => 422 <!ETag> *
-        POST /users {"name":"Ada","email":"ada@example.com"} => 409 <!ETag> *
-        OPTIONS|DELETE /users/1 => 204 <!ETag>
-        "#,
-    );
-}
-
 /// A change that the service makes moves the tag and `updatedAt`; one that changes nothing writes nothing.
 #[test]
 fn changes_by_the_service_move_the_tag() {
@@ -291,12 +269,7 @@ fn changes_that_depend_on_tags() {
 fn one_of_many_changes_is_made() {
     const CLIENTS: usize = 16;
     let database = Database::create();
-    let replicas: [Server; 2] = [(); 2].map(|()| {
-        let mut config = database.config();
-        config.password_hashing = PasswordHashing::LeastCostForTests;
-        config.auth_attempts = 0;
-        Server::start(config).expect("a server")
-    });
+    let replicas: [Server; 2] = database.replicas();
     let mut clients: Vec<Client> = (0..CLIENTS).map(|n| Client::new(replicas[n % 2].base_url())).collect();
     let mut client = Client::new(replicas[0].base_url());
     let change = |kind: &str, n: usize| match (kind, n % 4) {

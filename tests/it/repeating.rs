@@ -270,23 +270,6 @@ fn keys_expire() {
     );
 }
 
-fn replicas(database: &Database) -> [Server; 2] {
-    [(); 2].map(|()| {
-        let mut config = database.config();
-        config.password_hashing = PasswordHashing::LeastCostForTests;
-        Server::start(config).expect("a server")
-    })
-}
-
-/// Creates take so many seconds, so that others meet them.
-fn linger(database: &Database, seconds: &str) {
-    database.run(&format!(
-        "create function linger() returns trigger language plpgsql as
-             $$ begin perform pg_sleep({seconds}); return null; end $$;
-         create trigger linger after insert on users for each row execute function linger()"
-    ));
-}
-
 /// All at once, in turns on the replicas.
 fn at_once(replicas: &[Server], key: &str, body: impl Fn(usize) -> String) -> Vec<Answer> {
     let mut clients: Vec<Client> =
@@ -300,8 +283,8 @@ fn at_once(replicas: &[Server], key: &str, body: impl Fn(usize) -> String) -> Ve
 #[test]
 fn many_at_once_with_one_key_create_one_user() {
     let database = Database::create();
-    let replicas = replicas(&database);
-    linger(&database, "0.05");
+    let replicas: [Server; 2] = database.replicas();
+    database.linger("0.05");
     for (round, password) in [None, Some(PASSWORD)].into_iter().enumerate() {
         let key = format!("same-{round}");
         let mut body = json!({"name": "Ada", "email": format!("{round}@example.com")});
@@ -390,7 +373,7 @@ fn waiting_for_a_key_is_waiting_for_a_lock() {
 fn a_replica_that_is_killed_has_created_one_user_or_none() {
     const ROUNDS: u64 = 4;
     let database = Database::create();
-    linger(&database, "0.1");
+    database.linger("0.1");
     let mut stays = Process::on(&database, &[]);
     let mut client = stays.client();
     for round in 0..ROUNDS {

@@ -37,10 +37,8 @@ fn a_check_finds_a_sequence_behind_the_ids() {
     let database = Database::create();
     let problem = |what: &str| {
         let (code, said) = userd(&database.url(), &["check"]);
-        let found = said
-            .lines()
-            .find(|line| line.starts_with("problem  tables: the sequence of ids"))
-            .map(str::to_owned);
+        let mut lines = said.lines().map(str::to_owned);
+        let found = lines.find(|line| line.starts_with("problem  tables: the sequence of ids"));
         assert_eq!(code, i32::from(found.is_some()), "{what}: {said}");
         found
     };

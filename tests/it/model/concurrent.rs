@@ -8,7 +8,6 @@ use super::{
     explore,
     history::address,
     linearizable::{Call, check},
-    replicas,
     rules::Rules,
     state::{Action, Answer, Body, Field},
 };
@@ -318,12 +317,7 @@ impl<'a> History<'a> {
 /// A database whose changes keep their locks for some milliseconds, so that other requests meet them.
 fn slow_database() -> Database {
     let database = Database::create();
-    database.run(
-        "create function linger() returns trigger language plpgsql as
-             $$ begin perform pg_sleep(random() * 0.02); return null; end $$;
-         create trigger linger after insert or update or delete on users
-             for each row execute function linger()",
-    );
+    database.linger("random() * 0.02");
     database
 }
 
@@ -361,7 +355,7 @@ fn host(url: &str) -> String {
 #[test]
 fn concurrent_histories_of_three_replicas() {
     let database = slow_database();
-    let servers = replicas(&database);
+    let servers: [Server; 3] = database.replicas();
     let addresses = servers.each_ref().map(|server| host(server.base_url()));
     explore_concurrent("three replicas at once", &database, &addresses, None, &|| ());
 }
@@ -370,12 +364,7 @@ fn concurrent_histories_of_three_replicas() {
 #[test]
 fn concurrent_histories_of_batches() {
     let database = slow_database();
-    let config = Config {
-        password_hashing: PasswordHashing::LeastCostForTests,
-        auth_attempts: 0,
-        ..database.config()
-    };
-    let server = Server::start(config).expect("a server starts");
+    let [server] = database.replicas();
     let addresses = [host(server.base_url())];
     explore_concurrent("batches", &database, &addresses, None, &|| ());
     let figures = Client::new(server.base_url()).get("/metrics").body;

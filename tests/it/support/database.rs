@@ -12,6 +12,7 @@ use std::{
     thread,
 };
 use userd::{
+    PasswordHashing,
     config::{Config, Database as Target},
     private_postgres::{Shared, connection_string as connection_string_at},
     server::Server,
@@ -127,6 +128,25 @@ impl Database {
             db_pool_size: 4,
             ..Config::default()
         }
+    }
+
+    /// Starts servers on it that hash passwords quickly and let them be guessed.
+    pub fn replicas<const N: usize>(&self) -> [Server; N] {
+        [(); N].map(|()| {
+            let password_hashing = PasswordHashing::LeastCostForTests;
+            let config = Config { password_hashing, auth_attempts: 0, ..self.config() };
+            Server::start(config).expect("a server starts")
+        })
+    }
+
+    /// Makes each change of a row take so many seconds, so that other requests meet its locks.
+    pub fn linger(&self, seconds: &str) {
+        self.run(&format!(
+            "create function linger() returns trigger language plpgsql as
+                 $$ begin perform pg_sleep({seconds}); return null; end $$;
+             create trigger linger after insert or update or delete on users
+                 for each row execute function linger()"
+        ));
     }
 
     /// Returns when a session of the service waits for a lock.

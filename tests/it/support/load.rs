@@ -164,7 +164,7 @@ impl Worker {
         // Recorded before it is sent: its outcome is unknown until it is answered.
         self.possible.insert(email.clone(), vec![None, Some(name.clone())]);
         let body = json!({"name": name, "email": email}).to_string();
-        if let Some((201, user)) = self.call("POST", "/users", &body, &[201]) {
+        if let Some((201, user)) = self.call("POST", "/users", &body, 201) {
             self.possible.insert(email.clone(), vec![Some(name)]);
             self.created.fetch_add(1, Ordering::SeqCst);
             self.sure.push((user["id"].as_str().expect("an id").to_owned(), email));
@@ -172,35 +172,38 @@ impl Worker {
     }
 
     fn update(&mut self, turn: u32) {
-        let Some((id, email)) = self.sure.pop() else {
-            return;
-        };
-        let before = self.possible[&email].clone();
-        let after = Some(format!("changed in {turn}"));
-        self.possible.insert(email.clone(), vec![before[0].clone(), after.clone()]);
-        let body = json!({"name": after}).to_string();
-        if self.call("PUT", &format!("/users/{id}"), &body, &[200]).is_some() {
-            self.possible.insert(email.clone(), vec![after]);
-            self.sure.insert(0, (id, email));
+        let name = format!("changed in {turn}");
+        let body = json!({ "name": name }).to_string();
+        if let Some(user) = self.change("PUT", &body, Some(name), 200) {
+            self.sure.insert(0, user);
         }
     }
 
     fn delete(&mut self) {
-        let Some((id, email)) = self.sure.pop() else {
-            return;
-        };
-        let before = self.possible[&email].clone();
-        self.possible.insert(email.clone(), vec![before[0].clone(), None]);
-        if self.call("DELETE", &format!("/users/{id}"), "", &[204]).is_some() {
-            self.possible.insert(email, vec![None]);
-        }
+        self.change("DELETE", "", None, 204);
+    }
+
+    /// Changes a user, who has this name then. Returns the user if that is acknowledged.
+    fn change(
+        &mut self,
+        method: &str,
+        body: &str,
+        then: Option<String>,
+        success: u16,
+    ) -> Option<(String, String)> {
+        let (id, email) = self.sure.pop()?;
+        let before = self.possible[&email][0].clone();
+        self.possible.insert(email.clone(), vec![before, then.clone()]);
+        self.call(method, &format!("/users/{id}"), body, success)?;
+        self.possible.insert(email.clone(), vec![then]);
+        Some((id, email))
     }
 
     fn read(&mut self) {
         let Some((id, email)) = self.sure.last().cloned() else {
             return;
         };
-        if let Some((_, user)) = self.call("GET", &format!("/users/{id}"), "", &[200]) {
+        if let Some((_, user)) = self.call("GET", &format!("/users/{id}"), "", 200) {
             assert_eq!(user["name"].as_str().map(str::to_owned), self.possible[&email][0], "{email}");
         }
     }
@@ -221,7 +224,7 @@ impl Worker {
     }
 
     /// The answer, if it is a success. Whatever is no success has to be a failure of the database's or none at all.
-    fn call(&mut self, method: &str, target: &str, body: &str, success: &[u16]) -> Option<(u16, Value)> {
+    fn call(&mut self, method: &str, target: &str, body: &str, success: u16) -> Option<(u16, Value)> {
         let sent = Instant::now();
         let answer = self.client.call(method, target, body).ok();
         let event = Event { sent, took: sent.elapsed(), status: answer.as_ref().map(|(status, _)| *status) };
@@ -238,7 +241,7 @@ impl Worker {
             503 => answer.1 == json!({"error": "Service unavailable"}),
             status => {
                 let name = &self.name;
-                assert!(success.contains(&status), "{name}: {method} {target} {body}: {answer:?}");
+                assert_eq!(success, status, "{name}: {method} {target} {body}: {answer:?}");
                 return Some(answer);
             }
         };

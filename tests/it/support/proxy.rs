@@ -42,8 +42,6 @@ pub struct Proxy {
 struct State {
     weather: Weather,
     connections: Vec<Arc<Joined>>,
-    /// How many connections were closed as they came.
-    refused: usize,
     /// How many connections `Weather::CutAfter` has closed.
     cuts: usize,
     /// The next client that sends something is held back.
@@ -92,8 +90,9 @@ impl Proxy {
             for client in listener.incoming().map_while(Result::ok) {
                 let mut state = shared.lock().unwrap();
                 if state.weather == Weather::Shut {
-                    state.refused += 1;
-                } else if let Ok(server) = server() {
+                    continue;
+                }
+                if let Ok(server) = server() {
                     let joined = Joined { client: client.into(), server, reset: AtomicBool::new(false) };
                     state.connections.push(join(joined, &shared));
                 }
@@ -130,11 +129,6 @@ impl Proxy {
             joined.reset.store(true, Ordering::SeqCst);
             joined.end();
         }
-    }
-
-    /// How many connections came while it was shut.
-    pub fn refused(&self) -> usize {
-        self.state().refused
     }
 
     /// How many connections `Weather::CutAfter` has closed.
