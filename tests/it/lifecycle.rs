@@ -265,18 +265,6 @@ fn versions() -> String {
 }
 
 #[test]
-fn migrations_from_a_directory() {
-    let database = Database::empty();
-    let mut process = Process::on(&database, &[("MIGRATIONS_DIR", MIGRATIONS)]);
-    check(&mut process.client(), &format!("POST /users {ADA} => 201 {ADA_1}"));
-    assert_eq!(history(&database), versions());
-    // They are those of the binary, and are applied once.
-    let mut restarted = Process::on(&database, &[]);
-    check(&mut restarted.client(), &format!("GET /users/1 => 200 {ADA_1}"));
-    assert!(!restarted.stderr().contains("applied migration"), "{}", restarted.stderr());
-}
-
-#[test]
 fn a_failing_migration_leaves_nothing_half_applied() {
     let database = Database::empty();
     let dir = TempDir::new();
