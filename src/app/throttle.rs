@@ -91,7 +91,7 @@ impl Throttle {
     }
 
     /// Lets time pass: attempts that are older than a minute then do not count any more.
-    #[cfg(feature = "testing")]
+    #[cfg(any(test, feature = "testing"))]
     pub fn advance(&self, time: Duration) {
         self.attempts.lock().advanced += time;
     }
