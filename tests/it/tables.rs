@@ -1,8 +1,9 @@
 //! Tables that are changed behind the service's back: a sequence behind the ids, counts that are wrong, row security, and a
 //! role that owns none of them.
 
-use crate::support::{Answer, Client, Database, LONG, Process, Service, eventually, every_verb};
+use crate::support::{Answer, Client, Database, LONG, Process, Service, TempDir, eventually, every_verb};
 use serde_json::json;
+use userd::User;
 
 /// How a command ends on this database: its exit code, and what it prints.
 fn userd(database_url: &str, arguments: &[&str]) -> (i32, String) {
@@ -35,6 +36,10 @@ fn check_stored(client: &mut Client, created: &Answer, name: &str) {
 #[test]
 fn a_check_finds_a_sequence_behind_the_ids() {
     let database = Database::create();
+    let dir = TempDir::new();
+    dir.write("new", r#"{"name":"new","email":"new@example.com"}"#);
+    let new = dir.path().join("new");
+    let new = new.to_str().unwrap();
     let problem = |what: &str| {
         let (code, said) = userd(&database.url(), &["check"]);
         let mut lines = said.lines().map(str::to_owned);
@@ -51,11 +56,30 @@ fn a_check_finds_a_sequence_behind_the_ids() {
     for behind in ["alter sequence users_id_seq restart with 20", "select setval('users_id_seq', 19)"] {
         database.run(behind);
         let line = problem(behind).expect(behind);
+        // An import says where to look, and stores nothing.
+        let (code, said) = userd(&database.url(), &["import", new]);
+        assert!(code == 1 && said.contains("`userd check`"), "{said}");
         let mend = line.split('`').nth(1).unwrap();
         database.run(mend);
         assert_eq!(problem(mend), None);
         assert_eq!(database.value("select nextval('users_id_seq')"), "21", "{behind}");
     }
+    assert_eq!(userd(&database.url(), &["import", new]).0, 0);
+    assert_eq!(database.value("select string_agg(name, ' ') from users where id > 20"), "new");
+}
+
+/// A column that is new has a field in `User`.
+#[test]
+fn the_columns_are_the_fields_of_a_user() {
+    let service = Service::start();
+    assert_eq!(create(&mut service.client(), None, &body("ada", None)).status, 201);
+    let ada = service.server.app().users().find_many(&[1]).unwrap().remove(0);
+    let User { id, name, email, created_at, updated_at, version, credential: _ } = ada;
+    assert_eq!((id, &*name, &*email, version), (1, "ada", "ada@example.com", 1));
+    assert_eq!(created_at, updated_at);
+    let columns = "select string_agg(attname, ' ' order by attnum) from pg_attribute \
+        where attrelid = 'users'::regclass and attnum > 0";
+    assert_eq!(service.database.value(columns), "id name email created_at updated_at version");
 }
 
 // Counts

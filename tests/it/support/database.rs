@@ -54,7 +54,8 @@ impl Database {
         static TEMPLATE: OnceLock<Database> = OnceLock::new();
         let template = TEMPLATE.get_or_init(|| {
             let template = Database::empty();
-            let server = Server::start(template.config());
+            // In sessions that nothing is set in, so that the functions have their safe `search_path` of the migrations.
+            let server = Server::start(Config { db_prepared: false, ..template.config() });
             server.expect("a server migrates an empty database").stop();
             template
         });
