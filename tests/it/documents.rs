@@ -12,6 +12,7 @@ use std::{
 };
 
 const README: &str = include_str!("../../README.md");
+const SECURITY: &str = include_str!("../../docs/security.md");
 const CURL: &str = include_str!("../../docs/curl.md");
 
 /// Every document: its name from the root, and its text.
@@ -79,6 +80,19 @@ fn links_lead_somewhere() {
         }
     }
     assert!(count > 50, "{count} links");
+    // Tests that documents name: files, and in the table of docs/security.md modules and functions.
+    let code = |text: &'static str| text.split('`').skip(1).step_by(2);
+    let files = code(README).filter(|code| code.starts_with("tests/")).map(|file| (file.to_owned(), ""));
+    let rows = SECURITY.lines().filter(|line| line.starts_with("| ")).skip(1);
+    let named = rows.flat_map(|row| code(row.rsplit(" | ").next().expect("a cell")));
+    let tests = named.filter(|name| name.contains("::") || !name.contains('_')).map(|name| {
+        let (module, function) = name.split_once("::").unwrap_or((name, ""));
+        (format!("tests/it/{module}.rs"), function)
+    });
+    for (file, function) in files.chain(tests) {
+        let text = fs::read_to_string(root.join(&file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+        assert!(text.contains(&format!("fn {function}")), "{file}: {function}");
+    }
     let missing: Vec<_> =
         documents.iter().map(|(name, _)| name).filter(|name| !listed.contains(*name)).collect();
     assert!(missing.is_empty(), "{missing:?}");
