@@ -129,15 +129,15 @@ impl Rules<'_> {
 
     /// Returns the members of a record that are left out.
     pub fn left_out<'m>(&self, object: &'m Map<String, Value>) -> impl Iterator<Item = &'m String> {
-        self.unknown(object).take_while(|_| self.leaves_out)
+        self.leaves_out.then(|| self.unknown(object)).into_iter().flatten()
     }
 
     /// Returns the user of a record, with the hash of a clear password. The error is the problem of the record. Blocks for
     /// that work.
     pub fn user(&self, (line, object): &Record) -> Result<StagedUser, String> {
         let object = object.as_ref().map_err(String::clone)?;
-        let unknown: Vec<_> = self.unknown(object).take(10).collect();
-        if !unknown.is_empty() && !self.leaves_out {
+        if !self.leaves_out && self.unknown(object).next().is_some() {
+            let unknown: Vec<_> = self.unknown(object).take(10).collect();
             return Err(format!(
                 "has unknown fields {unknown:?}; --ignore-unknown leaves them out, --map says which of them is which field"
             ));
