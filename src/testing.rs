@@ -115,12 +115,7 @@ impl ScratchDatabase {
     /// Returns settings for a [`Server`] or an [`App`] on it: the defaults, with two workers
     /// and two connections, since tests run many servers and ask each of them little.
     pub fn config(&self) -> Config {
-        Config {
-            database: Database::Url(self.url.as_str().into()),
-            db_pool_size: 2,
-            workers: 2,
-            ..Config::default()
-        }
+        Config { database: Database::Url(self.url.as_str().into()), ..small() }
     }
 
     /// Starts a server on it that is reset, fails and has time pass on command.
@@ -181,6 +176,11 @@ impl Drop for ScratchDatabase {
         #[cfg(test)]
         assert!(compared.is_ok(), "{compared:?}");
     }
+}
+
+/// Returns the settings of a service in a test: tests run many services and ask each of them little.
+fn small() -> Config {
+    Config { db_pool_size: 2, workers: 2, ..Config::default() }
 }
 
 /// Executes statements in one transaction, in a session of their own.
@@ -452,8 +452,7 @@ impl TestServer {
     /// [`StartError::Cluster`] if there is no PostgreSQL on this machine, or it does not start; others
     /// come from the settings that were changed.
     pub fn try_with(change: impl FnOnce(&mut Config)) -> Result<TestServer, StartError> {
-        let mut config = Config { db_pool_size: 2, workers: 2, ..Config::default() };
-        config.password_hashing = PasswordHashing::LeastCostForTests;
+        let mut config = Config { password_hashing: PasswordHashing::LeastCostForTests, ..small() };
         change(&mut config);
         let database = ScratchDatabase::with_migrations(config.migrations_dir.as_deref())?;
         config.database = database.config().database;
