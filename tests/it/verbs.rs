@@ -33,8 +33,7 @@ impl Place {
     /// How the verb ends. The setting of another database has no effect.
     fn run(&self, verb: &[&str]) -> Ended {
         // Kubernetes sets such a port beside a service that is named `db`. It is not judged.
-        let other =
-            [("DATABASE_URL", "postgres://app@192.0.2.1/none"), ("DB_PORT", "tcp://10.0.0.1:5432")];
+        let other = [("DATABASE_URL", "postgres://app@192.0.2.1/none"), ("DB_PORT", "tcp://10.0.0.1:5432")];
         Process::start(&[verb, &[&self.argument]].concat(), &other).ended()
     }
 
