@@ -14,7 +14,6 @@ use crate::{
     http::{Method, Request},
 };
 use lanes::Capacity;
-use relay::Relay;
 use std::{
     io,
     net::SocketAddr,
@@ -37,7 +36,6 @@ pub struct Server {
     /// `None` once it has stopped.
     frontend: Option<Frontend>,
     workers: Workers,
-    _relay: Relay,
     drain_delay: Duration,
     stop_timeout: Duration,
 }
@@ -94,7 +92,7 @@ impl BoundServer {
         app.rules.ui = config.serves_ui(addr);
         let app = Arc::new(app);
         let stages = || {
-            let (relay, http, stream) = Relay::start()?;
+            let (http, stream) = relay::start()?;
             on_listening()?;
             let shared = app.clone();
             let answer_at_once = Box::new(move |method: Method, path: &str| {
@@ -118,9 +116,9 @@ impl BoundServer {
             };
             let workers = Workers::start(http, slots, app.clone(), capacity, faults)?;
             let _ = app.metrics.source.set(workers.figures());
-            Ok((relay, frontend, workers))
+            Ok((frontend, workers))
         };
-        let (relay, frontend, workers) = stages().map_err(StartError::System)?;
+        let (frontend, workers) = stages().map_err(StartError::System)?;
         let (level, line) = who_can_connect(addr, &config);
         log::log!(level, "{line}");
         if addr.is_some() && config.serves_ui(addr) {
@@ -132,7 +130,6 @@ impl BoundServer {
             addr,
             frontend: Some(frontend),
             workers,
-            _relay: relay,
             drain_delay: config.limits.drain_delay,
             stop_timeout: config.limits.stop_timeout,
         })

@@ -51,7 +51,7 @@ pub struct Workers {
 
 /// The resources that the threads share.
 struct Dispatch {
-    server: tiny_http::Server,
+    server: &'static tiny_http::Server,
     slots: Arc<Slots>,
     app: Arc<App>,
     /// `None`: no request fails on command.
@@ -76,7 +76,7 @@ struct Schedule {
 impl Workers {
     /// Starts the threads. Errors: the system has no more threads; those that were started are ended.
     pub fn start(
-        server: tiny_http::Server,
+        server: &'static tiny_http::Server,
         slots: Arc<Slots>,
         app: Arc<App>,
         capacity: Capacity,
