@@ -411,7 +411,7 @@ fn one_line_without_an_end() {
             if stdin.write_all(&piece).is_err() {
                 break;
             }
-            most = most.max(memory_kib(process.id()));
+            most = most.max(memory_kib(process.id(), "VmRSS:"));
         }
         drop(stdin);
         let (code, _, stderr) = ended(process.wait_with_output().unwrap());

@@ -2,12 +2,11 @@
 //! process of its own with the default budget, and reads back what was acknowledged.
 
 use crate::support::{
-    BUSY, Client, Database, PASSWORD, Process, code_kib, connect_small, eventually, memory_kib, pause,
-    peak_kib, time_of_a_hash,
+    BUSY, Client, Database, PASSWORD, Process, connect_small, eventually, memory_kib, pause, time_of_a_hash,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::{
-    io::{ErrorKind, Read, Write},
+    io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpStream},
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -29,32 +28,23 @@ const LARGEST: &str = "insert into users (name, email) \
 
 /// A process with these users.
 fn start(users: &str, variables: &[(&str, &str)]) -> (Database, Process, SocketAddr) {
-    raise_the_limit_of_descriptors();
+    // The limit of descriptors usually is 1024.
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("every process has one");
+    setrlimit(Resource::RLIMIT_NOFILE, soft.max(hard.min(8192)), hard).expect("no more than the hard limit");
     let database = Database::create();
-    if !users.is_empty() {
-        database.run(users);
-    }
-    let mut process = Process::on(&database, variables);
+    database.run(users);
+    let mut process = Process::on(&database, &[&[("REQUEST_TIMEOUT", "100")], variables].concat());
     let url = process.wait_for_url();
     let address = url.strip_prefix("http://").and_then(|text| text.parse().ok()).expect("an address");
     (database, process, address)
 }
 
-/// The limit usually is 1024.
-fn raise_the_limit_of_descriptors() {
-    const ENOUGH: u64 = 8192;
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("every process has one");
-    if soft < ENOUGH.min(hard) {
-        setrlimit(Resource::RLIMIT_NOFILE, ENOUGH.min(hard), hard).expect("up to the hard limit it may be");
-    }
-}
-
 /// The peak, and then what is kept.
 fn is_bounded(process: &Process, what: &str) {
-    let code = if cfg!(debug_assertions) { code_kib(process.id()) } else { 0 };
-    let peak = peak_kib(process.id()) - code;
+    let code = if cfg!(debug_assertions) { memory_kib(process.id(), "RssFile:") } else { 0 };
+    let peak = memory_kib(process.id(), "VmHWM:") - code;
     let ended = Instant::now();
-    let rest = || memory_kib(process.id()) - code;
+    let rest = || memory_kib(process.id(), "VmRSS:") - code;
     println!("{what}: {peak} KiB at most, {} KiB at its end, {code} KiB of code", rest());
     while rest() > REST_KIB {
         assert!(ended.elapsed() < REST + BUSY, "{what}: {} KiB after {:?}", rest(), ended.elapsed());
@@ -64,67 +54,33 @@ fn is_bounded(process: &Process, what: &str) {
     assert!(peak <= PEAK_KIB, "{what}: {peak} KiB");
 }
 
-fn gives_answers_up(process: &Process) {
-    let line = "bytes of an answer before other requests needed the memory";
-    eventually(LONGER, line, || process.stderr().contains(line));
-}
-
 fn get(target: &str) -> String {
     format!("GET {target} HTTP/1.1\r\nHost: a\r\n\r\n")
 }
 
 /// Sends each request over a connection of its own, all at once, and reads what is answered, all at once: status and
 /// body of each answer, which is there to its end.
-fn exchange(address: SocketAddr, requests: &[Vec<u8>]) -> Vec<(u16, String)> {
-    let connect = |request: &Vec<u8>| {
-        let stream = TcpStream::connect(address).expect("it listens");
-        stream.set_nonblocking(true).expect("a socket");
-        (stream, request.clone(), Vec::new())
+fn exchange(address: SocketAddr, requests: &[String]) -> Vec<(u16, String)> {
+    let ask = |request: &String| {
+        let mut stream = TcpStream::connect(address).expect("it listens");
+        stream.set_read_timeout(Some(LONGER)).expect("a socket");
+        // It may be refused before it was sent whole.
+        let _ = stream.write_all(request.as_bytes());
+        let (mut stream, mut head) = (BufReader::new(stream), String::new());
+        while !head.ends_with("\r\n\r\n") {
+            assert_ne!(stream.read_line(&mut head).expect("an answer in time"), 0, "the end after {head:?}");
+        }
+        let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: ")).expect("a length");
+        let mut body = vec![0; length.parse().expect("a length")];
+        stream.read_exact(&mut body).expect("the whole answer");
+        let status = head[9..12].parse().expect("a status");
+        assert_eq!(status == 503, head.contains("\r\nRetry-After: "), "{head}");
+        (status, String::from_utf8(body).expect("UTF-8"))
     };
-    let mut clients: Vec<(TcpStream, Vec<u8>, Vec<u8>)> = requests.iter().map(connect).collect();
-    let mut answers: Vec<Option<(u16, String)>> = requests.iter().map(|_| None).collect();
-    let (deadline, mut buffer) = (Instant::now() + LONGER, vec![0; 1 << 18]);
-    while answers.iter().any(Option::is_none) {
-        assert!(Instant::now() < deadline, "some are not answered");
-        let mut moved = false;
-        for ((stream, unsent, received), answer) in clients.iter_mut().zip(&mut answers) {
-            match stream.write(unsent) {
-                _ if unsent.is_empty() => {}
-                Ok(count) => drop(unsent.drain(..count)),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                // Refused before it was sent whole.
-                Err(_) => unsent.clear(),
-            }
-            match stream.read(&mut buffer) {
-                _ if answer.is_some() => {}
-                Ok(count @ 1..) => {
-                    received.extend_from_slice(&buffer[..count]);
-                    *answer = whole(received);
-                    moved = true;
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                end => panic!("{end:?} after {} bytes of an answer", received.len()),
-            }
-        }
-        if !moved {
-            pause(Duration::from_millis(1));
-        }
-    }
-    answers.into_iter().flatten().collect()
-}
-
-/// An answer's status and body, once it is whole.
-fn whole(bytes: &[u8]) -> Option<(u16, String)> {
-    let end = bytes.windows(4).position(|window| window == b"\r\n\r\n")?;
-    let head = str::from_utf8(&bytes[..end]).expect("ASCII");
-    let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: ")).expect("a length");
-    let body = &bytes[end + 4..];
-    if body.len() < length.parse().expect("a length") {
-        return None;
-    }
-    let status = head[9..12].parse().expect("a status");
-    assert_eq!(status == 503, head.contains("\r\nRetry-After: "), "{head}");
-    Some((status, String::from_utf8(body.to_vec()).expect("UTF-8")))
+    thread::scope(|scope| {
+        let clients: Vec<_> = requests.iter().map(|request| scope.spawn(move || ask(request))).collect();
+        clients.into_iter().map(|client| client.join().expect("it has an answer")).collect()
+    })
 }
 
 /// The largest users from `first` to `last`, as a list has them.
@@ -142,25 +98,25 @@ fn is_largest(body: &str, first: usize, last: usize) {
 }
 
 /// Returns creates of so many users, with these members in each body.
-fn creates(count: usize, members: &str) -> Vec<Vec<u8>> {
+fn creates(count: usize, members: &str) -> Vec<String> {
     let create = |n: usize| {
         let body = format!(r#"{{"email":"{n}@example.com",{members}}}"#);
         let length = body.len();
-        format!("POST /users HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n{body}").into_bytes()
+        format!("POST /users HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n{body}")
     };
     (0..count).map(create).collect()
 }
 
 #[test]
 fn the_largest_users_at_once() {
-    let (_database, process, address) = start(LARGEST, &[("REQUEST_TIMEOUT", "100")]);
-    let requests: Vec<_> = (1..=256).map(|id| get(&format!("/users/{id}")).into_bytes()).collect();
+    let (_database, process, address) = start(LARGEST, &[]);
+    let requests: Vec<_> = (1..=256).map(|id| get(&format!("/users/{id}"))).collect();
     for (id, (status, body)) in (1..).zip(exchange(address, &requests)) {
         assert_eq!(status, 200);
         is_largest(&format!(r#"{{"data":[{body}]}}"#), id, id);
     }
     is_bounded(&process, "256 of the largest users at once");
-    let answers = exchange(address, &vec![get("/users?perPage=1000").into_bytes(); 32]);
+    let answers = exchange(address, &vec![get("/users?perPage=1000"); 32]);
     assert!(answers.iter().all(|answer| answer.0 == 200 && *answer == answers[0]));
     assert!(answers[0].1.len() > 7_500_000);
     is_largest(&answers[0].1, 1, 1000);
@@ -172,14 +128,14 @@ fn pages_that_are_not_read_hold_up_no_others() {
     let small = "insert into users (name, email) \
         select 'Ada Lovelace ' || n, n || '@example.com' from generate_series(1, 1000) n";
     for (users, count) in [(LARGEST, 32), (small, 400)] {
-        let variables = [("WRITE_TIMEOUT", "100"), ("REQUEST_TIMEOUT", "100")];
-        let (_database, process, address) = start(users, &variables);
+        let (_database, process, address) = start(users, &[("WRITE_TIMEOUT", "100")]);
         let mut stalled: Vec<_> = (0..count).map(|_| connect_small(address)).collect();
         for stream in &mut stalled {
             stream.write_all(get("/users?perPage=1000").as_bytes()).expect("it reads");
         }
-        gives_answers_up(&process);
-        for (status, body) in exchange(address, &vec![get("/users?perPage=500&page=2").into_bytes(); 2]) {
+        let line = "bytes of an answer before other requests needed the memory";
+        eventually(LONGER, line, || process.stderr().contains(line));
+        for (status, body) in exchange(address, &vec![get("/users?perPage=500&page=2"); 2]) {
             let page: serde_json::Value = serde_json::from_str(&body).expect("JSON");
             assert_eq!((status, &page["from"], &page["to"]), (200, &501.into(), &1000.into()));
             if users == LARGEST {
@@ -193,7 +149,7 @@ fn pages_that_are_not_read_hold_up_no_others() {
 
 #[test]
 fn bodies_at_once() {
-    let (_database, process, address) = start("", &[("REQUEST_TIMEOUT", "100")]);
+    let (_database, process, address) = start("", &[]);
     // Bodies as long as the default allows, with the longest name.
     let name = "\\u0001".repeat(1000);
     let requests = creates(1000, &format!(r#""name":"{name}"{}"#, " ".repeat(59_000)));
@@ -215,7 +171,7 @@ fn bodies_at_once() {
 #[test]
 fn passwords_at_once() {
     const WAIT: Duration = Duration::from_secs(2);
-    let (_database, process, address) = start("", &[("REQUEST_TIMEOUT", "100")]);
+    let (_database, process, address) = start("", &[]);
     let requests = creates(300, &format!(r#""name":"n","password":"{PASSWORD}""#));
     // How long a hash takes is learned while the requests come; at first it is 20 ms.
     let each = time_of_a_hash().max(Duration::from_millis(20));
@@ -239,7 +195,7 @@ fn lists_while_passwords_are_hashed() {
     let users = "insert into users (name, email) \
         select case when n > 1000 then rpad(n::text, 1000, chr(1)) else 'Ada Lovelace' end, 'u' || n || '@example.com' \
         from generate_series(1, 2000) n";
-    let (_database, process, address) = start(users, &[("REQUEST_TIMEOUT", "100"), ("AUTH_ATTEMPTS", "0")]);
+    let (_database, process, address) = start(users, &[("AUTH_ATTEMPTS", "0")]);
     let mut client = Client::new(&format!("http://{address}"));
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -271,7 +227,6 @@ fn lists_while_passwords_are_hashed() {
 fn the_largest_lists_in_the_smallest_budget() {
     const USERS: usize = 4000;
     let database = Database::create();
-    database.run(&LARGEST.replace("1, 1000)", "1, 4000)"));
     let refused = |budget: &str| {
         let variables = [("MAX_PER_PAGE", "4000"), ("MEMORY_BUDGET", budget)];
         let mut process = Process::on(&database, &variables);
@@ -285,21 +240,18 @@ fn the_largest_lists_in_the_smallest_budget() {
     assert_eq!(refused(&(least - 1).to_string()), (2, line));
 
     let budget = least.to_string();
-    let variables = [("MAX_PER_PAGE", "4000"), ("MEMORY_BUDGET", &*budget), ("REQUEST_TIMEOUT", "100")];
-    let mut process = Process::on(&database, &variables);
-    let url = process.wait_for_url();
-    let address = url.strip_prefix("http://").and_then(|text| text.parse().ok()).expect("an address");
+    let variables = [("MAX_PER_PAGE", "4000"), ("MEMORY_BUDGET", &*budget)];
+    let (database, process, address) = start(&LARGEST.replace("1, 1000)", "1, 4000)"), &variables);
     let targets = ["/users?perPage=4000", "/users?after=0&perPage=4000", "/users?perPage=4000"];
-    let requests: Vec<_> = targets.iter().map(|target| get(target).into_bytes()).collect();
-    for (status, body) in exchange(address, &requests) {
+    for (status, body) in exchange(address, &targets.map(get)) {
         assert_eq!(status, 200);
         is_largest(&body, 1, USERS);
     }
     let email = format!("/users?perPage=4000&email=4000{}", "%01".repeat(250));
-    let (status, body) = exchange(address, &[get(&email).into_bytes()]).remove(0);
+    let (status, body) = exchange(address, &[get(&email)]).remove(0);
     assert_eq!(status, 200);
     is_largest(&body, USERS, USERS);
-    let peak = peak_kib(process.id());
+    let peak = memory_kib(process.id(), "VmHWM:");
     println!(
         "pages of {USERS} of the largest users: {peak} KiB at most, with a budget of {} KiB",
         least >> 10

@@ -1,12 +1,12 @@
 //! One throwaway PostgreSQL for the whole test process, and a fresh database in it for each test.
 
-use super::{LONG, eventually};
+use super::{LONG, Proxy, eventually};
 use postgres::{Client, NoTls, config::Host, error::SqlState};
 use std::{
     ops::Deref,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{
-        Mutex, OnceLock,
+        LazyLock, Mutex, OnceLock,
         atomic::{AtomicU32, Ordering},
     },
     thread,
@@ -19,27 +19,16 @@ use userd::{
     testing::TestServer,
 };
 
-/// Server of this process, started when it is first asked for. It ends some seconds after the process.
-fn cluster() -> &'static str {
-    static CLUSTER: OnceLock<Result<Mutex<Shared>, String>> = OnceLock::new();
-    static DATABASE: OnceLock<String> = OnceLock::new();
-    let cluster = CLUSTER.get_or_init(|| {
+/// The value for `DATABASE_URL` on the server of this process, which is started when it is first asked for. It ends some
+/// seconds after the process.
+fn connection_string(database: &str) -> String {
+    static CLUSTER: LazyLock<Mutex<Shared>> = LazyLock::new(|| {
         let prefix = std::env::temp_dir().join(format!("userd-it-cluster-{}", std::process::id()));
         // For as many tests at once as there are cores, each with a service or some.
-        Shared::join(&[prefix], 1000).map(Mutex::new).map_err(|error| error.to_string())
+        let cluster = Shared::join(&[prefix], 1000);
+        Mutex::new(cluster.unwrap_or_else(|error| panic!("the tests need PostgreSQL of their own: {error}")))
     });
-    match cluster {
-        Ok(cluster) => {
-            let string =
-                || connection_string_at(&cluster.lock().expect("it is not poisoned").dir, "DATABASE");
-            DATABASE.get_or_init(string)
-        }
-        Err(error) => panic!("the tests need a PostgreSQL server of their own: {error}"),
-    }
-}
-
-fn connection_string(database: &str) -> String {
-    cluster().replace("DATABASE", database)
+    connection_string_at(&CLUSTER.lock().expect("it is not poisoned").dir, database)
 }
 
 /// A database, dropped with whatever is connected to it. Where the test has not failed, the counts are compared with the
@@ -109,16 +98,19 @@ impl Database {
 
     /// The cluster's socket.
     pub fn socket(&self) -> PathBuf {
-        Path::new(&self.socket_dir()).join(".s.PGSQL.5432")
+        socket_dir(&self.url()).join(".s.PGSQL.5432")
     }
 
     /// The directory of the cluster's socket, which `DB_HOST` takes.
     pub fn socket_dir(&self) -> String {
-        let config: postgres::Config = self.url().parse().expect("our own connection string");
-        match config.get_hosts() {
-            [Host::Unix(dir)] => dir.to_str().expect("a path of ours").to_owned(),
-            hosts => panic!("the cluster listens on one socket only, not {hosts:?}"),
-        }
+        socket_dir(&self.url()).to_str().expect("a path of ours").to_owned()
+    }
+
+    /// A proxy before the cluster, and the settings of a server whose sessions pass it.
+    pub fn proxied(&self) -> (Proxy, Config) {
+        let proxy = Proxy::start(&self.socket());
+        let database = Target::Url(self.url_at(proxy.port()).into());
+        (proxy, Config { database, ..self.config() })
     }
 
     /// The settings of a server on it.
@@ -152,29 +144,26 @@ impl Database {
 
     /// Returns when a session of the service waits for a lock.
     pub fn waits_for_a_lock(&self) {
-        self.locks("a session waits for a lock", |waiting| waiting > 0);
+        self.sessions("Lock", "a session waits for a lock", |waiting| waiting > 0);
     }
 
     /// Returns when no session of the service waits for a lock.
     pub fn waits_for_no_lock(&self) {
-        self.locks("no session waits for a lock", |waiting| waiting == 0);
+        self.sessions("Lock", "no session waits for a lock", |waiting| waiting == 0);
     }
 
     /// Returns when the service has so many sessions: its pool is full, and uses these from now on.
     pub fn has_sessions(&self, count: i64) {
-        let sql = "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'userd'";
-        let mut client = self.client();
-        eventually(LONG, "the pool has its sessions", || {
-            client.query_one(sql, &[]).is_ok_and(|row| row.get::<_, i64>(0) == count)
-        });
+        self.sessions("%", "the pool has its sessions", |found| found == count);
     }
 
-    fn locks(&self, what: &str, is: impl Fn(i64) -> bool) {
+    /// Returns when the number of the service's sessions of a kind is as it should be.
+    fn sessions(&self, kind: &str, what: &str, is: impl Fn(i64) -> bool) {
         let sql = "select count(*) from pg_stat_activity where datname = current_database() \
-            and application_name = 'userd' and wait_event_type = 'Lock'";
+            and application_name = 'userd' and coalesce(wait_event_type, '') like $1";
         // A statement waits for 100 ms only: a session for each look would take as long on a busy machine.
         let mut client = self.client();
-        eventually(LONG, what, || client.query_one(sql, &[]).is_ok_and(|row| is(row.get(0))));
+        eventually(LONG, what, || client.query_one(sql, &[&kind]).is_ok_and(|row| is(row.get(0))));
     }
 
     /// A session, to look behind the service's back.
@@ -192,8 +181,7 @@ impl Database {
 
     /// Runs statements.
     pub fn run(&self, sql: &str) {
-        let done = self.client().batch_execute(sql);
-        done.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+        run(&self.url(), sql);
     }
 }
 
@@ -205,6 +193,21 @@ impl Drop for Database {
         let _ = admin(&format!("drop database if exists {} with (force)", self.name));
         assert!(!matches!(compared, Some(Err(_))), "{compared:?}");
     }
+}
+
+/// The directory of the only socket that a cluster listens on.
+pub fn socket_dir(url: &str) -> PathBuf {
+    let config: postgres::Config = url.parse().expect("our own connection string");
+    match config.get_hosts() {
+        [Host::Unix(dir)] => dir.clone(),
+        hosts => panic!("the cluster listens on one socket only, not {hosts:?}"),
+    }
+}
+
+/// Runs statements in a session of their own.
+pub fn run(url: &str, sql: &str) {
+    let done = Client::connect(url, NoTls).and_then(|mut client| client.batch_execute(sql));
+    done.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
 }
 
 /// A server of the library's own for tests. Where the test has not failed, its counts are compared with the table first.

@@ -38,21 +38,12 @@ pub fn check_described(method: &str, target: &str, answer: &Answer) {
     }
     let status = answer.status.to_string();
     let what = || format!("the answer to {method} {target} is not described: {answer:?}");
-    let response = match operation(method, target) {
-        Some(operation) => resolve(&operation["responses"][&status]),
-        // A path or a method that is not served: one of the refusals that are described for others.
-        None => {
-            let refusals = DESCRIPTION["paths"].as_object().into_iter().flatten();
-            let operations = refusals.flat_map(|(_, path)| path.as_object().into_iter().flatten());
-            let described = operations.map(|(_, operation)| &operation["responses"][&status]);
-            let of_components = &DESCRIPTION["components"]["responses"];
-            match answer.status {
-                404 => &of_components["NotFound"],
-                405 => &of_components["MethodNotAllowed"],
-                400.. => resolve(described.into_iter().find(|one| !one.is_null()).unwrap_or(&Value::Null)),
-                _ => &Value::Null,
-            }
-        }
+    let response = match (operation(method, target), answer.status) {
+        (Some(operation), _) => resolve(&operation["responses"][&status]),
+        (None, 405) => &DESCRIPTION["components"]["responses"]["MethodNotAllowed"],
+        // A path or a method that is not served: one of the refusals that are described for another.
+        (None, 400..) => resolve(&DESCRIPTION["paths"]["/users/{id}"]["put"]["responses"][&status]),
+        (None, _) => &Value::Null,
     };
     assert!(!response.is_null(), "{}", what());
     check_headers(response, answer, &what);

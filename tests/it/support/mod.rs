@@ -23,7 +23,7 @@ pub use described::{DESCRIPTION, check_described};
 pub use http::{Answer, Client, connect_small};
 pub use load::{Books, Event, Load};
 pub use machine::{TempDir, free_port, pause, programs_of_postgres};
-pub use own::{Daemon, Own, children, code_kib, is_root, memory_kib, peak_kib, postmaster, running, users};
+pub use own::{Daemon, Own, children, is_root, memory_kib, postmaster, running, users};
 pub use page::{Ended, blocks, ended, shell};
 pub use proxy::{Proxy, Weather};
 pub use service::{Process, Service, ephemeral};

@@ -1,6 +1,10 @@
 //! A PostgreSQL of one test's own, to be killed, stopped and restarted.
 
-use super::{LONG, TempDir, database::compare_counts, eventually, pause};
+use super::{
+    LONG, TempDir,
+    database::{compare_counts, run, socket_dir},
+    eventually, pause,
+};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -80,8 +84,7 @@ impl Own {
 
     /// The directory of its socket.
     pub fn socket_dir(&self) -> PathBuf {
-        let socket = self.socket();
-        socket.parent().expect("a file in a directory").to_owned()
+        socket_dir(&self.url())
     }
 
     /// Returns the log of the cluster.
@@ -91,11 +94,7 @@ impl Own {
 
     /// The file of its socket.
     pub fn socket(&self) -> PathBuf {
-        let config: postgres::Config = self.url().parse().expect("our own connection string");
-        match config.get_hosts() {
-            [postgres::config::Host::Unix(dir)] => dir.join(".s.PGSQL.5432"),
-            hosts => panic!("the cluster listens on one socket only, not {hosts:?}"),
-        }
+        self.socket_dir().join(".s.PGSQL.5432")
     }
 
     /// A session, to look behind the service's back.
@@ -105,8 +104,7 @@ impl Own {
 
     /// Runs statements.
     pub fn run(&self, sql: &str) {
-        let done = self.client().batch_execute(sql);
-        done.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+        run(&self.url(), sql);
     }
 
     /// Names by address.
@@ -162,22 +160,9 @@ pub fn is_root() -> bool {
     is_root
 }
 
-/// How much of a process is in memory.
-pub fn memory_kib(process: u32) -> usize {
-    status_kib(process, "VmRSS:")
-}
-
-/// How much of that is its program, and libraries.
-pub fn code_kib(process: u32) -> usize {
-    status_kib(process, "RssFile:")
-}
-
-/// How much of it was at most.
-pub fn peak_kib(process: u32) -> usize {
-    status_kib(process, "VmHWM:")
-}
-
-fn status_kib(process: u32, name: &str) -> usize {
+/// How much of a process is in memory (`VmRSS`), is its program and libraries of that (`RssFile`), or was at most
+/// (`VmHWM`).
+pub fn memory_kib(process: u32, name: &str) -> usize {
     let status = fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
     let line = status.lines().find(|line| line.starts_with(name));
     let number = line.and_then(|line| line.split_whitespace().nth(1)).expect("a number of KiB");
@@ -198,12 +183,17 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        let _ = kill(Pid::from_raw(self.child.id().cast_signed()), self.end);
-        let deadline = Instant::now() + LONG;
-        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
-            pause(Duration::from_millis(5));
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        end(&mut self.child, self.end, LONG);
     }
+}
+
+/// Ends a process with a signal, or kills it when it has had this time.
+pub fn end(child: &mut Child, signal: Signal, within: Duration) {
+    let _ = kill(Pid::from_raw(child.id().cast_signed()), signal);
+    let deadline = Instant::now() + within;
+    while matches!(child.try_wait(), Ok(None)) && Instant::now() < deadline {
+        pause(Duration::from_millis(5));
+    }
+    let _ = child.kill();
+    let _ = child.wait();
 }

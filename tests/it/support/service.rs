@@ -1,7 +1,7 @@
 //! The service, in this process and as a process of its own.
 
 use super::{
-    Client, Database, Ended, LONG, LONG_ON_DISK, TempDir, USERD, assert_no_secret, eventually, pause,
+    Client, Database, Ended, LONG, LONG_ON_DISK, TempDir, USERD, assert_no_secret, eventually, own::end,
 };
 use nix::{
     sys::signal::{Signal, kill},
@@ -14,7 +14,7 @@ use std::{
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex},
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 use userd::{config::Config, server::Server};
 
@@ -154,8 +154,7 @@ impl Process {
 
     /// How many threads it has, and how many descriptors.
     pub fn size(&self) -> (usize, usize) {
-        let count =
-            |what| std::fs::read_dir(format!("/proc/{}/{what}", self.id())).map_or(0, Iterator::count);
+        let count = |what| fs::read_dir(format!("/proc/{}/{what}", self.id())).map_or(0, Iterator::count);
         (count("task"), count("fd"))
     }
 
@@ -207,15 +206,8 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        const STOP: Duration = Duration::from_secs(3);
         // Asked first, so that it takes a private cluster along.
-        let _ = kill(Pid::from_raw(self.id().cast_signed()), Signal::SIGTERM);
-        let deadline = Instant::now() + STOP;
-        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
-            pause(Duration::from_millis(5));
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        end(&mut self.child, Signal::SIGTERM, Duration::from_secs(3));
         // Whatever the test was about.
         if !thread::panicking() {
             assert_no_secret(&self.stderr());

@@ -39,12 +39,12 @@ impl Pki {
         let key = || KeyPair::generate().unwrap();
         issue("good", params(&names), key(), &ca);
         issue("cn-only", params(&[]), key(), &ca);
-        let mut expired = params(&names);
-        (expired.not_before, expired.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(2021, 1, 1));
-        issue("expired", expired, key(), &ca);
-        let mut future = params(&names);
-        (future.not_before, future.not_after) = (date_time_ymd(2090, 1, 1), date_time_ymd(2091, 1, 1));
-        issue("future", future, key(), &ca);
+        for (name, year) in [("expired", 2020), ("future", 2090)] {
+            let mut params = params(&names);
+            (params.not_before, params.not_after) =
+                (date_time_ymd(year, 1, 1), date_time_ymd(year + 1, 1, 1));
+            issue(name, params, key(), &ca);
+        }
 
         let mut middle = params(&[]);
         middle.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
