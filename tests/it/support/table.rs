@@ -12,8 +12,9 @@ type Words = BTreeMap<String, String>;
 /// `METHOD TARGET <Field: value> BODY => STATUS <Field: value> BODY`, where fields and bodies may be missing.
 ///
 /// Several methods, divided by `|`, are sent one after the other. `<!Field>`: the answer has no such field. `<Field: $word>`
-/// in an answer gives a value to the word, which no other word has; from then on `$word` stands for it. In an expected body
-/// `<times>` stands for `createdAt` and `updatedAt` with any timestamps, and `*` at its end for any rest.
+/// in an answer gives a value to the word, which no other word has; from then on `$word` stands for it, and `$word.id` for
+/// what follows its last slash. In an expected body `<times>` stands for `createdAt` and `updatedAt` with any timestamps, and
+/// `*` at its end for any rest.
 #[track_caller]
 pub fn check(client: &mut Client, rows: &str) {
     check_rows(client, None, rows);
@@ -61,8 +62,9 @@ fn execute(database: &Database, row: &str) -> Result<(), String> {
 /// Sends a request with each method of the row. Returns the answer that is not as expected.
 fn ask(client: &mut Client, row: &str, words: &mut Words) -> Result<(), String> {
     let (sent, expected) = row.split_once(" =>").unwrap_or_else(|| panic!("a row: {row}"));
-    let replaced =
-        |text: &str| words.iter().fold(text.trim().to_owned(), |text, (word, it)| text.replace(word, it));
+    let replaced = |text: &str| {
+        words.iter().rev().fold(text.trim().to_owned(), |text, (word, it)| text.replace(word, it))
+    };
     let (sent, expected) = (replaced(sent), replaced(expected));
     let (methods, rest) = sent.split_once(' ').unwrap_or_else(|| panic!("a row: {row}"));
     let (target, rest) = rest.trim_start().split_once(' ').unwrap_or((rest.trim_start(), ""));
@@ -104,6 +106,8 @@ fn has_field(answer: &Answer, (name, value): &(&str, &str), words: &mut Words) -
         Some(known) => found == known,
         None if value.starts_with('$') => {
             let is_new = words.values().all(|known| known != found);
+            let last = found.rsplit('/').next().unwrap_or_default();
+            words.insert(format!("{value}.id"), last.to_owned());
             words.insert((*value).to_owned(), found.to_owned());
             is_new
         }
