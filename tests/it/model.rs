@@ -183,9 +183,9 @@ impl<'a> Subject<'a> {
     /// All that can be seen: pages of every kind, each user that there was, and who can be authenticated.
     fn look_around(&mut self, mut state: State, known: &Known, story: &mut Story) -> Result<State, String> {
         let count = state.users.len();
-        let pages = (1..=count / 2 + 2).map(|page| Action::List { page, per_page: 2 });
-        let pages = pages.chain([Action::List { page: 1, per_page: 1000 }]);
-        let walk = [0].iter().chain(&known.ids).map(|id| Action::Walk { after: *id, per_page: 2 });
+        let pages = (1..=count / 2 + 2).map(|page| Action::List(page, 2));
+        let pages = pages.chain([Action::List(1, 1000)]);
+        let walk = [0].iter().chain(&known.ids).map(|id| Action::Walk(*id, 2));
         let emails = state.users.iter().filter(|user| user.email.is_ascii() && !user.email.contains(' '));
         let emails = emails.filter(|user| !user.email.is_empty());
         let emails: Vec<_> = emails.map(|user| Action::Email(user.email.to_lowercase())).collect();
@@ -208,7 +208,7 @@ impl<'a> Subject<'a> {
             };
             let verified = (hash, password.clone());
             if self.verified.get(&id) != Some(&verified) {
-                let action = Action::Authenticate { email: user.email, password };
+                let action = Action::Authenticate(user.email, password);
                 state = self.ask(&state, &action, story)?.0;
                 self.verified.insert(id, verified);
             }

@@ -9,11 +9,12 @@ use super::{
     history::address,
     linearizable::{Call, check},
     rules::Rules,
+    settings,
     state::{Action, Answer, Body, Field},
 };
 use crate::support::{Client, Database, Dice, LONG, Process, Proxy, Weather, eventually, free_port, pause};
 use nix::sys::signal::Signal;
-use proptest::{array::uniform8, collection::vec, option::weighted, prelude::*};
+use proptest::{array::uniform8, bool::weighted as often, collection::vec, option::weighted, prelude::*};
 use serde_json::Value;
 use std::{
     collections::HashMap,
@@ -24,7 +25,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use userd::{Config, Database as Target, Limits, PasswordHashing, Server};
+use userd::Server;
 
 /// The time in which a change that began before its answer ends: a lock is waited for 100 ms.
 const BEGUN: Duration = Duration::from_secs(1);
@@ -33,41 +34,35 @@ const GROUPS: usize = 3;
 const ADDRESSES: usize = 2;
 const PASSWORDS: [&str; 2] = ["first password", "second password"];
 
-/// A request of a client, about a user that is known when it is sent.
-#[derive(Debug, Clone)]
-enum Step {
-    Create {
-        address: usize,
-        password: Option<usize>,
-    },
-    Get {
-        user: usize,
-        conditional: bool,
-    },
-    Put {
-        user: usize,
-        patch: bool,
-        conditional: bool,
-        rename: bool,
-        address: Option<usize>,
-        password: Option<Option<usize>>,
-    },
-    Delete {
-        user: usize,
-        conditional: bool,
-    },
-    Find(usize),
-    Authenticate {
-        address: usize,
-        password: usize,
-    },
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    Create,
+    Get,
+    Put,
+    Patch,
+    Delete,
+    Find,
+    Authenticate,
     List,
 }
 
+/// A request of a client, about a user or an address of a group.
 #[derive(Debug, Clone)]
 struct Turn {
     group: usize,
-    step: Step,
+    kind: Kind,
+    /// Number of the user, the one that was created last first.
+    user: usize,
+    /// The request depends on the tag of the user that was seen last.
+    conditional: bool,
+    /// A change is one of the name.
+    renames: bool,
+    /// A change is one of the address.
+    moves: bool,
+    address: usize,
+    password: usize,
+    /// A create or a change sets the password; a change removes it.
+    protects: Option<bool>,
     cut: Option<Cut>,
 }
 
@@ -79,43 +74,42 @@ struct Plan {
 }
 
 fn plan() -> impl Strategy<Value = Plan> {
-    let password = || 0..PASSWORDS.len();
-    let step = prop_oneof![
-        4 => (0..6_usize, weighted(0.1, password()))
-            .prop_map(|(address, password)| Step::Create { address, password }),
-        4 => (0..3_usize, any::<bool>()).prop_map(|(user, conditional)| Step::Get { user, conditional }),
-        // Most of them are batched: those without a password.
-        12 => (
-            (0..3_usize, any::<bool>(), any::<bool>()),
-            any::<bool>(),
-            weighted(0.25, 0..6_usize),
-            weighted(0.2, weighted(0.3, password())),
-        )
-            .prop_map(|((user, patch, conditional), rename, address, password)| {
-                Step::Put { user, patch, conditional, rename, address, password }
-            }),
-        4 => (0..3_usize, any::<bool>()).prop_map(|(user, conditional)| Step::Delete { user, conditional }),
-        1 => (0..6_usize).prop_map(Step::Find),
-        1 => (0..6_usize, password())
-            .prop_map(|(address, password)| Step::Authenticate { address, password }),
-        1 => Just(Step::List),
-    ];
-    let cut = prop_oneof![(0..100_usize).prop_map(Cut::Request), (0..400_usize).prop_map(Cut::Answer),];
-    let turn = (0..GROUPS, step, weighted(0.1, cut));
-    let turn = turn.prop_map(|(group, step, cut)| Turn { group, step, cut });
+    use Kind::*;
+    let cut = prop_oneof![(0..100_usize).prop_map(Cut::Request), (0..400_usize).prop_map(Cut::Answer)];
+    let turn = (
+        0..GROUPS,
+        // Most changes are batched: those without a password.
+        prop_oneof![
+            4 => Just(Create), 4 => Just(Get), 6 => Just(Put), 6 => Just(Patch), 4 => Just(Delete),
+            1 => Just(Find), 1 => Just(Authenticate), 1 => Just(List),
+        ],
+        0..3_usize,
+        any::<[bool; 2]>(),
+        often(0.25),
+        (0..6_usize, 0..PASSWORDS.len()),
+        weighted(0.2, often(0.4)),
+        weighted(0.1, cut),
+    );
+    let turn = turn.prop_map(
+        |(group, kind, user, [conditional, renames], moves, (address, password), protects, cut)| Turn {
+            group,
+            kind,
+            user,
+            conditional,
+            renames,
+            moves,
+            address,
+            password,
+            protects,
+            cut,
+        },
+    );
     let plan = (uniform8(vec(turn, 8..=10)), any::<u64>());
     plan.prop_map(|(clients, seed)| Plan { clients, seed })
 }
 
 /// Events of the service while its clients work.
 type Fault<'a> = &'a (dyn Fn(&mut Dice) + Sync);
-
-/// How many calls were made, and how many of them were not answered.
-#[derive(Default)]
-struct Figures {
-    calls: AtomicUsize,
-    open: AtomicUsize,
-}
 
 /// A history of eight clients of the services at these addresses, which must all be there in the end.
 struct History<'a> {
@@ -126,15 +120,14 @@ struct History<'a> {
     /// The tags that were seen last, by id.
     tags: Mutex<HashMap<String, String>>,
     calls: [Mutex<Vec<Call>>; GROUPS],
-    figures: &'a Figures,
 }
 
 impl<'a> History<'a> {
-    fn new(addresses: &'a [String], figures: &'a Figures) -> History<'a> {
+    fn new(addresses: &'a [String]) -> History<'a> {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let (known, tags, calls) = Default::default();
-        History { addresses, number, known, tags, calls, figures }
+        History { addresses, number, known, tags, calls }
     }
 
     /// An address of a group, in some spelling. Only this history uses it: the database may still execute a statement of a
@@ -182,84 +175,53 @@ impl<'a> History<'a> {
     }
 
     fn turn(&self, client: usize, number: usize, turn: &Turn) {
-        let group = turn.group;
-        let id = |back: usize| {
-            let known = self.known[group].lock().unwrap();
-            known.iter().rev().nth(back.min(known.len().saturating_sub(1))).cloned()
+        let known = self.known[turn.group].lock().unwrap().clone();
+        let id = known.iter().rev().nth(turn.user.min(known.len().saturating_sub(1))).cloned();
+        let email = self.email(turn.group, turn.address);
+        let password = PASSWORDS[turn.password].to_owned();
+        let body = |creates: bool| {
+            let fields = [
+                // Each change of a name is one of its own.
+                (creates || turn.renames).then(|| ("name", format!("{client}.{number}").into())),
+                (creates || turn.moves).then(|| ("email", Value::from(&*email))),
+                match turn.protects {
+                    Some(true) => Some(("password", Value::from(&*password))),
+                    Some(false) if !creates => Some(("password", Value::Null)),
+                    _ => None,
+                },
+            ];
+            fields.into_iter().flatten().map(|(key, value)| (key.to_owned(), value)).collect::<Body>()
         };
-        // Each change of a name is one of its own.
-        let name = Value::from(format!("{client}.{number}"));
-        let create = |address: usize, password: Option<usize>| {
-            let mut body = Body::from_iter([
-                ("name".to_owned(), name.clone()),
-                ("email".to_owned(), self.email(group, address).into()),
-            ]);
-            body.extend(password.map(|password| ("password".to_owned(), PASSWORDS[password].into())));
-            Action::Create(body)
+        let action = match (turn.kind, id) {
+            (Kind::List, _) => Action::Some(Vec::new()),
+            (Kind::Find, _) => Action::Email(email),
+            (Kind::Authenticate, _) => Action::Authenticate(email, password),
+            (Kind::Create, _) | (_, None) => Action::Create(body(true)),
+            (Kind::Get, Some(id)) => Action::Get(id),
+            (Kind::Put, Some(id)) => Action::Put(id, body(false)),
+            (Kind::Patch, Some(id)) => Action::Patch(id, body(false)),
+            (Kind::Delete, Some(id)) => Action::Delete(id),
         };
-        let action = match &turn.step {
-            Step::Create { address, password } => create(*address, *password),
-            Step::List => Action::Some(Vec::new()),
-            Step::Find(address) => Action::Email(self.email(group, *address)),
-            Step::Authenticate { address, password } => Action::Authenticate {
-                email: self.email(group, *address),
-                password: PASSWORDS[*password].to_owned(),
-            },
-            Step::Get { user, conditional }
-            | Step::Delete { user, conditional }
-            | Step::Put { user, conditional, .. } => match (id(*user), &turn.step) {
-                (None, _) => create(*user, None),
-                (Some(id), Step::Get { .. }) => {
-                    self.depending(*conditional, Field::NoneMatch, &id, Action::Get(id.clone()))
-                }
-                (Some(id), Step::Put { patch, rename, address, password, .. }) => {
-                    let mut body = Body::new();
-                    if *rename {
-                        body.insert("name".to_owned(), name);
-                    }
-                    body.extend(
-                        address.map(|address| ("email".to_owned(), self.email(group, address).into())),
-                    );
-                    body.extend(password.map(|password| {
-                        (
-                            "password".to_owned(),
-                            password.map_or(Value::Null, |number| PASSWORDS[number].into()),
-                        )
-                    }));
-                    let change = if *patch { Action::Patch } else { Action::Put };
-                    self.depending(*conditional, Field::Match, &id, change(id.clone(), body))
-                }
-                (Some(id), _) => self.depending(*conditional, Field::Match, &id, Action::Delete(id.clone())),
-            },
+        let tag = action.id().and_then(|id| self.tags.lock().unwrap().get(id).cloned());
+        let action = match tag.filter(|_| turn.conditional) {
+            Some(tag) => {
+                let field = if turn.kind == Kind::Get { Field::NoneMatch } else { Field::Match };
+                Action::If(field, vec![tag], Box::new(action))
+            }
+            None => action,
         };
-        self.call(client, number, group, action, turn.cut);
-    }
-
-    /// An action that depends on the tag of its user that was seen last, if one was, or on none.
-    fn depending(&self, conditional: bool, field: Field, id: &str, then: Action) -> Action {
-        match self.tags.lock().unwrap().get(id) {
-            Some(tag) if conditional => Action::If { field, tags: vec![tag.clone()], then: Box::new(then) },
-            _ => then,
-        }
+        self.call(client, number, turn.group, action, turn.cut);
     }
 
     fn call(&self, client: usize, number: usize, group: usize, action: Action, cut: Option<Cut>) {
         let address = &self.addresses[(client + number) % self.addresses.len()];
         let (sent, outcome) = exchange(address, &action, cut);
-        self.figures.calls.fetch_add(1, Ordering::Relaxed);
         let (answer, until) = match outcome {
             Outcome::Answered(answer, end) => (Some((answer, end)), None),
             Outcome::Void => return,
-            Outcome::Open | Outcome::Unavailable(_) => {
-                self.figures.open.fetch_add(1, Ordering::Relaxed);
-                if !action.changes() {
-                    return;
-                }
-                match outcome {
-                    Outcome::Unavailable(end) => (None, Some(end + BEGUN)),
-                    _ => (None, None),
-                }
-            }
+            Outcome::Open | Outcome::Unavailable(_) if !action.changes() => return,
+            Outcome::Open => (None, None),
+            Outcome::Unavailable(end) => (None, Some(end + BEGUN)),
         };
         if let Some((Answer { status: 200 | 201, body, tag }, _)) = &answer
             && let Some(id) = body["id"].as_str()
@@ -306,8 +268,8 @@ impl<'a> History<'a> {
                     user["email"].as_str().is_some_and(|other| other.eq_ignore_ascii_case(&email))
                 });
                 for password in PASSWORDS.iter().filter(|_| is_there) {
-                    let (email, password) = (email.clone(), (*password).to_owned());
-                    self.call(OBSERVER, 0, group, Action::Authenticate { email, password }, None);
+                    let login = Action::Authenticate(email.clone(), (*password).to_owned());
+                    self.call(OBSERVER, 0, group, login, None);
                 }
             }
         }
@@ -336,16 +298,13 @@ fn explore_concurrent(
     fault: Option<Fault>,
     heal: &dyn Fn(),
 ) {
-    let figures = Figures::default();
     explore(what, &plan(), false, |plan| {
-        let result = History::new(addresses, &figures).run(&plan, fault);
+        let result = History::new(addresses).run(&plan, fault);
         heal();
         // A page holds a thousand users at the most.
         database.run("delete from users");
         result
     });
-    let (calls, open) = (figures.calls.into_inner(), figures.open.into_inner());
-    println!("{what}: {calls} requests, {open} of them without an answer");
 }
 
 fn host(url: &str) -> String {
@@ -382,35 +341,29 @@ fn concurrent_histories_of_batches() {
 struct Breakable {
     database: Database,
     proxy: Proxy,
-    process: Mutex<Process>,
-    address: String,
+    port: String,
+    process: Mutex<Option<Process>>,
 }
 
 impl Breakable {
     fn start() -> Breakable {
         let database = slow_database();
-        let proxy = Proxy::start(&database.socket());
-        let port = free_port();
-        let process = Breakable::spawn(&database, &proxy, port);
-        let address = format!("127.0.0.1:{port}");
-        Breakable { database, proxy, process: Mutex::new(process), address }
+        let (proxy, port) = (Proxy::start(&database.socket()), free_port().to_string());
+        let service = Breakable { database, proxy, port, process: Mutex::default() };
+        service.spawn();
+        service
     }
 
-    fn spawn(database: &Database, proxy: &Proxy, port: u16) -> Process {
-        let url = database.url_at(proxy.port());
-        let port = port.to_string();
-        let variables = [("PORT", &*port), ("DB_POOL_SIZE", "4"), ("AUTH_ATTEMPTS", "0")];
+    fn spawn(&self) {
+        let url = self.database.url_at(self.proxy.port());
+        let variables = [("PORT", &*self.port), ("DB_POOL_SIZE", "4"), ("AUTH_ATTEMPTS", "0")];
         let mut process = Process::at(&url, &variables);
         process.wait_for_url();
-        process
-    }
-
-    fn port(&self) -> u16 {
-        self.address.rsplit(':').next().and_then(|port| port.parse().ok()).expect("an address")
+        *self.process.lock().unwrap() = Some(process);
     }
 
     fn explore(&self, what: &str, fault: Fault) {
-        let addresses = [self.address.clone()];
+        let addresses = [format!("127.0.0.1:{}", self.port)];
         let heal = || self.proxy.set(Weather::Fair);
         explore_concurrent(what, &self.database, &addresses, Some(fault), &heal);
     }
@@ -441,15 +394,10 @@ fn concurrent_histories_with_cut_connections() {
 #[test]
 fn concurrent_histories_with_statements_that_are_held_back() {
     let database = slow_database();
-    let proxy = Proxy::start(&database.socket());
-    let server = Server::start(Config {
-        database: Target::Url(database.url_at(proxy.port()).into()),
-        password_hashing: PasswordHashing::LeastCostForTests,
-        auth_attempts: 0,
-        limits: Limits { request_timeout: Duration::from_secs(1), ..Limits::default() },
-        ..database.config()
-    })
-    .expect("a server starts");
+    let (proxy, mut config) = database.proxied();
+    settings(&mut config);
+    config.limits.request_timeout = Duration::from_secs(1);
+    let server = Server::start(config).expect("a server starts");
     let addresses = [host(server.base_url())];
     let fault = |dice: &mut Dice| {
         let held = proxy.held();
@@ -481,9 +429,9 @@ fn concurrent_histories_of_a_service_that_is_killed() {
     service.explore("service killed", &|dice| {
         // Long enough for something to be done in between.
         pause(Duration::from_millis(50 + dice.roll(200)));
-        let mut process = service.process.lock().unwrap();
+        let mut process = service.process.lock().unwrap().take().expect("it runs");
         process.signal(Signal::SIGKILL);
         assert_eq!(process.wait(LONG), -9);
-        *process = Breakable::spawn(&service.database, &service.proxy, service.port());
+        service.spawn();
     });
 }

@@ -10,18 +10,12 @@ use std::collections::HashMap;
 pub enum Step {
     Create(Body),
     Get(Id),
-    List {
-        page: usize,
-        per_page: usize,
-    },
-    Walk {
-        after: usize,
-        per_page: usize,
-    },
-    Email {
-        number: usize,
-        spelling: usize,
-    },
+    /// A page by its number, of this size.
+    List(usize, usize),
+    /// The users that follow one of those that there were, so many.
+    Walk(usize, usize),
+    /// An address by its number, in a spelling.
+    Email(usize, usize),
     Put(Id, Body),
     Patch(Id, Body),
     Delete(Id),
@@ -149,9 +143,9 @@ fn step(strict: bool) -> impl Strategy<Value = Step> {
         4 => body([0.98, 0.98, password_of_create]).prop_map(Step::Create),
         8 => of_one(),
         8 => (field, vec(tag, 0..3), of_one()).prop_map(|(field, tags, then)| Step::If(field, tags, Box::new(then))),
-        1 => (1..4_usize, 1..5_usize).prop_map(|(page, per_page)| Step::List { page, per_page }),
-        1 => (0..5_usize, 1..5_usize).prop_map(|(after, per_page)| Step::Walk { after, per_page }),
-        1 => (0..5_usize, 0..3_usize).prop_map(|(number, spelling)| Step::Email { number, spelling }),
+        1 => (1..4_usize, 1..5_usize).prop_map(|(page, size)| Step::List(page, size)),
+        1 => (0..5_usize, 1..5_usize).prop_map(|(after, size)| Step::Walk(after, size)),
+        1 => (0..5_usize, 0..3_usize).prop_map(|(number, spelling)| Step::Email(number, spelling)),
         2 => (id(), proptest::sample::select(attempts.to_vec()))
             .prop_map(|(id, attempt)| Step::Authenticate(id, attempt)),
     ]
@@ -191,12 +185,10 @@ impl Known {
         match step {
             Step::Create(body) => Action::Create(body.clone()),
             Step::Get(id) => Action::Get(self.segment(id)),
-            Step::List { page, per_page } => Action::List { page: *page, per_page: *per_page },
-            Step::Walk { after, per_page } => {
-                let after = if self.ids.is_empty() { 0 } else { self.id(*after) };
-                Action::Walk { after, per_page: *per_page }
-            }
-            Step::Email { number, spelling } => Action::Email(address(*number, *spelling)),
+            Step::List(page, size) => Action::List(*page, *size),
+            Step::Walk(_, size) if self.ids.is_empty() => Action::Walk(0, *size),
+            Step::Walk(after, size) => Action::Walk(self.id(*after), *size),
+            Step::Email(number, spelling) => Action::Email(address(*number, *spelling)),
             Step::Put(id, body) => Action::Put(self.segment(id), body.clone()),
             Step::Patch(id, body) => Action::Patch(self.segment(id), body.clone()),
             Step::If(field, tags, then) => {
@@ -212,13 +204,12 @@ impl Known {
                     Tag::Foreign => FOREIGN.to_owned(),
                 };
                 let tags = tags.iter().map(tag).collect();
-                Action::If { field: *field, tags, then: Box::new(then) }
+                Action::If(*field, tags, Box::new(then))
             }
             Step::Delete(id) => Action::Delete(self.segment(id)),
             Step::Authenticate(id, attempt) => {
                 let (Id::Known(back) | Id::Encoded(back)) = id else {
-                    let (email, password) = ("nobody@example.com".to_owned(), PASSWORDS[0].to_owned());
-                    return Action::Authenticate { email, password };
+                    return Action::Authenticate("nobody@example.com".to_owned(), PASSWORDS[0].to_owned());
                 };
                 let id = self.id(*back);
                 let user = state.users.iter().find(|user| user.id == Some(id));
@@ -231,7 +222,7 @@ impl Known {
                 };
                 // In another spelling, which is the same address.
                 let email = user.map_or(address(0, 0), |user| user.email.to_uppercase());
-                Action::Authenticate { email, password: password.to_owned() }
+                Action::Authenticate(email, password.to_owned())
             }
         }
     }

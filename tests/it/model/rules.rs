@@ -1,6 +1,6 @@
 //! Which bodies are refused whatever the state, and how.
 
-use super::state::{Answer, Body};
+use super::state::{Action, Answer, Body};
 use serde_json::Value;
 use std::collections::BTreeSet;
 
@@ -56,48 +56,33 @@ fn is_address(value: &Value) -> bool {
 }
 
 impl Rules {
-    pub fn refuses_create(self, body: &Body) -> Option<Refusal> {
-        let short = |text: &Value| self.strict && text == "";
-        let wrong = [
-            ("name", body.get("name").is_none_or(|name| !is_text(name) || short(name))),
-            ("email", body.get("email").is_none_or(|email| !is_address(email))),
-            ("password", body.get("password").map_or(self.strict, |password| !is_password(password))),
-        ];
-        let wrong = wrong.into_iter().filter(|(_, wrong)| *wrong).map(|(field, _)| format!("/{field}"));
-        let wrong: BTreeSet<_> = wrong.collect();
-        match wrong.is_empty() {
-            false if self.parser => Some(Refusal::Values(422, false, wrong)),
-            false => Some(Refusal::Values(400, true, wrong)),
-            true => is_mass_assignment(body).then_some(Refusal::MassAssignment),
-        }
-    }
-
-    /// The fields of a patch are those of a create, of which each may be missing, and a password null.
-    pub fn refuses_patch(self, body: &Body) -> Option<Refusal> {
-        let is_wrong = |(field, value): &(&String, &Value)| match field.as_str() {
-            "name" => !is_text(value) || (self.strict && *value == ""),
-            "email" => !is_address(value),
-            "password" => !value.is_null() && !is_password(value),
-            _ => false,
+    /// Returns how a request is refused for its body.
+    pub fn refuses(self, action: &Action) -> Option<Refusal> {
+        let (body, creates, puts) = match action {
+            Action::Create(body) => (body, true, false),
+            Action::Patch(_, body) => (body, false, false),
+            Action::Put(_, body) => (body, false, true),
+            _ => return None,
         };
-        let wrong: BTreeSet<_> = body.iter().filter(is_wrong).map(|(field, _)| format!("/{field}")).collect();
-        match wrong.is_empty() {
-            false if self.parser => Some(Refusal::Values(422, false, wrong)),
-            false => Some(Refusal::Values(400, true, wrong)),
-            true => is_mass_assignment(body).then_some(Refusal::MassAssignment),
+        let mass_assignment = is_mass_assignment(body).then_some(Refusal::MassAssignment);
+        if puts && mass_assignment.is_some() {
+            return mass_assignment;
         }
-    }
-
-    pub fn refuses_put(self, body: &Body) -> Option<Refusal> {
-        if is_mass_assignment(body) {
-            return Some(Refusal::MassAssignment);
-        }
-        let is_wrong = |(field, value): &(&String, &Value)| match field.as_str() {
-            "password" => !value.is_null() && !is_password(value),
-            "email" => !is_text(value) || value.as_str().is_some_and(|text| text.chars().count() > 254),
-            _ => !is_text(value),
+        let is_wrong = |field: &&str| match (*field, body.get(*field)) {
+            (field, None) => creates && (field != "password" || self.strict),
+            ("name", Some(name)) => !is_text(name) || (!puts && self.strict && name == ""),
+            ("email", Some(email)) if puts => {
+                !is_text(email) || email.as_str().unwrap().chars().count() > 254
+            }
+            ("email", Some(email)) => !is_address(email),
+            (_, Some(password)) => !is_password(password) && (creates || !password.is_null()),
         };
-        let wrong: BTreeSet<_> = body.iter().filter(is_wrong).map(|(field, _)| format!("/{field}")).collect();
-        (!wrong.is_empty()).then_some(Refusal::Values(422, false, wrong))
+        let wrong = ["name", "email", "password"].into_iter().filter(is_wrong);
+        let wrong: BTreeSet<_> = wrong.map(|field| format!("/{field}")).collect();
+        match wrong.is_empty() {
+            true => mass_assignment,
+            false if puts || self.parser => Some(Refusal::Values(422, false, wrong)),
+            false => Some(Refusal::Values(400, true, wrong)),
+        }
     }
 }

@@ -16,15 +16,10 @@ pub enum Action {
     Create(Body),
     /// The last segment of its path.
     Get(String),
-    List {
-        page: usize,
-        per_page: usize,
-    },
-    /// The users that follow an id.
-    Walk {
-        after: i64,
-        per_page: usize,
-    },
+    /// A page by its number, of this size.
+    List(usize, usize),
+    /// The users that follow an id, so many.
+    Walk(i64, usize),
     /// The user with this address.
     Email(String),
     /// All users whose addresses are among these, from one page.
@@ -33,15 +28,9 @@ pub enum Action {
     Patch(String, Body),
     Delete(String),
     /// A read or a change of one user that depends on tags; without any: `*`.
-    If {
-        field: Field,
-        tags: Vec<String>,
-        then: Box<Action>,
-    },
-    Authenticate {
-        email: String,
-        password: String,
-    },
+    If(Field, Vec<String>, Box<Action>),
+    /// An address and a password.
+    Authenticate(String, String),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -55,7 +44,7 @@ pub type Sent = (&'static str, String, Vec<(&'static str, String)>, String);
 
 impl Action {
     pub fn request(&self) -> Sent {
-        if let Action::If { field, tags, then } = self {
+        if let Action::If(field, tags, then) = self {
             let (method, target, _, body) = then.request();
             let name = match field {
                 Field::Match => "If-Match",
@@ -75,23 +64,18 @@ impl Action {
         match self {
             Action::Create(body) => ("POST", "/users".into(), text(body)),
             Action::Get(id) => ("GET", format!("/users/{id}"), empty()),
-            Action::List { page, per_page } => {
-                ("GET", format!("/users?page={page}&perPage={per_page}"), empty())
-            }
-            Action::Walk { after, per_page } => {
-                ("GET", format!("/users?after={after}&perPage={per_page}"), empty())
-            }
+            Action::List(page, size) => ("GET", format!("/users?page={page}&perPage={size}"), empty()),
+            Action::Walk(after, size) => ("GET", format!("/users?after={after}&perPage={size}"), empty()),
             Action::Email(email) => ("GET", format!("/users?email={email}"), empty()),
             Action::Some(_) => ("GET", "/users?perPage=1000".into(), empty()),
             Action::Put(id, body) => ("PUT", format!("/users/{id}"), text(body)),
             Action::Patch(id, body) => ("PATCH", format!("/users/{id}"), text(body)),
             Action::Delete(id) => ("DELETE", format!("/users/{id}"), empty()),
-            Action::Authenticate { email, password } => (
-                "POST",
-                "/users/authenticate".into(),
-                json!({"email": email, "password": password}).to_string(),
-            ),
-            Action::If { then, .. } => then.plain(),
+            Action::Authenticate(email, password) => {
+                let body = json!({"email": email, "password": password});
+                ("POST", "/users/authenticate".into(), body.to_string())
+            }
+            Action::If(.., then) => then.plain(),
         }
     }
 
@@ -99,7 +83,7 @@ impl Action {
     pub fn id(&self) -> Option<&str> {
         match self {
             Action::Get(id) | Action::Put(id, _) | Action::Patch(id, _) | Action::Delete(id) => Some(id),
-            Action::If { then, .. } => then.id(),
+            Action::If(.., then) => then.id(),
             _ => None,
         }
     }
@@ -107,7 +91,7 @@ impl Action {
     /// Returns true if it may change anything.
     pub fn changes(&self) -> bool {
         match self {
-            Action::If { then, .. } => then.changes(),
+            Action::If(.., then) => then.changes(),
             Action::Create(_) | Action::Put(..) | Action::Patch(..) | Action::Delete(_) => true,
             _ => false,
         }
@@ -265,11 +249,15 @@ impl State {
             Some(answer) => answer.status == status && answer.body == json!({"error": text}),
         };
         let not_found = || unchanged(refused(404, "Not found"));
+        let is_body = |body: Option<Value>| {
+            unchanged(answer.is_none_or(|answer| answer.status == 200 && Some(&answer.body) == body.as_ref()))
+        };
+        let refusal = rules.refuses(action).filter(|_| action.id().is_none_or(|id| self.find(id).is_some()));
+        if let Some(refusal) = refusal {
+            return unchanged(answer.is_none_or(|answer| refusal.allows(answer)));
+        }
         match action {
             Action::Create(body) => {
-                if let Some(refusal) = rules.refuses_create(body) {
-                    return unchanged(answer.is_none_or(|answer| refusal.allows(answer)));
-                }
                 let text = |key: &str| body.get(key).and_then(Value::as_str).map(str::to_owned);
                 let email = text("email")?;
                 if self.users.iter().any(|user| same_address(&user.email, &email)) {
@@ -306,55 +294,33 @@ impl State {
                 _ if self.find(id).is_none() => not_found(),
                 _ => unchanged(answer.is_none()),
             },
-            Action::List { .. } | Action::Walk { .. } => {
-                let list = match action {
-                    Action::Walk { after, per_page } => self.walk(*after, *per_page),
-                    Action::List { page, per_page } => self.page(*page, *per_page),
-                    _ => None,
-                };
-                unchanged(
-                    answer.is_none_or(|answer| answer.status == 200 && Some(&answer.body) == list.as_ref()),
-                )
-            }
-            Action::Email(email) => {
-                let Some(answer) = answer else {
-                    return unchanged(true);
-                };
-                let user = self.users.iter().find(|user| same_address(&user.email, email));
-                let data = answer.body["data"].as_array().filter(|_| answer.status == 200)?;
-                let total = u64::from(user.is_some());
-                match (user, &data[..]) {
-                    _ if answer.body["total"] != total => None,
-                    (None, []) => unchanged(true),
-                    (Some(user), [found]) => {
-                        let seen = Seen::read(found).filter(|seen| seen.email == user.email)?;
-                        self.with_seen(&seen)
-                    }
-                    _ => None,
-                }
-            }
-            Action::Some(addresses) => {
+            Action::List(page, size) => is_body(self.page(*page, *size)),
+            Action::Walk(after, size) => is_body(self.walk(*after, *size)),
+            Action::Email(_) | Action::Some(_) => {
                 let Some(answer) = answer else {
                     return unchanged(true);
                 };
                 let data = answer.body["data"].as_array().filter(|_| answer.status == 200)?;
                 let all: Vec<_> = data.iter().map(Seen::read).collect::<Option<_>>()?;
-                let ours = |seen: &&Seen| addresses.iter().any(|address| same_address(address, seen.email));
-                let ours: Vec<_> = all.iter().filter(ours).collect();
+                let is_meant = |email: &str| match action {
+                    Action::Some(addresses) => addresses.iter().any(|address| same_address(address, email)),
+                    Action::Email(address) => same_address(address, email),
+                    _ => false,
+                };
+                let found: Vec<_> = all.iter().filter(|seen| is_meant(seen.email)).collect();
                 let mut state = self.clone();
-                for seen in &ours {
+                for seen in &found {
                     state = state.with_seen(seen)?;
                 }
-                (ours.len() == state.users.len()).then_some(state)
+                let count = self.users.iter().filter(|user| is_meant(&user.email)).count();
+                // A page tells of other users, too.
+                let is_all = answer.body["total"] == count && all.len() == count;
+                let is_whole = matches!(action, Action::Some(_)) || is_all;
+                (found.len() == count && is_whole).then_some(state)
             }
-            Action::If { field, tags, then } => {
+            Action::If(field, tags, then) => {
                 let user = then.id().and_then(|id| self.find(id)).map(|index| &self.users[index]);
-                let refusal = match &**then {
-                    Action::Put(_, body) => rules.refuses_put(body),
-                    Action::Patch(_, body) => rules.refuses_patch(body),
-                    _ => None,
-                };
-                let (Some(user), None) = (user, refusal) else {
+                let (Some(user), None) = (user, rules.refuses(then)) else {
                     return self.step(rules, then, answer);
                 };
                 let is_refused = |answer: &Answer| match (&**then, field) {
@@ -378,13 +344,6 @@ impl State {
                 let Some(index) = self.find(id) else {
                     return not_found();
                 };
-                let refusal = match action {
-                    Action::Put(..) => rules.refuses_put(body),
-                    _ => rules.refuses_patch(body),
-                };
-                if let Some(refusal) = refusal {
-                    return unchanged(answer.is_none_or(|answer| refusal.allows(answer)));
-                }
                 let old = &self.users[index];
                 let mut user = old.clone();
                 let text = |key: &str| body.get(key).and_then(Value::as_str).map(str::to_owned);
@@ -420,7 +379,7 @@ impl State {
                 let is_deleted = |answer: &Answer| answer.status == 204 && answer.body.is_null();
                 answer.is_none_or(is_deleted).then_some(state)
             }
-            Action::Authenticate { email, password } => {
+            Action::Authenticate(email, password) => {
                 let user = self.users.iter().find(|user| same_address(&user.email, email));
                 let user = user.filter(|user| user.password.as_ref() == Some(password));
                 match (user, answer) {
