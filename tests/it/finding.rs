@@ -160,7 +160,11 @@ fn queries_that_cannot_be() {
     service.check(r#"POST /users {"name":"Ada","email":"ada@example.com"} => 201 *"#);
     // Not even a missing table is noticed: no query is executed.
     service.database.run("alter table users rename to lost");
+    let whole = "must be a whole number of at least 1";
     for (query, path, keyword, message) in [
+        ("page=0", "/page", "minimum", whole),
+        ("page=", "/page", "type", whole),
+        ("page=1&p%61ge=2", "/page", "maxItems", "must be given once"),
         ("email", "/email", "minLength", "must not be empty"),
         ("email=%ff", "/email", "format", "must be UTF-8, percent-encoded"),
         ("after=-1", "/after", "type", "must be a whole number of at least 0"),
