@@ -1,7 +1,7 @@
 //! A request waits only for its own kind: whatever locks are held, whatever is hashed, with any number of workers and
 //! of sessions.
 
-use crate::support::{Answer, BUSY, Client, OTHER_PASSWORD, PASSWORD, Service, eventually};
+use crate::support::{Answer, BUSY, Client, OTHER_PASSWORD, PASSWORD, Service, check, eventually};
 use serde_json::json;
 use std::{
     panic::{self, AssertUnwindSafe},
@@ -38,13 +38,13 @@ fn named(name: &str) -> String {
 /// A request and the status of its answer.
 type Row<'a> = (&'a str, &'a str, &'a str, u16);
 
-/// Sends requests, each of which is answered soon.
-fn soon(client: &mut Client, rows: &[Row]) {
-    for (method, target, body, expected) in rows {
+/// Sends requests of a table, each of which is answered soon.
+fn soon(client: &mut Client, rows: &str) {
+    for row in rows.lines() {
         let start = Instant::now();
-        assert_eq!(client.request(method, target, &[], body).status, *expected, "{method} {target}");
+        check(client, row);
         let took = start.elapsed();
-        assert!(took < SOON, "{method} {target} took {took:?}");
+        assert!(took < SOON, "{row} took {took:?}");
     }
 }
 
@@ -89,26 +89,22 @@ fn changes_that_meet_a_lock_hold_up_nothing_else() {
         let changes: Vec<Row> = names.iter().map(|body| ("PUT", "/users/1", body.as_str(), 200)).collect();
         with_changes_that_wait(&service, "select from users where id = 1 for update", &changes, |client| {
             for round in 0..3 {
-                let (name, body) = (format!("name-{round}"), user(&format!("name-{round}")));
-                soon(
-                    client,
-                    &[
-                        ("OPTIONS", "/users", "", 204),
-                        ("GET", "/nothing", "", 404),
-                        ("GET", "/users/x", "", 404),
-                        ("DELETE", "/users", "", 405),
-                        ("POST", "/users", "{", 400),
-                        ("GET", "/users/2", "", 200),
-                        ("GET", "/users", "", 200),
-                        ("PUT", "/users/2", &named(&name), 200),
-                        ("POST", "/users", &body, 201),
-                        ("PUT", "/users/999", &named(&name), 404),
-                    ],
-                );
-                assert_eq!(name_of(client, 2), name);
+                let rows = r#"
+                    OPTIONS /users => 204
+                    GET /nothing => 404 *
+                    GET /users/x => 404 *
+                    DELETE /users => 405 *
+                    POST /users { => 400 *
+                    GET /users/1 => 200 {"id":"1","name":"1",*
+                    GET /users => 200 *
+                    PUT /users/2 {"name":"ROUND"} => 200 *
+                    GET /users/2 => 200 {"id":"2","name":"ROUND",*
+                    POST /users {"name":"n","email":"ROUND@example.com"} => 201 *
+                    PUT /users/999 {"name":"ROUND"} => 404 *
+                    "#;
+                soon(client, &rows.replace("ROUND", &format!("name-{round}")));
             }
-            soon(client, &[("DELETE", "/users/3", "", 204), ("GET", "/users/3", "", 404)]);
-            assert_eq!(name_of(client, 1), "1");
+            soon(client, "DELETE /users/3 => 204\nGET /users/3 => 404 *");
         });
         let mut client = service.client();
         assert!(name_of(&mut client, 1).starts_with('m'));
@@ -124,10 +120,9 @@ fn changes_that_meet_a_lock_hold_up_nothing_else() {
                 start.elapsed() < SOON / 2
             });
             for n in 0..5 {
-                let name = n.to_string();
-                let body = user(&format!("new-{n}"));
-                soon(client, &[("PUT", free, &named(&name), 200), ("POST", "/users", &body, 201)]);
-                assert_eq!(name_of(client, LOCKED + 1), name);
+                let (put, create) = (named(&n.to_string()), user(&format!("new-{n}")));
+                soon(client, &format!("PUT {free} {put} => 200 *\nPOST /users {create} => 201 *"));
+                assert_eq!(name_of(client, LOCKED + 1), n.to_string());
             }
         });
         for id in 4..=LOCKED {
@@ -139,7 +134,7 @@ fn changes_that_meet_a_lock_hold_up_nothing_else() {
         let changes: Vec<Row> = creates.chain([("PUT", "/users/1", &*held, 200); 4]).collect();
         with_changes_that_wait(&service, "lock table users in share mode", &changes, |client| {
             for _ in 0..5 {
-                soon(client, &[("GET", "/users/1", "", 200), ("GET", "/users", "", 200)]);
+                soon(client, "GET /users/1 => 200 *\nGET /users => 200 *");
             }
         });
         assert_eq!(name_of(&mut client, 1), "held");

@@ -178,19 +178,13 @@ fn reads_that_depend_on_tags() {
         GET|HEAD /users/1 <If-None-Match: W/$new> => 304 <ETag: $new>
         GET|HEAD /users/1 <If-None-Match: *> => 304 <ETag: $new>
         GET|HEAD /users/1 <If-None-Match: $old> => 200 <ETag: $new> *
-        GET /users/1 <If-None-Match: $old, "x"> => 200 <ETag: $new> *
-        GET /users/1 <If-None-Match: "1"> => 200 *
         GET /users/1 <If-None-Match:> => 200 *
-        GET /users/1 <If-None-Match: , ,> => 200 *
         GET|HEAD /users/1 <If-Match: $new> => 200 <ETag: $new> *
         GET /users/1 <If-Match: *> => 200 *
         GET|HEAD /users/1 <If-Match: $old> => 412 <!ETag> {"error":"Precondition failed"}
         GET /users/1 <If-Match: W/$new> => 412 <!ETag> {"error":"Precondition failed"}
         GET /users/1 <If-Match:> => 412 *
-        GET /users/1 <If-Match: ,> => 412 *
         GET|HEAD /users/1 <If-None-Match: 1> => 400 <!ETag> *
-        GET /users/1 <If-None-Match: "x> => 400 *
-        GET /users/1 <If-None-Match: $new, *> => 400 *
         GET /users/1 <If-Match: x> => 400 *
         GET /users/1 <If-Unmodified-Since: Thu, 01 Jan 1970 00:00:00 GMT> => 200 *
         GET /users/2 <If-None-Match: *> => 404 *
@@ -216,7 +210,6 @@ fn changes_that_depend_on_tags() {
         PUT|PATCH|DELETE /users/1 <If-Match: x> {"name":"B"} => 400 *
         PUT|PATCH|DELETE /users/7 <If-Match: x> {"name":"B"} => 400 *
         PUT|PATCH /users/abc <If-Match: "x> {"name":"B"} => 400 *
-        PUT|PATCH /users/1 <If-Match: *, "x"> { => 400 *
         PUT|PATCH|DELETE /users/7 <If-Match:> {"name":"B"} => 404 *
         PUT|PATCH|DELETE /users/7 <If-Match: *> {"name":"B"} => 404 *
         PUT|PATCH|DELETE /users/7 <If-Match: "x"> { => 404 *
@@ -232,7 +225,6 @@ fn changes_that_depend_on_tags() {
         PUT|PATCH|DELETE /users/1 <If-Match: , ,> {"password":"battery staple"} => 412 {"error":"Precondition failed"}
         PUT|PATCH|DELETE /users/1 <If-Match: $old> {"name":"B"} => 412 {"error":"Precondition failed"}
         PUT|PATCH|DELETE /users/1 <If-Match: W/$new> {"name":"B"} => 412 {"error":"Precondition failed"}
-        PUT|PATCH /users/1 <If-Match: W/$new> {"password":"battery staple"} => 412 {"error":"Precondition failed"}
         PUT|PATCH /users/1 <If-Match: "x", "y"> {"email":"BOB@example.com"} => 412 {"error":"Precondition failed"}
         PUT|PATCH /users/1 <If-Match: ""> {"password":null} => 412 {"error":"Precondition failed"}
         PUT|PATCH /users/1 <If-Match: $old> {"password":"battery staple"} => 412 {"error":"Precondition failed"}

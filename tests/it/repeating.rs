@@ -1,8 +1,7 @@
 //! Creates with an `Idempotency-Key`: repeated, at once, on several replicas, and when a replica or a connection breaks.
 
 use crate::support::{
-    ADA, Answer, Client, Database, Dice, LONG, PASSWORD, Process, Proxy, Service, Weather, check, eventually,
-    pause,
+    ADA, Answer, Client, Database, Dice, LONG, PASSWORD, Process, Service, Weather, check, eventually, pause,
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -67,23 +66,20 @@ fn a_repeated_create_has_the_first_answer() {
 
 #[test]
 fn keys_that_are_malformed() {
-    let service = Service::start();
-    let long = "k".repeat(256);
-    for key in
-        ["", "a b", "\"", "\"a", "\"a\";b=1", "\"a b\"", "é", "a\tb", &long, "\"\"", "a> <Idempotency-Key: a"]
-    {
-        let refused = r#"400 {"error":"Bad request"*"#;
-        service.check(format!("POST /users <Idempotency-Key: {key}> {ADA} => {refused}"));
-    }
-    service.check(format!(
+    let (longest, refused) = ("k".repeat(255), r#"400 {"error":"Bad request"*"#);
+    Service::start().check(format!(
         r#"
+        POST /users <Idempotency-Key:> {ADA} => {refused}
+        POST /users <Idempotency-Key: a b> {ADA} => {refused}
+        POST /users <Idempotency-Key: "a> {ADA} => {refused}
+        POST /users <Idempotency-Key: {longest}k> {ADA} => {refused}
+        POST /users <Idempotency-Key: a> <Idempotency-Key: a> {ADA} => {refused}
         sql select count(*) from users => 0
-        POST /users <Idempotency-Key: {}> {ADA} => 201 *
+        POST /users <Idempotency-Key: {longest}> {ADA} => 201 *
         GET /users/1 <Idempotency-Key: a b> => 200 *
         PUT /users/1 <Idempotency-Key: a b> {{"name":"A"}} => 200 *
         DELETE /users/1 <Idempotency-Key: a b> => 204
-        "#,
-        &long[1..]
+        "#
     ));
 }
 
@@ -150,10 +146,6 @@ fn passwords_cannot_be_guessed_by_repeating_a_create() {
         sql select count(*) from users => 2
         "#,
     ));
-    let body = ADA.replace('}', r#","password":"guess no. 5"}"#);
-    let throttled = post(&mut service.client(), "k", &body);
-    let seconds: Option<u32> = throttled.header("Retry-After").and_then(|seconds| seconds.parse().ok());
-    assert!(seconds.is_some_and(|seconds| (1..=61).contains(&seconds)), "{throttled:?}");
     // Each replica counts by itself, unless nothing is counted.
     let mut config = service.database.config();
     config.auth_attempts = 0;
@@ -405,10 +397,7 @@ fn a_replica_that_is_killed_has_created_one_user_or_none() {
 fn connections_that_are_cut() {
     const CREATES: usize = 15;
     let database = Database::create();
-    let proxy = Proxy::start(&database.socket());
-    let url = database.url_at(proxy.port());
-    let mut config = database.config();
-    config.database = userd::Database::Url(url.into());
+    let (proxy, mut config) = database.proxied();
     config.password_hashing = PasswordHashing::LeastCostForTests;
     let server = Server::start(config).expect("a server");
     let mut dice = Dice(0x5eed_1e55);

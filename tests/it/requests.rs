@@ -7,14 +7,8 @@ fn id(answer: &Answer) -> &str {
     answer.header("X-Request-Id").expect("every answer has one")
 }
 
-/// A UUID of version 7.
 fn is_made(id: &str) -> bool {
-    let digits = id.bytes().enumerate().all(|(at, byte)| match at {
-        8 | 13 | 18 | 23 => byte == b'-',
-        14 => byte == b'7',
-        _ => byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte),
-    });
-    id.len() == 36 && digits
+    uuid::Uuid::parse_str(id).is_ok_and(|id| id.get_version_num() == 7)
 }
 
 /// Answers of the workers and of the frontend, of every kind.
@@ -23,43 +17,39 @@ fn an_id_is_taken_over_by_every_kind_of_answer() {
     let service = Service::with(|config| config.limits.body_timeout = std::time::Duration::from_millis(50));
     service.client().post("/users", ADA);
     let long = "x".repeat(128);
-    let field = "X-Request-Id: one.of_these~+/=:-9\r\n";
-    let bodies = "POST /users HTTP/1.1\r\nHost: a\r\n";
+    let body = format!("Content-Length: {}\r\n\r\n{ADA}", ADA.len());
+    // A request line, and what follows the id; the last six are answered by the frontend.
     let rows = [
-        ("GET /users/1 HTTP/1.1\r\nHost: a\r\n{}\r\n".to_owned(), 200),
-        ("HEAD /users/1 HTTP/1.1\r\nHost: a\r\n{}\r\n".to_owned(), 200),
-        ("GET /users/2 HTTP/1.1\r\nHost: a\r\n{}\r\n".to_owned(), 404),
-        ("OPTIONS /users HTTP/1.1\r\nHost: a\r\n{}\r\n".to_owned(), 204),
-        ("BREW /users HTTP/1.1\r\nHost: a\r\n{}\r\n".to_owned(), 405),
-        (format!("{bodies}{{}}Content-Length: {}\r\n\r\n{ADA}", ADA.len()), 409),
-        (format!("{bodies}{{}}Transfer-Encoding: chunked\r\n\r\n1\r\n{{\r\n0\r\n\r\n"), 400),
-        // Answers of the frontend.
-        (format!("{bodies}{{}}Content-Length: 99999999\r\n\r\n"), 413),
-        ("GET /users HTTP/1.1\r\n{}\r\n".to_owned(), 400),
-        (format!("{bodies}Expect: tea\r\n{{}}\r\n"), 417),
-        (format!("{bodies}{{}}Transfer-Encoding: gzip\r\n\r\n"), 501),
-        (format!("{bodies}{{}}Transfer-Encoding: chunked\r\n\r\nx\r\n"), 400),
+        ("GET /users/1", "\r\n", 200),
+        ("HEAD /users/1", "\r\n", 200),
+        ("GET /users/2", "\r\n", 404),
+        ("OPTIONS /users", "\r\n", 204),
+        ("BREW /users", "\r\n", 405),
+        ("POST /users", &body, 409),
+        ("POST /users", "Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n\r\n", 400),
+        ("POST /users", "Content-Length: 99999999\r\n\r\n", 413),
+        ("GET /users", "Host: b\r\n\r\n", 400),
+        ("POST /users", "Expect: tea\r\n\r\n", 417),
+        ("POST /users", "Transfer-Encoding: gzip\r\n\r\n", 501),
+        ("POST /users", "Transfer-Encoding: chunked\r\n\r\nx\r\n", 400),
         // It is never complete.
-        (format!("{bodies}{{}}Content-Length: 9\r\n\r\n{{"), 408),
+        ("POST /users", "Content-Length: 9\r\n\r\n{", 408),
     ];
-    for (request, status) in rows {
-        let method = request.split(' ').next().unwrap();
+    for (line, rest, status) in rows {
+        let method = line.split(' ').next().unwrap();
         for (field, expected) in [
-            (field, Some("one.of_these~+/=:-9")),
+            ("X-Request-Id: one.of_these~+/=:-9\r\n", Some("one.of_these~+/=:-9")),
             (&format!("x-request-ID:{long}\r\n"), Some(long.as_str())),
             (&format!("X-Request-Id: {long}x\r\n"), None),
             ("X-Request-Id: a\r\nX-Request-Id: a\r\n", None),
         ] {
-            if status == 408 && field.len() > 100 {
-                continue;
-            }
             let mut client = service.client();
-            client.send(request.replace("{}", field).as_bytes());
+            client.send(format!("{line} HTTP/1.1\r\nHost: a\r\n{field}{rest}").as_bytes());
             let answer = client.answer(method);
-            assert_eq!(answer.status, status, "{request}");
+            assert_eq!(answer.status, status, "{line} {rest}");
             match expected {
-                Some(expected) => assert_eq!(id(&answer), expected, "{request}"),
-                None => assert!(is_made(id(&answer)), "{request}: {answer:?}"),
+                Some(expected) => assert_eq!(id(&answer), expected, "{line} {rest}"),
+                None => assert!(is_made(id(&answer)), "{line} {rest}: {answer:?}"),
             }
         }
     }
@@ -67,12 +57,6 @@ fn an_id_is_taken_over_by_every_kind_of_answer() {
     let mut client = service.client();
     client.send(b"GET / HTTP/1.1\nX-Request-Id: a\n\n");
     assert!(is_made(id(&client.answer("GET"))));
-}
-
-#[test]
-fn an_id_is_of_one_request() {
-    let service = Service::start();
-    let mut client = service.client();
     // Each of pipelined ones has its own.
     let request = |id: &str| format!("GET /users/0 HTTP/1.1\r\nHost: a\r\n{id}\r\n");
     let all = ["X-Request-Id: a\r\n", "", "X-Request-Id: b\r\n", "", ""].map(request).concat();
@@ -115,23 +99,23 @@ fn the_log_in_each_format() {
         let full = format!("Bearer {TOKEN}");
         let login = format!(r#"{{"email":"ada@example.com","password":"{PASSWORD}"}}"#);
         let ada = login.replace('{', r#"{"name":"Ada","#);
-        // A method, and its name in the log; a target, the rights of the token, a body and the status.
-        for (method, named, target, token, body, status) in [
-            ("POST", "POST", "/users", "full", &*ada, 201),
-            ("POST", "POST", "/users", "full", "{", 400),
-            ("GET", "GET", "/users?page=1&email=ada@example.com", "read", "", 200),
-            ("GET", "GET", "/users/1?token=t0ken-0f-the-tests", "full", "", 400),
-            ("GET", "GET", "/users/1", "", "", 401),
-            ("PUT", "PUT", "/users/1", "full", &*ada, 200),
-            ("POST", "POST", "/users/authenticate", "full", &*login, 200),
-            ("GET", "GET", "/a%20b?c", "full", "", 404),
-            ("GET", "GET", r#"/users/"q""#, "full", "", 404),
-            ("OPTIONS", "OPTIONS", "/users", "full", "", 204),
-            ("BREW", "BREW", "/users", "full", "", 405),
-            ("SIXTEEN-LETTERS-", "SIXTEEN-LETTERS-", "/users", "full", "", 405),
-            ("SEVENTEEN-LETTERS", "OTHER", "/users", "full", "", 405),
-            ("DELETE", "DELETE", "/users/1", "full", "", 204),
+        // The rights of the token, the body, and the status.
+        for (method, target, token, body, status) in [
+            ("POST", "/users", "full", &*ada, 201),
+            ("POST", "/users", "full", "{", 400),
+            ("GET", "/users?page=1&email=ada@example.com", "read", "", 200),
+            ("GET", "/users/1?token=t0ken-0f-the-tests", "full", "", 400),
+            ("GET", "/users/1", "", "", 401),
+            ("PUT", "/users/1", "full", &*ada, 200),
+            ("POST", "/users/authenticate", "full", &*login, 200),
+            ("GET", "/a%20b?c", "full", "", 404),
+            ("GET", r#"/users/"q""#, "full", "", 404),
+            ("OPTIONS", "/users", "full", "", 204),
+            ("SIXTEEN-LETTERS-", "/users", "full", "", 405),
+            ("SEVENTEEN-LETTERS", "/users", "full", "", 405),
+            ("DELETE", "/users/1", "full", "", 204),
         ] {
+            let named = if method == "SEVENTEEN-LETTERS" { "OTHER" } else { method };
             let value = match token {
                 "full" => &*full,
                 "read" => "Bearer reader",
