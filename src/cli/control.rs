@@ -3,7 +3,6 @@
 use std::{
     io::{self, BufRead, Write},
     str::FromStr,
-    sync::mpsc::Receiver,
     time::Duration,
 };
 use userd::testing::{Control, Fault};
@@ -11,17 +10,13 @@ use userd::testing::{Control, Fault};
 const USAGE: &str = "a command is: reset | advance SECONDS | faults | fail none | \
                      fail (answer-lost | refused | 503 | slow SECONDS | cut BYTES) METHOD PATH [TIMES]";
 
-/// Executes the lines of standard input, to its end, once there is a service. Returns whether there was one.
-pub fn execute_lines(started: &Receiver<Control>) -> bool {
-    let mut control = None;
+/// Executes the lines of standard input, to its end.
+pub fn execute_lines(control: &Control) {
     for line in io::stdin().lock().split(b'\n').map_while(Result::ok) {
-        control = control.or_else(|| started.recv().ok());
-        let Some(control) = &control else { return false };
         let answer = execute(control, &String::from_utf8_lossy(&line));
         // A harness may have closed standard output.
         let _ = writeln!(io::stdout(), "{}", answer.unwrap_or_else(|problem| format!("error {problem}")));
     }
-    true
 }
 
 fn execute(control: &Control, line: &str) -> Result<String, String> {

@@ -24,12 +24,12 @@ pub fn max_connections(config: &Config) -> u32 {
 pub fn join(given: &Given, config: &mut Config, make: bool) -> Result<Option<Cluster>, Failure> {
     let Some(dir) = given.dir() else { return Ok(None) };
     // While this is locked, a signal waits: it ends the server, too.
-    let mut server = signals::SERVER.lock();
+    let mut remains = signals::REMAINS.lock();
     if !make {
         private_postgres::check(&dir).map_err(Failure::runtime)?;
     }
     let joined = Cluster::join(&dir, max_connections(config)).map_err(Failure::runtime)?;
-    *server = joined.pid();
+    remains.server = joined.pid();
     config.database = Database::Url(joined.connection_string("postgres").into());
     Ok(Some(joined))
 }

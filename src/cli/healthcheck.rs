@@ -31,12 +31,11 @@ pub fn healthcheck(given: &Given) -> Result<(), Failure> {
         true => config.host,
         false => format!("{}:{}", config.host, config.port),
     };
-    let late = format!("userd: no answer from {address}, from a recent probe, in time");
+    let late = format!("no answer from {address}, from a recent probe, in time");
     // A thread ends the process, as neither a connect nor a server that sends one byte at a time has a bound of its own.
     spawn("deadline", move || {
         thread::sleep(config.limits.request_timeout);
-        let _ = writeln!(io::stderr(), "{late}");
-        exit(1);
+        exit(1, &late);
     })?;
     while ask(&address).map_err(Failure::runtime)? >= FRESH_SECONDS {
         thread::sleep(PAUSE);

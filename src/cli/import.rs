@@ -1,7 +1,6 @@
 //! `userd import`: creates the users of a file or of standard input.
 
 use super::{Failure, arguments::Given, embedded, environment, progress, signals};
-use parking_lot::Mutex;
 use std::{
     fs::{self, File},
     io::{self, Write},
@@ -12,10 +11,6 @@ use userd::{
     Config, check,
     transfer::{self, Format, Import, Imported, Progress, TransferError},
 };
-
-/// Locked by a signal or by the commit, whichever comes first, until the process ends. A signal after the commit has begun
-/// has no effect.
-static DECIDED: Mutex<()> = Mutex::new(());
 
 /// Imports the users of a file, or of standard input, and says what has become of each line that is refused. A private
 /// cluster is made and migrated where it is missing, unless nothing is to be changed. Blocks until that is done.
@@ -34,11 +29,6 @@ pub fn import(given: &Given) -> Result<(), Failure> {
     };
     let mut config = environment::config(given).map_err(Failure::usage)?;
     let (input, bytes) = open(given.file())?;
-    signals::on_signals(|signal| {
-        let _decided = DECIDED.lock();
-        let _ = writeln!(io::stderr(), "userd: interrupted; nothing was imported");
-        signals::exit(128 + signal);
-    })?;
     let cluster = embedded::join(given, &mut config, !what.dry_run)?;
     if cluster.is_some() && !what.dry_run {
         check::migrate(&config)?;
@@ -48,7 +38,8 @@ pub fn import(given: &Given) -> Result<(), Failure> {
     let imported = transfer::import(&config, &what, input, &mut |progress| match progress {
         Progress::Checked(records) => progress::show(&bar, records, " lines"),
         Progress::Storing(users) => progress::storing(&bar, users),
-        Progress::Committing => mem::forget(DECIDED.lock()),
+        // From now on a signal has no effect.
+        Progress::Committing => mem::forget(signals::REMAINS.lock()),
     });
     drop(bar);
     let done = outcome(&what, imported)?;

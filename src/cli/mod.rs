@@ -56,6 +56,12 @@ fn execute(mut given: Given) -> Result<(), Failure> {
     // The process has one thread so far.
     given.set_variables()?;
     let given = &given;
+    let interrupted = match given.verb.as_str() {
+        "" => return serve::serve(given),
+        "import" => "interrupted; nothing was imported",
+        _ => "",
+    };
+    signals::on_signals(move |signal| signals::exit(128 + signal, interrupted))?;
     match given.verb.as_str() {
         "export" => export::export(given),
         "import" => import::import(given),
@@ -66,8 +72,7 @@ fn execute(mut given: Given) -> Result<(), Failure> {
         "config" => verbs::config(given),
         "healthcheck" => healthcheck::healthcheck(given),
         "man" => manual::man(),
-        "completion" => manual::completion(given),
-        _ => serve::serve(given),
+        _ => manual::completion(given),
     }
 }
 

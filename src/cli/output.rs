@@ -2,7 +2,6 @@
 //! complete.
 
 use super::{Failure, signals};
-use parking_lot::Mutex;
 use std::{
     fs::{self, File, OpenOptions, Permissions},
     io,
@@ -11,26 +10,17 @@ use std::{
 };
 use tempfile::{Builder, TempPath};
 
-/// The unfinished file. A signal removes it.
-static UNFINISHED: Mutex<Option<TempPath>> = Mutex::new(None);
-
-/// An open output. A file gets its name (`target`) at the end.
+/// An open output.
 pub struct Output {
     pub to: File,
-    target: Option<PathBuf>,
+    /// The unfinished file, which is removed when dropped, and the name that it gets at the end.
+    unfinished: Option<(TempPath, PathBuf)>,
 }
 
 impl Output {
-    /// Opens `file`, or standard output. With `secret`, a new file is for its owner alone. Takes SIGINT, SIGTERM and
-    /// SIGHUP from now on: they end the process and leave nothing.
+    /// Opens `file`, or standard output. With `secret`, a new file is for its owner alone.
     pub fn open(file: Option<&Path>, secret: bool) -> Result<Output, Failure> {
-        signals::on_signals(move |signal| {
-            // Locked until the process ends, so that no other file is made.
-            let mut unfinished = UNFINISHED.lock();
-            drop(unfinished.take());
-            signals::exit(128 + signal);
-        })?;
-        let as_it_is = |to: File| Output { to, target: None };
+        let as_it_is = |to: File| Output { to, unfinished: None };
         let opened = match file {
             // An export writes whole blocks, so the output needs no buffer.
             None => nix::unistd::dup(io::stdout()).map(File::from).map(as_it_is).map_err(io::Error::from),
@@ -50,23 +40,17 @@ impl Output {
         let directory = target.parent().ok_or(io::ErrorKind::IsADirectory)?;
         let mode = fs::metadata(&target).map_or(0o666, |found| found.permissions().mode() & 0o777);
         let mode = Permissions::from_mode(if secret { 0o600 } else { mode });
-        let mut unfinished = UNFINISHED.lock();
+        let mut remains = signals::REMAINS.lock();
         let (to, path) = Builder::new().permissions(mode).tempfile_in(directory)?.into_parts();
-        *unfinished = Some(path);
-        Ok(Output { to, target: Some(target) })
+        remains.file = Some(path.to_path_buf());
+        Ok(Output { to, unfinished: Some((path, target)) })
     }
 
     /// Puts the file in its place, after it has reached the disk.
     pub fn finish(self) -> io::Result<()> {
-        let Some(target) = &self.target else { return Ok(()) };
+        let Some((path, target)) = self.unfinished else { return Ok(()) };
         self.to.sync_all()?;
-        let mut unfinished = UNFINISHED.lock();
-        unfinished.take().map_or(Ok(()), |path| path.persist(target).map_err(io::Error::from))
-    }
-}
-
-impl Drop for Output {
-    fn drop(&mut self) {
-        drop(UNFINISHED.lock().take());
+        let _remains = signals::REMAINS.lock();
+        path.persist(target).map_err(io::Error::from)
     }
 }

@@ -1,25 +1,20 @@
 //! Runs the service from its start to the end of the process. The address is bound before a database is started, so
 //! that a port that is taken is told at once.
 
-use super::{
-    Failure,
-    arguments::Given,
-    embedded, environment,
-    log::log_to_stderr,
-    privileges,
-    signals::{self, Ending},
-};
+use super::{Failure, arguments::Given, embedded, environment, log::log_to_stderr, privileges, signals};
 use std::{
     io::{self, Write},
     os::unix::net::UnixDatagram,
     path::Path,
-    sync::{atomic::Ordering::SeqCst, mpsc},
+    sync::atomic::Ordering::SeqCst,
 };
 use userd::{
     BoundServer, Config, Database,
     private_postgres::{Account, Cluster},
     server,
 };
+
+const BROKEN: &str = "nothing could be served any more; the log says why, start it again";
 
 /// Runs the service until a signal, or the end of its parent, ends it.
 pub fn serve(given: &Given) -> Result<(), Failure> {
@@ -40,16 +35,14 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
     let account = is_embedded.then(|| Account::find(!is_ephemeral)).transpose().map_err(Failure::runtime)?;
     // A signal does not interrupt the making or the start of a cluster.
     signals::HAS_WORK.store(dir.is_some(), SeqCst);
-    let ending = Ending::watch()?;
-    let (started, control) = mpsc::channel();
-    let commands = given.has("--commands").then_some(control);
-    let has_commands = commands.is_some();
+    signals::end_service()?;
+    let has_commands = given.has("--commands");
     let is_parent = given.occurrences("--with-parent").any(|pid| pid.is_none());
-    if has_commands || is_parent {
-        ending.watch_input(commands, is_parent)?;
+    if is_parent && !has_commands {
+        signals::watch_input(None, is_parent)?;
     }
     for pid in given.occurrences("--with-parent").flatten() {
-        ending.watch_parent(pid)?;
+        signals::watch_parent(pid)?;
     }
 
     let bound = BoundServer::bind(&config)?;
@@ -59,20 +52,23 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
         config.database = Database::Url(scratch.url().into());
     }
     let on_listening = || account.as_ref().map_or(Ok(()), privileges::give_up);
+    let on_broken = || signals::end(Err(BROKEN.to_owned()));
     let (server, control) = match scratch.as_ref().filter(|_| has_commands) {
         Some(scratch) => {
-            let (server, control) = scratch.serve(bound, config, on_listening, ending.on_broken())?;
+            let (server, control) = scratch.serve(bound, config, on_listening, on_broken)?;
             (server, Some(control))
         }
-        None => (bound.start(config, on_listening, ending.on_broken())?, None),
+        None => (bound.start(config, on_listening, on_broken)?, None),
     };
     // Set before the line on standard output, after which a harness may send a signal.
     signals::HAS_WORK.store(true, SeqCst);
     tell("READY=1");
     // A harness may have closed standard output.
     let _ = writeln!(io::stdout(), "listening on {}", server.base_url());
-    let _ = control.map(|control| started.send(control));
-    let end = ending.wait(cluster.as_mut());
+    if has_commands {
+        signals::watch_input(control, is_parent)?;
+    }
+    let end = signals::wait(cluster.as_mut());
     log::info!("stopping");
     tell("STOPPING=1");
     server.stop();
@@ -94,7 +90,7 @@ fn tell(state: &str) {
 
 fn start_cluster(dir: &Path, config: &mut Config) -> Result<Cluster, Failure> {
     let cluster = Cluster::start(dir, embedded::max_connections(config)).map_err(Failure::runtime)?;
-    *signals::SERVER.lock() = cluster.pid();
+    signals::REMAINS.lock().server = cluster.pid();
     config.database = Database::Url(cluster.connection_string("postgres").into());
     Ok(cluster)
 }

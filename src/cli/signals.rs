@@ -5,19 +5,17 @@ use nix::{
     sys::signal::{SigHandler, Signal, kill, signal},
     unistd::Pid,
 };
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     iterator::Signals,
 };
 use std::{
-    fs, io,
-    path::Path,
+    fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
     process,
-    sync::{
-        atomic::{AtomicBool, Ordering::SeqCst},
-        mpsc::{self, Receiver, Sender},
-    },
+    sync::atomic::{AtomicBool, Ordering::SeqCst},
     thread,
     time::{Duration, Instant},
 };
@@ -29,26 +27,37 @@ const POLL_PAUSE: Duration = Duration::from_secs(1);
 /// Time after the first signal in which a further one counts as its repetition.
 const ONE_WISH: Duration = Duration::from_secs(1);
 
-/// The end of a service: on request, or with the reason why the service cannot go on.
-pub type End = Result<(), String>;
-
-/// Source of the end of a service. The first signal lets it finish the requests in flight; one a second or more later
-/// ends it at once.
-pub struct Ending {
-    ends: Receiver<End>,
-    end: Sender<End>,
-}
-
 /// False while there is nothing to finish, so that the first signal ends the service at once, too.
 pub static HAS_WORK: AtomicBool = AtomicBool::new(false);
 
-/// The private cluster's server, if the process has started one. Locked, it delays [`exit`].
-pub static SERVER: Mutex<Option<u32>> = Mutex::new(None);
+/// The end of the service, until [`wait`] takes it.
+static END: Mutex<Option<Result<(), String>>> = Mutex::new(None);
 
-/// Ends the process at once, and the private cluster's server with it.
-pub fn exit(code: i32) -> ! {
-    if let Some(pid) = *SERVER.lock() {
+/// Wakes [`wait`] up.
+static ENDED: Condvar = Condvar::new();
+
+/// Remains of a process that ends at once.
+pub struct Remains {
+    /// The private cluster's server, if this process has started it.
+    pub server: Option<u32>,
+    /// The unfinished file of an export.
+    pub file: Option<PathBuf>,
+}
+
+/// Remains that [`exit`] removes. Locked, they delay it.
+pub static REMAINS: Mutex<Remains> = Mutex::new(Remains { server: None, file: None });
+
+/// Ends the process at once, and leaves nothing that is unfinished. `line` is for standard error, and may be empty.
+pub fn exit(code: i32, line: &str) -> ! {
+    let remains = REMAINS.lock();
+    if let Some(pid) = remains.server {
         let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGINT);
+    }
+    if let Some(file) = &remains.file {
+        let _ = fs::remove_file(file);
+    }
+    if !line.is_empty() {
+        let _ = writeln!(io::stderr(), "userd: {line}");
     }
     log::logger().flush();
     process::exit(code)
@@ -69,82 +78,75 @@ pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Fai
     thread::Builder::new().name(name.to_owned()).spawn(body).map(drop).map_err(Failure::runtime)
 }
 
-impl Ending {
-    /// Takes the signals from now on. A signal within [`ONE_WISH`] of the first one is part of it: `timeout` and npm
-    /// pass on what the terminal has sent already.
-    pub fn watch() -> Result<Ending, Failure> {
-        let (end, ends) = mpsc::channel();
-        let asked = end.clone();
-        let mut first: Option<Instant> = None;
-        on_signals(move |signal| match first {
-            Some(first) if first.elapsed() < ONE_WISH => {}
-            None if HAS_WORK.load(SeqCst) => {
-                first = Some(Instant::now());
-                let _ = asked.send(Ok(()));
-            }
-            _ => exit(128 + signal),
-        })?;
-        Ok(Ending { ends, end })
-    }
+/// Ends the service: on request, or with the reason why it cannot go on. The first end counts.
+pub fn end(end: Result<(), String>) {
+    END.lock().get_or_insert(end);
+    ENDED.notify_one();
+}
 
-    /// Reads standard input to its end, and executes the commands in it once there is a service. `is_parent`: the end of
-    /// the input ends the service as a signal does.
-    pub fn watch_input(&self, commands: Option<Receiver<Control>>, is_parent: bool) -> Result<(), Failure> {
-        let end = self.end.clone();
-        spawn("input", move || {
-            let has_ended = match commands {
-                Some(started) => control::execute_lines(&started),
-                None => io::copy(&mut io::stdin(), &mut io::sink()).is_ok(),
-            };
-            if has_ended && is_parent {
-                parent_ended(&end, "standard input");
-            }
-        })
-    }
+/// Lets signals end the service from now on: the first one, once the requests in flight are finished; one that comes a
+/// second or more later, at once. A signal within [`ONE_WISH`] of the first one is part of it: `timeout` and npm pass on
+/// what the terminal has sent already.
+pub fn end_service() -> Result<(), Failure> {
+    let mut first: Option<Instant> = None;
+    on_signals(move |signal| match first {
+        Some(first) if first.elapsed() < ONE_WISH => {}
+        None if HAS_WORK.load(SeqCst) => {
+            first = Some(Instant::now());
+            end(Ok(()));
+        }
+        _ => exit(128 + signal, ""),
+    })
+}
 
-    /// Ends the service as a signal does when the process of this number ends.
-    pub fn watch_parent(&self, pid: &Path) -> Result<(), Failure> {
-        let pid = pid.display().to_string();
-        let Some(start) = start_of(&pid) else {
-            let problem = format!("--with-parent={pid}: there is no such process; name one that runs");
-            return Err(Failure::usage(problem));
-        };
-        let end = self.end.clone();
-        spawn("parent", move || {
-            while start_of(&pid).as_ref() == Some(&start) {
-                thread::sleep(POLL_PAUSE);
-            }
-            parent_ended(&end, &format!("process {pid}"));
-        })
-    }
+/// Reads standard input to its end, and executes the commands in it if there is a `control`. `is_parent`: the end of the
+/// input ends the service as a signal does.
+pub fn watch_input(control: Option<Control>, is_parent: bool) -> Result<(), Failure> {
+    spawn("input", move || {
+        match control {
+            Some(control) => control::execute_lines(&control),
+            None => drop(io::copy(&mut io::stdin(), &mut io::sink())),
+        }
+        if is_parent {
+            parent_ended("standard input");
+        }
+    })
+}
 
-    /// Returns the function to call when the service is broken.
-    pub fn on_broken(&self) -> impl FnOnce() + Send + 'static {
-        let end = self.end.clone();
-        let line = "nothing could be served any more; the log says why, start it again";
-        move || drop(end.send(Err(line.to_owned())))
-    }
+/// Ends the service as a signal does when the process of this number ends.
+pub fn watch_parent(pid: &Path) -> Result<(), Failure> {
+    let pid = pid.display().to_string();
+    let Some(start) = start_of(&pid) else {
+        let problem = format!("--with-parent={pid}: there is no such process; name one that runs");
+        return Err(Failure::usage(problem));
+    };
+    spawn("parent", move || {
+        while start_of(&pid).as_ref() == Some(&start) {
+            thread::sleep(POLL_PAUSE);
+        }
+        parent_ended(&format!("process {pid}"));
+    })
+}
 
-    /// Blocks until the first signal, or until the service is broken or its cluster has ended: a supervisor starts both
-    /// anew.
-    pub fn wait(&self, mut cluster: Option<&mut Cluster>) -> End {
-        let pause = if cluster.is_some() { POLL_PAUSE } else { Duration::MAX };
-        loop {
-            match self.ends.recv_timeout(pause) {
-                Ok(end) => return end,
-                Err(_) => cluster.as_mut().and_then(|cluster| cluster.ended()).map_or(Ok(()), Err)?,
-            }
+/// Blocks until the service ends, or its cluster has: a supervisor starts both anew.
+pub fn wait(mut cluster: Option<&mut Cluster>) -> Result<(), String> {
+    let pause = if cluster.is_some() { POLL_PAUSE } else { Duration::MAX };
+    let mut end = END.lock();
+    while end.is_none() {
+        if ENDED.wait_for(&mut end, pause).timed_out() {
+            *end = cluster.as_mut().and_then(|cluster| cluster.ended()).map(Err);
         }
     }
+    end.take().expect("it is there")
 }
 
 /// Ends the service as a signal does.
-fn parent_ended(end: &Sender<End>, what: &str) {
+fn parent_ended(what: &str) {
     log::info!("{what} has ended, and this process with it (--with-parent)");
     if !HAS_WORK.load(SeqCst) {
-        exit(0);
+        exit(0, "");
     }
-    let _ = end.send(Ok(()));
+    end(Ok(()));
 }
 
 /// Returns the start time of a process that has not ended, which tells it from a later process of this number.

@@ -1,6 +1,6 @@
 //! `userd migrate`, `check`, `recount`, `grants` and `config`, for operators.
 
-use super::{Failure, arguments::Given, embedded, environment, print, signals};
+use super::{Failure, arguments::Given, embedded, environment, print};
 use userd::{
     Config, Database, Secret,
     check::{self, Weight},
@@ -42,7 +42,7 @@ pub fn check(given: &Given) -> Result<(), Failure> {
             let limits = server::check_system(&config).err();
             findings.extend(limits.map(|error| (Weight::Problem, "system", error.to_string())));
             config.migrate = given.migrate();
-            match join(given, &mut config, false) {
+            match embedded::join(given, &mut config, false) {
                 Ok(_cluster) => findings.extend(check::check(&config, given.has("--counts"))),
                 Err(Failure { line, .. }) => findings.push((Weight::Problem, "database", line)),
             }
@@ -67,16 +67,8 @@ pub fn check(given: &Given) -> Result<(), Failure> {
 /// Returns the settings, and the private cluster, if one is given, for as long as it is kept.
 fn database(given: &Given, make: bool) -> Result<(Config, Option<Cluster>), Failure> {
     let mut config = environment::config(given).map_err(Failure::usage)?;
-    let cluster = join(given, &mut config, make)?;
+    let cluster = embedded::join(given, &mut config, make)?;
     Ok((config, cluster))
-}
-
-/// Makes the private cluster the database of `config`, as [`embedded::join`] does. A signal ends the process.
-fn join(given: &Given, config: &mut Config, make: bool) -> Result<Option<Cluster>, Failure> {
-    if given.has("--embedded") {
-        signals::on_signals(|signal| signals::exit(128 + signal))?;
-    }
-    embedded::join(given, config, make)
 }
 
 /// Prints the table of the settings in force. Starts nothing.
