@@ -24,10 +24,9 @@ userd_start() {
     )
     userd_settings=$(userd_run config | sed -n 's/^\([A-Z_]*\)  *\(.*[^ ]\)  *environment$/\1=\2/p' | paste -sd ' ')
     # Its standard input ends with this shell. bats waits for processes that hold its descriptor 3.
-    local names=("${settings[@]%%=*}")
     coproc USERD_PROCESS {
         userd_run --embedded --ephemeral --commands --port 0 --with-parent "--with-parent=$$" \
-            "${names[@]/#/--settings=}" "$@" 2>"$userd_log" 3>&-
+            "$@" 2>"$userd_log" 3>&-
     }
     # bash forgets it when the process ends.
     userd_pid=$USERD_PROCESS_PID

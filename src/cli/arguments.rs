@@ -13,7 +13,7 @@ use clap::{
 use std::{
     collections::BTreeMap,
     env,
-    ffi::{OsStr, OsString},
+    ffi::OsString,
     path::{Path, PathBuf},
 };
 use userd::transfer::Format;
@@ -41,34 +41,23 @@ impl Given {
         Ok(Some(Given { verb, matches, assigned: BTreeMap::new() }))
     }
 
-    /// Sets the variables that options stand for, those of `--env-file` that the environment lacks, and with `--embedded`
-    /// the `HOST` of this machine alone, if there is none. Refuses misspelt names. To be called while this is the only
-    /// thread.
+    /// Sets the variables that options stand for, and those that the environment lacks: of `--env-file`, and with
+    /// `--embedded` the `HOST` of this machine alone. To be called while this is the only thread.
     pub fn set_variables(&mut self) -> Result<(), Failure> {
-        for (option, variable) in VARIABLES {
-            if let Some(value) = self.value(option) {
-                let value = value.to_owned();
-                self.assign(variable, value.as_os_str(), "argument");
+        let options = VARIABLES.into_iter().filter_map(|(option, name)| {
+            Some((name.to_owned(), self.value(option)?.into(), "argument".to_owned()))
+        });
+        let file = self.value("--env-file").map_or(Ok(Vec::new()), env_file::read);
+        let file = file.map_err(|problem| Failure::usage(format!("--env-file: {problem}")))?;
+        let host = self.has("--embedded").then(|| ("HOST".into(), "127.0.0.1".into(), "--embedded".into()));
+        for (name, value, place) in options.chain(file).chain(host).collect::<Vec<_>>() {
+            if place == "argument" || environment::value(&name).is_none() {
+                // SAFETY: no other thread reads or writes the environment.
+                unsafe { env::set_var(&name, value) };
+                self.assigned.insert(name, place);
             }
         }
-        if let Some(file) = self.value("--env-file") {
-            let read = env_file::read(file);
-            self.assigned.extend(read.map_err(|problem| Failure::usage(format!("--env-file: {problem}")))?);
-        }
-        if self.has("--embedded") && environment::value("HOST").is_none() {
-            self.assign("HOST", OsStr::new("127.0.0.1"), "--embedded");
-        }
-        let assigned = self.assigned.iter().map(|(name, place)| (name.as_str(), place.as_str()));
-        let settings = self.occurrences("--settings").flatten();
-        let settings = settings.filter_map(|name| Some((name.to_str()?, "--settings")));
-        let misspelt = |(name, place)| Some(format!("{place}: {}", environment::misspelt(name)?));
-        assigned.chain(settings).find_map(misspelt).map_or(Ok(()), |line| Err(Failure::usage(line)))
-    }
-
-    fn assign(&mut self, variable: &str, value: &OsStr, place: &str) {
-        // SAFETY: no other thread reads or writes the environment.
-        unsafe { env::set_var(variable, value) };
-        self.assigned.insert(variable.to_owned(), place.to_owned());
+        Ok(())
     }
 
     /// Returns whether an option was given.
@@ -203,16 +192,12 @@ mod tests {
             ("export --format=ndjson users.csv", Format::Ndjson, Some("users.csv")),
             ("export --format=csv --format=ndjson", Format::Ndjson, None),
             ("export ./--format", Format::Ndjson, Some("./--format")),
+            ("export --for-spreadsheets users", Format::Csv, Some("users")),
         ];
         for (line, format, file) in rows {
             let given = parse(line).unwrap_or_else(|problem| panic!("{line}: {problem}"));
-            let Ok(export) = export::what(&given) else { panic!("{line}") };
-            let found = (export.format, given.file(), given.dir());
+            let found = (export::what(&given).format, given.file(), given.dir());
             assert_eq!(found, (format, file.map(Path::new), None), "{line}");
-        }
-        for line in ["export --for-spreadsheets", "export --for-spreadsheets users.ndjson"] {
-            let given = parse(line).unwrap_or_else(|problem| panic!("{line}: {problem}"));
-            assert!(export::what(&given).is_err(), "{line}");
         }
         let wrong = [
             "--verbose",

@@ -59,13 +59,12 @@ userd config healthcheck: --port=PORT:
 userd check: --migrate=on|off: off: applies no migration, and refuses to start if one is missing (default on)
 userd: --with-parent[=PID]: end when standard input does, and so with the process that holds its other end; with PID: \
     end when that process does; may be given twice
-userd: --settings=NAME: the name of a variable that is meant as a setting: refuses to start if it is misspelt
 userd: --env-file=FILE: read variables from FILE, as systemd's EnvironmentFile= has them; those of the environment go \
     before them
 export import: --format=ndjson|csv: a JSON object a line, or RFC 4180 with a header; the default is csv if FILE ends \
     in .csv, else ndjson, or for an import what the users look like
 export: --with-password-hashes: each user's hash, too, as passwordHash
-export: --for-spreadsheets: in CSV, an apostrophe before names and addresses that a spreadsheet would take for formulas
+export: --for-spreadsheets: CSV with an apostrophe before names and addresses that are formulas to a spreadsheet
 import: --map=FIELD=MEMBER,...: which member or column is which field, as in name=displayName,email=emails.0.value; \
     leave out all others
 import: --ignore-unknown: leave out members and columns that are no field of a user
@@ -94,7 +93,6 @@ pub fn command() -> Command {
         .mut_arg("--postgres", |arg| arg.requires("--embedded"))
         .mut_arg("--commands", |arg| arg.requires("--ephemeral"))
         .mut_arg("--seed", |arg| arg.requires("--ephemeral"))
-        .mut_arg("--settings", |arg| arg.hide(true))
         .mut_arg("--env-file", |arg| arg.global(true))
         .subcommands(VERBS.lines().map(verb))
 }

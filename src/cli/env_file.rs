@@ -1,24 +1,22 @@
 //! `--env-file`: variables from a file in the form of systemd's `EnvironmentFile=`, so that a subcommand gets the
 //! settings of the service.
 
-use super::environment;
-use std::{collections::BTreeMap, env, fs, path::Path};
+use std::{collections::BTreeMap, ffi::OsString, fs, path::Path};
 
-/// Sets the variables of a file that the environment lacks. Returns their names and the place of each, such as
-/// `/etc/userd.env:3`. To be called while this is the only thread. The error is one line, which quotes nothing of the file.
-pub fn read(file: &Path) -> Result<BTreeMap<String, String>, String> {
+/// A variable: its name, its value, and the place that says so, such as `/etc/userd.env:3`.
+pub type Variable = (String, OsString, String);
+
+/// Returns the variables of a file. The error is one line, which quotes nothing of the file.
+pub fn read(file: &Path) -> Result<Vec<Variable>, String> {
     let shown = file.display();
     let text = fs::read_to_string(file)
         .map_err(|error| format!("cannot read {shown}: {error}; name a file of lines NAME=value"))?;
-    let mut places = BTreeMap::new();
-    let mut variables = parse(&text).map_err(|line| format!("{shown}: line {line} is not NAME=value"))?;
-    variables.retain(|name, _| environment::value(name).is_none());
-    for (name, (value, line)) in variables {
-        // SAFETY: no other thread reads or writes the environment.
-        unsafe { env::set_var(name, value) };
-        places.insert(name.to_owned(), format!("{shown}:{line}"));
-    }
-    Ok(places)
+    let variables = parse(&text).map_err(|line| format!("{shown}: line {line} is not NAME=value"))?;
+    let variables = variables.into_iter();
+    let placed = |(name, (value, line)): (&str, (String, usize))| {
+        (name.into(), value.into(), format!("{shown}:{line}"))
+    };
+    Ok(variables.map(placed).collect())
 }
 
 /// Returns the value of each variable, and the number of its line. The error is the number of a line that assigns nothing.

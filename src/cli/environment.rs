@@ -6,9 +6,12 @@ use listenfd::ListenFd;
 use log::LevelFilter;
 use std::{env, ffi::OsString, os::fd::OwnedFd, sync::Arc};
 use userd::{
-    Config, ConfigError,
+    Config, ConfigError, Database,
     config::{SETTINGS, near_miss},
 };
+
+const SSL_IS_OFF: &str = "has no effect: TLS to the database is on with the exact text `true`, and beside DATABASE_URL \
+                          as its sslmode says";
 
 /// Returns the configuration that the variables make.
 pub fn config(given: &Given) -> Result<Config, ConfigError> {
@@ -18,15 +21,12 @@ pub fn config(given: &Given) -> Result<Config, ConfigError> {
     Ok(config)
 }
 
-/// Returns a look-up of the variables. With `--embedded` those of the database have no effect.
+/// Returns a look-up of the variables. With `--embedded` those that say which database is used have no effect.
 pub fn lookup(given: &Given) -> impl Fn(&str) -> Option<OsString> + use<> {
-    let is_embedded = given.has("--embedded");
-    move |name| value(name).filter(|_| !is_embedded || of_database().all(|other| other != name))
-}
-
-/// Returns the variables that say which database is used.
-fn of_database() -> impl Iterator<Item = &'static str> {
-    SETTINGS.iter().map(|setting| setting.variable).take_while(|name| *name != "DB_POOL_SIZE")
+    let variables = SETTINGS.iter().map(|setting| setting.variable);
+    let of_database = variables.take_while(|name| *name != "DB_POOL_SIZE");
+    let ignored: Vec<_> = of_database.filter(|_| given.has("--embedded")).collect();
+    move |name| value(name).filter(|_| !ignored.contains(&name))
 }
 
 /// Returns the value of a variable. An empty one counts as unset.
@@ -40,30 +40,18 @@ pub fn log() -> (LevelFilter, bool) {
     (level.unwrap_or(LevelFilter::Info), value("LOG_FORMAT").is_some_and(|format| format == "json"))
 }
 
-/// Returns a line for each variable that may not do what a person expects of it.
-pub fn warnings(given: &Given) -> Vec<String> {
-    let is_url = |name: &str| name.starts_with("DATABASE_URL");
-    let set: Vec<&str> = of_database().filter(|name| value(name).is_some()).collect();
-    let (unused, reason) = match () {
-        () if given.has("--embedded") => (set, "with --embedded, which uses a database of its own"),
-        () if set.iter().any(|name| is_url(name)) => {
-            (set.into_iter().filter(|name| !is_url(name)).collect(), "beside DATABASE_URL")
-        }
-        () => (Vec::new(), ""),
-    };
-    let unused = (!unused.is_empty()).then(|| format!("no effect {reason}: {}", unused.join(", ")));
-    let ssl = lookup(given)("DB_SSL").filter(|text| text != "true" && text != "false");
-    let ssl = ssl.map(|text| {
-        format!("DB_SSL={text:?} leaves TLS to the database off: only the exact text `true` turns it on")
+/// Returns a line for each variable that may not do what a person expects of it: `DB_SSL` that leaves TLS off, and a name
+/// that is nearly the name of a setting without a value.
+pub fn warnings(given: &Given, config: &Config) -> Vec<String> {
+    let is_on = matches!(config.database, Database::Parts { ssl: true, .. });
+    let ssl = lookup(given)("DB_SSL").filter(|text| !is_on && text != "false");
+    let ssl = ssl.map(|text| format!("DB_SSL={text:?} {SSL_IS_OFF}"));
+    let misspelt = env::vars_os().filter_map(|(name, _)| {
+        let name = name.to_str()?;
+        let meant = near_miss(name).filter(|meant| *meant != name && value(meant).is_none())?;
+        Some(format!("{name} is no setting of userd: did you mean {meant}?"))
     });
-    let misspelt = env::vars_os().filter_map(|(name, _)| misspelt(name.to_str()?));
-    unused.into_iter().chain(ssl).chain(misspelt).collect()
-}
-
-/// Returns a line if a name is nearly the name of a setting, and that setting has no value.
-pub fn misspelt(name: &str) -> Option<String> {
-    let meant = near_miss(name).filter(|meant| *meant != name && value(meant).is_none())?;
-    Some(format!("{name} is no setting of userd: did you mean {meant}?"))
+    ssl.into_iter().chain(misspelt).collect()
 }
 
 /// Returns the socket that systemd, or another supervisor that speaks its protocol, listens on (`LISTEN_FDS`,

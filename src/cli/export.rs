@@ -1,7 +1,6 @@
 //! `userd export`: all users to a file or to standard output.
 
 use super::{Failure, arguments::Given, embedded, environment, output::Output, progress};
-use indicatif::HumanCount;
 use std::io;
 use userd::transfer::{self, Export, Format, TransferError};
 
@@ -9,30 +8,24 @@ use userd::transfer::{self, Export, Format, TransferError};
 const CLOSED_PIPE: u8 = 128 + 13;
 
 /// Which users the arguments ask for, and how.
-pub fn what(given: &Given) -> Result<Export, Failure> {
-    let what = Export {
-        format: given.format().unwrap_or(Format::Ndjson),
-        with_password_hashes: given.has("--with-password-hashes"),
-        for_spreadsheets: given.has("--for-spreadsheets"),
-    };
-    match what.for_spreadsheets && what.format != Format::Csv {
-        true => Err(Failure::argument("--for-spreadsheets goes with --format csv")),
-        false => Ok(what),
-    }
+pub fn what(given: &Given) -> Export {
+    let for_spreadsheets = given.has("--for-spreadsheets");
+    let named = given.format().unwrap_or(Format::Ndjson);
+    let format = if for_spreadsheets { Format::Csv } else { named };
+    Export { format, with_password_hashes: given.has("--with-password-hashes"), for_spreadsheets }
 }
 
 /// Writes all users to a file, or to standard output; those of the private cluster, if one is given. Blocks until they
 /// are written.
 pub fn export(given: &Given) -> Result<(), Failure> {
-    let what = what(given)?;
+    let what = what(given);
     let mut config = environment::config(given).map_err(Failure::usage)?;
     let mut output = Output::open(given.file(), what.with_password_hashes)?;
     let _cluster = embedded::join(given, &mut config, false)?;
-    let bar = progress::bar(Some(0));
+    let bar = progress::bar(Some(0), "{bar:30} {human_pos} of {human_len} users, {per_sec:0}, {eta} left");
     let exported = transfer::export(&config, what, &mut output.to, &mut |done, of| {
         bar.set_length(of);
         bar.set_position(done);
-        progress::show(&bar, done, &format!(" of {} users", HumanCount(of)));
     });
     drop(bar);
     exported.map(drop).and_then(|()| output.finish().map_err(TransferError::Write)).map_err(failure)

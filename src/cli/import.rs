@@ -1,6 +1,7 @@
 //! `userd import`: creates the users of a file or of standard input.
 
 use super::{Failure, arguments::Given, embedded, environment, progress, signals};
+use indicatif::HumanCount;
 use std::{
     fs::{self, File},
     io::{self, Write},
@@ -28,16 +29,20 @@ pub fn import(given: &Given) -> Result<(), Failure> {
         requires_ids: given.has("--keep-ids"),
     };
     let mut config = environment::config(given).map_err(Failure::usage)?;
-    let (input, bytes) = open(given.file())?;
+    let file = given.file();
+    let opened = open(file).map_err(|error| unreadable(file.unwrap_or(Path::new("-")), error));
+    let (input, bytes) = opened?;
     let cluster = embedded::join(given, &mut config, !what.dry_run)?;
     if cluster.is_some() && !what.dry_run {
         check::migrate(&config)?;
     }
-    let bar = progress::bar(bytes);
+    let bar = match bytes {
+        Some(_) => progress::bar(bytes, "{bar:30} {msg} lines, {bytes_per_sec}, {eta} left"),
+        None => progress::bar(None, "{spinner} {msg} lines, {bytes_per_sec}"),
+    };
     let input = bar.wrap_read(input);
     let imported = transfer::import(&config, &what, input, &mut |progress| match progress {
-        Progress::Checked(records) => progress::show(&bar, records, " lines"),
-        Progress::Storing(users) => progress::storing(&bar, users),
+        Progress::Checked(records) => bar.set_message(HumanCount(records).to_string()),
         // From now on a signal has no effect.
         Progress::Committing => mem::forget(signals::REMAINS.lock()),
     });
@@ -60,20 +65,13 @@ pub fn seed(config: &Config, users: &[u8], format: Format) -> Result<(), Failure
 }
 
 /// Opens the input. Returns its size, too, if that is known.
-fn open(file: Option<&Path>) -> Result<(File, Option<u64>), Failure> {
-    let open = || {
-        let opened = match file {
-            Some(file) => File::open(file)?,
-            None => File::from(nix::unistd::dup(io::stdin())?),
-        };
-        let found = opened.metadata()?;
-        match found.is_dir() {
-            true => Err(io::ErrorKind::IsADirectory.into()),
-            false => Ok((opened, Some(found.len()).filter(|_| found.is_file()))),
-        }
+fn open(file: Option<&Path>) -> io::Result<(File, Option<u64>)> {
+    let opened = match file {
+        Some(file) => File::open(file)?,
+        None => File::from(nix::unistd::dup(io::stdin())?),
     };
-    let file = file.unwrap_or(Path::new("-"));
-    open().map_err(|error| unreadable(file, error))
+    let found = opened.metadata()?;
+    Ok((opened, found.is_file().then(|| found.len())))
 }
 
 fn unreadable(file: &Path, error: io::Error) -> Failure {

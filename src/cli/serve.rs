@@ -29,7 +29,7 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
     server::check_system(&config)?;
     let (level, is_json) = environment::log();
     log_to_stderr(level, is_json)?;
-    for line in environment::warnings(given) {
+    for line in environment::warnings(given, &config) {
         log::warn!("{line}");
     }
     let account = is_embedded.then(|| Account::find(!is_ephemeral)).transpose().map_err(Failure::runtime)?;

@@ -35,10 +35,11 @@ pub fn grants(given: &Given) -> Result<(), Failure> {
 
 /// Prints one line for each finding. The exit code is 1 if one of them is a problem.
 pub fn check(given: &Given) -> Result<(), Failure> {
-    let notes = environment::warnings(given).into_iter();
-    let mut findings: Vec<_> = notes.map(|line| (Weight::Note, "configuration", line)).collect();
+    let mut findings = Vec::new();
     match environment::config(given) {
         Ok(mut config) => {
+            let notes = environment::warnings(given, &config).into_iter();
+            findings.extend(notes.map(|line| (Weight::Note, "configuration", line)));
             let limits = server::check_system(&config).err();
             findings.extend(limits.map(|error| (Weight::Problem, "system", error.to_string())));
             config.migrate = given.migrate();

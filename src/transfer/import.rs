@@ -87,8 +87,6 @@ impl Imported {
 pub enum Progress {
     /// Number of records that were checked.
     Checked(u64),
-    /// All records are checked, and so many users are being stored.
-    Storing(u64),
     /// All users are stored, and are committed next. Nothing is imported if the process ends before the commit.
     Committing,
 }
@@ -152,7 +150,6 @@ pub fn import(
     if import.dry_run || (imported.refused > 0 && !import.skip_invalid) {
         return Ok(imported);
     }
-    on_progress(Progress::Storing(imported.users));
     // A trigger may leave users out.
     imported.users = staging.store()?;
     on_progress(Progress::Committing);

@@ -183,23 +183,22 @@ fn variables_that_are_not_used_are_told() {
     let (url, dir) = (database.url(), database.socket_dir());
     let parts = [("DB_HOST", dir.as_str()), ("DB_NAME", database.name())];
     let by_url = [("DATABASE_URL", url.as_str())];
-    let rows: [(Variables, Variables, &str); 5] = [
-        (
-            &parts,
-            &[("DB_SSL", "yes"), ("PGPASSWORD", "none is asked for")],
-            "DB_SSL=\"yes\" leaves TLS to the database off: only the exact text `true` turns it on",
-        ),
+    let ssl = |text| {
+        format!(
+            "DB_SSL={text:?} has no effect: TLS to the database is on with the exact text `true`, and beside \
+             DATABASE_URL as its sslmode says"
+        )
+    };
+    let rows: [(Variables, Variables, &str); 6] = [
+        (&parts, &[("DB_SSL", "yes"), ("PGPASSWORD", "none is asked for")], &ssl("yes")),
         (&by_url, &[("PGPASSWORD", "none is asked for"), ("API_TOKEN", TOKEN), ("MAIL_HOST", "x")], ""),
-        (
-            &by_url,
-            &[("DB_SSL", "true"), ("DB_SSL_CA", "/ca.pem")],
-            "no effect beside DATABASE_URL: DB_SSL, DB_SSL_CA",
-        ),
+        (&by_url, &[("DB_SSL", "true"), ("DB_SSL_CA", "/ca.pem")], &ssl("true")),
         // Kubernetes sets such a port beside a service that is named `db`. It is not judged.
+        (&by_url, &[("DB_PORT", "tcp://10.0.0.1:5432"), ("DB_PASS_FILE", "/none")], ""),
         (
             &by_url,
-            &[("DB_PORT", "tcp://10.0.0.1:5432"), ("DB_PASS_FILE", "/none")],
-            "no effect beside DATABASE_URL: DB_PORT, DB_PASS_FILE",
+            &[("DB_PASSWORD", "secret"), ("LOG_LEVEL", "info")],
+            "DB_PASSWORD is no setting of userd: did you mean DB_PASS?",
         ),
         (&by_url, &[("LOGLEVEL", "secret")], "LOGLEVEL is no setting of userd: did you mean LOG_LEVEL?"),
     ];

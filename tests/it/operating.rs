@@ -270,28 +270,6 @@ fn the_settings_in_force() {
     assert_eq!(userd(&["config"], &[("WORKERS", "0")]).0, 2);
 }
 
-/// A name that is nearly that of a setting is refused in a file and in the settings of a harness. Others may be another
-/// program's.
-#[test]
-fn names_that_are_nearly_settings() {
-    let dir = TempDir::new();
-    let file = dir.path().join("userd.env");
-    let file = file.to_str().unwrap();
-    let database = Database::create();
-    let expected = "DB_PASSWORD is no setting of userd: did you mean DB_PASS?";
-    dir.write("userd.env", "# A comment\nDB_PASSWORD=secret\n");
-    for arguments in [&["check", "--env-file", file][..], &["--env-file", file]] {
-        let told = (2, String::new(), format!("userd: {file}:2: {expected}\n"));
-        assert_eq!(userd(arguments, &[]), told);
-    }
-    let arguments = ["--settings=PORT", "--settings=DB_PASSWORD"];
-    let told = userd(&arguments, &[("DB_PASSWORD", "secret")]).2;
-    assert_eq!(told, format!("userd: --settings: {expected}\n"));
-    dir.write("userd.env", &format!("MAIL_HOST=x\nDATABASE_URL={}\n", database.url()));
-    let (code, stdout, _) = userd(&["check", "--env-file", file], &[]);
-    assert!(code == 0 && !stdout.contains("MAIL_HOST"), "{stdout}");
-}
-
 // Users of another program
 
 const SHOP: &str = "

@@ -159,8 +159,9 @@ test("a signal that is sent to the command alone", async () => {
   await ends(String(line).trim().split(" ").at(-1));
 });
 
-test("a misspelt setting", async () => {
-  await assert.rejects(startUserd({ SCHEME: "strict" }), /SCHEME is no setting of userd: did you mean SCHEMA/);
+test("a misspelt setting", async (t) => {
+  const userd = await startUserd({ SCHEME: "strict" }, { test: t });
+  assert.match(userd.log(), /SCHEME is no setting of userd: did you mean SCHEMA/);
 });
 
 test("PostgreSQL of the package, where its install script did not run", async () => {

@@ -46,8 +46,6 @@ class Userd {
     const own = { ...environment(this.#program), ...settings };
     const added = additions(given, own);
     if (seed !== undefined) given.push("--seed", String(seed));
-    // It refuses a misspelt one.
-    given.push(...Object.keys(settings).map((name) => `--settings=${name}`));
     this.#settings = { ...own, ...added.environment };
     this.#given = settings;
     const directory = mkdtempSync(join(tmpdir(), "userd-log-"));

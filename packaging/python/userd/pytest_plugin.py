@@ -37,8 +37,6 @@ class Server:
         arguments = ["--embedded", "--ephemeral", "--commands", "--port=0"]
         # A child of this process may hold the other end of standard input after this process has ended.
         arguments += ["--with-parent", f"--with-parent={os.getpid()}"]
-        # It refuses a misspelt one.
-        arguments += [f"--settings={name}" for name in settings]
         arguments += programs(arguments, environment)
         if seed is not None:
             arguments += ["--seed", os.fspath(seed)]
