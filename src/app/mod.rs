@@ -19,7 +19,7 @@ pub(crate) use routes::{AT_ONCE, FIELDS, label};
 use crate::budget::Budget;
 use crate::config::{Config, Secret};
 use crate::db::blocking::outside_of_runtimes;
-use crate::db::{Pool, migrate::Migrations, open::Opening, probe::Prober, users::Users};
+use crate::db::{Pool, connect::Servers, migrate::Migrations, probe::Prober, users::Users};
 use crate::error::{Error, StartError};
 use crate::http::{Request, RequestId, Response, log_line};
 use crate::metrics::Metrics;
@@ -58,13 +58,12 @@ impl App {
     /// an async runtime, whose thread it blocks as well. After an error nothing is left running.
     pub fn open(config: &Config) -> Result<App, StartError> {
         outside_of_runtimes(|| {
-            let opening = Opening::new(config)?;
+            let servers = Servers::new(config)?;
             let migrations = Migrations::load(config.migrations_dir.as_deref())?;
-            log::info!("connecting to {}", opening.target);
-            opening.migrate(&migrations, config.migrate)?;
-            let prober = Prober::start(opening.servers.clone(), migrations, config.db_prepared)
-                .map_err(StartError::System)?;
-            let users = Users::new(Pool::new(opening.servers, config), config.production);
+            log::info!("connecting to {}", servers.target);
+            migrations.bring_up(&servers, config.migrate)?;
+            let prober = Prober::start(servers.clone(), migrations).map_err(StartError::System)?;
+            let users = Users::new(Pool::new(servers, config), config.production);
             Ok(App {
                 users,
                 rules: RequestRules::new(config),

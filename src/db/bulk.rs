@@ -1,8 +1,8 @@
 //! Statements that read or write many users at once: one snapshot for an export; for an import a temporary table of
 //! staged users, a look for addresses and ids that are taken, and one insert.
 
-use super::users::record;
-use crate::users::{password::PasswordHash, user::UserRef};
+use super::users::user;
+use crate::users::{password::PasswordHash, user::User};
 use postgres::{Client, Error, IsolationLevel, Transaction, binary_copy::BinaryCopyInWriter, types::Type};
 use time::OffsetDateTime;
 
@@ -114,22 +114,22 @@ pub fn count_users(transaction: &mut Transaction) -> Result<u64, Error> {
 pub fn each_user<E: From<Error>>(
     transaction: &mut Transaction,
     with_hashes: bool,
-    mut each: impl FnMut(UserRef, Option<&str>) -> Result<(), E>,
+    mut each: impl FnMut(User, Option<&str>) -> Result<(), E>,
 ) -> Result<(), E> {
     /// After an error of `each`, the rest of as many users is read, and no more.
     const FETCHED: i32 = 1000;
     let sql = match with_hashes {
         true => {
-            "select id, created_at, updated_at, name, email, password_hash
+            "select id, name, email, created_at, updated_at, version, password_hash
              from users left join credentials on user_id = id order by id"
         }
-        false => "select id, created_at, updated_at, name, email, null from users order by id",
+        false => "select id, name, email, created_at, updated_at, version, null from users order by id",
     };
     let portal = transaction.bind(sql, &[])?;
     loop {
         let rows = transaction.query_portal(&portal, FETCHED)?;
         for row in &rows {
-            each(record(row)?, row.try_get(5)?)?;
+            each(user(row, None)?, row.try_get(6)?)?;
         }
         if rows.len() < FETCHED as usize {
             return Ok(());

@@ -4,14 +4,15 @@
 pub use super::counts::compare as compare_counts;
 
 use super::{
+    connect::Servers,
     counts, explain,
-    migrate::{Migrations, refuse_the_users_of_another_program},
-    open::{OPEN_SCHEMAS, Opening},
+    migrate::{Migrations, OPEN_SCHEMAS, connect_migrated},
     session::Param,
     settings,
 };
 use crate::{config::Config, error::StartError};
 use postgres::{Client, types::Type};
+use std::sync::Arc;
 
 /// Remedy for a database that cannot be connected to.
 pub const ANOTHER_DATABASE: &str =
@@ -32,9 +33,8 @@ pub enum Weight {
 type Finding = (Weight, &'static str, String);
 type Problem = (&'static str, String);
 
-const SERVER: &str = "\
-    select current_setting('server_version_num')::int, current_setting('server_version'), \
-        current_setting('transaction_read_only')::bool";
+const SERVER: &str =
+    "select current_setting('server_version'), current_setting('transaction_read_only') = 'on'";
 
 /// The rights that a request or a command needs and the role has not. Tables that are not there yet are left out.
 const MISSING_RIGHTS: &str = "\
@@ -92,10 +92,12 @@ const OTHER_SETTINGS: &str = "\
     from current_setting('search_path') as setting \
     where replace(setting, ' ', '') <> replace(quote_ident(current_schema()::text) || ',pg_temp', ' ', '')";
 
-/// The sequence of ids, and whether the role may look at it.
-const SEQUENCE: &str = "\
-    select sequence, has_sequence_privilege(sequence, 'SELECT') \
-    from pg_get_serial_sequence('users', 'id') as sequence";
+/// A line if the sequence of ids would give new users ids that are taken.
+const BEHIND: &str = "\
+    select format('the sequence of ids is at %s and the largest id is %s, so that creates fail: \
+        `select setval(%3$L, %2$s)` moves it', last_value, largest, format('%I.users_id_seq', current_schema())) \
+    from users_id_seq, (select max(id) as largest from users) as ids \
+    where largest > last_value or largest = last_value and not is_called";
 
 /// The tables of which a role may see some rows only.
 const ROW_SECURITY: &str = "\
@@ -121,22 +123,19 @@ const GRANTS: &str = "\
 
 /// Applies the migrations that the database lacks; their names. Blocks as a start does.
 pub fn migrate(config: &Config) -> Result<Vec<String>, StartError> {
-    let opening = Opening::new(config)?;
-    let migrations = Migrations::load(config.migrations_dir.as_deref())?;
-    opening.migrate(&migrations, true)
+    let servers = Servers::new(config)?;
+    Migrations::load(config.migrations_dir.as_deref())?.bring_up(&servers, true)
 }
 
 /// Counts all users anew; a line with how many they are. Blocks while other transactions write users, for ten minutes
 /// at the most, and while they are counted.
 pub fn recount(config: &Config) -> Result<String, StartError> {
-    let mut client = Opening::new(config)?.connect_migrated(config)?;
-    counts::recount(&mut client).map_err(StartError::Statement)
+    counts::recount(&mut connect_migrated(config)?).map_err(StartError::Statement)
 }
 
 /// The statements that let a role run a service on the database, each with its semicolon.
 pub fn grants(config: &Config, role: &str) -> Result<Vec<String>, StartError> {
-    let mut client = Opening::new(config)?.connect_migrated(config)?;
-    let rows = client.query_typed(GRANTS, &[(&role, Type::TEXT)]);
+    let rows = connect_migrated(config)?.query_typed(GRANTS, &[(&role, Type::TEXT)]);
     let rows = rows.map_err(|error| StartError::Statement(explain(&error)))?;
     match rows.is_empty() {
         true => Err(StartError::Statement(format!("there is no role {role:?}"))),
@@ -158,17 +157,21 @@ pub fn check(config: &Config, with_counts: bool) -> Vec<Finding> {
 fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> Result<(), Problem> {
     let unusable = |error: StartError| match error {
         StartError::Config(error) => ("configuration", error.to_string()),
-        StartError::System(error) => ("system", error.to_string()),
         error @ StartError::Database(_) => ("database", format!("{error}; {ANOTHER_DATABASE}")),
         error => ("database", error.to_string()),
     };
-    let opening = Opening::new(config).map_err(unusable)?;
+    let servers = Servers::new(config).map_err(unusable)?;
     let migrations = Migrations::load(config.migrations_dir.as_deref());
     let migrations = migrations.map_err(|error| unusable(error.into()))?;
     findings.push((Weight::Fine, "configuration", "every variable can be used".to_owned()));
-    let client = &mut *opening.connect().map_err(unusable)?;
-    findings.push((Weight::Fine, "database", format!("connected to {}", opening.target)));
-    server(client, findings).map_err(failed)?;
+    let client = &mut servers.connect_for_long().map_err(unusable)?;
+    findings.push((Weight::Fine, "database", format!("connected to {}", servers.target)));
+    let row = client.query_typed_one(SERVER, &[]).map_err(failed)?;
+    findings.push((Weight::Fine, "database", format!("PostgreSQL {}", row.get::<_, &str>(0))));
+    if row.get(1) {
+        let line = "it accepts no changes: a standby, or default_transaction_read_only is on";
+        findings.push((Weight::Note, "database", line.to_owned()));
+    }
     if !config.db_prepared {
         let (names, values): (Vec<&str>, Vec<&str>) = settings::NEEDED.into_iter().unzip();
         let params: [Param; 2] = [(&names, Type::TEXT_ARRAY), (&values, Type::TEXT_ARRAY)];
@@ -176,20 +179,16 @@ fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> R
         add(findings, "settings", Some(fine), rows(client, OTHER_SETTINGS, &params)?);
     }
     add(findings, "schema", None, rows(client, OPEN_SCHEMAS, &[])?);
-    if config.db_prepared && sessions_are_lent(&opening, client) {
+    if config.db_prepared && sessions_are_lent(&servers, client) {
         let line = "a pooler lends its sessions for one transaction each: userd needs DB_PREPARED=false";
         findings.push((Weight::Problem, "database", line.to_owned()));
     }
-    let migrated = |line| ("migrations", line);
     // If it cannot be told, missing rights may be the cause.
-    let lacking = migrations.missing(client).map_err(migrated);
+    let lacking = migrations.missing(client).map_err(|line| ("migrations", line));
     match &lacking {
         Err(_) => {}
         Ok(None) => findings.push((Weight::Fine, "migrations", "all are applied".to_owned())),
         Ok(Some(missing)) => {
-            if config.migrations_dir.is_none() {
-                refuse_the_users_of_another_program(client).map_err(migrated)?;
-            }
             let (weight, what) = match (missing.is_empty(), config.migrate) {
                 (true, _) => (Weight::Problem, "the database has others than this userd"),
                 (false, true) => (Weight::Note, "a start applies what is missing"),
@@ -206,13 +205,22 @@ fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> R
     if lacking?.is_some() {
         return Ok(());
     }
-    let missing = missing(&rows(client, FACTS, &[])?);
+    let facts = rows(client, FACTS, &[])?;
+    let missing: Vec<_> = EXPECTED.lines().filter(|line| !facts.iter().any(|fact| fact == line)).collect();
     if !missing.is_empty() {
         // The rest would fail, or say it once more.
-        add(findings, "tables", None, missing);
+        let lines = missing.iter().map(|line| format!("missing or disabled: {line}"));
+        add(findings, "tables", None, lines.collect());
         return Ok(());
     }
-    ids(client, findings)?;
+    match client.query_typed(BEHIND, &[]) {
+        Ok(rows) => add(findings, "tables", None, rows.iter().map(|row| row.get(0)).collect()),
+        Err(error) => {
+            let line =
+                format!("the role may not see the sequence of ids, which may be behind: {}", explain(&error));
+            findings.push((Weight::Note, "tables", line));
+        }
+    }
     add(findings, "tables", None, rows(client, ROW_SECURITY, &[])?);
     if with_counts {
         let line = counts::compare(client).map_err(|line| ("tables", line))?;
@@ -239,58 +247,10 @@ fn failed(error: postgres::Error) -> Problem {
     ("database", explain(&error))
 }
 
-/// The server: its version, and whether it accepts changes.
-fn server(client: &mut Client, findings: &mut Vec<Finding>) -> Result<(), postgres::Error> {
-    /// The oldest that is tested.
-    const OLDEST: i32 = 130_000;
-    let row = client.query_typed_one(SERVER, &[])?;
-    let (version, name, read_only): (i32, &str, bool) = (row.get(0), row.get(1), row.get(2));
-    findings.push(match version >= OLDEST {
-        true => (Weight::Fine, "database", format!("PostgreSQL {name}")),
-        false => (Weight::Problem, "database", format!("PostgreSQL {name} is older than 13")),
-    });
-    if read_only {
-        let line = "it accepts no changes: a standby, or default_transaction_read_only is on";
-        findings.push((Weight::Note, "database", line.to_owned()));
-    }
-    Ok(())
-}
-
-/// Returns the objects of the migrations that are missing, and the triggers that are disabled.
-fn missing(facts: &[String]) -> Vec<String> {
-    let missing = || EXPECTED.lines().filter(|line| !facts.iter().any(|fact| fact == line));
-    // If a table is missing, its columns and keys need no lines.
-    let is_of_missing = |line: &str| {
-        let (table, _) = line.split_once(['.', ':']).unwrap_or_default();
-        missing().any(|missing| missing == table)
-    };
-    let lines = missing().filter(|line| !is_of_missing(line));
-    lines.map(|line| format!("missing or disabled: {line}")).collect()
-}
-
-/// Finds a sequence that would give new users ids that are taken.
-fn ids(client: &mut Client, findings: &mut Vec<Finding>) -> Result<(), Problem> {
-    let row = client.query_typed_one(SEQUENCE, &[]).map_err(failed)?;
-    let Some(name) = row.get::<_, Option<String>>(0) else { return Ok(()) };
-    if !row.get::<_, bool>(1) {
-        let line = format!("the role may not select {name}: it cannot tell whether that is behind the ids");
-        findings.push((Weight::Note, "tables", line));
-        return Ok(());
-    }
-    let behind = format!(
-        "select format('the sequence of ids is at %2$s and the largest id is %1$s, so that creates fail: \
-                `select setval(''%3$s'', %1$s)` moves it', largest, last_value, $1) \
-         from {name}, (select max(id) as largest from users) as ids \
-         where largest > last_value or (largest = last_value and not is_called)"
-    );
-    add(findings, "tables", None, rows(client, &behind, &[(&name, Type::TEXT)])?);
-    Ok(())
-}
-
 /// Returns whether two connections are served by one session of the server, as by a pooler in transaction mode, which
 /// lends the session that was given back last.
-fn sessions_are_lent(opening: &Opening, client: &mut Client) -> bool {
-    let Ok(mut other) = opening.connect() else { return false };
+fn sessions_are_lent(servers: &Arc<Servers>, client: &mut Client) -> bool {
+    let Ok(mut other) = servers.connect_for_long() else { return false };
     let session = |client: &mut Client| {
         let row = client.query_typed_one("select pg_backend_pid()", &[]);
         row.ok().map(|row| row.get::<_, i32>(0))

@@ -1,6 +1,6 @@
 //! The counts behind pages: compares them with the table, and counts anew. See `V2__user_counts.sql`.
 
-use super::{explain, retry::until_unlocked};
+use super::explain;
 use postgres::Client;
 
 /// Returns the number of blocks whose count is wrong, and the number of users, from one snapshot.
@@ -10,12 +10,15 @@ const COUNTS: &str = "\
     full join (select block, sum(n) as n from user_counts group by 1) r on c.block = r.block";
 
 /// Counts all users anew. Unlike a TRUNCATE, the delete blocks no reader, and older snapshots keep their counts. The
-/// lock comes before the first snapshot that looks at rows.
+/// lock comes before the first snapshot that looks at rows; at another level, that would be older than the lock. While
+/// the lock is waited for, changes of users wait behind it.
 const RECOUNT: &str = "\
-    set local statement_timeout = 0; set local lock_timeout = '100ms'; \
+    begin isolation level read committed; \
+    set local statement_timeout = 0; set local lock_timeout = '1s'; \
     lock table users in share row exclusive mode; \
     delete from user_counts; \
-    insert into user_counts select id >> 12, count(*) from users group by 1";
+    insert into user_counts select id >> 12, count(*) from users group by 1; \
+    commit";
 
 /// Compares the counts with the table. Blocks while the users are counted; writers go on.
 ///
@@ -34,15 +37,8 @@ pub fn compare(client: &mut Client) -> Result<String, String> {
 }
 
 /// Counts all users anew, which only the tables' owner may do; returns a line that says so. Writers wait meanwhile, and
-/// for a moment at each attempt to begin, while other transactions have written users: ten minutes at the most.
+/// for a second if another transaction has written users and goes on: then nothing is changed, and the error says so.
 pub fn recount(client: &mut Client) -> Result<String, String> {
-    let attempt = || {
-        // At another level, the delete would not see rows that were committed since the transaction began.
-        let transaction = client.build_transaction().isolation_level(postgres::IsolationLevel::ReadCommitted);
-        let mut transaction = transaction.start()?;
-        transaction.batch_execute(RECOUNT)?;
-        transaction.commit()
-    };
-    until_unlocked::<_, postgres::Error>(attempt, || ())?;
+    client.batch_execute(RECOUNT).map_err(|error| explain(&error))?;
     compare(client)
 }

@@ -1,17 +1,15 @@
 //! Counts of the pool. Only waits and retries change them, so threads share these numbers.
 
 use crate::metrics::Text;
-use std::{
-    sync::atomic::{AtomicU64, Ordering},
-    time::Duration,
-};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counts of waits for sessions, and of statements that were executed again.
 #[derive(Debug, Default)]
 pub(super) struct Figures {
-    waits: AtomicU64,
-    wait_nanoseconds: AtomicU64,
-    timeouts: AtomicU64,
+    /// Waits for a session.
+    pub(super) waits: AtomicU64,
+    /// Waits in which none became free.
+    pub(super) timeouts: AtomicU64,
     /// Statements that were executed again because a connection broke.
     pub(super) broken: AtomicU64,
     /// Statements that were executed again because the session was too old.
@@ -19,14 +17,6 @@ pub(super) struct Figures {
 }
 
 impl Figures {
-    /// Counts a wait of this length for a session; `in_vain`: none became free.
-    pub(super) fn waited(&self, time: Duration, in_vain: bool) {
-        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        self.waits.fetch_add(1, Ordering::Relaxed);
-        self.wait_nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
-        self.timeouts.fetch_add(u64::from(in_vain), Ordering::Relaxed);
-    }
-
     /// Writes the figures. `most`: the most sessions at once. `lock_retries`: retries of commands that met a lock.
     pub(super) fn write(&self, text: &mut Text, sessions: &r2d2::State, most: u32, lock_retries: u64) {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -38,8 +28,6 @@ impl Figures {
         text.gauge("userd_database_sessions_max", "The most sessions that the pool opens.", most);
         let help = "How often a session was waited for.";
         text.counter("userd_database_session_waits_total", help, get(&self.waits));
-        let seconds = Duration::from_nanos(get(&self.wait_nanoseconds)).as_secs_f64();
-        text.counter("userd_database_session_wait_seconds_total", "Time of these waits.", seconds);
         let help = "Waits for a session that were in vain.";
         text.counter("userd_database_session_timeouts_total", help, get(&self.timeouts));
         let help =

@@ -1,10 +1,10 @@
 //! Brings the schema up to date: refinery's migrations, one replica at a time, nothing half applied.
 
-use super::{explain, retry::until_unlocked, sqlstate::is_missing};
-use crate::config::ConfigError;
+use super::{connect::Servers, explain, sqlstate::is_missing};
+use crate::{config::ConfigError, error::StartError};
 use postgres::{Client, Row};
 use refinery::{Migration, Runner};
-use std::{collections::BTreeSet, mem, path::Path, thread, time::Duration};
+use std::{collections::BTreeSet, mem, path::Path, sync::Arc, thread, time::Duration};
 
 mod embedded {
     refinery::embed_migrations!("migrations");
@@ -15,6 +15,21 @@ const LOCK: i64 = 0x0075_7365_7264;
 
 /// The pause between two tries to get the lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(200);
+
+/// The schemas in which names are looked up and in which another role than the owner of the tables, or all of them, may
+/// create, and what ends that.
+pub(super) const OPEN_SCHEMAS: &str = "\
+    select format('other roles may create tables and functions in the schema %1$s: \
+            revoke create on schema %1$I from %2$s', nspname, \
+        case when grantee = oid '0' then 'public' \
+            else quote_ident(pg_get_userbyid(grantee)::text) end) \
+    from pg_namespace, aclexplode(nspacl) \
+    where nspname = any (current_schemas(false)) \
+        and privilege_type = 'CREATE' and grantee <> nspowner \
+        and grantee <> coalesce( \
+            (select relowner from pg_class where oid = to_regclass('users')::oid), \
+            (select oid from pg_roles where rolname = current_user)) \
+    order by 1";
 
 /// The migrations that a database needs.
 pub struct Migrations {
@@ -76,7 +91,12 @@ impl Migrations {
     pub fn missing(&self, client: &mut Client) -> Result<Option<Vec<String>>, String> {
         let rows = match client.query_typed(Migrations::ASK, &[]) {
             Ok(rows) => rows,
-            Err(error) if is_missing(&error) => Vec::new(),
+            Err(error) if is_missing(&error) => {
+                if self.are_built_in {
+                    refuse_the_users_of_another_program(client)?;
+                }
+                Vec::new()
+            }
             Err(error) => {
                 let hint =
                     "`userd grants ROLE`, as the role that owns the tables, prints the grants of a role";
@@ -93,6 +113,22 @@ impl Migrations {
             log::info!("a newer userd has migrated the database, to migration {found}, which is compatible");
         }
         Ok(None)
+    }
+
+    /// Applies the migrations that the database lacks; returns their names. If `may` is not set, an error says what to do.
+    pub fn bring_up(&self, servers: &Arc<Servers>, may: bool) -> Result<Vec<String>, StartError> {
+        let mut client = servers.connect_for_long()?;
+        // A start goes on if the catalog cannot be read.
+        for row in client.query_typed(OPEN_SCHEMAS, &[]).unwrap_or_default() {
+            log::warn!("{}", row.get::<_, String>(0));
+        }
+        match self.missing(&mut client).map_err(StartError::Migration)? {
+            None => Ok(Vec::new()),
+            Some(missing) if !may => Err(StartError::NotMigrated(missing)),
+            Some(_) => {
+                self.apply(&mut client, &mut servers.connect_for_long()?).map_err(StartError::Migration)
+            }
+        }
     }
 
     /// Applies what is missing, in one transaction; returns the names. Blocks while another replica migrates, and as
@@ -120,17 +156,24 @@ impl Migrations {
             }
             thread::sleep(LOCK_PAUSE);
         };
-        if self.are_built_in {
-            refuse_the_users_of_another_program(client)?;
-        }
         let runner = Runner::new(&self.each).set_grouped(true);
-        let on_retry = || log::info!("a table is locked; the migrations are retried");
-        let report = until_unlocked(|| runner.run(client), on_retry)?;
+        let report = runner.run(client).map_err(|error| explain(&error))?;
         for migration in report.applied_migrations() {
             log::info!("applied migration {migration}");
         }
         lock.rollback().map_err(line)?;
         Ok(report.applied_migrations().iter().map(ToString::to_string).collect())
+    }
+}
+
+/// Returns a session of a database that has all migrations; see [`Servers::connect_for_long`].
+#[cfg(feature = "command")]
+pub fn connect_migrated(config: &crate::Config) -> Result<Client, StartError> {
+    let (servers, migrations) = (Servers::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
+    let mut client = servers.connect_for_long()?;
+    match migrations.missing(&mut client).map_err(StartError::Migration)? {
+        None => Ok(client),
+        Some(missing) => Err(StartError::NotMigrated(missing)),
     }
 }
 
@@ -169,7 +212,7 @@ fn key(migration: &Migration) -> (i64, String) {
 }
 
 /// The error is one line: another program has a table `users`, which the first migration would create.
-pub fn refuse_the_users_of_another_program(client: &mut Client) -> Result<(), String> {
+fn refuse_the_users_of_another_program(client: &mut Client) -> Result<(), String> {
     const ASK: &str = "select current_schema()::text \
         where to_regclass(quote_ident(current_schema()::text) || '.users') is not null \
             and to_regclass(quote_ident(current_schema()::text) || '.refinery_schema_history') is null";

@@ -1,6 +1,7 @@
 //! The pool of sessions: how a session is taken, opened and replaced, and when a statement is executed again.
 
 use super::{
+    blocking::outside_of_runtimes,
     connect::{ConnectError, Servers},
     figures::Figures,
     session::{Param, Session},
@@ -17,12 +18,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The longest wait of a statement for a lock. Then the statement is executed again later, and its session is free. Many times what a commit takes, and short beside a request.
-pub const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
-
 /// A pool of sessions.
 pub struct Pool {
-    pool: r2d2::Pool<Manager>,
+    /// Until the drop, which takes it.
+    sessions: Option<r2d2::Pool<Manager>>,
     servers: Arc<Servers>,
     acquire_timeout: Duration,
     /// The longest time that a statement may take.
@@ -40,11 +39,7 @@ impl Pool {
         let statement_timeout = config.limits.request_timeout / 2;
         let figures = Arc::<Figures>::default();
         let log = LogConnectError { pool: Arc::downgrade(&figures), last: Mutex::default() };
-        let manager = Manager {
-            servers: servers.clone(),
-            set_up: if config.db_prepared { set_up(statement_timeout) } else { String::new() },
-            prepared: config.db_prepared,
-        };
+        let manager = Manager { servers: servers.clone(), set_up: settings::statements(statement_timeout) };
         // r2d2's default of three threads is for pools that reconnect in bulk.
         let threads = ScheduledThreadPool::builder()
             .num_threads(1)
@@ -52,14 +47,15 @@ impl Pool {
             // r2d2 looks for idle connections every 30 s; the thread would wait for the next time.
             .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled)
             .build();
-        let pool = r2d2::Pool::builder()
+        let sessions = r2d2::Pool::builder()
             .max_size(config.db_pool_size)
             .test_on_check_out(false)
             .connection_timeout(RETRY_WITHIN)
             .thread_pool(Arc::new(threads))
             .error_handler(Box::new(log))
             .build_unchecked(manager);
-        Pool { pool, servers, acquire_timeout: config.db_acquire_timeout, statement_timeout, figures }
+        let (sessions, acquire_timeout) = (Some(sessions), config.db_acquire_timeout);
+        Pool { sessions, servers, acquire_timeout, statement_timeout, figures }
     }
 
     /// Returns the rows of a statement; of a read if there is no `deadline`, else of a change for a request that ends
@@ -95,7 +91,7 @@ impl Pool {
             };
             let is_stale = match failure.meaning {
                 Meaning::Outdated => true,
-                Meaning::ReadOnly => self.servers.wants_primary,
+                Meaning::ReadOnly => self.servers.wants_primary(),
                 _ => false,
             };
             let is_broken = failure.meaning == Meaning::Broken;
@@ -116,19 +112,24 @@ impl Pool {
 
     /// Writes what is counted; `lock_retries`: how often a statement that met a lock was executed again.
     pub fn write_figures(&self, text: &mut Text, lock_retries: u64) {
-        self.figures.write(text, &self.pool.state(), self.pool.max_size(), lock_retries);
+        let sessions = self.sessions();
+        self.figures.write(text, &sessions.state(), sessions.max_size(), lock_retries);
+    }
+
+    fn sessions(&self) -> &r2d2::Pool<Manager> {
+        self.sessions.as_ref().expect("only drop takes it")
     }
 
     fn session(&self) -> Result<PooledConnection<Manager>, Error> {
         let deadline = Instant::now() + self.acquire_timeout;
         loop {
-            let session = match self.pool.try_get() {
+            let session = match self.sessions().try_get() {
                 Some(session) => session,
                 None => {
-                    let start = Instant::now();
-                    let waited = self.pool.get_timeout(deadline.saturating_duration_since(start));
-                    self.figures.waited(start.elapsed(), waited.is_err());
-                    waited.map_err(|error| {
+                    self.figures.waits.fetch_add(1, Ordering::Relaxed);
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    self.sessions().get_timeout(left).map_err(|error| {
+                        self.figures.timeouts.fetch_add(1, Ordering::Relaxed);
                         Error::Unavailable(format!("no database connection became free: {error}").into())
                     })?
                 }
@@ -140,11 +141,18 @@ impl Pool {
     }
 }
 
+/// Sessions may be dropped in an async task.
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let sessions = self.sessions.take();
+        outside_of_runtimes(|| drop(sessions));
+    }
+}
+
 /// Opens sessions, and tells r2d2 which are to be replaced.
 struct Manager {
     servers: Arc<Servers>,
     set_up: String,
-    prepared: bool,
 }
 
 impl ManageConnection for Manager {
@@ -153,7 +161,8 @@ impl ManageConnection for Manager {
 
     fn connect(&self) -> Result<Session, ConnectError> {
         let (connection, epoch) = self.servers.connect(&self.set_up)?;
-        Ok(Session { connection, statements: self.prepared.then(Vec::new), epoch, answered: Instant::now() })
+        let statements = self.servers.prepared.then(Vec::new);
+        Ok(Session { connection, statements, epoch, answered: Instant::now() })
     }
 
     /// Never asked: a check at each checkout would cost a round trip.
@@ -183,11 +192,4 @@ impl r2d2::HandleError<ConnectError> for LogConnectError {
             log::warn!("cannot connect to the database: {error}");
         }
     }
-}
-
-/// Returns the statement that sets up a session. The time-out for locks is set here, not in a statement: a statement
-/// locks its tables before it can set anything.
-fn set_up(statement_timeout: Duration) -> String {
-    let [statement, lock] = [statement_timeout, LOCK_TIMEOUT].map(|time| time.as_millis().max(1));
-    format!("{}set statement_timeout = {statement}; set lock_timeout = {lock}", settings::statements())
 }

@@ -5,17 +5,18 @@
 //! Knows no HTTP.
 
 use super::{
-    connect::{ConnectError, DatabaseConnection, Servers},
+    connect::{ConnectError, Servers},
     explain,
     migrate::Migrations,
     sqlstate::{is_full, is_missing},
 };
 use parking_lot::Mutex;
+use postgres::Client;
 use std::{
     io, mem,
     sync::{
         Arc,
-        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+        mpsc::{RecvTimeoutError, Sender, channel},
     },
     thread,
     time::{Duration, Instant},
@@ -58,16 +59,26 @@ struct ProbeState {
 }
 
 impl Prober {
-    /// Starts the thread, which sleeps until [`Prober::readiness`] is called. `migrations`: those that
-    /// the database has to have; `prepared`: whether sessions may keep settings. Errors: the system has no more threads.
-    pub fn start(servers: Arc<Servers>, migrations: Migrations, prepared: bool) -> io::Result<Prober> {
+    /// Starts the thread, which sleeps until [`Prober::readiness`] is called. `migrations`: those that the database has to
+    /// have. Errors: the system has no more threads.
+    pub fn start(servers: Arc<Servers>, migrations: Migrations) -> io::Result<Prober> {
         let state = ProbeState { answered: Some(Instant::now()), ..ProbeState::default() };
         let state = Arc::new(Mutex::new(state));
         let (begin, begun) = channel();
-        let probes = Probes { servers: servers.clone(), migrations, prepared, connection: None };
-        let shared = state.clone();
-        let thread = thread::Builder::new().name("prober".to_owned());
-        thread.spawn(move || probes.run(&shared, &begun))?;
+        let (shared, probed) = (state.clone(), servers.clone());
+        thread::Builder::new().name("prober".to_owned()).spawn(move || {
+            if begun.recv().is_err() {
+                return;
+            }
+            let mut connection = None;
+            loop {
+                let found = probe(&probed, &migrations, &mut connection);
+                let pause = shared.lock().keep(found);
+                if begun.recv_timeout(pause) == Err(RecvTimeoutError::Disconnected) {
+                    return;
+                }
+            }
+        })?;
         Ok(Prober { state, servers, begin })
     }
 
@@ -97,80 +108,61 @@ impl Prober {
     }
 }
 
-/// The thread's own.
-struct Probes {
-    servers: Arc<Servers>,
-    migrations: Migrations,
-    prepared: bool,
-    connection: Option<DatabaseConnection>,
+/// The answer of the database to a probe: why the service is not ready, and whether the server takes no changes.
+type Answer = (Option<&'static str>, bool);
+
+impl ProbeState {
+    /// Keeps the outcome of a probe. Returns the pause until the next one.
+    fn keep(&mut self, found: Result<Answer, String>) -> Duration {
+        match found {
+            Ok((reason, read_only)) => {
+                let before = mem::replace(&mut self.reason, reason);
+                let was_silent = mem::take(&mut self.is_silent);
+                (self.read_only, self.answered) = (read_only, Some(Instant::now()));
+                self.failure.clear();
+                match reason {
+                    None if was_silent || before.is_some() => log::info!("ready again"),
+                    Some(reason) if before != Some(reason) => {
+                        log::warn!("unready: {reason}: see `userd check`");
+                    }
+                    _ => {}
+                }
+            }
+            Err(line) => self.failure = line,
+        }
+        if self.failure.is_empty() && self.reason.is_none() { PAUSE } else { PAUSE_IN_TROUBLE }
+    }
 }
 
-impl Probes {
-    fn run(mut self, state: &Mutex<ProbeState>, begun: &Receiver<()>) {
-        if begun.recv().is_err() {
-            return;
+/// Asks over the connection, or a new one, and leaves it if it can be used again. The error is one line.
+fn probe(
+    servers: &Servers,
+    migrations: &Migrations,
+    connection: &mut Option<Client>,
+) -> Result<Answer, String> {
+    let connect = || servers.connect("set statement_timeout = 1000").map(|(new, _)| new);
+    let mut client = match connection.take().map_or_else(connect, Ok) {
+        Ok(client) => client,
+        // The server has answered. It is its number of sessions that is short, and this one is an extra.
+        Err(ConnectError::Refused(error)) if is_full(&error) => return Ok((None, false)),
+        Err(error) => return Err(error.to_string()),
+    };
+    let answer = match client.query_typed(Migrations::ASK, &[]) {
+        Ok(rows) => {
+            let [read_only, lacks_table] =
+                [3, 4].map(|column| rows.first().is_some_and(|row| row.get(column)));
+            if read_only && servers.wants_primary() {
+                return Err("the server takes no changes".to_owned());
+            }
+            let reason = match migrations.judge(&rows) {
+                Ok(true) => lacks_table.then_some(MISSING_TABLE),
+                _ => Some(OTHER_SCHEMA),
+            };
+            (reason, read_only)
         }
-        loop {
-            let had_connection = self.connection.is_some();
-            let mut probed = self.probe();
-            // A session that has ended since the last probe says nothing of the database, which may end idle ones.
-            if had_connection && self.connection.is_none() {
-                probed = self.probe();
-            }
-            let mut state = state.lock();
-            match probed {
-                Ok((reason, read_only)) => {
-                    let before = mem::replace(&mut state.reason, reason);
-                    let was_silent = mem::take(&mut state.is_silent);
-                    (state.read_only, state.answered) = (read_only, Some(Instant::now()));
-                    state.failure.clear();
-                    match reason {
-                        None if was_silent || before.is_some() => log::info!("ready again"),
-                        Some(reason) if before != Some(reason) => {
-                            log::warn!("unready: {reason}: see `userd check`");
-                        }
-                        _ => {}
-                    }
-                }
-                Err(line) => state.failure = line,
-            }
-            let is_well = state.failure.is_empty() && state.reason.is_none();
-            drop(state);
-            let pause = if is_well { PAUSE } else { PAUSE_IN_TROUBLE };
-            if begun.recv_timeout(pause) == Err(RecvTimeoutError::Disconnected) {
-                return;
-            }
-        }
-    }
-
-    /// Asks over the connection, or a new one, and leaves it if it can be used again. Returns why the service is not
-    /// ready, and whether the server takes no changes. The error is one line.
-    fn probe(&mut self) -> Result<(Option<&'static str>, bool), String> {
-        let set_up = if self.prepared { "set statement_timeout = 1000" } else { "" };
-        let connected =
-            self.connection.take().map_or_else(|| self.servers.connect(set_up).map(|(new, _)| new), Ok);
-        let mut connection = match connected {
-            Ok(connection) => connection,
-            // The server has answered. It is its number of sessions that is short, and this one is an extra.
-            Err(ConnectError::Refused(error)) if is_full(&error) => return Ok((None, false)),
-            Err(error) => return Err(error.to_string()),
-        };
-        let found = match connection.query_typed(Migrations::ASK, &[]) {
-            Ok(rows) => {
-                let read_only = rows.first().is_some_and(|row| row.get(3));
-                if read_only && self.servers.wants_primary {
-                    return Err("the server takes no changes".to_owned());
-                }
-                let lacks_table = rows.first().is_some_and(|row| row.get(4));
-                match self.migrations.judge(&rows) {
-                    Ok(true) => (lacks_table.then_some(MISSING_TABLE), read_only),
-                    Ok(false) | Err(_) => (Some(OTHER_SCHEMA), read_only),
-                }
-            }
-            Err(error) if is_missing(&error) => (Some(OTHER_SCHEMA), false),
-            Err(error) => return Err(explain(&error)),
-        };
-        self.connection = Some(connection);
-        Ok(found)
-    }
+        Err(error) if is_missing(&error) => (Some(OTHER_SCHEMA), false),
+        Err(error) => return Err(explain(&error)),
+    };
+    *connection = Some(client);
+    Ok(answer)
 }

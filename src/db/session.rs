@@ -1,12 +1,9 @@
 //! One connection with the statements that were prepared on it, and what a failed statement means for both.
 
-use super::{
-    connect::DatabaseConnection,
-    sqlstate::{Meaning, condition},
-};
+use super::sqlstate::{Meaning, condition};
 use crate::error::Error;
 use postgres::{
-    Row, Statement,
+    Client, Row, Statement,
     fallible_iterator::FallibleIterator,
     types::{ToSql, Type},
 };
@@ -18,7 +15,7 @@ pub type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 /// One connection, and the statements that were prepared on it.
 pub(super) struct Session {
     // Before the statements: a statement whose client lives sends a message when it is dropped.
-    pub(super) connection: DatabaseConnection,
+    pub(super) connection: Client,
     /// A handful, so a scan beats a hash. `None` if the next statement may meet another server process.
     pub(super) statements: Option<Vec<(&'static str, Statement)>>,
     /// [`Servers::epoch`](super::connect::Servers::epoch) when the connection was opened.

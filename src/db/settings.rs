@@ -1,6 +1,8 @@
 //! Settings that the statements of a service need in their session. userd sets them at the opening of each. Behind a
 //! pooler, which lends another session to each transaction, the role has to have them, and `userd check` compares.
 
+use std::time::Duration;
+
 /// Name and value. Statements are written for read committed, whatever the role's default is: each is a transaction.
 ///
 /// All of them walk indexes, however large a table was when they were planned, and whatever is known of it: a session
@@ -19,7 +21,14 @@ pub const SEARCH_PATH: &str = "\
     select set_config('search_path', quote_ident(current_schema()::text) || ', pg_temp', false) \
     where current_schema() is not null; ";
 
-/// Returns the statements that set all of them in a session.
-pub fn statements() -> String {
-    NEEDED.map(|(name, value)| format!("set {name} = '{value}'; ")).concat() + SEARCH_PATH
+/// The longest wait of a statement for a lock. Then the statement is executed again later, and its session is free. Many
+/// times what a commit takes, and short beside a request. It is set here, not in a statement: a statement locks its tables
+/// before it can set anything.
+const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// Returns the statements that set up a session of a service.
+pub fn statements(statement_timeout: Duration) -> String {
+    let needed = NEEDED.map(|(name, value)| format!("set {name} = '{value}'; ")).concat();
+    let [statement, lock] = [statement_timeout, LOCK_TIMEOUT].map(|time| time.as_millis().max(1));
+    format!("{needed}set statement_timeout = {statement}; set lock_timeout = {lock}")
 }

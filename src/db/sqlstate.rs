@@ -101,11 +101,6 @@ pub fn taken(error: &postgres::Error) -> Option<&str> {
     error.as_db_error().filter(|error| error.code().code() == "23505")?.constraint()
 }
 
-/// Returns whether a lock was not granted in time (SQLSTATE 55P03), which may be the cause of an error of refinery.
-pub(super) fn is_locked(error: &(dyn std::error::Error + 'static)) -> bool {
-    causes(error).any(|cause| cause.downcast_ref().is_some_and(|error| code(error) == "55P03"))
-}
-
 /// Returns whether a table does not exist (SQLSTATE 42P01, and 3F000 for its schema).
 pub(super) fn is_missing(error: &postgres::Error) -> bool {
     matches!(code(error), "42P01" | "3F000")
@@ -115,7 +110,7 @@ pub(super) fn is_missing(error: &postgres::Error) -> bool {
 /// of a broken connection. The DETAIL is left out on purpose: it quotes whole rows.
 pub fn explain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut line = String::new();
-    for cause in causes(error) {
+    for cause in iter::successors(Some(error), |cause| cause.source()) {
         let text = match cause.downcast_ref::<DbError>() {
             Some(db) => {
                 let code = db.code().code();
@@ -136,13 +131,6 @@ pub fn explain(error: &(dyn std::error::Error + 'static)) -> String {
         }
     }
     line.replace(['\n', '\r'], " ")
-}
-
-/// An error, what caused it, what caused that, and so on.
-fn causes<'a>(
-    error: &'a (dyn std::error::Error + 'static),
-) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
-    iter::successors(Some(error), |cause| cause.source())
 }
 
 /// Returns the SQLSTATE of an error; an empty text if the error is not the server's.

@@ -19,7 +19,7 @@ use crate::{
         password::PasswordHash,
         relation::{Loader, Relation},
         revision::Condition,
-        user::{Credential, User, UserRef},
+        user::{Credential, User},
     },
 };
 use postgres::{Row, types::Type};
@@ -551,11 +551,7 @@ impl Users {
 
     /// The user of a row.
     pub(super) fn user(&self, row: &Row) -> Result<User, Error> {
-        let UserRef { id, name, email, created_at, updated_at } = record(row)?;
-        let lazy = self.lazy.clone().map(|loader| (loader, id));
-        let credential = Relation::unloaded("credential", lazy);
-        let (name, email, version) = (name.to_owned(), email.to_owned(), row.try_get("version")?);
-        Ok(User { id, name, email, created_at, updated_at, version, credential })
+        Ok(user(row, self.lazy.clone())?)
     }
 }
 
@@ -583,14 +579,17 @@ fn tag(condition: &Condition, before: Option<&User>) -> (Option<i64>, Option<Off
     }
 }
 
-/// Reads the columns of a record.
-pub(super) fn record(row: &Row) -> Result<UserRef<'_>, postgres::Error> {
-    Ok(UserRef {
-        id: row.try_get("id")?,
+/// Reads the columns of a user. `lazy` loads the credential on access.
+pub(super) fn user(row: &Row, lazy: Option<Loader<Credential>>) -> Result<User, postgres::Error> {
+    let id = row.try_get("id")?;
+    Ok(User {
+        id,
         name: row.try_get("name")?,
         email: row.try_get("email")?,
         created_at: row.try_get("created_at")?,
         updated_at: row.try_get("updated_at")?,
+        version: row.try_get("version")?,
+        credential: Relation::unloaded("credential", lazy.map(|loader| (loader, id))),
     })
 }
 

@@ -5,9 +5,9 @@ use crate::{
     config::Config,
     db::{
         bulk::{begin_export, count_users, each_user},
-        open::Opening,
+        migrate::connect_migrated,
     },
-    users::{timestamp, user::UserRef},
+    users::{timestamp, user::User},
 };
 use serde::Serialize;
 use std::io::{self, BufWriter, Write};
@@ -47,7 +47,7 @@ pub fn export(
     to: &mut dyn Write,
     on_progress: &mut dyn FnMut(u64, u64),
 ) -> Result<u64, TransferError> {
-    let mut client = Opening::new(config)?.connect_migrated(config)?;
+    let mut client = connect_migrated(config)?;
     let mut transaction = begin_export(&mut client, config.db_prepared)?;
     let total = count_users(&mut transaction)?;
     let mut to = BufWriter::with_capacity(WRITE, to);
@@ -68,7 +68,7 @@ pub fn export(
 #[derive(Serialize)]
 struct Line<'a> {
     #[serde(flatten)]
-    user: UserRef<'a>,
+    user: User,
     #[serde(rename = "passwordHash", skip_serializing_if = "Option::is_none")]
     password_hash: Option<&'a str>,
 }
@@ -81,17 +81,17 @@ impl Export {
         // Without a byte order mark, spreadsheets take UTF-8 for an older encoding.
         let mark = if self.for_spreadsheets { "\u{feff}" } else { "" };
         let hash = self.with_password_hashes.then_some(PASSWORD_HASH);
-        let names: Vec<&str> = UserRef::FIELDS.into_iter().chain(hash).collect();
+        let names: Vec<&str> = User::FIELDS.into_iter().chain(hash).collect();
         writeln!(to, "{mark}{}", names.join(","))
     }
 
-    fn user(&self, user: UserRef, password_hash: Option<&str>, to: &mut impl Write) -> io::Result<()> {
+    fn user(&self, user: User, password_hash: Option<&str>, to: &mut impl Write) -> io::Result<()> {
         if self.format == Format::Ndjson {
             serde_json::to_writer(&mut *to, &Line { user, password_hash })?;
             return to.write_all(b"\n");
         }
-        let UserRef { id, name, email, created_at, updated_at } = user;
-        let (name, email) = (self.cell(name), self.cell(email));
+        let User { id, name, email, created_at, updated_at, .. } = user;
+        let (name, email) = (self.cell(&name), self.cell(&email));
         let [created_at, updated_at] = [created_at, updated_at].map(timestamp::text);
         write!(to, "{id},{name},{email},{created_at},{updated_at}")?;
         if self.with_password_hashes {

@@ -11,7 +11,7 @@ use crate::{
     db::{
         bulk::{StagedUser, Staging},
         explain,
-        open::Opening,
+        migrate::connect_migrated,
     },
 };
 use std::{collections::BTreeMap, io::Read, mem, thread};
@@ -106,7 +106,7 @@ pub fn import(
     input: impl Read,
     on_progress: &mut dyn FnMut(Progress),
 ) -> Result<Imported, TransferError> {
-    let mut client = Opening::new(config)?.connect_migrated(config)?;
+    let mut client = connect_migrated(config)?;
     let mut staging = Staging::begin(&mut client, config.db_prepared, import.keep_ids)?;
     let rules = Rules::new(config, import, staging.present);
     let cores = thread::available_parallelism().map_or(1, usize::from);

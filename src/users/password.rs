@@ -6,19 +6,12 @@ use crate::{
     error::Error,
 };
 use argon2::{Algorithm, Argon2, Params, PasswordHasher, Version, password_hash::phc::PasswordHash as Phc};
-use parking_lot::Mutex;
 use serde_json::Value;
 use std::borrow::Cow;
 use unicode_normalization::{UnicodeNormalization, is_nfc};
 
 /// Bytes of the longest hash, as the column has it.
 const HASH_MAX: usize = 512;
-
-/// The largest memory of a hash, in KiB, that is not verified alone.
-const ALONE_ABOVE_KIB: u64 = 32 << 10;
-
-/// Held while a hash is verified that takes more than [`ALONE_ABOVE_KIB`]: one of the process at a time.
-static LARGE_HASH: Mutex<()> = Mutex::new(());
 
 /// A PHC string (`$argon2id$v=19$m=19456,t=2,p=1$…`), or a hash in another program's format. Never printed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -123,7 +116,6 @@ impl Hasher {
         let Ok(format) = HashFormat::parse(hash.unwrap_or(&self.unknown).as_phc()) else {
             return Match::None;
         };
-        let _turn = (format.memory > ALONE_ABOVE_KIB).then(|| LARGE_HASH.lock());
         let (normalized, sent) = (normalized(password), password.expose());
         let found = match (format.matches)(&normalized) {
             true => Some(self.is_outdated(&format, &normalized)),

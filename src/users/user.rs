@@ -23,52 +23,36 @@ pub const EMAIL_MAX: usize = 254;
 /// Characters of the shortest password, as the create schemas have it.
 pub const PASSWORD_MIN: usize = 8;
 
-/// A stored user. As JSON: the fields of its [`UserRef`].
-#[derive(Debug)]
+/// A stored user. The JSON has `id` (a string), `name`, `email`, `createdAt`, `updatedAt`, and nothing else.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct User {
     /// The identifier; positive.
+    #[serde(serialize_with = "digits")]
     pub id: i64,
     /// The name, as given.
     pub name: String,
     /// The address, as given; unique whatever its case.
     pub email: String,
     /// Time at which the record was created.
+    #[serde(serialize_with = "timestamp::serialize")]
     pub created_at: OffsetDateTime,
     /// Time of the last change of the record or its password.
+    #[serde(serialize_with = "timestamp::serialize")]
     pub updated_at: OffsetDateTime,
     /// Moves with every change, the password's included.
+    #[serde(skip)]
     pub version: i64,
     /// Credential of the user. No read or list fetches it.
     #[doc(hidden)]
+    #[serde(skip)]
     pub credential: Relation<Credential>,
 }
 
-/// Public fields of a stored user. The JSON has `id` (a string), `name`, `email`, `createdAt`, `updatedAt`, and nothing
-/// else.
-#[derive(Debug, Clone, Copy, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct UserRef<'a> {
-    /// The identifier.
-    #[serde(serialize_with = "digits")]
-    pub id: i64,
-    /// The name.
-    pub name: &'a str,
-    /// The address.
-    pub email: &'a str,
-    /// Time at which the record was created.
-    #[serde(serialize_with = "timestamp::serialize")]
-    pub created_at: OffsetDateTime,
-    /// Time of the last change of the record or its password.
-    #[serde(serialize_with = "timestamp::serialize")]
-    pub updated_at: OffsetDateTime,
-}
-
 impl User {
-    /// Returns the public fields of the user.
-    pub fn as_row(&self) -> UserRef<'_> {
-        let User { id, name, email, created_at, updated_at, .. } = self;
-        UserRef { id: *id, name, email, created_at: *created_at, updated_at: *updated_at }
-    }
+    /// The names of the fields, in answers, exports and imports.
+    #[doc(hidden)]
+    pub const FIELDS: [&'static str; 5] = ["id", "name", "email", "createdAt", "updatedAt"];
 
     /// The state of the record, of which its `ETag` is made.
     #[doc(hidden)]
@@ -77,19 +61,8 @@ impl User {
     }
 }
 
-impl UserRef<'_> {
-    /// The names of the fields, in answers, exports and imports.
-    pub const FIELDS: [&'static str; 5] = ["id", "name", "email", "createdAt", "updatedAt"];
-}
-
 fn digits<S: Serializer>(id: &i64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(itoa::Buffer::new().format(*id))
-}
-
-impl Serialize for User {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.as_row().serialize(serializer)
-    }
 }
 
 /// Returns the id if the text is the canonical decimal of a positive bigint; no other text names a user.
@@ -212,9 +185,11 @@ mod tests {
     #[test]
     fn fields() {
         let time = OffsetDateTime::UNIX_EPOCH;
-        let user = UserRef { id: 1, name: "n", email: "e", created_at: time, updated_at: time };
+        let (name, email, credential) =
+            ("n".to_owned(), "e".to_owned(), Relation::unloaded("credential", None));
+        let user = User { id: 1, name, email, created_at: time, updated_at: time, version: 1, credential };
         let mut rest = serde_json::to_string(&user).unwrap();
-        for name in UserRef::FIELDS {
+        for name in User::FIELDS {
             let (before, after) = rest.split_once(&format!("\"{name}\":\"")).unwrap();
             assert_eq!(before.matches(':').count(), 0, "{rest}");
             rest = after.split_once('"').unwrap().1.to_owned();

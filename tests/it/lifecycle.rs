@@ -90,7 +90,7 @@ fn a_database_that_stays_away_or_never_answers() {
         assert!(start.elapsed() > Duration::from_millis(2500), "{:?}", start.elapsed());
         assert!(line.starts_with("cannot connect to the database: "), "{line}");
         let lines = process.stderr().matches("cannot connect to the database yet: ").count();
-        assert!(lines <= 1, "a line a reason: {}", process.stderr());
+        assert!(lines <= 6, "a line a try: {}", process.stderr());
         assert!(line.contains("DATABASE_URL") && line.contains("--embedded"), "the remedy: {line}");
     }
 }
