@@ -375,12 +375,15 @@ mod tests {
     }
 
     #[test]
-    fn tls_is_on_for_exactly_true() {
+    fn values_that_are_meant_by_exactly_one_text() {
         for (text, expected) in [("true", true), ("TRUE", false), ("1", false), (" true", false)] {
             let Database::Parts { ssl, .. } = from(&[("DB_SSL", text)]).unwrap().database else {
                 panic!("no URL was given");
             };
             assert_eq!(ssl, expected, "{text}");
+        }
+        for (text, expected) in [("production", true), ("Production", false), ("production ", false)] {
+            assert_eq!(from(&[("NODE_ENV", text)]).unwrap().production, expected, "{text:?}");
         }
     }
 

@@ -1,12 +1,17 @@
-//! The service among other programs: proxies, poolers, clusters, Prometheus and Debian's packages.
+//! The service among several servers and other programs: standbys, restores, proxies, poolers, clusters, Prometheus and
+//! Debian's packages; and the lines of the documents.
 //!
 //! `cargo test --test deploy` runs these; plain `cargo test` leaves them out. CONTRIBUTING.md says what they need.
 
+mod backup;
 mod deb;
+mod documents;
 mod failover;
 mod listening;
 mod machines;
 mod prometheus;
+mod publication;
+mod standby;
 #[allow(dead_code, unused_imports, reason = "tests/it uses the rest")]
 #[path = "../it/support/mod.rs"]
 mod support;

@@ -261,8 +261,9 @@ impl Drop for Commanded {
 #[test]
 fn lines_of_commands() {
     let dir = TempDir::new();
-    dir.write("users.csv", "id,name,email\n7,Ada,ada@example.com\n");
-    let seed = format!("--seed={}/users.csv", dir.path().display());
+    // They need not be what the create schema takes.
+    dir.write("users.csv", "id,name,email,password\n7,Ada,ada@example.com,correct horse\n6,,no address,\n");
+    let seed = format!("--seed={}/users.csv", dir.name());
     let mut userd = Commanded::start(&["--with-parent", &seed]);
     let mut client = Client::new(&userd.url);
     let first = client.get("/users/7");
@@ -270,6 +271,8 @@ fn lines_of_commands() {
         assert_eq!(userd.answer("reset"), "ok");
         let again = client.get("/users/7");
         assert_eq!((again.json(), again.header("ETag")), (first.json(), first.header("ETag")));
+        assert_eq!(client.get("/users/6").json()["email"], "no address");
+        assert!(client.opens("ada@example.com", PASSWORD));
         assert_eq!(client.post("/users", GRACE).id(), "8");
         assert_eq!(client.delete("/users/7").status, 204);
     }
@@ -320,11 +323,14 @@ fn lines_of_commands() {
 
 #[test]
 fn without_a_parent_the_end_of_commands_ends_nothing() {
-    let mut userd = Commanded::start(&[]);
-    assert_eq!(userd.answer("fail 503 GET /users"), "ok");
+    let dir = TempDir::new();
+    // A user without an id.
+    dir.write("users", ADA);
+    let mut userd = Commanded::start(&[&format!("--seed={}/users", dir.name())]);
+    assert_eq!(userd.answer("fail 503 GET /users/1"), "ok");
     userd.send(b"reset");
     drop(userd.child.stdin.take());
     assert_eq!(userd.line(), "ok", "a line without its end");
-    assert_eq!(Client::new(&userd.url).get("/users").status, 200);
+    check(&mut Client::new(&userd.url), &format!("GET /users/1 => 200 {ADA_1}"));
     assert!(userd.child.try_wait().unwrap().is_none());
 }

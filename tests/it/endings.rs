@@ -23,7 +23,7 @@ fn each_names_the_cause_and_then_the_remedy() {
     let (none, bad) = (path("none"), path("bad.ndjson"));
     let none_csv = path("none.csv");
     let unwritable = path("nowhere/users.ndjson");
-    let plain: [(&[&str], i32, &str, &str); 22] = [
+    let plain: [(&[&str], i32, &str, &str); 23] = [
         (&["--port"], 2, "a value is required for '--port <PORT>'", "`userd --help` lists"),
         (&["--embedded", "--seed=users.csv"], 2, "required arguments were not provided", "--ephemeral"),
         (&["--embedded", "--with-parent=me"], 2, "there is no such process", "name one that runs"),
@@ -49,7 +49,9 @@ fn each_names_the_cause_and_then_the_remedy() {
         (&["healthcheck", "--port", &free], 1, "no answer from", "start userd, or name its address"),
         (&["migrate"], 1, "Connection refused", "`userd --embedded` runs one of its own"),
         (&["export", &unwritable], 1, "cannot write", "name another FILE"),
+        // Before a database is waited for, or a cluster is made.
         (&["--port", &taken], 1, "Address already in use", "choose another PORT"),
+        (&[&nowhere, "--port", &taken], 1, "Address already in use", "choose another PORT"),
         (
             &["--host", "unix:/nowhere/at/all"],
             1,
@@ -63,6 +65,7 @@ fn each_names_the_cause_and_then_the_remedy() {
     for (arguments, code, cause, remedy) in plain {
         says(Process::start(arguments, &variables), &format!("{arguments:?}"), code, 1, cause, remedy);
     }
+    assert!(!dir.path().join("nowhere").exists(), "a cluster was made");
     // Each line that is refused is a finding, and the last line says what was done.
     let seed = Process::start(&["--embedded", "--ephemeral", "--seed", &bad], &variables);
     says(seed, "two lines", 1, 3, "line 1: /name must be a string", "line 2: ");

@@ -2,18 +2,17 @@
 //! recovers by itself.
 
 use crate::support::{
-    ADA, BUSY, Books, Client, DATABASE_PASSWORD, Database, LONG, LONG_ON_DISK, Load, OTHER_PASSWORD, Own,
-    PASSWORD, Process, Proxy, Service, TOKEN, TempDir, Weather, check, children, eventually, free_port,
-    pause, postmaster, running,
+    ADA, BUSY, Books, Client, DATABASE_PASSWORD, Database, LONG, Load, OTHER_PASSWORD, Own, PASSWORD,
+    Process, Proxy, Service, TOKEN, Weather, check, eventually, pause,
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
 use std::{
     fs,
-    os::unix::fs::PermissionsExt,
     process::Command,
     time::{Duration, Instant},
 };
+
 /// How long after the database is back the first success comes, for every client.
 const BACK_WITHIN: Duration = Duration::from_secs(1);
 
@@ -68,25 +67,6 @@ fn acknowledged_writes_outlive_the_database() {
     }
     ends_well("PostgreSQL killed and restarted", load, &backs, REQUEST_TIMEOUT, &postgres);
     process.logs("cannot connect to the database: ");
-}
-
-#[test]
-fn acknowledged_writes_outlive_userd() {
-    let postgres = Own::start();
-    // Clients keep sending to the old address: no other process may listen there.
-    let start = || Process::at(&postgres.url(), &[("PORT", &free_port().to_string())]);
-    let mut process = start();
-    let load = Load::start("kill", 4, &process.wait_for_url());
-    let mut backs = Vec::new();
-    for _ in 0..3 {
-        load.creates(ENOUGH);
-        process.signal(Signal::SIGKILL);
-        assert_eq!(process.wait(LONG), -9);
-        process = start();
-        load.moves_to(&process.wait_for_url());
-        backs.push(Instant::now());
-    }
-    ends_well("userd killed and restarted", load, &backs, REQUEST_TIMEOUT, &postgres);
 }
 
 // Restarts
@@ -385,28 +365,6 @@ fn errors_of_the_database() {
     assert!(!process.stderr().contains("@raise."), "the log tells values: {}", process.stderr());
 }
 
-/// A primary that is demoted while it lives: its sessions go on, but it takes no changes any more. No change is refused.
-#[test]
-fn a_primary_that_is_demoted() {
-    let (old, new) = (Own::start(), Own::start());
-    let mut migrate = Process::start(&["migrate"], &[("DATABASE_URL", &new.url())]);
-    assert_eq!(migrate.wait(LONG_ON_DISK), 0, "{}", migrate.stderr());
-    let hosts = format!("{},{}", old.socket_dir().display(), new.socket_dir().display());
-    let url = format!("host={hosts} user=postgres dbname=postgres target_session_attrs=read-write");
-    let mut process = Process::at(&url, &[]);
-    let mut client = process.client();
-    let create = |n: u32| json!({"name": "n", "email": format!("{n}@example.com")}).to_string();
-    assert_eq!(client.post("/users", create(0)).status, 201);
-    assert_eq!(old.users().len(), 1);
-    set(&old, "default_transaction_read_only", "on");
-    // The sessions have been told by now, or are while they are asked.
-    for n in 1..20 {
-        assert_eq!(client.post("/users", create(n)).status, 201, "{}", process.stderr());
-    }
-    assert!(new.users().contains_key("19@example.com"));
-    assert_eq!(old.users().len() + new.users().len(), 20);
-}
-
 /// The disk of a managed database fills up: every change gets 503, and reads go on.
 #[test]
 fn a_database_that_takes_no_changes() {
@@ -420,9 +378,12 @@ fn a_database_that_takes_no_changes() {
         eventually(LONG, "the figure tells it", || client.get("/metrics").body.contains(&figure));
     };
     read_only(&mut client, 0);
-    set(&postgres, "default_transaction_read_only", "on");
+    postgres.set("default_transaction_read_only", "on");
     eventually(LONG, "changes are refused", || client.put("/users/1", r#"{"name":"a"}"#).status != 200);
     read_only(&mut client, 1);
+    // A replica that starts now needs nothing but what it reads.
+    let mut replica = Process::at(&postgres.url(), &[]);
+    check(&mut replica.client(), "GET /users/1 => 200 *\nPUT /users/1 {\"name\":\"b\"} => 503 *");
     let refused = r#"503 <Retry-After: 1> {"error":"Service unavailable"}"#;
     let rows = r#"
         POST /users {"name":"n","email":"n@example.com"} => REFUSED
@@ -445,7 +406,7 @@ fn a_database_that_takes_no_changes() {
     }
     assert!(client.opens("ada@example.com", PASSWORD));
     process.logs("(25006)");
-    set(&postgres, "default_transaction_read_only", "off");
+    postgres.set("default_transaction_read_only", "off");
     eventually(BACK_WITHIN + BUSY, "changes are taken", || {
         client.put("/users/1", r#"{"name":"c"}"#).status == 200
     });
@@ -618,85 +579,4 @@ fn a_handler_that_panics() {
         ));
     }
     service.server.stop();
-}
-
-// The private cluster
-
-/// The service says so and ends, and leaves nothing running. The next start recovers what was acknowledged.
-#[test]
-fn the_private_cluster_is_killed() {
-    let dir = TempDir::new();
-    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
-    let data = dir.path().join("data");
-    let start = || {
-        let mut process = Process::start(&[&format!("--embedded={}", data.display())], &[]);
-        let client = Client::new(&process.wait_for_url_within(LONG_ON_DISK));
-        (process, client)
-    };
-    let (mut process, mut client) = start();
-    assert_eq!(client.post("/users", ADA).status, 201);
-    let server = postmaster(&data).expect("it runs");
-    let processes = children(server);
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(server.cast_signed()), Signal::SIGKILL).unwrap();
-    assert_eq!(process.wait(LONG), 1);
-    let log = process.stderr();
-    let last = log.lines().last().unwrap_or_default();
-    assert!(last.starts_with("userd: PostgreSQL (process ") && last.contains("has ended"), "{log}");
-    eventually(LONG, "nothing is left running", || !processes.iter().any(|process| running(*process)));
-    let (_process, mut client) = start();
-    assert_eq!(client.get("/users/1").json()["email"], "ada@example.com");
-}
-
-// A standby that is away
-
-/// Changes a setting of the whole server, and waits until it is in force. Whatever transactions read only or wait for,
-/// this one does not.
-fn set(postgres: &Own, name: &str, value: &str) {
-    let mut client = postgres.client();
-    for sql in [
-        "set default_transaction_read_only = off",
-        "set synchronous_commit = local",
-        &format!("alter system set {name} = '{value}'"),
-        "select pg_reload_conf()",
-    ] {
-        client.batch_execute(sql).unwrap();
-    }
-    eventually(LONG, "the setting is in force", || {
-        let row = postgres.client().query_one(&format!("show {name}"), &[]).unwrap();
-        row.get::<_, &str>(0) == value
-    });
-}
-
-#[test]
-fn a_standby_that_is_away() {
-    const CREATES: usize = 4;
-    let postgres = Own::start();
-    let mut process = Process::at(&postgres.url(), &[("REQUEST_TIMEOUT", "1")]);
-    let mut client = process.client();
-    let create = |client: &mut Client, n: usize| {
-        let (key, body) = (format!("key-{n}"), json!({"name": "n", "email": format!("{n}@example.com")}));
-        client.request("POST", "/users", &[("Idempotency-Key", &key)], body.to_string())
-    };
-    assert_eq!(create(&mut client, 0).status, 201);
-    set(&postgres, "synchronous_standby_names", "absent");
-    // The server's other processes read the setting a moment later.
-    let mut made = 0;
-    eventually(LONG, "creates wait for the standby", || {
-        made += 1;
-        create(&mut client, CREATES + made).status == 503
-    });
-    for n in 1..=CREATES {
-        assert_eq!(create(&mut client, n).status, 503);
-        assert_eq!(client.get("/users/1").status, 200);
-    }
-    set(&postgres, "synchronous_standby_names", "");
-    eventually(BACK_WITHIN + BUSY, "changes are taken", || {
-        client.put("/users/1", r#"{"name":"p"}"#).status == 200
-    });
-    assert_eq!(client.get("/users/1").json()["name"], "p");
-    // A create that was answered 503 may have been made; with a key it is made once.
-    for n in 1..=CREATES + made {
-        assert_eq!(create(&mut client, n).status, 201);
-    }
-    assert_eq!(client.get("/users?perPage=100").json()["total"], 1 + CREATES + made);
 }

@@ -1,7 +1,7 @@
 //! The command as harnesses in other languages use it: the examples, as real processes.
 
 use crate::support::{
-    ADA, ADA_1, Client, Database, EPHEMERAL, LONG, Process, TempDir, USERD, check, eventually, free_port,
+    ADA, ADA_1, Client, Database, EPHEMERAL, LONG, Process, TempDir, USERD, check, eventually,
 };
 use nix::sys::signal::Signal;
 use std::{
@@ -56,28 +56,6 @@ fn it_ends_with_a_parent_that_it_is_told() {
     let mut process = Process::start(&[&EPHEMERAL[..], &["--with-parent"]].concat(), &[]);
     assert_eq!(process.wait(LONG), 0, "{}", process.stderr());
     process.logs("standard input has ended, and this process with it (--with-parent)");
-}
-
-#[test]
-fn a_healthcheck_over_tcp_and_unix_sockets() {
-    let database = Database::create();
-    let dir = TempDir::new();
-    let socket = format!("unix:{}/http", dir.name());
-    // No other process gets the port once it is free.
-    for (host, port) in [("127.0.0.1", free_port().to_string()), (&socket, "1".to_owned())] {
-        let token = ("API_TOKEN", crate::support::TOKEN);
-        let mut process = Process::on(&database, &[("HOST", host), ("PORT", &port), token]);
-        process.wait_for_url();
-        let ask = |arguments: &[&str], variables: &[(&str, &str)]| {
-            let mut asked = Process::start(&[&["healthcheck"], arguments].concat(), variables);
-            (asked.wait(LONG), asked.stderr())
-        };
-        // It asks for what needs no token.
-        let here = [("HOST", host), ("PORT", port.as_str())];
-        assert_eq!(ask(&[], &here), (0, String::new()));
-        let elsewhere = [token, ("HOST", "192.0.2.1"), ("PORT", "1")];
-        assert_eq!(ask(&["--host", host, "--port", &port], &elsewhere), (0, String::new()));
-    }
 }
 
 /// A database that cannot be used ends the start. The socket stays open, so that the next start answers the clients
@@ -138,31 +116,5 @@ fn the_database_of_a_command_that_has_ended_is_dropped_by_the_next() {
             Process::start(&EPHEMERAL, &[]).wait_for_url();
             !is_there()
         });
-    }
-}
-
-/// They need not be what the create schema takes.
-#[test]
-fn a_service_begins_with_the_users_of_a_file() {
-    let dir = TempDir::new();
-    let lines = "{\"name\":\"Ada\",\"email\":\"ada@example.com\",\"password\":\"correct horse\"}\n\
-        {\"name\":\"\",\"email\":\"no address\"}\n";
-    for (name, text, first, login) in [
-        ("users.ndjson", lines, 1, 200),
-        ("kept.csv", "\u{feff}\"id\",name,email\n7,Ada,ada@example.com\n8,,no address\n", 7, 401),
-    ] {
-        dir.write(name, text);
-        let file = format!("{}/{name}", dir.name());
-        let arguments = [&EPHEMERAL[..], &["--seed", &file]].concat();
-        let mut process = Process::start(&arguments, &[("SCHEMA", "strict")]);
-        let mut client = process.client();
-        for (id, field, expected) in [(first, "name", "Ada"), (first + 1, "email", "no address")] {
-            assert_eq!(client.get(&format!("/users/{id}")).json()[field], expected, "{name}");
-        }
-        assert_eq!(client.get("/users").json()["total"], 2, "{name}");
-        assert_eq!(client.login("ada@example.com", "correct horse").status, login, "{name}");
-        let grace = r#"{"name":"Grace","email":"grace@example.com","password":"correct horse"}"#;
-        assert_eq!(client.post("/users", grace).id(), (first + 2).to_string(), "{name}");
-        process.logs("the database begins with the users of ");
     }
 }

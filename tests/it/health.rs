@@ -1,12 +1,11 @@
 //! `/livez`, `/readyz`, and what the service does at its end so that a load balancer loses no request.
 
 use crate::support::{
-    ADA, BUSY, Client, Database, LONG, Own, Process, Proxy, Service, TOKEN, Weather, eventually, pause,
-    running,
+    ADA, BUSY, Client, Database, LONG, Own, Process, Proxy, Service, TOKEN, TempDir, Weather, free_port,
+    pause,
 };
 use nix::sys::signal::Signal;
 use std::{
-    fs,
     net::TcpStream,
     thread,
     time::{Duration, Instant},
@@ -16,6 +15,7 @@ const LIVE: &str = r#"{"status":"ok"}"#;
 const READY: &str = r#"{"status":"ready"}"#;
 const SILENT: &str = r#"{"status":"unready","reason":"the database does not answer"}"#;
 const OTHER_SCHEMA: &str = r#"{"status":"unready","reason":"the database's schema is not the one expected"}"#;
+const NO_TABLE: &str = r#"{"status":"unready","reason":"a table is missing in the database"}"#;
 const STOPPING: &str = r#"{"status":"unready","reason":"the service is stopping"}"#;
 
 /// An answer that never takes a second, whatever the database does.
@@ -125,7 +125,12 @@ fn a_database_that_does_not_answer() {
 fn a_schema_that_is_not_the_one_expected() {
     let service = Service::start();
     let mut client = service.client();
-    becomes(&mut client, 200, READY);
+    for (from, to, status, body) in
+        [("credentials", "away", 503, NO_TABLE), ("away", "credentials", 200, READY)]
+    {
+        service.database.run(&format!("alter table {from} rename to {to}"));
+        becomes(&mut client, status, body);
+    }
     let last = service.database.value("select max(version) from refinery_schema_history");
     service
         .database
@@ -136,40 +141,6 @@ fn a_schema_that_is_not_the_one_expected() {
     service.database.run(&format!("delete from refinery_schema_history where version = {last}"));
     pause(Duration::from_millis(600));
     becomes(&mut client, 503, OTHER_SCHEMA);
-}
-
-/// How often the threads of a process have gone to sleep.
-fn switches(process: u32) -> u64 {
-    let threads = fs::read_dir(format!("/proc/{process}/task")).expect("it runs");
-    let count = |thread: fs::DirEntry| -> Option<u64> {
-        let status = fs::read_to_string(thread.path().join("status")).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
-        line.trim().parse().ok()
-    };
-    threads.flatten().filter_map(count).sum()
-}
-
-/// While it is not asked, no session of the database is kept for it, and no thread wakes.
-#[test]
-fn an_idle_service_asks_nothing() {
-    let database = Database::create();
-    let mut process = Process::on(&database, &[("DB_POOL_SIZE", "1")]);
-    process.wait_for_url();
-    let sessions = || {
-        database.value(
-            "select count(*) from pg_stat_activity where application_name = 'userd' and datname = current_database()",
-        )
-    };
-    // The wake-ups of a start end within a second or two.
-    eventually(LONG, "no thread wakes", || {
-        let before = switches(process.id());
-        pause(Duration::from_secs(1));
-        switches(process.id()) == before
-    });
-    assert_eq!(sessions(), "1", "the pool's");
-    let mut client = process.client();
-    assert_eq!(client.get("/readyz").status, 200);
-    eventually(LONG, "the prober has one, too", || sessions() == "2");
 }
 
 #[test]
@@ -191,39 +162,43 @@ fn a_stop_is_announced() {
     let address = url.strip_prefix("http://").unwrap();
     assert!(TcpStream::connect(address).is_err());
     assert_eq!(database.value("select count(*) from users"), "1");
-
-    // A second signal does not wait for the delay. Within a second of the first one it is a repetition.
-    let mut process = Process::on(&database, &[("DRAIN_DELAY", "600")]);
-    becomes(&mut process.client(), 200, READY);
-    eventually(LONG, "it ends", || {
-        process.signal(Signal::SIGTERM);
-        !running(process.id())
-    });
-    assert_eq!(process.wait(LONG), 128 + Signal::SIGTERM as i32);
 }
 
-/// It was never asked before, and the database has been away since.
+/// It asks for what needs no token. While a service is not asked, it keeps no session of the database for that.
 #[test]
-fn a_healthcheck_of_a_service_that_was_not_asked_for_long() {
+fn healthchecks_over_tcp_and_unix_sockets() {
     let database = Database::create();
-    let proxy = Proxy::start(&database.socket());
-    let url = database.url_at(proxy.port());
-    let mut process = Process::start(&[], &[("DATABASE_URL", &url), ("HOST", "127.0.0.1"), ("PORT", "0")]);
-    let address = process.wait_for_url();
-    let port = address.rsplit(':').next().unwrap();
-    let ask = || {
-        let mut asked = Process::start(&["healthcheck", "--host", "127.0.0.1", "--port", port], &[]);
+    let dir = TempDir::new();
+    let socket = format!("unix:{}/http", dir.name());
+    let token = ("API_TOKEN", TOKEN);
+    // No other process gets the port once it is free.
+    let places = [("127.0.0.1", free_port().to_string()), (&*socket, "1".to_owned())];
+    let mut services = places.each_ref().map(|(host, port)| {
+        let proxy = Proxy::start(&database.socket());
+        let variables = [token, ("HOST", *host), ("PORT", port), ("DB_POOL_SIZE", "1")];
+        let mut process = Process::at(&database.url_at(proxy.port()), &variables);
+        process.wait_for_url();
+        (proxy, process)
+    });
+    // Their starts are older then than what a health check takes for fresh.
+    pause(Duration::from_secs(6));
+    database.has_sessions(2);
+    let ask = |arguments: &[&str], variables: &[(&str, &str)]| {
+        let mut asked = Process::start(&[&["healthcheck"], arguments].concat(), variables);
         (asked.wait(LONG), asked.stderr())
     };
-    proxy.shut();
-    // Older than what a health check takes for fresh.
-    pause(Duration::from_secs(6));
-    let (code, said) = ask();
-    assert!(code == 1 && said.contains("the database does not answer"), "{said}");
-    proxy.set(Weather::Fair);
-    let mut client = Client::new(&address);
-    becomes(&mut client, 200, READY);
-    let age = client.get("/readyz").header("Age").map(str::to_owned);
-    assert!(age.as_deref().is_some_and(|age| age.parse::<u64>().is_ok_and(|age| age < 5)), "{age:?}");
-    assert_eq!(ask(), (0, String::new()));
+    for ((host, port), (proxy, process)) in places.iter().zip(&mut services) {
+        let here = [("HOST", *host), ("PORT", port.as_str())];
+        proxy.shut();
+        let (code, said) = ask(&[], &here);
+        assert!(code == 1 && said.contains("the database does not answer"), "{said}");
+        proxy.set(Weather::Fair);
+        let mut client = process.client();
+        becomes(&mut client, 200, READY);
+        let age = client.get("/readyz").header("Age").map(str::to_owned);
+        assert!(age.as_deref().is_some_and(|age| age.parse::<u64>().is_ok_and(|age| age < 5)), "{age:?}");
+        assert_eq!(ask(&[], &here), (0, String::new()));
+        let elsewhere = [token, ("HOST", "192.0.2.1"), ("PORT", "1")];
+        assert_eq!(ask(&["--host", host, "--port", port], &elsewhere), (0, String::new()));
+    }
 }

@@ -2,9 +2,13 @@
 
 use crate::support::{
     ADA, ADA_1, Client, DATABASE_PASSWORD, Database, LONG, LONG_ON_DISK, PASSWORD, Process, Proxy, TOKEN,
-    TempDir, USERD, Variables, Weather, assert_no_secret, check, eventually, free_port, postmaster, running,
+    TempDir, USERD, Variables, Weather, assert_no_secret, check, children, eventually, free_port, postmaster,
+    running,
 };
-use nix::sys::signal::Signal;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::json;
 use std::{
     fs,
@@ -102,9 +106,15 @@ fn a_database_that_comes_later() {
     proxy.shut();
     let port = proxy.port().to_string();
     let parts = [("DB_HOST", "127.0.0.1"), ("DB_PORT", &port), ("DB_NAME", database.name())];
-    let mut process = Process::start(&[], &[&parts[..], &[("HOST", "127.0.0.1")]].concat());
-    process.logs("cannot connect to the database yet");
-    assert_eq!(process.stdout(), "");
+    let [mut process, mut ended] = [(); 2].map(|()| {
+        let process = Process::start(&[], &[&parts[..], &[("HOST", "127.0.0.1")]].concat());
+        process.logs("cannot connect to the database yet");
+        assert_eq!(process.stdout(), "");
+        process
+    });
+    // A signal before there is work.
+    ended.signal(Signal::SIGTERM);
+    assert_eq!(ended.wait(SOON), 128 + 15);
     proxy.set(Weather::Fair);
     check(&mut process.client(), &format!("POST /users {ADA} => 201 {ADA_1}"));
     // Waiting does not mend a name that is wrong.
@@ -113,27 +123,6 @@ fn a_database_that_comes_later() {
     let line = complaint(&mut process, 1);
     assert!(line.contains("\"nobody-at-all\" does not exist"), "{line}");
     assert!(!process.stderr().contains("yet"), "{}", process.stderr());
-}
-
-/// Before a database is waited for or a cluster is made, and without another line in the log.
-#[test]
-fn an_address_that_cannot_be_had_is_told_at_once() {
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = taken.local_addr().unwrap().port().to_string();
-    let dir = TempDir::new();
-    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
-    let data = dir.path().join("data");
-    let embedded = format!("--embedded={}", data.display());
-    let nowhere = ("DATABASE_URL", "postgres://ada@127.0.0.1:1/app");
-    for argument in [&embedded, "--host=127.0.0.1"] {
-        let variables =
-            [nowhere, ("DB_CONNECT_TIMEOUT", "60"), ("HOST", "127.0.0.1"), ("LOG_LEVEL", "error")];
-        let mut process = Process::start(&[argument, "--port", &port], &variables);
-        let line = complaint(&mut process, 1);
-        assert!(line.starts_with("cannot listen on 127.0.0.1:"), "{line}");
-        assert_eq!(process.stderr().lines().count(), 1, "{}", process.stderr());
-    }
-    assert!(!data.exists(), "a cluster was made");
 }
 
 /// Without the right to raise its limits, which root has.
@@ -224,29 +213,6 @@ fn variables_that_are_not_used_are_told() {
     process.logs("DATABASE_URL: pgbouncer has no effect: behind a pooler");
 }
 
-#[test]
-fn a_unix_socket() {
-    let database = Database::create();
-    let dir = TempDir::new();
-    let path = dir.path().join("userd.sock");
-    let host = format!("unix:{}", path.to_str().unwrap());
-    let mut process = Process::on(&database, &[("HOST", &host)]);
-    assert_eq!(process.wait_for_url(), host);
-    check(&mut process.client(), &format!("POST /users {ADA} => 201 {ADA_1}"));
-    // Another one does not take it away.
-    let line = complaint(&mut Process::on(&database, &[("HOST", &host)]), 1);
-    assert!(line.contains(path.to_str().unwrap()), "{line}");
-    check(&mut process.client(), &format!("GET /users/1 => 200 {ADA_1}"));
-    // A killed one leaves it behind, and that is no obstacle.
-    process.signal(Signal::SIGKILL);
-    assert_eq!(process.wait(LONG), -9);
-    let mut process = Process::on(&database, &[("HOST", &host)]);
-    check(&mut process.client(), &format!("GET /users/1 => 200 {ADA_1}"));
-    process.signal(Signal::SIGTERM);
-    assert_eq!(process.wait(LONG), 0);
-    assert!(!path.exists(), "the socket is left behind");
-}
-
 // Migrations
 
 const MIGRATIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/migrations");
@@ -284,20 +250,9 @@ fn a_failing_migration_leaves_nothing_half_applied() {
     dir.write("V2__second.sql", second);
     start().wait_for_url();
     assert_eq!(history(&database), "1,2,3");
-}
-
-#[test]
-fn a_history_that_diverges() {
-    let rows = [
-        "update refinery_schema_history set checksum = '1' where version = 1",
-        "insert into refinery_schema_history (version, name, applied_on, checksum) values (99, 'unknown', '2020-01-01T00:00:00Z', '1')",
-    ];
-    for change in rows {
-        let database = Database::create();
-        database.run(change);
-        let line = complaint(&mut Process::on(&database, &[]), 1);
-        assert!(line.starts_with("cannot migrate the database: "), "{line}");
-    }
+    // A history that diverges is left alone.
+    dir.write("V1__first.sql", "create table first (n bigint);");
+    assert!(complaint(&mut start(), 1).starts_with("cannot migrate the database: "));
 }
 
 #[test]
@@ -347,7 +302,7 @@ fn log_levels() {
 #[test]
 fn a_signal_lets_work_be_finished() {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
-        with_a_request_in_flight(|process, mut client, lock| {
+        with_a_request_in_flight(&[], |process, mut client, lock| {
             let _idle = process.client();
             process.signal(signal);
             process.signal(Signal::SIGINT);
@@ -362,12 +317,15 @@ fn a_signal_lets_work_be_finished() {
     }
 }
 
-/// A request that met a lock is retried, and is answered before the end.
+/// A request that met a lock is retried, and is answered before the end. `nohup` lets the process run when the terminal
+/// is closed.
 #[test]
 fn a_signal_lets_what_met_a_lock_be_retried() {
     let database = Database::create();
-    let mut process = Process::on(&database, &[]);
+    let variables = [("DATABASE_URL", &*database.url()), ("HOST", "127.0.0.1")];
+    let mut process = Process::under(&["/usr/bin/nohup", USERD], &[], &variables);
     let mut client = process.client();
+    process.signal(Signal::SIGHUP);
     check(&mut client, &format!("POST /users {ADA} => 201 {ADA_1}"));
     let mut lock = database.client();
     lock.batch_execute("begin; select from users where id = 1 for update").unwrap();
@@ -383,25 +341,13 @@ fn a_signal_lets_what_met_a_lock_be_retried() {
     assert_eq!(process.wait(SOON), 0);
 }
 
-/// `nohup` lets it run when the terminal is closed.
-#[test]
-fn a_hangup_that_is_ignored() {
-    let database = Database::create();
-    let url = database.url();
-    let variables = [("DATABASE_URL", &*url), ("HOST", "127.0.0.1"), ("PORT", "0")];
-    let mut process = Process::under(&["/usr/bin/nohup", USERD], &[], &variables);
-    let mut client = process.client();
-    process.signal(Signal::SIGHUP);
-    check(&mut client, &format!("POST /users {ADA} => 201 {ADA_1}"));
-    process.signal(Signal::SIGTERM);
-    process.logs("stopping");
-    assert_eq!(process.wait(SOON), 0);
-}
-
 /// A request in flight that waits for a lock, which ends with the transaction.
-fn with_a_request_in_flight(test: impl FnOnce(&mut Process, Client, postgres::Transaction)) {
+fn with_a_request_in_flight(
+    variables: Variables,
+    test: impl FnOnce(&mut Process, Client, postgres::Transaction),
+) {
     let database = Database::create();
-    let mut process = Process::on(&database, &[]);
+    let mut process = Process::on(&database, variables);
     let mut client = process.client();
     check(&mut client, &format!("POST /users {ADA} => 201 {ADA_1}"));
     let mut sql = database.client();
@@ -412,9 +358,10 @@ fn with_a_request_in_flight(test: impl FnOnce(&mut Process, Client, postgres::Tr
     test(&mut process, client, lock);
 }
 
+/// Neither the request nor the delay of a stop is waited for.
 #[test]
 fn a_signal_a_second_later_ends_at_once() {
-    with_a_request_in_flight(|process, _client, _lock| {
+    with_a_request_in_flight(&[("DRAIN_DELAY", "600")], |process, _client, _lock| {
         let first = Instant::now();
         process.signal(Signal::SIGTERM);
         eventually(LONG, "it ends", || {
@@ -426,13 +373,16 @@ fn a_signal_a_second_later_ends_at_once() {
     });
 }
 
+// A database of its own
+
 /// A unit of `Type=notify` gets a datagram when the service serves, and one when it stops. PostgreSQL, which would send
 /// its own, does not see the socket.
 #[test]
-fn systemd_is_told() {
+fn an_embedded_database() {
     let dir = TempDir::new();
+    // PostgreSQL's account has to get to it.
     fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
-    let path = dir.path().join("notify");
+    let (data, path) = (dir.path().join("data"), dir.path().join("notify"));
     let socket = UnixDatagram::bind(&path).unwrap();
     // Anybody may write to systemd's.
     fs::set_permissions(&path, PermissionsExt::from_mode(0o777)).unwrap();
@@ -442,70 +392,56 @@ fn systemd_is_told() {
         let length = socket.recv(&mut state).unwrap();
         String::from_utf8(state[..length].to_vec()).unwrap()
     };
-    let argument = format!("--embedded={}", dir.path().join("data").display());
-    let name = ("NOTIFY_SOCKET", path.to_str().unwrap());
-    let mut process = Process::start(&[&argument, "--port=0"], &[name]);
-    assert_eq!(told(), "READY=1");
-    assert_eq!(process.client().get("/readyz").status, 200);
-    let server = postmaster(&dir.path().join("data")).unwrap();
-    let environment = fs::read(format!("/proc/{server}/environ")).unwrap();
-    assert!(!String::from_utf8_lossy(&environment).contains("NOTIFY_SOCKET"));
-    process.signal(Signal::SIGTERM);
-    assert_eq!(told(), "STOPPING=1");
-    assert_eq!(process.wait(LONG_ON_DISK), 0);
-}
-
-#[test]
-fn a_signal_before_there_is_work() {
-    let port = free_port();
-    let url = format!("postgres://ada@127.0.0.1:{port}/app");
-    let mut process = Process::start(&[], &[("DATABASE_URL", &url), ("DB_CONNECT_TIMEOUT", "60")]);
-    eventually(LONG, "a try is logged", || process.stderr().contains("cannot connect to the database yet"));
-    process.signal(Signal::SIGTERM);
-    assert_eq!(process.wait(SOON), 128 + 15);
-}
-
-// A database of its own
-
-#[test]
-fn an_embedded_database() {
-    let dir = TempDir::new();
-    // PostgreSQL's account has to get to it.
-    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
-    let data = dir.path().join("data");
     let argument = format!("--embedded={}", data.display());
     // The variables of another database mean nothing then.
-    let variables = [("PORT", "0"), ("DB_HOST", "192.0.2.1")];
+    let variables = [("PORT", "0"), ("DB_HOST", "192.0.2.1"), ("NOTIFY_SOCKET", path.to_str().unwrap())];
     let start = || Process::start(&[&argument], &variables);
     let create = json!({"name": "Ada", "email": "ada@example.com", "password": PASSWORD}).to_string();
     let credentials = json!({"email": "ada@example.com", "password": PASSWORD}).to_string();
 
     let mut first = start();
-    let url = first.wait_for_url_within(LONG_ON_DISK);
+    assert_eq!(told(), "READY=1");
+    let url = first.wait_for_url();
     assert!(url.starts_with("http://127.0.0.1:"), "not beyond this machine: {url}");
     assert_eq!(first.stdout(), format!("listening on {url}\n"));
     check(&mut first.client(), &format!("POST /users {create} => 201 {ADA_1}"));
     let server = postmaster(&data).unwrap();
+    let environment = fs::read(format!("/proc/{server}/environ")).unwrap();
+    assert!(!String::from_utf8_lossy(&environment).contains("NOTIFY_SOCKET"));
     let line = complaint(&mut start(), 1);
     assert!(line.contains(data.to_str().unwrap()) && line.contains("in use"), "{line}");
     check(&mut first.client(), &format!("GET /users/1 => 200 {ADA_1}"));
     first.signal(Signal::SIGTERM);
+    assert_eq!(told(), "STOPPING=1");
     assert_eq!(first.wait(LONG), 0, "{}", first.stderr());
     assert!(!running(server), "PostgreSQL is left behind");
 
     let mut second = start();
     check(&mut second.client(), &format!("POST /users/authenticate {credentials} => 200 {ADA_1}"));
-    let left_behind = postmaster(&data).unwrap();
-    second.signal(Signal::SIGKILL);
-    assert_eq!(second.wait(LONG), -9);
+    // If the server is killed, the service says so and ends, and leaves nothing running.
+    let server = postmaster(&data).unwrap();
+    let processes = children(server);
+    kill(Pid::from_raw(server.cast_signed()), Signal::SIGKILL).unwrap();
+    assert_eq!(second.wait(LONG), 1);
+    let log = second.stderr();
+    let last = log.lines().last().unwrap_or_default();
+    assert!(last.starts_with("userd: PostgreSQL (process ") && last.contains("has ended"), "{log}");
+    eventually(LONG, "nothing is left running", || !processes.iter().any(|process| running(*process)));
 
     let mut third = start();
     third.wait_for_url_within(LONG_ON_DISK);
     check(&mut third.client(), &format!("GET /users/1 => 200 {ADA_1}"));
+    let left_behind = postmaster(&data).unwrap();
+    third.signal(Signal::SIGKILL);
+    assert_eq!(third.wait(LONG), -9);
+
+    let mut fourth = start();
+    fourth.wait_for_url_within(LONG_ON_DISK);
+    check(&mut fourth.client(), &format!("GET /users/1 => 200 {ADA_1}"));
     let server = postmaster(&data).unwrap();
     // The terminal is closed.
-    third.signal(Signal::SIGHUP);
-    assert_eq!(third.wait(LONG), 0, "{}", third.stderr());
+    fourth.signal(Signal::SIGHUP);
+    assert_eq!(fourth.wait(LONG), 0, "{}", fourth.stderr());
     assert!(!running(server) && !running(left_behind), "PostgreSQL is left behind");
 }
 

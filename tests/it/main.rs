@@ -1,9 +1,8 @@
 //! The service as its users meet it: real processes, real sockets, a real PostgreSQL.
 //!
-//! Each module opens with what it tests. `support` starts what the tests use. What needs more than PostgreSQL, curl and
-//! jq is in `tests/deploy`.
+//! Each module opens with what it tests. `support` starts what the tests use. What needs several servers, or more than
+//! PostgreSQL, curl and jq, is in `tests/deploy`.
 
-mod backup;
 mod batches;
 mod changes;
 mod clients;
@@ -12,8 +11,6 @@ mod commands;
 mod contract;
 mod cors;
 mod description;
-mod documents;
-mod embedding;
 mod endings;
 mod export;
 mod faults;
@@ -34,7 +31,6 @@ mod plans;
 mod preconditions;
 mod privileges;
 mod programs;
-mod publication;
 mod repeating;
 mod requests;
 mod sessions;

@@ -2,10 +2,9 @@
 //! a database that has users of another program already, completion.
 
 use crate::support::{
-    Client, DATABASE_PASSWORD, Database, Ended, LONG, PASSWORD, Process, TOKEN, TempDir, blocks, eventually,
+    ADA, Client, DATABASE_PASSWORD, Database, Ended, LONG, PASSWORD, Process, TempDir, blocks, every_verb,
     shell,
 };
-use serde_json::json;
 use std::path::Path;
 
 const OPERATIONS: &str = include_str!("../../docs/operations.md");
@@ -53,32 +52,44 @@ fn migrations_without_a_service() {
     assert_eq!(process.client().get("/users").status, 200);
 }
 
-/// The statements of a release, prepared before a newer one migrates and used after that.
+/// A newer release migrates tables that an older one uses. Its migration may say how long it waits for a lock: a start ends
+/// then, and does not block writers. The statements that the older release has prepared go on. The bounds that a role has
+/// for statements are not for migrations.
 #[test]
-fn sessions_of_an_older_release_go_on() {
+fn an_older_release_goes_on_beside_a_newer_one() {
     let database = Database::empty();
-    assert_eq!(on(&database, &["migrate"], &[]).0, 0);
-    let next = TempDir::next_release("alter table users add column next int", 3);
     let mut older = Process::on(&database, &[]);
-    let mut client = older.client();
-    for round in 1..=3_u32 {
-        if round == 2 {
-            assert_eq!(on(&database, &["migrate"], &[("MIGRATIONS_DIR", next.name())]).0, 0);
-        }
-        let body = json!({"name": "n", "email": format!("{round}@example.com"), "password": PASSWORD});
-        let path =
-            format!("/users/{}", client.post("/users", body.to_string()).json()["id"].as_str().unwrap());
-        assert_eq!(client.put(&path, r#"{"name":"changed"}"#).status, 200);
-        assert_eq!(client.get(&path).json()["name"], "changed");
-        assert_eq!(client.get("/users").json()["total"], 1);
-        assert!(client.opens(&format!("{round}@example.com"), PASSWORD));
-        assert_eq!(client.delete(&path).status, 204);
-        assert_eq!(client.get(&path).status, 404);
+    let url = older.wait_for_url();
+    every_verb(&url, "before");
+    for bound in ["statement_timeout", "idle_in_transaction_session_timeout"] {
+        database.run(&format!("alter database {} set {bound} = '1s'", database.name()));
     }
+    let next = TempDir::next_release(
+        "select pg_sleep(1.5); set local lock_timeout = '200ms'; \
+         alter table users add column next int, alter column email type varchar(300)",
+        3,
+    );
+    let mut writer = database.client();
+    let insert = "insert into users (name, email) values ('n', 'n@example.com')";
+    writer.batch_execute(&format!("begin; set idle_in_transaction_session_timeout = 0; {insert}")).unwrap();
+    let start = || Process::on(&database, &[("MIGRATIONS_DIR", next.name())]);
+    let (code, _, stderr) = start().ended();
+    assert!(code == 1 && stderr.contains("canceling statement due to lock timeout (55P03)"), "{stderr}");
+    assert_eq!(older.client().post("/users", ADA).status, 201);
+    writer.batch_execute("commit").unwrap();
+    let mut newer = start();
+    for email in ["n@example.com", "ada@example.com"] {
+        assert_eq!(newer.client().get(&format!("/users?email={email}")).json()["total"], 1);
+    }
+    newer.logs("applied migration V4");
+    every_verb(&url, "after");
+    let mut restarted = Process::on(&database, &[]);
+    assert_eq!(restarted.client().get("/users?email=ada@example.com").json()["total"], 1);
+    restarted.logs("a newer userd has migrated the database, to migration 4, which is compatible");
 }
 
 /// A release that says nothing of older ones, or that they may not use the database. The one that says so is in
-/// `sessions_of_an_older_release_go_on`.
+/// `an_older_release_goes_on_beside_a_newer_one`.
 #[test]
 fn a_database_of_a_newer_release() {
     let database = Database::empty();
@@ -137,7 +148,7 @@ fn a_check_changes_nothing() {
 }
 
 #[test]
-fn a_check_finds_what_is_wrong() {
+fn a_check_of_a_configuration_that_cannot_be_used() {
     let away =
         [("DATABASE_URL", "postgres://u:pa55-of-the-database@127.0.0.1:1/d"), ("DB_CONNECT_TIMEOUT", "0.1")];
     for (variables, expected) in [
@@ -149,30 +160,6 @@ fn a_check_finds_what_is_wrong() {
         assert_eq!((code, stderr.as_str()), (1, ""), "{stdout}");
         assert!(stdout.lines().any(|line| line.starts_with(expected)), "{stdout}");
     }
-
-    let database = Database::create();
-    let name = database.name();
-    database.run(&format!(
-        "create role {name}_reader login; grant select on users, user_counts, refinery_schema_history to {name}_reader;
-         revoke create on schema public from public;
-         alter table users disable trigger user_counts_insert"
-    ));
-    let url = database.url().replace("user=postgres", &format!("user={name}_reader"));
-    let (code, stdout, _) = userd(&["check"], &[("DATABASE_URL", &url)]);
-    assert_eq!(code, 1);
-    for line in [
-        "ok       migrations: all are applied",
-        "problem  privileges: the role may not insert users",
-        "problem  privileges: the role may not update users",
-        "problem  privileges: the role may not delete users",
-        "problem  privileges: the role may not select credentials",
-        "problem  privileges: the role may not insert idempotency_keys",
-        "problem  tables: missing or disabled: users: trigger user_counts_insert calls user_counts_record",
-    ] {
-        assert_eq!(stdout.lines().filter(|found| found.starts_with(line)).count(), 1, "{line}: {stdout}");
-    }
-    assert!(!stdout.contains("select users"), "{stdout}");
-    database.run(&format!("drop owned by {name}_reader; drop role {name}_reader"));
 }
 
 /// A check compares what is there with what the migrations make, and never panics.
@@ -189,6 +176,10 @@ fn a_check_finds_what_is_missing() {
         ("alter table credentials drop constraint credentials_pkey", "credentials: PRIMARY KEY (user_id)"),
         ("drop index users_email_key", "users: btree (lower(email::text COLLATE \"C\"))"),
         ("drop trigger zz_user_version on users", "users: trigger zz_user_version calls user_version"),
+        (
+            "alter table users disable trigger user_counts_insert",
+            "users: trigger user_counts_insert calls user_counts_record",
+        ),
     ] {
         let database = Database::create();
         database.run(sql);
@@ -199,75 +190,56 @@ fn a_check_finds_what_is_missing() {
     }
 }
 
-/// A restore of `pg_dump -T credentials` leaves a service that is unready, with the reason.
-#[test]
-fn without_a_table_the_service_is_unready() {
-    let database = Database::create();
-    database.run("drop table credentials");
-    let mut process = Process::on(&database, &[]);
-    let mut client = process.client();
-    let expected = json!({"status": "unready", "reason": "a table is missing in the database"});
-    eventually(LONG, "it is unready", || client.get("/readyz").json() == expected);
-    assert_eq!(client.get("/readyz").status, 503);
-    database.run(
-        "create table credentials (user_id bigint primary key references users (id) on delete cascade, \
-         password_hash varchar(512) not null)",
-    );
-    eventually(LONG, "it is ready", || client.get("/readyz").status == 200);
-}
-
-/// The tables are userd's own, and another role than their owner's is told what it lacks; with that it can do all.
-#[test]
-fn a_role_without_grants() {
-    let database = Database::create();
-    let name = database.name();
-    database.run(&format!("create role {name}_app login"));
-    let url = database.url().replace("user=postgres", &format!("user={name}_app"));
-    let variables = [("DATABASE_URL", url.as_str()), ("HOST", "127.0.0.1")];
-    let line = "ERROR: permission denied for table refinery_schema_history (42501): `userd grants ROLE`";
-    for arguments in
-        [&["migrate"][..], &["export"], &["import"], &["--port=0"], &["--migrate=off", "--port=0"]]
-    {
-        let (code, stdout, stderr) = userd(arguments, &variables);
-        assert_eq!((code, stdout.as_str()), (1, ""), "{arguments:?}: {stderr}");
-        assert!(stderr.lines().last().unwrap().contains(line), "{arguments:?}: {stderr}");
-    }
-    let (code, stdout, _) = userd(&["check"], &variables);
-    for line in [&*format!("migrations: {line}"), "privileges: the role may not select users"] {
-        assert!(code == 1 && stdout.contains(&format!("problem  {line}")), "{stdout}");
-    }
-    database.run(&format!("drop role {name}_app"));
-}
-
 // The configuration
 
+/// Settings come from arguments, from the environment unless they are empty there, and from a file as the package has it: the
+/// line of docs/operations.md. A name in it may be another program's.
 #[test]
 fn the_settings_in_force() {
-    let variables = [
-        ("DATABASE_URL", "postgres://u:pa55-of-the-database@db.example/d"),
-        ("API_TOKEN", TOKEN),
-        ("PGPASSWORD", DATABASE_PASSWORD),
-        ("WORKERS", "3"),
-        ("PORT", "8080"),
-        ("HOST", ""),
-    ];
-    let (code, stdout, stderr) = userd(&["config", "--port", "81"], &variables);
-    assert_eq!((code, stderr.as_str()), (0, ""));
-    assert_eq!(stdout.lines().count(), userd::config::SETTINGS.len());
-    let rows: Vec<String> =
-        stdout.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
-    for row in [
-        "WORKERS 3 environment",
-        "PORT 81 argument",
-        "HOST 0.0.0.0 default",
-        "DATABASE_URL *** environment",
-        "API_TOKEN *** environment",
-        "DB_HOST - no effect",
-        "LOG_LEVEL info default",
-    ] {
-        assert!(rows.iter().any(|found| found == row), "{row}: {stdout}");
+    let database = Database::create();
+    database.run("insert into users (name, email) values ('Ada', 'ada@example.com')");
+    let dir = TempDir::new();
+    let lines = format!("# A comment\nDATABASE_URL=\"{}\"\nWORKERS=3\nAPI_TOKEN=secret\n", database.url());
+    dir.write("userd.env", &(lines + "MAIL_HOST=x\n"));
+    let file = dir.path().join("userd.env");
+    let file = file.to_str().unwrap();
+    let line = OPERATIONS.lines().find_map(|line| line.strip_prefix("sudo -u userd userd "));
+    let line = line.expect("a line").replace("/etc/userd.env", file);
+    let arguments: Vec<&str> = line.split(' ').filter(|word| *word != "users.ndjson").collect();
+    let (code, stdout, stderr) = userd(&arguments, &[]);
+    assert_eq!((code, stderr.as_str()), (0, ""), "{arguments:?}");
+    assert!(stdout.contains("\"email\":\"ada@example.com\""), "{stdout}");
+    let (code, stdout, _) = userd(&["check", "--env-file", file], &[]);
+    assert!(code == 0 && !stdout.contains("MAIL_HOST"), "{stdout}");
+    for (value, workers) in [("", format!("3 {file}:3")), ("4", "4 environment".to_owned())] {
+        let variables =
+            [("WORKERS", value), ("PORT", "8080"), ("HOST", ""), ("PGPASSWORD", DATABASE_PASSWORD)];
+        let (code, stdout, stderr) = userd(&["config", "--env-file", file, "--port", "81"], &variables);
+        assert_eq!((code, stderr.as_str()), (0, ""));
+        assert_eq!(stdout.lines().count(), userd::config::SETTINGS.len());
+        for row in [
+            &format!("WORKERS {workers}"),
+            &format!("DATABASE_URL *** {file}:2"),
+            &format!("API_TOKEN *** {file}:4"),
+            "PORT 81 argument",
+            "HOST 0.0.0.0 default",
+            "DB_HOST - no effect",
+            "LOG_LEVEL info default",
+        ] {
+            let mut rows = stdout.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+            assert!(rows.any(|found| found == row), "{row}: {stdout}");
+        }
     }
     assert_eq!(userd(&["config"], &[("WORKERS", "0")]).0, 2);
+
+    dir.write("userd.env", "DATABASE_URL=x\nsecret text\n");
+    for verb in [&[][..], &["check"], &["config"]] {
+        let told = userd(&[verb, &["--env-file", file]].concat(), &[]);
+        assert_eq!(
+            told,
+            (2, String::new(), format!("userd: --env-file: {file}: line 2 is not NAME=value\n"))
+        );
+    }
 }
 
 // Users of another program
@@ -282,8 +254,9 @@ const SHOP: &str = "
             '2001-02-03 04:05:06.789', '2002-02-03 04:05:06'),
         ('Zoë, \"Z\"', 'zoe@localhost', '', '2001-02-03 04:05:06', '2002-02-03 04:05:06')";
 
+/// Such a table is left as it is, until the lines of docs/operations.md take both ways out.
 #[test]
-fn a_table_of_another_program_is_left_as_it_is() {
+fn users_of_another_program() {
     let database = Database::empty();
     database.run(SHOP);
     let before = schema(&database);
@@ -309,12 +282,7 @@ fn a_table_of_another_program_is_left_as_it_is() {
     let ours = Database::create();
     ours.run("drop table refinery_schema_history");
     assert_eq!(on(&ours, &["migrate"], &[]).0, 1);
-}
 
-#[test]
-fn both_ways_out_for_users_of_another_program() {
-    let database = Database::empty();
-    database.run(SHOP);
     let lines = blocks(OPERATIONS, "\n## What if the database has users already?\n");
     assert_eq!(lines.len(), 2);
     let lines = lines.join("\n").replace("host=10.0.0.21 user=app dbname=shop", &database.url());
@@ -362,34 +330,6 @@ fn a_search_path_without_a_schema() {
         assert!((stdout + &stderr).contains(expected), "{arguments:?}: {stderr}");
     }
     assert_eq!(database.value("select count(*) from pg_namespace where nspname = 'missing'"), "0");
-}
-
-/// The line of docs/operations.md, with a file as the package has it; the environment goes before it, unless it is empty there.
-#[test]
-fn variables_of_a_file() {
-    let database = Database::create();
-    database.run("insert into users (name, email) values ('Ada', 'ada@example.com')");
-    let dir = TempDir::new();
-    let lines = format!("# A comment\nDATABASE_URL=\"{}\"\nWORKERS=3\nAPI_TOKEN=secret\n", database.url());
-    dir.write("userd.env", &lines);
-    let file = dir.path().join("userd.env");
-    let file = file.to_str().unwrap();
-    let line = OPERATIONS.lines().find_map(|line| line.strip_prefix("sudo -u userd userd "));
-    let line = line.expect("a line").replace("/etc/userd.env", file);
-    let arguments: Vec<&str> = line.split(' ').filter(|word| *word != "users.ndjson").collect();
-    let (code, stdout, stderr) = userd(&arguments, &[]);
-    assert_eq!((code, stderr.as_str()), (0, ""), "{arguments:?}");
-    assert!(stdout.contains("\"email\":\"ada@example.com\""), "{stdout}");
-    for (value, workers) in [("", format!("3 {file}:3")), ("4", "4 environment".to_owned())] {
-        let (code, stdout, _) = userd(&["config", "--env-file", file], &[("WORKERS", value)]);
-        let rows = [format!("WORKERS {workers}"), format!("API_TOKEN *** {file}:4")];
-        let found = stdout.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
-        assert_eq!((code, found.filter(|row| rows.contains(row)).count()), (0, 2), "{stdout}");
-    }
-    dir.write("userd.env", "DATABASE_URL=x\nsecret text\n");
-    let (code, _, stderr) = userd(&["config", "--env-file", file], &[]);
-    assert!(code == 2 && stderr.contains(": line 2 is not NAME=value"), "{stderr}");
-    assert!(!stderr.contains("secret text"), "{stderr}");
 }
 
 // Completion

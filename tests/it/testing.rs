@@ -1,9 +1,13 @@
 //! The library as its users meet it: servers in this process, from nothing, side by side, within other runtimes.
 
-use crate::support::{Client, Compared, LONG, MISSED, PASSWORD, eventually};
+use crate::support::{
+    ADA, ADA_1, Client, Compared, Database, LONG, MISSED, PASSWORD, Service, check, eventually, free_port,
+};
 use serde_json::{Value, json};
-use std::{env, fs, process::Command};
-use userd::{App, Config, Database, Request, ScratchDatabase, Server, StartError, testing::TestServer};
+use std::{env, fs, net::TcpStream, process::Command, time::Duration};
+use userd::{
+    App, Config, Database as Target, Request, ScratchDatabase, Server, StartError, testing::TestServer,
+};
 
 #[path = "../../examples/embed.rs"]
 mod embed;
@@ -59,7 +63,7 @@ fn within_an_async_runtime() {
     let use_one = || {
         let server = Compared(TestServer::start());
         server.seed(3);
-        let database = Database::Url(server.database_url().into());
+        let database = Target::Url(server.database_url().into());
         let app = App::open(&Config { database, ..Config::default() }).unwrap();
         assert_eq!(app.handle(&Request::get("/users")).value()["total"], 3);
         assert_eq!(Client::new(server.base_url()).get("/users/1").status, 200);
@@ -98,4 +102,84 @@ fn starts_and_stops_leak_nothing() {
         let now = settled();
         now.0 <= before.0 + MISSED && now.1 <= before.1
     });
+}
+
+// Servers and their settings
+
+#[test]
+fn several_servers_side_by_side() {
+    let services: Vec<Service> =
+        (0..4).map(|n| Service::with(|config| config.max_per_page = 100 + n)).collect();
+    for (n, service) in services.iter().enumerate() {
+        assert!(service.server.addr().unwrap().ip().is_loopback(), "the default");
+        for user in 0..=n {
+            let body = json!({"name": "n", "email": format!("{user}@example.com")}).to_string();
+            assert_eq!(service.client().post("/users", body).status, 201);
+        }
+    }
+    for (n, service) in services.iter().enumerate() {
+        // Each has users and settings of its own.
+        assert_eq!(service.client().get(&format!("/users?perPage={}", 100 + n)).json()["total"], n + 1);
+        assert_eq!(service.client().get(&format!("/users?perPage={}", 101 + n)).status, 400);
+    }
+    // Two on one database see the same, and ending one ends no other.
+    let twin = Server::start(services[3].database.config()).unwrap();
+    assert_eq!(Client::new(twin.base_url()).get("/users").json()["total"], 4);
+    twin.stop();
+    assert_eq!(services[3].client().get("/users").json()["total"], 4);
+}
+
+#[test]
+fn a_stopped_server_frees_its_port() {
+    let database = Database::create();
+    let start = |port| Server::start(Config { port, ..database.config() });
+    // No other process gets it once it is free.
+    let port = free_port();
+    let server = start(port).unwrap();
+    let addr = server.addr().unwrap();
+    assert_eq!(addr.port(), port);
+    assert_eq!(server.base_url(), format!("http://{addr}"));
+    assert_eq!(Client::new(server.base_url()).post("/users", ADA).status, 201);
+    assert!(matches!(start(port), Err(StartError::Listen(address, _)) if address == addr.to_string()));
+    server.stop();
+    assert!(TcpStream::connect(addr).is_err(), "it still listens");
+    let server = start(port).unwrap();
+    check(&mut Client::new(server.base_url()), &format!("GET /users/1 => 200 {ADA_1}"));
+    drop(server);
+    assert!(TcpStream::connect(addr).is_err(), "it still listens");
+}
+
+/// Errors of a start are values: one line, and the variable that a setting is known by.
+#[test]
+fn what_keeps_a_server_from_starting() {
+    let (database, missing) = (Database::create(), Database::unmade());
+    let taken = Server::start(database.config()).unwrap();
+    type Change<'a> = &'a dyn Fn(&mut Config);
+    let rows: [(&str, Change); 9] = [
+        ("cannot connect to the database: ", &|config| *config = missing.config()),
+        ("cannot connect to the database: ", &|config| {
+            config.database = Target::Url("postgresql://someone@/x?host=/nowhere".into());
+            config.db_connect_timeout = Duration::from_millis(500);
+        }),
+        ("cannot listen on 127.0.0.1:", &|config| config.port = taken.addr().unwrap().port()),
+        ("cannot listen on unix:/nowhere/socket: ", &|config| {
+            config.host = "unix:/nowhere/socket".to_owned()
+        }),
+        ("DATABASE_URL: ", &|config| config.database = Target::Url("mysql://localhost".into())),
+        ("MIGRATIONS_DIR: ", &|config| config.migrations_dir = Some("/nowhere".into())),
+        // Settings that a variable could not have.
+        ("WORKERS", &|config| config.workers = 0),
+        ("IDLE_TIMEOUT", &|config| config.limits.idle_timeout = Duration::MAX),
+        ("REQUEST_TIMEOUT", &|config| config.limits.request_timeout = Duration::ZERO),
+    ];
+    for (line, change) in rows {
+        let mut config = database.config();
+        change(&mut config);
+        let error = Server::start(config).err().expect(line);
+        if let StartError::Config(error) = &error {
+            assert!(line.starts_with(error.variable), "{error:?}");
+        }
+        let error = error.to_string();
+        assert!(error.starts_with(line) && !error.contains('\n'), "{error}");
+    }
 }

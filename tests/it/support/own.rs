@@ -107,6 +107,24 @@ impl Own {
         run(&self.url(), sql);
     }
 
+    /// Changes a setting of the server, and waits until it is in force. Whatever transactions read only or wait for, this
+    /// one does not.
+    pub fn set(&self, name: &str, value: &str) {
+        let mut client = self.client();
+        for sql in [
+            "set default_transaction_read_only = off",
+            "set synchronous_commit = local",
+            &format!("alter system set {name} = '{value}'"),
+            "select pg_reload_conf()",
+        ] {
+            client.batch_execute(sql).unwrap();
+        }
+        eventually(LONG, "the setting is in force", || {
+            let row = self.client().query_one(&format!("show {name}"), &[]).unwrap();
+            row.get::<_, &str>(0) == value
+        });
+    }
+
     /// Names by address.
     pub fn users(&self) -> HashMap<String, String> {
         users(&mut self.client())

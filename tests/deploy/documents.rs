@@ -98,21 +98,6 @@ fn links_lead_somewhere() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// The table with fields of one's own: a user's row there goes with the user.
-#[test]
-fn a_table_beside_users() {
-    let (_, sql) = README.split_once("\n```sql\n").expect("a block of SQL");
-    let service = Service::start();
-    service.database.run(sql.split_once("```").expect("it ends").0);
-    let mut client = service.client();
-    for email in ["ada@example.com", "grace@example.com"] {
-        let id = client.post("/users", format!(r#"{{"name":"n","email":"{email}"}}"#)).id();
-        service.database.run(&format!("insert into profiles values ({id}, '555')"));
-    }
-    assert_eq!(client.delete("/users/1").status, 204);
-    assert_eq!(service.database.value("select string_agg(user_id::text, ',') from profiles"), "2");
-}
-
 /// Lines for a shell, and what they print.
 fn blocks() -> Vec<(&'static str, &'static str)> {
     let block = |text: &'static str| {
@@ -146,13 +131,15 @@ fn the_lines_print_what_it_says() {
     assert_eq!(said, "");
 }
 
-/// The blocks of SQL beside the API.
+/// The blocks of SQL beside the API, and the README's table with fields of one's own: its rows go with their users.
 #[test]
 fn the_sql_does_what_it_says() {
     let blocks: Vec<&str> =
         CURL.split("\n```sql\n").skip(1).map(|text| text.split("```").next().unwrap()).collect();
     let [queries, trigger, follow, lock, unlock] = blocks[..] else { panic!("{blocks:?}") };
+    let (_, profiles) = README.split_once("\n```sql\n").expect("a block of SQL");
     let service = Service::start();
+    service.database.run(profiles.split_once("```").expect("it ends").0);
     let (mut client, mut sql) = (service.client(), service.database.client());
     let mut rows = |text: &str| -> Vec<String> {
         let messages = sql.simple_query(text).expect("it is SQL").into_iter();
@@ -181,8 +168,10 @@ fn the_sql_does_what_it_says() {
     rows(unlock);
     assert_eq!(status(), 200);
     assert_eq!(client.get("/users").json()["total"], 2);
+    service.database.run("insert into profiles select id, '555' from users");
     assert_eq!(client.delete("/users/1").status, 204);
     assert_eq!(rows(follow), ["4 1"]);
+    assert_eq!(service.database.value("select string_agg(user_id::text, ',') from profiles"), "3");
 }
 
 /// The lines with a token, against a service that asks for one.

@@ -2,8 +2,8 @@
 //! says is refused.
 
 use crate::support::{
-    Client, Database, LONG, LONG_ON_DISK, Own, PASSWORD, Process, TempDir, blocks, eventually,
-    programs_of_postgres, shell,
+    Client, LONG, LONG_ON_DISK, Own, PASSWORD, Process, TempDir, blocks, eventually, programs_of_postgres,
+    shell,
 };
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -148,36 +148,4 @@ fn a_server() {
     let mut client = other.client();
     run(dir.path(), &ours(block(3)));
     assert_restored(&mut client, &before);
-}
-
-/// A migration of a table in use may say how long it waits: a start ends then, and does not block writers.
-#[test]
-fn a_migration_does_not_block_writers() {
-    let database = Database::empty();
-    let newer =
-        TempDir::next_release("set local lock_timeout = '200ms'; alter table users add column next int", 3);
-    let mut before = Process::on(&database, &[]);
-    let mut client = before.client();
-    let mut sql = database.client();
-    let mut writer = sql.transaction().expect("a transaction");
-    writer.batch_execute("insert into users (name, email) values ('n', 'n@example.com')").expect("a user");
-
-    let start = || Process::on(&database, &[("MIGRATIONS_DIR", newer.name())]);
-    let (code, _, stderr) = start().ended();
-    assert!(code == 1 && stderr.contains("canceling statement due to lock timeout (55P03)"), "{stderr}");
-    // The older release executes this.
-    database.run(
-        "set statement_timeout = '20s'; \
-         insert into users (name, email) values ('m', 'm@example.com') returning id, name, email, created_at, updated_at",
-    );
-    writer.commit().expect("a commit");
-    let mut after = start();
-    assert_eq!(after.client().get("/users").json()["total"], 2);
-    after.logs("applied migration V4");
-
-    // The older release goes on, and can be restarted.
-    assert_eq!(client.post("/users", r#"{"name":"o","email":"o@example.com"}"#).status, 201);
-    let mut restarted = Process::on(&database, &[]);
-    assert_eq!(restarted.client().get("/users").json()["total"], 3);
-    restarted.logs("a newer userd has migrated the database, to migration 4, which is compatible");
 }
