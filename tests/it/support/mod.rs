@@ -24,7 +24,7 @@ pub use http::{Answer, Client, connect_small};
 pub use load::{Books, Event, Load};
 pub use machine::{TempDir, free_port, pause, programs_of_postgres};
 pub use own::{Daemon, Own, children, is_root, memory_kib, postmaster, running, users};
-pub use page::{Ended, blocks, ended, shell};
+pub use page::{Ended, blocks, shell};
 pub use proxy::{Proxy, Weather};
 pub use service::{Process, Service, ephemeral};
 pub use table::{check, is_timestamp, masked};

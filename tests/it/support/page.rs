@@ -29,7 +29,7 @@ pub fn shell(dir: &Path, lines: &str, variables: &[(&str, String)]) -> Ended {
 }
 
 /// Returns how a program has ended.
-pub fn ended(output: Output) -> Ended {
+fn ended(output: Output) -> Ended {
     let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).expect("UTF-8"));
     (output.status.code().expect("no signal"), stdout, stderr)
 }

@@ -9,7 +9,7 @@ use nix::{
 };
 use std::{
     fs,
-    io::Read,
+    io::{self, Read, Write},
     os::{fd::OwnedFd, unix::process::ExitStatusExt},
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex},
@@ -145,6 +145,11 @@ impl Process {
 
     pub fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Writes to a standard input that is a pipe. An error if the process has ended.
+    pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.child.stdin.as_mut().expect("a pipe").write_all(bytes)
     }
 
     /// Ends a standard input that is a pipe.
