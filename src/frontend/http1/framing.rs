@@ -328,7 +328,10 @@ mod tests {
             (get("A: b\0c"), "BadRequest"),
             (get("A: b\u{1}c"), "BadRequest"),
             (get("A: b\u{7f}c"), "BadRequest"),
-            ("\u{16}\u{3}\u{1}\u{2}".into(), "BadRequest"),
+            // Other protocols.
+            ("\u{16}\u{3}\u{1}\u{2}".into(), "BadRequest(\"this port speaks plain http, not https\")"),
+            ("PROXY UNKNOWN\r\n".into(), "BadRequest(\"the connection begins with the PROXY protocol"),
+            ("\r\n\r\n\0\r\nQUIT\n".into(), "BadRequest(\"the connection begins with the PROXY protocol"),
             ("\r\n\r\n\r\n\r\n\r\n".into(), "BadRequest"),
             // The request line.
             ("GET /\r\n\r\n".into(), "BadRequest"),
