@@ -21,7 +21,7 @@ use rules::Rules;
 use state::{Action, Answer, State};
 use std::{
     collections::HashMap,
-    env, fmt,
+    env,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 use userd::{
@@ -88,20 +88,11 @@ struct Subject<'a> {
     verified: HashMap<i64, (String, String)>,
 }
 
-/// Why a history fails: what was asked and answered, and what is wrong with the last answer.
-#[derive(Default)]
-struct Story(String);
-
-impl Story {
-    fn tell(&mut self, action: &Action, answer: &Answer) {
-        let (method, target, fields, body) = action.request();
-        let (status, tag) = (answer.status, answer.tag.as_deref().unwrap_or_default());
-        self.0 += &format!("\n  {method} {target} {fields:?} {body} => {status} {tag} {}", answer.body);
-    }
-
-    fn ends(&self, why: impl fmt::Display) -> String {
-        format!("{why}{}", self.0)
-    }
+/// A line about a request and its answer.
+fn told(action: &Action, answer: &Answer) -> String {
+    let (method, target, fields, body) = action.request();
+    let (status, tag) = (answer.status, answer.tag.as_deref().unwrap_or_default());
+    format!("\n  {method} {target} {fields:?} {body} => {status} {tag} {}", answer.body)
 }
 
 impl<'a> Subject<'a> {
@@ -137,15 +128,15 @@ impl<'a> Subject<'a> {
         Subject { database, rules, send: Box::new(send), verified: HashMap::new() }
     }
 
-    fn ask(&mut self, state: &State, action: &Action, story: &mut Story) -> Result<(State, Answer), String> {
+    fn ask(&mut self, state: &State, action: &Action, story: &mut String) -> Result<(State, Answer), String> {
         let (answer, location) = (self.send)(action);
-        story.tell(action, &answer);
+        *story += &told(action, &answer);
         let Some(next) = state.step(self.rules, action, Some(&answer)) else {
-            return Err(story.ends(format!("not an answer of {state:?}")));
+            return Err(format!("not an answer of {state:?}{story}"));
         };
         let created = answer.body["id"].as_str().filter(|_| answer.status == 201);
         if location != created.map(|id| format!("/users/{id}")) {
-            return Err(story.ends(format!("Location: {location:?}")));
+            return Err(format!("Location: {location:?}{story}"));
         }
         Ok((next, answer))
     }
@@ -154,14 +145,14 @@ impl<'a> Subject<'a> {
     fn run(&mut self, steps: &[Step]) -> Result<(), String> {
         self.database.run("truncate users, credentials restart identity");
         self.verified.clear();
-        let (mut state, mut known, mut story) = (State::default(), Known::default(), Story::default());
+        let (mut state, mut known, mut story) = (State::default(), Known::default(), String::new());
         for (number, step) in steps.iter().enumerate() {
             let action = known.action(step, &state);
             let (next, answer) = self.ask(&state, &action, &mut story)?;
             if answer.status == 201 {
                 let id = next.users.iter().filter_map(|user| user.id).max().expect("it was created");
                 if known.ids.last() >= Some(&id) {
-                    return Err(story.ends("an id that was there before"));
+                    return Err(format!("an id that was there before{story}"));
                 }
                 known.ids.push(id);
             }
@@ -181,7 +172,7 @@ impl<'a> Subject<'a> {
     }
 
     /// All that can be seen: pages of every kind, each user that there was, and who can be authenticated.
-    fn look_around(&mut self, mut state: State, known: &Known, story: &mut Story) -> Result<State, String> {
+    fn look_around(&mut self, mut state: State, known: &Known, story: &mut String) -> Result<State, String> {
         let count = state.users.len();
         let pages = (1..=count / 2 + 2).map(|page| Action::List(page, 2));
         let pages = pages.chain([Action::List(1, 1000)]);
@@ -202,9 +193,7 @@ impl<'a> Subject<'a> {
             let (hash, password) = match (hashes.remove(&id), user.password) {
                 (None, None) => continue,
                 (Some(hash), Some(password)) => (hash, password),
-                (hash, _) => {
-                    return Err(story.ends(format!("user {id} has a credential: {}", hash.is_some())));
-                }
+                (hash, _) => return Err(format!("user {id} has a credential: {}{story}", hash.is_some())),
             };
             let verified = (hash, password.clone());
             if self.verified.get(&id) != Some(&verified) {
@@ -215,7 +204,7 @@ impl<'a> Subject<'a> {
         }
         match hashes.is_empty() {
             true => Ok(state),
-            false => Err(story.ends("credentials without a user")),
+            false => Err(format!("credentials without a user{story}")),
         }
     }
 }

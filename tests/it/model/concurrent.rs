@@ -4,7 +4,7 @@
 //! Users are kept in groups, each with addresses of its own, so that no request in one affects another group.
 
 use super::{
-    exchange::{Cut, Outcome, exchange},
+    exchange::{Cut, exchange},
     explore,
     history::address,
     linearizable::{Call, check},
@@ -19,16 +19,13 @@ use serde_json::Value;
 use std::{
     collections::HashMap,
     sync::{
-        Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
     },
     thread,
     time::{Duration, Instant},
 };
 use userd::Server;
-
-/// The time in which a change that began before its answer ends: a lock is waited for 100 ms.
-const BEGUN: Duration = Duration::from_secs(1);
 
 const GROUPS: usize = 3;
 const ADDRESSES: usize = 2;
@@ -142,30 +139,25 @@ impl<'a> History<'a> {
     }
 
     fn run(&self, plan: &Plan, fault: Option<Fault>) -> Result<(), String> {
-        let at_work = AtomicBool::new(true);
         thread::scope(|scope| {
-            let faults = scope.spawn(|| {
-                let mut dice = Dice(plan.seed | 1);
-                while let Some(fault) = fault
-                    && at_work.load(Ordering::SeqCst)
-                {
-                    pause(Duration::from_millis(5 + dice.roll(40)));
-                    fault(&mut dice);
-                }
-            });
-            let mut clients = Vec::new();
+            // Faults are made as long as a client holds it.
+            let at_work = Arc::new(());
             for (client, turns) in plan.clients.iter().enumerate() {
-                clients.push(scope.spawn(move || {
-                    for (number, turn) in turns.iter().enumerate() {
-                        self.turn(client, number, turn);
-                    }
-                }));
+                let at_work = at_work.clone();
+                scope.spawn(move || {
+                    let _at_work = at_work;
+                    turns.iter().enumerate().for_each(|(number, turn)| self.turn(client, number, turn));
+                });
             }
-            let results: Vec<_> = clients.into_iter().map(|client| client.join()).collect();
-            at_work.store(false, Ordering::SeqCst);
-            faults.join().expect("faults are made");
-            results.into_iter().try_for_each(|result| result.map_err(|_| "a client failed".to_owned()))
-        })?;
+            let (mut dice, clients) = (Dice(plan.seed | 1), Arc::downgrade(&at_work));
+            drop(at_work);
+            while let Some(fault) = fault
+                && clients.strong_count() > 0
+            {
+                pause(Duration::from_millis(5 + dice.roll(40)));
+                fault(&mut dice);
+            }
+        });
         self.look_around();
         for calls in &self.calls {
             let calls = calls.lock().unwrap();
@@ -215,15 +207,11 @@ impl<'a> History<'a> {
 
     fn call(&self, client: usize, number: usize, group: usize, action: Action, cut: Option<Cut>) {
         let address = &self.addresses[(client + number) % self.addresses.len()];
-        let (sent, outcome) = exchange(address, &action, cut);
-        let (answer, until) = match outcome {
-            Outcome::Answered(answer, end) => (Some((answer, end)), None),
-            Outcome::Void => return,
-            Outcome::Open | Outcome::Unavailable(_) if !action.changes() => return,
-            Outcome::Open => (None, None),
-            Outcome::Unavailable(end) => (None, Some(end + BEGUN)),
-        };
-        if let Some((Answer { status: 200 | 201, body, tag }, _)) = &answer
+        let Some(call) = exchange(address, client, action, cut) else { return };
+        if call.answer.is_none() && !call.action.changes() {
+            return;
+        }
+        if let Some((Answer { status: 200 | 201, body, tag }, _)) = &call.answer
             && let Some(id) = body["id"].as_str()
         {
             if let Some(tag) = tag {
@@ -235,13 +223,12 @@ impl<'a> History<'a> {
             }
         }
         // A list tells of all groups.
-        let groups = if let Action::Some(_) = action { 0..GROUPS } else { group..group + 1 };
-        for group in groups {
-            let action = match &action {
-                Action::Some(_) => Action::Some(self.emails(group)),
-                action => action.clone(),
-            };
-            let call = Call { client, action, sent, answer: answer.clone(), until };
+        let is_list = matches!(call.action, Action::Some(_));
+        for group in if is_list { 0..GROUPS } else { group..group + 1 } {
+            let mut call = call.clone();
+            if is_list {
+                call.action = Action::Some(self.emails(group));
+            }
             self.calls[group].lock().unwrap().push(call);
         }
     }
@@ -250,9 +237,8 @@ impl<'a> History<'a> {
     fn look_around(&self) {
         const OBSERVER: usize = 8;
         eventually(LONG, "it serves", || {
-            self.addresses.iter().all(|address| {
-                matches!(exchange(address, &Action::Some(Vec::new()), None).1, Outcome::Answered(..))
-            })
+            let list = |address| exchange(address, OBSERVER, Action::Some(Vec::new()), None);
+            self.addresses.iter().all(|address| list(address).is_some_and(|call| call.answer.is_some()))
         });
         let mut client = Client::new(&format!("http://{}", self.addresses[0]));
         let list = client.get("/users?perPage=1000").json();

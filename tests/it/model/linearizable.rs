@@ -164,54 +164,34 @@ mod tests {
         };
         let unanswered =
             |name: &str, sent| (Action::Put("1".into(), body(json!({"name": name}))), sent, None);
+        let after_create = |rows: &[Row]| calls([&[create()], rows].concat());
         let rows = [
             // One after the other.
-            (vec![create(), put("B", 1, 20, 30), get("B", 1, 40, 50)], true),
+            (vec![put("B", 1, 20, 30), get("B", 1, 40, 50)], true),
             // A read that is behind the times.
-            (vec![create(), put("B", 1, 20, 30), get("A", 0, 40, 50)], false),
+            (vec![put("B", 1, 20, 30), get("A", 0, 40, 50)], false),
             // At the same time as the change: either.
-            (vec![create(), put("B", 1, 20, 50), get("A", 0, 30, 40)], true),
-            (vec![create(), put("B", 1, 20, 50), get("B", 1, 30, 40)], true),
+            (vec![put("B", 1, 20, 50), get("A", 0, 30, 40)], true),
+            (vec![put("B", 1, 20, 50), get("B", 1, 30, 40)], true),
             // But not first the new one and then the old one.
-            (vec![create(), put("B", 1, 20, 90), get("B", 1, 30, 40), get("A", 0, 50, 60)], false),
+            (vec![put("B", 1, 20, 90), get("B", 1, 30, 40), get("A", 0, 50, 60)], false),
             // An unanswered change may happen late, or never, but not twice, nor before it is sent.
-            (vec![create(), unanswered("B", 20), get("A", 0, 30, 40), get("B", 1, 50, 60)], true),
-            (vec![create(), unanswered("B", 20), get("A", 0, 30, 40)], true),
-            (
-                vec![
-                    create(),
-                    unanswered("B", 20),
-                    get("B", 1, 30, 40),
-                    put("C", 2, 50, 60),
-                    get("B", 3, 70, 80),
-                ],
-                false,
-            ),
-            (vec![create(), get("B", 1, 20, 30), unanswered("B", 40)], false),
+            (vec![unanswered("B", 20), get("A", 0, 30, 40), get("B", 1, 50, 60)], true),
+            (vec![unanswered("B", 20), get("A", 0, 30, 40)], true),
+            (vec![unanswered("B", 20), get("B", 1, 30, 40), put("C", 2, 50, 60), get("B", 3, 70, 80)], false),
+            (vec![get("B", 1, 20, 30), unanswered("B", 40)], false),
             // A change of which the time does not tell.
-            (vec![create(), put("B", 0, 20, 30)], false),
-            (
-                vec![
-                    create(),
-                    (Action::Delete("1".into()), 20, Some((30, 404, json!({"error": "Not found"})))),
-                ],
-                false,
-            ),
+            (vec![put("B", 0, 20, 30)], false),
+            (vec![(Action::Delete("1".into()), 20, Some((30, 404, json!({"error": "Not found"}))))], false),
         ];
         for (number, (rows, expected)) in rows.into_iter().enumerate() {
-            let found = check(Rules::default(), &calls(rows));
+            let found = check(Rules::default(), &after_create(&rows));
             assert_eq!(found.is_ok(), expected, "row {number}: {found:?}");
         }
         // A call that has an end may happen before it alone.
         for (until, expected) in [(25, false), (45, false), (55, true)] {
-            let rows = vec![
-                create(),
-                unanswered("B", 20),
-                get("A", 0, 30, 40),
-                get("A", 0, 50, 58),
-                get("B", 1, 60, 70),
-            ];
-            let mut calls = calls(rows);
+            let gets = [get("A", 0, 30, 40), get("A", 0, 50, 58), get("B", 1, 60, 70)];
+            let mut calls = after_create(&[&[unanswered("B", 20)], &gets[..]].concat());
             calls[1].until = Some(calls[0].sent + Duration::from_millis(until));
             let found = check(Rules::default(), &calls);
             assert_eq!(found.is_ok(), expected, "until {until}: {found:?}");
