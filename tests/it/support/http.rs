@@ -105,14 +105,10 @@ impl Answer {
 #[derive(Default)]
 pub struct Client {
     pub base_url: String,
-    stream: Option<BufReader<Box<dyn Stream>>>,
+    stream: Option<BufReader<Socket>>,
     /// Targets of the requests that wait for their answers.
     targets: VecDeque<String>,
 }
-
-trait Stream: Read + Write + Send {}
-
-impl<T: Read + Write + Send> Stream for T {}
 
 impl Client {
     /// For the service at `http://host:port` or `unix:/path`. Connects when first used.
@@ -128,8 +124,7 @@ impl Client {
         let from = SocketAddr::from(([127, 0, 0, host], 0));
         socket.bind(&from.into()).expect("the loopback device has it");
         socket.connect(&address.into()).expect("it listens");
-        let stream = Some(BufReader::new(Box::new(TcpStream::from(socket)) as Box<dyn Stream>));
-        Client { stream, ..Client::new(base_url) }
+        Client { stream: Some(BufReader::new(socket)), ..Client::new(base_url) }
     }
 
     /// Connects if there is no connection.
@@ -304,16 +299,15 @@ impl Client {
     }
 }
 
-fn connect(base_url: &str) -> io::Result<Box<dyn Stream>> {
-    if let Some(path) = base_url.strip_prefix("unix:") {
-        let stream = UnixStream::connect(path)?;
-        stream.set_read_timeout(Some(AGES))?;
-        return Ok(Box::new(stream));
-    }
-    let stream = TcpStream::connect(base_url.strip_prefix("http://").expect("a base URL"))?;
-    stream.set_read_timeout(Some(AGES))?;
-    stream.set_nodelay(true)?;
-    Ok(Box::new(stream))
+fn connect(base_url: &str) -> io::Result<Socket> {
+    let socket: Socket = match base_url.strip_prefix("unix:") {
+        Some(path) => UnixStream::connect(path)?.into(),
+        None => TcpStream::connect(base_url.strip_prefix("http://").expect("a base URL"))?.into(),
+    };
+    socket.set_read_timeout(Some(AGES))?;
+    // A Unix socket has no such option.
+    let _ = socket.set_tcp_nodelay(true);
+    Ok(socket)
 }
 
 /// A connection whose kernels hold little of an answer.
