@@ -44,6 +44,8 @@ fn pages_of_allowed_origins() {
     let service = Service::with(|config| {
         config.limits.allowed_origins = format!("{APP}, {LOCAL}").parse().unwrap();
         config.api_token = Some(TOKEN.into());
+        config.limits.head_timeout = Duration::from_secs(1);
+        config.limits.body_timeout = Duration::from_secs(1);
     });
     // A preflight has no token.
     for (method, target, methods) in [
@@ -61,7 +63,7 @@ fn pages_of_allowed_origins() {
             service.check(format!("{} => {answer}", preflight(origin, method, target)));
         }
     }
-    // Answers and refusals of every kind, the last three of the frontend; a page that is not allowed changes nothing, and is
+    // Answers and refusals of every kind, the last four of the frontend; a page that is not allowed changes nothing, and is
     // told less. The last status is the answer's to that page.
     for (request, body, status, of_evil) in [
         ("GET /users/1 TOKEN", "", 404, 404),
@@ -76,6 +78,8 @@ fn pages_of_allowed_origins() {
         ("POST /users TOKEN <Expect: other>", ADA, 417, 417),
         ("GET /users TOKEN <Transfer-Encoding: gzip>", "", 501, 501),
         ("GET /users TOKEN <Host: b>", "", 400, 400),
+        // The body never comes.
+        ("GET /users TOKEN <Content-Length: 40>", "", 408, 408),
     ] {
         let request = request.replace("TOKEN", &format!("<Authorization: Bearer {TOKEN}>"));
         let (readable, refused) = (readable(APP), if of_evil == 403 { REFUSED } else { "*" });
@@ -90,6 +94,13 @@ fn pages_of_allowed_origins() {
     }
     let names = "select string_agg(name, ', ') from users";
     assert_eq!(service.database.value(names), "Ada King");
+    // The origin is not known until the head has been read.
+    for (end, status) in [("", 408), ("\x01", 400)] {
+        let mut client = service.client();
+        client.send(format!("POST /users HTTP/1.1\r\nOrigin: {APP}\r\n{end}").as_bytes());
+        let answer = client.answer("POST");
+        assert_eq!((answer.status, answer.header("Access-Control-Allow-Origin")), (status, None));
+    }
     // Without a socket.
     let bearer = format!("Bearer {TOKEN}");
     let request = userd::Request::get("/users/1").with("Authorization", bearer).with("Origin", APP);
@@ -97,37 +108,19 @@ fn pages_of_allowed_origins() {
     assert_eq!((response.status, response.header("Access-Control-Allow-Origin")), (200, Some(APP)));
 }
 
-/// Once the head was read, the frontend knows the origin.
-#[test]
-fn refusals_of_requests_that_never_end() {
-    let service = Service::with(|config| {
-        config.limits.allowed_origins = APP.parse().unwrap();
-        config.limits.body_timeout = Duration::from_secs(1);
-        config.limits.head_timeout = Duration::from_secs(1);
-    });
-    service.check(format!("GET /users <Content-Length: 40> <Origin: {APP}> => 408 {} *", readable(APP)));
-    for (end, status) in [("", 408), ("\x01", 400)] {
-        let mut client = service.client();
-        client.send(format!("POST /users HTTP/1.1\r\nOrigin: {APP}\r\n{end}").as_bytes());
-        let answer = client.answer("POST");
-        assert_eq!((answer.status, answer.header("Access-Control-Allow-Origin")), (status, None));
-    }
-}
-
 /// Without a token the host is still one that no stranger can own; without the setting nothing is said to any page.
 #[test]
 fn hosts_are_checked_and_nothing_is_said_by_default() {
     let service = Service::with(|config| config.limits.allowed_origins = APP.parse().unwrap());
-    let mut client = service.client();
-    for (host, status) in [("rebound.example", 403), ("localhost:3000", 204)] {
-        let fields = "Access-Control-Request-Method: POST";
-        client.send(
-            format!("OPTIONS /users HTTP/1.1\r\nHost: {host}\r\nOrigin: {APP}\r\n{fields}\r\n\r\n")
-                .as_bytes(),
-        );
-        let answer = client.answer("OPTIONS");
-        assert_eq!(answer.status, status, "{answer:?}");
-        assert_eq!(answer.header("Access-Control-Allow-Methods").is_some(), status == 204, "{answer:?}");
+    let permitted = permitted(APP, "GET, HEAD, POST, OPTIONS");
+    for (host, answer) in [
+        ("rebound.example", "403 <!Access-Control-Allow-Methods> *"),
+        ("localhost:3000", &format!("204 {permitted}")),
+    ] {
+        let mut client = service.client();
+        client.connect().expect("it listens");
+        client.base_url = format!("http://{host}");
+        check(&mut client, &format!("{} => {answer}", preflight(APP, "POST", "/users")));
     }
     let database = Database::create();
     let mut process = Process::on(&database, &[]);

@@ -45,15 +45,13 @@ fn every_described_answer_is_given() {
 
 /// Services that answer each in its own way.
 struct World {
-    /// First, so that what waits for it ends before its service.
-    _lock: postgres::Client,
     plain: Service,
     token: Service,
     parser: Service,
     hurried: Service,
     /// Its table of users has another name.
     broken: Service,
-    /// Its only connection is in use.
+    /// Its only connection is in use, and a proxy's, which is never closed for another.
     full: Service,
     _holder: Client,
 }
@@ -64,16 +62,11 @@ impl World {
         broken.database.run("alter table users rename to others");
         let full = Service::with(|config| {
             config.limits.max_connections = 1;
-            config.limits.request_timeout = Duration::from_secs(600);
+            config.limits.trusted_proxies = "127.0.0.1".parse().unwrap();
         });
         let mut holder = full.client();
-        let id = holder.post("/users", new_user(None)).id();
-        let mut lock = full.database.client();
-        lock.batch_execute("begin; lock table users in access exclusive mode").unwrap();
-        holder.send_request("PUT", &format!("/users/{id}"), &[], r#"{"name":"B"}"#);
-        full.database.waits_for_a_lock();
+        assert_eq!(holder.get("/livez").status, 200);
         World {
-            _lock: lock,
             plain: Service::start(),
             token: Service::with(|config| config.api_token = Some(TOKEN.into())),
             parser: Service::with(|config| config.validation = Validation::Parser),
