@@ -88,7 +88,7 @@ fn delete(service: &Service, rows: &[(i64, &Condition)], deadline: Instant) -> V
 }
 
 #[test]
-fn each_update_of_a_batch_has_its_outcome() {
+fn each_change_of_a_batch_has_its_outcome() {
     for prepared in [true, false] {
         let service = Service::with(|config| config.db_prepared = prepared);
         users(&service, 10);
@@ -138,28 +138,19 @@ fn each_update_of_a_batch_has_its_outcome() {
             }
             assert_eq!(before["updatedAt"] != after["updatedAt"], [1, 4, 7].contains(&id), "{id}");
         }
-    }
-}
-
-#[test]
-fn each_delete_of_a_batch_has_its_outcome() {
-    for prepared in [true, false] {
-        let service = Service::with(|config| config.db_prepared = prepared);
+        // Deletes.
         users(&service, 6);
-        let mut sql = service.database.client();
+        let (now, old) = (current(&service, 3), stale(&service, 4));
         let mut other = sql.transaction().unwrap();
         other.batch_execute("select from users where id = 5 for key share").unwrap();
-        let (any, now, old) = (Condition::default(), current(&service, 3), stale(&service, 4));
         let batch = [(5, &any), (4, &old), (99, &any), (3, &now), (1, &any)];
         let expected = ["Contended", "PreconditionFailed", "NotFound", "done", "done"];
         assert_eq!(delete(&service, &batch, Instant::now() + LONG), expected, "prepared: {prepared}");
         other.rollback().unwrap();
         assert_eq!(locked(&service), [5], "by the other transaction");
-        assert_eq!(
-            service.database.value("select string_agg(id::text, ' ' order by id) from users"),
-            "2 4 5 6"
-        );
-        assert_eq!(service.client().get("/users").json()["total"], 4);
+        let left = "select string_agg(id::text, ' ' order by id) from users";
+        assert_eq!(service.database.value(left), "2 4 5 6");
+        assert_eq!(client.get("/users").json()["total"], 4);
     }
 }
 

@@ -368,28 +368,6 @@ fn methods() {
     }
 }
 
-// Lists
-
-#[test]
-fn pages() {
-    let service = Service::with(|config| config.max_per_page = 20);
-    service.client().post("/users", ADA);
-    let max = "9223372036854775807";
-    // The query, and what of it counts. All users are on the first page.
-    for (query, page, per_page) in [
-        ("?", "1", 15),
-        ("?perPage=20", "1", 20),
-        ("?page=%31&perPage=%31%30", "1", 10),
-        ("?&&page=007&", "7", 15),
-        (&format!("?page={max}&perPage=20"), max, 20),
-    ] {
-        let (data, ends) = if page == "1" { (ADA_1, 1) } else { ("", 0) };
-        service.check(format!(
-            r#"GET /users{query} => 200 {{"data":[{data}],"total":1,"perPage":{per_page},"currentPage":{page},"lastPage":1,"from":{ends},"to":{ends},"hasMorePages":false}}"#
-        ));
-    }
-}
-
 // Passwords
 
 /// A wrong password, no such user, a user without a password: a client cannot tell them apart.
@@ -503,7 +481,8 @@ fn rows_inserted_by_hand_are_as_good_as_any() {
         GET /users?perPage=2 => 200 {"data":[{"id":"1","name":"Ada","email":"ada@example.com",<times>},{"id":"2","name":"Bob","email":"bob@example.com",<times>}],"total":4,"perPage":2,"currentPage":1,"lastPage":2,"from":1,"to":2,"hasMorePages":true}
         GET /users/2 => 200 {"id":"2","name":"Bob","email":"bob@example.com",<times>}
         POST /users {"name":"Zoe","email":"zoe@EXAMPLE.com"} => 409 {"error":"Already exists"}
-        PUT /users/3 {"name":"Zoe"} => 200 {"id":"3","name":"Zoe","email":"ZOE@example.com",<times>}
+        GET /users/3 => 200 <ETag: $tag> {"id":"3",*
+        PUT /users/3 <If-Match: $tag> {"name":"Zoe"} => 200 {"id":"3","name":"Zoe","email":"ZOE@example.com",<times>}
         PUT /users/1 {"password":"correct horse"} => 200 {"id":"1","name":"Ada","email":"ada@example.com",<times>}
         POST /users/authenticate {"email":"ada@example.com","password":"correct horse"} => 200 {"id":"1","name":"Ada","email":"ada@example.com",<times>}
         DELETE /users/2 => 204
@@ -566,13 +545,11 @@ fn tokens_with_fewer_rights() {
     let rows = [
         ("GET|HEAD", "/users", "", 200, 403, 401),
         ("GET", "/users/1", "", 200, 403, 401),
-        ("GET", "/users/7", "", 404, 403, 401),
         ("GET", "/metrics", "", 200, 403, 401),
         ("POST", "/users/authenticate", &login, 403, 200, 401),
         ("POST", "/users", r#"{"name":"B","email":"b@example.com"}"#, 403, 403, 401),
         ("PUT|PATCH", "/users/1", r#"{"name":"B"}"#, 403, 403, 401),
         ("DELETE", "/users/1", "", 403, 403, 401),
-        ("POST", "/users/authenticate", "{", 403, 400, 401),
         ("GET", "/users/abc", "", 404, 403, 401),
         ("DELETE", "/users", "", 405, 405, 405),
         ("GET", "/openapi.json", "", 200, 200, 200),

@@ -118,32 +118,22 @@ fn addresses_that_begin_so() {
 #[test]
 fn newest_first() {
     let service = Service::start();
-    let insert = |count: u32| {
-        service.database.run(&format!(
-            "insert into users (name, email) select 'n', gen_random_uuid() || '@b.co' from generate_series(1, {count})"
-        ));
-    };
-    service.check(r#"GET /users?order=desc&page=2 => 200 {"data":[],"total":0,"perPage":15,"currentPage":2,"lastPage":1,*"#);
-    insert(7);
     service.check(
         r#"
-        sql delete from users where id = 3
+        GET /users?order=desc&page=2 => 200 {"data":[],"total":0,"perPage":15,"currentPage":2,"lastPage":1,*
+        sql insert into users (name, email) select 'n', n || '@b.co' from generate_series(1, 7) n; delete from users where id = 3
         GET /users?order=asc&perPage=1 => 200 {"data":[{"id":"1",*
         GET /users?order=desc&perPage=4&page=3 => 200 {"data":[],"total":6,"perPage":4,"currentPage":3,"lastPage":2,"from":0,"to":0,"hasMorePages":false}
         GET /users?order=desc&page=9223372036854775807 => 200 {"data":[],"total":6,"perPage":15,"currentPage":9223372036854775807,"lastPage":1,"from":0,"to":0,"hasMorePages":false}
-        HEAD /users?order=desc&perPage=4&page=2 => 200 <Link: </users?order=desc&page=1&perPage=4>; rel="first", </users?order=desc&page=1&perPage=4>; rel="prev", </users?order=desc&page=2&perPage=4>; rel="last">
+        GET|HEAD /users?order=desc&perPage=4&page=2 => 200 <Link: </users?order=desc&page=1&perPage=4>; rel="first", </users?order=desc&page=1&perPage=4>; rel="prev", </users?order=desc&page=2&perPage=4>; rel="last"> {"data":[{"id":"2","name":"n","email":"2@b.co",<times>},{"id":"1","name":"n","email":"1@b.co",<times>}],"total":6,"perPage":4,"currentPage":2,"lastPage":2,"from":5,"to":6,"hasMorePages":false}
         "#,
     );
     let mut client = service.client();
     let lists = follow(&mut client, "/users?order=desc&perPage=4");
     assert_eq!(lists.iter().map(ids).collect::<Vec<_>>(), [vec![7, 6, 5, 4], vec![2, 1]]);
-    assert_eq!(
-        (&lists[1]["from"], &lists[1]["to"], &lists[1]["hasMorePages"]),
-        (&json!(5), &json!(6), &json!(false))
-    );
     // More blocks of ids than one, with gaps.
-    insert(20_000);
-    service.database.run("delete from users where id % 7 = 0");
+    let insert = "insert into users (name, email) select 'n', n || '@b.co' from generate_series(8, 20000) n";
+    service.database.run(&format!("{insert}; delete from users where id % 7 = 0"));
     let [ascending, mut descending] = ["asc", "desc"].map(|order| {
         let lists = follow(&mut client, &format!("/users?order={order}&perPage=1000"));
         let ids: Vec<i64> = lists.iter().flat_map(ids).collect();
@@ -214,6 +204,7 @@ fn links_of_lists() {
         sql insert into users (name, email) select 'n', n || '@example.com' from generate_series(1, 9) n; delete from users where id in (1, 5)
         GET|HEAD /users?perPage=3 => 200 <Link: </users?page=1&perPage=3>; rel="first", </users?page=2&perPage=3>; rel="next", </users?page=3&perPage=3>; rel="last"> *
         GET|HEAD /users?perPage=3&page=2 => 200 <Link: </users?page=1&perPage=3>; rel="first", </users?page=1&perPage=3>; rel="prev", </users?page=3&perPage=3>; rel="next", </users?page=3&perPage=3>; rel="last"> *
+        GET /users?page=9223372036854775807&perPage=20 => 200 {"data":[],"total":7,"perPage":20,"currentPage":9223372036854775807,"lastPage":1,"from":0,"to":0,"hasMorePages":false}
         GET /users?page=77 => 200 <Link: </users?page=1&perPage=15>; rel="first", </users?page=1&perPage=15>; rel="prev", </users?page=1&perPage=15>; rel="last"> *
         GET|HEAD /users?after=4&perPage=2 => 200 <Link: </users?after=7&perPage=2>; rel="next"> *
         GET|HEAD /users?after=7&perPage=2 => 200 <!Link> *

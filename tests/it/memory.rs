@@ -241,7 +241,7 @@ fn the_largest_lists_in_the_smallest_budget() {
 
     let budget = least.to_string();
     let variables = [("MAX_PER_PAGE", "4000"), ("MEMORY_BUDGET", &*budget)];
-    let (database, process, address) = start(&LARGEST.replace("1, 1000)", "1, 4000)"), &variables);
+    let (_database, process, address) = start(&LARGEST.replace("1, 1000)", "1, 4000)"), &variables);
     let targets = ["/users?perPage=4000", "/users?after=0&perPage=4000", "/users?perPage=4000"];
     for (status, body) in exchange(address, &targets.map(get)) {
         assert_eq!(status, 200);
@@ -257,14 +257,4 @@ fn the_largest_lists_in_the_smallest_budget() {
         least >> 10
     );
     assert!(peak <= (least >> 10) + (22 << 10), "{peak}");
-
-    let url = database.url();
-    let variables = [("DATABASE_URL", &*url), ("MAX_PER_PAGE", "4000"), ("MEMORY_BUDGET", &*budget)];
-    let mut export = Process::start(&["export"], &variables);
-    assert_eq!(export.wait(LONGER), 0, "{}", export.stderr());
-    let lines = export.stdout();
-    assert_eq!(lines.lines().count(), USERS);
-    for (id, line) in (1..).zip(lines.lines()) {
-        is_largest(&format!(r#"{{"data":[{line}]}}"#), id, id);
-    }
 }
