@@ -24,99 +24,131 @@ pub(crate) const USUAL_USER: usize = 1 << 10;
 pub(crate) const LARGEST_USER: usize = 8 << 10;
 pub(crate) const REST_OF_PAGE: usize = 64 << 10;
 
-/// The settings of one server. `Config::default()` is the contract's defaults on loopback and a free port,
-/// which suits embedding; [`Config::from_vars`] reads the variables that the command is set by.
-#[derive(Debug, Clone)]
-pub struct Config {
-    /// The database.
-    pub database: Database,
-    /// File of the certificate authorities for TLS to the database (PEM); `None`: the system's.
-    pub db_ssl_ca: Option<PathBuf>,
-    /// The most connections to the database.
-    pub db_pool_size: u32,
-    /// Time that start-up waits for the database.
-    pub db_connect_timeout: Duration,
-    /// Time that a request waits for a free connection.
-    pub db_acquire_timeout: Duration,
-    /// Lets sessions keep prepared statements and settings. Off for a pooler in transaction mode, which lends them out.
-    pub db_prepared: bool,
-    /// The system's name of the user, for a `DATABASE_URL` without a user.
-    pub os_user: Option<String>,
-    /// The password if the database settings have none.
-    pub pg_password: Option<Secret>,
-    /// An address, a host name, or `unix:/path`.
-    pub host: String,
-    /// The TCP port; 0 takes a free one.
-    pub port: u16,
-    /// A socket that listens already, as a supervisor passes one, instead of `host` and `port`.
-    pub socket: Option<Arc<OwnedFd>>,
-    /// `NODE_ENV=production`: relations that were not loaded are loaded on access, not refused.
-    pub production: bool,
-    /// Threads that answer requests.
-    pub workers: usize,
-    /// The create schema.
-    pub schema: Schema,
-    /// The time at which bodies are checked, and the answer to a violation.
-    pub validation: Validation,
-    /// The largest `perPage`.
-    pub max_per_page: u32,
-    /// A directory of migrations instead of the built-in ones.
-    pub migrations_dir: Option<PathBuf>,
-    /// Applies missing migrations at start; otherwise a start without them is refused. No variable sets it.
-    pub migrate: bool,
-    /// The bearer token that `/users` asks for; also several, separated by white space.
-    pub api_token: Option<Secret>,
-    /// Tokens that allow `GET` and `HEAD` alone. They need an `api_token`.
-    pub api_token_read: Option<Secret>,
-    /// Tokens that allow `POST /users/authenticate` alone. They need an `api_token`.
-    pub api_token_login: Option<Secret>,
-    /// The cost of hashing a password. No variable sets it.
-    pub password_hashing: PasswordHashing,
-    /// Wrong passwords that one peer may send for one e-mail address in a minute; 0 for no limit.
-    pub auth_attempts: u32,
-    /// Hosts that requests without a token may name, beside those that no stranger can own, `host` and the machine's
-    /// name; `*` for any name.
-    pub allowed_hosts: Vec<String>,
-    /// The page for the browser, at `/ui`.
-    pub ui: Ui,
-    /// Limits of clients.
-    pub limits: Limits,
+/// Declares a structure whose fields have their defaults beside them.
+macro_rules! with_defaults {
+    (
+        $(#[$about:meta])*
+        pub struct $name:ident {
+            $($(#[$meaning:meta])* pub $field:ident: $type:ty = $default:expr,)+
+        }
+    ) => {
+        $(#[$about])*
+        pub struct $name {
+            $($(#[$meaning])* pub $field: $type,)+
+        }
+
+        impl Default for $name {
+            fn default() -> $name {
+                $name { $($field: $default,)+ }
+            }
+        }
+    };
 }
 
-/// Limits of one client, and of all of them together. Beyond them a request is refused.
-#[derive(Debug, Clone)]
-pub struct Limits {
-    /// Client connections at once.
-    pub max_connections: usize,
-    /// Bytes of a request line and its header fields.
-    pub max_head_bytes: usize,
-    /// Bytes of a request line.
-    pub max_request_line_bytes: usize,
-    /// Header fields of a request.
-    pub max_header_fields: usize,
-    /// Bytes of a body.
-    pub max_body_bytes: usize,
-    /// Bytes of memory that are held for all clients together: requests, answers, rows, hashes.
-    pub memory_budget: usize,
-    /// Time from the first byte of a head to its end.
-    pub head_timeout: Duration,
-    /// Time from the end of a head to the end of its body.
-    pub body_timeout: Duration,
-    /// Time that a connection without a request is kept.
-    pub idle_timeout: Duration,
-    /// Time for the client to take its answer.
-    pub write_timeout: Duration,
-    /// Time from a complete request to its answer.
-    pub request_timeout: Duration,
-    /// Time between the announcement of a stop at `/readyz` and the refusal of connections.
-    pub drain_delay: Duration,
-    /// Time of a stop, after `drain_delay`, until everything in work is answered.
-    pub stop_timeout: Duration,
-    /// Peers that speak for many clients: their connections are never closed to free slots, and what they say in
-    /// `X-Forwarded-For` is believed.
-    pub trusted_proxies: TrustedProxies,
-    /// Origins whose pages may use the service from a browser (CORS). Any origin (`*`) needs a token.
-    pub allowed_origins: AllowedOrigins,
+with_defaults! {
+    /// The settings of one server. `Config::default()` is the contract's defaults on loopback and a free port,
+    /// which suits embedding; [`Config::from_vars`] reads the variables that the command is set by.
+    #[derive(Debug, Clone)]
+    pub struct Config {
+        /// The database.
+        pub database: Database = Database::Parts {
+            host: "localhost".to_owned(),
+            port: 5432,
+            name: "myapp".to_owned(),
+            user: "postgres".to_owned(),
+            password: Secret::default(),
+            ssl: false,
+        },
+        /// File of the certificate authorities for TLS to the database (PEM); `None`: the system's.
+        pub db_ssl_ca: Option<PathBuf> = None,
+        /// The most connections to the database.
+        pub db_pool_size: u32 = 8,
+        /// Time that start-up waits for the database.
+        pub db_connect_timeout: Duration = Duration::from_secs(10),
+        /// Time that a request waits for a free connection.
+        pub db_acquire_timeout: Duration = Duration::from_secs(3),
+        /// Lets sessions keep prepared statements and settings. Off for a pooler in transaction mode, which lends them out.
+        pub db_prepared: bool = true,
+        /// The system's name of the user, for a `DATABASE_URL` without a user.
+        pub os_user: Option<String> = None,
+        /// The password if the database settings have none.
+        pub pg_password: Option<Secret> = None,
+        /// An address, a host name, or `unix:/path`.
+        pub host: String = "127.0.0.1".to_owned(),
+        /// The TCP port; 0 takes a free one.
+        pub port: u16 = 0,
+        /// A socket that listens already, as a supervisor passes one, instead of `host` and `port`.
+        pub socket: Option<Arc<OwnedFd>> = None,
+        /// `NODE_ENV=production`: relations that were not loaded are loaded on access, not refused.
+        pub production: bool = false,
+        /// Threads that answer requests.
+        pub workers: usize = 8,
+        /// The create schema.
+        pub schema: Schema = Schema::Basic,
+        /// The time at which bodies are checked, and the answer to a violation.
+        pub validation: Validation = Validation::Declarative,
+        /// The largest `perPage`.
+        pub max_per_page: u32 = 1000,
+        /// A directory of migrations instead of the built-in ones.
+        pub migrations_dir: Option<PathBuf> = None,
+        /// Applies missing migrations at start; otherwise a start without them is refused. No variable sets it.
+        pub migrate: bool = true,
+        /// The bearer token that `/users` asks for; also several, separated by white space.
+        pub api_token: Option<Secret> = None,
+        /// Tokens that allow `GET` and `HEAD` alone. They need an `api_token`.
+        pub api_token_read: Option<Secret> = None,
+        /// Tokens that allow `POST /users/authenticate` alone. They need an `api_token`.
+        pub api_token_login: Option<Secret> = None,
+        /// The cost of hashing a password. No variable sets it.
+        pub password_hashing: PasswordHashing = PasswordHashing::Owasp,
+        /// Wrong passwords that one peer may send for one e-mail address in a minute; 0 for no limit.
+        pub auth_attempts: u32 = 10,
+        /// Hosts that requests without a token may name, beside those that no stranger can own, `host` and the machine's
+        /// name; `*` for any name.
+        pub allowed_hosts: Vec<String> = Vec::new(),
+        /// The page for the browser, at `/ui`.
+        pub ui: Ui = Ui::Auto,
+        /// Limits of clients.
+        pub limits: Limits = Limits::default(),
+    }
+}
+
+with_defaults! {
+    /// Limits of one client, and of all of them together. Beyond them a request is refused.
+    #[derive(Debug, Clone)]
+    pub struct Limits {
+        /// Client connections at once.
+        pub max_connections: usize = 1024,
+        /// Bytes of a request line and its header fields.
+        pub max_head_bytes: usize = 16 * 1024,
+        /// Bytes of a request line.
+        pub max_request_line_bytes: usize = 8 * 1024,
+        /// Header fields of a request.
+        pub max_header_fields: usize = 100,
+        /// Bytes of a body.
+        pub max_body_bytes: usize = 64 * 1024,
+        /// Bytes of memory that are held for all clients together: requests, answers, rows, hashes.
+        pub memory_budget: usize = 48 << 20,
+        /// Time from the first byte of a head to its end.
+        pub head_timeout: Duration = Duration::from_secs(5),
+        /// Time from the end of a head to the end of its body.
+        pub body_timeout: Duration = Duration::from_secs(15),
+        /// Time that a connection without a request is kept.
+        pub idle_timeout: Duration = Duration::from_secs(60),
+        /// Time for the client to take its answer.
+        pub write_timeout: Duration = Duration::from_secs(15),
+        /// Time from a complete request to its answer.
+        pub request_timeout: Duration = Duration::from_secs(10),
+        /// Time between the announcement of a stop at `/readyz` and the refusal of connections.
+        pub drain_delay: Duration = Duration::ZERO,
+        /// Time of a stop, after `drain_delay`, until everything in work is answered.
+        pub stop_timeout: Duration = Duration::from_secs(10),
+        /// Peers that speak for many clients: their connections are never closed to free slots, and what they say in
+        /// `X-Forwarded-For` is believed.
+        pub trusted_proxies: TrustedProxies = TrustedProxies::default(),
+        /// Origins whose pages may use the service from a browser (CORS). Any origin (`*`) needs a token.
+        pub allowed_origins: AllowedOrigins = AllowedOrigins::default(),
+    }
 }
 
 /// The address of a database.
@@ -226,68 +258,6 @@ pub struct ConfigError {
     pub variable: &'static str,
     /// The problem with its value, never a secret's text.
     pub problem: String,
-}
-
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
-            max_connections: 1024,
-            max_head_bytes: 16 * 1024,
-            max_request_line_bytes: 8 * 1024,
-            max_header_fields: 100,
-            max_body_bytes: 64 * 1024,
-            memory_budget: 48 << 20,
-            head_timeout: Duration::from_secs(5),
-            body_timeout: Duration::from_secs(15),
-            idle_timeout: Duration::from_secs(60),
-            write_timeout: Duration::from_secs(15),
-            request_timeout: Duration::from_secs(10),
-            drain_delay: Duration::ZERO,
-            stop_timeout: Duration::from_secs(10),
-            trusted_proxies: TrustedProxies::default(),
-            allowed_origins: AllowedOrigins::default(),
-        }
-    }
-}
-
-impl Default for Config {
-    fn default() -> Config {
-        Config {
-            database: Database::Parts {
-                host: "localhost".to_owned(),
-                port: 5432,
-                name: "myapp".to_owned(),
-                user: "postgres".to_owned(),
-                password: Secret::default(),
-                ssl: false,
-            },
-            db_ssl_ca: None,
-            db_pool_size: 8,
-            db_connect_timeout: Duration::from_secs(10),
-            db_acquire_timeout: Duration::from_secs(3),
-            db_prepared: true,
-            os_user: None,
-            pg_password: None,
-            host: "127.0.0.1".to_owned(),
-            port: 0,
-            socket: None,
-            production: false,
-            workers: 8,
-            schema: Schema::Basic,
-            validation: Validation::Declarative,
-            max_per_page: 1000,
-            migrations_dir: None,
-            migrate: true,
-            api_token: None,
-            api_token_read: None,
-            api_token_login: None,
-            password_hashing: PasswordHashing::Owasp,
-            auth_attempts: 10,
-            allowed_hosts: Vec::new(),
-            ui: Ui::Auto,
-            limits: Limits::default(),
-        }
-    }
 }
 
 impl Config {

@@ -11,6 +11,7 @@ use clap::{
     parser::ValueSource,
 };
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     env,
     ffi::OsString,
@@ -77,10 +78,9 @@ impl Given {
         occurrences.into_iter().flatten().map(|mut values| values.next().map(PathBuf::as_path))
     }
 
-    /// Returns the operand as a word. An error if it is not UTF-8.
-    pub fn word(&self) -> Result<&str, Failure> {
-        let word = self.value(OPERAND).and_then(Path::to_str);
-        word.ok_or_else(|| Failure::argument("the operand is not UTF-8"))
+    /// Returns the operand as a word; empty if there is none.
+    pub fn word(&self) -> Cow<'_, str> {
+        self.value(OPERAND).map(Path::to_string_lossy).unwrap_or_default()
     }
 
     /// Returns the directory of the private cluster; `None` without `--embedded`. The default for root is a directory that
@@ -89,11 +89,6 @@ impl Given {
         let is_root = nix::unistd::Uid::effective().is_root();
         let default = Path::new(if is_root { "/var/lib/userd" } else { "userd-data" });
         self.has("--embedded").then(|| self.value("--embedded").unwrap_or(default).to_owned())
-    }
-
-    /// Returns whether missing migrations are applied.
-    pub fn migrate(&self) -> bool {
-        self.value("--migrate").is_none_or(|value| value == "on")
     }
 
     /// Returns the operand as a file; `None` for standard input or output (`-`, or no operand).
@@ -169,10 +164,13 @@ mod tests {
             ("export a hunter2", "unexpected argument '…' found"),
             (
                 "export --format hunter2",
-                "invalid value '…' for '--format <WORD>'; [possible values: ndjson, csv]",
+                "invalid value '…' for '--format <ndjson|csv>'; [possible values: ndjson, csv]",
             ),
             ("help hunter2", "unrecognized subcommand '…'"),
-            ("completion hunter2", "invalid value '…' for '<SHELL>'; [possible values: bash, zsh, fish]"),
+            (
+                "completion hunter2",
+                "invalid value '…' for '<bash|zsh|fish>'; [possible values: bash, zsh, fish]",
+            ),
             ("grants", "the following required arguments were not provided: <ROLE>"),
         ] {
             let problem = parse(line).err().unwrap_or_else(|| panic!("{line}"));

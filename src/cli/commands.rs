@@ -27,46 +27,41 @@ pub const TABLE: &str = "{settings}";
 const SIGNALS: &str = "SIGTERM, SIGHUP or Ctrl-C: answers the requests in flight, then ends; a signal a second later \
                        ends at once.";
 
-/// Each subcommand, with its operand if it has one, and its help.
+/// Each subcommand, with its operand if it has one, and its help. `a|b`: the operand is one of these words.
 const VERBS: &str = "\
 export [FILE]: write all users to FILE, which is complete once it is there, or to standard output
 import [FILE]: create the users of FILE, or of standard input: all of them, or none if a line is refused
 migrate: apply the migrations that the database lacks, and end
-check: say if userd could start: configuration, database, migrations, privileges, tables; changes nothing; exit code \
-    0 or 1
+check: say if userd could start, or what is wrong with settings and database; changes nothing; exit code 0 or 1
 recount: count all users anew, if triggers were disabled and totals are wrong; writers wait meanwhile
 grants ROLE: print the GRANT statements that ROLE needs to run the service on tables that another role owns
 config: print the settings in force and where each comes from, without secrets
 healthcheck: exit code 0 if the service that these variables start answers GET /readyz with 200, else 1
 man: print the manual page, userd(1)
-completion SHELL: print what makes a shell (bash, zsh, fish) complete arguments
+completion bash|zsh|fish: print what makes a shell complete arguments
 ";
 
 /// Subcommands (`userd` is the service), an option that each of them has, and its help. An empty help is that of the
 /// option's setting. `[=DIR]`: the value may be missing; `on|off`: the value is one of these words.
 const OPTIONS: &str = "\
-userd: --embedded[=DIR]: run a private PostgreSQL cluster in DIR from this machine's own programs (default \
-    ./userd-data; /var/lib/userd when started by root); listens on 127.0.0.1 unless HOST is set
+userd: --embedded[=DIR]: run a private PostgreSQL cluster in DIR (default ./userd-data; of root /var/lib/userd); \
+    listens on 127.0.0.1 unless HOST is set
 userd: --ephemeral: with --embedded: on a fresh database that is dropped at the end
 userd: --postgres=POSTGRES_BIN:
-userd: --commands: with --ephemeral: read commands from standard input, each answered by a line on standard output: \
-    reset, fail, faults, advance (docs/testing.md)
+userd: --commands: with --ephemeral: answer lines of standard input: reset, fail, faults, advance (docs/testing.md)
 userd: --seed=FILE: with --ephemeral: begin with the users of FILE, as userd import reads it; CSV if it ends in .csv
 export import migrate check recount grants config: --embedded[=DIR]: work on the cluster that \
     `userd --embedded[=DIR]` makes, whether that runs or not
 userd config healthcheck: --host=HOST:
 userd config healthcheck: --port=PORT:
 userd check: --migrate=on|off: off: applies no migration, and refuses to start if one is missing (default on)
-userd: --with-parent[=PID]: end when standard input does, and so with the process that holds its other end; with PID: \
-    end when that process does; may be given twice
-userd: --env-file=FILE: read variables from FILE, as systemd's EnvironmentFile= has them; those of the environment go \
-    before them
+userd: --with-parent[=PID]: end when standard input does, or with PID when that process does; may be given twice
+userd: --env-file=FILE: take variables that the environment lacks from FILE, in the form of systemd's EnvironmentFile=
 export import: --format=ndjson|csv: a JSON object a line, or RFC 4180 with a header; the default is csv if FILE ends \
     in .csv, else ndjson, or for an import what the users look like
 export: --with-password-hashes: each user's hash, too, as passwordHash
 export: --for-spreadsheets: CSV with an apostrophe before names and addresses that are formulas to a spreadsheet
-import: --map=FIELD=MEMBER,...: which member or column is which field, as in name=displayName,email=emails.0.value; \
-    leave out all others
+import: --map=FIELD=MEMBER,...: which member or column is which field, as in email=emails.0.value; leave out others
 import: --ignore-unknown: leave out members and columns that are no field of a user
 import: --skip-invalid: leave out lines that are refused, and import the others
 import: --skip-existing: leave out users whose e-mail address is in the database
@@ -75,9 +70,6 @@ import: --as-is: accept every name and address that the database can hold, not o
 import: --keep-ids: give users the ids of their lines, not new ones
 check: --counts: compare the counts behind pages with the table, too
 ";
-
-/// Shells that `userd completion` is for.
-const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 
 /// Returns the command with its subcommands.
 pub fn command() -> Command {
@@ -101,17 +93,14 @@ pub fn command() -> Command {
 fn verb(row: &'static str) -> Command {
     let (usage, about) = row.split_once(": ").expect("a row has its help");
     let (name, operand) = usage.split_once(' ').unwrap_or((usage, ""));
-    let command = Command::new(name)
+    let arg = Arg::new(OPERAND).required(!operand.starts_with('['));
+    let arg = (!operand.is_empty()).then(|| with_value(arg, operand.trim_matches(['[', ']'])));
+    Command::new(name)
         .about(about)
         .after_help("Settings are variables of the environment: `userd --help` lists them.")
         .args_override_self(true)
-        .args(options(name));
-    let arg = Arg::new(OPERAND).value_name(operand.trim_matches(['[', ']']));
-    match operand {
-        "" => command,
-        "SHELL" => command.arg(arg.required(true).value_parser(words(SHELLS))),
-        _ => command.arg(arg.required(!operand.starts_with('[')).value_parser(PathBufValueParser::new())),
-    }
+        .args(options(name))
+        .args(arg)
 }
 
 /// Returns the options of a subcommand.
@@ -129,20 +118,19 @@ fn option(row: &'static str) -> Arg {
     let setting = SETTINGS.iter().find(|setting| setting.variable == value);
     let help = setting.map_or(help.trim_start(), |setting| setting.help);
     let arg = Arg::new(name).long(&name[2..]).help(help);
-    let optional = value.strip_prefix('=').and_then(|value| value.strip_suffix(']'));
-    match value {
-        "" => return arg.action(ArgAction::SetTrue),
-        value if value.contains('|') => arg.value_name("WORD").value_parser(words(value.split('|'))),
-        value if optional.is_none() => arg.value_name(value).value_parser(PathBufValueParser::new()),
-        _ => arg
-            .value_name(optional)
-            .num_args(0..=1)
-            .require_equals(true)
-            .value_parser(PathBufValueParser::new()),
+    if value.is_empty() {
+        return arg.action(ArgAction::SetTrue);
     }
-    .action(ArgAction::Append)
+    let least = usize::from(!value.starts_with('='));
+    let arg = arg.action(ArgAction::Append).num_args(least..=1).require_equals(least == 0);
+    with_value(arg, value.trim_matches(['=', ']']))
 }
 
-fn words(words: impl IntoIterator<Item = &'static str>) -> impl TypedValueParser<Value = PathBuf> {
-    PossibleValuesParser::new(words).map(PathBuf::from)
+/// Returns an argument with a value of this name: a path, or one of the words of `on|off`.
+fn with_value(arg: Arg, name: &'static str) -> Arg {
+    let arg = arg.value_name(name);
+    match name.contains('|') {
+        true => arg.value_parser(PossibleValuesParser::new(name.split('|')).map(PathBuf::from)),
+        false => arg.value_parser(PathBufValueParser::new()),
+    }
 }

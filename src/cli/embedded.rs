@@ -14,24 +14,22 @@ use userd::{
     transfer::Format,
 };
 
-/// Returns how many sessions a private cluster has: some beyond the pool's, for migrations and psql.
-pub fn max_connections(config: &Config) -> u32 {
-    config.db_pool_size + 10
-}
-
-/// Makes the private cluster of `--embedded` the database of `config`: joins the server that a service runs, or starts
-/// one, for as long as the value is kept. `make`: a missing cluster is made. Blocks until the server accepts connections.
-pub fn join(given: &Given, config: &mut Config, make: bool) -> Result<Option<Cluster>, Failure> {
+/// Makes the private cluster of `--embedded`, if it is given, the database of `config`, for as long as the value is kept. A
+/// service starts the server; a subcommand joins the one that a service runs, or starts one. `make`: a missing cluster is
+/// made. Blocks until the server accepts connections.
+pub fn open(given: &Given, config: &mut Config, make: bool) -> Result<Option<Cluster>, Failure> {
     let Some(dir) = given.dir() else { return Ok(None) };
     // While this is locked, a signal waits: it ends the server, too.
     let mut remains = signals::REMAINS.lock();
     if !make {
         private_postgres::check(&dir).map_err(Failure::runtime)?;
     }
-    let joined = Cluster::join(&dir, max_connections(config)).map_err(Failure::runtime)?;
-    remains.server = joined.pid();
-    config.database = Database::Url(joined.connection_string("postgres").into());
-    Ok(Some(joined))
+    let open = if given.verb.is_empty() { Cluster::start } else { Cluster::join };
+    // Some sessions beyond the pool's are for migrations and psql.
+    let cluster = open(&dir, config.db_pool_size + 10).map_err(Failure::runtime)?;
+    remains.server = cluster.pid();
+    config.database = Database::Url(cluster.connection_string("postgres").into());
+    Ok(Some(cluster))
 }
 
 /// Creates the database of `--ephemeral`. With `--seed` it begins with the users of a file, which are imported once for all

@@ -13,11 +13,12 @@ use userd::{
 const SSL_IS_OFF: &str = "has no effect: TLS to the database is on with the exact text `true`, and beside DATABASE_URL \
                           as its sslmode says";
 
-/// Returns the configuration that the variables make.
+/// Returns the configuration that the variables and `--migrate` make.
 pub fn config(given: &Given) -> Result<Config, ConfigError> {
     let mut config = Config::from_vars(lookup(given))?;
     let user = nix::unistd::User::from_uid(nix::unistd::Uid::effective()).ok().flatten();
     config.os_user = user.map(|user| user.name);
+    config.migrate = given.value("--migrate").is_none_or(|value| value == "on");
     Ok(config)
 }
 

@@ -21,7 +21,7 @@ pub fn export(given: &Given) -> Result<(), Failure> {
     let what = what(given);
     let mut config = environment::config(given).map_err(Failure::usage)?;
     let mut output = Output::open(given.file(), what.with_password_hashes)?;
-    let _cluster = embedded::join(given, &mut config, false)?;
+    let _cluster = embedded::open(given, &mut config, false)?;
     let bar = progress::bar(Some(0), "{bar:30} {human_pos} of {human_len} users, {per_sec:0}, {eta} left");
     let exported = transfer::export(&config, what, &mut output.to, &mut |done, of| {
         bar.set_length(of);

@@ -32,7 +32,7 @@ pub fn import(given: &Given) -> Result<(), Failure> {
     let file = given.file();
     let opened = open(file).map_err(|error| unreadable(file.unwrap_or(Path::new("-")), error));
     let (input, bytes) = opened?;
-    let cluster = embedded::join(given, &mut config, !what.dry_run)?;
+    let cluster = embedded::open(given, &mut config, !what.dry_run)?;
     if cluster.is_some() && !what.dry_run {
         check::migrate(&config)?;
     }

@@ -6,7 +6,7 @@
 use super::{Failure, signals::spawn};
 use log::{
     LevelFilter, Log, Metadata, Record,
-    kv::{Error, Key, Value, VisitSource},
+    kv::{Key, Value},
 };
 use simplelog::{ConfigBuilder, WriteLogger};
 use std::{
@@ -32,6 +32,10 @@ static WAITING_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// Number of lines that were dropped and are not reported yet.
 static DROPPED_LINES: AtomicUsize = AtomicUsize::new(0);
+
+/// Names of the values that a line has beside its message. The message has the first five, if there are any.
+const VALUES: [&str; 8] =
+    ["method", "path", "status", "duration_ms", "bytes", "token", "client", "request_id"];
 
 /// Format of times: UTC, with microseconds, all of one width.
 const TIME: &[BorrowedFormatItem] =
@@ -126,49 +130,38 @@ impl Write for LogLine {
     }
 }
 
+/// Returns the values of a record that have these names. The empty text stands for none.
+fn values<'r>(record: &'r Record, names: &'r [&str]) -> impl Iterator<Item = (&'r str, Value<'r>)> {
+    names.iter().filter_map(|name| {
+        let value = record.key_values().get(Key::from_str(name))?;
+        (value.to_borrowed_str() != Some("")).then_some((*name, value))
+    })
+}
+
 /// Returns the message of a record, and the values that the message does not have.
 fn text(record: &Record) -> String {
     let mut line = record.args().to_string();
-    for name in ["token", "client", "request_id"] {
-        let value = record.key_values().get(Key::from_str(name));
-        if let Some(value) = value.filter(|value| !is_empty(value)) {
-            line.push_str(&format!(" {name}={value}"));
-        }
+    for (name, value) in values(record, &VALUES[5..]) {
+        line.push_str(&format!(" {name}={value}"));
     }
     line
 }
 
-/// Tells whether a value is the empty text, which stands for none.
-fn is_empty(value: &Value) -> bool {
-    value.to_borrowed_str() == Some("")
-}
-
-/// Returns a record as an object in a line.
+/// Returns a record as an object in a line: numbers as numbers, all else as text.
 pub fn json(record: &Record) -> String {
     let mut object = serde_json::json!({
         "time": OffsetDateTime::now_utc().format(TIME).unwrap_or_default(),
         "level": record.level().as_str().to_ascii_lowercase(),
         "message": record.args().to_string(),
     });
-    // Adding a value never fails.
-    let _ = record.key_values().visit(&mut LogValues(&mut object));
-    object.to_string()
-}
-
-/// A JSON object that values are added to: numbers as numbers, all else as text.
-struct LogValues<'o>(&'o mut serde_json::Value);
-
-impl<'v> VisitSource<'v> for LogValues<'_> {
-    fn visit_pair(&mut self, key: Key<'v>, value: Value<'v>) -> Result<(), Error> {
-        if !is_empty(&value) {
-            self.0[key.as_str()] = match (value.to_u64(), value.to_f64()) {
-                (Some(number), _) => number.into(),
-                (None, Some(number)) => ((number * 1e3).round() / 1e3).into(),
-                (None, None) => value.to_string().into(),
-            };
-        }
-        Ok(())
+    for (name, value) in values(record, &VALUES) {
+        object[name] = match (value.to_u64(), value.to_f64()) {
+            (Some(number), _) => number.into(),
+            (None, Some(number)) => ((number * 1e3).round() / 1e3).into(),
+            (None, None) => value.to_string().into(),
+        };
     }
+    object.to_string()
 }
 
 #[cfg(test)]

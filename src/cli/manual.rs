@@ -23,8 +23,7 @@ const EXIT_STATUS: &str = "0: done; of the service: it was told to end. 1: the s
 /// Returns clap's help, with the table of settings in its place.
 pub fn with_settings(help: &clap::Error) -> String {
     let rows = SETTINGS.iter().map(|setting| {
-        let default = Some(setting.default()).filter(|default| !default.is_empty());
-        let default = default.unwrap_or_else(|| "-".to_owned());
+        let default = setting.default().unwrap_or_else(|| "-".to_owned());
         format!("  {:<19} {default:<12} {}\n", setting.variable, setting.help)
     });
     help.to_string().replace(TABLE, &rows.collect::<String>())
@@ -57,8 +56,7 @@ fn page() -> io::Result<Vec<u8>> {
     let mut rest = Roff::new();
     rest.control("SH", ["ENVIRONMENT"]);
     for setting in SETTINGS {
-        let default = Some(setting.default()).filter(|default| !default.is_empty());
-        let default = default.map(|default| format!(" (default {default})")).unwrap_or_default();
+        let default = setting.default().map(|default| format!(" (default {default})")).unwrap_or_default();
         let meaning = roman(setting.help.replace('`', "") + &default);
         rest.control("TP", []).control("B", [setting.variable]).text([meaning]);
     }
@@ -69,7 +67,7 @@ fn page() -> io::Result<Vec<u8>> {
 
 /// Prints what makes the operand's shell complete the arguments.
 pub fn completion(given: &Given) -> Result<(), Failure> {
-    let shell: Shell = given.word()?.parse().map_err(Failure::argument)?;
+    let shell: Shell = given.word().parse().map_err(Failure::argument)?;
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command(), "userd", &mut script);
     print(&String::from_utf8_lossy(&script))

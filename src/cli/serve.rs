@@ -5,14 +5,9 @@ use super::{Failure, arguments::Given, embedded, environment, log::log_to_stderr
 use std::{
     io::{self, Write},
     os::unix::net::UnixDatagram,
-    path::Path,
     sync::atomic::Ordering::SeqCst,
 };
-use userd::{
-    BoundServer, Config, Database,
-    private_postgres::{Account, Cluster},
-    server,
-};
+use userd::{BoundServer, Database, private_postgres::Account, server};
 
 const BROKEN: &str = "nothing could be served any more; the log says why, start it again";
 
@@ -22,9 +17,8 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
     if is_ephemeral && given.value("--embedded").is_some() {
         return Err(Failure::argument("--ephemeral keeps nothing: it goes without a directory"));
     }
-    let dir = given.dir().filter(|_| !is_ephemeral);
+    let is_kept = is_embedded && !is_ephemeral;
     let mut config = environment::config(given).map_err(Failure::usage)?;
-    config.migrate = given.migrate();
     config.socket = environment::passed_socket()?;
     server::check_system(&config)?;
     let (level, is_json) = environment::log();
@@ -32,9 +26,9 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
     for line in environment::warnings(given, &config) {
         log::warn!("{line}");
     }
-    let account = is_embedded.then(|| Account::find(!is_ephemeral)).transpose().map_err(Failure::runtime)?;
+    let account = is_embedded.then(|| Account::find(is_kept)).transpose().map_err(Failure::runtime)?;
     // A signal does not interrupt the making or the start of a cluster.
-    signals::HAS_WORK.store(dir.is_some(), SeqCst);
+    signals::HAS_WORK.store(is_kept, SeqCst);
     signals::end_service()?;
     let has_commands = given.has("--commands");
     let is_parent = given.occurrences("--with-parent").any(|pid| pid.is_none());
@@ -46,7 +40,7 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
     }
 
     let bound = BoundServer::bind(&config)?;
-    let mut cluster = dir.as_deref().map(|dir| start_cluster(dir, &mut config)).transpose()?;
+    let mut cluster = if is_kept { embedded::open(given, &mut config, true)? } else { None };
     let scratch = is_ephemeral.then(|| embedded::scratch(given, &config)).transpose()?;
     if let Some(scratch) = &scratch {
         config.database = Database::Url(scratch.url().into());
@@ -86,11 +80,4 @@ fn tell(state: &str) {
     if let Err(error) = sent {
         log::warn!("NOTIFY_SOCKET: {state} cannot be sent: {error}");
     }
-}
-
-fn start_cluster(dir: &Path, config: &mut Config) -> Result<Cluster, Failure> {
-    let cluster = Cluster::start(dir, embedded::max_connections(config)).map_err(Failure::runtime)?;
-    signals::REMAINS.lock().server = cluster.pid();
-    config.database = Database::Url(cluster.connection_string("postgres").into());
-    Ok(cluster)
 }

@@ -29,7 +29,7 @@ pub fn recount(given: &Given) -> Result<(), Failure> {
 /// Prints the statements that let a role run the service.
 pub fn grants(given: &Given) -> Result<(), Failure> {
     let (config, _cluster) = database(given, false)?;
-    let grants = check::grants(&config, given.word()?)?;
+    let grants = check::grants(&config, &given.word())?;
     print(&grants.iter().map(|grant| format!("{grant}\n")).collect::<String>())
 }
 
@@ -42,8 +42,7 @@ pub fn check(given: &Given) -> Result<(), Failure> {
             findings.extend(notes.map(|line| (Weight::Note, "configuration", line)));
             let limits = server::check_system(&config).err();
             findings.extend(limits.map(|error| (Weight::Problem, "system", error.to_string())));
-            config.migrate = given.migrate();
-            match embedded::join(given, &mut config, false) {
+            match embedded::open(given, &mut config, false) {
                 Ok(_cluster) => findings.extend(check::check(&config, given.has("--counts"))),
                 Err(Failure { line, .. }) => findings.push((Weight::Problem, "database", line)),
             }
@@ -68,7 +67,7 @@ pub fn check(given: &Given) -> Result<(), Failure> {
 /// Returns the settings, and the private cluster, if one is given, for as long as it is kept.
 fn database(given: &Given, make: bool) -> Result<(Config, Option<Cluster>), Failure> {
     let mut config = environment::config(given).map_err(Failure::usage)?;
-    let cluster = embedded::join(given, &mut config, make)?;
+    let cluster = embedded::open(given, &mut config, make)?;
     Ok((config, cluster))
 }
 

@@ -1,4 +1,4 @@
-//! The table of settings: variable, field, bounds and help. Defaults are in [`Config::default`] and
+//! The table of settings: variable, field, bounds and help. Defaults are in [`Config`] and
 //! `Config::of_the_command`.
 //!
 //! To add a setting: a field with its default, a row here, and the same row in docs/configuration.md. Reading the
@@ -19,7 +19,8 @@ pub struct Setting {
     /// The meaning of the variable, in a line.
     pub help: &'static str,
     bounds: Bounds,
-    kind: Kind,
+    /// The field that the variable sets. `None`: the command alone reads it, or it names the file with another one's value.
+    field: Option<Field>,
 }
 
 /// A time up to a day: the sum of a deadline and the present time stays far from overflow.
@@ -28,25 +29,13 @@ const SECONDS: Bounds = Bounds::Seconds(0.001, 86_400.0);
 /// A field of a configuration; `None` if the configuration has no such field.
 type Field = fn(&mut Config) -> Option<&mut dyn Value>;
 
-#[derive(Debug)]
-enum Kind {
-    /// Sets this field.
-    Field(Field),
-    /// Read by the command alone, or names the file with the value of another variable; its default.
-    Command(&'static str),
-}
-
 const fn field(variable: &'static str, field: Field, bounds: Bounds, help: &'static str) -> Setting {
-    Setting { variable, help, bounds, kind: Kind::Field(field) }
+    Setting { variable, help, bounds, field: Some(field) }
 }
 
-const fn command(
-    variable: &'static str,
-    default: &'static str,
-    bounds: Bounds,
-    help: &'static str,
-) -> Setting {
-    Setting { variable, help, bounds, kind: Kind::Command(default) }
+/// A variable without a field. If it may have only some words, the first one is the default.
+const fn command(variable: &'static str, bounds: Bounds, help: &'static str) -> Setting {
+    Setting { variable, help, bounds, field: None }
 }
 
 /// A field of [`Config`].
@@ -71,13 +60,13 @@ macro_rules! part {
 pub const SETTINGS: &[Setting] = &[
     field("DATABASE_URL", |config| Some(&mut config.database), Any,
         "Connection string as libpq takes it; used instead of `DB_HOST` to `DB_SSL_CA`"),
-    command("DATABASE_URL_FILE", "", Any, "File that holds the connection string"),
+    command("DATABASE_URL_FILE", Any, "File that holds the connection string"),
     field("DB_HOST", part!(host), Any, "Database host, or the directory of a Unix socket"),
     field("DB_PORT", part!(port), Whole(1, 65_535), "Database port"),
     field("DB_NAME", part!(name), Any, "Database name"),
     field("DB_USER", part!(user), Any, "Database user"),
     field("DB_PASS", part!(password), Any, "Database password"),
-    command("DB_PASS_FILE", "", Any, "File that holds the database password"),
+    command("DB_PASS_FILE", Any, "File that holds the database password"),
     field("DB_SSL", part!(ssl), Bounds::Exactly("true"),
         "TLS to the database, on only when exactly `true`; certificate and host name are verified"),
     field("DB_SSL_CA", at!(db_ssl_ca), Any,
@@ -116,11 +105,11 @@ pub const SETTINGS: &[Setting] = &[
     field("STOP_TIMEOUT", at!(limits.stop_timeout), SECONDS, "Seconds that a stop waits for requests in flight"),
     field("API_TOKEN", at!(api_token), Token,
         "Bearer token that `/users` and `/metrics` ask for; several are separated by white space"),
-    command("API_TOKEN_FILE", "", Any, "File that holds the token"),
+    command("API_TOKEN_FILE", Any, "File that holds the token"),
     field("API_TOKEN_READ", at!(api_token_read), Token, "Token that allows `GET` and `HEAD` alone"),
-    command("API_TOKEN_READ_FILE", "", Any, "File that holds that token"),
+    command("API_TOKEN_READ_FILE", Any, "File that holds that token"),
     field("API_TOKEN_LOGIN", at!(api_token_login), Token, "Token that allows `POST /users/authenticate` alone"),
-    command("API_TOKEN_LOGIN_FILE", "", Any, "File that holds that token"),
+    command("API_TOKEN_LOGIN_FILE", Any, "File that holds that token"),
     field("AUTH_ATTEMPTS", at!(auth_attempts), Whole(0, 1_000_000),
         "Wrong passwords a minute from one peer for one e-mail address; 0 for any number"),
     field("ALLOWED_HOSTS", at!(allowed_hosts), Any,
@@ -130,32 +119,29 @@ pub const SETTINGS: &[Setting] = &[
     field("UI", at!(ui), Any,
         "The page for the browser, `/ui`: `true`, `false`, or `auto`: on loopback alone, without `TRUSTED_PROXIES`"),
     field("MIGRATIONS_DIR", at!(migrations_dir), Any, "Directory of migrations instead of the built-in ones"),
-    command("POSTGRES_BIN", "", Any,
+    command("POSTGRES_BIN", Any,
         "Directory of PostgreSQL's programs for `--embedded`; unset: those that are found"),
-    command("LOG_FORMAT", "text", Words(&["text", "json"]), "`text`, or `json`: one object a line"),
-    command("LOG_LEVEL", "info", Words(&["off", "error", "warn", "info", "debug", "trace"]),
+    command("LOG_FORMAT", Words(&["text", "json"]), "`text`, or `json`: one object a line"),
+    command("LOG_LEVEL", Words(&["info", "off", "error", "warn", "debug", "trace"]),
         "`off`, `error`, `warn`, `info`, `debug` or `trace`"),
 ];
 
 impl Setting {
-    /// Returns the default as the variable's text; empty for none.
-    pub fn default(&self) -> String {
-        match self.kind {
-            Kind::Field(_) if matches!(self.bounds, Bounds::Exactly(_)) => String::new(),
-            Kind::Field(field) => {
-                field(&mut Config::of_the_command()).and_then(|value| value.text()).unwrap_or_default()
-            }
-            Kind::Command(default) => default.to_owned(),
-        }
+    /// Returns the default as the variable's text, if there is one.
+    pub fn default(&self) -> Option<String> {
+        let default = match (self.field, &self.bounds) {
+            (_, Bounds::Exactly(_)) => None,
+            (Some(field), _) => field(&mut Config::of_the_command())?.text(),
+            (None, Words(words)) => Some(words[0].to_owned()),
+            (None, _) => None,
+        };
+        default.filter(|text| !text.is_empty())
     }
 
     /// Checks the text of the variable, if there is one, and sets the field of `config`. Does nothing if there is no such
     /// field: a part of the database's address beside a connection string.
     fn apply(&self, config: &mut Config, lookup: &Lookup) -> Result<(), ConfigError> {
-        let mut field = match self.kind {
-            Kind::Command(_) => None,
-            Kind::Field(field) => Some(field(config)),
-        };
+        let field = self.field.map(|field| field(config));
         if matches!(field, Some(None)) {
             return Ok(());
         }
@@ -163,11 +149,8 @@ impl Setting {
         if let Bounds::Exactly(on) = self.bounds {
             text = (text == on).to_string();
         }
-        let set = self.bounds.check(&text).and_then(|()| match field.as_mut().and_then(Option::as_mut) {
-            Some(field) => field.set(&text),
-            None => Ok(()),
-        });
-        set.map_err(|line| problem(blamed, line))
+        let set = || field.flatten().map_or(Ok(()), |field| field.set(&text));
+        self.bounds.check(&text).and_then(|()| set()).map_err(|line| problem(blamed, line))
     }
 }
 
@@ -200,19 +183,20 @@ impl Config {
         let mut config = self.clone();
         let row = |setting: &Setting| {
             let given = text(setting.variable, &lookup)?;
-            let is_given = given.is_some();
             let source = match given {
                 None => "default",
                 Some((variable, _)) if variable == setting.variable => "environment",
                 Some((variable, _)) => variable,
             };
-            let (value, source) = match setting.kind {
-                Kind::Command(default) => (given.map_or(default.to_owned(), |(_, text)| text), source),
-                Kind::Field(field) => match field(&mut config).map(|field| field.text()) {
-                    Some(Some(value)) => (value, source),
-                    Some(None) => (if is_given { "***" } else { "" }.to_owned(), source),
-                    None => (String::new(), "no effect"),
-                },
+            let field = setting.field.map(|field| field(&mut config).map(|field| field.text()));
+            let (value, source) = match field {
+                None => {
+                    (given.map(|(_, text)| text).or_else(|| setting.default()).unwrap_or_default(), source)
+                }
+                Some(None) => (String::new(), "no effect"),
+                Some(Some(value)) => {
+                    (value.unwrap_or_else(|| if given.is_some() { "***" } else { "" }.into()), source)
+                }
             };
             let value = if value.is_empty() { "-".to_owned() } else { value };
             Ok((setting.variable, value, source))
@@ -242,8 +226,8 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
 /// Checks that the numbers and durations of `config` are within their bounds.
 pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let mut config = config.clone();
-    for Setting { variable, bounds, kind, .. } in SETTINGS {
-        if let (Kind::Field(field), Bounds::Whole(..) | Bounds::Seconds(..)) = (kind, bounds)
+    for Setting { variable, bounds, field, .. } in SETTINGS {
+        if let (Some(field), Bounds::Whole(..) | Bounds::Seconds(..)) = (field, bounds)
             && let Some(text) = field(&mut config).and_then(|value| value.text())
         {
             bounds.check(&text).map_err(|line| problem(variable, line))?;
@@ -283,13 +267,11 @@ mod tests {
     fn every_default_passes_its_own_check() {
         for setting in SETTINGS {
             let default = setting.default();
-            let lookup = |name: &str| {
-                let given = name == setting.variable && !default.is_empty();
-                given.then(|| default.clone().into())
-            };
+            let lookup =
+                |name: &str| default.clone().filter(|_| name == setting.variable).map(OsString::from);
             let config = Config::from_vars(lookup).unwrap();
             let before = format!("{:?}", Config::of_the_command());
-            assert_eq!(format!("{config:?}"), before, "{}={default}", setting.variable);
+            assert_eq!(format!("{config:?}"), before, "{}={default:?}", setting.variable);
         }
         check(&Config::default()).unwrap();
     }
