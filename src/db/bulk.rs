@@ -79,26 +79,19 @@ const SKIP_EXISTING: &str = r#"
         select from users where lower(users.email::text collate "C") = lower(userd_import.email collate "C"))"#;
 
 /// Begins a transaction without the limits of the role, for an export if it `only_reads`, else for an import.
-fn begin(client: &mut Client, prepared: bool, only_reads: bool) -> Result<Transaction<'_>, Error> {
-    // A pooler's session is not ours to set.
-    if prepared {
-        // The server notices within a second that this process has ended, if its version and system can.
-        let _ = client.batch_execute("set client_connection_check_interval = 1000");
-    }
+fn begin(client: &mut Client, only_reads: bool) -> Result<Transaction<'_>, Error> {
     let transaction = client.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
     let mut transaction = transaction.read_only(only_reads).start()?;
     transaction.query_typed(SETTINGS, &[])?;
-    if !prepared {
-        // A pooler's session may hold another client's statement of a name that the driver is going to use.
-        transaction.batch_execute("deallocate all")?;
-    }
+    // A pooler's session may hold another client's statement of a name that the driver is going to use.
+    transaction.batch_execute("deallocate all")?;
     Ok(transaction)
 }
 
 /// Begins a transaction that reads all users. The rows come by the index of ids: a sort would hold all of them on the
 /// server's disk before the first one is sent.
-pub fn begin_export(client: &mut Client, prepared: bool) -> Result<Transaction<'_>, Error> {
-    let mut transaction = begin(client, prepared, true)?;
+pub fn begin_export(client: &mut Client) -> Result<Transaction<'_>, Error> {
+    let mut transaction = begin(client, true)?;
     transaction
         .batch_execute("set local enable_sort = off; set local max_parallel_workers_per_gather = 0")?;
     Ok(transaction)
@@ -114,7 +107,7 @@ pub fn count_users(transaction: &mut Transaction) -> Result<u64, Error> {
 pub fn each_user<E: From<Error>>(
     transaction: &mut Transaction,
     with_hashes: bool,
-    mut each: impl FnMut(User, Option<&str>) -> Result<(), E>,
+    mut each: impl FnMut(User<&str>, Option<&str>) -> Result<(), E>,
 ) -> Result<(), E> {
     /// After an error of `each`, the rest of as many users is read, and no more.
     const FETCHED: i32 = 1000;
@@ -169,8 +162,8 @@ pub struct Staging<'a> {
 
 impl<'a> Staging<'a> {
     /// Begins the transaction. `keep_ids`: users get the ids of their lines.
-    pub fn begin(client: &'a mut Client, prepared: bool, keep_ids: bool) -> Result<Staging<'a>, Error> {
-        let mut transaction = begin(client, prepared, false)?;
+    pub fn begin(client: &'a mut Client, keep_ids: bool) -> Result<Staging<'a>, Error> {
+        let mut transaction = begin(client, false)?;
         transaction.batch_execute(STAGE)?;
         let present = transaction.query_typed_one("select now()", &[])?.try_get(0)?;
         Ok(Staging { transaction, keep_ids, present })

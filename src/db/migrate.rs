@@ -32,17 +32,13 @@ pub(super) const OPEN_SCHEMAS: &str = "\
     order by 1";
 
 /// The migrations that a database needs.
-pub struct Migrations {
-    each: Vec<Migration>,
-    are_built_in: bool,
-}
+pub struct Migrations(Vec<Migration>);
 
 impl Migrations {
     /// Loads the migrations that are built in, or the files of `dir`. Errors name the variable `MIGRATIONS_DIR`.
     pub fn load(dir: Option<&Path>) -> Result<Migrations, ConfigError> {
         let Some(dir) = dir else {
-            let each = embedded::migrations::runner().get_migrations().clone();
-            return Ok(Migrations { each, are_built_in: true });
+            return Ok(Migrations(embedded::migrations::runner().get_migrations().clone()));
         };
         let problem = |problem: String| ConfigError { variable: "MIGRATIONS_DIR", problem };
         let unreadable =
@@ -51,12 +47,12 @@ impl Migrations {
         if each.is_empty() {
             return Err(problem(format!("{} holds no migrations (V1__name.sql, …)", dir.display())));
         }
-        Ok(Migrations { each, are_built_in: false })
+        Ok(Migrations(each))
     }
 
     /// Returns numbers and checksums.
     fn keys(&self) -> BTreeSet<(i64, String)> {
-        self.each.iter().map(key).collect()
+        self.0.iter().map(key).collect()
     }
 
     /// Returns a number that changes with any of the migrations.
@@ -92,9 +88,7 @@ impl Migrations {
         let rows = match client.query_typed(Migrations::ASK, &[]) {
             Ok(rows) => rows,
             Err(error) if is_missing(&error) => {
-                if self.are_built_in {
-                    refuse_the_users_of_another_program(client)?;
-                }
+                refuse_the_users_of_another_program(client)?;
                 Vec::new()
             }
             Err(error) => {
@@ -105,10 +99,10 @@ impl Migrations {
         };
         let history = applied(&rows);
         if !self.judge(&rows)? {
-            let missing = self.each.iter().filter(|one| !history.contains(&key(one)));
+            let missing = self.0.iter().filter(|one| !history.contains(&key(one)));
             return Ok(Some(missing.map(ToString::to_string).collect()));
         }
-        if history.len() > self.each.len() {
+        if history.len() > self.0.len() {
             let found = history.last().map_or(0, |(version, _)| *version);
             log::info!("a newer userd has migrated the database, to migration {found}, which is compatible");
         }
@@ -139,12 +133,11 @@ impl Migrations {
     pub fn apply(&self, client: &mut Client, locker: &mut Client) -> Result<Vec<String>, String> {
         let line = |error: postgres::Error| explain(&error);
         // A role's time-outs are meant for a service.
-        let no_bounds = "set local idle_in_transaction_session_timeout = 0; set local lock_timeout = 0; \
-             set local statement_timeout = 0";
+        let no_bound = "set local idle_in_transaction_session_timeout = 0";
         let mut is_waiting = false;
         let lock = loop {
             let mut lock = locker.transaction().map_err(line)?;
-            lock.batch_execute(no_bounds).map_err(line)?;
+            lock.batch_execute(no_bound).map_err(line)?;
             let row = lock.query_typed_one(&format!("select pg_try_advisory_xact_lock({LOCK})"), &[]);
             if row.map_err(line)?.get(0) {
                 break lock;
@@ -156,7 +149,7 @@ impl Migrations {
             }
             thread::sleep(LOCK_PAUSE);
         };
-        let runner = Runner::new(&self.each).set_grouped(true);
+        let runner = Runner::new(&self.0).set_grouped(true);
         let report = runner.run(client).map_err(|error| explain(&error))?;
         for migration in report.applied_migrations() {
             log::info!("applied migration {migration}");

@@ -58,9 +58,6 @@ impl Target {
         let os_user = config.os_user.as_deref();
         let mut target = match &config.database {
             Database::Url(url) => Target::parse(url.expose(), os_user).map_err(wrong("DATABASE_URL"))?,
-            Database::Parts { host, .. } if host.is_empty() => {
-                return Err(wrong("DB_HOST")("the host is empty".to_owned()));
-            }
             Database::Parts { ssl: false, .. } if config.db_ssl_ca.is_some() => {
                 let problem = "a file of certificates to trust is given, but TLS is off";
                 return Err(wrong("DB_SSL_CA")(problem.to_owned()));
@@ -593,7 +590,6 @@ mod tests {
         assert_eq!(shown("h", true, Some("/ca")), format!("{d}h:1, TLS verified"));
         assert_eq!(shown("h", false, None), format!("{d}h:1, no TLS"));
         assert_eq!(shown("/s", true, None), format!("{d}/s:1, no TLS"));
-        assert_eq!(shown("", true, None), "! DB_HOST: the host is empty");
         let line = "! DB_SSL_CA: a file of certificates to trust is given, but TLS is off";
         assert_eq!(shown("h", false, Some("/ca")), line);
         let target = target("h", true, Some("/ca")).unwrap();

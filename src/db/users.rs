@@ -22,7 +22,10 @@ use crate::{
         user::{Credential, User},
     },
 };
-use postgres::{Row, types::Type};
+use postgres::{
+    Row,
+    types::{FromSql, Type},
+};
 use std::{
     sync::{Arc, atomic::AtomicU32},
     time::{Duration, Instant},
@@ -34,7 +37,7 @@ const FIND: &str =
 
 /// Each row has the position of its address, from 1, as two requests may ask for one address.
 const FIND_BY_EMAIL: &str = r#"
-    select found.*, position
+    select found.*, position, bigint '1' as total
     from unnest($1::text[]) with ordinality as asked (address, position), lateral (
         select id, name, email, created_at, updated_at, version from users
         where lower(email::text collate "C") = lower(address collate "C") limit 1
@@ -87,7 +90,7 @@ const WALKS: &str = "
 
 /// $1: how addresses begin. $2: the most rows; they may end with addresses that begin otherwise.
 const BY_PREFIX: &str = r#"
-    select id, name, email, created_at, updated_at, version from users
+    select id, name, email, created_at, updated_at, version, bigint '1' as position, bigint '0' as total from users
     where lower(email::text collate "C") >= lower($1 collate "C")
     order by lower(email::text collate "C") limit $2"#;
 
@@ -289,14 +292,9 @@ impl Users {
         rows.iter().map(|row| self.user(row)).collect()
     }
 
-    /// Finds users by address, in whatever case, each in the place of its address. One round trip.
-    pub fn find_by_email(&self, emails: &[&str]) -> Result<Vec<Option<User>>, Error> {
-        if emails.is_empty() {
-            return Ok(Vec::new());
-        }
-        let rows = self.pool.execute(FIND_BY_EMAIL, &[(&emails, Type::TEXT_ARRAY)], None)?;
-        let rows = at_positions(&rows, emails.len())?;
-        rows.into_iter().map(|row| row.map(|row| self.user(row)).transpose()).collect()
+    /// Finds the user of each address, in whatever case. One round trip.
+    pub fn find_by_email(&self, emails: &[&str]) -> Result<Vec<Listed>, Error> {
+        self.lists(FIND_BY_EMAIL, &[(&emails, Type::TEXT_ARRAY)], emails.len())
     }
 
     /// Finds a user and its credential by address, in whatever case. One round trip.
@@ -314,23 +312,33 @@ impl Users {
             let most = i64::from(page.per_page);
             (page.offset(), if page.is_from_end { -most } else { most })
         };
-        self.lists(PAGES, asked.iter().map(place).unzip())
+        let (firsts, limits): (Vec<_>, Vec<_>) = asked.iter().map(place).unzip();
+        self.lists(PAGES, &[(&firsts, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY)], asked.len())
     }
 
     /// Reads several lists of so many users each that follow an id, from one snapshot. One round trip.
     pub fn walks(&self, asked: &[(i64, u32)]) -> Result<Vec<Listed>, Error> {
-        self.lists(WALKS, asked.iter().map(|(after, most)| (*after, i64::from(*most) + 1)).unzip())
+        let (ids, limits): (Vec<_>, Vec<_>) =
+            asked.iter().map(|(after, most)| (*after, i64::from(*most) + 1)).unzip();
+        self.lists(WALKS, &[(&ids, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY)], asked.len())
     }
 
-    fn lists(&self, sql: &'static str, asked: (Vec<i64>, Vec<i64>)) -> Result<Vec<Listed>, Error> {
-        let (positions, limits) = asked;
-        let mut lists: Vec<Listed> = positions.iter().map(|_| Listed::default()).collect();
-        if lists.is_empty() {
-            return Ok(lists);
-        }
-        let params: [Param; 2] = [(&positions, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY)];
-        for row in self.pool.execute(sql, &params, None)? {
-            // The statement has taken the position from the array.
+    /// Reads so many users whose addresses begin so, whatever the case of ASCII letters, in the order of addresses, and
+    /// one more. One round trip.
+    pub fn list_by_prefix(&self, prefix: &str, most: u32) -> Result<Listed, Error> {
+        let most = i64::from(most) + 1;
+        let mut lists = self.lists(BY_PREFIX, &[(&prefix, Type::TEXT), (&most, Type::INT8)], 1)?;
+        let prefix = prefix.to_ascii_lowercase();
+        lists[0].users.retain(|user| user.email.to_ascii_lowercase().starts_with(&prefix));
+        Ok(lists.remove(0))
+    }
+
+    /// Executes a statement that answers so many lists, if it is asked for any.
+    fn lists(&self, sql: &'static str, asked: &[Param], count: usize) -> Result<Vec<Listed>, Error> {
+        let mut lists: Vec<Listed> = (0..count).map(|_| Listed::default()).collect();
+        let rows = if count == 0 { Vec::new() } else { self.pool.execute(sql, asked, None)? };
+        for row in rows {
+            // The statement has counted the positions.
             let list = &mut lists[row.try_get::<_, i64>("position")? as usize - 1];
             list.total = row.try_get("total")?;
             // The one row of an empty page holds the total alone.
@@ -339,17 +347,6 @@ impl Users {
             }
         }
         Ok(lists)
-    }
-
-    /// Reads so many users whose addresses begin so, whatever the case of ASCII letters, in the order of addresses, and
-    /// one more. One round trip.
-    pub fn list_by_prefix(&self, prefix: &str, most: u32) -> Result<Listed, Error> {
-        let most = i64::from(most) + 1;
-        let rows = self.pool.execute(BY_PREFIX, &[(&prefix, Type::TEXT), (&most, Type::INT8)], None)?;
-        let mut users = rows.iter().map(|row| self.user(row)).collect::<Result<Vec<_>, _>>()?;
-        let prefix = prefix.to_ascii_lowercase();
-        users.retain(|user| user.email.to_ascii_lowercase().starts_with(&prefix));
-        Ok(Listed { total: 0, users })
     }
 
     /// Stores users, no two of which have one key, in one statement and one commit, each with the outcome that it would
@@ -579,16 +576,20 @@ fn tag(condition: &Condition, before: Option<&User>) -> (Option<i64>, Option<Off
     }
 }
 
-/// Reads the columns of a user. `lazy` loads the credential on access.
-pub(super) fn user(row: &Row, lazy: Option<Loader<Credential>>) -> Result<User, postgres::Error> {
-    let id = row.try_get("id")?;
+/// Reads the first columns of a row, which each statement has in the order of the table. `lazy` loads the credential on
+/// access.
+pub(super) fn user<'a, T: FromSql<'a>>(
+    row: &'a Row,
+    lazy: Option<Loader<Credential>>,
+) -> Result<User<T>, postgres::Error> {
+    let id = row.try_get(0)?;
     Ok(User {
         id,
-        name: row.try_get("name")?,
-        email: row.try_get("email")?,
-        created_at: row.try_get("created_at")?,
-        updated_at: row.try_get("updated_at")?,
-        version: row.try_get("version")?,
+        name: row.try_get(1)?,
+        email: row.try_get(2)?,
+        created_at: row.try_get(3)?,
+        updated_at: row.try_get(4)?,
+        version: row.try_get(5)?,
         credential: Relation::unloaded("credential", lazy.map(|loader| (loader, id))),
     })
 }
@@ -654,7 +655,7 @@ mod tests {
         let users = app.users();
         let mut unloaded =
             vec![users.find_many(&[1]).unwrap().remove(0), users.find_many(&[2]).unwrap().remove(0)];
-        unloaded.extend(users.find_by_email(&["ada@example.com"]).unwrap().pop().unwrap());
+        unloaded.append(&mut users.find_by_email(&["ada@example.com"]).unwrap()[0].users);
         let deadline = Instant::now() + LONG;
         let eve = New { name: "Eve", email: "eve@example.com", password: None, key: None, deadline };
         unloaded.push(users.create_many(&[eve]).remove(0).unwrap().into_user());

@@ -7,7 +7,10 @@ use crate::{
         bulk::{begin_export, count_users, each_user},
         migrate::connect_migrated,
     },
-    users::{timestamp, user::User},
+    users::{
+        timestamp,
+        user::{FIELDS, User},
+    },
 };
 use serde::Serialize;
 use std::io::{self, BufWriter, Write};
@@ -48,7 +51,7 @@ pub fn export(
     on_progress: &mut dyn FnMut(u64, u64),
 ) -> Result<u64, TransferError> {
     let mut client = connect_migrated(config)?;
-    let mut transaction = begin_export(&mut client, config.db_prepared)?;
+    let mut transaction = begin_export(&mut client)?;
     let total = count_users(&mut transaction)?;
     let mut to = BufWriter::with_capacity(WRITE, to);
     export.header(&mut to).map_err(TransferError::Write)?;
@@ -68,7 +71,7 @@ pub fn export(
 #[derive(Serialize)]
 struct Line<'a> {
     #[serde(flatten)]
-    user: User,
+    user: User<&'a str>,
     #[serde(rename = "passwordHash", skip_serializing_if = "Option::is_none")]
     password_hash: Option<&'a str>,
 }
@@ -81,17 +84,17 @@ impl Export {
         // Without a byte order mark, spreadsheets take UTF-8 for an older encoding.
         let mark = if self.for_spreadsheets { "\u{feff}" } else { "" };
         let hash = self.with_password_hashes.then_some(PASSWORD_HASH);
-        let names: Vec<&str> = User::FIELDS.into_iter().chain(hash).collect();
+        let names: Vec<&str> = FIELDS.into_iter().chain(hash).collect();
         writeln!(to, "{mark}{}", names.join(","))
     }
 
-    fn user(&self, user: User, password_hash: Option<&str>, to: &mut impl Write) -> io::Result<()> {
+    fn user(&self, user: User<&str>, password_hash: Option<&str>, to: &mut impl Write) -> io::Result<()> {
         if self.format == Format::Ndjson {
             serde_json::to_writer(&mut *to, &Line { user, password_hash })?;
             return to.write_all(b"\n");
         }
         let User { id, name, email, created_at, updated_at, .. } = user;
-        let (name, email) = (self.cell(&name), self.cell(&email));
+        let (name, email) = (self.cell(name), self.cell(email));
         let [created_at, updated_at] = [created_at, updated_at].map(timestamp::text);
         write!(to, "{id},{name},{email},{created_at},{updated_at}")?;
         if self.with_password_hashes {

@@ -107,7 +107,7 @@ pub fn import(
     on_progress: &mut dyn FnMut(Progress),
 ) -> Result<Imported, TransferError> {
     let mut client = connect_migrated(config)?;
-    let mut staging = Staging::begin(&mut client, config.db_prepared, import.keep_ids)?;
+    let mut staging = Staging::begin(&mut client, import.keep_ids)?;
     let rules = Rules::new(config, import, staging.present);
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let (mut imported, mut records) = (Imported::default(), 0);

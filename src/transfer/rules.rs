@@ -11,7 +11,7 @@ use crate::{
     users::{
         password::{Hasher, PasswordHash},
         timestamp,
-        user::{NewUser, User, UserChanges, parse_id},
+        user::{self, NewUser, UserChanges, parse_id},
     },
 };
 use serde_json::{Map, Value};
@@ -20,7 +20,7 @@ use time::OffsetDateTime;
 
 /// The fields that a record may have.
 const FIELDS: [&str; 7] = {
-    let [id, name, email, created_at, updated_at] = User::FIELDS;
+    let [id, name, email, created_at, updated_at] = user::FIELDS;
     [id, name, email, created_at, updated_at, "password", PASSWORD_HASH]
 };
 

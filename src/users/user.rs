@@ -23,17 +23,21 @@ pub const EMAIL_MAX: usize = 254;
 /// Characters of the shortest password, as the create schemas have it.
 pub const PASSWORD_MIN: usize = 8;
 
-/// A stored user. The JSON has `id` (a string), `name`, `email`, `createdAt`, `updatedAt`, and nothing else.
+/// Names of the fields that answers, exports and imports have of a user.
+pub const FIELDS: [&str; 5] = ["id", "name", "email", "createdAt", "updatedAt"];
+
+/// A stored user. The JSON has the [`FIELDS`], `id` as a string, and nothing else. The texts are borrowed from the row if
+/// many users are read only to be written.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct User {
+pub struct User<T = String> {
     /// The identifier; positive.
     #[serde(serialize_with = "digits")]
     pub id: i64,
     /// The name, as given.
-    pub name: String,
+    pub name: T,
     /// The address, as given; unique whatever its case.
-    pub email: String,
+    pub email: T,
     /// Time at which the record was created.
     #[serde(serialize_with = "timestamp::serialize")]
     pub created_at: OffsetDateTime,
@@ -50,10 +54,6 @@ pub struct User {
 }
 
 impl User {
-    /// The names of the fields, in answers, exports and imports.
-    #[doc(hidden)]
-    pub const FIELDS: [&'static str; 5] = ["id", "name", "email", "createdAt", "updatedAt"];
-
     /// The state of the record, of which its `ETag` is made.
     #[doc(hidden)]
     pub fn revision(&self) -> Revision {
@@ -189,7 +189,7 @@ mod tests {
             ("n".to_owned(), "e".to_owned(), Relation::unloaded("credential", None));
         let user = User { id: 1, name, email, created_at: time, updated_at: time, version: 1, credential };
         let mut rest = serde_json::to_string(&user).unwrap();
-        for name in User::FIELDS {
+        for name in FIELDS {
             let (before, after) = rest.split_once(&format!("\"{name}\":\"")).unwrap();
             assert_eq!(before.matches(':').count(), 0, "{rest}");
             rest = after.split_once('"').unwrap().1.to_owned();

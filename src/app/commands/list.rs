@@ -73,10 +73,7 @@ impl List {
         let listed = lists.iter().map(|list| match &list.command.0 {
             ListRequest::Page(_) => Ok(pages.next().unwrap_or_default()),
             ListRequest::Walk { .. } => Ok(walks.next().unwrap_or_default()),
-            ListRequest::Email { .. } => {
-                let users = Vec::from_iter(found.next().flatten());
-                Ok(Listed { total: users.len() as i64, users })
-            }
+            ListRequest::Email { .. } => Ok(found.next().unwrap_or_default()),
             ListRequest::Prefix { prefix, per_page } => app.users.list_by_prefix(prefix, *per_page),
         });
         listed.collect()
