@@ -22,10 +22,10 @@ fn run(dir: &Path, lines: &str) {
     assert_eq!(code, 0, "{lines}: {stderr}");
 }
 
-/// `userd` on a cluster of its own.
-fn embedded(dir: &Path) -> Process {
-    let argument = format!("--embedded={}", dir.display());
-    Process::start(&[&argument], &[("HOST", "127.0.0.1"), ("PORT", "0")])
+/// `userd` on a cluster of its own in this directory, with the programs of this path.
+fn embedded(dir: &Path, path: &str) -> Process {
+    let argument = format!("--embedded={}/userd-data", dir.display());
+    Process::start(&[&argument], &[("HOST", "127.0.0.1"), ("PATH", path)])
 }
 
 /// Some users, two of them with passwords, and gaps where users were deleted.
@@ -76,7 +76,8 @@ fn assert_restored(client: &mut Client, expected: &[Value]) {
 #[test]
 fn an_embedded_database_and_the_next_postgresql() {
     let (dir, next) = (TempDir::new(), TempDir::new());
-    let mut before = embedded(&dir.path().join("userd-data"));
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut before = embedded(dir.path(), &path);
     let mut client = Client::new(&before.wait_for_url_within(LONG_ON_DISK));
     let url = format!("host={}/userd-data user=postgres dbname=postgres", dir.path().display());
     fill(&mut client, &mut postgres::Client::connect(&url, postgres::NoTls).expect("the cluster"));
@@ -92,12 +93,8 @@ fn an_embedded_database_and_the_next_postgresql() {
         let executable = PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(next.path().join(name), executable).expect("our own file");
     }
-    let path = format!("{}:{}", next.path().display(), std::env::var("PATH").unwrap_or_default());
-    let start = || {
-        let argument = format!("--embedded={}", dir.path().join("userd-data").display());
-        Process::start(&[&argument], &[("HOST", "127.0.0.1"), ("PORT", "0"), ("PATH", &path)])
-    };
-    let mut old = start();
+    let path = format!("{}:{path}", next.name());
+    let mut old = embedded(dir.path(), &path);
     let mut client = Client::new(&old.wait_for_url_within(LONG_ON_DISK));
     assert!(!old.stderr().contains("PostgreSQL 99"), "{}", old.stderr());
     assert_eq!(pages(&mut client), created);
@@ -106,7 +103,7 @@ fn an_embedded_database_and_the_next_postgresql() {
     assert_eq!(old.wait(LONG_ON_DISK), 0);
 
     run(dir.path(), "mv userd-data userd-data.old");
-    let mut new = start();
+    let mut new = embedded(dir.path(), &path);
     let mut client = Client::new(&new.wait_for_url_within(LONG_ON_DISK));
     new.logs("making a PostgreSQL 99 cluster");
     run(dir.path(), &block(1).replace("restored", "userd-data"));
@@ -124,15 +121,13 @@ fn a_server() {
     let url = |server: &Own, database: &str| {
         format!("host={} user=app dbname={database}", server.socket_dir().display())
     };
-    let start =
-        |url: &str| Process::start(&[], &[("DATABASE_URL", url), ("HOST", "127.0.0.1"), ("PORT", "0")]);
     let connect = |url: &str| postgres::Client::connect(url, postgres::NoTls).expect("it takes connections");
     let ours = |block: &str| {
         let block = block.replace("10.0.0.21", &source.socket_dir().display().to_string());
         block.replace("10.0.0.22", &target.socket_dir().display().to_string())
     };
 
-    let mut process = start(&url(&source, "app"));
+    let mut process = Process::at(&url(&source, "app"), &[]);
     let mut client = process.client();
     fill(&mut client, &mut connect(&url(&source, "app")));
     let before = pages(&mut client);
@@ -140,11 +135,11 @@ fn a_server() {
     let (lines, last) = lines.trim_end().rsplit_once('\n').expect("several lines");
     run(dir.path(), lines);
     let database_url = last.strip_prefix("DATABASE_URL='").and_then(|rest| rest.strip_suffix("' userd"));
-    let mut restored = start(database_url.expect("the last line starts userd"));
+    let mut restored = Process::at(database_url.expect("the last line starts userd"), &[]);
     assert_restored(&mut restored.client(), &before);
 
     // Only rows, into the tables of a userd that runs.
-    let mut other = start(&url(&target, "app"));
+    let mut other = Process::at(&url(&target, "app"), &[]);
     let mut client = other.client();
     run(dir.path(), &ours(block(3)));
     assert_restored(&mut client, &before);

@@ -1,7 +1,7 @@
-//! The documents: where a person finds what, links that lead somewhere, and the lines of docs/curl.md, which print what it
-//! says.
+//! The documents: where a person finds what, links that lead somewhere, the table of settings, and the lines of docs/curl.md
+//! and docs/import.md, which print what these say.
 
-use crate::support::{PASSWORD, Service, TOKEN, TempDir, masked};
+use crate::support::{PASSWORD, Service, TOKEN, TempDir, blocks, masked, shell};
 use postgres::SimpleQueryMessage;
 use std::{
     collections::BTreeSet,
@@ -10,10 +10,17 @@ use std::{
     path::Path,
     process::{Command, Stdio},
 };
+use userd::config::{SETTINGS, Setting};
 
 const README: &str = include_str!("../../README.md");
 const SECURITY: &str = include_str!("../../docs/security.md");
 const CURL: &str = include_str!("../../docs/curl.md");
+const IMPORT: &str = include_str!("../../docs/import.md");
+
+/// Hashes of `PASSWORD` by crypt(3) and Python's hashlib, without bcrypt's version.
+const BCRYPT: &str = "$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2";
+const SHA512: &str =
+    "oSKce4SGrSKsJabCWZfpe2MmVOPtl4paOjoD1njLdjo3le9sMBwq0q7ivJFcrXSTMQ0HjlOn/J48J9WZe4uR0g==";
 
 /// Every document: its name from the root, and its text.
 fn documents() -> Vec<(String, String)> {
@@ -99,7 +106,7 @@ fn links_lead_somewhere() {
 }
 
 /// Lines for a shell, and what they print.
-fn blocks() -> Vec<(&'static str, &'static str)> {
+fn curl_blocks() -> Vec<(&'static str, &'static str)> {
     let block = |text: &'static str| {
         let (lines, rest) = text.split_once("```\n").expect("it ends");
         let printed = rest.split_once("```text\n").and_then(|(_, text)| text.split_once("```\n"));
@@ -112,7 +119,7 @@ fn blocks() -> Vec<(&'static str, &'static str)> {
 fn the_lines_print_what_it_says() {
     let (service, dir) = (Service::start(), TempDir::new());
     let url = service.server.base_url();
-    let blocks = blocks();
+    let blocks = curl_blocks();
     assert!(blocks.len() > 5, "{blocks:?}");
     // One shell runs them all.
     let script: String = blocks.iter().map(|(lines, _)| format!("{lines}echo '=='\n")).collect();
@@ -179,7 +186,8 @@ fn the_sql_does_what_it_says() {
 fn the_lines_with_a_token() {
     let service = Service::with(|config| config.api_token = Some(TOKEN.into()));
     let url = service.server.base_url();
-    let (lines, _) = blocks().into_iter().find(|(lines, _)| lines.contains("API_TOKEN")).expect("a block");
+    let (lines, _) =
+        curl_blocks().into_iter().find(|(lines, _)| lines.contains("API_TOKEN")).expect("a block");
     for (token, status) in [(TOKEN, "200\n"), ("another", "401\n")] {
         let dir = TempDir::new();
         let mut shell = Command::new("sh");
@@ -188,5 +196,105 @@ fn the_lines_with_a_token() {
         assert_eq!(String::from_utf8_lossy(&output.stdout), status);
         let mode = fs::metadata(dir.path().join("token.txt")).expect("a file").permissions().mode();
         assert_eq!(mode & 0o077, 0, "others may read it");
+    }
+}
+
+#[test]
+fn the_documents_have_the_table_of_settings() {
+    let page = include_str!("../../docs/configuration.md");
+    let after = page.split_once("| Variable | Default | Meaning |\n|---|---|---|\n").unwrap().1;
+    let rows: Vec<&str> = after.lines().take_while(|line| line.starts_with('|')).collect();
+    let row = |setting: &Setting| {
+        let default = setting.default().map(|default| format!("`{default}` ")).unwrap_or_default();
+        format!("| `{}` | {default}| {} |", setting.variable, setting.help)
+    };
+    let expected: Vec<String> = SETTINGS.iter().map(row).collect();
+    assert_eq!(rows, expected);
+}
+
+/// The lines of docs/import.md, in a directory with a file of new users.
+#[test]
+fn the_lines_that_export_and_import() {
+    let service = Service::start();
+    let mut client = service.client();
+    service
+        .database
+        .run("insert into users (name, email) select 'n', n || '@example.com' from generate_series(1, 3) n");
+    let dir = TempDir::new();
+    dir.write("new-users.csv", "name,email\nZoë,zoe@example.com\nEve,eve@example.com\n");
+    let lines = blocks(IMPORT, "\n## How do I export and import many users?\n")[0];
+    let (code, stdout, stderr) = shell(dir.path(), lines, &[("DATABASE_URL", service.database.url())]);
+    let said: Vec<&str> = stdout.lines().collect();
+    assert_eq!((code, said.len()), (0, 6), "{stdout}{stderr}");
+    assert_eq!(said[0], "id,name,email,createdAt,updatedAt");
+    let ends = ["would import 2 users", "imported 2 users", "imported 0 users, skipped 2 existing users"];
+    assert_eq!(said[3..], ends);
+    assert_eq!(client.get("/users").json()["total"], 5);
+}
+
+/// The lines of docs/import.md, each on a file of three users in the system's own form, in which `#` is the number of a
+/// user: the system; the file, its beginning, a user, the separator of users, the end; whether the hash of a user comes
+/// along.
+#[test]
+fn files_of_other_systems() {
+    let (mysql, psql) = ("name\temail\tpassword\n", "name,email,encrypted_password,created_at\n");
+    let of_rails = "User #,user#@example.com,$2aBCRYPT,2020-02-29 23:59:59.123456+00";
+    let of_auth0 = r##"{"_id":{"$oid":"60425dc43519d90068f8297#"},"email_verified":false,"email":"user#@example.com",
+        "passwordHash":"$2bBCRYPT","password_set_date":{"$date":"2021-03-05T16:34:49.502Z"}}"##;
+    let of_firebase = r##"{"localId":"#","email":"user#@example.com","emailVerified":false,"passwordHash":"V1N3LQ==",
+        "salt":"r7vD3Q==","createdAt":"1520370000000","providerUserInfo":[]}"##;
+    let of_keycloak = r##"{"firstName":"User","lastName":"#","email":"user#@example.com","credentials":[{
+        "secretData":"{\"value\":\"SHA512\",\"salt\":\"c2FsdHNhbHRzYWx0\",\"additionalParameters\":{}}",
+        "credentialData":"{\"hashIterations\":1000,\"algorithm\":\"pbkdf2-sha512\",\"additionalParameters\":{}}"}]}"##;
+    let of_okta = r##"{"id":"00u#","status":"ACTIVE","created":"2013-06-24T16:39:18.000Z",
+        "profile":{"firstName":"User","lastName":"#","email":"user#@example.com","login":"user#@example.com"},
+        "credentials":{"password":{},"provider":{"type":"OKTA","name":"OKTA"}}}"##;
+    let of_django = r##"{"model":"auth.user","pk":#,"fields":{
+        "password":"pbkdf2_sha256$1000$saltsaltsalt$F7o7+5VTVzFAO998X6s3AHrDsJVdMiIlgndIMe19NvY=",
+        "last_login":null,"username":"user#","email":"user#@example.com","is_staff":false,"groups":[],
+        "date_joined":"2020-02-29T23:59:59.123Z"}}"##;
+    let phpass = "User #\tuser#@example.com\t$P$6abcdefghRJFCMvnAbZH2hCiFPRxpk.\n\
+        User #\tother#@example.com\t$wp$2y$05$abcdefghijklmnopqrstuu9iY1gyjA3k6CGptWJJ9nIT22tG/wV8K";
+    let files = [
+        ("Auth0", "auth0.ndjson", "", &*of_auth0.replace("\n        ", ""), "\n", "\n", true),
+        ("Firebase", "firebase.json", "{\"users\": [", of_firebase, ",", "]}", false),
+        (
+            "Keycloak",
+            "keycloak.json",
+            "{\n\"realm\":\"shop\",\"users\":[",
+            of_keycloak,
+            ",",
+            "],\"roles\":{}}",
+            true,
+        ),
+        ("Okta", "okta.json", "[", of_okta, ",", "]", false),
+        ("WordPress", "wordpress.tsv", "display_name\tuser_email\tuser_pass\n", phpass, "\n", "\n", true),
+        ("Django", "django.json", "[", of_django, ",", "]", true),
+        ("Rails", "rails.csv", psql, of_rails, "\n", "\n", true),
+        ("Laravel", "laravel.tsv", mysql, "User #\tuser#@example.com\t$2yBCRYPT", "\n", "\n", true),
+        ("Supabase", "supabase.csv", psql, of_rails, "\n", "\n", true),
+    ];
+    assert_eq!(IMPORT.matches("\n**").count(), files.len());
+    let service = Service::start();
+    let mut client = service.client();
+    for (system, name, begin, user, separator, end, has_hash) in files {
+        service.database.run("delete from users");
+        let users = ["1", "2", "3"].map(|n| user.replace('#', n)).join(separator);
+        let text = format!("{begin}{users}{end}").replace("BCRYPT", BCRYPT).replace("SHA512", SHA512);
+        let dir = TempDir::new();
+        dir.write(name, &text);
+        let lines = blocks(IMPORT, &format!("\n**{system}**: "))[0];
+        let (_, stdout, stderr) = shell(dir.path(), lines, &[("DATABASE_URL", service.database.url())]);
+        let count = text.matches("@example.com").count() / if system == "Okta" { 2 } else { 1 };
+        assert!(stdout.starts_with(&format!("imported {count} users")), "{system}: {stdout}{stderr}");
+        let named = "select bool_and(name ilike '%user%') from users";
+        assert_eq!(service.database.value(named), "true", "{system}");
+        let stored = service.database.value("select string_agg(email, ' ' order by id) from users");
+        let stored: Vec<&str> = stored.split(' ').collect();
+        assert_eq!((stored.len(), stored[0]), (count, "user1@example.com"), "{system}");
+        // The last one of WordPress has a hash of another form.
+        for email in [stored[0], stored[count - 1]] {
+            assert_eq!(client.opens(email, PASSWORD), has_hash, "{system}: {email}");
+        }
     }
 }

@@ -16,7 +16,7 @@ use std::{
     os::unix::{fs::PermissionsExt, net::UnixDatagram},
     time::{Duration, Instant},
 };
-use userd::config::{SETTINGS, Setting};
+use userd::config::SETTINGS;
 
 /// Bound for a reaction without a wait, on a busy machine.
 const SOON: Duration = Duration::from_secs(10);
@@ -66,19 +66,6 @@ fn help_and_version() {
     assert!(import.contains("  --skip-existing ") && !import.contains("DB_HOST"), "{import}");
     assert_eq!((printed(&["help"]), printed(&["help", "import"])), (help, import));
     assert_eq!(printed(&["--version"]), concat!("userd ", env!("CARGO_PKG_VERSION"), "\n"));
-}
-
-#[test]
-fn the_documents_have_the_table_of_settings() {
-    let page = include_str!("../../docs/configuration.md");
-    let after = page.split_once("| Variable | Default | Meaning |\n|---|---|---|\n").unwrap().1;
-    let rows: Vec<&str> = after.lines().take_while(|line| line.starts_with('|')).collect();
-    let row = |setting: &Setting| {
-        let default = setting.default().map(|default| format!("`{default}` ")).unwrap_or_default();
-        format!("| `{}` | {default}| {} |", setting.variable, setting.help)
-    };
-    let expected: Vec<String> = SETTINGS.iter().map(row).collect();
-    assert_eq!(rows, expected);
 }
 
 // Start-up
