@@ -94,9 +94,8 @@ fn each_change_of_a_batch_has_its_outcome() {
         users(&service, 10);
         let mut client = service.client();
         let before = client.get("/users").json();
-        let mut sql = service.database.client();
-        let mut other = sql.transaction().unwrap();
-        other.batch_execute("update users set name = 'locked' where id in (5, 9, 10)").unwrap();
+        let lock = "update users set name = 'locked' where id in (5, 9, 10)";
+        let mut other = service.database.transaction(lock);
         let (any, now, old) = (Condition::default(), current(&service, 7), stale(&service, 8));
         let batch: Updates = &[
             (8, Some("m8"), None, &old),
@@ -126,7 +125,7 @@ fn each_change_of_a_batch_has_its_outcome() {
             "PreconditionFailed",
         ];
         assert_eq!(update(&service, batch, Instant::now() + LONG), expected, "prepared: {prepared}");
-        other.rollback().unwrap();
+        other.batch_execute("rollback").unwrap();
         assert_eq!(locked(&service), [5, 9, 10], "by the other transaction");
         let after = client.get("/users").json();
         for id in 1..=10 {
@@ -141,12 +140,11 @@ fn each_change_of_a_batch_has_its_outcome() {
         // Deletes.
         users(&service, 6);
         let (now, old) = (current(&service, 3), stale(&service, 4));
-        let mut other = sql.transaction().unwrap();
-        other.batch_execute("select from users where id = 5 for key share").unwrap();
+        let mut other = service.database.transaction("select from users where id = 5 for key share");
         let batch = [(5, &any), (4, &old), (99, &any), (3, &now), (1, &any)];
         let expected = ["Contended", "PreconditionFailed", "NotFound", "done", "done"];
         assert_eq!(delete(&service, &batch, Instant::now() + LONG), expected, "prepared: {prepared}");
-        other.rollback().unwrap();
+        other.batch_execute("rollback").unwrap();
         assert_eq!(locked(&service), [5], "by the other transaction");
         let left = "select string_agg(id::text, ' ' order by id) from users";
         assert_eq!(service.database.value(left), "2 4 5 6");

@@ -1,7 +1,7 @@
 //! The contract, as tables of requests and their answers. Every table has a database of its own, in which the
 //! first user has the id 1. What a value may be is tested beside the code; here, that each route asks for it.
 
-use crate::support::{ADA, ADA_1, Answer, OTHER_PASSWORD, PASSWORD, Service, check};
+use crate::support::{ADA, ADA_1, Answer, OTHER_PASSWORD, PASSWORD, Service, check, hash};
 use nix::sys::{
     resource::{UsageWho, getrusage},
     time::TimeValLike,
@@ -112,7 +112,7 @@ fn what_a_put_may_set() {
 #[test]
 fn a_missing_user_is_not_found_before_the_body_is_judged() {
     let service = Service::start();
-    let bodies = [
+    for body in [
         r#"{"isAdmin":true}"#,
         r#"{"name":7}"#,
         r#"{"name":"a\u0000"}"#,
@@ -122,11 +122,10 @@ fn a_missing_user_is_not_found_before_the_body_is_judged() {
         "",
         "<Content-Type: multipart/form-data> --x--",
         "<Content-Encoding: gzip> {}",
-    ];
-    for (target, body) in
-        ["/users/1", "/users/abc"].iter().flat_map(|target| bodies.map(|body| (target, body)))
-    {
-        service.check(format!("PUT|PATCH {target} {body} => 404 {NOT_FOUND}"));
+    ] {
+        for target in ["/users/1", "/users/abc"] {
+            service.check(format!("PUT|PATCH {target} {body} => 404 {NOT_FOUND}"));
+        }
     }
 }
 
@@ -265,7 +264,6 @@ fn media_types_and_content_codings() {
     // Fields; the answers to a POST and a PUT, and to a PATCH, where they are refused.
     let rows = [
         ("", None, None),
-        ("<Content-Type: application/json>", None, None),
         ("<Content-Type: Application/JSON; charset=utf-8>", None, None),
         ("<Content-Type: application/x-www-form-urlencoded>", None, None),
         ("<Content-Type: application/merge-patch+json ;x=y>", None, None),
@@ -374,9 +372,6 @@ fn methods() {
 #[test]
 fn authentication() {
     let service = Service::start();
-    let empty = userd::users::password::Hasher::new(PasswordHashing::LeastCostForTests)
-        .hash(&"".into())
-        .expect("a hash");
     service.check(format!(
         r#"
         POST /users {{"name":"Ada","email":"ada@example.com","password":"correct horse"}} => 201 {ADA_1}
@@ -384,7 +379,6 @@ fn authentication() {
         POST /users/authenticate {{"email":"ada@example.com","password":"correct horse"}} => 200 {ADA_1}
         POST /users/authenticate {{"email":"ADA@Example.Com","password":"correct horse","x":1}} => 200 {ADA_1}
         POST /users/authenticate {{"email":"ada@example.com","password":"battery staple"}} => 401 <WWW-Authenticate: Userd-Password> {{"error":"Invalid credentials"}}
-        POST /users/authenticate {{"email":"ada@example.com","password":"Correct horse"}} => 401 {{"error":"Invalid credentials"}}
         POST /users/authenticate {{"email":"ada@example.com","password":"correct horse "}} => 401 {{"error":"Invalid credentials"}}
         POST /users/authenticate {{"email":"ada@example.com","password":""}} => 401 {{"error":"Invalid credentials"}}
         POST /users/authenticate {{"email":"eve@example.com","password":"correct horse"}} => 401 {{"error":"Invalid credentials"}}
@@ -393,7 +387,7 @@ fn authentication() {
         sql insert into credentials (user_id, password_hash) values (2, '{}')
         POST /users/authenticate {{"email":"bob@example.com","password":""}} => 401 {{"error":"Invalid credentials"}}
         "#,
-        empty.as_phc()
+        hash("")
     ));
 }
 

@@ -72,14 +72,12 @@ fn by_address() {
         sql insert into users (name, email) values ('n', 'Zoë@example.com')
         GET /users?email=Ada@Example.com => 200 <Link: </users?email=Ada@Example.com&page=1&perPage=15>; rel="first", </users?email=Ada@Example.com&page=1&perPage=15>; rel="last"> {"data":[{"id":"1","name":"n","email":"Ada@Example.com",<times>}],"total":1,"perPage":15,"currentPage":1,"lastPage":1,"from":1,"to":1,"hasMorePages":false}
         GET /users?email=ADA@EXAMPLE.COM => 200 {"data":[{"id":"1",*
-        GET /users?email=%41da%40example.com => 200 {"data":[{"id":"1",*
         GET /users?email=ADA+News@example.com => 200 {"data":[{"id":"2",*
         GET /users?email=ada%2bnews%40example.com => 200 {"data":[{"id":"2",*
         GET /users?email=o'hara_~!%23$%25%26*-/=?^%60{|}@example.com => 200 {"data":[{"id":"3",*
         GET /users?email=zO%C3%AB@EXAMPLE.com => 200 {"data":[{"id":"4",*
         GET /users?email=ZO%C3%8B@example.com => 200 {"data":[],*
         GET /users?email=ada%20news@example.com => 200 {"data":[],*
-        GET /users?email=ada@example.com%20 => 200 {"data":[],*
         GET /users?email=ada@example.co => 200 {"data":[],*
         GET /users?email=_da@example.com => 200 {"data":[],*
         GET /users?email=Ann%20%3Cann@example.com%3E => 200 {"data":[],*
@@ -310,14 +308,12 @@ fn reads_that_wait_together() {
     for status in [200, 201, 304, 401, 404, 412, 422] {
         assert!(expected.iter().any(|(found, ..)| *found == status), "{status}");
     }
-    let mut neighbour = service.database.client();
-    let mut lock = neighbour.transaction().unwrap();
-    lock.batch_execute("lock table users, idempotency_keys in access exclusive mode").unwrap();
+    let lock = service.database.transaction("lock table users, idempotency_keys in access exclusive mode");
     let mut clients: Vec<Client> = rows.iter().map(|_| service.client()).collect();
     clients.iter_mut().zip(&rows).for_each(|(client, row)| send(client, row));
     let working = format!("userd_http_connections{{state=\"working\"}} {}", rows.len() + 1);
     eventually(LONG, "all wait", || client.get("/metrics").body.contains(&working));
-    lock.rollback().unwrap();
+    drop(lock);
     for ((client, row), expected) in clients.iter_mut().zip(&rows).zip(expected) {
         assert_eq!(of(client.answer(row.0)), expected, "{row:?}");
     }

@@ -55,9 +55,7 @@ fn name_of(client: &mut Client, id: usize) -> String {
 /// Takes a lock and sends these changes, which wait for it; meanwhile, `free` asks for what does not. Then the lock is
 /// given back, and all changes are made.
 fn with_changes_that_wait(service: &Service, lock: &str, changes: &[Row], free: impl FnOnce(&mut Client)) {
-    let mut other = service.database.client();
-    let mut transaction = other.transaction().unwrap();
-    transaction.batch_execute(lock).unwrap();
+    let transaction = service.database.transaction(lock);
     let mut waiting: Vec<Client> = changes.iter().map(|_| service.client()).collect();
     for (client, (method, target, body, _)) in waiting.iter_mut().zip(changes) {
         client.send_request(method, target, &[], body);
@@ -65,7 +63,7 @@ fn with_changes_that_wait(service: &Service, lock: &str, changes: &[Row], free: 
     service.database.waits_for_a_lock();
     free(&mut service.client());
     service.database.waits_for_a_lock();
-    transaction.rollback().unwrap();
+    drop(transaction);
     for (client, (method, target, _, status)) in waiting.iter_mut().zip(changes) {
         assert_eq!(client.answer(method).status, *status, "{lock}: {method} {target}");
     }

@@ -306,10 +306,8 @@ fn waiting_for_a_key_is_waiting_for_a_lock() {
         values (sha256('KEY'), sha256('another body'), 1, 'n', 'n', now(), now(), 1)";
     let service = Service::with(|config| config.limits.request_timeout = LONG);
     let mut client = service.client();
-    let mut sql = service.database.client();
-    let mut other = sql.transaction().unwrap();
     // The transaction stands for another replica that is slow to commit.
-    other.batch_execute(&KEEP.replace("KEY", "k")).unwrap();
+    let mut other = service.database.transaction(&KEEP.replace("KEY", "k"));
     let mut waiting = [(); 16].map(|()| service.client());
     for client in &mut waiting {
         client.send_request("POST", "/users", &[("Idempotency-Key", "k")], ADA);
@@ -321,18 +319,17 @@ fn waiting_for_a_key_is_waiting_for_a_lock() {
         assert_eq!(client.post("/users", &body).status, 201);
         assert_eq!(post(&mut client, &format!("other-{n}"), &body.replace('@', "+@")).status, 201);
     }
-    other.commit().unwrap();
+    other.batch_execute("commit").unwrap();
     for mut client in waiting {
         let answer = client.answer("POST");
         assert_eq!((answer.status, answer.body.trim_end()), (422, REUSED));
     }
     assert_eq!(client.get("/users?email=ada@example.com").json()["total"], 0);
     // One whose transaction fails leaves the key to the next.
-    let mut other = sql.transaction().unwrap();
-    other.batch_execute(&KEEP.replace("KEY", "l")).unwrap();
+    let other = service.database.transaction(&KEEP.replace("KEY", "l"));
     client.send_request("POST", "/users", &[("Idempotency-Key", "l")], ADA);
     service.database.waits_for_a_lock();
-    other.rollback().unwrap();
+    drop(other);
     let answer = client.answer("POST");
     assert_eq!((answer.status, is_replayed(&answer)), (201, false));
 }

@@ -1,6 +1,8 @@
 //! The id that names a request in its answer and in the log, and the other values in a line of the log.
 
-use crate::support::{ADA, Answer, Database, LONG, PASSWORD, Process, Service, TOKEN, TempDir, eventually};
+use crate::support::{
+    ADA, Answer, Database, LONG, PASSWORD, Process, Service, TOKEN, TempDir, Variables, eventually,
+};
 use serde_json::Value;
 
 fn id(answer: &Answer) -> &str {
@@ -189,10 +191,9 @@ fn the_log_names_the_client() {
     let socket = format!("unix:{}/http", dir.path().display());
     let proxied = [("X-Forwarded-For", "203.0.113.7")];
     // Variables, fields of the requests, the client of those, and that of requests that are refused unread.
-    type Fields<'a> = &'a [(&'a str, &'a str)];
     let both = [("X-Forwarded-For", "203.0.113.7"), ("Forwarded", "for=198.51.100.9")];
     let trusted = ("TRUSTED_PROXIES", "127.0.0.1");
-    let rows: [(Fields, Fields, &str, &str); 6] = [
+    let rows: [(Variables, Variables, &str, &str); 6] = [
         (&[], &[], "127.0.0.1", "127.0.0.1"),
         (&[], &proxied, "127.0.0.1", "127.0.0.1"),
         (&[trusted], &proxied, "203.0.113.7", "127.0.0.1"),
@@ -242,9 +243,7 @@ fn a_request_that_is_answered_late_is_found_by_its_id() {
     let database = Database::create();
     let mut process = Process::on(&database, &[("REQUEST_TIMEOUT", "0.3")]);
     let mut client = process.client();
-    let mut blocker = database.client();
-    let mut transaction = blocker.transaction().unwrap();
-    transaction.execute("lock table users in access exclusive mode", &[]).unwrap();
+    let transaction = database.transaction("lock table users in access exclusive mode");
     let answer = client.request("GET", "/users/1", &[("X-Request-Id", "late")], "");
     assert_eq!((answer.status, id(&answer)), (503, "late"));
     drop(transaction);

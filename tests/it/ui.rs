@@ -1,35 +1,20 @@
 //! `/ui`: the page for the browser, what confines it, and where it is served. What it does is tested in a browser:
 //! `.ci/browser`.
 
-use crate::support::{Answer, Process, Service, TOKEN, TempDir};
+use crate::support::{Process, Service, TOKEN, TempDir};
 use base64ct::{Base64, Encoding};
 use sha2::{Digest, Sha256};
 use userd::{Ui, config::Config};
 
 const PAGE: &str = include_str!("../../web/ui.html");
 
-fn get(service: &Service, headers: &[(&str, &str)]) -> Answer {
-    service.client().request("GET", "/ui", headers, "")
-}
-
 #[test]
 fn the_page_and_what_confines_it() {
     // It asks for no token: it has no rights.
     let service = Service::with(|config| config.api_token = Some(TOKEN.into()));
-    let answer = get(&service, &[]);
+    let answer = service.client().get("/ui");
     assert_eq!((answer.status, answer.body.as_str()), (200, PAGE));
     assert!(PAGE.len() <= 32 << 10, "{} bytes", PAGE.len());
-    let expected = [
-        ("Content-Type", "text/html; charset=utf-8"),
-        ("Cache-Control", "private, no-cache"),
-        ("Cross-Origin-Opener-Policy", "same-origin"),
-        ("Cross-Origin-Resource-Policy", "same-origin"),
-        ("X-Content-Type-Options", "nosniff"),
-        ("Referrer-Policy", "no-referrer"),
-    ];
-    for (name, value) in expected {
-        assert_eq!(answer.header(name), Some(value), "{name}");
-    }
     let mut policy: Vec<&str> =
         answer.header("Content-Security-Policy").expect("a policy").split("; ").collect();
     policy.sort_unstable();
@@ -54,8 +39,14 @@ fn the_page_and_what_confines_it() {
     ];
     assert_eq!(policy, expected);
     // Like /openapi.json, it ignores a query. It is no way around the token.
-    let length = PAGE.len();
-    service.check(format!("HEAD /ui?x=1 => 200 <Content-Length: {length}>\nGET /users => 401 *"));
+    service.check(format!(
+        r#"
+        GET /ui => 200 <Content-Type: text/html; charset=utf-8> <Cache-Control: private, no-cache> <Cross-Origin-Opener-Policy: same-origin> <Cross-Origin-Resource-Policy: same-origin> <X-Content-Type-Options: nosniff> <Referrer-Policy: no-referrer> *
+        HEAD /ui?x=1 => 200 <Content-Length: {}>
+        GET /users => 401 *
+        "#,
+        PAGE.len()
+    ));
 }
 
 /// `auto` serves it to this machine alone; `true` and `false` are what they say.
@@ -81,7 +72,7 @@ fn where_it_is_served() {
             config.api_token = Some(TOKEN.into());
             config.ui = ui;
         });
-        assert_eq!(get(&service, &[]).status, status, "{host} {proxies:?} {ui:?}");
+        assert_eq!(service.client().get("/ui").status, status, "{host} {proxies:?} {ui:?}");
     }
 }
 

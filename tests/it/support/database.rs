@@ -171,6 +171,13 @@ impl Database {
         Client::connect(&self.url(), NoTls).expect("the cluster takes connections")
     }
 
+    /// A session in a transaction that has executed this, whose locks it holds until it ends.
+    pub fn transaction(&self, sql: &str) -> Client {
+        let mut client = self.client();
+        client.batch_execute(&format!("begin; {sql}")).unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+        client
+    }
+
     /// One value of the one row that the query answers, as text.
     pub fn value(&self, sql: &str) -> String {
         let mut client = self.client();

@@ -91,6 +91,11 @@ pub fn eventually(within: Duration, what: &str, mut condition: impl FnMut() -> b
 /// would be left by each.
 pub const MISSED: usize = 2;
 
+/// A hash of a password, to be stored behind the service's back.
+pub fn hash(clear: &str) -> String {
+    Hasher::new(PasswordHashing::LeastCostForTests).hash(&clear.into()).expect("a hash").as_phc().to_owned()
+}
+
 /// How long hashing a password takes now, at its best.
 pub fn time_of_a_hash() -> Duration {
     let hasher = Hasher::new(PasswordHashing::Owasp);
