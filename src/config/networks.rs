@@ -1,7 +1,7 @@
 //! Addresses of peers: trusted proxies, and addresses that count as one client.
 
 use super::value::list;
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 use std::{fmt, net::IpAddr, str::FromStr};
 
 /// Proxies whose word about their clients is believed: addresses, networks, and `unix` for every peer on a Unix
@@ -29,12 +29,23 @@ impl FromStr for TrustedProxies {
     type Err = String;
 
     fn from_str(text: &str) -> Result<TrustedProxies, String> {
-        let network = |entry: &str| entry.parse().or_else(|_| entry.parse::<IpAddr>().map(IpNet::from)).ok();
         let entry = |entry: &str| match network(entry) {
             None if entry != "unix" => Err(format!("{entry:?} is not an address, a network or `unix`")),
             network => Ok(network),
         };
         list(text, entry).map(TrustedProxies)
+    }
+}
+
+/// Parses a network or an address. Peers have IPv4 addresses as such, so a network of mapped addresses becomes one of
+/// IPv4.
+fn network(entry: &str) -> Option<IpNet> {
+    let network = entry.parse().or_else(|_| entry.parse::<IpAddr>().map(IpNet::from)).ok()?;
+    match network.addr() {
+        IpAddr::V6(address) if let Some(address) = address.to_ipv4_mapped() => {
+            Ipv4Net::new(address, network.prefix_len().checked_sub(96)?).ok().map(IpNet::V4)
+        }
+        _ => Some(network),
     }
 }
 
@@ -80,7 +91,23 @@ mod tests {
         assert!(none.is_empty() && !none.contains(None) && !none.contains(Some([127, 0, 0, 1].into())));
         let all: TrustedProxies = "0.0.0.0/0".parse().unwrap();
         assert!(all.contains(Some([1, 2, 3, 4].into())) && !all.contains(None));
-        for text in ["x", "10.0.0.0/33", "10.0.0.0/", "10.0.0/8", "::/129", "10.0.0.1:80", "unix:/x", "/8"] {
+        let mapped: TrustedProxies = "::ffff:10.0.0.0/104, ::ffff:192.0.2.7".parse().unwrap();
+        assert_eq!(mapped.to_string(), "10.0.0.0/8,192.0.2.7/32");
+        for (address, expected) in [([10, 1, 2, 3], true), ([192, 0, 2, 7], true), ([192, 0, 2, 8], false)] {
+            assert_eq!(mapped.contains(Some(address.into())), expected, "{address:?}");
+        }
+        for text in [
+            "x",
+            "10.0.0.0/33",
+            "10.0.0.0/",
+            "10.0.0/8",
+            "::/129",
+            "10.0.0.1:80",
+            "unix:/x",
+            "/8",
+            "::ffff:10.0.0.0/95",
+            "::ffff:10.0.0.0/129",
+        ] {
             let wrong = format!("{text:?} is not an address, a network or `unix`");
             assert_eq!(text.parse::<TrustedProxies>(), Err(wrong));
         }
