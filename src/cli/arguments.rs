@@ -24,8 +24,8 @@ pub struct Given {
     /// Name of the subcommand; empty for the service itself.
     pub verb: String,
     matches: ArgMatches,
-    /// Variables that arguments have set, each with its source for messages: an argument, or a line of `--env-file`.
-    pub assigned: BTreeMap<String, String>,
+    /// Variables that arguments have set, each with its source: `argument`, or the option that implies it.
+    pub assigned: BTreeMap<String, &'static str>,
 }
 
 impl Given {
@@ -45,12 +45,13 @@ impl Given {
     /// Sets the variables that options stand for, and those that the environment lacks: of `--env-file`, and with
     /// `--embedded` the `HOST` of this machine alone. To be called while this is the only thread.
     pub fn set_variables(&mut self) -> Result<(), Failure> {
-        let options = VARIABLES.into_iter().filter_map(|(option, name)| {
-            Some((name.to_owned(), self.value(option)?.into(), "argument".to_owned()))
-        });
-        let file = self.value("--env-file").map_or(Ok(Vec::new()), env_file::read);
+        let options = VARIABLES
+            .into_iter()
+            .filter_map(|(option, name)| Some((name.to_owned(), self.value(option)?.into(), "argument")));
+        let file = self.value("--env-file").map(env_file::read).transpose();
         let file = file.map_err(|problem| Failure::usage(format!("--env-file: {problem}")))?;
-        let host = self.has("--embedded").then(|| ("HOST".into(), "127.0.0.1".into(), "--embedded".into()));
+        let file = file.into_iter().flatten().map(|(name, value)| (name, value, "--env-file"));
+        let host = self.has("--embedded").then(|| ("HOST".to_owned(), "127.0.0.1".into(), "--embedded"));
         for (name, value, place) in options.chain(file).chain(host).collect::<Vec<_>>() {
             if place == "argument" || environment::value(&name).is_none() {
                 // SAFETY: no other thread reads or writes the environment.
@@ -112,22 +113,20 @@ pub fn format_of(file: &Path) -> Option<Format> {
     is_csv.then_some(Format::Csv)
 }
 
-/// Returns clap's message in one line. A stray argument may be a secret: only a name of an option is repeated, and what
-/// clap takes for a misspelt subcommand.
+/// Returns clap's message in one line. A stray argument may be a secret: it is repeated only if it is nearly the name of an
+/// option or of a subcommand.
 fn problem(mut error: Error) -> String {
-    let is_name = |byte: u8| byte.is_ascii_lowercase() || byte == b'-';
-    let is_masked = |(kind, value): &(ContextKind, &ContextValue)| match (kind, value) {
-        (ContextKind::InvalidArg, ContextValue::String(text)) => {
-            error.kind() == ErrorKind::UnknownArgument
-                && !(text.starts_with("--") && text.bytes().all(is_name))
-        }
-        (ContextKind::InvalidSubcommand, _) => error.get(ContextKind::SuggestedSubcommand).is_none(),
-        (ContextKind::InvalidValue, ContextValue::String(text)) => !text.is_empty(),
-        _ => false,
+    let kind = match error.kind() {
+        ErrorKind::UnknownArgument => ContextKind::InvalidArg,
+        ErrorKind::InvalidSubcommand => ContextKind::InvalidSubcommand,
+        _ => ContextKind::InvalidValue,
     };
-    let masked: Vec<_> = error.context().filter(is_masked).map(|(kind, _)| kind).collect();
-    for kind in masked {
+    let is_repeated = error.get(kind).is_some_and(|argument| !argument.to_string().is_empty());
+    let names = [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand];
+    if is_repeated && names.iter().all(|name| error.get(*name).is_none()) {
         error.insert(kind, ContextValue::String("…".to_owned()));
+        // The advice to write it behind `--`.
+        error.remove(ContextKind::Suggested);
     }
     let text = error.render().to_string();
     let lines = text.trim_start_matches("error: ").lines().map(str::trim);
@@ -162,6 +161,7 @@ mod tests {
             ("--Hunter2", "unexpected argument '…' found"),
             ("-xhunter2", "unexpected argument '…' found"),
             ("export a hunter2", "unexpected argument '…' found"),
+            ("export a --hunter2", "unexpected argument '…' found"),
             (
                 "export --format hunter2",
                 "invalid value '…' for '--format <ndjson|csv>'; [possible values: ndjson, csv]",

@@ -4,6 +4,7 @@
 use super::{
     Failure,
     arguments::{Given, format_of},
+    environment,
     import::{read_seed, seed},
     signals,
 };
@@ -30,6 +31,13 @@ pub fn open(given: &Given, config: &mut Config, make: bool) -> Result<Option<Clu
     remains.server = cluster.pid();
     config.database = Database::Url(cluster.connection_string("postgres").into());
     Ok(Some(cluster))
+}
+
+/// Returns the settings, and the private cluster, if one is given, for as long as it is kept.
+pub fn database(given: &Given, make: bool) -> Result<(Config, Option<Cluster>), Failure> {
+    let mut config = environment::config(given).map_err(Failure::usage)?;
+    let cluster = open(given, &mut config, make)?;
+    Ok((config, cluster))
 }
 
 /// Creates the database of `--ephemeral`. With `--seed` it begins with the users of a file, which are imported once for all

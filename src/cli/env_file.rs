@@ -3,35 +3,28 @@
 
 use std::{collections::BTreeMap, ffi::OsString, fs, path::Path};
 
-/// A variable: its name, its value, and the place that says so, such as `/etc/userd.env:3`.
-pub type Variable = (String, OsString, String);
+/// Variables of a file. Of equal names the last one counts.
+pub type Variables = BTreeMap<String, OsString>;
 
 /// Returns the variables of a file. The error is one line, which quotes nothing of the file.
-pub fn read(file: &Path) -> Result<Vec<Variable>, String> {
+pub fn read(file: &Path) -> Result<Variables, String> {
     let shown = file.display();
     let text = fs::read_to_string(file)
         .map_err(|error| format!("cannot read {shown}: {error}; name a file of lines NAME=value"))?;
-    let variables = parse(&text).map_err(|line| format!("{shown}: line {line} is not NAME=value"))?;
-    let variables = variables.into_iter();
-    let placed = |(name, (value, line)): (&str, (String, usize))| {
-        (name.into(), value.into(), format!("{shown}:{line}"))
-    };
-    Ok(variables.map(placed).collect())
+    parse(&text).map_err(|line| format!("{shown}: line {line} is not NAME=value"))
 }
 
-/// Returns the value of each variable, and the number of its line. The error is the number of a line that assigns nothing.
-/// Blank lines and lines that begin with `#` or `;` are comments. Of equal names the last one counts.
-fn parse(text: &str) -> Result<BTreeMap<&str, (String, usize)>, usize> {
+/// Returns the variables of a text. The error is the number of a line that assigns nothing. Blank lines and lines that begin
+/// with `#` or `;` are comments.
+fn parse(text: &str) -> Result<Variables, usize> {
     let lines = (1..).zip(text.lines().map(str::trim));
     let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with(['#', ';']));
-    lines
-        .map(|(number, line)| assignment(line).map(|(name, value)| (name, (value, number))).ok_or(number))
-        .collect()
+    lines.map(|(number, line)| assignment(line).ok_or(number)).collect()
 }
 
 /// Returns the name and the value of a line. Quotes, single or double, are left out. In double ones and outside of any a
 /// backslash takes the next character as it is; at the end of a line it is refused.
-fn assignment(line: &str) -> Option<(&str, String)> {
+fn assignment(line: &str) -> Option<(String, OsString)> {
     let (name, value) = line.split_once('=')?;
     let name = name.trim_end();
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
@@ -49,7 +42,7 @@ fn assignment(line: &str) -> Option<(&str, String)> {
             _ => text.push(character),
         }
     }
-    (quote.is_none() && !name.is_empty()).then_some((name, text))
+    (quote.is_none() && !name.is_empty()).then(|| (name.to_owned(), text.into()))
 }
 
 #[cfg(test)]
@@ -61,14 +54,14 @@ mod tests {
         let rows = [
             ("", "Ok({})"),
             ("# a\n\n;b\n  # c\n", "Ok({})"),
-            ("A=b\nC = d e \n", r#"Ok({"A": ("b", 1), "C": ("d e", 2)})"#),
-            ("A=b\nA=c", r#"Ok({"A": ("c", 2)})"#),
-            ("A=\nB=''\nC=\"\"", r#"Ok({"A": ("", 1), "B": ("", 2), "C": ("", 3)})"#),
-            (r#"A="b c"'d "e"'f"#, r#"Ok({"A": ("b cd \"e\"f", 1)})"#),
-            (r#"A="b\"c" B"#, r#"Ok({"A": ("b\"c B", 1)})"#),
-            ("A='b\\c'", r#"Ok({"A": ("b\\c", 1)})"#),
-            ("URL=postgres://u:p@h/d?a=b&c=d#e", r#"Ok({"URL": ("postgres://u:p@h/d?a=b&c=d#e", 1)})"#),
-            ("A=b\r\n", r#"Ok({"A": ("b", 1)})"#),
+            ("A=b\nC = d e \n", r#"Ok({"A": "b", "C": "d e"})"#),
+            ("A=b\nA=c", r#"Ok({"A": "c"})"#),
+            ("A=\nB=''\nC=\"\"", r#"Ok({"A": "", "B": "", "C": ""})"#),
+            (r#"A="b c"'d "e"'f"#, r#"Ok({"A": "b cd \"e\"f"})"#),
+            (r#"A="b\"c" B"#, r#"Ok({"A": "b\"c B"})"#),
+            ("A='b\\c'", r#"Ok({"A": "b\\c"})"#),
+            ("URL=postgres://u:p@h/d?a=b&c=d#e", r#"Ok({"URL": "postgres://u:p@h/d?a=b&c=d#e"})"#),
+            ("A=b\r\n", r#"Ok({"A": "b"})"#),
             ("secret", "Err(1)"),
             ("A=b\nexport C=d", "Err(2)"),
             ("=b", "Err(1)"),

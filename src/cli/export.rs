@@ -1,6 +1,6 @@
 //! `userd export`: all users to a file or to standard output.
 
-use super::{Failure, arguments::Given, embedded, environment, output::Output, progress};
+use super::{Failure, arguments::Given, embedded, output::Output, progress};
 use std::io;
 use userd::transfer::{self, Export, Format, TransferError};
 
@@ -19,9 +19,8 @@ pub fn what(given: &Given) -> Export {
 /// are written.
 pub fn export(given: &Given) -> Result<(), Failure> {
     let what = what(given);
-    let mut config = environment::config(given).map_err(Failure::usage)?;
     let mut output = Output::open(given.file(), what.with_password_hashes)?;
-    let _cluster = embedded::open(given, &mut config, false)?;
+    let (config, _cluster) = embedded::database(given, false)?;
     let bar = progress::bar(Some(0), "{bar:30} {human_pos} of {human_len} users, {per_sec:0}, {eta} left");
     let exported = transfer::export(&config, what, &mut output.to, &mut |done, of| {
         bar.set_length(of);

@@ -1,6 +1,6 @@
 //! `userd import`: creates the users of a file or of standard input.
 
-use super::{Failure, arguments::Given, embedded, environment, progress, signals};
+use super::{Failure, arguments::Given, embedded, progress, signals};
 use indicatif::HumanCount;
 use std::{
     fs::{self, File},
@@ -28,11 +28,10 @@ pub fn import(given: &Given) -> Result<(), Failure> {
         keep_ids: given.has("--keep-ids"),
         requires_ids: given.has("--keep-ids"),
     };
-    let mut config = environment::config(given).map_err(Failure::usage)?;
     let file = given.file();
     let opened = open(file).map_err(|error| unreadable(file.unwrap_or(Path::new("-")), error));
     let (input, bytes) = opened?;
-    let cluster = embedded::open(given, &mut config, !what.dry_run)?;
+    let (config, cluster) = embedded::database(given, !what.dry_run)?;
     if cluster.is_some() && !what.dry_run {
         check::migrate(&config)?;
     }

@@ -2,15 +2,14 @@
 
 use super::{Failure, arguments::Given, embedded, environment, print};
 use userd::{
-    Config, Database, Secret,
+    Database, Secret,
     check::{self, Weight},
-    private_postgres::Cluster,
     server,
 };
 
 /// Applies the migrations that are missing, and says which. Blocks as a start does.
 pub fn migrate(given: &Given) -> Result<(), Failure> {
-    let (config, _cluster) = database(given, true)?;
+    let (config, _cluster) = embedded::database(given, true)?;
     let applied = check::migrate(&config)?;
     let mut text: String = applied.iter().map(|name| format!("applied {name}\n")).collect();
     if applied.is_empty() {
@@ -21,14 +20,14 @@ pub fn migrate(given: &Given) -> Result<(), Failure> {
 
 /// Counts all users anew.
 pub fn recount(given: &Given) -> Result<(), Failure> {
-    let (config, _cluster) = database(given, false)?;
+    let (config, _cluster) = embedded::database(given, false)?;
     let line = check::recount(&config)?;
     print(&format!("{line}\n"))
 }
 
 /// Prints the statements that let a role run the service.
 pub fn grants(given: &Given) -> Result<(), Failure> {
-    let (config, _cluster) = database(given, false)?;
+    let (config, _cluster) = embedded::database(given, false)?;
     let grants = check::grants(&config, &given.word())?;
     print(&grants.iter().map(|grant| format!("{grant}\n")).collect::<String>())
 }
@@ -64,13 +63,6 @@ pub fn check(given: &Given) -> Result<(), Failure> {
     done
 }
 
-/// Returns the settings, and the private cluster, if one is given, for as long as it is kept.
-fn database(given: &Given, make: bool) -> Result<(Config, Option<Cluster>), Failure> {
-    let mut config = environment::config(given).map_err(Failure::usage)?;
-    let cluster = embedded::open(given, &mut config, make)?;
-    Ok((config, cluster))
-}
-
 /// Prints the table of the settings in force. Starts nothing.
 pub fn config(given: &Given) -> Result<(), Failure> {
     let mut config = environment::config(given).map_err(Failure::usage)?;
@@ -81,7 +73,7 @@ pub fn config(given: &Given) -> Result<(), Failure> {
     let width = rows.iter().map(|(_, value, _)| value.chars().count()).max().unwrap_or(0);
     for (variable, value, source) in &rows {
         let place = given.assigned.get(*variable).filter(|_| *source == "environment");
-        print(&format!("{variable:<20} {value:<width$} {}\n", place.map_or(*source, String::as_str)))?;
+        print(&format!("{variable:<20} {value:<width$} {}\n", place.unwrap_or(source)))?;
     }
     Ok(())
 }
