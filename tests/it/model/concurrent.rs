@@ -10,7 +10,7 @@ use super::{
     linearizable::{Call, check},
     rules::Rules,
     settings,
-    state::{Action, Answer, Body, Field},
+    state::{Action, Answer, Body},
 };
 use crate::support::{Client, Database, Dice, LONG, Process, Proxy, Weather, eventually, free_port, pause};
 use nix::sys::signal::Signal;
@@ -197,7 +197,7 @@ impl<'a> History<'a> {
         let tag = action.id().and_then(|id| self.tags.lock().unwrap().get(id).cloned());
         let action = match tag.filter(|_| turn.conditional) {
             Some(tag) => {
-                let field = if turn.kind == Kind::Get { Field::NoneMatch } else { Field::Match };
+                let field = if turn.kind == Kind::Get { "If-None-Match" } else { "If-Match" };
                 Action::If(field, vec![tag], Box::new(action))
             }
             None => action,

@@ -27,16 +27,10 @@ pub enum Action {
     Put(String, Body),
     Patch(String, Body),
     Delete(String),
-    /// A read or a change of one user that depends on tags; without any: `*`.
-    If(Field, Vec<String>, Box<Action>),
+    /// A read or a change of one user that depends on tags in this field; without any: `*`.
+    If(&'static str, Vec<String>, Box<Action>),
     /// An address and a password.
     Authenticate(String, String),
-}
-
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Field {
-    Match,
-    NoneMatch,
 }
 
 /// A request: method, target, header fields, body.
@@ -46,12 +40,8 @@ impl Action {
     pub fn request(&self) -> Sent {
         if let Action::If(field, tags, then) = self {
             let (method, target, _, body) = then.request();
-            let name = match field {
-                Field::Match => "If-Match",
-                Field::NoneMatch => "If-None-Match",
-            };
             let value = if tags.is_empty() { "*".to_owned() } else { tags.join(", ") };
-            return (method, target, vec![(name, value)], body);
+            return (method, target, vec![(*field, value)], body);
         }
         let (method, target, body) = self.plain();
         (method, target, Vec::new(), body)
@@ -205,11 +195,11 @@ impl User {
     }
 
     /// Returns true if one of these tags, or any if there are none, is that of its state; `None` if that is not known.
-    fn matches(&self, field: Field, tags: &[String]) -> Option<bool> {
+    fn matches(&self, field: &str, tags: &[String]) -> Option<bool> {
         let mut opaque = tags.iter().filter_map(|tag| match (tag.strip_prefix("W/"), field) {
             (None, _) => Some(tag.as_str()),
-            (Some(weak), Field::NoneMatch) => Some(weak),
-            (Some(_), Field::Match) => None,
+            (Some(weak), "If-None-Match") => Some(weak),
+            (Some(_), _) => None,
         });
         match &self.tag {
             _ if tags.is_empty() => Some(true),
@@ -323,15 +313,15 @@ impl State {
                 let (Some(user), None) = (user, rules.refuses(then)) else {
                     return self.step(rules, then, answer);
                 };
-                let is_refused = |answer: &Answer| match (&**then, field) {
-                    (Action::Get(_), Field::NoneMatch) => {
+                let is_refused = |answer: &Answer| match (&**then, *field) {
+                    (Action::Get(_), "If-None-Match") => {
                         answer.status == 304
                             && answer.body.is_null()
                             && (user.tag.is_none() || user.tag == answer.tag)
                     }
                     _ => answer.status == 412 && answer.body == json!({"error": "Precondition failed"}),
                 };
-                let allowed = user.matches(*field, tags).map(|matches| matches == (*field == Field::Match));
+                let allowed = user.matches(field, tags).map(|matches| matches == (*field == "If-Match"));
                 match (allowed, answer) {
                     (Some(false), None) => unchanged(true),
                     (Some(false), Some(answer)) => unchanged(is_refused(answer)),
