@@ -36,7 +36,10 @@ const REFUSED: [(u16, &str); 8] = [
 
 /// The figures of one server.
 pub struct Metrics {
-    requests: Mutex<Requests>,
+    /// Answered requests, by method, route and status.
+    requests: Mutex<BTreeMap<(&'static str, &'static str, u16), u64>>,
+    /// Times of routed requests, by method and route.
+    durations: Mutex<BTreeMap<(&'static str, &'static str), Histogram>>,
     /// Refused requests, by label.
     refusals: Mutex<BTreeMap<&'static str, u64>>,
     /// The sizes of batches, with the label of their lane.
@@ -51,15 +54,6 @@ pub struct Metrics {
 
 /// Writes figures. It must not block.
 pub type Source = Box<dyn Fn(&mut Text) + Send + Sync>;
-
-/// Answered requests.
-#[derive(Default)]
-struct Requests {
-    /// Their numbers, by method, route and status.
-    counts: BTreeMap<(&'static str, &'static str, u16), u64>,
-    /// The times of routed requests, by method and route.
-    durations: BTreeMap<(&'static str, &'static str), Histogram>,
-}
 
 /// The number of values in each bucket, and their sum. The bucket behind the last end has all larger values; a
 /// histogram of few ends leaves buckets unused.
@@ -83,6 +77,7 @@ impl Metrics {
         let labels = REFUSED.map(|(_, label)| label).into_iter().chain(reasons);
         Metrics {
             requests: Mutex::default(),
+            durations: Mutex::default(),
             refusals: Mutex::new(labels.map(|label| (label, 0)).collect()),
             batches: lanes.iter().map(|lane| (*lane, Mutex::default())).collect(),
             accepted: AtomicU64::default(),
@@ -93,15 +88,14 @@ impl Metrics {
 
     /// Counts a request of this route that was answered this long after it had arrived.
     pub fn request(&self, method: Method, route: &'static str, status: u16, duration: Duration) {
-        let mut requests = self.requests.lock();
-        *requests.counts.entry((method.name(), route, status)).or_default() += 1;
-        let durations = requests.durations.entry((method.name(), route)).or_default();
-        durations.add(duration.as_secs_f64(), &SECONDS);
+        *self.requests.lock().entry((method.name(), route, status)).or_default() += 1;
+        let mut durations = self.durations.lock();
+        durations.entry((method.name(), route)).or_default().add(duration.as_secs_f64(), &SECONDS);
     }
 
     /// Counts a request that was refused before its route was looked at.
     pub fn refusal(&self, status: u16) {
-        *self.requests.lock().counts.entry(("none", "none", status)).or_default() += 1;
+        *self.requests.lock().entry(("none", "none", status)).or_default() += 1;
         if let Some((_, label)) = REFUSED.iter().find(|(refused, _)| *refused == status) {
             *self.refusals.lock().entry(label).or_default() += 1;
         }
@@ -121,19 +115,17 @@ impl Metrics {
     pub fn write(&self, text: &mut Text) {
         text.family("userd_build_info", "gauge", "The version of the service.");
         text.value(&[("version", env!("CARGO_PKG_VERSION"))], 1);
-        let requests = self.requests.lock();
         let help = "Requests answered, by method, route and status.";
         text.family("userd_http_requests_total", "counter", help);
-        for ((method, route, status), count) in &requests.counts {
+        for ((method, route, status), count) in self.requests.lock().iter() {
             let labels = [("method", *method), ("route", route), ("status", &status.to_string())];
             text.value(&labels, count);
         }
         let help = "Time from a whole request to its answer, by method and route.";
         text.family("userd_http_request_duration_seconds", "histogram", help);
-        for ((method, route), durations) in &requests.durations {
+        for ((method, route), durations) in self.durations.lock().iter() {
             text.histogram(&[("method", method), ("route", route)], &SECONDS, durations);
         }
-        drop(requests);
         let help = "Requests refused before they were queued, by reason.";
         text.family("userd_http_refusals_total", "counter", help);
         for (label, count) in self.refusals.lock().iter() {
