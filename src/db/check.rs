@@ -109,17 +109,14 @@ const ROW_SECURITY: &str = "\
 
 /// Statements that give a role the rights to run a service, one in each row.
 const GRANTS: &str = "\
-    select format(line, current_database(), n.nspname, \
-        pg_get_serial_sequence('users', 'id'), r.rolname) \
-    from pg_roles as r, pg_class as c, pg_namespace as n, unnest(array[ \
-        'grant connect on database %1$I to %4$I;', \
-        'grant usage on schema %2$I to %4$I;', \
-        'grant select, insert, update, delete on %2$I.users, %2$I.credentials, %2$I.idempotency_keys to %4$I;', \
-        'grant select on %2$I.user_counts, %2$I.refinery_schema_history to %4$I;', \
-        'grant select on sequence %3$s to %4$I;']) as line \
-    where r.rolname = $1 \
-        and c.oid = to_regclass('users')::oid \
-        and n.oid = c.relnamespace";
+    select format(line, current_database(), current_schema(), rolname) \
+    from pg_roles, unnest(array[ \
+        'grant connect on database %1$I to %3$I;', \
+        'grant usage on schema %2$I to %3$I;', \
+        'grant select, insert, update, delete on %2$I.users, %2$I.credentials, %2$I.idempotency_keys to %3$I;', \
+        'grant select on %2$I.user_counts, %2$I.refinery_schema_history to %3$I;', \
+        'grant select on sequence %2$I.users_id_seq to %3$I;']) as line \
+    where rolname = $1";
 
 /// Applies the migrations that the database lacks; their names. Blocks as a start does.
 pub fn migrate(config: &Config) -> Result<Vec<String>, StartError> {
@@ -127,8 +124,7 @@ pub fn migrate(config: &Config) -> Result<Vec<String>, StartError> {
     Migrations::load(config.migrations_dir.as_deref())?.bring_up(&servers, true)
 }
 
-/// Counts all users anew; a line with how many they are. Blocks while other transactions write users, for ten minutes
-/// at the most, and while they are counted.
+/// Counts all users anew; a line with how many they are. Blocks while they are counted.
 pub fn recount(config: &Config) -> Result<String, StartError> {
     counts::recount(&mut connect_migrated(config)?).map_err(StartError::Statement)
 }

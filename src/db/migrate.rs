@@ -98,15 +98,8 @@ impl Migrations {
             }
         };
         let history = applied(&rows);
-        if !self.judge(&rows)? {
-            let missing = self.0.iter().filter(|one| !history.contains(&key(one)));
-            return Ok(Some(missing.map(ToString::to_string).collect()));
-        }
-        if history.len() > self.0.len() {
-            let found = history.last().map_or(0, |(version, _)| *version);
-            log::info!("a newer userd has migrated the database, to migration {found}, which is compatible");
-        }
-        Ok(None)
+        let missing = self.0.iter().filter(|one| !history.contains(&key(one)));
+        Ok((!self.judge(&rows)?).then(|| missing.map(ToString::to_string).collect()))
     }
 
     /// Applies the migrations that the database lacks; returns their names. If `may` is not set, an error says what to do.
