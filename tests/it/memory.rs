@@ -168,6 +168,23 @@ fn bodies_at_once() {
     is_bounded(&process, "1000 bodies of 64 KiB at once");
 }
 
+/// The memory of clients that leave amid a body is given back.
+#[test]
+fn bodies_that_never_end() {
+    let (_database, process, address) = start("", &[]);
+    let head = "POST /users HTTP/1.1\r\nHost: a\r\nContent-Length: 60000\r\n\r\n";
+    let unfinished = format!("{head}{}", " ".repeat(59_000));
+    let mut stalled: Vec<_> = (0..900).map(|_| TcpStream::connect(address).expect("it listens")).collect();
+    // Some are closed amid this: their memory is needed for others.
+    stalled.iter_mut().for_each(|stream| drop(stream.write_all(unfinished.as_bytes())));
+    let mut client = Client::new(&format!("http://{address}"));
+    let none = "userd_http_refusals_total{reason=\"no_memory\"} 0\n";
+    eventually(LONGER, "memory is short", || !client.get("/metrics").body.contains(none));
+    drop(stalled);
+    is_bounded(&process, "900 bodies that never end");
+    assert_eq!(client.get("/users").json()["total"], 0);
+}
+
 #[test]
 fn passwords_at_once() {
     const WAIT: Duration = Duration::from_secs(2);
