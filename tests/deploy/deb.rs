@@ -54,10 +54,6 @@ fn unit(name: &str) -> Vec<&'static str> {
 
 #[test]
 fn the_service_with_a_cluster_of_its_own() {
-    // Only one of the two has the port.
-    assert_eq!(unit("Conflicts"), ["userd.service userd.socket"]);
-    let socket = include_str!("../../examples/deploy/userd.socket");
-    assert_eq!(lines(socket, "ListenStream="), ["ListenStream=127.0.0.1:3000"]);
     // Its user owns the cluster, and userd alone is told to stop: it stops PostgreSQL after the last request.
     assert_eq!(unit("User"), ["userd"]);
     assert_eq!((unit("StateDirectory"), unit("StateDirectoryMode")), (vec!["userd"], vec!["0700"]));

@@ -259,6 +259,54 @@ fn a_network_that_stalls_cuts_resets_and_delays() {
     fragile.breaks("network slow by 300 ms", Duration::from_secs(2), weather(Weather::Slow(moment)));
 }
 
+// Statements
+
+/// A read is repeated if its session ends while it is executed: here it waits for a lock.
+#[test]
+fn reads_outlive_their_sessions() {
+    let service = Service::with(|config| config.limits.request_timeout = Duration::from_secs(100));
+    service.check(format!("POST /users {ADA} => 201 *"));
+    let (mut other, mut client) = (service.database.client(), service.client());
+    for target in ["/users/1", "/users"] {
+        let mut transaction = other.transaction().unwrap();
+        transaction.batch_execute("lock table users").unwrap();
+        client.send_request("GET", target, &[], "");
+        let end = "select count(pg_terminate_backend(pid)) from pg_stat_activity \
+            where datname = current_database() and application_name = 'userd' and wait_event_type = 'Lock'";
+        eventually(LONG, "a session is ended", || {
+            transaction.batch_execute("select pg_stat_clear_snapshot()").unwrap();
+            transaction.query_one(end, &[]).unwrap().get::<_, i64>(0) > 0
+        });
+        transaction.rollback().unwrap();
+        let answer = client.answer("GET");
+        assert!(answer.status == 200 && answer.body.contains("Ada"), "{answer:?}");
+    }
+}
+
+/// The database ends a statement at half of the request's time: once the client has its 503, none is executed.
+#[test]
+fn a_slow_statement_has_ended_before_its_503() {
+    const BOB: &str = r#"{"name":"Bob","email":"bob@example.com"}"#;
+    let service = Service::with(|config| config.limits.request_timeout = Duration::from_secs(2));
+    let mut client = service.client();
+    let ada = client.post("/users", ADA);
+    assert_eq!(ada.status, 201);
+    service.database.run(
+        "create function stay() returns trigger language plpgsql as
+             $$ begin perform pg_sleep(60); return coalesce(new, old); end $$;
+         create trigger stay before insert or update or delete on users for each row execute function stay()",
+    );
+    for (method, path) in [("POST", "/users"), ("PUT", "/users/1"), ("DELETE", "/users/1")] {
+        let body = if method == "DELETE" { "" } else { BOB };
+        assert_eq!(client.request(method, path, &[], body).status, 503, "{method}");
+        let executed = "select count(*) from pg_stat_activity where datname = current_database()
+            and state = 'active' and pid <> pg_backend_pid()";
+        assert_eq!(service.database.value(executed), "0", "{method}");
+    }
+    let users = client.get("/users").json();
+    assert_eq!((&users["total"], &users["data"][0]), (&json!(1), &ada.json()));
+}
+
 // Secrets
 
 /// Passwords, hashes and tokens while everything fails, with all that the log can say. (The log of every other

@@ -33,7 +33,6 @@ mod privileges;
 mod programs;
 mod repeating;
 mod requests;
-mod sessions;
 #[allow(dead_code, unused_imports, reason = "tests/deploy uses the rest")]
 mod support;
 mod tables;
