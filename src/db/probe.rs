@@ -6,6 +6,7 @@
 
 use super::{
     connect::{ConnectError, Servers},
+    explain,
     migrate::Migrations,
     sqlstate::{is_full, is_missing},
 };
@@ -47,6 +48,8 @@ struct ProbeState {
     reason: Option<&'static str>,
     /// True once the log says that the database is silent.
     is_silent: bool,
+    /// Why the last probe has failed, or empty.
+    failure: String,
     /// True if the database took no changes at the last probe.
     read_only: bool,
     /// When the first question came.
@@ -90,7 +93,8 @@ impl Prober {
         let (asked, answered) = (*state.asked.get_or_insert(now), state.answered.unwrap_or(now));
         if !state.is_silent && now >= answered.max(asked) + SILENCE {
             state.is_silent = true;
-            log::warn!("unready: the database does not answer");
+            let why = if state.failure.is_empty() { "no answer" } else { &state.failure };
+            log::warn!("unready: the database does not answer: {why}");
             // Idle sessions of the pool would only be waited for.
             self.servers.end_epoch(self.servers.epoch());
         }
@@ -108,37 +112,47 @@ impl Prober {
 type Answer = (Option<&'static str>, bool);
 
 impl ProbeState {
-    /// Keeps the answer to a probe, if there is one. Returns the pause until the next one.
-    fn keep(&mut self, answer: Option<Answer>) -> Duration {
-        let Some((reason, read_only)) = answer else { return PAUSE_IN_TROUBLE };
-        let before = mem::replace(&mut self.reason, reason);
-        let was_silent = mem::take(&mut self.is_silent);
-        (self.read_only, self.answered) = (read_only, Some(Instant::now()));
-        match reason {
-            None if was_silent || before.is_some() => log::info!("ready again"),
-            Some(reason) if before != Some(reason) => log::warn!("unready: {reason}: see `userd check`"),
-            _ => {}
+    /// Keeps the outcome of a probe. Returns the pause until the next one.
+    fn keep(&mut self, found: Result<Answer, String>) -> Duration {
+        match found {
+            Ok((reason, read_only)) => {
+                let before = mem::replace(&mut self.reason, reason);
+                let was_silent = mem::take(&mut self.is_silent);
+                (self.read_only, self.answered) = (read_only, Some(Instant::now()));
+                self.failure.clear();
+                match reason {
+                    None if was_silent || before.is_some() => log::info!("ready again"),
+                    Some(reason) if before != Some(reason) => {
+                        log::warn!("unready: {reason}: see `userd check`");
+                    }
+                    _ => {}
+                }
+            }
+            Err(line) => self.failure = line,
         }
-        if reason.is_none() { PAUSE } else { PAUSE_IN_TROUBLE }
+        if self.failure.is_empty() && self.reason.is_none() { PAUSE } else { PAUSE_IN_TROUBLE }
     }
 }
 
-/// Asks over the connection, or a new one, and leaves it if it can be used again. Returns `None` if there is no answer, or
-/// none of a server that was asked for.
-fn probe(servers: &Servers, migrations: &Migrations, connection: &mut Option<Client>) -> Option<Answer> {
+/// Asks over the connection, or a new one, and leaves it if it can be used again. The error is one line.
+fn probe(
+    servers: &Servers,
+    migrations: &Migrations,
+    connection: &mut Option<Client>,
+) -> Result<Answer, String> {
     let connect = || servers.connect("set statement_timeout = 1000").map(|(new, _)| new);
     let mut client = match connection.take().map_or_else(connect, Ok) {
         Ok(client) => client,
         // The server has answered. It is its number of sessions that is short, and this one is an extra.
-        Err(ConnectError::Refused(error)) if is_full(&error) => return Some((None, false)),
-        Err(_) => return None,
+        Err(ConnectError::Refused(error)) if is_full(&error) => return Ok((None, false)),
+        Err(error) => return Err(error.to_string()),
     };
     let answer = match client.query_typed(Migrations::ASK, &[]) {
         Ok(rows) => {
             let [read_only, lacks_table] =
                 [3, 4].map(|column| rows.first().is_some_and(|row| row.get(column)));
             if read_only && servers.wants_primary() {
-                return None;
+                return Err("the server takes no changes".to_owned());
             }
             let reason = match migrations.judge(&rows) {
                 Ok(true) => lacks_table.then_some(MISSING_TABLE),
@@ -147,8 +161,8 @@ fn probe(servers: &Servers, migrations: &Migrations, connection: &mut Option<Cli
             (reason, read_only)
         }
         Err(error) if is_missing(&error) => (Some(OTHER_SCHEMA), false),
-        Err(_) => return None,
+        Err(error) => return Err(explain(&error)),
     };
     *connection = Some(client);
-    Some(answer)
+    Ok(answer)
 }
