@@ -9,7 +9,7 @@ mod value;
 
 pub use networks::{PeerKey, TrustedProxies, counted_as};
 pub use origins::AllowedOrigins;
-pub use settings::{SETTINGS, Setting, near_miss, nearest};
+pub use settings::{InForce, SETTINGS, Setting, near_miss, nearest};
 
 use std::{
     collections::HashSet, fmt, net::SocketAddr, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration,
@@ -519,7 +519,7 @@ mod tests {
             let given = pairs.iter().find(|(key, _)| *key == name);
             given.map(|(_, value)| OsString::from(value))
         };
-        let rows = Config::from_vars(lookup).unwrap().in_force(lookup).unwrap();
+        let rows = Config::from_vars(lookup).unwrap().in_force(lookup);
         assert_eq!(rows.len(), SETTINGS.len());
         let row = |name: &str| {
             let row = rows.iter().find(|row| row.0 == name).unwrap();
@@ -533,7 +533,7 @@ mod tests {
         assert_eq!(row("DB_PASS_FILE"), (file, "environment"));
         assert_eq!(row("API_TOKEN"), ("-", "default"));
         let lookup = |name: &str| (name == "DATABASE_URL").then(|| "postgres://u:hunter2@h/d".into());
-        let rows = Config::from_vars(lookup).unwrap().in_force(lookup).unwrap();
+        let rows = Config::from_vars(lookup).unwrap().in_force(lookup);
         assert_eq!(rows[0], ("DATABASE_URL", "***".to_owned(), "environment"));
         let unused = rows.iter().filter(|row| row.2 == "no effect").count();
         assert_eq!(unused, 6, "{rows:?}");

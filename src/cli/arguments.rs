@@ -29,11 +29,9 @@ pub struct Given {
 }
 
 impl Given {
-    /// Parses the arguments. `None` if they ask for the help or the version, which is printed.
+    /// Parses the name of the program and the arguments. `None` if they ask for the help or the version, which is printed.
     pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Option<Given>, Failure> {
-        let mut matches = match command()
-            .try_get_matches_from([OsString::from("userd")].into_iter().chain(arguments))
-        {
+        let mut matches = match command().try_get_matches_from(arguments) {
             Ok(matches) => matches,
             Err(error) if !error.use_stderr() => return print(&manual::with_settings(&error)).map(|()| None),
             Err(error) => return Err(Failure::argument(problem(error))),
@@ -139,7 +137,7 @@ mod tests {
     use super::{super::export, *};
 
     fn parse(line: &str) -> Result<Given, String> {
-        let parsed = Given::parse(line.split_whitespace().map(OsString::from));
+        let parsed = Given::parse(format!("userd {line}").split_whitespace().map(OsString::from));
         parsed.map(|given| given.expect("no help was asked for")).map_err(|failure| failure.line)
     }
 

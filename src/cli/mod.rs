@@ -29,7 +29,7 @@ use userd::{StartError, check};
 
 /// Executes the command line, to its end. Returns the exit code.
 pub fn run() -> ExitCode {
-    let given = Given::parse(env::args_os().skip(1));
+    let given = Given::parse(env::args_os());
     let serves = matches!(&given, Ok(Some(given)) if given.verb.is_empty());
     let done = given.and_then(|given| given.map_or(Ok(()), execute));
     ::log::logger().flush();

@@ -116,12 +116,12 @@ pub fn watch_input(control: Option<Control>, is_parent: bool) -> Result<(), Fail
 /// Ends the service as a signal does when the process of this number ends.
 pub fn watch_parent(pid: &Path) -> Result<(), Failure> {
     let pid = pid.display().to_string();
-    let Some(start) = start_of(&pid) else {
+    if !runs(&pid) {
         let problem = format!("--with-parent={pid}: there is no such process; name one that runs");
         return Err(Failure::usage(problem));
-    };
+    }
     spawn("parent", move || {
-        while start_of(&pid).as_ref() == Some(&start) {
+        while runs(&pid) {
             thread::sleep(POLL_PAUSE);
         }
         parent_ended(&format!("process {pid}"));
@@ -149,12 +149,9 @@ fn parent_ended(what: &str) {
     end(Ok(()));
 }
 
-/// Returns the start time of a process that has not ended, which tells it from a later process of this number.
-fn start_of(pid: &str) -> Option<String> {
-    let pid: u32 = pid.parse().ok()?;
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+/// Returns whether a process has not ended, read by its parent or not.
+fn runs(pid: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The name of the program, in brackets, may have brackets and spaces.
-    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
-    let has_ended = matches!(fields.next(), Some("Z" | "X"));
-    fields.nth(18).filter(|_| !has_ended).map(str::to_owned)
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }

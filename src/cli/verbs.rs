@@ -69,7 +69,7 @@ pub fn config(given: &Given) -> Result<(), Failure> {
     if given.has("--embedded") {
         config.database = Database::Url(Secret::default());
     }
-    let rows = config.in_force(environment::lookup(given)).map_err(Failure::usage)?;
+    let rows = config.in_force(environment::lookup(given));
     let width = rows.iter().map(|(_, value, _)| value.chars().count()).max().unwrap_or(0);
     for (variable, value, source) in &rows {
         let place = given.assigned.get(*variable).filter(|_| *source == "environment");

@@ -145,14 +145,15 @@ impl Setting {
         if matches!(field, Some(None)) {
             return Ok(());
         }
-        let Some((blamed, mut text)) = text(self.variable, lookup)? else { return Ok(()) };
-        if let Bounds::Exactly(on) = self.bounds {
-            text = (text == on).to_string();
-        }
-        let set = || field.flatten().map_or(Ok(()), |field| field.set(&text));
-        self.bounds.check(&text).and_then(|()| set()).map_err(|line| problem(blamed, line))
+        let Some((blamed, text)) = text(self.variable, lookup)? else { return Ok(()) };
+        let set = |text: String| field.flatten().map_or(Ok(()), |field| field.set(&text));
+        self.bounds.read(text).and_then(set).map_err(|line| problem(blamed, line))
     }
 }
+
+/// A setting in force: the variable, its value as a variable has it (`***` for a secret, `-` for none), and the place that
+/// the value comes from.
+pub type InForce = (&'static str, String, &'static str);
 
 /// Look-up of a variable.
 type Lookup<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
@@ -171,35 +172,25 @@ impl Config {
         all.map_or(Ok(config), Err)
     }
 
-    /// Returns the settings in force, in the table's order: the variable, its value as a variable has it (`***` for a secret,
-    /// `-` for none), and where that comes from. `lookup` is what this configuration was made with.
-    ///
-    /// # Errors
-    /// [`ConfigError`], for each value that [`Config::from_vars`] refuses.
-    pub fn in_force(
-        &self,
-        lookup: impl Fn(&str) -> Option<OsString>,
-    ) -> Result<Vec<(&'static str, String, &'static str)>, ConfigError> {
+    /// Returns the settings in force, in the table's order. `lookup` is what this configuration was made with.
+    pub fn in_force(&self, lookup: impl Fn(&str) -> Option<OsString>) -> Vec<InForce> {
         let mut config = self.clone();
         let row = |setting: &Setting| {
-            let given = text(setting.variable, &lookup)?;
+            // The configuration was made, so each text can be read.
+            let given = text(setting.variable, &lookup).ok().flatten();
             let source = match given {
                 None => "default",
                 Some((variable, _)) if variable == setting.variable => "environment",
                 Some((variable, _)) => variable,
             };
-            let field = setting.field.map(|field| field(&mut config).map(|field| field.text()));
-            let (value, source) = match field {
-                None => {
-                    (given.map(|(_, text)| text).or_else(|| setting.default()).unwrap_or_default(), source)
-                }
-                Some(None) => (String::new(), "no effect"),
-                Some(Some(value)) => {
-                    (value.unwrap_or_else(|| if given.is_some() { "***" } else { "" }.into()), source)
-                }
+            let value = match setting.field.map(|field| field(&mut config).map(|field| field.text())) {
+                None => given.map(|(_, text)| text).or_else(|| setting.default()),
+                Some(None) => return (setting.variable, "-".to_owned(), "no effect"),
+                Some(Some(None)) => given.map(|_| "***".to_owned()),
+                Some(Some(value)) => value,
             };
-            let value = if value.is_empty() { "-".to_owned() } else { value };
-            Ok((setting.variable, value, source))
+            let value = value.filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned());
+            (setting.variable, value, source)
         };
         SETTINGS.iter().map(row).collect()
     }
@@ -230,7 +221,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         if let (Some(field), Bounds::Whole(..) | Bounds::Seconds(..)) = (field, bounds)
             && let Some(text) = field(&mut config).and_then(|value| value.text())
         {
-            bounds.check(&text).map_err(|line| problem(variable, line))?;
+            bounds.read(text).map_err(|line| problem(variable, line))?;
         }
     }
     Ok(())

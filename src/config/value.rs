@@ -21,11 +21,13 @@ pub(super) enum Bounds {
 }
 
 impl Bounds {
-    /// Checks a text that is not empty. Numbers have ASCII digits alone: no sign, no exponent, no space.
-    pub fn check(&self, text: &str) -> Result<(), String> {
+    /// Checks a text that is not empty. Returns it as a field reads it. Numbers have ASCII digits alone: no sign, no exponent,
+    /// no space.
+    pub fn read(&self, text: String) -> Result<String, String> {
         let has_only = |more: &str| text.chars().all(|c| c.is_ascii_digit() || more.contains(c));
         let (fits, wanted) = match *self {
-            Bounds::Any | Bounds::Exactly(_) => return Ok(()),
+            Bounds::Any => return Ok(text),
+            Bounds::Exactly(on) => return Ok((text == on).to_string()),
             Bounds::Whole(min, max) => {
                 let fits = has_only("") && text.parse().is_ok_and(|number| (min..=max).contains(&number));
                 (fits, format!("a whole number from {min} to {max}"))
@@ -34,14 +36,14 @@ impl Bounds {
                 let fits = has_only(".") && text.parse().is_ok_and(|number| (min..=max).contains(&number));
                 (fits, format!("a number of seconds from {min} to {max}"))
             }
-            Bounds::Words(words) => (words.contains(&text), one_of(words)),
+            Bounds::Words(words) => (words.contains(&&*text), one_of(words)),
             Bounds::Token => {
                 let is_token = |byte: u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
                 let fits = !text.trim().is_empty() && text.bytes().all(is_token);
-                return if fits { Ok(()) } else { Err("must be printable ASCII".to_owned()) };
+                return if fits { Ok(text) } else { Err("must be printable ASCII".to_owned()) };
             }
         };
-        if fits { Ok(()) } else { Err(format!("must be {wanted}, not {text:?}")) }
+        if fits { Ok(text) } else { Err(format!("must be {wanted}, not {text:?}")) }
     }
 }
 

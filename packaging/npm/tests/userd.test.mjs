@@ -159,8 +159,9 @@ test("a signal that is sent to the command alone", async () => {
   await ends(String(line).trim().split(" ").at(-1));
 });
 
-test("a misspelt setting", async (t) => {
-  const userd = await startUserd({ SCHEME: "strict" }, { test: t });
+test("a misspelt setting", async () => {
+  const userd = await startUserd({ SCHEME: "strict" });
+  await userd.stop();
   assert.match(userd.log(), /SCHEME is no setting of userd: did you mean SCHEMA/);
 });
 
