@@ -3,7 +3,7 @@
 use crate::support::{
     ADA, Answer, Database, LONG, PASSWORD, Process, Service, TOKEN, TempDir, Variables, eventually,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn id(answer: &Answer) -> &str {
     answer.header("X-Request-Id").expect("every answer has one")
@@ -137,16 +137,11 @@ fn the_log_in_each_format() {
             }
             let line: Value =
                 serde_json::from_str(&line_with(&process, &["\"duration_ms\"", id])).expect("JSON");
-            assert_eq!(
-                (&line["level"], &line["method"], &line["path"]),
-                (&"info".into(), &named.into(), &path.into())
-            );
-            assert_eq!((&line["status"], &line["bytes"]), (&status.into(), &size.into()));
+            let found = ["level", "method", "path", "status", "bytes"].map(|member| line[member].clone());
+            assert_eq!(json!(found), json!(["info", named, path, status, size]));
             assert_eq!(line["token"].as_str().unwrap_or_default(), token);
-            assert!(
-                line["duration_ms"].as_f64().is_some_and(|time| (0.0..60_000.0).contains(&time)),
-                "{line}"
-            );
+            let took = line["duration_ms"].as_f64();
+            assert!(took.is_some_and(|time| (0.0..60_000.0).contains(&time)), "{line}");
             assert!(line["message"].as_str().is_some_and(|message| message.starts_with(&said)), "{line}");
         }
         let log = process.stderr();
@@ -156,12 +151,7 @@ fn the_log_in_each_format() {
         // Lines about failures.
         database.run("alter table users rename to lost");
         let error = if is_json { "\"level\":\"error\"" } else { "[ERROR] database error: " };
-        for (method, target, body) in [
-            ("GET", "/users/1", ""),
-            ("GET", "/users", ""),
-            ("POST", "/users", ADA),
-            ("PUT", "/users/1", r#"{"name":"n"}"#),
-        ] {
+        for (method, target, body) in [("GET", "/users/1", ""), ("POST", "/users", ADA)] {
             let answer = client.request(method, target, &[("Authorization", &full)], body);
             assert_eq!(answer.status, 500);
             line_with(&process, &[error, id(&answer)]);
