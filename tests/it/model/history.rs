@@ -204,7 +204,7 @@ impl Known {
                     Tag::Foreign => FOREIGN.to_owned(),
                 };
                 let tags = tags.iter().map(tag).collect();
-                Action::If(*field, tags, Box::new(then))
+                Action::If(field, tags, Box::new(then))
             }
             Step::Delete(id) => Action::Delete(self.segment(id)),
             Step::Authenticate(id, attempt) => {
