@@ -27,6 +27,7 @@ use postgres::{
     types::{FromSql, Type},
 };
 use std::{
+    collections::HashMap,
     sync::{Arc, atomic::AtomicU32},
     time::{Duration, Instant},
 };
@@ -524,8 +525,10 @@ impl Users {
         let executed = match given.iter().map(|request| deadline(request)).min() {
             None => Ok(Vec::new()),
             Some(deadline) => statement(&given, deadline).and_then(|rows| {
-                let rows = at_positions(&rows, given.len())?;
-                Ok(given.iter().zip(rows).map(|(request, row)| outcome(request, row)).collect())
+                let place = |row| Ok((Row::try_get(row, "position")?, row));
+                let rows: HashMap<i64, &Row> = rows.iter().map(place).collect::<Result<_, Error>>()?;
+                let outcome = |(position, request): (_, &&T)| outcome(request, rows.get(&position).copied());
+                Ok((1..).zip(&given).map(outcome).collect())
             }),
         };
         let executed = executed.unwrap_or_else(|error| match sqlstate::is_of_rows(&error) {
@@ -598,17 +601,6 @@ pub(super) fn user<'a, T: FromSql<'a>>(
 fn credential(row: &Row) -> Result<Option<Credential>, Error> {
     let hash: Option<String> = row.try_get("password_hash")?;
     Ok(hash.map(|hash| Credential { password_hash: PasswordHash::from_phc(hash) }))
-}
-
-/// Returns the rows in the order of their column `position`, which counts from 1.
-fn at_positions(rows: &[Row], count: usize) -> Result<Vec<Option<&Row>>, Error> {
-    let mut places = vec![None; count];
-    for row in rows {
-        let position: i64 = row.try_get("position")?;
-        let place = usize::try_from(position - 1).ok().and_then(|at| places.get_mut(at));
-        *place.ok_or_else(|| Error::Internal("a row of no position".into()))? = Some(row);
-    }
-    Ok(places)
 }
 
 #[cfg(test)]
