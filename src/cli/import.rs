@@ -70,7 +70,7 @@ fn open(file: Option<&Path>) -> io::Result<(File, Option<u64>)> {
         None => File::from(nix::unistd::dup(io::stdin())?),
     };
     let found = opened.metadata()?;
-    Ok((opened, found.is_file().then(|| found.len())))
+    Ok((opened, found.is_file().then_some(found.len())))
 }
 
 fn unreadable(file: &Path, error: io::Error) -> Failure {
