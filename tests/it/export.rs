@@ -161,8 +161,7 @@ fn a_file_is_there_once_it_is_complete() {
     assert!(dir.path().join("link").is_symlink());
 
     // Ended while it waits for the table, by a signal or by the database.
-    let mut locked = database.client();
-    locked.batch_execute("begin; lock table users").unwrap();
+    let _locked = database.transaction("lock table users");
     let before = fs::read_to_string(&file).unwrap();
     for (signal, code) in [(Some(Signal::SIGINT), 130), (Some(Signal::SIGTERM), 143), (None, 1)] {
         let mut process = export(&database, &[argument]);

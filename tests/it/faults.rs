@@ -266,18 +266,17 @@ fn a_network_that_stalls_cuts_resets_and_delays() {
 fn reads_outlive_their_sessions() {
     let service = Service::with(|config| config.limits.request_timeout = Duration::from_secs(100));
     service.check(format!("POST /users {ADA} => 201 *"));
-    let (mut other, mut client) = (service.database.client(), service.client());
+    let mut client = service.client();
     for target in ["/users/1", "/users"] {
-        let mut transaction = other.transaction().unwrap();
-        transaction.batch_execute("lock table users").unwrap();
+        let mut other = service.database.transaction("lock table users");
         client.send_request("GET", target, &[], "");
         let end = "select count(pg_terminate_backend(pid)) from pg_stat_activity \
             where datname = current_database() and application_name = 'userd' and wait_event_type = 'Lock'";
         eventually(LONG, "a session is ended", || {
-            transaction.batch_execute("select pg_stat_clear_snapshot()").unwrap();
-            transaction.query_one(end, &[]).unwrap().get::<_, i64>(0) > 0
+            other.batch_execute("select pg_stat_clear_snapshot()").unwrap();
+            other.query_one(end, &[]).unwrap().get::<_, i64>(0) > 0
         });
-        transaction.rollback().unwrap();
+        drop(other);
         let answer = client.answer("GET");
         assert!(answer.status == 200 && answer.body.contains("Ada"), "{answer:?}");
     }
@@ -545,26 +544,22 @@ fn deadlocks_and_conflicts_with_others() {
         let body = json!({"name": name, "email": format!("{name}@example.com")}).to_string();
         assert_eq!(client.post("/users", &body).status, 201);
     }
-    let mut other = database.client();
-    other.batch_execute("set deadlock_timeout = '1h'").unwrap();
-    let mut transaction = other.transaction().unwrap();
-    transaction
-        .batch_execute("insert into users (name, email) values ('c', 'c@example.com'); savepoint s")
-        .unwrap();
+    let mut other = database.transaction(
+        "set deadlock_timeout = '1h'; insert into users (name, email) values ('c', 'c@example.com'); savepoint s",
+    );
     client.send_request("PUT", "/users/1", &[], r#"{"email":"c@example.com"}"#);
     // More than once it holds user 1 and waits for the address, while we hold the address and wait for user 1.
     for _ in 0..2 {
-        transaction.batch_execute("rollback to s").unwrap();
+        other.batch_execute("rollback to s").unwrap();
         eventually(LONG, "it holds user 1", || {
-            let free =
-                transaction.query("select 1 from users where id = 1 for update skip locked", &[]).unwrap();
-            transaction.batch_execute("rollback to s").unwrap();
+            let free = other.query("select from users where id = 1 for update skip locked", &[]).unwrap();
+            other.batch_execute("rollback to s").unwrap();
             free.is_empty()
         });
         database.waits_for_a_lock();
-        transaction.batch_execute("update users set name = 'd' where id = 1").unwrap();
+        other.batch_execute("update users set name = 'd' where id = 1").unwrap();
     }
-    transaction.commit().unwrap();
+    other.batch_execute("commit").unwrap();
     // It lost each deadlock, and was retried.
     assert_eq!(client.answer("PUT").status, 409);
     let found = "select name || ' ' || email from users where id = 1";
@@ -574,11 +569,10 @@ fn deadlocks_and_conflicts_with_others() {
     database.run(&format!("alter database {name} set default_transaction_isolation = 'repeatable read'"));
     let mut process = Process::on(&database, &[]);
     let mut client = process.client();
-    let mut transaction = other.transaction().unwrap();
-    transaction.batch_execute("update users set name = 'e' where id = 1").unwrap();
+    let mut other = database.transaction("update users set name = 'e' where id = 1");
     client.send_request("PUT", "/users/1", &[], r#"{"name":"f"}"#);
     database.waits_for_a_lock();
-    transaction.commit().unwrap();
+    other.batch_execute("commit").unwrap();
     assert_eq!(client.answer("PUT").status, 200);
     assert_eq!(database.value(found), "f a@example.com");
 }

@@ -61,9 +61,7 @@ fn a_busy_service_is_ready() {
     let service = Service::start();
     let mut client = service.client();
     client.post("/users", ADA);
-    let mut blocker = service.database.client();
-    let mut transaction = blocker.transaction().unwrap();
-    transaction.execute("lock table users in access exclusive mode", &[]).unwrap();
+    let blocker = service.database.transaction("lock table users");
     let blocked: Vec<_> = (0..64)
         .map(|_| {
             let mut client = service.client();
@@ -79,7 +77,7 @@ fn a_busy_service_is_ready() {
         assert_eq!(at_once(&mut client, "/metrics").0, 200);
         pause(Duration::from_millis(20));
     }
-    drop(transaction);
+    drop(blocker);
     assert!(blocked.into_iter().all(|client| client.join().unwrap() == 200));
 }
 

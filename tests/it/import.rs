@@ -1,7 +1,7 @@
 //! `userd import`: what it accepts, what it refuses and why, and what is left of one that ends early.
 
 use crate::support::{
-    Database, Ended, LONG, PASSWORD, Process, Service, TempDir, USERD, blocks, eventually, memory_kib,
+    Database, Ended, LONG, PASSWORD, Process, Service, TempDir, USERD, blocks, eventually, hash, memory_kib,
     running, shell,
 };
 use nix::sys::signal::Signal;
@@ -11,7 +11,6 @@ use std::{
     path::Path,
     process::{Command, Stdio},
 };
-use userd::{PasswordHashing, users::password::Hasher};
 
 const PAGE: &str = include_str!("../../docs/import.md");
 
@@ -247,7 +246,6 @@ fn fields() {
 fn hashes_are_replaced_at_login() {
     // By crypt(3), of 80 digits. Bcrypt reads 72 bytes, and repeats a password that is shorter behind a NUL.
     const OF_80: &str = "$2b$05$abcdefghijklmnopqrstuuLkMZtUsVwf9Ptg/wgiNv8ZhtnAHnix.";
-    let cheap = Hasher::new(PasswordHashing::LeastCostForTests).hash(&PASSWORD.into()).expect("a hash");
     let digits = "0123456789".repeat(8);
     let mistyped = format!("{}x", &digits[..79]);
     let repeated = format!("{PASSWORD}\0{PASSWORD}");
@@ -255,7 +253,7 @@ fn hashes_are_replaced_at_login() {
     let rows = [
         (format!("$2b{BCRYPT}"), PASSWORD, true, &*repeated, true),
         (OF_80.to_owned(), &digits, false, &mistyped, true),
-        (cheap.as_phc().to_owned(), PASSWORD, true, "correct horsf", false),
+        (hash(PASSWORD), PASSWORD, true, "correct horsf", false),
     ];
     let service = Service::start();
     let mut client = service.client();
@@ -267,8 +265,7 @@ fn hashes_are_replaced_at_login() {
         let before = client.get(&format!("/users/{id}"));
         assert_eq!(client.opens(&email, other), *matches, "{hash}");
         // A lock does not keep the user out.
-        let mut locked = service.database.client();
-        locked.batch_execute("begin; select from credentials for update").unwrap();
+        let mut locked = service.database.transaction("select from credentials for update");
         assert!(client.opens(&email, password), "{hash}");
         assert_eq!(stored(), *hash);
         locked.batch_execute("rollback").unwrap();
@@ -368,14 +365,13 @@ fn ids_that_are_kept() {
     assert_eq!(database.value(ids), "1 ada 7 d 30 b 40 a 50000 c 50003 new");
 
     // Users that are created meanwhile never get an id of the file. The import waits for an address.
-    let mut lock = database.client();
-    lock.batch_execute("begin; insert into users (name, email) values ('x', 'k3000@example.com')").unwrap();
+    let lock = database.transaction("insert into users (name, email) values ('x', 'k3000@example.com')");
     let dir = TempDir::new();
     dir.write("users", &(1..=3000).map(|n| user(60_000 + n, &format!("k{n}"))).collect::<String>());
     let mut process = start(database, &dir.path().join("users"), &["--keep-ids"]);
     database.waits_for_a_lock();
     assert_eq!(create("meanwhile"), "63001");
-    lock.batch_execute("rollback").unwrap();
+    drop(lock);
     assert_eq!((process.wait(LONG), process.stdout().as_str()), (0, "imported 3000 users\n"));
     assert_eq!(client.get("/users/63000").json()["email"], "k3000@example.com");
 }
@@ -427,9 +423,8 @@ fn the_service_runs_meanwhile() {
         eventually(LONG, "lines are staged", || database.value(staged) == "1");
         let before = client.get("/users").json()["total"].as_u64().unwrap();
         assert_eq!(client.post("/users", line(&format!("first-{end}@example.com"), json!({}))).status, 201);
-        let mut other = database.client();
-        let insert = "begin; insert into users (name, email) values ('other', '20000@example.com')";
-        other.batch_execute(insert).unwrap();
+        let insert = "insert into users (name, email) values ('other', '20000@example.com')";
+        let mut other = database.transaction(insert);
         process.end_input();
         database.waits_for_a_lock();
         assert_eq!(client.post("/users", line(&format!("second-{end}@example.com"), json!({}))).status, 201);
@@ -451,8 +446,7 @@ fn an_early_end_leaves_nothing() {
     let ends =
         [(Some(Signal::SIGINT), 130), (Some(Signal::SIGTERM), 143), (Some(Signal::SIGKILL), -9), (None, 1)];
     for ((signal, expected), is_read) in ends.into_iter().flat_map(|end| [(end, true), (end, false)]) {
-        let mut locked = database.client();
-        locked.batch_execute("begin; lock table users in exclusive mode").unwrap();
+        let locked = database.transaction("lock table users in exclusive mode");
         let mut process = piped(&database, &[]);
         let mut numbers = 0_u32..;
         let mut more = || -> String {

@@ -296,7 +296,7 @@ fn a_signal_lets_work_be_finished() {
             process.signal(signal);
             process.signal(Signal::SIGINT);
             process.logs("stopping");
-            lock.rollback().unwrap();
+            drop(lock);
             let answer = client.answer("GET");
             assert_eq!((answer.status, answer.header("Connection")), (200, Some("close")), "{signal}");
             assert_eq!(answer.id(), "1");
@@ -316,14 +316,13 @@ fn a_signal_lets_what_met_a_lock_be_retried() {
     let mut client = process.client();
     process.signal(Signal::SIGHUP);
     check(&mut client, &format!("POST /users {ADA} => 201 {ADA_1}"));
-    let mut lock = database.client();
-    lock.batch_execute("begin; select from users where id = 1 for update").unwrap();
+    let lock = database.transaction("select from users where id = 1 for update");
     client.send_request("PUT", "/users/1", &[], r#"{"name": "Augusta"}"#);
     database.waits_for_a_lock();
     process.signal(Signal::SIGTERM);
     process.logs("stopping");
     database.waits_for_no_lock();
-    lock.batch_execute("rollback").unwrap();
+    drop(lock);
     let answer = client.answer("PUT");
     assert_eq!(answer.status, 200, "{}", answer.body);
     assert_eq!(database.value("select name from users where id = 1"), "Augusta");
@@ -331,17 +330,12 @@ fn a_signal_lets_what_met_a_lock_be_retried() {
 }
 
 /// A request in flight that waits for a lock, which ends with the transaction.
-fn with_a_request_in_flight(
-    variables: Variables,
-    test: impl FnOnce(&mut Process, Client, postgres::Transaction),
-) {
+fn with_a_request_in_flight(variables: Variables, test: impl FnOnce(&mut Process, Client, postgres::Client)) {
     let database = Database::create();
     let mut process = Process::on(&database, variables);
     let mut client = process.client();
     check(&mut client, &format!("POST /users {ADA} => 201 {ADA_1}"));
-    let mut sql = database.client();
-    let mut lock = sql.transaction().unwrap();
-    lock.batch_execute("lock table users").unwrap();
+    let lock = database.transaction("lock table users");
     client.send_request("GET", "/users/1", &[], "");
     database.waits_for_a_lock();
     test(&mut process, client, lock);

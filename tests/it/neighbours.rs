@@ -24,9 +24,8 @@ fn an_address_that_is_not_committed_yet() {
         config.limits.request_timeout = AGES;
         config.db_pool_size = 8;
     });
-    let mut other = service.database.client();
-    let mut transaction = other.transaction().unwrap();
-    transaction.batch_execute("insert into users (name, email) values ('n', 'locked@example.com')").unwrap();
+    let sql = "insert into users (name, email) values ('n', 'locked@example.com')";
+    let other = service.database.transaction(sql);
     let mut contended = vec![asks(&service, "POST", "/users", &post("locked"))];
     service.database.waits_for_a_lock();
     // Beside creates that no lock blocks, so that some share a batch with a contended one.
@@ -41,7 +40,7 @@ fn an_address_that_is_not_committed_yet() {
     assert_eq!(client.post("/users", post("one-more")).status, 201);
     assert_eq!(client.get("/users/999999999").status, 404);
     service.database.waits_for_a_lock();
-    transaction.rollback().unwrap();
+    drop(other);
     let mut all: Vec<u16> = contended.iter_mut().map(|client| client.answer("POST").status).collect();
     all.sort_unstable();
     assert_eq!(all, [201, 409, 409, 409, 409]);
@@ -56,9 +55,7 @@ fn a_stop_that_waits_for_a_lock() {
         config.limits.request_timeout = AGES;
         config.limits.stop_timeout = TIME;
     });
-    let mut other = service.database.client();
-    let mut transaction = other.transaction().unwrap();
-    transaction.batch_execute("lock table users").unwrap();
+    let _other = service.database.transaction("lock table users");
     let mut stuck = asks(&service, "GET", "/users/1", "");
     service.database.waits_for_a_lock();
     let start = Instant::now();

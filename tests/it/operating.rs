@@ -69,9 +69,10 @@ fn an_older_release_goes_on_beside_a_newer_one() {
          alter table users add column next int, alter column email type varchar(300)",
         3,
     );
-    let mut writer = database.client();
-    let insert = "insert into users (name, email) values ('n', 'n@example.com')";
-    writer.batch_execute(&format!("begin; set idle_in_transaction_session_timeout = 0; {insert}")).unwrap();
+    let mut writer = database.transaction(
+        "set idle_in_transaction_session_timeout = 0; \
+         insert into users (name, email) values ('n', 'n@example.com')",
+    );
     let start = || Process::on(&database, &[("MIGRATIONS_DIR", next.name())]);
     let (code, _, stderr) = start().ended();
     assert!(code == 1 && stderr.contains("canceling statement due to lock timeout (55P03)"), "{stderr}");

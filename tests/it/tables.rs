@@ -104,9 +104,7 @@ fn a_recount_beside_writers() {
     };
     create("ada@example.com");
     service.database.run("update user_counts set n = n + 1; insert into user_counts values (9, 5)");
-    let mut writer = service.database.client();
-    let mut writing = writer.transaction().unwrap();
-    writing.execute("update users set name = 'held' where id = 1", &[]).unwrap();
+    let mut writer = service.database.transaction("update users set name = 'held' where id = 1");
     let mut recount = Process::start(&["recount"], &[("DATABASE_URL", &service.database.url())]);
     let waits = "select count(*) > 0 from pg_stat_activity where datname = current_database() \
         and query ~ 'delete from user_counts' and wait_event_type = 'Lock'";
@@ -115,7 +113,7 @@ fn a_recount_beside_writers() {
     assert_eq!(recount.wait(LONG), 1);
     assert!(recount.stderr().contains("canceling statement due to lock timeout"), "{}", recount.stderr());
     let wrong = client.get("/users").json()["total"].clone();
-    writing.commit().unwrap();
+    writer.batch_execute("commit").unwrap();
     assert_ne!(wrong, 21, "nothing was counted anew");
     let (code, said) = userd(&service.database.url(), &["recount"]);
     assert_eq!(code, 0, "{said}");
