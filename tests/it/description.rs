@@ -59,6 +59,7 @@ impl World {
         let full = Service::with(|config| {
             config.limits.max_connections = 1;
             config.limits.trusted_proxies = "127.0.0.1".parse().unwrap();
+            config.limits.idle_timeout = Duration::from_secs(600);
         });
         let mut holder = full.client();
         assert_eq!(holder.get("/livez").status, 200);
