@@ -119,8 +119,9 @@ impl BoundServer {
             Ok((frontend, workers))
         };
         let (frontend, workers) = stages().map_err(StartError::System)?;
-        let (level, line) = who_can_connect(addr, &config);
-        log::log!(level, "{line}");
+        if config.api_token.is_none() && addr.is_some_and(|addr| !addr.ip().is_loopback()) {
+            log::warn!("other machines can connect, and no token is needed: set API_TOKEN");
+        }
         if addr.is_some() && config.serves_ui(addr) {
             log::info!("a page for the browser (UI): {base_url}/ui");
         }
@@ -179,22 +180,6 @@ impl Drop for Server {
         drop(self.frontend.take());
         let left = deadline.saturating_duration_since(Instant::now());
         self.workers.stop(left.max(LAST_WORK));
-    }
-}
-
-/// Says which clients can connect to a server at this address, and whether they need a token.
-fn who_can_connect(addr: Option<SocketAddr>, config: &Config) -> (log::Level, String) {
-    let is_exposed = addr.is_some_and(|addr| !addr.ip().is_loopback());
-    let who = match addr {
-        None => "programs of this machine that may open the socket can connect",
-        Some(_) if is_exposed => "other machines can connect",
-        Some(_) if config.socket.is_some() => "only this machine can connect",
-        Some(_) => "only this machine can connect (HOST=0.0.0.0 lets others in)",
-    };
-    match config.api_token {
-        Some(_) => (log::Level::Info, format!("{who}; /users and /metrics need the token (API_TOKEN)")),
-        None if is_exposed => (log::Level::Warn, format!("{who}, and no token is needed: set API_TOKEN")),
-        None => (log::Level::Info, format!("{who}; no token is needed (API_TOKEN sets one)")),
     }
 }
 

@@ -428,7 +428,7 @@ fn an_embedded_database() {
     assert!(!running(server) && !running(left_behind), "PostgreSQL is left behind");
 }
 
-/// Each start says who can connect, and whether they need a token.
+/// A start warns if other machines can connect and need no token.
 #[test]
 fn who_can_connect() {
     let database = Database::create();
@@ -436,16 +436,12 @@ fn who_can_connect() {
     dir.write("token", &format!("{TOKEN}\n"));
     let file = dir.path().join("token").display().to_string();
     let socket = format!("unix:{}/userd.sock", dir.path().display());
-    let here = "[INFO] only this machine can connect (HOST=0.0.0.0 lets others in)";
-    let with_token = "; /users and /metrics need the token (API_TOKEN)";
-    let none = "; no token is needed (API_TOKEN sets one)";
-    let others = "other machines can connect";
-    for (host, token, line) in [
-        ("127.0.0.1", ("API_TOKEN", ""), format!("{here}{none}")),
-        ("127.0.0.1", ("API_TOKEN", TOKEN), format!("{here}{with_token}")),
-        ("0.0.0.0", ("API_TOKEN", ""), format!("[WARN] {others}, and no token is needed: set API_TOKEN")),
-        ("0.0.0.0", ("API_TOKEN_FILE", &file), format!("[INFO] {others}{with_token}")),
-        (&socket, ("API_TOKEN", ""), format!("that may open the socket can connect{none}")),
+    for (host, token, warnings) in [
+        ("127.0.0.1", ("API_TOKEN", ""), 0),
+        ("127.0.0.1", ("API_TOKEN", TOKEN), 0),
+        ("0.0.0.0", ("API_TOKEN", ""), 1),
+        ("0.0.0.0", ("API_TOKEN_FILE", &file), 0),
+        (&socket, ("API_TOKEN", ""), 0),
     ] {
         let mut process = Process::on(&database, &[("HOST", host), token]);
         let url = process.wait_for_url().replace("0.0.0.0", "127.0.0.1");
@@ -454,8 +450,7 @@ fn who_can_connect() {
             &mut Client::new(&url),
             &format!("GET /users => {status} *\nGET /users <Authorization: Bearer {TOKEN}> => 200 *"),
         );
-        process.logs(&line);
-        let lines = process.stderr().lines().filter(|line| line.contains("can connect")).count();
-        assert_eq!(lines, 1, "{host}: {}", process.stderr());
+        let line = "[WARN] other machines can connect, and no token is needed: set API_TOKEN";
+        assert_eq!(process.stderr().matches(line).count(), warnings, "{host}: {}", process.stderr());
     }
 }
