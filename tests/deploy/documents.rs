@@ -190,10 +190,9 @@ fn the_lines_with_a_token() {
         curl_blocks().into_iter().find(|(lines, _)| lines.contains("API_TOKEN")).expect("a block");
     for (token, status) in [(TOKEN, "200\n"), ("another", "401\n")] {
         let dir = TempDir::new();
-        let mut shell = Command::new("sh");
-        shell.args(["-ec", &format!("users={url}/users\n{lines}")]).current_dir(dir.path());
-        let output = shell.env("no_proxy", "*").env("API_TOKEN", token).output().expect("a shell");
-        assert_eq!(String::from_utf8_lossy(&output.stdout), status);
+        let variables = [("API_TOKEN", token.to_owned())];
+        let (_, printed, _) = shell(dir.path(), &format!("users={url}/users\n{lines}"), &variables);
+        assert_eq!(printed, status);
         let mode = fs::metadata(dir.path().join("token.txt")).expect("a file").permissions().mode();
         assert_eq!(mode & 0o077, 0, "others may read it");
     }

