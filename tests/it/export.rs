@@ -169,10 +169,7 @@ fn a_file_is_there_once_it_is_complete() {
         database.waits_for_a_lock();
         match signal {
             Some(signal) => process.signal(signal),
-            None => database.run(
-                "select pg_terminate_backend(pid) from pg_stat_activity \
-                 where datname = current_database() and application_name = 'userd'",
-            ),
+            None => database.end_sessions(),
         }
         assert_eq!(process.wait(LONG), code);
         assert_eq!(process.stderr().lines().count(), usize::from(signal.is_none()), "{}", process.stderr());

@@ -498,25 +498,19 @@ fn no_descriptor_is_left() {
             .status();
         assert!(program.expect("a program of every Debian").success());
     };
-    let end_sessions = || {
-        database.run(
-            "select pg_terminate_backend(pid) from pg_stat_activity \
-             where application_name = 'userd' and datname = current_database()",
-        );
-    };
     database.has_sessions(2);
     // None at all, and then some, which suffice for a part of a connect.
     let numbers = || -> Vec<usize> {
         let files = fs::read_dir(format!("/proc/{}/fd", process.id())).unwrap();
         files.filter_map(|file| file.unwrap().file_name().to_str()?.parse().ok()).collect()
     };
-    end_sessions();
+    database.end_sessions();
     for more in [0, 1, 3, 6, 10] {
         // The numbers of descriptors that are closed are free below the largest.
         let free = |most: usize| (0..most).filter(|number| !numbers().contains(number)).count();
         let most = (0..4096).find(|most| free(*most) >= more).unwrap();
         limit(most);
-        end_sessions();
+        database.end_sessions();
         eventually(LONG, "no session is left", || client.get("/users/1").status == 503);
         process.logs("cannot connect to the database: ");
         assert_eq!(client.get("/livez").status, 200);

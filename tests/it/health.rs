@@ -88,10 +88,7 @@ fn a_database_that_does_not_answer() {
     let proxy = Proxy::start(&postgres.socket());
     let url =
         format!("postgres://postgres@127.0.0.1:{}/postgres?sslmode=disable&connect_timeout=1", proxy.port());
-    let mut process = Process::start(
-        &[],
-        &[("DATABASE_URL", &url), ("HOST", "127.0.0.1"), ("PORT", "0"), ("LOG_LEVEL", "debug")],
-    );
+    let mut process = Process::at(&url, &[("LOG_LEVEL", "debug")]);
     let url = process.wait_for_url();
     let mut client = Client::new(&url);
     becomes(&mut client, 200, READY);

@@ -2,8 +2,7 @@
 //! a database that has users of another program already, completion.
 
 use crate::support::{
-    ADA, Client, DATABASE_PASSWORD, Database, Ended, LONG, PASSWORD, Process, TempDir, blocks, every_verb,
-    shell,
+    ADA, DATABASE_PASSWORD, Database, Ended, PASSWORD, Process, TempDir, blocks, every_verb, shell,
 };
 use std::path::Path;
 
@@ -33,9 +32,8 @@ fn schema(database: &Database) -> String {
 fn migrations_without_a_service() {
     let database = Database::empty();
     // Off: a start names what is missing, and changes nothing.
-    let mut refused = Process::start(&["--migrate=off"], &[("DATABASE_URL", &database.url()), ("PORT", "0")]);
-    assert_eq!(refused.wait(LONG), 1);
-    let stderr = refused.stderr();
+    let (code, _, stderr) = on(&database, &["--migrate=off"], &[]);
+    assert_eq!(code, 1);
     let line = stderr.lines().last().unwrap();
     assert!(line.starts_with("userd: the database lacks V1__users, V2__user_counts, "), "{line}");
     assert!(line.ends_with("; `userd migrate` applies what is missing"), "{line}");
@@ -289,9 +287,8 @@ fn users_of_another_program() {
     assert_eq!(database.value("select count(*) from userd.users"), "2");
 
     let url = format!("{} options='-c search_path=userd'", database.url());
-    let variables = [("DATABASE_URL", url.as_str()), ("HOST", "127.0.0.1"), ("PORT", "0")];
-    let mut process = Process::start(&[], &variables);
-    let mut client = Client::new(&process.wait_for_url());
+    let mut process = Process::at(&url, &[]);
+    let mut client = process.client();
     let users = client.get("/users").json();
     assert_eq!(users["total"], 2);
     // The shop's other tables refer to these ids.

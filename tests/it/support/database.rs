@@ -171,6 +171,14 @@ impl Database {
         Client::connect(&self.url(), NoTls).expect("the cluster takes connections")
     }
 
+    /// Ends the sessions of the service.
+    pub fn end_sessions(&self) {
+        self.run(
+            "select pg_terminate_backend(pid) from pg_stat_activity \
+             where datname = current_database() and application_name = 'userd'",
+        );
+    }
+
     /// A session in a transaction that has executed this, whose locks it holds until it ends.
     pub fn transaction(&self, sql: &str) -> Client {
         let mut client = self.client();
