@@ -148,7 +148,7 @@ fn text(record: &Record) -> String {
 }
 
 /// Returns a record as an object in a line: numbers as numbers, all else as text.
-pub fn json(record: &Record) -> String {
+fn json(record: &Record) -> String {
     let mut object = serde_json::json!({
         "time": OffsetDateTime::now_utc().format(TIME).unwrap_or_default(),
         "level": record.level().as_str().to_ascii_lowercase(),

@@ -18,7 +18,7 @@ mod serve;
 mod signals;
 mod verbs;
 
-use ::log::{Level, Record};
+use ::log::Level;
 use arguments::Given;
 use std::{
     env, fmt,
@@ -29,25 +29,23 @@ use userd::{StartError, check};
 
 /// Executes the command line, to its end. Returns the exit code.
 pub fn run() -> ExitCode {
-    let given = Given::parse(env::args_os());
-    let serves = matches!(&given, Ok(Some(given)) if given.verb.is_empty());
-    let done = given.and_then(|given| given.map_or(Ok(()), execute));
+    let done = Given::parse(env::args_os()).and_then(|given| given.map_or(Ok(()), execute));
+    let Failure { code, line } = done.err().unwrap_or_default();
+    report(&line);
+    ExitCode::from(code)
+}
+
+/// Says why the process ends, if `line` is not empty: on standard error, or in the log of a service if it is in JSON. Blocks
+/// until the log is written.
+fn report(line: &str) {
+    let is_logged = environment::log().1 && ::log::log_enabled!(Level::Error);
+    if is_logged && !line.is_empty() {
+        ::log::error!("{line}");
+    }
     ::log::logger().flush();
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Failure { code, line }) => {
-            let line = match line.as_str() {
-                "" => line,
-                text if serves && environment::log().1 => {
-                    log::json(&Record::builder().level(Level::Error).args(format_args!("{text}")).build())
-                        + "\n"
-                }
-                text => format!("userd: {text}\n"),
-            };
-            // Standard error may be a terminal that is closed.
-            let _ = io::stderr().write_all(line.as_bytes());
-            ExitCode::from(code)
-        }
+    if !is_logged && !line.is_empty() {
+        // Standard error may be a terminal that is closed.
+        let _ = writeln!(io::stderr(), "userd: {line}");
     }
 }
 
@@ -77,7 +75,7 @@ fn execute(mut given: Given) -> Result<(), Failure> {
 }
 
 /// The end of the command without success: an exit code, and a line for standard error, which may be empty.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Failure {
     code: u8,
     line: String,

@@ -13,6 +13,8 @@ const BROKEN: &str = "nothing could be served any more; the log says why, start 
 
 /// Runs the service until a signal, or the end of its parent, ends it.
 pub fn serve(given: &Given) -> Result<(), Failure> {
+    let (level, is_json) = environment::log();
+    log_to_stderr(level, is_json)?;
     let (is_embedded, is_ephemeral) = (given.has("--embedded"), given.has("--ephemeral"));
     if is_ephemeral && given.value("--embedded").is_some() {
         return Err(Failure::argument("--ephemeral keeps nothing: it goes without a directory"));
@@ -21,8 +23,6 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
     let mut config = environment::config(given).map_err(Failure::usage)?;
     config.socket = environment::passed_socket()?;
     server::check_system(&config)?;
-    let (level, is_json) = environment::log();
-    log_to_stderr(level, is_json)?;
     for line in environment::warnings(given, &config) {
         log::warn!("{line}");
     }

@@ -1,6 +1,6 @@
 //! The end of the process: by signals, by the end of its parent, or of a part that it needs.
 
-use super::{Failure, control};
+use super::{Failure, control, report};
 use nix::{
     sys::signal::{SigHandler, Signal, kill, signal},
     unistd::Pid,
@@ -11,8 +11,7 @@ use signal_hook::{
     iterator::Signals,
 };
 use std::{
-    fs,
-    io::{self, Write},
+    fs, io,
     path::{Path, PathBuf},
     process,
     sync::atomic::{AtomicBool, Ordering::SeqCst},
@@ -56,10 +55,7 @@ pub fn exit(code: i32, line: &str) -> ! {
     if let Some(file) = &remains.file {
         let _ = fs::remove_file(file);
     }
-    if !line.is_empty() {
-        let _ = writeln!(io::stderr(), "userd: {line}");
-    }
-    log::logger().flush();
+    report(line);
     process::exit(code)
 }
 
