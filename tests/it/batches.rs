@@ -1,7 +1,7 @@
 //! Creates, updates and deletes of many users in one statement: each has the outcome that it would have had alone, and
 //! none is sent whose time is nearly up, so that its statement has ended before its request is answered.
 
-use crate::support::{ADA, LONG, Service};
+use crate::support::{ADA, Database, LONG, Service, eventually};
 use serde_json::json;
 use std::time::Instant;
 use userd::{
@@ -254,4 +254,20 @@ fn a_change_that_is_late_is_not_sent() {
     let names = "select string_agg(name, ' ' order by id) from users";
     assert_eq!(service.database.value(names), "n1 n2 b e");
     assert_eq!(service.client().get("/users").json()["total"], json!(4));
+}
+
+/// A batch has commands of few kinds; a kind without one costs it no round trip.
+#[test]
+fn without_commands_there_is_no_statement() {
+    let service = Service::start();
+    let users = service.server.app().users();
+    let name = service.database.name();
+    Database::empty().run(&format!("alter database {name} allow_connections false"));
+    Database::empty()
+        .run(&format!("select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'"));
+    eventually(LONG, "the database is gone", || users.find_many(&[1]).is_err());
+    assert!(users.find_many(&[]).unwrap().is_empty() && users.find_by_email(&[]).unwrap().is_empty());
+    assert!(users.pages(&[]).unwrap().is_empty() && users.walks(&[]).unwrap().is_empty());
+    assert!(users.create_many(&[]).is_empty() && users.update_many(&[]).is_empty());
+    assert!(users.delete_many(&[]).is_empty());
 }
