@@ -145,7 +145,7 @@ fn parent_ended(what: &str) {
     end(Ok(()));
 }
 
-/// Returns whether a process has not ended, read by its parent or not.
+/// Returns whether a process runs. One that has ended does not, even if its parent has not read its status yet.
 fn runs(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The name of the program, in brackets, may have brackets and spaces.
