@@ -160,6 +160,8 @@ fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> R
     let migrations = Migrations::load(config.migrations_dir.as_deref());
     let migrations = migrations.map_err(|error| unusable(error.into()))?;
     findings.push((Weight::Fine, "configuration", "every variable can be used".to_owned()));
+    let warnings = servers.target.warnings.iter().map(|line| format!("DATABASE_URL: {line}"));
+    findings.extend(warnings.map(|line| (Weight::Note, "configuration", line)));
     let client = &mut servers.connect_for_long().map_err(unusable)?;
     findings.push((Weight::Fine, "database", format!("connected to {}", servers.target)));
     let row = client.query_typed_one(SERVER, &[]).map_err(failed)?;

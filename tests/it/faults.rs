@@ -3,7 +3,7 @@
 
 use crate::support::{
     ADA, BUSY, Books, Client, DATABASE_PASSWORD, Database, LONG, Load, OTHER_PASSWORD, Own, PASSWORD,
-    Process, Proxy, Service, TOKEN, Weather, check, eventually, pause,
+    Process, Proxy, Service, TOKEN, Weather, check, eventually, free_port, pause,
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -67,6 +67,25 @@ fn acknowledged_writes_outlive_the_database() {
     }
     ends_well("PostgreSQL killed and restarted", load, &backs, REQUEST_TIMEOUT, &postgres);
     process.logs("cannot connect to the database: ");
+}
+
+#[test]
+fn acknowledged_writes_outlive_userd() {
+    let postgres = Own::start();
+    // Clients keep sending to the old address: no other process may listen there.
+    let start = || Process::at(&postgres.url(), &[("PORT", &free_port().to_string())]);
+    let mut process = start();
+    let load = Load::start("kill", 4, &process.wait_for_url());
+    let mut backs = Vec::new();
+    for _ in 0..3 {
+        load.creates(ENOUGH);
+        process.signal(Signal::SIGKILL);
+        assert_eq!(process.wait(LONG), -9);
+        process = start();
+        load.moves_to(&process.wait_for_url());
+        backs.push(Instant::now());
+    }
+    ends_well("userd killed and restarted", load, &backs, REQUEST_TIMEOUT, &postgres);
 }
 
 // Restarts

@@ -109,7 +109,7 @@ fn the_database_of_a_command_that_has_ended_is_dropped_by_the_next() {
             let has_it = |mut client: postgres::Client| client.query_one(&ask, &[]);
             names.any(|name| connect(&name).and_then(has_it).is_ok_and(|row| row.get(0)))
         };
-        assert!(is_there());
+        eventually(LONG, "it has the user", &mut is_there);
         process.signal(signal);
         assert_eq!(process.wait(LONG), code);
         eventually(LONG, "the next process drops it", || {

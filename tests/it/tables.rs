@@ -2,6 +2,7 @@
 //! role that owns none of them.
 
 use crate::support::{Database, LONG, Process, Service, TempDir, eventually, every_verb};
+use userd::User;
 
 /// How a command ends on this database: its exit code, and what it prints.
 fn userd(database_url: &str, arguments: &[&str]) -> (i32, String) {
@@ -44,6 +45,20 @@ fn a_check_finds_a_sequence_behind_the_ids() {
     }
     assert_eq!(userd(&database.url(), &["import", new]).0, 0);
     assert_eq!(database.value("select string_agg(name, ' ') from users where id > 20"), "new");
+}
+
+/// A column that is new has a field in `User`.
+#[test]
+fn the_columns_are_the_fields_of_a_user() {
+    let service = Service::start();
+    service.database.run("insert into users (name, email) values ('ada', 'ada@example.com')");
+    let ada = service.server.app().users().find_many(&[1]).unwrap().remove(0);
+    let User { id, name, email, created_at, updated_at, version, credential: _ } = ada;
+    assert_eq!((id, &*name, &*email, version), (1, "ada", "ada@example.com", 1));
+    assert_eq!(created_at, updated_at);
+    let columns = "select string_agg(attname, ' ' order by attnum) from pg_attribute \
+        where attrelid = 'users'::regclass and attnum > 0";
+    assert_eq!(service.database.value(columns), "id name email created_at updated_at version");
 }
 
 // Counts
