@@ -197,7 +197,8 @@ impl fmt::Debug for Secret {
 }
 
 /// The create schema.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::EnumString)]
+#[strum(serialize_all = "lowercase")]
 pub enum Schema {
     /// `name` and `email`; `password` if it is given.
     Basic,
@@ -206,7 +207,8 @@ pub enum Schema {
 }
 
 /// The way bodies are validated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::EnumString)]
+#[strum(serialize_all = "lowercase")]
 pub enum Validation {
     /// Bodies are checked before the handler: 400.
     Declarative,
@@ -215,13 +217,16 @@ pub enum Validation {
 }
 
 /// Clients that the page for the browser is served to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::EnumString)]
+#[strum(serialize_all = "lowercase")]
 pub enum Ui {
     /// The page is served to this machine alone: on a loopback address, and without a trusted proxy.
     Auto,
     /// The page is served to all clients.
+    #[strum(serialize = "true")]
     On,
     /// The page is not served.
+    #[strum(serialize = "false")]
     Off,
 }
 
@@ -294,23 +299,20 @@ impl Config {
             ("API_TOKEN_READ", &self.api_token_read),
             ("API_TOKEN_LOGIN", &self.api_token_login),
         ] {
-            let tokens: HashSet<&str> =
-                tokens.iter().flat_map(|tokens| tokens.expose().split_whitespace()).collect();
-            if !tokens.is_empty() && self.api_token.is_none() {
+            let Some(tokens) = tokens else { continue };
+            if self.api_token.is_none() {
                 return Err(problem(variable, "needs API_TOKEN: without that every request is allowed"));
             }
-            if !tokens.is_disjoint(&known) {
-                return Err(problem(variable, "has a token that another variable has, too"));
+            if !tokens.expose().split_whitespace().all(|token| known.insert(token)) {
+                return Err(problem(variable, "has a token twice, or one that another variable has, too"));
             }
-            known.extend(tokens);
         }
-        let input = self.limits.max_body_bytes.saturating_add(self.limits.max_head_bytes);
+        let page = |user: usize| user * self.max_per_page as usize + REST_OF_PAGE;
         // The largest page, or a usual one while a password is hashed.
-        let page = |user: usize| user.saturating_mul(self.max_per_page as usize).saturating_add(REST_OF_PAGE);
-        let hash = self.password_hashing.memory();
-        let work = page(LARGEST_USER).max(page(USUAL_USER).saturating_add(hash)).saturating_add(WORK_RESERVE);
+        let work = page(LARGEST_USER).max(page(USUAL_USER) + self.password_hashing.memory()) + WORK_RESERVE;
         // While a page is made, its rows and its text are in memory.
-        let least = input.saturating_add(work.saturating_mul(2));
+        let input = self.limits.max_body_bytes.saturating_add(self.limits.max_head_bytes);
+        let least = input.saturating_add(2 * work);
         if self.limits.memory_budget >= least {
             return Ok(());
         }

@@ -83,8 +83,9 @@ pub const SETTINGS: &[Setting] = &[
     field("NODE_ENV", at!(production), Bounds::Exactly("production"),
         "`production`: code that reads a relation which was not loaded fetches it; else that is an error. No request does so"),
     field("WORKERS", at!(workers), Whole(1, 1000), "Threads that answer requests"),
-    field("SCHEMA", at!(schema), Any, "Create schema: `basic`, or `strict` (password required)"),
-    field("VALIDATION", at!(validation), Any, "`declarative` (invalid bodies get 400) or `parser` (422)"),
+    field("SCHEMA", at!(schema), Words(&["basic", "strict"]), "Create schema: `basic`, or `strict` (password required)"),
+    field("VALIDATION", at!(validation), Words(&["declarative", "parser"]),
+        "`declarative` (invalid bodies get 400) or `parser` (422)"),
     field("MAX_PER_PAGE", at!(max_per_page), Whole(1, 1_000_000),
         "Largest `perPage`; the default, 15, is no larger"),
     field("MAX_BODY_BYTES", at!(limits.max_body_bytes), Whole(1, 1 << 30), "Largest body, in bytes"),
@@ -116,7 +117,7 @@ pub const SETTINGS: &[Setting] = &[
         "Further host names that requests without a token may name; `*` for any"),
     field("ALLOWED_ORIGINS", at!(limits.allowed_origins), Any,
         "Origins whose pages may use the service from a browser (CORS); `*` for any, only with a token"),
-    field("UI", at!(ui), Any,
+    field("UI", at!(ui), Words(&["auto", "true", "false"]),
         "The page for the browser, `/ui`: `true`, `false`, or `auto`: on loopback alone, without `TRUSTED_PROXIES`"),
     field("MIGRATIONS_DIR", at!(migrations_dir), Any, "Directory of migrations instead of the built-in ones"),
     command("POSTGRES_BIN", Any,
@@ -265,6 +266,19 @@ mod tests {
             assert_eq!(format!("{config:?}"), before, "{}={default:?}", setting.variable);
         }
         check(&Config::default()).unwrap();
+    }
+
+    #[test]
+    fn every_word_is_a_value_of_its_field() {
+        for setting in SETTINGS {
+            let Words(words) = setting.bounds else { continue };
+            for word in words {
+                let lookup = |name: &str| (name == setting.variable).then(|| OsString::from(word));
+                let rows = Config::from_vars(lookup).unwrap().in_force(lookup);
+                let row = rows.into_iter().find(|row| row.0 == setting.variable);
+                assert_eq!(row, Some((setting.variable, (*word).to_owned(), "environment")));
+            }
+        }
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl Bounds {
                 let fits = has_only(".") && text.parse().is_ok_and(|number| (min..=max).contains(&number));
                 (fits, format!("a number of seconds from {min} to {max}"))
             }
-            Bounds::Words(words) => (words.contains(&&*text), one_of(words)),
+            Bounds::Words(words) => (words.contains(&&*text), format!("one of {}", words.join(", "))),
             Bounds::Token => {
                 let is_token = |byte: u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
                 let fits = !text.trim().is_empty() && text.bytes().all(is_token);
@@ -45,10 +45,6 @@ impl Bounds {
         };
         if fits { Ok(text) } else { Err(format!("must be {wanted}, not {text:?}")) }
     }
-}
-
-fn one_of(words: &[&str]) -> String {
-    format!("one of {}", words.join(", "))
 }
 
 pub(super) fn problem(variable: &'static str, problem: impl Into<String>) -> ConfigError {
@@ -88,30 +84,7 @@ macro_rules! parsed {
     )+};
 }
 
-parsed!(u16, u32, usize, bool, String, TrustedProxies, AllowedOrigins);
-
-/// A type with a few values, each with a name.
-macro_rules! choice {
-    ($type:ident: $($word:literal $choice:ident),+) => {
-        impl Value for $type {
-            fn set(&mut self, text: &str) -> Result<(), String> {
-                *self = match text {
-                    $($word => $type::$choice,)+
-                    _ => return Err(format!("must be {}, not {text:?}", one_of(&[$($word),+]))),
-                };
-                Ok(())
-            }
-
-            fn text(&self) -> Option<String> {
-                Some(match self { $($type::$choice => $word,)+ }.to_owned())
-            }
-        }
-    };
-}
-
-choice!(Schema: "basic" Basic, "strict" Strict);
-choice!(Ui: "auto" Auto, "true" On, "false" Off);
-choice!(Validation: "declarative" Declarative, "parser" Parser);
+parsed!(u16, u32, usize, bool, String, Schema, Ui, Validation, TrustedProxies, AllowedOrigins);
 
 impl Value for Duration {
     fn set(&mut self, text: &str) -> Result<(), String> {
