@@ -19,7 +19,7 @@ pub fn import(given: &Given) -> Result<(), Failure> {
     let map = given.value("--map").map(|map| transfer::mapping(&map.to_string_lossy())).transpose();
     let what = Import {
         format: given.format(),
-        map: map.map_err(|problem| Failure::argument(format!("--map {problem}")))?,
+        map: map.map_err(|problem| Failure::usage(format!("--map {problem}")))?,
         ignore_unknown: given.has("--ignore-unknown"),
         skip_invalid: given.has("--skip-invalid"),
         skip_existing: given.has("--skip-existing"),

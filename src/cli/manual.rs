@@ -67,7 +67,7 @@ fn page() -> io::Result<Vec<u8>> {
 
 /// Prints what makes the operand's shell complete the arguments.
 pub fn completion(given: &Given) -> Result<(), Failure> {
-    let shell: Shell = given.word().parse().map_err(Failure::argument)?;
+    let shell: Shell = given.word().parse().map_err(Failure::usage)?;
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command(), "userd", &mut script);
     print(&String::from_utf8_lossy(&script))

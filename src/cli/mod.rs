@@ -21,7 +21,7 @@ mod verbs;
 use ::log::Level;
 use arguments::Given;
 use std::{
-    env, fmt,
+    env,
     io::{self, Write},
     process::ExitCode,
 };
@@ -82,11 +82,6 @@ struct Failure {
 }
 
 impl Failure {
-    /// Reports an argument that cannot be used.
-    fn argument(problem: impl fmt::Display) -> Failure {
-        Failure::usage(format!("{problem}; `userd --help` lists what there is"))
-    }
-
     /// Reports a command line or a variable that cannot be used.
     fn usage(problem: impl ToString) -> Failure {
         Failure { code: 2, line: problem.to_string() }

@@ -17,7 +17,7 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
     log_to_stderr(level, is_json)?;
     let (is_embedded, is_ephemeral) = (given.has("--embedded"), given.has("--ephemeral"));
     if is_ephemeral && given.value("--embedded").is_some() {
-        return Err(Failure::argument("--ephemeral keeps nothing: it goes without a directory"));
+        return Err(Failure::usage("--ephemeral keeps nothing: it goes without a directory"));
     }
     let is_kept = is_embedded && !is_ephemeral;
     let mut config = environment::config(given).map_err(Failure::usage)?;

@@ -1,5 +1,5 @@
 //! Ends of the command without success: the cause, then the remedy, in at most two lines for each finding, and nothing on
-//! standard output.
+//! standard output. What clap says of arguments has its usage between the two.
 
 use crate::support::{
     DATABASE_PASSWORD, LONG, PASSWORD, Process, TempDir, Variables, assert_no_secret, free_port,
@@ -23,17 +23,23 @@ fn each_names_the_cause_and_then_the_remedy() {
     let (none, bad) = (path("none"), path("bad.ndjson"));
     let none_csv = path("none.csv");
     let unwritable = path("nowhere/users.ndjson");
-    let plain: [(&[&str], i32, &str, &str); 23] = [
-        (&["--port"], 2, "a value is required for '--port <PORT>'", "`userd --help` lists"),
-        (&["--embedded", "--seed=users.csv"], 2, "required arguments were not provided", "--ephemeral"),
+    let of_clap: [(&[&str], &str); 7] = [
+        (&["--port"], "a value is required for '--port <PORT>'"),
+        (&["--embedded", "--seed=users.csv"], "--ephemeral"),
+        (&["--port="], "--port"),
+        (&["healthcheck", "--port"], "a value is required for '--port <PORT>'"),
+        // A pasted argument may be a password.
+        (&[PASSWORD], "unrecognized subcommand '…'"),
+        (&["--postgres", "/tmp"], "--embedded"),
+        (&["--commands"], "--ephemeral"),
+    ];
+    // An empty line parts cause, usage and remedy.
+    for (arguments, cause) in of_clap {
+        says(Process::start(arguments, &[]), &format!("{arguments:?}"), 2, 6, cause, "try '--help'");
+    }
+    let plain: [(&[&str], i32, &str, &str); 16] = [
         (&["--embedded", "--with-parent=me"], 2, "there is no such process", "name one that runs"),
         (&["--embedded=/tmp/x", "--ephemeral"], 2, "--ephemeral", ""),
-        (&["--port="], 2, "--port", ""),
-        (&["healthcheck", "--port"], 2, "a value is required for '--port <PORT>'", "`userd --help"),
-        // A pasted argument may be a password.
-        (&[PASSWORD], 2, "unrecognized subcommand '…'", "`userd --help` lists"),
-        (&["--postgres", "/tmp"], 2, "required arguments were not provided", "--embedded"),
-        (&["--commands"], 2, "required arguments were not provided", "--ephemeral"),
         (&["--env-file", &none], 2, &none, "name a file of lines NAME=value"),
         (&["--embedded", "--with-parent=2147483647"], 2, "there is no such process", "name one that runs"),
         (&[&in_file], 1, "cannot be created", "choose another directory"),
