@@ -92,28 +92,15 @@ fn outcome(what: &Import, imported: Result<Imported, TransferError>) -> Result<S
     }
     let more = refused - problems.len() as u64;
     if more > 0 {
-        let _ = writeln!(io::stderr(), "and {}", counted(more, "more line"));
+        let _ = writeln!(io::stderr(), "and {more} more");
     }
     if refused > 0 && !what.skip_invalid {
-        let verb = if refused == 1 { "is" } else { "are" };
-        let line = format!("{} {verb} refused; nothing was imported", counted(refused, "line"));
-        return Err(Failure::runtime(line));
+        return Err(Failure::runtime(format!("lines refused: {refused}; nothing was imported")));
     }
-    let mut line =
-        format!("{} {}", if what.dry_run { "would import" } else { "imported" }, counted(users, "user"));
-    for (count, what) in [(existing, "existing user"), (refused, "invalid line")] {
-        if count > 0 {
-            line.push_str(&format!(", skipped {}", counted(count, what)));
-        }
-    }
-    for (at, (name, count)) in left_out.iter().enumerate() {
-        let before = if at == 0 { "; left out" } else { "," };
-        line.push_str(&format!("{before} {name:?} of {}", counted(*count, "user")));
+    let verb = if what.dry_run { "would import" } else { "imported" };
+    let mut line = format!("{verb}: {users}, existing: {existing}, refused: {refused}");
+    for (name, count) in &left_out {
+        line.push_str(&format!(", left out {name:?}: {count}"));
     }
     Ok(line)
-}
-
-/// `1 user`, `2 users`.
-fn counted(count: u64, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }

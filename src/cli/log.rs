@@ -60,7 +60,7 @@ pub fn log_to_stderr(level: LevelFilter, is_json: bool) -> Result<(), Failure> {
     })?;
     let off = LevelFilter::Off;
     let mut config = ConfigBuilder::new();
-    config.set_target_level(off).set_thread_level(off).set_location_level(off);
+    config.set_target_level(off).set_thread_level(off).set_location_level(off).add_filter_allow_str("userd");
     match is_json {
         true => config.set_time_level(off).set_max_level(off),
         false => config.set_time_format_custom(TIME),
@@ -82,14 +82,12 @@ struct Logger {
 
 impl Log for Logger {
     fn enabled(&self, metadata: &Metadata) -> bool {
-        self.lines.enabled(metadata) && metadata.target().starts_with("userd")
+        self.lines.enabled(metadata)
     }
 
     fn log(&self, record: &Record) {
-        if self.enabled(record.metadata()) {
-            let line = if self.is_json { json(record) } else { text(record) };
-            self.lines.log(&record.to_builder().args(format_args!("{line}")).build());
-        }
+        let line = if self.is_json { json(record) } else { text(record) };
+        self.lines.log(&record.to_builder().args(format_args!("{line}")).build());
     }
 
     /// Blocks until the lines logged so far are written, at most for a second.

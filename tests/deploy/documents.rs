@@ -226,7 +226,11 @@ fn the_lines_that_export_and_import() {
     let said: Vec<&str> = stdout.lines().collect();
     assert_eq!((code, said.len()), (0, 6), "{stdout}{stderr}");
     assert_eq!(said[0], "id,name,email,createdAt,updatedAt");
-    let ends = ["would import 2 users", "imported 2 users", "imported 0 users, skipped 2 existing users"];
+    let ends = [
+        "would import: 2, existing: 0, refused: 0",
+        "imported: 2, existing: 0, refused: 0",
+        "imported: 0, existing: 2, refused: 0",
+    ];
     assert_eq!(said[3..], ends);
     assert_eq!(client.get("/users").json()["total"], 5);
 }
@@ -285,7 +289,7 @@ fn files_of_other_systems() {
         let lines = blocks(IMPORT, &format!("\n**{system}**: "))[0];
         let (_, stdout, stderr) = shell(dir.path(), lines, &[("DATABASE_URL", service.database.url())]);
         let count = text.matches("@example.com").count() / if system == "Okta" { 2 } else { 1 };
-        assert!(stdout.starts_with(&format!("imported {count} users")), "{system}: {stdout}{stderr}");
+        assert!(stdout.starts_with(&format!("imported: {count}, ")), "{system}: {stdout}{stderr}");
         let named = "select bool_and(name ilike '%user%') from users";
         assert_eq!(service.database.value(named), "true", "{system}");
         let stored = service.database.value("select string_agg(email, ' ' order by id) from users");

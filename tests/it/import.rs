@@ -64,26 +64,26 @@ fn emails(database: &Database) -> String {
 /// stored then. In the text, `USER` is a line of JSON that can be imported, and `FIELDS` the beginning of one.
 const FILES: &str = r##"
 # JSON in one array, or in an object with one.
-[{"name":"a","email":"a@x.org"},{"name":"b","email":"b@x.org"}] ⇒ ⇒ imported 2 users ⇒ a@x.org b@x.org
-[\n  {\n    "name": "a]}\"",\n    "email": "a@x.org"\n  }\n]\n ⇒ ⇒ imported 1 user ⇒ a@x.org
-{"version":[1],"users":[USER],"meta":{"x":[{"y":1}]}} ⇒ ⇒ imported 1 user ⇒ a@x.org
+[{"name":"a","email":"a@x.org"},{"name":"b","email":"b@x.org"}] ⇒ ⇒ imported: 2 ⇒ a@x.org b@x.org
+[\n  {\n    "name": "a]}\"",\n    "email": "a@x.org"\n  }\n]\n ⇒ ⇒ imported: 1 ⇒ a@x.org
+{"version":[1],"users":[USER],"meta":{"x":[{"y":1}]}} ⇒ ⇒ imported: 1 ⇒ a@x.org
 [USER USER] ⇒ ⇒ user 1: is not JSON: trailing characters at column 32 ⇒
-{"a":"\"]}[","users" : [ USER , {"name":"[\"","email":"b@x.org","tags":null} ] } ⇒ --ignore-unknown ⇒ imported 2 users; left out "tags" of 1 user ⇒ a@x.org b@x.org
+{"a":"\"]}[","users" : [ USER , {"name":"[\"","email":"b@x.org","tags":null} ] } ⇒ --ignore-unknown ⇒ imported: 2, existing: 0, refused: 0, left out "tags": 1 ⇒ a@x.org b@x.org
 [USER,{"name":"b","email":"A@x.org"}] ⇒ ⇒ user 2: /email is that of user 1, too ⇒
 {"users":[USER],"roles":[{"name":"b","email":"b@x.org"}]} ⇒ ⇒ it has several arrays of objects: `jq -c '.users[]'` chooses the users of one ⇒
 {\n  "name": "a",\n  "email": "a@x.org"\n}\n ⇒ ⇒ it is an object without an array of users: `jq -c .` writes one user a line ⇒
 
 # Formats that the first character tells, and blank lines.
- ⇒ ⇒ imported 0 users ⇒
-BOM\nname,email\nn,a@x.org\n ⇒ ⇒ imported 1 user ⇒ a@x.org
+ ⇒ ⇒ imported: 0 ⇒
+BOM\nname,email\nn,a@x.org\n ⇒ ⇒ imported: 1 ⇒ a@x.org
 
 # Separators, names, blanks and quotes of CSV.
-name;email\na;a@x.org\n ⇒ ⇒ imported 1 user ⇒ a@x.org
-"Name";"E"\na;a@x.org\n ⇒ --map=email=e ⇒ imported 1 user ⇒ a@x.org
-"name"\t"email"\n"a;b,c"\ta@x.org\n5" x\tb@x.org\n ⇒ ⇒ imported 2 users ⇒ a@x.org b@x.org
-BOM NAME ,NBSPEmailNBSP\na,NBSPa@x.org NBSP\n ⇒ ⇒ imported 1 user ⇒ a@x.org
-name,email,\na,a@x.org,\n,,\n , ,NBSP\nb,b@x.org,\n ⇒ ⇒ imported 2 users ⇒ a@x.org b@x.org
-name,email\r\n"",a@x.org\r\n"a\r\n""b""",b@x.org\r\n ⇒ ⇒ imported 2 users ⇒ a@x.org b@x.org
+name;email\na;a@x.org\n ⇒ ⇒ imported: 1 ⇒ a@x.org
+"Name";"E"\na;a@x.org\n ⇒ --map=email=e ⇒ imported: 1 ⇒ a@x.org
+"name"\t"email"\n"a;b,c"\ta@x.org\n5" x\tb@x.org\n ⇒ ⇒ imported: 2 ⇒ a@x.org b@x.org
+BOM NAME ,NBSPEmailNBSP\na,NBSPa@x.org NBSP\n ⇒ ⇒ imported: 1 ⇒ a@x.org
+name,email,\na,a@x.org,\n,,\n , ,NBSP\nb,b@x.org,\n ⇒ ⇒ imported: 2 ⇒ a@x.org b@x.org
+name,email\r\n"",a@x.org\r\n"a\r\n""b""",b@x.org\r\n ⇒ ⇒ imported: 2 ⇒ a@x.org b@x.org
 name,email\na,a@x.org,b\n ⇒ ⇒ line 2: has 3 fields, and the header 2 ⇒
 email\nx@example.com\n ⇒ ⇒ line 1 has 1 columns, and none is name; is it the header? --map name=COLUMN names the column ⇒
 Email,email,name\n ⇒ ⇒ line 1 has the column email twice ⇒
@@ -93,14 +93,14 @@ name,email\n\xff,x@example.com\n ⇒ --skip-invalid ⇒ line 2 is not UTF-8: sav
 
 # Members and columns that are no field.
 FIELDS,"role":7} ⇒ ⇒ line 1: has unknown fields ["role"]; --ignore-unknown leaves them out, --map says ⇒
-FIELDS,"role":7} ⇒ --ignore-unknown ⇒ imported 1 user; left out "role" of 1 user ⇒ a@x.org
-name,email,role,x\na,a@x.org,1,\nb,b@x.org,2,\n ⇒ --ignore-unknown ⇒ imported 2 users; left out "role" of 2 users ⇒ a@x.org b@x.org
-{"displayName":"a","emails":[{"value":"a@x.org"}],"passwordHash":"x","createdAt":1} ⇒ --map=name=displayName,email=emails.0.value ⇒ imported 1 user; left out "createdAt" of 1 user, "passwordHash" of 1 user ⇒ a@x.org
-[{"profile":{"login":"a@x.org"}}] ⇒ --map=name=profile.login,email=profile.login ⇒ imported 1 user ⇒ a@x.org
+FIELDS,"role":7} ⇒ --ignore-unknown ⇒ imported: 1, existing: 0, refused: 0, left out "role": 1 ⇒ a@x.org
+name,email,role,x\na,a@x.org,1,\nb,b@x.org,2,\n ⇒ --ignore-unknown ⇒ imported: 2, existing: 0, refused: 0, left out "role": 2 ⇒ a@x.org b@x.org
+{"displayName":"a","emails":[{"value":"a@x.org"}],"passwordHash":"x","createdAt":1} ⇒ --map=name=displayName,email=emails.0.value ⇒ imported: 1, existing: 0, refused: 0, left out "createdAt": 1, left out "passwordHash": 1 ⇒ a@x.org
+[{"profile":{"login":"a@x.org"}}] ⇒ --map=name=profile.login,email=profile.login ⇒ imported: 1 ⇒ a@x.org
 USER ⇒ --map=mail=x ⇒ userd: --map must be FIELD=MEMBER,…, and FIELD one of id, name, email, createdAt ⇒
 
 # Lines of JSON.
-{"name":"x","name":"a","email":"a@x.org","passwordHash":null,"createdAt":null} ⇒ ⇒ imported 1 user ⇒ a@x.org
+{"name":"x","name":"a","email":"a@x.org","passwordHash":null,"createdAt":null} ⇒ ⇒ imported: 1 ⇒ a@x.org
 USER\nFIELDS\nUSER ⇒ ⇒ line 2: is not JSON: EOF while parsing an object at column 29 ⇒
 USER\n"text" ⇒ ⇒ line 2: is not a JSON object ⇒
 {"name":"\u0000","email":"x@example.com"} ⇒ ⇒ line 1: /name must not contain NUL (U+0000) ⇒
@@ -119,11 +119,11 @@ FIELDS,"id":9}\n{"name":"b","email":"b@x.org","id":"9"} ⇒ --keep-ids ⇒ line 
 
 # Addresses in the file and in the database, equal if only the case of ASCII letters differs.
 USER\n{"name":"b","email":"b@x.org"} ⇒ A@x.org ⇒ line 1: /email is that of a user in the database ⇒ A@x.org
-USER\n{"name":"b","email":"b@x.org"} ⇒ A@x.org --skip-existing --dry-run ⇒ would import 1 user, skipped 1 existing user ⇒ A@x.org
-USER\n{"name":"b","email":"b@x.org"} ⇒ A@x.org --skip-existing ⇒ imported 1 user, skipped 1 existing user ⇒ A@x.org b@x.org
+USER\n{"name":"b","email":"b@x.org"} ⇒ A@x.org --skip-existing --dry-run ⇒ would import: 1, existing: 1, refused: 0 ⇒ A@x.org
+USER\n{"name":"b","email":"b@x.org"} ⇒ A@x.org --skip-existing ⇒ imported: 1, existing: 1, refused: 0 ⇒ A@x.org b@x.org
 email,name\na@x.org,n\nZOË@x.org,n\nzoë@x.org,n\nA@X.ORG,n\nZoë@X.org,n\né@x.org,n ⇒ É@x.org ⇒ line 5: /email is that of line 2, too\nline 6: /email is that of line 4, too ⇒ É@x.org
-email,name\na@x.org,n\nZOË@x.org,n\nzoë@x.org,n\nA@X.ORG,n\né@x.org,n ⇒ É@x.org --skip-invalid ⇒ imported 4 users, skipped 1 invalid line ⇒ É@x.org a@x.org ZOË@x.org zoë@x.org é@x.org
-USER\n{"name":"b","email":"left@out.org"} ⇒ ⇒ imported 1 user ⇒ a@x.org
+email,name\na@x.org,n\nZOË@x.org,n\nzoë@x.org,n\nA@X.ORG,n\né@x.org,n ⇒ É@x.org --skip-invalid ⇒ imported: 4, existing: 0, refused: 1 ⇒ É@x.org a@x.org ZOË@x.org zoë@x.org é@x.org
+USER\n{"name":"b","email":"left@out.org"} ⇒ ⇒ imported: 1 ⇒ a@x.org
 
 # Files that are cut off or no text: no rows with a problem, so nothing of them is imported.
 [USER,{"name":"b","ema ⇒ --skip-invalid ⇒ it is cut off behind 1 users ⇒
@@ -196,15 +196,15 @@ fn broken_lines_are_told_by_their_number() {
     }
     let told = "line 9: /email is that of line 8, too\nline 300: /name is required; /email is required\n\
         line 499: /email is that of line 8, too\n";
-    let refused = format!("{told}userd: 3 lines are refused; nothing was imported\n");
-    let skipped = "imported 496 users, skipped 3 invalid lines\n".to_owned();
+    let refused = format!("{told}userd: lines refused: 3; nothing was imported\n");
+    let skipped = "imported: 496, existing: 0, refused: 3\n".to_owned();
     assert_eq!(import(&database, text.join("\n"), &[]), (1, String::new(), refused));
     assert_eq!(import(&database, text.join("\n"), &["--skip-invalid"]), (0, skipped, told.to_owned()));
     assert_eq!(counted(&database), "496");
     let (code, _, stderr) = import(&database, "{}\n".repeat(23), &[]);
     let said: Vec<&str> = stderr.lines().collect();
     assert!(code == 1 && said[19].starts_with("line 20: "), "{stderr}");
-    assert_eq!(said[20..], ["and 3 more lines", "userd: 23 lines are refused; nothing was imported"]);
+    assert_eq!(said[20..], ["and 3 more", "userd: lines refused: 23; nothing was imported"]);
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn fields() {
     );
     // The strict schema asks for a password; a hash will do.
     let hash = service.database.value("select password_hash from credentials where user_id = 1");
-    let refused = "line 1: /password is required\nuserd: 1 line is refused; nothing was imported\n";
+    let refused = "line 1: /password is required\nuserd: lines refused: 1; nothing was imported\n";
     for (more, expected) in [(json!({}), (1, refused)), (json!({"passwordHash": hash}), (0, ""))] {
         let dir = TempDir::new();
         dir.write("users", &line("zoe@example.com", more));
@@ -314,7 +314,7 @@ fn a_copy_with_its_ids() {
         // Without --as-is, they are held to the create schema.
         let (code, _, said) = shell(dir.path(), &lines.replace(" --as-is", ""), &urls);
         assert!(code == 1 && said.contains("/email value is not an e-mail address"), "{said}");
-        assert_eq!(shell(dir.path(), lines, &urls), imported("imported 2009 users\n"));
+        assert_eq!(shell(dir.path(), lines, &urls), imported("imported: 2009, existing: 0, refused: 0\n"));
         let rows = "select md5(string_agg(concat_ws('|', id, name, email, created_at, updated_at, password_hash), ';' \
             order by id)) from users left join credentials on user_id = id";
         assert_eq!(copy.database.value(rows), source.database.value(rows));
@@ -341,20 +341,20 @@ fn ids_that_are_kept() {
     for (text, options, said, next) in [
         (&*user(1, "x"), "--keep-ids", taken, "2"),
         // Refused lines and a dry run draw no value from the sequence.
-        (
-            &some,
-            "--keep-ids --dry-run --skip-existing",
-            "would import 2 users, skipped 1 existing user\n",
-            "3",
-        ),
-        (&some, "--keep-ids --skip-existing", "imported 2 users, skipped 1 existing user\n", "41"),
+        (&some, "--keep-ids --dry-run --skip-existing", "would import: 2, existing: 1, refused: 0\n", "3"),
+        (&some, "--keep-ids --skip-existing", "imported: 2, existing: 1, refused: 0\n", "41"),
         // The id of another address is taken, whatever is skipped; the others can be imported without it.
         (&others, "--keep-ids --skip-existing", taken, "42"),
-        (&others, "--keep-ids --skip-invalid", "imported 1 user, skipped 1 invalid line\n", "50001"),
+        (&others, "--keep-ids --skip-invalid", "imported: 1, existing: 0, refused: 1\n", "50001"),
         // Below the sequence nothing is set back.
-        ("email,id,name\nd@example.com,7,n\n", "--keep-ids", "imported 1 user\n", "50002"),
+        (
+            "email,id,name\nd@example.com,7,n\n",
+            "--keep-ids",
+            "imported: 1, existing: 0, refused: 0\n",
+            "50002",
+        ),
         // Without the option the id of a line means nothing.
-        (&user(1, "new"), "", "imported 1 user\n", "50004"),
+        (&user(1, "new"), "", "imported: 1, existing: 0, refused: 0\n", "50004"),
     ] {
         let options: Vec<&str> = options.split_whitespace().collect();
         let (_, stdout, stderr) = import(database, text, &options);
@@ -372,7 +372,10 @@ fn ids_that_are_kept() {
     database.waits_for_a_lock();
     assert_eq!(create("meanwhile"), "63001");
     drop(lock);
-    assert_eq!((process.wait(LONG), process.stdout().as_str()), (0, "imported 3000 users\n"));
+    assert_eq!(
+        (process.wait(LONG), process.stdout().as_str()),
+        (0, "imported: 3000, existing: 0, refused: 0\n")
+    );
     assert_eq!(client.get("/users/63000").json()["email"], "k3000@example.com");
 }
 
@@ -413,7 +416,7 @@ fn one_line_without_an_end() {
 fn the_service_runs_meanwhile() {
     let service = Service::start();
     let (database, mut client) = (&service.database, service.client());
-    let imported = "imported 20000 users\n";
+    let imported = "imported: 20000, existing: 0, refused: 0\n";
     let refused = "another session stored one of the addresses";
     for (end, code, said, total) in [("commit", 1, refused, "3"), ("rollback", 0, imported, "20004")] {
         database.run("delete from users where email like '2000%'");

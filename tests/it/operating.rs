@@ -282,7 +282,7 @@ fn users_of_another_program() {
     assert_eq!(lines.len(), 2);
     let lines = lines.join("\n").replace("host=10.0.0.21 user=app dbname=shop", &database.url());
     let (code, stdout, stderr) = shell(Path::new("/"), &format!("set -o pipefail\n{lines}"), &[]);
-    assert!(code == 0 && stdout.ends_with("imported 2 users\n"), "{stdout}{stderr}");
+    assert!(code == 0 && stdout.ends_with("imported: 2, existing: 0, refused: 0\n"), "{stdout}{stderr}");
     assert_eq!(database.value("select count(*) from public.users where name is not null"), "2");
     assert_eq!(database.value("select count(*) from userd.users"), "2");
 

@@ -202,7 +202,7 @@ fn a_role_that_owns_nothing_runs_the_service() {
     as_owner(&format!("grant temporary on database {name} to \"{app}\""));
     let dir = TempDir::new();
     dir.write("users", r#"{"name":"i","email":"i@example.com","password":"correct horse"}"#);
-    let imported = (0, "imported 1 user\n".to_owned());
+    let imported = (0, "imported: 1, existing: 0, refused: 0\n".to_owned());
     assert_eq!(userd(&url(&app), &["import", &format!("{}/users", dir.name())]), imported);
 
     for grant in grants.lines() {

@@ -39,7 +39,10 @@ impl Place {
 
     #[track_caller]
     fn import(&self) {
-        assert_eq!(self.run(&["import", &self.file]), (0, "imported 1 user\n".to_owned(), String::new()));
+        assert_eq!(
+            self.run(&["import", &self.file]),
+            (0, "imported: 1, existing: 0, refused: 0\n".to_owned(), String::new())
+        );
     }
 
     /// The e-mail addresses of an export.
