@@ -143,7 +143,7 @@ fn violation(error: ValidationError<'_>) -> Violation {
         // The only format.
         ValidationErrorKind::Format { .. } => {
             let problem = error.instance().as_str().and_then(|address| email::check(address).err());
-            (path.to_owned(), problem.unwrap_or("is malformed").to_owned())
+            (path.to_owned(), problem.unwrap_or_default())
         }
         // Masked, because the value may be a password.
         _ => (path.to_owned(), error.masked().to_string()),

@@ -4,7 +4,7 @@
 //! `local@domain`, with atoms separated by dots on the left, also beyond ASCII, and a host name in ASCII on the right.
 
 /// Checks an address. The error says what is wrong with it; the length of the whole is not checked.
-pub fn check(address: &str) -> Result<(), &'static str> {
+pub fn check(address: &str) -> Result<(), String> {
     // Characters of an atom: of RFC 5322, or of RFC 6532 beyond ASCII.
     let is_atext = |c: char| !c.is_ascii() || c.is_ascii_alphanumeric() || "!#$%&'*+-/=?^_`{|}~".contains(c);
     let is_atom = |text: &str| !text.is_empty() && text.chars().all(is_atext);
@@ -16,28 +16,19 @@ pub fn check(address: &str) -> Result<(), &'static str> {
     let (local, domain) = address.split_once('@').unwrap_or((address, ""));
     let is_local = local.len() <= 64 && local.split('.').all(is_atom);
     let is_host = domain.split('.').all(is_label) && !domain.rsplit('.').next().is_some_and(is_number);
-    Err(match address {
-        _ if address.contains(['<', '>']) => {
-            "value is not an e-mail address alone: leave out the display name and the < >"
-        }
-        _ if address.contains(char::is_whitespace) => {
-            "value is not an e-mail address: it has white space in it"
-        }
-        _ if address.contains(is_invisible) => {
-            "value is not an e-mail address: it has a control or invisible character in it"
-        }
-        _ if !address.contains('@') => "value is not an e-mail address: it has no @",
-        _ if domain.contains('@') => "value is not an e-mail address: it has more than one @",
-        _ if !is_local => "value is not an e-mail address: the part before the @ is not valid",
-        _ if !domain.is_ascii() => {
-            "value is not an e-mail address: write the domain after the @ in ASCII, as xn--…"
-        }
-        _ if !domain.is_empty() && !domain.contains('.') => {
-            "value is not an e-mail address: the domain after the @ needs a dot"
-        }
-        _ if !is_host => "value is not an e-mail address: the domain after the @ is not valid",
+    let problem = match address {
+        _ if address.contains(['<', '>']) => " alone: leave out the display name and the < >",
+        _ if address.contains(char::is_whitespace) => ": it has white space in it",
+        _ if address.contains(is_invisible) => ": it has a control or invisible character in it",
+        _ if !address.contains('@') => ": it has no @",
+        _ if domain.contains('@') => ": it has more than one @",
+        _ if !is_local => ": the part before the @ is not valid",
+        _ if !domain.is_ascii() => ": write the domain after the @ in ASCII, as xn--…",
+        _ if !domain.is_empty() && !domain.contains('.') => ": the domain after the @ needs a dot",
+        _ if !is_host => ": the domain after the @ is not valid",
         _ => return Ok(()),
-    })
+    };
+    Err(format!("value is not an e-mail address{problem}"))
 }
 
 /// Controls and the characters that change how the text around them is shown.
