@@ -6,7 +6,7 @@ use argon2::{
 };
 use base64ct::{Base64, Base64ShaCrypt, Base64Unpadded, Encoding};
 use bcrypt::HashParts;
-use hmac::{Hmac, KeyInit, Mac};
+use hmac::{EagerHash, Hmac, KeyInit, Mac};
 use md5::{Digest, Md5};
 use pbkdf2::pbkdf2_hmac;
 use scrypt::Scrypt;
@@ -41,9 +41,9 @@ impl<'a> HashFormat<'a> {
         let format = match kind {
             "argon2id" => argon2(text),
             "scrypt" => scrypt(text),
-            "pbkdf2" | "pbkdf2-sha1" => pbkdf2(text, pbkdf2_hmac::<Sha1>, 20),
-            "pbkdf2-sha256" => pbkdf2(text, pbkdf2_hmac::<Sha256>, 32),
-            "pbkdf2-sha512" => pbkdf2(text, pbkdf2_hmac::<Sha512>, 64),
+            "pbkdf2" | "pbkdf2-sha1" => pbkdf2::<Sha1>(text),
+            "pbkdf2-sha256" => pbkdf2::<Sha256>(text),
+            "pbkdf2-sha512" => pbkdf2::<Sha512>(text),
             "2a" | "2b" | "2y" => bcrypt(text),
             "wp" => bcrypt(&text["$wp".len()..]).map(of_wordpress),
             "P" | "H" => phpass(rest),
@@ -89,19 +89,16 @@ fn scrypt<'a>(text: &str) -> Option<HashFormat<'a>> {
 }
 
 /// `i=29000`. Each block of the output, as long as a digest, takes all rounds.
-fn pbkdf2<'a>(
-    text: &str,
-    derive: fn(&[u8], &[u8], u32, &mut [u8]),
-    digest_bytes: usize,
-) -> Option<HashFormat<'a>> {
+fn pbkdf2<'a, D: EagerHash>(text: &str) -> Option<HashFormat<'a>> {
     let (hash, salt, output) = phc(text)?;
     let rounds = hash.params.get_decimal("i").filter(|rounds| *rounds > 0)?;
     let format = HashFormat::new(0, 0, move |password| {
         let mut found = vec![0; output.len()];
-        derive(password.as_bytes(), &salt, rounds, &mut found);
+        pbkdf2_hmac::<D>(password.as_bytes(), &salt, rounds, &mut found);
         found.ct_eq(output.as_bytes()).into()
     });
-    let is_expensive = rounds as usize * output.len().div_ceil(digest_bytes) > 2_000_000;
+    let blocks = output.len().div_ceil(<D as Digest>::output_size());
+    let is_expensive = rounds as usize * blocks > 2_000_000;
     Some(HashFormat { is_expensive, ..format })
 }
 
@@ -140,6 +137,7 @@ fn phpass(text: &str) -> Option<HashFormat<'_>> {
     });
     is_whole.then_some(HashFormat { is_expensive: rounds > 20, ..format })
 }
+
 /// Rewrites a hash as it is to be stored: without the prefixes of Django and Spring, and PBKDF2 of Django and Keycloak
 /// in PHC form.
 pub(super) fn canonical(value: Value) -> Result<String, &'static str> {

@@ -7,7 +7,7 @@ use crate::{
 };
 use argon2::{Algorithm, Argon2, Params, PasswordHasher, Version, password_hash::phc::PasswordHash as Phc};
 use serde_json::Value;
-use std::borrow::Cow;
+use std::iter;
 use unicode_normalization::{UnicodeNormalization, is_nfc};
 
 /// Bytes of the longest hash, as the column has it.
@@ -54,11 +54,8 @@ pub enum Match {
 }
 
 /// Returns the password in Unicode's normalization form C, in which it is hashed: keyboards differ in how they write é.
-fn normalized(password: &Secret) -> Cow<'_, str> {
-    match is_nfc(password.expose()) {
-        true => Cow::Borrowed(password.expose()),
-        false => Cow::Owned(password.expose().nfc().collect()),
-    }
+fn normalized(password: &Secret) -> String {
+    password.expose().nfc().collect()
 }
 
 /// Hashes and checks passwords at one cost.
@@ -84,12 +81,14 @@ impl Hasher {
         }
     }
 
-    /// Returns whether a hash of this password is to be replaced by one of this hasher: one of another algorithm, unless
-    /// what matched may not be all of the password, or one of Argon2id that costs less to guess.
+    /// Returns whether a hash of this password is to be replaced by one of this hasher, unless what matched may not be all
+    /// of the password: one of another algorithm, one of Argon2id that costs less to guess, and one of another form than
+    /// NFC.
     fn is_outdated(&self, format: &HashFormat, password: &str) -> bool {
         let params = self.argon2.params();
         let work = u64::from(params.m_cost()) * u64::from(params.t_cost());
-        format.argon2.map_or_else(|| !(format.reads_partly)(password), |found| found < work)
+        let is_current = format.argon2.is_some_and(|found| found >= work) && is_nfc(password);
+        !is_current && !(format.reads_partly)(password)
     }
 
     /// Returns the bytes of memory that hashing takes, or checking a password against a hash.
@@ -117,15 +116,12 @@ impl Hasher {
             return Match::None;
         };
         let (normalized, sent) = (normalized(password), password.expose());
-        let found = match (format.matches)(&normalized) {
-            true => Some(self.is_outdated(&format, &normalized)),
-            false if normalized == sent || !(format.matches)(sent) => None,
-            false => Some(!(format.reads_partly)(sent)),
-        };
-        match found.filter(|_| hash.is_some() && !sent.is_empty()) {
+        let mut forms = iter::once(&*normalized).chain((normalized != sent).then_some(sent));
+        let matched = forms.find(|form| (format.matches)(form));
+        match matched.filter(|_| hash.is_some() && !sent.is_empty()) {
             None => Match::None,
-            Some(false) => Match::Current,
-            Some(true) => Match::Outdated,
+            Some(form) if self.is_outdated(&format, form) => Match::Outdated,
+            Some(_) => Match::Current,
         }
     }
 
