@@ -24,8 +24,12 @@ const WIDTH: usize = 100;
 /// Placeholder of the table of settings, which clap would wrap.
 pub const TABLE: &str = "{settings}";
 
-const SIGNALS: &str = "SIGTERM, SIGHUP or Ctrl-C: answers the requests in flight, then ends; a signal a second later \
-                       ends at once.";
+/// Meanings of the exit code.
+pub const EXIT_STATUS: &str = "\
+0: done; of the service: SIGTERM, SIGHUP or Ctrl-C has ended it, and all requests in flight were answered (a signal a \
+second later ends it at once). 1: the service could not start or go on; a line was refused by an import; a check found a \
+problem. 2: an argument or a variable cannot be used. 130, 143: ended by SIGINT or SIGTERM; nothing of an export or an \
+import is left. 141: the reader of an export's standard output has closed it.";
 
 /// Each subcommand, with its operand if it has one, and its help. `a|b`: the operand is one of these words.
 const VERBS: &str = "\
@@ -76,7 +80,9 @@ pub fn command() -> Command {
     Command::new("userd")
         .version(env!("CARGO_PKG_VERSION"))
         .about("A user-management HTTP service over PostgreSQL. Without a command it runs the service.")
-        .after_help(format!("Environment variables, with their defaults:\n{TABLE}\n{SIGNALS}"))
+        .after_help(format!(
+            "Environment variables, with their defaults:\n{TABLE}\nExit codes: {EXIT_STATUS}"
+        ))
         .term_width(WIDTH)
         .args_override_self(true)
         .args_conflicts_with_subcommands(true)

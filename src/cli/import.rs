@@ -3,7 +3,7 @@
 use super::{Failure, arguments::Given, embedded, progress, signals};
 use indicatif::HumanCount;
 use std::{
-    fs::{self, File},
+    fs::{self, File, Metadata},
     io::{self, Write},
     mem,
     path::Path,
@@ -29,8 +29,12 @@ pub fn import(given: &Given) -> Result<(), Failure> {
         requires_ids: given.has("--keep-ids"),
     };
     let file = given.file();
-    let opened = open(file).map_err(|error| unreadable(file.unwrap_or(Path::new("-")), error));
-    let (input, bytes) = opened?;
+    let opened = match file {
+        Some(file) => File::open(file),
+        None => nix::unistd::dup(io::stdin()).map(File::from).map_err(io::Error::from),
+    };
+    let input = opened.map_err(|error| unreadable(file.unwrap_or(Path::new("-")), error))?;
+    let bytes = input.metadata().ok().filter(Metadata::is_file).map(|found| found.len());
     let (config, cluster) = embedded::database(given, !what.dry_run)?;
     if cluster.is_some() && !what.dry_run {
         check::migrate(&config)?;
@@ -61,16 +65,6 @@ pub fn read_seed(file: &Path) -> Result<Vec<u8>, Failure> {
 pub fn seed(config: &Config, users: &[u8], format: Format) -> Result<(), Failure> {
     let what = Import { format: Some(format), as_is: true, keep_ids: true, ..Import::default() };
     outcome(&what, transfer::import(config, &what, users, &mut |_| ())).map(drop)
-}
-
-/// Opens the input. Returns its size, too, if that is known.
-fn open(file: Option<&Path>) -> io::Result<(File, Option<u64>)> {
-    let opened = match file {
-        Some(file) => File::open(file)?,
-        None => File::from(nix::unistd::dup(io::stdin())?),
-    };
-    let found = opened.metadata()?;
-    Ok((opened, found.is_file().then_some(found.len())))
 }
 
 fn unreadable(file: &Path, error: io::Error) -> Failure {

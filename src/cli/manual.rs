@@ -3,7 +3,7 @@
 use super::{
     Failure,
     arguments::Given,
-    commands::{TABLE, command},
+    commands::{EXIT_STATUS, TABLE, command},
     print,
 };
 use clap_complete::Shell;
@@ -13,12 +13,6 @@ use clap_mangen::{
 };
 use std::io;
 use userd::config::SETTINGS;
-
-/// Meanings of the exit code, for the manual page.
-const EXIT_STATUS: &str = "0: done; of the service: it was told to end. 1: the service could not start or go on; a line \
-                           was refused by an import; a check found a problem. 2: an argument or a variable cannot be \
-                           used. 130, 143: ended by SIGINT or SIGTERM; nothing of an export or an import is left. 141: \
-                           the reader of an export's standard output has closed it.";
 
 /// Returns clap's help, with the table of settings in its place.
 pub fn with_settings(help: &clap::Error) -> String {
@@ -31,20 +25,16 @@ pub fn with_settings(help: &clap::Error) -> String {
 
 /// Prints the manual page. The options of all commands are on it, not on pages of their own.
 pub fn man() -> Result<(), Failure> {
-    let page = page().map_err(Failure::runtime)?;
-    print(&String::from_utf8_lossy(&page))
+    print(page().map_err(Failure::runtime)?)
 }
 
 fn page() -> io::Result<Vec<u8>> {
-    let mut command = command();
+    let mut command = command().disable_help_subcommand(true).after_help(None::<&str>);
     command.build();
     let mut page = Vec::new();
-    let man = Man::new(command.clone()).title("USERD");
-    man.render_title(&mut page)?;
-    man.render_name_section(&mut page)?;
-    man.render_synopsis_section(&mut page)?;
-    man.render_description_section(&mut page)?;
-    man.render_options_section(&mut page)?;
+    // Commands have sections below, not pages of their own.
+    let service = command.clone().mut_subcommands(|verb| verb.hide(true));
+    Man::new(service).title("USERD").render(&mut page)?;
     page.extend(b".SH COMMANDS\n");
     for verb in command.get_subcommands() {
         let mut options = Vec::new();
@@ -70,7 +60,7 @@ pub fn completion(given: &Given) -> Result<(), Failure> {
     let shell: Shell = given.word().parse().map_err(Failure::usage)?;
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command(), "userd", &mut script);
-    print(&String::from_utf8_lossy(&script))
+    print(script)
 }
 
 #[cfg(test)]

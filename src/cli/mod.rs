@@ -104,6 +104,6 @@ impl From<StartError> for Failure {
 }
 
 /// Writes to standard output. A failure has no line: the reader is gone.
-fn print(text: &str) -> Result<(), Failure> {
-    io::stdout().write_all(text.as_bytes()).map_err(|_| Failure { code: 1, line: String::new() })
+fn print(text: impl AsRef<[u8]>) -> Result<(), Failure> {
+    io::stdout().write_all(text.as_ref()).map_err(|_| Failure { code: 1, line: String::new() })
 }

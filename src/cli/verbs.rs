@@ -70,10 +70,9 @@ pub fn config(given: &Given) -> Result<(), Failure> {
         config.database = Database::Url(Secret::default());
     }
     let rows = config.in_force(environment::lookup(given));
-    let width = rows.iter().map(|(_, value, _)| value.chars().count()).max().unwrap_or(0);
     for (variable, value, source) in &rows {
         let place = given.assigned.get(*variable).filter(|_| *source == "environment");
-        print(&format!("{variable:<20} {value:<width$} {}\n", place.unwrap_or(source)))?;
+        print(&format!("{variable:<20} {value:<24} {}\n", place.unwrap_or(source)))?;
     }
     Ok(())
 }

@@ -219,9 +219,8 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
 pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let mut config = config.clone();
     for Setting { variable, bounds, field, .. } in SETTINGS {
-        if let (Some(field), Bounds::Whole(..) | Bounds::Seconds(..)) = (field, bounds)
-            && let Some(text) = field(&mut config).and_then(|value| value.text())
-        {
+        let value = field.and_then(|field| field(&mut config));
+        if let Some(text) = value.and_then(|value| value.text()) {
             bounds.read(text).map_err(|line| problem(variable, line))?;
         }
     }
