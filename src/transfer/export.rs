@@ -96,11 +96,9 @@ impl Export {
         let User { id, name, email, created_at, updated_at, .. } = user;
         let (name, email) = (self.cell(name), self.cell(email));
         let [created_at, updated_at] = [created_at, updated_at].map(timestamp::text);
-        write!(to, "{id},{name},{email},{created_at},{updated_at}")?;
-        if self.with_password_hashes {
-            write!(to, ",{}", self.cell(password_hash.unwrap_or_default()))?;
-        }
-        to.write_all(b"\n")
+        let hash = password_hash.unwrap_or_default();
+        let hash = if self.with_password_hashes { format!(",{}", self.cell(hash)) } else { String::new() };
+        writeln!(to, "{id},{name},{email},{created_at},{updated_at}{hash}")
     }
 
     /// Returns the text as a field of CSV.

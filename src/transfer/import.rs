@@ -4,15 +4,11 @@
 use super::{
     Format, Mapping, TransferError,
     read::{Record, read},
-    rules::Rules,
+    rules::{Checked, Rules},
 };
 use crate::{
     config::Config,
-    db::{
-        bulk::{StagedUser, Staging},
-        explain,
-        migrate::connect_migrated,
-    },
+    db::{bulk::Staging, explain, migrate::connect_migrated},
 };
 use std::{collections::BTreeMap, io::Read, mem, thread};
 
@@ -115,12 +111,12 @@ pub fn import(
         let mut batch = Vec::new();
         let mut check = |batch: Vec<Record>| {
             records += batch.len() as u64;
-            for ((number, object), user) in batch.iter().zip(check_on(cores, &rules, &batch)) {
-                for name in object.iter().flat_map(|object| rules.left_out(object)) {
-                    imported.leave_out(name);
-                }
+            for ((number, _), user) in batch.iter().zip(check_on(cores, &rules, &batch)) {
                 match user {
-                    Ok(user) => stage(&user)?,
+                    Ok((user, left_out)) => {
+                        stage(&user)?;
+                        left_out.into_iter().for_each(|name| imported.leave_out(name));
+                    }
                     Err(problem) => imported.refuse(*number, problem),
                 }
             }
@@ -158,8 +154,8 @@ pub fn import(
 }
 
 /// Checks a batch, on each core a part of it. Returns the user or the problem of each record.
-fn check_on(cores: usize, rules: &Rules, batch: &[Record]) -> Vec<Result<StagedUser, String>> {
-    let check = |part: &[Record]| part.iter().map(|record| rules.user(record)).collect::<Vec<_>>();
+fn check_on<'a>(cores: usize, rules: &Rules, batch: &'a [Record]) -> Vec<Checked<'a>> {
+    let check = |part: &'a [Record]| part.iter().map(|record| rules.user(record)).collect::<Vec<_>>();
     thread::scope(|scope| {
         let parts = batch.chunks(batch.len().div_ceil(cores).max(1));
         let threads: Vec<_> = parts.map(|part| scope.spawn(move || check(part))).collect();

@@ -3,10 +3,7 @@
 //!
 //! A record with a problem is passed on. A stream that is cut off, or is no text in UTF-8, is an error.
 
-use super::{
-    Format, TransferError,
-    rules::{Rules, trimmed},
-};
+use super::{Format, TransferError, rules::Rules};
 use serde_json::{Map, Value};
 use std::{
     io::{self, BufRead, BufReader, Cursor, Read},
@@ -22,13 +19,19 @@ type Each<'a> = dyn FnMut(Record) -> Result<(), TransferError> + 'a;
 /// Bytes of the longest line of JSON, row of CSV or user of a document.
 const LONGEST: usize = 1 << 20;
 
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
 const NO_ARRAY: &str = "it is an object without an array of users: `jq -c .` writes one user a line";
 const SEVERAL_ARRAYS: &str = "it has several arrays of objects: `jq -c '.users[]'` chooses the users of one";
 
 /// Calls `each` with every record of the stream. Returns the word for a record: line, or user of a document. Blocks for
 /// the input.
 pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Each) -> Result<&'static str, TransferError> {
-    let mut lines = Lines { input: BufReader::new(input), number: 0, has_end: false };
+    let mut input = BufReader::new(input);
+    if input.fill_buf()?.starts_with(BYTE_ORDER_MARK) {
+        input.consume(BYTE_ORDER_MARK.len());
+    }
+    let mut lines = Lines { input, number: 0, has_end: false };
     let Some(first) = lines.next_filled()? else { return Ok("line") };
     let is_json = matches!(first.trim_ascii_start().first(), Some(b'{' | b'['));
     match rules.import.format.unwrap_or(if is_json { Format::Ndjson } else { Format::Csv }) {
@@ -52,15 +55,10 @@ struct Lines<R> {
 impl<R: BufRead> Lines<R> {
     /// Reads a line with its end; of a line that is too long, the beginning. `None` at the end of the stream.
     fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
-        const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
         let mut line = Vec::new();
-        let most = LONGEST + BYTE_ORDER_MARK.len() + 1;
-        self.input.by_ref().take(most as u64).read_until(b'\n', &mut line)?;
+        self.input.by_ref().take(LONGEST as u64 + 1).read_until(b'\n', &mut line)?;
         self.number += 1;
         self.has_end = line.ends_with(b"\n");
-        if self.number == 1 && line.starts_with(BYTE_ORDER_MARK) {
-            line.drain(..BYTE_ORDER_MARK.len());
-        }
         Ok(Some(line).filter(|line| !line.is_empty()))
     }
 
@@ -112,7 +110,7 @@ impl<R: BufRead> Lines<R> {
         while let Some(line) = self.next()? {
             let (number, line) = (self.number, self.text(line)?);
             let row = self.row(line, separator)?;
-            if row.iter().all(|value| trimmed(value).is_empty()) {
+            if row.iter().all(|value| value.trim().is_empty()) {
                 continue;
             }
             if row.len() < header.len() && !self.has_end {

@@ -40,6 +40,9 @@ pub fn mapping(text: &str) -> Result<Mapping, String> {
     paths.ok_or_else(|| format!("must be FIELD=MEMBER,…, and FIELD one of {}", FIELDS.join(", ")))
 }
 
+/// The user of a record, and the names of members that are left out; or the problem of the record.
+pub(super) type Checked<'a> = Result<(StagedUser, Vec<&'a String>), String>;
+
 /// The rules of one import.
 pub(super) struct Rules<'a> {
     pub import: &'a Import,
@@ -56,12 +59,9 @@ impl Rules<'_> {
     /// Creates the rules. With a mapping, a name, an address and an id to be kept are read under their own names if it does
     /// not say otherwise, and every other field only if it says so.
     pub fn new<'a>(config: &Config, import: &'a Import, present: OffsetDateTime) -> Rules<'a> {
-        let mut paths = import.map.clone().unwrap_or_default();
-        for field in FIELDS {
-            if import.map.is_none() || import.requires(field) {
-                paths.entry(field).or_insert_with(|| field.to_owned());
-            }
-        }
+        let is_read = |field: &&str| import.map.is_none() || import.requires(field);
+        let own = FIELDS.into_iter().filter(is_read).map(|field| (field, field.to_owned()));
+        let paths = own.chain(import.map.clone().unwrap_or_default()).collect();
         let validation = BodySchemas::new(config.schema, Mode::Declarative);
         let hasher = Hasher::new(config.password_hashing);
         let leaves_out = import.ignore_unknown || import.map.is_some();
@@ -72,8 +72,7 @@ impl Rules<'_> {
     pub fn is_document(&self, line: &[u8]) -> bool {
         match serde_json::from_slice::<Map<_, _>>(line) {
             Ok(object) => {
-                let has = |field| member(&object, &self.paths[field]).is_some();
-                !has("name") && !has("email") && object.values().any(Value::is_array)
+                member(&object, &self.paths["email"]).is_none() && object.values().any(Value::is_array)
             }
             Err(error) => error.is_eof() || line.trim_ascii_start().starts_with(b"["),
         }
@@ -82,37 +81,32 @@ impl Rules<'_> {
     /// Returns the members that the columns are. The error says what is wrong with the header; it quotes no column of a line
     /// without the required ones, which is likely a row.
     pub fn header(&self, columns: Vec<String>) -> Result<Vec<String>, String> {
-        let name = |column: &String| {
-            let column = trimmed(column);
-            let path = self.paths.values().find(|path| column.eq_ignore_ascii_case(path));
-            path.map_or(column, |path| path).to_owned()
-        };
-        let names: Vec<String> = columns.iter().map(name).collect();
+        let mut names: Vec<String> = columns.iter().map(|column| column.trim().to_owned()).collect();
         for (field, path) in &self.paths {
-            match names.iter().filter(|name| *name == path).count() {
-                0 if self.import.requires(field) => {
+            let mut found = names.iter_mut().filter(|name| name.eq_ignore_ascii_case(path));
+            match (found.next(), found.next()) {
+                (Some(name), None) => name.clone_from(path),
+                (Some(_), Some(_)) => return Err(format!("has the column {path} twice")),
+                (None, _) if self.import.requires(field) => {
                     return Err(format!(
                         "has {} columns, and none is {path}; is it the header? --map {field}=COLUMN names the column",
-                        names.len()
+                        columns.len()
                     ));
                 }
-                0 | 1 => {}
-                _ => return Err(format!("has the column {path} twice")),
+                (None, _) => {}
             }
         }
         Ok(names)
     }
 
     /// Returns the members of a row. The error is its problem.
-    pub fn row(&self, header: &[String], mut row: Vec<String>) -> Result<Map<String, Value>, String> {
-        let found = row.len();
-        while row.len() > header.len() && row.pop_if(|value| trimmed(value).is_empty()).is_some() {}
+    pub fn row(&self, header: &[String], row: Vec<String>) -> Result<Map<String, Value>, String> {
         if row.len() != header.len() {
-            return Err(format!("has {found} fields, and the header {}", header.len()));
+            return Err(format!("has {} fields, and the header {}", row.len(), header.len()));
         }
         let members = header.iter().zip(row).filter_map(|(name, value)| {
             let is = |field| self.paths.get(field) == Some(name);
-            let value = if is("email") && !self.import.as_is { trimmed(&value).to_owned() } else { value };
+            let value = if is("email") && !self.import.as_is { value.trim().to_owned() } else { value };
             // An empty value is a text only of a name and an address; else it means that there is none.
             let is_there = !value.is_empty() || is("name") || is("email");
             is_there.then(|| (name.clone(), value.into()))
@@ -120,26 +114,16 @@ impl Rules<'_> {
         Ok(members.collect())
     }
 
-    /// Returns the members of a record that are no field.
-    fn unknown<'m>(&self, object: &'m Map<String, Value>) -> impl Iterator<Item = &'m String> {
+    /// Checks a record, and hashes its clear password. Blocks for that work.
+    pub fn user<'m>(&self, (line, object): &'m Record) -> Checked<'m> {
+        let object = object.as_ref().map_err(String::clone)?;
         let is_read =
             |name: &str| self.paths.values().any(|path| path == name || path.split('.').next() == Some(name));
-        object.keys().filter(move |name| !is_read(name))
-    }
-
-    /// Returns the members of a record that are left out.
-    pub fn left_out<'m>(&self, object: &'m Map<String, Value>) -> impl Iterator<Item = &'m String> {
-        self.leaves_out.then(|| self.unknown(object)).into_iter().flatten()
-    }
-
-    /// Returns the user of a record, with the hash of a clear password. The error is the problem of the record. Blocks for
-    /// that work.
-    pub fn user(&self, (line, object): &Record) -> Result<StagedUser, String> {
-        let object = object.as_ref().map_err(String::clone)?;
-        if !self.leaves_out && self.unknown(object).next().is_some() {
-            let unknown: Vec<_> = self.unknown(object).take(10).collect();
+        let unknown: Vec<&String> = object.keys().filter(|name| !is_read(name)).collect();
+        if !self.leaves_out && !unknown.is_empty() {
             return Err(format!(
-                "has unknown fields {unknown:?}; --ignore-unknown leaves them out, --map says which of them is which field"
+                "has unknown fields {:?}; --ignore-unknown leaves them out, --map says which of them is which field",
+                &unknown[..unknown.len().min(10)]
             ));
         }
         let field = |(field, path): (&&str, &String)| {
@@ -149,12 +133,11 @@ impl Rules<'_> {
         let mut fields: Map<String, Value> = self.paths.iter().filter_map(field).collect();
         let hash = fields.remove(PASSWORD_HASH).map(PasswordHash::imported).transpose();
         let hash = hash.map_err(|problem| format!("/{PASSWORD_HASH} {problem}"))?;
-        let id = fields.remove("id").filter(|_| self.import.keep_ids);
-        if id.is_none() && self.import.requires("id") {
-            return Err("/id is required by --keep-ids".to_owned());
-        }
-        let whole = |id: Value| parse_id(id.as_str().unwrap_or(&id.to_string())).ok_or(NOT_WHOLE);
-        let id = id.map(whole).transpose()?;
+        let id = match fields.remove("id").filter(|_| self.import.keep_ids) {
+            Some(id) => Some(parse_id(id.as_str().unwrap_or(&id.to_string())).ok_or(NOT_WHOLE)?),
+            None if self.import.requires("id") => return Err("/id is required by --keep-ids".to_owned()),
+            None => None,
+        };
         let mut time = |name: &str| match fields.remove(name) {
             None => Ok(self.present),
             Some(Value::String(text)) if let Some(time) = timestamp::parse(&text) => Ok(time),
@@ -177,7 +160,7 @@ impl Rules<'_> {
             Some(clear) => Some(self.hasher.hash(&clear).map_err(|error| error.to_string())?),
             None => hash,
         };
-        Ok(StagedUser { line: *line, id, hash, created_at, updated_at, name, email })
+        Ok((StagedUser { line: *line, id, hash, created_at, updated_at, name, email }, unknown))
     }
 }
 
@@ -187,11 +170,6 @@ fn member<'a>(object: &'a Map<String, Value>, path: &str) -> Option<&'a Value> {
         let (first, rest) = path.split_once('.')?;
         object.get(first)?.pointer(&format!("/{}", rest.replace('.', "/")))
     })
-}
-
-/// Takes white space and zero-width no-break spaces off both ends.
-pub(super) fn trimmed(text: &str) -> &str {
-    text.trim_matches(|sign: char| sign.is_whitespace() || sign == '\u{feff}')
 }
 
 /// Returns the problems that a refusal names.
