@@ -8,7 +8,7 @@ use super::{
     import::{read_seed, seed},
     signals,
 };
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use userd::{
     Config, Database, ScratchDatabase,
     private_postgres::{self, Cluster},
@@ -46,9 +46,8 @@ pub fn scratch(given: &Given, config: &Config) -> Result<ScratchDatabase, Failur
     let dir = config.migrations_dir.as_deref();
     let Some(file) = given.value("--seed") else { return Ok(ScratchDatabase::with_migrations(dir)?) };
     let (users, format) = (read_seed(file)?, format_of(file).unwrap_or(Format::Ndjson));
-    let mut hasher = DefaultHasher::new();
-    (&users, format as u8, config.schema as u8).hash(&mut hasher);
-    let database = ScratchDatabase::filled(dir, Some(hasher.finish()), |url| {
+    let hash = BuildHasherDefault::<DefaultHasher>::new().hash_one((&users, format as u8));
+    let database = ScratchDatabase::filled(dir, Some(hash), |url| {
         seed(&Config { database: Database::Url(url.into()), ..config.clone() }, &users, format)
     })?;
     if given.has("--commands") {

@@ -50,12 +50,7 @@ pub fn check(given: &Given) -> Result<(), Failure> {
     }
     let mut done = Ok(());
     for (weight, subject, line) in findings {
-        let weight = match weight {
-            Weight::Fine => "ok",
-            Weight::Note => "note",
-            Weight::Problem => "problem",
-        };
-        if weight == "problem" {
+        if weight == Weight::Problem {
             done = Err(Failure { code: 1, line: String::new() });
         }
         print(&format!("{weight:<8} {subject}: {line}\n"))?;

@@ -1,7 +1,10 @@
 //! Conversion of the text of a variable to the value of a field, and the texts that a variable may have.
 
 use super::{AllowedOrigins, ConfigError, Database, Schema, Secret, TrustedProxies, Ui, Validation};
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 /// Texts that a variable may have.
 #[derive(Debug)]
@@ -63,78 +66,48 @@ pub(super) trait Value {
     fn set(&mut self, text: &str) -> Result<(), String>;
 
     /// Returns the value as a variable has it; empty for none. `None` for a secret, which is never shown.
-    fn text(&self) -> Option<String> {
-        None
-    }
+    fn text(&self) -> Option<String>;
 }
 
-/// Types that are parsed from their text.
-macro_rules! parsed {
-    ($($type:ty),+) => {$(
+/// Implements [`Value`] for types: the value that a text is read as, and the text that a value is shown as.
+macro_rules! values {
+    ($($($type:ty),+: |$text:ident| $read:expr, |$value:ident| $shown:expr;)+) => {$($(
         impl Value for $type {
-            fn set(&mut self, text: &str) -> Result<(), String> {
-                *self = text.parse().map_err(|problem| format!("{problem}"))?;
+            fn set(&mut self, $text: &str) -> Result<(), String> {
+                *self = $read;
                 Ok(())
             }
 
             fn text(&self) -> Option<String> {
-                Some(self.to_string())
+                let $value = self;
+                $shown
             }
         }
-    )+};
+    )+)+};
 }
 
-parsed!(u16, u32, usize, bool, String, Schema, Ui, Validation, TrustedProxies, AllowedOrigins);
-
-impl Value for Duration {
-    fn set(&mut self, text: &str) -> Result<(), String> {
-        let seconds = text.parse().unwrap_or(f64::NAN);
-        *self = Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())?;
-        Ok(())
-    }
-
-    fn text(&self) -> Option<String> {
-        Some(self.as_secs_f64().to_string())
-    }
+values! {
+    u16, u32, usize, bool, String, Schema, Ui, Validation, TrustedProxies, AllowedOrigins:
+        |text| text.parse().map_err(|problem| format!("{problem}"))?, |value| Some(value.to_string());
+    Duration: |text| seconds(text)?, |time| Some(time.as_secs_f64().to_string());
+    Option<PathBuf>:
+        |text| Some(text.into()), |path| Some(path.as_deref().unwrap_or(Path::new("")).display().to_string());
+    Vec<String>: |text| list(text, host_name)?, |names| Some(names.join(","));
+    Secret: |text| text.into(), |_secret| None;
+    Option<Secret>: |text| Some(text.into()), |_secret| None;
+    Database: |text| Database::Url(text.into()), |_secret| None;
 }
 
-impl Value for Option<PathBuf> {
-    fn set(&mut self, text: &str) -> Result<(), String> {
-        *self = Some(text.into());
-        Ok(())
-    }
-
-    fn text(&self) -> Option<String> {
-        Some(self.as_ref().map_or_else(String::new, |path| path.display().to_string()))
-    }
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().unwrap_or(f64::NAN);
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }
 
-/// Names of hosts, separated by commas or spaces; `*` stands for any.
-impl Value for Vec<String> {
-    fn set(&mut self, text: &str) -> Result<(), String> {
-        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-        *self = list(text, |name| match name == "*" || name.bytes().all(is_name) {
-            true => Ok(name.to_owned()),
-            false => Err(format!("{name:?} is not a host name")),
-        })?;
-        Ok(())
-    }
-
-    fn text(&self) -> Option<String> {
-        Some(self.join(","))
+/// Returns the name of a host, or `*`, which stands for any.
+fn host_name(name: &str) -> Result<String, String> {
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    match name == "*" || name.bytes().all(is_name) {
+        true => Ok(name.to_owned()),
+        false => Err(format!("{name:?} is not a host name")),
     }
 }
-
-/// Types that hold a secret.
-macro_rules! secret {
-    ($($type:ty, $made:expr);+) => {$(
-        impl Value for $type {
-            fn set(&mut self, text: &str) -> Result<(), String> {
-                *self = $made(text.into());
-                Ok(())
-            }
-        }
-    )+};
-}
-
-secret!(Secret, Secret; Option<Secret>, Some; Database, Database::Url);

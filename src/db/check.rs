@@ -19,9 +19,11 @@ pub const ANOTHER_DATABASE: &str =
     "DATABASE_URL names another database, `userd --embedded` runs one of its own";
 
 /// Meaning of a finding for a start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 pub enum Weight {
     /// Correct.
+    #[strum(serialize = "ok")]
     Fine,
     /// Worth knowing.
     Note,
