@@ -74,32 +74,32 @@ impl Migrations {
             where to_regclass(name) is null) \
         from refinery_schema_history";
 
-    /// Tells whether these migrations were applied, and no others but newer, compatible ones. The error is one line: there
-    /// are newer ones that are not compatible.
-    pub fn judge(&self, rows: &[Row]) -> Result<bool, String> {
+    /// Returns the names of those that are not in the rows of [`Migrations::ASK`], or are there in another form; `None` if
+    /// these migrations were applied, and no others but newer, compatible ones. The error is one line: there are newer
+    /// ones that are not compatible.
+    pub fn judge(&self, rows: &[Row]) -> Result<Option<Vec<String>>, String> {
+        let applied = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
         let mark: Option<String> = rows.first().and_then(|row| row.get(2));
-        judge(&applied(rows), &self.keys(), mark.as_deref())
+        let fit = judge(&applied, &self.keys(), mark.as_deref())?;
+        let missing = self.0.iter().filter(|one| !applied.contains(&key(one)));
+        Ok((!fit).then(|| missing.map(ToString::to_string).collect()))
     }
 
-    /// Returns the names of those that the database lacks (`V1__users`), or has in another form; `None` if it has these
-    /// migrations, and no others but newer, compatible ones. Only reads, so that a standby, or a role without the right to
-    /// write, will do. The error is one line.
+    /// Returns the names of those that the database lacks (`V1__users`), as [`Migrations::judge`] does. Only reads, so that
+    /// a standby, or a role without the right to write, will do. The error is one line.
     pub fn missing(&self, client: &mut Client) -> Result<Option<Vec<String>>, String> {
-        let rows = match client.query_typed(Migrations::ASK, &[]) {
-            Ok(rows) => rows,
+        match client.query_typed(Migrations::ASK, &[]) {
+            Ok(rows) => self.judge(&rows),
             Err(error) if is_missing(&error) => {
                 refuse_the_users_of_another_program(client)?;
-                Vec::new()
+                self.judge(&[])
             }
             Err(error) => {
                 let hint =
                     "`userd grants ROLE`, as the role that owns the tables, prints the grants of a role";
-                return Err(format!("{}: {hint}", explain(&error)));
+                Err(format!("{}: {hint}", explain(&error)))
             }
-        };
-        let history = applied(&rows);
-        let missing = self.0.iter().filter(|one| !history.contains(&key(one)));
-        Ok((!self.judge(&rows)?).then(|| missing.map(ToString::to_string).collect()))
+        }
     }
 
     /// Applies the migrations that the database lacks; returns their names. If `may` is not set, an error says what to do.
@@ -186,11 +186,6 @@ fn judge(
              one says that it is compatible with them"
         )),
     }
-}
-
-/// The migrations in the rows of [`Migrations::ASK`].
-fn applied(history: &[Row]) -> BTreeSet<(i64, String)> {
-    history.iter().map(|row| (row.get(0), row.get(1))).collect()
 }
 
 fn key(migration: &Migration) -> (i64, String) {

@@ -10,7 +10,6 @@ pub mod check;
 pub mod connect;
 #[cfg(any(test, feature = "command"))]
 pub mod counts;
-mod figures;
 mod keys;
 pub mod migrate;
 mod pool;

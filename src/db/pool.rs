@@ -3,18 +3,19 @@
 use super::{
     blocking::outside_of_runtimes,
     connect::{ConnectError, Servers},
-    figures::Figures,
     session::{Param, Session},
     settings,
     sqlstate::Meaning,
 };
 use crate::{config::Config, error::Error, metrics::Text};
-use parking_lot::Mutex;
 use postgres::Row;
-use r2d2::{ManageConnection, PooledConnection};
+use r2d2::{ManageConnection, NopErrorHandler, PooledConnection};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 use std::{
-    sync::{Arc, Weak, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -26,7 +27,14 @@ pub struct Pool {
     acquire_timeout: Duration,
     /// The longest time that a statement may take.
     pub(super) statement_timeout: Duration,
-    figures: Arc<Figures>,
+    /// Waits for a session.
+    waits: AtomicU64,
+    /// Waits in which none became free.
+    timeouts: AtomicU64,
+    /// Statements that were executed again because a connection broke.
+    broken: AtomicU64,
+    /// Statements that were executed again because the session was too old.
+    stale: AtomicU64,
 }
 
 impl Pool {
@@ -37,8 +45,6 @@ impl Pool {
         /// after the database is.
         const RETRY_WITHIN: Duration = Duration::from_secs(1);
         let statement_timeout = config.limits.request_timeout / 2;
-        let figures = Arc::<Figures>::default();
-        let log = LogConnectError { pool: Arc::downgrade(&figures), last: Mutex::default() };
         let manager = Manager { servers: servers.clone(), set_up: settings::statements(statement_timeout) };
         // r2d2's default of three threads is for pools that reconnect in bulk.
         let threads = ScheduledThreadPool::builder()
@@ -52,10 +58,19 @@ impl Pool {
             .test_on_check_out(false)
             .connection_timeout(RETRY_WITHIN)
             .thread_pool(Arc::new(threads))
-            .error_handler(Box::new(log))
+            // A request that waits in vain logs the error.
+            .error_handler(Box::new(NopErrorHandler))
             .build_unchecked(manager);
-        let (sessions, acquire_timeout) = (Some(sessions), config.db_acquire_timeout);
-        Pool { sessions, servers, acquire_timeout, statement_timeout, figures }
+        Pool {
+            sessions: Some(sessions),
+            servers,
+            acquire_timeout: config.db_acquire_timeout,
+            statement_timeout,
+            waits: AtomicU64::default(),
+            timeouts: AtomicU64::default(),
+            broken: AtomicU64::default(),
+            stale: AtomicU64::default(),
+        }
     }
 
     /// Returns the rows of a statement; of a read if there is no `deadline`, else of a change for a request that ends
@@ -78,7 +93,7 @@ impl Pool {
             if let Some(deadline) = deadline {
                 if !session.is_alive() {
                     self.servers.end_epoch(session.epoch);
-                    self.figures.broken.fetch_add(1, Ordering::Relaxed);
+                    self.broken.fetch_add(1, Ordering::Relaxed);
                     continue;
                 }
                 if Instant::now() + self.statement_timeout > deadline {
@@ -105,15 +120,31 @@ impl Pool {
                 return Err(failure.error);
             }
             is_repeated = true;
-            let count = if is_broken { &self.figures.broken } else { &self.figures.stale };
+            let count = if is_broken { &self.broken } else { &self.stale };
             count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Writes what is counted; `lock_retries`: how often a statement that met a lock was executed again.
+    /// Writes the figures; `lock_retries`: how often a statement that met a lock was executed again.
     pub fn write_figures(&self, text: &mut Text, lock_retries: u64) {
-        let sessions = self.sessions();
-        self.figures.write(text, &sessions.state(), sessions.max_size(), lock_retries);
+        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let r2d2::State { connections: open, idle_connections: idle, .. } = self.sessions().state();
+        let help = "Sessions of the database that are open, by state.";
+        text.family("userd_database_sessions", "gauge", help);
+        text.value(&[("state", "idle")], idle.min(open));
+        text.value(&[("state", "busy")], open.saturating_sub(idle));
+        let most = self.sessions().max_size();
+        text.gauge("userd_database_sessions_max", "The most sessions that the pool opens.", most);
+        let help = "How often a session was waited for.";
+        text.counter("userd_database_session_waits_total", help, get(&self.waits));
+        let help = "Waits for a session that were in vain.";
+        text.counter("userd_database_session_timeouts_total", help, get(&self.timeouts));
+        let help =
+            "Statements executed again, by what they met: a lock, a broken connection, a session of no use.";
+        text.family("userd_database_retries_total", "counter", help);
+        text.value(&[("reason", "lock")], lock_retries);
+        text.value(&[("reason", "connection")], get(&self.broken));
+        text.value(&[("reason", "session")], get(&self.stale));
     }
 
     fn sessions(&self) -> &r2d2::Pool<Manager> {
@@ -126,10 +157,10 @@ impl Pool {
             let session = match self.sessions().try_get() {
                 Some(session) => session,
                 None => {
-                    self.figures.waits.fetch_add(1, Ordering::Relaxed);
+                    self.waits.fetch_add(1, Ordering::Relaxed);
                     let left = deadline.saturating_duration_since(Instant::now());
                     self.sessions().get_timeout(left).map_err(|error| {
-                        self.figures.timeouts.fetch_add(1, Ordering::Relaxed);
+                        self.timeouts.fetch_add(1, Ordering::Relaxed);
                         Error::Unavailable(format!("no database connection became free: {error}").into())
                     })?
                 }
@@ -173,23 +204,5 @@ impl ManageConnection for Manager {
     fn has_broken(&self, session: &mut Session) -> bool {
         let is_old = session.epoch != self.servers.epoch();
         is_old || session.connection.is_closed()
-    }
-}
-
-/// Each session tries by itself, twice a second: one line a second tells as much. Says nothing once the pool is dropped.
-#[derive(Debug)]
-struct LogConnectError {
-    pool: Weak<Figures>,
-    last: Mutex<Option<Instant>>,
-}
-
-impl r2d2::HandleError<ConnectError> for LogConnectError {
-    fn handle_error(&self, error: ConnectError) {
-        let now = Instant::now();
-        let mut last = self.last.lock();
-        if self.pool.strong_count() > 0 && last.is_none_or(|last| now >= last + Duration::from_secs(1)) {
-            *last = Some(now);
-            log::warn!("cannot connect to the database: {error}");
-        }
     }
 }

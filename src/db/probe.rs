@@ -155,7 +155,7 @@ fn probe(
                 return Err("the server takes no changes".to_owned());
             }
             let reason = match migrations.judge(&rows) {
-                Ok(true) => lacks_table.then_some(MISSING_TABLE),
+                Ok(None) => lacks_table.then_some(MISSING_TABLE),
                 _ => Some(OTHER_SCHEMA),
             };
             (reason, read_only)

@@ -521,24 +521,22 @@ impl Users {
             return vec![alone(one)];
         }
         let latest = Instant::now() + self.pool.statement_timeout + MARGIN;
-        let given: Vec<&T> = requests.iter().filter(|request| deadline(request) >= latest).collect();
-        let executed = match given.iter().map(|request| deadline(request)).min() {
-            None => Ok(Vec::new()),
-            Some(deadline) => statement(&given, deadline).and_then(|rows| {
-                let place = |row| Ok((Row::try_get(row, "position")?, row));
-                let rows: HashMap<i64, &Row> = rows.iter().map(place).collect::<Result<_, Error>>()?;
-                let outcome = |(position, request): (_, &&T)| outcome(request, rows.get(&position).copied());
-                Ok((1..).zip(&given).map(outcome).collect())
-            }),
-        };
-        let executed = executed.unwrap_or_else(|error| match sqlstate::is_of_rows(&error) {
-            true => given.iter().map(|request| alone(request)).collect(),
-            false => given.iter().map(|_| Err(error.clone())).collect(),
-        });
-        let mut executed = executed.into_iter();
-        let outcome = |request: &T| match deadline(request) >= latest {
-            true => executed.next().expect("each request that was sent has an outcome"),
-            false => Err(Error::Unavailable("a change could not be sent in time".into())),
+        let is_late = |request: &T| deadline(request) < latest;
+        let given: Vec<&T> = requests.iter().filter(|request| !is_late(request)).collect();
+        let earliest = given.iter().map(|request| deadline(request)).min();
+        let rows = earliest.map_or(Ok(Vec::new()), |deadline| statement(&given, deadline));
+        let place = |row: Row| Ok((row.try_get("position")?, row));
+        let rows: Result<HashMap<i64, Row>, Error> =
+            rows.and_then(|rows| rows.into_iter().map(place).collect());
+        let mut position = 0;
+        let outcome = |request| match &rows {
+            _ if is_late(request) => Err(Error::Unavailable("a change could not be sent in time".into())),
+            Err(error) if sqlstate::is_of_rows(error) => alone(request),
+            Err(error) => Err(error.clone()),
+            Ok(rows) => {
+                position += 1;
+                outcome(request, rows.get(&position))
+            }
         };
         requests.iter().map(outcome).collect()
     }
