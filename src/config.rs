@@ -286,7 +286,7 @@ impl Config {
     /// wrong.
     pub fn check(&self) -> Result<(), ConfigError> {
         settings::check(self)?;
-        if self.limits.allowed_origins.any() && self.api_token.is_none() {
+        if self.limits.allowed_origins.find(b"*").is_some() && self.api_token.is_none() {
             return Err(problem(
                 "ALLOWED_ORIGINS",
                 "`*` needs API_TOKEN: without a token whoever can connect may do everything, and then any page that a \
