@@ -11,7 +11,7 @@ use crate::db::{New, Once};
 use crate::error::Error;
 use crate::http::{Request, Response};
 use crate::users::idempotency::{Fingerprint, KeptCreate, Key};
-use crate::users::password::PasswordHash;
+use crate::users::password::{Match, PasswordHash};
 use crate::users::user::{NewUser, User};
 use std::{collections::HashSet, net::IpAddr, time::Instant};
 
@@ -96,7 +96,7 @@ impl Create {
         if let (hash @ Some(_), Some(password)) = (kept.password_hash.as_ref(), &self.new.password) {
             let mut attempt =
                 app.rules.throttle.admit(&self.new.email, self.peer.map(counted_as), Instant::now())?;
-            if !app.hashing(hash, |hasher| hasher.verify(password, hash))? {
+            if app.hashing(hash, |hasher| hasher.check(password, hash))? == Match::None {
                 attempt.wrong();
                 return Err(Error::KeyReused);
             }
