@@ -113,9 +113,6 @@ impl Export {
 
 /// Returns the text with an apostrophe before each formula, at its beginning or where a cell may begin in it.
 fn without_formulas(text: &str) -> String {
-    let quoted = |cell: &str| match cell.trim_start_matches('"').starts_with(FORMULA) {
-        true => format!("'{cell}"),
-        false => cell.to_owned(),
-    };
-    text.split_inclusive(END_OF_CELL).map(quoted).collect()
+    let mark = |cell: &str| if cell.trim_start_matches('"').starts_with(FORMULA) { "'" } else { "" };
+    text.split_inclusive(END_OF_CELL).flat_map(|cell| [mark(cell), cell]).collect()
 }

@@ -180,8 +180,8 @@ fn document(input: impl BufRead, each: &mut Each) -> Result<(), TransferError> {
     // The closing brackets that are still to come, and how many of them follow a user.
     let (mut open, mut level, mut in_text, mut is_escaped) = (Vec::new(), 0, false, false);
     let (mut element, mut number) = (Vec::new(), 0);
-    // Arrays that may have users, and the number of the one that has.
-    let (mut arrays, mut users) = (0, 0);
+    // True in the array of users.
+    let mut is_of_users = false;
     for byte in input.bytes() {
         let byte = byte?;
         if level > 0 && open.get(level - 1) == Some(&b']') {
@@ -192,12 +192,12 @@ fn document(input: impl BufRead, each: &mut Each) -> Result<(), TransferError> {
                 }
             } else {
                 let text = element.trim_ascii();
-                let is_user = level == 1 || users == arrays || text.starts_with(b"{");
+                let is_user = is_of_users || text.starts_with(b"{");
                 if is_user && !(text.is_empty() && byte == b']') {
-                    if users != 0 && users != arrays {
+                    if number > 0 && !is_of_users {
                         return Err(unreadable(SEVERAL_ARRAYS));
                     }
-                    (users, number) = (arrays, number + 1);
+                    (is_of_users, number) = (true, number + 1);
                     each((number, serde_json::from_slice(text).map_err(not_json)))?;
                 }
                 element.clear();
@@ -215,7 +215,7 @@ fn document(input: impl BufRead, each: &mut Each) -> Result<(), TransferError> {
                 // In ASCII, a closing bracket is two behind the opening one.
                 open.push(byte + 2);
                 level = level.max(if open[0] == b']' { 1 } else { 2 });
-                arrays += usize::from(byte == b'[' && open.len() == level);
+                is_of_users = level == 1 || (is_of_users && open.len() > level);
             }
             b']' | b'}' if open.pop() != Some(byte) => {
                 return Err(unreadable(format!("it is no JSON behind {number} users")));

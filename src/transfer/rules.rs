@@ -11,7 +11,7 @@ use crate::{
     users::{
         password::{Hasher, PasswordHash},
         timestamp,
-        user::{self, NewUser, UserChanges, parse_id},
+        user::{NewUser, UserChanges, parse_id},
     },
 };
 use serde_json::{Map, Value};
@@ -19,10 +19,7 @@ use std::collections::BTreeMap;
 use time::OffsetDateTime;
 
 /// The fields that a record may have.
-const FIELDS: [&str; 7] = {
-    let [id, name, email, created_at, updated_at] = user::FIELDS;
-    [id, name, email, created_at, updated_at, "password", PASSWORD_HASH]
-};
+const FIELDS: [&str; 7] = ["id", "name", "email", "createdAt", "updatedAt", "password", PASSWORD_HASH];
 
 const NOT_WHOLE: &str = "/id must be a whole number from 1 to 9223372036854775807";
 

@@ -10,7 +10,7 @@ use hmac::{EagerHash, Hmac, KeyInit, Mac};
 use md5::{Digest, Md5};
 use pbkdf2::pbkdf2_hmac;
 use scrypt::Scrypt;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use sha1::Sha1;
 use sha2::{Sha256, Sha384, Sha512};
 use subtle::ConstantTimeEq;
@@ -127,7 +127,7 @@ fn phpass(text: &str) -> Option<HashFormat<'_>> {
     const DIGITS: &[u8] = b"./0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
     let rounds = DIGITS[..=30].iter().position(|digit| Some(digit) == text.as_bytes().first())?;
     let (salt, hash) = (text.get(1..9)?, Base64ShaCrypt::decode_vec(text.get(9..)?).ok()?);
-    let is_whole = hash.len() == 16;
+    let hash: [u8; 16] = hash.try_into().ok()?;
     let format = HashFormat::new(0, 0, move |password| {
         let mut found = Md5::digest(format!("{salt}{password}"));
         for _ in 0..1_u64 << rounds {
@@ -135,18 +135,14 @@ fn phpass(text: &str) -> Option<HashFormat<'_>> {
         }
         found.ct_eq(&hash).into()
     });
-    is_whole.then_some(HashFormat { is_expensive: rounds > 20, ..format })
+    Some(HashFormat { is_expensive: rounds > 20, ..format })
 }
 
 /// Rewrites a hash as it is to be stored: without the prefixes of Django and Spring, and PBKDF2 of Django and Keycloak
 /// in PHC form.
 pub(super) fn canonical(value: Value) -> Result<String, &'static str> {
-    let text = match value {
-        Value::String(text) => text,
-        Value::Object(credential) => {
-            return keycloak(&credential).ok_or("must be a string, or a credential of Keycloak");
-        }
-        _ => return Err("must be a string"),
+    let Value::String(text) = value else {
+        return keycloak(&value).ok_or("must be a string, or a credential of Keycloak");
     };
     // `pbkdf2_sha256$600000$salt$hash`.
     if let [kind, rounds, salt, hash] = text.split('$').collect::<Vec<_>>()[..]
@@ -160,7 +156,7 @@ pub(super) fn canonical(value: Value) -> Result<String, &'static str> {
 }
 
 /// An element of `credentials` in an export of Keycloak.
-fn keycloak(credential: &Map<String, Value>) -> Option<String> {
+fn keycloak(credential: &Value) -> Option<String> {
     let part = |name| serde_json::from_str::<Value>(credential.get(name)?.as_str()?).ok();
     let (secret, data) = (part("secretData")?, part("credentialData")?);
     let base64 = |name: &str| Some(secret.get(name)?.as_str()?.trim_end_matches('='));
