@@ -33,7 +33,7 @@ impl Given {
     pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Option<Given>, Failure> {
         let mut matches = match command().try_get_matches_from(arguments) {
             Ok(matches) => matches,
-            Err(error) if !error.use_stderr() => return print(&manual::with_settings(&error)).map(|()| None),
+            Err(error) if !error.use_stderr() => return print(manual::with_settings(&error)).map(|()| None),
             Err(error) => return Err(Failure::usage(problem(error))),
         };
         let (verb, matches) = matches.remove_subcommand().unwrap_or((String::new(), matches));

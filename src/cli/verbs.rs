@@ -15,21 +15,21 @@ pub fn migrate(given: &Given) -> Result<(), Failure> {
     if applied.is_empty() {
         text.push_str("nothing to apply\n");
     }
-    print(&text)
+    print(text)
 }
 
 /// Counts all users anew.
 pub fn recount(given: &Given) -> Result<(), Failure> {
     let (config, _cluster) = embedded::database(given, false)?;
     let line = check::recount(&config)?;
-    print(&format!("{line}\n"))
+    print(format!("{line}\n"))
 }
 
 /// Prints the statements that let a role run the service.
 pub fn grants(given: &Given) -> Result<(), Failure> {
     let (config, _cluster) = embedded::database(given, false)?;
     let grants = check::grants(&config, &given.word())?;
-    print(&grants.iter().map(|grant| format!("{grant}\n")).collect::<String>())
+    print(grants.iter().map(|grant| format!("{grant}\n")).collect::<String>())
 }
 
 /// Prints one line for each finding. The exit code is 1 if one of them is a problem.
@@ -53,7 +53,7 @@ pub fn check(given: &Given) -> Result<(), Failure> {
         if weight == Weight::Problem {
             done = Err(Failure { code: 1, line: String::new() });
         }
-        print(&format!("{weight:<8} {subject}: {line}\n"))?;
+        print(format!("{weight:<8} {subject}: {line}\n"))?;
     }
     done
 }
@@ -67,7 +67,7 @@ pub fn config(given: &Given) -> Result<(), Failure> {
     let rows = config.in_force(environment::lookup(given));
     for (variable, value, source) in &rows {
         let place = given.assigned.get(*variable).filter(|_| *source == "environment");
-        print(&format!("{variable:<20} {value:<24} {}\n", place.unwrap_or(source)))?;
+        print(format!("{variable:<20} {value:<24} {}\n", place.unwrap_or(source)))?;
     }
     Ok(())
 }

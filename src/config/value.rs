@@ -88,7 +88,7 @@ macro_rules! values {
 
 values! {
     u16, u32, usize, bool, String, Schema, Ui, Validation, TrustedProxies, AllowedOrigins:
-        |text| text.parse().map_err(|problem| format!("{problem}"))?, |value| Some(value.to_string());
+        |text| text.parse::<Self>().map_err(|problem| problem.to_string())?, |value| Some(value.to_string());
     Duration: |text| seconds(text)?, |time| Some(time.as_secs_f64().to_string());
     Option<PathBuf>:
         |text| Some(text.into()), |path| Some(path.as_deref().unwrap_or(Path::new("")).display().to_string());
