@@ -10,11 +10,11 @@ use crate::{
     },
 };
 use postgres::{Row, types::Type};
-use std::{sync::atomic::Ordering, time::Instant};
 
 /// Creates users, or finds answers that were kept of their keys. $1 and $2: names and addresses. $3: hashes of the
 /// passwords, or nulls. $4 and $5: digests of the keys, no two of which are equal, and of the bodies, or nulls. A user
-/// without a row has an address that is taken. For the position, see `CREATE_MANY`.
+/// without a row has an address that is taken. For the position, see `CREATE_MANY`. Removes some keys that have expired,
+/// more than a batch stores, but no row that another session is removing.
 pub(super) const CREATE_WITH_KEYS: &str = r#"
     with given as materialized (
         select * from unnest($1::text[], $2::text[], $3::text[], $4::bytea[], $5::bytea[])
@@ -22,8 +22,12 @@ pub(super) const CREATE_WITH_KEYS: &str = r#"
     ), found as materialized (
         select keys.*, given.position, keys.kept_since > now() - interval '24 hours' as is_kept
         from given, lateral (select * from idempotency_keys k where k.key = given.key limit 1) keys
+    ), old as materialized (
+        select key from idempotency_keys
+        where kept_since <= now() - interval '24 hours' order by kept_since limit 100 for update skip locked
     ), expired as (
-        delete from idempotency_keys where key = any (array(select key from found where not is_kept)) returning key
+        delete from idempotency_keys
+        where key = any (array(select key from found where not is_kept union select key from old)) returning key
     ), new as materialized (
         select name, email, position from given
         where position <> all (array(select position from found where is_kept)) order by lower(email collate "C"), position
@@ -56,12 +60,6 @@ const FIND_KEPT: &str = "
     select id, name, email, created_at, updated_at, version, fingerprint, password_hash from idempotency_keys
     where key = $1 and kept_since > now() - interval '24 hours'";
 
-/// Removes expired keys, but not the rows that another session is removing.
-const REMOVE_EXPIRED: &str = "
-    delete from idempotency_keys where key = any (array(
-        select key from idempotency_keys
-        where kept_since <= now() - interval '24 hours' order by kept_since limit 500 for update skip locked))";
-
 /// The outcome of a create.
 #[derive(Debug)]
 pub enum Once {
@@ -92,24 +90,6 @@ impl Users {
     pub(super) fn kept_or_taken(&self, new: &New) -> Result<Once, Error> {
         let kept = new.key.map_or(Ok(None), |(key, _)| self.find_kept(key))?;
         kept.map(Once::Kept).ok_or(Error::AlreadyExists)
-    }
-
-    /// Removes some expired keys beside the first batch of creates, and beside one in 256.
-    pub(super) fn remove_keys_now_and_then(&self, creates: usize) {
-        const BATCHES: u32 = 256;
-        if creates > 0
-            && self.batches.fetch_add(1, Ordering::Relaxed).is_multiple_of(BATCHES)
-            && let Err(error) = self.remove_expired_keys()
-        {
-            log::warn!("cannot remove the idempotency keys that have expired: {error}");
-        }
-    }
-
-    /// Removes at most 500 keys that have expired.
-    #[doc(hidden)]
-    pub fn remove_expired_keys(&self) -> Result<(), Error> {
-        let deadline = Instant::now() + 2 * self.pool.statement_timeout;
-        self.pool.execute(REMOVE_EXPIRED, &[], Some(deadline)).map(drop)
     }
 
     /// The outcome of a create that has a row.

@@ -28,7 +28,7 @@ use postgres::{
 };
 use std::{
     collections::HashMap,
-    sync::{Arc, atomic::AtomicU32},
+    sync::Arc,
     time::{Duration, Instant},
 };
 use time::OffsetDateTime;
@@ -219,8 +219,6 @@ const DELETE_MANY: &str = "
 pub struct Users {
     /// The pool that the statements are executed on.
     pub(crate) pool: Arc<Pool>,
-    /// Batches of creates since the start, beside which expired keys are removed now and then.
-    pub(super) batches: Arc<AtomicU32>,
     lazy: Option<Loader<Credential>>,
 }
 
@@ -281,7 +279,7 @@ impl Users {
                 rows.first().map_or(Ok(None), credential)
             })
         });
-        Users { pool, batches: Arc::default(), lazy: lazy_loading.then_some(loader) }
+        Users { pool, lazy: lazy_loading.then_some(loader) }
     }
 
     /// Finds users by id, in any order; a user that does not exist is left out. One round trip.
@@ -355,7 +353,6 @@ impl Users {
     /// batch for what only some of them may have, one more for each, and one more for each key whose address is taken.
     /// Users that meet a lock end with [`Error::Contended`].
     pub fn create_many(&self, new: &[New]) -> Vec<Result<Once, Error>> {
-        self.remove_keys_now_and_then(new.len());
         let insert = |given: &[&New], deadline| {
             if let [New { name, email, password: None, key: None, .. }] = given {
                 let params: [Param; 2] = [(name, Type::TEXT), (email, Type::TEXT)];
@@ -363,23 +360,21 @@ impl Users {
             }
             let names: Vec<_> = given.iter().map(|new| new.name).collect();
             let emails: Vec<_> = given.iter().map(|new| new.email).collect();
-            let params: [Param; 2] = [(&names, Type::TEXT_ARRAY), (&emails, Type::TEXT_ARRAY)];
-            if given.iter().all(|new| new.password.is_none() && new.key.is_none()) {
-                return self.pool.execute(CREATE_MANY, &params, Some(deadline));
-            }
             let hashes: Vec<_> = given.iter().map(|new| new.password.map(PasswordHash::as_phc)).collect();
             let keys: Vec<_> = given.iter().map(|new| new.key.map(|(key, _)| key.0.as_slice())).collect();
             let fingerprints: Vec<_> =
-                given.iter().map(|new| new.key.map(|(_, fingerprint)| fingerprint.0.as_slice())).collect();
-            let [names, emails] = params;
+                given.iter().map(|new| new.key.map(|(_, body)| body.0.as_slice())).collect();
             let params: [Param; 5] = [
-                names,
-                emails,
+                (&names, Type::TEXT_ARRAY),
+                (&emails, Type::TEXT_ARRAY),
                 (&hashes, Type::TEXT_ARRAY),
                 (&keys, Type::BYTEA_ARRAY),
                 (&fingerprints, Type::BYTEA_ARRAY),
             ];
-            self.pool.execute(CREATE_WITH_KEYS, &params, Some(deadline))
+            match given.iter().all(|new| new.password.is_none() && new.key.is_none()) {
+                true => self.pool.execute(CREATE_MANY, &params[..2], Some(deadline)),
+                false => self.pool.execute(CREATE_WITH_KEYS, &params, Some(deadline)),
+            }
         };
         let outcome = |new: &New, row: Option<&Row>| match row {
             Some(row) => self.once(row),

@@ -77,7 +77,6 @@ fn no_statement_scans_tables_that_were_empty_when_it_was_prepared() {
         own.run(GROW);
         let seen = own.log().len();
         every_verb(server.base_url(), "late");
-        server.app().users().remove_expired_keys().expect("they are removed");
         let log = own.log().split_off(seen);
         let wrong: Vec<&str> = log.lines().filter(|line| is_wrong(line)).collect();
         assert!(wrong.is_empty(), "prepared: {prepared}: {wrong:#?}");
