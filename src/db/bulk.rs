@@ -55,24 +55,29 @@ const RESERVE_IDS: &str = "
             from userd_import offset 0
         ) as staged";
 
-/// Finds the staged lines whose address or id an earlier line has (`first`) or a stored user (`first` is null). A line
-/// is listed once: its address before its id, an earlier line before a stored user.
-const FIND_TAKEN: &str = r#"
-    create temporary table userd_taken on commit drop as
-    select distinct on (line) line, is_id, first from (
-        select line, false as is_id, min(line) over (partition by lower(email collate "C")) as first
-        from userd_import
-        union all
-        select line, true, min(line) over (partition by id) from userd_import where id is not null
-        union all
-        select line, false, null from userd_import where exists (
-            select from users where lower(users.email::text collate "C") = lower(userd_import.email collate "C"))
-        union all
-        select line, true, null from userd_import where exists (
-            select from users where users.id = userd_import.id)
-    ) as found
-    where first is null or first < line
-    order by line, is_id, first"#;
+/// Removes the staged lines whose address or id an earlier line has (`first`) or a stored user (`first` is null). A line
+/// is listed once: its address before its id, an earlier line before a stored user. $1: the most lines; the last column
+/// counts all of them.
+const REMOVE_TAKEN: &str = r#"
+    with taken as materialized (
+        select distinct on (line) line, is_id, first from (
+            select line, false as is_id, min(line) over (partition by lower(email collate "C")) as first
+            from userd_import
+            union all
+            select line, true, min(line) over (partition by id) from userd_import where id is not null
+            union all
+            select line, false, null from userd_import where exists (
+                select from users where lower(users.email::text collate "C") = lower(userd_import.email collate "C"))
+            union all
+            select line, true, null from userd_import where exists (
+                select from users where users.id = userd_import.id)
+        ) as found
+        where first is null or first < line
+        order by line, is_id, first
+    ), removed as (
+        delete from userd_import using taken where userd_import.line = taken.line
+    )
+    select line, first, is_id, count(*) over () from taken order by line limit $1"#;
 
 const SKIP_EXISTING: &str = r#"
     delete from userd_import where exists (
@@ -194,11 +199,8 @@ impl<'a> Staging<'a> {
 
     /// Removes the staged lines whose address or id is taken. Returns at most `limit` of them, and their number.
     pub fn remove_taken(&mut self, limit: i64) -> Result<(Vec<Taken>, u64), Error> {
-        let count = self.transaction.execute(FIND_TAKEN, &[])?;
-        let first = "select line, first, is_id from userd_taken order by line limit $1";
-        let rows = self.transaction.query_typed(first, &[(&limit, Type::INT8)])?;
-        let delete = "delete from userd_import using userd_taken where userd_import.line = userd_taken.line";
-        self.transaction.batch_execute(delete)?;
+        let rows = self.transaction.query_typed(REMOVE_TAKEN, &[(&limit, Type::INT8)])?;
+        let count = rows.first().map_or(0, |row| row.get::<_, i64>(3).unsigned_abs());
         Ok((rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect(), count))
     }
 
