@@ -21,7 +21,7 @@ pub fn live(_: &App) -> Response {
 
 /// Answers `/readyz`. Never blocks.
 pub fn ready(app: &App) -> Response {
-    let (reason, age) = app.prober.readiness();
+    let (reason, _, age) = app.prober.readiness();
     let answer = match unready(app, reason) {
         // After a silence this may be old: a client that needs to know better asks once more.
         None => Response::json(200, &json!({"status": "ready"})).with("Age", age.as_secs().to_string()),
@@ -45,10 +45,10 @@ fn unready(app: &App, database: Option<&'static str>) -> Option<&'static str> {
 pub fn figures(app: &App) -> Response {
     let mut text = Text::default();
     app.metrics.write(&mut text);
-    let ready = u8::from(unready(app, app.prober.readiness().0).is_none());
+    let (reason, read_only, _) = app.prober.readiness();
+    let ready = u8::from(unready(app, reason).is_none());
     text.gauge("userd_ready", "Whether /readyz says that the service is ready.", ready);
-    let read_only = u8::from(app.prober.is_read_only());
-    text.gauge("userd_database_read_only", "Whether the database takes no changes.", read_only);
+    text.gauge("userd_database_read_only", "Whether the database takes no changes.", u8::from(read_only));
     text.gauge("userd_memory_held_bytes", "Memory that is held for clients.", app.budget.held());
     text.gauge("userd_memory_budget_bytes", "The most memory that may be.", app.budget.limit());
     app.users.pool.write_figures(&mut text, app.metrics.lock_retries.load(Ordering::Relaxed));

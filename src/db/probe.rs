@@ -22,13 +22,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Between two probes of a database that answers.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Between two probes.
+const PAUSE: Duration = Duration::from_millis(500);
 
-/// Between two probes of a database that does not answer, or lacks something.
-const PAUSE_IN_TROUBLE: Duration = Duration::from_millis(500);
-
-/// A database that has not answered for this time is silent: after a pause, it has failed three probes.
+/// A database that has not answered for this time is silent: it has failed three probes.
 const SILENCE: Duration = Duration::from_millis(2500);
 
 const OTHER_SCHEMA: &str = "the database's schema is not the one expected";
@@ -73,8 +70,8 @@ impl Prober {
             let mut connection = None;
             loop {
                 let found = probe(&probed, &migrations, &mut connection);
-                let pause = shared.lock().keep(found);
-                if begun.recv_timeout(pause) == Err(RecvTimeoutError::Disconnected) {
+                shared.lock().keep(found);
+                if begun.recv_timeout(PAUSE) == Err(RecvTimeoutError::Disconnected) {
                     return;
                 }
             }
@@ -82,8 +79,9 @@ impl Prober {
         Ok(Prober { state, servers, begin })
     }
 
-    /// Returns why the service is not ready, if it is not, and how long ago the database answered last. Never blocks.
-    pub fn readiness(&self) -> (Option<&'static str>, Duration) {
+    /// Returns why the service is not ready, if it is not; whether the database takes no changes, as the last probe has
+    /// found it; and how long ago the database answered last. Never blocks.
+    pub fn readiness(&self) -> (Option<&'static str>, bool, Duration) {
         let now = Instant::now();
         let mut state = self.state.lock();
         if state.asked.is_none() {
@@ -99,12 +97,7 @@ impl Prober {
             self.servers.end_epoch(self.servers.epoch());
         }
         let reason = if state.is_silent { Some("the database does not answer") } else { state.reason };
-        (reason, now.saturating_duration_since(answered))
-    }
-
-    /// Tells whether the database takes no changes, as the last probe has found it. Never blocks.
-    pub fn is_read_only(&self) -> bool {
-        self.state.lock().read_only
+        (reason, state.read_only, now.saturating_duration_since(answered))
     }
 }
 
@@ -112,8 +105,8 @@ impl Prober {
 type Answer = (Option<&'static str>, bool);
 
 impl ProbeState {
-    /// Keeps the outcome of a probe. Returns the pause until the next one.
-    fn keep(&mut self, found: Result<Answer, String>) -> Duration {
+    /// Keeps the outcome of a probe.
+    fn keep(&mut self, found: Result<Answer, String>) {
         match found {
             Ok((reason, read_only)) => {
                 let before = mem::replace(&mut self.reason, reason);
@@ -130,7 +123,6 @@ impl ProbeState {
             }
             Err(line) => self.failure = line,
         }
-        if self.failure.is_empty() && self.reason.is_none() { PAUSE } else { PAUSE_IN_TROUBLE }
     }
 }
 
