@@ -48,8 +48,6 @@ pub(super) struct Rules<'a> {
     /// The time of users that have none in their record.
     present: OffsetDateTime,
     paths: Mapping,
-    /// True if members that are no field are left out, and their record is not refused.
-    leaves_out: bool,
 }
 
 impl Rules<'_> {
@@ -61,8 +59,7 @@ impl Rules<'_> {
         let paths = own.chain(import.map.clone().unwrap_or_default()).collect();
         let validation = BodySchemas::new(config.schema, Mode::Declarative);
         let hasher = Hasher::new(config.password_hashing);
-        let leaves_out = import.ignore_unknown || import.map.is_some();
-        Rules { import, validation, hasher, present, paths, leaves_out }
+        Rules { import, validation, hasher, present, paths }
     }
 
     /// Returns whether a stream that begins with this line is one array, or one object with an array in it.
@@ -117,7 +114,7 @@ impl Rules<'_> {
         let is_read =
             |name: &str| self.paths.values().any(|path| path == name || path.split('.').next() == Some(name));
         let unknown: Vec<&String> = object.keys().filter(|name| !is_read(name)).collect();
-        if !self.leaves_out && !unknown.is_empty() {
+        if !unknown.is_empty() && !self.import.ignore_unknown && self.import.map.is_none() {
             return Err(format!(
                 "has unknown fields {:?}; --ignore-unknown leaves them out, --map says which of them is which field",
                 &unknown[..unknown.len().min(10)]
