@@ -273,11 +273,8 @@ impl Config {
 
     /// Returns whether a server at this address serves the page for the browser; `None`: no server, or a Unix socket.
     pub(crate) fn serves_ui(&self, addr: Option<SocketAddr>) -> bool {
-        let is_loopback = || addr.is_some_and(|addr| addr.ip().to_canonical().is_loopback());
-        match self.ui {
-            Ui::Auto => is_loopback() && self.limits.trusted_proxies.is_empty(),
-            ui => ui == Ui::On,
-        }
+        let is_loopback = addr.is_some_and(|addr| addr.ip().to_canonical().is_loopback());
+        self.ui == Ui::On || self.ui == Ui::Auto && is_loopback && self.limits.trusted_proxies.is_empty()
     }
 
     /// Checks that numbers and durations are within the bounds of their variables, that the memory suffices for one of

@@ -10,8 +10,7 @@ const CLOSED_PIPE: u8 = 128 + 13;
 /// Which users the arguments ask for, and how.
 pub fn what(given: &Given) -> Export {
     let for_spreadsheets = given.has("--for-spreadsheets");
-    let named = given.format().unwrap_or(Format::Ndjson);
-    let format = if for_spreadsheets { Format::Csv } else { named };
+    let format = if for_spreadsheets { Format::Csv } else { given.format().unwrap_or(Format::Ndjson) };
     Export { format, with_password_hashes: given.has("--with-password-hashes"), for_spreadsheets }
 }
 
