@@ -26,12 +26,13 @@ const STAGE_ROWS: &str = "copy userd_import from stdin (format binary)";
 /// Stores the staged users in the order of their lines, which is the order in which they were staged.
 const STORE: &str = "
     insert into users (created_at, updated_at, name, email)
-    select created_at, updated_at, name, email from userd_import";
+    select coalesce(created_at, now()), coalesce(updated_at, now()), name, email from userd_import";
 
 /// Gives a user without an id the next one.
 const STORE_WITH_IDS: &str = "
     insert into users (id, created_at, updated_at, name, email) overriding system value
-    select coalesce(id, nextval(pg_get_serial_sequence('users', 'id'))), created_at, updated_at, name, email
+    select coalesce(id, nextval(pg_get_serial_sequence('users', 'id'))), coalesce(created_at, now()),
+        coalesce(updated_at, now()), name, email
     from userd_import";
 
 /// Stores the hashes under the ids of the users that were just stored.
@@ -143,10 +144,10 @@ pub struct StagedUser {
     pub id: Option<i64>,
     /// The hash of the password.
     pub hash: Option<PasswordHash>,
-    /// Time at which the record was created.
-    pub created_at: OffsetDateTime,
-    /// Time of the last change.
-    pub updated_at: OffsetDateTime,
+    /// Time at which the record was created, if the file has it.
+    pub created_at: Option<OffsetDateTime>,
+    /// Time of the last change, if the file has it.
+    pub updated_at: Option<OffsetDateTime>,
     /// The name.
     pub name: String,
     /// The address.
@@ -161,8 +162,6 @@ pub type Taken = (i64, Option<i64>, bool);
 pub struct Staging<'a> {
     transaction: Transaction<'a>,
     keep_ids: bool,
-    /// The time of users whose line has none.
-    pub present: OffsetDateTime,
 }
 
 impl<'a> Staging<'a> {
@@ -170,8 +169,7 @@ impl<'a> Staging<'a> {
     pub fn begin(client: &'a mut Client, keep_ids: bool) -> Result<Staging<'a>, Error> {
         let mut transaction = begin(client, false)?;
         transaction.batch_execute(STAGE)?;
-        let present = transaction.query_typed_one("select now()", &[])?.try_get(0)?;
-        Ok(Staging { transaction, keep_ids, present })
+        Ok(Staging { transaction, keep_ids })
     }
 
     /// Stages the users that `fill` passes on. Returns their number.

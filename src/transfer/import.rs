@@ -104,7 +104,7 @@ pub fn import(
 ) -> Result<Imported, TransferError> {
     let mut client = connect_migrated(config)?;
     let mut staging = Staging::begin(&mut client, import.keep_ids)?;
-    let rules = Rules::new(config, import, staging.present);
+    let rules = Rules::new(config, import);
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let (mut imported, mut records) = (Imported::default(), 0);
     let staged = staging.stage(|stage| {

@@ -16,7 +16,6 @@ use crate::{
 };
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
-use time::OffsetDateTime;
 
 /// The fields that a record may have.
 const FIELDS: [&str; 7] = ["id", "name", "email", "createdAt", "updatedAt", "password", PASSWORD_HASH];
@@ -45,21 +44,19 @@ pub(super) struct Rules<'a> {
     pub import: &'a Import,
     validation: BodySchemas,
     hasher: Hasher,
-    /// The time of users that have none in their record.
-    present: OffsetDateTime,
     paths: Mapping,
 }
 
 impl Rules<'_> {
     /// Creates the rules. With a mapping, a name, an address and an id to be kept are read under their own names if it does
     /// not say otherwise, and every other field only if it says so.
-    pub fn new<'a>(config: &Config, import: &'a Import, present: OffsetDateTime) -> Rules<'a> {
+    pub fn new<'a>(config: &Config, import: &'a Import) -> Rules<'a> {
         let is_read = |field: &&str| import.map.is_none() || import.requires(field);
         let own = FIELDS.into_iter().filter(is_read).map(|field| (field, field.to_owned()));
         let paths = own.chain(import.map.clone().unwrap_or_default()).collect();
         let validation = BodySchemas::new(config.schema, Mode::Declarative);
         let hasher = Hasher::new(config.password_hashing);
-        Rules { import, validation, hasher, present, paths }
+        Rules { import, validation, hasher, paths }
     }
 
     /// Returns whether a stream that begins with this line is one array, or one object with an array in it.
@@ -133,8 +130,8 @@ impl Rules<'_> {
             None => None,
         };
         let mut time = |name: &str| match fields.remove(name) {
-            None => Ok(self.present),
-            Some(Value::String(text)) if let Some(time) = timestamp::parse(&text) => Ok(time),
+            None => Ok(None),
+            Some(Value::String(text)) if let Some(time) = timestamp::parse(&text) => Ok(Some(time)),
             Some(_) => Err(format!("/{name} must be a time as in 2020-02-29T23:59:59.123456Z")),
         };
         let (created_at, updated_at) = (time("createdAt")?, time("updatedAt")?);

@@ -66,7 +66,8 @@ const FILES: &str = r##"
 # JSON in one array, or in an object with one.
 [{"name":"a","email":"a@x.org"},{"name":"b","email":"b@x.org"}] ⇒ ⇒ imported: 2 ⇒ a@x.org b@x.org
 [\n  {\n    "name": "a]}\"",\n    "email": "a@x.org"\n  }\n]\n ⇒ ⇒ imported: 1 ⇒ a@x.org
-{"version":[1],"users":[USER],"meta":{"x":[{"y":1}]}} ⇒ ⇒ imported: 1 ⇒ a@x.org
+{"version":[1],"users":[USER],"ids":[1,[2]],"meta":{"x":[{"y":1}]}} ⇒ ⇒ imported: 1 ⇒ a@x.org
+{"users":[USER,7]} ⇒ ⇒ user 2: is not a JSON object ⇒
 [USER USER] ⇒ ⇒ user 1: is not JSON: trailing characters at column 32 ⇒
 {"a":"\"]}[","users" : [ USER , {"name":"[\"","email":"b@x.org","tags":null} ] } ⇒ --ignore-unknown ⇒ imported: 2, existing: 0, refused: 0, left out "tags": 1 ⇒ a@x.org b@x.org
 [USER,{"name":"b","email":"A@x.org"}] ⇒ ⇒ user 2: /email is that of user 1, too ⇒
@@ -93,6 +94,7 @@ name,email\n\xff,x@example.com\n ⇒ --skip-invalid ⇒ line 2 is not UTF-8: sav
 
 # Members and columns that are no field.
 FIELDS,"role":7} ⇒ ⇒ line 1: has unknown fields ["role"]; --ignore-unknown leaves them out, --map says ⇒
+FIELDS,"role":7}\n{"name":"b","role":7} ⇒ --ignore-unknown --skip-invalid ⇒ imported: 1, existing: 0, refused: 1, left out "role": 1 ⇒ a@x.org
 FIELDS,"role":7} ⇒ --ignore-unknown ⇒ imported: 1, existing: 0, refused: 0, left out "role": 1 ⇒ a@x.org
 name,email,role,x\na,a@x.org,1,\nb,b@x.org,2,\n ⇒ --ignore-unknown ⇒ imported: 2, existing: 0, refused: 0, left out "role": 2 ⇒ a@x.org b@x.org
 {"displayName":"a","emails":[{"value":"a@x.org"}],"passwordHash":"x","createdAt":1} ⇒ --map=name=displayName,email=emails.0.value ⇒ imported: 1, existing: 0, refused: 0, left out "createdAt": 1, left out "passwordHash": 1 ⇒ a@x.org
