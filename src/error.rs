@@ -6,6 +6,7 @@
 use crate::config::ConfigError;
 use serde::Serialize;
 use std::{borrow::Cow, fmt, io};
+use strum::{EnumMessage, IntoStaticStr, VariantNames};
 
 /// The message of a violation whose value has a NUL in it, which PostgreSQL cannot store.
 pub(crate) const HAS_NUL: &str = "must not contain NUL (U+0000)";
@@ -206,19 +207,15 @@ fn mass_assignment(fields: &[String]) -> String {
     /// The most fields that are named, as the answer must not repeat a body of thousands of fields.
     const NAMED: usize = 10;
     let named: Vec<String> = fields.iter().take(NAMED).map(|field| format!("\"{field:.64}\"")).collect();
-    let more = match fields.len().saturating_sub(NAMED) {
-        0 => String::new(),
-        n => format!(" and {n} more"),
-    };
+    let more = fields.len().saturating_sub(NAMED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     format!("These fields may not be mass assigned: {}{more}", named.join(", "))
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::LazyLoadingViolation(relation) => {
-                write!(f, "lazy loading violation: relation {relation} was accessed before it was loaded")
-            }
+            Error::LazyLoadingViolation(relation) => write!(f, "lazy loading violation: {relation}"),
             Error::Internal(what) => write!(f, "internal error: {what}"),
             Error::Unavailable(what) => write!(f, "unavailable: {what}"),
             Error::Busy(reason) => write!(f, "unavailable: {}", reason.text()),
@@ -234,42 +231,34 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Why the service cannot take a request, or gives one up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Why the service cannot take a request, or gives one up. Its name in `snake_case` is its label in figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, EnumMessage, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub enum Reason {
     /// All connections are taken.
+    #[strum(message = "too many connections")]
     TooManyConnections,
     /// Too many requests wait for workers that are stuck.
+    #[strum(message = "too many requests wait for the workers")]
     TooManyRequests,
     /// The request was not answered within `REQUEST_TIMEOUT`.
-    Unanswered,
+    #[strum(message = "a request was not answered in time")]
+    NotAnsweredInTime,
     /// Too many passwords wait to be hashed.
+    #[strum(message = "too many passwords wait to be hashed")]
     TooManyHashes,
     /// The memory that requests may hold is used up.
+    #[strum(message = "the memory for requests is used up")]
     NoMemory,
     /// The server stopped.
+    #[strum(message = "the server stopped")]
     Stopped,
 }
 
 impl Reason {
-    /// All reasons, in the order of their numbers (`reason as usize`), each with its label and its text.
-    pub(crate) const ALL: [(Reason, &str, &str); 6] = [
-        (Reason::TooManyConnections, "too_many_connections", "too many connections"),
-        (Reason::TooManyRequests, "too_many_requests", "too many requests wait for the workers"),
-        (Reason::Unanswered, "not_answered_in_time", "a request was not answered in time"),
-        (Reason::TooManyHashes, "too_many_hashes", "too many passwords wait to be hashed"),
-        (Reason::NoMemory, "no_memory", "the memory for requests is used up"),
-        (Reason::Stopped, "stopped", "the server stopped"),
-    ];
-
     /// Returns the text for the log.
     pub fn text(self) -> &'static str {
-        Reason::ALL[self as usize].2
-    }
-
-    /// Returns the label in figures.
-    pub fn label(self) -> &'static str {
-        Reason::ALL[self as usize].1
+        self.get_message().unwrap_or_default()
     }
 }
 
@@ -316,9 +305,8 @@ fn not_migrated(missing: &[String]) -> String {
 fn remedy(address: &str, error: &io::Error) -> &'static str {
     use io::ErrorKind::{AddrInUse, PermissionDenied};
     match (error.kind(), address.starts_with("unix:")) {
-        (AddrInUse, true) => "end what listens there, or choose another path",
+        (AddrInUse, _) => "end what listens there, or choose another HOST or PORT",
         (_, true) => "HOST names a socket in a directory that is there and may be written",
-        (AddrInUse, false) => "end what listens there, or choose another PORT",
         (PermissionDenied, false) => "choose a PORT from 1024 on, or let systemd pass the socket",
         _ => "HOST has to be an address of this machine",
     }
@@ -327,14 +315,6 @@ fn remedy(address: &str, error: &io::Error) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn labels_follow_the_numbers() {
-        for (at, (reason, label, _)) in Reason::ALL.into_iter().enumerate() {
-            assert_eq!(reason as usize, at, "{label}");
-        }
-        assert_eq!(Reason::Stopped.label(), "stopped");
-    }
 
     #[test]
     fn the_table_of_the_contract() {

@@ -255,7 +255,7 @@ impl Connection {
             _ if !may_end => return Action::Wait,
             State::Idle { .. } => return self.close_if_idle(index, context),
             State::Arriving { .. } => why.map_or(Error::RequestTimeout, Error::Busy),
-            State::Working { .. } => Error::Busy(why.unwrap_or(Reason::Unanswered)),
+            State::Working { .. } => Error::Busy(why.unwrap_or(Reason::NotAnsweredInTime)),
             State::Writing { answer, .. } => {
                 answer.log_cut_off(self.peer, why);
                 return Action::Close;

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use strum::VariantNames;
 
 /// The upper ends of the buckets of durations, in seconds.
 const SECONDS: [f64; 14] =
@@ -73,12 +74,11 @@ impl Histogram {
 impl Metrics {
     /// Counts nothing yet. `lanes` are the labels of lanes.
     pub fn new(lanes: &'static [&'static str]) -> Metrics {
-        let reasons = Reason::ALL.map(|(_, label, _)| label);
-        let labels = REFUSED.map(|(_, label)| label).into_iter().chain(reasons);
+        let labels = REFUSED.iter().map(|(_, label)| label).chain(Reason::VARIANTS);
         Metrics {
             requests: Mutex::default(),
             durations: Mutex::default(),
-            refusals: Mutex::new(labels.map(|label| (label, 0)).collect()),
+            refusals: Mutex::new(labels.map(|label| (*label, 0)).collect()),
             batches: lanes.iter().map(|lane| (*lane, Mutex::default())).collect(),
             accepted: AtomicU64::default(),
             lock_retries: AtomicU64::default(),
@@ -103,7 +103,7 @@ impl Metrics {
 
     /// Counts the reason of a 503, whose answer is counted elsewhere.
     pub fn refused(&self, reason: Reason) {
-        *self.refusals.lock().entry(reason.label()).or_default() += 1;
+        *self.refusals.lock().entry(reason.into()).or_default() += 1;
     }
 
     /// Counts a batch of so many commands that was executed.
