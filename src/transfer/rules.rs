@@ -63,7 +63,8 @@ impl Rules<'_> {
     pub fn is_document(&self, line: &[u8]) -> bool {
         match serde_json::from_slice::<Map<_, _>>(line) {
             Ok(object) => {
-                member(&object, &self.paths["email"]).is_none() && object.values().any(Value::is_array)
+                let has = |field| member(&object, &self.paths[field]).is_some();
+                !has("name") && !has("email") && object.values().any(Value::is_array)
             }
             Err(error) => error.is_eof() || line.trim_ascii_start().starts_with(b"["),
         }

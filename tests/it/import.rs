@@ -104,6 +104,7 @@ USER ⇒ --map=mail=x ⇒ userd: --map must be FIELD=MEMBER,…, and FIELD one o
 # Lines of JSON.
 {"name":"x","name":"a","email":"a@x.org","passwordHash":null,"createdAt":null} ⇒ ⇒ imported: 1 ⇒ a@x.org
 USER\nFIELDS\nUSER ⇒ ⇒ line 2: is not JSON: EOF while parsing an object at column 29 ⇒
+{"name":"b","tags":[{}]}\nUSER ⇒ --ignore-unknown --skip-invalid ⇒ imported: 1, existing: 0, refused: 1 ⇒ a@x.org
 USER\n"text" ⇒ ⇒ line 2: is not a JSON object ⇒
 {"name":"\u0000","email":"x@example.com"} ⇒ ⇒ line 1: /name must not contain NUL (U+0000) ⇒
 {"name":"LONG","email":"x@example.com"} ⇒ ⇒ line 1: /name value is longer than 1000 characters ⇒
