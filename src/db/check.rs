@@ -38,7 +38,8 @@ type Problem = (&'static str, String);
 const SERVER: &str =
     "select current_setting('server_version'), current_setting('transaction_read_only') = 'on'";
 
-/// The rights that a request or a command needs and the role has not. Tables that are not there yet are left out.
+/// The rights that a request or a command needs and the role has not; with $1, those of migrations, too. Tables that are
+/// not there yet are left out.
 const MISSING_RIGHTS: &str = "\
     select format('the role may not %s %s', lower(action), name) \
     from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts', \
@@ -46,16 +47,12 @@ const MISSING_RIGHTS: &str = "\
         unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) action \
     where not has_table_privilege(to_regclass(name)::oid, action) \
         and (position <= 3 or action = 'SELECT') \
-    order by position";
-
-/// Returns why the role cannot migrate: it may not create tables in the schema, or change its tables.
-const NO_MIGRATIONS: &str = "\
+    union all \
     select 'the role may not create tables in its schema' \
-    where not coalesce(has_schema_privilege(current_schema()::text, 'CREATE'), false) \
+    where $1 and not coalesce(has_schema_privilege(current_schema()::text, 'CREATE'), false) \
     union all \
     select 'the role does not own the table users' from pg_class \
-    where oid = to_regclass('users')::oid \
-        and not pg_has_role(relowner, 'USAGE')";
+    where $1 and oid = to_regclass('users')::oid and not pg_has_role(relowner, 'USAGE')";
 
 /// A line for each fact of the tables, in the words of [`EXPECTED`]: columns, keys, unique indexes and enabled triggers.
 const FACTS: &str = "\
@@ -197,10 +194,8 @@ fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> R
             findings.push((weight, "migrations", format!("{what}: {}", missing.join(", "))));
         }
     }
-    let mut lines = rows(client, MISSING_RIGHTS, &[])?;
-    if matches!(lacking, Ok(Some(_))) && config.migrate {
-        lines.extend(rows(client, NO_MIGRATIONS, &[])?);
-    }
+    let migrates = config.migrate && matches!(lacking, Ok(Some(_)));
+    let lines = rows(client, MISSING_RIGHTS, &[(&migrates, Type::BOOL)])?;
     add(findings, "privileges", Some("the role may do all that is needed"), lines);
     if lacking?.is_some() {
         return Ok(());

@@ -475,12 +475,11 @@ impl Users {
         if !self.pool.execute(DELETE, &params, Some(*deadline))?.is_empty() {
             return Ok(());
         }
-        let is_moved = !condition.is_empty() && {
-            let after = self.allowed(*id, condition)?;
-            before.is_some_and(|before| before.revision() != after.revision())
-        };
-        // A trigger may have kept the user.
-        Err(if is_moved { Error::Contended } else { Error::NotFound })
+        if !condition.is_empty() {
+            self.allowed(*id, condition)?;
+        }
+        // The user has moved from one allowed state to another, or a trigger has kept the user.
+        Err(if before.is_some() { Error::Contended } else { Error::NotFound })
     }
 
     /// Removes users, no two of which are the same, and their credentials, as [`Users::update_many`] changes them.
