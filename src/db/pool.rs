@@ -8,12 +8,13 @@ use super::{
     sqlstate::Meaning,
 };
 use crate::{config::Config, error::Error, metrics::Text};
+use parking_lot::Mutex;
 use postgres::Row;
-use r2d2::{ManageConnection, NopErrorHandler, PooledConnection};
+use r2d2::{ManageConnection, PooledConnection};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 use std::{
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -27,6 +28,12 @@ pub struct Pool {
     acquire_timeout: Duration,
     /// The longest time that a statement may take.
     pub(super) statement_timeout: Duration,
+    figures: Arc<Figures>,
+}
+
+/// Counts of waits for sessions, and of statements that were executed again.
+#[derive(Debug, Default)]
+struct Figures {
     /// Waits for a session.
     waits: AtomicU64,
     /// Waits in which none became free.
@@ -45,6 +52,8 @@ impl Pool {
         /// after the database is.
         const RETRY_WITHIN: Duration = Duration::from_secs(1);
         let statement_timeout = config.limits.request_timeout / 2;
+        let figures = Arc::<Figures>::default();
+        let log = LogConnectError { pool: Arc::downgrade(&figures), last: Mutex::default() };
         let manager = Manager { servers: servers.clone(), set_up: settings::statements(statement_timeout) };
         // r2d2's default of three threads is for pools that reconnect in bulk.
         let threads = ScheduledThreadPool::builder()
@@ -58,19 +67,10 @@ impl Pool {
             .test_on_check_out(false)
             .connection_timeout(RETRY_WITHIN)
             .thread_pool(Arc::new(threads))
-            // A request that waits in vain logs the error.
-            .error_handler(Box::new(NopErrorHandler))
+            .error_handler(Box::new(log))
             .build_unchecked(manager);
-        Pool {
-            sessions: Some(sessions),
-            servers,
-            acquire_timeout: config.db_acquire_timeout,
-            statement_timeout,
-            waits: AtomicU64::default(),
-            timeouts: AtomicU64::default(),
-            broken: AtomicU64::default(),
-            stale: AtomicU64::default(),
-        }
+        let (sessions, acquire_timeout) = (Some(sessions), config.db_acquire_timeout);
+        Pool { sessions, servers, acquire_timeout, statement_timeout, figures }
     }
 
     /// Returns the rows of a statement; of a read if there is no `deadline`, else of a change for a request that ends
@@ -93,7 +93,7 @@ impl Pool {
             if let Some(deadline) = deadline {
                 if !session.is_alive() {
                     self.servers.end_epoch(session.epoch);
-                    self.broken.fetch_add(1, Ordering::Relaxed);
+                    self.figures.broken.fetch_add(1, Ordering::Relaxed);
                     continue;
                 }
                 if Instant::now() + self.statement_timeout > deadline {
@@ -120,7 +120,7 @@ impl Pool {
                 return Err(failure.error);
             }
             is_repeated = true;
-            let count = if is_broken { &self.broken } else { &self.stale };
+            let count = if is_broken { &self.figures.broken } else { &self.figures.stale };
             count.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -136,15 +136,15 @@ impl Pool {
         let most = self.sessions().max_size();
         text.gauge("userd_database_sessions_max", "The most sessions that the pool opens.", most);
         let help = "How often a session was waited for.";
-        text.counter("userd_database_session_waits_total", help, get(&self.waits));
+        text.counter("userd_database_session_waits_total", help, get(&self.figures.waits));
         let help = "Waits for a session that were in vain.";
-        text.counter("userd_database_session_timeouts_total", help, get(&self.timeouts));
+        text.counter("userd_database_session_timeouts_total", help, get(&self.figures.timeouts));
         let help =
             "Statements executed again, by what they met: a lock, a broken connection, a session of no use.";
         text.family("userd_database_retries_total", "counter", help);
         text.value(&[("reason", "lock")], lock_retries);
-        text.value(&[("reason", "connection")], get(&self.broken));
-        text.value(&[("reason", "session")], get(&self.stale));
+        text.value(&[("reason", "connection")], get(&self.figures.broken));
+        text.value(&[("reason", "session")], get(&self.figures.stale));
     }
 
     fn sessions(&self) -> &r2d2::Pool<Manager> {
@@ -157,10 +157,10 @@ impl Pool {
             let session = match self.sessions().try_get() {
                 Some(session) => session,
                 None => {
-                    self.waits.fetch_add(1, Ordering::Relaxed);
+                    self.figures.waits.fetch_add(1, Ordering::Relaxed);
                     let left = deadline.saturating_duration_since(Instant::now());
                     self.sessions().get_timeout(left).map_err(|error| {
-                        self.timeouts.fetch_add(1, Ordering::Relaxed);
+                        self.figures.timeouts.fetch_add(1, Ordering::Relaxed);
                         Error::Unavailable(format!("no database connection became free: {error}").into())
                     })?
                 }
@@ -204,5 +204,23 @@ impl ManageConnection for Manager {
     fn has_broken(&self, session: &mut Session) -> bool {
         let is_old = session.epoch != self.servers.epoch();
         is_old || session.connection.is_closed()
+    }
+}
+
+/// Each session tries by itself, twice a second: one line a second tells as much. Says nothing once the pool is dropped.
+#[derive(Debug)]
+struct LogConnectError {
+    pool: Weak<Figures>,
+    last: Mutex<Option<Instant>>,
+}
+
+impl r2d2::HandleError<ConnectError> for LogConnectError {
+    fn handle_error(&self, error: ConnectError) {
+        let mut last = self.last.lock();
+        let is_first = last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1));
+        if is_first && self.pool.strong_count() > 0 {
+            *last = Some(Instant::now());
+            log::warn!("cannot connect to the database: {error}");
+        }
     }
 }
