@@ -192,11 +192,11 @@ fn key(migration: &Migration) -> (i64, String) {
     (migration.version().into(), migration.checksum().to_string())
 }
 
-/// The error is one line: another program has a table `users`, which the first migration would create.
+/// Looks at a schema without migrations. The error is one line: another program has a table `users`, which the first
+/// migration would create.
 fn refuse_the_users_of_another_program(client: &mut Client) -> Result<(), String> {
     const ASK: &str = "select current_schema()::text \
-        where to_regclass(quote_ident(current_schema()::text) || '.users') is not null \
-            and to_regclass(quote_ident(current_schema()::text) || '.refinery_schema_history') is null";
+        where to_regclass(quote_ident(current_schema()::text) || '.users') is not null";
     let rows = client.query_typed(ASK, &[]).map_err(|error| explain(&error))?;
     match rows.first() {
         None => Ok(()),

@@ -29,7 +29,6 @@ const PAUSE: Duration = Duration::from_millis(500);
 const SILENCE: Duration = Duration::from_millis(2500);
 
 const OTHER_SCHEMA: &str = "the database's schema is not the one expected";
-const MISSING_TABLE: &str = "a table is missing in the database";
 
 /// A thread that probes a database from the first question on. Dropping it ends the thread.
 pub struct Prober {
@@ -41,8 +40,8 @@ pub struct Prober {
 
 #[derive(Default)]
 struct ProbeState {
-    /// Why the service is not ready, as the last answer says.
-    reason: Option<&'static str>,
+    /// True if the schema was not the one expected at the last answer.
+    is_other_schema: bool,
     /// True once the log says that the database is silent.
     is_silent: bool,
     /// Why the last probe has failed, or empty.
@@ -96,29 +95,28 @@ impl Prober {
             // Idle sessions of the pool would only be waited for.
             self.servers.end_epoch(self.servers.epoch());
         }
-        let reason = if state.is_silent { Some("the database does not answer") } else { state.reason };
+        let other_schema = state.is_other_schema.then_some(OTHER_SCHEMA);
+        let reason = if state.is_silent { Some("the database does not answer") } else { other_schema };
         (reason, state.read_only, now.saturating_duration_since(answered))
     }
 }
 
-/// The answer of the database to a probe: why the service is not ready, and whether the server takes no changes.
-type Answer = (Option<&'static str>, bool);
+/// The answer of the database to a probe: whether its schema is not the one expected, and whether it takes no changes.
+type Answer = (bool, bool);
 
 impl ProbeState {
     /// Keeps the outcome of a probe.
     fn keep(&mut self, found: Result<Answer, String>) {
         match found {
-            Ok((reason, read_only)) => {
-                let before = mem::replace(&mut self.reason, reason);
+            Ok((is_other, read_only)) => {
+                let was_other = mem::replace(&mut self.is_other_schema, is_other);
                 let was_silent = mem::take(&mut self.is_silent);
                 (self.read_only, self.answered) = (read_only, Some(Instant::now()));
                 self.failure.clear();
-                match reason {
-                    None if was_silent || before.is_some() => log::info!("ready again"),
-                    Some(reason) if before != Some(reason) => {
-                        log::warn!("unready: {reason}: see `userd check`");
-                    }
-                    _ => {}
+                if is_other && !was_other {
+                    log::warn!("unready: {OTHER_SCHEMA}: see `userd check`");
+                } else if !is_other && (was_other || was_silent) {
+                    log::info!("ready again");
                 }
             }
             Err(line) => self.failure = line,
@@ -136,7 +134,7 @@ fn probe(
     let mut client = match connection.take().map_or_else(connect, Ok) {
         Ok(client) => client,
         // The server has answered. It is its number of sessions that is short, and this one is an extra.
-        Err(ConnectError::Refused(error)) if is_full(&error) => return Ok((None, false)),
+        Err(ConnectError::Refused(error)) if is_full(&error) => return Ok((false, false)),
         Err(error) => return Err(error.to_string()),
     };
     let answer = match client.query_typed(Migrations::ASK, &[]) {
@@ -146,13 +144,9 @@ fn probe(
             if read_only && servers.wants_primary() {
                 return Err("the server takes no changes".to_owned());
             }
-            let reason = match migrations.judge(&rows) {
-                Ok(None) => lacks_table.then_some(MISSING_TABLE),
-                _ => Some(OTHER_SCHEMA),
-            };
-            (reason, read_only)
+            (lacks_table || !matches!(migrations.judge(&rows), Ok(None)), read_only)
         }
-        Err(error) if is_missing(&error) => (Some(OTHER_SCHEMA), false),
+        Err(error) if is_missing(&error) => (true, false),
         Err(error) => return Err(explain(&error)),
     };
     *connection = Some(client);

@@ -15,7 +15,6 @@ const LIVE: &str = r#"{"status":"ok"}"#;
 const READY: &str = r#"{"status":"ready"}"#;
 const SILENT: &str = r#"{"status":"unready","reason":"the database does not answer"}"#;
 const OTHER_SCHEMA: &str = r#"{"status":"unready","reason":"the database's schema is not the one expected"}"#;
-const NO_TABLE: &str = r#"{"status":"unready","reason":"a table is missing in the database"}"#;
 const STOPPING: &str = r#"{"status":"unready","reason":"the service is stopping"}"#;
 
 /// An answer that never takes a second, whatever the database does.
@@ -121,7 +120,7 @@ fn a_schema_that_is_not_the_one_expected() {
     let service = Service::start();
     let mut client = service.client();
     for (from, to, status, body) in
-        [("credentials", "away", 503, NO_TABLE), ("away", "credentials", 200, READY)]
+        [("credentials", "away", 503, OTHER_SCHEMA), ("away", "credentials", 200, READY)]
     {
         service.database.run(&format!("alter table {from} rename to {to}"));
         becomes(&mut client, status, body);
