@@ -56,8 +56,8 @@ fn each_names_the_cause_and_then_the_remedy() {
         (&["migrate"], 1, "Connection refused", "`userd --embedded` runs one of its own"),
         (&["export", &unwritable], 1, "cannot write", "name another FILE"),
         // Before a database is waited for, or a cluster is made.
-        (&["--port", &taken], 1, "Address already in use", "choose another PORT"),
-        (&[&nowhere, "--port", &taken], 1, "Address already in use", "choose another PORT"),
+        (&["--port", &taken], 1, "Address already in use", "choose another HOST or PORT"),
+        (&[&nowhere, "--port", &taken], 1, "Address already in use", "choose another HOST or PORT"),
         (
             &["--host", "unix:/nowhere/at/all"],
             1,
