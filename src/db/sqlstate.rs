@@ -74,11 +74,14 @@ impl From<postgres::Error> for Error {
 }
 
 /// Returns whether the rows of a statement may have caused its refusal, so that some of them may be accepted without the
-/// others: data exceptions, integrity violations, errors that triggers raise.
+/// others: any error but those of the connection and of the server (SQLSTATE classes 08, 57, 58 and XX). Triggers raise
+/// errors of any class.
 pub(super) fn is_of_rows(error: &Error) -> bool {
     match error {
         Error::AlreadyExists => true,
-        Error::Database { code, .. } => ["22", "23", "P0"].iter().any(|class| code.starts_with(class)),
+        Error::Database { code, .. } => {
+            !code.is_empty() && !["08", "57", "58", "XX"].iter().any(|class| code.starts_with(class))
+        }
         _ => false,
     }
 }

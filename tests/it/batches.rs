@@ -160,7 +160,7 @@ fn what_a_trigger_refuses_is_refused_alone() {
     service.database.run(
         "create function judge() returns trigger language plpgsql as $$
          begin
-             if new.name = 'bad' then raise exception 'no'; end if;
+             if new.name = 'bad' then raise exception 'no' using errcode = 'U0001'; end if;
              if new.name = 'left out' then return null; end if;
              if new.name = 'moved' then new.email = 'taken@example.com'; end if;
              new.email = trim(lower(new.email), '!');
@@ -185,6 +185,7 @@ fn what_a_trigger_refuses_is_refused_alone() {
         ("Zoe", "ZOE@Example.com", soon),
         ("left out", "mallory@example.com", soon),
         ("Eve", "eve@example.com", soon),
+        ("bad", "bad@example.com", soon),
         // An address that is equal for the service, and then some that the trigger makes equal.
         ("Other Zoe", "zoe@example.com", soon),
         ("Other Eve", "EVE@example.com!", soon),
@@ -193,7 +194,7 @@ fn what_a_trigger_refuses_is_refused_alone() {
     ];
     let [zoe, eve, bob] = ["Zoe zoe@example.com", "Eve eve@example.com", "Bob bob@example.com"];
     let taken = "AlreadyExists";
-    assert_eq!(create(&service, &batch), [zoe, taken, eve, taken, taken, taken, bob]);
+    assert_eq!(create(&service, &batch), [zoe, taken, eve, "Database", taken, taken, taken, bob]);
     let mut found: Vec<String> = service.database.value(stored).split(", ").map(str::to_owned).collect();
     found.sort_unstable();
     assert_eq!(found, ["Ada ada@example.com", bob, eve, zoe]);
