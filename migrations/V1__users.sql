@@ -11,9 +11,9 @@ create table users (
     email varchar(254) not null,
     created_at timestamptz not null default now(),
     updated_at timestamptz not null default now(),
-    -- Moved by each change of the record, whoever makes it. An ETag is made of it and of updated_at, so that a user who
-    -- is restored or inserted again under an old id has another one.
-    version bigint not null default 1,
+    -- Drawn anew by each change of the record, whoever makes it. An ETag is made of it and of updated_at, so that a user
+    -- who is restored or inserted again under an old id has another one.
+    version bigint not null default floor(random() * float8 '1e15')::bigint,
     -- RFC 3339 writes four-digit years and knows no infinity.
     check (created_at >= timestamptz '0001-01-01T00:00:00Z' and created_at < timestamptz '10000-01-01T00:00:00Z'),
     check (updated_at >= timestamptz '0001-01-01T00:00:00Z' and updated_at < timestamptz '10000-01-01T00:00:00Z')
@@ -32,7 +32,8 @@ create table credentials (
 create function user_version() returns trigger language plpgsql set search_path from current as $$
 begin
     -- If the service changes a password, which no column of this table may show, it moves updated_at.
-    new.version := old.version + (new::text <> old::text)::int;
+    new.version := case when new::text = old::text then old.version
+        else floor(random() * float8 '1e15')::bigint end;
     return new;
 end $$;
 

@@ -5,7 +5,7 @@ use time::OffsetDateTime;
 /// The state of a record; no two that it ever had are equal, whoever has changed it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Revision {
-    /// Number that every change of the record moves.
+    /// Number that every change of the record draws anew.
     pub version: i64,
     /// Time of the last change.
     pub updated_at: OffsetDateTime,

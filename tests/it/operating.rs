@@ -165,7 +165,10 @@ fn a_check_of_a_configuration_that_cannot_be_used() {
 fn a_check_finds_what_is_missing() {
     for (sql, missing) in [
         ("drop table credentials", "credentials"),
-        ("alter table users rename version to v", "users.version: bigint not null default 1"),
+        (
+            "alter table users rename version to v",
+            "users.version: bigint not null default (floor((random() * '1e+15'::double precision)))::bigint",
+        ),
         (
             "alter table users alter created_at drop default",
             "users.created_at: timestamp with time zone not null default now()",

@@ -130,6 +130,25 @@ fn changes_by_others_move_the_tag() {
              values (1, 'Eve', 'eve@example.com')",
             true,
         ),
+        ("update users set updated_at = timestamptz '2020-01-01T00:00:00Z'", true),
+        // A copy, as one that is restored, has the times of the original.
+        (
+            "create table copy as select * from users; delete from users; \
+             insert into users (id, name, email, created_at, updated_at) overriding system value \
+             select id, 'Zoe', email, created_at, updated_at from copy",
+            true,
+        ),
+        // Two changes of one restored record.
+        (
+            "delete from users; insert into users overriding system value select * from copy; \
+             update users set name = 'Ida'",
+            true,
+        ),
+        (
+            "delete from users; insert into users overriding system value select * from copy; \
+             update users set name = 'Joe'",
+            true,
+        ),
     ];
     let mut tags = vec![tag(&client.get("/users/1"))];
     for (sql, changes) in rows {
@@ -283,8 +302,6 @@ fn one_of_many_changes_is_made() {
         let user = now.json();
         assert_eq!(user["name"], body.get("name").cloned().unwrap_or("Ada".into()), "{kind}");
         assert_eq!(user["email"], body.get("email").cloned().unwrap_or("ada@example.com".into()), "{kind}");
-        // Exactly one step: the versions are whole numbers.
-        assert_eq!(database.value("select version from users"), "2", "{kind}");
         let expected = body.get("password").cloned().unwrap_or(PASSWORD.into());
         let passwords = (0..CLIENTS).map(|n| format!("password {n}")).chain([PASSWORD.to_owned()]);
         let accepted: Vec<String> = passwords
