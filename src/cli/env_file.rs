@@ -22,8 +22,9 @@ fn parse(text: &str) -> Result<Variables, usize> {
     lines.map(|(number, line)| assignment(line).ok_or(number)).collect()
 }
 
-/// Returns the name and the value of a line. Quotes, single or double, are left out. In double ones and outside of any a
-/// backslash takes the next character as it is; at the end of a line it is refused.
+/// Returns the name and the value of a line. Quotes, single or double, are left out at the start of the value and behind
+/// other quotes; elsewhere they are part of it. Outside of quotes a backslash takes the next character as it is, in double
+/// ones only a character that a shell would need it for; at the end of a line it is refused.
 fn assignment(line: &str) -> Option<(String, OsString)> {
     let (name, value) = line.split_once('=')?;
     let name = name.trim_end();
@@ -31,16 +32,21 @@ fn assignment(line: &str) -> Option<(String, OsString)> {
     if !name.bytes().all(is_name) || name.starts_with(|c: char| c.is_ascii_digit()) || value.contains('\0') {
         return None;
     }
-    let mut text = String::new();
-    let mut quote = None;
+    let (mut text, mut quote, mut is_bare) = (String::new(), None, false);
     let mut characters = value.trim_start().chars();
     while let Some(character) = characters.next() {
         match (character, quote) {
-            ('\\', None | Some('"')) => text.push(characters.next()?),
             (_, Some(open)) if character == open => quote = None,
-            ('"' | '\'', None) => quote = Some(character),
+            ('"' | '\'', None) if !is_bare => quote = Some(character),
+            ('\\', Some('"')) => match characters.next()? {
+                escaped @ ('"' | '\\' | '`' | '$') => text.push(escaped),
+                other => text.extend(['\\', other]),
+            },
+            ('\\', None) => text.push(characters.next()?),
+            (' ' | '\t', None) if !is_bare => {}
             _ => text.push(character),
         }
+        is_bare |= quote.is_none() && !['"', '\'', ' ', '\t'].contains(&character);
     }
     (quote.is_none() && !name.is_empty()).then(|| (name.to_owned(), text.into()))
 }
@@ -58,7 +64,11 @@ mod tests {
             ("A=b\nA=c", r#"Ok({"A": "c"})"#),
             ("A=\nB=''\nC=\"\"", r#"Ok({"A": "", "B": "", "C": ""})"#),
             (r#"A="b c"'d "e"'f"#, r#"Ok({"A": "b cd \"e\"f"})"#),
-            (r#"A="b\"c" B"#, r#"Ok({"A": "b\"c B"})"#),
+            (r#"A="b\"c" B"#, r#"Ok({"A": "b\"cB"})"#),
+            ("A=it's a \"b\"", r#"Ok({"A": "it's a \"b\""})"#),
+            (r#"A="b\c\\d\$" "#, r#"Ok({"A": "b\\c\\d$"})"#),
+            (r"A=b\ c\'d", r#"Ok({"A": "b c'd"})"#),
+            ("A=options='-c search_path=x'", r#"Ok({"A": "options='-c search_path=x'"})"#),
             ("A='b\\c'", r#"Ok({"A": "b\\c"})"#),
             ("URL=postgres://u:p@h/d?a=b&c=d#e", r#"Ok({"URL": "postgres://u:p@h/d?a=b&c=d#e"})"#),
             ("A=b\r\n", r#"Ok({"A": "b"})"#),
