@@ -193,7 +193,7 @@ fn document(input: impl BufRead, each: &mut Each) -> Result<(), TransferError> {
             } else {
                 let text = element.trim_ascii();
                 let is_user = is_of_users || text.starts_with(b"{");
-                if is_user && !(text.is_empty() && byte == b']') {
+                if is_user && !(text.is_empty() && byte == b']' && number == 0) {
                     if number > 0 && !is_of_users {
                         return Err(unreadable(SEVERAL_ARRAYS));
                     }

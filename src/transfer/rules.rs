@@ -20,7 +20,10 @@ use std::collections::BTreeMap;
 /// The fields that a record may have.
 const FIELDS: [&str; 7] = ["id", "name", "email", "createdAt", "updatedAt", "password", PASSWORD_HASH];
 
-const NOT_WHOLE: &str = "/id must be a whole number from 1 to 9223372036854775807";
+/// The largest id that is kept: the sequence of ids goes on behind it.
+const LARGEST_ID: i64 = i64::MAX / 2;
+
+const NOT_WHOLE: &str = "/id must be a whole number from 1 to 4611686018427387903";
 
 /// The column, or the dotted path of the member, that each field is read from.
 pub type Mapping = BTreeMap<&'static str, String>;
@@ -126,7 +129,10 @@ impl Rules<'_> {
         let hash = fields.remove(PASSWORD_HASH).map(PasswordHash::imported).transpose();
         let hash = hash.map_err(|problem| format!("/{PASSWORD_HASH} {problem}"))?;
         let id = match fields.remove("id").filter(|_| self.import.keep_ids) {
-            Some(id) => Some(parse_id(id.as_str().unwrap_or(&id.to_string())).ok_or(NOT_WHOLE)?),
+            Some(id) => {
+                let id = parse_id(id.as_str().unwrap_or(&id.to_string())).filter(|id| *id <= LARGEST_ID);
+                Some(id.ok_or(NOT_WHOLE)?)
+            }
             None if self.import.requires("id") => return Err("/id is required by --keep-ids".to_owned()),
             None => None,
         };

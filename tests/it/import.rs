@@ -69,6 +69,7 @@ const FILES: &str = r##"
 {"version":[1],"users":[USER],"ids":[1,[2]],"meta":{"x":[{"y":1}]}} ⇒ ⇒ imported: 1 ⇒ a@x.org
 {"users":[USER,7]} ⇒ ⇒ user 2: is not a JSON object ⇒
 [USER USER] ⇒ ⇒ user 1: is not JSON: trailing characters at column 32 ⇒
+[USER,] ⇒ ⇒ user 2: is not JSON: EOF while parsing a value at column 0 ⇒
 {"a":"\"]}[","users" : [ USER , {"name":"[\"","email":"b@x.org","tags":null} ] } ⇒ --ignore-unknown ⇒ imported: 2, existing: 0, refused: 0, left out "tags": 1 ⇒ a@x.org b@x.org
 [USER,{"name":"b","email":"A@x.org"}] ⇒ ⇒ user 2: /email is that of user 1, too ⇒
 {"users":[USER],"roles":[{"name":"b","email":"b@x.org"}]} ⇒ ⇒ it has several arrays of objects: `jq -c '.users[]'` chooses the users of one ⇒
@@ -117,7 +118,7 @@ FIELDS,"passwordHash":"5f4dcc3b5aa765d61d8327deb882cf99"} ⇒ ⇒ line 1: /passw
 FIELDS,"passwordHash":"$2b$13$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2"} ⇒ ⇒ line 1: /passwordHash costs more to verify than 128 MiB, 256 MiB times passes, bcrypt's 12, 2000000 rounds of PBKDF2 or ⇒
 FIELDS} ⇒ --keep-ids ⇒ line 1: /id is required by --keep-ids ⇒
 FIELDS,"id":"007"} ⇒ --keep-ids ⇒ line 1: WHOLE ⇒
-FIELDS,"id":9223372036854775808} ⇒ --keep-ids ⇒ line 1: WHOLE ⇒
+FIELDS,"id":4611686018427387904} ⇒ --keep-ids ⇒ line 1: WHOLE ⇒
 FIELDS,"id":9}\n{"name":"b","email":"b@x.org","id":"9"} ⇒ --keep-ids ⇒ line 2: /id is that of line 1, too ⇒
 
 # Addresses in the file and in the database, equal if only the case of ASCII letters differs.
@@ -146,7 +147,7 @@ fn unescaped(text: &str) -> Vec<u8> {
         ("USER", USER),
         ("FIELDS", &USER[..USER.len() - 1]),
         ("BCRYPT", BCRYPT),
-        ("WHOLE", "/id must be a whole number from 1 to 9223372036854775807"),
+        ("WHOLE", "/id must be a whole number from 1 to 4611686018427387903"),
         ("BOM", "\u{feff}"),
         ("NBSP", "\u{a0}"),
         ("\\n", "\n"),
