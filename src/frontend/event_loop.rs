@@ -7,14 +7,11 @@ mod admission;
 
 use super::{
     Listener, Resources,
-    connection::{Action, Connection, Context, LINGER_TIME, interest},
+    connection::{Action, Connection, Context, DOING, LINGER_TIME, interest},
     slots::{Entry, Slots},
     to_tiny_http::ToTinyHttp,
 };
-use crate::{
-    config::Limits,
-    error::{Error, Reason},
-};
+use crate::{config::Limits, error::Reason};
 pub use admission::MAX_SURPLUS;
 use mio::{Events, Interest, Poll, Token, Waker, net, unix::SourceFd};
 use std::{
@@ -265,16 +262,15 @@ impl EventLoop {
         self.free.len() == self.slots.len()
     }
 
-    /// Leaves nothing open: what is in work is answered 503, as far as the socket takes it at once. The slots outlive the
-    /// loop: workers hold them.
+    /// Leaves nothing open: requests that are arriving or in work are answered 503, as far as the socket takes it at once.
+    /// The slots outlive the loop: workers hold them.
     pub fn clear(&mut self) {
         self.listener = None;
         self.context.now = Instant::now();
         for index in self.slots.each(|index, _| Some(index)) {
             self.call(index, |connection, context| {
-                if connection.is_working() {
-                    connection.refuse(&Error::Busy(Reason::Stopped), context);
-                    connection.advance(index, context);
+                if ["reading", "working"].contains(&DOING[connection.doing()]) {
+                    connection.turn_away(Reason::Stopped, index, context);
                 }
                 Action::Close
             });
