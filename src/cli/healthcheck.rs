@@ -31,7 +31,7 @@ pub fn healthcheck(given: &Given) -> Result<(), Failure> {
         true => config.host,
         false => format!("{}:{}", config.host, config.port),
     };
-    let late = format!("no answer from {address}, from a recent probe, in time");
+    let late = format!("no answer from {address} in time");
     // A thread ends the process, as neither a connect nor a server that sends one byte at a time has a bound of its own.
     spawn("deadline", move || {
         thread::sleep(config.limits.request_timeout);
