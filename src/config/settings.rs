@@ -179,11 +179,8 @@ impl Config {
         let row = |setting: &Setting| {
             // The configuration was made, so each text can be read.
             let given = text(setting.variable, &lookup).ok().flatten();
-            let source = match given {
-                None => "default",
-                Some((variable, _)) if variable == setting.variable => "environment",
-                Some((variable, _)) => variable,
-            };
+            let source = given.as_ref().map_or("default", |(variable, _)| variable);
+            let source = if source == setting.variable { "environment" } else { source };
             let value = match setting.field.map(|field| field(&mut config).map(|field| field.text())) {
                 None => given.map(|(_, text)| text).or_else(|| setting.default()),
                 Some(None) => return (setting.variable, "-".to_owned(), "no effect"),

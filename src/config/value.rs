@@ -87,11 +87,13 @@ macro_rules! values {
 }
 
 values! {
-    u16, u32, usize, bool, String, Schema, Ui, Validation, TrustedProxies, AllowedOrigins:
+    u16, u32, usize, bool, String, Schema, Ui, Validation:
         |text| text.parse::<Self>().map_err(|problem| problem.to_string())?, |value| Some(value.to_string());
     Duration: |text| seconds(text)?, |time| Some(time.as_secs_f64().to_string());
     Option<PathBuf>:
         |text| Some(text.into()), |path| Some(path.as_deref().unwrap_or(Path::new("")).display().to_string());
+    TrustedProxies: |text| text.parse()?, |proxies| Some(proxies.names().join(","));
+    AllowedOrigins: |text| text.parse()?, |origins| Some(origins.0.join(","));
     Vec<String>: |text| list(text, host_name)?, |names| Some(names.join(","));
     Secret: |text| text.into(), |_secret| None;
     Option<Secret>: |text| Some(text.into()), |_secret| None;
@@ -99,15 +101,11 @@ values! {
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse().unwrap_or(f64::NAN);
-    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+    Duration::try_from_secs_f64(text.parse().unwrap_or(f64::NAN)).map_err(|error| error.to_string())
 }
 
 /// Returns the name of a host, or `*`, which stands for any.
 fn host_name(name: &str) -> Result<String, String> {
-    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-    match name == "*" || name.bytes().all(is_name) {
-        true => Ok(name.to_owned()),
-        false => Err(format!("{name:?} is not a host name")),
-    }
+    let is_name = name == "*" || name.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
+    is_name.then(|| name.to_owned()).ok_or_else(|| format!("{name:?} is not a host name"))
 }
