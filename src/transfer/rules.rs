@@ -36,7 +36,8 @@ pub fn mapping(text: &str) -> Result<Mapping, String> {
         Some((field, path.trim().to_owned())).filter(|(_, path)| !path.is_empty())
     };
     let paths: Option<Mapping> = text.split(',').map(pair).collect();
-    paths.ok_or_else(|| format!("must be FIELD=MEMBER,…, and FIELD one of {}", FIELDS.join(", ")))
+    let paths = paths.filter(|paths| paths.len() == text.split(',').count());
+    paths.ok_or_else(|| format!("must be FIELD=MEMBER,…, each FIELD once and one of {}", FIELDS.join(", ")))
 }
 
 /// The user of a record, and the names of members that are left out; or the problem of the record.

@@ -100,7 +100,8 @@ FIELDS,"role":7} ⇒ --ignore-unknown ⇒ imported: 1, existing: 0, refused: 0, 
 name,email,role,x\na,a@x.org,1,\nb,b@x.org,2,\n ⇒ --ignore-unknown ⇒ imported: 2, existing: 0, refused: 0, left out "role": 2 ⇒ a@x.org b@x.org
 {"displayName":"a","emails":[{"value":"a@x.org"}],"passwordHash":"x","createdAt":1} ⇒ --map=name=displayName,email=emails.0.value ⇒ imported: 1, existing: 0, refused: 0, left out "createdAt": 1, left out "passwordHash": 1 ⇒ a@x.org
 [{"profile":{"login":"a@x.org"}}] ⇒ --map=name=profile.login,email=profile.login ⇒ imported: 1 ⇒ a@x.org
-USER ⇒ --map=mail=x ⇒ userd: --map must be FIELD=MEMBER,…, and FIELD one of id, name, email, createdAt ⇒
+USER ⇒ --map=mail=x ⇒ userd: --map must be FIELD=MEMBER,…, each FIELD once and one of id, name, email, createdAt ⇒
+USER ⇒ --map=name=a,name=b ⇒ userd: --map must be FIELD=MEMBER,…, each FIELD once ⇒
 
 # Lines of JSON.
 {"name":"x","name":"a","email":"a@x.org","passwordHash":null,"createdAt":null} ⇒ ⇒ imported: 1 ⇒ a@x.org

@@ -32,6 +32,10 @@ fn a_check_finds_a_sequence_behind_the_ids() {
     assert_eq!(problem("as it should be"), None);
     database.run("alter sequence users_id_seq restart with 21");
     assert_eq!(problem("the next one is free"), None);
+    let end = "select setval('users_id_seq', 9223372036854775807)";
+    database.run(end);
+    database.run(problem(end).expect(end).split('`').nth(1).unwrap());
+    assert_eq!(problem("mended"), None);
     for behind in ["alter sequence users_id_seq restart with 20", "select setval('users_id_seq', 19)"] {
         database.run(behind);
         let line = problem(behind).expect(behind);
