@@ -171,6 +171,11 @@ impl Connection {
         }
     }
 
+    /// Returns whether a request is arriving, or is with the workers.
+    pub fn has_request(&self) -> bool {
+        matches!(self.state, State::Arriving { .. } | State::Working { .. })
+    }
+
     /// Returns whether the workers have a request of it.
     pub fn is_working(&self) -> bool {
         matches!(self.state, State::Working { .. })
@@ -267,7 +272,7 @@ impl Connection {
         self.advance(index, context)
     }
 
-    /// Answers 503, because connections or memory run out, and closes the connection.
+    /// Answers 503, because connections or memory run out or the server stops, and closes the connection.
     pub fn turn_away(&mut self, why: Reason, index: u32, context: &mut Context) -> Action {
         self.surplus = true;
         self.refuse(&Error::Busy(why), context);

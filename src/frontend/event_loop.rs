@@ -7,7 +7,7 @@ mod admission;
 
 use super::{
     Listener, Resources,
-    connection::{Action, Connection, Context, DOING, LINGER_TIME, interest},
+    connection::{Action, Connection, Context, LINGER_TIME, interest},
     slots::{Entry, Slots},
     to_tiny_http::ToTinyHttp,
 };
@@ -223,7 +223,7 @@ impl EventLoop {
             self.listener = None;
             self.accept_at = None;
             self.context.stopping = true;
-            self.stop_at = Some(now + self.slots.limits.stop_timeout);
+            self.stop_at = Some(Instant::now() + self.slots.limits.stop_timeout);
             for index in self.slots.each(|index, _| Some(index)) {
                 self.call(index, |connection, context| {
                     connection.readable = true;
@@ -269,7 +269,7 @@ impl EventLoop {
         self.context.now = Instant::now();
         for index in self.slots.each(|index, _| Some(index)) {
             self.call(index, |connection, context| {
-                if ["reading", "working"].contains(&DOING[connection.doing()]) {
+                if connection.has_request() {
                     connection.turn_away(Reason::Stopped, index, context);
                 }
                 Action::Close

@@ -783,8 +783,7 @@ fn a_stop_has_a_deadline() {
     drop(harness.frontend.take());
     let took = start.elapsed();
     assert!(took < Limits::default().stop_timeout, "{took:?}");
-    // The loop may have looked at the time just before.
-    assert!(took >= Duration::from_millis(200), "{took:?}");
+    assert!(took >= Duration::from_millis(300), "{took:?}");
     for client in [&mut working, &mut half] {
         let answer = client.answer();
         assert!(answer.status == 503 && answer.closes() && client.ends());
