@@ -274,6 +274,13 @@ fn one_of_many_changes_is_made() {
         (_, 2) => ("PUT", json!({"password": null, "name": format!("{n}")})),
         (_, _) => ("PUT", json!({"name": format!("{n}"), "email": format!("{n}@example.com")})),
     };
+    // Notes each step of a record.
+    database.run(
+        "create table steps (id bigint);
+         create function step() returns trigger language plpgsql as
+             $$ begin insert into steps values (new.id); return null; end $$;
+         create trigger step after update on users for each row execute function step()",
+    );
     for kind in ["one body", "names", "passwords", "deletions", "all of them"] {
         let ada = json!({"name": "Ada", "email": "ada@example.com", "password": PASSWORD}).to_string();
         let created = client.post("/users", ada);
@@ -302,6 +309,8 @@ fn one_of_many_changes_is_made() {
         let user = now.json();
         assert_eq!(user["name"], body.get("name").cloned().unwrap_or("Ada".into()), "{kind}");
         assert_eq!(user["email"], body.get("email").cloned().unwrap_or("ada@example.com".into()), "{kind}");
+        let steps = format!("select count(*) from steps where id = {}", created.id());
+        assert_eq!(database.value(&steps), "1", "{kind}");
         let expected = body.get("password").cloned().unwrap_or(PASSWORD.into());
         let passwords = (0..CLIENTS).map(|n| format!("password {n}")).chain([PASSWORD.to_owned()]);
         let accepted: Vec<String> = passwords
