@@ -304,12 +304,13 @@ impl Config {
                 return Err(problem(variable, "has a token twice, or one that another variable has, too"));
             }
         }
-        let page = |user: usize| user * self.max_per_page as usize + REST_OF_PAGE;
-        // The largest page, or a usual one while a password is hashed.
-        let work = page(LARGEST_USER).max(page(USUAL_USER) + self.password_hashing.memory()) + WORK_RESERVE;
-        // While a page is made, its rows and its text are in memory.
         let input = self.limits.max_body_bytes.saturating_add(self.limits.max_head_bytes);
-        let least = input.saturating_add(2 * work);
+        // The largest page, or a usual one while a password is hashed.
+        let page = |user: usize| user.saturating_mul(self.max_per_page as usize).saturating_add(REST_OF_PAGE);
+        let hash = self.password_hashing.memory();
+        let work = page(LARGEST_USER).max(page(USUAL_USER).saturating_add(hash)).saturating_add(WORK_RESERVE);
+        // While a page is made, its rows and its text are in memory.
+        let least = input.saturating_add(work.saturating_mul(2));
         if self.limits.memory_budget >= least {
             return Ok(());
         }
