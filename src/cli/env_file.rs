@@ -33,7 +33,7 @@ fn assignment(line: &str) -> Option<(String, OsString)> {
         return None;
     }
     let (mut text, mut quote, mut is_bare) = (String::new(), None, false);
-    let mut characters = value.trim_start().chars();
+    let mut characters = value.chars();
     while let Some(character) = characters.next() {
         match (character, quote) {
             (_, Some(open)) if character == open => quote = None,
