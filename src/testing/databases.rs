@@ -1,0 +1,208 @@
+//! Databases that are thrown away, in a private cluster that all processes of a user share. A database is a clone of a
+//! template, which is migrated once.
+
+use super::{failed, has_code, small};
+use crate::config::{Config, Database};
+use crate::db::{blocking::outside_of_runtimes, explain, migrate::Migrations};
+use crate::error::StartError;
+use crate::private_postgres::{Shared, connection_string};
+use parking_lot::Mutex;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use postgres::{Client, Error, NoTls, error::SqlState};
+use std::path::{Path, PathBuf};
+use std::{env, thread};
+
+/// Share of this process in the cluster. Static, since it is to last as long as the process, and no longer.
+static OWNER: Mutex<Option<Owner>> = Mutex::new(None);
+
+/// A migrated database of its own, dropped with this value. In a private cluster, made from PostgreSQL's server
+/// programs (version 13 or newer) on this machine, that all of a user's processes share while they want one.
+///
+/// ```
+/// use userd::{App, Request, ScratchDatabase};
+///
+/// let database = ScratchDatabase::create()?;
+/// let app = App::open(&database.config())?;
+/// assert_eq!(app.handle(&Request::get("/users")).status, 200);
+/// # Ok::<(), userd::StartError>(())
+/// ```
+#[derive(Debug)]
+pub struct ScratchDatabase {
+    name: String,
+    pub(super) url: String,
+}
+
+impl ScratchDatabase {
+    /// Creates a database with the built-in migrations applied.
+    ///
+    /// Blocks: some 20 ms, about a second if the cluster has to be started first, and up to a minute when
+    /// the machine is that slow. May be called from within an async runtime, whose thread it blocks as well.
+    ///
+    /// # Errors
+    /// [`StartError::Cluster`]: one line that says what to do if PostgreSQL is missing or does not start.
+    pub fn create() -> Result<ScratchDatabase, StartError> {
+        ScratchDatabase::with_migrations(None)
+    }
+
+    /// Creates a database with the migrations of a directory, as `migrations_dir` has it in [`Config`].
+    pub fn with_migrations(dir: Option<&Path>) -> Result<ScratchDatabase, StartError> {
+        outside_of_runtimes(|| ScratchDatabase::filled(dir, None, |_| Ok(())))
+    }
+
+    /// Creates a database with the users that `fill` puts into the one whose URL it gets. They are kept in a template for
+    /// `seed`, a number that changes with the users: the next database with this number is a clone.
+    #[doc(hidden)]
+    pub fn filled<E: From<StartError>>(
+        dir: Option<&Path>,
+        seed: Option<u64>,
+        fill: impl FnOnce(&str) -> Result<(), E>,
+    ) -> Result<ScratchDatabase, E> {
+        let migrations = Migrations::load(dir).map_err(StartError::from)?;
+        let template = format!("userd_template_{:016x}", migrations.fingerprint() ^ seed.unwrap_or_default());
+        let mut owner = OWNER.lock();
+        if owner.as_ref().is_none_or(|owner| owner.shared.client.is_closed()) {
+            *owner = Some(Owner::join()?);
+        }
+        let owner = owner.as_mut().expect("it has joined");
+        let mut created = owner.create(&template);
+        if has_code(&created, &SqlState::UNDEFINED_DATABASE) {
+            // The end of this session releases the lock. Another process may have made the template meanwhile.
+            let mut session =
+                Client::connect(&connection_string(&owner.shared.dir, "postgres"), NoTls).map_err(failed)?;
+            session.batch_execute("select pg_advisory_lock(3)").map_err(failed)?;
+            created = owner.create(&template);
+            if has_code(&created, &SqlState::UNDEFINED_DATABASE) {
+                let (name, url) = owner.create("template1").map_err(failed)?;
+                let connect = || Client::connect(&url, NoTls).map_err(failed);
+                migrations.apply(&mut connect()?, &mut connect()?).map_err(StartError::Cluster)?;
+                fill(&url)?;
+                keep_as_template(&mut session, &name, &template).map_err(failed)?;
+                created = owner.create(&template);
+            }
+        }
+        Ok(created.map(|(name, url)| ScratchDatabase { name, url }).map_err(failed)?)
+    }
+
+    /// Returns `postgresql://…`, as psql, libpq and the `postgres` crate take it. No password, no TLS.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Returns settings for a [`Server`] or an [`App`] on it: the defaults, with two workers
+    /// and two connections, since tests run many servers and ask each of them little.
+    pub fn config(&self) -> Config {
+        Config { database: Database::Url(self.url.as_str().into()), ..small() }
+    }
+}
+
+impl Drop for ScratchDatabase {
+    fn drop(&mut self) {
+        // Compares `user_counts` with the table after every test of this crate that has not failed.
+        #[cfg(test)]
+        let compared = if thread::panicking() {
+            Ok(String::new())
+        } else {
+            Client::connect(&self.url, NoTls)
+                .map_or(Ok(String::new()), |mut client| crate::db::counts::compare(&mut client))
+        };
+        outside_of_runtimes(|| {
+            let mut owner = OWNER.lock();
+            // The databases of an owner that is gone are gone, too.
+            let Some(owner) = owner.as_mut().filter(|owner| self.name.contains(&owner.id)) else { return };
+            let client = &mut owner.shared.client;
+            let drop = format!("drop database if exists {} with (force)", self.name);
+            if let Err(error) = end_sessions(client, &self.name).and_then(|()| client.batch_execute(&drop)) {
+                log::warn!("cannot drop {}: {}", self.name, explain(&error));
+            }
+        });
+        #[cfg(test)]
+        assert!(compared.is_ok(), "{compared:?}");
+    }
+}
+
+/// Owner of the databases of this process.
+struct Owner {
+    /// The end of its session says that our databases have no owner any more.
+    shared: Shared,
+    /// Tells the session from all others, in the names of its databases.
+    id: String,
+    /// Copies a template's files, which takes half as long as the default; empty before PostgreSQL 15, which does so.
+    strategy: String,
+    count: u32,
+}
+
+impl Owner {
+    fn join() -> Result<Owner, StartError> {
+        const ASK: &str = "\
+            select concat(pid, '_', (extract(epoch from backend_start) * 1000000)::bigint), \
+                current_setting('server_version'), \
+                case when current_setting('server_version_num')::int >= 150000 then 'strategy file_copy' else '' end \
+            from pg_stat_activity where pid = pg_backend_pid()";
+        let places =
+            ["/dev/shm".into(), env::temp_dir(), "/tmp".into()].map(|dir: PathBuf| dir.join("userd-scratch"));
+        // Test runners start as many processes as there are cores, each with some servers and their pools.
+        let mut shared =
+            Shared::join(&places, 1000).map_err(|error| StartError::Cluster(error.to_string()))?;
+        let connection_string = connection_string(&shared.dir, "postgres");
+        // A thread drops them, so that the start is quick. The next process drops those that the thread has left.
+        let _ = thread::Builder::new().spawn(move || drop_leftovers(&connection_string));
+        let row = shared.client.query_one(ASK, &[]).map_err(failed)?;
+        log::info!("PostgreSQL {}, programs in {}", row.get::<_, &str>(1), shared.programs.display());
+        Ok(Owner { id: row.get(0), strategy: row.get(2), shared, count: 0 })
+    }
+
+    /// Creates a clone of a template. Returns its name and URL.
+    fn create(&mut self, template: &str) -> Result<(String, String), Error> {
+        let name = format!("userd_scratch_{}_{}", self.id, self.count);
+        self.count += 1;
+        let sql = format!("create database {name} template {template} {}", self.strategy);
+        self.shared.client.batch_execute(&sql)?;
+        // The socket's directory is percent-encoded.
+        let socket_dir = self.shared.dir.to_string_lossy();
+        let host = utf8_percent_encode(&socket_dir, NON_ALPHANUMERIC);
+        let url = format!("postgresql://postgres@{host}:5432/{name}");
+        Ok((name, url))
+    }
+}
+
+/// Makes a database a template, and keeps the last four beside it. A template gets its name once it is complete, and accepts
+/// no connection then: so it can be cloned at any time.
+fn keep_as_template(client: &mut Client, name: &str, template: &str) -> Result<(), Error> {
+    const OLD: &str = "\
+        select datname::text from pg_database where starts_with(datname::text, 'userd_template_') \
+        order by oid desc offset 4";
+    for row in client.query(OLD, &[])? {
+        client.batch_execute(&format!("drop database {}", row.get::<_, &str>(0)))?;
+    }
+    end_sessions(client, name)?;
+    client.batch_execute(&format!(
+        "alter database {name} allow_connections false; alter database {name} rename to {template}"
+    ))
+}
+
+/// Ends the sessions of a database and waits until they have ended: `drop database` looks every 100 ms only.
+fn end_sessions(client: &mut Client, name: &str) -> Result<(), Error> {
+    client.batch_execute(&format!(
+        "do $$ begin
+            for i in 1..100 loop
+                perform pg_stat_clear_snapshot();
+                perform pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}';
+                exit when not found;
+                perform pg_sleep(0.001);
+            end loop;
+        end $$"
+    ))
+}
+
+/// Drops the databases whose owner, the session that created them, has ended. Each is looked at right before.
+fn drop_leftovers(connection_string: &str) -> Result<(), Error> {
+    const LEFTOVER: &str = "\
+        select datname::text from pg_database where starts_with(datname::text, 'userd_scratch_') and not exists ( \
+            select from pg_stat_activity where starts_with(pg_database.datname::text, concat('userd_scratch_', pid, '_', \
+                (extract(epoch from backend_start) * 1000000)::bigint, '_'))) limit 1";
+    let mut client = Client::connect(connection_string, NoTls)?;
+    while let Some(row) = client.query(LEFTOVER, &[])?.first() {
+        client.batch_execute(&format!("drop database if exists {} with (force)", row.get::<_, &str>(0)))?;
+    }
+    Ok(())
+}

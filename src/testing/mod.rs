@@ -1,0 +1,43 @@
+//! Servers for tests: from nothing, each with a port and a database of its own, gone when dropped.
+//!
+//! ```
+//! use userd::testing::TestServer;
+//!
+//! let server = TestServer::start();
+//! let ada = server.user("Ada Lovelace", "ada@example.com");
+//! assert_eq!(ureq::get(server.url(&format!("/users/{}", ada.id))).call()?.status(), 200);
+//! # Ok::<(), ureq::Error>(())
+//! ```
+//!
+//! The machine needs PostgreSQL's server programs, version 13 or newer (on Debian: `apt-get install
+//! postgresql`), and nothing has to run or be set up. As root, PostgreSQL runs as the user `postgres`.
+//!
+//! The first server starts a private cluster, in memory (`/dev/shm`) if 2 GiB are free there, else in the
+//! temporary directory: about a second. All processes of a user share it, so a process a test (`cargo nextest`) is as
+
+mod control;
+mod databases;
+mod servers;
+
+pub use crate::server::Fault;
+pub use control::Control;
+pub use databases::ScratchDatabase;
+pub use servers::{Failing, TestServer};
+
+use crate::config::Config;
+use crate::db::explain;
+use crate::error::StartError;
+use postgres::{Error, error::SqlState};
+
+/// Returns the settings of a service in a test: tests run many services and ask each of them little.
+fn small() -> Config {
+    Config { db_pool_size: 2, workers: 2, ..Config::default() }
+}
+
+fn failed(error: Error) -> StartError {
+    StartError::Cluster(explain(&error))
+}
+
+fn has_code<T>(done: &Result<T, Error>, code: &SqlState) -> bool {
+    matches!(done, Err(error) if error.code() == Some(code))
+}

@@ -1,0 +1,241 @@
+//! Servers in this process, each on a database of its own.
+
+use super::{Control, Fault, ScratchDatabase, failed, small};
+use crate::App;
+use crate::config::{Config, PasswordHashing, Secret};
+use crate::db::{New, Once, blocking::outside_of_runtimes};
+use crate::error::{self, StartError};
+use crate::server::{BoundServer, Server};
+use crate::users::user::User;
+use postgres::{Client, NoTls, types::ToSql};
+use std::net::SocketAddr;
+use std::time::Duration;
+use std::{fmt, thread};
+
+/// A running server on a free port of the loopback, with a database of its own. Both go with this value.
+pub struct TestServer {
+    // In this order: the database is dropped after the server has stopped.
+    server: Server,
+    control: Control,
+    database: ScratchDatabase,
+}
+
+impl TestServer {
+    /// Starts a server with the default settings, but for `password_hashing`: the least cost, since an unoptimized
+    /// build takes most of a second for a hash of the default cost. Blocks until it answers.
+    ///
+    /// # Panics
+    /// If [`TestServer::try_with`] has an error: that is a failure of the test, in one clear line.
+    #[track_caller]
+    pub fn start() -> TestServer {
+        TestServer::with(|_| ())
+    }
+
+    /// Starts a server with some settings changed:
+    ///
+    /// ```
+    /// use userd::{Schema, testing::TestServer};
+    ///
+    /// let server = TestServer::with(|config| {
+    ///     config.schema = Schema::Strict;
+    ///     config.api_token = Some("secret".into());
+    /// });
+    /// ```
+    ///
+    /// # Panics
+    /// As [`TestServer::start`].
+    #[track_caller]
+    pub fn with(change: impl FnOnce(&mut Config)) -> TestServer {
+        expected("start a server", TestServer::try_with(change))
+    }
+
+    /// Starts a server with the default settings that begins with these users: id, name and address of each. The next
+    /// user that is created has an id above theirs.
+    ///
+    /// ```
+    /// use userd::testing::TestServer;
+    ///
+    /// let server = TestServer::with_users([(7, "Ada Lovelace", "ada@example.com")]);
+    /// assert_eq!(server.user("Grace Hopper", "grace@example.com").id, 8);
+    /// ```
+    ///
+    /// # Panics
+    /// As [`TestServer::start`]; if two users have the same id or address, or the database refuses one.
+    #[track_caller]
+    pub fn with_users<'a>(users: impl IntoIterator<Item = (i64, &'a str, &'a str)>) -> TestServer {
+        const STORE: &str = "\
+            with stored as (insert into users (id, name, email) overriding system value \
+                select unnest($1::bigint[]), unnest($2::text[]), unnest($3::text[]) returning id) \
+            select coalesce(setval(pg_get_serial_sequence('users', 'id')::regclass, max(id)), 0) from stored";
+        let server = TestServer::start();
+        let (ids, names, emails): (Vec<i64>, Vec<&str>, Vec<&str>) = users.into_iter().collect();
+        expected("store the users", server.query(STORE, &[&ids, &names, &emails]));
+        expected("keep the users", server.database.keep_seed());
+        server
+    }
+
+    /// Starts a server, with errors as values. The database stays the server's own, whatever the change says. Blocks for
+    /// less than 100 ms, about a second if this is the machine's first, and no longer than a minute.
+    ///
+    /// # Errors
+    /// [`StartError::Cluster`] if there is no PostgreSQL on this machine, or it does not start; others
+    /// come from the settings that were changed.
+    pub fn try_with(change: impl FnOnce(&mut Config)) -> Result<TestServer, StartError> {
+        let mut config = Config { password_hashing: PasswordHashing::LeastCostForTests, ..small() };
+        change(&mut config);
+        let database = ScratchDatabase::with_migrations(config.migrations_dir.as_deref())?;
+        config.database = database.config().database;
+        let (server, control) = database.serve(BoundServer::bind(&config)?, config, || Ok(()), || {})?;
+        Ok(TestServer { server, control, database })
+    }
+
+    /// Returns the address of the server, without a slash at its end: `http://127.0.0.1:41234`.
+    pub fn base_url(&self) -> &str {
+        self.server.base_url()
+    }
+
+    /// Returns the URL of a path: `server.url("/users?page=2")`.
+    pub fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.base_url())
+    }
+
+    /// Returns the TCP address it listens on; `None` if the settings made it a Unix socket.
+    pub fn addr(&self) -> Option<SocketAddr> {
+        self.server.addr()
+    }
+
+    /// Returns the service behind it, to be asked without a socket.
+    pub fn app(&self) -> &App {
+        self.server.app()
+    }
+
+    /// Returns the database behind it, as psql, libpq and the `postgres` crate take it.
+    pub fn database_url(&self) -> &str {
+        self.database.url()
+    }
+
+    /// Creates `n` users in one statement, `User 1` with `user1@example.com` and so on, counted on with each
+    /// call. Returns their ids. Blocks for some 20 ms per thousand.
+    ///
+    /// # Panics
+    /// If the database refuses, as for an address that is taken.
+    #[track_caller]
+    pub fn seed(&self, n: u32) -> Vec<i64> {
+        const SEED: &str = "\
+            with start as (select coalesce(max(substring(email, '^user([0-9]{1,9})@example[.]com$')::bigint), 0) as taken \
+                from users) \
+            insert into users (name, email) \
+            select concat('User ', taken + i), concat('user', taken + i, '@example.com') \
+            from start, generate_series(1, $1::bigint) as i order by i returning id";
+        expected("seed", self.query(SEED, &[&i64::from(n)]))
+    }
+
+    /// Creates a user without a password and returns it. Blocks for a few milliseconds.
+    ///
+    /// # Panics
+    /// If the address is taken, or the database refuses.
+    #[track_caller]
+    pub fn user(&self, name: &str, email: &str) -> User {
+        expected("create the user", self.create(name, email, None))
+    }
+
+    /// Creates a user with a password and returns it. Blocks for one hash as well: less than a millisecond, or some
+    /// 20 ms with [`PasswordHashing::Owasp`](crate::PasswordHashing).
+    ///
+    /// # Panics
+    /// As [`TestServer::user`].
+    #[track_caller]
+    pub fn user_with_password(&self, name: &str, email: &str, password: &str) -> User {
+        expected("create the user", self.create(name, email, Some(&Secret::from(password))))
+    }
+
+    /// Removes all users, idempotency keys, counts of wrong passwords and faults: the server is as it began, with the
+    /// users of [`TestServer::with_users`]. Requests in flight are executed before or after that. Blocks for some
+    /// milliseconds.
+    ///
+    /// # Panics
+    /// If the database refuses.
+    #[track_caller]
+    pub fn reset(&self) {
+        expected("reset", self.control.reset());
+    }
+
+    /// Has requests fail: `server.fail(Fault::AnswerLost).on("POST", "/users").times(1)`.
+    pub fn fail(&self, fault: Fault) -> Failing<'_> {
+        Failing { control: &self.control, fault, method: "POST".to_owned(), path: "/users".to_owned() }
+    }
+
+    /// Returns how many requests are yet to fail. Dropping the server panics unless it is 0.
+    pub fn faults_left(&self) -> u32 {
+        self.control.faults_left()
+    }
+
+    /// Lets time pass for idempotency keys and for counts of wrong passwords. Blocks for some milliseconds.
+    ///
+    /// # Panics
+    /// If the database refuses, as for more time than its timestamps have.
+    #[track_caller]
+    pub fn advance(&self, time: Duration) {
+        expected("let time pass", self.control.advance(time));
+    }
+
+    /// Stops the server and drops the database, as dropping this value does.
+    pub fn stop(self) {}
+
+    fn create(&self, name: &str, email: &str, password: Option<&Secret>) -> Result<User, error::Error> {
+        outside_of_runtimes(|| {
+            let hash = self.app().hash(password)?;
+            let (password, deadline) = (hash.as_ref(), self.app().deadline());
+            let new = New { name, email, password, key: None, deadline };
+            self.app().users().create_many(&[new]).remove(0).map(Once::into_user)
+        })
+    }
+
+    /// Returns the ids that a statement returns.
+    fn query(&self, sql: &str, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<i64>, StartError> {
+        let rows = outside_of_runtimes(|| Client::connect(self.database_url(), NoTls)?.query(sql, params))
+            .map_err(failed)?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        let left = self.faults_left();
+        assert!(left == 0 || thread::panicking(), "{left} requests were to fail, and have not come");
+    }
+}
+
+/// Requests that are chosen to fail. [`Failing::times`] has them do so.
+#[must_use = "`times` has requests fail"]
+pub struct Failing<'a> {
+    control: &'a Control,
+    fault: Fault,
+    method: String,
+    path: String,
+}
+
+impl Failing<'_> {
+    /// Chooses requests with this method and path, without a query; without this, `POST /users`.
+    pub fn on(self, method: &str, path: &str) -> Self {
+        Failing { method: method.to_owned(), path: path.to_owned(), ..self }
+    }
+
+    /// Has the next of them fail, so many times.
+    ///
+    /// # Panics
+    /// If no such request can fail: its method has no meaning for users, or its path is not `/users` or below.
+    #[track_caller]
+    pub fn times(self, times: u32) {
+        expected("have requests fail", self.control.fail(self.fault, &self.method, &self.path, times));
+    }
+}
+
+/// Panics with the place of the test that called.
+#[track_caller]
+fn expected<T>(what: &str, result: Result<T, impl fmt::Debug>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => panic!("cannot {what}: {error:?}"),
+    }
+}
