@@ -166,16 +166,21 @@ impl Server {
 
     /// Stops: `/readyz` says so for `drain_delay` (0 s), then it takes no new connections, answers the requests in
     /// flight, frees the port. Blocks for that delay and at most `stop_timeout` (10 s), without any in flight for about
-    /// a millisecond. Dropping does the same.
+    /// a millisecond. Dropping stops without the delay.
     pub fn stop(self) {
-        drop(self);
+        self.announce_stop();
+    }
+
+    /// Has `/readyz` say for `drain_delay` that the service stops.
+    pub(crate) fn announce_stop(&self) {
+        self.app.stopping.store(true, Ordering::Relaxed);
+        thread::sleep(self.drain_delay);
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         self.app.stopping.store(true, Ordering::Relaxed);
-        thread::sleep(self.drain_delay);
         let deadline = Instant::now() + self.stop_timeout;
         drop(self.frontend.take());
         let left = deadline.saturating_duration_since(Instant::now());

@@ -179,8 +179,10 @@ impl TestServer {
         expected("let time pass", self.control.advance(time));
     }
 
-    /// Stops the server and drops the database, as dropping this value does.
-    pub fn stop(self) {}
+    /// Stops the server and drops the database, as dropping this value does, but waits for `drain_delay` before.
+    pub fn stop(self) {
+        self.server.announce_stop();
+    }
 
     fn create(&self, name: &str, email: &str, password: Option<&Secret>) -> Result<User, error::Error> {
         outside_of_runtimes(|| {

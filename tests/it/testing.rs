@@ -4,7 +4,13 @@ use crate::support::{
     ADA, ADA_1, Client, Compared, Database, LONG, MISSED, PASSWORD, Service, check, eventually, free_port,
 };
 use serde_json::{Value, json};
-use std::{env, fs, net::TcpStream, process::Command, time::Duration};
+use std::{
+    env, fs,
+    net::TcpStream,
+    panic,
+    process::Command,
+    time::{Duration, Instant},
+};
 use userd::{
     App, Config, Database as Target, Request, ScratchDatabase, Server, StartError, testing::TestServer,
 };
@@ -147,6 +153,23 @@ fn a_stopped_server_frees_its_port() {
     check(&mut Client::new(server.base_url()), &format!("GET /users/1 => 200 {ADA_1}"));
     drop(server);
     assert!(TcpStream::connect(addr).is_err(), "it still listens");
+}
+
+/// A server that is dropped, by a panic, too, does not announce its stop for `drain_delay`.
+#[test]
+fn only_a_stop_that_is_asked_for_waits() {
+    let start = |delay| TestServer::with(|config| config.limits.drain_delay = Duration::from_secs(delay));
+    let panics = || {
+        let _server = start(60);
+        panic::resume_unwind(Box::new("a failed test"));
+    };
+    let begin = Instant::now();
+    drop(start(60));
+    assert!(panic::catch_unwind(panics).is_err());
+    assert!(begin.elapsed() < LONG, "{:?}", begin.elapsed());
+    let begin = Instant::now();
+    start(1).stop();
+    assert!(begin.elapsed() >= Duration::from_secs(1), "{:?}", begin.elapsed());
 }
 
 /// Errors of a start are values: one line, and the variable that a setting is known by.
