@@ -14,10 +14,13 @@ pub use settings::{InForce, SETTINGS, Setting, near_miss, nearest};
 use std::{
     collections::HashSet, fmt, net::SocketAddr, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration,
 };
-use value::problem;
+use value::{Bounds, problem};
 
 /// Bytes of memory for rows and short answers, beside a hash and a page.
 const WORK_RESERVE: usize = 512 << 10;
+
+/// The most header fields that a request can have: the parser's array is this long.
+pub(crate) const MOST_HEADER_FIELDS: usize = 128;
 
 /// Bytes of memory that a page is made with: for each usual user, for each of the largest users, and for the page.
 pub(crate) const USUAL_USER: usize = 1 << 10;
@@ -123,7 +126,7 @@ with_defaults! {
         pub max_head_bytes: usize = 16 * 1024,
         /// Bytes of a request line.
         pub max_request_line_bytes: usize = 8 * 1024,
-        /// Header fields of a request.
+        /// Header fields of a request, at most 128.
         pub max_header_fields: usize = 100,
         /// Bytes of a body.
         pub max_body_bytes: usize = 64 * 1024,
@@ -259,7 +262,7 @@ impl PasswordHashing {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{variable}: {problem}")]
 pub struct ConfigError {
-    /// Name of the variable.
+    /// Name of the variable, or of the field if no variable sets it.
     pub variable: &'static str,
     /// The problem with its value, never a secret's text.
     pub problem: String,
@@ -283,6 +286,13 @@ impl Config {
     /// wrong.
     pub fn check(&self) -> Result<(), ConfigError> {
         settings::check(self)?;
+        for (field, value, most) in [
+            ("max_head_bytes", self.limits.max_head_bytes, 1 << 30),
+            ("max_request_line_bytes", self.limits.max_request_line_bytes, 1 << 30),
+            ("max_header_fields", self.limits.max_header_fields, MOST_HEADER_FIELDS as u64),
+        ] {
+            Bounds::Whole(1, most).read(value.to_string()).map_err(|line| problem(field, line))?;
+        }
         if self.limits.allowed_origins.find(b"*").is_some() && self.api_token.is_none() {
             return Err(problem(
                 "ALLOWED_ORIGINS",

@@ -178,7 +178,7 @@ fn what_keeps_a_server_from_starting() {
     let (database, missing) = (Database::create(), Database::unmade());
     let taken = Server::start(database.config()).unwrap();
     type Change<'a> = &'a dyn Fn(&mut Config);
-    let rows: [(&str, Change); 9] = [
+    let rows: [(&str, Change); 13] = [
         ("cannot connect to the database: ", &|config| *config = missing.config()),
         ("cannot connect to the database: ", &|config| {
             config.database = Target::Url("postgresql://someone@/x?host=/nowhere".into());
@@ -194,6 +194,13 @@ fn what_keeps_a_server_from_starting() {
         ("WORKERS", &|config| config.workers = 0),
         ("IDLE_TIMEOUT", &|config| config.limits.idle_timeout = Duration::MAX),
         ("REQUEST_TIMEOUT", &|config| config.limits.request_timeout = Duration::ZERO),
+        // Settings that no variable sets.
+        ("max_header_fields: must be a whole number from 1 to 128, not \"129\"", &|config| {
+            config.limits.max_header_fields = 129;
+        }),
+        ("max_header_fields", &|config| config.limits.max_header_fields = 0),
+        ("max_head_bytes", &|config| config.limits.max_head_bytes = 0),
+        ("max_request_line_bytes", &|config| config.limits.max_request_line_bytes = usize::MAX),
     ];
     for (line, change) in rows {
         let mut config = database.config();

@@ -11,15 +11,16 @@ use super::{
     line,
     request_line::{PROXY_PROTOCOL, RequestLine},
 };
-use crate::{config::Limits, error::Error};
+use crate::{
+    config::{Limits, MOST_HEADER_FIELDS},
+    error::Error,
+};
 use std::fmt::Display;
 
 /// Empty lines that may precede a request line (RFC 9112, 2.2 asks for at least one).
 const MAX_EMPTY_LINES: u8 = 4;
 /// The first byte of what a client of https says.
 const TLS_HANDSHAKE: u8 = 0x16;
-/// httparse wants its array beforehand; `Limits::max_header_fields` counts up to this.
-const MAX_FIELDS: usize = 128;
 
 /// Reads the requests of one connection, one after the other.
 #[derive(Default)]
@@ -65,9 +66,8 @@ impl Framing {
         };
         let head = &bytes[*used..*used + end];
         *used += end;
-        let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
-        let count = limits.max_header_fields.min(MAX_FIELDS);
-        let fields = parse_fields(head, &mut fields[..count])?;
+        let mut fields = [httparse::EMPTY_HEADER; MOST_HEADER_FIELDS];
+        let fields = parse_fields(head, &mut fields[..limits.max_header_fields])?;
         self.echo = Echo::of(&line, head, fields, limits);
         let head = Head::new(head, &line, fields, limits, served)?;
         let rest = &bytes[*used..];
