@@ -8,6 +8,7 @@ use crate::http::{Request, percent_decode};
 use crate::users::idempotency::Key;
 use crate::users::pagination::{ListRequest, PageRequest};
 use crate::users::revision::{Condition, Revision, Revisions};
+use crate::users::user::parse_id;
 use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
@@ -32,13 +33,14 @@ pub fn body(request: &Request, patch: bool) -> Result<Map<String, Value>, Error>
 }
 
 /// The parameters of `GET /users`.
-const OF_LISTS: [&str; 6] = ["page", "perPage", "order", "email", "emailPrefix", "after"];
+const OF_LISTS: [&str; 7] = ["page", "perPage", "order", "email", "emailPrefix", "after", "id"];
 
 /// Parameters, each with the parameters that it cannot be combined with.
-const EXCLUDED: [(&str, &[&str]); 3] = [
+const EXCLUDED: [(&str, &[&str]); 4] = [
     ("order", &["email"]),
     ("after", &["page", "email", "order"]),
     ("emailPrefix", &["page", "email", "order", "after"]),
+    ("id", &["page", "perPage", "order", "email", "emailPrefix", "after"]),
 ];
 
 /// Unknown parameters that a refusal names, and characters of each: a query of thousands is not repeated.
@@ -47,7 +49,7 @@ const NAMED_CHARS: usize = 64;
 
 /// Reads the query of `GET /users`: `page` (default 1) and `perPage` (default 15, at most `max_per_page`), both whole
 /// numbers from 1, with `email` or `order`; or `perPage` with a whole number `after` or with `emailPrefix`. Each at most
-/// once, and no others; else [`Error::InvalidQuery`].
+/// once, and no others; or `id` alone, at most `max_per_page` times. Else [`Error::InvalidQuery`].
 pub fn list_request(request: &Request, max_per_page: u32) -> Result<ListRequest, Error> {
     let mut query = Query::new(request);
     let page = query.number("page", 1, i64::MAX);
@@ -59,6 +61,7 @@ pub fn list_request(request: &Request, max_per_page: u32) -> Result<ListRequest,
     let is_from_end = order.is_some_and(|order| order == "desc");
     let (email, prefix) = (query.address("email"), query.address("emailPrefix"));
     let after = query.number("after", 0, i64::MAX);
+    let named = query.values("id", max_per_page);
     for (name, others) in EXCLUDED {
         if query.is_given(name) && others.iter().any(|other| query.is_given(other)) {
             let message = format!("cannot be given together with {}", others.join(" or "));
@@ -66,6 +69,10 @@ pub fn list_request(request: &Request, max_per_page: u32) -> Result<ListRequest,
         }
     }
     query.end(&OF_LISTS)?;
+    if !named.is_empty() {
+        let ids = named.iter().filter_map(|text| parse_id(&percent_decode(text)?)).collect();
+        return Ok(ListRequest::Ids { ids, per_page: named.len() as u32 });
+    }
     let per_page = per_page.map_or(15.min(max_per_page), |number| number as u32);
     let page = PageRequest { page: page.unwrap_or(1), per_page, is_from_end };
     Ok(match (after, prefix, email) {
@@ -118,6 +125,16 @@ impl<'a> Query<'a> {
             return None;
         }
         Some(value)
+    }
+
+    /// Returns the values of a parameter as they were sent. Refuses a parameter that is given more than `max` times.
+    fn values(&mut self, name: &str, max: u32) -> Vec<&'a str> {
+        let named = self.given.iter().filter(|(given, _)| given == name);
+        let values: Vec<_> = named.map(|(_, value)| *value).collect();
+        if values.len() > max as usize {
+            self.refuse(name, "maxItems", format!("must be given at most {max} times"));
+        }
+        values
     }
 
     fn number(&mut self, name: &str, min: i64, max: i64) -> Option<i64> {
@@ -292,6 +309,7 @@ mod tests {
     fn what_is_asked_for() {
         let page = |page, per_page| PageRequest { page, per_page, is_from_end: false };
         let email = |email: &str| ListRequest::Email { email: email.to_owned(), page: page(1, 15) };
+        let ids = |ids: &[i64], per_page| ListRequest::Ids { ids: ids.iter().copied().collect(), per_page };
         let rows = [
             ("", ListRequest::Page(page(1, 15))),
             ("page=2", ListRequest::Page(page(2, 15))),
@@ -304,6 +322,9 @@ mod tests {
                 "emailPrefix=Ada+n%2B&perPage=3",
                 ListRequest::Prefix { prefix: "Ada+n+".to_owned(), per_page: 3 },
             ),
+            ("id=3", ids(&[3], 1)),
+            ("id=8&i%64=%33&id=8&id=&id=03&id=x&id=0&id=9223372036854775808&id=+3&id=-3", ids(&[3, 8], 10)),
+            ("id=9223372036854775807&id=%ff&id", ids(&[i64::MAX], 3)),
             ("after=0", ListRequest::Walk { after: 0, per_page: 15 }),
             ("perPage=7&after=9223372036854775807", ListRequest::Walk { after: i64::MAX, per_page: 7 }),
             ("email=ada@example.com", email("ada@example.com")),
@@ -358,6 +379,14 @@ mod tests {
             ("emailPrefix=a&after=1", "/emailPrefix not"),
             ("emailPrefix=a&order=desc", "/emailPrefix not"),
             ("emailPrefix=a&email=a@b.co", "/emailPrefix not"),
+            ("id=1&page=1", "/id not"),
+            ("id=1&perPage=1", "/id not"),
+            ("id=&order=asc", "/id not"),
+            ("id=1&email=a@b.co", "/id not"),
+            ("id=1&emailPrefix=a", "/id not"),
+            ("id=1&after=0", "/id not"),
+            ("ID=1", "/ID additionalProperties"),
+            (&"&id=1".repeat(1001), "/id maxItems"),
             ("emailprefix=a", "/emailprefix additionalProperties"),
             ("email=", "/email minLength"),
             ("email", "/email minLength"),
@@ -384,7 +413,10 @@ mod tests {
             ("perpage=2", "is not a parameter here; perPage is"),
             ("PAGE=2", "is not a parameter here; page is"),
             ("Email=a@b.co", "is not a parameter here; email is"),
-            ("limit=2", "is not a parameter here; page, perPage, order, email, emailPrefix and after are"),
+            (
+                "limit=2",
+                "is not a parameter here; page, perPage, order, email, emailPrefix, after and id are",
+            ),
         ] {
             match parse(query) {
                 Err(Error::InvalidQuery(violations)) => assert_eq!(violations[0].message, message, "{query}"),

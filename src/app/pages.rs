@@ -87,6 +87,7 @@ fn document(schema: Schema, max_per_page: u32, needs_token: bool) -> Value {
     let mut document: Value = serde_json::from_str(TEXT).expect("a file of this crate is JSON");
     document["info"]["version"] = env!("CARGO_PKG_VERSION").into();
     document["components"]["parameters"]["perPage"]["schema"]["maximum"] = max_per_page.into();
+    document["components"]["parameters"]["ids"]["schema"]["maxItems"] = max_per_page.into();
     if needs_token {
         // The file describes services with and without a token.
         document["security"] = json!([{ "token": [] }]);
@@ -154,6 +155,7 @@ mod tests {
             assert!(schemas.as_object().unwrap().values().all(|schema| schema["title"].is_null()));
             assert_eq!(schemas["Authenticate"]["required"].as_array().unwrap().len(), 2);
             assert_eq!(document["components"]["parameters"]["perPage"]["schema"]["maximum"], 77);
+            assert_eq!(document["components"]["parameters"]["ids"]["schema"]["maxItems"], 77);
             assert_eq!(document["info"]["version"], env!("CARGO_PKG_VERSION"));
         }
     }

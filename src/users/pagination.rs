@@ -1,6 +1,7 @@
-//! Requests for lists of users: pages, walks by id, and searches by address.
+//! Requests for lists of users: pages, walks by id, searches by address, and look-ups of several ids.
 
 use super::user::User;
+use std::collections::BTreeSet;
 
 /// A requested list of users.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +27,13 @@ pub enum ListRequest {
         /// The beginning.
         prefix: String,
         /// The largest number of users, from 1.
+        per_page: u32,
+    },
+    /// The users with these ids, by id.
+    Ids {
+        /// The ids.
+        ids: BTreeSet<i64>,
+        /// The number of ids that the request named, repeated ones and texts that are no id included.
         per_page: u32,
     },
 }

@@ -13,6 +13,7 @@ use std::{
 pub type Loader<T> = Arc<dyn Fn(i64) -> Result<Option<T>, Error> + Send + Sync>;
 
 /// A related record: loaded, or loaded on access, or a violation.
+#[derive(Clone)]
 pub struct Relation<T> {
     name: &'static str,
     value: OnceLock<Option<T>>,

@@ -28,7 +28,7 @@ pub const FIELDS: [&str; 5] = ["id", "name", "email", "createdAt", "updatedAt"];
 
 /// A stored user. The JSON has the [`FIELDS`], `id` as a string, and nothing else. The texts are borrowed from the row if
 /// many users are read only to be written.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct User<T = String> {
     /// The identifier; positive.
@@ -72,7 +72,7 @@ pub fn parse_id(text: &str) -> Option<i64> {
 }
 
 /// The secret half of a user, in a table of its own.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Credential {
     /// The hash of the password.
     pub password_hash: PasswordHash,

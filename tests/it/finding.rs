@@ -2,6 +2,7 @@
 
 use crate::support::{Answer, Client, Database, LONG, OTHER_PASSWORD, PASSWORD, Service, eventually};
 use serde_json::{Value, json};
+use std::{collections::BTreeSet, thread};
 use userd::{PasswordHashing, Server};
 
 /// The ids in a list.
@@ -110,6 +111,75 @@ fn addresses_that_begin_so() {
         GET /users?emailPrefix=%F4%8F%BF%BF => 200 {"data":[],"perPage":15,"hasMorePages":false}
         "#,
     );
+}
+
+/// Programs that keep ids ask for the users of a page of theirs at once.
+#[test]
+fn users_of_several_ids() {
+    let service = Service::with(|config| config.max_per_page = 5);
+    let ada = r#"{"id":"1","name":"Ada","email":"ada@b.co",<times>}"#;
+    let grace = r#"{"id":"2","name":"Grace","email":"grace@b.co",<times>}"#;
+    let both = format!(r#"{{"data":[{ada},{grace}],"perPage":3,"hasMorePages":false}}"#);
+    let none = r#"{"data":[],"perPage":1,"hasMorePages":false}"#;
+    let refused = |path, keyword, message| {
+        format!(
+            r#"400 {{"error":"Invalid query","errors":[{{"path":"{path}","keyword":"{keyword}","message":"{message}"}}]}}"#
+        )
+    };
+    let alone = refused(
+        "/id",
+        "not",
+        "cannot be given together with page or perPage or order or email or emailPrefix or after",
+    );
+    let too_many = refused("/id", "maxItems", "must be given at most 5 times");
+    let meant = refused("/ID", "additionalProperties", "is not a parameter here; id is");
+    service.check(format!(
+        r#"
+        GET /users?id=1 => 200 <!Link> {none}
+        POST /users {{"name":"Ada","email":"ada@b.co"}} => 201 *
+        POST /users {{"name":"Grace","email":"grace@b.co"}} => 201 *
+        GET|HEAD /users?id=2&id=1&id=2 => 200 <!Link> {both}
+        GET /users?i%64=%32&id=99&id=1& => 200 {both}
+        GET /users?id=9223372036854775807&id=9223372036854775808&id=01&id=-1&id=1%20 => 200 {{"data":[],"perPage":5,"hasMorePages":false}}
+        GET /users?id= => 200 {none}
+        GET /users?id=1,2 => 200 {none}
+        GET /users?id=%00 => 200 {none}
+        GET /users?id=1&id=2&id=3&id=4&id=5&id=5 => {too_many}
+        GET /users?id=1&page=1 => {alone}
+        GET /users?perPage=5&id=1 => {alone}
+        GET /users?id=1&after=0 => {alone}
+        GET /users?ID=1 => {meant}
+        PUT /users/1 {{"name":"Ada King"}} => 200 *
+        DELETE /users/2 => 204
+        GET /users?id=2&id=1 => 200 {{"data":[{{"id":"1","name":"Ada King",*
+        "#
+    ));
+    assert_eq!(service.client().get(&format!("/users?{}", "id=1&".repeat(1700))).status, 414);
+}
+
+/// Lists share a statement: each gets the users that it names, also if others name them, too.
+#[test]
+fn ids_of_many_clients_at_once() {
+    let service = Service::start();
+    service
+        .database
+        .run("insert into users (name, email) select 'n', n || '@b.co' from generate_series(1, 300) n");
+    thread::scope(|scope| {
+        for client in 0..16 {
+            let service = &service;
+            scope.spawn(move || {
+                let mut connection = service.client();
+                for round in 0..20 {
+                    let asked: Vec<i64> =
+                        (0..=client).map(|n| (client * 7 + round * 3 + n * 5) % 320 + 1).collect();
+                    let query: Vec<String> = asked.iter().map(|id| format!("id={id}")).collect();
+                    let list = connection.get(&format!("/users?{}", query.join("&"))).json();
+                    let expected: BTreeSet<i64> = asked.into_iter().filter(|id| *id <= 300).collect();
+                    assert_eq!(ids(&list), expected.into_iter().collect::<Vec<_>>());
+                }
+            });
+        }
+    });
 }
 
 /// Pages from the end have the totals of the others, and their links keep the order.

@@ -1,4 +1,4 @@
-//! `GET /users`: a page of all users, the users that follow an id, or the users that an address names.
+//! `GET /users`: a page of all users, the users that follow an id, or the users that an address or ids name.
 
 use super::Item;
 use crate::app::{App, Lane, Needs};
@@ -8,6 +8,7 @@ use crate::users::pagination::{ListRequest, Listed, PageRequest};
 use crate::users::user::User;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
+use std::collections::HashMap;
 
 /// A list of users.
 #[derive(Debug)]
@@ -42,7 +43,8 @@ impl List {
             ListRequest::Email { .. } => Needs::of(Lane::Find),
             ListRequest::Page(PageRequest { per_page, .. })
             | ListRequest::Walk { per_page, .. }
-            | ListRequest::Prefix { per_page, .. } => {
+            | ListRequest::Prefix { per_page, .. }
+            | ListRequest::Ids { per_page, .. } => {
                 Needs { users: *per_page as usize, ..Needs::of(Lane::List) }
             }
         }
@@ -58,23 +60,31 @@ impl List {
     }
 
     fn read(app: &App, lists: &[Item<List>]) -> Result<Vec<Listed>, Error> {
-        let (mut pages, mut walks, mut emails) = (vec![], vec![], vec![]);
+        let (mut pages, mut walks, mut emails, mut ids) = (vec![], vec![], vec![], vec![]);
         for list in lists {
             match &list.command.0 {
                 ListRequest::Page(page) => pages.push(*page),
                 ListRequest::Walk { after, per_page } => walks.push((*after, *per_page)),
                 ListRequest::Email { email, .. } => emails.push(email.as_str()),
+                ListRequest::Ids { ids: named, .. } => ids.extend(named),
                 ListRequest::Prefix { .. } => {}
             }
         }
         let mut pages = app.users.pages(&pages)?.into_iter();
         let mut walks = app.users.walks(&walks)?.into_iter();
         let mut found = app.users.find_by_email(&emails)?.into_iter();
+        let users: HashMap<i64, User> =
+            app.users.find_many(&ids)?.into_iter().map(|user| (user.id, user)).collect();
         let listed = lists.iter().map(|list| match &list.command.0 {
             ListRequest::Page(_) => Ok(pages.next().unwrap_or_default()),
             ListRequest::Walk { .. } => Ok(walks.next().unwrap_or_default()),
             ListRequest::Email { .. } => Ok(found.next().unwrap_or_default()),
             ListRequest::Prefix { prefix, per_page } => app.users.list_by_prefix(prefix, *per_page),
+            // Two lists may name one user.
+            ListRequest::Ids { ids, .. } => {
+                let users = ids.iter().filter_map(|id| users.get(id).cloned()).collect();
+                Ok(Listed { total: 0, users })
+            }
         });
         listed.collect()
     }
@@ -86,9 +96,9 @@ impl List {
                 users.retain(|_| page.page == 1);
                 (*page, Some(email.as_str()))
             }
-            ListRequest::Walk { per_page, .. } | ListRequest::Prefix { per_page, .. } => {
-                return self.part(*per_page, users);
-            }
+            ListRequest::Walk { per_page, .. }
+            | ListRequest::Prefix { per_page, .. }
+            | ListRequest::Ids { per_page, .. } => return self.part(*per_page, users),
         };
         let PageRequest { page, per_page, .. } = request;
         let (per_page, count) = (i64::from(per_page), users.len() as i64);

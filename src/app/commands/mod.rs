@@ -221,6 +221,7 @@ mod tests {
             ("HEAD", "/users/1", String::new(), Ok(Lane::Find)),
             ("GET", "/users?page=2", String::new(), Ok(Lane::List)),
             ("GET", "/users?after=2", String::new(), Ok(Lane::List)),
+            ("GET", "/users?id=2&id=3", String::new(), Ok(Lane::List)),
             ("GET", "/users?email=a@b.co", String::new(), Ok(Lane::Find)),
             ("POST", "/users", r#"{"name":"A","email":"a@b.co"}"#.to_owned(), Ok(Lane::Create)),
             ("POST", "/users", new("long enough"), Ok(Lane::Hash)),
