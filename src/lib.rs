@@ -135,6 +135,9 @@ pub use db::check;
 pub use db::{Delete, New, Once, Update};
 pub use error::StartError;
 pub use http::{Method, Request, Response};
+#[cfg(feature = "command")]
+#[doc(hidden)]
+pub use metrics::build;
 pub use server::{BoundServer, Server};
 #[cfg(any(test, feature = "testing"))]
 pub use testing::ScratchDatabase;

@@ -78,7 +78,7 @@ check: --counts: compare the counts behind pages with the table, too
 /// Returns the command with its subcommands.
 pub fn command() -> Command {
     Command::new("userd")
-        .version(env!("CARGO_PKG_VERSION"))
+        .version(version())
         .about("A user-management HTTP service over PostgreSQL. Without a command it runs the service.")
         .after_help(format!(
             "Environment variables, with their defaults:\n{TABLE}\nExit codes: {EXIT_STATUS}"
@@ -93,6 +93,13 @@ pub fn command() -> Command {
         .mut_arg("--seed", |arg| arg.requires("--ephemeral"))
         .mut_arg("--env-file", |arg| arg.global(true))
         .subcommands(VERBS.lines().map(verb))
+}
+
+/// Returns the version, the commit if the build was given one, and the machine.
+fn version() -> &'static str {
+    let [(_, version), (_, commit), (_, machine)] = userd::build();
+    let separator = if commit.is_empty() { "" } else { ", " };
+    format!("{version} ({commit}{separator}{machine})").leak()
 }
 
 /// Returns the subcommand of a row.

@@ -1,7 +1,8 @@
 //! `userd import`: creates the users of a file or of standard input.
 
-use super::{Failure, arguments::Given, embedded, progress, signals};
+use super::{Failure, arguments::Given, embedded, log::with_priority, progress, signals};
 use indicatif::HumanCount;
+use log::Level;
 use std::{
     fs::{self, File, Metadata},
     io::{self, Write},
@@ -81,12 +82,13 @@ fn outcome(what: &Import, imported: Result<Imported, TransferError>) -> Result<S
             error @ TransferError::Uncertain(_) => Failure::runtime(error),
             error => Failure::runtime(format!("{error}; nothing was imported")),
         })?;
+    let complain = |line| _ = writeln!(io::stderr(), "{}", with_priority(Level::Warn, line));
     for (number, problem) in &problems {
-        let _ = writeln!(io::stderr(), "{unit} {number}: {problem}");
+        complain(format!("{unit} {number}: {problem}"));
     }
     let more = refused - problems.len() as u64;
     if more > 0 {
-        let _ = writeln!(io::stderr(), "and {more} more");
+        complain(format!("and {more} more"));
     }
     if refused > 0 && !what.skip_invalid {
         return Err(Failure::runtime(format!("lines refused: {refused}; nothing was imported")));

@@ -1,18 +1,20 @@
-//! The log on standard error: text as simplelog formats it, or JSON, one object a line.
+//! The log on standard error: text as simplelog formats it, lines for systemd's journal, or JSON, one object a line.
 //!
 //! A thread writes the lines that gather in a few milliseconds, so that a worker makes no system call for the line of a
 //! request. If standard error is stuck, requests go on, and lines are dropped and counted.
 
-use super::{Failure, signals::spawn};
+use super::{Failure, environment, signals::spawn};
 use log::{
-    LevelFilter, Log, Metadata, Record,
+    Level, LevelFilter, Log, Metadata, Record,
     kv::{Key, Value},
 };
+use nix::sys::stat::fstat;
 use simplelog::{ConfigBuilder, WriteLogger};
 use std::{
     io::{self, Write},
     mem, panic,
     sync::{
+        LazyLock,
         atomic::{AtomicUsize, Ordering::SeqCst},
         mpsc,
     },
@@ -32,6 +34,13 @@ static WAITING_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// Number of lines that were dropped and are not reported yet.
 static DROPPED_LINES: AtomicUsize = AtomicUsize::new(0);
+
+/// True if standard error is a stream of systemd's journal, for a log in text. A shell may have redirected it, which leaves
+/// the variable as it was.
+static IS_JOURNAL: LazyLock<bool> = LazyLock::new(|| {
+    let stream = environment::value("JOURNAL_STREAM").filter(|_| !environment::log().1);
+    fstat(io::stderr()).is_ok_and(|found| stream == Some(format!("{}:{}", found.st_dev, found.st_ino).into()))
+});
 
 /// Names of the values that a line has beside its message. The message has the first five, if there are any.
 const VALUES: [&str; 8] =
@@ -61,7 +70,8 @@ pub fn log_to_stderr(level: LevelFilter, is_json: bool) -> Result<(), Failure> {
     let off = LevelFilter::Off;
     let mut config = ConfigBuilder::new();
     config.set_target_level(off).set_thread_level(off).set_location_level(off).add_filter_allow_str("userd");
-    match is_json {
+    let has_own_form = is_json || *IS_JOURNAL;
+    match has_own_form {
         true => config.set_time_level(off).set_max_level(off),
         false => config.set_time_format_custom(TIME),
     };
@@ -69,10 +79,24 @@ pub fn log_to_stderr(level: LevelFilter, is_json: bool) -> Result<(), Failure> {
     log::set_max_level(level);
     // Setting a logger fails only if there is one already.
     let _ = log::set_boxed_logger(Box::new(Logger { is_json, lines }));
-    if is_json {
+    if has_own_form {
         panic::set_hook(Box::new(|panic| log::error!("{panic}")));
     }
     Ok(())
+}
+
+/// Returns lines for standard error. If that is the journal, each line begins with its priority, as in sd-daemon(3).
+pub fn with_priority(level: Level, text: String) -> String {
+    if !*IS_JOURNAL {
+        return text;
+    }
+    let priority = match level {
+        Level::Error => "<3>",
+        Level::Warn => "<4>",
+        Level::Info => "<6>",
+        Level::Debug | Level::Trace => "<7>",
+    };
+    format!("{priority}{}", text.replace('\n', &format!("\n{priority}")))
 }
 
 struct Logger {
@@ -86,7 +110,7 @@ impl Log for Logger {
     }
 
     fn log(&self, record: &Record) {
-        let line = if self.is_json { json(record) } else { text(record) };
+        let line = if self.is_json { json(record) } else { with_priority(record.level(), text(record)) };
         self.lines.log(&record.to_builder().args(format_args!("{line}")).build());
     }
 

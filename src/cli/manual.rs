@@ -29,7 +29,9 @@ pub fn man() -> Result<(), Failure> {
 }
 
 fn page() -> io::Result<Vec<u8>> {
-    let mut command = command().disable_help_subcommand(true).after_help(None::<&str>);
+    // One page for all machines.
+    let command = command().version(env!("CARGO_PKG_VERSION"));
+    let mut command = command.disable_help_subcommand(true).after_help(None::<&str>);
     command.build();
     let mut page = Vec::new();
     // Commands have sections below, not pages of their own.

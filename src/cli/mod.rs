@@ -45,7 +45,8 @@ fn report(line: &str) {
     ::log::logger().flush();
     if !is_logged && !line.is_empty() {
         // Standard error may be a terminal that is closed.
-        let _ = writeln!(io::stderr(), "userd: {line}");
+        let line = log::with_priority(Level::Error, format!("userd: {line}"));
+        let _ = writeln!(io::stderr(), "{line}");
     }
 }
 

@@ -11,6 +11,7 @@ pub use text::Text;
 use crate::{error::Reason, http::Method};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::env::consts;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -34,6 +35,14 @@ const REFUSED: [(u16, &str); 8] = [
     (501, "not_implemented"),
     (505, "version_not_supported"),
 ];
+
+/// Returns the labels of `userd_build_info`, which `userd --version` prints. The commit is empty unless the build was given
+/// one, as `packaging/build` does.
+pub fn build() -> [(&'static str, String); 3] {
+    let commit = option_env!("USERD_COMMIT").unwrap_or_default();
+    let machine = format!("{}-{}", consts::ARCH, consts::OS);
+    [("version", env!("CARGO_PKG_VERSION").into()), ("commit", commit.into()), ("machine", machine)]
+}
 
 /// The figures of one server.
 pub struct Metrics {
@@ -113,8 +122,8 @@ impl Metrics {
 
     /// Writes all that is counted here, and the figures of the source.
     pub fn write(&self, text: &mut Text) {
-        text.family("userd_build_info", "gauge", "The version of the service.");
-        text.value(&[("version", env!("CARGO_PKG_VERSION"))], 1);
+        text.family("userd_build_info", "gauge", "The version of the service, its commit and the machine.");
+        text.value(&build().each_ref().map(|(label, value)| (*label, &**value)), 1);
         let help = "Requests answered, by method, route and status.";
         text.family("userd_http_requests_total", "counter", help);
         for ((method, route, status), count) in self.requests.lock().iter() {

@@ -11,6 +11,7 @@ use nix::{
 };
 use serde_json::json;
 use std::{
+    env::consts,
     fs,
     net::TcpListener,
     os::unix::{fs::PermissionsExt, net::UnixDatagram},
@@ -65,7 +66,16 @@ fn help_and_version() {
     assert!(import.contains("Usage: userd import [OPTIONS] [FILE]"), "{import}");
     assert!(import.contains("  --skip-existing ") && !import.contains("DB_HOST"), "{import}");
     assert_eq!((printed(&["help"]), printed(&["help", "import"])), (help, import));
-    assert_eq!(printed(&["--version"]), concat!("userd ", env!("CARGO_PKG_VERSION"), "\n"));
+    let commit = option_env!("USERD_COMMIT").map(|commit| format!("{commit}, ")).unwrap_or_default();
+    let (version, machine) = (env!("CARGO_PKG_VERSION"), format!("{}-{}", consts::ARCH, consts::OS));
+    assert_eq!(printed(&["--version"]), format!("userd {version} ({commit}{machine})\n"));
+    let database = Database::create();
+    let figures = Process::on(&database, &[]).client().get("/metrics").body;
+    let build = format!(
+        "{{version=\"{version}\",commit=\"{}\",machine=\"{machine}\"}} 1",
+        commit.trim_end_matches(", ")
+    );
+    assert!(figures.contains(&format!("\nuserd_build_info{build}\n")), "{figures}");
 }
 
 // Start-up

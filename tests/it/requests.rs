@@ -1,7 +1,7 @@
 //! The id that names a request in its answer and in the log, and the other values in a line of the log.
 
 use crate::support::{
-    ADA, Answer, Database, LONG, PASSWORD, Process, Service, TOKEN, TempDir, Variables, eventually,
+    ADA, Answer, Database, LONG, PASSWORD, Process, Service, TOKEN, TempDir, USERD, Variables, eventually,
 };
 use serde_json::{Value, json};
 
@@ -225,6 +225,67 @@ fn a_failure_to_start_as_json() {
     let mut process = Process::start(&[], &[("LOG_FORMAT", "JSON")]);
     assert_eq!(process.wait(LONG), 2);
     assert!(process.stderr().starts_with("userd: LOG_FORMAT: "), "{}", process.stderr());
+}
+
+/// Each line has its priority if standard error is the stream that `JOURNAL_STREAM` names, and in no other case.
+#[test]
+fn the_log_in_the_journal() {
+    let database = Database::create();
+    let url = database.url();
+    let nowhere = [("DATABASE_URL", "postgres://ada@127.0.0.1:1/app"), ("DB_CONNECT_TIMEOUT", "0.1")];
+    for (stream, format, is_journal) in [
+        ("$(stat -Lc %d:%i /dev/fd/2)", "text", true),
+        ("$(stat -Lc %d:%i /dev/fd/2)", "json", false),
+        // Standard output is the journal's; the device is another one; the stream was another descriptor's.
+        ("$(stat -Lc %d:%i /dev/fd/1)", "text", false),
+        ("1$(stat -Lc %d:%i /dev/fd/2)", "text", false),
+        ("$(stat -Lc %d:%i /dev/fd/2)1", "text", false),
+        ("9:", "text", false),
+    ] {
+        let script = format!("export JOURNAL_STREAM={stream}; exec \"$0\" \"$@\"");
+        let start = |arguments: &[&str], variables: Variables| {
+            let common = [("LOG_FORMAT", format), ("LOG_LEVEL", "debug"), ("HOST", "127.0.0.1")];
+            let program = ["/bin/sh", "-c", &script, USERD];
+            Process::under(&program, arguments, &[&common[..], variables].concat())
+        };
+        let mut process = start(&[], &[("DATABASE_URL", &url)]);
+        let mut client = process.client();
+        assert_eq!(client.get("/livez").status, 200);
+        database.run("alter table users rename to lost");
+        let answer = client.request("GET", "/users/1", &[("X-Request-Id", "a-request")], "");
+        assert_eq!(answer.status, 500);
+        line_with(&process, &["GET /users/1 500 ", "a-request"]);
+        database.run("alter table lost rename to users");
+        process.signal(nix::sys::signal::Signal::SIGTERM);
+        assert_eq!(process.wait(LONG), 0);
+        let log = process.stderr();
+        assert!(log.contains("database error: "), "{log}");
+        for line in log.lines() {
+            let expected = match line {
+                _ if !is_journal => "",
+                _ if line.contains("database error: ") => "<3>",
+                _ if line.contains("/livez") => "<7>",
+                _ if line.contains("GET /users/1 500 ") || line.contains("stopp") => "<6>",
+                _ => "<",
+            };
+            assert!(line.starts_with(expected) && line.starts_with('<') == is_journal, "{line}");
+            assert!(!is_journal || !line.contains("[INFO]") && !line.contains("Z ["), "{line}");
+        }
+        // A start that fails; arguments that are wrong, whose message has several lines.
+        for (arguments, code, last) in
+            [(&[][..], 1, "userd: cannot connect"), (&["--embeded"], 2, "For more")]
+        {
+            let mut process = start(arguments, &nowhere);
+            assert_eq!(process.wait(LONG), code);
+            let said = process.stderr();
+            assert!(code == 1 || said.lines().count() > 2, "{said}");
+            assert!(said.lines().all(|line| line.starts_with('<') == is_journal), "{said}");
+            let prefix = if is_journal { "<3>" } else { "" };
+            let is_object = format == "json" && code == 1;
+            let found = said.lines().last().unwrap_or_default();
+            assert!(is_object || found.starts_with(&format!("{prefix}{last}")), "{said}");
+        }
+    }
 }
 
 /// The frontend's 503 and the worker's line say the same id.
