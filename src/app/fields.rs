@@ -5,6 +5,7 @@
 use super::validation::object;
 use crate::error::{ACCEPT_PATCH, Error, HAS_NUL, Violation};
 use crate::http::{Request, percent_decode};
+use crate::users::email;
 use crate::users::idempotency::Key;
 use crate::users::pagination::{ListRequest, PageRequest};
 use crate::users::revision::{Condition, Revision, Revisions};
@@ -13,8 +14,8 @@ use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 
-/// Reads the JSON object of a body without a content coding, whatever its Content-Type says, as curl's is a form's; refuses
-/// uploads. A `patch` is a merge patch if its type is JSON or curl's default; other kinds of patches mean something else,
+/// Reads the JSON object of a body without a content coding, whatever its Content-Type says, as curl's is a form's, and
+/// brings its address into NFC; refuses uploads. A `patch` is a merge patch if its type is JSON or curl's default; other kinds of patches mean something else,
 /// and so are refused.
 pub fn body(request: &Request, patch: bool) -> Result<Map<String, Value>, Error> {
     const CURLS: &str = "application/x-www-form-urlencoded";
@@ -26,10 +27,12 @@ pub fn body(request: &Request, patch: bool) -> Result<Map<String, Value>, Error>
         true => ACCEPT_PATCH.split(", ").chain([CURLS]).any(|one| one.eq_ignore_ascii_case(given)),
         false => !given.get(..10).is_some_and(|start| start.eq_ignore_ascii_case("multipart/")),
     });
-    match is_accepted && !coded {
-        true => object(&request.body),
-        false => Err(Error::UnsupportedMediaType { patch, coded }),
+    if !is_accepted || coded {
+        return Err(Error::UnsupportedMediaType { patch, coded });
     }
+    let mut fields = object(&request.body)?;
+    email::normalize(&mut fields);
+    Ok(fields)
 }
 
 /// The parameters of `GET /users`.
@@ -152,13 +155,13 @@ impl<'a> Query<'a> {
         None
     }
 
-    /// Returns an address, in which `+` is itself, as users of curl write it; in a form it would be a space.
+    /// Returns an address in NFC, in which `+` is itself, as users of curl write it; in a form it would be a space.
     fn address(&mut self, name: &str) -> Option<String> {
         let (keyword, message) = match percent_decode(self.value(name)?) {
             None => ("format", "must be UTF-8, percent-encoded"),
             Some(text) if text.is_empty() => ("minLength", "must not be empty"),
             Some(text) if text.contains('\0') => ("pattern", HAS_NUL),
-            Some(text) => return Some(text.into_owned()),
+            Some(text) => return Some(email::normalized(&text)),
         };
         self.refuse(name, keyword, message);
         None
@@ -333,6 +336,7 @@ mod tests {
             ("email=ada%2Bnews%40example.com", email("ada+news@example.com")),
             ("&em%61il=a=b@c.de&", email("a=b@c.de")),
             ("email=%C3%A9%20x", email("é x")),
+            ("email=e%CC%81%20x", email("é x")),
             (
                 "email=a@b.co&page=3&perPage=2",
                 ListRequest::Email { email: "a@b.co".to_owned(), page: page(3, 2) },

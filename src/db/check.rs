@@ -107,6 +107,17 @@ const ROW_SECURITY: &str = "\
         join pg_class on oid = to_regclass(name)::oid where relrowsecurity \
     order by 1";
 
+/// A line if addresses are in another form than NFC, which only a database in UTF8 can tell. The statement leaves out
+/// addresses that another user has in NFC.
+const NOT_NORMALIZED: &str = "\
+    select format('%1$s addresses are not in Unicode''s form NFC, so that no login and no ?email= finds them: \
+        `update %2$I.users u set email = normalize(email, nfc) where email is not nfc normalized and not exists ( \
+        select from %2$I.users o where o.id <> u.id \
+        and lower(normalize(o.email, nfc) collate \"C\") = lower(normalize(u.email, nfc) collate \"C\"))` \
+        brings them into it, but for those that another user has then', count(*), current_schema()) \
+    from users where case when getdatabaseencoding() = 'UTF8' then email::text is not nfc normalized end \
+    having count(*) > 0";
+
 /// Statements that give a role the rights to run a service, one in each row.
 const GRANTS: &str = "\
     select format(line, current_database(), current_schema(), rolname) \
@@ -221,6 +232,7 @@ fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> R
     if with_counts {
         let line = counts::compare(client).map_err(|line| ("tables", line))?;
         findings.push((Weight::Fine, "tables", line));
+        add(findings, "tables", None, rows(client, NOT_NORMALIZED, &[])?);
     }
     Ok(())
 }

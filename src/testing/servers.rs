@@ -6,7 +6,7 @@ use crate::config::{Config, PasswordHashing, Secret};
 use crate::db::{New, Once, blocking::outside_of_runtimes};
 use crate::error::{self, StartError};
 use crate::server::{BoundServer, Server};
-use crate::users::user::User;
+use crate::users::{email, user::User};
 use postgres::{Client, NoTls, types::ToSql};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -68,7 +68,8 @@ impl TestServer {
                 select unnest($1::bigint[]), unnest($2::text[]), unnest($3::text[]) returning id) \
             select coalesce(setval(pg_get_serial_sequence('users', 'id')::regclass, max(id)), 0) from stored";
         let server = TestServer::start();
-        let (ids, names, emails): (Vec<i64>, Vec<&str>, Vec<&str>) = users.into_iter().collect();
+        let users = users.into_iter().map(|(id, name, address)| (id, name, email::normalized(address)));
+        let (ids, names, emails): (Vec<i64>, Vec<&str>, Vec<String>) = users.collect();
         expected("store the users", server.query(STORE, &[&ids, &names, &emails]));
         expected("keep the users", server.database.keep_seed());
         server
@@ -188,6 +189,7 @@ impl TestServer {
         outside_of_runtimes(|| {
             let hash = self.app().hash(password)?;
             let (password, deadline) = (hash.as_ref(), self.app().deadline());
+            let email = &email::normalized(email);
             let new = New { name, email, password, key: None, deadline };
             self.app().users().create_many(&[new]).remove(0).map(Once::into_user)
         })

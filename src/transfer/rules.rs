@@ -9,6 +9,7 @@ use crate::{
     db::bulk::StagedUser,
     error::Error,
     users::{
+        email,
         password::{Hasher, PasswordHash},
         timestamp,
         user::{NewUser, UserChanges, parse_id},
@@ -151,6 +152,7 @@ impl Rules<'_> {
                 // The hash stands in for the password that the strict schema requires.
                 fields.insert("password".to_owned(), "has a hash".into());
             }
+            email::normalize(&mut fields);
             fields = self.validation.create.check(fields).map_err(problems)?;
         }
         let new = UserChanges::read(fields, self.import.as_is).map_err(problems)?.into_new();

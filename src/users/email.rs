@@ -3,11 +3,29 @@
 //! The rule is this crate's own, so that no version of a library changes which addresses are valid: one bare
 //! `local@domain`, with atoms separated by dots on the left, also beyond ASCII, and a host name in ASCII on the right.
 
-/// Checks an address. The error says what is wrong with it; the length of the whole is not checked.
+use super::user::EMAIL_MAX;
+use serde_json::{Map, Value};
+use unicode_normalization::{UnicodeNormalization, char::is_combining_mark, is_nfc};
+
+/// Returns an address in Unicode's form NFC, in which addresses are stored and looked up: keyboards differ in how they write é.
+pub fn normalized(address: &str) -> String {
+    if is_nfc(address) { address.to_owned() } else { address.nfc().collect() }
+}
+
+/// Brings the address in the fields of a user into NFC.
+pub fn normalize(fields: &mut Map<String, Value>) {
+    if let Some(Value::String(address)) = fields.get_mut("email") {
+        *address = normalized(address);
+    }
+}
+
+/// Checks an address in NFC. The error says what is wrong with it.
 pub fn check(address: &str) -> Result<(), String> {
     // Characters of an atom: of RFC 5322, or of RFC 6532 beyond ASCII.
     let is_atext = |c: char| !c.is_ascii() || c.is_ascii_alphanumeric() || "!#$%&'*+-/=?^_`{|}~".contains(c);
-    let is_atom = |text: &str| !text.is_empty() && text.chars().all(is_atext);
+    // A mark would be shown on the dot before it, or on other text.
+    let is_atom =
+        |text: &str| text.chars().all(is_atext) && !text.chars().next().is_none_or(is_combining_mark);
     let is_label = |text: &str| {
         let is_hyphenated = text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
         is_hyphenated && (1..=63).contains(&text.len()) && text.trim_matches('-') == text
@@ -19,27 +37,36 @@ pub fn check(address: &str) -> Result<(), String> {
     let problem = match address {
         _ if address.contains(['<', '>']) => " alone: leave out the display name and the < >",
         _ if address.contains(char::is_whitespace) => ": it has white space in it",
-        _ if address.contains(is_invisible) => ": it has a control or invisible character in it",
+        _ if address.contains(is_invisible) => ": it has a control, invisible or private character in it",
         _ if !address.contains('@') => ": it has no @",
         _ if domain.contains('@') => ": it has more than one @",
         _ if !is_local => ": the part before the @ is not valid",
         _ if !domain.is_ascii() => ": write the domain after the @ in ASCII, as xn--…",
         _ if !domain.is_empty() && !domain.contains('.') => ": the domain after the @ needs a dot",
         _ if !is_host => ": the domain after the @ is not valid",
+        // A mail server counts octets (RFC 5321, 4.5.3.1.3).
+        _ if address.len() > EMAIL_MAX => ": it is longer than 254 bytes",
         _ => return Ok(()),
     };
     Err(format!("value is not an e-mail address{problem}"))
 }
 
-/// Controls and the characters that change how the text around them is shown.
+/// Returns true for controls, for the characters that are not shown (Unicode's Default_Ignorable_Code_Point, but for the
+/// joiner of emoji, U+200D), and for the characters that mean nothing to others: private ones and noncharacters.
 fn is_invisible(c: char) -> bool {
     c.is_control()
-        || matches!(c, '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+        || u32::from(c) & 0xfffe == 0xfffe
+        || matches!(c, '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}')
+        || matches!(c, '\u{180b}'..='\u{180f}' | '\u{200b}' | '\u{200c}' | '\u{200e}' | '\u{200f}')
+        || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{e000}'..='\u{f8ff}')
+        || matches!(c, '\u{fdd0}'..='\u{fdef}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}')
+        || matches!(c, '\u{fff0}'..='\u{fff8}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}')
+        || matches!(c, '\u{e0000}'..='\u{e0fff}' | '\u{f0000}'..)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::check;
+    use super::{check, is_invisible, normalized};
 
     #[test]
     fn accepted_addresses() {
@@ -69,10 +96,21 @@ mod tests {
     }
 
     #[test]
+    fn characters_that_are_not_shown() {
+        // Unicode 16: 4,174 default ignorable code points but one, 65 controls, 137,468 private ones, 66 noncharacters.
+        assert_eq!(('\0'..=char::MAX).filter(|c| is_invisible(*c)).count(), 4_173 + 65 + 137_468 + 66);
+        for c in ['\u{ad}', '\u{200c}', '\u{3164}', '\u{e007f}', '\u{f8ff}', '\u{fffff}', '\u{10fffd}'] {
+            assert!(is_invisible(c), "{c:?}");
+        }
+        assert!(!['\u{200d}', '\u{2010}', '\u{fdf0}', '\u{fffd}', '\u{e1000}'].into_iter().any(is_invisible));
+    }
+
+    #[test]
     fn refused_addresses() {
         let long = format!("{}@x.org", "l".repeat(65));
         let long_beyond_ascii = format!("{}é@x.org", "l".repeat(63));
         let label = format!("a@{}.org", "d".repeat(64));
+        let beyond_254_bytes = format!("{}@{}.org", "é".repeat(30), vec!["d".repeat(63); 3].join("."));
         let rows = [
             ("Ann <a@x.org>", "display name"),
             ("<a@x.org>", "display name"),
@@ -95,6 +133,11 @@ mod tests {
             ("a\u{2060}@x.org", "invisible"),
             ("a\u{206f}@x.org", "invisible"),
             ("\u{feff}a@x.org", "invisible"),
+            ("a\u{fe0f}@x.org", "invisible"),
+            ("a@x\u{ad}.org", "invisible"),
+            ("a\u{ffffe}@x.org", "invisible"),
+            ("\u{301}a@x.org", "before the @"),
+            ("a.\u{93f}b@x.org", "before the @"),
             ("a@x.org\u{feff}", "invisible"),
             ("", "no @"),
             ("a", "no @"),
@@ -127,11 +170,26 @@ mod tests {
             ("a@x_y.org", "after the @ is not valid"),
             ("a@x.org:25", "after the @ is not valid"),
             (&label, "after the @ is not valid"),
+            (&beyond_254_bytes, "longer than 254 bytes"),
         ];
         for (address, reason) in rows {
             let message = check(address).expect_err(address);
             assert!(message.starts_with("value is not an e-mail address"), "{message}");
             assert!(message.contains(reason), "{address:?}: {message}");
+        }
+    }
+
+    #[test]
+    fn normalized_addresses() {
+        let rows = [
+            ("jos\u{e9}@x.org", "jos\u{e9}@x.org"),
+            ("jose\u{301}@x.org", "jos\u{e9}@x.org"),
+            ("a\u{37e}b@x.org", "a;b@x.org"),
+            ("\u{1112}\u{1161}\u{11ab}@x.org", "\u{d55c}@x.org"),
+            ("\u{212a}@x.org", "K@x.org"),
+        ];
+        for (given, expected) in rows {
+            assert_eq!(normalized(given), expected, "{given:?}");
         }
     }
 }

@@ -90,6 +90,74 @@ fn by_address() {
     );
 }
 
+/// Keyboards differ in how they write é: an address is brought into NFC wherever it enters. Rows of SQL stay as they are.
+#[test]
+fn an_address_is_stored_and_found_in_one_form() {
+    let service = Service::start();
+    service.check(format!(
+        r#"
+        POST /users {{"name":"n","email":"jose\u0301@x.org","password":"{PASSWORD}"}} => 201 {{"id":"1","name":"n","email":"josé@x.org",*
+        sql select email = U&'jos\00e9@x.org' from users => t
+        POST /users {{"name":"n","email":"jos\u00e9@x.org"}} => 409 *
+        POST /users {{"name":"n","email":"JOSE\u0301@x.org"}} => 201 *
+        GET /users?email=jose%CC%81@x.org => 200 <Link: </users?email=jos%C3%A9@x.org&page=1&perPage=15>; rel="first", </users?email=jos%C3%A9@x.org&page=1&perPage=15>; rel="last"> {{"data":[{{"id":"1",*
+        GET /users?email=jos%C3%A9@x.org => 200 {{"data":[{{"id":"1",*
+        GET /users?emailPrefix=jose%CC%81 => 200 {{"data":[{{"id":"1",*
+        GET /users?emailPrefix=jose => 200 {{"data":[],*
+        POST /users/authenticate {{"email":"jose\u0301@x.org","password":"{PASSWORD}"}} => 200 {{"id":"1",*
+        POST /users/authenticate {{"email":"jos\u00e9@x.org","password":"{PASSWORD}"}} => 200 {{"id":"1",*
+        PUT /users/1 {{"email":"Jose\u0301@x.org"}} => 200 {{"id":"1","name":"n","email":"José@x.org",*
+        PATCH /users/1 {{"email":"a\u030a@x.org"}} => 200 {{"id":"1","name":"n","email":"å@x.org",*
+        PATCH /users/1 {{"email":"\u212b@x.org"}} => 200 {{"id":"1","name":"n","email":"Å@x.org",*
+        GET /users/1 => 200 {{"id":"1","name":"n","email":"Å@x.org",*
+        POST /users <Idempotency-Key: nfc> {{"name":"n","email":"u\u0308@x.org"}} => 201 *
+        POST /users <Idempotency-Key: nfc> {{"name":"n","email":"\u00fc@x.org"}} => 201 <Idempotency-Replayed: true> {{"id":"4",*
+        sql insert into users (name, email) values ('n', U&'zoe\0308@x.org')
+        GET /users?email=zoe%CC%88@x.org => 200 {{"data":[],*
+        GET /users?emailPrefix=zo => 200 {{"data":[{{"id":"5",*
+        POST /users {{"name":"n","email":"a\u037eb@x.org"}} => 400 *
+        "#
+    ));
+    // Two spellings of one address are throttled as one.
+    let mut client = service.client();
+    let wrong = |email: &str| format!(r#"{{"email":"{email}","password":"{OTHER_PASSWORD}"}}"#);
+    let mut logins = (0..11).map(|n| if n % 2 == 0 { "u\u{308}@x.org" } else { "\u{fc}@x.org" });
+    let statuses: Vec<u16> =
+        logins.by_ref().map(|email| client.post("/users/authenticate", wrong(email)).status).collect();
+    assert_eq!(statuses, [&[401; 10][..], &[429]].concat());
+}
+
+/// By POST and PATCH, in which 254 are bytes; a PUT and the column count characters. Logins and finds have no rule.
+#[test]
+fn addresses_that_look_like_others_are_refused() {
+    let service = Service::start();
+    let rows = |address: &str| {
+        format!(
+            r#"
+            POST /users {{"name":"n","email":"{address}"}} => 400 *
+            PATCH /users/1 {{"email":"{address}"}} => 400 *
+            POST /users/authenticate {{"email":"{address}","password":"{PASSWORD}"}} => 401 *
+            PUT /users/1 {{"email":"{address}"}} => 200 {{"id":"1","name":"n","email":"{address}",*
+            sql delete from users where id > 1
+            "#
+        )
+    };
+    service.check(r#"POST /users {"name":"n","email":"ada@x.org"} => 201 *"#);
+    let long =
+        |n: usize| format!("{}@{}.{}.{}.org", "é".repeat(30), "d".repeat(63), "d".repeat(63), "d".repeat(n));
+    for mark in
+        ["\u{61c}", "\u{ad}", "\u{3164}", "\u{fe0f}", "\u{e0001}", "\u{e000}", "\u{fdd0}", "\u{10ffff}"]
+    {
+        service.check(rows(&format!("a{mark}@x.org")));
+    }
+    for address in ["\u{301}a@x.org", "a.\u{301}@x.org", &long(62)] {
+        service.check(rows(address));
+    }
+    service.check(format!(r#"POST /users {{"name":"n","email":"{}"}} => 201 *"#, long(61)));
+    service.check(r#"GET /users?email=%C2%AD@x.org => 200 {"data":[],*"#);
+    service.check(r#"GET /users?emailPrefix=%CC%81 => 200 {"data":[],*"#);
+}
+
 /// In the order of addresses, whatever the case of ASCII letters.
 #[test]
 fn addresses_that_begin_so() {

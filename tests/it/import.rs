@@ -122,6 +122,12 @@ FIELDS,"id":"007"} ⇒ --keep-ids ⇒ line 1: WHOLE ⇒
 FIELDS,"id":4611686018427387904} ⇒ --keep-ids ⇒ line 1: WHOLE ⇒
 FIELDS,"id":9}\n{"name":"b","email":"b@x.org","id":"9"} ⇒ --keep-ids ⇒ line 2: /id is that of line 1, too ⇒
 
+# Addresses come in one form of Unicode, but for those of an export.
+{"name":"n","email":"ae\u0301@x.org"} ⇒ ⇒ imported: 1 ⇒ aé@x.org
+{"name":"n","email":"ae\u0301@x.org"} ⇒ aé@x.org --skip-existing ⇒ imported: 0, existing: 1, refused: 0 ⇒ aé@x.org
+{"name":"n","email":"ae\u0301@x.org"} ⇒ aé@x.org --as-is ⇒ imported: 1 ⇒ aé@x.org aé@x.org
+{"name":"n","email":"a\u00ad@x.org"} ⇒ ⇒ line 1: /email value is not an e-mail address: it has a control, invisible or private ⇒
+
 # Addresses in the file and in the database, equal if only the case of ASCII letters differs.
 USER\n{"name":"b","email":"b@x.org"} ⇒ A@x.org ⇒ line 1: /email is that of a user in the database ⇒ A@x.org
 USER\n{"name":"b","email":"b@x.org"} ⇒ A@x.org --skip-existing --dry-run ⇒ would import: 1, existing: 1, refused: 0 ⇒ A@x.org
