@@ -35,8 +35,8 @@ pub enum Weight {
 type Finding = (Weight, &'static str, String);
 type Problem = (&'static str, String);
 
-const SERVER: &str =
-    "select current_setting('server_version'), current_setting('transaction_read_only') = 'on'";
+const SERVER: &str = "select current_setting('server_version'), current_setting('server_encoding'), \
+    current_setting('transaction_read_only') = 'on'";
 
 /// The rights that a request or a command needs and the role has not; with $1, those of migrations, too. Tables that are
 /// not there yet are left out.
@@ -177,7 +177,13 @@ fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> R
     findings.push((Weight::Fine, "database", format!("connected to {}", servers.target)));
     let row = client.query_typed_one(SERVER, &[]).map_err(failed)?;
     findings.push((Weight::Fine, "database", format!("PostgreSQL {}", row.get::<_, &str>(0))));
-    if row.get(1) {
+    let encoding: &str = row.get(1);
+    if encoding != "UTF8" {
+        let line =
+            format!("its encoding is {encoding}, not UTF8: names and addresses that do not fit get 500");
+        findings.push((Weight::Note, "database", line));
+    }
+    if row.get(2) {
         let line = "it accepts no changes: a standby, or default_transaction_read_only is on";
         findings.push((Weight::Note, "database", line.to_owned()));
     }

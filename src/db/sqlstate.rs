@@ -53,7 +53,15 @@ impl Meaning {
 /// The condition that a failed statement is answered with. `sql` is its text, or empty.
 pub(super) fn condition(sql: &'static str, error: &postgres::Error) -> Error {
     match code(error) {
-        "23505" => Error::AlreadyExists,
+        "23505" => {
+            let constraint = error.as_db_error().and_then(DbError::constraint).unwrap_or_default();
+            if constraint.starts_with("users_pkey") {
+                log::error!(
+                    "the sequence of ids gave an id that is taken: `userd check` says how to mend it"
+                );
+            }
+            Error::AlreadyExists
+        }
         "55P03" | "40P01" | "40001" => Error::Contended,
         "57014" => Error::Unavailable("the database cancelled a statement".into()),
         code if code == "25006" || code.starts_with("53") => Error::Unavailable(
@@ -83,6 +91,20 @@ pub(super) fn is_of_rows(error: &Error) -> bool {
             !code.is_empty() && !["08", "57", "58", "XX"].iter().any(|class| code.starts_with(class))
         }
         _ => false,
+    }
+}
+
+/// Returns whether the value of one row or one parameter has caused the refusal of a read (SQLSTATE class 22).
+pub(crate) fn is_of_value(error: &Error) -> bool {
+    matches!(error, Error::Database { code, .. } if code.starts_with("22"))
+}
+
+/// Returns the outcome of a search by `text`: none if the encoding of the database has no such characters (SQLSTATE 22P05).
+/// Every encoding has those of ASCII, so that a row with other bytes was refused then.
+pub(super) fn none_if_untranslatable<T: Default>(text: &str, found: Result<T, Error>) -> Result<T, Error> {
+    match found {
+        Err(Error::Database { code, .. }) if code == "22P05" && !text.is_ascii() => Ok(T::default()),
+        found => found,
     }
 }
 

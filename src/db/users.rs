@@ -9,7 +9,7 @@ use super::{
     blocking::outside_of_runtimes,
     keys::{CREATE_WITH_KEYS, Once},
     session::Param,
-    sqlstate,
+    sqlstate::{is_of_rows, none_if_untranslatable},
 };
 use crate::{
     error::Error,
@@ -136,7 +136,7 @@ const UPDATE_PASSWORD: &str = "
     ), updated as (
         update users
         set name = coalesce($4, name), email = coalesce($5, email),
-            version = version + bigint '1',  -- a password moves it, too
+            version = version + bigint '1',  -- has the trigger draw another one, also at the last moment that there is
             updated_at = least(greatest(now(), updated_at + interval '1 microsecond'),
                 timestamptz '9999-12-31T23:59:59.999999Z')
         where id = any (array(select id from target))
@@ -293,12 +293,16 @@ impl Users {
 
     /// Finds the user of each address, in whatever case. One round trip.
     pub fn find_by_email(&self, emails: &[&str]) -> Result<Vec<Listed>, Error> {
-        self.lists(FIND_BY_EMAIL, &[(&emails, Type::TEXT_ARRAY)], emails.len())
+        let found = self.lists(FIND_BY_EMAIL, &[(&emails, Type::TEXT_ARRAY)], emails.len());
+        let [email] = emails else { return found };
+        let found = none_if_untranslatable(email, found.map(|mut lists| lists.remove(0)));
+        found.map(|listed| vec![listed])
     }
 
     /// Finds a user and its credential by address, in whatever case. One round trip.
     pub fn find_by_email_with_credential(&self, email: &str) -> Result<Option<User>, Error> {
-        let rows = self.pool.execute(FIND_WITH_CREDENTIAL, &[(&email, Type::TEXT)], None)?;
+        let rows = self.pool.execute(FIND_WITH_CREDENTIAL, &[(&email, Type::TEXT)], None);
+        let rows = none_if_untranslatable(email, rows)?;
         let user = |row| {
             Ok(User { credential: Relation::loaded("credential", credential(row)?), ..self.user(row)? })
         };
@@ -326,10 +330,11 @@ impl Users {
     /// one more. One round trip.
     pub fn list_by_prefix(&self, prefix: &str, most: u32) -> Result<Listed, Error> {
         let most = i64::from(most) + 1;
-        let mut lists = self.lists(BY_PREFIX, &[(&prefix, Type::TEXT), (&most, Type::INT8)], 1)?;
+        let lists = self.lists(BY_PREFIX, &[(&prefix, Type::TEXT), (&most, Type::INT8)], 1);
+        let mut listed = none_if_untranslatable(prefix, lists.map(|mut lists| lists.remove(0)))?;
         let prefix = prefix.to_ascii_lowercase();
-        lists[0].users.retain(|user| user.email.to_ascii_lowercase().starts_with(&prefix));
-        Ok(lists.remove(0))
+        listed.users.retain(|user| user.email.to_ascii_lowercase().starts_with(&prefix));
+        Ok(listed)
     }
 
     /// Executes a statement that answers so many lists, if it is asked for any.
@@ -525,7 +530,7 @@ impl Users {
         let mut position = 0;
         let outcome = |request| match &rows {
             _ if is_late(request) => Err(Error::Unavailable("a change could not be sent in time".into())),
-            Err(error) if sqlstate::is_of_rows(error) => alone(request),
+            Err(error) if is_of_rows(error) => alone(request),
             Err(error) => Err(error.clone()),
             Ok(rows) => {
                 position += 1;

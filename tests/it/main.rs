@@ -10,6 +10,7 @@ mod cluster;
 mod commands;
 mod contract;
 mod cors;
+mod databases;
 mod description;
 mod endings;
 mod export;

@@ -2,13 +2,14 @@
 
 use super::Item;
 use crate::app::{App, Lane, Needs};
+use crate::db::is_of_value;
 use crate::error::Error;
 use crate::http::Response;
 use crate::users::pagination::{ListRequest, Listed, PageRequest};
 use crate::users::user::User;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
-use std::collections::HashMap;
+use std::{collections::HashMap, vec};
 
 /// A list of users.
 #[derive(Debug)]
@@ -50,18 +51,11 @@ impl List {
         }
     }
 
-    /// Executes lists with one statement for each kind, and with one for each search by a prefix.
+    /// Executes lists with one statement for each kind, and with one for each search by a prefix. Lists whose statement is
+    /// refused for the value of one of them are executed again one by one.
     pub fn execute(app: &App, lists: Vec<Item<List>>) {
-        let mut listed = List::read(app, &lists).map(Vec::into_iter);
-        for Item { command, outcome, .. } in lists {
-            let listed = listed.as_mut().map(|listed| listed.next().unwrap_or_default());
-            *outcome = listed.map(|listed| Some(command.answer(listed))).map_err(|error| error.clone());
-        }
-    }
-
-    fn read(app: &App, lists: &[Item<List>]) -> Result<Vec<Listed>, Error> {
         let (mut pages, mut walks, mut emails, mut ids) = (vec![], vec![], vec![], vec![]);
-        for list in lists {
+        for list in &lists {
             match &list.command.0 {
                 ListRequest::Page(page) => pages.push(*page),
                 ListRequest::Walk { after, per_page } => walks.push((*after, *per_page)),
@@ -70,23 +64,30 @@ impl List {
                 ListRequest::Prefix { .. } => {}
             }
         }
-        let mut pages = app.users.pages(&pages)?.into_iter();
-        let mut walks = app.users.walks(&walks)?.into_iter();
-        let mut found = app.users.find_by_email(&emails)?.into_iter();
-        let users: HashMap<i64, User> =
-            app.users.find_many(&ids)?.into_iter().map(|user| (user.id, user)).collect();
-        let listed = lists.iter().map(|list| match &list.command.0 {
-            ListRequest::Page(_) => Ok(pages.next().unwrap_or_default()),
-            ListRequest::Walk { .. } => Ok(walks.next().unwrap_or_default()),
-            ListRequest::Email { .. } => Ok(found.next().unwrap_or_default()),
-            ListRequest::Prefix { prefix, per_page } => app.users.list_by_prefix(prefix, *per_page),
-            // Two lists may name one user.
-            ListRequest::Ids { ids, .. } => {
-                let users = ids.iter().filter_map(|id| users.get(id).cloned()).collect();
-                Ok(Listed { total: 0, users })
+        let mut pages = app.users.pages(&pages).map(Vec::into_iter);
+        let mut walks = app.users.walks(&walks).map(Vec::into_iter);
+        let mut found = app.users.find_by_email(&emails).map(Vec::into_iter);
+        let users = app.users.find_many(&ids).map(|users| users.into_iter().map(|user| (user.id, user)));
+        let users: Result<HashMap<i64, User>, Error> = users.map(Iterator::collect);
+        let (is_alone, mut refused) = (lists.len() == 1, Vec::new());
+        for list in lists {
+            let listed = match &list.command.0 {
+                ListRequest::Page(_) => next(&mut pages),
+                ListRequest::Walk { .. } => next(&mut walks),
+                ListRequest::Email { .. } => next(&mut found),
+                ListRequest::Prefix { prefix, per_page } => app.users.list_by_prefix(prefix, *per_page),
+                // Two lists may name one user.
+                ListRequest::Ids { ids, .. } => users.as_ref().map_err(Error::clone).map(|users| {
+                    let users = ids.iter().filter_map(|id| users.get(id).cloned()).collect();
+                    Listed { total: 0, users }
+                }),
+            };
+            match listed {
+                Err(error) if !is_alone && is_of_value(&error) => refused.push(list),
+                listed => *list.outcome = listed.map(|listed| Some(list.command.answer(listed))),
             }
-        });
-        listed.collect()
+        }
+        refused.into_iter().for_each(|list| List::execute(app, vec![list]));
     }
 
     fn answer(&self, Listed { total, mut users }: Listed) -> Response {
@@ -121,6 +122,11 @@ impl List {
             _ => response,
         }
     }
+}
+
+/// Returns the next list of a statement, or its error.
+fn next(lists: &mut Result<vec::IntoIter<Listed>, Error>) -> Result<Listed, Error> {
+    lists.as_mut().map(|lists| lists.next().unwrap_or_default()).map_err(|error| error.clone())
 }
 
 /// Characters of an address that a `Link` has as they are.
