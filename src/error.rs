@@ -238,9 +238,6 @@ pub enum Reason {
     /// All connections are taken.
     #[strum(message = "too many connections")]
     TooManyConnections,
-    /// Too many requests wait for workers that are stuck.
-    #[strum(message = "too many requests wait for the workers")]
-    TooManyRequests,
     /// The request was not answered within `REQUEST_TIMEOUT`.
     #[strum(message = "a request was not answered in time")]
     NotAnsweredInTime,

@@ -102,10 +102,7 @@ mod frontend;
 /// Items that the fuzz target uses. Exists only if cargo-fuzz builds the crate.
 #[cfg(fuzzing)]
 pub mod fuzzing {
-    pub use crate::frontend::{
-        Served,
-        http1::{Parsed, Traits, framing::Framing},
-    };
+    pub use crate::frontend::http1::{Arrived, Parsed, framing::Framing};
 }
 #[doc(hidden)]
 pub mod http;

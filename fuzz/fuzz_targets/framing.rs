@@ -5,8 +5,8 @@
 mod checks;
 
 use userd::{
-    Limits,
-    fuzzing::{Framing, Parsed, Served},
+    Limits, Request,
+    fuzzing::{Arrived, Framing, Parsed},
 };
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| checks::check_all(data));

@@ -11,8 +11,14 @@ use crate::{
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-/// The callers that a token stands for, and the word that the log has for them.
-type Rights = (Callers, &'static str);
+/// The rights that a token gives.
+#[derive(Debug, Clone, Copy)]
+pub struct Rights {
+    /// The callers that it stands for.
+    callers: Callers,
+    /// The word that the log has for them.
+    pub name: &'static str,
+}
 
 /// The rules that stand before every route.
 pub struct Access {
@@ -42,9 +48,14 @@ impl Access {
     }
 
     /// Admits a request of a route for these callers; else [`Error::CrossOrigin`], [`Error::Unauthorized`],
-    /// [`Error::Forbidden`] or [`Error::HostNotAllowed`].
-    pub fn check(&self, request: &Request, callers: Callers) -> Result<(), Error> {
-        let cors = self.cors(request);
+    /// [`Error::Forbidden`] or [`Error::HostNotAllowed`]. `rights` are those of its token.
+    pub fn check(
+        &self,
+        request: &Request,
+        callers: Callers,
+        cors: &Cors,
+        rights: Option<Rights>,
+    ) -> Result<(), Error> {
         if is_cross_origin(request) && !cors.is_allowed() {
             return Err(Error::CrossOrigin);
         }
@@ -52,10 +63,10 @@ impl Access {
             // Browsers send no token with a preflight, and its answer tells nothing of the users.
             Some(_) if request.method == Method::Options && cors.is_allowed() => Ok(()),
             // A page of another site does not know the token, whatever name it is served under.
-            Some(_) => match self.rights(request) {
+            Some(_) => match rights.map(|rights| rights.callers) {
                 None => Err(Error::Unauthorized),
-                Some((Callers::Full, _)) => Ok(()),
-                Some((rights, _)) if rights == callers || callers == Callers::Known => Ok(()),
+                Some(Callers::Full) => Ok(()),
+                Some(own) if own == callers || callers == Callers::Known => Ok(()),
                 Some(_) => Err(Error::Forbidden),
             },
             None => match request.header("host") {
@@ -84,7 +95,7 @@ impl Access {
 
     /// Returns the fields that an answer needs for a page of another origin.
     pub fn cors(&self, request: &Request) -> Cors {
-        let fields = request.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
+        let fields = request.lines().map(|(name, value)| (name, value.as_bytes()));
         Cors::judge(&self.origins, request.method == Method::Options, fields)
     }
 
@@ -103,13 +114,13 @@ impl Access {
 /// Returns the digests of all tokens of the settings, each with its rights.
 fn tokens(config: &Config) -> Vec<([u8; 32], Rights)> {
     let settings = [
-        (&config.api_token, (Callers::Full, "full")),
-        (&config.api_token_read, (Callers::Read, "read")),
-        (&config.api_token_login, (Callers::Login, "login")),
+        (&config.api_token, Callers::Full, "full"),
+        (&config.api_token_read, Callers::Read, "read"),
+        (&config.api_token_login, Callers::Login, "login"),
     ];
-    let of_setting = |(values, rights): (&'_ Option<Secret>, Rights)| {
+    let of_setting = |(values, callers, name): (&'_ Option<Secret>, Callers, &'static str)| {
         let values = values.iter().flat_map(|values| values.expose().split_whitespace());
-        values.map(|token| (digest(token), rights)).collect::<Vec<_>>()
+        values.map(|token| (digest(token), Rights { callers, name })).collect::<Vec<_>>()
     };
     settings.into_iter().flat_map(of_setting).collect()
 }
@@ -144,9 +155,11 @@ mod tests {
     fn request(method: &str, headers: &[(&str, &str)]) -> Request {
         let mut request = Request::new(method, "/users", "");
         request.peer = Some([192, 0, 2, 7].into());
-        let owned = |(name, value): &(&str, &str)| (name.to_string(), value.to_string());
-        request.headers = headers.iter().map(owned).collect();
-        request
+        headers.iter().fold(request, |request, (name, value)| request.with(*name, *value))
+    }
+
+    fn check(access: &Access, request: &Request, callers: Callers) -> Result<(), Error> {
+        access.check(request, callers, &access.cors(request), access.rights(request))
     }
 
     fn access(token: Option<&str>) -> Access {
@@ -171,10 +184,10 @@ mod tests {
             (&[("Authorization", "Bearer s3cret"), ("Authorization", "Bearer s3cret")], false),
         ];
         for (headers, welcome) in rows {
-            let result = access.check(&request("GET", headers), Callers::Full);
+            let result = check(&access, &request("GET", headers), Callers::Full);
             assert_eq!(result.is_ok(), *welcome, "{headers:?}");
         }
-        assert!(self::access(None).check(&request("GET", &[]), Callers::Full).is_ok());
+        assert!(check(&self::access(None), &request("GET", &[]), Callers::Full).is_ok());
     }
 
     #[test]
@@ -199,7 +212,7 @@ mod tests {
             ("POST", &[("Sec-Fetch-Site", "same-origin"), ("Origin", "http://x"), ("Host", "a")], true),
         ];
         for (method, headers, welcome) in rows {
-            let result = access(None).check(&request(method, headers), Callers::Full);
+            let result = check(&access(None), &request(method, headers), Callers::Full);
             assert_eq!(result.is_ok(), *welcome, "{method} {headers:?}");
         }
     }
@@ -233,25 +246,25 @@ mod tests {
                 let headers = [markers, &[("Host", host)]].concat();
                 for method in ["GET", "POST", "OPTIONS"] {
                     let mut request = request(method, &headers);
-                    let result = access(None).check(&request, Callers::Full);
+                    let result = check(&access(None), &request, Callers::Full);
                     assert_eq!(result.is_ok(), allowed, "{method} {headers:?}");
                     if let Err(error) = result {
                         assert!(matches!(error, Error::HostNotAllowed), "{error:?}");
                     }
                     let with_token = request.clone().with("Authorization", "Bearer s3cret");
                     assert!(
-                        access(Some("s3cret")).check(&with_token, Callers::Full).is_ok(),
+                        check(&access(Some("s3cret")), &with_token, Callers::Full).is_ok(),
                         "a token suffices"
                     );
                     let any =
                         Access::new(&Config { allowed_hosts: vec!["*".to_owned()], ..Config::default() });
-                    assert!(any.check(&request, Callers::Full).is_ok(), "* is any name");
+                    assert!(check(&any, &request, Callers::Full).is_ok(), "* is any name");
                     // A request without an address came over a Unix socket, or over none.
                     request.peer = None;
-                    assert!(access(None).check(&request, Callers::Full).is_ok());
+                    assert!(check(&access(None), &request, Callers::Full).is_ok());
                 }
             }
         }
-        assert!(access(None).check(&request("GET", &[]), Callers::Full).is_ok(), "HTTP/1.0 without a Host");
+        assert!(check(&access(None), &request("GET", &[]), Callers::Full).is_ok(), "HTTP/1.0 without a Host");
     }
 }

@@ -14,23 +14,38 @@ mod throttle;
 pub(crate) mod validation;
 
 pub(crate) use commands::{Command, Lane, Needs, retry_pause};
-pub(crate) use routes::{AT_ONCE, FIELDS, label};
+pub(crate) use routes::{is_answered_at_once, label};
 
 use crate::budget::Budget;
 use crate::config::{Config, Secret};
 use crate::db::blocking::outside_of_runtimes;
 use crate::db::{Pool, connect::Servers, migrate::Migrations, probe::Prober, users::Users};
 use crate::error::{Error, StartError};
-use crate::http::{Request, RequestId, Response, log_line};
+use crate::http::{Cors, Request, RequestId, Response, log_line};
 use crate::metrics::Metrics;
 use crate::users::password::{Hasher, PasswordHash};
 use commands::RequestRules;
 use pages::Description;
 use parking_lot::Mutex;
-use routes::Page;
+use routes::{Asked, Endpoint, Found, Page};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 use std::{sync::Arc, thread};
+
+/// A request that was judged.
+pub(crate) struct Judged {
+    /// The label of its route in figures.
+    pub label: &'static str,
+    /// The name of the rights that its token gives, for the log; empty without a token.
+    pub token: &'static str,
+    pub next: Next,
+}
+
+/// The next step of a judged request.
+pub(crate) enum Next {
+    Execute(Command),
+    Answer(Response),
+}
 
 /// The service without a server: a function from a request to a response. Shared by reference between threads.
 pub struct App {
@@ -85,53 +100,71 @@ impl App {
     /// statements, and where a password is involved until it may be hashed and for that work. What only
     /// a server can refuse (its [`Limits`](crate::Limits)) is not refused here.
     pub fn handle(&self, request: &Request) -> Response {
-        let mut response = self.respond(request, None);
-        self.rules.access.cors(request).add_to(&mut response);
+        let cors = self.rules.access.cors(request);
+        let mut response = self.finish(self.judge(request, &cors, None).next);
+        cors.add_to(&mut response);
         response
     }
 
-    /// Answers a request as [`App::handle`] does, without the headers of CORS. `id` is the request's, for the log.
-    pub(crate) fn respond(&self, request: &Request, id: Option<&RequestId>) -> Response {
-        match self.judge(request, id) {
-            Ok(command) => {
+    /// Answers a judged request, executing its command on this thread.
+    pub(crate) fn finish(&self, next: Next) -> Response {
+        match next {
+            Next::Execute(command) => {
                 outside_of_runtimes(|| self.run(command)).unwrap_or_else(|error| error.into_response(None))
             }
-            Err(answer) => answer,
+            Next::Answer(answer) => answer,
         }
     }
 
-    /// Makes a command of a request, or the answer if that needs no database. `id` is the request's, if it has one.
-    /// Blocks while another large body is parsed, and for nothing else.
-    pub(crate) fn judge(&self, request: &Request, id: Option<&RequestId>) -> Result<Command, Response> {
+    /// Judges a request, in the order of path, method, access and the rest: makes a command of it, or the answer if that
+    /// needs no database. `id` is the request's, if it has one. Blocks while another large body is parsed, and for nothing
+    /// else.
+    pub(crate) fn judge(&self, request: &Request, cors: &Cors, id: Option<&RequestId>) -> Judged {
+        let Found { label, asked } = routes::find(request.method, request.path(), self.rules.ui);
+        let rights = self.rules.access.rights(request);
+        let next = asked.and_then(|asked| {
+            self.rules.admit(request, &asked, cors, rights)?;
+            self.next(request, &asked, cors, id)
+        });
+        Judged {
+            label,
+            token: rights.map_or("", |rights| rights.name),
+            next: next.unwrap_or_else(|error| Next::Answer(error.into_response(id))),
+        }
+    }
+
+    fn next(
+        &self,
+        request: &Request,
+        asked: &Asked,
+        cors: &Cors,
+        id: Option<&RequestId>,
+    ) -> Result<Next, Error> {
         /// A JSON text of small members takes many times its length as a value.
         const LARGE: usize = 8 << 10;
-        let _turn = (request.body.len() > LARGE).then(|| self.parsing.lock());
-        match self.rules.judge(request) {
-            Ok(Ok(command)) => Ok(command),
-            Ok(Err(Page::Own(page))) => Err(page(self)),
-            Ok(Err(Page::Options(routes))) => {
+        match asked.endpoint {
+            Endpoint::Of(operation) => {
+                let _turn = (request.body.len() > LARGE).then(|| self.parsing.lock());
+                self.rules.command(request, operation, asked.user).map(Next::Execute)
+            }
+            Endpoint::Page(Page::Own(page)) => Ok(Next::Answer(page(self))),
+            Endpoint::Page(Page::Options(routes)) => {
                 if let Some(origin) = request.header("origin")
-                    && !self.rules.access.cors(request).is_allowed()
+                    && !cors.is_allowed()
                 {
                     // The browser sends no other request of a page of this origin.
                     let origin: String = origin.chars().take(100).collect();
                     let line = format_args!("ALLOWED_ORIGINS does not name the origin {origin:?}");
                     log_line(log::Level::Info, id, line);
                 }
-                Err(routes::options(routes))
+                Ok(Next::Answer(routes::options(routes)))
             }
-            Err(error) => Err(error.into_response(id)),
         }
     }
 
     /// Returns the deadline of a request that has just been read.
     pub(crate) fn deadline(&self) -> Instant {
         Instant::now() + self.request_timeout
-    }
-
-    /// Names the rights of the token that a request carries, for the log.
-    pub(crate) fn rights(&self, request: &Request) -> Option<&'static str> {
-        self.rules.access.rights(request).map(|(_, name)| name)
     }
 
     /// The users themselves, for what HTTP does not offer.

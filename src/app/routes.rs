@@ -4,11 +4,11 @@
 
 use super::{App, pages};
 use crate::error::{ACCEPT_PATCH, Error};
-use crate::http::{Method, Response, percent_decode};
+use crate::http::{Method, Request, Response, percent_decode};
 use crate::users::user::parse_id;
 use Callers::{Any, Full, Known, Login, Read};
 use Method::{Delete, Get, Head, Options, Patch, Post, Put};
-use std::slice;
+use std::{borrow::Cow, slice};
 
 /// A path and its methods. HEAD is served wherever GET is, OPTIONS everywhere.
 #[derive(Debug)]
@@ -36,6 +36,13 @@ pub(crate) enum Callers {
 /// An operation or a page.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Endpoint {
+    Of(Operation),
+    Page(Page),
+}
+
+/// An operation on users, which becomes a command.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Operation {
     List,
     Create,
     Find,
@@ -43,7 +50,6 @@ pub(crate) enum Endpoint {
     Patch,
     Delete,
     Authenticate,
-    Page(Page),
 }
 
 /// An answer without a user.
@@ -53,6 +59,16 @@ pub(crate) enum Page {
     Own(fn(&App) -> Response),
     /// The answer to OPTIONS: the methods of these routes.
     Options(&'static [Route]),
+}
+
+/// The result of looking a request's path and method up.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// The label of the route in figures; `other` if the path has none.
+    pub label: &'static str,
+    /// The endpoint; else [`Error::NotFound`], [`Error::MethodNotAllowed`], or [`Error::NotImplemented`] if no path has such
+    /// a method.
+    pub asked: Result<Asked, Error>,
 }
 
 /// The endpoint of a request, by its method and path.
@@ -69,15 +85,18 @@ const UI: &str = "/ui";
 
 /// The table of routes. If two rows fit a path, the first one is taken.
 static ROUTES: [Route; 9] = [
-    Route { path: "/users", methods: &[(Get, Endpoint::List, Read), (Post, Endpoint::Create, Full)] },
-    Route { path: "/users/authenticate", methods: &[(Post, Endpoint::Authenticate, Login)] },
+    Route {
+        path: "/users",
+        methods: &[(Get, Endpoint::Of(Operation::List), Read), (Post, Endpoint::Of(Operation::Create), Full)],
+    },
+    Route { path: "/users/authenticate", methods: &[(Post, Endpoint::Of(Operation::Authenticate), Login)] },
     Route {
         path: "/users/{id}",
         methods: &[
-            (Get, Endpoint::Find, Read),
-            (Put, Endpoint::Update, Full),
-            (Patch, Endpoint::Patch, Full),
-            (Delete, Endpoint::Delete, Full),
+            (Get, Endpoint::Of(Operation::Find), Read),
+            (Put, Endpoint::Of(Operation::Update), Full),
+            (Patch, Endpoint::Of(Operation::Patch), Full),
+            (Delete, Endpoint::Of(Operation::Delete), Full),
         ],
     },
     Route { path: AT_ONCE[0], methods: &[(Get, Endpoint::Page(Page::Own(pages::live)), Any)] },
@@ -91,19 +110,12 @@ static ROUTES: [Route; 9] = [
 /// The paths that the frontend answers at once.
 pub(crate) const AT_ONCE: [&str; 2] = ["/livez", "/readyz"];
 
-/// The header fields that any route reads, in lower case, beside Host. The frontend drops all others.
-pub(crate) const FIELDS: [&str; 8] = [
-    "authorization",
-    "content-encoding",
-    "content-type",
-    "idempotency-key",
-    "if-match",
-    "if-none-match",
-    "origin",
-    "sec-fetch-site",
-];
-
 impl Route {
+    /// Returns whether a service with the page for the browser, or without it, has the route.
+    fn is_served(&self, ui: bool) -> bool {
+        ui || self.path != UI
+    }
+
     fn endpoint(&'static self, method: Method) -> Option<(Endpoint, Callers)> {
         let method = match method {
             Head => Get,
@@ -119,26 +131,38 @@ impl Route {
     }
 }
 
-/// Finds the endpoint; else [`Error::NotFound`], [`Error::MethodNotAllowed`], or [`Error::NotImplemented`] if no path has
-/// such a method. `ui`: the page for the browser is served.
-pub(crate) fn find(method: Method, path: &str, ui: bool) -> Result<Asked, Error> {
-    if (method, path) == (Options, "*") {
-        return Ok(Asked { endpoint: Endpoint::Page(Page::Options(&ROUTES)), callers: Any, user: None });
-    }
-    let Some((route, last)) = route(path, ui) else {
-        let segments = path.split('/').filter(|segment| !segment.is_empty());
-        let meant: String = segments.flat_map(|segment| ["/", segment]).collect();
-        return Err(match self::route(&meant, ui) {
-            _ if method == Method::Other => Error::NotImplemented("the method is not served on any path"),
-            Some((route, _)) => {
-                Error::FurtherSlash(format!("the path is {}, without a further slash", route.path))
+/// Finds the route and the endpoint of a request. `ui`: the page for the browser is served.
+pub(crate) fn find(method: Method, path: &str, ui: bool) -> Found {
+    let Some((route, last)) = route(path) else {
+        let asked = match (method, path) {
+            (Options, "*") => {
+                Ok(Asked { endpoint: Endpoint::Page(Page::Options(&ROUTES)), callers: Any, user: None })
             }
-            None => Error::NotFound,
-        });
+            _ => Err(missing(method, path, ui)),
+        };
+        return Found { label: "other", asked };
     };
-    let asked = route.endpoint(method);
-    let (endpoint, callers) = asked.ok_or_else(|| Error::MethodNotAllowed(allow(slice::from_ref(route))))?;
-    Ok(Asked { endpoint, callers, user: parse_id(&last) })
+    let asked = match route.endpoint(method) {
+        _ if !route.is_served(ui) => Err(missing(method, path, ui)),
+        Some((endpoint, callers)) => Ok(Asked { endpoint, callers, user: parse_id(&last) }),
+        None => Err(Error::MethodNotAllowed(allow(slice::from_ref(route)))),
+    };
+    Found { label: route.path, asked }
+}
+
+/// Returns the refusal of a path that no route has.
+fn missing(method: Method, path: &str, ui: bool) -> Error {
+    if method == Method::Other {
+        return Error::NotImplemented("the method is not served on any path");
+    }
+    let segments = path.split('/').filter(|segment| !segment.is_empty());
+    let meant: String = segments.flat_map(|segment| ["/", segment]).collect();
+    match route(&meant).filter(|(route, _)| meant != path && route.is_served(ui)) {
+        Some((route, _)) => {
+            Error::FurtherSlash(format!("the path is {}, without a further slash", route.path))
+        }
+        None => Error::NotFound,
+    }
 }
 
 /// Returns the value of `Allow`: the methods of these routes.
@@ -157,31 +181,45 @@ pub(crate) fn options(routes: &'static [Route]) -> Response {
     }
 }
 
-/// Returns the label of a path's route in figures; `other` if it has none.
-pub(crate) fn label(path: &str) -> &'static str {
-    route(path, true).map_or("other", |(route, _)| route.path)
+/// Returns the label of a request's route in figures.
+pub(crate) fn label(request: &Request) -> &'static str {
+    find(request.method, request.path(), true).label
 }
 
-/// Returns the route of a path, and the last segment. A segment with an encoded slash is one segment.
-fn route(path: &str, ui: bool) -> Option<(&'static Route, String)> {
-    // No route has three segments.
-    let segments = path.strip_prefix('/')?.split('/').take(3).map(percent_decode);
-    let mut given = segments.collect::<Option<Vec<_>>>()?;
-    let fits = |route: &&Route| {
-        let own: Vec<&str> = route.path[1..].split('/').collect();
-        let mut pairs = own.iter().zip(&given);
-        own.len() == given.len()
-            && pairs.all(|(own, given)| *own == given || *own == "{id}" && !given.is_empty())
+/// Returns whether the frontend answers requests of this path at once.
+pub(crate) fn is_answered_at_once(path: &str) -> bool {
+    percent_decode(path).is_some_and(|path| AT_ONCE.contains(&&*path))
+}
+
+/// Returns the route of a path, and the last segment. A segment with an encoded slash is one segment. No route has three
+/// segments.
+fn route(path: &str) -> Option<(&'static Route, Cow<'_, str>)> {
+    let (first, last) = segments(path)?;
+    if last.is_some_and(|last| last.contains('/')) {
+        return None;
+    }
+    let (first, last) = (percent_decode(first)?, last.map(percent_decode));
+    let last = last.map_or(Some(None), |last| last.map(Some))?;
+    let fits = |route: &&Route| match (segments(route.path), &last) {
+        (Some((own, None)), None) => own == first,
+        (Some((own, Some("{id}"))), Some(id)) => own == first && !id.is_empty(),
+        (Some((own, Some(own_last))), Some(last)) => own == first && own_last == last,
+        _ => false,
     };
-    let route = ROUTES.iter().filter(|route| ui || route.path != UI).find(fits)?;
-    Some((route, given.pop()?.into_owned()))
+    let route = ROUTES.iter().find(fits)?;
+    Some((route, last.unwrap_or(first)))
+}
+
+/// Returns the first segment of a path, and the rest of it.
+fn segments(path: &str) -> Option<(&str, Option<&str>)> {
+    let path = path.strip_prefix('/')?;
+    Some(path.split_once('/').map_or((path, None), |(first, rest)| (first, Some(rest))))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::Value;
-    use std::{fs, path::Path};
 
     #[test]
     fn labels_of_paths() {
@@ -212,16 +250,19 @@ mod tests {
             ("", None),
         ];
         for (path, expected) in rows {
-            assert_eq!(label(path), expected.unwrap_or("other"), "{path}");
+            assert_eq!(find(Get, path, true).label, expected.unwrap_or("other"), "{path}");
         }
     }
 
     /// Returns the endpoint with the user, or the status.
     fn found(method: &str, path: &str) -> String {
-        match find(method.into(), path, true) {
+        let Found { label, asked } = find(method.into(), path, true);
+        match asked {
             Ok(Asked { endpoint: Endpoint::Page(Page::Options(routes)), .. }) => allow(routes),
-            Ok(Asked { endpoint: Endpoint::Page(Page::Own(_)), .. }) => format!("page {}", label(path)),
-            Ok(Asked { endpoint, user, .. }) => format!("{endpoint:?} {}", user.unwrap_or_default()),
+            Ok(Asked { endpoint: Endpoint::Page(Page::Own(_)), .. }) => format!("page {label}"),
+            Ok(Asked { endpoint: Endpoint::Of(operation), user, .. }) => {
+                format!("{operation:?} {}", user.unwrap_or_default())
+            }
             Err(error) => error.answer().status.to_string(),
         }
     }
@@ -298,7 +339,7 @@ mod tests {
 
     #[test]
     fn clients_that_may_ask() {
-        let callers = |method: &str, path: &str| find(method.into(), path, true).unwrap().callers;
+        let callers = |method: &str, path: &str| find(method.into(), path, true).asked.unwrap().callers;
         let rows = [
             ("GET", "/users", Callers::Read),
             ("HEAD", "/users", Callers::Read),
@@ -325,9 +366,9 @@ mod tests {
 
     #[test]
     fn without_the_page_its_path_is_none() {
-        let status = |method: &str| find(method.into(), "/ui", false).unwrap_err().answer().status;
+        let status = |method: &str| find(method.into(), "/ui", false).asked.unwrap_err().answer().status;
         assert_eq!(["GET", "HEAD", "OPTIONS", "POST", "BREW"].map(status), [404, 404, 404, 404, 501]);
-        assert!(find(Get, "/livez", false).is_ok());
+        assert!(find(Get, "/livez", false).asked.is_ok());
     }
 
     #[test]
@@ -346,7 +387,7 @@ mod tests {
             ("", None),
         ];
         for (path, meant) in rows {
-            match (find(Get, path, true).unwrap_err(), meant) {
+            match (find(Get, path, true).asked.unwrap_err(), meant) {
                 (Error::FurtherSlash(found), Some(meant)) => {
                     assert_eq!(found, format!("the path is {meant}, without a further slash"), "{path}");
                 }
@@ -354,7 +395,7 @@ mod tests {
                 (other, _) => panic!("{path}: {other:?}"),
             }
         }
-        assert!(matches!(find(Get, "/ui/", false), Err(Error::NotFound)));
+        assert!(matches!(find(Get, "/ui/", false).asked, Err(Error::NotFound)));
     }
 
     /// Path by path, what is served is what is described; the page is for people.
@@ -372,30 +413,5 @@ mod tests {
                 assert_eq!(described.contains_key(&name), serves, "{name} {}", route.path);
             }
         }
-    }
-
-    /// The frontend drops a field that is not listed, and a look-up would find it absent.
-    #[test]
-    fn each_field_that_is_looked_up_is_listed() {
-        fn look_ups(dir: &Path, found: &mut Vec<String>) {
-            for entry in fs::read_dir(dir).unwrap() {
-                let path = entry.unwrap().path();
-                if path.is_dir() {
-                    look_ups(&path, found);
-                    continue;
-                }
-                let text = fs::read_to_string(path).unwrap();
-                let (code, _) = text.split_once("#[cfg(test)]").unwrap_or((&text, ""));
-                for call in ["request.header(\"", "request.fields(\"", "tags(request, \""] {
-                    found.extend(
-                        code.split(call).skip(1).map(|rest| rest.split('"').next().unwrap().to_owned()),
-                    );
-                }
-            }
-        }
-        let mut found = Vec::new();
-        look_ups(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/app"), &mut found);
-        assert!(found.len() > 10, "{found:?}");
-        found.iter().for_each(|name| assert!(name == "host" || FIELDS.contains(&name.as_str()), "{name}"));
     }
 }

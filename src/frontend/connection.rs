@@ -8,16 +8,15 @@ mod writing;
 
 use super::{
     Resources,
-    http1::{Parsed, Traits, framing::Framing, head::Echo},
-    peers::{ClientName, Expendable, Peer},
+    http1::{Arrived, Parsed, framing::Framing, head::Echo},
+    peers::{Expendable, Peer},
     slots::{Claimed, Slot, Slots},
-    to_tiny_http::ToTinyHttp,
 };
 use crate::{
     budget::Reservation,
     config::Limits,
     error::{Error, Reason},
-    http::{Persistence, RequestId, Response},
+    http::{Persistence, Request, RequestId},
 };
 use mio::{Poll, event::Event};
 use nix::libc::MSG_NOSIGNAL;
@@ -25,12 +24,12 @@ use socket2::Socket;
 use std::{
     io::{self, ErrorKind, Read},
     mem,
-    net::{IpAddr, Shutdown},
-    sync::{Arc, atomic::Ordering},
+    net::Shutdown,
+    sync::Arc,
     time::{Duration, Instant},
 };
 use writing::Unsent;
-pub use writing::{Delivery, LINGER_TIME, interest};
+pub use writing::{Delivery, LINGER_TIME};
 
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
@@ -54,14 +53,11 @@ pub struct Context {
     pub poll: Poll,
     /// Bytes that were read go here first, so that a connection needs a buffer only for what is incomplete.
     pub scratch: Box<[u8]>,
-    /// Complete requests for tiny_http, written once an iteration.
-    pub to_tiny_http: ToTinyHttp,
     pub resources: Resources,
     /// The server stops: idle connections are closed.
     pub stopping: bool,
-    /// Generation and memory of the request that the connection has just passed on, if that memory is counted. The
-    /// request is the last one in `to_tiny_http`.
-    pub passed: Option<(u64, Reservation)>,
+    /// The connection has just completed a request, which waits for a worker.
+    pub has_passed: bool,
 }
 
 /// The next step of the event loop with a connection that it has called.
@@ -92,7 +88,7 @@ pub struct Connection {
     awaits_writable: bool,
     /// The connection is beyond the capacity, and only gets a refusal.
     pub surplus: bool,
-    /// The memory of its buffer, of the body that is arriving, or of its answer.
+    /// The memory of its buffer, of its request until a worker claims that, or of its answer.
     pub held: Reservation,
     state: State,
 }
@@ -104,7 +100,7 @@ enum State {
     Idle { since: Instant, input: Vec<u8> },
     /// A head or a body is arriving.
     Arriving { since: Instant, framing: Framing, input: Vec<u8> },
-    /// The request is with the workers.
+    /// The request is complete, and waits for a worker or is with one.
     Working { since: Instant, request: InWork, input: Vec<u8> },
     /// The socket did not take all of an answer.
     Writing { since: Instant, answer: Unsent },
@@ -117,11 +113,11 @@ enum State {
 /// Labels of the states of connections in figures.
 pub const DOING: [&str; 5] = ["idle", "reading", "working", "writing", "closing"];
 
-/// A request that the workers have, as far as its answer depends on it.
+/// A complete request, until it is answered.
 struct InWork {
-    traits: Traits,
-    /// The address of its client: the connection's, or the one that a trusted proxy names.
-    client: Option<IpAddr>,
+    /// `None` once a worker has claimed it.
+    request: Option<Request>,
+    persistence: Persistence,
     id: RequestId,
     echo: Echo,
     /// A worker has begun to execute it.
@@ -146,17 +142,20 @@ impl Connection {
         }
     }
 
-    /// Hands the request that is in work over to the worker that has got it.
-    pub fn claim(&self, slot: Slot, limits: &Limits, held: Option<Reservation>) -> Option<Claimed> {
-        let State::Working { since, request, .. } = &self.state else {
+    /// Hands the complete request over to a worker, once, with the memory that is counted for it.
+    pub fn claim(&mut self, index: u32, limits: &Limits) -> Option<Claimed> {
+        let State::Working { since, request: work, input } = &mut self.state else {
             return None;
         };
+        let request = work.request.take()?;
+        let held = counted(request.memory()) > 0;
         Some(Claimed {
-            slot,
-            client: request.client,
-            id: request.id.clone(),
+            slot: Slot { index, generation: self.generation },
+            request,
+            id: work.id.clone(),
+            cors: work.echo.cors.clone(),
             deadline: *since + limits.request_timeout,
-            held,
+            held: held.then(|| self.held.split(counted(input.len()))),
         })
     }
 
@@ -176,9 +175,18 @@ impl Connection {
         matches!(self.state, State::Arriving { .. } | State::Working { .. })
     }
 
-    /// Returns whether the workers have a request of it.
+    /// Returns whether it waits for the answer of a worker.
     pub fn is_working(&self) -> bool {
         matches!(self.state, State::Working { .. })
+    }
+
+    /// Returns whether a request is arriving, or waits for a worker to claim it. A claimed one is executed, so its client is
+    /// not told otherwise.
+    pub fn is_unclaimed(&self) -> bool {
+        match &self.state {
+            State::Working { request, .. } => request.request.is_some(),
+            state => matches!(state, State::Arriving { .. }),
+        }
     }
 
     /// Returns whether the request of that generation still waits for its answer.
@@ -231,7 +239,7 @@ impl Connection {
                 // sending still reads.)
                 State::Working { .. } if self.reset => Some(Action::Close),
                 State::Working { .. } => Some(Action::Wait),
-                State::Idle { .. } | State::Arriving { .. } => self.read(index, context),
+                State::Idle { .. } | State::Arriving { .. } => self.read(context),
                 State::Writing { .. } => self.write(index, context),
                 // Without unread bytes, closing the socket does not reset the connection.
                 State::Closing if self.readable && self.stream.shutdown(Shutdown::Write).is_ok() => {
@@ -296,9 +304,9 @@ impl Connection {
     }
 
     /// Parses the bytes that were read behind the last request, or else reads from the socket.
-    fn read(&mut self, index: u32, context: &mut Context) -> Option<Action> {
+    fn read(&mut self, context: &mut Context) -> Option<Action> {
         if matches!(&self.state, State::Idle { input, .. } if !input.is_empty()) {
-            self.parse(&[], index, context);
+            self.parse(&[], context);
             return None;
         }
         if !self.readable {
@@ -309,7 +317,7 @@ impl Connection {
         let action = match self.receive(&mut scratch) {
             Ok(0) => Some(Action::Close),
             Ok(count) => {
-                self.parse(&scratch[..count], index, context);
+                self.parse(&scratch[..count], context);
                 None
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
@@ -335,56 +343,40 @@ impl Connection {
 
     /// Parses bytes that were just read, behind the ones that were read before, and enters the state that follows. A head
     /// or a body that goes on arriving keeps its deadline.
-    fn parse(&mut self, fresh: &[u8], index: u32, context: &mut Context) {
-        let &mut Context { now, ref slots, ref mut to_tiny_http, ref resources, .. } = context;
+    fn parse(&mut self, fresh: &[u8], context: &mut Context) {
+        let (now, slots) = (context.now, &context.slots);
         let (mut framing, mut input, mut began) = match mem::replace(&mut self.state, State::Closing) {
             State::Arriving { since, framing, input } => (framing, input, Some(since)),
             State::Idle { input, .. } => (Framing::default(), input, None),
             other => return self.state = other,
         };
-        let was_in_body = framing.is_in_body();
-        let slot = Slot { index, generation: self.generation };
-        let to_tiny_http = &mut to_tiny_http.bytes;
-        let (before, mut used) = (to_tiny_http.len(), 0);
+        let (was_in_body, mut used) = (framing.is_in_body(), 0);
         // A request that arrives in one piece needs no buffer.
-        let bytes = match input.is_empty() {
-            true => fresh,
-            false => {
-                input.extend_from_slice(fresh);
-                &input
-            }
+        let bytes = if input.is_empty() {
+            fresh
+        } else {
+            input.extend_from_slice(fresh);
+            &input
         };
-        let served = resources.served;
-        let step = framing.advance(bytes, &mut used, &slots.limits, served, slot, to_tiny_http);
-        let length = to_tiny_http.len() - before;
-        let mut input = bytes[used..].to_vec();
-        if let Ok(Parsed::Complete(mut traits)) = step {
-            if counted(input.len()) > 0 && slots.budget.held() + input.len() > slots.budget.limit() {
-                // Requests behind this one are not answered, which the client sees by the end of the connection.
-                traits.persistence = Persistence::Close;
-                input = Vec::new();
-            }
-            self.held.set(counted(input.len()));
-            let mut echo = framing.echo;
-            let id = echo.id.take().unwrap_or_else(RequestId::new);
-            let client = traits.client.filter(|_| self.peer.trusted).or(self.peer.address);
-            let request = InWork { traits, client, id, echo, begun: false };
-            let answer = answer_at_once(&request, resources);
-            self.state = State::Working { since: now, request, input };
-            return self.pass_on(answer, length, context);
-        }
+        let step = framing.advance(bytes, &mut used, &slots.limits);
+        let input = bytes[used..].to_vec();
+        let is_awaited = match step {
+            Ok(Parsed::Complete(arrived)) => return self.pass_on(arrived, framing.echo, input, context),
+            Ok(Parsed::Continue) => Ok(true),
+            Ok(Parsed::Incomplete) => Ok(false),
+            Err(error) => Err(error),
+        };
         if framing.is_in_body() != was_in_body {
             began = None;
         }
         // All of a body is counted before it arrives.
-        let memory = counted(input.len()) + framing.most(&slots.limits).map_or(0, counted);
-        self.held.set(memory);
+        self.held.set(counted(input.len()) + framing.most(&slots.limits).map_or(0, counted));
         let fits = slots.budget.held() <= slots.budget.limit();
         self.state = State::Arriving { since: began.unwrap_or(now), framing, input };
-        match step {
+        match is_awaited {
             Err(error) => self.refuse(&error, context),
             // If the socket does not take so few bytes, the client has not read earlier answers; it gets no more.
-            Ok(Parsed::Continue)
+            Ok(true)
                 if fits
                     && self.stream.send_with_flags(CONTINUE, MSG_NOSIGNAL).ok() != Some(CONTINUE.len()) =>
             {
@@ -394,35 +386,25 @@ impl Connection {
         }
     }
 
-    /// Answers a complete request, if it has an answer already, or passes it on. Its `length` bytes are the last ones for
-    /// tiny_http.
-    fn pass_on(&mut self, answer: Option<Response>, length: usize, context: &mut Context) {
-        if let Some(answer) = answer {
-            context.to_tiny_http.take_back(length);
+    /// Answers a complete request, if it has an answer already, or keeps it until a worker claims it.
+    fn pass_on(&mut self, arrived: Arrived, mut echo: Echo, mut input: Vec<u8>, context: &mut Context) {
+        let Arrived { mut request, mut persistence } = arrived;
+        let (more, budget) = (counted(input.len()), &context.slots.budget);
+        if more > 0 && budget.held() + more > budget.limit() {
+            // Requests behind this one are not answered, which the client sees by the end of the connection.
+            persistence = Persistence::Close;
+            input = Vec::new();
+        }
+        self.held.set(counted(input.len()) + counted(request.memory()));
+        request.peer = request.peer.filter(|_| self.peer.trusted).or(self.peer.address);
+        let id = echo.id.take().unwrap_or_else(RequestId::new);
+        let answer = (context.resources.answer_at_once)(&request, &id);
+        let request = InWork { request: Some(request), persistence, id, echo, begun: false };
+        self.state = State::Working { since: context.now, request, input };
+        match answer {
             // The event loop calls this connection again in any case.
-            self.answer(answer, None, context.stopping);
-        } else if context.slots.requests.load(Ordering::Relaxed) >= 2 * context.slots.limits.max_connections {
-            // Abandoned requests stay in tiny_http's queue until a worker claims them. Without a bound, stuck workers
-            // would let it grow as long as clients retry.
-            context.to_tiny_http.take_back(length);
-            self.refuse(&Error::Busy(Reason::TooManyRequests), context);
-        } else {
-            context.slots.requests.fetch_add(1, Ordering::Relaxed);
-            let count = || context.slots.budget.count(length);
-            context.passed = (counted(length) > 0).then(|| (self.generation, count()));
+            Some(answer) => drop(self.answer(answer, None, context.stopping)),
+            None => context.has_passed = true,
         }
     }
-}
-
-/// Returns the answer to a request that needs no worker.
-fn answer_at_once(request: &InWork, resources: &Resources) -> Option<Response> {
-    let (method, path) = request.traits.at_once?;
-    let answer = (resources.answer_at_once)(method, path)?;
-    let (method, status) = (method.name(), answer.status);
-    log::debug!(
-        method = method, path = path, status = status, client:% = ClientName(request.client),
-        request_id:% = request.id;
-        "{method} {path} {status} at once"
-    );
-    Some(answer)
 }

@@ -7,15 +7,19 @@ mod admission;
 
 use super::{
     Listener, Resources,
-    connection::{Action, Connection, Context, LINGER_TIME, interest},
+    connection::{Action, Connection, Context, LINGER_TIME},
     slots::{Entry, Slots},
-    to_tiny_http::ToTinyHttp,
 };
 use crate::{config::Limits, error::Reason};
 pub use admission::MAX_SURPLUS;
-use mio::{Events, Interest, Poll, Token, Waker, net, unix::SourceFd};
+use mio::{Events, Interest, Poll, Token, Waker, unix::SourceFd};
+use nix::{
+    errno::Errno,
+    sys::socket::{MsgFlags, recv},
+};
 use std::{
-    io::{self, ErrorKind},
+    fmt::Write as _,
+    io::{self, ErrorKind, Write as _},
     mem,
     os::{fd::AsRawFd, unix::net::UnixStream},
     sync::{Arc, atomic::Ordering},
@@ -31,6 +35,8 @@ const EVENTS: usize = 1024;
 const SCRATCH_BYTES: usize = 16 * 1024;
 /// Iterations of accepting before the listener closes, which resets connections that are still in its backlog.
 const LAST_ACCEPTS: usize = 64;
+/// Slots that one ticket names, at most, so that several workers get some of a crowd's requests.
+const TICKET_SLOTS: usize = 32;
 /// The least time between two looks at the deadlines of all connections.
 const SWEEP_PAUSE: Duration = Duration::from_millis(20);
 
@@ -39,8 +45,9 @@ pub struct EventLoop {
     context: Context,
     pub slots: Arc<Slots>,
     listener: Option<Listener>,
-    private: net::UnixStream,
-    private_awaits_writable: bool,
+    private: UnixStream,
+    /// The slots whose requests were completed in this iteration, and that no other ticket names.
+    passed: Vec<u32>,
     /// Connections that count, up to `max_connections`.
     admitted: usize,
     /// Connections that were ever opened.
@@ -67,28 +74,27 @@ impl EventLoop {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
         let slots = Arc::new(Slots::new(limits, resources.budget.clone(), waker));
-        private.set_nonblocking(true)?;
-        let mut private = net::UnixStream::from_std(private);
+        // A write waits for tiny_http's thread alone, which waits for nothing: each slot is in one ticket at most.
+        private.set_nonblocking(false)?;
         let registry = poll.registry();
         registry.register(&mut SourceFd(&listener.socket.as_raw_fd()), LISTENER, Interest::READABLE)?;
-        registry.register(&mut private, PRIVATE, Interest::READABLE)?;
+        registry.register(&mut SourceFd(&private.as_raw_fd()), PRIVATE, Interest::READABLE)?;
         let free = (0..slots.len() as u32).rev().collect();
         let context = Context {
             now: Instant::now(),
             slots: slots.clone(),
             poll,
             scratch: vec![0; SCRATCH_BYTES].into(),
-            to_tiny_http: ToTinyHttp::default(),
             resources,
             stopping: false,
-            passed: None,
+            has_passed: false,
         };
         Ok(EventLoop {
             context,
             slots,
             listener: Some(listener),
             private,
-            private_awaits_writable: false,
+            passed: Vec::new(),
             admitted: 0,
             opened: 0,
             free,
@@ -161,14 +167,15 @@ impl EventLoop {
         let Some(mut entry) = self.slots.lock(index) else {
             return;
         };
-        let Entry { connection: Some(connection), passed } = &mut *entry else {
+        let Entry { connection: Some(connection), has_ticket } = &mut *entry else {
             return;
         };
         let (peer, was_surplus, held) = (connection.peer, connection.surplus, connection.held.bytes());
         let action = work(connection, &mut self.context);
-        let has_passed = self.context.passed.is_some();
-        let grown = has_passed || connection.held.bytes() > held;
-        passed.extend(self.context.passed.take());
+        let grown = connection.held.bytes() > held;
+        if mem::take(&mut self.context.has_passed) && !mem::replace(has_ticket, true) {
+            self.passed.push(index);
+        }
         if !was_surplus && (connection.surplus || action == Action::Close) {
             self.admitted -= 1;
         }
@@ -182,27 +189,35 @@ impl EventLoop {
         }
         drop(entry);
         if grown && self.slots.budget.held() > self.slots.budget.limit() {
-            self.make_memory(index, peer, has_passed);
+            self.make_memory(index, peer);
         }
     }
 
-    /// Sends the requests of this iteration to tiny_http with one write.
+    /// Sends the tickets of this iteration to tiny_http with one write.
     fn flush(&mut self) -> io::Result<()> {
-        let done = self.context.to_tiny_http.send(&mut self.private)?;
-        if self.private_awaits_writable == done {
-            self.private_awaits_writable = !done;
-            self.context.poll.registry().reregister(&mut self.private, PRIVATE, interest(!done))?;
+        if self.passed.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let mut tickets = String::new();
+        for slots in self.passed.chunks(TICKET_SLOTS) {
+            tickets += "GET /";
+            slots.iter().try_for_each(|slot| write!(tickets, "{slot},")).expect("a String takes all");
+            tickets += " HTTP/1.1\r\n\r\n";
+        }
+        self.passed.clear();
+        self.private.write_all(tickets.as_bytes())
     }
 
-    /// Reads from tiny_http, and drops what it says: the answer to a request that a worker dropped must not fill the stream.
+    /// Reads from tiny_http, and drops what it says: the answer to a ticket that a worker dropped must not fill the stream.
     /// The end of the stream is an error.
     fn read_private(&mut self) -> io::Result<()> {
-        match io::copy(&mut self.private, &mut io::sink()) {
-            Ok(_) => Err(ErrorKind::UnexpectedEof.into()),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
-            Err(error) => Err(error),
+        loop {
+            match recv(self.private.as_raw_fd(), &mut [0; 256], MsgFlags::MSG_DONTWAIT) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
         }
     }
 

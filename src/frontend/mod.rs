@@ -1,13 +1,14 @@
 //! The frontend: the only code that touches clients' sockets.
 //!
 //! One thread runs a readiness loop. It admits connections, reads one *complete* request from each within limits and
-//! deadlines, and passes it to tiny_http over one private stream; the worker that gets it there sends its answer
-//! straight to the client through the [`Slots`]. A slow, idle, hostile or absent client costs a few hundred bytes
+//! deadlines, and keeps it in the slot of its connection. tiny_http gets a ticket with the numbers of such slots, over one
+//! private stream; the worker that gets it there claims the requests, and sends their answers straight to the clients
+//! through the [`Slots`]. A slow, idle, hostile or absent client costs a few hundred bytes
 //! and never a thread.
 //!
 //! `listener` is what is listened on, `event_loop` the thread, its `admission` and `peers` which clients are let in,
-//! `connection` one client's state, `http1` which bytes are a request, `slots` the way of an answer, `to_tiny_http` the
-//! queue of requests. None of them knows routes, workers or databases, and of tiny_http only that it takes requests.
+//! `connection` one client's state, `http1` which bytes are a request, `slots` the way to the workers and back. None of
+//! them knows routes, workers or databases, and of tiny_http only that it takes tickets.
 
 mod connection;
 mod event_loop;
@@ -17,11 +18,9 @@ mod peers;
 mod slots;
 #[cfg(test)]
 mod tests;
-mod to_tiny_http;
 mod warnings;
 
 pub use event_loop::MAX_SURPLUS;
-pub use http1::head::Served;
 pub use listener::Listener;
 pub use peers::ClientName;
 pub use slots::{Claimed, Slots};
@@ -29,7 +28,7 @@ pub use slots::{Claimed, Slots};
 use crate::{
     budget::Budget,
     config::Limits,
-    http::{Method, Response},
+    http::{Request, RequestId, Response},
     metrics::Metrics,
 };
 use event_loop::EventLoop;
@@ -41,9 +40,8 @@ use std::{
     thread,
 };
 
-/// Answers a request for one of the paths in [`Served::at_once`], before it gets to tiny_http; `None` if a worker is to
-/// answer it all the same. It must not block.
-pub type AnswerAtOnce = Box<dyn Fn(Method, &str) -> Option<Response> + Send>;
+/// Answers a request that needs no worker; `None` if a worker is to answer it. It must not block.
+pub type AnswerAtOnce = Box<dyn Fn(&Request, &RequestId) -> Option<Response> + Send>;
 
 /// A running frontend. Dropping it drains and ends it: no client is let in any more, requests that have begun to arrive
 /// are still answered, with `Connection: close`. Blocks until that is done, `Limits::stop_timeout` at most (requests in
@@ -57,8 +55,6 @@ pub struct Frontend {
 pub struct Resources {
     /// The memory that is held for clients.
     pub budget: Budget,
-    /// The fields and paths that the layers above serve.
-    pub served: Served,
     /// Answers without a worker.
     pub answer_at_once: AnswerAtOnce,
     /// The figures of the server.
@@ -66,9 +62,8 @@ pub struct Resources {
 }
 
 impl Frontend {
-    /// Starts the frontend: from now on clients are let in. Requests are written to `private`, whose other end
-    /// must be a tiny_http server's that has no other client; workers answer them through the [`Slots`]. What is
-    /// answered at once is not written there.
+    /// Starts the frontend: from now on clients are let in. Tickets are written to `private`, whose other end must be a
+    /// tiny_http server's that has no other client; workers claim and answer their requests through the [`Slots`].
     ///
     /// If that stream breaks, what is in work is answered 503, the port is closed, and `on_broken` is called on the
     /// frontend's thread. The process has descriptors for `limits.max_connections` and [`MAX_SURPLUS`] more.

@@ -14,22 +14,19 @@ use crate::{
     budget::{Budget, Reservation},
     config::Limits,
     error::Reason,
-    http::{RequestId, Response},
+    http::{Cors, Request, RequestId, Response},
 };
 use mio::Waker;
 use parking_lot::{Mutex, MutexGuard};
 use std::{
-    fmt,
     net::IpAddr,
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    sync::atomic::{AtomicBool, Ordering},
     time::Instant,
 };
 
 /// A slot for each client that there may be.
 pub struct Slots {
     entries: Box<[Mutex<Entry>]>,
-    /// The number of requests between the frontend and the workers.
-    pub(super) requests: AtomicUsize,
     pub(super) budget: Budget,
     /// A worker waits for memory: connections are to be closed.
     pub(super) shortage: AtomicBool,
@@ -47,9 +44,8 @@ pub struct Slots {
 #[derive(Default)]
 pub(super) struct Entry {
     pub connection: Option<Box<Connection>>,
-    /// The memory of requests that were passed on, by their generation, until a worker claims them: tiny_http holds
-    /// them for that time, even if their connection has ended.
-    pub passed: Vec<(u64, Reservation)>,
+    /// A ticket names this slot, and no worker has claimed it yet. A newer request of the slot needs no other ticket.
+    pub has_ticket: bool,
 }
 
 impl Entry {
@@ -63,9 +59,12 @@ impl Entry {
 pub struct Claimed {
     /// The slot of the connection that waits for the answer.
     pub slot: Slot,
-    /// The client's address: the connection's, or the one that a trusted proxy names. `None` on a Unix socket.
-    pub client: Option<IpAddr>,
+    /// The request. Its peer is the client's address: the connection's, or the one that a trusted proxy names; `None` on a
+    /// Unix socket.
+    pub request: Request,
     pub id: RequestId,
+    /// The fields that its answer will have for a page of another origin.
+    pub cors: Cors,
     /// When the frontend answers it 503.
     pub deadline: Instant,
     /// The memory of the request, to be kept as long as the request.
@@ -74,17 +73,15 @@ pub struct Claimed {
 
 /// The calls of workers.
 impl Slots {
-    /// Claims the request whose target has this fragment. To be called exactly once for every request that tiny_http
-    /// hands out, as soon as it does: this is how the frontend knows how many are in flight.
-    ///
-    /// `None` if the client does not wait for the answer any more; such a request is to be dropped.
-    pub fn claim(&self, fragment: &str) -> Option<Claimed> {
-        self.requests.fetch_sub(1, Ordering::Relaxed);
-        let slot = Slot::parse(fragment)?;
-        let mut entry = self.lock(slot.index)?;
-        let passed = entry.passed.iter().position(|(generation, _)| *generation == slot.generation);
-        let held = passed.map(|at| entry.passed.swap_remove(at).1);
-        entry.awaiting(slot)?.claim(slot, &self.limits, held)
+    /// Claims the requests of a ticket. To be called exactly once for every ticket, and at once: until then, newer requests
+    /// of its slots get no ticket of their own. Leaves out clients that do not wait for an answer any more.
+    pub fn claim(&self, ticket: &str) -> impl Iterator<Item = Claimed> {
+        ticket.split(['/', ',']).filter_map(|index| {
+            let index = index.parse().ok()?;
+            let mut entry = self.lock(index)?;
+            entry.has_ticket = false;
+            entry.connection.as_mut()?.claim(index, &self.limits)
+        })
     }
 
     /// Sends the answer to its client, as much of it as the socket takes at once; of an answer that is to be cut short,
@@ -145,7 +142,6 @@ impl Slots {
     pub(super) fn new(limits: Limits, budget: Budget, waker: Waker) -> Slots {
         Slots {
             entries: (0..limits.max_connections + MAX_SURPLUS).map(|_| Mutex::default()).collect(),
-            requests: AtomicUsize::default(),
             budget,
             shortage: AtomicBool::default(),
             limits,
@@ -203,44 +199,10 @@ impl Slots {
     }
 }
 
-/// The name of a request, by which the worker that gets it finds the client that waits for its answer: the fragment of
-/// the target that tiny_http gets.
+/// The name of a request, by which a worker finds the client that waits for its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slot {
     pub(super) index: u32,
     /// The number of the request among all requests of this slot, so that a late answer never meets another client.
     pub(super) generation: u64,
-}
-
-/// Writes index and generation in hexadecimal digits.
-impl fmt::Display for Slot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:x}.{:x}", self.index, self.generation)
-    }
-}
-
-impl Slot {
-    /// Reads the text of a slot.
-    fn parse(text: &str) -> Option<Slot> {
-        let (index, generation) = text.split_once('.')?;
-        let index = u32::from_str_radix(index, 16).ok()?;
-        Some(Slot { index, generation: u64::from_str_radix(generation, 16).ok()? })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slots_as_text() {
-        for (index, generation) in [(0, 0), (31, 4096), (u32::MAX, u64::MAX)] {
-            let slot = Slot { index, generation };
-            assert_eq!(Slot::parse(&slot.to_string()), Some(slot));
-        }
-        assert_eq!(Slot { index: 31, generation: 4096 }.to_string(), "1f.1000");
-        for text in ["", ".", "1", "1.", ".1", "1.g", "100000000.0", "1.1.1", "-1.0"] {
-            assert_eq!(Slot::parse(text), None, "{text}");
-        }
-    }
 }

@@ -63,15 +63,18 @@ impl fmt::Display for Method {
     }
 }
 
-/// A complete request: the body has arrived, framing and limits are behind it.
+/// A complete request: the body has arrived, framing and limits are behind it. It has this form from the socket to the
+/// line of the log.
 #[derive(Clone)]
 pub struct Request {
     /// The method.
     pub method: Method,
+    /// The method's name for the log.
+    pub(crate) method_name: Cow<'static, str>,
     /// Path and query as they were sent, percent-encoded: `/users?page=2`.
     pub target: String,
-    /// Field names and values, in their order.
-    pub headers: Vec<(String, String)>,
+    /// The header fields as they were sent: one `name: value` a line.
+    pub(crate) fields: String,
     /// The body, decoded from its framing.
     pub body: Vec<u8>,
     /// The client's address, behind a trusted proxy too. `None` on a Unix socket, and without a socket.
@@ -84,7 +87,7 @@ impl fmt::Debug for Request {
         f.debug_struct("Request")
             .field("method", &self.method)
             .field("target", &self.target)
-            .field("headers", &self.headers.iter().map(|(name, _)| name).collect::<Vec<_>>())
+            .field("headers", &self.lines().map(|(name, _)| name).collect::<Vec<_>>())
             .field("body", &format_args!("{} bytes", self.body.len()))
             .field("peer", &self.peer)
             .finish()
@@ -124,18 +127,22 @@ impl Request {
         Request::new(Method::Delete, target, "")
     }
 
-    /// Adds a header: `.with("Authorization", "Bearer …")`.
+    /// Adds a header: `.with("Authorization", "Bearer …")`. Line ends in it become spaces.
     pub fn with(mut self, name: impl Into<String>, value: impl Into<String>) -> Request {
-        self.headers.push((name.into(), value.into()));
+        let line = format!("{}: {}", name.into(), value.into());
+        self.fields += &line.replace(['\r', '\n'], " ");
+        self.fields += "\r\n";
         self
     }
 
     /// A request without headers, of any method and with any body.
     pub fn new(method: impl Into<Method>, target: impl Into<String>, body: impl Into<Vec<u8>>) -> Request {
+        let method = method.into();
         Request {
-            method: method.into(),
+            method,
+            method_name: method.name().into(),
             target: target.into(),
-            headers: Vec::new(),
+            fields: String::new(),
             body: body.into(),
             peer: None,
         }
@@ -148,8 +155,18 @@ impl Request {
 
     /// The values of all fields of that name, whatever its case, in their order.
     pub(crate) fn fields(&self, name: &str) -> impl Iterator<Item = &str> {
-        let found = self.headers.iter().filter(move |(field, _)| field.eq_ignore_ascii_case(name));
-        found.map(|(_, value)| value.as_str())
+        self.lines().filter(move |(field, _)| field.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+    }
+
+    /// The names and values of all fields, in their order.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = (&str, &str)> {
+        let pairs = self.fields.split('\n').filter_map(|line| line.split_once(':'));
+        pairs.map(|(name, value)| (name, value.trim_matches([' ', '\t', '\r'])))
+    }
+
+    /// Returns the bytes that it takes in memory.
+    pub(crate) fn memory(&self) -> usize {
+        self.target.len() + self.fields.len() + self.body.len()
     }
 
     /// The path, without the query.

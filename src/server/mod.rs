@@ -6,12 +6,12 @@ mod system;
 mod workers;
 
 use crate::{
-    app::{self, App},
+    app::{self, App, Judged, Next},
     config::{Config, Limits},
     db::target::Target,
     error::StartError,
-    frontend::{Frontend, Listener, Resources, Served},
-    http::{Method, Request},
+    frontend::{AnswerAtOnce, ClientName, Frontend, Listener, Resources},
+    http::{Cors, Request, RequestId},
 };
 use lanes::Capacity;
 use std::{
@@ -94,17 +94,9 @@ impl BoundServer {
         let stages = || {
             let (http, stream) = relay::start()?;
             on_listening()?;
-            let shared = app.clone();
-            let answer_at_once = Box::new(move |method: Method, path: &str| {
-                let answer = shared.judge(&Request::new(method, path, ""), None).err()?;
-                // The answer takes some microseconds.
-                shared.metrics.request(method, app::label(path), answer.status, Duration::ZERO);
-                Some(answer)
-            });
             let resources = Resources {
                 budget: app.budget.clone(),
-                served: Served { fields: &app::FIELDS, at_once: &app::AT_ONCE },
-                answer_at_once,
+                answer_at_once: answer_at_once(app.clone()),
                 metrics: app.metrics.clone(),
             };
             let (frontend, slots) = Frontend::open(listener, limits, resources, stream, on_broken)?;
@@ -186,6 +178,28 @@ impl Drop for Server {
         let left = deadline.saturating_duration_since(Instant::now());
         self.workers.stop(left.max(LAST_WORK));
     }
+}
+
+/// Answers the requests that need no worker.
+fn answer_at_once(app: Arc<App>) -> AnswerAtOnce {
+    Box::new(move |request: &Request, id: &RequestId| {
+        if !app::is_answered_at_once(request.path()) {
+            return None;
+        }
+        // Neither fields nor a body change such an answer.
+        let bare = Request::new(request.method, request.path(), "");
+        let Judged { label, next: Next::Answer(answer), .. } = app.judge(&bare, &Cors::Off, Some(id)) else {
+            return None;
+        };
+        // The answer takes some microseconds.
+        app.metrics.request(request.method, label, answer.status, Duration::ZERO);
+        let (method, status) = (request.method.name(), answer.status);
+        log::debug!(
+            method = method, path = label, status = status, client:% = ClientName(request.peer), request_id:% = id;
+            "{method} {label} {status} at once"
+        );
+        Some(answer)
+    })
 }
 
 /// The address of the settings, for an error about it.

@@ -190,7 +190,7 @@ impl Dispatch {
     fn push(&self, schedule: &mut MutexGuard<'_, Schedule>, judged: Vec<(Job, Needs)>) {
         let (mut refused, now) = (Vec::new(), Instant::now());
         for (job, needs) in judged {
-            let peer = job.claimed.client.map(counted_as);
+            let peer = job.claimed.request.peer.map(counted_as);
             let too_many = schedule.lanes.push(job, needs, peer, now);
             refused.extend(too_many.map(|job| (job, Error::Busy(Reason::TooManyHashes))));
         }

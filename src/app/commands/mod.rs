@@ -9,14 +9,14 @@ mod find;
 mod list;
 mod update;
 
-use super::access::Access;
+use super::access::{Access, Rights};
 use super::fields::{self, etag};
-use super::routes::{self, Asked, Callers, Endpoint, Page};
+use super::routes::{Asked, Callers, Endpoint, Operation, Page};
 use super::throttle::Throttle;
 use super::{App, validation::BodySchemas};
 use crate::config::Config;
 use crate::error::Error;
-use crate::http::{Request, Response};
+use crate::http::{Cors, Request, Response};
 use crate::users::user::User;
 use authenticate::Authenticate;
 use create::Create;
@@ -170,26 +170,40 @@ impl RequestRules {
         }
     }
 
-    /// Judges a request in the order of path, method, access, query, media type, JSON, schema, mass assignment: returns
-    /// its command, or its page.
-    pub fn judge(&self, request: &Request) -> Result<Result<Command, Page>, Error> {
-        let Asked { endpoint, callers, user } = routes::find(request.method, request.path(), self.ui)?;
-        if callers != Callers::Any {
-            self.access.check(request, callers)?;
-            if !matches!(endpoint, Endpoint::List | Endpoint::Page(Page::Own(_))) {
+    /// Admits a request by its access, then its query.
+    pub fn admit(
+        &self,
+        request: &Request,
+        asked: &Asked,
+        cors: &Cors,
+        rights: Option<Rights>,
+    ) -> Result<(), Error> {
+        if asked.callers != Callers::Any {
+            self.access.check(request, asked.callers, cors, rights)?;
+            if !matches!(asked.endpoint, Endpoint::Of(Operation::List) | Endpoint::Page(Page::Own(_))) {
                 fields::no_query(request)?;
             }
         }
-        Ok(Ok(match endpoint {
-            Endpoint::List => Command::List(List(fields::list_request(request, self.max_per_page)?)),
-            Endpoint::Create => Command::Create(Create::parse(request, self)?),
-            Endpoint::Find => Command::Find(Find::parse(request, user)?),
-            Endpoint::Update => UpdateUser::parse(request, user, None)?,
-            Endpoint::Patch => UpdateUser::parse(request, user, Some(&self.schemas.patch))?,
-            Endpoint::Delete => Command::Delete(DeleteUser::parse(request, user)?),
-            Endpoint::Authenticate => Command::Authenticate(Authenticate::parse(request, self)?),
-            Endpoint::Page(page) => return Ok(Err(page)),
-        }))
+        Ok(())
+    }
+
+    /// Makes a command of a request for a list or for this operation; judges the rest of it in the order of query, media
+    /// type, JSON, schema, mass assignment.
+    pub fn command(
+        &self,
+        request: &Request,
+        operation: Operation,
+        user: Option<i64>,
+    ) -> Result<Command, Error> {
+        Ok(match operation {
+            Operation::List => Command::List(List(fields::list_request(request, self.max_per_page)?)),
+            Operation::Create => Command::Create(Create::parse(request, self)?),
+            Operation::Find => Command::Find(Find::parse(request, user)?),
+            Operation::Update => UpdateUser::parse(request, user, None)?,
+            Operation::Patch => UpdateUser::parse(request, user, Some(&self.schemas.patch))?,
+            Operation::Delete => Command::Delete(DeleteUser::parse(request, user)?),
+            Operation::Authenticate => Command::Authenticate(Authenticate::parse(request, self)?),
+        })
     }
 }
 
@@ -200,17 +214,22 @@ fn one(status: u16, user: &User) -> Response {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::routes, *};
     use serde_json::json;
 
     /// Judges a request: its command, or the status of its answer.
     fn judge(request: &Request) -> Result<Command, u16> {
-        match RequestRules::new(&Config::default()).judge(request) {
-            Ok(Ok(command)) => Ok(command),
-            Ok(Err(Page::Options(routes))) => Err(routes::options(routes).status),
-            Ok(Err(other)) => panic!("{other:?}"),
-            Err(error) => Err(error.answer().status),
-        }
+        let rules = RequestRules::new(&Config::default());
+        let asked = routes::find(request.method, request.path(), true).asked;
+        let judged = asked.and_then(|asked| {
+            rules.admit(request, &asked, &Cors::Off, None)?;
+            match asked.endpoint {
+                Endpoint::Of(operation) => rules.command(request, operation, asked.user).map(Ok),
+                Endpoint::Page(Page::Options(routes)) => Ok(Err(routes::options(routes).status)),
+                Endpoint::Page(other) => panic!("{other:?}"),
+            }
+        });
+        judged.unwrap_or_else(|error| Err(error.answer().status))
     }
 
     #[test]

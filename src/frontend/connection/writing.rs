@@ -114,9 +114,9 @@ impl Connection {
         };
         // A second answer is late from now on.
         self.generation += 1;
-        let InWork { traits, id, echo, .. } = request;
+        let InWork { persistence, id, echo, .. } = request;
         echo.cors.add_to(&mut response);
-        let persistence = if stopping { Persistence::Close } else { traits.persistence };
+        let persistence = if stopping { Persistence::Close } else { persistence };
         let closes = persistence == Persistence::Close || cut.is_some();
         self.readable |= closes && !input.is_empty();
         let mut bytes = response.into_bytes(persistence, echo.head_only, &id);

@@ -159,21 +159,18 @@ impl EventLoop {
             .map(|found| found.3)
     }
 
-    /// Frees the memory that a connection has made counted beyond the limit: at the cost of others, else at its own.
-    /// `has_passed`: it has just passed a request on, whose memory is counted.
-    pub(super) fn make_memory(&mut self, index: u32, peer: Peer, has_passed: bool) {
+    /// Frees the memory that a connection has made counted beyond the limit: at the cost of others, else at its own. A
+    /// request that a worker has claimed by now keeps its memory.
+    pub(super) fn make_memory(&mut self, index: u32, peer: Peer) {
         while self.slots.budget.held() > self.slots.budget.limit() {
-            if self.make_way(Reason::NoMemory, Some(peer)) {
-                continue;
+            if !self.make_way(Reason::NoMemory, Some(peer)) {
+                return self.call(index, |connection, context| {
+                    if !connection.is_unclaimed() {
+                        return Action::Wait;
+                    }
+                    connection.turn_away(Reason::NoMemory, index, context)
+                });
             }
-            let request =
-                self.slots.lock(index).filter(|_| has_passed).and_then(|mut entry| entry.passed.pop());
-            if let Some((_, request)) = request {
-                self.context.to_tiny_http.take_back(request.bytes());
-                self.slots.requests.fetch_sub(1, Ordering::Relaxed);
-            }
-            return self
-                .call(index, |connection, context| connection.turn_away(Reason::NoMemory, index, context));
         }
     }
 
@@ -199,5 +196,66 @@ impl EventLoop {
             Action::Close
         });
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        budget::Budget,
+        config::Limits,
+        frontend::{Listener, Resources},
+        http::Response,
+        metrics::Metrics,
+    };
+    use std::{
+        io::{Read, Write},
+        net::TcpStream,
+        os::unix::net::UnixStream,
+        sync::Arc,
+    };
+
+    /// A worker may claim a request between its arrival and the look at the memory, as an older ticket may name its slot: then
+    /// it is executed, and its client must not be told otherwise. Whether it was claimed, and the status of its answer.
+    #[test]
+    fn a_claimed_request_is_not_turned_away_for_memory() {
+        for (is_claimed, status) in [(false, 503), (true, 200)] {
+            let listener = Listener::bind("127.0.0.1", 0).unwrap();
+            listener.listen().unwrap();
+            let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let budget = Budget::new(128 << 10);
+            let resources = Resources {
+                budget: budget.clone(),
+                answer_at_once: Box::new(|_, _| None),
+                metrics: Arc::new(Metrics::new(&[])),
+            };
+            let (private, _other_end) = UnixStream::pair().unwrap();
+            let mut frontend = EventLoop::new(listener, Limits::default(), resources, private).unwrap();
+            frontend.accept();
+            let body = [b'x'; 10_000];
+            client.write_all(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10000\r\n\r\n").unwrap();
+            client.write_all(&body).unwrap();
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while !frontend.slots.lock(0).unwrap().connection.as_ref().unwrap().is_working() {
+                assert!(Instant::now() < deadline);
+                frontend.call(0, |connection, context| {
+                    connection.readable = true;
+                    connection.advance(0, context)
+                });
+            }
+            let claimed = frontend.slots.claim(if is_claimed { "/0," } else { "" }).next();
+            let _others = budget.count(128 << 10);
+            let peer = frontend.slots.lock(0).unwrap().connection.as_ref().unwrap().peer;
+            frontend.make_memory(0, peer);
+            if let Some(claimed) = claimed {
+                assert_eq!(claimed.request.body, body);
+                let answer = Response::json(200, &());
+                assert!(frontend.slots.answer(claimed.slot, answer, None, claimed.held).is_some());
+            }
+            let mut start = [0; 12];
+            client.read_exact(&mut start).unwrap();
+            assert_eq!(start, *format!("HTTP/1.1 {status}").as_bytes());
+        }
     }
 }

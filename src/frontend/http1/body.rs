@@ -2,18 +2,16 @@
 //!
 //! Owns the decoding of chunks (RFC 9112, 7). Extensions and trailers are checked, bounded and dropped.
 
-use super::{Parsed, Traits, line, request_line::is_token};
+use super::{Arrived, line, request_line::is_token};
 use crate::{config::Limits, error::Error};
-use std::io::Write;
 
 /// A chunk-size line with its extensions; a size needs 16 digits at most.
 const MAX_CHUNK_LINE: usize = 256;
 
-/// A body on its way in.
+/// A request whose body is on its way in.
 pub struct Incoming {
-    head: Vec<u8>,
-    body: Vec<u8>,
-    traits: Traits,
+    /// The request, with as much of its body as has arrived.
+    pub arrived: Arrived,
     next: Part,
     chunked: bool,
     /// Bytes of extensions and trailers, which are dropped.
@@ -32,95 +30,82 @@ enum Part {
 }
 
 impl Incoming {
-    /// A body of `length` bytes, or in chunks, for a head in the form that is passed on.
-    pub fn new(head: Vec<u8>, traits: Traits, length: Option<usize>) -> Incoming {
+    /// A body of `length` bytes, or in chunks, of a request that is complete but for it.
+    pub fn new(arrived: Arrived, length: Option<usize>) -> Incoming {
         let (chunked, next) = (length.is_none(), length.map_or(Part::Size, Part::Data));
-        Incoming { head, body: Vec::new(), traits, next, chunked, dropped: 0 }
+        Incoming { arrived, next, chunked, dropped: 0 }
     }
 
-    /// The most bytes that it and its head can have when it is complete.
+    /// The most bytes that the request can have when it is complete.
     pub fn most(&self, limits: &Limits) -> usize {
-        let body = match self.next {
-            Part::Data(left) if !self.chunked => self.body.len() + left,
-            _ => limits.max_body_bytes,
+        let request = &self.arrived.request;
+        let left = match self.next {
+            Part::Data(left) if !self.chunked => left,
+            _ => limits.max_body_bytes - request.body.len(),
         };
-        self.head.len() + body
+        request.memory() + left
     }
 
-    /// Reads on, like [`super::framing::Framing::advance`]; `used` grows by what was used.
-    pub fn advance(
-        &mut self,
-        bytes: &[u8],
-        used: &mut usize,
-        limits: &Limits,
-        out: &mut Vec<u8>,
-    ) -> Result<Parsed, Error> {
+    /// Reads on, like [`super::framing::Framing::advance`]; `used` grows by what was used. Returns whether the body is
+    /// complete.
+    pub fn advance(&mut self, bytes: &[u8], used: &mut usize, limits: &Limits) -> Result<bool, Error> {
         loop {
             let rest = &bytes[*used..];
             let (most, too_long) = match self.next {
                 Part::Data(left) => {
                     let count = left.min(rest.len());
-                    self.body.extend_from_slice(&rest[..count]);
+                    self.arrived.request.body.extend_from_slice(&rest[..count]);
                     *used += count;
-                    match left - count {
-                        0 if self.chunked => self.next = Part::DataEnd,
-                        0 => return Ok(self.complete(out)),
-                        left => {
-                            self.next = Part::Data(left);
-                            return Ok(Parsed::Incomplete);
-                        }
+                    self.next = match left - count {
+                        0 if self.chunked => Part::DataEnd,
+                        left => Part::Data(left),
+                    };
+                    match self.next {
+                        Part::Data(left) => return Ok(left == 0),
+                        _ => continue,
                     }
-                    continue;
                 }
                 Part::DataEnd => (0, Error::BadRequest("a chunk is too long")),
                 Part::Size => (MAX_CHUNK_LINE, Error::BadRequest("a chunk's size line is too long")),
                 Part::Trailer => (limits.max_head_bytes - self.dropped, Error::HeadTooLarge),
             };
             let Some(line) = line(rest, most, too_long)? else {
-                return Ok(Parsed::Incomplete);
+                return Ok(false);
             };
             *used += line.len() + 2;
-            match self.next {
-                Part::Size => {
-                    let (size, extension_bytes) = chunk_size(line)?;
-                    self.dropped += extension_bytes;
-                    if self.dropped > limits.max_head_bytes {
-                        return Err(Error::BadRequest("the chunk extensions are too long"));
-                    }
-                    if size > (limits.max_body_bytes - self.body.len()) as u64 {
-                        return Err(Error::ContentTooLarge);
-                    }
-                    self.next = if size == 0 { Part::Trailer } else { Part::Data(size as usize) };
-                }
-                Part::Trailer if line.is_empty() => return Ok(self.complete(out)),
-                Part::Trailer => {
-                    self.dropped += line.len();
-                    let name = line.split(|&byte| byte == b':').next().unwrap_or_default();
-                    let well_formed = name.len() < line.len() && !name.is_empty();
-                    if !well_formed || !name.iter().copied().all(is_token) {
-                        return Err(Error::BadRequest("a trailer field is malformed"));
-                    }
-                }
-                Part::DataEnd | Part::Data(_) => self.next = Part::Size,
+            if matches!(self.next, Part::Trailer) && line.is_empty() {
+                return Ok(true);
             }
+            self.next = self.read_line(line, limits)?;
         }
     }
 
-    fn complete(&self, out: &mut Vec<u8>) -> Parsed {
-        out.extend_from_slice(&self.head);
-        write(&self.body, out);
-        Parsed::Complete(self.traits)
+    /// Reads a line between chunks or behind them. Returns the part that follows it.
+    fn read_line(&mut self, line: &[u8], limits: &Limits) -> Result<Part, Error> {
+        match self.next {
+            Part::Size => {
+                let (size, extension_bytes) = chunk_size(line)?;
+                self.dropped += extension_bytes;
+                if self.dropped > limits.max_head_bytes {
+                    return Err(Error::BadRequest("the chunk extensions are too long"));
+                }
+                if size > (limits.max_body_bytes - self.arrived.request.body.len()) as u64 {
+                    return Err(Error::ContentTooLarge);
+                }
+                Ok(if size == 0 { Part::Trailer } else { Part::Data(size as usize) })
+            }
+            Part::Trailer => {
+                self.dropped += line.len();
+                let name = line.split(|&byte| byte == b':').next().unwrap_or_default();
+                let is_well_formed = name.len() < line.len() && !name.is_empty();
+                if !is_well_formed || !name.iter().copied().all(is_token) {
+                    return Err(Error::BadRequest("a trailer field is malformed"));
+                }
+                Ok(Part::Trailer)
+            }
+            Part::DataEnd | Part::Data(_) => Ok(Part::Size),
+        }
     }
-}
-
-/// Ends a head with the length of its body, and appends that.
-pub fn write(body: &[u8], out: &mut Vec<u8>) {
-    if !body.is_empty() {
-        let length = body.len();
-        write!(out, "Content-Length: {length}\r\n").expect("writing to memory does not fail");
-    }
-    out.extend_from_slice(b"\r\n");
-    out.extend_from_slice(body);
 }
 
 /// Parses the first line of a chunk: its size, and the number of bytes of its extensions.

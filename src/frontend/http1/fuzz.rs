@@ -3,8 +3,8 @@
 #[path = "../../../fuzz/checks.rs"]
 pub(super) mod checks;
 
-use super::{Parsed, framing::Framing};
-use crate::{config::Limits, frontend::Served};
+use super::{Arrived, Parsed, framing::Framing};
+use crate::{config::Limits, http::Request};
 use std::{fs, path::Path};
 
 #[test]

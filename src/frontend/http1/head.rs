@@ -1,87 +1,53 @@
-//! The head of a request: judges its fields, and writes the fields that are passed on.
+//! The head of a request: judges its fields, and makes the [`Request`] that the body is put into.
 //!
 //! Owns the rules for the fields (RFC 9112, 5 and 6). Gets a head that is complete and free of forbidden bytes;
 //! knows nothing of how it arrived.
 
 use super::{
-    Traits, forwarded,
+    Arrived, forwarded,
     request_line::{RequestLine, is_authority, is_token},
 };
 use crate::{
     config::Limits,
     error::Error,
-    http::{Cors, Method, Persistence, RequestId, hosts, percent_decode},
+    http::{Cors, Method, Persistence, Request, RequestId},
 };
 use memchr::memchr;
-use std::{fmt::Display, io::Write, time::Duration};
+use std::{net::IpAddr, time::Duration};
 
-/// The fields and paths that the layers above serve.
-#[derive(Clone, Copy, Default)]
-pub struct Served {
-    /// The fields that they read, in lower case, beside Host. All others end here.
-    pub fields: &'static [&'static str],
-    /// The paths of requests that they answer at once; `*` stands for any.
-    pub at_once: &'static [&'static str],
-}
-
-impl Served {
-    /// The method and the path of a request that is answered at once.
-    fn at_once(&self, line: &RequestLine, bytes: &[u8]) -> Option<(Method, &'static str)> {
-        let path = str::from_utf8(line.path(bytes)).ok().and_then(percent_decode).unwrap_or_default();
-        let found = self.at_once.iter().find(|known| **known == path || **known == "*")?;
-        Some((Method::from(str::from_utf8(line.method(bytes)).ok()?), found))
-    }
-}
-
-/// The head of a request, as far as it is used.
-pub struct Head<'a> {
-    bytes: &'a [u8],
-    line: &'a RequestLine,
-    fields: &'a [httparse::Header<'a>],
-    /// The Host, or what replaces it; `None` in HTTP/1.0.
-    host: Option<&'a str>,
-    served: Served,
-    /// The traits that its answer depends on.
-    pub traits: Traits,
+/// The head of a request.
+pub struct Head {
+    /// The request, without its body.
+    pub arrived: Arrived,
     /// The length of the body, 0 for no body; `None` if it comes in chunks.
     pub length: Option<u64>,
     /// The client waits to be told that the body is welcome.
     pub expects_continue: bool,
 }
 
-impl<'a> Head<'a> {
+/// The fields that framing depends on, of which most may be there once.
+#[derive(Default)]
+struct Framed<'a> {
+    host: Option<&'a [u8]>,
+    media_type: Option<&'a [u8]>,
+    length: Option<&'a [u8]>,
+    /// `Expect` asks for `100-continue` alone.
+    expects: Option<bool>,
+    close: bool,
+    keep_alive: bool,
+}
+
+impl Head {
     /// Judges the fields of a head. `bytes` is all of it, `line` its request line.
     pub fn new(
-        bytes: &'a [u8],
-        line: &'a RequestLine,
-        fields: &'a [httparse::Header<'a>],
+        bytes: &[u8],
+        line: &RequestLine,
+        fields: &[httparse::Header],
         limits: &Limits,
-        served: Served,
-    ) -> Result<Head<'a>, Error> {
+    ) -> Result<Head, Error> {
         let http10 = line.http10;
         let refuse = |rule| Err(Error::BadRequest(rule));
-        let (mut host, mut media_type, mut length) = (None, None, None);
-        let (mut close, mut keep_alive, mut expects) = (false, false, None);
-        for field in fields {
-            let value = field.value;
-            let is = |name| field.name.eq_ignore_ascii_case(name);
-            if is("host") && host.replace(value).is_some() {
-                return refuse("more than one Host");
-            } else if is("content-type") && media_type.replace(value).is_some() {
-                return refuse("more than one Content-Type");
-            } else if is("content-length") && length.replace(value).is_some() {
-                return refuse("more than one Content-Length");
-            } else if is("expect") {
-                let is_known = value.eq_ignore_ascii_case(b"100-continue");
-                expects = Some(is_known && expects != Some(false));
-            } else if is("connection") {
-                for token in value.split(|&byte| byte == b',') {
-                    let token = token.trim_ascii();
-                    close |= token.eq_ignore_ascii_case(b"close");
-                    keep_alive |= token.eq_ignore_ascii_case(b"keep-alive");
-                }
-            }
-        }
+        let Framed { host, length, expects, close, keep_alive, .. } = Framed::of(fields)?;
         match host {
             None if !http10 => return refuse("no Host"),
             Some(host) if !is_authority(host) => return refuse("the Host is malformed"),
@@ -99,50 +65,62 @@ impl<'a> Head<'a> {
         if expects == Some(false) && !http10 {
             return Err(Error::ExpectationFailed);
         }
+        let persistence = if close || (http10 && !keep_alive) {
+            Persistence::Close
+        } else {
+            Persistence::KeepAlive(reliable_seconds(limits.idle_timeout))
+        };
+        let request = request(bytes, line, forwarded::client(fields, &limits.trusted_proxies));
         Ok(Head {
-            bytes,
-            line,
-            fields,
-            served,
-            host: line.authority(bytes).or(host).and_then(|host| str::from_utf8(host).ok()),
-            traits: Traits {
-                persistence: match close || (http10 && !keep_alive) {
-                    true => Persistence::Close,
-                    false => Persistence::KeepAlive(reliable_seconds(limits.idle_timeout)),
-                },
-                client: forwarded::client(fields, &limits.trusted_proxies),
-                at_once: served.at_once(line, bytes),
-            },
+            arrived: Arrived { request, persistence },
             length: (!is_chunked).then(|| length.unwrap_or(0)),
             expects_continue: expects.is_some() && !http10,
         })
     }
+}
 
-    /// The head as tiny_http gets it, all but the length of the body and the empty line. `slot` becomes the
-    /// fragment of the target: most requests need no field then, and each field costs tiny_http its line and
-    /// several allocations.
-    ///
-    /// A Host that no stranger can own is accepted in any case, so it is left out where no Origin is compared with it.
-    ///
-    /// tiny_http ends its one stream at the first line that is not ASCII or not well-formed, so nothing else may be
-    /// written here.
-    pub fn write(&self, slot: impl Display, out: &mut Vec<u8>) {
-        self.line.write(self.bytes, out);
-        write!(out, "#{slot} HTTP/1.1\r\n").expect("writing to memory does not fail");
-        let mut has_origin = false;
-        for field in self.fields {
-            let mut read = self.served.fields.iter();
-            if let Some(name) = read.find(|name| field.name.eq_ignore_ascii_case(name)) {
-                write_field(name, field.value, out);
-                has_origin |= *name == "origin";
+impl<'a> Framed<'a> {
+    fn of(fields: &[httparse::Header<'a>]) -> Result<Framed<'a>, Error> {
+        let mut found = Framed::default();
+        for &httparse::Header { name, value } in fields {
+            let is = |known| name.eq_ignore_ascii_case(known);
+            if is("host") && found.host.replace(value).is_some() {
+                return Err(Error::BadRequest("more than one Host"));
+            } else if is("content-type") && found.media_type.replace(value).is_some() {
+                return Err(Error::BadRequest("more than one Content-Type"));
+            } else if is("content-length") && found.length.replace(value).is_some() {
+                return Err(Error::BadRequest("more than one Content-Length"));
+            } else if is("expect") {
+                let is_known = value.eq_ignore_ascii_case(b"100-continue");
+                found.expects = Some(is_known && found.expects != Some(false));
+            } else if is("connection") {
+                for token in value.split(|&byte| byte == b',').map(<[u8]>::trim_ascii) {
+                    found.close |= token.eq_ignore_ascii_case(b"close");
+                    found.keep_alive |= token.eq_ignore_ascii_case(b"keep-alive");
+                }
             }
         }
-        if let Some(host) = self.host
-            && (has_origin || !hosts::is_local(host))
-        {
-            write_field("host", host.as_bytes(), out);
-        }
+        Ok(found)
     }
+}
+
+/// Makes the request of a head, all but its body. The authority of an absolute-form target stands before the Host field,
+/// which it replaces.
+fn request(bytes: &[u8], line: &RequestLine, peer: Option<IpAddr>) -> Request {
+    let name = String::from_utf8_lossy(line.method(bytes));
+    let method = Method::from(&*name);
+    let text = |bytes| String::from_utf8_lossy(bytes);
+    let mut fields = text(&bytes[first_field(bytes)..bytes.len() - "\r\n".len()]).into_owned();
+    if let Some(authority) = line.authority(bytes) {
+        fields.insert_str(0, &format!("Host: {}\r\n", text(authority)));
+    }
+    let target = line.target(bytes);
+    Request { method, method_name: method.shown(&name), target, fields, body: Vec::new(), peer }
+}
+
+/// Returns where the line behind the request line begins.
+fn first_field(head: &[u8]) -> usize {
+    memchr(b'\n', head).map_or(head.len(), |end| end + 1)
 }
 
 /// The fields of a head, which ends with its empty line. `fields` is how many fields it may have.
@@ -150,7 +128,7 @@ pub fn parse_fields<'a>(
     head: &'a [u8],
     fields: &'a mut [httparse::Header<'a>],
 ) -> Result<&'a [httparse::Header<'a>], Error> {
-    let start = memchr(b'\n', head).map_or(head.len(), |end| end + 1);
+    let start = first_field(head);
     match httparse::parse_headers(&head[start..], fields) {
         Ok(httparse::Status::Complete((end, fields))) if start + end == head.len() => Ok(fields),
         Err(httparse::Error::TooManyHeaders) => Err(Error::HeadTooLarge),
@@ -187,15 +165,6 @@ fn request_id(fields: &[httparse::Header]) -> Option<RequestId> {
         (Some(field), None) => RequestId::given(field.value),
         _ => None,
     }
-}
-
-fn write_field(name: &str, value: &[u8], out: &mut Vec<u8>) {
-    out.extend_from_slice(name.as_bytes());
-    out.extend_from_slice(b": ");
-    // obs-text has no defined meaning, and tiny_http does not survive it. A key has none: with this it stays malformed.
-    let obs_text = if name == "idempotency-key" { 0x7f } else { b'?' };
-    out.extend(value.iter().map(|&byte| if byte.is_ascii() { byte } else { obs_text }));
-    out.extend_from_slice(b"\r\n");
 }
 
 /// Judges the transfer codings of all Transfer-Encoding fields, in their order (RFC 9112, 6.1). Returns whether they are

@@ -1,21 +1,20 @@
 //! HTTP/1.1 by RFC 9112: which bytes are a request.
 //!
 //! `framing` drives `request_line`, `head` and `body`, in the order in which the bytes arrive; `forwarded` says which
-//! client a proxy speaks for.
+//! client a proxy speaks for. The result is a [`Request`].
 
 mod body;
 mod forwarded;
 pub mod framing;
 #[cfg(test)]
 mod fuzz;
-pub(in crate::frontend) mod head;
+pub mod head;
 mod request_line;
 
 use crate::{
     error::Error,
-    http::{Method, Persistence},
+    http::{Persistence, Request},
 };
-use std::net::IpAddr;
 
 /// The progress that some bytes have made.
 #[derive(Debug)]
@@ -24,19 +23,16 @@ pub enum Parsed {
     Incomplete,
     /// The head is complete, its body is welcome, and the client waits to be told so.
     Continue,
-    /// A complete request was appended to `out`.
-    Complete(Traits),
+    /// A complete request.
+    Complete(Arrived),
 }
 
-/// The traits of a request that its answer depends on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Traits {
-    /// Tells whether the connection stays open after the answer.
+/// A complete request, and whether the connection stays open after its answer.
+#[derive(Debug)]
+pub struct Arrived {
+    /// The request. Its peer is the client that a proxy says it speaks for; only to be believed of a trusted one.
+    pub request: Request,
     pub persistence: Persistence,
-    /// The client that a proxy says it speaks for; only to be believed of a trusted one.
-    pub client: Option<IpAddr>,
-    /// The method and the path of a request that is answered at once.
-    pub at_once: Option<(Method, &'static str)>,
 }
 
 /// Returns the next line, without its end, if all of it is there. `most` is the length that it may have.

@@ -18,7 +18,7 @@ pub struct RequestLine {
     /// Path and query.
     target: Range<usize>,
     /// Precedes the target: absolute-form may leave out the slash, or all of it (`*` for OPTIONS).
-    prefix: &'static [u8],
+    prefix: &'static str,
     /// The authority of an absolute-form target, which replaces the Host field.
     authority: Option<Range<usize>>,
     /// HTTP/1.0. Every higher minor version is treated as 1.1 (RFC 9110, 2.5).
@@ -56,27 +56,19 @@ impl RequestLine {
         &head[self.method.clone()]
     }
 
-    /// The path, without the query; nothing where absolute-form has left it out.
-    pub fn path<'a>(&self, head: &'a [u8]) -> &'a [u8] {
-        let target = &head[self.target.clone()];
-        &target[..memchr(b'?', target).unwrap_or(target.len())]
-    }
-
     /// The authority of an absolute-form target.
     pub fn authority<'a>(&self, head: &'a [u8]) -> Option<&'a [u8]> {
         self.authority.clone().map(|authority| &head[authority])
     }
 
-    /// Appends method and target in origin-form, without the space behind them.
-    pub fn write(&self, head: &[u8], out: &mut Vec<u8>) {
-        out.extend_from_slice(self.method(head));
-        out.push(b' ');
-        out.extend_from_slice(self.prefix);
-        out.extend_from_slice(&head[self.target.clone()]);
+    /// The target in origin-form.
+    pub fn target(&self, head: &[u8]) -> String {
+        let target = str::from_utf8(&head[self.target.clone()]).expect("a target is ASCII");
+        [self.prefix, target].concat()
     }
 }
 
-type SplitTarget = (Option<Range<usize>>, &'static [u8], Range<usize>);
+type SplitTarget = (Option<Range<usize>>, &'static str, Range<usize>);
 
 /// Authority, what is missing before the path, and path with query (RFC 9112, 3.2).
 fn split_target(line: &[u8], method: &[u8], range: Range<usize>) -> Result<SplitTarget, Error> {
@@ -88,7 +80,7 @@ fn split_target(line: &[u8], method: &[u8], range: Range<usize>) -> Result<Split
         return Err(malformed);
     }
     if target.starts_with(b"/") || (target == b"*" && method == b"OPTIONS") {
-        return Ok((None, b"", range));
+        return Ok((None, "", range));
     }
     const HTTP: &[u8] = b"http://";
     if !target.get(..HTTP.len()).is_some_and(|scheme| scheme.eq_ignore_ascii_case(HTTP)) {
@@ -101,10 +93,10 @@ fn split_target(line: &[u8], method: &[u8], range: Range<usize>) -> Result<Split
     if authority.is_empty() || !is_authority(authority) {
         return Err(malformed);
     }
-    let prefix: &[u8] = match line[path..range.end].first() {
-        None if method == b"OPTIONS" => b"*",
-        Some(b'/') => b"",
-        _ => b"/",
+    let prefix = match line[path..range.end].first() {
+        None if method == b"OPTIONS" => "*",
+        Some(b'/') => "",
+        _ => "/",
     };
     Ok((Some(start..path), prefix, path..range.end))
 }
@@ -212,9 +204,8 @@ mod tests {
         ];
         for (line, expected) in rows {
             let found = RequestLine::parse(line.as_bytes()).map(|parsed| {
-                let mut out = Vec::new();
-                parsed.write(line.as_bytes(), &mut out);
-                String::from_utf8(out).unwrap()
+                let method = String::from_utf8_lossy(parsed.method(line.as_bytes()));
+                format!("{method} {}", parsed.target(line.as_bytes()))
             });
             let found = found.map_err(|error| error.answer().status);
             assert_eq!(found.as_deref().map_err(|status| *status), *expected, "{line}");

@@ -1,13 +1,13 @@
 //! A frontend with a real tiny_http behind it and plain workers, and clients that send raw bytes.
 //!
-//! The workers echo what reached them as JSON. `/hold` waits until [`Harness::release`], `/big/N` answers N
-//! bytes, `/empty` 204.
+//! One thread claims the requests of each ticket, and workers echo them as JSON. `/hold` waits until [`Harness::release`],
+//! `/big/N` answers N bytes, `/empty` 204. `/immediate` is answered at once.
 
 use crate::{
     budget::Budget,
     config::Limits,
-    frontend::{Claimed, Frontend, Listener, Resources, Served, Slots},
-    http::Response,
+    frontend::{Claimed, Frontend, Listener, Resources, Slots},
+    http::{Request, RequestId, Response},
     metrics::Metrics,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -24,6 +24,7 @@ use std::{
     sync::{
         Arc, Condvar, Mutex,
         atomic::{AtomicUsize, Ordering},
+        mpsc,
     },
     thread,
     time::{Duration, Instant},
@@ -39,8 +40,10 @@ pub struct Harness {
     pub slots: Arc<Slots>,
     pub gate: Arc<Gate>,
     pub budget: Budget,
+    /// While it is locked, no request is claimed.
+    pub claims: Arc<Mutex<()>>,
     tiny: Option<Arc<tiny_http::Server>>,
-    workers: Vec<thread::JoinHandle<()>>,
+    threads: Vec<thread::JoinHandle<()>>,
     directory: PathBuf,
 }
 
@@ -91,11 +94,7 @@ impl Harness {
             limits.clone(),
             Resources {
                 budget: budget.clone(),
-                served: Served {
-                    fields: &["authorization", "content-type", "origin"],
-                    at_once: &["/immediate"],
-                },
-                answer_at_once: Box::new(|_, _| Some(Response::json(200, &json!({"at": "once"})))),
+                answer_at_once: Box::new(at_once),
                 metrics: Arc::new(Metrics::new(&[])),
             },
             private,
@@ -104,16 +103,28 @@ impl Harness {
             },
         )
         .unwrap();
-        let workers = (0..workers)
+        let (sender, receiver) = mpsc::channel();
+        let receiver = Arc::new(Mutex::new(receiver));
+        let mut threads: Vec<_> = (0..workers)
             .map(|_| {
-                let (tiny, slots, gate) = (Arc::clone(&tiny), Arc::clone(&slots), Arc::clone(&gate));
+                let (receiver, slots, gate) = (Arc::clone(&receiver), Arc::clone(&slots), Arc::clone(&gate));
+                let next = move || receiver.lock().unwrap().recv();
                 thread::spawn(move || {
-                    while let Ok(request) = tiny.recv() {
-                        serve(request, &slots, &gate);
+                    while let Ok(claimed) = next() {
+                        serve(claimed, &slots, &gate);
                     }
                 })
             })
             .collect();
+        let claims = Arc::new(Mutex::new(()));
+        let (own, own_slots, may_claim) = (Arc::clone(&tiny), Arc::clone(&slots), Arc::clone(&claims));
+        threads.push(thread::spawn(move || {
+            while let Ok(ticket) = own.recv() {
+                let _claiming = may_claim.lock().unwrap();
+                own_slots.claim(ticket.url()).for_each(|claimed| sender.send(claimed).unwrap());
+                drop(ticket.into_writer());
+            }
+        }));
         Harness {
             address,
             name,
@@ -121,8 +132,9 @@ impl Harness {
             slots,
             gate,
             budget,
+            claims,
             tiny: Some(tiny),
-            workers,
+            threads,
             directory,
         }
     }
@@ -155,12 +167,8 @@ impl Harness {
             drop(frontend);
         }
         if let Some(tiny) = self.tiny.take() {
-            for _ in &self.workers {
-                tiny.unblock();
-            }
-            for worker in self.workers.drain(..) {
-                worker.join().unwrap();
-            }
+            tiny.unblock();
+            self.threads.drain(..).for_each(|thread| thread.join().unwrap());
             assert_eq!(self.budget.held(), 0, "all memory is given back");
             drop(tiny);
             std::fs::remove_dir_all(&self.directory).unwrap();
@@ -219,26 +227,18 @@ impl Drop for Harness {
     }
 }
 
-fn serve(mut request: tiny_http::Request, slots: &Slots, gate: &Gate) {
+fn at_once(request: &Request, _: &RequestId) -> Option<Response> {
+    (request.path() == "/immediate").then(|| Response::json(200, &json!({"at": "once"})))
+}
+
+fn serve(claimed: Claimed, slots: &Slots, gate: &Gate) {
     gate.seen.fetch_add(1, Ordering::SeqCst);
-    let mut body = Vec::new();
-    if request.body_length().unwrap_or(0) > 0 {
-        request.as_reader().read_to_end(&mut body).unwrap();
-    }
-    let (target, slot) = request.url().rsplit_once('#').expect("every request has a slot");
-    let (target, claimed) = (target.to_owned(), slots.claim(slot));
-    let method = request.method().to_string();
-    let headers: Vec<(String, String)> =
-        request.headers().iter().map(|header| (header.field.to_string(), header.value.to_string())).collect();
-    drop(request.into_writer());
-    let Some(Claimed { slot, client, held, .. }) = claimed else {
-        gate.late.fetch_add(1, Ordering::SeqCst);
-        return;
-    };
+    let Claimed { slot, request, held, .. } = claimed;
     if !slots.begin(slot) {
         gate.late.fetch_add(1, Ordering::SeqCst);
         return;
     }
+    let target = request.target.as_str();
     let response = if target == "/hold" {
         gate.held.fetch_add(1, Ordering::SeqCst);
         let mut open = gate.open.lock().unwrap();
@@ -249,14 +249,15 @@ fn serve(mut request: tiny_http::Request, slots: &Slots, gate: &Gate) {
     } else if let Some(length) = target.strip_prefix("/big/") {
         Response { body: vec![b'x'; length.parse().unwrap()], ..Response::json(200, &()) }
     } else if target == "/peer" {
-        Response::json(200, &json!({"peer": client}))
+        Response::json(200, &json!({"peer": request.peer}))
     } else if target == "/empty" {
         Response::no_content()
     } else if target == "/canned" {
         Response::json(200, &json!({"id": "42", "name": "Ada Lovelace", "email": "ada@example.com"}))
     } else {
-        let body = String::from_utf8_lossy(&body);
-        Response::json(200, &json!({"method": method, "target": target, "headers": headers, "body": body}))
+        let (method, body) = (&request.method_name, String::from_utf8_lossy(&request.body));
+        let fields: Vec<(&str, &str)> = request.lines().collect();
+        Response::json(200, &json!({"method": method, "target": target, "fields": fields, "body": body}))
     };
     match slots.answer(slot, response, None, held) {
         Some(_) => gate.answered.fetch_add(1, Ordering::SeqCst),

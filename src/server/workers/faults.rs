@@ -2,6 +2,7 @@
 
 use super::{Dispatch, Job, guard};
 use crate::{
+    app::Next,
     error::Error,
     http::{Request, Response},
 };
@@ -29,15 +30,15 @@ pub enum Fault {
 /// Chooses the requests that fail.
 pub type Faults = Arc<dyn Fn(&Request) -> Option<Fault> + Send + Sync>;
 
-/// Fails a request, on a thread of its own: no worker waits for it.
-pub(super) fn fail(dispatch: Arc<Dispatch>, fault: Fault, mut job: Job, request: Request) {
+/// Fails a judged request, on a thread of its own: no worker waits for it.
+pub(super) fn fail(dispatch: Arc<Dispatch>, fault: Fault, mut job: Job, next: Next) {
     let work = move || {
         dispatch.slots.begin(job.claimed.slot);
         let id = Some(&job.claimed.id);
         let response = match fault {
             Fault::Refused => Response::no_content(),
             Fault::Unavailable => Error::Unavailable("it fails on command".into()).into_response(id),
-            _ => guard(id, || dispatch.app.respond(&request, id)).unwrap_or_else(|response| response),
+            _ => guard(id, || dispatch.app.finish(next)).unwrap_or_else(|response| response),
         };
         if let Fault::Slow(delay) = fault {
             let left = job.claimed.deadline.saturating_duration_since(Instant::now());

@@ -3,14 +3,13 @@
 
 use super::{Dispatch, Workers, faults::fail};
 use crate::{
-    app::{self, Command, Needs},
+    app::{self, Command, Judged, Needs, Next},
     error::{Error, Reason},
     frontend::{Claimed, ClientName},
-    http::{Method, Request, RequestId, Response},
+    http::{RequestId, Response},
     metrics::Source,
 };
 use std::{
-    borrow::Cow,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
@@ -30,15 +29,14 @@ const MEMORY_WAIT: Duration = Duration::from_secs(2);
 
 /// A request that is queued or in flight.
 pub(super) struct Job {
-    /// `None` until it is judged, and once it is answered.
+    /// `None` if it needs none, and once it is answered.
     pub command: Option<Command>,
-    /// The slot, the client, the id and the deadline. Holds the memory of the request, and then of its answer.
+    /// The slot, the client, the id and the deadline, and what the log says of the request. Holds the memory of the request,
+    /// and then of its answer.
     pub claimed: Claimed,
-    pub received: Instant,
-    pub method: Method,
-    /// The method's name for the log.
-    pub name: Cow<'static, str>,
-    pub path: String,
+    received: Instant,
+    /// The label of its route in figures.
+    label: &'static str,
     /// The name of the rights that the token of the request gives; empty without a token.
     token: &'static str,
 }
@@ -67,24 +65,20 @@ impl Workers {
 }
 
 impl Dispatch {
-    /// Waits for a request, at most until that time. Judges it, and those that are there behind it; answers those that
-    /// need no database.
+    /// Waits for a ticket, at most until that time. Judges its requests, and those of the tickets that are there behind it;
+    /// answers those that need no database.
     pub(super) fn receive(self: &Arc<Self>, until: Instant) -> Vec<(Job, Needs)> {
         let mut next = self.server.recv_timeout(until.saturating_duration_since(Instant::now()));
         let (received, mut judged, mut answered) = (Instant::now(), Vec::new(), 0);
-        while let Ok(Some(incoming)) = next {
-            if let Ok(Some((mut job, request))) = guard(None, || self.accept(incoming, received)) {
-                let id = Some(&job.claimed.id);
-                match guard(id, || self.app.judge(&request, id)).unwrap_or_else(Err) {
-                    Ok(command) => {
-                        let needs = command.needs();
-                        job.command = Some(command);
-                        judged.push((job, needs));
-                    }
-                    Err(answer) => {
-                        self.answer(&mut job, answer);
-                        answered += 1;
-                    }
+        while let Ok(Some(ticket)) = next {
+            let claimed: Vec<Claimed> = self.slots.claim(ticket.url()).collect();
+            // Dropped unused: the answers go to the slots.
+            drop(ticket.into_writer());
+            for claimed in claimed {
+                let id = claimed.id.clone();
+                match guard(Some(&id), || self.judge(claimed, received)) {
+                    Ok(Some(command)) => judged.push(command),
+                    _ => answered += 1,
                 }
             }
             if judged.len() >= RECEIVE_REQUESTS || answered >= RECEIVE_ANSWERED {
@@ -95,49 +89,37 @@ impl Dispatch {
         judged
     }
 
-    /// Returns the request and a job for it; `None` if no client waits for its answer any more, or if it fails on command.
-    fn accept(
-        self: &Arc<Self>,
-        mut incoming: tiny_http::Request,
-        received: Instant,
-    ) -> Option<(Job, Request)> {
-        let (target, slot) = incoming.url().rsplit_once('#').unwrap_or_default();
-        let claimed = self.slots.claim(slot);
-        let method = incoming.method().as_str();
-        let (method, name) = (Method::from(method), Method::from(method).shown(method));
-        let headers = incoming.headers().iter();
-        let mut request = Request {
-            method,
-            target: target.to_owned(),
-            headers: headers.map(|header| (header.field.to_string(), header.value.to_string())).collect(),
-            body: Vec::with_capacity(incoming.body_length().unwrap_or_default()),
-            peer: claimed.as_ref().and_then(|claimed| claimed.client),
-        };
-        // The frontend sends whole requests over a stream of our own, so this does not block; and what is not
-        // read here, tiny_http would drain.
-        let body = incoming.as_reader().read_to_end(&mut request.body);
-        // Dropped unused: the answer goes to the slot.
-        drop(incoming.into_writer());
-        let claimed = claimed.filter(|_| body.is_ok())?;
-        let path = request.path().to_owned();
-        let token = self.app.rights(&request).unwrap_or_default();
-        let job = Job { command: None, claimed, received, method, name, path, token };
-        match self.faults.as_ref().and_then(|faults| faults(&request)) {
-            None => Some((job, request)),
-            Some(fault) => {
-                fail(Arc::clone(self), fault, job, request);
-                None
+    /// Judges a request. `None` if it is answered, or fails on command.
+    fn judge(self: &Arc<Self>, claimed: Claimed, received: Instant) -> Option<(Job, Needs)> {
+        let fault = self.faults.as_ref().and_then(|faults| faults(&claimed.request));
+        let id = Some(&claimed.id);
+        let judged = guard(id, || self.app.judge(&claimed.request, &claimed.cors, id));
+        let Judged { label, token, next } = judged.unwrap_or_else(|answer| {
+            let label = app::label(&claimed.request);
+            Judged { label, token: "", next: Next::Answer(answer) }
+        });
+        let mut job = Job { command: None, claimed, received, label, token };
+        // The log needs no more of it than the method and the path.
+        (job.claimed.request.fields, job.claimed.request.body) = (String::new(), Vec::new());
+        match (fault, next) {
+            (Some(fault), next) => fail(Arc::clone(self), fault, job, next),
+            (None, Next::Answer(answer)) => self.answer(&mut job, answer),
+            (None, Next::Execute(command)) => {
+                let needs = command.needs();
+                job.command = Some(command);
+                return Some((job, needs));
             }
         }
+        None
     }
 
     /// Answers with an error, and logs it: where there is too much to do, once a second, as many requests have that.
     pub(super) fn refuse(&self, job: &mut Job, error: Error) {
-        let Claimed { id, client, .. } = &job.claimed;
+        let Claimed { id, request, .. } = &job.claimed;
         let response = match error {
             Error::Busy(why) => {
                 self.app.metrics.refused(why);
-                self.slots.warn(why, *client, id);
+                self.slots.warn(why, request.peer, id);
                 error.answer()
             }
             error => guard(Some(id), || error.into_response(Some(id))).unwrap_or_else(|response| response),
@@ -165,19 +147,20 @@ impl Dispatch {
         let (status, took) = (response.status, job.received.elapsed());
         let send = || self.slots.answer(job.claimed.slot, response, cut, held);
         let sent = guard(Some(&job.claimed.id), send).unwrap_or(None);
-        let Job { name, path, token, claimed: Claimed { id, client, .. }, .. } = job;
+        let Job { label, token, claimed: Claimed { id, request, .. }, .. } = job;
+        let (name, path) = (&*request.method_name, request.path());
         let milliseconds = took.as_secs_f64() * 1000.0;
         let delivery: &dyn fmt::Display = match &sent {
             Some(delivery) => {
-                self.app.metrics.request(job.method, app::label(path), status, took);
+                self.app.metrics.request(request.method, label, status, took);
                 delivery
             }
             // The frontend has answered it, and counted that.
             None => &"not awaited",
         };
         log::info!(
-            method = name.as_ref(), path = path.as_str(), status = status, duration_ms = milliseconds,
-            bytes = sent.map_or(0, |delivery| delivery.taken), token = *token, client:% = ClientName(*client),
+            method = name, path = path, status = status, duration_ms = milliseconds,
+            bytes = sent.map_or(0, |delivery| delivery.taken), token = *token, client:% = ClientName(request.peer),
             request_id:% = id;
             "{name} {path} {status} {milliseconds:.1}ms {delivery}"
         );
