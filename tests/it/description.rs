@@ -3,8 +3,9 @@
 use crate::support::{
     Answer, Client, DESCRIPTION, OTHER_PASSWORD, PASSWORD, Service, TOKEN, check_described,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use std::{
+    process::{Command, Stdio},
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
@@ -19,6 +20,46 @@ fn it_is_served_to_all() {
     let body = &document["components"]["schemas"]["NewUser"];
     assert_eq!(body["properties"]["email"]["format"], "email");
     service.check("HEAD /openapi.json => 200\nPOST /openapi.json => 405 *");
+}
+
+/// Generated clients accept members that a later version adds, and more than 32 bits; patterns are regular expressions of
+/// PCRE, too. Nothing is described that no operation has.
+#[test]
+fn generators_of_clients_can_use_it() {
+    let document = Service::start().client().get("/openapi.json").json();
+    let mut closed = Vec::new();
+    walk(&document, "", &mut |path, value| {
+        if value["additionalProperties"] == false {
+            closed.push(path.rsplit('/').next().unwrap().to_owned());
+        }
+        assert!(value["type"] != "integer" || value["format"] == "int64", "{path}");
+        // A generated validator would match the pattern with a value that is not a text.
+        assert!(value["format"] != "date-time" || value["pattern"].is_null(), "{path}");
+        if let Some(pattern) = value["pattern"].as_str() {
+            let grep =
+                Command::new("grep").args(["-P", "--", pattern]).stdin(Stdio::null()).status().unwrap();
+            assert_eq!((grep.code(), pattern.contains("\\u")), (Some(1), false), "{path}: {pattern}");
+        }
+    });
+    assert_eq!(closed, ["NewUser", "UserChanges", "UserPatch"]);
+    let text = document.to_string();
+    for (kind, components) in document["components"].as_object().unwrap() {
+        for name in components.as_object().unwrap().keys().filter(|_| kind != "securitySchemes") {
+            assert!(text.contains(&format!("\"#/components/{kind}/{name}\"")), "{kind}/{name}");
+        }
+    }
+}
+
+/// Calls a function with each object of a document, and its path.
+fn walk(value: &Value, path: &str, visit: &mut impl FnMut(&str, &Value)) {
+    match value {
+        Value::Object(members) => {
+            visit(path, value);
+            members.iter().for_each(|(name, member)| walk(member, &format!("{path}/{name}"), visit));
+        }
+        Value::Array(items) => items.iter().for_each(|item| walk(item, path, visit)),
+        _ => {}
+    }
 }
 
 #[test]
