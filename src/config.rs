@@ -137,7 +137,7 @@ with_defaults! {
         /// Time from the end of a head to the end of its body.
         pub body_timeout: Duration = Duration::from_secs(15),
         /// Time that a connection without a request is kept.
-        pub idle_timeout: Duration = Duration::from_secs(60),
+        pub idle_timeout: Duration = Duration::from_secs(75),
         /// Time for the client to take its answer.
         pub write_timeout: Duration = Duration::from_secs(15),
         /// Time from a complete request to its answer.

@@ -61,7 +61,7 @@ impl Access {
         }
         match self.tokens {
             // Browsers send no token with a preflight, and its answer tells nothing of the users.
-            Some(_) if request.method == Method::Options && cors.is_allowed() => Ok(()),
+            Some(_) if cors.is_preflight() => Ok(()),
             // A page of another site does not know the token, whatever name it is served under.
             Some(_) => match rights.map(|rights| rights.callers) {
                 None => Err(Error::Unauthorized),

@@ -120,7 +120,12 @@ impl App {
     /// needs no database. `id` is the request's, if it has one. Blocks while another large body is parsed, and for nothing
     /// else.
     pub(crate) fn judge(&self, request: &Request, cors: &Cors, id: Option<&RequestId>) -> Judged {
-        let Found { label, asked } = routes::find(request.method, request.path(), self.rules.ui);
+        let Found { label, mut asked } = routes::find(request.method, request.path(), self.rules.ui);
+        // Only after its preflight does a browser send the request whose refusal tells of the slash.
+        if let (Err(Error::FurtherSlash(_)), true) = (&asked, cors.is_preflight()) {
+            let meant = routes::without_further_slashes(request.path());
+            asked = routes::find(request.method, &meant, self.rules.ui).asked;
+        }
         let rights = self.rules.access.rights(request);
         let next = asked.and_then(|asked| {
             self.rules.admit(request, &asked, cors, rights)?;

@@ -155,14 +155,19 @@ fn missing(method: Method, path: &str, ui: bool) -> Error {
     if method == Method::Other {
         return Error::NotImplemented("the method is not served on any path");
     }
-    let segments = path.split('/').filter(|segment| !segment.is_empty());
-    let meant: String = segments.flat_map(|segment| ["/", segment]).collect();
+    let meant = without_further_slashes(path);
     match route(&meant).filter(|(route, _)| meant != path && route.is_served(ui)) {
         Some((route, _)) => {
             Error::FurtherSlash(format!("the path is {}, without a further slash", route.path))
         }
         None => Error::NotFound,
     }
+}
+
+/// Returns the path that is meant by one with slashes too many.
+pub(crate) fn without_further_slashes(path: &str) -> String {
+    let segments = path.split('/').filter(|segment| !segment.is_empty());
+    segments.flat_map(|segment| ["/", segment]).collect()
 }
 
 /// Returns the value of `Allow`: the methods of these routes.

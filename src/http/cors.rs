@@ -7,9 +7,9 @@ use super::Response;
 use crate::config::AllowedOrigins;
 use std::sync::Arc;
 
-/// The fields that a page may send beside those that need no permission.
-const REQUEST_FIELDS: &str =
-    "Authorization, Content-Type, If-Match, If-None-Match, Idempotency-Key, X-Request-Id";
+/// The fields that a page may send beside those that need no permission. The last five are sent by libraries on their own.
+const REQUEST_FIELDS: &str = "Authorization, Content-Type, If-Match, If-None-Match, Idempotency-Key, X-Request-Id, \
+                              X-Requested-With, traceparent, tracestate, baggage, sentry-trace";
 /// The fields that a page may read beside those that need no permission.
 const ANSWER_FIELDS: &str = "ETag, Link, Location, Retry-After, X-Request-Id, Idempotency-Replayed";
 /// Seconds for which a browser need not ask again; the most that Chromium keeps.
@@ -55,6 +55,11 @@ impl Cors {
     /// Returns whether the request is of a page of an allowed origin.
     pub fn is_allowed(&self) -> bool {
         matches!(self, Cors::Allowed { .. })
+    }
+
+    /// Returns whether a browser asks what a page of an allowed origin may send.
+    pub fn is_preflight(&self) -> bool {
+        matches!(self, Cors::Allowed { options: true, .. })
     }
 
     /// Adds the fields to an answer.

@@ -26,7 +26,8 @@ fn preflight(origin: &str, method: &str, target: &str) -> String {
 fn permitted(origin: &str, methods: &str) -> String {
     format!(
         "<Vary: Origin> <Access-Control-Allow-Origin: {origin}> <Access-Control-Allow-Methods: {methods}> \
-         <Access-Control-Allow-Headers: Authorization, Content-Type, If-Match, If-None-Match, Idempotency-Key, X-Request-Id> \
+         <Access-Control-Allow-Headers: Authorization, Content-Type, If-Match, If-None-Match, Idempotency-Key, X-Request-Id, \
+         X-Requested-With, traceparent, tracestate, baggage, sentry-trace> \
          <Access-Control-Max-Age: 7200>"
     )
 }
@@ -52,12 +53,19 @@ fn pages_of_allowed_origins() {
         ("POST", "/users", "GET, HEAD, POST, OPTIONS"),
         ("PATCH", "/users/1", "GET, HEAD, PUT, PATCH, DELETE, OPTIONS"),
         ("GET", "/livez", "GET, HEAD, OPTIONS"),
+        // The refusal of the request itself, which a page may read, tells of the slash.
+        ("POST", "/users/", "GET, HEAD, POST, OPTIONS"),
+        ("DELETE", "//users/1/", "GET, HEAD, PUT, PATCH, DELETE, OPTIONS"),
     ] {
         for origin in [APP, LOCAL] {
             let permitted = permitted(origin, methods);
             service.check(format!("{} => 204 {permitted}", preflight(origin, method, target)));
         }
-        let refused = if target == "/livez" { "204" } else { "401" };
+        let refused = match target {
+            "/livez" => "204",
+            "/users" | "/users/1" => "401",
+            _ => "404",
+        };
         for origin in [EVIL, "null"] {
             let answer = format!("{refused} <Vary: Origin> {UNREADABLE} *");
             service.check(format!("{} => {answer}", preflight(origin, method, target)));
@@ -74,6 +82,7 @@ fn pages_of_allowed_origins() {
         ("DELETE /users/1 TOKEN <If-Match: \"x\">", "", 412, 403),
         ("POST /users TOKEN", "{", 400, 403),
         ("GET /users", "", 401, 401),
+        ("POST /users/ TOKEN", ADA, 404, 404),
         ("GET /livez", "", 200, 200),
         ("POST /users TOKEN <Expect: other>", ADA, 417, 417),
         ("GET /users TOKEN <Transfer-Encoding: gzip>", "", 501, 501),

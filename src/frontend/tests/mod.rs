@@ -220,7 +220,7 @@ fn persistence_and_head() {
         client.send(format!("GET / HTTP/{version}\r\nHost: a\r\n{field}\r\n"));
         let answer = client.answer();
         assert_eq!(answer.header("connection"), connection);
-        assert_eq!(answer.header("keep-alive"), (!ends).then_some("timeout=59"));
+        assert_eq!(answer.header("keep-alive"), (!ends).then_some("timeout=74"));
         if ends {
             assert!(client.ends());
         } else {

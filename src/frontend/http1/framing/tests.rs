@@ -346,15 +346,15 @@ fn when_a_client_is_told_to_continue() {
 fn persistence() {
     use Persistence::*;
     let rows = [
-        ("1.1", "", KeepAlive(59)),
-        ("1.1", "Connection: keep-alive\r\n", KeepAlive(59)),
+        ("1.1", "", KeepAlive(74)),
+        ("1.1", "Connection: keep-alive\r\n", KeepAlive(74)),
         ("1.1", "Connection: Close\r\n", Close),
         ("1.1", "Connection: x, close ,y\r\n", Close),
         ("1.1", "Connection: keep-alive\r\nConnection: close\r\n", Close),
-        ("1.1", "Connection: closed\r\n", KeepAlive(59)),
-        ("1.1", "Connection: upgrade\r\n", KeepAlive(59)),
+        ("1.1", "Connection: closed\r\n", KeepAlive(74)),
+        ("1.1", "Connection: upgrade\r\n", KeepAlive(74)),
         ("1.0", "", Close),
-        ("1.0", "Connection: Keep-Alive\r\n", KeepAlive(59)),
+        ("1.0", "Connection: Keep-Alive\r\n", KeepAlive(74)),
         ("1.0", "Connection: keep-alive, close\r\n", Close),
     ];
     for (version, line, expected) in rows {
