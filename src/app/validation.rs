@@ -100,26 +100,34 @@ impl BodySchema {
 /// Reads the body as a JSON object, behind a byte order mark if it has one; duplicate keys: the last one counts.
 pub fn object(body: &[u8]) -> Result<Map<String, Value>, Error> {
     let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
-    Err(Error::InvalidJson(match serde_json::from_slice(body) {
+    let problem = match serde_json::from_slice(body) {
         Ok(Value::Object(map)) => return Ok(map),
-        Ok(_) => "the body must be a JSON object".to_owned(),
-        Err(error) => mistake(body).map_or_else(|| error.to_string(), str::to_owned),
-    }))
+        Ok(_) => "another kind of JSON".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Err(Error::InvalidJson(mistake(body).map_or_else(|| no_object(body, &problem), str::to_owned)))
+}
+
+/// Returns a sentence about a body that a client or a shell has made something else of. It repeats one character alone, as
+/// the body may have a password in it.
+fn no_object(body: &[u8], problem: &str) -> String {
+    let first = String::from_utf8_lossy(body).trim_ascii_start().chars().next().unwrap_or_default();
+    format!(
+        "the body is not a JSON object: it begins with {first:?} ({problem}); a file arrives as it is: curl -d @user.json"
+    )
 }
 
 /// Names a mistake that is often made, and how to mend it.
 fn mistake(body: &[u8]) -> Option<&'static str> {
-    Some(match body {
+    Some(match body.trim_ascii_start() {
         [] => "the body is empty",
         [0x1f, 0x8b, ..] => "the body is compressed with gzip; send plain JSON",
-        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] | [0, b'{', ..] | [b'{', 0, ..] => {
-            "the body is UTF-16; send it as UTF-8"
-        }
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] | [0, ..] | [_, 0, ..] => "the body is UTF-16; send it as UTF-8",
         [b'\'', ..] => {
             "the body begins with a single quote, which cmd.exe passes on; use double quotes there"
         }
-        _ if is_form(body) => "this looks like a form; send JSON, as in {\"name\":\"Ada\"}",
-        _ if str::from_utf8(body).is_err() => "the body is not UTF-8",
+        text if is_form(text) => "this looks like a form; send JSON, as in {\"name\":\"Ada\"}",
+        text if str::from_utf8(text).is_err() => "the body is not UTF-8",
         _ => return None,
     })
 }

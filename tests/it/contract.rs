@@ -225,10 +225,29 @@ fn bodies_that_are_no_json_objects() {
     assert_eq!(client.patch("/users/1", "\u{feff}{\"name\":\"Ada\"}").status, 200);
     let deep = format!("{{\"name\":{}", "[".repeat(60_000));
     // A body, and the message where it is not the parser's.
-    let rows: [(&[u8], &str); 6] = [
+    let no_object = |first: char, problem: &str| {
+        format!(
+            "the body is not a JSON object: it begins with {first:?} ({problem}); a file arrives as it is: curl -d @user.json"
+        )
+    };
+    let rows: [(&[u8], &str); 15] = [
         (b"", "the body is empty"),
-        (b"null", "the body must be a JSON object"),
-        (b"[]", "the body must be a JSON object"),
+        (b" \r\n", "the body is empty"),
+        (b"null", &no_object('n', "another kind of JSON")),
+        (b" []", &no_object('[', "another kind of JSON")),
+        (b"\"{\\\"name\\\":\\\"Ada\\\"}\"", &no_object('"', "another kind of JSON")),
+        (b"{name:Ada}", &no_object('{', "key must be a string at line 1 column 2")),
+        (b"%7b%22name%22%3a%22Ada%22%7d", &no_object('%', "expected value at line 1 column 1")),
+        (b"[object Object]", &no_object('[', "expected value at line 1 column 2")),
+        // Copied from a page.
+        ("\u{a0}{\"name\":\"Ada\"}".as_bytes(), &no_object('\u{a0}', "expected value at line 1 column 1")),
+        // A message repeats no password.
+        (b"correct horse", &no_object('c', "expected value at line 1 column 1")),
+        (b"\"\0c\0o\0r", "the body is UTF-16; send it as UTF-8"),
+        (
+            b" 'correct horse'",
+            "the body begins with a single quote, which cmd.exe passes on; use double quotes there",
+        ),
         (b"{\"name\":\"\\ud800\"}", ""),
         (deep.as_bytes(), ""),
         (b"{\"name\":\"J\xfcrgen\"}", "the body is not UTF-8"),

@@ -90,6 +90,36 @@ fn by_address() {
     );
 }
 
+/// A person writes an address into the query as it is.
+#[test]
+fn a_query_that_is_not_encoded_is_refused_with_the_remedy() {
+    let service = Service::start();
+    let refused: [&[u8]; 7] = [
+        "jürgen@x.org".as_bytes(),
+        b"j\xfcrgen@x.org",
+        b"a b@x.org",
+        b"a@x.org#b",
+        b"a\\@x.org",
+        b"a\t@x.org",
+        b"a@x.org ",
+    ];
+    let rows = refused.map(|text| (text, 400)).into_iter().chain([(&b"|\"<>[]{}^`@x.org"[..], 200)]);
+    for (address, status) in rows {
+        let mut client = service.client();
+        client.send(&[b"GET /users?email=", address, b" HTTP/1.1\r\nHost: a\r\n\r\n"].concat());
+        let answer = client.answer("GET");
+        let shown = String::from_utf8_lossy(address);
+        assert_eq!(answer.status, status, "{shown}: {answer:?}");
+        if status == 400 {
+            let message = answer.json()["message"].to_string();
+            assert!(
+                message.contains("percent-encode the query, as curl -G --data-urlencode does"),
+                "{shown}: {message}"
+            );
+        }
+    }
+}
+
 /// Keyboards differ in how they write é: an address is brought into NFC wherever it enters. Rows of SQL stay as they are.
 #[test]
 fn an_address_is_stored_and_found_in_one_form() {

@@ -11,6 +11,10 @@ use std::ops::Range;
 /// The rule that a proxy breaks if it announces its client in front of the first request.
 pub const PROXY_PROTOCOL: &str = "the connection begins with the PROXY protocol, which is not read here";
 
+/// The rule that a client breaks if it sends a value as a person writes it.
+const NOT_ENCODED: &str = "the request target has a space, a #, a \\ or a character beyond ASCII in it: percent-encode the \
+                           query, as curl -G --data-urlencode does";
+
 /// A well-formed request line, as positions in the bytes that it was parsed from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestLine {
@@ -77,7 +81,7 @@ fn split_target(line: &[u8], method: &[u8], range: Range<usize>) -> Result<Split
     // No target has a fragment, and clients disagree on whether `\` is a slash.
     let allowed = |byte: &u8| byte.is_ascii_graphic() && !matches!(byte, b'#' | b'\\');
     if !target.iter().all(allowed) {
-        return Err(malformed);
+        return Err(Error::BadRequest(NOT_ENCODED));
     }
     if target.starts_with(b"/") || (target == b"*" && method == b"OPTIONS") {
         return Ok((None, "", range));
