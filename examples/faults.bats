@@ -1,4 +1,4 @@
-# Reset, failures and time on command: bats faults.bats, beside userd.bash.
+# States, requests, failures and time on command: bats faults.bats, beside userd.bash.
 load userd
 setup() { userd_start; }
 teardown() { userd_stop; }
@@ -9,6 +9,32 @@ create() { curl -s "$userd_url/users" -d "{\"name\":\"$1\",\"email\":\"$1@exampl
     create ada
     userd_reset
     [ "$(create ada)" = 1 ]
+}
+
+@test "save and restore" {
+    create ada
+    userd_save one_user
+    create grace
+    userd_restore one_user
+    [ "$(create alan)" = 2 ]
+}
+
+@test "requests" {
+    create ada -H 'Authorization: Bearer secret'
+    [ "$(userd_requests POST /users | jq -r .body.name)" = ada ]
+    [ "$(userd_requests | jq -r .headers.authorization)" = "***" ]
+}
+
+@test "fail by chance" {
+    userd_chance 1
+    userd_fail 503 POST /users 50%
+    for n in 1 2 3 4 5 6 7 8 9 10; do create "user$n"; done
+    [ "$(curl -s "$userd_url/users" | jq .total)" -lt 10 ]
+}
+
+@test "several users by id" {
+    create ada && create grace && create alan
+    [ "$(curl -s "$userd_url/users?id=3&id=1&id=9" | jq -c '[.data[].name]')" = '["ada","alan"]' ]
 }
 
 @test "fail" {

@@ -1,4 +1,4 @@
-//! Reset, failures and time on command: `cargo run --example faults`. In your `Cargo.toml`, userd and ureq are
+//! States, requests, failures and time on command: `cargo run --example faults`. In your `Cargo.toml`, userd and ureq are
 //! dev-dependencies, and these are `#[test]`s.
 
 use std::time::Duration;
@@ -18,8 +18,18 @@ pub fn main() -> Result<(), ureq::Error> {
     server.fail(Fault::AnswerLost).on("POST", "/users").times(1);
     assert!(create(&server, "ada").is_err());
     assert_eq!(create(&server, "ada")?, "1");
+    let tried = server.requests();
+    assert_eq!((tried.len(), &tried[1]["body"]["name"]), (2, &"ada".into()));
+    server.save("one_user");
     server.advance(Duration::from_secs(24 * 3600));
     assert_eq!(create(&server, "grace")?, "2");
+    let both =
+        ureq::get(server.url("/users?id=2&id=1")).call()?.body_mut().read_json::<serde_json::Value>()?;
+    assert_eq!(both["data"][1]["name"], "grace");
+    server.restore("one_user");
+    // A test that fails prints a seed that repeats it.
+    server.fail(Fault::Unavailable).on("GET", "/users/1").by_chance(10.0);
+    while ureq::get(server.url("/users/1")).call().is_ok() {}
     println!("{} passed", server.base_url());
     Ok(())
 }

@@ -1,4 +1,4 @@
-// Reset, failures and time on command: node --test faults.test.mjs, where userd is installed.
+// States, requests, failures and time on command: node --test faults.test.mjs, where userd is installed.
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { startUserd } from "userd";
@@ -14,6 +14,38 @@ test("reset", async (t) => {
   await create(userd, "ada");
   await userd.reset();
   assert.equal(await create(userd, "ada"), "1");
+});
+
+test("save and restore", async (t) => {
+  const userd = await startUserd({}, { test: t });
+  await create(userd, "ada");
+  await userd.save("one_user");
+  await create(userd, "grace");
+  await userd.restore("one_user");
+  assert.equal(await create(userd, "alan"), "2");
+});
+
+test("requests", async (t) => {
+  const userd = await startUserd({}, { test: t });
+  await create(userd, "ada", { Authorization: "Bearer secret" });
+  const [{ target, headers, body }, ...others] = await userd.requests("POST", "/users");
+  assert.deepEqual([target, headers.authorization, body.name, others], ["/users", "***", "ada", []]);
+});
+
+test("fail by chance", async (t) => {
+  const userd = await startUserd({}, { test: t });
+  await userd.chance(1);
+  await userd.fail("503", "POST", "/users", "50%");
+  for (let n = 0; n < 10; n++) await create(userd, `user${n}`);
+  const { total } = await (await fetch(`${userd.url}/users`)).json();
+  assert.ok(total > 0 && total < 10);
+});
+
+test("several users by id", async (t) => {
+  const userd = await startUserd({}, { test: t });
+  for (const name of ["ada", "grace", "alan"]) await create(userd, name);
+  const { data } = await (await fetch(`${userd.url}/users?id=3&id=1&id=9`)).json();
+  assert.deepEqual(data.map(({ name }) => name), ["ada", "alan"]);
 });
 
 test("fail", async (t) => {

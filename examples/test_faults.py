@@ -1,6 +1,7 @@
-"""Reset, failures and time on command: pytest test_faults.py, where userd is installed."""
+"""States, requests, failures and time on command: pytest test_faults.py, where userd is installed."""
 import json
 import pytest
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 def create(server, name, **fields):
@@ -11,6 +12,35 @@ def test_reset(userd_server):
     create(userd_server, "ada")
     userd_server.reset()
     assert create(userd_server, "ada")["id"] == "1"
+
+def test_save_and_restore(userd_server):
+    create(userd_server, "ada")
+    userd_server.save("one_user")
+    create(userd_server, "grace")
+    userd_server.restore("one_user")
+    assert create(userd_server, "alan")["id"] == "2"
+
+def test_requests(userd_server):
+    create(userd_server, "ada", Authorization="Bearer secret")
+    [request] = userd_server.requests("POST", "/users")
+    assert request["headers"]["authorization"] == "***" and request["body"]["name"] == "ada"
+
+def test_fail_by_chance(userd_server):
+    userd_server.chance(1)
+    userd_server.fail("503", "POST", "/users", "50%")
+    failed = 0
+    for n in range(10):
+        try:
+            create(userd_server, f"user{n}")
+        except HTTPError as error:
+            failed += error.code == 503
+    assert 0 < failed < 10
+
+def test_several_users_by_id(userd_server):
+    for name in ["ada", "grace", "alan"]:
+        create(userd_server, name)
+    found = json.load(urlopen(userd_server.url + "/users?id=3&id=1&id=9"))["data"]
+    assert [user["name"] for user in found] == ["ada", "alan"]
 
 def test_fail(userd_server):
     userd_server.fail("answer-lost", "POST", "/users")

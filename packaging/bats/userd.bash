@@ -4,8 +4,10 @@
 #     teardown() { userd_stop; }  # fails the test where the service has ended badly, and explains a failure of the test
 #
 # USERD names the program. userd_start takes settings and then arguments of the program: `userd_start SCHEMA=strict --seed
-# users.csv`. `userd_reset`, `userd_fail answer-lost POST /users 1` and `userd_advance 61` are commands to it, not for `run`:
-# a subshell has no pipe to the service. A test fails that leaves faults. Its variables in the environment have no effect, but for POSTGRES_BIN.
+# users.csv`. `userd_reset`, `userd_save NAME`, `userd_restore NAME`, `userd_fail answer-lost POST /users 1` (or `10%`),
+# `userd_chance SEED` and `userd_advance 61` are commands to it; `userd_requests [POST /users]` prints a line of JSON for each
+# request that it was sent. A test fails that leaves faults. Its variables in the environment have no effect, but for
+# POSTGRES_BIN.
 
 userd_start() {
     local program=${USERD:-userd} settings=()
@@ -30,6 +32,9 @@ userd_start() {
     }
     # bash forgets it when the process ends.
     userd_pid=$USERD_PROCESS_PID
+    # Subshells do not get the descriptors of a coprocess; they open this shell's by their names.
+    userd_output=/proc/$BASHPID/fd/${USERD_PROCESS[0]} userd_input=/proc/$BASHPID/fd/${USERD_PROCESS[1]}
+    userd_seed=
     # listening on http://127.0.0.1:41234
     if ! read -r _ _ userd_url <&"${USERD_PROCESS[0]}"; then
         echo "userd did not start" >&2
@@ -39,14 +44,24 @@ userd_start() {
 }
 
 userd_reset() { userd_command reset; }
-userd_fail() { userd_command fail "$@"; }
+userd_save() { userd_command save "$@"; }
+userd_restore() { userd_command restore "$@"; }
 userd_advance() { userd_command advance "$@"; }
+userd_chance() { userd_command chance "$@" && userd_seed=$1; }
+userd_fail() {
+    [[ "$*" != *% || $userd_seed ]] || userd_chance "$RANDOM" || return 1
+    userd_command fail "$@"
+}
+userd_requests() {
+    # Their number, and how many have gone for newer ones.
+    userd_command requests "$@" && head -n "${userd_said% *}" <"$userd_output"
+}
 
 # Sends a line to the service, whose answer is `ok`, with $userd_said behind it, or fails.
 userd_command() {
     local said
-    echo "$*" >&"${USERD_PROCESS[1]}"
-    read -r said <&"${USERD_PROCESS[0]}"
+    echo "$*" >"$userd_input"
+    read -r said <"$userd_output"
     [[ $said == ok* ]] || { echo "$*: $said" >&2; return 1; }
     said=${said#ok}
     userd_said=${said# }
@@ -58,6 +73,9 @@ userd_explain() {
     grep -o 'PostgreSQL .*, programs in .*' "$userd_log" | head -n 1
     echo "settings: ${userd_settings:-defaults}"
     echo "request ids: $(grep -o 'request_id=[^ ]*' "$userd_log" | cut -d = -f 2 | tail -n 50 | paste -sd ' ')"
+    [ -z "$userd_seed" ] || echo "chance seed: $userd_seed"
+    echo "the last 10 requests:"
+    tail -n 10 "$userd_log.requests"
     echo "the last 50 lines of its log:"
     tail -n 50 "$userd_log"
 }
@@ -66,6 +84,8 @@ userd_stop() {
     local input=${USERD_PROCESS[1]-} status=0 left=0
     # None are left of a service that has ended.
     if [ -n "$input" ] && userd_command faults; then left=$userd_said; fi
+    : >"$userd_log.requests"
+    [ -z "$input" ] || userd_requests >"$userd_log.requests" || true
     [ -z "$input" ] || exec {input}>&-
     wait ${userd_pid:+"$userd_pid"} || status=$?
     [ $status = 0 ] || echo "userd ended with $status" >&2
@@ -77,6 +97,6 @@ userd_stop() {
     if [ $status != 0 ] || { [[ " ${FUNCNAME[*]} " == *" teardown "* ]] && [ -z "${BATS_TEST_COMPLETED-}" ]; }; then
         userd_explain >&2
     fi
-    rm -f "$userd_log"
+    rm -f "$userd_log" "$userd_log.requests"
     return $status
 }

@@ -52,6 +52,19 @@ create() {
     userd_start
 }
 
+@test "commands in subshells" {
+    create
+    userd_save one
+    run userd_reset
+    [ "$status" = 0 ]
+    [ "$(create)" = 201 ]
+    [ "$(userd_requests POST /users | jq -r .body.name)" = Ada ]
+    run userd_restore two
+    [ "$status" = 1 ]
+    run userd_requests GET /nowhere
+    [ "$status$output" = 0 ]
+}
+
 @test "a failure is explained" {
     userd_stop
     userd_start
@@ -61,6 +74,7 @@ load $PWD/packaging/bats/userd
 setup() { userd_start SCHEMA=strict API_TOKEN=a-secret-of-sixteen; }
 teardown() { userd_stop; }
 test_"fails" {
+    userd_chance 7
     curl -s -o /dev/null -D - "\$userd_url/openapi.json" | sed -n 's/^X-Request-Id: /asked /p'
     false
 }
@@ -73,6 +87,8 @@ EOF
     [[ $output == *"PostgreSQL "*", programs in /"* ]]
     [[ $output == *"settings: SCHEMA=strict API_TOKEN=***"* ]]
     [[ $output == *"GET /openapi.json 200"* ]]
+    [[ $output == *'"target":"/openapi.json"}'* ]]
+    [[ $output == *"chance seed: 7"* ]]
     [[ $output != *a-secret-of-sixteen* ]]
     [ "$(grep -c 'settings: ' <<<"$output")" = 1 ]
 }

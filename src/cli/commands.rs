@@ -52,7 +52,7 @@ userd: --embedded[=DIR]: run a private PostgreSQL cluster in DIR (default ./user
     listens on 127.0.0.1 unless HOST is set
 userd: --ephemeral: with --embedded: on a fresh database that is dropped at the end
 userd: --postgres=POSTGRES_BIN:
-userd: --commands: with --ephemeral: answer lines of standard input: reset, fail, faults, advance (docs/testing.md)
+userd: --commands: with --ephemeral: answer lines of standard input: reset, fail, requests … (docs/testing.md)
 userd: --seed=FILE: with --ephemeral: begin with the users of FILE, as userd import reads it; CSV if it ends in .csv
 export import migrate check recount grants config: --embedded[=DIR]: work on the cluster that \
     `userd --embedded[=DIR]` makes, whether that runs or not

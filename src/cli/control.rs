@@ -2,13 +2,15 @@
 
 use std::{
     io::{self, BufRead, Write},
+    iter,
     str::FromStr,
     time::Duration,
 };
 use userd::testing::{Control, Fault};
 
-const USAGE: &str = "a command is: reset | advance SECONDS | faults | fail none | \
-                     fail (answer-lost | refused | 503 | slow SECONDS | cut BYTES) METHOD PATH [TIMES]";
+const USAGE: &str = "a command is: reset | save NAME | restore NAME | advance SECONDS | requests [METHOD PATH] | \
+                     chance SEED | faults | fail none | \
+                     fail (answer-lost | refused | 503 | slow SECONDS | cut BYTES) METHOD PATH [TIMES | CHANCE%]";
 
 /// Executes the lines of standard input, to its end.
 pub fn execute_lines(control: &Control) {
@@ -23,6 +25,8 @@ fn execute(control: &Control, line: &str) -> Result<String, String> {
     let words: Vec<&str> = line.split_whitespace().collect();
     match words[..] {
         ["reset"] => control.reset()?,
+        ["save", name] => control.save(name)?,
+        ["restore", name] => control.restore(name)?,
         ["advance", seconds] => control.advance(time(seconds)?)?,
         ["faults"] => return Ok(format!("ok {}", control.faults_left())),
         ["fail", "none"] => control.fail_none(),
@@ -31,15 +35,25 @@ fn execute(control: &Control, line: &str) -> Result<String, String> {
         ["fail", "503", ref on @ ..] => fail(control, Fault::Unavailable, on)?,
         ["fail", "slow", seconds, ref on @ ..] => fail(control, Fault::Slow(time(seconds)?), on)?,
         ["fail", "cut", bytes, ref on @ ..] => fail(control, Fault::Cut(number(bytes)?), on)?,
+        ["requests"] => return Ok(requests(control, None)),
+        ["requests", method, path] => return Ok(requests(control, Some(&format!("{method} {path}")))),
+        ["chance", seed] => control.chance(number(seed)?),
         _ => return Err(USAGE.to_owned()),
     }
     Ok("ok".to_owned())
 }
 
+/// Returns `ok`, the number of requests and of those that have gone, and a line for each.
+fn requests(control: &Control, on: Option<&str>) -> String {
+    let (lines, gone) = control.requests(on);
+    let answer = format!("ok {} {gone}", lines.len());
+    iter::once(answer).chain(lines).collect::<Vec<_>>().join("\n")
+}
+
 fn fail(control: &Control, fault: Fault, on: &[&str]) -> Result<(), String> {
     match *on {
-        [method, path] => control.fail(fault, method, path, 1),
-        [method, path, times] => control.fail(fault, method, path, number(times)?),
+        [method, path] => control.fail(fault, method, path, "1"),
+        [method, path, often] => control.fail(fault, method, path, often),
         _ => Err(USAGE.to_owned()),
     }
 }

@@ -50,9 +50,6 @@ pub fn scratch(given: &Given, config: &Config) -> Result<ScratchDatabase, Failur
     let database = ScratchDatabase::filled(dir, Some(hash), |url| {
         seed(&Config { database: Database::Url(url.into()), ..config.clone() }, &users, format)
     })?;
-    if given.has("--commands") {
-        database.keep_seed()?;
-    }
     log::info!("the database begins with the users of {}", file.display());
     Ok(database)
 }

@@ -50,6 +50,9 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
     let (server, control) = match scratch.as_ref().filter(|_| has_commands) {
         Some(scratch) => {
             let (server, control) = scratch.serve(bound, config, on_listening, on_broken)?;
+            if given.has("--seed") {
+                control.save_start().map_err(Failure::runtime)?;
+            }
             (server, Some(control))
         }
         None => (bound.start(config, on_listening, on_broken)?, None),

@@ -1,20 +1,35 @@
-//! The state, the faults and the time of a service that is thrown away.
+//! The controls of a service that is thrown away: its states, and its time. `requests` has the controls of its requests.
 
-use super::{ScratchDatabase, failed, has_code};
-use crate::App;
+use super::databases::{ScratchDatabase, has_code};
+use super::requests::Watch;
 use crate::config::Config;
 use crate::db::{blocking::outside_of_runtimes, explain};
 use crate::error::StartError;
-use crate::http::{Method, Request};
-use crate::server::{BoundServer, Fault, Server};
+use crate::server::{BoundServer, Server};
+use crate::{App, http::Request};
 use parking_lot::Mutex;
 use postgres::{Client, Error, NoTls, error::SqlState};
-use std::io;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{collections::HashSet, io, sync::Arc, time::Duration};
+
+/// Name of the state that a reset brings back. It is empty, so that no other state has it.
+const START: &str = "";
+
+/// Tables of a state. It is a schema with copies of them, and with the next id.
+const TABLES: [&str; 3] = ["users", "credentials", "idempotency_keys"];
+
+/// The controls of a service.
+#[doc(hidden)]
+pub struct Control {
+    app: Arc<App>,
+    /// The URL of the database.
+    url: String,
+    /// Names of the saved states. Locked while one is saved or brought back.
+    saved: Mutex<HashSet<String>>,
+    pub(super) watch: Arc<Mutex<Watch>>,
+}
 
 impl ScratchDatabase {
-    /// Starts a server on it that is reset, fails and has time pass on command.
+    /// Starts a server on it, with its controls.
     #[doc(hidden)]
     pub fn serve(
         &self,
@@ -23,59 +38,72 @@ impl ScratchDatabase {
         on_listening: impl FnOnce() -> io::Result<()>,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> Result<(Server, Control), StartError> {
-        let rules = Arc::new(Mutex::new(Vec::<Rule>::new()));
-        let choosing = rules.clone();
-        let choose = move |request: &Request| {
-            let mut rules = choosing.lock();
-            let is_met = |rule: &&mut Rule| rule.method == request.method && rule.path == request.path();
-            let rule = rules.iter_mut().filter(|rule| rule.left > 0).find(is_met)?;
-            rule.left -= 1;
-            Some(rule.fault)
-        };
-        bound.faults = Some(Arc::new(choose));
+        let watch = Arc::new(Mutex::new(Watch::new()));
+        let watching = watch.clone();
+        bound.faults = Some(Arc::new(move |request: &Request| watching.lock().choose(request)));
         let server = bound.start(config, on_listening, on_broken)?;
-        let control = Control { app: server.app.clone(), url: self.url.clone(), rules };
-        Ok((server, control))
+        let (app, url) = (server.app.clone(), self.url().to_owned());
+        Ok((server, Control { app, url, saved: Mutex::default(), watch }))
     }
-
-    /// Keeps the users that are in it: a reset brings them back.
-    #[doc(hidden)]
-    pub fn keep_seed(&self) -> Result<(), StartError> {
-        const KEEP: &str = "\
-            create schema userd_seed; \
-            create table userd_seed.users as table users; \
-            create table userd_seed.credentials as table credentials; \
-            create table userd_seed.ids as select last_value, is_called from users_id_seq";
-        run(&self.url, KEEP).map_err(failed)
-    }
-}
-
-/// The reset, the faults and the time of a service that is thrown away.
-#[doc(hidden)]
-pub struct Control {
-    app: Arc<App>,
-    url: String,
-    rules: Arc<Mutex<Vec<Rule>>>,
 }
 
 impl Control {
-    /// Removes all users, keys, counts of wrong passwords and faults, and brings the seed back.
+    /// Saves the present state, for resets.
+    pub fn save_start(&self) -> Result<(), String> {
+        self.save_state(START)
+    }
+
+    /// Saves the users, their credentials, the idempotency keys and the next id; instead of an older state of this name.
+    pub fn save(&self, name: &str) -> Result<(), String> {
+        let is_allowed = |byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_');
+        if !(1..=40).contains(&name.len()) || !name.bytes().all(is_allowed) {
+            return Err("the name of a state has 1 to 40 characters of a-z, 0-9 and _".to_owned());
+        }
+        self.save_state(name)
+    }
+
+    /// Saves the state of one snapshot. A create that is committed meanwhile may have moved the next id, which is read
+    /// last, so that it follows all ids of the snapshot.
+    fn save_state(&self, name: &str) -> Result<(), String> {
+        let (mut saved, schema) = (self.saved.lock(), format!("userd_state_{name}"));
+        let copies = TABLES.map(|table| format!("create table {schema}.{table} as table {table}; "));
+        self.run_between_requests(&format!(
+            "begin isolation level repeatable read; drop schema if exists {schema} cascade; create schema {schema}; {} \
+             create table {schema}.next_id as select last_value, is_called from users_id_seq; commit",
+            copies.concat()
+        ))?;
+        saved.insert(name.to_owned());
+        Ok(())
+    }
+
+    /// Brings a saved state back, and forgets counts of wrong passwords and faults.
+    pub fn restore(&self, name: &str) -> Result<(), String> {
+        if name == START || !self.saved.lock().contains(name) {
+            return Err("no state was saved under this name".to_owned());
+        }
+        self.restore_state(name)
+    }
+
+    /// Brings the state at the start back, and forgets the requests, too.
     pub fn reset(&self) -> Result<(), String> {
-        const RESET: &str = "\
-            set lock_timeout = '50ms'; set jit = off; \
-            truncate users, credentials, idempotency_keys restart identity; \
-            do $$ begin \
-                if to_regclass('userd_seed.users') is not null then \
-                    insert into users overriding system value table userd_seed.users; \
-                    insert into credentials table userd_seed.credentials; \
-                    perform setval('users_id_seq', last_value, is_called) from userd_seed.ids; \
-                end if; \
-            end $$";
+        self.restore_state(START)?;
+        self.watch.lock().forget_requests();
+        Ok(())
+    }
+
+    /// Restores a state, or the empty one if this one was not saved, in one transaction.
+    fn restore_state(&self, name: &str) -> Result<(), String> {
+        let (saved, schema) = (self.saved.lock(), format!("userd_state_{name}"));
+        let mut restore = format!("truncate {} restart identity", TABLES.join(", "));
+        if saved.contains(name) {
+            for table in TABLES {
+                restore += &format!("; insert into {table} overriding system value table {schema}.{table}");
+            }
+            restore +=
+                &format!("; select setval('users_id_seq', last_value, is_called) from {schema}.next_id");
+        }
+        self.run_between_requests(&restore)?;
         self.fail_none();
-        // A statement in flight may hold a lock, and wait for another one of these.
-        let is_locked = |tried: &Result<(), Error>| has_code(tried, &SqlState::LOCK_NOT_AVAILABLE);
-        let mut tries = (0..200).map(|_| run(&self.url, RESET)).skip_while(is_locked);
-        tries.next().ok_or("a statement holds a lock")?.map_err(|error| explain(&error))?;
         self.app.rules.throttle.advance(Duration::from_secs(60));
         Ok(())
     }
@@ -88,44 +116,22 @@ impl Control {
              greatest(kept_since - interval '{} seconds', now() - interval '25 hours')",
             time.as_secs_f64()
         );
-        run(&self.url, &age).map_err(|error| explain(&error))?;
+        self.run(&age).map_err(|error| explain(&error))?;
         self.app.rules.throttle.advance(time);
         Ok(())
     }
 
-    /// Has the next requests with this method and path fail, so many times.
-    pub fn fail(&self, fault: Fault, method: &str, path: &str, times: u32) -> Result<(), String> {
-        const CAN: &str = "requests can fail whose method is GET, HEAD, POST, PUT, PATCH or DELETE and whose path, \
-                           without a query, is /users or below";
-        let method = Method::from(method);
-        let is_of_users = path == "/users" || path.starts_with("/users/") && !path.contains('?');
-        if !is_of_users || matches!(method, Method::Options | Method::Other) {
-            return Err(CAN.to_owned());
-        }
-        self.rules.lock().push(Rule { fault, method, path: path.to_owned(), left: times });
-        Ok(())
+    /// Executes statements that lock tables. A statement of a request may hold a lock, and wait for another one of these:
+    /// then they give their locks back, and are tried again.
+    fn run_between_requests(&self, sql: &str) -> Result<(), String> {
+        let sql = format!("set lock_timeout = '50ms'; set jit = off; {sql}");
+        let is_locked = |tried: &Result<(), Error>| has_code(tried, &SqlState::LOCK_NOT_AVAILABLE);
+        let mut tries = (0..200).map(|_| self.run(&sql)).skip_while(is_locked);
+        tries.next().ok_or("a statement holds a lock")?.map_err(|error| explain(&error))
     }
 
-    /// Forgets the faults that are left.
-    pub fn fail_none(&self) {
-        self.rules.lock().clear();
+    /// Executes statements in a session of their own.
+    fn run(&self, sql: &str) -> Result<(), Error> {
+        outside_of_runtimes(|| Client::connect(&self.url, NoTls)?.batch_execute(sql))
     }
-
-    /// Returns how many requests are yet to fail.
-    pub fn faults_left(&self) -> u32 {
-        self.rules.lock().iter().map(|rule| rule.left).fold(0, u32::saturating_add)
-    }
-}
-
-/// Requests that are to fail.
-struct Rule {
-    fault: Fault,
-    method: Method,
-    path: String,
-    left: u32,
-}
-
-/// Executes statements in one transaction, in a session of their own.
-fn run(url: &str, sql: &str) -> Result<(), Error> {
-    outside_of_runtimes(|| Client::connect(url, NoTls)?.batch_execute(sql))
 }

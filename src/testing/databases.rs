@@ -1,7 +1,6 @@
 //! Databases that are thrown away, in a private cluster that all processes of a user share. A database is a clone of a
 //! template, which is migrated once.
 
-use super::{failed, has_code, small};
 use crate::config::{Config, Database};
 use crate::db::{blocking::outside_of_runtimes, explain, migrate::Migrations};
 use crate::error::StartError;
@@ -29,7 +28,7 @@ static OWNER: Mutex<Option<Owner>> = Mutex::new(None);
 #[derive(Debug)]
 pub struct ScratchDatabase {
     name: String,
-    pub(super) url: String,
+    url: String,
 }
 
 impl ScratchDatabase {
@@ -120,6 +119,11 @@ impl Drop for ScratchDatabase {
     }
 }
 
+/// Returns the settings of a service in a test: tests run many services and ask each of them little.
+pub fn small() -> Config {
+    Config { db_pool_size: 2, workers: 2, ..Config::default() }
+}
+
 /// Owner of the databases of this process.
 struct Owner {
     /// The end of its session says that our databases have no owner any more.
@@ -163,6 +167,14 @@ impl Owner {
         let url = format!("postgresql://postgres@{host}:5432/{name}");
         Ok((name, url))
     }
+}
+
+pub fn failed(error: Error) -> StartError {
+    StartError::Cluster(explain(&error))
+}
+
+pub fn has_code<T>(done: &Result<T, Error>, code: &SqlState) -> bool {
+    matches!(done, Err(error) if error.code() == Some(code))
 }
 
 /// Makes a database a template, and keeps the last four beside it. A template gets its name once it is complete, and accepts

@@ -19,27 +19,10 @@
 
 mod control;
 mod databases;
+mod requests;
 mod servers;
 
 pub use crate::server::Fault;
 pub use control::Control;
 pub use databases::ScratchDatabase;
 pub use servers::{Failing, TestServer};
-
-use crate::config::Config;
-use crate::db::explain;
-use crate::error::StartError;
-use postgres::{Error, error::SqlState};
-
-/// Returns the settings of a service in a test: tests run many services and ask each of them little.
-fn small() -> Config {
-    Config { db_pool_size: 2, workers: 2, ..Config::default() }
-}
-
-fn failed(error: Error) -> StartError {
-    StartError::Cluster(explain(&error))
-}
-
-fn has_code<T>(done: &Result<T, Error>, code: &SqlState) -> bool {
-    matches!(done, Err(error) if error.code() == Some(code))
-}

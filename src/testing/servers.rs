@@ -1,6 +1,7 @@
 //! Servers in this process, each on a database of its own.
 
-use super::{Control, Fault, ScratchDatabase, failed, small};
+use super::databases::{ScratchDatabase, failed, small};
+use super::{Control, Fault};
 use crate::App;
 use crate::config::{Config, PasswordHashing, Secret};
 use crate::db::{New, Once, blocking::outside_of_runtimes};
@@ -8,6 +9,7 @@ use crate::error::{self, StartError};
 use crate::server::{BoundServer, Server};
 use crate::users::{email, user::User};
 use postgres::{Client, NoTls, types::ToSql};
+use serde_json::Value;
 use std::net::SocketAddr;
 use std::time::Duration;
 use std::{fmt, thread};
@@ -71,7 +73,7 @@ impl TestServer {
         let users = users.into_iter().map(|(id, name, address)| (id, name, email::normalized(address)));
         let (ids, names, emails): (Vec<i64>, Vec<&str>, Vec<String>) = users.collect();
         expected("store the users", server.query(STORE, &[&ids, &names, &emails]));
-        expected("keep the users", server.database.keep_seed());
+        expected("keep the users", server.control.save_start());
         server
     }
 
@@ -161,6 +163,26 @@ impl TestServer {
         expected("reset", self.control.reset());
     }
 
+    /// Saves users, passwords, idempotency keys and the next id under a name of 1 to 40 characters of `a-z`, `0-9` and `_`;
+    /// instead of an older state of this name. Of requests in flight, those belong to the state that have been committed.
+    /// Blocks for some milliseconds.
+    ///
+    /// # Panics
+    /// If it is no such name, or the database refuses.
+    #[track_caller]
+    pub fn save(&self, name: &str) {
+        expected("save the state", self.control.save(name));
+    }
+
+    /// Brings a saved state back, any number of times, as [`TestServer::reset`] brings back the state at the start.
+    ///
+    /// # Panics
+    /// If no state of this name was saved, or the database refuses: nothing is changed then.
+    #[track_caller]
+    pub fn restore(&self, name: &str) {
+        expected("restore the state", self.control.restore(name));
+    }
+
     /// Has requests fail: `server.fail(Fault::AnswerLost).on("POST", "/users").times(1)`.
     pub fn fail(&self, fault: Fault) -> Failing<'_> {
         Failing { control: &self.control, fault, method: "POST".to_owned(), path: "/users".to_owned() }
@@ -169,6 +191,19 @@ impl TestServer {
     /// Returns how many requests are yet to fail. Dropping the server panics unless it is 0.
     pub fn faults_left(&self) -> u32 {
         self.control.faults_left()
+    }
+
+    /// Has choices by chance begin anew, with this seed: then requests in the same order fail as they did with it.
+    pub fn chance(&self, seed: u64) {
+        self.control.chance(seed);
+    }
+
+    /// Returns the requests that were received since the start or the last reset, in their order, as far as 8 MiB hold
+    /// them: `method`, `target`, `headers` by names in lower case, and `body`, which is an object or the length of any other
+    /// body. Secrets are `***`. Requests that the frontend answers by itself are not among them.
+    pub fn requests(&self) -> Vec<Value> {
+        let (lines, _) = self.control.requests(None);
+        lines.iter().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect()
     }
 
     /// Lets time pass for idempotency keys and for counts of wrong passwords. Blocks for some milliseconds.
@@ -205,6 +240,17 @@ impl TestServer {
 
 impl Drop for TestServer {
     fn drop(&mut self) {
+        if thread::panicking() {
+            let requests = self.requests();
+            requests
+                .iter()
+                .skip(requests.len().saturating_sub(10))
+                .for_each(|line| eprintln!("requested: {line}"));
+            self.control
+                .seed()
+                .iter()
+                .for_each(|seed| eprintln!("chosen by chance: repeat with chance({seed})"));
+        }
         let left = self.faults_left();
         assert!(left == 0 || thread::panicking(), "{left} requests were to fail, and have not come");
     }
@@ -231,7 +277,23 @@ impl Failing<'_> {
     /// If no such request can fail: its method has no meaning for users, or its path is not `/users` or below.
     #[track_caller]
     pub fn times(self, times: u32) {
-        expected("have requests fail", self.control.fail(self.fault, &self.method, &self.path, times));
+        self.often(&times.to_string());
+    }
+
+    /// Has each of them fail with this chance, from 0 to 100. A test that fails prints the seed, with which
+    /// [`TestServer::chance`] repeats the choices.
+    ///
+    /// # Panics
+    /// As [`Failing::times`], or for another chance.
+    #[track_caller]
+    pub fn by_chance(self, percent: f64) {
+        self.often(&format!("{percent}%"));
+    }
+
+    #[track_caller]
+    fn often(self, often: &str) {
+        let Failing { control, fault, method, path } = self;
+        expected("have requests fail", control.fail(fault, &method, &path, often));
     }
 }
 

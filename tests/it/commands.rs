@@ -1,13 +1,14 @@
-//! Reset, failures and time on command: of a server in this process, and of the command.
+//! States, failures, the journal and time on command: of a server in this process, and of the command.
 
 use crate::support::{
-    ADA, ADA_1, Client, Compared, GRACE, LONG, OTHER_PASSWORD, PASSWORD, TempDir, check, ephemeral,
-    eventually,
+    ADA, ADA_1, Client, Compared, GRACE, LONG, OTHER_PASSWORD, PASSWORD, TempDir, assert_no_secret, check,
+    ephemeral, eventually,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use std::{
     io::{BufRead, BufReader, ErrorKind, Read, Write},
     net::TcpStream,
+    panic::{AssertUnwindSafe, catch_unwind},
     process::{Child, ChildStdout},
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
@@ -180,6 +181,254 @@ fn a_reset_while_requests_are_in_flight() {
     assert_eq!(client.request("POST", "/users", &[("Idempotency-Key", "0")], ADA).id(), "1");
 }
 
+/// Panics if the work does.
+fn is_refused(work: impl FnOnce()) -> bool {
+    catch_unwind(AssertUnwindSafe(work)).is_err()
+}
+
+#[test]
+fn saved_states_come_back_as_they_were() {
+    let server = Compared(TestServer::with(|config| config.auth_attempts = 1));
+    let mut client = Client::new(server.base_url());
+    let create = |client: &mut Client, key: &str, email: &str| {
+        let body = json!({"name": "User", "email": email, "password": PASSWORD}).to_string();
+        client.request("POST", "/users", &[("Idempotency-Key", key)], body)
+    };
+    let first = create(&mut client, "of-ada", "ada@example.com");
+    assert_eq!((first.status, first.id()), (201, "1".to_owned()));
+    server.seed(5000);
+    // The next id is one that no user has had.
+    assert_eq!(client.delete("/users/5001").status, 204);
+    let page = client.get("/users?page=334").body;
+    server.save("before");
+    for round in 0..2 {
+        let (journal, eve) = (server.requests().len(), &format!("{round}@example.com"));
+        assert_eq!(client.put("/users/1", json!({"name": "Eve", "password": null}).to_string()).status, 200);
+        assert_eq!(client.delete("/users/2").status, 204);
+        assert_eq!(create(&mut client, "of-grace", "grace@example.com").id(), "5002");
+        assert_eq!(client.login(eve, OTHER_PASSWORD).status, 401);
+        server.fail(Fault::Refused).on("GET", "/users").times(1);
+        // Refused, nothing is changed.
+        for name in ["", "after", "Before", "a b", "a\nb", "é", "before;", &"a".repeat(41)] {
+            assert!(is_refused(|| server.restore(name)), "{name}");
+            assert!(name == "after" || is_refused(|| server.save(name)), "{name}");
+        }
+        assert_eq!((server.faults_left(), client.login(eve, OTHER_PASSWORD).status), (1, 429));
+        assert_eq!(client.get("/users/1").json()["name"], "Eve");
+        server.save(&"z".repeat(40));
+        server.restore("before");
+        assert_eq!(server.faults_left(), 0);
+        assert_eq!(client.login(eve, OTHER_PASSWORD).status, 401, "no attempt was counted");
+        let again = client.get("/users/1");
+        assert_eq!((&again.body, again.header("ETag")), (&first.body, first.header("ETag")), "{round}");
+        assert!(client.opens("ada@example.com", PASSWORD));
+        assert_eq!(client.get("/users?page=334").body, page);
+        let replayed = create(&mut client, "of-ada", "ada@example.com");
+        assert_eq!((replayed.header("Idempotency-Replayed"), &replayed.body), (Some("true"), &first.body));
+        assert_eq!(client.get("/users/2").status, 200);
+        assert!(server.requests().len() > journal, "resets alone forget requests");
+    }
+    // Another state takes the name; a reset keeps both.
+    assert_eq!(create(&mut client, "of-grace", "grace@example.com").id(), "5002");
+    server.save("before");
+    server.reset();
+    assert_eq!((client.get("/users").json()["total"].clone(), server.requests().len()), (json!(0), 1));
+    server.restore(&"z".repeat(40));
+    assert_eq!(client.get("/users/1").json()["name"], "Eve");
+    server.restore("before");
+    assert_eq!(client.get("/users").json()["total"], 5001);
+    assert_eq!(client.post("/users", GRACE).status, 409);
+}
+
+/// A key has the age in a state that it had when that was saved.
+#[test]
+fn the_time_of_a_saved_state() {
+    let server = Compared(TestServer::start());
+    let mut client = Client::new(server.base_url());
+    let mut keys = Client::new(server.base_url());
+    let mut keyed = |body: &str| keys.request("POST", "/users", &[("Idempotency-Key", "k")], body).status;
+    assert_eq!(keyed(ADA), 201);
+    server.save("fresh");
+    server.advance(Duration::from_secs(23 * 3600));
+    server.save("old");
+    server.advance(Duration::from_secs(2 * 3600));
+    for (name, kept_for) in [("fresh", 24), ("old", 1)] {
+        server.restore(name);
+        server.advance(Duration::from_secs(kept_for * 3600 - 60));
+        assert_eq!(keyed(GRACE), 422, "{name}");
+        server.advance(Duration::from_secs(60));
+        assert_eq!(keyed(GRACE), 201, "{name}");
+    }
+    // A column that a migration adds has its default.
+    let mut session = postgres::Client::connect(server.database_url(), postgres::NoTls).unwrap();
+    session.batch_execute("alter table users add column rank int not null default 7").unwrap();
+    server.restore("fresh");
+    let ada = session.query_one("select name, rank from users", &[]).unwrap();
+    assert_eq!((ada.get(0), ada.get(1)), ("Ada", 7));
+    // Tables that a state does not fit are as they were.
+    session.batch_execute("alter table users add column mood text; update users set mood = ''; alter table users alter column mood set not null").unwrap();
+    assert!(is_refused(|| server.restore("fresh")));
+    assert_eq!(client.get("/users/1").json()["name"], "Ada");
+}
+
+/// Each user is created with a key, so a state of one snapshot has as many of both.
+#[test]
+fn a_state_that_is_saved_while_requests_are_in_flight() {
+    let server = Compared(TestServer::with(|config| (config.workers, config.db_pool_size) = (8, 8)));
+    let (ended, count) = (AtomicBool::new(false), AtomicUsize::new(0));
+    thread::scope(|scope| {
+        let _end = SetWhenDropped(&ended);
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let mut client = Client::new(server.base_url());
+                while !ended.load(Ordering::SeqCst) {
+                    let n = count.fetch_add(1, Ordering::SeqCst);
+                    let body = json!({"name": "User", "email": format!("{n}@example.com")}).to_string();
+                    let key = format!("key-{n}");
+                    let created = client.request("POST", "/users", &[("Idempotency-Key", &key)], body);
+                    assert_eq!(created.status, 201, "{created:?}");
+                }
+            });
+        }
+        for round in 1..=8 {
+            let begun = count.load(Ordering::SeqCst);
+            eventually(LONG, "some are created", || count.load(Ordering::SeqCst) > begun + 20);
+            // Two threads at once.
+            thread::scope(|saves| {
+                saves.spawn(|| server.save("same"));
+                saves.spawn(|| server.save(&format!("round_{round}")));
+            });
+        }
+    });
+    let mut session = postgres::Client::connect(server.database_url(), postgres::NoTls).unwrap();
+    let mut client = Client::new(server.base_url());
+    for name in (1..=8).map(|round| format!("round_{round}")).chain(["same".to_owned()]) {
+        server.restore(&name);
+        let counted = "select count(*), (select count(*) from idempotency_keys), max(id) from users";
+        let row = session.query_one(counted, &[]).unwrap();
+        let [users, keys, last]: [i64; 3] = [row.get(0), row.get(1), row.get(2)];
+        assert_eq!((users > 0, users), (true, keys), "{name}");
+        assert_eq!(client.get("/users").json()["total"], users);
+        let next: i64 = client.post("/users", ADA).id().parse().unwrap();
+        assert!(next > last, "{next} > {last}");
+    }
+}
+
+/// The values of secrets are hidden, whatever the case of their names and wherever they are in a body.
+#[test]
+fn requests_are_remembered_without_secrets() {
+    let server = Compared(TestServer::start());
+    let mut client = Client::new(server.base_url());
+    let secrets = [
+        ("Authorization", "Bearer t0ken-0f-the-tests"),
+        ("COOKIE", PASSWORD),
+        ("proxy-authorization", PASSWORD),
+    ];
+    let keyed = [&secrets[..], &[("Idempotency-Key", "a-key")]].concat();
+    let nested = r#"{"name":"Ada","x":[{"Password":"battery staple"}],"passw\u006frd":null,"password":7}"#;
+    type Row<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)], &'a [u8], &'a str, Value);
+    let rows: [Row; 9] = [
+        ("GET", "/users", &[], b"", "/users", json!(0)),
+        (
+            "POST",
+            "/users",
+            &keyed,
+            ADA.as_bytes(),
+            "/users",
+            json!({"name": "Ada", "email": "ada@example.com"}),
+        ),
+        (
+            "PUT",
+            "/users/1",
+            &[],
+            nested.as_bytes(),
+            "/users/1",
+            json!({"name": "Ada", "x": [{"Password": "***"}], "password": "***"}),
+        ),
+        ("PATCH", "/users/1", &[], br#"{"password":"battery staple""#, "/users/1", json!(28)),
+        ("POST", "/users", &[], br#"["battery staple"]"#, "/users", json!(18)),
+        ("POST", "/users", &[], b"\xffpassword=battery staple", "/users", json!(24)),
+        ("HEAD", "/users?page=2", &[], b"", "/users?page=2", json!(0)),
+        (
+            "GET",
+            "/users?access_%74oken=battery&page=1&Password=a?b=c&&x",
+            &[],
+            b"",
+            "/users?access_%74oken=***&page=1&Password=***&&x",
+            json!(0),
+        ),
+        (
+            "BREW",
+            "/nowhere",
+            &[("X-Auth-Token", PASSWORD), ("X-Own", "Ünï"), ("If-Match", "\"1\""), ("if-match", "\"2\"")],
+            b"",
+            "/nowhere",
+            json!(0),
+        ),
+    ];
+    for (method, target, headers, body, ..) in &rows {
+        client.request(method, target, headers, body);
+    }
+    // The frontend answers these by itself.
+    client.get("/livez");
+    let requests = server.requests();
+    assert_eq!(requests.len(), rows.len());
+    for (request, (method, _, headers, _, target, body)) in requests.iter().zip(&rows) {
+        let seen = (&request["method"], &request["target"], &request["body"]);
+        assert_eq!(seen, (&json!(method), &json!(target), body));
+        assert_eq!(request.as_object().unwrap().len(), 4);
+        assert!(headers.is_empty() || !request["headers"].as_object().unwrap().is_empty());
+        assert_no_secret(&request.to_string());
+    }
+    assert_eq!(requests[1]["headers"]["authorization"], "***");
+    assert_eq!(requests[1]["headers"]["idempotency-key"], "a-key");
+    assert_eq!(requests[8]["headers"]["x-own"], "Ünï");
+    assert_eq!(requests[8]["headers"]["x-auth-token"], "***");
+    assert_eq!(requests[8]["headers"]["if-match"], "\"1\", \"2\"");
+    server.reset();
+    assert!(server.requests().is_empty());
+}
+
+/// Returns which of so many requests fail.
+fn choices(server: &TestServer, requests: usize) -> Vec<bool> {
+    let mut client = Client::new(server.base_url());
+    (0..requests).map(|_| client.get("/users").status == 503).collect()
+}
+
+#[test]
+fn faults_by_chance() {
+    let server = Compared(TestServer::start());
+    let fail = |percent| server.fail(Fault::Unavailable).on("GET", "/users").by_chance(percent);
+    server.chance(7);
+    fail(30.0);
+    let first = choices(&server, 200);
+    let failed = first.iter().filter(|failed| **failed).count();
+    assert!((30..=90).contains(&failed), "{failed} of 200");
+    assert_ne!(first[..100], first[100..]);
+    // Equal seeds make equal choices, before or after a reset, and other seeds others.
+    server.chance(7);
+    assert_eq!(choices(&server, 200), first);
+    server.reset();
+    assert_eq!(choices(&server, 20), [false; 20]);
+    fail(30.0);
+    assert_eq!(choices(&server, 200), first);
+    server.chance(8);
+    assert_ne!(choices(&server, 200), first);
+    server.reset();
+    fail(0.0);
+    assert_eq!(choices(&server, 20), [false; 20]);
+    // Requests that are to fail in any case are counted, and come first.
+    server.fail(Fault::Unavailable).on("GET", "/users").times(2);
+    assert_eq!((choices(&server, 3), server.faults_left()), (vec![true, true, false], 0));
+    fail(100.0);
+    assert_eq!(choices(&server, 20), [true; 20]);
+    for percent in [-1.0, 100.1, f64::NAN, f64::INFINITY] {
+        assert!(is_refused(|| fail(percent)), "{percent}");
+    }
+    // None is left over at the end.
+    assert_eq!(server.faults_left(), 0);
+}
+
 #[test]
 fn time_passes_on_command() {
     let server = Compared(TestServer::with(|config| config.auth_attempts = 1));
@@ -288,6 +537,11 @@ fn lines_of_commands() {
         ("faults", "ok 0"),
         ("  advance   61  \r", "ok"),
         ("fail 503 GET /users/7 2", "ok"),
+        ("save a_1", "ok"),
+        ("chance 18446744073709551615", "ok"),
+        ("fail refused GET /users 0.5%", "ok"),
+        ("requests GET /nowhere", "ok 0 0"),
+        ("requests", "ok 0 0"),
     ] {
         assert_eq!(userd.answer(command), expected, "{command}");
     }
@@ -303,6 +557,20 @@ fn lines_of_commands() {
         "fail answer-lost OPTIONS /users",
         "fail answer-lost POST /users -1",
         "fail cut -1 POST /users",
+        "fail 503 POST /users 101%",
+        "fail 503 POST /users -1%",
+        "fail 503 POST /users nan%",
+        "fail 503 POST /users %",
+        "chance",
+        "chance -1",
+        "chance 18446744073709551616",
+        "save",
+        "save A",
+        "save a b",
+        "restore a_2",
+        "restore \u{1b}[2J",
+        "requests GET",
+        "requests GET /users 1",
         "\u{1b}[2J\0",
     ] {
         let answer = userd.answer(command);
@@ -316,9 +584,36 @@ fn lines_of_commands() {
         assert_eq!(userd.answer("faults"), left);
         assert_eq!(client.get("/users/7").status, status);
     }
+    assert_eq!(userd.answer("requests GET /users/7"), "ok 3 0");
+    let mut lines = (0..3).map(|_| serde_json::from_str::<Value>(&userd.line()).unwrap());
+    assert!(lines.all(|line| line["method"] == "GET" && line["target"] == "/users/7" && line["body"] == 0));
     drop(userd.child.stdin.take());
     eventually(LONG, "it ends with its input", || userd.child.try_wait().unwrap().is_some());
     assert!(userd.child.wait().unwrap().success());
+}
+
+/// The newest requests that fit into 8 MiB, oldest first.
+#[test]
+fn the_journal_is_bounded() {
+    let mut userd = Commanded::start(&[]);
+    let mut client = Client::new(&userd.url);
+    for n in 0..150 {
+        let body = json!({"n": n, "line\nend": "\u{2028}\u{1b}".repeat(7_000)}).to_string();
+        assert_eq!(client.post(&format!("/users?n={n}"), body).status, 400);
+    }
+    client.get("/users?page=1");
+    let counted = userd.answer("requests POST /users");
+    let numbers: Vec<usize> = counted.split(' ').skip(1).map(|word| word.parse().unwrap()).collect();
+    let [count, gone] = numbers[..] else { panic!("{counted}") };
+    assert_eq!(count + gone, 150, "{counted}");
+    let lines: Vec<String> = (0..count).map(|_| userd.line()).collect();
+    let bytes: usize = lines.iter().map(String::len).sum();
+    assert!((7 << 20..=8 << 20).contains(&bytes), "{bytes} of {count}");
+    for (line, n) in lines.iter().zip(gone..) {
+        assert_eq!(serde_json::from_str::<Value>(line).unwrap()["body"]["n"], n);
+    }
+    assert_eq!(userd.answer("reset"), "ok");
+    assert_eq!(userd.answer("requests"), "ok 0 0");
 }
 
 #[test]

@@ -78,6 +78,7 @@ test("a failure is explained", () => {
      import { startUserd } from "userd";
      test("fails", async (t) => {
        const userd = await startUserd({ API_TOKEN: "a-secret-of-sixteen", SCHEMA: "strict" }, { test: t });
+       await userd.fail("503", "DELETE", "/users/1", "10%");
        const answer = await fetch(userd.url + "/openapi.json");
        t.diagnostic("asked " + answer.headers.get("X-Request-Id"));
        assert.equal(1, 2);
@@ -93,6 +94,8 @@ test("a failure is explained", () => {
   assert.match(stdout, /PostgreSQL \d+\.\d+[^\n]*, programs in \//);
   assert.match(stdout, /settings: [^\n]*SCHEMA=strict[^\n]*API_TOKEN=\*\*\*/);
   assert.match(stdout, /GET \/openapi.json 200/);
+  assert.match(stdout, /chance seed: \d+/);
+  assert.match(stdout, /the last 10 requests:\n[^\n]*"target":"\/openapi.json"/);
   assert.equal(stdout.split("settings: ").length, 2, "the passing test says nothing");
   assert.ok(!stdout.includes("a-secret-of-sixteen"));
 });

@@ -4,11 +4,23 @@ export interface Userd extends AsyncDisposable {
   readonly url: string;
   /** Removes all users, idempotency keys, counts of wrong passwords and faults; a seed is back. */
   reset(): Promise<void>;
+  /** Saves users, passwords, idempotency keys and the next id as the state of a name: 1 to 40 of a-z, 0-9 and _. */
+  save(name: string): Promise<void>;
+  /** Brings a saved state back, any number of times; counts of wrong passwords and faults are forgotten. */
+  restore(name: string): Promise<void>;
+  /**
+   * The requests since the start or the last reset, in the order in which they came, as far as 8 MiB hold them; of this
+   * method and path (without a query) alone, if they are given.
+   */
+  requests(method?: string, path?: string): Promise<Received[]>;
   /**
    * Has the next requests with this method and path fail, once or so many times: "answer-lost", "refused", "503",
-   * "slow SECONDS" or "cut BYTES". The end of the service fails where some are left.
+   * "slow SECONDS" or "cut BYTES". The end of the service fails where some are left. With "10%" for `times`, each fails
+   * with this chance.
    */
-  fail(fault: string, method: string, path: string, times?: number): Promise<void>;
+  fail(fault: string, method: string, path: string, times?: number | `${number}%`): Promise<void>;
+  /** Has choices by chance begin anew, as they were with this seed before. `explain()` tells the seed. */
+  chance(seed: number): Promise<void>;
   /** How many requests are yet to fail. */
   faultsLeft(): Promise<number>;
   /** Lets time pass for idempotency keys and for counts of wrong passwords. */
@@ -17,8 +29,22 @@ export interface Userd extends AsyncDisposable {
   stop(): Promise<void>;
   /** What it has logged so far. */
   log(): string;
-  /** For the report of a test that failed: the service, its programs, settings without secrets, request ids, end of the log. */
+  /**
+   * For the report of a test that failed: the service, its programs, settings without secrets, request ids, end of the log;
+   * after `stop()` the last ten requests, too.
+   */
   explain(): string;
+}
+
+/** A request that the service has received. Secrets are "***". */
+export interface Received {
+  method: string;
+  /** The path with the query. */
+  target: string;
+  /** By names in lower case. */
+  headers: Record<string, string>;
+  /** An object, or the length of a body that is no JSON object. */
+  body: any;
 }
 
 /** What `node:test` gives a test, as far as it is needed. */

@@ -1,6 +1,7 @@
 // A service for each test: startUserd. No dependency, and nothing of it outlives this process, however that ends.
 
 import { execFileSync, spawn } from "node:child_process";
+import { randomInt } from "node:crypto";
 import { closeSync, fstatSync, mkdtempSync, openSync, readSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -8,6 +9,9 @@ import { additions, command } from "./programs.js";
 
 /** Of the log, in an explanation. */
 const LINES = 50;
+
+/** Of the requests, in an explanation. */
+const REQUESTS = 10;
 
 let variables;
 
@@ -34,9 +38,13 @@ class Userd {
   #program;
   #settings;
   #given;
-  /** For lines of its standard output, in their order. */
+  /** For answers on its standard output, in their order. */
   #waiting = [];
   #failing = false;
+  /** Of the choices by chance, once there are some. */
+  #seed;
+  /** The last requests before the end. */
+  #last = [];
 
   constructor(settings, { seed, userd }) {
     this.#program = userd ?? command();
@@ -68,23 +76,31 @@ class Userd {
 
   async listening() {
     let text = "";
-    this.#child.stdout.on("data", (data) => {
+    let answer = [];
+    this.#child.stdout.setEncoding("utf8").on("data", (data) => {
       const lines = (text + data).split("\n");
       text = lines.pop();
-      for (const line of lines) this.#waiting.shift()?.(line);
+      for (const line of lines) {
+        answer.push(line);
+        // Requests follow their number.
+        const [, count] = /^ok (\d+) \d+$/.exec(answer[0]) ?? [];
+        if (answer.length <= Number(count ?? 0)) continue;
+        this.#waiting.shift()?.(answer);
+        answer = [];
+      }
     });
-    const found = /^listening on (\S+)$/.exec(await this.#line());
+    const found = /^listening on (\S+)$/.exec((await this.#answer())?.[0]);
     if (found === null) throw new Error(`userd did not start\n${this.explain()}`);
     this.url = found[1];
     return this;
   }
 
-  /** The next line of its standard output; undefined where it has ended. */
-  async #line() {
+  /** The lines of the next answer; undefined where it has ended. */
+  async #answer() {
     this.#child.ref();
     this.#child.stdout.ref();
-    const line = new Promise((resolve) => this.#waiting.push(resolve));
-    const said = await Promise.race([line, this.#ended.then(() => undefined)]);
+    const lines = new Promise((resolve) => this.#waiting.push(resolve));
+    const said = await Promise.race([lines, this.#ended.then(() => undefined)]);
     if (this.#waiting.length === 0) {
       this.#child.unref();
       this.#child.stdout.unref();
@@ -94,22 +110,41 @@ class Userd {
 
   async #command(line) {
     if (this.#said === undefined) this.#child.stdin.write(`${line}\n`);
-    const answer = this.#said === undefined ? await this.#line() : undefined;
+    const [answer, ...lines] = (this.#said === undefined ? await this.#answer() : undefined) ?? [];
     if (!/^ok\b/.test(answer)) throw new Error(`${line}: ${answer ?? "userd has ended"}`);
-    return answer.slice(3);
+    return [answer.slice(3), ...lines];
   }
 
   async reset() {
     await this.#command("reset");
   }
 
+  async save(name) {
+    await this.#command(`save ${name}`);
+  }
+
+  async restore(name) {
+    await this.#command(`restore ${name}`);
+  }
+
+  async requests(method, path) {
+    const [, ...lines] = await this.#command(["requests", method, path].filter(Boolean).join(" "));
+    return lines.map((line) => JSON.parse(line));
+  }
+
+  async chance(seed) {
+    await this.#command(`chance ${seed}`);
+    this.#seed = seed;
+  }
+
   async fail(fault, method, path, times = 1) {
+    if (String(times).endsWith("%") && this.#seed === undefined) await this.chance(randomInt(2 ** 32));
     this.#failing = true;
     await this.#command(`fail ${fault} ${method} ${path} ${times}`);
   }
 
   async faultsLeft() {
-    return Number(await this.#command("faults"));
+    return Number((await this.#command("faults"))[0]);
   }
 
   async advance(seconds) {
@@ -145,7 +180,9 @@ class Userd {
       `${tell("--version")} at ${this.url ?? "-"}, ${this.#program}`,
       ...programs,
       `settings: ${settings.join(", ") || "defaults"}`,
+      ...(this.#seed === undefined ? [] : [`chance seed: ${this.#seed}`]),
       `request ids: ${ids.join(", ") || "none"}`,
+      ...(this.#said === undefined ? [] : [`the last ${REQUESTS} requests:`, ...this.#last.map((one) => JSON.stringify(one))]),
       `the last ${LINES} lines of its log:`,
       ...log.trimEnd().split("\n").slice(-LINES),
     ].join("\n");
@@ -155,6 +192,7 @@ class Userd {
     if (this.#said !== undefined) return;
     // A service that has ended has none.
     const left = this.#failing ? await this.faultsLeft().catch(() => 0) : 0;
+    this.#last = (await this.requests().catch(() => [])).slice(-REQUESTS);
     this.#child.ref();
     this.#child.stdin.end();
     const code = await this.#ended;

@@ -119,7 +119,9 @@ def test_a_failure_is_explained(pytester):
 
         @pytest.mark.parametrize("name", ["userd_server", "userd_session_server"])
         def test_fails(request, name):
-            ask(request.getfixturevalue(name))
+            server = request.getfixturevalue(name)
+            server.fail("503", "DELETE", "/users/1", "10%")
+            ask(server)
             assert name == "other"
         """
     )
@@ -136,6 +138,9 @@ def test_a_failure_is_explained(pytester):
             "userd 0.* at http://127.0.0.1:*",
             "PostgreSQL 1*, programs in /*",
             "settings: *SCHEMA=strict, *API_TOKEN=[*][*][*]*",
+            "chance seed: [0-9]*",
+            "the last 10 requests:",
+            '*"target": "/openapi.json"*',
             "the last 50 lines of its log:",
             "*GET /openapi.json 200 *",
         ]

@@ -6,14 +6,17 @@ server has to run. A test that fails reports what its service did.
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import secrets
 import subprocess
 import tempfile
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import datetime
+from typing import Any
 
 import pytest
 
@@ -21,6 +24,9 @@ from . import command, programs
 
 #: Of the log, in a report.
 LINES = 50
+
+#: Shown in a report.
+REQUESTS = 10
 
 
 class Server:
@@ -42,6 +48,8 @@ class Server:
             arguments += ["--seed", os.fspath(seed)]
         self._userd, self._environment, self._settings, self._begin = userd, environment, settings, 0
         self._failing = False
+        #: Of the choices by chance, once there are some.
+        self._seed: int | None = None
         self._log = tempfile.TemporaryFile()
         # It ends with its standard input, and so with this process, however that ends.
         self._process = subprocess.Popen(
@@ -50,7 +58,7 @@ class Server:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            text=True,
+            encoding="utf-8",
         )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -63,15 +71,38 @@ class Server:
         """Removes all users, idempotency keys, counts of wrong passwords and faults; a seed is back."""
         self._command("reset")
 
-    def fail(self, fault: str, method: str, path: str, times: int = 1) -> None:
+    def save(self, name: str) -> None:
+        """Saves users, passwords, idempotency keys and the next id as the state of a name: 1 to 40 of a-z, 0-9 and _."""
+        self._command(f"save {name}")
+
+    def restore(self, name: str) -> None:
+        """Brings a saved state back, any number of times; counts of wrong passwords and faults are forgotten."""
+        self._command(f"restore {name}")
+
+    def fail(self, fault: str, method: str, path: str, times: int | str = 1) -> None:
         """Has the next requests with this method and path fail: "answer-lost", "refused", "503", "slow SECONDS" or
-        "cut BYTES". A test fails that leaves some."""
+        "cut BYTES". A test fails that leaves some. With "10%" for times, each fails with this chance until the test ends."""
+        if str(times).endswith("%") and self._seed is None:
+            self.chance(secrets.randbelow(1 << 32))
         self._failing = True
         self._command(f"fail {fault} {method} {path} {times}")
+
+    def chance(self, seed: int) -> None:
+        """Has choices by chance begin anew, as they were with this seed before. A test that fails tells its seed."""
+        self._command(f"chance {seed}")
+        self._seed = seed
 
     def faults_left(self) -> int:
         """How many requests are yet to fail."""
         return int(self._command("faults"))
+
+    def requests(self, method: str | None = None, path: str | None = None) -> list[dict[str, Any]]:
+        """The requests since the start or the last reset, in the order in which they came, as far as 8 MiB hold them: method,
+        target, headers (by names in lower case) and body, which is a dict, or the length of a body that is no JSON object.
+        Secrets are "***". Of this method and path (without a query) alone, if they are given."""
+        count = self._command(" ".join(["requests", *filter(None, (method, path))])).split()[0]
+        assert self._process.stdout is not None
+        return [json.loads(self._process.stdout.readline()) for _ in range(int(count))]
 
     def advance(self, seconds: float) -> None:
         """Lets time pass for idempotency keys and for counts of wrong passwords."""
@@ -123,13 +154,25 @@ class Server:
                 f"{said('--version')} at {self.url or '-'}, {self._userd}",
                 *programs,
                 f"settings: {', '.join(settings) or 'defaults'}",
-                f"request ids of this test: {', '.join(self._requests()[-LINES:]) or 'none'}",
+                *([f"chance seed: {self._seed}"] if self._seed is not None else []),
+                f"request ids of this test: {', '.join(self._request_ids()[-LINES:]) or 'none'}",
+                f"the last {REQUESTS} requests:",
+                *map(json.dumps, self._last_requests()),
                 f"the last {LINES} lines of its log:",
                 *log.splitlines()[-LINES:],
             ]
         )
 
-    def _requests(self) -> list[str]:
+    def _last_requests(self) -> list[dict[str, Any]]:
+        if self._process.poll() is not None:
+            return []
+        try:
+            return self.requests()[-REQUESTS:]
+        except (ValueError, OSError):
+            # It has just ended.
+            return []
+
+    def _request_ids(self) -> list[str]:
         lines = re.findall(r"^(\S+Z) .*request_id=(\S+)", self.log(), re.MULTILINE)
         return [request for at, request in lines if _arrived(at, request) >= self._begin]
 
@@ -194,7 +237,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.CallI
     used = getattr(item, "funcargs", {}).values()
     for server in _servers if report.when == "call" and report.failed else ():
         # A fixture that is asked for by its name is not among the test's.
-        if server in used or server._requests():
+        if server in used or server._request_ids():
             report.sections.append(("userd", server.explain()))
 
 
