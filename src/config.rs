@@ -426,6 +426,8 @@ mod tests {
             ("ALLOWED_HOSTS", "a:80"),
             ("API_TOKEN", "a é"),
             ("API_TOKEN", " \t"),
+            ("API_TOKEN_READ", "\"a\"\r\n"),
+            ("DB_PORT", "tcp://10.0.0.1:5432"),
             ("API_TOKEN_FILE", "/nowhere/at/all"),
             ("API_TOKEN_FILE", "/dev/null"),
             ("DATABASE_URL_FILE", "/dev/null"),
@@ -507,7 +509,7 @@ mod tests {
     #[test]
     fn secrets_come_from_files_as_well() {
         let path = std::env::temp_dir().join(format!("userd-secret-{}", std::process::id()));
-        std::fs::write(&path, "hunter2\n").unwrap();
+        std::fs::write(&path, "\u{feff}hunter2\r\n").unwrap();
         let file = path.to_str().unwrap();
         let config = from(&[("DB_PASS_FILE", file), ("API_TOKEN_FILE", file)]).unwrap();
         let Database::Parts { password, .. } = &config.database else { panic!("no URL was given") };
@@ -558,6 +560,21 @@ mod tests {
         let config = config.unwrap();
         assert!(config.limits.trusted_proxies.contains(None));
         assert_eq!(config.allowed_hosts, ["a.example", "B.example"]);
+    }
+
+    #[test]
+    fn what_comes_around_a_value_on_its_way_is_left_out() {
+        let config = from(&[
+            ("DB_PASS", " hunter2 \r\n"),
+            ("API_TOKEN", "a\r\n"),
+            ("ALLOWED_HOSTS", "a.example\nb.example\r\n"),
+            ("HOST", "unix:/x"),
+            ("PORT", "tcp://10.0.0.1:3000"),
+        ]);
+        let config = config.unwrap();
+        let Database::Parts { password, .. } = &config.database else { panic!("no URL was given") };
+        assert_eq!((password.expose(), config.api_token.unwrap().expose()), (" hunter2 ", "a"));
+        assert_eq!(config.allowed_hosts, ["a.example", "b.example"]);
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub fn read(file: &Path) -> Result<Variables, String> {
 /// Returns the variables of a text. The error is the number of a line that assigns nothing. Blank lines and lines that begin
 /// with `#` or `;` are comments.
 fn parse(text: &str) -> Result<Variables, usize> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let lines = (1..).zip(text.lines().map(str::trim));
     let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with(['#', ';']));
     lines.map(|(number, line)| assignment(line).ok_or(number)).collect()
@@ -72,6 +73,7 @@ mod tests {
             ("A='b\\c'", r#"Ok({"A": "b\\c"})"#),
             ("URL=postgres://u:p@h/d?a=b&c=d#e", r#"Ok({"URL": "postgres://u:p@h/d?a=b&c=d#e"})"#),
             ("A=b\r\n", r#"Ok({"A": "b"})"#),
+            ("\u{feff}A=b\r\nC=d\r\n", r#"Ok({"A": "b", "C": "d"})"#),
             ("secret", "Err(1)"),
             ("A=b\nexport C=d", "Err(2)"),
             ("=b", "Err(1)"),

@@ -6,7 +6,7 @@
 
 use super::{
     Config, ConfigError, Database,
-    value::{Bounds, Value, problem},
+    value::{Bounds, Value, problem, without_line_end},
 };
 use Bounds::{Any, Token, Whole, Words};
 use std::ffi::OsString;
@@ -79,7 +79,7 @@ pub const SETTINGS: &[Setting] = &[
         "`false` behind a pooler in transaction mode: sessions hold no state"),
     field("PGPASSWORD", at!(pg_password), Any, "Database password if the settings above have none"),
     field("HOST", at!(host), Any, "Address to listen on, 127.0.0.1 with --embedded; `unix:/path` for a Unix socket"),
-    field("PORT", at!(port), Whole(0, 65_535), "Port to listen on; 0 takes a free one and prints it"),
+    field("PORT", |config| (!config.host.starts_with("unix:")).then_some(&mut config.port), Whole(0, 65_535), "Port to listen on; 0 takes a free one and prints it"),
     field("NODE_ENV", at!(production), Bounds::Exactly("production"),
         "`production`: code that reads a relation which was not loaded fetches it; else that is an error. No request does so"),
     field("WORKERS", at!(workers), Whole(1, 1000), "Threads that answer requests"),
@@ -240,7 +240,7 @@ fn text(variable: &'static str, lookup: &Lookup) -> Result<Option<(&'static str,
     }
     let content = std::fs::read_to_string(&path)
         .map_err(|error| problem(file, format!("cannot read {path:?}: {error}")))?;
-    let line = content.trim_end_matches(['\r', '\n']);
+    let line = without_line_end(content.strip_prefix('\u{feff}').unwrap_or(&content));
     match line.is_empty() {
         true => Err(problem(file, format!("{path:?} is empty"))),
         false => Ok(Some((file, line.to_owned()))),

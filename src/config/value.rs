@@ -33,7 +33,13 @@ impl Bounds {
             Bounds::Exactly(on) => return Ok((text == on).to_string()),
             Bounds::Whole(min, max) => {
                 let fits = has_only("") && text.parse().is_ok_and(|number| (min..=max).contains(&number));
-                (fits, format!("a whole number from {min} to {max}"))
+                // Kubernetes sets DB_PORT=tcp://10.0.0.1:5432 beside a service that is named `db`.
+                let hint = if text.starts_with("tcp://") {
+                    " (with enableServiceLinks: false, Kubernetes sets none)"
+                } else {
+                    ""
+                };
+                (fits, format!("a whole number from {min} to {max}{hint}"))
             }
             Bounds::Seconds(min, max) => {
                 let fits = has_only(".") && text.parse().is_ok_and(|number| (min..=max).contains(&number));
@@ -42,8 +48,15 @@ impl Bounds {
             Bounds::Words(words) => (words.contains(&&*text), format!("one of {}", words.join(", "))),
             Bounds::Token => {
                 let is_token = |byte: u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
-                let fits = !text.trim().is_empty() && text.bytes().all(is_token);
-                return if fits { Ok(text) } else { Err("must be printable ASCII".to_owned()) };
+                let quoted = ['"', '\'']
+                    .iter()
+                    .find_map(|quote| text.trim().strip_prefix(*quote)?.strip_suffix(*quote));
+                let fits = !text.trim().is_empty() && text.bytes().all(is_token) && quoted.is_none();
+                return if fits {
+                    Ok(text)
+                } else {
+                    Err("must be printable ASCII, without quotes around it".to_owned())
+                };
             }
         };
         if fits { Ok(text) } else { Err(format!("must be {wanted}, not {text:?}")) }
@@ -54,9 +67,9 @@ pub(super) fn problem(variable: &'static str, problem: impl Into<String>) -> Con
     ConfigError { variable, problem: problem.into() }
 }
 
-/// Parses the entries of a list, which commas or spaces separate.
+/// Parses the entries of a list, which commas or white space separate.
 pub(super) fn list<T>(text: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Vec<T>, String> {
-    text.split([',', ' ']).filter(|entry| !entry.is_empty()).map(parse).collect()
+    text.split(|c: char| c == ',' || c.is_whitespace()).filter(|entry| !entry.is_empty()).map(parse).collect()
 }
 
 /// A type of a field that is read from a variable and shown as one. Errors are printed behind the variable's name, and
@@ -95,9 +108,14 @@ values! {
     TrustedProxies: |text| text.parse()?, |proxies| Some(proxies.names().join(","));
     AllowedOrigins: |text| text.parse()?, |origins| Some(origins.0.join(","));
     Vec<String>: |text| list(text, host_name)?, |names| Some(names.join(","));
-    Secret: |text| text.into(), |_secret| None;
-    Option<Secret>: |text| Some(text.into()), |_secret| None;
+    Secret: |text| without_line_end(text).into(), |_secret| None;
+    Option<Secret>: |text| Some(without_line_end(text).into()), |_secret| None;
     Database: |text| Database::Url(text.into()), |_secret| None;
+}
+
+/// Returns a secret without the line end that an editor or `echo` has put behind it. A password may end in spaces.
+pub(super) fn without_line_end(text: &str) -> &str {
+    text.trim_end_matches(['\r', '\n'])
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

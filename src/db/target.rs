@@ -58,7 +58,7 @@ impl Target {
             Database::Parts { host, port, name, user, password, ssl } => {
                 let mode = if *ssl { "verify-full" } else { "disable" };
                 let (port, password) = (port.to_string(), password.expose());
-                let parts = [("host", &**host), ("port", &port), ("dbname", name), ("user", user)];
+                let parts = [("host", unwrapped(host)), ("port", &port), ("dbname", name), ("user", user)];
                 let all = parts.into_iter().chain([("password", password), ("sslmode", mode)]);
                 let all = all.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
                 let mut target =
@@ -79,13 +79,13 @@ impl Target {
     /// Returns the target that libpq would see in a URL or in `keyword=value` pairs. The default of the user is
     /// `os_user`, that of the database is the user. An error names the parameter.
     pub fn parse(text: &str, os_user: Option<&str>) -> Result<Target, String> {
-        let text = text.trim();
+        let text = unwrapped(text);
         let (scheme, url) = text.split_once("://").unwrap_or_default();
+        if scheme.is_empty() || scheme.contains('=') {
+            return Target::of_parameters(HashMap::new(), keyword_pairs(text)?, os_user);
+        }
         if !["postgres", "postgresql"].contains(&scheme) {
-            return match scheme.is_empty() || scheme.contains(['=', ' ']) {
-                true => Target::of_parameters(HashMap::new(), keyword_pairs(text)?, os_user),
-                false => Err("a URL must start with postgres:// or postgresql://".to_owned()),
-            };
+            return Err("a URL must start with postgres:// or postgresql://".to_owned());
         }
         // The first '@' ends the password, as in libpq. After another one, a piece of it would be shown as a host.
         let end = url.find(['@', '/']).filter(|at| url[*at..].starts_with('@')).map_or(0, |at| at + 1);
@@ -135,6 +135,9 @@ impl Target {
                 given.insert(name, value);
             } else if name == "ssl" && value == "true" {
                 given.insert("sslmode".to_owned(), "require".to_owned());
+            } else if name == "ssl" {
+                let words = "sslmode=disable, sslmode=require or sslmode=verify-full";
+                return Err(format!("parameter {} is ssl, which other clients have: write {words}", at + 1));
             } else if is_in(&name, WITHOUT_EFFECT) && !REFUSED_VALUES.contains(&(&*name, &*value)) {
                 warnings.push(format!("{name} has no effect"));
             } else if let Some(problem) = problem(&name) {
@@ -173,6 +176,15 @@ impl Target {
         }
         Ok(Target { config, tls, warnings })
     }
+}
+
+/// Returns a connection string or a host without what it comes with through files and environments: white space, a byte order
+/// mark, its variable's name, and quotes around the whole, which `docker run --env-file` keeps.
+fn unwrapped(text: &str) -> &str {
+    let text = text.trim_matches(|c: char| c.is_whitespace() || c == '\u{feff}');
+    let text = text.strip_prefix("DATABASE_URL=").unwrap_or(text);
+    let unquoted = ['"', '\''].iter().find_map(|quote| text.strip_prefix(*quote)?.strip_suffix(*quote));
+    unquoted.map_or(text, str::trim)
 }
 
 /// The longest time that connecting to one address may take.
@@ -215,6 +227,7 @@ fn tls_settings(given: &mut HashMap<String, String>) -> Result<(SslMode, TlsSett
         // Public authorities sign certificates for anybody.
         ("verify-ca", None) if !is_system => return Err("sslmode=verify-ca needs sslrootcert".to_owned()),
         ("verify-full", _) => (SslMode::Require, Verify::ChainAndName),
+        ("no-verify", _) => return Err("sslmode is no-verify: write sslmode=require".to_owned()),
         _ if is_system => return Err("sslrootcert=system needs sslmode=verify-full".to_owned()),
         _ => {
             let modes = "disable, allow, prefer, require, verify-ca or verify-full";
@@ -442,8 +455,15 @@ mod tests {
             postgres://u:1%@h/d                    | D h:5432, TLS if the server has it
             postgres://u:%zz@h/d                   | D h:5432, TLS if the server has it
             postgres://h/d?user=%ff                | ! percent-encoded text is not UTF-8
-            "postgres://u:pw@h/d"                  | ! a URL must start with postgres:// or postgresql://
-            'host=h'                               | ! parameter 1 is unknown (did you mean host?)
+            "postgres://u:pw@h/d"                  | D h:5432, TLS if the server has it
+            'postgres://u:pw@h/d?sslmode=disable'  | D h:5432, no TLS
+            " postgres://u:pw@h/d "                | D h:5432, TLS if the server has it
+            'user=u dbname=d host=h'               | D h:5432, TLS if the server has it
+            'user=u host=h dbname='d''             | D h:5432, TLS if the server has it
+            DATABASE_URL="postgres://u:pw@h/d"     | D h:5432, TLS if the server has it
+            "postgres://u:pw@h/d'                  | ! a URL must start with postgres:// or postgresql://
+            psql postgres://u:pw@h/d?sslmode=require | ! a URL must start with postgres:// or postgresql://
+            jdbc:postgresql://h/d?user=u           | ! a URL must start with postgres:// or postgresql://
             mysql://u:pw@h/d                       | ! a URL must start with postgres:// or postgresql://
             postgresql+asyncpg://u:pw@h/d          | ! a URL must start with postgres:// or postgresql://
             host                                   | ! '=' is missing after a name (quote values with spaces: 'like this')
@@ -456,7 +476,11 @@ mod tests {
         for text in ["", "postgres://", "postgresql:///?sslmode=require", "host='' user=", " \n"] {
             assert_eq!(shown(text), default, "{text}");
         }
-        assert_eq!(shown("\t postgres://u@h/d\r\n"), shown("postgres://u@h/d"));
+        for text in
+            ["\t postgres://u@h/d\r\n", "\u{feff}postgres://u@h/d\r\n", "\u{feff}\"postgres://u@h/d\"\r"]
+        {
+            assert_eq!(shown(text), shown("postgres://u@h/d"), "{text:?}");
+        }
         assert_eq!(shown("dbname='a\nb' host='c\nd' sslmode=disable").lines().count(), 1);
         assert_eq!(Target::parse("host=h", None).unwrap_err(), "it names no user");
     }
@@ -488,6 +512,7 @@ mod tests {
         assert_eq!(target.tls.client, Some(("/c".into(), "/k".into())));
         table("
             host=h sslmode=on                      | ! sslmode is not one of disable, allow, prefer, require, verify-ca or verify-full
+            host=h sslmode=no-verify               | ! sslmode is no-verify: write sslmode=require
             host=h sslmode=verify-full sslmode=''  | ! sslmode is not one of disable, allow, prefer, require, verify-ca or verify-full
             host=h sslmode=verify-ca               | ! sslmode=verify-ca needs sslrootcert
             host=h sslmode=require sslrootcert=system | ! sslrootcert=system needs sslmode=verify-full
@@ -539,7 +564,8 @@ mod tests {
             postgres://h?Channel_Mode=x     | ! parameter 1 is unknown
             host=h chanel_binding=require   | ! parameter 2 is unknown (did you mean channel_binding?)
             host=h pasword=secret           | ! parameter 2 is unknown (did you mean password?)
-            postgres://h?ssl=false          | ! parameter 1 is unknown
+            postgres://h?ssl=false          | ! parameter 1 is ssl, which other clients have: write sslmode=disable, sslmode=require or sslmode=verify-full
+            postgres://h?a=b&ssl=1          | ! parameter 2 is ssl, which other clients have: write sslmode=disable, sslmode=require or sslmode=verify-full
             host=h sslcrl=/x                | ! parameter 2 is sslcrl, which is not supported
             host=h service=x                | ! parameter 2 is service, which is not supported
             host=h requirepeer=x            | ! parameter 2 is requirepeer, which is not supported
@@ -575,6 +601,7 @@ mod tests {
         };
         let d = "database \"d\" as user \"u\" on ";
         assert_eq!(shown("h", true, None), format!("{d}h:1, TLS verified"));
+        assert_eq!(shown("\"h\"\r\n", true, None), format!("{d}h:1, TLS verified"));
         assert_eq!(shown("h", true, Some("/ca")), format!("{d}h:1, TLS verified"));
         assert_eq!(shown("h", false, None), format!("{d}h:1, no TLS"));
         assert_eq!(shown("/s", true, None), format!("{d}/s:1, no TLS"));
@@ -607,6 +634,10 @@ mod tests {
             "postgres://u:x@secret@h/d",
             "http://u:secret@h/d",
             "u:secret@h/d",
+            "\"postgres://u:secret@h/d",
+            "psql postgres://u:secret@h/d",
+            "jdbc:postgresql://u:secret@h/d",
+            "postgres://u:secret@h/d?ssl=secret",
         ] {
             let line = format!("{:?} {}", Target::parse(text, Some("u")), shown(text));
             assert!(!line.contains("secret"), "{text}: {line}");

@@ -225,6 +225,37 @@ fn addresses_in_another_form_are_counted() {
 
 // The configuration
 
+/// In quotes, as `docker run --env-file` keeps them, with line ends of Windows or of a secret, and with a byte order mark.
+#[test]
+fn the_database_as_it_arrives() {
+    let database = Database::create();
+    let (url, dir) = (database.url(), TempDir::new());
+    for text in
+        [format!("\"{url}\""), format!("'{url}'\r\n"), format!(" {url} "), format!("\u{feff}\"{url}\"\r\n")]
+    {
+        let (code, stdout, _) = userd(&["check"], &[("DATABASE_URL", &text)]);
+        assert!(code == 0 && stdout.contains("connected to"), "{text:?}: {stdout}");
+        dir.write("url", &text);
+        let file = dir.path().join("url");
+        let (code, stdout, _) = userd(&["check"], &[("DATABASE_URL_FILE", file.to_str().unwrap())]);
+        assert!(code == 0 && stdout.contains("connected to"), "{text:?}: {stdout}");
+    }
+    for (parameter, remedy) in [
+        ("ssl=false", "write sslmode=disable"),
+        ("ssl=1", "sslmode=require"),
+        ("sslmode=no-verify", "write sslmode=require"),
+    ] {
+        let (code, _, stderr) =
+            userd(&[], &[("DATABASE_URL", &format!("postgres://u:hunter2@127.0.0.1/d?{parameter}"))]);
+        assert!(code == 2 && stderr.contains(remedy) && !stderr.contains("hunter2"), "{parameter}: {stderr}");
+    }
+    // Kubernetes sets a PORT like this beside a service of that name.
+    let host = format!("unix:{}/socket", dir.name());
+    let variables = [("DATABASE_URL", &*url), ("HOST", &host), ("PORT", "tcp://10.0.0.1:3000")];
+    let mut process = Process::start(&[], &variables);
+    assert!(process.wait_for_url().contains("/socket"), "{}", process.stderr());
+}
+
 /// Settings come from arguments, from the environment unless they are empty there, and from a file as the package has it: the
 /// line of docs/operations.md. A name in it may be another program's.
 #[test]
