@@ -29,6 +29,7 @@ use userd::{StartError, check};
 
 /// Executes the command line, to its end. Returns the exit code.
 pub fn run() -> ExitCode {
+    signals::reset();
     let done = Given::parse(env::args_os()).and_then(|given| given.map_or(Ok(()), execute));
     let Failure { code, line } = done.err().unwrap_or_default();
     report(&line);

@@ -2,7 +2,7 @@
 
 use super::{Failure, control, report};
 use nix::{
-    sys::signal::{SigHandler, Signal, kill, signal},
+    sys::signal::{SigHandler, SigSet, Signal, kill, signal},
     unistd::Pid,
 };
 use parking_lot::{Condvar, Mutex};
@@ -57,6 +57,14 @@ pub fn exit(code: i32, line: &str) -> ! {
     }
     report(line);
     process::exit(code)
+}
+
+/// Undoes what a parent may have left to this process: signals that are blocked, and a SIGCHLD that is ignored, with which
+/// no child can be waited for.
+pub fn reset() {
+    let _ = SigSet::all().thread_unblock();
+    // SAFETY: no function is set as the handler.
+    let _ = unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) };
 }
 
 /// Calls `each` on a thread with every signal that ends the process: SIGTERM, SIGINT, and SIGHUP unless it is ignored,

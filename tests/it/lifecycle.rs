@@ -11,10 +11,11 @@ use nix::{
 };
 use serde_json::json;
 use std::{
-    env::consts,
+    env::{self, consts},
     fs,
     net::TcpListener,
     os::unix::{fs::PermissionsExt, net::UnixDatagram},
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 use userd::config::SETTINGS;
@@ -302,6 +303,36 @@ fn a_signal_lets_work_be_finished() {
             assert_eq!(process.wait(SOON), 0, "{signal}");
             assert_eq!(process.left_behind(), Vec::<String>::new(), "{signal}");
         });
+    }
+}
+
+/// `nohup` has every process of the tests ignore SIGHUP. This is a test of this binary again.
+#[test]
+fn the_tests_run_under_nohup() {
+    let mut again = Command::new("/usr/bin/nohup");
+    again.arg(env::current_exe().unwrap()).args(["--exact", "lifecycle::a_signal_lets_work_be_finished"]);
+    let output = again.stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// A parent may leave signals ignored or blocked to the command. It starts its PostgreSQL and ends all the same.
+#[test]
+fn signals_that_a_parent_ignores_or_blocks() {
+    let dir = TempDir::new();
+    let argument = format!("--embedded={}/data", dir.name());
+    let rows =
+        ["--ignore-signal=CHLD", "--block-signal=TERM,INT,CHLD", "--ignore-signal=TERM,INT,QUIT,PIPE,USR1"];
+    for (n, row) in rows.into_iter().enumerate() {
+        let mut process =
+            Process::under(&["/usr/bin/env", row, USERD], &[&argument], &[("HOST", "127.0.0.1")]);
+        let url = process.wait_for_url_within(LONG_ON_DISK);
+        let create = format!(r#"POST /users {{"name":"Ada","email":"{n}@example.com"}} => 201 *"#);
+        check(&mut Client::new(&url), &create);
+        assert_eq!(Client::new(&url).get("/users").json()["total"], n + 1, "{row}");
+        let server = postmaster(&dir.path().join("data")).unwrap();
+        process.signal(Signal::SIGTERM);
+        assert_eq!(process.wait(LONG), 0, "{row}: {}", process.stderr());
+        assert!(!running(server), "{row}: PostgreSQL is left behind");
     }
 }
 

@@ -4,13 +4,16 @@ use super::{
     Client, Database, Ended, LONG, LONG_ON_DISK, TempDir, USERD, assert_no_secret, eventually, own::end,
 };
 use nix::{
-    sys::signal::{Signal, kill},
+    sys::signal::{SigHandler, Signal, kill, signal},
     unistd::Pid,
 };
 use std::{
     fs,
     io::{self, Read, Write},
-    os::{fd::OwnedFd, unix::process::ExitStatusExt},
+    os::{
+        fd::OwnedFd,
+        unix::process::{CommandExt, ExitStatusExt},
+    },
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex},
     thread::{self, JoinHandle},
@@ -20,6 +23,19 @@ use userd::{config::Config, server::Server};
 
 /// Names the programs of PostgreSQL that all tests use, where it is set.
 const POSTGRES_BIN: &str = "POSTGRES_BIN";
+
+/// Has a program start with the default dispositions of signals: what runs the tests may ignore some, as `nohup` does.
+fn by_default(command: &mut Command) -> &mut Command {
+    let reset = || {
+        for number in [Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM, Signal::SIGCHLD] {
+            // SAFETY: no function is set as the handler.
+            unsafe { signal(number, SigHandler::SigDfl) }?;
+        }
+        Ok(())
+    };
+    // SAFETY: the closure makes system calls alone.
+    unsafe { command.pre_exec(reset) }
+}
 
 /// A server in this process, on a free port and a database of its own.
 pub struct Service {
@@ -50,7 +66,7 @@ impl Service {
 
 /// Starts `userd` on a database that is thrown away; the caller holds its standard input and reads its standard output.
 pub fn ephemeral(arguments: &[&str]) -> Child {
-    Command::new(USERD)
+    by_default(&mut Command::new(USERD))
         .args(["--embedded", "--ephemeral", "--port", "0"])
         .args(arguments)
         .env_clear()
@@ -91,7 +107,7 @@ impl Process {
     /// Gives the program a standard input.
     pub fn fed(input: Stdio, program: &[&str], arguments: &[&str], variables: &[(&str, &str)]) -> Process {
         let temp_dir = TempDir::new();
-        let mut child = Command::new(program[0])
+        let mut child = by_default(&mut Command::new(program[0]))
             .args(&program[1..])
             .args(arguments)
             .env_clear()
