@@ -4,11 +4,11 @@
 use super::{ClusterError, Result};
 use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
 use nix::unistd::{Gid, Uid, User};
-use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown, lchown};
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown, lchown};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::{env, io};
 
 /// The variables of our environment that PostgreSQL gets: no PG*, no LC_*, no secrets of userd's.
@@ -34,11 +34,24 @@ impl Account {
         }
         let names: &[&str] = if durable { &["postgres"] } else { &["postgres", "nobody"] };
         let user = names.iter().find_map(|name| User::from_name(name).ok().flatten());
-        user.map(|user| account(user.uid, user.gid)).ok_or_else(|| {
+        let user = user.ok_or_else(|| {
             ClusterError::new(
                 "PostgreSQL refuses to run as root, and there is no user postgres to run it: \
                  create one (useradd --system postgres), or start userd as another user",
             )
+        })?;
+        account(user.uid, user.gid).checked()
+    }
+
+    /// Checks that root can become this account.
+    fn checked(self) -> Result<Account> {
+        let tried = self.command("/bin/sh").args(["-c", ":"]).current_dir("/").status();
+        tried.map(|_| self).map_err(|error| {
+            ClusterError::new(format!(
+                "root cannot become user {} here ({error}), and PostgreSQL refuses to run as root: start userd as another \
+                 user, give the user namespace more users (/etc/subuid), or the container SETUID and SETGID",
+                name(self.uid)
+            ))
         })
     }
 
@@ -49,7 +62,7 @@ impl Account {
             Ok(found) if Uid::effective().is_root() && found.uid() != 0 => {
                 let user = User::from_uid(Uid::from_raw(found.uid())).ok().flatten();
                 let gid = user.map_or(found.gid(), |user| user.gid.as_raw());
-                Ok(Account { uid: found.uid(), gid })
+                Account { uid: found.uid(), gid }.checked()
             }
             _ => Account::find(true),
         }
@@ -94,9 +107,11 @@ impl Account {
             return Ok(());
         }
         let (path, own, by) = (path.display(), name(self.uid), name(owner));
+        let as_owner =
+            if Uid::effective().as_raw() == owner { String::new() } else { format!("start userd as {by}, ") };
         Err(ClusterError::new(format!(
             "{path} belongs to user {by}, and PostgreSQL would run as {own}: give it to {own} (chown -R {own} {path}), \
-             start userd as {by}, or choose another directory"
+             {as_owner}or choose another directory"
         )))
     }
 
@@ -106,13 +121,26 @@ impl Account {
         found.is_ok_and(|dir| dir.is_dir() && dir.uid() == self.uid && dir.mode() & 0o777 == 0o700)
     }
 
-    /// Gives the account a directory that is root's, and none of another owner.
+    /// Makes a directory that no other account can enter, unless it is there. Returns whether it is.
+    pub(super) fn makes_private(&self, dir: &Path) -> bool {
+        let mut mkdir = self.command("mkdir");
+        mkdir.args(["-m700", "--"]).arg(dir).stderr(Stdio::null());
+        self.keeps_private(dir) || mkdir.status().is_ok() && self.keeps_private(dir)
+    }
+
+    /// Gives the account a directory that is root's, and none of another owner, and closes it to other accounts.
     pub(super) fn take_over(&self, dir: &Path) -> Result<()> {
         let is_roots = fs::metadata(dir).is_ok_and(|found| found.uid() == 0);
         if let Some((uid, gid)) = self.instead_of_root().filter(|_| is_roots) {
             lchown(dir, Some(uid), Some(gid)).map_err(ClusterError::io("give away", dir))?;
         }
-        self.check_owner(dir)
+        self.check_owner(dir)?;
+        let closed = fs::set_permissions(dir, Permissions::from_mode(0o700)).and_then(|()| {
+            let kept = self.keeps_private(dir);
+            kept.then_some(())
+                .ok_or_else(|| io::Error::other("it is a link, or its file system has no modes"))
+        });
+        closed.map_err(ClusterError::io("make private", dir))
     }
 
     /// Opens a file of the account's to append to, made if missing. It must be a regular file with one name, and no

@@ -68,7 +68,7 @@ impl Cluster {
     /// # Errors
     /// Errors of [`Cluster::start`].
     pub fn join(dir: &Path, max_connections: u32) -> Result<Cluster> {
-        Cluster::open(dir, Account::owner_of(dir)?, max_connections, true)
+        Cluster::open(dir, Account::owner_of(&directory::place(dir))?, max_connections, true)
     }
 
     fn open(dir: &Path, account: Account, max_connections: u32, joins: bool) -> Result<Cluster> {
@@ -145,7 +145,7 @@ fn major(directory: &ClusterDir) -> Result<u32> {
 /// # Errors
 /// There is no cluster, or this user may not look.
 pub fn check(dir: &Path) -> Result<PathBuf> {
-    let shown = dir.display();
+    let (shown, dir) = (dir.display(), &directory::place(dir));
     let found = fs::metadata(dir.join("pgdata")).and_then(|_| fs::canonicalize(dir));
     found.map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => {

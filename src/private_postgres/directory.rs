@@ -1,20 +1,25 @@
 //! The directory of a server: made, checked, locked; its log; and the processes that a killed userd left in it. Has
-//! `pgdata` (the cluster), `postgres.log`, `lock` (held by the userd that runs the server) and the socket.
+//! `pgdata` (the cluster), `postgres.log`, `lock` (held by the userd that runs the server) and the socket. They are in
+//! `userd` below it if its owner or mode cannot be set, as that of a volume with `fsGroup` in Kubernetes.
 
 use super::{Account, ClusterError, Result, SOCKET};
-use std::fs::{self, File, Metadata, Permissions, TryLockError};
+use nix::libc;
+use std::fs::{self, File, Metadata, TryLockError};
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{self, Path, PathBuf};
 use std::process::{self, Command, Stdio};
 
+/// Name of the directory in one whose owner or mode cannot be set.
+const BELOW: &str = "userd";
+
 /// The longest path of a socket: `sun_path` without its final NUL.
 const SOCKET_PATH_MAX: usize = 107;
 
-/// Ends what works in directories. Run by PostgreSQL's own account, which sees where its processes are; root in a
-/// container may not.
-pub(super) const END: &str = include_str!("end.sh");
+/// Functions of a shell that ends what works in directories. PostgreSQL's own account runs them, which sees where its
+/// processes are; root in a container may not.
+pub(super) const PROCESSES: &str = include_str!("processes.sh");
 
 /// A directory that this process has locked, until it is dropped.
 #[derive(Debug)]
@@ -58,18 +63,29 @@ impl ClusterDir {
         self.account.open(&path).map_err(ClusterError::io("open", &path))
     }
 
-    /// A program that is run as the account, in a process group of its own.
+    /// A program that is run as the account, in a process group of its own. It may outlive this process, and keeps none of
+    /// the descriptors that this process was started with: a lock of a caller's would be held on.
     pub fn command(&self, program: &Path, errors: impl Into<Stdio>) -> Command {
         let mut command = self.account.command(program);
         command.current_dir(&self.dir).process_group(0).stdin(Stdio::null()).stdout(Stdio::null());
         command.stderr(errors);
+        let close_others = || {
+            // SAFETY: the system call has numbers alone. Linux before 5.11 does not know it, and closes none.
+            unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+            Ok(())
+        };
+        // SAFETY: the closure calls nothing that is unsafe between fork and exec.
+        unsafe { command.pre_exec(close_others) };
         command
     }
 
     /// Ends what a killed userd or a killed server left, and removes the files that name it. Blocks for up to 18 s.
     pub fn clear(&self) -> Result<()> {
+        // PostgreSQL refuses a directory that the group may write to, as each mount of a volume with `fsGroup` has it.
         let mut shell = self.command(Path::new("/bin/sh"), Stdio::null());
-        shell.args(["-c", END, "sh", ".", "pgdata", "pgdata.new"]);
+        shell
+            .arg("-c")
+            .arg(format!("{PROCESSES}[ ! -d pgdata ] || chmod go= pgdata; end_all . pgdata pgdata.new"));
         if !shell.status().is_ok_and(|status| status.success()) {
             let dir = self.dir.display();
             return Err(ClusterError::new(format!("cannot end the PostgreSQL that runs in {dir}")));
@@ -94,6 +110,12 @@ pub(super) fn takes_a_socket(dir: &Path) -> bool {
     dir.to_str().is_some_and(|name| !name.contains([',', '\n'])) && length <= SOCKET_PATH_MAX
 }
 
+/// Returns the directory that the cluster is in: `dir`, or the one below it.
+pub(super) fn place(dir: &Path) -> PathBuf {
+    let below = dir.join(BELOW);
+    if below.join("lock").exists() && !dir.join("pgdata").exists() { below } else { dir.to_owned() }
+}
+
 /// Makes a directory for a cluster that is kept, of mode 0700 and the account's, or checks the one that is there.
 /// Returns its real name.
 pub(super) fn make(dir: &Path, account: Account) -> Result<PathBuf> {
@@ -110,18 +132,23 @@ pub(super) fn make(dir: &Path, account: Account) -> Result<PathBuf> {
     // A new directory outlasts a power failure then.
     let _ = File::open(parent).and_then(|parent| parent.sync_all());
     let dir = fs::canonicalize(&absolute).map_err(ClusterError::io("read", dir))?;
-    if !takes_a_socket(&dir) {
+    let (place, below) = (place(&dir), dir.join(BELOW));
+    if !takes_a_socket(&place) {
         return Err(refuse("is too long a name for a socket in it, or has a comma or a line break"));
     }
+    let has_cluster = place.join("pgdata").exists();
     let entries = fs::read_dir(&dir).map_err(ClusterError::io("read", &dir))?;
     let mut names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
     let ours = ["pgdata", "postgres.log", "lock", ".s.PGSQL.", "lost+found"];
-    let foreign = names.find(|name| !ours.iter().any(|ours| name.starts_with(ours)));
-    if let Some(foreign) = foreign.filter(|_| !dir.join("pgdata").exists()) {
+    let foreign = names
+        .find(|name| !(ours.iter().any(|ours| name.starts_with(ours)) || name == BELOW && place == below));
+    if let Some(foreign) = foreign.filter(|_| !has_cluster) {
         return Err(refuse(&format!("is neither empty nor a cluster of userd's (it has {foreign:?})")));
     }
-    account.take_over(&dir)?;
-    let private = fs::set_permissions(&dir, Permissions::from_mode(0o700));
-    private.map_err(ClusterError::io("make private", &dir))?;
-    Ok(dir)
+    let goes_below =
+        || place == dir && !has_cluster && takes_a_socket(&below) && account.makes_private(&below);
+    match account.take_over(&place) {
+        Err(_) if goes_below() => Ok(below),
+        taken => taken.map(|()| place),
+    }
 }

@@ -5,7 +5,7 @@
 //! by then: the server does not look. Until that session is there, a shell removes the server if this process ends.
 
 use super::cluster::{ServerProcess, initialize};
-use super::directory::{self, ClusterDir, END};
+use super::directory::{self, ClusterDir, PROCESSES};
 use super::{Account, ClusterError, POLL, Result, SOCKET, START_TIMEOUT, connect, programs};
 use nix::sys::statvfs::{Statvfs, statvfs};
 use nix::unistd::Uid;
@@ -37,15 +37,6 @@ const THROWN_AWAY: [&str; 7] = [
     "client_connection_check_interval=1s",
 ];
 
-/// Gives the directory `$1` another name, so that the next process makes it anew at once, and removes it.
-const REMOVE: &str = r#"
-    trap '' HUP INT QUIT TERM
-    cd /
-    mv "$1" "$1.$$" || exit
-    set -- "$1.$$" "$1.$$/pgdata" "$1.$$/pgdata.new"
-    (END)
-    rm -rf "$1""#;
-
 /// Runs until no other session has been there for ten seconds. Each process that uses the server holds lock 1 shared.
 const COUNT_SESSIONS: &str = "
     do $do$
@@ -59,7 +50,7 @@ const COUNT_SESSIONS: &str = "
                 where backend_type = 'client backend' and pid <> pg_backend_pid();
             exit when idle >= 20 and pg_try_advisory_lock(1);
         end loop;
-        copy (select) to program 'cd .. && set -- \"$PWD\" && (REMOVE) </dev/null >/dev/null 2>&1 &';
+        copy (select) to program 'cd .. && (PROCESSES remove \"$PWD\") </dev/null >/dev/null 2>&1 &';
     end $do$";
 
 /// Returns whether a session counts, and whether this one has taken lock 1: not if the server is about to end.
@@ -130,7 +121,7 @@ impl Shared {
 
 /// Starts a shell that removes the directory at the end of its standard input, unless there is a line. It holds the lock.
 fn remove_without_a_line(directory: &ClusterDir) -> Result<Child> {
-    let script = format!("read -r line && exit\n{}", REMOVE.replace("END", END));
+    let script = format!("read -r line && exit\n{PROCESSES}\nremove \"$1\"");
     let lock = directory.lock.try_clone().map_err(ClusterError::io("lock", &directory.dir))?;
     let mut shell = directory.command(Path::new("/bin/sh"), lock);
     shell.args(["-c", &script, "userd-postgres"]).arg(&directory.dir).stdin(Stdio::piped());
@@ -161,7 +152,7 @@ fn accepts_connections(dir: &Path) -> bool {
 /// Has a session of the server count the other sessions, unless one does. The session outlives this process.
 fn count_sessions(dir: &Path) {
     let dir = dir.to_owned();
-    let count = COUNT_SESSIONS.replace("REMOVE", &REMOVE.replace("END", END).replace('\'', "''"));
+    let count = COUNT_SESSIONS.replace("PROCESSES", &PROCESSES.replace('\'', "''"));
     // If there is no thread, the next process tries it.
     let _ = thread::Builder::new().spawn(move || -> std::result::Result<(), postgres::Error> {
         let mut client = connect(&dir)?;
@@ -180,10 +171,7 @@ fn make(dirs: &[PathBuf], account: &Account) -> Result<PathBuf> {
         account.keeps_private(dir) || found.is_ok_and(has_space) || Some(*dir) == dirs.last()
     };
     for dir in dirs.iter().filter(is_usable) {
-        if !account.keeps_private(dir) {
-            let _ = account.command("mkdir").args(["-m700", "--"]).arg(dir).stderr(Stdio::null()).status();
-        }
-        if account.keeps_private(dir) {
+        if account.makes_private(dir) {
             return Ok(dir.clone());
         }
     }

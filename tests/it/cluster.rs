@@ -2,8 +2,8 @@
 //! root and as any user. The test binary starts itself as the process to be killed (`the_helper`).
 
 use crate::support::{
-    EPHEMERAL, LONG, LONG_ON_DISK, Process, TempDir, USERD, children, eventually, is_root, pause, postmaster,
-    running,
+    EPHEMERAL, LONG, LONG_ON_DISK, Process, TempDir, USERD, check, children, eventually, is_root, pause,
+    postmaster, running,
 };
 use nix::sys::signal::{self, Signal};
 use nix::unistd::{Pid, Uid};
@@ -62,7 +62,11 @@ struct Helper(Child);
 
 impl Helper {
     fn spawn(what: &str, dir: &Path) -> Helper {
-        let mut command = Command::new(env::current_exe().unwrap());
+        // A lock of the caller's, for the helper alone.
+        let mut command = Command::new("/bin/sh");
+        command
+            .args(["-c", r#"exec 9>"${HELPER_DIR%/*}/caller"; exec "$@""#, "sh"])
+            .arg(env::current_exe().unwrap());
         command.args(["--exact", "cluster::the_helper", "--nocapture"]);
         command.env("HELPER", what).env("HELPER_DIR", dir).stdout(Stdio::piped());
         // None of these is PostgreSQL's.
@@ -184,6 +188,103 @@ fn a_start_after_a_crash() {
         }
         assert_eq!(value(&start(&data), COUNT), "2", "{content:?}");
         assert!(running(stranger.0.id()));
+    }
+}
+
+/// A shell's `exec 9>lock; flock 9` is for what the shell starts, and not for a server that outlives that.
+#[test]
+fn a_server_holds_no_descriptor_of_its_callers() {
+    let (_dir, prefix) = prefix();
+    for what in ["keep", "share"] {
+        let place = prefix.with_extension(what);
+        let lock = prefix.with_file_name("caller");
+        let holds = |pid: &u32| {
+            let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+            files.map(|file| fs::read_link(file.path())).any(|file| file.is_ok_and(|file| file == lock))
+        };
+        let helper = Helper::start(what, &place);
+        let processes: Vec<u32> = processes_about(&place).into_iter().map(|(pid, _)| pid).collect();
+        let dir = if what == "keep" { place } else { shared_dir(&place).unwrap() };
+        let server = postmaster(&dir).unwrap();
+        assert!(holds(&helper.0.id()) && processes.contains(&server));
+        assert_eq!(processes.into_iter().find(holds), None, "{what}");
+        drop(helper);
+        signal::kill(Pid::from_raw(server.cast_signed()), Signal::SIGINT).unwrap();
+        eventually(LONG, "the server ends", || !running(server));
+    }
+}
+
+/// A volume of Kubernetes with `fsGroup`: root's, with files that each mount makes the group's and lets it write to.
+#[test]
+fn a_volume_whose_owner_and_mode_cannot_be_set() {
+    const AS_A_POD: [&str; 4] = ["/usr/bin/setpriv", "--reuid=65534", "--regid=65534", "--groups=2000"];
+    const MOUNT: &str = "chown -R :2000 $0 && chmod -R ug+rw $0 && find $0 -type d -exec chmod ug+rwxs {} +";
+    if !is_root() {
+        return;
+    }
+    let dir = TempDir::new();
+    let (volume, below) = (dir.path().join("volume"), dir.path().join("volume/userd"));
+    fs::create_dir_all(volume.join("lost+found")).unwrap();
+    let argument = format!("--embedded={}", volume.display());
+    let program = [&AS_A_POD[..], &[USERD]].concat();
+    for row in [
+        r#"POST /users {"name":"Ada","email":"ada@example.com"} => 201 *"#,
+        r#"GET /users?email=ada@example.com => 200 *"#,
+    ] {
+        let mounted = Command::new("sh").args(["-c", MOUNT]).arg(&volume).status().unwrap();
+        assert!(mounted.success());
+        let mut process = Process::under(&program, &[&argument], &[]);
+        process.wait_for_url_within(LONG_ON_DISK);
+        check(&mut process.client(), row);
+        assert_eq!(process.client().get("/users").json()["total"], 1, "{row}");
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!((mode(&below), mode(&below.join("pgdata"))), (0o700, 0o700));
+        assert!(below.join("lock").exists() && !volume.join("pgdata").exists());
+        // Subcommands find it, as its user and as root.
+        for program in [&program[..], &[USERD]] {
+            let mut export = Process::under(program, &["export", &argument], &[]);
+            assert_eq!(export.wait(LONG), 0, "{}", export.stderr());
+            assert!(export.stdout().contains("ada@example.com"), "{}", export.stdout());
+        }
+        process.signal(Signal::SIGTERM);
+        assert_eq!(process.wait(LONG), 0, "{}", process.stderr());
+    }
+    assert_eq!(fs::metadata(&volume).unwrap().uid(), 0);
+    // A directory of that name that has no cluster is another program's.
+    let taken = dir.path().join("taken");
+    fs::create_dir_all(taken.join("userd")).unwrap();
+    assert!(Command::new("sh").args(["-c", MOUNT]).arg(&taken).status().unwrap().success());
+    let mut process = Process::under(&program, &[&format!("--embedded={}", taken.display())], &[]);
+    assert_eq!(process.wait(LONG), 1);
+    assert!(process.stderr().contains("(it has \"userd\")"), "{}", process.stderr());
+}
+
+/// A signal may come at any time of a first start. Shared memory, which a killed server would leave until the machine
+/// starts again, is counted in namespaces of its own.
+#[test]
+fn a_first_service_that_is_ended_amid_initdb_leaves_nothing() {
+    const END: &str = r#"
+        mount -t tmpfs -o mode=1777 none /dev/shm
+        "$@" & userd=$!
+        until [ "$(ls /dev/shm | grep -c PostgreSQL)" -gt 0 ]; do sleep 0.01; done
+        kill -s "$SIGNAL" $userd
+        wait $userd
+        echo "$?"
+        turn=0
+        while [ "$(ls /dev/shm; sed 1d /proc/sysvipc/shm)" ]; do
+            turn=$((turn + 1))
+            [ $turn -lt 600 ] || { ls /dev/shm; cat /proc/sysvipc/shm; exit 1; }
+            sleep 0.05
+        done"#;
+    if !is_root() {
+        return;
+    }
+    for (name, code) in [("TERM", 143), ("INT", 130), ("KILL", 137)] {
+        let program = ["/usr/bin/unshare", "-m", "-i", "/bin/sh", "-c", END, "sh", USERD];
+        let mut process =
+            Process::under(&program, &EPHEMERAL, &[("SIGNAL", name), ("PATH", "/usr/bin:/bin")]);
+        assert_eq!(process.wait(LONG_ON_DISK), 0, "{name}: {} {}", process.stdout(), process.stderr());
+        assert_eq!(process.stdout(), format!("{code}\n"), "{name}");
     }
 }
 

@@ -113,6 +113,25 @@ fn two_installations_have_two_clusters() {
     assert!(start(name).1.is_some());
 }
 
+/// In a user namespace with one user, as rootless Podman's may be, and without the capabilities to become another user.
+#[test]
+fn root_that_cannot_become_another_user() {
+    let dir = TempDir::new();
+    let kept = format!("--embedded={}/data", dir.name());
+    let namespace = ["/usr/bin/unshare", "-r", USERD];
+    let caps = ["/usr/bin/setpriv", "--bounding-set=-setuid,-setgid", "--inh-caps=-setuid,-setgid", USERD];
+    for program in [&namespace[..], &caps] {
+        if program != namespace && !is_root() {
+            continue;
+        }
+        for arguments in [&EPHEMERAL[..], &[&kept]] {
+            let process = Process::under(program, arguments, &[]);
+            refused(process, "root cannot become user postgres here (");
+        }
+    }
+    assert!(!dir.path().join("data").exists());
+}
+
 /// Images for tests may lack PostgreSQL's account, an entry for the user, or programs in a directory that everyone may
 /// enter.
 #[test]
