@@ -9,6 +9,7 @@ mod value;
 
 pub use networks::{PeerKey, TrustedProxies, counted_as};
 pub use origins::AllowedOrigins;
+pub(crate) use settings::read_secret;
 pub use settings::{InForce, SETTINGS, Setting, near_miss, nearest};
 
 use std::{
@@ -72,6 +73,11 @@ with_defaults! {
         pub db_acquire_timeout: Duration = Duration::from_secs(3),
         /// Lets sessions keep prepared statements and settings. Off for a pooler in transaction mode, which lends them out.
         pub db_prepared: bool = true,
+        /// Looks at a start if a pooler lends sessions, and then serves as without `db_prepared`.
+        pub find_pooler: bool = true,
+        /// File with the password, or with the connection string if `database` is one: each new session has the password
+        /// that is in the file by then.
+        pub db_password_file: Option<PathBuf> = None,
         /// The system's name of the user, for a `DATABASE_URL` without a user.
         pub os_user: Option<String> = None,
         /// The password if the database settings have none.

@@ -17,6 +17,7 @@ const SSL_IS_OFF: &str = "has no effect: TLS to the database is on with the exac
 pub fn config(given: &Given) -> Result<Config, ConfigError> {
     let mut config = Config::from_vars(lookup(given))?;
     let user = nix::unistd::User::from_uid(nix::unistd::Uid::effective()).ok().flatten();
+    config.find_pooler = lookup(given)("DB_PREPARED").is_none();
     config.os_user = user.map(|user| user.name);
     config.migrate = given.value("--migrate").is_none_or(|value| value == "on");
     Ok(config)

@@ -9,7 +9,11 @@ use super::{
     value::{Bounds, Value, problem, without_line_end},
 };
 use Bounds::{Any, Token, Whole, Words};
-use std::ffi::OsString;
+use std::{
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+};
 
 /// One variable that the command reads. The table is [`SETTINGS`].
 #[derive(Debug)]
@@ -76,7 +80,7 @@ pub const SETTINGS: &[Setting] = &[
     field("DB_ACQUIRE_TIMEOUT", at!(db_acquire_timeout), SECONDS,
         "Seconds that a request waits for a free connection"),
     field("DB_PREPARED", at!(db_prepared), Words(&["true", "false"]),
-        "`false` behind a pooler in transaction mode: sessions hold no state"),
+        "`false` behind a pooler in transaction mode: sessions hold no state; unset, a start looks for one"),
     field("PGPASSWORD", at!(pg_password), Any, "Database password if the settings above have none"),
     field("HOST", at!(host), Any, "Address to listen on, 127.0.0.1 with --embedded; `unix:/path` for a Unix socket"),
     field("PORT", |config| (!config.host.starts_with("unix:")).then_some(&mut config.port), Whole(0, 65_535), "Port to listen on; 0 takes a free one and prints it"),
@@ -170,6 +174,9 @@ impl Config {
         let mut config = Config::of_the_command();
         let errors = SETTINGS.iter().filter_map(|setting| setting.apply(&mut config, &lookup).err());
         let all = errors.reduce(|all, one| ConfigError { problem: format!("{}; {one}", all.problem), ..all });
+        let is_url = matches!(config.database, Database::Url(_));
+        let file = lookup(if is_url { "DATABASE_URL_FILE" } else { "DB_PASS_FILE" });
+        config.db_password_file = file.filter(|path| !path.is_empty()).map(PathBuf::from);
         all.map_or(Ok(config), Err)
     }
 
@@ -238,13 +245,15 @@ fn text(variable: &'static str, lookup: &Lookup) -> Result<Option<(&'static str,
     if value.is_some() {
         return Err(problem(file, format!("cannot be set together with {variable}")));
     }
-    let content = std::fs::read_to_string(&path)
-        .map_err(|error| problem(file, format!("cannot read {path:?}: {error}")))?;
+    let text = read_secret(Path::new(&path)).map_err(|line| problem(file, line))?;
+    Ok(Some((file, text)))
+}
+
+/// Returns the text of a file without the end of its last line, and without a byte order mark. The error names the file.
+pub(crate) fn read_secret(path: &Path) -> Result<String, String> {
+    let content = fs::read_to_string(path).map_err(|error| format!("cannot read {path:?}: {error}"))?;
     let line = without_line_end(content.strip_prefix('\u{feff}').unwrap_or(&content));
-    match line.is_empty() {
-        true => Err(problem(file, format!("{path:?} is empty"))),
-        false => Ok(Some((file, line.to_owned()))),
-    }
+    if line.is_empty() { Err(format!("{path:?} is empty")) } else { Ok(line.to_owned()) }
 }
 
 #[cfg(test)]

@@ -6,13 +6,12 @@ pub use super::counts::compare as compare_counts;
 use super::{
     connect::Servers,
     counts, explain,
-    migrate::{Migrations, OPEN_SCHEMAS, connect_migrated},
+    migrate::{ADDED, BLOCKED, LENT, Migrations, OPEN_SCHEMAS, ROW_SECURITY, connect_migrated},
     session::Param,
     settings,
 };
 use crate::{config::Config, error::StartError};
 use postgres::{Client, types::Type};
-use std::sync::Arc;
 
 /// Remedy for a database that cannot be connected to.
 pub const ANOTHER_DATABASE: &str =
@@ -48,9 +47,6 @@ const MISSING_RIGHTS: &str = "\
     where not has_table_privilege(to_regclass(name)::oid, action) \
         and (position <= 3 or action = 'SELECT') \
     union all \
-    select 'the role may not create tables in its schema' \
-    where $1 and not coalesce(has_schema_privilege(current_schema()::text, 'CREATE'), false) \
-    union all \
     select 'the role does not own the table users' from pg_class \
     where $1 and oid = to_regclass('users')::oid and not pg_has_role(relowner, 'USAGE')";
 
@@ -63,7 +59,7 @@ const FACTS: &str = "\
     select relname::text from ours \
     union all select format('%s.%s: %s%s%s', relname, attname, format_type(atttypid, atttypmod), \
         case when attnotnull then ' not null' end, \
-        case when attidentity = 'a' then ' identity' else ' default ' || pg_get_expr(adbin, adrelid) end) \
+        case when attidentity <> '' then ' identity' else ' default ' || pg_get_expr(adbin, adrelid) end) \
         from ours join pg_attribute on attrelid = oid left join pg_attrdef on adrelid = attrelid and adnum = attnum \
         where attnum > 0 and not attisdropped \
     union all select format('%s: %s', relname, pg_get_constraintdef(c.oid, true)) \
@@ -77,35 +73,42 @@ const FACTS: &str = "\
 /// Lines of [`FACTS`] after all migrations.
 const EXPECTED: &str = include_str!("expected.txt");
 
-/// Settings of the session that differ from what is needed, and the statement that changes each for the role. The schema
-/// of the tables alone is to be looked in, and that of temporary tables last.
-const OTHER_SETTINGS: &str = "\
-    select format('%s is %s: alter role %I in database %I set %s = %L', \
-        name, setting, current_user, current_database(), name, needed) \
-    from rows from (unnest($1::text[]), unnest($2::text[])) as given (name, needed), \
-        current_setting(name) as setting \
-    where setting <> needed \
-    union all \
-    select format('search_path is %s: alter role %I in database %I set search_path = %I, pg_temp', \
-        setting, current_user, current_database(), current_schema()) \
-    from current_setting('search_path') as setting \
-    where replace(setting, ' ', '') <> replace(quote_ident(current_schema()::text) || ',pg_temp', ' ', '')";
+/// The sequence that ids are drawn from, whatever its name is.
+const SEQUENCE: &str = "select pg_get_serial_sequence('users', 'id')";
 
-/// A line if the sequence of ids would give new users ids that are taken.
+/// A line if the sequence `SEQUENCE` of ids would give new users ids that are taken.
 const BEHIND: &str = "\
     select format('the sequence of ids is at %s and the largest id is %s, so that creates fail: \
-        `select setval(%3$L, %2$s)` moves it', last_value, largest, format('%I.users_id_seq', current_schema())) \
-    from users_id_seq, (select max(id) as largest from users) as ids \
+        `select setval(%3$L, %2$s)` moves it', last_value, largest, pg_get_serial_sequence('users', 'id')) \
+    from SEQUENCE, (select max(id) as largest from users) as ids \
     where largest > last_value or largest = last_value and not is_called \
         or last_value = bigint '9223372036854775807'";
 
-/// The tables of which a role may see some rows only.
-const ROW_SECURITY: &str = "\
-    select format('row-level security is enabled for %1$s, and totals are those of all rows: \
-        `alter table %1$s disable row level security`', name) \
-    from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts', 'refinery_schema_history']) name \
-        join pg_class on oid = to_regclass(name)::oid where relrowsecurity \
-    order by 1";
+/// The roles that may read hashes and do not run a service, by grants of tables, of columns and of views, and whether all
+/// roles may.
+const READERS: &str = "\
+    with recursive readable as ( \
+        select oid from unnest(array['credentials', 'idempotency_keys']) name join pg_class on oid = to_regclass(name)::oid \
+        union select ev_class from readable join pg_depend on refobjid = readable.oid and classid = 'pg_rewrite'::regclass::oid \
+            join pg_rewrite r on r.oid = objid \
+    ), grants as ( \
+        select oid, relacl as acl from pg_class where relacl is not null \
+        union all select attrelid, attacl from pg_attribute where attacl is not null \
+    ), named as ( \
+        select distinct grantee, case when grantee = oid '0' then 'public' else quote_ident(rolname::text) end as reader, \
+            format('%I.%I', nspname, relname) as name \
+        from readable join grants g on g.oid = readable.oid join pg_class c on c.oid = readable.oid \
+            join pg_namespace n on n.oid = relnamespace, \
+            aclexplode(acl) left join pg_roles on pg_roles.oid = grantee \
+        where privilege_type = 'SELECT' and grantee <> relowner and not coalesce(rolsuper, false) \
+            and rolname is distinct from current_user and rolname::text is distinct from 'pg_read_all_data' \
+            and not coalesce((select bool_and(has_table_privilege(grantee, one, action)) \
+                from unnest(array['users', 'credentials', 'idempotency_keys']) one, \
+                    unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) action where grantee <> oid '0'), false) \
+    ) \
+    select format('%1$s may read %2$s, which has hashes of passwords: `revoke select on %2$s from %1$s`', reader, name), \
+        grantee = oid '0' \
+    from named order by 1";
 
 /// A line if addresses are in another form than NFC, which only a database in UTF8 can tell. The statement leaves out
 /// addresses that another user has in NFC.
@@ -120,13 +123,13 @@ const NOT_NORMALIZED: &str = "\
 
 /// Statements that give a role the rights to run a service, one in each row.
 const GRANTS: &str = "\
-    select format(line, current_database(), current_schema(), rolname) \
+    select format(line, current_database(), current_schema(), rolname, pg_get_serial_sequence('users', 'id')) \
     from pg_roles, unnest(array[ \
         'grant connect on database %1$I to %3$I;', \
         'grant usage on schema %2$I to %3$I;', \
         'grant select, insert, update, delete on %2$I.users, %2$I.credentials, %2$I.idempotency_keys to %3$I;', \
         'grant select on %2$I.user_counts, %2$I.refinery_schema_history to %3$I;', \
-        'grant select on sequence %2$I.users_id_seq to %3$I;']) as line \
+        'grant select on sequence %4$s to %3$I;']) as line \
     where rolname = $1";
 
 /// Applies the migrations that the database lacks; their names. Blocks as a start does.
@@ -187,17 +190,19 @@ fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> R
         let line = "it accepts no changes: a standby, or default_transaction_read_only is on";
         findings.push((Weight::Note, "database", line.to_owned()));
     }
-    if !config.db_prepared {
-        let (names, values): (Vec<&str>, Vec<&str>) = settings::NEEDED.into_iter().unzip();
-        let params: [Param; 2] = [(&names, Type::TEXT_ARRAY), (&values, Type::TEXT_ARRAY)];
+    if servers.found_pooler() {
+        let line = format!("{LENT}: userd serves as with DB_PREPARED=false");
+        findings.push((Weight::Note, "database", line));
+    }
+    if !servers.prepared() {
         let fine = "the role has the settings that userd needs behind a pooler";
-        add(findings, "settings", Some(fine), rows(client, OTHER_SETTINGS, &params)?);
+        let lacking = settings::lacking(client, servers.statement_timeout()).map_err(failed)?;
+        add(findings, "settings", Some(fine), lacking);
+    } else if !config.find_pooler && servers.lends(client) {
+        let line = format!("{LENT}: userd needs DB_PREPARED=false");
+        findings.push((Weight::Problem, "database", line));
     }
     add(findings, "schema", None, rows(client, OPEN_SCHEMAS, &[])?);
-    if config.db_prepared && sessions_are_lent(&servers, client) {
-        let line = "a pooler lends its sessions for one transaction each: userd needs DB_PREPARED=false";
-        findings.push((Weight::Problem, "database", line.to_owned()));
-    }
     // If it cannot be told, missing rights may be the cause.
     let lacking = migrations.missing(client).map_err(|line| ("migrations", line));
     match &lacking {
@@ -213,6 +218,9 @@ fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> R
         }
     }
     let migrates = config.migrate && matches!(lacking, Ok(Some(_)));
+    if migrates {
+        add(findings, "privileges", None, rows(client, BLOCKED, &[])?);
+    }
     let lines = rows(client, MISSING_RIGHTS, &[(&migrates, Type::BOOL)])?;
     add(findings, "privileges", Some("the role may do all that is needed"), lines);
     if lacking?.is_some() {
@@ -226,7 +234,8 @@ fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> R
         add(findings, "tables", None, lines.collect());
         return Ok(());
     }
-    match client.query_typed(BEHIND, &[]) {
+    let sequence: String = client.query_typed_one(SEQUENCE, &[]).map_err(failed)?.get(0);
+    match client.query_typed(&BEHIND.replace("SEQUENCE", &sequence), &[]) {
         Ok(rows) => add(findings, "tables", None, rows.iter().map(|row| row.get(0)).collect()),
         Err(error) => {
             let line =
@@ -234,7 +243,13 @@ fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> R
             findings.push((Weight::Note, "tables", line));
         }
     }
-    add(findings, "tables", None, rows(client, ROW_SECURITY, &[])?);
+    let ours = vec!["users", "credentials", "idempotency_keys", "user_counts", "refinery_schema_history"];
+    add(findings, "tables", None, rows(client, ROW_SECURITY, &[(&ours, Type::TEXT_ARRAY)])?);
+    add(findings, "tables", None, rows(client, ADDED, &[])?);
+    for row in client.query_typed(READERS, &[]).map_err(failed)? {
+        let weight = if row.get(1) { Weight::Problem } else { Weight::Note };
+        findings.push((weight, "privileges", row.get(0)));
+    }
     if with_counts {
         let line = counts::compare(client).map_err(|line| ("tables", line))?;
         findings.push((Weight::Fine, "tables", line));
@@ -259,16 +274,4 @@ fn rows(client: &mut Client, sql: &str, params: &[Param]) -> Result<Vec<String>,
 
 fn failed(error: postgres::Error) -> Problem {
     ("database", explain(&error))
-}
-
-/// Returns whether two connections are served by one session of the server, as by a pooler in transaction mode, which
-/// lends the session that was given back last.
-fn sessions_are_lent(servers: &Arc<Servers>, client: &mut Client) -> bool {
-    let Ok(mut other) = servers.connect_for_long() else { return false };
-    let session = |client: &mut Client| {
-        let row = client.query_typed_one("select pg_backend_pid()", &[]);
-        row.ok().map(|row| row.get::<_, i32>(0))
-    };
-    // Another client of the pooler may come between two statements.
-    (0..3).any(|_| session(client).is_some_and(|first| Some(first) == session(&mut other)))
 }

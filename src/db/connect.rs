@@ -1,5 +1,5 @@
-//! From the settings to sessions of the database. A server that is gone is noticed by TCP within seconds; one whose kernel
-//! answers while it is stopped is waited for until it goes on or ends.
+//! From the settings to sessions of the database. A server that is gone is noticed by TCP within seconds. A server whose
+//! kernel answers while it is stopped is given up while userd connects; an open session waits until it goes on or ends.
 #![cfg_attr(not(feature = "tls"), allow(clippy::clone_on_copy, reason = "without TLS, a connector is empty"))]
 
 use super::{
@@ -8,15 +8,24 @@ use super::{
     target::Target,
     tls::{self, Connector},
 };
-use crate::{config::Config, error::StartError};
-use postgres::{Client, config::TargetSessionAttrs};
+use crate::{
+    config::{Config, Database, read_secret},
+    error::StartError,
+};
+use parking_lot::Mutex;
+use postgres::{
+    Client,
+    config::{LoadBalanceHosts, TargetSessionAttrs},
+};
 use std::{
+    collections::BTreeSet,
+    hash::{BuildHasher, RandomState},
     io,
     os::unix::net::UnixStream,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
+        Arc, OnceLock,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
         mpsc,
     },
     thread,
@@ -27,15 +36,24 @@ use std::{
 /// take some.
 const CONNECT_DESCRIPTORS: usize = 12;
 
+/// The time that connecting to one host may take, unless `connect_timeout` is longer, as some databases have to wake up.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// The servers of a connection string, and all that it takes to connect to them.
 pub struct Servers {
     /// The connection string.
     pub target: Target,
     tls: Connector,
-    /// False if a pooler lends sessions for one transaction each: they hold no statements and no settings.
-    pub prepared: bool,
-    connect_timeout: Duration,
+    config: Config,
+    /// The password that was in force last.
+    password: Mutex<Option<Vec<u8>>>,
+    /// Unset until the first session shows if a pooler lends it.
+    prepared: OnceLock<bool>,
     epoch: AtomicU64,
+    /// The number of connects that each host holds without an answer, and when the last one was given up.
+    hanging: Vec<(Arc<AtomicUsize>, Mutex<Instant>)>,
+    /// When a server that takes changes was looked for last.
+    sought: Mutex<Option<Instant>>,
 }
 
 impl Servers {
@@ -50,13 +68,42 @@ impl Servers {
         let tls = tls::connector(&target.tls).map_err(|error| {
             StartError::Database(format!("{error} (DB_SSL_CA, or sslrootcert, sslcert or sslkey)"))
         })?;
-        let (prepared, connect_timeout) = (config.db_prepared, config.db_connect_timeout);
-        Ok(Arc::new(Servers { target, tls, prepared, connect_timeout, epoch: AtomicU64::default() }))
+        let is_known = !config.db_prepared || !config.find_pooler;
+        Ok(Arc::new(Servers {
+            tls,
+            config: config.clone(),
+            password: Mutex::new(target.config.get_password().map(<[u8]>::to_vec)),
+            prepared: if is_known { OnceLock::from(config.db_prepared) } else { OnceLock::new() },
+            epoch: AtomicU64::default(),
+            hanging: target.hosts.iter().map(|_| (Arc::default(), Mutex::new(Instant::now()))).collect(),
+            sought: Mutex::default(),
+            target,
+        }))
     }
 
     /// Returns true if only a server that takes changes is accepted.
     pub fn wants_primary(&self) -> bool {
         self.target.config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite
+    }
+
+    /// Returns false if a pooler lends sessions for one transaction each: they hold no statements and no settings.
+    pub fn prepared(&self) -> bool {
+        *self.prepared.get().unwrap_or(&true)
+    }
+
+    /// Returns true if [`Servers::prepared`] is false because a pooler was found.
+    pub fn found_pooler(&self) -> bool {
+        self.config.db_prepared && !self.prepared()
+    }
+
+    /// Returns the longest time that a statement of a service may take.
+    pub fn statement_timeout(&self) -> Duration {
+        self.config.limits.request_timeout / 2
+    }
+
+    /// Returns the time that a start waits for the database.
+    pub fn connect_timeout(&self) -> Duration {
+        self.config.db_connect_timeout
     }
 
     /// Connections of earlier epochs are not to be used any more: a server has ended one of them or does not answer, or
@@ -70,36 +117,42 @@ impl Servers {
         self.epoch.fetch_max(epoch + 1, Ordering::Relaxed);
     }
 
-    /// Returns a session, in which `set_up` was executed if sessions hold settings, and its epoch. Blocks for the connect
-    /// time-out with each address, and for as long as a server takes to answer.
+    /// Returns a session, in which `set_up` was executed if sessions hold settings, and its epoch. Blocks for two seconds
+    /// with each host, or for a longer `connect_timeout`.
     pub fn connect(&self, set_up: &str) -> Result<(Client, u64), ConnectError> {
         // Read first: if an epoch ends while this connects, the new connection is suspect, too.
         let epoch = self.epoch();
-        let set_up = if self.prepared { format!("{SEARCH_PATH}{set_up}") } else { String::new() };
-        let connected = without_panic(|| {
-            let mut client = self.target.config.connect(self.tls.clone())?;
-            client.batch_execute(&set_up).map(|()| client)
-        });
-        let client = connected.map_err(ConnectError::System)?.map_err(ConnectError::Refused)?;
-        Ok((client, epoch))
+        self.open(set_up, None, Duration::MAX).map(|client| (client, epoch))
+    }
+
+    /// Returns true if a new session takes changes. Looks at most once a second, as a database may take none for long.
+    pub fn finds_primary(&self) -> bool {
+        const PAUSE: Duration = Duration::from_secs(1);
+        let Some(mut sought) = self.sought.try_lock() else { return false };
+        if sought.is_some_and(|at: Instant| at.elapsed() < PAUSE) {
+            return false;
+        }
+        let found = self.open("", Some(TargetSessionAttrs::ReadWrite), CONNECT_TIMEOUT);
+        *sought = Some(Instant::now());
+        found.is_ok()
     }
 
     /// Returns a session without bounds for its statements, as migrations, exports and imports take long. Tries until
     /// `db_connect_timeout` is up, with a line in the log for each try. A refusal that a retry would not change ends it at
-    /// once.
+    /// once. The first session shows if a pooler lends it.
     pub fn connect_for_long(self: &Arc<Servers>) -> Result<Client, StartError> {
         const PAUSE: Duration = Duration::from_millis(500);
         const NO_BOUNDS: &str = "set statement_timeout = 0; set lock_timeout = 0";
-        let deadline = Instant::now() + self.connect_timeout;
+        let deadline = Instant::now() + self.connect_timeout();
         loop {
-            // On a thread of its own, as a server that listens and says nothing would be waited for without a bound.
-            let (servers, (sender, connected)) = (self.clone(), mpsc::channel());
-            let connect = move || drop(sender.send(servers.connect(NO_BOUNDS)));
-            thread::Builder::new().name("connect".to_owned()).spawn(connect).map_err(StartError::System)?;
-            let error = match connected.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(Ok((client, _))) => return Ok(client),
-                Ok(Err(error)) => error,
-                Err(_) => return Err(StartError::Database("the server does not answer".to_owned())),
+            let left = deadline.saturating_duration_since(Instant::now());
+            let error = match self.open(NO_BOUNDS, None, left) {
+                Ok(client) if self.prepared.get().is_some() => return Ok(client),
+                Ok(mut client) => {
+                    let _ = self.prepared.set(!self.lends(&mut client));
+                    continue;
+                }
+                Err(error) => error,
             };
             let is_final = matches!(&error, ConnectError::Refused(error) if is_final(error));
             if is_final || Instant::now() + PAUSE > deadline {
@@ -109,6 +162,94 @@ impl Servers {
             thread::sleep(PAUSE);
         }
     }
+
+    /// Returns whether a pooler lends its sessions for one transaction each: several of them serve one client, or one serves
+    /// two. Blocks for up to two seconds; false if it cannot be told by then, as of a pooler with one session.
+    pub fn lends(self: &Arc<Servers>, client: &mut Client) -> bool {
+        let (own, servers) = (sessions(client), self.clone());
+        let other = move || sessions(&mut servers.open("", None, CONNECT_TIMEOUT).ok()?);
+        let other = within(CONNECT_TIMEOUT, &Arc::default(), other).ok().flatten();
+        own.zip(other).is_some_and(|(own, other)| own == other || own.len() + other.len() > 2)
+    }
+
+    /// Returns a session of the first host that gives one within this time.
+    fn open(
+        &self,
+        set_up: &str,
+        attrs: Option<TargetSessionAttrs>,
+        longest: Duration,
+    ) -> Result<Client, ConnectError> {
+        let (began, mut refusal) = (Instant::now(), ConnectError::Silent);
+        let mut order: Vec<usize> = (0..self.target.hosts.len()).collect();
+        if self.target.config.get_load_balance_hosts() == LoadBalanceHosts::Random {
+            order.sort_by_cached_key(|at| RandomState::new().hash_one(at));
+        }
+        for at in order {
+            let mut host = self.target.hosts[at].clone();
+            host.target_session_attrs(attrs.unwrap_or(host.get_target_session_attrs()));
+            match self.open_at(at, host, set_up, longest.saturating_sub(began.elapsed())) {
+                Ok(client) => return Ok(client),
+                Err(error) => refusal = error,
+            }
+        }
+        Err(refusal)
+    }
+
+    /// Connects to one host. One that holds connects without an answer is tried ever later, as each keeps a thread.
+    fn open_at(
+        &self,
+        at: usize,
+        mut host: postgres::Config,
+        set_up: &str,
+        longest: Duration,
+    ) -> Result<Client, ConnectError> {
+        const PAUSE: Duration = Duration::from_millis(250);
+        let (hanging, since) = &self.hanging[at];
+        let count = hanging.load(Ordering::Relaxed) as u32;
+        if since.lock().elapsed() < PAUSE * count * count {
+            return Err(ConnectError::Silent);
+        }
+        let bound = host.get_connect_timeout().map_or(CONNECT_TIMEOUT, |time| CONNECT_TIMEOUT.max(*time));
+        if host.get_connect_timeout().is_none() {
+            // The name may have another address.
+            host.connect_timeout(CONNECT_TIMEOUT / 2);
+        }
+        if let Some(password) = self.password() {
+            host.password(password);
+        }
+        let set_up =
+            if self.prepared.get() == Some(&true) { format!("{SEARCH_PATH}{set_up}") } else { String::new() };
+        let tls = self.tls.clone();
+        let connect = move || {
+            let mut client = host.connect(tls)?;
+            client.batch_execute(&set_up).map(|()| client)
+        };
+        let connected = within(bound.min(longest), hanging, || without_panic(connect));
+        if matches!(connected, Err(ConnectError::Silent)) {
+            *since.lock() = Instant::now();
+        }
+        connected?.map_err(ConnectError::System)?.map_err(ConnectError::Refused)
+    }
+
+    /// Returns the password; reads it again if it is in a file, as it may have changed there.
+    fn password(&self) -> Option<Vec<u8>> {
+        let mut password = self.password.lock();
+        if let Some(file) = &self.config.db_password_file {
+            let read = read_secret(file).and_then(|text| match self.config.database {
+                Database::Parts { .. } => Ok(Some(text.into_bytes())),
+                Database::Url(_) => {
+                    Ok(Target::parse(&text, Some(""))?.config.get_password().map(<[u8]>::to_vec))
+                }
+            });
+            match read {
+                Ok(new) => *password = new.or_else(|| password.take()),
+                Err(problem) => {
+                    log::warn!("the password stays as it was, its file cannot be used: {problem}")
+                }
+            }
+        }
+        password.clone()
+    }
 }
 
 /// Why there is no connection.
@@ -117,9 +258,39 @@ pub enum ConnectError {
     /// The network, or the server, refused.
     #[error("{}", explain(.0))]
     Refused(postgres::Error),
+    /// The server has accepted the connection, and said nothing.
+    #[error("the server does not answer")]
+    Silent,
     /// The system has nothing to connect with: no descriptor is left, or no memory for a thread.
     #[error("the system refuses a connection: {0}")]
     System(io::Error),
+}
+
+/// Returns the sessions of the server that serve a client.
+fn sessions(client: &mut Client) -> Option<BTreeSet<String>> {
+    const SESSION: &str = "select pg_backend_pid()::text || pg_postmaster_start_time()::text";
+    (0..3).map(|_| client.query_typed_one(SESSION, &[]).ok().map(|row| row.get(0))).collect()
+}
+
+/// Executes work on a thread of its own, and waits for it so long. Then the thread is left behind, and `hanging` counts it
+/// until it ends.
+pub(super) fn within<T: Send + 'static>(
+    longest: Duration,
+    hanging: &Arc<AtomicUsize>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ConnectError> {
+    // Without a buffer, a result is sent only if it is received.
+    let ((sender, receiver), counted) = (mpsc::sync_channel(0), hanging.clone());
+    let run = move || {
+        if sender.send(work()).is_err() {
+            counted.fetch_sub(1, Ordering::Relaxed);
+        }
+    };
+    thread::Builder::new().name("connect".to_owned()).spawn(run).map_err(ConnectError::System)?;
+    receiver.recv_timeout(longest).map_err(|_| {
+        hanging.fetch_add(1, Ordering::Relaxed);
+        ConnectError::Silent
+    })
 }
 
 /// Catches the panic of `postgres` if the system refuses it a runtime. Descriptors are looked for first, as a panic is

@@ -56,6 +56,16 @@ pub(super) const CREATE_WITH_KEYS: &str = r#"
     select id, name, email, created_at, updated_at, version, position, fingerprint, password_hash
     from found where is_kept"#;
 
+/// Removes keys that have expired, but no row that another session is removing.
+pub(super) const REMOVE_EXPIRED: &str = "
+    delete from idempotency_keys where key = any (array(
+        select key from idempotency_keys where kept_since <= now() - interval '24 hours'
+        order by kept_since limit 1000 for update skip locked))
+    returning key";
+
+/// The most rows that [`REMOVE_EXPIRED`] removes.
+pub(super) const REMOVED_AT_ONCE: usize = 1000;
+
 const FIND_KEPT: &str = "
     select id, name, email, created_at, updated_at, version, fingerprint, password_hash from idempotency_keys
     where key = $1 and kept_since > now() - interval '24 hours'";

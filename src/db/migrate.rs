@@ -1,8 +1,12 @@
 //! Brings the schema up to date: refinery's migrations, one replica at a time, nothing half applied.
 
-use super::{connect::Servers, explain, sqlstate::is_missing};
+use super::{
+    connect::{Servers, within},
+    explain, settings,
+    sqlstate::{is_missing, is_of_other_columns},
+};
 use crate::{config::ConfigError, error::StartError};
-use postgres::{Client, Row};
+use postgres::{Client, Row, types::Type};
 use refinery::{Migration, Runner};
 use std::{collections::BTreeSet, mem, path::Path, sync::Arc, thread, time::Duration};
 
@@ -12,6 +16,11 @@ mod embedded {
 
 /// The key of the advisory lock: any number that no other program locks; this one spells "userd".
 const LOCK: i64 = 0x0075_7365_7264;
+
+/// Description of a pooler in transaction mode.
+pub(super) const LENT: &str = "a pooler lends its sessions for one transaction each";
+
+const TWO_SESSIONS: &str = "migrations need two sessions at once (default_pool_size of PgBouncer)";
 
 /// The pause between two tries to get the lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(200);
@@ -30,6 +39,67 @@ pub(super) const OPEN_SCHEMAS: &str = "\
             (select relowner from pg_class where oid = to_regclass('users')::oid), \
             (select oid from pg_roles where rolname = current_user)) \
     order by 1";
+
+/// Obstacles that keep the role from making tables, with the statement that ends each.
+pub(super) const BLOCKED: &str = "\
+    select case when pg_is_in_recovery() then 'it is a standby: DATABASE_URL has to name the primary' else \
+        format('it takes no changes: `begin read write; alter role %I in database %I \
+            set default_transaction_read_only = off; commit`', current_user, current_database()) end \
+    where current_setting('transaction_read_only') = 'on' \
+    union all \
+    select format('the role may not create tables in its schema: `grant create on schema %1$I to %2$I`', \
+        current_schema(), current_user) \
+    where not has_schema_privilege(current_schema()::text, 'CREATE') \
+    union all \
+    select format('the role may not create tables in its schema, as its search_path has none (3F000): ' || case when nspname is null \
+        then '`create schema %I authorization %I`' else '`grant usage, create on schema %I to %I`' end, name, current_user) \
+    from substring(current_setting('search_path') from '^(\"([^\"]|\"\")+\"|[^\",]+)') as path, \
+        lateral (select coalesce(nullif((parse_ident(path, true))[1], '$user'), current_user::text) as name) as first \
+        left join pg_namespace on nspname::text = name \
+    where current_schema() is null and path is not null";
+
+/// Columns and rules of another program that fail creates, with the statement that ends each.
+pub(super) const ADDED: &str = "\
+    with ours as ( \
+        select oid, relname, format('%I.%I', current_schema(), relname) as qualified \
+        from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts']) name \
+            join pg_class on oid = to_regclass(name)::oid \
+    ) \
+    select format('creates get 500, as another program''s column %1$I of %2$s has no default: \
+        `alter table %2$s alter %1$I drop not null`', attname, qualified) \
+    from ours join pg_attribute on attrelid = oid \
+    where attnum > 0 and not attisdropped and attnotnull and not atthasdef and attidentity::text = '' \
+        and attname::text <> all (array['id', 'name', 'email', 'created_at', 'updated_at', 'version', 'user_id', \
+            'password_hash', 'key', 'fingerprint', 'kept_since', 'block', 'n']) \
+    union all \
+    select format('changes get 500, as another program''s rule %1$I on %2$s rewrites them: \
+        `drop rule %1$I on %2$s`', rulename, qualified) \
+    from ours join pg_rewrite on ev_class = ours.oid";
+
+/// The tables of which the role sees some rows only. $1: their names.
+pub(super) const ROW_SECURITY: &str = "\
+    select format('row-level security hides rows of %s from the role, and totals are those of all rows: `%s`', name, \
+        case when pg_has_role(relowner, 'USAGE') \
+            then format('alter table %I.%I no force row level security', current_schema(), name) \
+            else format('alter role %I bypassrls', current_user) end) \
+    from unnest($1::text[]) name join pg_class on oid = to_regclass(name)::oid \
+    where row_security_active(oid)";
+
+/// The first of these names that something in the schema has. $1: names.
+const TAKEN: &str = "\
+    select format('the schema \"%s\" has %s `%s`', current_schema(), kind, name) \
+    from pg_namespace n, lateral ( \
+        select relname::text as name, case relkind when 'v' then 'a view' when 'm' then 'a materialized view' \
+            when 'f' then 'a foreign table' when 'S' then 'a sequence' when 'c' then 'a type' \
+            when 'i' then 'an index' else 'a table' end as kind \
+        from pg_class where relnamespace = n.oid \
+        union all select proname::text, 'a function' from pg_proc where pronamespace = n.oid and pronargs = 0 \
+        union all select typname::text, 'a type' from pg_type where typnamespace = n.oid and typrelid = oid '0' \
+    ) things \
+    where nspname::text = current_schema()::text and name = any ($1::text[]) \
+    order by array_position($1, name), kind <> 'a table' limit 1";
+
+const HISTORY: &str = "refinery_schema_history";
 
 /// The migrations that a database needs.
 pub struct Migrations(Vec<Migration>);
@@ -86,34 +156,58 @@ impl Migrations {
     }
 
     /// Returns the names of those that the database lacks (`V1__users`), as [`Migrations::judge`] does. Only reads, so that
-    /// a standby, or a role without the right to write, will do. The error is one line.
+    /// a standby, or a role without the right to write, will do. The error is one line: also if another program has the
+    /// name of something that they make.
     pub fn missing(&self, client: &mut Client) -> Result<Option<Vec<String>>, String> {
-        match client.query_typed(Migrations::ASK, &[]) {
-            Ok(rows) => self.judge(&rows),
-            Err(error) if is_missing(&error) => {
-                refuse_the_users_of_another_program(client)?;
-                self.judge(&[])
+        let rows = match client.query_typed(Migrations::ASK, &[]) {
+            Ok(rows) => rows,
+            Err(error) if is_missing(&error) => Vec::new(),
+            Err(error) if is_of_other_columns(&error) => {
+                refuse_names_of_another_program(client, &[HISTORY])?;
+                return Err(explain(&error));
             }
             Err(error) => {
                 let hint =
                     "`userd grants ROLE`, as the role that owns the tables, prints the grants of a role";
-                Err(format!("{}: {hint}", explain(&error)))
+                return Err(format!("{}: {hint}", explain(&error)));
             }
+        };
+        if rows.is_empty() {
+            let hidden = client.query_typed(ROW_SECURITY, &[(&vec![HISTORY], Type::TEXT_ARRAY)]);
+            if let Some(row) = hidden.map_err(|error| explain(&error))?.first() {
+                return Err(row.get(0));
+            }
+        } else if !rows.iter().any(|row| self.keys().first() == Some(&(row.get(0), row.get(1)))) {
+            refuse_names_of_another_program(client, &[HISTORY])?;
         }
+        let missing = self.judge(&rows)?;
+        let lacks = |one: &&Migration| missing.as_ref().is_some_and(|names| names.contains(&one.to_string()));
+        let sql = self.0.iter().filter(lacks).filter_map(Migration::sql);
+        let names: Vec<&str> = sql.flat_map(names_in).collect();
+        if !names.is_empty() {
+            refuse_names_of_another_program(client, &names)?;
+        }
+        Ok(missing)
     }
 
     /// Applies the migrations that the database lacks; returns their names. If `may` is not set, an error says what to do.
+    /// Warns of what makes a service unsafe or fails its requests.
     pub fn bring_up(&self, servers: &Arc<Servers>, may: bool) -> Result<Vec<String>, StartError> {
         let mut client = servers.connect_for_long()?;
-        // A start goes on if the catalog cannot be read.
-        for row in client.query_typed(OPEN_SCHEMAS, &[]).unwrap_or_default() {
-            log::warn!("{}", row.get::<_, String>(0));
-        }
+        warn(servers, &mut client);
         match self.missing(&mut client).map_err(StartError::Migration)? {
             None => Ok(Vec::new()),
             Some(missing) if !may => Err(StartError::NotMigrated(missing)),
             Some(_) => {
-                self.apply(&mut client, &mut servers.connect_for_long()?).map_err(StartError::Migration)
+                let blocked = lines(&mut client, BLOCKED);
+                if !blocked.is_empty() {
+                    return Err(StartError::Migration(blocked.join("; ")));
+                }
+                let locker = servers.connect_for_long().map_err(|error| match error {
+                    StartError::Database(line) => StartError::Database(format!("{line}; {TWO_SESSIONS}")),
+                    error => error,
+                })?;
+                self.apply(client, locker, servers.connect_timeout()).map_err(StartError::Migration)
             }
         }
     }
@@ -121,9 +215,15 @@ impl Migrations {
     /// Applies what is missing, in one transaction; returns the names. Blocks while another replica migrates, and as
     /// long as the migrations take. The error is one line.
     ///
+    /// `client` has to answer within `connect_timeout` while `locker` has its session.
     /// refinery takes no lock of its own, so a transaction of `locker` holds one meanwhile: not its session, which a
     /// pooler may lend to other clients.
-    pub fn apply(&self, client: &mut Client, locker: &mut Client) -> Result<Vec<String>, String> {
+    pub fn apply(
+        &self,
+        mut client: Client,
+        mut locker: Client,
+        connect_timeout: Duration,
+    ) -> Result<Vec<String>, String> {
         let line = |error: postgres::Error| explain(&error);
         // A role's time-outs are meant for a service.
         let no_bound = "set local idle_in_transaction_session_timeout = 0";
@@ -142,8 +242,12 @@ impl Migrations {
             }
             thread::sleep(LOCK_PAUSE);
         };
+        let answer = move || client.batch_execute("select 1").map(|()| client);
+        let answered = within(connect_timeout, &Arc::default(), answer).map_err(|error| error.to_string());
+        let answered = answered.and_then(|answered| answered.map_err(line));
+        let mut client = answered.map_err(|error| format!("{error}; {TWO_SESSIONS}"))?;
         let runner = Runner::new(&self.0).set_grouped(true);
-        let report = runner.run(client).map_err(|error| explain(&error))?;
+        let report = runner.run(&mut client).map_err(|error| explain(&error))?;
         for migration in report.applied_migrations() {
             log::info!("applied migration {migration}");
         }
@@ -192,20 +296,45 @@ fn key(migration: &Migration) -> (i64, String) {
     (migration.version().into(), migration.checksum().to_string())
 }
 
-/// Looks at a schema without migrations. The error is one line: another program has a table `users`, which the first
-/// migration would create.
-fn refuse_the_users_of_another_program(client: &mut Client) -> Result<(), String> {
-    const ASK: &str = "select current_schema()::text \
-        where to_regclass(quote_ident(current_schema()::text) || '.users') is not null";
-    let rows = client.query_typed(ASK, &[]).map_err(|error| explain(&error))?;
-    match rows.first() {
-        None => Ok(()),
-        Some(row) => Err(format!(
-            "the schema {:?} has a table `users` of another program, which is left as it is: give userd a schema of its \
-             own, or move the users over with `userd import` (docs/operations.md, \"What if the database has users already?\")",
-            row.get::<_, String>(0)
-        )),
+/// Returns the names of the tables, indexes and functions that a migration makes.
+fn names_in(sql: &str) -> impl Iterator<Item = &str> {
+    let made = sql.lines().filter_map(|line| line.strip_prefix("create "));
+    let made = made.filter(|line| !line.starts_with("trigger "));
+    made.filter_map(|line| {
+        line.split([' ', '(']).find(|word| !["unique", "table", "index", "function"].contains(word))
+    })
+}
+
+/// Looks for these names in the schema. The error is one line: something of another program has one.
+fn refuse_names_of_another_program(client: &mut Client, names: &[&str]) -> Result<(), String> {
+    let rows = client.query_typed(TAKEN, &[(&names, Type::TEXT_ARRAY)]).map_err(|error| explain(&error))?;
+    rows.first().map_or(Ok(()), |row| {
+        let thing: String = row.get(0);
+        Err(format!(
+            "{thing} of another program, which is left as it is: give userd a schema of its own (docs/operations.md, \
+             \"What if the database has users already?\")"
+        ))
+    })
+}
+
+/// Warns of what makes a service unsafe or fails its requests; once of a pooler, with the settings that the role lacks.
+fn warn(servers: &Servers, client: &mut Client) {
+    for line in [OPEN_SCHEMAS, ADDED].iter().flat_map(|sql| lines(client, sql)) {
+        log::warn!("{line}");
     }
+    if !servers.prepared() {
+        let found = servers.found_pooler().then(|| format!("{LENT}: userd serves as with DB_PREPARED=false"));
+        let lacking = settings::lacking(client, servers.statement_timeout()).unwrap_or_default();
+        let all: Vec<String> = found.into_iter().chain(lacking).collect();
+        if !all.is_empty() {
+            log::warn!("{}", all.join("; "));
+        }
+    }
+}
+
+/// The rows of a statement, each of which is a line. A start goes on if the catalog cannot be read.
+fn lines(client: &mut Client, sql: &str) -> Vec<String> {
+    client.query_typed(sql, &[]).unwrap_or_default().iter().map(|row| row.get(0)).collect()
 }
 
 #[cfg(test)]

@@ -51,7 +51,7 @@ impl Pool {
         /// r2d2 waits at most half of this between its tries to connect, so the pool is back this soon
         /// after the database is.
         const RETRY_WITHIN: Duration = Duration::from_secs(1);
-        let statement_timeout = config.limits.request_timeout / 2;
+        let statement_timeout = servers.statement_timeout();
         let figures = Arc::<Figures>::default();
         let log = LogConnectError { pool: Arc::downgrade(&figures), last: Mutex::default() };
         let manager = Manager { servers: servers.clone(), set_up: settings::statements(statement_timeout) };
@@ -106,7 +106,7 @@ impl Pool {
             };
             let is_stale = match failure.meaning {
                 Meaning::Outdated => true,
-                Meaning::ReadOnly => self.servers.wants_primary(),
+                Meaning::ReadOnly => self.servers.wants_primary() || self.servers.finds_primary(),
                 _ => false,
             };
             let is_broken = failure.meaning == Meaning::Broken;
@@ -192,7 +192,7 @@ impl ManageConnection for Manager {
 
     fn connect(&self) -> Result<Session, ConnectError> {
         let (connection, epoch) = self.servers.connect(&self.set_up)?;
-        let statements = self.servers.prepared.then(Vec::new);
+        let statements = self.servers.prepared().then(Vec::new);
         Ok(Session { connection, statements, epoch, answered: Instant::now() })
     }
 

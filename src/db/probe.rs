@@ -1,5 +1,6 @@
 //! Readiness of the database, for load balancers. From the first question on, a thread probes it over a session of its
-//! own, so that neither a busy pool nor a hanging database delays the answer.
+//! own, so that neither a busy pool nor a hanging database delays the answer. Once a minute it removes the idempotency keys
+//! that have expired.
 //!
 //! [`Prober::readiness`] judges by the time of the last answer, as nothing ends a probe of a server that is stopped.
 //! Knows no HTTP.
@@ -7,6 +8,7 @@
 use super::{
     connect::{ConnectError, Servers},
     explain,
+    keys::{REMOVE_EXPIRED, REMOVED_AT_ONCE},
     migrate::Migrations,
     sqlstate::{is_full, is_missing},
 };
@@ -24,6 +26,9 @@ use std::{
 
 /// Between two probes.
 const PAUSE: Duration = Duration::from_millis(500);
+
+/// Between two removals of keys that have expired; the first one comes with the first question.
+const CLEANING: Duration = Duration::from_secs(60);
 
 /// A database that has not answered for this time is silent: it has failed three probes.
 const SILENCE: Duration = Duration::from_millis(2500);
@@ -55,7 +60,7 @@ struct ProbeState {
 }
 
 impl Prober {
-    /// Starts the thread, which sleeps until [`Prober::readiness`] is called. `migrations`: those that the database has to
+    /// Starts the thread, which only removes keys until [`Prober::readiness`] is called. `migrations`: those that the database has to
     /// have. Errors: the system has no more threads.
     pub fn start(servers: Arc<Servers>, migrations: Migrations) -> io::Result<Prober> {
         let state = ProbeState { answered: Some(Instant::now()), ..ProbeState::default() };
@@ -63,16 +68,22 @@ impl Prober {
         let (begin, begun) = channel();
         let (shared, probed) = (state.clone(), servers.clone());
         thread::Builder::new().name("prober".to_owned()).spawn(move || {
-            if begun.recv().is_err() {
-                return;
-            }
-            let mut connection = None;
+            let (mut connection, mut pause) = (None, CLEANING);
+            let (mut due, mut is_more) = (Instant::now(), false);
             loop {
-                let found = probe(&probed, &migrations, &mut connection);
-                shared.lock().keep(found);
-                if begun.recv_timeout(PAUSE) == Err(RecvTimeoutError::Disconnected) {
-                    return;
+                match begun.recv_timeout(if is_more { Duration::ZERO } else { pause }) {
+                    Err(RecvTimeoutError::Disconnected) => return,
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Ok(()) => pause = PAUSE,
                 }
+                let found = probe(&probed, &migrations, &mut connection);
+                let is_due = Instant::now() >= due;
+                is_more = is_due && found == Ok((false, false)) && removes_keys(&mut connection);
+                if is_due && !is_more {
+                    due = Instant::now() + CLEANING;
+                }
+                shared.lock().keep(found);
+                connection = connection.filter(|_| is_more || pause == PAUSE);
             }
         })?;
         Ok(Prober { state, servers, begin })
@@ -128,11 +139,12 @@ impl ProbeState {
 fn probe(
     servers: &Servers,
     migrations: &Migrations,
-    connection: &mut Option<Client>,
+    connection: &mut Option<(Client, u64)>,
 ) -> Result<Answer, String> {
-    let connect = || servers.connect("set statement_timeout = 1000").map(|(new, _)| new);
-    let mut client = match connection.take().map_or_else(connect, Ok) {
-        Ok(client) => client,
+    let connect = || servers.connect("set statement_timeout = 1000");
+    let kept = connection.take().filter(|(_, epoch)| *epoch == servers.epoch());
+    let (mut client, epoch) = match kept.map_or_else(connect, Ok) {
+        Ok(connected) => connected,
         // The server has answered. It is its number of sessions that is short, and this one is an extra.
         Err(ConnectError::Refused(error)) if is_full(&error) => return Ok((false, false)),
         Err(error) => return Err(error.to_string()),
@@ -149,6 +161,18 @@ fn probe(
         Err(error) if is_missing(&error) => (true, false),
         Err(error) => return Err(explain(&error)),
     };
-    *connection = Some(client);
+    *connection = Some((client, epoch));
     Ok(answer)
+}
+
+/// Removes some keys that have expired. Returns true if there may be more.
+fn removes_keys(connection: &mut Option<(Client, u64)>) -> bool {
+    let Some((client, _)) = connection else { return false };
+    match client.query_typed(REMOVE_EXPIRED, &[]) {
+        Ok(rows) => rows.len() == REMOVED_AT_ONCE,
+        Err(error) => {
+            log::warn!("idempotency keys that have expired are not removed: {}", explain(&error));
+            false
+        }
+    }
 }

@@ -131,6 +131,11 @@ pub(super) fn is_missing(error: &postgres::Error) -> bool {
     matches!(code(error), "42P01" | "3F000")
 }
 
+/// Returns whether a table has other columns than its statement (SQLSTATE 42703), or of other types (42846, 22P02).
+pub(super) fn is_of_other_columns(error: &postgres::Error) -> bool {
+    matches!(code(error), "42703" | "42846" | "22P02")
+}
+
 /// One line that says why the database refused: its severity, message and SQLSTATE, or the chain of causes
 /// of a broken connection. The DETAIL is left out on purpose: it quotes whole rows.
 pub fn explain(error: &(dyn std::error::Error + 'static)) -> String {

@@ -38,6 +38,8 @@ fn is_in(name: &str, list: &str) -> bool {
 pub struct Target {
     /// Everything but the certificates of TLS, hosts included.
     pub config: postgres::Config,
+    /// A copy of `config` for each host, with that host alone.
+    pub hosts: Vec<postgres::Config>,
     /// The settings of TLS, if `config` asks for it.
     pub tls: TlsSettings,
     /// A line for each parameter that has no effect.
@@ -67,9 +69,6 @@ impl Target {
                 target
             }
         };
-        if target.config.get_connect_timeout().is_none() {
-            target.config.connect_timeout(CONNECT_TIMEOUT.min(config.db_connect_timeout));
-        }
         if let (None, Some(password)) = (target.config.get_password(), &config.pg_password) {
             target.config.password(password.expose());
         }
@@ -161,20 +160,34 @@ impl Target {
             let value = given.remove(libpq_name).unwrap_or(default.to_owned());
             given.entry(name.to_owned()).or_insert(value);
         }
-        let mut config = postgres_config(&given)?;
-        if milliseconds > 0 {
-            config.tcp_user_timeout(Duration::from_millis(milliseconds));
-        }
-        let user = config.get_user().or(os_user).ok_or("it names no user")?.to_owned();
-        let database = config.get_dbname().unwrap_or(&user).to_owned();
-        config.user(&user).dbname(&database);
-        // TLS is never spoken over Unix sockets.
-        let has_tcp = config.get_hosts().iter().any(|host| matches!(host, Host::Tcp(_)));
-        config.ssl_mode(if has_tcp { mode } else { SslMode::Disable });
-        if cfg!(not(feature = "tls")) && config.get_ssl_mode() == SslMode::Require {
+        let config = |given: &HashMap<String, String>| {
+            let mut config = postgres_config(given)?;
+            if milliseconds > 0 {
+                config.tcp_user_timeout(Duration::from_millis(milliseconds));
+            }
+            let user = config.get_user().or(os_user).ok_or("it names no user")?.to_owned();
+            let database = config.get_dbname().unwrap_or(&user).to_owned();
+            config.user(&user).dbname(&database);
+            // TLS is never spoken over Unix sockets.
+            let has_tcp = config.get_hosts().iter().any(|host| matches!(host, Host::Tcp(_)));
+            config.ssl_mode(if has_tcp { mode } else { SslMode::Disable });
+            Ok::<_, String>(config)
+        };
+        let of_host = |at: usize| {
+            let mut given = given.clone();
+            for name in ["host", "hostaddr", "port"] {
+                given.entry(name.to_owned()).and_modify(|all| {
+                    *all = all.split(',').nth(at).unwrap_or(all).to_owned();
+                });
+            }
+            config(&given)
+        };
+        let all = config(&given)?;
+        if cfg!(not(feature = "tls")) && all.get_ssl_mode() == SslMode::Require {
             return Err("TLS is required, and userd was built without it (feature `tls`)".to_owned());
         }
-        Ok(Target { config, tls, warnings })
+        let hosts = (0..all.get_hosts().len()).map(of_host).collect::<Result<_, _>>()?;
+        Ok(Target { config: all, hosts, tls, warnings })
     }
 }
 
@@ -186,9 +199,6 @@ fn unwrapped(text: &str) -> &str {
     let unquoted = ['"', '\''].iter().find_map(|quote| text.strip_prefix(*quote)?.strip_suffix(*quote));
     unquoted.map_or(text, str::trim)
 }
-
-/// The longest time that connecting to one address may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Parameters that are set if a connection string does not set them, by either name.
 const DEFAULTS: [(&str, &str, &str); 4] = [

@@ -72,8 +72,9 @@ impl ScratchDatabase {
             created = owner.create(&template);
             if has_code(&created, &SqlState::UNDEFINED_DATABASE) {
                 let (name, url) = owner.create("template1").map_err(failed)?;
+                const LONGEST: std::time::Duration = std::time::Duration::from_secs(10);
                 let connect = || Client::connect(&url, NoTls).map_err(failed);
-                migrations.apply(&mut connect()?, &mut connect()?).map_err(StartError::Cluster)?;
+                migrations.apply(connect()?, connect()?, LONGEST).map_err(StartError::Cluster)?;
                 fill(&url)?;
                 keep_as_template(&mut session, &name, &template).map_err(failed)?;
                 created = owner.create(&template);

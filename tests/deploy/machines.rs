@@ -348,7 +348,7 @@ fn replicas_behind_pgbouncer() {
     let mut others = [0, 1].map(|_| postgres::Client::connect(&url, postgres::NoTls).expect("pgbouncer"));
     others.iter_mut().for_each(|client| client.batch_execute("begin").expect("a session each"));
     others.iter_mut().for_each(|client| client.batch_execute(&(named.clone() + "commit")).expect("names"));
-    let mut process = userd(&url, 0, &[]);
+    let mut process = userd(&url, 0, &[("DB_PREPARED", "true")]);
     let answer = Client::new(&process.wait_for_url()).call("GET", "/users/1", "").expect("an answer");
     assert_eq!((answer.0, &answer.1["error"]), (500, &json!("Database error")));
     process.logs("(42P05); behind a pooler in transaction mode userd needs DB_PREPARED=false");

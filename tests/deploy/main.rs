@@ -9,6 +9,7 @@ mod documents;
 mod failover;
 mod listening;
 mod machines;
+mod poolers;
 mod prometheus;
 mod publication;
 mod standby;

@@ -1,7 +1,8 @@
 //! A server and its standby: changes while the standby is away, and after the primary was demoted.
 
-use crate::support::{Client, LONG, LONG_ON_DISK, Own, Process, eventually};
+use crate::support::{Client, LONG, LONG_ON_DISK, Own, Process, TempDir, eventually};
 use serde_json::json;
+use std::{fs, os::unix::fs::symlink};
 
 #[test]
 fn a_standby_that_is_away() {
@@ -55,4 +56,52 @@ fn a_primary_that_is_demoted() {
     }
     assert!(new.users().contains_key("19@example.com"));
     assert_eq!(old.users().len() + new.users().len(), 20);
+}
+
+/// One name that moves to another server, as managed databases have it, while the old one takes no more changes and keeps
+/// its sessions. A database that takes none for long keeps its sessions, and reads go on.
+#[test]
+fn a_name_that_moves_to_a_new_primary() {
+    let (old, new) = (Own::start(), Own::start());
+    let mut migrate = Process::start(&["migrate"], &[("DATABASE_URL", &new.url())]);
+    assert_eq!(migrate.wait(LONG_ON_DISK), 0, "{}", migrate.stderr());
+    new.run("insert into users (name, email) values ('n', '0@example.com')");
+    let dir = TempDir::new();
+    let point = |own: &Own| {
+        let next = dir.path().join("next");
+        symlink(own.socket_dir(), &next).unwrap();
+        fs::rename(next, dir.path().join("name")).unwrap();
+    };
+    point(&old);
+    let url = format!("host={}/name user=postgres dbname=postgres", dir.name());
+    let mut process = Process::at(&url, &[]);
+    let mut client = process.client();
+    let body = |n: u32| json!({"name": "n", "email": format!("{n}@example.com")}).to_string();
+    assert_eq!(client.post("/users", body(0)).status, 201);
+    old.set("default_transaction_read_only", "on");
+    let sessions = || {
+        let sql = "select pid from pg_stat_activity where application_name = 'userd' order by pid";
+        old.client().query(sql, &[]).unwrap().iter().map(|row| row.get(0)).collect::<Vec<i32>>()
+    };
+    assert_eq!(client.get("/readyz").status, 200);
+    eventually(LONG, "all sessions are open", || sessions().len() == 9);
+    let before = sessions();
+    for n in 1..40 {
+        assert_eq!(client.post("/users", body(n)).status, 503, "{}", process.stderr());
+        assert_eq!(client.get("/users/1").status, 200, "{}", process.stderr());
+    }
+    assert!(before.iter().all(|pid| sessions().contains(pid)), "{before:?}");
+    point(&new);
+    let mut n = 40;
+    eventually(LONG, "changes are taken", || {
+        n += 1;
+        assert_eq!(client.get("/users/1").status, 200, "{}", process.stderr());
+        client.post("/users", body(n)).status == 201
+    });
+    assert!(new.users().contains_key(&format!("{n}@example.com")));
+    assert_eq!(old.users().len(), 1);
+    eventually(LONG, "the figure says so", || {
+        client.get("/readyz").status == 200
+            && client.get("/metrics").body.contains("userd_database_read_only 0")
+    });
 }

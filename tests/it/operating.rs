@@ -376,7 +376,7 @@ fn users_of_another_program() {
 fn a_search_path_without_a_schema() {
     let database = Database::create();
     let url = format!("{} options='-c search_path=missing'", database.url());
-    let nowhere = "no schema has been selected to create in (3F000)";
+    let nowhere = "its search_path has none (3F000): `create schema missing authorization postgres`";
     for (arguments, expected) in [
         (&["--port=0"][..], nowhere),
         (&["migrate"], nowhere),

@@ -142,19 +142,110 @@ fn a_recount_beside_writers() {
 
 // Rights
 
+/// Row security counts if it hides rows from the role of the service. What ends it gives rights to no other role.
 #[test]
 fn row_security_is_refused_by_a_check() {
+    const TABLES: [&str; 5] =
+        ["users", "credentials", "idempotency_keys", "user_counts", "refinery_schema_history"];
     let database = Database::create();
-    for table in ["users", "credentials", "idempotency_keys", "user_counts", "refinery_schema_history"] {
-        database.run(&format!("alter table {table} enable row level security"));
-        let (code, said) = userd(&database.url(), &["check"]);
-        let line = format!("problem  tables: row-level security is enabled for {table}, ");
-        let found = said.lines().find(|found| found.starts_with(&line)).unwrap_or_else(|| panic!("{said}"));
-        assert_eq!(code, 1, "{said}");
-        database.run(found.split('`').nth(1).unwrap());
-        let (code, said) = userd(&database.url(), &["check"]);
-        assert_eq!(code, 0, "{said}");
+    let name = database.name();
+    let (app, owner) = (format!("{name}_App"), format!("{name}_owner"));
+    database.run(&format!(
+        "create role \"{app}\" login; create role {owner} login; \
+         grant usage, create on schema public to {owner}; grant {owner} to postgres"
+    ));
+    for table in TABLES {
+        database.run(&format!(
+            "alter table {table} owner to {owner}; alter table {table} enable row level security"
+        ));
     }
+    let url = |role: &str| database.url().replace("user=postgres", &format!("user={role}"));
+    let (_, grants) = userd(&database.url(), &["grants", &app]);
+    database.run(&grants);
+    let finding = |role: &str| {
+        let (code, said) = userd(&url(role), &["check"]);
+        let mut lines = said.lines().map(str::to_owned);
+        let found = lines.find(|line| line.contains("row-level security hides rows of "));
+        assert_eq!(code, i32::from(found.is_some()), "{role}: {said}");
+        found
+    };
+    let rights = || {
+        database.value("select string_agg(relacl::text, ' ' order by relname) from pg_class where relnamespace = 'public'::regnamespace")
+    };
+    let before = rights();
+    // An owner and a superuser see all rows. The service's role sees no migration, so that a start has a line, too.
+    assert_eq!((finding("postgres"), finding(&owner)), (None, None));
+    let line = finding(&app).expect("a finding");
+    assert!(
+        line.starts_with("problem  migrations: row-level security hides rows of refinery_schema_history"),
+        "{line}"
+    );
+    for verb in [&["--host=127.0.0.1", "--port=0"][..], &["export"]] {
+        let (code, said) = userd(&url(&app), verb);
+        assert!(code == 1 && said.contains("row-level security hides rows of "), "{said}");
+    }
+    database.run("alter table refinery_schema_history disable row level security");
+    let line = finding(&app).expect("a finding");
+    database.run(line.split('`').nth(1).unwrap());
+    assert_eq!(finding(&app), None);
+    for table in TABLES {
+        database.run(&format!("alter table {table} enable row level security, force row level security"));
+        let line = finding(&owner).expect(table);
+        database.run(line.split('`').nth(1).unwrap());
+        assert_eq!(finding(&owner), None);
+    }
+    assert_eq!(rights(), before);
+    let hides = "select count(*) from pg_class where relrowsecurity and not relforcerowsecurity";
+    assert_eq!(database.value(hides), "5", "it goes on for other roles");
+    database.run(&format!("reassign owned by {owner} to postgres; drop owned by \"{app}\", {owner}; drop role \"{app}\", {owner}"));
+}
+
+/// A check tells which other roles may read hashes, with the statement that ends it and takes nothing else.
+#[test]
+fn roles_that_may_read_hashes_are_told() {
+    let database = Database::create();
+    let name = database.name();
+    let role = |role: &str| format!("{name}_{role}");
+    let all = ["Anon", "column", "view", "group", "full", "reader"].map(role);
+    let [anon, column, view, group, full, reader] = &all;
+    all.iter().for_each(|role| database.run(&format!("create role \"{role}\"")));
+    let (_, grants) = userd(&database.url(), &["grants", full]);
+    database.run(&grants);
+    database.run(&format!(
+        "create schema \"Odd one\";
+         create view \"Odd one\".\"V\" as select * from credentials; create view over as select * from \"Odd one\".\"V\";
+         grant select on credentials, idempotency_keys, users to \"{anon}\"; grant insert on credentials to \"{anon}\";
+         grant select (password_hash) on credentials to {column};
+         grant select on \"Odd one\".\"V\", over to {view};
+         grant select on credentials to {group}; grant {group} to {reader};
+         grant pg_read_all_data to {reader}"
+    ));
+    let findings = || {
+        let (code, said) = userd(&database.url(), &["check"]);
+        let lines = said.lines().filter(|line| line.contains(" may read ")).map(str::to_owned);
+        (code, lines.collect::<Vec<_>>())
+    };
+    let (code, lines) = findings();
+    assert_eq!((code, lines.len()), (0, 6), "{lines:?}");
+    assert!(lines.iter().all(|line| line.starts_with("note     privileges: ")), "{lines:?}");
+    for line in lines {
+        database.run(line.split('`').nth(1).expect("a statement"));
+    }
+    assert_eq!(findings(), (0, vec![]));
+    let may = |role: &str, right: &str, table: &str| {
+        database.value(&format!("select has_table_privilege('{role}', '{table}', '{right}')")) == "true"
+    };
+    assert!(may(anon, "select", "users") && may(anon, "insert", "credentials"), "it has lost another right");
+    assert!(!may(anon, "select", "credentials") && may(full, "select", "credentials"));
+    database.run("grant select on credentials to public");
+    let (code, lines) = findings();
+    assert!(
+        code == 1 && lines[0].starts_with("problem  privileges: public may read public.credentials"),
+        "{lines:?}"
+    );
+    database.run(lines[0].split('`').nth(1).expect("a statement"));
+    assert_eq!(findings(), (0, vec![]));
+    all.iter().for_each(|role| database.run(&format!("drop owned by \"{role}\"; drop role \"{role}\"")));
 }
 
 /// One role makes the tables, another one runs the service with what `userd grants` prints and nothing else; without any of

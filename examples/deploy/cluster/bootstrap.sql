@@ -2,7 +2,7 @@
 create role app login password '@APP_PASSWORD@';
 create database app owner app;
 -- What userd would set itself, for its sessions through PgBouncer.
-alter role app set statement_timeout = '10s';
+alter role app set statement_timeout = '5s';
 alter role app set lock_timeout = '100ms';
 alter role app set default_transaction_isolation = 'read committed';
 alter role app set plan_cache_mode = force_generic_plan;
