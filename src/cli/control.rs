@@ -24,9 +24,9 @@ pub fn execute_lines(control: &Control) {
 fn execute(control: &Control, line: &str) -> Result<String, String> {
     let words: Vec<&str> = line.split_whitespace().collect();
     match words[..] {
-        ["reset"] => control.reset()?,
-        ["save", name] => control.save(name)?,
-        ["restore", name] => control.restore(name)?,
+        ["reset"] => control.restore(None)?,
+        ["save", name] => control.save(Some(name))?,
+        ["restore", name] => control.restore(Some(name))?,
         ["advance", seconds] => control.advance(time(seconds)?)?,
         ["faults"] => return Ok(format!("ok {}", control.faults_left())),
         ["fail", "none"] => control.fail_none(),

@@ -51,7 +51,7 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
         Some(scratch) => {
             let (server, control) = scratch.serve(bound, config, on_listening, on_broken)?;
             if given.has("--seed") {
-                control.save_start().map_err(Failure::runtime)?;
+                control.save(None).map_err(Failure::runtime)?;
             }
             (server, Some(control))
         }

@@ -9,10 +9,8 @@ use crate::server::{BoundServer, Server};
 use crate::{App, http::Request};
 use parking_lot::Mutex;
 use postgres::{Client, Error, NoTls, error::SqlState};
+use std::hash::{BuildHasher, RandomState};
 use std::{collections::HashSet, io, sync::Arc, time::Duration};
-
-/// Name of the state that a reset brings back. It is empty, so that no other state has it.
-const START: &str = "";
 
 /// Tables of a state. It is a schema with copies of them, and with the next id.
 const TABLES: [&str; 3] = ["users", "credentials", "idempotency_keys"];
@@ -38,73 +36,53 @@ impl ScratchDatabase {
         on_listening: impl FnOnce() -> io::Result<()>,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> Result<(Server, Control), StartError> {
-        let watch = Arc::new(Mutex::new(Watch::new()));
+        let watch = Arc::<Mutex<Watch>>::default();
         let watching = watch.clone();
         bound.faults = Some(Arc::new(move |request: &Request| watching.lock().choose(request)));
         let server = bound.start(config, on_listening, on_broken)?;
         let (app, url) = (server.app.clone(), self.url().to_owned());
-        Ok((server, Control { app, url, saved: Mutex::default(), watch }))
+        let control = Control { app, url, saved: Mutex::default(), watch };
+        control.chance(RandomState::new().hash_one(0));
+        Ok((server, control))
     }
 }
 
 impl Control {
-    /// Saves the present state, for resets.
-    pub fn save_start(&self) -> Result<(), String> {
-        self.save_state(START)
-    }
-
-    /// Saves the users, their credentials, the idempotency keys and the next id; instead of an older state of this name.
-    pub fn save(&self, name: &str) -> Result<(), String> {
+    /// Saves the users, their credentials, the idempotency keys and the next id of one snapshot: as the state of a name,
+    /// instead of an older one, or as the state at the start. A create that is committed meanwhile may have moved the next
+    /// id, which is read last, so that it follows all ids of the snapshot.
+    pub fn save(&self, name: Option<&str>) -> Result<(), String> {
         let is_allowed = |byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_');
-        if !(1..=40).contains(&name.len()) || !name.bytes().all(is_allowed) {
+        if name.is_some_and(|name| !(1..=40).contains(&name.len()) || !name.bytes().all(is_allowed)) {
             return Err("the name of a state has 1 to 40 characters of a-z, 0-9 and _".to_owned());
         }
-        self.save_state(name)
-    }
-
-    /// Saves the state of one snapshot. A create that is committed meanwhile may have moved the next id, which is read
-    /// last, so that it follows all ids of the snapshot.
-    fn save_state(&self, name: &str) -> Result<(), String> {
-        let (mut saved, schema) = (self.saved.lock(), format!("userd_state_{name}"));
-        let copies = TABLES.map(|table| format!("create table {schema}.{table} as table {table}; "));
+        let (mut saved, state) = (self.saved.lock(), schema(name));
+        let copies = TABLES.map(|table| format!("create table {state}.{table} as table {table};")).concat();
         self.run_between_requests(&format!(
-            "begin isolation level repeatable read; drop schema if exists {schema} cascade; create schema {schema}; {} \
-             create table {schema}.next_id as select last_value, is_called from users_id_seq; commit",
-            copies.concat()
+            "begin isolation level repeatable read; drop schema if exists {state} cascade; create schema {state}; \
+             {copies} create table {state}.next_id as select last_value, is_called from users_id_seq; commit"
         ))?;
-        saved.insert(name.to_owned());
+        saved.insert(state);
         Ok(())
     }
 
-    /// Brings a saved state back, and forgets counts of wrong passwords and faults.
-    pub fn restore(&self, name: &str) -> Result<(), String> {
-        if name == START || !self.saved.lock().contains(name) {
-            return Err("no state was saved under this name".to_owned());
-        }
-        self.restore_state(name)
-    }
-
-    /// Brings the state at the start back, and forgets the requests, too.
-    pub fn reset(&self) -> Result<(), String> {
-        self.restore_state(START)?;
-        self.watch.lock().forget_requests();
-        Ok(())
-    }
-
-    /// Restores a state, or the empty one if this one was not saved, in one transaction.
-    fn restore_state(&self, name: &str) -> Result<(), String> {
-        let (saved, schema) = (self.saved.lock(), format!("userd_state_{name}"));
+    /// Brings the state of a name back, in one transaction, and forgets counts of wrong passwords and faults; or the state
+    /// at the start, which is empty if none was saved: then it forgets the requests, too.
+    pub fn restore(&self, name: Option<&str>) -> Result<(), String> {
+        let (saved, state) = (self.saved.lock(), schema(name));
         let mut restore = format!("truncate {} restart identity", TABLES.join(", "));
-        if saved.contains(name) {
+        if saved.contains(&state) {
             for table in TABLES {
-                restore += &format!("; insert into {table} overriding system value table {schema}.{table}");
+                restore += &format!("; insert into {table} overriding system value table {state}.{table}");
             }
             restore +=
-                &format!("; select setval('users_id_seq', last_value, is_called) from {schema}.next_id");
+                &format!("; select setval('users_id_seq', last_value, is_called) from {state}.next_id");
+        } else if name.is_some() {
+            return Err("no state was saved under this name".to_owned());
         }
         self.run_between_requests(&restore)?;
-        self.fail_none();
         self.app.rules.throttle.advance(Duration::from_secs(60));
+        self.watch.lock().forget(name.is_none());
         Ok(())
     }
 
@@ -134,4 +112,9 @@ impl Control {
     fn run(&self, sql: &str) -> Result<(), Error> {
         outside_of_runtimes(|| Client::connect(&self.url, NoTls)?.batch_execute(sql))
     }
+}
+
+/// Returns the schema of a state.
+fn schema(name: Option<&str>) -> String {
+    name.map_or("userd_start".to_owned(), |name| format!("userd_state_{name}"))
 }

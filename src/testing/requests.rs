@@ -7,7 +7,7 @@ use crate::server::Fault;
 use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, RandomState};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
 /// Bytes of the journal's lines, at most.
 const JOURNAL_BYTES: usize = 8 << 20;
@@ -19,6 +19,7 @@ const SECRETS: [&str; 5] = ["authorization", "cookie", "password", "secret", "to
 const HIDDEN: &str = "***";
 
 /// The journal, and the requests that are to fail. Each request meets them before it is judged.
+#[derive(Default)]
 pub struct Watch {
     /// Method and target of each request, and the line that shows it.
     journal: VecDeque<(String, String)>,
@@ -27,7 +28,7 @@ pub struct Watch {
     gone: usize,
     rules: Vec<Rule>,
     /// Seed of the choices by chance.
-    seed: u64,
+    pub seed: u64,
 }
 
 /// Requests that are to fail: some of the next ones, or each by chance.
@@ -69,12 +70,6 @@ impl Control {
         watch.rules.iter_mut().for_each(|rule| rule.chosen = 0);
     }
 
-    /// Returns the seed of the choices by chance, if there are any.
-    pub fn seed(&self) -> Option<u64> {
-        let watch = self.watch.lock();
-        watch.rules.iter().any(|rule| rule.percent.is_some()).then_some(watch.seed)
-    }
-
     /// Forgets the faults that are left.
     pub fn fail_none(&self) {
         self.watch.lock().rules.clear();
@@ -96,11 +91,6 @@ impl Control {
 }
 
 impl Watch {
-    pub fn new() -> Watch {
-        let seed = RandomState::new().hash_one(0);
-        Watch { journal: VecDeque::new(), bytes: 0, gone: 0, rules: Vec::new(), seed }
-    }
-
     /// Notes a request. Returns the fault that the first rule has for it.
     pub fn choose(&mut self, request: &Request) -> Option<Fault> {
         self.note(request);
@@ -136,9 +126,12 @@ impl Watch {
         }
     }
 
-    pub fn forget_requests(&mut self) {
-        self.journal.clear();
-        (self.bytes, self.gone) = (0, 0);
+    /// Forgets the faults, and the requests if that is told.
+    pub fn forget(&mut self, requests: bool) {
+        self.rules.clear();
+        if requests {
+            *self = Watch { seed: self.seed, ..Watch::default() };
+        }
     }
 }
 

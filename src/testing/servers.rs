@@ -73,7 +73,7 @@ impl TestServer {
         let users = users.into_iter().map(|(id, name, address)| (id, name, email::normalized(address)));
         let (ids, names, emails): (Vec<i64>, Vec<&str>, Vec<String>) = users.collect();
         expected("store the users", server.query(STORE, &[&ids, &names, &emails]));
-        expected("keep the users", server.control.save_start());
+        expected("keep the users", server.control.save(None));
         server
     }
 
@@ -160,7 +160,7 @@ impl TestServer {
     /// If the database refuses.
     #[track_caller]
     pub fn reset(&self) {
-        expected("reset", self.control.reset());
+        expected("reset", self.control.restore(None));
     }
 
     /// Saves users, passwords, idempotency keys and the next id under a name of 1 to 40 characters of `a-z`, `0-9` and `_`;
@@ -171,7 +171,7 @@ impl TestServer {
     /// If it is no such name, or the database refuses.
     #[track_caller]
     pub fn save(&self, name: &str) {
-        expected("save the state", self.control.save(name));
+        expected("save the state", self.control.save(Some(name)));
     }
 
     /// Brings a saved state back, any number of times, as [`TestServer::reset`] brings back the state at the start.
@@ -180,7 +180,7 @@ impl TestServer {
     /// If no state of this name was saved, or the database refuses: nothing is changed then.
     #[track_caller]
     pub fn restore(&self, name: &str) {
-        expected("restore the state", self.control.restore(name));
+        expected("restore the state", self.control.restore(Some(name)));
     }
 
     /// Has requests fail: `server.fail(Fault::AnswerLost).on("POST", "/users").times(1)`.
@@ -240,19 +240,13 @@ impl TestServer {
 
 impl Drop for TestServer {
     fn drop(&mut self) {
-        if thread::panicking() {
-            let requests = self.requests();
-            requests
-                .iter()
-                .skip(requests.len().saturating_sub(10))
-                .for_each(|line| eprintln!("requested: {line}"));
-            self.control
-                .seed()
-                .iter()
-                .for_each(|seed| eprintln!("chosen by chance: repeat with chance({seed})"));
-        }
         let left = self.faults_left();
         assert!(left == 0 || thread::panicking(), "{left} requests were to fail, and have not come");
+        if thread::panicking() {
+            let (lines, _) = self.control.requests(None);
+            let last = lines[lines.len().saturating_sub(10)..].join("\n");
+            eprintln!("chance seed: {}\nthe last 10 requests:\n{last}", self.control.watch.lock().seed);
+        }
     }
 }
 
