@@ -28,7 +28,7 @@ pub fn main() -> Result<(), ureq::Error> {
     assert_eq!(both["data"][1]["name"], "grace");
     server.restore("one_user");
     // A test that fails prints a seed that repeats it.
-    server.fail(Fault::Unavailable).on("GET", "/users/1").by_chance(10.0);
+    server.fail(Fault::Unavailable).on("GET", "/users/1").times("10%");
     while ureq::get(server.url("/users/1")).call().is_ok() {}
     println!("{} passed", server.base_url());
     Ok(())

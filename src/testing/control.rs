@@ -2,11 +2,9 @@
 
 use super::databases::{ScratchDatabase, has_code};
 use super::requests::Watch;
-use crate::config::Config;
 use crate::db::{blocking::outside_of_runtimes, explain};
-use crate::error::StartError;
 use crate::server::{BoundServer, Server};
-use crate::{App, http::Request};
+use crate::{App, config::Config, error::StartError, http::Request};
 use parking_lot::Mutex;
 use postgres::{Client, Error, NoTls, error::SqlState};
 use std::hash::{BuildHasher, RandomState};
@@ -105,7 +103,10 @@ impl Control {
         let sql = format!("set lock_timeout = '50ms'; set jit = off; {sql}");
         let is_locked = |tried: &Result<(), Error>| has_code(tried, &SqlState::LOCK_NOT_AVAILABLE);
         let mut tries = (0..200).map(|_| self.run(&sql)).skip_while(is_locked);
-        tries.next().ok_or("a statement holds a lock")?.map_err(|error| explain(&error))
+        tries
+            .next()
+            .ok_or("another session keeps a lock on users: end its transaction")?
+            .map_err(|error| explain(&error))
     }
 
     /// Executes statements in a session of their own.

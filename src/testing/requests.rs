@@ -46,17 +46,15 @@ impl Control {
     /// Has requests with this method and path fail: so many of the next ones, or each with a chance, as in `10%`.
     pub fn fail(&self, fault: Fault, method: &str, path: &str, often: &str) -> Result<(), String> {
         const CAN: &str = "requests can fail whose method is GET, HEAD, POST, PUT, PATCH or DELETE and whose path, \
-                           without a query, is /users or below";
+                           without a query, is /users or below: a number of them, or each by a chance from 0% to 100%";
         let is_of_users = path == "/users" || path.starts_with("/users/") && !path.contains('?');
         let method = Method::from(method);
-        if !is_of_users || matches!(method, Method::Options | Method::Other) {
-            return Err(CAN.to_owned());
-        }
         let (left, percent) =
             (often.parse().ok(), often.strip_suffix('%').and_then(|text| text.parse().ok()));
         let percent = percent.filter(|percent| (0.0..=100.0).contains(percent));
-        if left.is_none() && percent.is_none() {
-            return Err("a fault is for a number of requests, or a chance from 0% to 100%".to_owned());
+        let is_told = left.is_some() || percent.is_some();
+        if !is_of_users || matches!(method, Method::Options | Method::Other) || !is_told {
+            return Err(CAN.to_owned());
         }
         let rule = Rule { fault, method, path: path.to_owned(), left, percent, chosen: 0 };
         self.watch.lock().rules.push(rule);

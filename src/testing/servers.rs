@@ -67,8 +67,8 @@ impl TestServer {
     pub fn with_users<'a>(users: impl IntoIterator<Item = (i64, &'a str, &'a str)>) -> TestServer {
         const STORE: &str = "\
             with stored as (insert into users (id, name, email) overriding system value \
-                select unnest($1::bigint[]), unnest($2::text[]), unnest($3::text[]) returning id) \
-            select coalesce(setval(pg_get_serial_sequence('users', 'id')::regclass, max(id)), 0) from stored";
+                select * from unnest($1::bigint[], $2::text[], $3::text[]) returning id) \
+            select coalesce(setval('users_id_seq', max(id)), 0) from stored";
         let server = TestServer::start();
         let users = users.into_iter().map(|(id, name, address)| (id, name, email::normalized(address)));
         let (ids, names, emails): (Vec<i64>, Vec<&str>, Vec<String>) = users.collect();
@@ -265,29 +265,16 @@ impl Failing<'_> {
         Failing { method: method.to_owned(), path: path.to_owned(), ..self }
     }
 
-    /// Has the next of them fail, so many times.
+    /// Has so many of the next requests fail, or each one by chance: `.times(1)`, `.times("10%")`. A test that fails prints
+    /// the seed of its chances, for [`TestServer::chance`].
     ///
     /// # Panics
-    /// If no such request can fail: its method has no meaning for users, or its path is not `/users` or below.
+    /// If no such request can fail: its method has no meaning for users, or its path is not `/users` or below; if `times` is
+    /// neither a number nor a chance from 0 to 100 %.
     #[track_caller]
-    pub fn times(self, times: u32) {
-        self.often(&times.to_string());
-    }
-
-    /// Has each of them fail with this chance, from 0 to 100. A test that fails prints the seed, with which
-    /// [`TestServer::chance`] repeats the choices.
-    ///
-    /// # Panics
-    /// As [`Failing::times`], or for another chance.
-    #[track_caller]
-    pub fn by_chance(self, percent: f64) {
-        self.often(&format!("{percent}%"));
-    }
-
-    #[track_caller]
-    fn often(self, often: &str) {
+    pub fn times(self, times: impl fmt::Display) {
         let Failing { control, fault, method, path } = self;
-        expected("have requests fail", control.fail(fault, &method, &path, often));
+        expected("have requests fail", control.fail(fault, &method, &path, &times.to_string()));
     }
 }
 
