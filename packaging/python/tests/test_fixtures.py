@@ -148,6 +148,77 @@ def test_a_failure_is_explained(pytester):
     assert "a-secret-of-sixteen" not in text.replace('"API_TOKEN": "a-secret-of-sixteen"', "")
 
 
+def test_functions_that_a_test_has_replaced(pytester):
+    """Each failure is explained, and the next test runs."""
+    pytester.makepyfile(
+        """
+        import builtins, datetime, io, json, os, select, socket, subprocess, tempfile, threading, time
+        import pytest
+        from urllib.request import urlopen
+
+        def ask(server):
+            with urlopen(server.url + "/openapi.json") as answer:
+                print("asked", answer.headers["X-Request-Id"])
+
+        def fails(*given, **named):
+            raise RuntimeError("no such function in a test")
+
+        NAMES = [
+            (os, "close"), (os, "fstat"), (os, "getpid"), (os, "open"), (os, "pipe"), (os, "pread"), (os, "read"),
+            (os, "waitpid"), (os, "write"), (subprocess, "Popen"), (subprocess, "run"), (time, "sleep"),
+            (time, "time_ns"), (builtins, "open"), (builtins, "print"), (io, "open"), (json, "dumps"), (json, "loads"),
+            (datetime, "datetime"), (select, "poll"), (socket, "socket"), (tempfile, "TemporaryFile"),
+            (threading, "Lock"), (threading, "Thread"),
+        ]
+
+        @pytest.mark.parametrize("place, name", NAMES)
+        def test_replaced(userd_session_server, monkeypatch, place, name):
+            ask(userd_session_server)
+            monkeypatch.setattr(place, name, fails)
+            assert name == "other"
+
+        def test_all_replaced(userd_session_server, monkeypatch, request):
+            ask(userd_session_server)
+            for place, name in NAMES:
+                # pytest itself needs these.
+                if name not in ("close", "open", "write", "datetime", "print"):
+                    monkeypatch.setattr(place, name, fails)
+            monkeypatch.setattr(os, "environ", {})
+            # A service that begins and ends then.
+            with pytest.raises(ZeroDivisionError):
+                request.getfixturevalue("userd_server").fail("503", "GET", "/users", times=0)
+                1 / 0
+            assert False, "all"
+
+        def test_passes(userd_server):
+            ask(userd_server)
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-s")
+    result.assert_outcomes(passed=1, failed=25)
+    explained = result.stdout.str()
+    assert explained.count("the last 50 lines of its log:") == 25, explained
+    assert "INTERNALERROR" not in explained and "no explanation" not in explained
+
+
+def test_an_error_of_the_plug_in_is_a_line_of_the_report(pytester):
+    pytester.makepyfile(
+        """
+        from userd import pytest_plugin
+
+        def test_fails(userd_server, monkeypatch):
+            monkeypatch.setattr(pytest_plugin.Server, "explain", lambda self: 1 / 0)
+            assert False, "as it should"
+
+        def test_passes(userd_server):
+            pass
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*as it should*", "no explanation: ZeroDivisionError('division by zero')"])
+
+
 def test_faults_that_are_left_fail_their_test(pytester):
     pytester.makepyfile(
         """

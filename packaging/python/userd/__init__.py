@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from functools import lru_cache
 from importlib.util import find_spec
 
 
@@ -22,6 +23,7 @@ def command() -> str:
     raise FileNotFoundError(f"userd is in none of {', '.join(places)}")
 
 
+@lru_cache(maxsize=None)
 def postgres() -> str | None:
     """The directory of PostgreSQL's programs that `userd[postgres]` installs, or None without it. For what is thrown away:
     the next version of that package cannot open what they made."""
