@@ -9,7 +9,11 @@
 # request that it was sent. A test fails that leaves faults. Its variables in the environment have no effect, but for
 # POSTGRES_BIN.
 
+# A test may replace commands, by functions or by another PATH, and IFS.
+userd_path=$PATH
+
 userd_start() {
+    local PATH=$userd_path IFS=$' \t\n'
     local program=${USERD:-userd} settings=()
     local variables='/^Environment variables/,$ s/^  \([A-Z_]*\) .*/\1/p'
     variables=$("$program" --help | sed -n "$variables" | grep -vx POSTGRES_BIN)
@@ -53,13 +57,14 @@ userd_fail() {
     userd_command fail "$@"
 }
 userd_requests() {
+    local PATH=$userd_path IFS=$' \t\n'
     # Their number, and how many have gone for newer ones.
-    userd_command requests "$@" && head -n "${userd_said% *}" <"$userd_output"
+    userd_command requests "$@" && command head -n "${userd_said% *}" <"$userd_output"
 }
 
 # Sends a line to the service, whose answer is `ok`, with $userd_said behind it, or fails.
 userd_command() {
-    local said
+    local IFS=$' \t\n' said
     echo "$*" >"$userd_input"
     read -r said <"$userd_output"
     [[ $said == ok* ]] || { echo "$*: $said" >&2; return 1; }
@@ -70,17 +75,18 @@ userd_command() {
 # The service, its programs and settings, the ids of requests, and the end of its log.
 userd_explain() {
     printf '%s at %s\n' "$("${USERD:-userd}" --version)" "$userd_url"
-    grep -o 'PostgreSQL .*, programs in .*' "$userd_log" | head -n 1
+    command grep -o 'PostgreSQL .*, programs in .*' "$userd_log" | command head -n 1
     echo "settings: ${userd_settings:-defaults}"
-    echo "request ids: $(grep -o 'request_id=[^ ]*' "$userd_log" | cut -d = -f 2 | tail -n 50 | paste -sd ' ')"
+    echo "request ids: $(command grep -o 'request_id=[^ ]*' "$userd_log" | command cut -d = -f 2 | command tail -n 50 | command paste -sd ' ')"
     [ -z "$userd_seed" ] || echo "chance seed: $userd_seed"
     echo "the last 10 requests:"
-    tail -n 10 "$userd_log.requests"
+    command tail -n 10 "$userd_log.requests"
     echo "the last 50 lines of its log:"
-    tail -n 50 "$userd_log"
+    command tail -n 50 "$userd_log"
 }
 
 userd_stop() {
+    local PATH=$userd_path IFS=$' \t\n'
     local input=${USERD_PROCESS[1]-} status=0 left=0
     # None are left of a service that has ended.
     if [ -n "$input" ] && userd_command faults; then left=$userd_said; fi
@@ -97,6 +103,6 @@ userd_stop() {
     if [ $status != 0 ] || { [[ " ${FUNCNAME[*]} " == *" teardown "* ]] && [ -z "${BATS_TEST_COMPLETED-}" ]; }; then
         userd_explain >&2
     fi
-    rm -f "$userd_log" "$userd_log.requests"
+    command rm -f "$userd_log" "$userd_log.requests"
     return $status
 }

@@ -65,6 +65,31 @@ create() {
     [ "$status$output" = 0 ]
 }
 
+@test "commands that a test has replaced" {
+    userd_stop
+    userd_start
+    sed 's/^test_/@test /' >"$BATS_TEST_TMPDIR/replaces.bats" <<EOF
+load $PWD/packaging/bats/userd
+setup() { userd_start; }
+teardown() { userd_stop; }
+replace() {
+    grep() { return 1; }
+    tail() { return 1; }
+    rm() { return 1; }
+    PATH=/nowhere IFS=,
+    userd_fail 503 GET /users 0
+}
+test_"fails" {
+    replace
+    false
+}
+test_"passes" { replace; }
+EOF
+    run env -u BATS_TEST_COMPLETED bats "$BATS_TEST_TMPDIR/replaces.bats"
+    [[ $output == *"not ok 1 fails"*"PostgreSQL "*", programs in /"*"the last 50 lines of its log:"*"stopped"* ]]
+    [[ $output == *"ok 2 passes"* && $output != *"not ok 2"* && $output != *"not found"* ]]
+}
+
 @test "a failure is explained" {
     userd_stop
     userd_start

@@ -100,6 +100,48 @@ test("a failure is explained", () => {
   assert.ok(!stdout.includes("a-secret-of-sixteen"));
 });
 
+test("functions that a test has replaced", () => {
+  const file = join(process.cwd(), "replaces.mjs");
+  writeFileSync(
+    file,
+    `import assert from "node:assert/strict";
+     import processes from "node:child_process";
+     import files from "node:fs";
+     import { syncBuiltinESMExports } from "node:module";
+     import { mock, test } from "node:test";
+     import { startUserd } from "userd";
+     const fails = () => { throw new Error("no such function in a test"); };
+     test("fails", async (t) => {
+       await startUserd({}, { test: t });
+       for (const name of ["closeSync", "fstatSync", "openSync", "readSync", "rmSync"]) files[name] = fails;
+       for (const name of ["execFileSync", "spawn"]) processes[name] = fails;
+       syncBuiltinESMExports();
+       mock.timers.enable();
+       process.env = {};
+       globalThis.fetch = fails;
+       assert.equal(1, 2);
+     });`,
+  );
+  const { NODE_TEST_CONTEXT, ...environment } = process.env;
+  const given = ["--test-reporter=spec", file];
+  const { stdout } = spawnSync(process.execPath, given, { encoding: "utf8", env: environment });
+  assert.match(stdout, /the last 50 lines of its log:\n[^]*\[INFO\] stopped/);
+  assert.match(stdout, /1 !== 2/);
+  assert.doesNotMatch(stdout, /no such function|cannot be read/);
+});
+
+test("pipes as Bun has them, which cannot be left", async () => {
+  const forgets = script(`import { ChildProcess } from "node:child_process";
+    const { spawn } = ChildProcess.prototype;
+    ChildProcess.prototype.spawn = function (...given) {
+      const done = spawn.apply(this, given);
+      this.stdin.unref = this.stdout.ref = undefined;
+      return done;
+    };
+    import("userd").then(({ startUserd }) => startUserd()).then((userd) => userd.reset());`);
+  assert.equal((await once(forgets, "exit"))[0], 0);
+});
+
 test("it ends with its parent, however that ends", async () => {
   const serve = `import("userd").then(async ({ startUserd }) => {
     console.log((await startUserd()).url);

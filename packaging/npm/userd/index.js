@@ -1,11 +1,15 @@
 // A service for each test: startUserd. No dependency, and nothing of it outlives this process, however that ends.
 
-import { execFileSync, spawn } from "node:child_process";
+import processes from "node:child_process";
 import { randomInt } from "node:crypto";
-import { closeSync, fstatSync, mkdtempSync, openSync, readSync, rmSync } from "node:fs";
+import files from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { additions, command } from "./programs.js";
+
+/** As they are now: a test may replace them later. */
+const { execFileSync, spawn } = processes;
+const { closeSync, fstatSync, mkdtempSync, openSync, readSync, rmSync } = files;
 
 /** Of the log, in an explanation. */
 const LINES = 50;
@@ -65,7 +69,9 @@ class Userd {
     });
     // It ends with its standard input, and so with this process, which does not wait for it.
     this.#child.unref();
-    this.#child.stdin.unref();
+    // Bun's pipe for standard input has no such function, and its pipe for standard output does not forget a `ref`.
+    this.#child.stdin.unref?.();
+    this.#child.stdout.unref();
     this.#child.stdin.on("error", () => {});
     this.#ended = new Promise((resolve, reject) => {
       this.#child.on("error", reject);
@@ -98,13 +104,9 @@ class Userd {
   /** The lines of the next answer; undefined where it has ended. */
   async #answer() {
     this.#child.ref();
-    this.#child.stdout.ref();
     const lines = new Promise((resolve) => this.#waiting.push(resolve));
     const said = await Promise.race([lines, this.#ended.then(() => undefined)]);
-    if (this.#waiting.length === 0) {
-      this.#child.unref();
-      this.#child.stdout.unref();
-    }
+    if (this.#waiting.length === 0) this.#child.unref();
     return said;
   }
 
@@ -153,8 +155,13 @@ class Userd {
 
   log() {
     if (this.#said !== undefined) return this.#said;
-    const bytes = Buffer.alloc(fstatSync(this.#log).size);
-    return bytes.toString("utf8", 0, readSync(this.#log, bytes, 0, bytes.length, 0));
+    try {
+      const bytes = Buffer.alloc(fstatSync(this.#log).size);
+      return bytes.toString("utf8", 0, readSync(this.#log, bytes, 0, bytes.length, 0));
+    } catch (error) {
+      // A test has replaced the file system; its own failure counts.
+      return `the log cannot be read: ${error}`;
+    }
   }
 
   explain() {
@@ -197,8 +204,12 @@ class Userd {
     this.#child.stdin.end();
     const code = await this.#ended;
     const said = this.log();
-    closeSync(this.#log);
     this.#said = said;
+    try {
+      closeSync(this.#log);
+    } catch {
+      // As in `log`.
+    }
     if (code !== 0) throw new Error(`userd ended with ${code}\n${this.explain()}`);
     if (left > 0) throw new Error(`${left} requests were to fail, and have not come`);
   }
