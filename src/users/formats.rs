@@ -20,6 +20,27 @@ use subtle::ConstantTimeEq;
 pub(super) const BOUNDS: &str =
     "128 MiB, 256 MiB times passes, bcrypt's 12, 2000000 rounds of PBKDF2 or 1048576 of MD5";
 
+/// The problem of a hash that is none of those that are verified.
+const UNKNOWN: &str = "is neither an Argon2id, bcrypt, PBKDF2, scrypt nor WordPress hash";
+
+/// The problem of a hash in PHC form that the crates do not verify, although it is whole.
+const OTHER_LENGTHS: &str =
+    "has a salt of fewer than 8 or more than 48 bytes, or an output of fewer than 10 or more than 64";
+
+/// Names in braces before hashes that say themselves what they are.
+const SCHEMES: [&str; 6] = ["bcrypt", "argon2", "argon2i", "argon2id", "crypt", "blf-crypt"];
+
+/// Beginnings of hashes that are not verified.
+const OTHER_KINDS: [&str; 7] = ["$argon2", "$1$", "$5$", "$6$", "$y$", "$2x$", "$S$"];
+
+/// Returns whether a text is a hash and no password that a person chose.
+pub fn is_hash(text: &str) -> bool {
+    const SHORTEST: usize = "$P$".len() + 31;
+    let is_known =
+        || canonical(text.into()).is_ok_and(|hash| HashFormat::parse(&hash).err() != Some(UNKNOWN));
+    text.len() >= SHORTEST && (OTHER_KINDS.iter().any(|kind| text.starts_with(kind)) || is_known())
+}
+
 /// A parsed hash.
 pub(super) struct HashFormat<'a> {
     /// Returns whether the hash is one of this password. Blocks for the work.
@@ -47,9 +68,9 @@ impl<'a> HashFormat<'a> {
             "2a" | "2b" | "2y" => bcrypt(text),
             "wp" => bcrypt(&text["$wp".len()..]).map(of_wordpress),
             "P" | "H" => phpass(rest),
-            _ => return Err("is neither an Argon2id, bcrypt, PBKDF2, scrypt nor WordPress hash"),
+            _ => return Err(UNKNOWN),
         };
-        format.ok_or("is a damaged hash")
+        format.ok_or_else(|| if has_other_lengths(text) { OTHER_LENGTHS } else { "is a damaged hash" })
     }
 
     /// A hash of a function that reads all of a password, and fills `memory` KiB in each of its passes.
@@ -63,6 +84,14 @@ impl<'a> HashFormat<'a> {
 fn phc(text: &str) -> Option<(Phc, Salt, Output)> {
     let hash = Phc::new(text).ok()?;
     Some((hash.clone(), hash.salt?, hash.hash?))
+}
+
+/// Returns whether the salt and the output of a hash in PHC form are whole, but not of the lengths that [`phc`] reads.
+fn has_other_lengths(text: &str) -> bool {
+    let mut lengths =
+        text.rsplit('$').map(|part| Base64Unpadded::decode_vec(part).ok().map(|bytes| bytes.len()));
+    let (output, salt) = (lengths.next().flatten(), lengths.next().flatten());
+    output.zip(salt).is_some_and(|(output, salt)| !(10..=64).contains(&output) || !(8..=48).contains(&salt))
 }
 
 fn argon2<'a>(text: &str) -> Option<HashFormat<'a>> {
@@ -138,21 +167,60 @@ fn phpass(text: &str) -> Option<HashFormat<'_>> {
     Some(HashFormat { is_expensive: rounds > 20, ..format })
 }
 
-/// Rewrites a hash as it is to be stored: without the prefixes of Django and Spring, and PBKDF2 of Django and Keycloak
-/// in PHC form.
+/// Rewrites a hash as it is to be stored: without the prefixes of other programs, and in PHC form if it is one of
+/// Keycloak's credentials or of a library of Python.
 pub(super) fn canonical(value: Value) -> Result<String, &'static str> {
     let Value::String(text) = value else {
         return keycloak(&value).ok_or("must be a string, or a credential of Keycloak");
     };
-    // `pbkdf2_sha256$600000$salt$hash`.
-    if let [kind, rounds, salt, hash] = text.split('$').collect::<Vec<_>>()[..]
-        && let Some(digest) = kind.strip_prefix("pbkdf2_")
-    {
-        let salt = Base64Unpadded::encode_string(salt.as_bytes());
-        return Ok(format!("$pbkdf2-{digest}$i={rounds}${salt}${}", hash.trim_end_matches('=')));
+    let named = text.strip_prefix('{').and_then(|text| text.split_once('}'));
+    // Spring writes `{argon2@SpringSecurity_v5_8}`.
+    let is_known = |name: &str| {
+        SCHEMES
+            .iter()
+            .any(|scheme| name.split('@').next().is_some_and(|name| name.eq_ignore_ascii_case(scheme)))
+    };
+    let text = named.filter(|(name, _)| is_known(name)).map_or(&*text, |(_, hash)| hash);
+    if let Some(hash) = of_python(text) {
+        return Ok(hash);
     }
-    let bare = ["{bcrypt}", "argon2", "bcrypt$"].iter().find_map(|prefix| text.strip_prefix(prefix));
-    Ok(bare.filter(|bare| bare.starts_with('$')).unwrap_or(&text).to_owned())
+    let bare = ["argon2", "bcrypt$"].iter().find_map(|prefix| text.strip_prefix(prefix));
+    Ok(bare.filter(|bare| bare.starts_with('$')).unwrap_or(text).to_owned())
+}
+
+/// Rewrites a hash of Django, Werkzeug or passlib.
+fn of_python(text: &str) -> Option<String> {
+    let (method, rest) = text.split_once('$')?;
+    let parts: Vec<&str> = method.split(':').chain(rest.split('$')).collect();
+    let salted = |head: String, salt: &str, hash: &str| {
+        let hash = if method.contains(':') { of_hex(hash) } else { hash.trim_end_matches('=').to_owned() };
+        format!("{head}${}${hash}", Base64Unpadded::encode_string(salt.as_bytes()))
+    };
+    let scrypt = |n: &str, r: &str, p: &str| {
+        // Other numbers are no costs of scrypt, nor is their logarithm then.
+        let log2 = n.parse().ok().filter(|n: &u64| n.is_power_of_two()).map_or(u64::BITS, u64::ilog2);
+        format!("$scrypt$ln={log2},r={r},p={p}")
+    };
+    Some(match parts[..] {
+        [kind, rounds, salt, hash] if let Some(digest) = kind.strip_prefix("pbkdf2_") => {
+            salted(format!("$pbkdf2-{digest}$i={rounds}"), salt, hash)
+        }
+        ["pbkdf2", digest, rounds, salt, hash] => salted(format!("$pbkdf2-{digest}$i={rounds}"), salt, hash),
+        ["scrypt", n, salt, r, p, hash] if method == "scrypt" => salted(scrypt(n, r, p), salt, hash),
+        ["scrypt", n, r, p, salt, hash] => salted(scrypt(n, r, p), salt, hash),
+        // passlib has a dot where base64 has a plus.
+        ["", kind, rounds, salt, hash] if kind.starts_with("pbkdf2") && !rounds.contains('=') => {
+            format!("${kind}$i={rounds}${salt}${hash}").replace('.', "+")
+        }
+        _ => return None,
+    })
+}
+
+/// Returns the base64 of bytes in hexadecimal digits; of another text, what is no base64.
+fn of_hex(text: &str) -> String {
+    let byte = |at: usize| u8::from_str_radix(text.get(at..at + 2)?, 16).ok();
+    let bytes: Option<Vec<u8>> = (0..text.len()).step_by(2).map(byte).collect();
+    bytes.map_or_else(|| "?".to_owned(), |bytes| Base64Unpadded::encode_string(&bytes))
 }
 
 /// An element of `credentials` in an export of Keycloak.

@@ -1,5 +1,7 @@
 //! Argon2id: hash and verify. Hashes of other programs are verified as well, until the first login replaces them.
 
+pub use super::formats::is_hash;
+
 use super::formats::{BOUNDS, HashFormat, canonical};
 use crate::{
     config::{PasswordHashing, Secret},
@@ -194,8 +196,20 @@ mod tests {
             (argon("v=19$m=131072,t=3,p=1"), "costs more"),
             ("$scrypt$ln=18,r=8,p=1$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAA".to_owned(), "costs more"),
             ("$scrypt$ln=17,r=8,p=3$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAA".to_owned(), "costs more"),
-            ("$scrypt$ln=4,r=8,p=1$c2FsdHNhbHQ$AAAA".to_owned(), "damaged"),
-            ("$scrypt$ln=4,r=8,p=1$c2FsdA$AAAAAAAAAAAAAAAAAAAAAA".to_owned(), "damaged"),
+            ("$scrypt$ln=4,r=8,p=1$c2FsdHNhbHQ$AAAA".to_owned(), "or an output of fewer than 10"),
+            (
+                "$scrypt$ln=4,r=8,p=1$c2FsdA$AAAAAAAAAAAAAAAAAAAAAA".to_owned(),
+                "a salt of fewer than 8 or more than 48 bytes",
+            ),
+            // RFC 6070.
+            ("$pbkdf2$i=4096$c2FsdA$SwB5AbdlSJq+rUnZJvch0GWkKcE".to_owned(), "a salt of fewer than 8"),
+            (format!("$pbkdf2-sha256$i=9$c2FsdHNhbHQ${}", "A".repeat(90)), "or more than 64"),
+            ("scrypt$15$saltsalt$8$1$AAAAAAAAAAAAAAAAAAAAAA==".to_owned(), "damaged"),
+            ("scrypt:16:8:1$saltsalt$AAAAAAAAAAAAAAAAAAAAAAx".to_owned(), "damaged"),
+            ("pbkdf2:md5:1000$saltsalt$AAAAAAAAAAAAAAAAAAAAAA".to_owned(), "neither"),
+            ("$pbkdf2-sha256$29000$saltsaltsalt$AAAA=".to_owned(), "damaged"),
+            ("{SSHA}c2FsdHNhbHRzYWx0c2FsdHNhbHRzYWx0".to_owned(), "neither"),
+            ("{argon2}secret".to_owned(), "neither"),
             ("$scrypt$ln=64,r=8,p=1$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAA".to_owned(), "damaged"),
             ("$scrypt$ln=4,r=65536,p=65536$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAA".to_owned(), "damaged"),
             ("pbkdf2_sha256$2000001$saltsalt$AAAAAAAAAAAAAAAAAAAAAA==".to_owned(), "costs more"),
@@ -210,7 +224,7 @@ mod tests {
             (argon("m=65536,t=1,p=1"), "damaged"),
             (argon("v=18$m=65536,t=1,p=1"), "damaged"),
             (argon("v=19$m=7,t=1,p=1"), "damaged"),
-            (argon("v=19$m=65536,t=1,p=1").replace("$c2FsdHNhbHQ", "$c2Fs"), "damaged"),
+            (argon("v=19$m=65536,t=1,p=1").replace("$c2FsdHNhbHQ", "$c2Fs"), "a salt of fewer than 8"),
             ("$argon2id$v=19$m=65536,t=1,p=1".to_owned(), "damaged"),
             (argon("v=19$m=65536,t=1,p=1").replace("argon2id", "argon2i"), "neither"),
             (format!("$2x{tail}"), "neither"),
@@ -236,7 +250,10 @@ mod tests {
     /// Made by Python's hashlib and perl's crypt, but for the second of phpass, which is in its documentation.
     #[test]
     fn formats_of_other_programs() {
+        const BCRYPT: &str = "$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2";
         let of = |secret: &str| secret.to_owned();
+        let least = Hasher::new(PasswordHashing::LeastCostForTests).hash(&PASSWORD.into()).unwrap();
+        let least = least.as_phc();
         let sha512 =
             "oSKce4SGrSKsJabCWZfpe2MmVOPtl4paOjoD1njLdjo3le9sMBwq0q7ivJFcrXSTMQ0HjlOn/J48J9WZe4uR0g==";
         let keycloak = |algorithm: &str| {
@@ -244,7 +261,38 @@ mod tests {
             let data = serde_json::json!({"hashIterations": 1000, "algorithm": algorithm}).to_string();
             serde_json::json!({"type": "password", "secretData": secret, "credentialData": data})
         };
-        let rows: [(Value, &str, String); 10] = [
+        let rows: [(Value, &str, String); 20] = [
+            (
+                "$pbkdf2-sha256$1000$.....................w$inu/EBpg0qECleeKypc9kzVfX63hp95yXHO9eUdBakk".into(),
+                "$pbkdf2-sha256$i=1000$++++",
+                of(PASSWORD),
+            ),
+            ("$pbkdf2$1000$.....................w$1KKSr5NzRZqa6ICxMBPFvskS278".into(), "$pbkdf2$", of(PASSWORD)),
+            (
+                "pbkdf2:sha256:1000$saltsaltsaltsalt$041b3ed7e3dab252ed04f50b52bf3f95089cbd5b878843cccf48bc3232c26f33"
+                    .into(),
+                "$pbkdf2-sha256$i=1000$",
+                of(PASSWORD),
+            ),
+            (
+                "scrypt:16:8:1$saltsaltsaltsalt$ae44c8f5f02003bb610f3cd1f051d784c8a88d806b789066613904cd6ca90424a45140\
+                 ec36d1a9502e6765bee539fa6a9f88e45e79fec3a96998e951b2888b2b"
+                    .into(),
+                "$scrypt$ln=4,r=8,p=1$",
+                of(PASSWORD),
+            ),
+            (
+                "scrypt$16$saltsaltsaltsalt$8$1$rkTI9fAgA7thDzzR8FHXhMiojYBreJBmYTkEzWypBCSkUUDsNtGpUC5nZb7lOfpqn4jkX\
+                 nn+w6lpmOlRsoiLKw=="
+                    .into(),
+                "$scrypt$ln=4,r=8,p=1$",
+                of(PASSWORD),
+            ),
+            (format!("{{BCRYPT}}$2b{BCRYPT}").into(), "$2b$", of(PASSWORD)),
+            (format!("{{CRYPT}}$2y{BCRYPT}").into(), "$2y$", of(PASSWORD)),
+            (format!("{{blf-crypt}}$2y{BCRYPT}").into(), "$2y$", of(PASSWORD)),
+            (format!("{{ARGON2}}{least}").into(), "$argon2id$", of(PASSWORD)),
+            (format!("{{argon2@SpringSecurity_v5_8}}{least}").into(), "$argon2id$", of(PASSWORD)),
             (
                 "pbkdf2_sha256$1000$saltsaltsalt$F7o7+5VTVzFAO998X6s3AHrDsJVdMiIlgndIMe19NvY=".into(),
                 "$pbkdf2-sha256$i=1000$",
@@ -318,6 +366,28 @@ mod tests {
         let text = "$scrypt$ln=17,r=8,p=1$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAA".to_owned();
         let hash = PasswordHash::imported(text.into()).unwrap();
         assert_eq!(hasher.memory(Some(&hash)), 128 << 20);
+    }
+
+    #[test]
+    fn clear_passwords_are_no_hashes() {
+        let bcrypt = "$2b$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2";
+        let hashes = [
+            bcrypt,
+            &bcrypt[..50],
+            &bcrypt.replace("$05", "$31"),
+            &format!("{{bcrypt}}{bcrypt}"),
+            "$P$6abcdefghRJFCMvnAbZH2hCiFPRxpk.",
+            "pbkdf2_sha256$1000$saltsaltsalt$F7o7+5VTVzFAO998X6s3AHrDsJVdMiIlgndIMe19NvY=",
+            "scrypt:16:8:1$saltsaltsaltsalt$ae44c8f5f02003bb610f3cd1f051d784",
+            "$argon2i$v=19$m=65536,t=4,p=1$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA",
+            "$6$saltsalt$qFmFH.bQmmtXzyBY0s9v7Oicd2z4XSIecDzlB5KiA2/jctKu9YterLp8wwnSq.qc.eoxqOmSuNp2xS0ktL3nh/",
+        ];
+        assert!(hashes.iter().all(|text| is_hash(text)), "{:?}", hashes.map(is_hash));
+        for text in
+            [PASSWORD, "", "$P$ecret word", "$2b$secret", "{bcrypt}", "$argon2id$", "a:b:c$d$e", "$1$2$3$"]
+        {
+            assert!(!is_hash(text), "{text}");
+        }
     }
 
     #[test]

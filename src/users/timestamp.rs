@@ -23,10 +23,12 @@ pub(super) fn serialize<S: Serializer>(time: &OffsetDateTime, serializer: S) -> 
     serializer.serialize_str(&text(*time))
 }
 
-/// Parses a moment as RFC 3339 writes it, or as PostgreSQL does: a space for the `T`, an offset of hours alone. Returns
-/// `None` for other texts, those without an offset included, and outside the years 1 to 9999. Cuts off what follows the
-/// microseconds.
+/// Parses a moment as RFC 3339 writes it, or as PostgreSQL or Ruby does: a space for the `T`, an offset of hours alone,
+/// `UTC` for `Z`. Returns `None` for other texts, those without an offset included, and outside the years 1 to 9999. Cuts
+/// off what follows the microseconds.
 pub fn parse(text: &str) -> Option<OffsetDateTime> {
+    let utc = text.strip_suffix("UTC").map(|text| format!("{}Z", text.trim_end()));
+    let text = utc.as_deref().unwrap_or(text);
     let parse = |text: &str| OffsetDateTime::parse(text, &Rfc3339);
     let time = parse(text).or_else(|_| parse(&format!("{text}:00"))).ok()?;
     let time = time.checked_to_offset(UtcOffset::UTC).filter(|time| time.year() > 0)?;
@@ -63,6 +65,8 @@ mod tests {
             ("1969-12-31T23:59:59.1234567Z", "1969-12-31T23:59:59.123456Z"),
             ("2020-02-29T23:59:59-00:30", "2020-03-01T00:29:59.000000Z"),
             ("2020-03-01 04:59:59+05", "2020-02-29T23:59:59.000000Z"),
+            ("2020-02-29 23:59:59 UTC", "2020-02-29T23:59:59.000000Z"),
+            ("2020-02-29T23:59:59.5UTC", "2020-02-29T23:59:59.500000Z"),
             ("2016-12-31T23:59:60Z", "2016-12-31T23:59:59.999999Z"),
             ("0001-01-01T00:00:00Z", "0001-01-01T00:00:00.000000Z"),
             ("9999-12-31T23:59:59.999999Z", "9999-12-31T23:59:59.999999Z"),
@@ -89,6 +93,10 @@ mod tests {
             "2020-01-01T00:00:00+01:60",
             "2020-01-01T00:00:00Zx",
             "2020-01-01T00:00:00+01:0x",
+            "UTC",
+            "2020-02-29 UTC",
+            "2020-02-29 23:59:59 +00 UTC",
+            "2020-02-29 23:59:59Z UTC",
             "now",
             "infinity",
             "0000-12-31T00:00:00Z",
