@@ -3,7 +3,10 @@
 
 use super::users::user;
 use crate::users::{password::PasswordHash, user::User};
-use postgres::{Client, Error, IsolationLevel, Transaction, binary_copy::BinaryCopyInWriter, types::Type};
+use postgres::{
+    Client, Error, IsolationLevel, Row, Transaction, binary_copy::BinaryCopyInWriter,
+    fallible_iterator::FallibleIterator, types::Type,
+};
 use time::OffsetDateTime;
 
 /// Lifts the limits of the role, as bulk statements take long, and lets them read whole tables, which the sessions of a
@@ -116,21 +119,22 @@ pub fn each_user<E: From<Error>>(
     mut each: impl FnMut(User<&str>, Option<&str>) -> Result<(), E>,
 ) -> Result<(), E> {
     /// After an error of `each`, the rest of as many users is read, and no more.
-    const FETCHED: i32 = 1000;
-    let sql = match with_hashes {
-        true => {
-            "select id, name, email, created_at, updated_at, version, password_hash
-             from users left join credentials on user_id = id order by id"
-        }
-        false => "select id, name, email, created_at, updated_at, version, null from users order by id",
+    const FETCHED: i32 = 20_000;
+    let sql = if with_hashes {
+        "select id, name, email, created_at, updated_at, version, password_hash
+         from users left join credentials on user_id = id order by id"
+    } else {
+        "select id, name, email, created_at, updated_at, version, null from users order by id"
     };
     let portal = transaction.bind(sql, &[])?;
     loop {
-        let rows = transaction.query_portal(&portal, FETCHED)?;
-        for row in &rows {
-            each(user(row, None)?, row.try_get(6)?)?;
+        // Rows are read while the server sends the next ones.
+        let (mut rows, mut count) = (transaction.query_portal_raw(&portal, FETCHED)?, 0);
+        while let Some(row) = rows.next()? {
+            each(user(&row, None)?, row.try_get(6)?)?;
+            count += 1;
         }
-        if rows.len() < FETCHED as usize {
+        if count < FETCHED {
             return Ok(());
         }
     }
@@ -154,9 +158,15 @@ pub struct StagedUser {
     pub email: String,
 }
 
-/// A staged line with an address or an id that is taken: the line, the earlier line that has the value, and whether the
-/// value is the id.
-pub type Taken = (i64, Option<i64>, bool);
+/// A staged line with an address or an id that is taken.
+pub struct Taken {
+    /// The number of the line.
+    pub line: i64,
+    /// The earlier line that has the value; `None`: a stored user.
+    pub earlier: Option<i64>,
+    /// True if the value is the id.
+    pub is_id: bool,
+}
 
 /// The transaction of one import. If the session ends before [`Staging::commit`], nothing of it is left.
 pub struct Staging<'a> {
@@ -199,7 +209,8 @@ impl<'a> Staging<'a> {
     pub fn remove_taken(&mut self, limit: i64) -> Result<(Vec<Taken>, u64), Error> {
         let rows = self.transaction.query_typed(REMOVE_TAKEN, &[(&limit, Type::INT8)])?;
         let count = rows.first().map_or(0, |row| row.get::<_, i64>(3).unsigned_abs());
-        Ok((rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect(), count))
+        let taken = |row: &Row| Taken { line: row.get(0), earlier: row.get(1), is_id: row.get(2) };
+        Ok((rows.iter().map(taken).collect(), count))
     }
 
     /// Stores the staged users and their hashes. Returns the number of users that were stored.

@@ -3,12 +3,16 @@
 
 use super::{
     Format, Mapping, TransferError,
-    read::{Record, read},
-    rules::{Checked, Rules},
+    read::{Record, read, unreadable},
+    rules::{Accepted, Rules},
 };
 use crate::{
     config::Config,
-    db::{bulk::Staging, explain, migrate::connect_migrated},
+    db::{
+        bulk::{Staging, Taken},
+        explain,
+        migrate::connect_migrated,
+    },
 };
 use std::{collections::BTreeMap, io::Read, mem, thread};
 
@@ -111,36 +115,44 @@ pub fn import(
         let mut batch = Vec::new();
         let mut check = |batch: Vec<Record>| {
             records += batch.len() as u64;
-            for ((number, _), user) in batch.iter().zip(check_on(cores, &rules, &batch)) {
-                match user {
-                    Ok((user, left_out)) => {
+            for (record, accepted) in batch.iter().zip(check_on(cores, &rules, &batch)) {
+                match accepted {
+                    Ok(Accepted { user, left_out }) => {
                         stage(&user)?;
                         left_out.into_iter().for_each(|name| imported.leave_out(name));
                     }
-                    Err(problem) => imported.refuse(*number, problem),
+                    Err(problem) => imported.refuse(record.number, problem),
                 }
             }
             on_progress(Progress::Checked(records));
             Ok::<_, TransferError>(())
         };
+        let mut unseen = None;
         let unit = read(input, &rules, &mut |record| {
+            if let Ok(object) = &record.members {
+                let unseen = unseen.get_or_insert_with(|| rules.mapped());
+                unseen.retain(|path| !rules.has(object, path));
+            }
             batch.push(record);
             if batch.len() < BATCH * cores { Ok(()) } else { check(mem::take(&mut batch)) }
         })?;
         check(batch)?;
         imported.unit = unit;
-        Ok::<_, TransferError>(())
+        match unseen.and_then(|unseen| unseen.into_iter().next()) {
+            Some(path) => Err(unreadable(format!("no user has {path}, which --map names"))),
+            None => Ok(()),
+        }
     })?;
     if import.skip_existing {
         imported.existing = staging.skip_existing()?;
     }
     let (first, taken) = staging.remove_taken(Imported::MOST as i64)?;
     imported.refused += taken - first.len() as u64;
-    for (number, earlier, is_id) in first {
+    for Taken { line, earlier, is_id } in first {
         let field = if is_id { "/id" } else { "/email" };
         let user = earlier.map(|earlier| format!("{} {earlier}, too", imported.unit));
         let user = user.unwrap_or_else(|| "a user in the database".to_owned());
-        imported.refuse(number, format!("{field} is that of {user}"));
+        imported.refuse(line, format!("{field} is that of {user}"));
     }
     imported.users = staged - imported.existing - taken;
     if import.dry_run || (imported.refused > 0 && !import.skip_invalid) {
@@ -153,9 +165,14 @@ pub fn import(
     Ok(imported)
 }
 
-/// Checks a batch, on each core a part of it. Returns the user or the problem of each record.
-fn check_on<'a>(cores: usize, rules: &Rules, batch: &'a [Record]) -> Vec<Checked<'a>> {
+/// Checks a batch; on each core a part of it, if clear passwords are to be hashed. Threads cost more than they gain
+/// otherwise. Returns the user or the problem of each record.
+fn check_on<'a>(cores: usize, rules: &Rules, batch: &'a [Record]) -> Vec<Result<Accepted<'a>, String>> {
     let check = |part: &'a [Record]| part.iter().map(|record| rules.user(record)).collect::<Vec<_>>();
+    let has_password = |object| rules.has_field(object, "password");
+    if !batch.iter().any(|record| record.members.as_ref().is_ok_and(has_password)) {
+        return check(batch);
+    }
     thread::scope(|scope| {
         let parts = batch.chunks(batch.len().div_ceil(cores).max(1));
         let threads: Vec<_> = parts.map(|part| scope.spawn(move || check(part))).collect();

@@ -5,13 +5,15 @@
 
 use super::{Format, TransferError, rules::Rules};
 use serde_json::{Map, Value};
-use std::{
-    io::{self, BufRead, BufReader, Cursor, Read},
-    mem,
-};
+use std::io::{self, BufRead, BufReader, Cursor, Read};
 
-/// The number of a record, from 1, and its members; the error is its problem, which quotes no value.
-pub(super) type Record = (i64, Result<Map<String, Value>, String>);
+/// A record of the stream.
+pub(super) struct Record {
+    /// The number of its line, or of its place in an array; from 1.
+    pub number: i64,
+    /// Its members; the error is its problem, which quotes no value.
+    pub members: Result<Map<String, Value>, String>,
+}
 
 /// The consumer of records.
 type Each<'a> = dyn FnMut(Record) -> Result<(), TransferError> + 'a;
@@ -21,6 +23,11 @@ const LONGEST: usize = 1 << 20;
 
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
+const UTF_16: &str = "it is UTF-16, or no text: save it as CSV or JSON in UTF-8";
+const AMBIGUOUS: &str = "has, between tabs, a field that begins with a quote or has a backslash or a CR, which programs \
+                         read in different ways: save the file as CSV with commas, or as JSON";
+const QUOTES: &str = "has text behind a closing quote, or a quote or a CR in a field without quotes (a quote in quotes is \
+                      written twice)";
 const NO_ARRAY: &str = "it is an object without an array of users: `jq -c .` writes one user a line";
 const SEVERAL_ARRAYS: &str = "it has several arrays of objects: `jq -c '.users[]'` chooses the users of one";
 
@@ -33,10 +40,17 @@ pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Each) -> Result<&
     }
     let mut lines = Lines { input, number: 0, has_end: false };
     let Some(first) = lines.next_filled()? else { return Ok("line") };
-    let is_json = matches!(first.trim_ascii_start().first(), Some(b'{' | b'['));
+    if first.starts_with(b"\xff\xfe") || first.starts_with(b"\xfe\xff") || first.contains(&0) {
+        return Err(unreadable(UTF_16));
+    }
+    let begin = first_sign(&first);
+    let is_json = matches!(begin, Some(b'{' | b'['));
     match rules.import.format.unwrap_or(if is_json { Format::Ndjson } else { Format::Csv }) {
         Format::Ndjson if rules.is_document(&first) => {
-            document(Cursor::new(first).chain(lines.input), each).map(|()| "user")
+            let is_long = first.len() > LONGEST;
+            let no_users = if is_long { too_long("line", lines.number) } else { unreadable(NO_ARRAY) };
+            let level = if begin == Some(b'[') { 1 } else { 2 };
+            document(Cursor::new(first).chain(lines.input), level, no_users, rules, each).map(|()| "user")
         }
         Format::Ndjson => lines.objects(first, each).map(|()| "line"),
         Format::Csv => lines.rows(first, rules, each).map(|()| "line"),
@@ -66,7 +80,7 @@ impl<R: BufRead> Lines<R> {
     fn next_filled(&mut self) -> io::Result<Option<Vec<u8>>> {
         loop {
             match self.next()? {
-                Some(line) if line.trim_ascii().is_empty() => {}
+                Some(line) if first_sign(&line).is_none() => {}
                 line => return Ok(line),
             }
         }
@@ -90,11 +104,11 @@ impl<R: BufRead> Lines<R> {
     fn objects(mut self, first: Vec<u8>, each: &mut Each) -> Result<(), TransferError> {
         let mut next = Some(first);
         while let Some(line) = next {
-            let object = serde_json::from_str(self.text(line)?.trim());
+            let object = serde_json::from_str(self.text(line)?.trim_end_matches(['\r', '\n']));
             if object.as_ref().is_err_and(serde_json::Error::is_eof) && !self.has_end {
                 return Err(self.unreadable("is cut off"));
             }
-            each((self.number, object.map_err(not_json)))?;
+            each(Record { number: self.number, members: object.map_err(not_json) })?;
             next = self.next_filled()?;
         }
         Ok(())
@@ -116,50 +130,54 @@ impl<R: BufRead> Lines<R> {
             if row.len() < header.len() && !self.has_end {
                 return Err(self.unreadable("is cut off"));
             }
-            each((number, rules.row(&header, row)))?;
+            each(Record { number, members: rules.row(&header, row) })?;
         }
         Ok(())
     }
 
-    /// Splits a row of CSV, which goes on with the next lines while a quote is open. Crates that read CSV accept text
-    /// behind a closing quote, and take the next rows for a part of a field then.
-    fn row(&mut self, mut line: String, separator: char) -> Result<Vec<String>, TransferError> {
-        let (number, mut bytes) = (self.number, 0);
-        let (mut fields, mut field, mut is_open) = (Vec::new(), String::new(), false);
-        loop {
-            let text = line.trim_end_matches(['\r', '\n']);
-            for sign in text.chars() {
-                is_open ^= sign == '"' && (field.is_empty() || field.starts_with('"'));
-                match sign == separator && !is_open {
-                    true => fields.push(mem::take(&mut field)),
-                    false => field.push(sign),
-                }
-            }
-            if !is_open {
-                fields.push(field);
-                let fields: Option<_> = fields.into_iter().map(unquoted).collect();
-                let problem = "has text behind a closing quote (a quote in quotes is written twice)";
-                return fields.ok_or_else(|| self.unreadable(problem));
-            }
-            field.push_str(&line[text.len()..]);
-            bytes += line.len();
-            line = match self.next()? {
-                Some(_) if bytes > LONGEST => return Err(too_long("line", number)),
-                Some(next) => self.text(next)?,
-                None => return Err(unreadable(format!("line {number} has a quote that is not closed"))),
-            };
+    /// Splits a row of CSV, which goes on with the next lines while a quote is open. Crates that read CSV accept quotes in
+    /// fields without quotes, and take the next rows for a part of a field then. Between tabs, some programs quote and some
+    /// write backslashes, so no quote opens.
+    fn row(&mut self, mut text: String, separator: char) -> Result<Vec<String>, TransferError> {
+        if separator == '\t' {
+            let fields = text.trim_end_matches(['\r', '\n']).split('\t');
+            let is_ambiguous = |field: &str| field.starts_with('"') || field.contains(['\\', '\r']);
+            let fields: Option<_> =
+                fields.map(|field| (!is_ambiguous(field)).then(|| field.to_owned())).collect();
+            return fields.ok_or_else(|| self.unreadable(AMBIGUOUS));
         }
+        let (number, mut end, mut is_open) = (self.number, 0, false);
+        loop {
+            is_open ^= text[end..].matches('"').count() % 2 == 1;
+            if !is_open {
+                break;
+            }
+            end = text.len();
+            match self.next()? {
+                Some(_) if end > LONGEST => return Err(too_long("line", number)),
+                Some(next) => text.push_str(&self.text(next)?),
+                None => return Err(unreadable(format!("line {number} has a quote that is not closed"))),
+            }
+        }
+        let fields = text.trim_end_matches(['\r', '\n']).split(|sign| {
+            is_open ^= sign == '"';
+            sign == separator && !is_open
+        });
+        let fields: Option<_> = fields.map(unquoted).collect();
+        fields.ok_or_else(|| self.unreadable(QUOTES))
     }
 }
 
-/// Returns a field of CSV without its quotes; `None` if there is text behind the closing one.
-fn unquoted(field: String) -> Option<String> {
-    let Some(quoted) = field.strip_prefix('"') else { return Some(field) };
+/// Returns a field of CSV without its quotes; `None` if programs read it in different ways.
+fn unquoted(field: &str) -> Option<String> {
+    let Some(quoted) = field.strip_prefix('"') else {
+        return (!field.contains(['"', '\r'])).then(|| field.to_owned());
+    };
     let parts: Vec<&str> = quoted.strip_suffix('"')?.split("\"\"").collect();
     (!parts.iter().any(|part| part.contains('"'))).then(|| parts.join("\""))
 }
 
-fn unreadable(problem: impl Into<String>) -> TransferError {
+pub(super) fn unreadable(problem: impl Into<String>) -> TransferError {
     io::Error::other(problem.into()).into()
 }
 
@@ -169,63 +187,90 @@ fn too_long(unit: &str, number: i64) -> TransferError {
 
 /// Returns the problem of a text that is no JSON object.
 fn not_json(error: serde_json::Error) -> String {
-    match error.is_data() {
-        true => "is not a JSON object".to_owned(),
-        false => format!("is not JSON: {error}").replace(" at line 1 column ", " at column "),
+    if error.is_data() {
+        return "is not a JSON object".to_owned();
     }
+    format!("is not JSON: {error}").replace(" at line 1 column ", " at column ")
 }
 
-/// Reads the elements of an array, or of the one array of objects in an object. They are numbered by their places.
-fn document(input: impl BufRead, each: &mut Each) -> Result<(), TransferError> {
-    // The closing brackets that are still to come, and how many of them follow a user.
-    let (mut open, mut level, mut in_text, mut is_escaped) = (Vec::new(), 0, false, false);
-    let (mut element, mut number) = (Vec::new(), 0);
-    // True in the array of users.
-    let mut is_of_users = false;
+/// Returns the first byte that is no white space of JSON, which has no form feed.
+fn first_sign(text: &[u8]) -> Option<u8> {
+    text.iter().copied().find(|byte| !b" \t\r\n".contains(byte))
+}
+
+/// Reads the elements of an array, or of the one array of objects in an object, which `level` brackets surround. They are
+/// numbered by their places. The error is `no_users` if the object is a user itself, or has no array of users.
+fn document(
+    input: impl BufRead,
+    level: usize,
+    no_users: TransferError,
+    rules: &Rules,
+    each: &mut Each,
+) -> Result<(), TransferError> {
+    // The closing brackets that are still to come; and the document with a 0 for all elements of an array.
+    let (mut open, mut outline, mut element) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut in_text, mut is_escaped, mut has_more) = (false, false, false);
+    let (mut users, mut is_of_users) = (0, level == 1);
     for byte in input.bytes() {
         let byte = byte?;
-        if level > 0 && open.get(level - 1) == Some(&b']') {
-            if in_text || open.len() > level || !matches!(byte, b',' | b']') {
-                element.push(byte);
-                if element.len() == LONGEST {
-                    return Err(too_long("user", number + 1));
-                }
-            } else {
-                let text = element.trim_ascii();
-                let is_user = is_of_users || text.starts_with(b"{");
-                if is_user && !(text.is_empty() && byte == b']' && number == 0) {
-                    if number > 0 && !is_of_users {
-                        return Err(unreadable(SEVERAL_ARRAYS));
-                    }
-                    (is_of_users, number) = (true, number + 1);
-                    each((number, serde_json::from_slice(text).map_err(not_json)))?;
-                }
-                element.clear();
+        has_more = open.is_empty() && first_sign(&outline).is_some() && first_sign(&[byte]).is_some();
+        if has_more {
+            break;
+        }
+        if open.get(level - 1) != Some(&b']') {
+            outline.push(byte);
+        } else if in_text || open.len() > level || !matches!(byte, b',' | b']') {
+            element.push(byte);
+        } else {
+            let sign = first_sign(&element);
+            if sign.is_some() && outline.ends_with(b"[") {
+                outline.push(b'0');
             }
+            let is_user = is_of_users || sign == Some(b'{');
+            if is_user && (sign.is_some() || byte == b',' || users > 0) {
+                if users > 0 && !is_of_users {
+                    return Err(unreadable(SEVERAL_ARRAYS));
+                }
+                users += 1;
+                is_of_users = true;
+                let members = serde_json::from_slice(&element).map_err(not_json);
+                each(Record { number: users, members })?;
+            }
+            element.clear();
+            if byte == b']' {
+                outline.push(byte);
+                is_of_users = false;
+            }
+        }
+        if element.len() == LONGEST {
+            return Err(too_long("user", users + 1));
+        }
+        if outline.len() > LONGEST {
+            return Err(no_users);
         }
         match byte {
             _ if is_escaped => is_escaped = false,
-            _ if open.is_empty() && level > 0 && !byte.is_ascii_whitespace() => {
-                return Err(unreadable("it has text behind its end"));
-            }
             b'\\' if in_text => is_escaped = true,
             b'"' => in_text = !in_text,
             _ if in_text => {}
-            b'[' | b'{' => {
-                // In ASCII, a closing bracket is two behind the opening one.
-                open.push(byte + 2);
-                level = level.max(if open[0] == b']' { 1 } else { 2 });
-                is_of_users = level == 1 || (is_of_users && open.len() > level);
-            }
+            // In ASCII, a closing bracket is two behind the opening one.
+            b'[' | b'{' => open.push(byte + 2),
             b']' | b'}' if open.pop() != Some(byte) => {
-                return Err(unreadable(format!("it is no JSON behind {number} users")));
+                return Err(unreadable(format!("it is no JSON behind {users} users")));
             }
             _ => {}
         }
     }
-    match open.is_empty() {
-        false => Err(unreadable(format!("it is cut off behind {number} users"))),
-        true if number == 0 && level == 2 => Err(unreadable(NO_ARRAY)),
-        true => Ok(()),
+    let is_empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
+    let has_users = |object: &Map<String, Value>| {
+        let is_array = users > 0 || !rules.has_field(object, "name") && object.values().any(is_empty);
+        is_array && !rules.has_field(object, "email")
+    };
+    match serde_json::from_slice(&outline) {
+        _ if !open.is_empty() => Err(unreadable(format!("it is cut off behind {users} users"))),
+        Err(_) => Err(unreadable(format!("it is no JSON behind {users} users"))),
+        Ok(Value::Object(object)) if !has_users(&object) => Err(no_users),
+        Ok(_) if has_more => Err(unreadable("it has text behind its end")),
+        Ok(_) => Ok(()),
     }
 }

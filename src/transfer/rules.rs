@@ -10,7 +10,7 @@ use crate::{
     error::Error,
     users::{
         email,
-        password::{Hasher, PasswordHash},
+        password::{Hasher, PasswordHash, is_hash},
         timestamp,
         user::{NewUser, UserChanges, parse_id},
     },
@@ -26,7 +26,10 @@ const LARGEST_ID: i64 = i64::MAX / 2;
 
 const NOT_WHOLE: &str = "/id must be a whole number from 1 to 4611686018427387903";
 
-/// The column, or the dotted path of the member, that each field is read from.
+const NO_TIME: &str = "must be a time as in 2020-02-29T23:59:59.123456Z, with its offset (Z, UTC, +01:00)";
+
+/// The column, or the dotted path of the member, that each field is read from; for a name, also several of them, joined by
+/// `+`.
 pub type Mapping = BTreeMap<&'static str, String>;
 
 /// Parses `name=displayName,email=emails.0.value`. The error says what is wrong with the text.
@@ -41,8 +44,12 @@ pub fn mapping(text: &str) -> Result<Mapping, String> {
     paths.ok_or_else(|| format!("must be FIELD=MEMBER,…, each FIELD once and one of {}", FIELDS.join(", ")))
 }
 
-/// The user of a record, and the names of members that are left out; or the problem of the record.
-pub(super) type Checked<'a> = Result<(StagedUser, Vec<&'a String>), String>;
+/// A record that may be imported.
+pub(super) struct Accepted<'a> {
+    pub user: StagedUser,
+    /// Names of members that are left out.
+    pub left_out: Vec<&'a String>,
+}
 
 /// The rules of one import.
 pub(super) struct Rules<'a> {
@@ -50,6 +57,8 @@ pub(super) struct Rules<'a> {
     validation: BodySchemas,
     hasher: Hasher,
     paths: Mapping,
+    /// The members that a name is joined from, unless a member has the whole text of its path.
+    parts: Vec<String>,
 }
 
 impl Rules<'_> {
@@ -58,18 +67,53 @@ impl Rules<'_> {
     pub fn new<'a>(config: &Config, import: &'a Import) -> Rules<'a> {
         let is_read = |field: &&str| import.map.is_none() || import.requires(field);
         let own = FIELDS.into_iter().filter(is_read).map(|field| (field, field.to_owned()));
-        let paths = own.chain(import.map.clone().unwrap_or_default()).collect();
+        let paths: Mapping = own.chain(import.map.clone().unwrap_or_default()).collect();
+        let parts = paths["name"].split('+').map(|part| part.trim().to_owned());
+        let parts = if paths["name"].contains('+') { parts.collect() } else { vec![] };
         let validation = BodySchemas::new(config.schema, Mode::Declarative);
         let hasher = Hasher::new(config.password_hashing);
-        Rules { import, validation, hasher, paths }
+        Rules { import, validation, hasher, paths, parts }
+    }
+
+    /// Returns all paths that are read.
+    fn all_paths(&self) -> impl Iterator<Item = &String> {
+        self.paths.values().chain(&self.parts)
+    }
+
+    /// Returns the paths that the mapping names, each of which some record has to have.
+    pub fn mapped(&self) -> Vec<&String> {
+        let is_mapped = |field: &str| self.import.map.as_ref().is_some_and(|map| map.contains_key(field));
+        let is_joined = |field: &str| field == "name" && !self.parts.is_empty();
+        let paths = self.paths.iter().filter(|(field, _)| is_mapped(field) && !is_joined(field));
+        paths.map(|(_, path)| path).chain(&self.parts).collect()
+    }
+
+    /// Returns whether a record has a path. A path to a null or into an empty array counts, as other records may have more
+    /// there; and so does a part of a name, if a member has the whole text.
+    pub fn has(&self, object: &Map<String, Value>, path: &str) -> bool {
+        let may_have = |at: usize| match member(object, &path[..at]) {
+            Some(Value::Array(elements)) => {
+                elements.is_empty() && path[at + 1..].starts_with(char::is_numeric)
+            }
+            value => value.is_some_and(Value::is_null),
+        };
+        member(object, path).is_some()
+            || path.match_indices('.').any(|(at, _)| may_have(at))
+            || self.parts.iter().any(|part| part == path) && member(object, &self.paths["name"]).is_some()
+    }
+
+    /// Returns whether an object has the field of a user.
+    pub fn has_field(&self, object: &Map<String, Value>, field: &str) -> bool {
+        let parts = if field == "name" { &self.parts[..] } else { &[] };
+        parts.iter().chain(self.paths.get(field)).any(|path| self.has(object, path))
     }
 
     /// Returns whether a stream that begins with this line is one array, or one object with an array in it.
     pub fn is_document(&self, line: &[u8]) -> bool {
         match serde_json::from_slice::<Map<_, _>>(line) {
             Ok(object) => {
-                let has = |field| member(&object, &self.paths[field]).is_some();
-                !has("name") && !has("email") && object.values().any(Value::is_array)
+                let is_user = ["name", "email"].iter().any(|field| self.has_field(&object, field));
+                !is_user && object.values().any(Value::is_array)
             }
             Err(error) => error.is_eof() || line.trim_ascii_start().starts_with(b"["),
         }
@@ -79,21 +123,24 @@ impl Rules<'_> {
     /// without the required ones, which is likely a row.
     pub fn header(&self, columns: Vec<String>) -> Result<Vec<String>, String> {
         let mut names: Vec<String> = columns.iter().map(|column| column.trim().to_owned()).collect();
-        for (field, path) in &self.paths {
+        for path in self.all_paths() {
             let mut found = names.iter_mut().filter(|name| name.eq_ignore_ascii_case(path));
             match (found.next(), found.next()) {
                 (Some(name), None) => name.clone_from(path),
                 (Some(_), Some(_)) => return Err(format!("has the column {path} twice")),
-                (None, _) if self.import.requires(field) => {
-                    return Err(format!(
-                        "has {} columns, and none is {path}; is it the header? --map {field}=COLUMN names the column",
-                        columns.len()
-                    ));
-                }
                 (None, _) => {}
             }
         }
-        Ok(names)
+        let object = names.iter().map(|name| (name.clone(), Value::Null)).collect();
+        let is_missing = |field: &&str| self.import.requires(field) && !self.has_field(&object, field);
+        match self.paths.keys().copied().find(is_missing) {
+            Some(field) => Err(format!(
+                "has {} columns, and none is {}; is it the header? --map {field}=COLUMN names the column",
+                columns.len(),
+                self.paths[field]
+            )),
+            None => Ok(names),
+        }
     }
 
     /// Returns the members of a row. The error is its problem.
@@ -102,32 +149,30 @@ impl Rules<'_> {
             return Err(format!("has {} fields, and the header {}", row.len(), header.len()));
         }
         let members = header.iter().zip(row).filter_map(|(name, value)| {
-            let is = |field| self.paths.get(field) == Some(name);
-            let value = if is("email") && !self.import.as_is { value.trim().to_owned() } else { value };
             // An empty value is a text only of a name and an address; else it means that there is none.
+            let is = |field| self.paths.get(field) == Some(name);
             let is_there = !value.is_empty() || is("name") || is("email");
-            is_there.then(|| (name.clone(), value.into()))
+            let value = if is_there { value.into() } else { Value::Null };
+            (is_there || self.is_read(name)).then(|| (name.clone(), value))
         });
         Ok(members.collect())
     }
 
-    /// Checks a record, and hashes its clear password. Blocks for that work.
-    pub fn user<'m>(&self, (line, object): &'m Record) -> Checked<'m> {
-        let object = object.as_ref().map_err(String::clone)?;
-        let is_read =
-            |name: &str| self.paths.values().any(|path| path == name || path.split('.').next() == Some(name));
-        let unknown: Vec<&String> = object.keys().filter(|name| !is_read(name)).collect();
-        if !unknown.is_empty() && !self.import.ignore_unknown && self.import.map.is_none() {
+    fn is_read(&self, name: &str) -> bool {
+        self.all_paths().any(|path| path == name || path.split('.').next() == Some(name))
+    }
+
+    /// Checks a record, and hashes its clear password. Blocks for that work. The error is the problem of the record.
+    pub fn user<'m>(&self, record: &'m Record) -> Result<Accepted<'m>, String> {
+        let object = record.members.as_ref().map_err(String::clone)?;
+        let left_out: Vec<&String> = object.keys().filter(|name| !self.is_read(name)).collect();
+        if !left_out.is_empty() && !self.import.ignore_unknown && self.import.map.is_none() {
             return Err(format!(
                 "has unknown fields {:?}; --ignore-unknown leaves them out, --map says which of them is which field",
-                &unknown[..unknown.len().min(10)]
+                &left_out[..left_out.len().min(10)]
             ));
         }
-        let field = |(field, path): (&&str, &String)| {
-            let value = member(object, path).filter(|value| !value.is_null())?;
-            Some(((*field).to_owned(), value.clone()))
-        };
-        let mut fields: Map<String, Value> = self.paths.iter().filter_map(field).collect();
+        let mut fields = self.fields(object);
         let hash = fields.remove(PASSWORD_HASH).map(PasswordHash::imported).transpose();
         let hash = hash.map_err(|problem| format!("/{PASSWORD_HASH} {problem}"))?;
         let id = match fields.remove("id").filter(|_| self.import.keep_ids) {
@@ -141,18 +186,20 @@ impl Rules<'_> {
         let mut time = |name: &str| match fields.remove(name) {
             None => Ok(None),
             Some(Value::String(text)) if let Some(time) = timestamp::parse(&text) => Ok(Some(time)),
-            Some(_) => Err(format!("/{name} must be a time as in 2020-02-29T23:59:59.123456Z")),
+            Some(_) => Err(format!("/{name} {NO_TIME}")),
         };
         let (created_at, updated_at) = (time("createdAt")?, time("updatedAt")?);
         if hash.is_some() && fields.contains_key("password") {
             return Err("/password and /passwordHash exclude one another".to_owned());
+        }
+        if fields.get("password").and_then(Value::as_str).is_some_and(is_hash) {
+            return Err(format!("/password is a hash: --map {PASSWORD_HASH}={}", self.paths["password"]));
         }
         if !self.import.as_is {
             if hash.is_some() {
                 // The hash stands in for the password that the strict schema requires.
                 fields.insert("password".to_owned(), "has a hash".into());
             }
-            email::normalize(&mut fields);
             fields = self.validation.create.check(fields).map_err(problems)?;
         }
         let new = UserChanges::read(fields, self.import.as_is).map_err(problems)?.into_new();
@@ -161,7 +208,32 @@ impl Rules<'_> {
             Some(clear) => Some(self.hasher.hash(&clear).map_err(|error| error.to_string())?),
             None => hash,
         };
-        Ok((StagedUser { line: *line, id, hash, created_at, updated_at, name, email }, unknown))
+        let user = StagedUser { line: record.number, id, hash, created_at, updated_at, name, email };
+        Ok(Accepted { user, left_out })
+    }
+
+    /// Returns the fields of a record. An address is in NFC and has no white space at its ends, unless it is imported as it
+    /// is. A name whose parts are empty is the address.
+    fn fields(&self, object: &Map<String, Value>) -> Map<String, Value> {
+        let value = |path: &String| member(object, path).filter(|value| !value.is_null());
+        let field = |(field, path): (&&str, &String)| Some(((*field).to_owned(), value(path)?.clone()));
+        let mut fields: Map<String, Value> = self.paths.iter().filter_map(field).collect();
+        if let Some(Value::String(email)) = fields.get_mut("email")
+            && !self.import.as_is
+        {
+            *email = email::normalized(email.trim());
+        }
+        // A part that is no text is no name.
+        let parts = self.parts.iter().filter_map(value).map(|part| part.as_str().map(str::trim));
+        if !self.parts.is_empty()
+            && !fields.contains_key("name")
+            && let Some(parts) = parts.collect::<Option<Vec<&str>>>()
+        {
+            let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+            let email = fields.get("email").filter(|_| parts.is_empty()).cloned();
+            fields.insert("name".to_owned(), email.unwrap_or_else(|| parts.join(" ").into()));
+        }
+        fields
     }
 }
 

@@ -82,7 +82,7 @@ BOM\nname,email\nn,a@x.org\n ⇒ ⇒ imported: 1 ⇒ a@x.org
 # Separators, names, blanks and quotes of CSV.
 name;email\na;a@x.org\n ⇒ ⇒ imported: 1 ⇒ a@x.org
 "Name";"E"\na;a@x.org\n ⇒ --map=email=e ⇒ imported: 1 ⇒ a@x.org
-"name"\t"email"\n"a;b,c"\ta@x.org\n5" x\tb@x.org\n ⇒ ⇒ imported: 2 ⇒ a@x.org b@x.org
+name\temail\na;b,c\ta@x.org\n5" x\tb@x.org\r\n ⇒ ⇒ imported: 2 ⇒ a@x.org b@x.org
 BOM NAME ,NBSPEmailNBSP\na,NBSPa@x.org NBSP\n ⇒ ⇒ imported: 1 ⇒ a@x.org
 name,email,\na,a@x.org,\n,,\n , ,NBSP\nb,b@x.org,\n ⇒ ⇒ imported: 2 ⇒ a@x.org b@x.org
 name,email\r\n"",a@x.org\r\n"a\r\n""b""",b@x.org\r\n ⇒ ⇒ imported: 2 ⇒ a@x.org b@x.org
@@ -93,6 +93,21 @@ name,email\n"n"x,x@example.com\n"m",y@example.com\n ⇒ ⇒ line 2 has text behi
 name,email\n"a\nb",a@x.org\n"""",y\n ⇒ ⇒ line 4: /email value is not an e-mail address ⇒
 name,email\n\xff,x@example.com\n ⇒ --skip-invalid ⇒ line 2 is not UTF-8: save the file as CSV or JSON in UTF-8 ⇒
 
+# Rows that programs read in different ways: refused as a whole.
+name\temail\n"Big\ta@x.org\nMid\tb@x.org\nTall"\tc@x.org\n ⇒ --skip-invalid ⇒ line 2 has, between tabs, a field that begins with a quote or has a backslash or a CR, which programs read in different ways: save the file as CSV with commas, or as JSON ⇒
+name\temail\na\ta@x.org\nb\\\\s\tb@x.org\n ⇒ --skip-invalid ⇒ line 3 has, between tabs, a field ⇒
+name\temail\n\\N\ta@x.org\n ⇒ --skip-invalid ⇒ line 2 has, between tabs, a field ⇒
+"name"\temail\na\ta@x.org\n ⇒ ⇒ line 1 has, between tabs, a field ⇒
+name\temail\na\ta@x.org\rb\tb@x.org\n ⇒ --skip-invalid ⇒ line 2 has, between tabs, a field ⇒
+name,email\n5" x,a@x.org\n6" y,b@x.org\n ⇒ --skip-invalid ⇒ line 3 has text behind a closing quote, or a quote or a CR in a field without quotes ⇒
+name;email\n "a";a@x.org\n ⇒ --skip-invalid ⇒ line 2 has text behind a closing quote, or a quote ⇒
+name,email\n"a \\"b\\"",a@x.org\n ⇒ --skip-invalid ⇒ line 2 has text behind a closing quote ⇒
+name,email\n"a\\"","a@x.org"\n"b","b@x.org"\n ⇒ --skip-invalid ⇒ line 2 has a quote that is not closed ⇒
+name,email\ra,a@x.org\r ⇒ ⇒ line 1 has text behind a closing quote, or a quote or a CR in a field without quotes ⇒
+name,email,name\na,a@x.org,b\n ⇒ ⇒ line 1 has the column name twice ⇒
+\xff\xfen\0a\0m\0e\0 ⇒ ⇒ it is UTF-16, or no text: save it as CSV or JSON in UTF-8 ⇒
+n\0a\0m\0e\0,\0 ⇒ ⇒ it is UTF-16, or no text ⇒
+
 # Members and columns that are no field.
 FIELDS,"role":7} ⇒ ⇒ line 1: has unknown fields ["role"]; --ignore-unknown leaves them out, --map says ⇒
 FIELDS,"role":7}\n{"name":"b","role":7} ⇒ --ignore-unknown --skip-invalid ⇒ imported: 1, existing: 0, refused: 1, left out "role": 1 ⇒ a@x.org
@@ -100,8 +115,40 @@ FIELDS,"role":7} ⇒ --ignore-unknown ⇒ imported: 1, existing: 0, refused: 0, 
 name,email,role,x\na,a@x.org,1,\nb,b@x.org,2,\n ⇒ --ignore-unknown ⇒ imported: 2, existing: 0, refused: 0, left out "role": 2 ⇒ a@x.org b@x.org
 {"displayName":"a","emails":[{"value":"a@x.org"}],"passwordHash":"x","createdAt":1} ⇒ --map=name=displayName,email=emails.0.value ⇒ imported: 1, existing: 0, refused: 0, left out "createdAt": 1, left out "passwordHash": 1 ⇒ a@x.org
 [{"profile":{"login":"a@x.org"}}] ⇒ --map=name=profile.login,email=profile.login ⇒ imported: 1 ⇒ a@x.org
+USER ⇒ --map=passwordHash=pasword ⇒ no user has pasword, which --map names; nothing was imported ⇒
+name,email,Password\na,a@x.org,\n ⇒ --map=passwordHash=pasword --skip-invalid ⇒ no user has pasword, which ⇒
+name,email,Password\na,a@x.org,\n ⇒ --map=passwordHash=password ⇒ imported: 1 ⇒ a@x.org
+FIELDS,"Name":"x"}\n{} ⇒ --map=name=displyName --skip-invalid ⇒ no user has displyName, which ⇒
+FIELDS,"p":{"x":1}}\n{"name":"b","email":"b@x.org"} ⇒ --map=createdAt=p.createdat ⇒ no user has p.createdat, which ⇒
+FIELDS,"c":[]}\n{"name":"b","email":"b@x.org","c":null,"t":null} ⇒ --map=passwordHash=c.0,createdAt=t ⇒ imported: 2 ⇒ a@x.org b@x.org
+FIELDS,"c":[]}\n{"name":"b","email":"b@x.org"} ⇒ --map=passwordHash=c.hash ⇒ no user has c.hash, which ⇒
+FIELDS,"c":[7]}\n{"name":"b","email":"b@x.org"} ⇒ --map=passwordHash=c.1 ⇒ no user has c.1, which ⇒
+[] ⇒ --map=passwordHash=pasword ⇒ imported: 0 ⇒
+name,email\n ⇒ --map=passwordHash=pasword ⇒ imported: 0 ⇒
+{"email":7} ⇒ --map=passwordHash=email --skip-invalid ⇒ imported: 0, existing: 0, refused: 1 ⇒
+{"name":"x" ⇒ --map=passwordHash=pasword --skip-invalid ⇒ it is cut off behind 0 users ⇒
+{] ⇒ --map=passwordHash=pasword --skip-invalid ⇒ imported: 0, existing: 0, refused: 1 ⇒
 USER ⇒ --map=mail=x ⇒ userd: --map must be FIELD=MEMBER,…, each FIELD once and one of id, name, email, createdAt ⇒
 USER ⇒ --map=name=a,name=b ⇒ userd: --map must be FIELD=MEMBER,…, each FIELD once ⇒
+
+# Empty documents, and objects that are a user themselves.
+{"users":[]} ⇒ ⇒ imported: 0, existing: 0, refused: 0 ⇒
+{\n  "version": [1],\n  "users": [\n  ]\n}\n ⇒ ⇒ imported: 0 ⇒
+{"ids":[1,2]} ⇒ ⇒ it is an object without an array of users ⇒
+{\n"name":"a","email":"a@x.org","tags":[]} ⇒ ⇒ it is an object without an array of users ⇒
+{\n"name":"a",\n"tags":[]} ⇒ ⇒ it is an object without an array of users ⇒
+{\n"name":"a","email":"a@x.org","friends":[{"name":"b","email":"b@x.org"}]} ⇒ --skip-invalid ⇒ it is an object without an array of users ⇒
+{\n"name":"shop","users":[USER]} ⇒ ⇒ imported: 1 ⇒ a@x.org
+
+# White space: of JSON it is no form feed; around an address it does not matter.
+{"name":"a","email":" NBSPa@x.org NBSP"} ⇒ ⇒ imported: 1 ⇒ a@x.org
+USER\n\fUSER ⇒ ⇒ line 2: is not JSON ⇒
+USER\nNBSP{"name":"b","email":"b@x.org"} ⇒ ⇒ line 2: is not JSON ⇒
+[\fUSER] ⇒ ⇒ user 1: is not JSON ⇒
+[\f] ⇒ ⇒ user 1: is not JSON ⇒
+[USER]\f ⇒ ⇒ it has text behind its end ⇒
+{\f"users":[USER]} ⇒ ⇒ line 1: is not JSON ⇒
+{\n\f"users":[USER]} ⇒ ⇒ it is no JSON behind 1 users ⇒
 
 # Lines of JSON.
 {"name":"x","name":"a","email":"a@x.org","passwordHash":null,"createdAt":null} ⇒ ⇒ imported: 1 ⇒ a@x.org
@@ -113,6 +160,10 @@ USER\n"text" ⇒ ⇒ line 2: is not a JSON object ⇒
 {"name":null,"email":["x"]} ⇒ ⇒ line 1: /name is required; /email value is not of type "string" ⇒
 {"name":"n","email":"Ann <ann@example.com>"} ⇒ ⇒ line 1: /email value is not an e-mail address alone: leave out the display name and the < > ⇒
 FIELDS,"createdAt":"yesterday"} ⇒ ⇒ line 1: /createdAt must be a time as in 2020-02-29T23:59:59.123456Z ⇒
+FIELDS,"createdAt":"2020-02-29T23:59:59.123"} ⇒ ⇒ line 1: /createdAt must be a time as in 2020-02-29T23:59:59.123456Z, with its offset (Z, UTC, +01:00) ⇒
+FIELDS,"createdAt":"2020-02-29 23:59:59 UTC"} ⇒ ⇒ imported: 1 ⇒ a@x.org
+FIELDS,"password":"$2yBCRYPT"} ⇒ ⇒ line 1: /password is a hash: --map passwordHash=password ⇒
+name,email,pw\na,a@x.org,$2yBCRYPT ⇒ --map=password=pw ⇒ line 2: /password is a hash: --map passwordHash=pw ⇒
 FIELDS,"password":"short"} ⇒ ⇒ line 1: /password value is shorter than 8 characters ⇒
 FIELDS,"password":"correct horse","passwordHash":"$2bBCRYPT"} ⇒ ⇒ line 1: /password and /passwordHash exclude one another ⇒
 FIELDS,"passwordHash":"5f4dcc3b5aa765d61d8327deb882cf99"} ⇒ ⇒ line 1: /passwordHash is neither an Argon2id, bcrypt, PBKDF2, scrypt nor WordPress hash ⇒
@@ -160,6 +211,9 @@ fn unescaped(text: &str) -> Vec<u8> {
         ("\\n", "\n"),
         ("\\r", "\r"),
         ("\\t", "\t"),
+        ("\\f", "\x0c"),
+        ("\\0", "\0"),
+        ("\\\\", "\\"),
     ];
     let text = words.iter().fold(text.to_owned(), |text, (word, meaning)| text.replace(word, meaning));
     let parts: Vec<&[u8]> = text.split("\\xff").map(str::as_bytes).collect();
@@ -194,6 +248,76 @@ fn files() {
         assert!(code != 1 || stderr.ends_with("; nothing was imported\n"), "{row}\n{stderr}");
         assert!(!stderr.contains("hunter2") && !stderr.contains("$2b$"), "{stderr}");
     }
+}
+
+/// A name of several parts: the whole text of its path comes first, then the parts that there are, then the address.
+#[test]
+fn names_of_parts() {
+    let service = Service::start();
+    let mut client = service.client();
+    let csv = "First Name,last name,email\nAda,Lovelace,a@x.org\n Bob ,,b@x.org\n, ,c@x.org\n";
+    let whole = "First+Last,First,email\nAda B,Ada,a@x.org\n";
+    let json = r#"[{"f":"Ada","p":{"l":"Lovelace"},"email":"a@x.org"},{"p":{"l":null},"email":" b@x.org"},
+        {"f":"","p":{"l":"Cee"},"email":"c@x.org"},{"f+p.l":"Whole","f":"D","email":"d@x.org"}]"#;
+    let rows = [
+        (csv, "name=First Name+Last Name", "Ada Lovelace|Bob|c@x.org"),
+        (whole, "name=First+Last", "Ada B"),
+        (json, "name=f+p.l", "Ada Lovelace|b@x.org|Cee|Whole"),
+        (
+            csv,
+            "name=First Name+Last Nam",
+            "userd: cannot read: no user has Last Nam, which --map names; nothing was",
+        ),
+        (
+            csv,
+            "name=Last+First",
+            "userd: cannot read: line 1 has 3 columns, and none is Last+First; is it the header?",
+        ),
+        (json, "name=f+l", "userd: cannot read: no user has l, which --map names; nothing was imported"),
+        (r#"{"f":7,"l":"x","email":"a@x.org"}"#, "name=f+l", "line 1: /name is required"),
+        (
+            r#"{"f":"x","l":"y","email":"a@x.org"}"#,
+            "name=f,email=f+l",
+            "userd: cannot read: no user has f+l, which",
+        ),
+    ];
+    for (text, map, expected) in rows {
+        service.database.run("delete from users");
+        let (code, _, stderr) = import(&service.database, text, &["--map", map]);
+        let page = client.get("/users").json();
+        let users = page["data"].as_array().expect("users").iter();
+        let names: Vec<&str> = users.map(|user| user["name"].as_str().expect("a text")).collect();
+        let found = if code == 0 { names.join("|") } else { format!("{stderr}{}", names.join("|")) };
+        assert!(found.starts_with(expected), "{map}: {found}");
+        assert_eq!(code == 0, found == expected, "{map}: {found}");
+    }
+}
+
+/// A first line that is too long is told by its number, whether it is a user's or the whole document.
+#[test]
+fn long_first_lines() {
+    let database = Database::create();
+    let long = "x".repeat(1 << 20);
+    let user = format!("{{\"name\":\"a\",\"email\":\"a@x.org\",\"bio\":\"{long}\"}}");
+    let tags = user.replace('}', ",\"tags\":[]}");
+    let friends = user.replace('}', ",\"friends\":[{\"name\":\"b\",\"email\":\"b@x.org\"}]}");
+    let many = vec![format!("{{\"t\":\"{}\"}}", &long[..1000]); 1100].join(",");
+    let members = format!("{{\"name\":\"a\",\"email\":\"a@x.org\",\"t\":[{many}]}}\n");
+    for text in [
+        &user,
+        &tags,
+        &friends,
+        &format!("{user}\n{user}\n"),
+        &format!("{members}{members}"),
+        &format!("{long}x"),
+    ] {
+        let expected = "userd: cannot read: line 1 is longer than 1048576 bytes; nothing was imported\n";
+        let options = ["--format=ndjson", "--skip-invalid", "--ignore-unknown"];
+        assert_eq!(import(&database, text, &options), (1, String::new(), expected.to_owned()));
+    }
+    let document = format!("{{\"users\":[{}]}}", lines(30_000).trim_end().replace('\n', ","));
+    assert!(document.len() > 1 << 20);
+    assert_eq!(import(&database, document, &[]), imported("imported: 30000, existing: 0, refused: 0\n"));
 }
 
 /// At most 20 problems are told, and then their number. Numbers of lines count each line.
