@@ -1,7 +1,7 @@
 //! The documents: where a person finds what, links that lead somewhere, the table of settings, and the lines of docs/curl.md
 //! and docs/import.md, which print what these say.
 
-use crate::support::{PASSWORD, Service, TOKEN, TempDir, blocks, masked, shell};
+use crate::support::{Database, PASSWORD, Service, TOKEN, TempDir, blocks, masked, shell};
 use postgres::SimpleQueryMessage;
 use std::{
     collections::BTreeSet,
@@ -235,69 +235,148 @@ fn the_lines_that_export_and_import() {
     assert_eq!(client.get("/users").json()["total"], 5);
 }
 
-/// The lines of docs/import.md, each on a file of three users in the system's own form, in which `#` is the number of a
-/// user: the system; the file, its beginning, a user, the separator of users, the end; whether the hash of a user comes
-/// along.
+/// Unhappy users of other systems: the name of a paragraph; its files, each a name and its lines; the tables that its
+/// `psql` reads; and the users that its lines import, each a name, an address, and `yes` if `PASSWORD` logs in.
+const OTHER_SYSTEMS: &str = r#"
+== Auth0
+-- auth0.ndjson
+{"_id":{"$oid":"60425dc43519d90068f82971"},"email_verified":false,"email":"a@x.org","passwordHash":"$2bBCRYPT","password_set_date":{"$date":"2021-03-05T16:34:49.502Z"}}
+{"_id":{"$oid":"60425dc43519d90068f82972"},"email":"b@x.org","passwordHash":"$2bBCRYPT"}
+{"_id":{"$oid":"60425dc43519d90068f82973"},"email":"c@x.org","passwordHash":"$2bBCRYPT","blocked":true}
+{"_id":{"$oid":"60425dc43519d90068f82974"},"email":null,"passwordHash":"$2bBCRYPT"}
+-- auth0-users.ndjson
+{"user_id":"auth0|60425dc43519d90068f82971","email":"a@x.org","name":"Ada","blocked":false}
+{"user_id":"auth0|60425dc43519d90068f82972","email":"b@x.org","name":"","blocked":true}
+{"user_id":"auth0|60425dc43519d90068f82974"}
+{"user_id":"google-oauth2|1","email":"d@x.org","name":"Dan"}
+{"user_id":"sms|2","name":"+49"}
+=> Ada a@x.org yes | b@x.org b@x.org | c@x.org c@x.org | Dan d@x.org
+
+== Firebase
+-- firebase.json
+{"users":[{"localId":"1","email":"a@x.org","displayName":"Ada","passwordHash":"V1N3LQ==","salt":"r7vD3Q==","createdAt":"1520370000000","providerUserInfo":[]},
+{"localId":"2","email":"b@x.org","disabled":true},{"localId":"3","email":"c@x.org","displayName":""},
+{"localId":"4","phoneNumber":"+49"},{"localId":"5","email":"","displayName":"Nobody"}]}
+=> Ada a@x.org | b@x.org b@x.org | c@x.org c@x.org
+
+== Keycloak
+-- keycloak.json
+{"realm":"shop","clients":[{"name":"x"}],"users":[
+{"username":"a","enabled":true,"firstName":"Ada","lastName":"Lovelace","email":"a@x.org","credentials":[
+  {"type":"otp","secretData":"{\"value\":\"x\"}","credentialData":"{}"},
+  {"type":"password","secretData":"{\"value\":\"SHA512\",\"salt\":\"c2FsdHNhbHRzYWx0\"}","credentialData":"{\"hashIterations\":1000,\"algorithm\":\"pbkdf2-sha512\"}"},
+  {"type":"password-history","secretData":"{}","credentialData":"{}"}]},
+{"username":"b","enabled":false,"firstName":"Mia","email":"b@x.org","credentials":[
+  {"type":"password","secretData":"{\"value\":\"SHA512\",\"salt\":\"c2FsdHNhbHRzYWx0\"}","credentialData":"{\"hashIterations\":1000,\"algorithm\":\"pbkdf2-sha512\"}"}]},
+{"username":"c","enabled":true,"email":"c@x.org","lastName":" ","credentials":[]},
+{"username":"d","enabled":true,"email":"d@x.org","lastName":"Dee","federationLink":"ldap"},
+{"username":"service-account-shop","enabled":true,"serviceAccountClientId":"shop"},
+{"username":"f","enabled":true,"email":"","firstName":"No"}],"roles":{}}
+=> Ada Lovelace a@x.org yes | Mia b@x.org | c@x.org c@x.org | Dee d@x.org
+
+== Okta
+-- okta.json
+[{"id":"00u1","status":"ACTIVE","created":"2013-06-24T16:39:18.000Z","profile":{"firstName":"Ada","lastName":"Lovelace","email":"a@x.org","login":"a@x.org"},"credentials":{"password":{}}},
+{"id":"00u2","status":"SUSPENDED","created":"2013-06-24T16:39:18.000Z","profile":{"firstName":"Mia","lastName":null,"email":"b@x.org"}},
+{"id":"00u3","profile":{"email":"c@x.org"}},{"id":"00u4","profile":{"login":"nobody"}}]
+=> Ada Lovelace a@x.org | Mia b@x.org | c@x.org c@x.org
+
+== WordPress
+-- wordpress.ndjson
+{"name": "\"Big", "email": "a@x.org", "passwordHash": "$P$6abcdefghRJFCMvnAbZH2hCiFPRxpk.", "status": 0}
+{"name": "Mid\tTab\\", "email": "b@x.org", "passwordHash": "$wp$2y$05$abcdefghijklmnopqrstuu9iY1gyjA3k6CGptWJJ9nIT22tG/wV8K", "status": 0}
+{"name": "Tall\"", "email": "c@x.org", "passwordHash": "$P$6abcdefghRJFCMvnAbZH2hCiFPRxpk.", "status": 1}
+{"name": "", "email": "d@x.org", "passwordHash": "", "status": 0}
+{"name": "e", "email": "", "passwordHash": "x", "status": 0}
+=> "Big a@x.org yes | Mid	Tab\ b@x.org yes | Tall" c@x.org | d@x.org d@x.org
+
+== Django
+-- django.json
+[{"model":"auth.user","pk":1,"fields":{"password":"pbkdf2_sha256$1000$saltsaltsalt$F7o7+5VTVzFAO998X6s3AHrDsJVdMiIlgndIMe19NvY=","username":"ada","email":"a@x.org","is_active":true,"date_joined":"2020-02-29T23:59:59.123Z"}},
+{"model":"auth.user","pk":2,"fields":{"password":"pbkdf2_sha256$1000$saltsaltsalt$F7o7+5VTVzFAO998X6s3AHrDsJVdMiIlgndIMe19NvY=","username":"bob","email":"b@x.org","is_active":false,"date_joined":"2020-02-29T23:59:59Z"}},
+{"model":"auth.user","pk":3,"fields":{"password":"!DbIJB7lN2IsImPZNzTjN1Ik8lfEMVAhtzXWGHVLM","username":"","email":"c@x.org","is_active":true,"date_joined":"2020-02-29T23:59:59Z"}},
+{"model":"auth.user","pk":4,"fields":{"password":"","username":"dan","email":"d@x.org"}},
+{"model":"auth.user","pk":5,"fields":{"password":"!","username":"eve","email":"","is_active":true,"date_joined":"2020-02-29T23:59:59Z"}},
+{"model":"auth.group","pk":1,"fields":{"name":"g","permissions":[]}}]
+=> ada a@x.org yes | bob b@x.org | c@x.org c@x.org | dan d@x.org
+
+== Rails
+create table users (name text, email text, encrypted_password text, created_at timestamp default '2020-02-29 23:59:59');
+insert into users values ('"Ada", \', 'a@x.org', '$2aBCRYPT'), ('', 'b@x.org', '$2aBCRYPT'), (null, 'c@x.org', ''), ('Dan', 'd@x.org', null), ('Eve', '', ''), ('Fay', null, '')
+=> "Ada", \ a@x.org yes | b@x.org b@x.org yes | c@x.org c@x.org | Dan d@x.org
+
+== Laravel
+-- laravel.ndjson
+{"name": "Ada", "email": "a@x.org", "passwordHash": "$2yBCRYPT"}
+{"name": "", "email": "b@x.org", "passwordHash": null}
+{"name": null, "email": "C@X.org", "passwordHash": ""}
+{"name": "Dan", "email": null, "passwordHash": "$2yBCRYPT"}
+{"name": "Eve", "email": "", "passwordHash": "$2yBCRYPT"}
+=> Ada a@x.org yes | b@x.org b@x.org | C@X.org C@X.org
+
+== Supabase
+create schema auth;
+create table auth.users (email text, encrypted_password text, raw_user_meta_data jsonb, created_at timestamptz default now(), banned_until timestamptz, deleted_at timestamptz);
+insert into auth.users (email, encrypted_password, raw_user_meta_data) values ('a@x.org', '$2aBCRYPT', '{"name":"Ada"}'), ('b@x.org', '$2aBCRYPT', '{"name":""}'), ('c@x.org', '$2aBCRYPT', null), ('d@x.org', '', '{"name":"Dan"}'), ('e@x.org', '$2aBCRYPT', '{}'), (null, null, '{}'), ('', '', '{}');
+update auth.users set banned_until = now() + case email when 'b@x.org' then interval '1 day' else '-1 day' end where email in ('b@x.org', 'c@x.org');
+update auth.users set deleted_at = now() where email = 'e@x.org'
+=> Ada a@x.org yes | b@x.org b@x.org | c@x.org c@x.org yes | Dan d@x.org
+"#;
+
+/// The lines of docs/import.md on unhappy users of each system: who is there then, under which name, and who logs in.
+/// Each paragraph says how many come.
 #[test]
 fn files_of_other_systems() {
-    let (mysql, psql) = ("name\temail\tpassword\n", "name,email,encrypted_password,created_at\n");
-    let of_rails = "User #,user#@example.com,$2aBCRYPT,2020-02-29 23:59:59.123456+00";
-    let of_auth0 = r##"{"_id":{"$oid":"60425dc43519d90068f8297#"},"email_verified":false,"email":"user#@example.com",
-        "passwordHash":"$2bBCRYPT","password_set_date":{"$date":"2021-03-05T16:34:49.502Z"}}"##;
-    let of_firebase = r##"{"localId":"#","email":"user#@example.com","emailVerified":false,"passwordHash":"V1N3LQ==",
-        "salt":"r7vD3Q==","createdAt":"1520370000000","providerUserInfo":[]}"##;
-    let of_keycloak = r##"{"firstName":"User","lastName":"#","email":"user#@example.com","credentials":[{
-        "secretData":"{\"value\":\"SHA512\",\"salt\":\"c2FsdHNhbHRzYWx0\",\"additionalParameters\":{}}",
-        "credentialData":"{\"hashIterations\":1000,\"algorithm\":\"pbkdf2-sha512\",\"additionalParameters\":{}}"}]}"##;
-    let of_okta = r##"{"id":"00u#","status":"ACTIVE","created":"2013-06-24T16:39:18.000Z",
-        "profile":{"firstName":"User","lastName":"#","email":"user#@example.com","login":"user#@example.com"},
-        "credentials":{"password":{},"provider":{"type":"OKTA","name":"OKTA"}}}"##;
-    let of_django = r##"{"model":"auth.user","pk":#,"fields":{
-        "password":"pbkdf2_sha256$1000$saltsaltsalt$F7o7+5VTVzFAO998X6s3AHrDsJVdMiIlgndIMe19NvY=",
-        "last_login":null,"username":"user#","email":"user#@example.com","is_staff":false,"groups":[],
-        "date_joined":"2020-02-29T23:59:59.123Z"}}"##;
-    let phpass = "User #\tuser#@example.com\t$P$6abcdefghRJFCMvnAbZH2hCiFPRxpk.\n\
-        User #\tother#@example.com\t$wp$2y$05$abcdefghijklmnopqrstuu9iY1gyjA3k6CGptWJJ9nIT22tG/wV8K";
-    let files = [
-        ("Auth0", "auth0.ndjson", "", &*of_auth0.replace("\n        ", ""), "\n", "\n", true),
-        ("Firebase", "firebase.json", "{\"users\": [", of_firebase, ",", "]}", false),
-        (
-            "Keycloak",
-            "keycloak.json",
-            "{\n\"realm\":\"shop\",\"users\":[",
-            of_keycloak,
-            ",",
-            "],\"roles\":{}}",
-            true,
-        ),
-        ("Okta", "okta.json", "[", of_okta, ",", "]", false),
-        ("WordPress", "wordpress.tsv", "display_name\tuser_email\tuser_pass\n", phpass, "\n", "\n", true),
-        ("Django", "django.json", "[", of_django, ",", "]", true),
-        ("Rails", "rails.csv", psql, of_rails, "\n", "\n", true),
-        ("Laravel", "laravel.tsv", mysql, "User #\tuser#@example.com\t$2yBCRYPT", "\n", "\n", true),
-        ("Supabase", "supabase.csv", psql, of_rails, "\n", "\n", true),
-    ];
-    assert_eq!(IMPORT.matches("\n**").count(), files.len());
+    let systems: Vec<&str> = OTHER_SYSTEMS.split("\n== ").skip(1).collect();
+    assert_eq!(IMPORT.matches("\n**").count(), systems.len());
     let service = Service::start();
-    let mut client = service.client();
-    for (system, name, begin, user, separator, end, has_hash) in files {
+    let (mut client, url) = (service.client(), service.database.url());
+    for text in systems {
+        let text = text.replace("BCRYPT", BCRYPT).replace("SHA512", SHA512);
+        let (text, expected) = text.split_once("\n=> ").expect("users");
+        let (system, text) = text.split_once('\n').expect("a name");
         service.database.run("delete from users");
-        let users = ["1", "2", "3"].map(|n| user.replace('#', n)).join(separator);
-        let text = format!("{begin}{users}{end}").replace("BCRYPT", BCRYPT).replace("SHA512", SHA512);
-        let dir = TempDir::new();
-        dir.write(name, &text);
-        let lines = blocks(IMPORT, &format!("\n**{system}**: "))[0];
-        let (_, stdout, stderr) = shell(dir.path(), lines, &[("DATABASE_URL", service.database.url())]);
-        let count = text.matches("@example.com").count() / if system == "Okta" { 2 } else { 1 };
-        assert!(stdout.starts_with(&format!("imported: {count}, ")), "{system}: {stdout}{stderr}");
-        let named = "select bool_and(name ilike '%user%') from users";
-        assert_eq!(service.database.value(named), "true", "{system}");
-        let stored = service.database.value("select string_agg(email, ' ' order by id) from users");
-        let stored: Vec<&str> = stored.split(' ').collect();
-        assert_eq!((stored.len(), stored[0]), (count, "user1@example.com"), "{system}");
-        // The last one of WordPress has a hash of another form.
-        for email in [stored[0], stored[count - 1]] {
-            assert_eq!(client.opens(email, PASSWORD), has_hash, "{system}: {email}");
+        let (dir, other) = (TempDir::new(), Database::empty());
+        let (_, paragraph) = IMPORT.split_once(&format!("\n**{system}**: ")).expect("a paragraph");
+        let (prose, _) = paragraph.split_once("```").expect("its lines");
+        let run = |line: &str| {
+            let variables = [("DATABASE_URL", url.clone()), ("SUPABASE_URL", other.url())];
+            let (_, stdout, stderr) = shell(dir.path(), line, &variables);
+            assert_eq!(stderr, "", "{system}");
+            stdout
+        };
+        let prose = prose.replace('\n', " ").replace(" shop >", " \"$SUPABASE_URL\" >");
+        let commands = |program: &str| {
+            let of_program = move |code: &&str| code.starts_with(&format!("{program} "));
+            prose.split('`').skip(1).step_by(2).filter(of_program).map(str::to_owned).collect::<Vec<_>>()
+        };
+        for file in text.strip_prefix("-- ").into_iter().flat_map(|files| files.split("\n-- ")) {
+            let (name, lines) = file.split_once('\n').expect("a name");
+            dir.write(name, &format!("{lines}\n"));
         }
+        if !text.starts_with("-- ") {
+            other.run(text);
+            commands("psql").iter().for_each(|line| assert_eq!(run(line), ""));
+        }
+        let mut users: Vec<&str> = expected.trim_end().split(" | ").collect();
+        let counted: String = commands("jq").iter().map(|line| run(line)).collect();
+        assert!(counted.is_empty() || counted == format!("{}\n", users.len()), "{system}: {counted}");
+        let lines = blocks(IMPORT, &format!("\n**{system}**: "))[0];
+        assert_eq!(run(lines), format!("imported: {}, existing: 0, refused: 0\n", users.len()), "{system}");
+        let page = client.get("/users").json();
+        let mut found: Vec<String> = page["data"]
+            .as_array()
+            .expect("users")
+            .iter()
+            .map(|user| {
+                let [name, email] = ["name", "email"].map(|field| user[field].as_str().expect("a text"));
+                let opens = if client.opens(email, PASSWORD) { " yes" } else { "" };
+                format!("{name} {email}{opens}")
+            })
+            .collect();
+        // Rows of a table come in no order.
+        found.sort();
+        users.sort();
+        assert_eq!(found, users, "{system}");
     }
 }
