@@ -4,6 +4,7 @@ use super::{Failure, arguments::Given, embedded, environment, print};
 use userd::{
     Database, Secret,
     check::{self, Weight},
+    config::InForce,
     server,
 };
 
@@ -65,7 +66,7 @@ pub fn config(given: &Given) -> Result<(), Failure> {
         config.database = Database::Url(Secret::default());
     }
     let rows = config.in_force(environment::lookup(given));
-    for (variable, value, source) in &rows {
+    for InForce { variable, value, source } in &rows {
         let place = given.assigned.get(*variable).filter(|_| *source == "environment");
         print(format!("{variable:<20} {value:<24} {}\n", place.unwrap_or(source)))?;
     }

@@ -2,7 +2,7 @@
 
 use super::value::list;
 use ipnet::{IpNet, Ipv4Net};
-use std::{net::IpAddr, str::FromStr};
+use std::{fmt, net::IpAddr, str::FromStr};
 
 /// Proxies whose word about their clients is believed: addresses, networks, and `unix` for every peer on a Unix
 /// socket. Parsed from a list, separated by commas or spaces: `127.0.0.1, 10.0.0.0/8, unix`. Empty by default.
@@ -15,17 +15,19 @@ impl TrustedProxies {
         self.0.is_empty()
     }
 
-    /// Returns the entries as they are written.
-    pub(super) fn names(&self) -> Vec<String> {
-        self.0.iter().map(|entry| entry.map_or("unix".to_owned(), |network| network.to_string())).collect()
-    }
-
     /// Returns `true` if the peer is trusted; `None` is a peer on a Unix socket.
     pub fn contains(&self, peer: Option<IpAddr>) -> bool {
         self.0.iter().any(|entry| match (entry, &peer) {
             (Some(network), Some(peer)) => network.contains(peer),
             (entry, peer) => entry.is_none() && peer.is_none(),
         })
+    }
+}
+
+impl fmt::Display for TrustedProxies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |entry: &Option<IpNet>| entry.map_or("unix".to_owned(), |network| network.to_string());
+        f.write_str(&self.0.iter().map(name).collect::<Vec<_>>().join(","))
     }
 }
 
@@ -88,7 +90,7 @@ mod tests {
         let all: TrustedProxies = "0.0.0.0/0".parse().unwrap();
         assert!(all.contains(Some([1, 2, 3, 4].into())) && !all.contains(None));
         let mapped: TrustedProxies = "::ffff:10.0.0.0/104, ::ffff:192.0.2.7".parse().unwrap();
-        assert_eq!(mapped.names().join(","), "10.0.0.0/8,192.0.2.7/32");
+        assert_eq!(mapped.to_string(), "10.0.0.0/8,192.0.2.7/32");
         for (address, expected) in [([10, 1, 2, 3], true), ([192, 0, 2, 7], true), ([192, 0, 2, 8], false)] {
             assert_eq!(mapped.contains(Some(address.into())), expected, "{address:?}");
         }
@@ -107,7 +109,7 @@ mod tests {
             let wrong = format!("{text:?} is not an address, a network or `unix`");
             assert_eq!(text.parse::<TrustedProxies>(), Err(wrong));
         }
-        assert_eq!(trusted.names().join(",").parse(), Ok(trusted));
+        assert_eq!(trusted.to_string().parse(), Ok(trusted));
     }
 
     #[test]

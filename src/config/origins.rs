@@ -1,12 +1,12 @@
 //! Origins whose pages may use the service from a browser.
 
 use super::value::list;
-use std::{str::FromStr, sync::Arc};
+use std::{fmt, str::FromStr, sync::Arc};
 
 /// Exact origins (`https://app.example`), and `*` for any. Parsed from a list, separated by commas or spaces. Empty by
 /// default.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct AllowedOrigins(pub(super) Vec<Arc<str>>);
+pub struct AllowedOrigins(Vec<Arc<str>>);
 
 impl AllowedOrigins {
     /// Returns whether there are none.
@@ -17,6 +17,12 @@ impl AllowedOrigins {
     /// Returns the entry that allows an origin, as a browser names it.
     pub fn find(&self, origin: &[u8]) -> Option<&Arc<str>> {
         self.0.iter().find(|allowed| ***allowed == *"*" || allowed.as_bytes() == origin)
+    }
+}
+
+impl fmt::Display for AllowedOrigins {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join(","))
     }
 }
 

@@ -5,10 +5,11 @@
 //! variable, its check, `userd --help` and the test that compares that page follow from the row.
 
 use super::{
-    Config, ConfigError, Database,
-    value::{Bounds, Value, problem, without_line_end},
+    AllowedOrigins, Config, ConfigError,
+    Database::{self, Parts},
+    TrustedProxies,
+    value::*,
 };
-use Bounds::{Any, Token, Whole, Words};
 use std::{
     ffi::OsString,
     fs,
@@ -22,143 +23,154 @@ pub struct Setting {
     pub variable: &'static str,
     /// The meaning of the variable, in a line.
     pub help: &'static str,
-    bounds: Bounds,
-    /// The field that the variable sets. `None`: the command alone reads it, or it names the file with another one's value.
-    field: Option<Field>,
+    access: Access,
 }
 
-/// A time up to a day: the sum of a deadline and the present time stays far from overflow.
-const SECONDS: Bounds = Bounds::Seconds(0.001, 86_400.0);
+/// Reads a text into the field of a configuration, or checks the field if there is no text.
+type Access = fn(&mut Config, Option<&str>) -> Checked;
 
-/// A field of a configuration; `None` if the configuration has no such field.
-type Field = fn(&mut Config) -> Option<&mut dyn Value>;
-
-const fn field(variable: &'static str, field: Field, bounds: Bounds, help: &'static str) -> Setting {
-    Setting { variable, help, bounds, field: Some(field) }
+const fn setting(variable: &'static str, access: Access, help: &'static str) -> Setting {
+    Setting { variable, help, access }
 }
 
-/// A variable without a field. If it may have only some words, the first one is the default.
-const fn command(variable: &'static str, bounds: Bounds, help: &'static str) -> Setting {
-    Setting { variable, help, bounds, field: None }
-}
+/// The outcome for a part of the database's address beside a connection string, and for the port beside a Unix socket.
+const NO_EFFECT: Checked = Ok(Shown::NoEffect);
 
-/// A field of [`Config`].
-macro_rules! at {
-    ($($field:ident).+) => {
-        |config| Some(&mut config.$($field).+)
-    };
-}
-
-/// A field of [`Database::Parts`]: there is none if a connection string was given.
-macro_rules! part {
-    ($field:ident) => {
-        |config| match &mut config.database {
-            Database::Parts { $field, .. } => Some($field),
-            Database::Url(_) => None,
-        }
-    };
-}
+/// The most memory that a budget can be: a TiB, or what the machine can address.
+const MOST_MEMORY: usize = match 1_usize.checked_shl(40) {
+    Some(bytes) => bytes,
+    None => usize::MAX,
+};
 
 /// Every variable, in the order of `userd --help` and of docs/configuration.md. A row applies after those above it.
 #[rustfmt::skip]
 pub const SETTINGS: &[Setting] = &[
-    field("DATABASE_URL", |config| Some(&mut config.database), Any,
+    setting("DATABASE_URL", |c, text| secret(&mut c.database, text),
         "Connection string as libpq takes it; used instead of `DB_HOST` to `DB_SSL_CA`"),
-    command("DATABASE_URL_FILE", Any, "File that holds the connection string"),
-    field("DB_HOST", part!(host), Any, "Database host, or the directory of a Unix socket"),
-    field("DB_PORT", part!(port), Whole(1, 65_535), "Database port"),
-    field("DB_NAME", part!(name), Any, "Database name"),
-    field("DB_USER", part!(user), Any, "Database user"),
-    field("DB_PASS", part!(password), Any, "Database password"),
-    command("DB_PASS_FILE", Any, "File that holds the database password"),
-    field("DB_SSL", part!(ssl), Bounds::Exactly("true"),
+    setting("DATABASE_URL_FILE", of_command, "File that holds the connection string"),
+    setting("DB_HOST", |c, text| if let Parts { host, .. } = &mut c.database { string(host, text) } else { NO_EFFECT },
+        "Database host, or the directory of a Unix socket"),
+    setting("DB_PORT", |c, text| if let Parts { port, .. } = &mut c.database { whole(port, text, 1..=65_535) } else { NO_EFFECT },
+        "Database port"),
+    setting("DB_NAME", |c, text| if let Parts { name, .. } = &mut c.database { string(name, text) } else { NO_EFFECT },
+        "Database name"),
+    setting("DB_USER", |c, text| if let Parts { user, .. } = &mut c.database { string(user, text) } else { NO_EFFECT },
+        "Database user"),
+    setting("DB_PASS", |c, text| if let Parts { password, .. } = &mut c.database { secret(password, text) } else { NO_EFFECT },
+        "Database password"),
+    setting("DB_PASS_FILE", of_command, "File that holds the database password"),
+    setting("DB_SSL", |c, text| if let Parts { ssl, .. } = &mut c.database { exactly(ssl, text, "true") } else { NO_EFFECT },
         "TLS to the database, on only when exactly `true`; certificate and host name are verified"),
-    field("DB_SSL_CA", at!(db_ssl_ca), Any,
+    setting("DB_SSL_CA", |c, text| path(&mut c.db_ssl_ca, text),
         "PEM file of the authorities that `DB_SSL` trusts instead of the system's"),
-    field("DB_POOL_SIZE", at!(db_pool_size), Whole(1, 1000), "Most connections to the database"),
-    field("DB_CONNECT_TIMEOUT", at!(db_connect_timeout), SECONDS, "Seconds that start-up waits for the database"),
-    field("DB_ACQUIRE_TIMEOUT", at!(db_acquire_timeout), SECONDS,
+    setting("DB_POOL_SIZE", |c, text| whole(&mut c.db_pool_size, text, 1..=1000),
+        "Most connections to the database"),
+    setting("DB_CONNECT_TIMEOUT", |c, text| seconds(&mut c.db_connect_timeout, text, 0.001),
+        "Seconds that start-up waits for the database"),
+    setting("DB_ACQUIRE_TIMEOUT", |c, text| seconds(&mut c.db_acquire_timeout, text, 0.001),
         "Seconds that a request waits for a free connection"),
-    field("DB_PREPARED", at!(db_prepared), Words(&["true", "false"]),
+    setting("DB_PREPARED", |c, text| word(&mut c.db_prepared, text, &["true", "false"]),
         "`false` behind a pooler in transaction mode: sessions hold no state; unset, a start looks for one"),
-    field("PGPASSWORD", at!(pg_password), Any, "Database password if the settings above have none"),
-    field("HOST", at!(host), Any, "Address to listen on, 127.0.0.1 with --embedded; `unix:/path` for a Unix socket"),
-    field("PORT", |config| (!config.host.starts_with("unix:")).then_some(&mut config.port), Whole(0, 65_535), "Port to listen on; 0 takes a free one and prints it"),
-    field("NODE_ENV", at!(production), Bounds::Exactly("production"),
+    setting("PGPASSWORD", |c, text| secret(&mut c.pg_password, text),
+        "Database password if the settings above have none"),
+    setting("HOST", |c, text| string(&mut c.host, text),
+        "Address to listen on, 127.0.0.1 with --embedded; `unix:/path` for a Unix socket"),
+    setting("PORT", |c, text| if c.host.starts_with("unix:") { NO_EFFECT } else { whole(&mut c.port, text, 0..=65_535) },
+        "Port to listen on; 0 takes a free one and prints it"),
+    setting("NODE_ENV", |c, text| exactly(&mut c.production, text, "production"),
         "`production`: code that reads a relation which was not loaded fetches it; else that is an error. No request does so"),
-    field("WORKERS", at!(workers), Whole(1, 1000), "Threads that answer requests"),
-    field("SCHEMA", at!(schema), Words(&["basic", "strict"]), "Create schema: `basic`, or `strict` (password required)"),
-    field("VALIDATION", at!(validation), Words(&["declarative", "parser"]),
+    setting("WORKERS", |c, text| whole(&mut c.workers, text, 1..=1000), "Threads that answer requests"),
+    setting("SCHEMA", |c, text| word(&mut c.schema, text, &["basic", "strict"]),
+        "Create schema: `basic`, or `strict` (password required)"),
+    setting("VALIDATION", |c, text| word(&mut c.validation, text, &["declarative", "parser"]),
         "`declarative` (invalid bodies get 400) or `parser` (422)"),
-    field("MAX_PER_PAGE", at!(max_per_page), Whole(1, 1_000_000),
+    setting("MAX_PER_PAGE", |c, text| whole(&mut c.max_per_page, text, 1..=1_000_000),
         "Largest `perPage`; the default, 15, is no larger"),
-    field("MAX_BODY_BYTES", at!(limits.max_body_bytes), Whole(1, 1 << 30), "Largest body, in bytes"),
-    field("MEMORY_BUDGET", at!(limits.memory_budget), Whole(1, 1 << 40),
+    setting("MAX_BODY_BYTES", |c, text| whole(&mut c.limits.max_body_bytes, text, 1..=1 << 30),
+        "Largest body, in bytes"),
+    setting("MEMORY_BUDGET", |c, text| whole(&mut c.limits.memory_budget, text, 1..=MOST_MEMORY),
         "Bytes held for all clients: requests, answers, rows, hashes; beyond it they wait, or 503"),
-    field("MAX_CONNECTIONS", at!(limits.max_connections), Whole(1, 1 << 20),
+    setting("MAX_CONNECTIONS", |c, text| whole(&mut c.limits.max_connections, text, 1..=1 << 20),
         "Client connections at once; beyond it one of the peer that holds the most is closed, or 503"),
-    field("TRUSTED_PROXIES", at!(limits.trusted_proxies), Any,
+    setting("TRUSTED_PROXIES", |c, text| value(&mut c.limits.trusted_proxies, text, str::parse, TrustedProxies::to_string),
         "Addresses and networks (and `unix`) whose `X-Forwarded-For` is believed"),
-    field("HEAD_TIMEOUT", at!(limits.head_timeout), SECONDS, "Seconds for a request's head, from its first byte"),
-    field("BODY_TIMEOUT", at!(limits.body_timeout), SECONDS, "Seconds for a request's body"),
-    field("IDLE_TIMEOUT", at!(limits.idle_timeout), SECONDS, "Seconds that an idle connection is kept"),
-    field("WRITE_TIMEOUT", at!(limits.write_timeout), SECONDS, "Seconds for the client to take its answer"),
-    field("REQUEST_TIMEOUT", at!(limits.request_timeout), SECONDS,
+    setting("HEAD_TIMEOUT", |c, text| seconds(&mut c.limits.head_timeout, text, 0.001),
+        "Seconds for a request's head, from its first byte"),
+    setting("BODY_TIMEOUT", |c, text| seconds(&mut c.limits.body_timeout, text, 0.001),
+        "Seconds for a request's body"),
+    setting("IDLE_TIMEOUT", |c, text| seconds(&mut c.limits.idle_timeout, text, 0.001),
+        "Seconds that an idle connection is kept"),
+    setting("WRITE_TIMEOUT", |c, text| seconds(&mut c.limits.write_timeout, text, 0.001),
+        "Seconds for the client to take its answer"),
+    setting("REQUEST_TIMEOUT", |c, text| seconds(&mut c.limits.request_timeout, text, 0.001),
         "Seconds from a whole request to its answer, else 503"),
-    field("DRAIN_DELAY", at!(limits.drain_delay), Bounds::Seconds(0.0, 86_400.0),
+    setting("DRAIN_DELAY", |c, text| seconds(&mut c.limits.drain_delay, text, 0.0),
         "Seconds between the announcement of a stop at `/readyz` and the stop itself"),
-    field("STOP_TIMEOUT", at!(limits.stop_timeout), SECONDS, "Seconds that a stop waits for requests in flight"),
-    field("API_TOKEN", at!(api_token), Token,
+    setting("STOP_TIMEOUT", |c, text| seconds(&mut c.limits.stop_timeout, text, 0.001),
+        "Seconds that a stop waits for requests in flight"),
+    setting("API_TOKEN", |c, text| tokens(&mut c.api_token, text),
         "Bearer token that `/users` and `/metrics` ask for; several are separated by white space"),
-    command("API_TOKEN_FILE", Any, "File that holds the token"),
-    field("API_TOKEN_READ", at!(api_token_read), Token, "Token that allows `GET` and `HEAD` alone"),
-    command("API_TOKEN_READ_FILE", Any, "File that holds that token"),
-    field("API_TOKEN_LOGIN", at!(api_token_login), Token, "Token that allows `POST /users/authenticate` alone"),
-    command("API_TOKEN_LOGIN_FILE", Any, "File that holds that token"),
-    field("AUTH_ATTEMPTS", at!(auth_attempts), Whole(0, 1_000_000),
+    setting("API_TOKEN_FILE", of_command, "File that holds the token"),
+    setting("API_TOKEN_READ", |c, text| tokens(&mut c.api_token_read, text),
+        "Token that allows `GET` and `HEAD` alone"),
+    setting("API_TOKEN_READ_FILE", of_command, "File that holds that token"),
+    setting("API_TOKEN_LOGIN", |c, text| tokens(&mut c.api_token_login, text),
+        "Token that allows `POST /users/authenticate` alone"),
+    setting("API_TOKEN_LOGIN_FILE", of_command, "File that holds that token"),
+    setting("AUTH_ATTEMPTS", |c, text| whole(&mut c.auth_attempts, text, 0..=1_000_000),
         "Wrong passwords a minute from one peer for one e-mail address; 0 for any number"),
-    field("ALLOWED_HOSTS", at!(allowed_hosts), Any,
+    setting("ALLOWED_HOSTS", |c, text| value(&mut c.allowed_hosts, text, hosts, |names| names.join(",")),
         "Further host names that requests without a token may name; `*` for any"),
-    field("ALLOWED_ORIGINS", at!(limits.allowed_origins), Any,
+    setting("ALLOWED_ORIGINS", |c, text| value(&mut c.limits.allowed_origins, text, str::parse, AllowedOrigins::to_string),
         "Origins whose pages may use the service from a browser (CORS); `*` for any, only with a token"),
-    field("UI", at!(ui), Words(&["auto", "true", "false"]),
+    setting("UI", |c, text| word(&mut c.ui, text, &["auto", "true", "false"]),
         "The page for the browser, `/ui`: `true`, `false`, or `auto`: on loopback alone, without `TRUSTED_PROXIES`"),
-    field("MIGRATIONS_DIR", at!(migrations_dir), Any, "Directory of migrations instead of the built-in ones"),
-    command("POSTGRES_BIN", Any,
+    setting("MIGRATIONS_DIR", |c, text| path(&mut c.migrations_dir, text),
+        "Directory of migrations instead of the built-in ones"),
+    setting("POSTGRES_BIN", of_command,
         "Directory of PostgreSQL's programs for `--embedded`; unset: those that are found"),
-    command("LOG_FORMAT", Words(&["text", "json"]), "`text`, or `json`: one object a line"),
-    command("LOG_LEVEL", Words(&["info", "off", "error", "warn", "debug", "trace"]),
+    setting("LOG_FORMAT", |_, text| word(&mut "text".to_owned(), text, &["text", "json"]),
+        "`text`, or `json`: one object a line"),
+    setting("LOG_LEVEL", |_, text| word(&mut "info".to_owned(), text, &["info", "off", "error", "warn", "debug", "trace"]),
         "`off`, `error`, `warn`, `info`, `debug` or `trace`"),
 ];
+
+/// Shows the text of a variable that the command alone reads, or that names the file with the value of another one.
+fn of_command(_: &mut Config, text: Option<&str>) -> Checked {
+    string(&mut String::new(), text)
+}
 
 impl Setting {
     /// Returns the default as the variable's text, if there is one.
     pub fn default(&self) -> Option<String> {
-        let default = match (self.field, &self.bounds) {
-            (_, Bounds::Exactly(_)) => None,
-            (Some(field), _) => field(&mut Config::of_the_command())?.text(),
-            (None, Words(words)) => Some(words[0].to_owned()),
-            (None, _) => None,
-        };
-        default.filter(|text| !text.is_empty())
+        match (self.access)(&mut Config::of_the_command(), None) {
+            // A setting that one text alone turns on is off by default.
+            Ok(Shown::Text(text)) if text != "false" => Some(text).filter(|text| !text.is_empty()),
+            _ => None,
+        }
     }
 
-    /// Checks the text of the variable, if there is one, and sets the field of `config`. Does nothing if there is no such
-    /// field: a part of the database's address beside a connection string.
-    fn apply(&self, config: &mut Config, lookup: &Lookup) -> Result<(), ConfigError> {
-        let field = self.field.map(|field| field(config));
-        if matches!(field, Some(None)) {
+    /// Reads the variable, if it is there, into the field of `config`.
+    fn read(&self, config: &mut Config, lookup: &Lookup) -> Result<(), ConfigError> {
+        if let Ok(Shown::NoEffect) = (self.access)(config, None) {
             return Ok(());
         }
-        let Some((blamed, text)) = text(self.variable, lookup)? else { return Ok(()) };
-        let set = |text: String| field.flatten().map_or(Ok(()), |field| field.set(&text));
-        self.bounds.read(text).and_then(set).map_err(|line| problem(blamed, line))
+        let Some(Given { variable, text }) = given(self.variable, lookup)? else { return Ok(()) };
+        let read = (self.access)(config, Some(&text));
+        read.map(drop).map_err(|line| problem(variable, line))
     }
 }
 
-/// A setting in force: the variable, its value as a variable has it (`***` for a secret, `-` for none), and the place that
-/// the value comes from.
-pub type InForce = (&'static str, String, &'static str);
+/// A setting in force.
+#[derive(Debug, PartialEq, Eq)]
+pub struct InForce {
+    /// The variable.
+    pub variable: &'static str,
+    /// The value as a variable has it: `***` for a secret, `-` for none.
+    pub value: String,
+    /// The place that the value comes from.
+    pub source: &'static str,
+}
 
 /// Look-up of a variable.
 type Lookup<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
@@ -172,7 +184,7 @@ impl Config {
     /// The variables that cannot be used, in the table's order: the first one, and behind its problem the others.
     pub fn from_vars(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Config, ConfigError> {
         let mut config = Config::of_the_command();
-        let errors = SETTINGS.iter().filter_map(|setting| setting.apply(&mut config, &lookup).err());
+        let errors = SETTINGS.iter().filter_map(|setting| setting.read(&mut config, &lookup).err());
         let all = errors.reduce(|all, one| ConfigError { problem: format!("{}; {one}", all.problem), ..all });
         let is_url = matches!(config.database, Database::Url(_));
         let file = lookup(if is_url { "DATABASE_URL_FILE" } else { "DB_PASS_FILE" });
@@ -181,21 +193,19 @@ impl Config {
     }
 
     /// Returns the settings in force, in the table's order. `lookup` is what this configuration was made with.
-    pub fn in_force(&self, lookup: impl Fn(&str) -> Option<OsString>) -> Vec<InForce> {
-        let mut config = self.clone();
-        let row = |setting: &Setting| {
+    pub fn in_force(&mut self, lookup: impl Fn(&str) -> Option<OsString>) -> Vec<InForce> {
+        let row = |Setting { variable, access, .. }: &Setting| {
             // The configuration was made, so each text can be read.
-            let given = text(setting.variable, &lookup).ok().flatten();
-            let source = given.as_ref().map_or("default", |(variable, _)| variable);
-            let source = if source == setting.variable { "environment" } else { source };
-            let value = match setting.field.map(|field| field(&mut config).map(|field| field.text())) {
-                None => given.map(|(_, text)| text).or_else(|| setting.default()),
-                Some(None) => return (setting.variable, "-".to_owned(), "no effect"),
-                Some(Some(None)) => given.map(|_| "***".to_owned()),
-                Some(Some(value)) => value,
+            let given = given(variable, &lookup).ok().flatten();
+            let source = given.as_ref().map_or("default", |given| given.variable);
+            let source = if source == *variable { "environment" } else { source };
+            let (value, source) = match access(self, given.as_ref().map(|given| &*given.text)) {
+                Ok(Shown::Text(text)) => (text, source),
+                Ok(Shown::Secret) => (given.map(|_| "***".to_owned()).unwrap_or_default(), source),
+                Ok(Shown::NoEffect) | Err(_) => (String::new(), "no effect"),
             };
-            let value = value.filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned());
-            (setting.variable, value, source)
+            let value = if value.is_empty() { "-".to_owned() } else { value };
+            InForce { variable, value, source }
         };
         SETTINGS.iter().map(row).collect()
     }
@@ -219,26 +229,29 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
     near.min_by_key(|(steps, _)| *steps).map(|(_, known)| known)
 }
 
-/// Checks that the numbers and durations of `config` are within their bounds.
+/// Checks that each field that a variable sets is within its bounds.
 pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let mut config = config.clone();
-    for Setting { variable, bounds, field, .. } in SETTINGS {
-        let value = field.and_then(|field| field(&mut config));
-        if let Some(text) = value.and_then(|value| value.text()) {
-            bounds.read(text).map_err(|line| problem(variable, line))?;
-        }
-    }
-    Ok(())
+    let wrong = |setting: &Setting| {
+        (setting.access)(&mut config, None).err().map(|line| problem(setting.variable, line))
+    };
+    SETTINGS.iter().find_map(wrong).map_or(Ok(()), Err)
 }
 
-/// Returns the text of a variable, or of the file that its `…_FILE` names, behind the name of the variable that was used.
-fn text(variable: &'static str, lookup: &Lookup) -> Result<Option<(&'static str, String)>, ConfigError> {
+/// The text of a setting, and the variable that has it or names its file.
+struct Given {
+    variable: &'static str,
+    text: String,
+}
+
+/// Returns the text of a variable, or of the file that its `…_FILE` names.
+fn given(variable: &'static str, lookup: &Lookup) -> Result<Option<Given>, ConfigError> {
     let read = |variable: &'static str| match lookup(variable).map(OsString::into_string) {
         None => Ok(None),
         Some(Ok(text)) => Ok(Some(text).filter(|text| !text.is_empty())),
         Some(Err(_)) => Err(problem(variable, "is not UTF-8")),
     };
-    let value = read(variable)?.map(|text| (variable, text));
+    let value = read(variable)?.map(|text| Given { variable, text });
     let is_file = |setting: &&Setting| setting.variable.strip_suffix("_FILE") == Some(variable);
     let Some(Setting { variable: file, .. }) = SETTINGS.iter().find(is_file) else { return Ok(value) };
     let Some(path) = read(file)? else { return Ok(value) };
@@ -246,7 +259,7 @@ fn text(variable: &'static str, lookup: &Lookup) -> Result<Option<(&'static str,
         return Err(problem(file, format!("cannot be set together with {variable}")));
     }
     let text = read_secret(Path::new(&path)).map_err(|line| problem(file, line))?;
-    Ok(Some((file, text)))
+    Ok(Some(Given { variable: file, text }))
 }
 
 /// Returns the text of a file without the end of its last line, and without a byte order mark. The error names the file.
@@ -276,12 +289,16 @@ mod tests {
     #[test]
     fn every_word_is_a_value_of_its_field() {
         for setting in SETTINGS {
-            let Words(words) = setting.bounds else { continue };
-            for word in words {
-                let lookup = |name: &str| (name == setting.variable).then(|| OsString::from(word));
+            let refusal = (setting.access)(&mut Config::default(), Some("none")).err();
+            let words = refusal
+                .as_ref()
+                .and_then(|line| line.strip_prefix("must be one of ")?.split(", not ").next());
+            for value in words.iter().flat_map(|words| words.split(", ")) {
+                let variable = setting.variable;
+                let lookup = |name: &str| (name == variable).then(|| OsString::from(value));
                 let rows = Config::from_vars(lookup).unwrap().in_force(lookup);
-                let row = rows.into_iter().find(|row| row.0 == setting.variable);
-                assert_eq!(row, Some((setting.variable, (*word).to_owned(), "environment")));
+                let row = rows.into_iter().find(|row| row.variable == variable);
+                assert_eq!(row, Some(InForce { variable, value: value.to_owned(), source: "environment" }));
             }
         }
     }

@@ -1,116 +1,122 @@
-//! Conversion of the text of a variable to the value of a field, and the texts that a variable may have.
+//! How the field of a setting is read from a text, checked and shown: a function for each kind of value.
+//!
+//! Each takes the text of the variable, which is not empty, or `None` to check the value that the field has. Errors are
+//! printed behind the variable's name, and never have a secret's text.
 
-use super::{AllowedOrigins, ConfigError, Database, Schema, Secret, TrustedProxies, Ui, Validation};
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use super::{ConfigError, Secret};
+use std::{fmt::Display, ops::RangeInclusive, path::PathBuf, str::FromStr, time::Duration};
 
-/// Texts that a variable may have.
+/// The value of a setting, as it may be shown.
 #[derive(Debug)]
-pub(super) enum Bounds {
-    /// Any text that the type of the field can hold.
-    Any,
-    /// A whole number, both ends included.
-    Whole(u64, u64),
-    /// A number of seconds, both ends included.
-    Seconds(f64, f64),
-    /// One of these words.
-    Words(&'static [&'static str]),
-    /// On for exactly this text, off for any other.
-    Exactly(&'static str),
-    /// Tokens of printable ASCII, separated by white space; at least one.
-    Token,
+pub(super) enum Shown {
+    /// The text that a variable would have; empty for none.
+    Text(String),
+    /// A secret, which is never shown.
+    Secret,
+    /// The configuration has no such field: a part of the database's address beside a connection string.
+    NoEffect,
 }
 
-impl Bounds {
-    /// Checks a text that is not empty. Returns it as a field reads it. Numbers have ASCII digits alone: no sign, no exponent,
-    /// no space.
-    pub fn read(&self, text: String) -> Result<String, String> {
-        let has_only = |more: &str| text.chars().all(|c| c.is_ascii_digit() || more.contains(c));
-        let (fits, wanted) = match *self {
-            Bounds::Any => return Ok(text),
-            Bounds::Exactly(on) => return Ok((text == on).to_string()),
-            Bounds::Whole(min, max) => {
-                let fits = has_only("") && text.parse().is_ok_and(|number| (min..=max).contains(&number));
-                // Kubernetes sets DB_PORT=tcp://10.0.0.1:5432 beside a service that is named `db`.
-                let hint = if text.starts_with("tcp://") {
-                    " (with enableServiceLinks: false, Kubernetes sets none)"
-                } else {
-                    ""
-                };
-                (fits, format!("a whole number from {min} to {max}{hint}"))
-            }
-            Bounds::Seconds(min, max) => {
-                let fits = has_only(".") && text.parse().is_ok_and(|number| (min..=max).contains(&number));
-                (fits, format!("a number of seconds from {min} to {max}"))
-            }
-            Bounds::Words(words) => (words.contains(&&*text), format!("one of {}", words.join(", "))),
-            Bounds::Token => {
-                let is_token = |byte: u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
-                let quoted = ['"', '\'']
-                    .iter()
-                    .find_map(|quote| text.trim().strip_prefix(*quote)?.strip_suffix(*quote));
-                let fits = !text.trim().is_empty() && text.bytes().all(is_token) && quoted.is_none();
-                return if fits {
-                    Ok(text)
-                } else {
-                    Err("must be printable ASCII, without quotes around it".to_owned())
-                };
-            }
-        };
-        if fits { Ok(text) } else { Err(format!("must be {wanted}, not {text:?}")) }
+/// The outcome of reading or checking a setting. The error is its problem.
+pub(super) type Checked = Result<Shown, String>;
+
+/// A value that `read` makes of a text, and `show` makes a text of.
+pub(super) fn value<T>(
+    field: &mut T,
+    text: Option<&str>,
+    read: impl Fn(&str) -> Result<T, String>,
+    show: impl Fn(&T) -> String,
+) -> Checked {
+    if let Some(text) = text {
+        *field = read(text)?;
     }
+    Ok(Shown::Text(show(field)))
 }
 
-pub(super) fn problem(variable: &'static str, problem: impl Into<String>) -> ConfigError {
-    ConfigError { variable, problem: problem.into() }
+/// A whole number within bounds.
+pub(super) fn whole<T>(field: &mut T, text: Option<&str>, bounds: RangeInclusive<T>) -> Checked
+where
+    T: FromStr + PartialOrd + Display + Copy,
+{
+    *field = number(*field, text, "a whole number", "", bounds)?;
+    Ok(Shown::Text(field.to_string()))
 }
 
-/// Parses the entries of a list, which commas or white space separate.
-pub(super) fn list<T>(text: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Vec<T>, String> {
-    text.split(|c: char| c == ',' || c.is_whitespace()).filter(|entry| !entry.is_empty()).map(parse).collect()
+/// A number of seconds from `min` to a day, with or without fractions: the sum of a deadline and the present time stays far
+/// from overflow.
+pub(super) fn seconds(field: &mut Duration, text: Option<&str>, min: f64) -> Checked {
+    let time = number(field.as_secs_f64(), text, "a number of seconds", ".", min..=86_400.0)?;
+    *field = Duration::from_secs_f64(time);
+    Ok(Shown::Text(time.to_string()))
 }
 
-/// A type of a field that is read from a variable and shown as one. Errors are printed behind the variable's name, and
-/// never have a secret's text.
-pub(super) trait Value {
-    /// Reads the text of a variable, which is not empty and within its bounds.
-    fn set(&mut self, text: &str) -> Result<(), String>;
-
-    /// Returns the value as a variable has it; empty for none. `None` for a secret, which is never shown.
-    fn text(&self) -> Option<String>;
+/// Returns the number of a text, or the present one, if it is within bounds. The text has ASCII digits and `more` alone: no
+/// sign, no exponent, no space.
+fn number<T>(
+    present: T,
+    text: Option<&str>,
+    kind: &str,
+    more: &str,
+    bounds: RangeInclusive<T>,
+) -> Result<T, String>
+where
+    T: FromStr + PartialOrd + Display + Copy,
+{
+    let is_plain = |text: &&str| text.chars().all(|c| c.is_ascii_digit() || more.contains(c));
+    let number = text.map_or(Some(present), |text| Some(text).filter(is_plain)?.parse().ok());
+    number.filter(|number| bounds.contains(number)).ok_or_else(|| {
+        let text = text.map_or_else(|| present.to_string(), str::to_owned);
+        // Kubernetes sets DB_PORT=tcp://10.0.0.1:5432 beside a service that is named `db`.
+        let links = text.starts_with("tcp://");
+        let hint = if links { " (with enableServiceLinks: false, Kubernetes sets none)" } else { "" };
+        format!("must be {kind} from {} to {}{hint}, not {text:?}", bounds.start(), bounds.end())
+    })
 }
 
-/// Implements [`Value`] for types: the value that a text is read as, and the text that a value is shown as.
-macro_rules! values {
-    ($($($type:ty),+: |$text:ident| $read:expr, |$value:ident| $shown:expr;)+) => {$($(
-        impl Value for $type {
-            fn set(&mut self, $text: &str) -> Result<(), String> {
-                *self = $read;
-                Ok(())
-            }
+/// One of these words.
+pub(super) fn word<T: FromStr + Display>(field: &mut T, text: Option<&str>, words: &[&str]) -> Checked {
+    let read = |text: &str| {
+        let known = words.iter().find(|word| **word == text).and_then(|word| word.parse().ok());
+        known.ok_or_else(|| format!("must be one of {}, not {text:?}", words.join(", ")))
+    };
+    value(field, text, read, T::to_string)
+}
 
-            fn text(&self) -> Option<String> {
-                let $value = self;
-                $shown
-            }
+/// On for exactly this text, off for any other.
+pub(super) fn exactly(field: &mut bool, text: Option<&str>, on: &str) -> Checked {
+    value(field, text, |text| Ok(text == on), bool::to_string)
+}
+
+/// Any text.
+pub(super) fn string(field: &mut String, text: Option<&str>) -> Checked {
+    value(field, text, |text| Ok(text.to_owned()), String::clone)
+}
+
+/// The path of a file or a directory.
+pub(super) fn path(field: &mut Option<PathBuf>, text: Option<&str>) -> Checked {
+    let show = |path: &Option<PathBuf>| path.clone().unwrap_or_default().display().to_string();
+    value(field, text, |text| Ok(Some(text.into())), show)
+}
+
+/// A secret.
+pub(super) fn secret<T: From<Secret>>(field: &mut T, text: Option<&str>) -> Checked {
+    if let Some(text) = text {
+        *field = Secret::from(without_line_end(text)).into();
+    }
+    Ok(Shown::Secret)
+}
+
+/// Tokens of printable ASCII, separated by white space; at least one.
+pub(super) fn tokens(field: &mut Option<Secret>, text: Option<&str>) -> Checked {
+    let is_token = |byte: u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
+    let is_quoted =
+        |text: &str| ['"', '\''].iter().any(|quote| text.starts_with(*quote) && text.ends_with(*quote));
+    match text.map(str::trim) {
+        Some(text) if text.is_empty() || !text.bytes().all(is_token) || is_quoted(text) => {
+            Err("must be printable ASCII, without quotes around it".to_owned())
         }
-    )+)+};
-}
-
-values! {
-    u16, u32, usize, bool, String, Schema, Ui, Validation:
-        |text| text.parse::<Self>().map_err(|problem| problem.to_string())?, |value| Some(value.to_string());
-    Duration: |text| seconds(text)?, |time| Some(time.as_secs_f64().to_string());
-    Option<PathBuf>:
-        |text| Some(text.into()), |path| Some(path.as_deref().unwrap_or(Path::new("")).display().to_string());
-    TrustedProxies: |text| text.parse()?, |proxies| Some(proxies.names().join(","));
-    AllowedOrigins: |text| text.parse()?, |origins| Some(origins.0.join(","));
-    Vec<String>: |text| list(text, host_name)?, |names| Some(names.join(","));
-    Secret: |text| without_line_end(text).into(), |_secret| None;
-    Option<Secret>: |text| Some(without_line_end(text).into()), |_secret| None;
-    Database: |text| Database::Url(text.into()), |_secret| None;
+        _ => secret(field, text),
+    }
 }
 
 /// Returns a secret without the line end that an editor or `echo` has put behind it. A password may end in spaces.
@@ -118,12 +124,21 @@ pub(super) fn without_line_end(text: &str) -> &str {
     text.trim_end_matches(['\r', '\n'])
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    Duration::try_from_secs_f64(text.parse().unwrap_or(f64::NAN)).map_err(|error| error.to_string())
+/// Parses the entries of a list, which commas or white space separate.
+pub(super) fn list<T>(text: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Vec<T>, String> {
+    let entries = text.split(|c: char| c == ',' || c.is_whitespace());
+    entries.filter(|entry| !entry.is_empty()).map(parse).collect()
 }
 
-/// Returns the name of a host, or `*`, which stands for any.
-fn host_name(name: &str) -> Result<String, String> {
-    let is_name = name == "*" || name.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
-    is_name.then(|| name.to_owned()).ok_or_else(|| format!("{name:?} is not a host name"))
+/// Returns the names of hosts in a list, and `*`, which stands for any.
+pub(super) fn hosts(text: &str) -> Result<Vec<String>, String> {
+    let is_name =
+        |name: &str| name == "*" || name.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
+    list(text, |name| {
+        is_name(name).then(|| name.to_owned()).ok_or_else(|| format!("{name:?} is not a host name"))
+    })
+}
+
+pub(super) fn problem(variable: &'static str, problem: impl Into<String>) -> ConfigError {
+    ConfigError { variable, problem: problem.into() }
 }

@@ -15,7 +15,7 @@ pub use settings::{InForce, SETTINGS, Setting, near_miss, nearest};
 use std::{
     collections::HashSet, fmt, net::SocketAddr, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration,
 };
-use value::{Bounds, problem};
+use value::{problem, whole};
 
 /// Bytes of memory for rows and short answers, beside a hash and a page.
 const WORK_RESERVE: usize = 512 << 10;
@@ -193,6 +193,12 @@ impl Secret {
     }
 }
 
+impl From<Secret> for Database {
+    fn from(url: Secret) -> Database {
+        Database::Url(url)
+    }
+}
+
 impl<T: Into<String>> From<T> for Secret {
     fn from(text: T) -> Secret {
         Secret(text.into())
@@ -292,12 +298,12 @@ impl Config {
     /// wrong.
     pub fn check(&self) -> Result<(), ConfigError> {
         settings::check(self)?;
-        for (field, value, most) in [
+        for (field, mut value, most) in [
             ("max_head_bytes", self.limits.max_head_bytes, 1 << 30),
             ("max_request_line_bytes", self.limits.max_request_line_bytes, 1 << 30),
-            ("max_header_fields", self.limits.max_header_fields, MOST_HEADER_FIELDS as u64),
+            ("max_header_fields", self.limits.max_header_fields, MOST_HEADER_FIELDS),
         ] {
-            Bounds::Whole(1, most).read(value.to_string()).map_err(|line| problem(field, line))?;
+            whole(&mut value, None, 1..=most).map_err(|line| problem(field, line))?;
         }
         if self.limits.allowed_origins.find(b"*").is_some() && self.api_token.is_none() {
             return Err(problem(
@@ -540,8 +546,8 @@ mod tests {
         let rows = Config::from_vars(lookup).unwrap().in_force(lookup);
         assert_eq!(rows.len(), SETTINGS.len());
         let row = |name: &str| {
-            let row = rows.iter().find(|row| row.0 == name).unwrap();
-            (row.1.as_str(), row.2)
+            let row = rows.iter().find(|row| row.variable == name).unwrap();
+            (row.value.as_str(), row.source)
         };
         assert_eq!(row("PORT"), ("8080", "environment"));
         assert_eq!(row("WORKERS"), ("8", "default"));
@@ -552,8 +558,8 @@ mod tests {
         assert_eq!(row("API_TOKEN"), ("-", "default"));
         let lookup = |name: &str| (name == "DATABASE_URL").then(|| "postgres://u:hunter2@h/d".into());
         let rows = Config::from_vars(lookup).unwrap().in_force(lookup);
-        assert_eq!(rows[0], ("DATABASE_URL", "***".to_owned(), "environment"));
-        let unused = rows.iter().filter(|row| row.2 == "no effect").count();
+        assert_eq!((&*rows[0].value, rows[0].source), ("***", "environment"));
+        let unused = rows.iter().filter(|row| row.source == "no effect").count();
         assert_eq!(unused, 6, "{rows:?}");
         assert!(!format!("{rows:?}").contains("hunter2"));
         std::fs::remove_file(&path).unwrap();
