@@ -270,10 +270,10 @@ fn postgres_config(given: &HashMap<String, String>) -> Result<postgres::Config, 
         return Err("it has different numbers of hosts, addresses and ports".to_owned());
     }
     let is_wrong = |host: &Host| matches!(host, Host::Tcp(name) if name.is_empty() || name.contains('@'));
-    match hosts.iter().any(is_wrong) {
-        true => Err("a host is empty or holds '@': in a password write it as %40".to_owned()),
-        false => Ok(config),
+    if hosts.iter().any(is_wrong) {
+        return Err("a host is empty or holds '@': in a password write it as %40".to_owned());
     }
+    Ok(config)
 }
 
 /// Splits `name = value name='quoted value'`, where a backslash takes the next character literally.

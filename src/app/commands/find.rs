@@ -44,10 +44,12 @@ impl Find {
 
     fn answer(&self, user: &User) -> Outcome {
         let (condition, revision) = (self.then.as_ref().map_err(Error::clone)?, user.revision());
-        match condition.holds(revision) {
-            true => Ok(Some(one(200, user))),
-            false if !condition.allows(revision) => Err(Error::PreconditionFailed),
-            false => Ok(Some(Response::not_modified().with("ETag", etag(revision)))),
+        if condition.holds(revision) {
+            Ok(Some(one(200, user)))
+        } else if condition.allows(revision) {
+            Ok(Some(Response::not_modified().with("ETag", etag(revision))))
+        } else {
+            Err(Error::PreconditionFailed)
         }
     }
 }

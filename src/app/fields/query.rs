@@ -1,42 +1,14 @@
-//! The parts of a request beside its path: body, query, `If-Match` and `If-None-Match`, `Idempotency-Key`.
-//!
-//! Knows no route's answer. Each function reads one part, or refuses the request for it.
+//! The query string: the parameters of lists, and the refusal of all others.
 
-use super::validation::object;
-use crate::error::{ACCEPT_PATCH, Error, HAS_NUL, Violation};
+use crate::error::{Error, HAS_NUL, Violation};
 use crate::http::{Request, percent_decode};
 use crate::users::email;
-use crate::users::idempotency::Key;
 use crate::users::pagination::{ListRequest, PageRequest};
-use crate::users::revision::{Condition, Revision, Revisions};
 use crate::users::user::parse_id;
 use percent_encoding::percent_decode_str;
-use serde_json::{Map, Value};
-use time::OffsetDateTime;
-
-/// Reads the JSON object of a body without a content coding, whatever its Content-Type says, as curl's is a form's, and
-/// brings its address into NFC; refuses uploads. A `patch` is a merge patch if its type is JSON or curl's default; other kinds of patches mean something else,
-/// and so are refused.
-pub fn body(request: &Request, patch: bool) -> Result<Map<String, Value>, Error> {
-    const CURLS: &str = "application/x-www-form-urlencoded";
-    let mut codings = request.fields("content-encoding").flat_map(|value| value.split(',')).map(str::trim);
-    let coded = codings.any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case("identity"));
-    let media_type =
-        request.header("content-type").map(|text| text.split(';').next().unwrap_or_default().trim());
-    let is_accepted = media_type.is_none_or(|given| match patch {
-        true => ACCEPT_PATCH.split(", ").chain([CURLS]).any(|one| one.eq_ignore_ascii_case(given)),
-        false => !given.get(..10).is_some_and(|start| start.eq_ignore_ascii_case("multipart/")),
-    });
-    if !is_accepted || coded {
-        return Err(Error::UnsupportedMediaType { patch, coded });
-    }
-    let mut fields = object(&request.body)?;
-    email::normalize(&mut fields);
-    Ok(fields)
-}
 
 /// The parameters of `GET /users`.
-const OF_LISTS: [&str; 7] = ["page", "perPage", "order", "email", "emailPrefix", "after", "id"];
+const LIST_PARAMETERS: [&str; 7] = ["page", "perPage", "order", "email", "emailPrefix", "after", "id"];
 
 /// Parameters, each with the parameters that it cannot be combined with.
 const EXCLUDED: [(&str, &[&str]); 4] = [
@@ -47,8 +19,8 @@ const EXCLUDED: [(&str, &[&str]); 4] = [
 ];
 
 /// Unknown parameters that a refusal names, and characters of each: a query of thousands is not repeated.
-const NAMED: usize = 10;
-const NAMED_CHARS: usize = 64;
+const MOST_NAMED: usize = 10;
+const MOST_NAME_CHARS: usize = 64;
 
 /// Reads the query of `GET /users`: `page` (default 1) and `perPage` (default 15, at most `max_per_page`), both whole
 /// numbers from 1, with `email` or `order`; or `perPage` with a whole number `after` or with `emailPrefix`. Each at most
@@ -71,7 +43,7 @@ pub fn list_request(request: &Request, max_per_page: u32) -> Result<ListRequest,
             query.refuse(name, "not", message);
         }
     }
-    query.end(&OF_LISTS)?;
+    query.end(&LIST_PARAMETERS)?;
     if !named.is_empty() {
         let ids = named.iter().filter_map(|text| parse_id(&percent_decode(text)?)).collect();
         return Ok(ListRequest::Ids { ids, per_page: named.len() as u32 });
@@ -170,7 +142,7 @@ impl<'a> Query<'a> {
     /// Refuses parameters that are not among these, by name; values are never repeated, as one may be a token.
     fn end(mut self, known: &[&str]) -> Result<(), Error> {
         let names = self.given.iter().map(|(name, _)| name.clone());
-        let unknown: Vec<_> = names.filter(|name| !known.contains(&name.as_str())).take(NAMED).collect();
+        let unknown: Vec<_> = names.filter(|name| !known.contains(&name.as_str())).take(MOST_NAMED).collect();
         for name in unknown {
             let meant = known.iter().find(|known| known.eq_ignore_ascii_case(&name));
             let served = match (meant, known.split_last()) {
@@ -178,116 +150,11 @@ impl<'a> Query<'a> {
                 (None, Some((last, others))) => format!("{} and {last} are", others.join(", ")),
                 (None, None) => "there is none".to_owned(),
             };
-            let name: String = name.chars().take(NAMED_CHARS).collect();
+            let name: String = name.chars().take(MOST_NAME_CHARS).collect();
             self.refuse(&name, "additionalProperties", format!("is not a parameter here; {served}"));
         }
         if self.violations.is_empty() { Ok(()) } else { Err(Error::InvalidQuery(self.violations)) }
     }
-}
-
-/// Returns the field `ETag` of an answer with a user in this state.
-pub fn etag(Revision { version, updated_at }: Revision) -> String {
-    let micros = (updated_at.unix_timestamp_nanos() / 1000) as i64;
-    format!("\"{version}-{micros:x}\"")
-}
-
-/// Returns the state that a tag of this service names, given without its quotes.
-fn revision(text: &str) -> Option<Revision> {
-    let (version, micros) = text.rsplit_once('-')?;
-    let micros = u64::from_str_radix(micros, 16).ok()?.cast_signed();
-    let updated_at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(micros) * 1000).ok()?;
-    let revision = Revision { version: version.parse().ok()?, updated_at };
-    // Another spelling of the numbers is no tag of this service.
-    (etag(revision).trim_matches('"') == text).then_some(revision)
-}
-
-/// Reads `If-Match` and `If-None-Match` of a request, as far as it has them; [`Error::BadRequest`] if one is no list of
-/// entity tags.
-pub fn condition(request: &Request) -> Result<Condition, Error> {
-    let Condition { only, except } = Condition::default();
-    // Weak tags match no state in If-Match; in If-None-Match they match as strong ones do.
-    let only = tags(request, "if-match", false, only)
-        .ok_or(Error::BadRequest("If-Match holds neither * nor entity tags in double quotes"))?;
-    let except = tags(request, "if-none-match", true, except)
-        .ok_or(Error::BadRequest("If-None-Match holds neither * nor entity tags in double quotes"))?;
-    Ok(Condition { only, except })
-}
-
-/// Reads all fields of a name together, or returns `absent` if there is none; `None` if they are malformed. Tags of other
-/// services match no state.
-fn tags(request: &Request, name: &str, weak: bool, absent: Revisions) -> Option<Revisions> {
-    let values: Vec<&str> = request.fields(name).collect();
-    match values[..] {
-        [] => Some(absent),
-        [value] if value.trim_matches(SPACES) == "*" => Some(None),
-        _ => {
-            let lists = values.into_iter().map(|value| tag_list(value, weak));
-            Some(Some(lists.collect::<Option<Vec<_>>>()?.concat()))
-        }
-    }
-}
-
-const SPACES: [char; 2] = [' ', '\t'];
-
-/// Reads the states that a list of tags names, weak tags only if they count; `None` if it is malformed. An empty list is
-/// one (RFC 9110, 5.6.1).
-fn tag_list(value: &str, weak: bool) -> Option<Vec<Revision>> {
-    let mut revisions = Vec::new();
-    let mut rest = value.trim_matches([' ', '\t', ',']);
-    while !rest.is_empty() {
-        let (is_weak, tag) = match rest.strip_prefix("W/") {
-            Some(tag) => (true, tag),
-            None => (false, rest),
-        };
-        let (text, after) = tag.strip_prefix('"')?.split_once('"')?;
-        if text.bytes().any(|byte| byte <= b' ' || byte == 0x7f) {
-            return None;
-        }
-        revisions.extend(revision(text).filter(|_| weak || !is_weak));
-        rest = after.trim_start_matches(SPACES);
-        if !rest.is_empty() {
-            rest = rest.strip_prefix(',')?.trim_start_matches([' ', '\t', ',']);
-        }
-    }
-    Some(revisions)
-}
-
-/// Characters of the longest key.
-const LONGEST: usize = 255;
-
-/// Reads the `Idempotency-Key` of a request: 1 to 255 visible ASCII characters, with or without the quotes of a
-/// structured string. `None` if it has none; [`Error::BadRequest`] if it is malformed or there are several.
-pub fn idempotency_key(request: &Request) -> Result<Option<Key>, Error> {
-    const MALFORMED: Error =
-        Error::BadRequest("Idempotency-Key holds not just 1 to 255 visible ASCII characters");
-    let mut fields = request.fields("idempotency-key");
-    let Some(value) = fields.next() else { return Ok(None) };
-    let value = value.trim_matches([' ', '\t']);
-    let text = match value.strip_prefix('"') {
-        None => Some(value.to_owned()),
-        Some(quoted) => quoted.strip_suffix('"').and_then(unescape),
-    };
-    let is_key = |text: &String| {
-        (1..=LONGEST).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
-    };
-    match text.filter(is_key) {
-        Some(text) if fields.next().is_none() => Ok(Some(Key::new(&text))),
-        _ => Err(MALFORMED),
-    }
-}
-
-/// Reads the rest of a structured string without its closing quote (RFC 9651, 3.3.3); `None` if it is malformed.
-fn unescape(quoted: &str) -> Option<String> {
-    let mut text = String::with_capacity(quoted.len());
-    let mut characters = quoted.chars();
-    while let Some(character) = characters.next() {
-        text.push(match character {
-            '"' => return None,
-            '\\' => characters.next().filter(|escaped| matches!(escaped, '"' | '\\'))?,
-            other => other,
-        });
-    }
-    Some(text)
 }
 
 #[cfg(test)]
@@ -440,168 +307,10 @@ mod tests {
         let many = format!("/users/1?{}", "a&".repeat(3000));
         match no_query(&Request::get(many)) {
             Err(Error::InvalidQuery(violations)) => {
-                assert_eq!(violations.len(), NAMED);
+                assert_eq!(violations.len(), MOST_NAMED);
                 assert_eq!(violations[0].message, "is not a parameter here; there is none");
             }
             other => panic!("{other:?}"),
         }
-    }
-
-    fn at(version: i64, micros: i64) -> Revision {
-        let updated_at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(micros) * 1000).unwrap();
-        Revision { version, updated_at }
-    }
-
-    #[test]
-    fn texts_of_tags() {
-        let rows = [
-            (at(1, 0), "1-0"),
-            (at(7, 1_770_000_000_000_000), "7-649ce3d40a000"),
-            (at(i64::MAX, -1), "9223372036854775807-ffffffffffffffff"),
-            (at(-3, 1), "-3-1"),
-        ];
-        for (state, text) in rows {
-            assert_eq!(etag(state), format!("\"{text}\""));
-            assert_eq!(revision(text), Some(state), "{text}");
-        }
-        for text in
-            ["", "1", "1-", "-1", "+1-0", "01-0", "1-00", "1-A", "1-g", "1--1", "1-0 ", "1-7fffffffffffffff"]
-        {
-            assert_eq!(revision(text), None, "{text}");
-        }
-    }
-
-    #[test]
-    fn lists() {
-        let rows: [(&str, Option<&[Revision]>); 22] = [
-            (r#""1-0""#, Some(&[at(1, 0)])),
-            (r#""1-0", "2-a""#, Some(&[at(1, 0), at(2, 10)])),
-            (r#""1-0","2-a"  ,	"3-b""#, Some(&[at(1, 0), at(2, 10), at(3, 11)])),
-            (r#" , "1-0", , ,"2-a",, "#, Some(&[at(1, 0), at(2, 10)])),
-            (r#"W/"1-0", "2-a""#, Some(&[at(2, 10)])),
-            (r#""a,b", "", "x" , "*""#, Some(&[])),
-            ("\"\u{e9}\"", Some(&[])),
-            ("", Some(&[])),
-            (" , ", Some(&[])),
-            ("1-0", None),
-            (r#"""#, None),
-            (r#""1-0"#, None),
-            (r#""1-0" "2-a""#, None),
-            (r#""1-0", x"#, None),
-            (r#""1-0",, W/"#, None),
-            (r#"w/"1-0""#, None),
-            (r#"W /"1-0""#, None),
-            (r#""1-0""2-a""#, None),
-            (r#""a b""#, None),
-            (r#"'1-0'"#, None),
-            (r#"*, "1-0""#, None),
-            (r#""1-0", *"#, None),
-        ];
-        for (value, expected) in rows {
-            assert_eq!(tag_list(value, false).as_deref(), expected, "{value}");
-        }
-        assert_eq!(tag_list(r#"W/"1-0", "2-a""#, true), Some(vec![at(1, 0), at(2, 10)]));
-    }
-
-    #[test]
-    fn fields() {
-        let parse = |fields: &[(&str, &str)]| {
-            let mut request = Request::get("/users/1");
-            for (name, value) in fields {
-                request = request.with(*name, *value);
-            }
-            condition(&request)
-        };
-        let (one, two) = (at(1, 0), at(2, 10));
-        // The fields, and the statuses of reads of both states.
-        type Row<'a> = (&'a [(&'a str, &'a str)], u16, u16);
-        let rows: [Row; 15] = [
-            (&[], 200, 200),
-            (&[("If-None-Match", r#""1-0""#)], 304, 200),
-            (&[("if-none-match", r#"W/"1-0", "x""#)], 304, 200),
-            (&[("If-None-Match", r#""1-0""#), ("If-None-Match", r#""2-a""#)], 304, 304),
-            (&[("If-None-Match", " * ")], 304, 304),
-            (&[("If-None-Match", r#""x""#)], 200, 200),
-            (&[("If-Match", r#""1-0""#)], 200, 412),
-            (&[("If-Match", r#"W/"1-0""#)], 412, 412),
-            (&[("If-Match", "*")], 200, 200),
-            (&[("If-Match", r#""1-0""#), ("If-None-Match", r#""1-0""#)], 304, 412),
-            (&[("If-Match", "*"), ("If-None-Match", "*")], 304, 304),
-            (&[("If-Match", "")], 412, 412),
-            (&[("If-Match", ", ,"), ("If-Match", r#""1-0""#)], 200, 412),
-            (&[("If-None-Match", "")], 200, 200),
-            (&[("If-None-Match", ","), ("If-None-Match", r#""1-0""#)], 304, 200),
-        ];
-        for (fields, first, second) in rows {
-            let condition = parse(fields).unwrap();
-            // A change is made where a read would be answered.
-            let read = |revision| match (condition.holds(revision), condition.allows(revision)) {
-                (true, _) => 200,
-                (false, true) => 304,
-                (false, false) => 412,
-            };
-            assert_eq!((read(one), read(two)), (first, second), "{fields:?}");
-            if condition.is_empty() {
-                assert_eq!((first, second), (200, 200), "{fields:?}");
-            }
-        }
-        let malformed: [&[(&str, &str)]; 6] = [
-            &[("If-Match", "1-0")],
-            &[("If-Match", ""), ("If-Match", "*")],
-            &[("If-None-Match", "1-0")],
-            &[("If-Match", "*"), ("If-Match", "*")],
-            &[("If-Match", "*"), ("If-Match", r#""1-0""#)],
-            &[("If-Match", r#""1-0""#), ("If-Match", "*")],
-        ];
-        for fields in malformed {
-            assert!(matches!(parse(fields), Err(Error::BadRequest(_))), "{fields:?}");
-        }
-    }
-
-    #[test]
-    fn keys() {
-        let parse = |values: &[&str]| {
-            let request = Request::get("/users");
-            idempotency_key(
-                &values.iter().fold(request, |request, value| request.with("idempotency-KEY", *value)),
-            )
-        };
-        assert!(matches!(parse(&[]), Ok(None)));
-        let longest = "k".repeat(255);
-        let rows = [
-            ("a", "a"),
-            (" a\t", "a"),
-            ("\"a\"", "a"),
-            ("8e03978e-40d5-43dd-bc93-6894a57f9324", "8e03978e-40d5-43dd-bc93-6894a57f9324"),
-            ("a\"b\\c,;=", "a\"b\\c,;="),
-            (r#""a\"b\\c""#, "a\"b\\c"),
-            (&longest, &longest),
-            (&format!("\"{longest}\""), &longest),
-        ];
-        for (value, text) in rows {
-            assert_eq!(parse(&[value]).unwrap(), Some(Key::new(text)), "{value}");
-        }
-        let malformed = [
-            "",
-            " ",
-            "\"\"",
-            "\"",
-            "\"a",
-            "a b",
-            "\"a b\"",
-            "\"a\";x=1",
-            "\"a\"b\"",
-            "\"a\\\"",
-            "\"\\a\"",
-            "a\tb",
-            "a\u{7f}",
-            "é",
-            &format!("{longest}k"),
-            &format!("\"{longest}k\""),
-        ];
-        for value in malformed {
-            assert!(matches!(parse(&[value]), Err(Error::BadRequest(_))), "{value}");
-        }
-        assert!(parse(&["a", "a"]).is_err());
     }
 }

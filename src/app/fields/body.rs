@@ -1,0 +1,31 @@
+//! The body: its media type, its coding, and the JSON object in it.
+
+use crate::app::validation::object;
+use crate::error::{ACCEPT_PATCH, Error};
+use crate::http::Request;
+use crate::users::email;
+use serde_json::{Map, Value};
+
+/// Reads the JSON object of a body without a content coding, whatever its Content-Type says, as curl's is a form's, and
+/// brings its address into NFC; refuses uploads. A `patch` is a merge patch if its type is JSON or curl's default; other
+/// kinds of patches mean something else, and so are refused.
+pub fn body(request: &Request, patch: bool) -> Result<Map<String, Value>, Error> {
+    const CURLS: &str = "application/x-www-form-urlencoded";
+    let mut codings = request.fields("content-encoding").flat_map(|value| value.split(',')).map(str::trim);
+    let coded = codings.any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case("identity"));
+    let media_type =
+        request.header("content-type").map(|text| text.split(';').next().unwrap_or_default().trim());
+    let is_accepted = media_type.is_none_or(|given| {
+        if patch {
+            ACCEPT_PATCH.split(", ").chain([CURLS]).any(|one| one.eq_ignore_ascii_case(given))
+        } else {
+            !given.get(..10).is_some_and(|start| start.eq_ignore_ascii_case("multipart/"))
+        }
+    });
+    if !is_accepted || coded {
+        return Err(Error::UnsupportedMediaType { patch, coded });
+    }
+    let mut fields = object(&request.body)?;
+    email::normalize(&mut fields);
+    Ok(fields)
+}

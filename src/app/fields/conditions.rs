@@ -1,0 +1,189 @@
+//! `If-Match` and `If-None-Match`, and the `ETag` that they name.
+
+use crate::error::Error;
+use crate::http::Request;
+use crate::users::revision::{Condition, Revision, Revisions};
+use time::OffsetDateTime;
+
+/// Returns the field `ETag` of an answer with a user in this state.
+pub fn etag(Revision { version, updated_at }: Revision) -> String {
+    let micros = (updated_at.unix_timestamp_nanos() / 1000) as i64;
+    format!("\"{version}-{micros:x}\"")
+}
+
+/// Returns the state that a tag of this service names, given without its quotes.
+fn revision(text: &str) -> Option<Revision> {
+    let (version, micros) = text.rsplit_once('-')?;
+    let micros = u64::from_str_radix(micros, 16).ok()?.cast_signed();
+    let updated_at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(micros) * 1000).ok()?;
+    let revision = Revision { version: version.parse().ok()?, updated_at };
+    // Another spelling of the numbers is no tag of this service.
+    (etag(revision).trim_matches('"') == text).then_some(revision)
+}
+
+/// Reads `If-Match` and `If-None-Match` of a request, as far as it has them; [`Error::BadRequest`] if one is no list of
+/// entity tags.
+pub fn condition(request: &Request) -> Result<Condition, Error> {
+    let Condition { only, except } = Condition::default();
+    // Weak tags match no state in If-Match; in If-None-Match they match as strong ones do.
+    let only = tags(request, "if-match", false, only)
+        .ok_or(Error::BadRequest("If-Match holds neither * nor entity tags in double quotes"))?;
+    let except = tags(request, "if-none-match", true, except)
+        .ok_or(Error::BadRequest("If-None-Match holds neither * nor entity tags in double quotes"))?;
+    Ok(Condition { only, except })
+}
+
+/// Reads all fields of a name together, or returns `absent` if there is none; `None` if they are malformed. Tags of other
+/// services match no state.
+fn tags(request: &Request, name: &str, weak: bool, absent: Revisions) -> Option<Revisions> {
+    let values: Vec<&str> = request.fields(name).collect();
+    match values[..] {
+        [] => Some(absent),
+        [value] if value.trim_matches(SPACES) == "*" => Some(None),
+        _ => {
+            let lists = values.into_iter().map(|value| tag_list(value, weak));
+            Some(Some(lists.collect::<Option<Vec<_>>>()?.concat()))
+        }
+    }
+}
+
+const SPACES: [char; 2] = [' ', '\t'];
+
+/// Reads the states that a list of tags names, weak tags only if they count; `None` if it is malformed. An empty list is
+/// one (RFC 9110, 5.6.1).
+fn tag_list(value: &str, weak: bool) -> Option<Vec<Revision>> {
+    let mut revisions = Vec::new();
+    let mut rest = value.trim_matches([' ', '\t', ',']);
+    while !rest.is_empty() {
+        let (is_weak, tag) = match rest.strip_prefix("W/") {
+            Some(tag) => (true, tag),
+            None => (false, rest),
+        };
+        let (text, after) = tag.strip_prefix('"')?.split_once('"')?;
+        if text.bytes().any(|byte| byte <= b' ' || byte == 0x7f) {
+            return None;
+        }
+        revisions.extend(revision(text).filter(|_| weak || !is_weak));
+        rest = after.trim_start_matches(SPACES);
+        if !rest.is_empty() {
+            rest = rest.strip_prefix(',')?.trim_start_matches([' ', '\t', ',']);
+        }
+    }
+    Some(revisions)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(version: i64, micros: i64) -> Revision {
+        let updated_at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(micros) * 1000).unwrap();
+        Revision { version, updated_at }
+    }
+
+    #[test]
+    fn texts_of_tags() {
+        let rows = [
+            (at(1, 0), "1-0"),
+            (at(7, 1_770_000_000_000_000), "7-649ce3d40a000"),
+            (at(i64::MAX, -1), "9223372036854775807-ffffffffffffffff"),
+            (at(-3, 1), "-3-1"),
+        ];
+        for (state, text) in rows {
+            assert_eq!(etag(state), format!("\"{text}\""));
+            assert_eq!(revision(text), Some(state), "{text}");
+        }
+        for text in
+            ["", "1", "1-", "-1", "+1-0", "01-0", "1-00", "1-A", "1-g", "1--1", "1-0 ", "1-7fffffffffffffff"]
+        {
+            assert_eq!(revision(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn lists() {
+        let rows: [(&str, Option<&[Revision]>); 22] = [
+            (r#""1-0""#, Some(&[at(1, 0)])),
+            (r#""1-0", "2-a""#, Some(&[at(1, 0), at(2, 10)])),
+            (r#""1-0","2-a"  ,	"3-b""#, Some(&[at(1, 0), at(2, 10), at(3, 11)])),
+            (r#" , "1-0", , ,"2-a",, "#, Some(&[at(1, 0), at(2, 10)])),
+            (r#"W/"1-0", "2-a""#, Some(&[at(2, 10)])),
+            (r#""a,b", "", "x" , "*""#, Some(&[])),
+            ("\"\u{e9}\"", Some(&[])),
+            ("", Some(&[])),
+            (" , ", Some(&[])),
+            ("1-0", None),
+            (r#"""#, None),
+            (r#""1-0"#, None),
+            (r#""1-0" "2-a""#, None),
+            (r#""1-0", x"#, None),
+            (r#""1-0",, W/"#, None),
+            (r#"w/"1-0""#, None),
+            (r#"W /"1-0""#, None),
+            (r#""1-0""2-a""#, None),
+            (r#""a b""#, None),
+            (r#"'1-0'"#, None),
+            (r#"*, "1-0""#, None),
+            (r#""1-0", *"#, None),
+        ];
+        for (value, expected) in rows {
+            assert_eq!(tag_list(value, false).as_deref(), expected, "{value}");
+        }
+        assert_eq!(tag_list(r#"W/"1-0", "2-a""#, true), Some(vec![at(1, 0), at(2, 10)]));
+    }
+
+    #[test]
+    fn fields() {
+        let parse = |fields: &[(&str, &str)]| {
+            let mut request = Request::get("/users/1");
+            for (name, value) in fields {
+                request = request.with(*name, *value);
+            }
+            condition(&request)
+        };
+        let (one, two) = (at(1, 0), at(2, 10));
+        // The fields, and the statuses of reads of both states.
+        type Row<'a> = (&'a [(&'a str, &'a str)], u16, u16);
+        let rows: [Row; 15] = [
+            (&[], 200, 200),
+            (&[("If-None-Match", r#""1-0""#)], 304, 200),
+            (&[("if-none-match", r#"W/"1-0", "x""#)], 304, 200),
+            (&[("If-None-Match", r#""1-0""#), ("If-None-Match", r#""2-a""#)], 304, 304),
+            (&[("If-None-Match", " * ")], 304, 304),
+            (&[("If-None-Match", r#""x""#)], 200, 200),
+            (&[("If-Match", r#""1-0""#)], 200, 412),
+            (&[("If-Match", r#"W/"1-0""#)], 412, 412),
+            (&[("If-Match", "*")], 200, 200),
+            (&[("If-Match", r#""1-0""#), ("If-None-Match", r#""1-0""#)], 304, 412),
+            (&[("If-Match", "*"), ("If-None-Match", "*")], 304, 304),
+            (&[("If-Match", "")], 412, 412),
+            (&[("If-Match", ", ,"), ("If-Match", r#""1-0""#)], 200, 412),
+            (&[("If-None-Match", "")], 200, 200),
+            (&[("If-None-Match", ","), ("If-None-Match", r#""1-0""#)], 304, 200),
+        ];
+        for (fields, first, second) in rows {
+            let condition = parse(fields).unwrap();
+            // A change is made where a read would be answered.
+            let read = |revision| match (condition.holds(revision), condition.allows(revision)) {
+                (true, _) => 200,
+                (false, true) => 304,
+                (false, false) => 412,
+            };
+            assert_eq!((read(one), read(two)), (first, second), "{fields:?}");
+            if condition.is_empty() {
+                assert_eq!((first, second), (200, 200), "{fields:?}");
+            }
+        }
+        let malformed: [&[(&str, &str)]; 6] = [
+            &[("If-Match", "1-0")],
+            &[("If-Match", ""), ("If-Match", "*")],
+            &[("If-None-Match", "1-0")],
+            &[("If-Match", "*"), ("If-Match", "*")],
+            &[("If-Match", "*"), ("If-Match", r#""1-0""#)],
+            &[("If-Match", r#""1-0""#), ("If-Match", "*")],
+        ];
+        for fields in malformed {
+            assert!(matches!(parse(fields), Err(Error::BadRequest(_))), "{fields:?}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! `Idempotency-Key`.
+
+use crate::error::Error;
+use crate::http::Request;
+use crate::users::idempotency::Key;
+
+/// Characters of the longest key.
+const MOST_KEY_CHARS: usize = 255;
+
+/// Reads the `Idempotency-Key` of a request: 1 to 255 visible ASCII characters, with or without the quotes of a
+/// structured string. `None` if it has none; [`Error::BadRequest`] if it is malformed or there are several.
+pub fn idempotency_key(request: &Request) -> Result<Option<Key>, Error> {
+    const MALFORMED: Error =
+        Error::BadRequest("Idempotency-Key holds not just 1 to 255 visible ASCII characters");
+    let mut fields = request.fields("idempotency-key");
+    let Some(value) = fields.next() else { return Ok(None) };
+    let value = value.trim_matches([' ', '\t']);
+    let text = match value.strip_prefix('"') {
+        None => Some(value.to_owned()),
+        Some(quoted) => quoted.strip_suffix('"').and_then(unescape),
+    };
+    let is_key = |text: &String| {
+        (1..=MOST_KEY_CHARS).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
+    };
+    match text.filter(is_key) {
+        Some(text) if fields.next().is_none() => Ok(Some(Key::new(&text))),
+        _ => Err(MALFORMED),
+    }
+}
+
+/// Reads the rest of a structured string without its closing quote (RFC 9651, 3.3.3); `None` if it is malformed.
+fn unescape(quoted: &str) -> Option<String> {
+    let mut text = String::with_capacity(quoted.len());
+    let mut characters = quoted.chars();
+    while let Some(character) = characters.next() {
+        text.push(match character {
+            '"' => return None,
+            '\\' => characters.next().filter(|escaped| matches!(escaped, '"' | '\\'))?,
+            other => other,
+        });
+    }
+    Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys() {
+        let parse = |values: &[&str]| {
+            let request = Request::get("/users");
+            idempotency_key(
+                &values.iter().fold(request, |request, value| request.with("idempotency-KEY", *value)),
+            )
+        };
+        assert!(matches!(parse(&[]), Ok(None)));
+        let longest = "k".repeat(255);
+        let rows = [
+            ("a", "a"),
+            (" a\t", "a"),
+            ("\"a\"", "a"),
+            ("8e03978e-40d5-43dd-bc93-6894a57f9324", "8e03978e-40d5-43dd-bc93-6894a57f9324"),
+            ("a\"b\\c,;=", "a\"b\\c,;="),
+            (r#""a\"b\\c""#, "a\"b\\c"),
+            (&longest, &longest),
+            (&format!("\"{longest}\""), &longest),
+        ];
+        for (value, text) in rows {
+            assert_eq!(parse(&[value]).unwrap(), Some(Key::new(text)), "{value}");
+        }
+        let malformed = [
+            "",
+            " ",
+            "\"\"",
+            "\"",
+            "\"a",
+            "a b",
+            "\"a b\"",
+            "\"a\";x=1",
+            "\"a\"b\"",
+            "\"a\\\"",
+            "\"\\a\"",
+            "a\tb",
+            "a\u{7f}",
+            "é",
+            &format!("{longest}k"),
+            &format!("\"{longest}k\""),
+        ];
+        for value in malformed {
+            assert!(matches!(parse(&[value]), Err(Error::BadRequest(_))), "{value}");
+        }
+        assert!(parse(&["a", "a"]).is_err());
+    }
+}

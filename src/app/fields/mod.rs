@@ -1,0 +1,12 @@
+//! The parts of a request beside its path. Each function reads one part, or refuses the request for it; none knows a route's
+//! answer.
+
+mod body;
+mod conditions;
+mod key;
+mod query;
+
+pub use body::body;
+pub use conditions::{condition, etag};
+pub use key::idempotency_key;
+pub use query::{list_request, no_query};
