@@ -29,7 +29,9 @@ create() { curl -s "$userd_url/users" -d "{\"name\":\"$1\",\"email\":\"$1@exampl
     userd_chance 1
     userd_fail 503 POST /users 50%
     for n in 1 2 3 4 5 6 7 8 9 10; do create "user$n"; done
-    [ "$(curl -s "$userd_url/users" | jq .total)" -lt 10 ]
+    userd_fail none
+    [ "$(create ada)" -gt 1 ]
+    [ "$(curl -s "$userd_url/users" | jq .total)" -lt 11 ]
 }
 
 @test "several users by id" {

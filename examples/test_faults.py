@@ -35,6 +35,8 @@ def test_fail_by_chance(userd_server):
         except HTTPError as error:
             failed += error.code == 503
     assert 0 < failed < 10
+    userd_server.fail_none()
+    create(userd_server, "ada")
 
 def test_several_users_by_id(userd_server):
     for name in ["ada", "grace", "alan"]:

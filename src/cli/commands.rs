@@ -19,7 +19,7 @@ pub const VARIABLES: [(&str, &str); 3] =
     [("--host", "HOST"), ("--port", "PORT"), ("--postgres", "POSTGRES_BIN")];
 
 /// Columns of the help.
-const WIDTH: usize = 100;
+const HELP_COLUMNS: usize = 100;
 
 /// Placeholder of the table of settings, which clap would wrap.
 pub const TABLE: &str = "{settings}";
@@ -83,7 +83,7 @@ pub fn command() -> Command {
         .after_help(format!(
             "Environment variables, with their defaults:\n{TABLE}\nExit codes: {EXIT_STATUS}"
         ))
-        .term_width(WIDTH)
+        .term_width(HELP_COLUMNS)
         .args_override_self(true)
         .args_conflicts_with_subcommands(true)
         .args(options("userd"))
@@ -142,8 +142,8 @@ fn option(row: &'static str) -> Arg {
 /// Returns an argument with a value of this name: a path, or one of the words of `on|off`.
 fn with_value(arg: Arg, name: &'static str) -> Arg {
     let arg = arg.value_name(name);
-    match name.contains('|') {
-        true => arg.value_parser(PossibleValuesParser::new(name.split('|')).map(PathBuf::from)),
-        false => arg.value_parser(PathBufValueParser::new()),
+    if name.contains('|') {
+        return arg.value_parser(PossibleValuesParser::new(name.split('|')).map(PathBuf::from));
     }
+    arg.value_parser(PathBufValueParser::new())
 }

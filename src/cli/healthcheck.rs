@@ -19,17 +19,18 @@ use std::{
 const FRESH_SECONDS: u64 = 5;
 
 /// Pause between two questions.
-const PAUSE: Duration = Duration::from_millis(100);
+const QUESTION_PAUSE: Duration = Duration::from_millis(100);
 
 /// The most bytes that are read of an answer. userd's have some 300.
-const MOST_BYTES: u64 = 4096;
+const ANSWER_BYTES: u64 = 4096;
 
 /// Asks if the service is ready, until the answer is from a recent probe. Blocks for up to the `request_timeout`.
 pub fn healthcheck(given: &Given) -> Result<(), Failure> {
     let config = environment::config(given).map_err(Failure::usage)?;
-    let address = match config.host.starts_with("unix:") {
-        true => config.host,
-        false => format!("{}:{}", config.host, config.port),
+    let address = if config.host.starts_with("unix:") {
+        config.host
+    } else {
+        format!("{}:{}", config.host, config.port)
     };
     let late = format!("no answer from {address} in time");
     // A thread ends the process, as neither a connect nor a server that sends one byte at a time has a bound of its own.
@@ -38,7 +39,7 @@ pub fn healthcheck(given: &Given) -> Result<(), Failure> {
         exit(1, &late);
     })?;
     while ask(&address).map_err(Failure::runtime)? >= FRESH_SECONDS {
-        thread::sleep(PAUSE);
+        thread::sleep(QUESTION_PAUSE);
     }
     Ok(())
 }
@@ -63,6 +64,6 @@ fn ask(address: &str) -> Result<u64, String> {
 fn exchange(mut stream: impl Read + Write) -> io::Result<String> {
     stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut answer = String::new();
-    stream.take(MOST_BYTES).read_to_string(&mut answer)?;
+    stream.take(ANSWER_BYTES).read_to_string(&mut answer)?;
     Ok(answer)
 }

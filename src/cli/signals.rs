@@ -21,7 +21,7 @@ use std::{
 use userd::{private_postgres::Cluster, testing::Control};
 
 /// Interval between two looks at the cluster and at the parent.
-const POLL_PAUSE: Duration = Duration::from_secs(1);
+const WATCH_PAUSE: Duration = Duration::from_secs(1);
 
 /// Time after the first signal in which a further one counts as its repetition.
 const ONE_WISH: Duration = Duration::from_secs(1);
@@ -126,7 +126,7 @@ pub fn watch_parent(pid: &Path) -> Result<(), Failure> {
     }
     spawn("parent", move || {
         while runs(&pid) {
-            thread::sleep(POLL_PAUSE);
+            thread::sleep(WATCH_PAUSE);
         }
         parent_ended(&format!("process {pid}"));
     })
@@ -134,7 +134,7 @@ pub fn watch_parent(pid: &Path) -> Result<(), Failure> {
 
 /// Blocks until the service ends, or its cluster has: a supervisor starts both anew.
 pub fn wait(mut cluster: Option<&mut Cluster>) -> Result<(), String> {
-    let pause = if cluster.is_some() { POLL_PAUSE } else { Duration::MAX };
+    let pause = if cluster.is_some() { WATCH_PAUSE } else { Duration::MAX };
     let mut end = END.lock();
     while end.is_none() {
         if ENDED.wait_for(&mut end, pause).timed_out() {

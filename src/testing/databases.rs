@@ -138,7 +138,7 @@ struct Owner {
 
 impl Owner {
     fn join() -> Result<Owner, StartError> {
-        const ASK: &str = "\
+        const DESCRIBE: &str = "\
             select concat(pid, '_', (extract(epoch from backend_start) * 1000000)::bigint), \
                 current_setting('server_version'), \
                 case when current_setting('server_version_num')::int >= 150000 then 'strategy file_copy' else '' end \
@@ -151,7 +151,7 @@ impl Owner {
         let connection_string = connection_string(&shared.dir, "postgres");
         // A thread drops them, so that the start is quick. The next process drops those that the thread has left.
         let _ = thread::Builder::new().spawn(move || drop_leftovers(&connection_string));
-        let row = shared.client.query_one(ASK, &[]).map_err(failed)?;
+        let row = shared.client.query_one(DESCRIBE, &[]).map_err(failed)?;
         log::info!("PostgreSQL {}, programs in {}", row.get::<_, &str>(1), shared.programs.display());
         Ok(Owner { id: row.get(0), strategy: row.get(2), shared, count: 0 })
     }

@@ -188,6 +188,11 @@ impl TestServer {
         Failing { control: &self.control, fault, method: "POST".to_owned(), path: "/users".to_owned() }
     }
 
+    /// Forgets the faults that are left, and those by chance.
+    pub fn fail_none(&self) {
+        self.control.fail_none();
+    }
+
     /// Returns how many requests are yet to fail. Dropping the server panics unless it is 0.
     pub fn faults_left(&self) -> u32 {
         self.control.faults_left()

@@ -21,6 +21,8 @@ export interface Userd extends AsyncDisposable {
   fail(fault: string, method: string, path: string, times?: number | `${number}%`): Promise<void>;
   /** Has choices by chance begin anew, as they were with this seed before. `explain()` tells the seed. */
   chance(seed: number): Promise<void>;
+  /** Forgets the faults that are left, and those by chance. */
+  failNone(): Promise<void>;
   /** How many requests are yet to fail. */
   faultsLeft(): Promise<number>;
   /** Lets time pass for idempotency keys and for counts of wrong passwords. */

@@ -145,6 +145,10 @@ class Userd {
     await this.#command(`fail ${fault} ${method} ${path} ${times}`);
   }
 
+  async failNone() {
+    await this.#command("fail none");
+  }
+
   async faultsLeft() {
     return Number((await this.#command("faults"))[0]);
   }

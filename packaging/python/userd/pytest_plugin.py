@@ -160,6 +160,10 @@ class Server:
         self._failing = True
         self._command(f"fail {fault} {method} {path} {times}")
 
+    def fail_none(self) -> None:
+        """Forgets the faults that are left, and those by chance."""
+        self._command("fail none")
+
     def chance(self, seed: int) -> None:
         """Has choices by chance begin anew, as they were with this seed before. A test that fails tells its seed."""
         self._command(f"chance {seed}")
@@ -204,7 +208,7 @@ class Server:
             return 0
         self._failing = False
         left = self.faults_left()
-        self._command("fail none")
+        self.fail_none()
         return left
 
     def log(self) -> str:
