@@ -27,11 +27,14 @@ fn it_is_served_to_all() {
 #[test]
 fn generators_of_clients_can_use_it() {
     let document = Service::start().client().get("/openapi.json").json();
-    let mut closed = Vec::new();
+    // Generators for Go and Java take an object that says nothing of further members for a closed one.
+    let objects = document["components"]["schemas"].as_object().unwrap().iter();
+    let closed: Vec<_> = objects
+        .filter(|(_, schema)| schema["type"] == "object" && schema["additionalProperties"] != true)
+        .map(|(name, _)| name)
+        .collect();
+    assert_eq!(closed, ["Authenticate", "NewUser", "UserChanges", "UserPatch"]);
     walk(&document, "", &mut |path, value| {
-        if value["additionalProperties"] == false {
-            closed.push(path.rsplit('/').next().unwrap().to_owned());
-        }
         assert!(value["type"] != "integer" || value["format"] == "int64", "{path}");
         // A generated validator would match the pattern with a value that is not a text.
         assert!(value["format"] != "date-time" || value["pattern"].is_null(), "{path}");
@@ -41,7 +44,6 @@ fn generators_of_clients_can_use_it() {
             assert_eq!((grep.code(), pattern.contains("\\u")), (Some(1), false), "{path}: {pattern}");
         }
     });
-    assert_eq!(closed, ["NewUser", "UserChanges", "UserPatch"]);
     let text = document.to_string();
     for (kind, components) in document["components"].as_object().unwrap() {
         for name in components.as_object().unwrap().keys().filter(|_| kind != "securitySchemes") {
